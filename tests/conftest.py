@@ -1,0 +1,22 @@
+"""Fixtures that every test file may use."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Folder with the public datasets that are not shipped with the package; skips the test where it is absent.
+
+    It is ``$RL_CAPTION_SHARED_DATA`` if that is set, else ``shared/data`` beside the repository.
+    """
+    folder = Path(os.environ.get("RL_CAPTION_SHARED_DATA", REPOSITORY.parent / "shared" / "data"))
+    if not folder.is_dir():
+        pytest.skip(f"no datasets in {folder}: set RL_CAPTION_SHARED_DATA to the folder that holds them")
+    return folder

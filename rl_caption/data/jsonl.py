@@ -1,0 +1,112 @@
+"""JSON lines: one image with its captions per line, the easiest format to write for one's own photos."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rl_caption.data.base import DataError, Row
+from rl_caption.data.rows import add_features, grouped_by_split, rows_of
+
+KEYS = ("image", "references", "split", "image_id", "prompt", "long_reference")
+
+
+class JsonLinesData:
+    """A JSON lines file as a ``DataModule``.
+
+    Each line is an object with ``image`` (a path), ``references`` (a list of captions as people wrote them) and
+    optionally ``split`` (``"train"`` if absent), ``image_id`` (the image path as given if absent), ``prompt`` and
+    ``long_reference``. Other keys are ignored, except a misspelling of one of these. Empty lines are skipped.
+
+    Args:
+        path: the file, UTF-8.
+        image_root: the folder that relative image paths start from, itself relative to the file's folder; None is the
+            file's folder.
+        features_root: the folder of region features (see ``FeatureStore``); rows then carry ``features``.
+        max_images: at most so many rows of a split, the first ones.
+
+    Raises:
+        DataError: the file is missing, or a line is wrong; the message names the file and the line.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        image_root: str | Path | None = None,
+        features_root: str | Path | None = None,
+        max_images: dict[str, int] | None = None,
+    ) -> None:
+        self.path = Path(path)
+        if not self.path.is_file():
+            raise DataError(f"data.path {str(path)!r} is not a file: expected JSON lines, one object per image")
+        self.image_root = self.path.parent / (image_root or "")
+        self._rows = grouped_by_split(_read_rows(self.path, self.image_root), self.path, max_images)
+        if features_root is not None:
+            add_features(self._rows, features_root)
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """Names of the splits in the file."""
+        return tuple(self._rows)
+
+    def split(self, name: str) -> Sequence[Row]:
+        """Return the rows of one split, in the order of the file. Raises ``DataError`` for an unknown name."""
+        return rows_of(self._rows, name, self.path)
+
+    def explain_missing(self, missing: Sequence[str]) -> str:
+        """Say which option would find the image files that are ``missing``."""
+        if not self.image_root.is_dir():
+            return f"{self.image_root} is not a folder: set data.image_root"
+        return f"relative paths start from {self.image_root}: set data.image_root if that is not the folder"
+
+
+def _read_rows(path: Path, image_root: Path) -> Iterator[tuple[str, Row]]:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                yield _read_row(line, f"{path}, line {number}", image_root)
+
+
+def _read_row(line: bytes, where: str, image_root: Path) -> tuple[str, Row]:
+    try:
+        item = json.loads(line.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise DataError(f"{where}: not UTF-8: {error}") from error
+    except json.JSONDecodeError as error:
+        raise DataError(f"{where}: not a JSON object: {error}") from error
+    if not isinstance(item, dict):
+        raise DataError(f"{where}: {item!r:.80} is not a JSON object with 'image' and 'references'")
+    _check_spelling(item, where)
+    image = _text(item, "image", where)
+    references = item.get("references")
+    if not isinstance(references, list) or not all(isinstance(reference, str) for reference in references):
+        raise DataError(f"{where}: 'references' is {references!r:.80}, expected a list of strings")
+    image_id = item.get("image_id", image)
+    if not isinstance(image_id, str | int) or isinstance(image_id, bool) or image_id == "":
+        raise DataError(f"{where}: 'image_id' is {image_id!r:.80}, expected a string or an integer")
+    row: Row = {"image_id": str(image_id), "image": os.path.join(image_root, image), "references": references}
+    if "prompt" in item:
+        row["prompt"] = _text(item, "prompt", where)
+    if "long_reference" in item:
+        row["long_reference"] = _text(item, "long_reference", where)
+    return _text(item, "split", where) if "split" in item else "train", row
+
+
+def _text(item: Mapping[str, Any], key: str, where: str) -> str:
+    value = item.get(key)
+    if not isinstance(value, str) or not value.strip():
+        raise DataError(f"{where}: {key!r} is {value!r:.80}, expected a string that is not empty")
+    return value
+
+
+def _check_spelling(item: Mapping[str, Any], where: str) -> None:
+    # A row with 'splits' in place of 'split' would silently become training data.
+    absent = [key for key in KEYS if key not in item]
+    for key in item:
+        meant = difflib.get_close_matches(key.lower(), absent, n=1, cutoff=0.8) if key not in KEYS else []
+        if meant:
+            raise DataError(f"{where}: unknown key {key!r}: did you mean {meant[0]!r}?")

@@ -1,0 +1,345 @@
+"""Checks before training: every kind of problem, its count, its first offenders, and what is left without it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from rl_caption.data import image_files
+from rl_caption.data.base import DataError, DataModule, Row
+from rl_caption.data.checks import CheckReport, check_data
+from rl_caption.data.image_files import Verdict, check_image_files
+from rl_caption.data.karpathy import KarpathyData
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A dataset in memory."""
+
+    rows: dict[str, list[Row]]
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return tuple(self.rows)
+
+    def split(self, name: str) -> Sequence[Row]:
+        return self.rows[name]
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A generated image that must not be drawn by the checks."""
+
+    number: int
+
+    def render(self) -> Image.Image:
+        raise AssertionError("the checks drew a scene")
+
+
+def photo(path: Path, seed: int) -> Path:
+    """Write a JPEG of noise that is unlike that of any other seed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(seed).integers(0, 256, (32, 32, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(path)
+    return path
+
+
+def row(image_id: str, image: object, *references: str) -> Row:
+    return {"image_id": image_id, "image": image, "references": list(references or ("a dog",))}  # type: ignore[typeddict-item]
+
+
+def good_rows(folder: Path, first: int, count: int) -> list[Row]:
+    return [row(str(n), photo(folder / f"{n}.jpg", n)) for n in range(first, first + count)]
+
+
+def ids(data: DataModule, split: str) -> list[str]:
+    return [item["image_id"] for item in data.split(split)]
+
+
+def found(report: CheckReport) -> dict[str, int]:
+    return {problem.kind: problem.count for problem in report.problems}
+
+
+def both(data: DataModule, *splits: str) -> CheckReport:
+    """Check that ``fail`` raises exactly the report that ``skip`` returns, and return it."""
+    report = check_data(data, splits or data.splits, on_bad="skip", num_workers=2)
+    with pytest.raises(DataError) as caught:
+        check_data(data, splits or data.splits, on_bad="fail", num_workers=2)
+    assert str(caught.value) == str(report)
+    return report
+
+
+def test_good_data_passes_and_stays_whole(tmp_path: Path) -> None:
+    data = Rows({"train": good_rows(tmp_path, 0, 5), "val": good_rows(tmp_path, 5, 2)})
+    report = check_data(data, data.splits)
+    assert report.ok
+    assert str(report) == "data: no problems in 7 rows (train 5, val 2)"
+    assert report.left_out == {"train": 0, "val": 0}
+    assert list(report.filtered(data).split("train")) == data.rows["train"]
+
+
+def test_missing_corrupt_and_truncated_files(tmp_path: Path) -> None:
+    rows = good_rows(tmp_path, 0, 9)
+    for number in (1, 2, 3, 4):
+        (tmp_path / f"{number}.jpg").unlink()
+    (tmp_path / "5.jpg").write_bytes(b"this is not an image")
+    whole = (tmp_path / "6.jpg").read_bytes()
+    (tmp_path / "6.jpg").write_bytes(whole[: len(whole) * 2 // 3])
+    (tmp_path / "7.jpg").write_bytes(b"")
+    data = Rows({"train": rows})
+    report = both(data)
+    assert found(report) == {"missing images": 4, "unreadable images": 3}
+    missing, unreadable = report.problems
+    assert [f"{number}.jpg" in "".join(missing.offenders) for number in range(1, 5)] == [True, True, True, False]
+    assert ", and 1 more" in str(missing)
+    assert "6.jpg': image file is truncated" in unreadable.offenders[1]
+    assert ids(report.filtered(data), "train") == ["0", "8"]
+    assert report.summary_of_left_out() == "left out: train 7 of 9 rows; empty captions: 0"
+
+
+def test_damaged_png_is_found_by_its_checksum(tmp_path: Path) -> None:
+    path = tmp_path / "1.png"
+    Image.new("RGB", (16, 16), (9, 9, 9)).save(path)
+    content = bytearray(path.read_bytes())
+    content[content.index(b"IDAT") + 8] ^= 0xFF
+    path.write_bytes(bytes(content))
+    assert check_image_files([str(path)])[str(path)].error
+
+
+def test_a_folder_is_not_an_image(tmp_path: Path) -> None:
+    (tmp_path / "a.jpg").mkdir()
+    for check_pixels in (True, False):
+        assert check_image_files([str(tmp_path / "a.jpg")], check_pixels=check_pixels)[str(tmp_path / "a.jpg")].error
+
+
+def test_too_many_pixels_are_unreadable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    photo(tmp_path / "1.jpg", 1)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    assert "decompression bomb" in str(check_image_files([str(tmp_path / "1.jpg")])[str(tmp_path / "1.jpg")].error)
+
+
+def test_without_pixels_only_existence_is_checked(tmp_path: Path) -> None:
+    rows = good_rows(tmp_path, 0, 3)
+    (tmp_path / "1.jpg").write_bytes(b"this is not an image")
+    (tmp_path / "2.jpg").unlink()
+    report = check_data(Rows({"train": rows}), ["train"], on_bad="skip", check_pixels=False)
+    assert found(report) == {"missing images": 1}
+
+
+def test_empty_captions_and_images_without_references(tmp_path: Path) -> None:
+    rows = good_rows(tmp_path, 0, 4)
+    rows[1]["references"] = ["a dog", "", "a cat", " \n"]
+    rows[2]["references"] = []
+    rows[3]["references"] = [" "]
+    data = Rows({"train": rows})
+    report = both(data)
+    assert found(report) == {"empty captions": 3, "images without references": 2}
+    assert report.problems[0].offenders == ("train image '1', caption 2", "train image '3', caption 1")
+    kept = report.filtered(data).split("train")
+    assert [(item["image_id"], item["references"]) for item in kept] == [("0", ["a dog"]), ("1", ["a dog", "a cat"])]
+    assert rows[1]["references"] == ["a dog", "", "a cat", " \n"], "the dataset itself must not change"
+    assert "empty captions: 3" in report.summary_of_left_out()
+
+
+def test_duplicate_ids_keep_the_first_good_row(tmp_path: Path) -> None:
+    rows = [*good_rows(tmp_path, 0, 2), row("1", photo(tmp_path / "x.jpg", 8)), row("1", photo(tmp_path / "y.jpg", 9))]
+    (tmp_path / "1.jpg").unlink()
+    data = Rows({"train": rows})
+    report = both(data)
+    assert found(report) == {"missing images": 1, "duplicate image ids in a split": 2}
+    kept = report.filtered(data).split("train")
+    assert [Path(str(item["image"])).name for item in kept] == ["0.jpg", "x.jpg"]
+
+
+def test_the_same_file_in_two_splits_stays_in_the_evaluation_split(tmp_path: Path) -> None:
+    train, val, test = good_rows(tmp_path, 0, 4), good_rows(tmp_path, 4, 2), good_rows(tmp_path, 6, 2)
+    val.append(row("val copy", tmp_path / "sub" / ".." / "1.jpg"))
+    test.append(row("test copy", tmp_path / "1.jpg"))
+    test.append(row("from val", tmp_path / "4.jpg"))
+    (tmp_path / "sub").mkdir()
+    data = Rows({"train": train, "val": val, "test": test})
+    report = both(data)
+    assert found(report)["image files in two splits"] == 2
+    assert report.problems[0].offenders[0] == f"{str(tmp_path / '1.jpg')!r} in train and val and test"
+    clean = report.filtered(data)
+    assert ids(clean, "train") == ["0", "2", "3"]
+    assert ids(clean, "val") == ["5"]
+    assert ids(clean, "test") == ["6", "7", "test copy", "from val"]
+    assert report.left_out == {"train": 1, "val": 2, "test": 0}
+    assert check_data(clean, clean.splits).ok, "what is kept must pass the same checks"
+
+
+def test_equal_images_under_other_names_and_formats_leak(tmp_path: Path) -> None:
+    train, test = good_rows(tmp_path, 0, 3), good_rows(tmp_path, 3, 1)
+    with Image.open(tmp_path / "2.jpg") as image:
+        image.save(tmp_path / "copy.png")
+    test.append(row("copy", tmp_path / "copy.png"))
+    data = Rows({"test": test, "train": train})
+    report = both(data)
+    assert found(report) == {"equal images in two splits": 1}
+    offender = f"test {str(tmp_path / 'copy.png')!r} = train {str(tmp_path / '2.jpg')!r}"
+    assert report.problems[0].offenders == (offender,)
+    assert ids(report.filtered(data), "train") == ["0", "1"]
+    assert ids(report.filtered(data), "test") == ["3", "copy"]
+
+
+def test_leakage_is_looked_for_between_the_given_splits_only(tmp_path: Path) -> None:
+    rows = good_rows(tmp_path, 0, 2)
+    data = Rows({"train": rows, "test": rows[:1]})
+    assert check_data(data, ["train"]).ok
+    assert found(both(data)) == {"image ids in two splits": 1, "image files in two splits": 1}
+    filtered = both(data).filtered(data)
+    assert (ids(filtered, "train"), ids(filtered, "test")) == (["1"], ["0"])
+
+
+def test_a_leaked_row_stays_in_train_where_the_evaluation_row_is_bad(tmp_path: Path) -> None:
+    train, test = good_rows(tmp_path, 0, 2), good_rows(tmp_path, 2, 1)
+    test.append({"image_id": "0", "image": tmp_path / "0.jpg", "references": []})
+    data = Rows({"train": train, "test": test})
+    assert ids(both(data).filtered(data), "train") == ["0", "1"]
+
+
+def test_scenes_are_not_drawn_and_their_ids_are_checked() -> None:
+    data = Rows({"train": [row("1", Scene(1)), row("2", Scene(2))], "val": [row("3", Scene(3))]})
+    assert check_data(data, data.splits).ok
+    assert found(both(Rows({**data.rows, "val": [row("2", Scene(2)), row("4", Scene(4))]}))) == {
+        "image ids in two splits": 1
+    }
+
+
+def test_images_in_memory_leak_by_content_and_other_objects_are_refused() -> None:
+    red, blue = Image.new("RGB", (4, 4), "red"), Image.new("RGB", (4, 4), "blue")
+    data = Rows({"train": [row("1", red), row("2", blue), row("3", 3.5)], "val": [row("4", red.copy())]})
+    report = both(data)
+    assert found(report) == {"unreadable images": 1, "equal images in two splits": 1}
+    assert report.problems[0].offenders == (
+        "train image '3': float is not an image: expected a path, a PIL image or a scene",
+    )
+    assert ids(report.filtered(data), "train") == ["2"]
+
+
+def test_images_of_one_colour_and_other_size_are_not_equal() -> None:
+    small, large = Image.new("RGB", (4, 9)), Image.new("RGB", (9, 4))
+    assert check_data(Rows({"train": [row("1", small)], "val": [row("2", large)]}), ["train", "val"]).ok
+
+
+def test_features_are_checked_and_images_need_not_be_there(tmp_path: Path) -> None:
+    np.savez(tmp_path / "0.npz", features=np.ones((3, 4), np.float32))
+    np.save(tmp_path / "1.npy", np.ones((3, 5), np.float32))
+    np.save(tmp_path / "2.npy", np.ones((2, 4), np.float32))
+    rows = [row(str(number), tmp_path / f"{number}.jpg") for number in range(4)]
+    for item, name in zip(rows, ("0.npz", "1.npy", "2.npy", "3.npz"), strict=True):
+        item["features"] = str(tmp_path / name)
+    data = Rows({"train": rows})
+    report = check_data(data, ["train"], on_bad="skip", check_images=False)
+    assert found(report) == {"missing or unusable features": 2}
+    assert "1.npy: D is 5, others have 4" in report.problems[0].offenders[0]
+    assert "no such file" in report.problems[0].offenders[1]
+    assert ids(report.filtered(data), "train") == ["0", "2"]
+    with pytest.raises(DataError, match="4 missing images"):
+        check_data(data, ["train"])
+
+
+def test_every_kind_is_in_one_error(tmp_path: Path) -> None:
+    sentences = [{"raw": "a dog"}]
+    records = [
+        {"filename": "1.tif", "imgid": 1, "split": "train", "sentences": sentences},
+        {"filename": "2.tif", "imgid": 2, "split": "restval", "sentences": [{"raw": ""}, *sentences]},
+        {"filename": "3.tif", "imgid": 3, "split": "train", "sentences": []},
+        {"filename": "4.tif", "imgid": 4, "split": "train", "sentences": sentences},
+        {"filename": "4.tif", "imgid": 4, "split": "test", "sentences": sentences},
+        {"filename": "5.tif", "imgid": 1, "split": "train", "sentences": sentences},
+        {"filename": "6.tif", "imgid": 6, "split": "val", "sentences": sentences},
+        {"filename": "7.tif", "imgid": 7, "split": "train", "sentences": sentences},
+    ]
+    (tmp_path / "dataset.json").write_text(json.dumps({"images": records}), encoding="utf-8")
+    for number in (1, 2, 3, 4, 6):
+        photo(tmp_path / f"{number}.jpg", number)
+    (tmp_path / "5.jpg").write_bytes((tmp_path / "6.jpg").read_bytes())
+    (tmp_path / "7.jpg").write_bytes(b"damaged")
+    report = both(KarpathyData(tmp_path, image_extension=".jpg"))
+    assert found(report) == {
+        "unreadable images": 1,
+        "empty captions": 1,
+        "images without references": 1,
+        "duplicate image ids in a split": 1,
+        "image ids in two splits": 1,
+        "image files in two splits": 1,
+        "equal images in two splits": 1,
+    }
+    assert report.left_out == {"train": 4, "val": 0, "test": 0}
+    assert str(report).startswith("data: 7 kinds of problem in 8 rows (train 6, val 1, test 1):")
+
+
+def test_skip_that_leaves_nothing_is_an_error(tmp_path: Path) -> None:
+    data = Rows({"train": good_rows(tmp_path, 0, 1), "val": [row("9", tmp_path / "nothing.jpg")]})
+    with pytest.raises(DataError, match=r"(?s)1 missing images.*no rows are left in val"):
+        check_data(data, data.splits, on_bad="skip")
+
+
+def test_on_bad_has_two_values() -> None:
+    with pytest.raises(DataError, match=r"data\.on_bad is 'ignore': expected fail or skip"):
+        check_data(Rows({}), [], on_bad="ignore")  # type: ignore[arg-type]
+
+
+def test_filtered_data_behaves_like_a_dataset(tmp_path: Path) -> None:
+    data = Rows({"train": good_rows(tmp_path, 0, 6), "extra": good_rows(tmp_path, 6, 2)})
+    (tmp_path / "2.jpg").unlink()
+    report = check_data(data, ["train"], on_bad="skip")
+    kept = pickle.loads(pickle.dumps(report.filtered(data)))
+    assert kept.splits == ("train", "extra")
+    train = kept.split("train")
+    assert len(train) == 5
+    assert train[-1]["image_id"] == "5"
+    assert [item["image_id"] for item in train[1:3]] == ["1", "3"]
+    with pytest.raises(IndexError):
+        train[5]
+    assert len(kept.split("extra")) == 2
+    with pytest.raises(DataError, match="'train' has 2 rows, but 6 were checked"):
+        report.filtered(Rows({"train": data.rows["train"][:2]}))
+
+
+def test_cache_skips_what_is_known_and_sees_what_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = [str(photo(tmp_path / f"{number}.jpg", number)) for number in range(3)]
+    cache = tmp_path / "run" / "images.json"
+    first = check_image_files(paths, cache=cache)
+    decoded: list[str] = []
+    decode = image_files.check_image_file
+
+    def counted(path: str) -> Verdict:
+        decoded.append(path)
+        return decode(path)
+
+    monkeypatch.setattr(image_files, "check_image_file", counted)
+    assert check_image_files(paths, cache=cache) == first
+    assert decoded == []
+    Path(paths[1]).write_bytes(b"damaged")
+    os.utime(paths[2], ns=(1, 1))
+    Path(paths[0]).unlink()
+    second = check_image_files(paths, cache=cache)
+    assert decoded == paths[1:]
+    assert second[paths[0]].missing
+    assert second[paths[1]].error
+    assert second[paths[2]] == first[paths[2]]
+    cache.write_text("{damaged", encoding="utf-8")
+    assert check_image_files(paths[2:], cache=cache)[paths[2]] == first[paths[2]]
+    assert decoded == [*paths[1:], paths[2]]
+
+
+def test_progress_is_logged_off_a_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(image_files, "_LOG_SECONDS", 0.0)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: False, raising=False)
+    with caplog.at_level(logging.INFO):
+        check_data(Rows({"train": good_rows(tmp_path, 0, 2)}), ["train"])
+    assert "checking images: 2 of 2 files" in caplog.text

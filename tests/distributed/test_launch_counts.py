@@ -1,0 +1,83 @@
+"""Real launchers: two processes train together or the job stops, and the shipped configuration files do what they say.
+
+Each test starts a ten-line program that adds one number per process, on the CPU.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.distributed
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+TRAINING = """
+import sys
+import torch
+from accelerate import Accelerator
+from rl_caption.launch import accelerator_kwargs, check_processes
+accelerator = Accelerator(**(accelerator_kwargs() if sys.argv[1] == "prepared" else {}))
+check_processes(accelerator.num_processes)
+total = accelerator.reduce(torch.tensor([accelerator.process_index + 1.0]), "sum").item()
+sys.stdout.write(f"rank {accelerator.process_index} of {accelerator.num_processes}: sum {total:g}\\n")
+accelerator.end_training()
+"""
+TORCHRUN = ["torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+ACCELERATE = ["accelerate.commands.launch"]
+
+
+def start(launcher: list[str], tmp_path: Path, way: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run the program under ``python -m LAUNCHER...``, seeing no GPU and none of the user's default configuration."""
+    script = tmp_path / "training.py"
+    script.write_text(TRAINING)
+    dropped = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+    environment = {
+        name: value for name, value in os.environ.items() if name not in dropped and not name.startswith("ACCELERATE_")
+    }
+    environment |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "HF_HOME": str(tmp_path), **variables}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(REPOSITORY), environment.get("PYTHONPATH")]))
+    command = [sys.executable, "-m", *launcher, str(script), way]
+    return subprocess.run(
+        command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+def assert_two_together(done: subprocess.CompletedProcess[str]) -> None:
+    assert done.returncode == 0, done.stderr
+    assert "rank 0 of 2: sum 3" in done.stdout
+    assert "rank 1 of 2: sum 3" in done.stdout
+
+
+def assert_stopped_with_advice(done: subprocess.CompletedProcess[str], reason: str) -> None:
+    assert done.returncode != 0, done.stdout
+    assert "sum" not in done.stdout, "it trained all the same"
+    assert reason in done.stderr
+    assert "ACCELERATE_USE_CPU=true accelerate launch --multi_gpu --num_processes 2 --num_machines 1" in done.stderr
+
+
+def test_shipped_configuration_starts_two_processes_that_train_together(tmp_path: Path) -> None:
+    config = REPOSITORY / "configs" / "accelerate" / "cpu2.yaml"
+    assert_two_together(start([*ACCELERATE, "--config_file", str(config)], tmp_path, "prepared"))
+
+
+def test_advised_command_works_for_a_program_that_knows_nothing_of_this_package(tmp_path: Path) -> None:
+    options = "--multi_gpu --num_processes 2 --num_machines 1 --mixed_precision no --dynamo_backend no"
+    launcher = [*ACCELERATE, *options.split(), "--main_process_port", "0"]
+    assert_two_together(start(launcher, tmp_path, "bare", ACCELERATE_USE_CPU="true"))
+
+
+def test_torchrun_needs_no_variable(tmp_path: Path) -> None:
+    assert_two_together(start(TORCHRUN, tmp_path, "prepared"))
+
+
+def test_unsynchronised_copies_stop(tmp_path: Path) -> None:
+    assert_stopped_with_advice(start(TORCHRUN, tmp_path, "bare"), "WORLD_SIZE=2")
+
+
+def test_one_process_for_two_stops(tmp_path: Path) -> None:
+    launcher = [*ACCELERATE, "--cpu", "--num_processes", "2"]
+    assert_stopped_with_advice(start(launcher, tmp_path, "prepared"), "asked for 2 processes and started 1")

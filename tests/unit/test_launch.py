@@ -1,0 +1,315 @@
+"""Launching: which process counts are refused, whom a training dies with, and who holds a run folder."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rl_caption import launch
+from rl_caption.launch import LauncherCall, LaunchError, RunLock, check_processes, parse_launcher, requested_processes
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+LONG_ENOUGH_S = 60.0
+
+
+@pytest.fixture(autouse=True)
+def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start every test as a plain process, whatever the tests themselves were started by."""
+    for name in (
+        *launch.WORLD_SIZE_VARIABLES,
+        "LOCAL_RANK",
+        "ACCELERATE_USE_CPU",
+        "ACCELERATE_USE_DEEPSPEED",
+        "ACCELERATE_MIXED_PRECISION",
+    ):
+        monkeypatch.delenv(name, raising=False)
+
+
+def wait_until(condition, seconds: float = LONG_ENOUGH_S) -> bool:  # type: ignore[no-untyped-def]
+    """Poll until ``condition()`` holds; False when it never did, so that a test fails instead of hanging."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+# ---------------------------------------------------------------------------------------------- number of processes
+
+
+@pytest.mark.parametrize(
+    ("command_line", "expected"),
+    [
+        ("python /venv/bin/accelerate launch --cpu s.py", LauncherCall("accelerate", ("--cpu", "s.py"))),
+        ("/usr/bin/python3.11 -u /venv/bin/accelerate-launch s.py", LauncherCall("accelerate-launch", ("s.py",))),
+        (
+            "python -X dev -m accelerate.commands.launch --num_processes 2 s.py",
+            LauncherCall("accelerate.commands.launch", ("--num_processes", "2", "s.py")),
+        ),
+        (
+            "python3 /venv/bin/torchrun --nproc_per_node 2 s.py",
+            LauncherCall("torchrun", ("--nproc_per_node", "2", "s.py")),
+        ),
+        ("python -m torch.distributed.run s.py", LauncherCall("torch.distributed.run", ("s.py",))),
+        ("python /venv/bin/accelerate env", None),
+        ("python scripts/scst.py accelerate launch --num_processes 2", None),
+        ("bash -c torchrun", None),
+        ("nohup python s.py", None),
+        ("", None),
+    ],
+)
+def test_parse_launcher(command_line: str, expected: LauncherCall | None) -> None:
+    assert parse_launcher(command_line.split()) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("--cpu --num_processes 2 s.py", 2),
+        ("--num-processes=3 s.py", 3),
+        ("--config_file two.yaml s.py", 2),
+        ("--config_file two.yaml --num_processes 4 s.py", 4),
+        ("--config_file undecided.yaml s.py", None),
+        ("s.py --num_processes 5", None),
+        ("--no_such_option s.py", None),
+    ],
+)
+def test_requested_processes(
+    arguments: str, expected: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("accelerate.commands.config.default_config_file", str(tmp_path / "none.yaml"))
+    (tmp_path / "two.yaml").write_text("distributed_type: 'NO'\nnum_processes: 2\n")
+    (tmp_path / "undecided.yaml").write_text("distributed_type: MULTI_GPU\n")
+    assert requested_processes(arguments.split(), tmp_path) == expected
+
+
+@pytest.mark.parametrize(("arguments", "expected"), [("s.py", 6), ("--cpu s.py", None), ("--num_processes 1 s.py", 1)])
+def test_default_configuration_file_counts_unless_accelerate_ignores_it(
+    arguments: str, expected: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    default = tmp_path / "default_config.yaml"
+    default.write_text("distributed_type: MULTI_GPU\nnum_processes: 6\n")
+    monkeypatch.setattr("accelerate.commands.config.default_config_file", str(default))
+    assert requested_processes(arguments.split(), tmp_path) == expected
+
+
+@pytest.mark.parametrize("name", ["cpu", "cpu2", "multi_gpu"])
+def test_shipped_configuration_files_load(name: str) -> None:
+    from accelerate.commands.config import load_config_from_file
+
+    config = load_config_from_file(str(REPOSITORY / "configs" / "accelerate" / f"{name}.yaml"))
+    assert config.num_processes == {"cpu": 1, "cpu2": 2, "multi_gpu": -1}[name]
+
+
+def test_agreement_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_processes(1)
+    check_processes(1, 1)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    check_processes(2, 2)
+    monkeypatch.setattr(launch, "processes_requested_by_launcher", lambda: 2)
+    check_processes(2, 2)
+
+
+def test_unsynchronised_copies_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(LaunchError, match="WORLD_SIZE=2") as caught:
+        check_processes(1)
+    assert "--multi_gpu --num_processes 2 " in str(caught.value)
+
+
+def test_one_process_instead_of_two_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "processes_requested_by_launcher", lambda: 2)
+    with pytest.raises(LaunchError, match="asked for 2 processes and started 1") as caught:
+        check_processes(1)
+    assert "--multi_gpu --num_processes 2 " in str(caught.value)
+
+
+@pytest.mark.parametrize(("expected", "running"), [(2, 1), (1, 2)])
+def test_configuration_is_held_to(expected: int, running: int) -> None:
+    with pytest.raises(LaunchError, match=rf"train\.num_processes is {expected}, but {running}") as caught:
+        check_processes(running, expected)
+    assert f"--num_processes {expected} " in str(caught.value)
+
+
+@pytest.mark.parametrize("value", ["", "two", "0", "-1", "1.5"])
+def test_bad_world_size_is_named(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", value)
+    with pytest.raises(LaunchError, match=f"WORLD_SIZE is '{value}'"):
+        check_processes(1)
+
+
+def test_mpi_counts_too() -> None:
+    assert launch.processes_started({"OMPI_COMM_WORLD_SIZE": "4", "PATH": "/bin"}) == ("OMPI_COMM_WORLD_SIZE", 4)
+    assert launch.processes_started({"PATH": "/bin"}) is None
+
+
+def test_launch_command_quotes_and_names_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    command = launch.launch_command(2, ["scripts/scst.py", "--config", "my run.yaml"])
+    assert command.startswith("ACCELERATE_USE_CPU=true accelerate launch --multi_gpu --num_processes 2 ")
+    assert command.endswith(" scripts/scst.py --config 'my run.yaml'")
+    assert " --cpu --num_processes 1 " in launch.launch_command(1, ["s.py"])
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert launch.launch_command(2, ["s.py"]).startswith("accelerate launch --multi_gpu --num_processes 2 ")
+
+
+def test_accelerator_kwargs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.accelerator.current_accelerator", lambda: None)
+    assert launch.accelerator_kwargs() == {}, "a single process needs nothing"
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert launch.accelerator_kwargs() == {"cpu": True}
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    (handler,) = launch.accelerator_kwargs()["kwargs_handlers"]
+    assert handler.backend == "gloo"
+    import torch
+
+    monkeypatch.setattr("torch.accelerator.current_accelerator", lambda: torch.device("cuda"))
+    assert launch.accelerator_kwargs() == {}
+
+
+# ---------------------------------------------------------------------------------------------- life and death
+
+PARENT = """
+import subprocess, sys
+subprocess.Popen([sys.executable, sys.argv[1], sys.argv[2]]).wait()
+"""
+CHILD = """
+import pathlib, signal, sys, time
+from rl_caption.launch import die_with_launcher
+folder = pathlib.Path(sys.argv[1])
+def on_sigterm(number, frame):
+    (folder / "terminated").touch()
+    sys.exit(0)
+signal.signal(signal.SIGTERM, on_sigterm)
+(folder / "answer.part").write_text(f"{die_with_launcher()}")
+(folder / "answer.part").rename(folder / "answer")
+deadline = time.monotonic() + 60
+while time.monotonic() < deadline and not (folder / "stop").exists():
+    time.sleep(0.02)
+(folder / "survived").touch()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel interface is Linux's")
+@pytest.mark.parametrize(("parent_name", "dies"), [("torchrun", True), ("some_shell", False)])
+def test_killed_launcher_takes_its_training_along_and_a_shell_does_not(
+    parent_name: str, dies: bool, tmp_path: Path
+) -> None:
+    (tmp_path / parent_name).write_text(PARENT)
+    (tmp_path / "child.py").write_text(CHILD)
+    command = [sys.executable, str(tmp_path / parent_name), str(tmp_path / "child.py"), str(tmp_path)]
+    parent = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(REPOSITORY)})
+    try:
+        assert wait_until((tmp_path / "answer").exists)
+        assert (tmp_path / "answer").read_text() == str(dies)
+        parent.kill()
+        parent.wait()
+        if dies:
+            assert wait_until((tmp_path / "terminated").exists)
+        else:
+            (tmp_path / "stop").touch()
+            assert wait_until((tmp_path / "survived").exists)
+            assert not (tmp_path / "terminated").exists()
+    finally:
+        (tmp_path / "stop").touch()
+        parent.kill()
+        parent.wait()
+
+
+# ---------------------------------------------------------------------------------------------- the lock
+
+HOLDER = """
+import sys, time
+from rl_caption.launch import RunLock
+with RunLock(sys.argv[1]):
+    print("held", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process that holds the lock of ``tmp_path / 'run'`` until it reads a line."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(HOLDER), tmp_path / "run"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_held_lock_is_refused_with_the_pid(holder: subprocess.Popen[str], tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match=rf"in use by process {holder.pid} on \S+"), RunLock(tmp_path / "run", 0.0):
+        pass
+
+
+def test_waits_for_a_holder_that_ends(
+    holder: subprocess.Popen[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def release_then_sleep(seconds: float) -> None:
+        assert holder.stdin is not None
+        if not holder.stdin.closed:
+            holder.stdin.write("\n")
+            holder.stdin.close()
+        real_sleep(seconds)
+
+    real_sleep = time.sleep
+    monkeypatch.setattr("rl_caption.launch.time.sleep", release_then_sleep)
+    with RunLock(tmp_path / "run", wait_seconds=LONG_ENOUGH_S, poll_seconds=0.02) as lock:
+        assert lock.path.read_text().startswith(f"{os.getpid()} on ")
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == 1
+    assert f"in use by process {holder.pid}" in messages[0]
+
+
+def test_killed_holder_leaves_no_lock(holder: subprocess.Popen[str], tmp_path: Path) -> None:
+    os.kill(holder.pid, signal.SIGKILL)
+    holder.wait()
+    with RunLock(tmp_path / "run", wait_seconds=0.0):
+        pass
+
+
+def test_lock_is_free_after_an_error_inside(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="inside"), RunLock(tmp_path):
+        raise ValueError("inside")
+    with RunLock(tmp_path, wait_seconds=0.0):
+        pass
+    assert (tmp_path / ".lock").read_text() == ""
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="finds the descriptor through /proc")
+def test_forked_worker_does_not_keep_the_lock(tmp_path: Path) -> None:
+    with RunLock(tmp_path):
+        # A shell started with the descriptor open stands for a worker forked from the training.
+        descriptor = next(
+            int(entry.name)
+            for entry in Path("/proc/self/fd").iterdir()
+            if entry.is_symlink() and os.path.realpath(entry) == str((tmp_path / ".lock").resolve())
+        )
+        worker = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=[descriptor])
+    try:
+        with RunLock(tmp_path, wait_seconds=0.0):
+            pass
+    finally:
+        worker.communicate(b"\n")
+
+
+def test_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LaunchError, match=r"cannot write to the run folder .*file/run"), RunLock(tmp_path / "file/run"):
+        pass

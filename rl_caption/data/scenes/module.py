@@ -1,0 +1,147 @@
+"""The generated world as a dataset: ``data.format: scenes``."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any, overload
+
+from rl_caption.data.base import DataError, Row
+from rl_caption.data.scenes.images import SceneImage
+from rl_caption.data.scenes.language import long_reference, references
+from rl_caption.data.scenes.world import PAIRS, SEEN_PAIRS, UNSEEN_PAIRS, Scene, make_scene
+
+SPLITS = ("train", "val", "test", "test_unseen")
+_BUCKETS = 8
+_SPLIT_BUCKETS = {"train": range(2, 8), "val": range(0, 1), "test": range(1, 2), "test_unseen": range(0, 8)}
+_CELL = 16
+"""Positions are compared in cells of 16 thousandths, one pixel of an image of 64."""
+
+
+class ScenesData:
+    """Scenes with captions, in four disjoint splits; a pure function of its parameters.
+
+    A scene's content decides which split it may be in, so that no scene of one split occurs in another, whatever the
+    sizes and seeds: with two seeds, too, what one trains on is not what the other tests on. ``test_unseen`` has scenes
+    with at least one of eight pairs of colour and shape (``UNSEEN_PAIRS``) that no other split contains; every colour
+    and every shape occurs in training in other pairs.
+
+    Args:
+        num_train: scenes in ``train``; likewise ``num_val``, ``num_test``, ``num_unseen``. 0 gives an empty split.
+        image_size: side of the images in pixels, at least 16.
+        seed: which scenes and captions. The first n scenes of a split do not depend on the split's size.
+        captions_per_image: short references per image, 1 to 20.
+
+    Raises:
+        DataError: a parameter is out of its range.
+    """
+
+    def __init__(
+        self,
+        num_train: int = 4000,
+        num_val: int = 400,
+        num_test: int = 400,
+        num_unseen: int = 400,
+        image_size: int = 64,
+        seed: int = 0,
+        captions_per_image: int = 5,
+    ) -> None:
+        sizes = {"num_train": num_train, "num_val": num_val, "num_test": num_test, "num_unseen": num_unseen}
+        for name, size in sizes.items():
+            if size < 0:
+                raise DataError(f"{name}={size}: expected 0 or more scenes")
+        if image_size < 16:
+            raise DataError(f"image_size={image_size}: expected at least 16 pixels")
+        if not 1 <= captions_per_image <= 20:
+            raise DataError(f"captions_per_image={captions_per_image}: expected 1 to 20")
+        self._rows = {
+            split: _SceneRows(split, size, image_size, seed, captions_per_image)
+            for split, size in zip(SPLITS, sizes.values(), strict=True)
+        }
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """``("train", "val", "test", "test_unseen")``."""
+        return SPLITS
+
+    def split(self, name: str) -> Sequence[Row]:
+        """Return the rows of a split; each is made when it is first looked at.
+
+        Raises:
+            DataError: no split has this name.
+        """
+        if name not in self._rows:
+            raise DataError(f"no split {name!r}: the generated world has {', '.join(SPLITS)}")
+        return self._rows[name]
+
+
+class _SceneRows(Sequence[Row]):
+    """Rows of one split, made on demand and kept (about 3 KB each, without pixels)."""
+
+    def __init__(self, split: str, size: int, image_size: int, seed: int, captions_per_image: int) -> None:
+        self._split = split
+        self._size = size
+        self._image_size = image_size
+        self._seed = seed
+        self._captions_per_image = captions_per_image
+        self._made: dict[int, tuple[Scene, list[str], str]] = {}
+
+    def __len__(self) -> int:
+        return self._size
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Row]: ...
+
+    def __getitem__(self, index: int | slice) -> Row | list[Row]:
+        if isinstance(index, slice):
+            return [self._row(position) for position in range(*index.indices(self._size))]
+        position = index + self._size if index < 0 else index
+        if not 0 <= position < self._size:
+            raise IndexError(f"row {index} of split {self._split!r}, which has {self._size}")
+        return self._row(position)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_made": {}}
+
+    def _row(self, index: int) -> Row:
+        if index not in self._made:
+            scene = split_scene(self._split, index, self._seed)
+            wording = _number(f"{self._seed}/{self._split}/{index}/captions")
+            shorts = references(scene, wording, self._captions_per_image)
+            self._made[index] = (scene, shorts, long_reference(scene, wording))
+        scene, shorts, long = self._made[index]
+        return Row(
+            image_id=f"{self._split}-{index:06d}",
+            image=SceneImage(scene, self._image_size),
+            references=list(shorts),
+            long_reference=long,
+            scene=scene,
+        )
+
+
+def split_scene(split: str, index: int, seed: int) -> Scene:
+    """Return scene ``index`` of a split: the first candidate of its own sequence whose content belongs there."""
+    attempt = 0
+    while True:
+        number = _number(f"{seed}/{split}/{index}/{attempt}")
+        if split == "test_unseen":
+            scene = make_scene(number, PAIRS, leading_pairs=UNSEEN_PAIRS)
+        else:
+            scene = make_scene(number, SEEN_PAIRS)
+        if _number(content_key(scene)) % _BUCKETS in _SPLIT_BUCKETS[split]:
+            return scene
+        attempt += 1
+
+
+def content_key(scene: Scene) -> str:
+    """Return what is seen of a scene as a string: background, looks, and places to the nearest pixel or so."""
+    things = sorted((t.shape, t.colour, t.size, t.texture, t.x // _CELL, t.y // _CELL) for t in scene.things)
+    return f"{scene.background} {things}"
+
+
+def _number(text: str) -> int:
+    """Hash a text to 0 .. 2^64 - 1, equally on every platform."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")

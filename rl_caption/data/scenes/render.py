@@ -1,0 +1,132 @@
+"""Draws a scene as an image."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+from PIL import Image, ImageChops, ImageDraw, ImageFilter
+
+from rl_caption.data.base import DataError
+from rl_caption.data.scenes.world import RADIUS, Scene
+
+COLOUR_RGB = {
+    "red": (222, 32, 32),
+    "orange": (250, 140, 20),
+    "yellow": (250, 228, 50),
+    "green": (30, 160, 60),
+    "blue": (45, 95, 240),
+    "purple": (150, 50, 190),
+    "pink": (255, 150, 195),
+    "cyan": (40, 215, 220),
+}
+BACKGROUND_RGB = {
+    "white": (252, 252, 252),
+    "grey": (140, 140, 140),
+    "black": (14, 14, 14),
+    "brown": (98, 62, 36),
+    "beige": (226, 206, 168),
+    "navy": (22, 30, 84),
+}
+_OVERSAMPLING = 4
+_LIGHT_INK, _DARK_INK = (255, 255, 255), (20, 20, 20)
+_LIGHT_COLOURS = {"orange", "yellow", "pink", "cyan"}
+"""Colours whose stripes and dots are dark; those of the others are white."""
+
+
+def render(scene: Scene, size: int = 64) -> Image.Image:
+    """Draw a scene, with four times oversampling; about half a millisecond at 64 pixels.
+
+    Args:
+        scene: what to draw.
+        size: side of the image in pixels, at least 16.
+
+    Returns:
+        An RGB image of ``size`` by ``size`` pixels, the same for equal arguments.
+
+    Raises:
+        DataError: ``size`` is below 16, where shapes cannot be told apart.
+    """
+    if size < 16:
+        raise DataError(f"image size {size}: expected at least 16 pixels")
+    side = size * _OVERSAMPLING
+    canvas = Image.new("RGB", (side, side), BACKGROUND_RGB[scene.background])
+    for thing in scene.things:
+        body, ink = _masks(thing.shape, thing.texture, max(4, RADIUS[thing.size] * side // 1000))
+        corner = (thing.x * side // 1000 - body.width // 2, thing.y * side // 1000 - body.height // 2)
+        canvas.paste(COLOUR_RGB[thing.colour], corner, body)
+        if ink is not None:
+            canvas.paste(_DARK_INK if thing.colour in _LIGHT_COLOURS else _LIGHT_INK, corner, ink)
+    return canvas.reduce(_OVERSAMPLING)
+
+
+@lru_cache(maxsize=512)
+def _masks(shape: str, texture: str, radius: int) -> tuple[Image.Image, Image.Image | None]:
+    """Return where the thing is, and where its stripes or dots are (None if plain); pixels are 0 or 255."""
+    body = _shape_mask(shape, radius)
+    if texture == "plain":
+        return body, None
+    pattern = Image.new("L", body.size, 0)
+    draw = ImageDraw.Draw(pattern)
+    side = 2 * radius + 1
+    # At 64 pixels, 4 drawn pixels are one image pixel: stripes and dots of 1.5 to 2 image pixels remain visible.
+    unit = max(2, round(2 + radius * 0.13))
+    if texture == "striped":
+        for top in range(radius % (2 * unit) - unit // 2 - 2 * unit, side, 2 * unit):
+            draw.rectangle((0, top, side, top + unit - 1), fill=255)
+    else:
+        dot, step = 0.62 * unit, round(2.2 * unit)
+        first = radius - (radius // step + 1) * step
+        for row, y in enumerate(range(first, side + step, step)):
+            for x in range(first - (row % 2) * step // 2, side + step, step):
+                _disc(draw, x, y, dot, 255)
+    # A rim of the thing's colour keeps the outline where the ink has the colour of the background.
+    rim = 2 * (radius // 16) + 1
+    inside = body.filter(ImageFilter.MinFilter(rim)) if rim > 1 else body
+    return body, ImageChops.darker(inside, pattern)
+
+
+def _shape_mask(shape: str, radius: int) -> Image.Image:
+    mask = Image.new("L", (2 * radius + 1, 2 * radius + 1), 0)
+    draw = ImageDraw.Draw(mask)
+    if shape == "circle":
+        _disc(draw, radius, radius, 0.92 * radius, 255)
+    elif shape == "ring":
+        _disc(draw, radius, radius, 0.98 * radius, 255)
+        _disc(draw, radius, radius, 0.5 * radius, 0)
+    elif shape == "heart":
+        for side in (-1, 1):
+            _disc(draw, radius + side * 0.45 * radius, 0.62 * radius, 0.5 * radius, 255)
+        draw.polygon(_around(radius, ((-0.9, -0.15), (0, -0.25), (0.9, -0.15), (0, 0.95))), fill=255)
+    elif shape == "cross":
+        arm = 0.32
+        draw.polygon(_around(radius, ((-arm, -0.95), (arm, -0.95), (arm, 0.95), (-arm, 0.95))), fill=255)
+        draw.polygon(_around(radius, ((-0.95, -arm), (0.95, -arm), (0.95, arm), (-0.95, arm))), fill=255)
+    else:
+        draw.polygon(_around(radius, _OUTLINES[shape]), fill=255)
+    return mask
+
+
+def _disc(draw: ImageDraw.ImageDraw, x: float, y: float, radius: float, fill: int) -> None:
+    draw.ellipse((round(x - radius), round(y - radius), round(x + radius), round(y + radius)), fill=fill)
+
+
+def _around(radius: int, points: tuple[tuple[float, float], ...]) -> list[tuple[int, int]]:
+    """Scale points of [-1, 1] x [-1, 1] to pixels of a mask."""
+    return [(round(radius + x * radius), round(radius + y * radius)) for x, y in points]
+
+
+def _star() -> tuple[tuple[float, float], ...]:
+    corners = []
+    for corner in range(10):
+        angle, length = math.pi * corner / 5, 1.0 if corner % 2 == 0 else 0.42
+        corners.append((length * math.sin(angle), -length * math.cos(angle)))
+    return tuple(corners)
+
+
+_OUTLINES: dict[str, tuple[tuple[float, float], ...]] = {
+    "square": ((-0.8, -0.8), (0.8, -0.8), (0.8, 0.8), (-0.8, 0.8)),
+    "triangle": ((0, -0.92), (0.95, 0.78), (-0.95, 0.78)),
+    "diamond": ((0, -1.0), (0.68, 0), (0, 1.0), (-0.68, 0)),
+    "star": _star(),
+}

@@ -64,7 +64,9 @@ class CheckReport:
     kept: Mapping[str, Sequence[int]]
     """Indices of the rows to keep, per split, ascending."""
     references: Mapping[str, Mapping[int, list[str]]]
-    """The references of those kept rows that lost empty captions, by split and index."""
+    """The references of those rows that lost empty captions, by split and index."""
+    skips: bool
+    """Whether the bad rows are left out (``data.on_bad: skip``), which the text then says."""
 
     @property
     def ok(self) -> bool:
@@ -81,7 +83,8 @@ class CheckReport:
         if self.ok:
             return f"data: no problems in {sum(self.rows.values())} rows ({splits})"
         lines = [f"data: {len(self.problems)} kinds of problem in {sum(self.rows.values())} rows ({splits}):"]
-        return "\n".join([*lines, *(f"  - {problem}" for problem in self.problems)])
+        lines += [f"  - {problem}" for problem in self.problems]
+        return "\n".join([*lines, self.summary_of_left_out()] if self.skips else lines)
 
     def summary_of_left_out(self) -> str:
         """Say in one line what ``filtered`` leaves out."""

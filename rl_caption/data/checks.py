@@ -124,7 +124,7 @@ def check_data(
         (LEAKED_CONTENT, lambda entry: entry.content),
     ):
         _check_leaks(entries, kind, key, findings)
-    report = _report(data, names, entries, findings)
+    report = _report(data, names, entries, findings, skips=on_bad == "skip")
     empty = [split for split in names if not report.kept[split]]
     if on_bad == "fail" and not report.ok:
         raise DataError(str(report))
@@ -258,7 +258,9 @@ def _grouped(entries: Sequence[_Entry], key: Callable[[_Entry], K | None]) -> di
     return groups
 
 
-def _report(data: DataModule, names: Sequence[str], entries: Sequence[_Entry], findings: _Findings) -> CheckReport:
+def _report(
+    data: DataModule, names: Sequence[str], entries: Sequence[_Entry], findings: _Findings, skips: bool
+) -> CheckReport:
     advice = dict(ADVICE)
     if findings.missing and isinstance(data, ExplainsMissing):
         advice[MISSING] = data.explain_missing(findings.missing)
@@ -272,4 +274,4 @@ def _report(data: DataModule, names: Sequence[str], entries: Sequence[_Entry], f
         rows[entry.split] += 1
     for entry in findings.alive(entries):
         kept[entry.split].append(entry.index)
-    return CheckReport(rows, problems, kept, findings.references)
+    return CheckReport(rows, problems, kept, findings.references, skips)

@@ -1,0 +1,71 @@
+"""Advantages of sampled captions: how much better than its baseline a sample scored. Pure functions of rewards [B, K]."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+AdvantageFn = Callable[[Tensor, Tensor | None], Tensor]
+
+
+def greedy(rewards: Tensor, greedy_rewards: Tensor | None) -> Tensor:
+    """Self-critical baseline: the reward of the greedy caption (Rennie et al. 2017, eq. 9).
+
+    Args:
+        rewards: [B, K].
+        greedy_rewards: [B].
+
+    Returns:
+        r_k - r_greedy, [B, K].
+    """
+    if greedy_rewards is None:
+        raise ValueError("advantage 'greedy' needs the rewards of the greedy captions")
+    return rewards - greedy_rewards.unsqueeze(1)
+
+
+def leave_one_out(rewards: Tensor, greedy_rewards: Tensor | None = None) -> Tensor:
+    """Baseline of a sample: the mean of the other K - 1 (Luo 2020, "A better variant of self-critical sequence
+    training"; Kool et al. 2019). Unbiased, needs K >= 2.
+
+    Args:
+        rewards: [B, K].
+        greedy_rewards: unused.
+
+    Returns:
+        r_k - mean of the others = K / (K - 1) (r_k - mean), [B, K].
+    """
+    samples = rewards.shape[1]
+    if samples < 2:
+        raise ValueError("advantage 'leave_one_out' needs num_samples of at least 2")
+    return (rewards - rewards.mean(1, keepdim=True)) * (samples / (samples - 1))
+
+
+def mean(rewards: Tensor, greedy_rewards: Tensor | None = None) -> Tensor:
+    """Baseline of a sample: the mean of all K, itself included (Cornia et al. 2020, eq. 8), [B, K] -> [B, K]."""
+    return rewards - rewards.mean(1, keepdim=True)
+
+
+def group_norm(rewards: Tensor, greedy_rewards: Tensor | None = None) -> Tensor:
+    """Mean-centred and divided by the group's standard deviation plus 1e-4 (GRPO, Shao et al. 2024), [B, K] -> [B, K].
+
+    The standard deviation is the unbiased one, as in TRL. A group of equal rewards has advantage 0.
+    """
+    if rewards.shape[1] < 2:
+        raise ValueError("advantage 'group_norm' needs num_samples of at least 2")
+    return (rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-4)
+
+
+def none(rewards: Tensor, greedy_rewards: Tensor | None = None) -> Tensor:
+    """No baseline: plain REINFORCE (Williams 1992), [B, K] -> [B, K]."""
+    return rewards.clone()
+
+
+ADVANTAGES: dict[str, AdvantageFn] = {
+    "greedy": greedy,
+    "leave_one_out": leave_one_out,
+    "mean": mean,
+    "group_norm": group_norm,
+    "none": none,
+}
+NEEDS_GREEDY = frozenset({"greedy"})

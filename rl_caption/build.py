@@ -1,0 +1,156 @@
+"""Configuration to objects. Behind this file nothing knows about configuration."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import set_seed
+
+from rewards.mixed import MixedReward
+from rewards.registry import build as build_term
+from rewards.text.document_frequency import DocumentFrequencies
+from rewards.text.tokenize import tokenize
+from rl_caption.captioners.transformer import TransformerCaptioner
+from rl_caption.config import DataConfig, ModelConfig, RewardConfig, RunConfig, TrainConfig
+from rl_caption.data.base import DataError, DataModule, Row
+from rl_caption.data.checks import check_data
+from rl_caption.data.jsonl import JsonLinesData
+from rl_caption.data.karpathy import KarpathyData
+from rl_caption.data.scenes import ScenesData
+from rl_caption.launch import accelerator_kwargs, check_processes
+
+
+class ConfigError(ValueError):
+    """A configuration cannot be built; the message names the key, the value, and what would be right."""
+
+
+def build_accelerator(train: TrainConfig, run: RunConfig) -> Accelerator:
+    """Devices and processes, with as many of them as were asked for, seeded.
+
+    Raises:
+        LaunchError: another number of processes trains together than was asked for.
+        ConfigError: the mixed precision does not run on this device.
+    """
+    accelerator = Accelerator(
+        mixed_precision=train.mixed_precision,
+        log_with=run.trackers or None,
+        project_dir=run.dir,
+        **accelerator_kwargs(),
+    )
+    check_processes(accelerator.num_processes, train.num_processes)
+    if train.mixed_precision == "fp16" and accelerator.device.type == "cpu":
+        raise ConfigError("train.mixed_precision is fp16, which a CPU cannot train in: use no or bf16")
+    if accelerator.device.type == "cpu":
+        # Launchers set OMP_NUM_THREADS=1, which would leave the other cores idle.
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", accelerator.num_processes))
+        torch.set_num_threads(train.threads or max((os.cpu_count() or 1) // here, 1))
+    set_seed(train.seed)
+    return accelerator
+
+
+def build_data(config: DataConfig) -> DataModule:
+    """The dataset, unchecked.
+
+    Raises:
+        DataError: a file is missing or malformed.
+        ConfigError: an option that the format does not have.
+    """
+    if config.format == "scenes":
+        return ScenesData(**_checked(ScenesData, config.kwargs, "data.kwargs"))
+    if config.path is None:
+        raise ConfigError(f"data.path is not set: data.format {config.format!r} reads a file")
+    options: dict[str, Any] = {"image_root": config.image_root, "features_root": config.features_root, **config.kwargs}
+    if config.format == "jsonl":
+        return JsonLinesData(config.path, **_checked(JsonLinesData, options, "data.kwargs"))
+    options |= {"image_extension": config.image_extension, "flatten": config.flatten}
+    return KarpathyData(config.path, **_checked(KarpathyData, options, "data.kwargs"))
+
+
+def checked_splits(config: DataConfig, data: DataModule, splits: Sequence[str], log: Any) -> dict[str, Sequence[Row]]:
+    """Check the splits together (``data.on_bad``) and return their usable rows.
+
+    Raises:
+        DataError: unusable images or captions, with counts and the first offenders.
+    """
+    report = check_data(
+        data,
+        splits,
+        on_bad=config.on_bad,
+        check_pixels=config.check_images,
+        check_images=config.features_root is None,
+    )
+    log(str(report))
+    filtered = report.filtered(data)
+    return {split: filtered.split(split) for split in splits}
+
+
+def references_of(rows: Sequence[Row]) -> list[list[str]]:
+    """The references of every row, without opening an image."""
+    return [row["references"] for row in rows]
+
+
+def build_captioner(config: ModelConfig, references: Sequence[list[str]], cache_mb: int) -> TransformerCaptioner:
+    """Load ``model.init``, or make a captioner with random weights whose words are those of ``references``.
+
+    Raises:
+        ConfigError: ``model.init`` is not a saved captioner, or the shape has unknown arguments.
+    """
+    cache_bytes = cache_mb * 2**20
+    if config.init is not None:
+        if not (Path(config.init) / "config.json").is_file():
+            raise ConfigError(f"model.init {config.init!r} is not a saved captioner: it has no config.json")
+        return TransformerCaptioner.from_pretrained(config.init, cache_bytes=cache_bytes)
+    try:
+        return TransformerCaptioner.from_scratch(
+            references, config.min_count, config.tokenizer, cache_bytes=cache_bytes, **config.kwargs
+        )
+    except ValueError as error:
+        raise ConfigError(f"model: {error}") from error
+
+
+def build_reward(config: RewardConfig, references: Sequence[list[str]]) -> tuple[MixedReward, DocumentFrequencies]:
+    """The mixture of rewards, and the document frequencies that CIDEr-D counts with.
+
+    Raises:
+        ConfigError: no terms, or document frequencies that were made with another EOS setting.
+    """
+    if not config.terms:
+        raise ConfigError("reward.terms is empty: name at least one reward, such as cider")
+    if config.df is not None:
+        frequencies = DocumentFrequencies.load(config.df)
+    else:
+        frequencies = DocumentFrequencies.from_references(
+            [[tokenize(caption) for caption in captions] for captions in references], eos=config.eos
+        )
+    terms = {}
+    for name, term in config.terms.items():
+        arguments = dict(term.kwargs)
+        if name == "cider" and term.target is None:
+            arguments = {"df": frequencies, "eos": config.eos} | arguments
+        terms[name] = (build_term(term.target or name, **arguments), term.weight)
+    return MixedReward(terms), frequencies
+
+
+def _checked(target: Any, options: dict[str, Any], key: str) -> dict[str, Any]:
+    known = set(inspect.signature(target).parameters)
+    unknown = sorted(set(options) - known)
+    if unknown:
+        raise ConfigError(f"{key} has {unknown}: {target.__name__} takes {sorted(known)}")
+    return options
+
+
+def usable_split(data: DataModule, split: str) -> str:
+    """``split`` itself.
+
+    Raises:
+        DataError: the dataset has no such split.
+    """
+    if split not in data.splits:
+        raise DataError(f"split {split!r} is not in the data: it has {list(data.splits)}")
+    return split

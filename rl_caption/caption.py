@@ -1,0 +1,77 @@
+"""The captioning program: photos and folders of photos in, captions out."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from accelerate import Accelerator
+
+from rl_caption.build import ConfigError
+from rl_caption.captioners.base import Decoding
+from rl_caption.captioners.transformer import TransformerCaptioner
+from rl_caption.data.base import DataError, Row, load_image
+from rl_caption.inference import caption_rows
+
+IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp"})
+
+
+def find_images(paths: Sequence[str]) -> list[Path]:
+    """The image files among ``paths``; folders are searched through, in the order of names.
+
+    Raises:
+        DataError: a path does not exist, or nothing is found.
+    """
+    found: list[Path] = []
+    for name in paths:
+        path = Path(name)
+        if path.is_dir():
+            found += sorted(p for p in path.rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES and p.is_file())
+        elif path.is_file():
+            found.append(path)
+        else:
+            raise DataError(f"{name!r} does not exist: expected an image or a folder of images")
+    if not found:
+        raise DataError(f"no image in {list(paths)}: looked for {', '.join(sorted(IMAGE_SUFFIXES))}")
+    return list(dict.fromkeys(found))
+
+
+def caption_files(model: str | Path, paths: Sequence[Path], decoding: Decoding, batch_size: int = 32) -> dict[str, str]:
+    """Caption image files with a saved captioner: path -> caption.
+
+    Raises:
+        ConfigError: ``model`` is not a saved captioner over pixels.
+        DataError: an image cannot be read; nothing is captioned then.
+    """
+    if not (Path(model) / "config.json").is_file():
+        raise ConfigError(f"--model {str(model)!r} is not a saved captioner: it has no config.json")
+    captioner = TransformerCaptioner.from_pretrained(model)
+    if captioner.input_kind != "pixels":
+        raise ConfigError(f"--model {str(model)!r} reads region features, not photos")
+    for path in paths:
+        load_image(path)
+    accelerator = Accelerator()
+    rows: list[Row] = [{"image_id": str(path), "image": path, "references": []} for path in paths]
+    policy = captioner.policy.to(accelerator.device)
+    return caption_rows(captioner, policy, rows, decoding, batch_size, accelerator, progress="captioning")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """``caption --model RUN/export/best PHOTO|FOLDER ...``"""
+    parser = argparse.ArgumentParser(prog="caption", description="Caption photos with a trained captioner.")
+    parser.add_argument("--model", required=True, help="folder of a saved captioner, such as RUN/export/best")
+    parser.add_argument("--beams", type=int, default=1, help="beam width; 1 is greedy (default: 1)")
+    parser.add_argument("--max_new_tokens", type=int, default=24, help="length limit in tokens (default: 24)")
+    parser.add_argument("--out", help="also write the captions to this JSON file, in COCO result format")
+    parser.add_argument("paths", nargs="+", metavar="PHOTO|FOLDER")
+    arguments = parser.parse_args(argv)
+    decoding = Decoding(num_beams=arguments.beams, max_new_tokens=arguments.max_new_tokens)
+    captions = caption_files(arguments.model, find_images(arguments.paths), decoding)
+    for path, caption in captions.items():
+        print(f"{path}\t{caption}")
+    if arguments.out:
+        records = [{"image_id": path, "caption": caption} for path, caption in captions.items()]
+        Path(arguments.out).write_text(json.dumps(records, indent=1, ensure_ascii=False))
+    return 0

@@ -1,0 +1,118 @@
+"""The seam between the training loop and a captioning model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from rl_caption.data.base import Row
+
+FORBIDDEN_LOGIT = -1e4
+"""Logit of tokens that a caption may not contain: probability 0 in float32, and finite, so that entropy stays defined."""
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How captions are drawn from the policy. Nothing is inherited from a model's own generation settings.
+
+    Args:
+        num_samples: K captions sampled from the full distribution at ``temperature``.
+        with_greedy: one more caption by arg max, as the last row.
+        max_new_tokens: length limit L in tokens, EOS included.
+        num_beams: above 1 means beam search instead (``num_samples`` must be 0).
+        length_penalty: beam search only; scores are divided by length**length_penalty.
+    """
+
+    num_samples: int = 0
+    with_greedy: bool = True
+    temperature: float = 1.0
+    max_new_tokens: int = 24
+    num_beams: int = 1
+    length_penalty: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.temperature <= 0:
+            raise ValueError(f"temperature is {self.temperature}: it must be above 0")
+        if self.max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens is {self.max_new_tokens}: it must be at least 1")
+        if self.num_beams > 1 and self.num_samples:
+            raise ValueError("beam search gives one caption an image: num_samples must be 0")
+        if self.num_beams == 1 and not self.num_samples and not self.with_greedy:
+            raise ValueError("nothing to decode: num_samples is 0 and with_greedy is False")
+
+    @property
+    def captions_per_image(self) -> int:
+        """Rows an image: K samples, then the greedy (or beam) caption."""
+        return self.num_samples + int(self.with_greedy or self.num_beams > 1)
+
+
+class Captioner(Protocol):
+    """Everything the loop asks of a captioning model. B images, K captions each, L tokens.
+
+    ``model`` below may be wrapped for distributed training; ``policy`` is the module itself.
+    """
+
+    policy: nn.Module
+    eos_token_id: int
+    pad_token_id: int
+    forbidden: tuple[int, ...]
+    """Tokens that no caption may contain (padding, BOS, UNK); references are not trained on them."""
+
+    def preprocess(self, rows: Sequence[Row]) -> dict[str, Tensor]:
+        """Model inputs of B rows, on the CPU (called in loader workers). Raises ``DataError`` for an unusable row."""
+        ...
+
+    def encode(self, texts: Sequence[str], max_tokens: int) -> list[list[int]]:
+        """Reference captions to token ids with EOS. One that is too long is cut at ``max_tokens``, without EOS."""
+        ...
+
+    def generate(
+        self, policy: nn.Module, inputs: dict[str, Tensor], decoding: Decoding, noise: Tensor | None
+    ) -> Tensor:
+        """New tokens [B, ``captions_per_image``, <= L], padded after EOS; samples first, greedy last. No gradient.
+
+        ``noise`` [B, K, L] holds uniform numbers in [0, 1): token t of sample k is drawn by inverting the cumulative
+        distribution at noise[b, k, t], so the samples of an image do not depend on what else is in the batch.
+        """
+        ...
+
+    def token_logits(self, model: nn.Module, inputs: dict[str, Tensor], token_ids: Tensor) -> Tensor:
+        """Teacher forcing: float32 logits [B, K, L, V] of every position of ``token_ids`` [B, K, L].
+
+        Tokens that ``generate`` never emits stand at ``FORBIDDEN_LOGIT``. The image is encoded once for its K captions.
+        """
+        ...
+
+    def decode(self, token_ids: Tensor) -> list[str]:
+        """Captions of ``token_ids`` [N, L], without special tokens."""
+        ...
+
+    def save_pretrained(self, policy: nn.Module, path: Path) -> None:
+        """Write the model, its vocabulary and its preprocessing as safetensors and JSON."""
+        ...
+
+
+def caption_mask(token_ids: Tensor, eos_token_id: int) -> Tensor:
+    """True up to and including the first EOS: [..., L] -> [..., L]."""
+    is_eos = token_ids == eos_token_id
+    return (is_eos.cumsum(-1) - is_eos.long()) == 0
+
+
+def forbid(logits: Tensor, token_ids: Sequence[int]) -> Tensor:
+    """Float32 logits [..., V] with ``token_ids`` out of reach."""
+    logits = logits.float()
+    index = torch.tensor(list(token_ids), device=logits.device)
+    return logits.index_fill(-1, index, FORBIDDEN_LOGIT)
+
+
+def sample_tokens(logits: Tensor, noise: Tensor, temperature: float) -> Tensor:
+    """Invert the cumulative distribution of softmax(logits / temperature) [N, V] at ``noise`` [N] in [0, 1) -> [N]."""
+    cumulative = (logits / temperature).softmax(-1).cumsum(-1)
+    # Float32 sums end a little off 1, and noise * total may round up to the total: stay strictly inside.
+    targets = (noise * (1 - 1e-6) * cumulative[:, -1]).unsqueeze(-1)
+    return torch.searchsorted(cumulative, targets, right=True).squeeze(-1)

@@ -1,0 +1,337 @@
+"""An encoder-decoder captioning Transformer, trained from scratch over pixels or over region features.
+
+Pre-LN Transformer (Vaswani et al. 2017; pre-LN after Xiong et al. 2020). What differs from a text model is the shape of
+cross-attention: the N = B·K sequences of a batch attend to the memories of B images. The K sequences of one image are
+laid side by side as queries, so that the image's states are encoded once, projected once and never copied K times.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import GenerationConfig, GenerationMixin, PreTrainedConfig, PreTrainedModel
+from transformers import initialization as init
+from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
+from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
+
+from rl_caption.captioners.encoder import PixelEmbedding, RegionEmbedding
+
+
+class CaptionTransformerConfig(PreTrainedConfig):
+    """Shape of a ``CaptionTransformer``.
+
+    Args:
+        input_kind: ``pixels`` (``pixel_values [B, 3, S, S]``) or ``regions`` (``region_features [B, R, feature_dim]`` and
+            ``region_mask [B, R]``).
+        vocab_size: number of token ids, the special ones included.
+        d_model, encoder_layers, decoder_layers, num_heads, ffn_dim, dropout: the Transformer. The recipe of the
+            self-critical literature is 512, 6, 6, 8, 2048, 0.1.
+        image_size, patch_size: pixels only; the image is S x S and is cut into (S / patch_size)² patches.
+        patch_stem: pixels only; ``linear`` (ViT) or ``conv`` (stride-2 3x3 convolutions, after Xiao et al. 2021, "Early
+            convolutions help transformers see better"), which learns from far fewer images.
+        feature_dim: regions only; 2048 for bottom-up features, 2054 for VinVL.
+        max_positions: longest caption in tokens, EOS included.
+    """
+
+    model_type = "caption_transformer"
+    is_encoder_decoder = True
+
+    def __init__(
+        self,
+        input_kind: str = "pixels",
+        vocab_size: int = 10_000,
+        d_model: int = 512,
+        encoder_layers: int = 6,
+        decoder_layers: int = 6,
+        num_heads: int = 8,
+        ffn_dim: int = 2048,
+        dropout: float = 0.1,
+        image_size: int = 224,
+        patch_size: int = 16,
+        patch_stem: str = "linear",
+        feature_dim: int = 2048,
+        max_positions: int = 64,
+        pad_token_id: int = 0,
+        bos_token_id: int = 1,
+        eos_token_id: int = 2,
+        unk_token_id: int = 3,
+        **kwargs: Any,
+    ) -> None:
+        if input_kind not in ("pixels", "regions"):
+            raise ValueError(f"input_kind is {input_kind!r}: expected 'pixels' or 'regions'")
+        if patch_stem not in ("linear", "conv"):
+            raise ValueError(f"patch_stem is {patch_stem!r}: expected 'linear' or 'conv'")
+        if d_model % num_heads:
+            raise ValueError(f"d_model {d_model} is not a multiple of num_heads {num_heads}")
+        if input_kind == "pixels" and image_size % patch_size:
+            raise ValueError(f"image_size {image_size} is not a multiple of patch_size {patch_size}")
+        self.input_kind = input_kind
+        self.vocab_size = vocab_size
+        self.d_model = d_model
+        self.encoder_layers = encoder_layers
+        self.decoder_layers = decoder_layers
+        self.num_heads = num_heads
+        self.ffn_dim = ffn_dim
+        self.dropout = dropout
+        self.image_size = image_size
+        self.patch_size = patch_size
+        self.patch_stem = patch_stem
+        self.feature_dim = feature_dim
+        self.max_positions = max_positions
+        self.unk_token_id = unk_token_id
+        self.num_hidden_layers = decoder_layers
+        self.hidden_size = d_model
+        self.num_attention_heads = num_heads
+        kwargs.setdefault("tie_word_embeddings", True)
+        kwargs.setdefault("decoder_start_token_id", bos_token_id)
+        kwargs["is_encoder_decoder"] = True
+        super().__init__(pad_token_id=pad_token_id, bos_token_id=bos_token_id, eos_token_id=eos_token_id, **kwargs)
+
+    @property
+    def forbidden_token_ids(self) -> tuple[int, ...]:
+        """Tokens that no caption may contain; the sampled and the scored distribution both exclude them."""
+        return (self.pad_token_id, self.bos_token_id, self.unk_token_id)
+
+
+class Attention(nn.Module):
+    """Multi-head scaled dot-product attention with separate projections."""
+
+    def __init__(self, d_model: int, num_heads: int, dropout: float) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.dropout = dropout
+        self.query = nn.Linear(d_model, d_model)
+        self.key = nn.Linear(d_model, d_model)
+        self.value = nn.Linear(d_model, d_model)
+        self.output = nn.Linear(d_model, d_model)
+
+    def split_heads(self, states: Tensor) -> Tensor:
+        """[N, T, D] -> [N, H, T, D/H]."""
+        return states.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+
+    def keys_values(self, states: Tensor) -> tuple[Tensor, Tensor]:
+        """Project ``states`` [N, S, D] to keys and values [N, H, S, D/H]."""
+        return self.split_heads(self.key(states)), self.split_heads(self.value(states))
+
+    def forward(
+        self, states: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, causal: bool = False
+    ) -> Tensor:
+        """Attend from ``states`` [N, T, D]; ``mask`` broadcasts to [N, H, T, S], True where attention is allowed."""
+        attended = F.scaled_dot_product_attention(
+            self.split_heads(self.query(states)),
+            keys,
+            values,
+            attn_mask=mask,
+            is_causal=causal,
+            dropout_p=self.dropout if self.training else 0.0,
+        )
+        return self.output(attended.transpose(1, 2).flatten(2))
+
+
+class FeedForward(nn.Sequential):
+    """Linear, GELU, dropout, linear."""
+
+    def __init__(self, d_model: int, ffn_dim: int, dropout: float) -> None:
+        super().__init__(nn.Linear(d_model, ffn_dim), nn.GELU(), nn.Dropout(dropout), nn.Linear(ffn_dim, d_model))
+
+
+class EncoderLayer(nn.Module):
+    """Pre-LN self-attention over patches or regions, then the feed-forward network."""
+
+    def __init__(self, config: CaptionTransformerConfig) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(config.d_model)
+        self.attention = Attention(config.d_model, config.num_heads, config.dropout)
+        self.ffn_norm = nn.LayerNorm(config.d_model)
+        self.ffn = FeedForward(config.d_model, config.ffn_dim, config.dropout)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, states: Tensor, mask: Tensor | None) -> Tensor:
+        """``states`` [B, S, D] -> [B, S, D]; ``mask`` [B, 1, 1, S]."""
+        normed = self.attention_norm(states)
+        states = states + self.dropout(self.attention(normed, *self.attention.keys_values(normed), mask))
+        return states + self.dropout(self.ffn(self.ffn_norm(states)))
+
+
+class Encoder(nn.Module):
+    """Pixels or region features to image states."""
+
+    def __init__(self, config: CaptionTransformerConfig) -> None:
+        super().__init__()
+        self.config = config
+        if config.input_kind == "pixels":
+            self.main_input_name = "pixel_values"
+            self.embedding: nn.Module = PixelEmbedding(
+                config.d_model, config.image_size, config.patch_size, config.patch_stem
+            )
+        else:
+            self.main_input_name = "region_features"
+            self.embedding = RegionEmbedding(config.d_model, config.feature_dim)
+        self.dropout = nn.Dropout(config.dropout)
+        self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
+        self.norm = nn.LayerNorm(config.d_model)
+
+    def forward(
+        self,
+        pixel_values: Tensor | None = None,
+        region_features: Tensor | None = None,
+        region_mask: Tensor | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutput:
+        """``last_hidden_state`` [B, S, D], from ``pixel_values`` [B, 3, H, W] or ``region_features`` [B, S, F]."""
+        inputs = pixel_values if self.config.input_kind == "pixels" else region_features
+        if inputs is None:
+            raise ValueError(f"the model reads {self.main_input_name!r}, which is missing")
+        states = self.dropout(self.embedding(inputs))
+        mask = region_mask[:, None, None, :].bool() if region_mask is not None else None
+        for layer in self.layers:
+            states = layer(states, mask)
+        return BaseModelOutput(last_hidden_state=self.norm(states))
+
+
+class DecoderLayer(nn.Module):
+    """Pre-LN causal self-attention, cross-attention to the image, feed-forward network."""
+
+    def __init__(self, config: CaptionTransformerConfig, index: int) -> None:
+        super().__init__()
+        self.index = index
+        self.self_norm = nn.LayerNorm(config.d_model)
+        self.self_attention = Attention(config.d_model, config.num_heads, config.dropout)
+        self.cross_norm = nn.LayerNorm(config.d_model)
+        self.cross_attention = Attention(config.d_model, config.num_heads, config.dropout)
+        self.ffn_norm = nn.LayerNorm(config.d_model)
+        self.ffn = FeedForward(config.d_model, config.ffn_dim, config.dropout)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(
+        self, states: Tensor, memory: Tensor, memory_mask: Tensor | None, cache: EncoderDecoderCache | None
+    ) -> Tensor:
+        """``states`` [B·K, T, D] with ``memory`` [B, S, D]; T > 1 only where the cache is empty."""
+        normed = self.self_norm(states)
+        keys, values = self.self_attention.keys_values(normed)
+        if cache is not None:
+            keys, values = cache.self_attention_cache.update(keys, values, self.index)
+        causal = states.shape[1] > 1
+        states = states + self.dropout(self.self_attention(normed, keys, values, None, causal=causal))
+        normed = self.cross_norm(states)
+        # The K sequences of an image become one sequence of K·T queries: no copy of the image's keys and values.
+        side_by_side = normed.reshape(memory.shape[0], -1, normed.shape[-1])
+        attended = self.cross_attention(side_by_side, *self._memory(memory, cache), memory_mask)
+        states = states + self.dropout(attended.reshape(normed.shape))
+        return states + self.dropout(self.ffn(self.ffn_norm(states)))
+
+    def _memory(self, memory: Tensor, cache: EncoderDecoderCache | None) -> tuple[Tensor, Tensor]:
+        if cache is None:
+            return self.cross_attention.keys_values(memory)
+        if not cache.is_updated.get(self.index):
+            cache.cross_attention_cache.update(*self.cross_attention.keys_values(memory), self.index)
+            cache.is_updated[self.index] = True
+        layer = cache.cross_attention_cache.layers[self.index]
+        return layer.keys, layer.values
+
+
+class CaptionTransformer(PreTrainedModel, GenerationMixin):
+    """The captioner as a Transformers model: ``generate`` (greedy, beam, sampling), ``from_pretrained``, KV cache."""
+
+    config_class = CaptionTransformerConfig
+    base_model_prefix = ""
+    _tied_weights_keys = {"lm_head.weight": "token_embedding.weight"}  # noqa: RUF012
+    _supports_sdpa = True
+    _no_split_modules = ["EncoderLayer", "DecoderLayer"]  # noqa: RUF012
+
+    def __init__(self, config: CaptionTransformerConfig) -> None:
+        super().__init__(config)
+        self.encoder = Encoder(config)
+        self.main_input_name = self.encoder.main_input_name
+        self.token_embedding = nn.Embedding(config.vocab_size, config.d_model)
+        self.position_embedding = nn.Embedding(config.max_positions, config.d_model)
+        self.embedding_dropout = nn.Dropout(config.dropout)
+        self.layers = nn.ModuleList(DecoderLayer(config, index) for index in range(config.decoder_layers))
+        self.norm = nn.LayerNorm(config.d_model)
+        self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
+        self.post_init()
+        self.generation_config = GenerationConfig(
+            pad_token_id=config.pad_token_id,
+            bos_token_id=config.bos_token_id,
+            eos_token_id=config.eos_token_id,
+            decoder_start_token_id=config.bos_token_id,
+            suppress_tokens=list(config.forbidden_token_ids),
+        )
+
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            init.xavier_uniform_(module.weight)
+            if module.bias is not None:
+                init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding):
+            init.normal_(module.weight, std=self.config.d_model**-0.5)
+        elif isinstance(module, nn.LayerNorm | nn.GroupNorm):
+            init.ones_(module.weight)
+            init.zeros_(module.bias)
+        elif isinstance(module, PixelEmbedding):
+            init.normal_(module.position, std=0.02)
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The token embedding, which the output layer shares."""
+        return self.token_embedding
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Replace the token embedding."""
+        self.token_embedding = value
+
+    def get_output_embeddings(self) -> nn.Module:
+        """The output layer."""
+        return self.lm_head
+
+    def get_encoder(self, modality: str | None = None) -> nn.Module:
+        """The image encoder."""
+        return self.encoder
+
+    def forward(
+        self,
+        pixel_values: Tensor | None = None,
+        region_features: Tensor | None = None,
+        region_mask: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        encoder_outputs: BaseModelOutput | None = None,
+        past_key_values: Cache | None = None,
+        use_cache: bool = False,
+        **kwargs: Any,
+    ) -> Seq2SeqLMOutput:
+        """Next-token logits.
+
+        Args:
+            pixel_values: [B, 3, S, S], normalised.
+            region_features, region_mask: [B, R, F] and [B, R] (True for real regions).
+            decoder_input_ids: [B·K, T]: K sequences an image, those of one image adjacent. Padding stands on the right.
+            encoder_outputs: states [B, S, D] computed before.
+            past_key_values: cache of the tokens before; only the newest token is then passed.
+
+        Returns:
+            ``logits`` [B·K, T, V], float32 or the autocast type.
+        """
+        if encoder_outputs is None:
+            encoder_outputs = self.encoder(pixel_values, region_features, region_mask)
+        memory = encoder_outputs[0]
+        if use_cache and past_key_values is None:
+            past_key_values = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        cache = past_key_values if isinstance(past_key_values, EncoderDecoderCache) else None
+        start = cache.get_seq_length() if cache is not None else 0
+        length = decoder_input_ids.shape[1]
+        if start + length > self.config.max_positions:
+            raise ValueError(f"caption of {start + length} tokens: max_positions is {self.config.max_positions}")
+        positions = torch.arange(start, start + length, device=decoder_input_ids.device)
+        scale = self.config.d_model**0.5
+        states = self.token_embedding(decoder_input_ids) * scale + self.position_embedding(positions) * scale
+        states = self.embedding_dropout(states)
+        memory_mask = region_mask[:, None, None, :].bool() if region_mask is not None else None
+        for layer in self.layers:
+            states = layer(states, memory, memory_mask, cache)
+        return Seq2SeqLMOutput(
+            logits=self.lm_head(self.norm(states)),
+            past_key_values=cache,
+            encoder_last_hidden_state=memory,
+        )

@@ -1,0 +1,146 @@
+"""The from-scratch Transformer behind the ``Captioner`` seam: pixels or region features in, captions out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerFast
+
+from rewards.text.tokenize import tokenize
+from rl_caption.captioners.base import Decoding, forbid
+from rl_caption.captioners.decoding import decode_captions
+from rl_caption.captioners.modeling import CaptionTransformer, CaptionTransformerConfig
+from rl_caption.captioners.vocabulary import build_vocabulary, is_word_level, load_tokenizer
+from rl_caption.data.base import DataError, Row, load_image
+from rl_caption.data.features import load_features, pad_features
+
+PIXEL_MEAN, PIXEL_STD = 0.5, 0.5
+
+
+class TransformerCaptioner:
+    """A ``CaptionTransformer`` with its vocabulary and preprocessing."""
+
+    def __init__(self, policy: CaptionTransformer, tokenizer: PreTrainedTokenizerFast, cache_bytes: int = 0) -> None:
+        self.policy = policy
+        self.tokenizer = tokenizer
+        self.cache_bytes = cache_bytes
+        self.cached: dict[tuple[str, str], np.ndarray] = {}
+        self.word_level = is_word_level(tokenizer)
+        config = policy.config
+        if len(tokenizer) != config.vocab_size:
+            raise ValueError(f"the tokenizer has {len(tokenizer)} tokens, the model {config.vocab_size}")
+        self.eos_token_id: int = config.eos_token_id
+        self.pad_token_id: int = config.pad_token_id
+        self.bos_token_id: int = config.bos_token_id
+        self.unk_token_id: int | None = config.unk_token_id
+        self.input_kind: str = config.input_kind
+        self.image_size: int = config.image_size
+        self.feature_dim: int = config.feature_dim
+        self.forbidden: tuple[int, ...] = config.forbidden_token_ids
+
+    @classmethod
+    def from_scratch(
+        cls,
+        references: Sequence[list[str]],
+        min_count: int = 5,
+        tokenizer: str | None = None,
+        cache_bytes: int = 0,
+        **shape: Any,
+    ) -> TransformerCaptioner:
+        """A randomly initialised captioner.
+
+        Args:
+            references: training references, from which the word-level vocabulary is built.
+            min_count: rarer words become UNK.
+            tokenizer: path of a ``tokenizers`` tokenizer to use instead of a word-level vocabulary.
+            cache_bytes: memory for decoded, resized images.
+            **shape: arguments of ``CaptionTransformerConfig``.
+        """
+        words = load_tokenizer(tokenizer) if tokenizer else build_vocabulary(references, min_count)
+        config = CaptionTransformerConfig(
+            vocab_size=len(words),
+            pad_token_id=words.pad_token_id,
+            bos_token_id=words.bos_token_id,
+            eos_token_id=words.eos_token_id,
+            unk_token_id=words.unk_token_id if words.unk_token_id is not None else words.pad_token_id,
+            **shape,
+        )
+        return cls(CaptionTransformer(config), words, cache_bytes)
+
+    @classmethod
+    def from_pretrained(cls, path: str | Path, cache_bytes: int = 0) -> TransformerCaptioner:
+        """Load a folder that ``save_pretrained`` wrote."""
+        policy = CaptionTransformer.from_pretrained(path)
+        return cls(policy, PreTrainedTokenizerFast.from_pretrained(path), cache_bytes)
+
+    def save_pretrained(self, policy: nn.Module, path: Path) -> None:
+        """Write ``model.safetensors``, ``config.json``, ``generation_config.json`` and the tokenizer to ``path``."""
+        policy.save_pretrained(path)
+        self.tokenizer.save_pretrained(path)
+
+    def preprocess(self, rows: Sequence[Row]) -> dict[str, Tensor]:
+        """``pixel_values`` [B, 3, S, S] in [-1, 1] (bicubic, the aspect ratio is not kept), or
+        ``region_features`` [B, R, F] with ``region_mask`` [B, R]."""
+        if self.input_kind == "pixels":
+            return {"pixel_values": torch.stack([self._pixels(row) for row in rows])}
+        missing = [row["image_id"] for row in rows if row.get("features") is None]
+        if missing:
+            raise DataError(f"image {missing[0]!r} has no region features: set data.features_root")
+        features, mask = pad_features(
+            [load_features(row["features"], row["image_id"], self.feature_dim)[0] for row in rows]
+        )
+        return {"region_features": features, "region_mask": mask}
+
+    def _pixels(self, row: Row) -> Tensor:
+        source = row["image"]
+        key = (row["image_id"], str(source) if isinstance(source, str | Path) else "")
+        array = self.cached.get(key)
+        if array is None:
+            image = load_image(source)
+            if image.size != (self.image_size, self.image_size):
+                image = image.resize((self.image_size, self.image_size), Image.Resampling.BICUBIC)
+            array = np.asarray(image, dtype=np.uint8)
+            if (len(self.cached) + 1) * array.nbytes <= self.cache_bytes:
+                self.cached[key] = array
+        return torch.from_numpy((array.astype(np.float32) / 255.0 - PIXEL_MEAN) / PIXEL_STD).permute(2, 0, 1)
+
+    def encode(self, texts: Sequence[str], max_tokens: int) -> list[list[int]]:
+        """Token ids with EOS; a caption over ``max_tokens`` is cut and has no EOS."""
+        prepared = [" ".join(tokenize(text)) for text in texts] if self.word_level else list(texts)
+        encoded = self.tokenizer(prepared, add_special_tokens=False)["input_ids"]
+        return [[*ids, self.eos_token_id][:max_tokens] for ids in encoded]
+
+    def generate(
+        self, policy: nn.Module, inputs: dict[str, Tensor], decoding: Decoding, noise: Tensor | None = None
+    ) -> Tensor:
+        """New tokens [B, captions_per_image, T]; see ``Captioner.generate``. Beam search is Transformers' own."""
+        if decoding.num_beams == 1:
+            return decode_captions(policy, inputs, decoding, noise)
+        with torch.no_grad():
+            tokens = policy.generate(
+                **inputs,
+                do_sample=False,
+                num_beams=decoding.num_beams,
+                length_penalty=decoding.length_penalty,
+                max_new_tokens=decoding.max_new_tokens,
+            )
+        return tokens[:, 1:].unsqueeze(1)
+
+    def token_logits(self, model: nn.Module, inputs: dict[str, Tensor], token_ids: Tensor) -> Tensor:
+        """Float32 logits [B, K, L, V] of ``token_ids`` [B, K, L]; see ``Captioner.token_logits``."""
+        flat = token_ids.flatten(0, 1)
+        start = torch.full_like(flat[:, :1], self.bos_token_id)
+        output = model(**inputs, decoder_input_ids=torch.cat([start, flat[:, :-1]], dim=1))
+        return forbid(output.logits, self.forbidden).unflatten(0, token_ids.shape[:2])
+
+    def decode(self, token_ids: Tensor) -> list[str]:
+        """Captions [N] of ``token_ids`` [N, L]: words joined by single spaces, no special tokens."""
+        return self.tokenizer.batch_decode(
+            token_ids.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )

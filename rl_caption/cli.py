@@ -1,0 +1,126 @@
+"""Command line: the only file that knows the parser library.
+
+``python -m rl_caption NAME --config FILE --section.key value``: a YAML file, then overrides.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rl_caption.config import EvaluateConfig, ScstConfig, XeConfig
+
+Config = TypeVar("Config")
+
+
+class UsageError(SystemExit):
+    """The command line cannot be understood; ends the program with code 2 and a message."""
+
+    def __init__(self, message: str) -> None:
+        print(f"error: {message}", file=sys.stderr)
+        super().__init__(2)
+
+
+def parse(kind: type[Config], arguments: Sequence[str], program: str) -> Config:
+    """Read a configuration from ``--config FILE`` and overrides; unknown keys and bad values end the program.
+
+    The file comes first and there is one of it: an override placed before ``--config`` would be lost silently, and a
+    second file would replace whole dictionaries.
+    """
+    from jsonargparse import ArgumentParser
+
+    places = [index for index, word in enumerate(arguments) if word == "--config" or word.startswith("--config=")]
+    if len(places) > 1:
+        raise UsageError("--config is given twice: one file, then overrides such as --train.lr 1e-5")
+    if places and places[0] != 0:
+        raise UsageError(f"--config must come first: {arguments[0]} before it would be lost")
+    parser = ArgumentParser(prog=program, description=(kind.__doc__ or "").split("\n")[0])
+    parser.add_argument("--config", action="config", help="YAML file with any of the keys below")
+    parser.add_class_arguments(kind, None, as_group=False)
+    namespace = parser.parse_args(list(arguments))
+    instance = parser.instantiate(namespace)
+    values = {name: getattr(instance, name) for name in kind.__dataclass_fields__}  # type: ignore[attr-defined]
+    return kind(**values)
+
+
+def xe(arguments: Sequence[str]) -> int:
+    """Train a captioner by cross-entropy."""
+    config = parse(XeConfig, arguments, "train_xe.py")
+    from rl_caption.programs import train_xe
+
+    train_xe(config)
+    return 0
+
+
+def scst(arguments: Sequence[str]) -> int:
+    """Fine-tune a captioner by self-critical sequence training."""
+    config = parse(ScstConfig, arguments, "scst.py")
+    from rl_caption.programs import train_scst, train_xe
+    from rl_caption.run_folder import is_complete
+
+    if config.warm_start is not None:
+        stage = parse(XeConfig, ["--config", config.warm_start], "train_xe.py")
+        if not is_complete(Path(stage.run.dir)):
+            train_xe(stage)
+        if not is_complete(Path(stage.run.dir)):  # stopped by SIGTERM
+            return 0
+    train_scst(config)
+    return 0
+
+
+def evaluate(arguments: Sequence[str]) -> int:
+    """Judge captions of a split or of a file."""
+    config = parse(EvaluateConfig, arguments, "evaluate.py")
+    from rl_caption.evaluate import evaluate_split
+
+    print(evaluate_split(config))
+    return 0
+
+
+MODULES = {
+    "score": "rl_caption.score",
+    "caption": "rl_caption.caption",
+    "doctor": "rl_caption.doctor",
+    "demo": "rl_caption.demo",
+}
+PROGRAMS = {"xe": xe, "scst": scst, "evaluate": evaluate}
+SUMMARIES = {
+    "xe": "train a captioner by cross-entropy",
+    "scst": "fine-tune a captioner by self-critical sequence training",
+    "evaluate": "judge captions of a split or of a file",
+    "score": "score captions in files with any reward",
+    "caption": "caption photos with a trained captioner",
+    "doctor": "versions, devices, what is missing and what that costs",
+    "demo": "the whole job on a generated world",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run ``NAME ARGUMENTS...``; expected errors end with one clear message and code 1."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] in ("-h", "--help"):
+        print("usage: python -m rl_caption NAME ...\n")
+        print("\n".join(f"  {name:<9} {summary}" for name, summary in SUMMARIES.items()))
+        print("\npython -m rl_caption NAME --help describes each.")
+        return 0 if words else 2
+    name, rest = words[0], words[1:]
+    if name not in SUMMARIES:
+        raise UsageError(f"{name!r} is not one of {', '.join(SUMMARIES)}")
+    return run(name, rest)
+
+
+def run(name: str, arguments: Sequence[str]) -> int:
+    """Run one program; errors that a user can mend are printed without a traceback."""
+    from rl_caption.errors import user_errors
+
+    with user_errors():
+        if name in PROGRAMS:
+            from rl_caption.launch import die_with_launcher
+
+            die_with_launcher()
+            return PROGRAMS[name](arguments)
+        module: Any = importlib.import_module(MODULES[name])
+        return module.main(list(arguments))

@@ -1,0 +1,317 @@
+"""Configuration: dataclasses only. ``cli.py`` fills them from YAML and the command line, ``build.py`` reads them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+@dataclass
+class ModelConfig:
+    """The captioner.
+
+    Args:
+        name: ``transformer``, the from-scratch encoder-decoder of this package.
+        init: folder of a saved captioner to start from; null starts from random weights (cross-entropy only).
+        min_count: from scratch: words that occur less often in the training references become UNK.
+        tokenizer: from scratch: a ``tokenizers`` tokenizer (folder or ``tokenizer.json``) instead of whole words.
+        kwargs: from scratch: the shape, arguments of ``CaptionTransformerConfig``.
+    """
+
+    name: Literal["transformer"] = "transformer"
+    init: str | None = None
+    min_count: int = 5
+    tokenizer: str | None = None
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class DataConfig:
+    """The images and their captions.
+
+    Args:
+        format: ``karpathy`` (one JSON with splits), ``jsonl`` (one JSON object a line), ``scenes`` (generated world).
+        path: the JSON file, or the folder that holds it.
+        image_root: folder of the images, relative to the JSON's folder or absolute.
+        image_extension: replaces the extension that the JSON gives, such as ``.jpg``.
+        flatten: ignore the folder (``filepath``) that the JSON gives.
+        features_root: folder of region features, one file an image.
+        on_bad: ``fail`` stops on unusable images and captions; ``skip`` leaves them out and says so.
+        check_images: decode every image before training starts.
+        num_workers: loader processes; 0 loads in the main process.
+        cache_mb: memory for decoded, resized images, in MiB a process; 0 decodes them every time.
+        kwargs: further arguments of the format, such as ``{num_train: 2000, seed: 1}`` for ``scenes``.
+    """
+
+    format: Literal["karpathy", "jsonl", "scenes"] = "karpathy"
+    path: str | None = None
+    image_root: str | None = None
+    image_extension: str | None = None
+    flatten: bool = False
+    features_root: str | None = None
+    on_bad: Literal["fail", "skip"] = "fail"
+    check_images: bool = True
+    num_workers: int = 0
+    cache_mb: int = 1024
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class RewardTerm:
+    """One reward of the mixture.
+
+    Args:
+        weight: factor of the raw score in the total.
+        target: ``package.module:Class`` of a reward outside this package; null takes the term's name.
+        kwargs: arguments of the reward.
+    """
+
+    weight: float = 1.0
+    target: str | None = None
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class RewardConfig:
+    """What samples are scored by: a weighted sum of terms.
+
+    Args:
+        terms: name to weight and arguments.
+        df: document frequencies of CIDEr-D; null builds them from the training split, one document an image.
+        eos: EOS counts as a word of hypotheses, references and document frequencies.
+    """
+
+    terms: dict[str, RewardTerm] = field(default_factory=lambda: {"cider": RewardTerm()})
+    df: str | None = None
+    eos: bool = True
+
+
+@dataclass
+class RolloutConfig:
+    """How captions are sampled.
+
+    Args:
+        num_samples: captions sampled for each image (K).
+        temperature: softmax temperature, in sampling and in scoring alike.
+        max_new_tokens: length limit in tokens, EOS included.
+        dropout: keep dropout on in sampling and scoring (the first self-critical codes did); off keeps the update
+            on-policy.
+    """
+
+    num_samples: int = 5
+    temperature: float = 1.0
+    max_new_tokens: int = 24
+    dropout: bool = False
+
+
+@dataclass
+class TrainConfig:
+    """Optimisation, common to every stage.
+
+    Args:
+        max_steps: optimizer steps; null takes ``epochs``.
+        epochs: passes over the training images, used where ``max_steps`` is null.
+        batch_size: images of one optimizer step, over all processes and accumulation steps together.
+        micro_batch_size: images of one forward pass of one process; null is ``batch_size`` / processes. The rest is
+            gradient accumulation, which does not change the step.
+        lr: peak learning rate of Adam.
+        schedule: ``constant``, ``linear`` or ``cosine`` decay to 0, ``step`` (times ``decay`` every ``decay_every``
+            steps) or ``noam`` (inverse square root), all after ``warmup_steps`` of linear warm-up.
+        warmup_steps: optimizer steps.
+        decay: factor of ``step``.
+        decay_every: optimizer steps between two decays of ``step``.
+        betas: Adam's.
+        weight_decay: decoupled (AdamW).
+        grad_clip_norm: largest gradient norm; null does not clip.
+        grad_clip_value: largest absolute gradient, as in self-critical.pytorch (0.1); null does not clip.
+        mixed_precision: ``bf16`` and ``fp16`` where the device has them.
+        num_processes: processes that must train together; null checks what the launcher says.
+        threads: CPU threads of a process; null shares the cores out among the processes of the machine.
+        seed: of weights, data order and samples.
+        label_smoothing: of the cross-entropy.
+    """
+
+    max_steps: int | None = None
+    epochs: float = 1.0
+    batch_size: int = 50
+    micro_batch_size: int | None = None
+    lr: float = 5e-4
+    schedule: Literal["constant", "linear", "cosine", "step", "noam"] = "constant"
+    warmup_steps: int = 0
+    decay: float = 0.8
+    decay_every: int = 1000
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = 0.0
+    grad_clip_norm: float | None = 1.0
+    grad_clip_value: float | None = None
+    mixed_precision: Literal["no", "bf16", "fp16"] = "no"
+    num_processes: int | None = None
+    threads: int | None = None
+    seed: int = 0
+    label_smoothing: float = 0.0
+
+
+@dataclass
+class XeTrainConfig(TrainConfig):
+    """Cross-entropy training. Further arguments:
+
+    Args:
+        captions_per_image: references of an image that one step learns; null learns all.
+        max_target_tokens: longest reference in tokens, EOS included; the rest is cut off.
+    """
+
+    label_smoothing: float = 0.1
+    captions_per_image: int | None = 5
+    max_target_tokens: int = 24
+
+
+@dataclass
+class ScstTrainConfig(TrainConfig):
+    """Self-critical training. Further arguments:
+
+    Args:
+        advantage: baseline of a sample: ``leave_one_out`` (mean of the others), ``greedy`` (classic SCST), ``mean``,
+            ``group_norm`` (GRPO), ``none``.
+        loss_reduction: ``token`` (mean over tokens) or ``sequence`` (mean over captions). The learning rate goes with
+            it: the two differ by about the caption length.
+        kl_coef: weight of the KL divergence to the frozen starting policy, per token; 0 loads no second model.
+        xe_weight: weight of a cross-entropy term on the references, token mean.
+    """
+
+    lr: float = 5e-6
+    advantage: Literal["leave_one_out", "greedy", "mean", "group_norm", "none"] = "leave_one_out"
+    loss_reduction: Literal["token", "sequence"] = "token"
+    kl_coef: float = 0.0
+    xe_weight: float = 0.0
+
+
+@dataclass
+class EvalConfig:
+    """Validation during training.
+
+    Args:
+        every: optimizer steps between two validations; null is once an epoch. One more follows the last step.
+        split: its name.
+        max_images: the first so many images of the split; null takes all.
+        batch_size: images decoded at a time, in each process.
+        patience: stop after so many validations in a row without a better CIDEr-D; null never stops early.
+    """
+
+    every: int | None = None
+    split: str = "val"
+    max_images: int | None = None
+    batch_size: int = 64
+    patience: int | None = None
+
+
+@dataclass
+class RunConfig:
+    """Where a run lives and how it is watched.
+
+    Args:
+        dir: the run's folder.
+        resume: ``auto`` goes on from the newest checkpoint of an equal configuration, or starts; ``true`` goes on and
+            accepts a changed configuration; ``false`` starts, and refuses a folder that holds a run; or the path of a
+            checkpoint.
+        save_every: optimizer steps between two checkpoints; null saves at every validation.
+        keep_checkpoints: newest ones kept.
+        log_every: optimizer steps between two log lines.
+        log_samples: images whose samples are written to ``samples.jsonl`` at every log line.
+        trackers: ``tensorboard``, ``wandb``, ... through Accelerate, beside ``metrics.jsonl``.
+    """
+
+    dir: str = "runs/run"
+    resume: bool | str = "auto"
+    save_every: int | None = None
+    keep_checkpoints: int = 2
+    log_every: int = 10
+    log_samples: int = 2
+    trackers: list[str] = field(default_factory=list)
+
+
+@dataclass
+class XeConfig:
+    """``train_xe.py``: a captioner by cross-entropy.
+
+    Args:
+        model: the captioner.
+        data: images and captions.
+        train: optimisation.
+        eval: validation; captions are decoded greedily.
+        run: folder, resume, logs.
+    """
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    train: XeTrainConfig = field(default_factory=XeTrainConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    run: RunConfig = field(default_factory=RunConfig)
+
+
+@dataclass
+class ScstConfig:
+    """``scst.py``: a captioner by self-critical sequence training.
+
+    Args:
+        model: the captioner; ``model.init`` is the one to start from.
+        warm_start: configuration of a cross-entropy run that makes ``model.init`` where it does not exist yet.
+        data: images and captions.
+        rollout: sampling.
+        reward: what samples are scored by.
+        train: optimisation.
+        eval: validation; captions are decoded greedily.
+        run: folder, resume, logs.
+    """
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    warm_start: str | None = None
+    data: DataConfig = field(default_factory=DataConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    train: ScstTrainConfig = field(default_factory=ScstTrainConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    run: RunConfig = field(default_factory=RunConfig)
+
+
+@dataclass
+class DecodeConfig:
+    """How captions are decoded.
+
+    Args:
+        num_beams: 1 is greedy.
+        max_new_tokens: length limit in tokens, EOS included.
+        length_penalty: beam search only.
+        batch_size: images at a time.
+    """
+
+    num_beams: int = 1
+    max_new_tokens: int = 24
+    length_penalty: float = 1.0
+    batch_size: int = 64
+
+
+@dataclass
+class EvaluateConfig:
+    """``evaluate.py``: captions of a split, or of a file, against references.
+
+    Args:
+        model: folder of a saved captioner, such as ``runs/NAME/export/best``.
+        predictions: captions in COCO result format, instead of ``model``.
+        references: file of references, where ``predictions`` do not belong to a split of ``data``.
+        data: images and captions.
+        split: of ``data``.
+        decode: greedy or beam search.
+        metrics: which scores.
+        tokenizer: ``java`` (the toolkit's), ``python`` (ours), ``auto`` (Java where it is there).
+        out: folder for ``predictions.json`` and ``scores.json``.
+    """
+
+    model: str | None = None
+    predictions: str | None = None
+    references: str | None = None
+    data: DataConfig = field(default_factory=DataConfig)
+    split: str = "test"
+    decode: DecodeConfig = field(default_factory=DecodeConfig)
+    metrics: list[str] = field(default_factory=lambda: ["bleu", "meteor", "rouge", "cider", "spice"])
+    tokenizer: Literal["auto", "java", "python"] = "auto"
+    out: str = "evaluation"

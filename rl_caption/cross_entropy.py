@@ -1,0 +1,69 @@
+"""Cross-entropy training: teacher forcing on the references, the stage before self-critical training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from rl_caption.accumulation import backward_all, global_count
+from rl_caption.captioners.base import Captioner
+from rl_caption.metrics import Averages
+from rl_caption.objectives import cross_entropy_sum
+from rl_caption.types import CaptionBatch
+
+
+def xe_loss(
+    captioner: Captioner,
+    model: nn.Module,
+    batch: CaptionBatch,
+    tokens: Tensor,
+    label_smoothing: float,
+    log: Averages,
+) -> Tensor:
+    """This micro-batch's share of the token-mean cross-entropy; ``tokens`` is the count of the global batch."""
+    if batch.targets is None or batch.target_mask is None:
+        raise ValueError("the batch has no targets: the loader was made without max_target_tokens")
+    logits = captioner.token_logits(model, batch.inputs, batch.targets)
+    loss = cross_entropy_sum(logits, batch.targets, batch.target_mask, label_smoothing)
+    log.add_sum("loss/xe", loss.item(), batch.target_mask.sum().item())
+    return loss / tokens
+
+
+def target_count(accelerator: Accelerator, batches: Sequence[CaptionBatch]) -> Tensor:
+    """Reference tokens to learn in the global batch; a scalar."""
+    return global_count(accelerator, sum(batch.target_mask.sum() for batch in batches))
+
+
+@dataclass
+class CrossEntropyTask:
+    """Maximum likelihood of the references, every reference of an image sharing one encoding of it.
+
+    Args:
+        accelerator: owns devices and the backward pass.
+        captioner: the seam to the model.
+        model: the model as prepared for (distributed) training.
+        label_smoothing: share of the target spread over the vocabulary.
+    """
+
+    accelerator: Accelerator
+    captioner: Captioner
+    model: nn.Module
+    label_smoothing: float = 0.0
+    name: str = "xe"
+    samples: list[dict[str, Any]] = field(default_factory=list)
+
+    def training_step(self, batches: Sequence[CaptionBatch], step: int) -> Averages:
+        """Leave the gradient of one optimizer step in the parameters. ``batches`` are this process's micro-batches."""
+        log = Averages()
+        tokens = target_count(self.accelerator, batches)
+        losses = [
+            partial(xe_loss, self.captioner, self.model, batch, tokens, self.label_smoothing, log) for batch in batches
+        ]
+        share = backward_all(self.accelerator, self.model, losses)
+        log.add_sum("loss/total", share, 1 / self.accelerator.num_processes)
+        return log

@@ -1,0 +1,100 @@
+"""Batches for training: rows in the order of ``order.py``, preprocessed by the captioner in loader workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from rl_caption.captioners.base import Captioner
+from rl_caption.data.base import Row
+from rl_caption.types import CaptionBatch
+
+
+class Collate:
+    """Rows to a ``CaptionBatch``, on the CPU.
+
+    Args:
+        captioner: does the preprocessing and knows the tokens.
+        max_target_tokens: longest reference in tokens, EOS included; None makes no targets.
+        captions_per_image: references that one step learns, another choice at every step; None takes all.
+        seed: of that choice.
+    """
+
+    def __init__(
+        self,
+        captioner: Captioner,
+        max_target_tokens: int | None = None,
+        captions_per_image: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.captioner = captioner
+        self.max_target_tokens = max_target_tokens
+        self.captions_per_image = captions_per_image
+        self.seed = seed
+
+    def __call__(self, items: Sequence[tuple[Row, int]]) -> CaptionBatch:
+        """Make a batch of (row, step) pairs."""
+        rows = [row for row, _ in items]
+        inputs = self.captioner.preprocess(rows)
+        if self.max_target_tokens is None:
+            return CaptionBatch(rows, inputs)
+        chosen = [self._choose(row["references"], step) for row, step in items]
+        targets, mask = encode_targets(self.captioner, chosen, self.max_target_tokens)
+        return CaptionBatch(rows, inputs, targets, mask)
+
+    def _choose(self, references: list[str], step: int) -> list[str]:
+        wanted = self.captions_per_image
+        if wanted is None or len(references) <= wanted:
+            return references
+        generator = np.random.Generator(np.random.Philox(key=[self.seed, step]))
+        return [references[index] for index in generator.permutation(len(references))[:wanted]]
+
+
+def encode_targets(captioner: Captioner, references: list[list[str]], max_tokens: int) -> tuple[Tensor, Tensor]:
+    """References of B images to token ids [B, C, L] and the mask [B, C, L] of the tokens to learn.
+
+    An image with fewer than C references has rows of padding only.
+    """
+    encoded = [captioner.encode(captions, max_tokens) for captions in references]
+    captions = max(len(rows) for rows in encoded)
+    length = max(len(ids) for rows in encoded for ids in rows)
+    targets = torch.full((len(encoded), captions, length), captioner.pad_token_id)
+    mask = torch.zeros(targets.shape, dtype=torch.bool)
+    for image, rows in enumerate(encoded):
+        for caption, ids in enumerate(rows):
+            targets[image, caption, : len(ids)] = torch.tensor(ids)
+            mask[image, caption, : len(ids)] = True
+    return targets, mask & ~torch.isin(targets, torch.tensor(captioner.forbidden))
+
+
+class _Rows:
+    """Rows addressed by (index, step), so that the collate function knows the step."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, key: tuple[int, int]) -> tuple[Row, int]:
+        return self.rows[key[0]], key[1]
+
+
+def caption_loader(
+    rows: Sequence[Row], collate: Collate, order: Iterator[list[tuple[int, int]]], num_workers: int
+) -> DataLoader:
+    """A loader of ``CaptionBatch`` that follows ``order`` (micro-batches of (row index, step))."""
+    return DataLoader(
+        _Rows(rows),
+        batch_sampler=order,
+        collate_fn=collate,
+        num_workers=num_workers,
+        # A generator of its own: otherwise every new iterator would draw from, and so shift, the global random state.
+        generator=torch.Generator(),
+        persistent_workers=False,
+        pin_memory=torch.cuda.is_available(),
+    )

@@ -1,0 +1,63 @@
+"""Captions for the rows of a split, over one or several processes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+from torch import nn
+from tqdm import tqdm
+
+from rl_caption.accumulation import dropout_off
+from rl_caption.captioners.base import Captioner, Decoding
+from rl_caption.data.base import Row
+
+
+def caption_rows(
+    captioner: Captioner,
+    policy: nn.Module,
+    rows: Sequence[Row],
+    decoding: Decoding,
+    batch_size: int,
+    accelerator: Accelerator,
+    progress: str | None = None,
+) -> dict[str, str]:
+    """Decode one caption for each row: greedy, or by beam search where ``decoding.num_beams`` is above 1.
+
+    Every process decodes its share and gets all captions back, ordered as ``rows``.
+
+    Args:
+        captioner: the seam to the model.
+        policy: the model itself.
+        rows: what to caption.
+        decoding: ``num_samples`` must be 0.
+        batch_size: images at a time, in each process.
+        accelerator: tells the device and the processes.
+        progress: description of a progress bar, shown on a terminal.
+
+    Returns:
+        image id -> caption.
+    """
+    if decoding.num_samples:
+        raise ValueError("decoding.num_samples must be 0: one caption for each image")
+    mine = range(accelerator.process_index, len(rows), accelerator.num_processes)
+    starts = range(0, len(mine), batch_size)
+    bar = tqdm(
+        starts,
+        desc=progress,
+        unit="batch",
+        disable=progress is None or not accelerator.is_main_process or not sys.stderr.isatty(),
+    )
+    pairs: list[tuple[str, str]] = []
+    with torch.no_grad(), dropout_off(policy), accelerator.autocast():
+        for start in bar:
+            batch = [rows[index] for index in mine[start : start + batch_size]]
+            inputs = {key: value.to(accelerator.device) for key, value in captioner.preprocess(batch).items()}
+            token_ids = captioner.generate(policy, inputs, decoding, None)
+            captions = captioner.decode(token_ids[:, 0])
+            pairs += [(row["image_id"], caption) for row, caption in zip(batch, captions, strict=True)]
+    gathered = dict(gather_object(pairs) if accelerator.num_processes > 1 else pairs)
+    return {row["image_id"]: gathered[row["image_id"]] for row in (rows[i] for i in range(len(rows)))}

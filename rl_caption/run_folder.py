@@ -1,0 +1,126 @@
+"""The folder of a run: may it be written, does it hold a run already, and where does that run go on."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rl_caption.checkpoint import CheckpointError, clear_leftovers, newest_checkpoint, read_state
+from rl_caption.config import ScstConfig, XeConfig
+
+RESULT = "result.json"
+FREE_TO_CHANGE = (
+    "run.",
+    "warm_start",
+    "data.num_workers",
+    "data.cache_mb",
+    "data.check_images",
+    "eval.batch_size",
+    "train.num_processes",
+    "train.threads",
+    "train.micro_batch_size",
+)
+"""Configuration keys that do not change what is computed."""
+
+
+def find_checkpoint(config: XeConfig | ScstConfig) -> Path | None:
+    """The checkpoint to go on from, or None to start.
+
+    Raises:
+        CheckpointError: ``run.resume`` is false and the folder holds a run; ``auto`` and the configuration is another
+            than the one that the run was started with; or a path that is not an intact checkpoint.
+    """
+    folder, resume = Path(config.run.dir), config.run.resume
+    clear_leftovers(folder / "checkpoints")
+    clear_leftovers(folder / "export")
+    if isinstance(resume, str) and resume not in ("auto", "true", "false"):
+        read_state(Path(resume))
+        return Path(resume)
+    newest = newest_checkpoint(folder / "checkpoints")
+    if newest is None:
+        return None
+    if resume in (False, "false"):
+        raise CheckpointError(
+            f"{folder} already holds a run ({newest.name}) and run.resume is false: choose another run.dir, remove the "
+            "folder, or set run.resume to auto"
+        )
+    if resume == "auto":
+        changed = changed_keys(folder / "config.yaml", config)
+        if changed:
+            raise CheckpointError(
+                f"{folder} holds a run ({newest.name}) of another configuration: {'; '.join(changed)}. Choose another "
+                "run.dir, or set run.resume to true to go on with the changed configuration"
+            )
+    return newest
+
+
+def changed_keys(saved: Path, config: XeConfig | ScstConfig) -> list[str]:
+    """Differences between a saved configuration and ``config`` that change what is computed, as ``key: old -> new``."""
+    if not saved.is_file():
+        return [f"{saved} is missing"]
+    old = _flat(yaml.safe_load(saved.read_text()))
+    new = _flat(json.loads(json.dumps(asdict(config))))
+    return [
+        f"{key}: {old.get(key)!r} -> {new.get(key)!r}"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key) != new.get(key) and not key.startswith(FREE_TO_CHANGE)
+    ]
+
+
+def write_run_files(config: XeConfig | ScstConfig, extra: dict[str, Any]) -> None:
+    """Write ``config.yaml`` (resolved) and ``env.json`` (versions, devices, command) before the first step."""
+    folder = Path(config.run.dir)
+    plain = json.loads(json.dumps(asdict(config)))
+    _write_text(folder / "config.yaml", yaml.safe_dump(plain, sort_keys=False))
+    _write_text(folder / "env.json", json.dumps(environment() | extra, indent=1))
+
+
+def write_result(folder: Path, result: dict[str, Any]) -> None:
+    """Write ``result.json``: the run is complete."""
+    _write_text(folder / RESULT, json.dumps(result, indent=1))
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether the run in ``folder`` reached its end."""
+    return (folder / RESULT).is_file()
+
+
+def environment() -> dict[str, Any]:
+    """Versions, platform and command line, for ``env.json``."""
+    names = ("torch", "transformers", "accelerate", "tokenizers", "numpy", "deepspeed", "rl-caption")
+    versions = {}
+    for name in names:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = None
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "versions": versions,
+        "command": sys.argv,
+    }
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    if isinstance(value, dict) and value:
+        items: dict[str, Any] = {}
+        for key, inner in value.items():
+            items |= _flat(inner, f"{prefix}.{key}" if prefix else str(key))
+        return items
+    return {prefix: value}
+
+
+def _write_text(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(text)
+    os.replace(partial, path)

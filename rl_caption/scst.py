@@ -1,0 +1,126 @@
+"""Self-critical sequence training: the step, as the papers have it (Rennie et al. 2017; Luo 2020)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from rewards.mixed import MixedReward
+from rl_caption.accumulation import backward_all, dropout_off, global_count
+from rl_caption.advantages import AdvantageFn
+from rl_caption.captioners.base import Captioner, Decoding
+from rl_caption.cross_entropy import target_count, xe_loss
+from rl_caption.metrics import Averages
+from rl_caption.monitor import log_rollout
+from rl_caption.objectives import (
+    LossReduction,
+    entropy,
+    kl_penalty_sum,
+    kl_to_reference,
+    policy_gradient_sum,
+    reduction_count,
+    token_logprobs,
+)
+from rl_caption.rollout import sample_captions
+from rl_caption.scoring import score_rollout
+from rl_caption.types import CaptionBatch, Rollout
+
+
+@dataclass
+class SelfCriticalTask:
+    """One policy, one reward, one objective.
+
+    Args:
+        accelerator: owns devices and the backward pass.
+        captioner: the seam to the model; ``captioner.policy`` samples.
+        model: the policy as prepared for (distributed) training.
+        reward: scores captions.
+        advantage: rewards [B, K] (and greedy ones [B]) to advantages [B, K].
+        decoding: K, temperature, length limit, and whether the greedy caption is decoded too.
+        loss_reduction: ``token`` or ``sequence`` mean.
+        seed: of the samples.
+        dropout: keep dropout on, in sampling and scoring.
+        ref_policy: frozen starting policy; needed where ``kl_coef`` is above 0.
+        kl_coef: weight of the KL penalty, token mean.
+        xe_weight: weight of the cross-entropy on the references, token mean.
+        label_smoothing: of that cross-entropy.
+    """
+
+    accelerator: Accelerator
+    captioner: Captioner
+    model: nn.Module
+    reward: MixedReward
+    advantage: AdvantageFn
+    decoding: Decoding
+    loss_reduction: LossReduction = "token"
+    seed: int = 0
+    dropout: bool = False
+    ref_policy: nn.Module | None = None
+    kl_coef: float = 0.0
+    xe_weight: float = 0.0
+    label_smoothing: float = 0.0
+    name: str = "scst"
+    samples: list[dict[str, Any]] = field(default_factory=list)
+    """Captions and rewards of the newest step, for the log."""
+
+    def training_step(self, batches: Sequence[CaptionBatch], step: int) -> Averages:
+        """Leave the gradient of one optimizer step in the parameters. ``batches`` are this process's micro-batches."""
+        log = Averages()
+        with dropout_off(self.model, enabled=not self.dropout):
+            started = time.perf_counter()
+            rollouts = [self._sample(batch, step) for batch in batches]
+            sampled = time.perf_counter()
+            scores = [score_rollout(self.reward, *pair) for pair in zip(rollouts, batches, strict=True)]
+            scored = time.perf_counter()
+            advantages = [self.advantage(score.samples, score.greedy) for score in scores]
+            # The means are over the global batch: accumulation and data parallelism leave the step as it is.
+            counts = [reduction_count(rollout.mask, self.loss_reduction) for rollout in rollouts]
+            count = global_count(self.accelerator, torch.stack(counts).sum())
+            tokens = global_count(self.accelerator, torch.stack([r.mask.sum() for r in rollouts]).sum())
+            losses = [
+                partial(self._policy_loss, batch, rollout, advantage, count, tokens, log)
+                for batch, rollout, advantage in zip(batches, rollouts, advantages, strict=True)
+            ]
+            if self.xe_weight:
+                targets = target_count(self.accelerator, batches)
+                losses += [partial(self._xe_loss, batch, targets, log) for batch in batches]
+            share = backward_all(self.accelerator, self.model, losses)
+        log.add_sum("loss/total", share, 1 / self.accelerator.num_processes)
+        log.add("time/rollout", sampled - started)
+        log.add("time/reward", scored - sampled)
+        log.add("time/update", time.perf_counter() - scored)
+        self.samples = log_rollout(batches, rollouts, scores, advantages, log)
+        return log
+
+    def _sample(self, batch: CaptionBatch, step: int) -> Rollout:
+        with torch.no_grad(), self.accelerator.autocast():
+            return sample_captions(self.captioner, self.captioner.policy, batch, self.decoding, self.seed, step)
+
+    def _policy_loss(
+        self, batch: CaptionBatch, rollout: Rollout, advantages: Tensor, count: Tensor, tokens: Tensor, log: Averages
+    ) -> Tensor:
+        temperature, mask = self.decoding.temperature, rollout.mask
+        logits = self.captioner.token_logits(self.model, batch.inputs, rollout.token_ids)
+        logprobs = token_logprobs(logits, rollout.token_ids, temperature)
+        policy = policy_gradient_sum(logprobs, advantages.to(mask.device), mask)
+        log.add_sum("loss/policy", policy.item(), reduction_count(mask, self.loss_reduction).item())
+        with torch.no_grad():
+            log.add("policy/entropy", entropy(logits, temperature)[mask])
+        loss = policy / count
+        if self.ref_policy is not None:
+            with torch.no_grad():
+                ref_logits = self.captioner.token_logits(self.ref_policy, batch.inputs, rollout.token_ids)
+                ref_logprobs = token_logprobs(ref_logits, rollout.token_ids, temperature)
+                log.add("policy/kl", kl_to_reference(logprobs, ref_logprobs)[mask])
+            loss = loss + self.kl_coef * kl_penalty_sum(logprobs, ref_logprobs, mask) / tokens
+        return loss
+
+    def _xe_loss(self, batch: CaptionBatch, targets: Tensor, log: Averages) -> Tensor:
+        return self.xe_weight * xe_loss(self.captioner, self.model, batch, targets, self.label_smoothing, log)

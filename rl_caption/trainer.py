@@ -1,0 +1,231 @@
+"""The loop around every training task: steps, validation, checkpoints, resume, logs."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from rl_caption.checkpoint import newest_checkpoint, replace_folder, remove_tree, save_checkpoint
+from rl_caption.metrics import Averages
+from rl_caption.run_folder import write_result
+from rl_caption.schedules import Schedule
+from rl_caption.tracking import RunLog
+from rl_caption.types import CaptionBatch, TrainState
+
+
+class NonFiniteError(RuntimeError):
+    """Loss or gradient is NaN or infinite; the message names the step, the images and the last good checkpoint."""
+
+
+class Task(Protocol):
+    """What one optimizer step does; the loop does the rest."""
+
+    name: str
+    samples: list[dict[str, Any]]
+
+    def training_step(self, batches: Sequence[CaptionBatch], step: int) -> Averages:
+        """Leave the step's gradient in the parameters and return what is to be logged."""
+        ...
+
+
+@dataclass
+class Trainer:
+    """Runs a task for ``max_steps`` optimizer steps.
+
+    Args:
+        accelerator: devices, processes, mixed precision.
+        task: computes the gradients.
+        parameters: what is trained.
+        optimizer: as prepared by the accelerator.
+        loader: this process's micro-batches from ``state.global_step`` on.
+        micro_batches: micro-batches of one step.
+        schedule: factor of ``lr`` at a step.
+        lr: peak learning rate.
+        max_steps: optimizer steps of the whole run.
+        folder: the run's folder.
+        state: counters to start from.
+        validate: captions the validation split and returns its metrics; ``val/cider`` chooses the best model.
+        export: writes the model to a folder.
+        grad_clip_norm, grad_clip_value: see ``TrainConfig``.
+        eval_every, save_every, log_every: optimizer steps.
+        keep_checkpoints: newest ones kept.
+        patience: validations without gain before the run ends early; None never does.
+        log_samples: images written to ``samples.jsonl`` at every log line.
+        validate_first: validate before the first step, where the model to start from is a trained one.
+    """
+
+    accelerator: Accelerator
+    task: Task
+    parameters: list[Tensor]
+    optimizer: Optimizer
+    loader: DataLoader
+    micro_batches: int
+    schedule: Schedule
+    lr: float
+    max_steps: int
+    folder: Path
+    state: TrainState
+    validate: Callable[[], dict[str, float]]
+    export: Callable[[Path], None]
+    grad_clip_norm: float | None = 1.0
+    grad_clip_value: float | None = None
+    eval_every: int = 1000
+    save_every: int = 1000
+    log_every: int = 10
+    keep_checkpoints: int = 2
+    patience: int | None = None
+    log_samples: int = 2
+    validate_first: bool = True
+
+    def fit(self) -> TrainState:
+        """Train to ``max_steps``, to the end of patience, or to SIGTERM (which saves a checkpoint first).
+
+        Raises:
+            NonFiniteError: before the optimizer has touched the weights.
+            CheckpointError: a checkpoint cannot be written.
+            RewardError: a reward failed.
+        """
+        log = RunLog(self.accelerator, self.folder, self.task.name, self.state.global_step, self.max_steps)
+        batches = iter(self.loader)
+        try:
+            with _TerminationFlag() as terminated:
+                if self.state.global_step == 0 and self.validate_first:
+                    self._validate(log)
+                while not self._finished():
+                    metrics = self._step([next(batches).to(self.accelerator.device) for _ in range(self.micro_batches)])
+                    log.advance()
+                    self._after_step(log, metrics)
+                    if self._agreed(terminated()):
+                        self._save()
+                        log.message(
+                            f"terminated: checkpoint of step {self.state.global_step} saved, start again to go on"
+                        )
+                        return self.state
+        finally:
+            log.close()
+        if self.accelerator.is_main_process:
+            write_result(self.folder, asdict(self.state))
+        log.message(
+            f"done: best validation CIDEr-D {self.state.best_metric:.4f} (0 to 10) at step {self.state.best_step}, "
+            f"model in {self.folder / 'export' / 'best'}"
+        )
+        return self.state
+
+    def _step(self, batches: list[CaptionBatch]) -> dict[str, float]:
+        started = time.perf_counter()
+        step = self.state.global_step
+        lr = self.lr * self.schedule(step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.optimizer.zero_grad()
+        averages = self.task.training_step(batches, step)
+        limit = self.grad_clip_norm if self.grad_clip_norm is not None else math.inf
+        if self.grad_clip_value is not None:
+            self.accelerator.clip_grad_value_(self.parameters, self.grad_clip_value)
+        norm = self.accelerator.clip_grad_norm_(self.parameters, limit)
+        averages.add("grad/norm", float(norm))
+        averages.add("time/step", time.perf_counter() - started)
+        metrics = averages.reduce(self.accelerator)
+        self._check_finite(metrics, batches)
+        self.optimizer.step()
+        self.state.global_step += 1
+        images = sum(len(batch.rows) for batch in batches) * self.accelerator.num_processes
+        return metrics | {"train/lr": lr, "train/images_per_second": images / metrics["time/step"]}
+
+    def _after_step(self, log: RunLog, metrics: dict[str, float]) -> None:
+        step = self.state.global_step
+        last = step >= self.max_steps
+        if step % self.log_every == 0 or last or step == 1:
+            log.metrics(step, metrics)
+            log.samples(step, self.task.samples[: self.log_samples])
+        if step % self.eval_every == 0 or last:
+            self._validate(log)
+        if step % self.save_every == 0 or last or self._out_of_patience():
+            self._save()
+
+    def _validate(self, log: RunLog) -> None:
+        """Caption the validation split; a better CIDEr-D than before exports the model to ``export/best``."""
+        started = time.perf_counter()
+        metrics = self.validate()
+        metrics["val/seconds"] = time.perf_counter() - started
+        best = self.state.best_metric
+        improved = best is None or metrics["val/cider"] > best
+        if improved:
+            self.state.best_metric, self.state.best_step = metrics["val/cider"], self.state.global_step
+            self.state.evaluations_without_gain = 0
+            self._export(self.folder / "export" / "best")
+        else:
+            self.state.evaluations_without_gain += 1
+        log.metrics(self.state.global_step, metrics)
+        log.message(
+            f"validation: CIDEr-D {metrics['val/cider']:.4f} (0 to 10)"
+            + (", the best so far" if improved else f", best {best:.4f} at step {self.state.best_step}")
+        )
+
+    def _export(self, final: Path) -> None:
+        partial = final.with_name(f".partial-{final.name}")
+        if self.accelerator.is_main_process:
+            remove_tree(partial)
+            self.export(partial)
+            replace_folder(partial, final)
+        self.accelerator.wait_for_everyone()
+
+    def _save(self) -> None:
+        self.state.processes = self.accelerator.num_processes
+        save_checkpoint(self.accelerator, self.folder / "checkpoints", self.state, self.keep_checkpoints)
+
+    def _finished(self) -> bool:
+        return self.state.global_step >= self.max_steps or self._out_of_patience()
+
+    def _out_of_patience(self) -> bool:
+        return self.patience is not None and self.state.evaluations_without_gain >= self.patience
+
+    def _agreed(self, terminated: bool) -> bool:
+        """Whether any process was told to stop; all of them must leave the loop at the same step."""
+        if self.accelerator.num_processes == 1:
+            return terminated
+        votes = torch.tensor(float(terminated), device=self.accelerator.device)
+        return bool(self.accelerator.reduce(votes, reduction="sum").item() > 0)
+
+    def _check_finite(self, metrics: dict[str, float], batches: list[CaptionBatch]) -> None:
+        scaled = self.accelerator.scaler is not None  # fp16 overflows now and then; the scaler skips that step
+        watched = ("loss/total",) if scaled else ("loss/total", "grad/norm")
+        bad = [f"{name} is {metrics[name]}" for name in watched if not math.isfinite(metrics[name])]
+        if not bad:
+            return
+        ids = [row["image_id"] for batch in batches for row in batch.rows]
+        ids = gather_object(ids) if self.accelerator.num_processes > 1 else ids
+        good = newest_checkpoint(self.folder / "checkpoints")
+        raise NonFiniteError(
+            f"{' and '.join(bad)} at step {self.state.global_step + 1}; images of the step: {json.dumps(ids)}. "
+            f"The weights were not changed. Last good checkpoint: {good or 'none yet'}. "
+            "A lower train.lr, or train.grad_clip_norm 1.0, is the usual remedy"
+        )
+
+
+class _TerminationFlag:
+    """Inside the ``with``, SIGTERM raises a flag instead of ending the process."""
+
+    def __enter__(self) -> Callable[[], bool]:
+        self.raised = False
+        self.previous = signal.signal(signal.SIGTERM, self._raise)
+        return lambda: self.raised
+
+    def _raise(self, signum: int, frame: Any) -> None:
+        self.raised = True
+
+    def __exit__(self, *error: object) -> None:
+        signal.signal(signal.SIGTERM, self.previous)

@@ -1,0 +1,88 @@
+"""What flows through a training step. B images, K samples each, L tokens, EOS included."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rl_caption.data.base import Row
+
+
+@dataclass(frozen=True)
+class CaptionBatch:
+    """B images with everything that is known about them."""
+
+    rows: Sequence[Row]
+    inputs: dict[str, Tensor]
+    """What the captioner reads; every tensor has B rows."""
+    targets: Tensor | None = None
+    """Reference captions as token ids [B, C, L], padded after EOS; only where cross-entropy is trained."""
+    target_mask: Tensor | None = None
+    """[B, C, L], True for the tokens to learn: no padding, and nothing that the captioner may not emit (UNK)."""
+
+    @property
+    def image_ids(self) -> list[str]:
+        """Ids of the B images."""
+        return [row["image_id"] for row in self.rows]
+
+    @property
+    def references(self) -> list[list[str]]:
+        """The references of the B images."""
+        return [row["references"] for row in self.rows]
+
+    def to(self, device: torch.device) -> CaptionBatch:
+        """The batch with its tensors on ``device``."""
+        inputs = {name: tensor.to(device, non_blocking=True) for name, tensor in self.inputs.items()}
+        if self.targets is None or self.target_mask is None:
+            return CaptionBatch(self.rows, inputs)
+        return CaptionBatch(self.rows, inputs, self.targets.to(device), self.target_mask.to(device))
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """Captions sampled from the policy, and the greedy ones where a baseline needs them."""
+
+    token_ids: Tensor
+    """[B, K, L] sampled tokens, padded after EOS."""
+    mask: Tensor
+    """[B, K, L], True up to and including EOS: the tokens that were sampled and that the loss counts."""
+    finished: Tensor
+    """[B, K], True where the caption ended with EOS before the length limit."""
+    texts: list[list[str]]
+    """B lists of K captions."""
+    greedy_texts: list[str] | None = None
+    greedy_finished: Tensor | None = None
+    """[B]"""
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Rewards of a rollout."""
+
+    samples: Tensor
+    """[B, K], float32"""
+    greedy: Tensor | None
+    """[B], float32"""
+    terms: dict[str, list[float]] = field(default_factory=dict)
+    """Raw scores of each reward term for the B·K samples."""
+
+
+@dataclass
+class TrainState:
+    """Where a run stands; saved with every checkpoint as JSON."""
+
+    global_step: int = 0
+    """Optimizer steps done."""
+    best_metric: float | None = None
+    best_step: int | None = None
+    evaluations_without_gain: int = 0
+    processes: int = 1
+    """Processes that trained together; the random states of dropout belong to them."""
+    signature: str = ""
+    """What the reward's numbers depend on; a resumed run must have the same."""
+    notes: dict[str, Any] = field(default_factory=dict)
+    """Values of the task that outlive a restart, such as the starting policy's caption statistics."""

@@ -1,0 +1,182 @@
+"""What must hold between sampling, scoring, decoding and saving, whatever the weights."""
+
+import pytest
+import torch
+
+from rl_caption.captioners.base import Decoding, caption_mask, sample_tokens
+from rl_caption.captioners.transformer import TransformerCaptioner
+from rl_caption.objectives import token_logprobs
+from rl_caption.rollout import sample_captions, sampling_noise
+from rl_caption.types import CaptionBatch
+from tests.captioners_for_tests import REFERENCES, region_inputs, tiny_captioner, tiny_rows
+
+
+@pytest.fixture(params=["pixels", "regions"])
+def case(request):
+    captioner = tiny_captioner(input_kind=request.param)
+    inputs = captioner.preprocess(tiny_rows(3)) if request.param == "pixels" else region_inputs()
+    return captioner, inputs
+
+
+def decode_with_scores(captioner, inputs, decoding, noise):
+    """Sample step by step without a cache and without sharing anything: the slow, obvious way."""
+    policy, batch = captioner.policy, next(iter(inputs.values())).shape[0]
+    tokens = torch.full((batch, decoding.num_samples, decoding.max_new_tokens), captioner.pad_token_id)
+    scores = torch.zeros(tokens.shape)
+    for image in range(batch):
+        one = {key: value[image : image + 1] for key, value in inputs.items()}
+        for sample in range(decoding.num_samples):
+            prefix = [captioner.bos_token_id]
+            for position in range(decoding.max_new_tokens):
+                logits = policy(**one, decoder_input_ids=torch.tensor([prefix])).logits[0, -1].float()
+                logits[list(captioner.forbidden)] = -torch.inf
+                logprobs = (logits / decoding.temperature).log_softmax(-1)
+                chosen = int(sample_tokens(logits[None], noise[image, sample, position][None], decoding.temperature))
+                tokens[image, sample, position], scores[image, sample, position] = chosen, logprobs[chosen]
+                if chosen == captioner.eos_token_id:
+                    break
+                prefix.append(chosen)
+    return tokens, scores
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("temperature", [1.0, 1.5])
+def test_one_decode_equals_decoding_each_caption_alone_and_rescoring_gives_the_sampling_scores(case, temperature):
+    captioner, inputs = case
+    decoding = Decoding(num_samples=6, with_greedy=True, temperature=temperature, max_new_tokens=8)
+    noise = sampling_noise(0, 0, ["a", "b", "c"], 6, 8)
+    tokens = captioner.generate(captioner.policy, inputs, decoding, noise)
+    expected, scores = decode_with_scores(captioner, inputs, decoding, noise)
+    assert torch.equal(tokens[:, :6], expected[..., : tokens.shape[-1]])
+    mask = caption_mask(tokens[:, :6], captioner.eos_token_id)
+    assert not mask.all(), "the case must hold a caption that ends early"
+    logits = captioner.token_logits(captioner.policy, inputs, tokens[:, :6])
+    rescored = token_logprobs(logits, tokens[:, :6], temperature)
+    assert torch.allclose(rescored[mask], scores[..., : tokens.shape[-1]][mask], atol=2e-5)
+
+
+@torch.no_grad()
+def test_greedy_beside_samples_equals_transformers_generate(case):
+    captioner, inputs = case
+    noise = sampling_noise(1, 0, ["a", "b", "c"], 2, 8)
+    together = captioner.generate(
+        captioner.policy, inputs, Decoding(num_samples=2, with_greedy=True, max_new_tokens=8), noise
+    )
+    alone = captioner.policy.generate(**inputs, do_sample=False, max_new_tokens=8)[:, 1:]
+    assert captioner.decode(together[:, 2]) == captioner.decode(alone)
+
+
+@torch.no_grad()
+def test_beam_search_finds_captions_at_least_as_likely_as_greedy(case):
+    captioner, inputs = case
+    greedy = captioner.generate(captioner.policy, inputs, Decoding(max_new_tokens=8), None)
+    beam = captioner.generate(
+        captioner.policy, inputs, Decoding(num_beams=5, max_new_tokens=8, length_penalty=0.0), None
+    )
+
+    def total(ids):
+        logprobs = token_logprobs(captioner.token_logits(captioner.policy, inputs, ids), ids)
+        return (logprobs * caption_mask(ids, captioner.eos_token_id)).sum(-1)
+
+    assert (total(beam) >= total(greedy) - 1e-4).all()
+
+
+@torch.no_grad()
+def test_sampling_follows_the_full_distribution():
+    """50,000 draws against the softmax: chi-squared over all 30 tokens, far beyond the top 50 that a default would keep."""
+    torch.manual_seed(0)
+    logits = torch.randn(1, 30).repeat(50_000, 1)
+    noise = sampling_noise(3, 0, ["x"], 50_000, 1).flatten()
+    counts = torch.bincount(sample_tokens(logits, noise, 1.3), minlength=30)
+    expected = (logits[0] / 1.3).softmax(-1) * 50_000
+    statistic = float(((counts - expected) ** 2 / expected).sum())
+    assert statistic < 58.3, "99.9 % quantile of chi-squared with 29 degrees of freedom"
+
+
+@torch.no_grad()
+def test_forbidden_tokens_are_never_sampled(case):
+    captioner, inputs = case
+    noise = torch.cat([torch.zeros(3, 1, 8), torch.full((3, 1, 8), 1 - 2**-24)], 1)
+    tokens = captioner.generate(captioner.policy, inputs, Decoding(num_samples=2, max_new_tokens=8), noise)
+    mask = caption_mask(tokens, captioner.eos_token_id)
+    assert not torch.isin(tokens[mask], torch.tensor(captioner.forbidden)).any()
+
+
+def test_samples_of_an_image_do_not_depend_on_the_batch_around_it():
+    captioner, rows = tiny_captioner(), tiny_rows(4)
+    decoding = Decoding(num_samples=4, max_new_tokens=8)
+
+    def texts(chosen):
+        batch = CaptionBatch(chosen, captioner.preprocess(chosen))
+        rollout = sample_captions(captioner, captioner.policy, batch, decoding, seed=7, step=3)
+        return dict(zip(batch.image_ids, rollout.texts, strict=True))
+
+    whole = texts(rows)
+    assert whole == {**texts(rows[2:]), **texts(rows[:2])}
+    assert len({tuple(samples) for samples in whole.values()}) > 1
+
+
+def test_noise_differs_by_seed_step_image_and_sample():
+    noise = sampling_noise(0, 0, ["a", "b"], 2, 5)
+    assert noise.dtype == torch.float32
+    assert ((noise >= 0) & (noise < 1)).all()
+    assert not torch.equal(noise[0], noise[1])
+    assert not torch.equal(noise[0, 0], noise[0, 1])
+    assert not torch.equal(noise, sampling_noise(1, 0, ["a", "b"], 2, 5))
+    assert not torch.equal(noise, sampling_noise(0, 1, ["a", "b"], 2, 5))
+    assert torch.equal(noise, sampling_noise(0, 0, ["a", "b"], 2, 5))
+
+
+@torch.no_grad()
+def test_the_image_matters(case):
+    captioner, inputs = case
+    ids = torch.tensor([[[5, 6, 7]]]).repeat(3, 1, 1)
+    logits = captioner.token_logits(captioner.policy, inputs, ids)
+    assert (logits[0] - logits[1]).abs().max() > 1e-3
+
+
+@torch.no_grad()
+def test_padded_regions_change_nothing():
+    captioner, inputs = tiny_captioner(input_kind="regions"), region_inputs()
+    ids = torch.tensor([[[5, 6, 7]]]).repeat(3, 1, 1)
+    noisy = dict(inputs, region_features=inputs["region_features"] + 100 * ~inputs["region_mask"].unsqueeze(-1))
+    plain = captioner.token_logits(captioner.policy, inputs, ids)
+    assert torch.allclose(plain, captioner.token_logits(captioner.policy, noisy, ids), atol=1e-5)
+    assert not torch.allclose(
+        plain,
+        captioner.token_logits(captioner.policy, {**noisy, "region_mask": torch.ones_like(inputs["region_mask"])}, ids),
+        atol=1e-3,
+    )
+
+
+@torch.no_grad()
+def test_save_and_load_keep_every_bit(case, tmp_path):
+    captioner, inputs = case
+    captioner.save_pretrained(captioner.policy, tmp_path)
+    loaded = TransformerCaptioner.from_pretrained(tmp_path)
+    loaded.policy.eval()
+    assert {p.name for p in tmp_path.iterdir()} == {
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
+    ids = torch.tensor([[[5, 6, 7], [8, 2, 0]]]).repeat(3, 1, 1)
+    before = captioner.token_logits(captioner.policy, inputs, ids)
+    assert torch.equal(before, loaded.token_logits(loaded.policy, inputs, ids))
+    assert loaded.encode(["A red dog!"], 9) == captioner.encode(["A red dog!"], 9)
+
+
+def test_words_survive_encoding_and_decoding():
+    captioner = tiny_captioner()
+    ids = captioner.encode(["A red circle, on a grey field."], 16)
+    assert captioner.decode(torch.tensor(ids)) == ["a red circle on a grey field"]
+    assert ids[0][-1] == captioner.eos_token_id
+
+
+def test_a_caption_over_the_limit_is_cut_and_has_no_eos():
+    captioner = tiny_captioner()
+    (ids,) = captioner.encode([REFERENCES[0][0]], 4)
+    assert len(ids) == 4
+    assert captioner.eos_token_id not in ids

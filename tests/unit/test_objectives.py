@@ -1,0 +1,102 @@
+"""Losses against scalar loops and closed forms."""
+
+import math
+
+import pytest
+import torch
+
+from rl_caption.captioners.base import FORBIDDEN_LOGIT, caption_mask
+from rl_caption.objectives import (
+    cross_entropy_sum,
+    entropy,
+    kl_penalty_sum,
+    kl_to_reference,
+    policy_gradient_sum,
+    reduction_count,
+    token_logprobs,
+)
+
+EOS = 2
+
+
+@pytest.fixture
+def tokens():
+    return torch.tensor([[[5, 4, EOS, 0], [6, EOS, 0, 0]], [[4, 4, 4, 4], [EOS, 0, 0, 0]]])
+
+
+def test_mask_counts_eos_and_nothing_after_it(tokens):
+    expected = [[[1, 1, 1, 0], [1, 1, 0, 0]], [[1, 1, 1, 1], [1, 0, 0, 0]]]
+    assert torch.equal(caption_mask(tokens, EOS), torch.tensor(expected, dtype=torch.bool))
+
+
+def test_policy_gradient_equals_a_loop(tokens):
+    torch.manual_seed(0)
+    logprobs, advantages, mask = -torch.rand(2, 2, 4), torch.randn(2, 2), caption_mask(tokens, EOS)
+    expected = 0.0
+    for image in range(2):
+        for sample in range(2):
+            for position in range(4):
+                if mask[image, sample, position]:
+                    expected -= float(advantages[image, sample] * logprobs[image, sample, position])
+    assert float(policy_gradient_sum(logprobs, advantages, mask)) == pytest.approx(expected, rel=1e-5)
+
+
+def test_reductions_count_tokens_or_captions(tokens):
+    mask = caption_mask(tokens, EOS)
+    assert int(reduction_count(mask, "token")) == 3 + 2 + 4 + 1
+    assert int(reduction_count(mask, "sequence")) == 4
+
+
+def test_a_better_sample_becomes_more_likely():
+    logits = torch.zeros(1, 2, 1, 6, requires_grad=True)
+    ids = torch.tensor([[[4], [5]]])
+    policy_gradient_sum(token_logprobs(logits, ids), torch.tensor([[1.0, -1.0]]), torch.ones(1, 2, 1)).backward()
+    assert logits.grad[0, 0, 0, 4] < 0 < logits.grad[0, 1, 0, 5]
+
+
+def test_temperature_scales_the_logits():
+    logits, ids = torch.randn(1, 1, 3, 7), torch.tensor([[[1, 2, 3]]])
+    expected = (logits / 0.5).log_softmax(-1).gather(-1, ids.unsqueeze(-1)).squeeze(-1)
+    assert torch.allclose(token_logprobs(logits, ids, 0.5), expected, atol=1e-6)
+
+
+def test_entropy_of_a_uniform_distribution_ignores_forbidden_tokens():
+    logits = torch.zeros(1, 1, 1, 8)
+    logits[..., :3] = FORBIDDEN_LOGIT
+    assert float(entropy(logits)) == pytest.approx(math.log(5), rel=1e-6)
+
+
+def test_k3_is_zero_at_equality_and_positive_elsewhere():
+    logprobs = torch.tensor([[[-1.0, -2.0]]])
+    assert torch.equal(kl_to_reference(logprobs, logprobs), torch.zeros(1, 1, 2))
+    reference = torch.tensor([[[-1.5, -1.0]]])
+    assert float(kl_to_reference(logprobs, reference)[0, 0, 0]) == pytest.approx(math.exp(-0.5) + 0.5 - 1)
+    assert (kl_to_reference(logprobs, reference) > 0).all()
+
+
+def test_k3_and_the_gradient_of_k2_are_unbiased():
+    """Summed over all outcomes by their probability, k3 is KL and the gradient of k2 is the gradient of KL."""
+    torch.manual_seed(1)
+    logits = torch.randn(6, dtype=torch.float64, requires_grad=True)
+    reference = torch.randn(6, dtype=torch.float64).log_softmax(-1)
+    logprobs = logits.log_softmax(-1)
+    probabilities = logprobs.exp().detach()
+    kl = (logprobs.exp() * (logprobs - reference)).sum()
+    assert (probabilities * kl_to_reference(logprobs, reference)).sum().item() == pytest.approx(kl.item(), rel=1e-9)
+    exact = torch.autograd.grad(kl, logits, retain_graph=True)[0]
+    estimate = torch.autograd.grad(kl_penalty_sum(logprobs, reference, probabilities), logits)[0]
+    assert torch.allclose(exact, estimate, atol=1e-12)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_cross_entropy_equals_torch_on_the_allowed_tokens(smoothing):
+    torch.manual_seed(2)
+    logits = torch.randn(2, 2, 3, 9)
+    ids = torch.randint(3, 9, (2, 2, 3))
+    mask = torch.rand(2, 2, 3) > 0.3
+    forbidden = logits.clone()
+    forbidden[..., :3] = FORBIDDEN_LOGIT
+    expected = torch.nn.functional.cross_entropy(
+        logits[..., 3:][mask], ids[mask] - 3, label_smoothing=smoothing, reduction="sum"
+    )
+    assert float(cross_entropy_sum(forbidden, ids, mask, smoothing)) == pytest.approx(float(expected), rel=1e-5)

@@ -1,0 +1,107 @@
+"""Caption tokens as the COCO caption toolkit makes them, without Java.
+
+The toolkit (pycocoevalcap) pipes captions through Stanford CoreNLP 3.4.1's ``PTBTokenizer`` and removes a fixed list
+of punctuation tokens. ``tokenize`` does the same in Python: it lower-cases, splits clitics (``dog 's``, ``do n't``),
+keeps hyphenated words and abbreviations (``st.``) whole, and writes brackets as ``-lrb-`` and ``-rrb-``, which the
+toolkit does not remove.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+
+from rewards.text.ptb_rules import ABBREVIATIONS, SENTENCE_OPENERS, SPLIT_WORDS, token_classes
+
+TOKENIZER = "ptb"
+"""Name of this tokenisation in document frequencies and signatures."""
+
+PUNCTUATION = frozenset(["''", "'", "``", "`", "-LRB-", "-RRB-", "-LCB-", "-RCB-", *".?!,:;-", "--", "..."])
+"""Tokens that the toolkit removes. It looks for upper-case bracket names among lower-cased tokens: brackets stay."""
+
+_EASY_CAPTION = re.compile(r"(?:[A-Za-z]+(?:-[A-Za-z]+)*(?:, | +|$))*(?:([A-Za-z]+)[ ]*\.)?\s*")
+_EASY_WORD = re.compile(r"[A-Za-z]+(?:-[A-Za-z]+)*(?=,?(?: |$))")
+_LAST_LETTER = re.compile(r"[a-z]\.")
+_OPENS_SENTENCE = re.compile(rf"\s*(?=[A-Z])(?i:{'|'.join(SENTENCE_OPENERS)}|m[rs]\.)(?:\s|$)")
+_SPACE = re.compile(r"\s")
+
+
+def tokenize(text: str) -> list[str]:
+    """Split a caption into lower-case tokens.
+
+    Equal to ``PTBTokenizer().tokenize`` of pycocoevalcap 1.2 followed by ``str.split``. (The toolkit's own tokens may
+    hold a no-break space, as in ``10 1/2``; its BLEU and CIDEr split there, and so does this function.)
+
+    Args:
+        text: one caption as a person or a model wrote it; line breaks count as spaces.
+
+    Returns:
+        Tokens without white space and without punctuation; an empty list for a caption that has no others. Tokenising
+        the tokens joined by spaces gives the same tokens, except for the few whose capitals or neighbours decided
+        (``M&Ms``, ``Miss.``, ``y'all``) and runs of curly quotes, where the toolkit's tokeniser is not stable either.
+    """
+    easy = _EASY_CAPTION.fullmatch(text)
+    if easy is not None:
+        last = easy.group(1)
+        if last is None or (len(last) > 1 and last.lower() not in ABBREVIATIONS and not last[0].isupper()):
+            words = text.replace(",", " ").lower().split()
+            if last is not None:
+                words = [word for word in (*words[:-1], words[-1].rstrip(".")) if word]
+            if SPLIT_WORDS.isdisjoint(words):
+                return words
+    return list(_scan(text))
+
+
+def tokenize_lines(captions: Sequence[str]) -> list[list[str]]:
+    """Tokenise captions as the toolkit does when it writes them to one file, a line each.
+
+    There the tokeniser looks beyond the end of a line in one case: a caption that ends in a single letter
+    (``... that reads K.``) keeps its full stop, unless the next caption begins with a word such as ``A`` or ``The``.
+    ``tokenize`` scores a caption by itself and keeps the full stop always. Use this function where parity with the
+    toolkit's scores on a whole file matters.
+    """
+    tokens = [tokenize(caption) for caption in captions]
+    for index, words in enumerate(tokens[:-1]):
+        lost = (
+            bool(words)
+            and _LAST_LETTER.fullmatch(words[-1]) is not None
+            and captions[index].rstrip()[-2:].lower() == words[-1]
+            and _OPENS_SENTENCE.match(captions[index + 1]) is not None
+        )
+        if lost:
+            words[-1] = words[-1][0]
+    return tokens
+
+
+@lru_cache(maxsize=65536)
+def _scan(text: str) -> tuple[str, ...]:
+    """Tokenise any caption by the longest match at each position."""
+    text = _SPACE.sub(" ", text.strip()).replace("\xad", "") + "\n"
+    has_address = "@" in text
+    position, tokens = 0, []
+    while position < len(text):
+        if text[position].isspace():
+            position += 1
+            continue
+        word = None if has_address else _EASY_WORD.match(text, position)
+        if word is not None and word.group().lower() not in SPLIT_WORDS:
+            tokens.append(word.group())
+            position = word.end()
+            continue
+        written, position = _longest_token(text, position)
+        if written is not None:
+            tokens.append(written)
+    return tuple(" ".join(token for token in map(str.lower, tokens) if token not in PUNCTUATION).split())
+
+
+def _longest_token(text: str, position: int) -> tuple[str | None, int]:
+    """Return what is written for the token at ``position`` (None: nothing) and where the next one starts."""
+    longest, end, write = position, position + 1, None
+    for pattern, write_this in token_classes():
+        match = pattern.match(text, position)
+        if match is not None and match.end() > longest:
+            longest, end, write = match.end(), match.end(), write_this
+            if pattern.groups and match.lastindex:
+                end = match.start(match.lastindex)
+    return (write(text[position:end]) if write is not None else None), end

@@ -1,0 +1,234 @@
+"""What this environment can do: versions, devices, Java, what is missing and what that costs."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from rl_caption import torchvision_remedy
+from rl_caption.torchvision_remedy import RemedyError, TorchvisionState
+
+NEEDED = {
+    "torch": "nothing runs",
+    "transformers": "nothing runs",
+    "accelerate": "nothing trains",
+    "tokenizers": "captions cannot be turned into tokens",
+    "safetensors": "checkpoints can be neither written nor read",
+    "numpy": "nothing runs",
+    "pillow": "images cannot be read",
+    "jsonargparse": "configurations cannot be read",
+    "pycocoevalcap": "evaluate has no BLEU, METEOR, ROUGE-L and CIDEr",
+    "tqdm": "nothing runs",
+    "psutil": "nothing runs",
+}
+OPTIONAL = {
+    "open_clip_torch": "no CLIP-based rewards (extra: clip)",
+    "trl": "the rewards cannot be tried in TRL's trainers (extra: trl); this package's own trainer does not use it",
+    "deepspeed": "no ZeRO sharding over several GPUs (extra: deepspeed, Linux only)",
+    "tensorboard": "no TensorBoard logs (extra: tensorboard); metrics.jsonl is written all the same",
+}
+NO_JAVA = "METEOR, SPICE and the PTB tokenizer are left out of evaluate; training does not use Java"
+GB = 1e9
+LITTLE_DISK_GB = 5.0
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report.
+
+    Attributes:
+        name: what was looked at.
+        value: what was found.
+        cost: what its absence costs; empty when nothing is missing.
+        fatal: whether the main job cannot run because of it.
+    """
+
+    name: str
+    value: str
+    cost: str = ""
+    fatal: bool = False
+
+
+def package_findings() -> Iterator[Finding]:
+    """Yield the version of every package that this one uses, needed ones first."""
+    for package, cost in NEEDED.items():
+        version = _version(package)
+        yield Finding(package, version or "missing", "" if version else cost, fatal=version is None)
+    for package, cost in OPTIONAL.items():
+        version = _version(package)
+        yield Finding(package, version or "missing", "" if version else cost)
+
+
+def torchvision_findings() -> Iterator[Finding]:
+    """Yield whether torchvision loads, and by what means; takes 2 to 10 seconds, for it is tried in new processes."""
+    yield _torchvision_finding()
+
+
+def _torchvision_finding() -> Finding:
+    try:
+        found = torchvision_remedy.status()
+    except RemedyError as error:
+        return Finding("torchvision", str(error), "Transformers' image processors do not load", fatal=True)
+    version = _version("torchvision")
+    value = found.state.value if version is None else f"{version}: {found.state.value}"
+    if found.state is TorchvisionState.NEEDED:
+        cost = (
+            "Transformers, open_clip and the accelerate command do not start; "
+            "mend it: python -m rl_caption.torchvision_remedy install"
+        )
+        return Finding("torchvision", value, cost, fatal=True)
+    if found.state is TorchvisionState.BROKEN:
+        cost = f"Transformers, open_clip and the accelerate command do not start: {found.error}"
+        return Finding("torchvision", value, cost, fatal=True)
+    return Finding("torchvision", value)
+
+
+def device_findings() -> Iterator[Finding]:
+    """Yield the CPU, the memory and every GPU with its memory and whether it computes in bf16."""
+    yield Finding("CPU cores", f"{os.cpu_count()} ({platform.machine()})")
+    if importlib.util.find_spec("psutil"):
+        import psutil
+
+        yield Finding("memory", f"{psutil.virtual_memory().total / GB:.1f} GB")
+    try:
+        import torch
+    except (ImportError, OSError, RuntimeError) as error:
+        yield Finding("torch", "does not import", f"{error}", fatal=True)
+        return
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        with torch.cuda.device(index):
+            bf16 = "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "no bf16"
+        yield Finding(f"GPU {index}", f"{properties.name}, {properties.total_memory / GB:.1f} GB, {bf16}")
+    if torch.backends.mps.is_available():
+        yield Finding("GPU", "Apple (mps), shares the memory of the machine; one process only")
+    elif torch.cuda.device_count() == 0:
+        yield Finding("GPU", "none", "training runs on the CPU: enough for the demo, slow for real data sets")
+
+
+def java_findings() -> Iterator[Finding]:
+    """Yield the Java runtime and the Java programs of the caption toolkit."""
+    # Imported here, like all that is not the standard library: the report is wanted most where packages are missing.
+    try:
+        from rl_caption.evaluation.java import JavaError, find_java
+    except ImportError as error:
+        yield Finding("evaluate", "does not start", f"no captions can be scored: {error}", fatal=True)
+        return
+    try:
+        java = find_java()
+    except JavaError as error:
+        yield Finding("Java", str(error), NO_JAVA)
+    else:
+        yield Finding("Java", f"{java.version} ({java.path})")
+    spec = importlib.util.find_spec("pycocoevalcap")
+    if spec is None or not spec.submodule_search_locations:
+        return
+    toolkit = Path(next(iter(spec.submodule_search_locations)))
+    yield _jar_finding("PTB tokenizer", [toolkit / "tokenizer" / "stanford-corenlp-3.4.1.jar"], "no PTB tokenizer")
+    yield _jar_finding("METEOR", [toolkit / "meteor" / "meteor-1.5.jar"], "METEOR is left out of evaluate")
+    libraries = toolkit / "spice" / "lib"
+    spice = [toolkit / "spice" / "spice-1.0.jar", libraries / "stanford-corenlp-3.6.0.jar"]
+    spice.append(libraries / "stanford-corenlp-3.6.0-models.jar")
+    cost = "SPICE is left out of evaluate; python -m pycocoevalcap.spice.get_stanford_models downloads 0.4 GB for it"
+    yield _jar_finding("SPICE", spice, cost)
+
+
+def machine_findings() -> Iterator[Finding]:
+    """Yield the interpreter, the compiler (DeepSpeed builds operators at first use) and the space for runs."""
+    yield Finding("Python", f"{platform.python_version()} ({sys.executable})")
+    yield Finding("system", platform.platform())
+    yield _compiler_finding()
+    yield _disk_finding(Path.cwd())
+
+
+def _compiler_finding() -> Finding:
+    compiler = os.environ.get("CXX") or next(filter(None, map(shutil.which, ("g++", "c++", "clang++"))), None)
+    cost = "DeepSpeed cannot build its own operators; nothing else compiles anything"
+    if compiler is None or shutil.which(compiler) is None:
+        return Finding("C++ compiler", "missing", cost)
+    try:
+        done = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Finding("C++ compiler", f"{compiler} does not run: {error}", cost)
+    if done.returncode != 0 or not done.stdout.strip():
+        return Finding("C++ compiler", f"{compiler} --version ended with {done.returncode}", cost)
+    return Finding("C++ compiler", done.stdout.splitlines()[0])
+
+
+def _disk_finding(folder: Path) -> Finding:
+    free = shutil.disk_usage(folder).free / GB
+    cost = "" if free >= LITTLE_DISK_GB else "a checkpoint of a base-size captioner with its optimizer takes about 3 GB"
+    return Finding("free disk space", f"{free:.1f} GB in {folder}", cost)
+
+
+SECTIONS = {
+    "Machine": machine_findings,
+    "Packages": package_findings,
+    "Image processing": torchvision_findings,
+    "Devices": device_findings,
+    "Evaluation": java_findings,
+}
+
+
+def doctor() -> int:
+    """Print the report.
+
+    Returns:
+        0 when the main job can run here, 1 when something that it needs is missing.
+    """
+    findings = []
+    for title, section in SECTIONS.items():
+        print(title)
+        for finding in section():
+            findings.append(finding)
+            _print(finding)
+        print()
+    fatal = [finding.name for finding in findings if finding.fatal]
+    if fatal:
+        print(f"The main job cannot run here: {', '.join(fatal)}. In a clone, `make install` installs what is missing.")
+        return 1
+    from rl_caption.launch import launch_command
+
+    print("The main job can run here. Two processes that train together on this machine:")
+    print(f"  {launch_command(2, ['scripts/scst.py', '--config', 'configs/demo.yaml'])}")
+    return 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run ``doctor`` as a program; it takes no arguments besides ``--help``."""
+    parser = argparse.ArgumentParser(
+        prog="rl_caption doctor",
+        description="Print versions, devices, Java, what is missing and what that costs. Ends with 1 when the main job "
+        "cannot run, else with 0.",
+    )
+    parser.parse_args(argv)
+    return doctor()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _jar_finding(name: str, jars: list[Path], cost: str) -> Finding:
+    missing = [jar.name for jar in jars if not jar.is_file()]
+    if missing:
+        return Finding(name, f"missing: {', '.join(missing)}", cost)
+    return Finding(name, ", ".join(jar.name for jar in jars))
+
+
+def _print(finding: Finding) -> None:
+    print(f"  {finding.name:<16} {finding.value}")
+    if finding.cost:
+        print(f"  {'':<16} -> {finding.cost}")

@@ -1,0 +1,147 @@
+"""The report on an environment: everything that is missing is named with what that costs."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rl_caption import doctor, torchvision_remedy
+from rl_caption.torchvision_remedy import RemedyError, RemedyStatus, TorchvisionState
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def torchvision_is_not_probed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The probe starts processes for seconds; its own tests are elsewhere."""
+    answer = RemedyStatus(TorchvisionState.REMEDIED, installed=True)
+    monkeypatch.setattr(torchvision_remedy, "status", lambda: answer)
+
+
+def hide_package(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    real = importlib.metadata.version
+
+    def version(package: str) -> str:
+        if package == missing:
+            raise importlib.metadata.PackageNotFoundError(package)
+        return real(package)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+
+
+def line_after(report: str, name: str) -> str:
+    """The indented cost under the line that starts with ``name``."""
+    lines = report.splitlines()
+    (index,) = [index for index, line in enumerate(lines) if line.strip().startswith(name)]
+    return lines[index + 1].strip()
+
+
+def test_complete_environment(capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor.main([]) == 0
+    report = capsys.readouterr().out
+    for name in ("Python", "torch", "torchvision", "transformers", "accelerate", "jsonargparse", "pycocoevalcap"):
+        assert f"\n  {name} " in "\n" + report
+    assert f" {importlib.metadata.version('torch')}" in report
+    assert "loads by means of the remedy" in report
+    assert "accelerate launch --multi_gpu --num_processes 2 " in report
+
+
+def test_missing_needed_package_is_fatal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    hide_package(monkeypatch, "accelerate")
+    assert doctor.main([]) == 1
+    report = capsys.readouterr().out
+    assert line_after(report, "accelerate ") == "-> nothing trains"
+    assert "The main job cannot run here: accelerate." in report
+
+
+def test_missing_extra_is_not_fatal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    hide_package(monkeypatch, "open_clip_torch")
+    assert doctor.main([]) == 0
+    assert line_after(capsys.readouterr().out, "open_clip_torch") == "-> no CLIP-based rewards (extra: clip)"
+
+
+@pytest.mark.parametrize(
+    ("state", "fatal"),
+    [
+        (TorchvisionState.NATIVE, False),
+        (TorchvisionState.ABSENT, False),
+        (TorchvisionState.REMEDIED, False),
+        (TorchvisionState.NEEDED, True),
+        (TorchvisionState.BROKEN, True),
+    ],
+)
+def test_torchvision(state: TorchvisionState, fatal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torchvision_remedy, "status", lambda: RemedyStatus(state, False, "the last line"))
+    (finding,) = doctor.torchvision_findings()
+    assert finding.fatal is fatal
+    assert state.value in finding.value
+    assert bool(finding.cost) is fatal
+    if state is TorchvisionState.NEEDED:
+        assert "python -m rl_caption.torchvision_remedy install" in finding.cost
+
+
+def test_torchvision_probe_that_hangs_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    def status() -> RemedyStatus:
+        raise RemedyError("took longer than 300 s")
+
+    monkeypatch.setattr(torchvision_remedy, "status", status)
+    (finding,) = doctor.torchvision_findings()
+    assert finding.fatal
+    assert finding.value == "took longer than 300 s"
+
+
+def test_no_java_and_no_compiler_cost_what_they_cost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    assert doctor.main([]) == 0
+    report = capsys.readouterr().out
+    assert line_after(report, "Java ") == (
+        "-> METEOR, SPICE and the PTB tokenizer are left out of evaluate; training does not use Java"
+    )
+    assert line_after(report, "C++ compiler").startswith("-> DeepSpeed cannot build its own operators")
+
+
+def test_missing_jar_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in ("tokenizer", "meteor", "spice/lib"):
+        (tmp_path / "pycocoevalcap" / folder).mkdir(parents=True)
+    (tmp_path / "pycocoevalcap" / "__init__.py").write_text("")
+    (tmp_path / "pycocoevalcap" / "meteor" / "meteor-1.5.jar").write_text("")
+    (tmp_path / "pycocoevalcap" / "spice" / "spice-1.0.jar").write_text("")
+    monkeypatch.delitem(sys.modules, "pycocoevalcap", raising=False)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = {finding.name: finding for finding in doctor.java_findings()}
+    assert found["METEOR"] == doctor.Finding("METEOR", "meteor-1.5.jar")
+    assert found["PTB tokenizer"].value == "missing: stanford-corenlp-3.4.1.jar"
+    assert found["SPICE"].value == "missing: stanford-corenlp-3.6.0.jar, stanford-corenlp-3.6.0-models.jar"
+    assert all(found[name].cost and not found[name].fatal for name in ("PTB tokenizer", "SPICE"))
+
+
+def test_little_disk_space_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage("/")._replace(free=int(1e9))
+    monkeypatch.setattr("rl_caption.doctor.shutil.disk_usage", lambda folder: usage)
+    (finding,) = [finding for finding in doctor.machine_findings() if finding.name == "free disk space"]
+    assert finding.value.startswith("1.0 GB")
+    assert "checkpoint" in finding.cost
+    assert not finding.fatal
+
+
+def test_unknown_argument_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        doctor.main(["--fast"])
+    assert caught.value.code == 2
+    assert "--fast" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("program", [["scripts/doctor.py"], ["-m", "rl_caption", "doctor"]])
+def test_both_ways_to_start_it(program: list[str]) -> None:
+    command = [sys.executable, *program, "--help"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "what is missing and what that costs" in " ".join(done.stdout.split())

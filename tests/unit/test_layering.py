@@ -1,0 +1,109 @@
+"""What may import what: the rewards stand alone, and importing a package costs nothing heavy."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+IMPORT_EVERYTHING_WITHOUT = """
+import importlib, pkgutil, sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {blocked!r}:
+            raise ModuleNotFoundError(f"{{name}} is blocked here", name=name)
+
+sys.meta_path.insert(0, Blocked())
+import {package}
+
+def stop(name):
+    raise
+
+names = [found.name for found in pkgutil.walk_packages({package}.__path__, "{package}.", onerror=stop)]
+for name in names:
+    importlib.import_module(name)
+print(len(names))
+"""
+LOADED_AFTER = """
+import sys
+import {package}
+print(sorted({heavy!r} & set(sys.modules)))
+"""
+
+
+def run_python(code: str, folder: Path = REPOSITORY) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+
+
+def imported_modules(source: str) -> Iterator[tuple[int, str]]:
+    """Yield line and full name of every import, those inside functions included."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            yield node.lineno, node.module
+
+
+def offenders(folder: Path, packages: set[str]) -> list[str]:
+    """List ``file:line: module`` of every import of one of ``packages`` below ``folder``."""
+    return [
+        f"{path.relative_to(folder)}:{line}: {module}"
+        for path in sorted(folder.rglob("*.py"))
+        for line, module in imported_modules(path.read_text(encoding="utf-8"))
+        if module.partition(".")[0] in packages
+    ]
+
+
+def test_every_reward_module_imports_without_the_trainer() -> None:
+    blocked = {"rl_caption", "trl", "transformers"}
+    done = run_python(IMPORT_EVERYTHING_WITHOUT.format(package="rewards", blocked=blocked))
+    assert done.returncode == 0, done.stderr
+    modules = list((REPOSITORY / "rewards").rglob("*.py"))
+    assert int(done.stdout) == len(modules) - 1, "rewards itself is not counted; a folder without __init__.py is missed"
+
+
+def test_no_reward_imports_the_trainer_not_even_inside_a_function() -> None:
+    assert offenders(REPOSITORY / "rewards", {"rl_caption", "trl"}) == []
+
+
+def test_only_the_command_line_knows_the_parser_library() -> None:
+    found = offenders(REPOSITORY / "rl_caption", {"jsonargparse"})
+    assert [line for line in found if not line.startswith("cli.py:")] == []
+
+
+@pytest.mark.parametrize(
+    ("package", "heavy"),
+    [
+        ("rl_caption", {"torch", "transformers", "accelerate", "open_clip", "jsonargparse"}),
+        ("rewards", {"transformers", "open_clip", "accelerate", "trl", "rl_caption"}),
+        ("rl_caption.torchvision_remedy", {"torch", "psutil"}),
+        ("rl_caption.launch", {"torch", "transformers", "accelerate"}),
+        ("rl_caption.doctor", {"torch", "transformers", "accelerate", "psutil"}),
+    ],
+)
+def test_import_is_light(package: str, heavy: set[str]) -> None:
+    done = run_python(LOADED_AFTER.format(package=package, heavy=heavy))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"
+
+
+def test_these_checks_see_an_offence(tmp_path: Path) -> None:
+    package = tmp_path / "offender"
+    package.mkdir()
+    (package / "__init__.py").write_text("import json\n")
+    (package / "late.py").write_text("def score():\n    from trl.rewards import think_format_reward\n")
+    assert offenders(package, {"trl"}) == ["late.py:2: trl.rewards"]
+    assert run_python(LOADED_AFTER.format(package="offender", heavy={"json"}), tmp_path).stdout.strip() == "['json']"
+    script = IMPORT_EVERYTHING_WITHOUT.format(package="offender", blocked={"trl"})
+    assert run_python(script, tmp_path).stdout.strip() == "1", "an import inside a function is not run"
+    (package / "early.py").write_text("import trl\n")
+    assert "trl is blocked here" in run_python(script, tmp_path).stderr

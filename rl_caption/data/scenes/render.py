@@ -90,14 +90,14 @@ def _shape_mask(shape: str, radius: int) -> Image.Image:
     mask = Image.new("L", (2 * radius + 1, 2 * radius + 1), 0)
     draw = ImageDraw.Draw(mask)
     if shape == "circle":
-        _disc(draw, radius, radius, 0.92 * radius, 255)
+        _disc(draw, radius, radius, 0.96 * radius, 255)
     elif shape == "ring":
         _disc(draw, radius, radius, 0.98 * radius, 255)
         _disc(draw, radius, radius, 0.5 * radius, 0)
     elif shape == "heart":
         for side in (-1, 1):
-            _disc(draw, radius + side * 0.45 * radius, 0.62 * radius, 0.5 * radius, 255)
-        draw.polygon(_around(radius, ((-0.9, -0.15), (0, -0.25), (0.9, -0.15), (0, 0.95))), fill=255)
+            _disc(draw, radius + side * 0.43 * radius, 0.68 * radius, 0.47 * radius, 255)
+        draw.polygon(_around(radius, ((-0.86, -0.12), (0, -0.25), (0.86, -0.12), (0, 0.97))), fill=255)
     elif shape == "cross":
         arm = 0.32
         draw.polygon(_around(radius, ((-arm, -0.95), (arm, -0.95), (arm, 0.95), (-arm, 0.95))), fill=255)
@@ -119,14 +119,15 @@ def _around(radius: int, points: tuple[tuple[float, float], ...]) -> list[tuple[
 def _star() -> tuple[tuple[float, float], ...]:
     corners = []
     for corner in range(10):
-        angle, length = math.pi * corner / 5, 1.0 if corner % 2 == 0 else 0.42
+        angle, length = math.pi * corner / 5, 1.0 if corner % 2 == 0 else 0.45
         corners.append((length * math.sin(angle), -length * math.cos(angle)))
     return tuple(corners)
 
 
+# Corners lie within the unit circle, so that things whose circles are apart do not touch.
 _OUTLINES: dict[str, tuple[tuple[float, float], ...]] = {
-    "square": ((-0.8, -0.8), (0.8, -0.8), (0.8, 0.8), (-0.8, 0.8)),
-    "triangle": ((0, -0.92), (0.95, 0.78), (-0.95, 0.78)),
-    "diamond": ((0, -1.0), (0.68, 0), (0, 1.0), (-0.68, 0)),
+    "square": ((-0.71, -0.71), (0.71, -0.71), (0.71, 0.71), (-0.71, 0.71)),
+    "triangle": ((0, -0.98), (0.82, 0.58), (-0.82, 0.58)),
+    "diamond": ((0, -1.0), (0.66, 0), (0, 1.0), (-0.66, 0)),
     "star": _star(),
 }

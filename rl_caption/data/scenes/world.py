@@ -25,7 +25,7 @@ UNSEEN_PAIRS = tuple((colour, SHAPES[(3 * index + 5) % len(SHAPES)]) for index, 
 """Eight pairs, one per colour and one per shape, that no scene of train, val or test contains."""
 SEEN_PAIRS = tuple(pair for pair in PAIRS if pair not in UNSEEN_PAIRS)
 
-RADIUS = {"large": 170, "small": 100}
+RADIUS = {"large": 180, "small": 105}
 """Radius of the circle around a thing, in thousandths of the image side."""
 MARGIN = 200
 """Least offset of two centres along an axis for a relation, in thousandths of the image side."""

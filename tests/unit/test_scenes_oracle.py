@@ -1,0 +1,247 @@
+"""The oracle, against captions judged by hand and against the generated language."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rl_caption.data.base import DataError
+from rl_caption.data.scenes import (
+    Scene,
+    Thing,
+    claims,
+    facts,
+    long_reference,
+    make_scene,
+    oracle,
+    references,
+)
+from rl_caption.data.scenes.grammar import ADJECTIVES, NOUNS, NUMBERS
+from rl_caption.data.scenes.world import COLOURS, SHAPES
+
+# A large striped red circle at the top left, two small plain blue stars at the bottom, a small dotted green circle at
+# the top right: 1 background, 3 x 4 attributes, 1 count, and relations. The circle at the left is above the stars and
+# left of the green circle, the green circle is above the stars: 3. So 17 facts.
+HAND = Scene(
+    "grey",
+    (
+        Thing("circle", "red", "large", "striped", 220, 230),
+        Thing("star", "blue", "small", "plain", 200, 800),
+        Thing("star", "blue", "small", "plain", 640, 790),
+        Thing("circle", "green", "small", "dotted", 860, 200),
+    ),
+)
+
+JUDGED = [
+    # caption, true claims, claims, facts told, unparsed words, words
+    ("", 0, 0, 0, 0, 0),
+    ("...", 0, 0, 0, 0, 0),
+    ("A red circle.", 2, 2, 2, 0, 3),
+    ("red circle", 2, 2, 2, 0, 2),
+    ("A RED CIRCLE!", 2, 2, 2, 0, 3),
+    ("a blue circle", 1, 2, 1, 0, 3),  # there is a circle, it is not blue
+    ("a red square", 0, 2, 0, 0, 3),  # no square, so no red square
+    ("a large striped red circle on a grey background", 5, 5, 5, 0, 9),
+    ("a big red circle against a gray backdrop", 4, 4, 4, 0, 8),
+    ("a red circle on a white background", 2, 3, 2, 0, 7),
+    ("the background is grey", 1, 1, 1, 0, 4),
+    ("two blue stars", 3, 3, 3, 0, 3),
+    ("three blue stars", 2, 3, 2, 0, 3),
+    ("2 stars", 2, 2, 2, 0, 2),
+    ("a blue star", 2, 2, 2, 0, 3),  # true, and tells no number
+    ("one blue star", 2, 3, 2, 0, 3),
+    ("stars", 2, 2, 1, 0, 1),  # several stars: true, but not how many
+    ("one red circle", 3, 3, 2, 0, 3),  # exactly one: true, though no fact of recall
+    ("two circles", 3, 3, 2, 0, 2),  # a red and a green one: both shapes told
+    ("three circles", 1, 2, 1, 0, 2),
+    ("four shapes", 1, 1, 0, 0, 2),
+    ("three shapes on a grey background", 1, 2, 1, 0, 6),
+    ("a red shape", 1, 1, 1, 0, 3),
+    ("a pink shape", 0, 1, 0, 0, 3),
+    ("a red circle to the left of a green circle", 5, 5, 5, 0, 10),
+    ("a green circle right of a red circle", 5, 5, 5, 0, 8),
+    ("a red circle to the right of a green circle", 4, 5, 4, 0, 10),
+    ("a red circle above two blue stars", 6, 6, 6, 0, 7),
+    ("two blue stars beneath a red circle", 6, 6, 6, 0, 7),
+    ("a green circle above a red circle", 4, 5, 4, 0, 7),  # level, so neither above nor below
+    ("above two blue stars is a red circle", 6, 6, 6, 0, 8),
+    ("above two blue stars there is a red circle", 6, 6, 6, 0, 9),
+    ("a red circle with two blue stars below it", 6, 6, 6, 0, 9),
+    ("a red circle with two blue stars above it", 5, 6, 5, 0, 9),
+    ("a circle above a star", 3, 3, 3, 0, 5),
+    ("a star above a circle", 2, 3, 2, 0, 5),
+    ("a star left of a star", 2, 2, 1, 0, 6),  # there are two, side by side
+    ("a circle above a square", 1, 3, 1, 0, 5),
+    ("the red circle is above the blue stars and left of the green circle", 9, 9, 8, 0, 14),
+    ("the circle is red", 2, 2, 2, 0, 4),
+    ("the circle is red and striped", 3, 3, 3, 0, 6),
+    ("the red circle is plain", 2, 3, 2, 0, 5),
+    ("a red circle and a green circle", 4, 4, 4, 0, 7),
+    ("a circle and a red circle", 3, 3, 3, 0, 6),  # the other circle is the green one
+    ("a red circle and a red circle", 2, 3, 2, 0, 7),  # there is only one
+    ("a red circle a red circle a red circle", 2, 4, 2, 0, 9),
+    ("a blue star and a blue star", 2, 2, 2, 0, 7),  # there are two
+    ("a red circle. The red circle.", 2, 2, 2, 0, 6),
+    ("a red blue circle", 2, 3, 2, 0, 4),
+    ("a red red circle", 2, 2, 2, 1, 4),
+    ("circle red a", 1, 1, 1, 2, 3),
+    ("a a a a", 0, 0, 0, 4, 4),
+    ("is and with on of", 0, 0, 0, 5, 5),
+    ("a red circle with a", 2, 2, 2, 2, 5),
+    ("a red circle with a dog", 2, 2, 2, 3, 6),
+    ("a red circle on a", 2, 2, 2, 2, 5),
+    ("red", 0, 0, 0, 1, 1),
+    ("a circles", 3, 3, 2, 1, 2),  # "a" does not agree; circles, of two kinds
+    ("left of a red circle", 2, 2, 2, 2, 5),  # nothing that is left of it
+    ("the picture shows a red circle", 2, 2, 2, 0, 6),
+    ("there is a red circle in the picture", 2, 2, 2, 0, 8),
+    ("日本 語", 0, 0, 0, 2, 2),
+]
+
+
+@pytest.mark.parametrize(("caption", "true", "claimed", "told", "unparsed", "words"), JUDGED)
+def test_judged_by_hand(caption: str, true: int, claimed: int, told: int, unparsed: int, words: int) -> None:
+    judged = claims(caption, HAND)
+    assert (sum(claim.true for claim in judged), len(judged)) == (true, claimed), judged
+    score = oracle(caption, HAND)
+    precision = Fraction(true, claimed) if claimed else Fraction(0)
+    recall = Fraction(told, 17)
+    f1 = 2 * precision * recall / (precision + recall) if told else 0
+    assert score.precision == pytest.approx(float(precision))
+    assert score.recall == pytest.approx(float(recall))
+    assert score.f1 == pytest.approx(float(f1))
+    assert score.unparsed == pytest.approx(unparsed / words if words else 0)
+
+
+def test_relation_words_against_coordinates() -> None:
+    """Every relation between every two kinds of one thing each, told outright, is judged as the coordinates say."""
+    judged = 0
+    for seed in range(150):
+        scene = make_scene(seed)
+        for one in scene.kinds:
+            for other in scene.kinds:
+                if one is other or len(one.things) + len(other.things) > 2:
+                    continue
+                a, b = one.things[0], other.things[0]
+                truth = {
+                    "left of": a.x < b.x - 150,
+                    "to the right of": a.x > b.x + 150,
+                    "above": a.y < b.y - 150,
+                    "under": a.y > b.y + 150,
+                }
+                for words, true in truth.items():
+                    score = oracle(f"a {a.colour} {a.shape} {words} a {b.colour} {b.shape}", scene)
+                    assert score.precision == (1.0 if true else 0.8)
+                    judged += 1
+    assert judged > 500
+
+
+def _without_punctuation(caption: str) -> str:
+    return re.sub(r"[.,]", "", caption.lower())
+
+
+def test_every_reference_is_true_and_understood() -> None:
+    for seed in range(400):
+        scene = make_scene(seed)
+        for caption in references(scene, seed):
+            assert 5 <= len(caption.split()) <= 16
+            for text in (caption, _without_punctuation(caption)):
+                score = oracle(text, scene)
+                assert (score.precision, score.unparsed) == (1, 0), (text, claims(text, scene))
+
+
+def test_every_long_reference_tells_everything() -> None:
+    for seed in range(400):
+        scene = make_scene(seed)
+        caption = long_reference(scene, seed)
+        assert 3 <= caption.count(".") <= 6
+        for text in (caption, _without_punctuation(caption)):
+            assert oracle(text, scene) == (1, 1, 1, 0), (text, facts(scene))
+
+
+def test_references_are_pure_different_and_disagree() -> None:
+    recalls = set()
+    for seed in range(60):
+        scene = make_scene(seed)
+        captions = references(scene, seed)
+        assert captions == references(scene, seed)
+        assert len({caption.lower().strip(".") for caption in captions}) == 5
+        assert long_reference(scene, seed) == long_reference(scene, seed)
+        told = [frozenset(claim.fact for claim in claims(caption, scene)) for caption in captions]
+        recalls.add(len(set(told)))
+    assert min(recalls) >= 2
+    assert max(recalls) == 5
+    assert references(make_scene(1), 1) != references(make_scene(1), 2)
+
+
+def test_vocabulary_is_small_and_complete() -> None:
+    words: set[str] = set()
+    for seed in range(1500):
+        scene = make_scene(seed)
+        for caption in [*references(scene, seed), long_reference(scene, seed)]:
+            words.update(_without_punctuation(caption).split())
+    assert 60 <= len(words) <= 90
+    assert set(SHAPES) | set(COLOURS) <= words
+
+
+@pytest.mark.parametrize("count", [0, 21])
+def test_number_of_captions_is_checked(count: int) -> None:
+    with pytest.raises(DataError, match=str(count)):
+        references(HAND, 0, count)
+
+
+def test_up_to_twenty_captions_are_found_for_the_plainest_scene() -> None:
+    scene = Scene("grey", (Thing("circle", "red", "large", "plain", 500, 500),))
+    assert len(set(references(scene, 0, 20))) == 20
+
+
+def test_repeating_a_true_caption_never_pays() -> None:
+    for seed in range(200):
+        scene = make_scene(seed)
+        for caption in references(scene, seed):
+            once = oracle(caption, scene)
+            for text in (f"{caption} {caption}", f"{caption.rstrip('.')} and {caption.lower()}"):
+                twice = oracle(text, scene)
+                assert twice.precision <= once.precision
+                assert twice.recall <= once.recall
+                assert twice.f1 <= once.f1
+
+
+def test_contradicting_a_true_caption_costs() -> None:
+    for seed in range(200):
+        scene = make_scene(seed)
+        first = scene.kinds[0]
+        other = next(c for c in COLOURS if all(kind.colour != c for kind in scene.kinds))
+        for caption in references(scene, seed):
+            worse = oracle(f"{caption} The {first.shape} is {other}.", scene)
+            assert worse.precision < 1
+
+
+CONNECTING = (
+    *("a", "the", "is", "are", "there", "with", "on", "and", "left", "right", "of", "to", "above", "it", "in"),
+    *("background", "picture", "shows", "dog", ",", ".", "<unk>"),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    seed=st.integers(0, 50),
+    words=st.lists(
+        st.sampled_from([*NOUNS, *ADJECTIVES, *NUMBERS, *CONNECTING]),
+        max_size=25,
+    ),
+)
+def test_word_salad_is_judged(seed: int, words: list[str]) -> None:
+    score = oracle(" ".join(words), make_scene(seed))
+    assert all(0 <= value <= 1 for value in score)
+    assert score.f1 <= max(score.precision, score.recall)
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=st.text(max_size=60))
+def test_any_text_is_judged(text: str) -> None:
+    assert all(0 <= value <= 1 for value in oracle(text, HAND))

@@ -1,0 +1,282 @@
+"""In how many documents of a corpus each n-gram occurs: the part of CIDEr that does not depend on the caption."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+
+from rewards.text.tokenize import TOKENIZER
+
+EOS = "<eos>"
+"""The end-of-sentence token, where it counts as a word."""
+
+NGram = tuple[str, ...]
+
+
+def ngram_counts(tokens: Sequence[str], n: int = 4) -> dict[NGram, int]:
+    """Count the n-grams of orders 1 to ``n``: all unigrams from left to right first, then all bigrams, and so on.
+
+    The order decides the order of floating-point sums, and with it the last digits of a score.
+    """
+    words = tuple(tokens)
+    counts: dict[NGram, int] = {}
+    for order in range(1, n + 1):
+        for start in range(len(words) - order + 1):
+            ngram = words[start : start + order]
+            counts[ngram] = counts.get(ngram, 0) + 1
+    return counts
+
+
+class DocumentFrequencies:
+    """Immutable n-gram document frequencies. Looking up an unknown n-gram gives 0 and stores nothing.
+
+    Attributes:
+        documents: number of documents (images, or captions).
+        log_documents: its natural logarithm, as the scorer uses it.
+        n: longest n-grams that are counted.
+        eos: whether every caption was counted with ``<eos>`` at its end.
+        tokenizer: name of the tokenisation; ``ptb`` is ``rewards.text.tokenize``.
+        document: what one document is: an ``image`` with all its captions (the published way), or a ``caption``.
+    """
+
+    __slots__ = (
+        "_counts",
+        "_fingerprint",
+        "_inverse_by_count",
+        "document",
+        "documents",
+        "eos",
+        "log_documents",
+        "n",
+        "tokenizer",
+    )
+
+    documents: int
+    log_documents: float
+    n: int
+    eos: bool
+    tokenizer: str
+    document: str
+    _counts: dict[NGram, float]
+    _inverse_by_count: dict[float, float]
+    _fingerprint: str | None
+
+    def __init__(
+        self,
+        counts: Mapping[NGram, float],
+        log_documents: float,
+        *,
+        n: int = 4,
+        eos: bool,
+        tokenizer: str = TOKENIZER,
+        document: str = "image",
+    ) -> None:
+        """Wrap counts that exist already; ``from_references`` makes them.
+
+        Raises:
+            ValueError: ``document`` is unknown, or ``log_documents`` is not the logarithm of at least one document.
+        """
+        if document not in ("image", "caption"):
+            raise ValueError(f"document is {document!r}: expected 'image' or 'caption'")
+        if not (math.isfinite(log_documents) and log_documents >= 0):
+            raise ValueError(f"log_documents is {log_documents!r}: expected the logarithm of one document or more")
+        values = {
+            "_counts": dict(counts),
+            # The logarithm is NumPy's, once per distinct count, so that scores equal the reference scorer's to the bit.
+            "_inverse_by_count": {
+                count: float(log_documents - np.log(max(1.0, float(count)))) for count in {0, *counts.values()}
+            },
+            "_fingerprint": None,
+            "document": document,
+            "documents": round(math.exp(log_documents)),
+            "eos": eos,
+            "log_documents": float(log_documents),
+            "n": n,
+            "tokenizer": tokenizer,
+        }
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    @classmethod
+    def from_references(
+        cls,
+        references: Iterable[Sequence[Sequence[str]]],
+        *,
+        document: Literal["image", "caption"] = "image",
+        eos: bool,
+        n: int = 4,
+        tokenizer: str = TOKENIZER,
+    ) -> Self:
+        """Count the n-grams of a corpus.
+
+        Args:
+            references: for each image, once, the tokens of each of its captions, without EOS.
+            document: ``image`` counts an n-gram once per image (CIDEr as published); ``caption`` once per caption
+                (M2 Transformer and GRIT), which gives other scores.
+            eos: count ``<eos>`` at the end of every caption.
+            n: longest n-grams.
+            tokenizer: name of the tokenisation that made the tokens.
+
+        Raises:
+            ValueError: there is no caption.
+        """
+        end = [EOS] if eos else []
+        counts: dict[NGram, int] = {}
+        documents = 0
+        for captions in references:
+            parts = [captions] if document == "image" else [[caption] for caption in captions]
+            for part in parts:
+                documents += 1
+                seen: dict[NGram, None] = {}
+                for tokens in part:
+                    seen.update(dict.fromkeys(ngram_counts([*tokens, *end], n)))
+                for ngram in seen:
+                    counts[ngram] = counts.get(ngram, 0) + 1
+        if documents == 0:
+            raise ValueError("document frequencies need at least one image with captions; there is none")
+        logarithm = float(np.log(float(documents)))
+        return cls(counts, logarithm, n=n, eos=eos, tokenizer=tokenizer, document=document)
+
+    def __getitem__(self, ngram: NGram) -> float:
+        """Return the number of documents with this n-gram, 0 for an unknown one."""
+        return self._counts.get(ngram, 0)
+
+    def __contains__(self, ngram: object) -> bool:
+        """Whether the n-gram occurs in the corpus."""
+        return ngram in self._counts
+
+    def __len__(self) -> int:
+        """Return the number of different n-grams."""
+        return len(self._counts)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuse: every score depends on these numbers."""
+        raise AttributeError(f"document frequencies are immutable; cannot set {name!r}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle by content."""
+        return _rebuild, (self._counts, self.log_documents, self.n, self.eos, self.tokenizer, self.document)
+
+    def __repr__(self) -> str:
+        """Describe the corpus in one line."""
+        return (
+            f"DocumentFrequencies({len(self)} n-grams in {self.documents} documents, one per {self.document}, "
+            f"tokenizer={self.tokenizer!r}, eos={self.eos}, fingerprint={self.fingerprint!r})"
+        )
+
+    def inverse(self, ngram: NGram) -> float:
+        """Return ln(documents) - ln(max(1, document frequency)) of an n-gram; unknown ones get ln(documents)."""
+        return self._inverse_by_count[self._counts.get(ngram, 0)]
+
+    @property
+    def fingerprint(self) -> str:
+        """First 16 hexadecimal digits of the SHA-256 of the content: equal for equal corpora, whatever their order."""
+        if self._fingerprint is None:
+            object.__setattr__(self, "_fingerprint", _digest(self._arrays()))
+        assert self._fingerprint is not None
+        return self._fingerprint
+
+    def save(self, path: str | Path) -> None:
+        """Write an ``.npz`` of plain arrays (no pickle), whole or not at all."""
+        path = Path(path)
+        arrays = self._arrays()
+        arrays["fingerprint"] = _bytes_array(self.fingerprint)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+            try:
+                np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+                file.flush()
+                os.fsync(file.fileno())
+                os.chmod(file.name, 0o644)
+                os.replace(file.name, path)
+            except BaseException:
+                os.unlink(file.name)
+                raise
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read what ``save`` wrote.
+
+        Raises:
+            ValueError: the file is not such a file, or its content does not match its fingerprint.
+        """
+        try:
+            with np.load(path, allow_pickle=False) as stored:
+                arrays = {name: stored[name] for name in stored.files}
+            fingerprint = arrays.pop("fingerprint").tobytes().decode()
+            header = json.loads(arrays["header"].tobytes())
+            words = arrays["vocabulary"].tobytes().decode().split("\n")
+            counts: dict[NGram, float] = {}
+            for order in range(1, header["n"] + 1):
+                numbers = _whole_if_possible(arrays[f"counts_{order}"])
+                for row, count in zip(arrays[f"ngrams_{order}"].tolist(), numbers, strict=True):
+                    counts[tuple(words[index] for index in row)] = count
+        except FileNotFoundError:
+            raise
+        except (OSError, ValueError, KeyError, IndexError, AttributeError) as error:
+            raise ValueError(
+                f"{path} does not hold document frequencies: {error}. Expected a file written by "
+                "DocumentFrequencies.save; use load_legacy_pickle for pickles of other packages"
+            ) from error
+        found = _digest(arrays)
+        if found != fingerprint:
+            raise ValueError(f"{path} is damaged: its content has fingerprint {found}, it was saved as {fingerprint}")
+        made = cls(
+            counts,
+            header["log_documents"],
+            n=header["n"],
+            eos=header["eos"],
+            tokenizer=header["tokenizer"],
+            document=header["document"],
+        )
+        object.__setattr__(made, "_fingerprint", found)
+        return made
+
+    def _arrays(self) -> dict[str, np.ndarray]:
+        """Return the content in a canonical order: sorted vocabulary, sorted n-grams."""
+        header = {name: getattr(self, name) for name in ("log_documents", "n", "eos", "tokenizer", "document")}
+        words = sorted({word for ngram in self._counts for word in ngram})
+        index = {word: number for number, word in enumerate(words)}
+        arrays = {
+            "header": _bytes_array(json.dumps(header, sort_keys=True)),
+            "vocabulary": _bytes_array("\n".join(words)),
+        }
+        for order in range(1, self.n + 1):
+            ngrams = [ngram for ngram in self._counts if len(ngram) == order]
+            rows = np.array([[index[word] for word in ngram] for ngram in ngrams], dtype=np.int32).reshape(-1, order)
+            counts = np.array([self._counts[ngram] for ngram in ngrams], dtype=np.float64)
+            ranks = np.lexsort(rows.T[::-1])
+            arrays[f"ngrams_{order}"] = np.ascontiguousarray(rows[ranks])
+            arrays[f"counts_{order}"] = np.ascontiguousarray(counts[ranks])
+        return arrays
+
+
+def _rebuild(
+    counts: dict[NGram, float], log_documents: float, n: int, eos: bool, tokenizer: str, document: str
+) -> DocumentFrequencies:
+    return DocumentFrequencies(counts, log_documents, n=n, eos=eos, tokenizer=tokenizer, document=document)
+
+
+def _bytes_array(text: str) -> np.ndarray:
+    return np.frombuffer(text.encode(), dtype=np.uint8)
+
+
+def _digest(arrays: dict[str, np.ndarray]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(arrays):
+        digest.update(f"{name}{arrays[name].dtype.str}{arrays[name].shape}".encode())
+        digest.update(arrays[name].tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _whole_if_possible(counts: np.ndarray) -> list[Any]:
+    """Python ints where all counts are whole: small ones are shared objects, which saves memory."""
+    return counts.astype(np.int64).tolist() if np.array_equal(counts, np.floor(counts)) else counts.tolist()

@@ -1,0 +1,142 @@
+"""Signs of broken captions that no reference is needed for: repetition, cut-off endings, length, variety.
+
+All functions take tokenised captions (``rewards.text.tokenize``) and none of them fails on an empty caption.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from rewards.base import as_texts
+from rewards.text.document_frequency import ngram_counts
+from rewards.text.tokenize import tokenize
+
+Tokens = Sequence[str]
+
+BAD_ENDINGS = frozenset(
+    [
+        # articles and determiners
+        *["a", "an", "the", "this", "these", "those", "its", "their", "his", "my", "your", "our", "some", "every"],
+        # prepositions
+        *["against", "among", "at", "atop", "between", "during", "for", "from", "in", "into", "like", "near", "of"],
+        *["on", "onto", "to", "toward", "towards", "upon", "with", "within", "without", "next"],
+        # conjunctions and relative words
+        *["and", "or", "but", "nor", "while", "as", "that", "which", "who", "whose", "where", "than", "because", "if"],
+        # auxiliaries, and words that need another after them
+        *["is", "are", "was", "were", "be", "been", "being", "am", "has", "have", "had", "does", "do", "did"],
+        *["will", "would", "could", "may", "might", "should", "'s", "n't", "very", "several"],
+    ]
+)
+"""Words at which a finished English caption hardly ever ends: articles and determiners, prepositions, conjunctions and
+relative words, auxiliaries. Left out is what often ends one as an adverb, a noun or a pronoun (``behind``, ``inside``,
+``by``, ``off``, ``can``, ``other``, ``her``). ``on`` and ``in`` stay, since captions that break off end there, and so
+0.6 % of the captions that people wrote for COCO val2017 count as well: compare with the references of your data."""
+
+
+def repeated_ngram_share(captions: Sequence[Tokens], n: int = 2) -> float:
+    """Return the share of n-grams that occurred earlier in the same caption, over all captions, in [0, 1].
+
+    ``a cat and a cat`` has the bigrams a-cat, cat-and, and-a, a-cat: one of four is repeated.
+    """
+    total = repeated = 0
+    for tokens in captions:
+        counts = [count for ngram, count in ngram_counts(tokens, n).items() if len(ngram) == n]
+        total += sum(counts)
+        repeated += sum(counts) - len(counts)
+    return repeated / total if total else 0.0
+
+
+def bad_ending(tokens: Tokens) -> bool:
+    """Whether a caption is empty or ends in one of ``BAD_ENDINGS``."""
+    return not tokens or tokens[-1] in BAD_ENDINGS
+
+
+def bad_ending_share(captions: Sequence[Tokens]) -> float:
+    """Return the share of captions that are empty or break off, in [0, 1]."""
+    return _share(sum(bad_ending(tokens) for tokens in captions), captions)
+
+
+def mean_length(captions: Sequence[Tokens]) -> float:
+    """Return the mean number of tokens per caption."""
+    return _share(sum(len(tokens) for tokens in captions), captions)
+
+
+def vocabulary_size(captions: Sequence[Tokens]) -> int:
+    """Return the number of different tokens in all captions."""
+    return len({token for tokens in captions for token in tokens})
+
+
+def duplicate_share(captions: Sequence[Tokens]) -> float:
+    """Return the share of captions that an earlier one equals token by token, in [0, 1]; 0 if all differ."""
+    return _share(len(captions) - len({tuple(tokens) for tokens in captions}), captions)
+
+
+def novel_share(captions: Sequence[Tokens], training_captions: Collection[tuple[str, ...]]) -> float:
+    """Return the share of captions that no training caption equals token by token, in [0, 1].
+
+    Args:
+        captions: tokenised captions.
+        training_captions: a set of tuples of tokens.
+    """
+    return _share(sum(tuple(tokens) not in training_captions for tokens in captions), captions)
+
+
+def hygiene(
+    captions: Sequence[Tokens], training_captions: Collection[tuple[str, ...]] | None = None
+) -> dict[str, float]:
+    """Describe tokenised captions in one dict.
+
+    Args:
+        captions: at least one token list; it may be empty.
+        training_captions: a set of tuples of tokens, for ``novel``.
+
+    Returns:
+        ``length`` (mean tokens), ``vocabulary`` (different tokens), and shares in [0, 1]: ``repeated_1gram``,
+        ``repeated_2gram``, ``repeated_3gram``, ``repeated_4gram`` (n-grams that occurred earlier in their caption),
+        ``bad_ending`` (captions that are empty or break off), ``duplicate`` (captions equal to an earlier one),
+        ``empty``, and ``novel`` (captions not among the training captions; absent where these are not given).
+
+    Raises:
+        ValueError: there is no caption.
+    """
+    if not captions:
+        raise ValueError("hygiene of no captions: expected at least one")
+    values = {"length": mean_length(captions), "vocabulary": float(vocabulary_size(captions))}
+    values |= {f"repeated_{n}gram": repeated_ngram_share(captions, n) for n in (1, 2, 3, 4)}
+    values |= {
+        "bad_ending": bad_ending_share(captions),
+        "duplicate": duplicate_share(captions),
+        "empty": _share(sum(not tokens for tokens in captions), captions),
+    }
+    if training_captions is not None:
+        values["novel"] = novel_share(captions, training_captions)
+    return values
+
+
+def _share(count: int, captions: Sequence[Tokens]) -> float:
+    return count / len(captions) if captions else 0.0
+
+
+class Repetition:
+    """Penalty for repeated n-grams: minus the share of a caption's n-grams that occurred earlier in it, in [-1, 0]."""
+
+    __name__ = "repetition"
+    columns: frozenset[str] = frozenset()
+    bounds = (-1.0, 0.0)
+
+    def __init__(self, n: int = 2) -> None:
+        """Choose the order of the n-grams, ``n`` >= 1."""
+        if n < 1:
+            raise ValueError(f"n is {n}: expected 1 or more")
+        self.n = n
+
+    @property
+    def signature(self) -> str:
+        """Variant, such as ``repetition[n2]+ptb``."""
+        return f"repetition[n{self.n}]+ptb"
+
+    def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
+        """Score N captions; no column is needed."""
+        texts = as_texts(completions)
+        return [-repeated_ngram_share([tokenize(text)], self.n) for text in texts]

@@ -1,0 +1,130 @@
+"""Document frequencies out of other packages' pickles, without running what a pickle may contain."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import struct
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rewards.text.document_frequency import EOS, DocumentFrequencies, NGram
+from rewards.text.tokenize import TOKENIZER
+
+_LARGEST_LOGARITHM = 50.0
+"""A smaller ``ref_len`` is a logarithm already: no corpus has e^50 images, and none that is pickled has under 50."""
+
+
+class _DataType:
+    """Stands for ``numpy.dtype``: remembers its code, builds nothing."""
+
+    def __init__(self, code: str = "", *ignored: object) -> None:
+        self.code = code
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.order = state[1]
+
+
+def _number(data_type: _DataType, raw: bytes | str) -> float:
+    """Stand for ``numpy.core.multiarray.scalar``: one little-endian 64-bit float or integer."""
+    form = {"f8": "<d", "i8": "<q"}.get(data_type.code)
+    data = raw.encode("latin1") if isinstance(raw, str) else raw
+    if form is None or getattr(data_type, "order", "<") != "<" or len(data) != 8:
+        raise pickle.UnpicklingError(f"a NumPy scalar of type {data_type.code!r}: expected '<f8' or '<i8'")
+    return struct.unpack(form, data)[0]
+
+
+_ADMITTED: dict[tuple[str, str], Any] = {
+    ("collections", "defaultdict"): defaultdict,
+    ("numpy", "dtype"): _DataType,
+    ("numpy.core.multiarray", "scalar"): _number,
+    ("numpy._core.multiarray", "scalar"): _number,
+    **{
+        (module, kind.__name__): kind
+        for module in ("builtins", "__builtin__")
+        for kind in (dict, float, int, str, tuple)
+    },
+    ("__builtin__", "unicode"): str,
+    ("__builtin__", "long"): int,
+}
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Builds dicts, tuples, strings and numbers; refuses the name of anything else before it is looked up."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in _ADMITTED:
+            raise pickle.UnpicklingError(
+                f"it asks for {module}.{name}; only dict, defaultdict, tuple, str and numbers are admitted"
+            )
+        return _ADMITTED[module, name]
+
+
+def load_legacy_pickle(
+    path: str | Path, *, tokenizer: str = TOKENIZER, document: str = "image", eos: bool | None = None
+) -> DocumentFrequencies:
+    """Read a document-frequency pickle with the keys ``document_frequency`` and ``ref_len``.
+
+    Both conventions are understood: ``ref_len`` as the number of images (ruotianluo/self-critical.pytorch and its
+    family) and as its logarithm (YehLi/xmodaler). Pickles of Python 2 are read as Latin-1. Nothing that the file
+    names is imported or run.
+
+    Args:
+        path: the pickle.
+        tokenizer: how its words were made; the file does not say. ``ptb`` if they are the toolkit's tokens.
+        document: what one document was; the file does not say either.
+        eos: whether captions were counted with ``<eos>``; None looks whether the token occurs.
+
+    Raises:
+        ValueError: the pickle asks for anything but plain data, or its content is something else.
+    """
+    try:
+        with open(path, "rb") as file:
+            content = _PlainUnpickler(file, encoding="latin1").load()
+    except FileNotFoundError:
+        raise
+    except (pickle.UnpicklingError, EOFError, ValueError, TypeError, AttributeError, IndexError, KeyError) as error:
+        raise ValueError(f"{path} was not read: {error}") from error
+    if not isinstance(content, dict) or not {"document_frequency", "ref_len"} <= content.keys():
+        found = sorted(map(str, content)) if isinstance(content, dict) else type(content).__name__
+        raise ValueError(f"{path} holds {found}: expected a dict with 'document_frequency' and 'ref_len'")
+    length, stored = content["ref_len"], content["document_frequency"]
+    if not isinstance(length, int | float) or not math.isfinite(length) or length <= 0:
+        raise ValueError(f"{path}: ref_len is {length!r}: expected the number of images or its logarithm")
+    if not isinstance(stored, dict) or not stored:
+        raise ValueError(f"{path}: document_frequency is {stored!r:.40}: expected a dict from n-gram to count")
+    counts = {_ngram(key, path): _count(key, value, path) for key, value in stored.items()}
+    log_documents = float(length) if length < _LARGEST_LOGARITHM else float(np.log(float(length)))
+    return DocumentFrequencies(
+        counts,
+        log_documents,
+        n=max(len(ngram) for ngram in counts),
+        eos=(EOS,) in counts if eos is None else eos,
+        tokenizer=tokenizer,
+        document=document,
+    )
+
+
+def _ngram(key: Any, path: str | Path) -> NGram:
+    if not isinstance(key, tuple) or not key or not all(isinstance(word, str) for word in key):
+        raise ValueError(f"{path}: n-gram {key!r:.80}: expected a tuple of words")
+    return tuple(_word(word) for word in key)
+
+
+def _word(word: str) -> str:
+    """Undo Latin-1 where Python 2 had stored UTF-8 bytes."""
+    if word.isascii():
+        return word
+    try:
+        return word.encode("latin1").decode()
+    except UnicodeError:
+        return word
+
+
+def _count(key: Any, value: Any, path: str | Path) -> float:
+    if not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+        raise ValueError(f"{path}: n-gram {key!r:.80} has the count {value!r}: expected a number of at least 0")
+    return int(value) if value == int(value) else value

@@ -1,0 +1,94 @@
+"""ROUGE-L as the COCO caption toolkit computes it.
+
+Source: Lin, "ROUGE: A Package for Automatic Evaluation of Summaries", 2004, section 3.1, with beta = 1.2 and, as in the
+toolkit, the best precision and the best recall over references, which may come from two of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rewards.base import as_texts, checked_scores
+from rewards.text.references import reference_lists
+from rewards.text.tokenize import tokenize
+
+Tokens = Sequence[str]
+
+
+def longest_common_subsequence(first: Tokens, second: Tokens) -> int:
+    """Return the length of the longest sequence of tokens that both have in this order, gaps allowed."""
+    # One bit per token of `first`; a zero bit marks a step of the subsequence (Hyyro 2004, "Bit-parallel LCS-length
+    # computation revisited").
+    positions: dict[str, int] = {}
+    for index, token in enumerate(first):
+        positions[token] = positions.get(token, 0) | 1 << index
+    everything = (1 << len(first)) - 1
+    state = everything
+    for token in second:
+        matched = state & positions.get(token, 0)
+        state = ((state + matched) | (state - matched)) & everything
+    return len(first) - state.bit_count()
+
+
+def rouge_l(candidate: Tokens, references: Sequence[Tokens], beta: float = 1.2) -> float:
+    """Compute ROUGE-L of one tokenised candidate against its references, in [0, 1].
+
+    Args:
+        candidate: tokens.
+        references: at least one token list.
+        beta: weight of recall against precision.
+
+    Raises:
+        ValueError: there is no reference.
+    """
+    if not references:
+        raise ValueError("ROUGE-L needs at least one reference")
+    # The toolkit splits an empty caption into one empty word.
+    words = candidate or [""]
+    precision = recall = 0.0
+    for reference in references:
+        reference_words = reference or [""]
+        common = longest_common_subsequence(words, reference_words)
+        precision = max(precision, common / len(words))
+        recall = max(recall, common / len(reference_words))
+    if precision == 0 or recall == 0:
+        return 0.0
+    return ((1 + beta**2) * precision * recall) / (recall + beta**2 * precision)
+
+
+class RougeL:
+    """ROUGE-L of each caption against its image's references, in [0, 1].
+
+    Captions and references are given as written and tokenised by ``rewards.text.tokenize``. The mean over captions is
+    the corpus score that papers print (times 100).
+    """
+
+    __name__ = "rouge_l"
+    columns = frozenset({"references"})
+    bounds = (0.0, 1.0)
+
+    def __init__(self, beta: float = 1.2) -> None:
+        """Choose ``beta`` > 0, the weight of recall; the toolkit's is 1.2."""
+        if not beta > 0:
+            raise ValueError(f"beta is {beta}: expected a number above 0")
+        self.beta = beta
+
+    @property
+    def signature(self) -> str:
+        """Variant, such as ``ROUGE-L[b1.2]+ptb``."""
+        return f"ROUGE-L[b{float(self.beta)}]+ptb"
+
+    def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
+        """Score N captions by the column ``references`` (N lists of captions).
+
+        Raises:
+            RewardError: the column is missing or has another length, a row has no reference, or one is not a string.
+        """
+        texts = as_texts(completions)
+        references = reference_lists(columns, self.__name__, len(texts))
+        scores = [
+            rouge_l(tokenize(text), [tokenize(caption) for caption in captions], self.beta)
+            for text, captions in zip(texts, references, strict=True)
+        ]
+        return checked_scores(self, scores, len(texts))

@@ -92,21 +92,22 @@ def hygiene(
         training_captions: a set of tuples of tokens, for ``novel``.
 
     Returns:
-        ``length`` (mean tokens), ``vocabulary`` (different tokens), and shares in [0, 1]: ``repeated_1gram``,
-        ``repeated_2gram``, ``repeated_3gram``, ``repeated_4gram`` (n-grams that occurred earlier in their caption),
-        ``bad_ending`` (captions that are empty or break off), ``duplicate`` (captions equal to an earlier one),
-        ``empty``, and ``novel`` (captions not among the training captions; absent where these are not given).
+        ``length`` (mean tokens), ``vocabulary`` (different tokens), and shares in [0, 1]: ``repeated_ngrams`` (bigrams
+        that occurred earlier in their caption), ``bad_endings`` (captions that are empty or break off),
+        ``duplicates`` (captions equal to an earlier one), ``empty``, and ``novel`` (captions not among the training
+        captions; absent where these are not given).
 
     Raises:
         ValueError: there is no caption.
     """
     if not captions:
         raise ValueError("hygiene of no captions: expected at least one")
-    values = {"length": mean_length(captions), "vocabulary": float(vocabulary_size(captions))}
-    values |= {f"repeated_{n}gram": repeated_ngram_share(captions, n) for n in (1, 2, 3, 4)}
-    values |= {
-        "bad_ending": bad_ending_share(captions),
-        "duplicate": duplicate_share(captions),
+    values = {
+        "length": mean_length(captions),
+        "vocabulary": float(vocabulary_size(captions)),
+        "repeated_ngrams": repeated_ngram_share(captions),
+        "bad_endings": bad_ending_share(captions),
+        "duplicates": duplicate_share(captions),
         "empty": _share(sum(not tokens for tokens in captions), captions),
     }
     if training_captions is not None:

@@ -1,0 +1,98 @@
+"""Rewards by name. Nothing is imported before it is built.
+
+A reward of this package is one line in ``REWARDS``; a reward from outside needs no line: its name is
+``package.module:Class``.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+from typing import Any
+
+from rewards.base import Reward
+
+REWARDS: dict[str, str] = {
+    "bleu": "rewards.text.bleu:Bleu",
+    "cider": "rewards.text.cider:CiderD",
+    "repetition": "rewards.text.hygiene:Repetition",
+    "rouge_l": "rewards.text.rouge:RougeL",
+}
+"""Name -> ``module:Class``."""
+
+
+def available() -> list[str]:
+    """Return the names of the rewards of this package, sorted."""
+    return sorted(REWARDS)
+
+
+def build(name: str, **kwargs: Any) -> Reward:
+    """Make a reward.
+
+    Args:
+        name: one of ``available()``, or ``package.module:Class``.
+        **kwargs: arguments of the class.
+
+    Raises:
+        ValueError: the name is unknown, the target cannot be imported or is no reward, or an argument is unknown or
+            missing. What the class itself raises is passed on.
+    """
+    target = _load(name)
+    parameters = inspect.signature(target).parameters
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    unknown = [] if takes_any else sorted(set(kwargs) - set(parameters))
+    missing = [
+        parameter.name
+        for parameter in parameters.values()
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        and parameter.name not in kwargs
+    ]
+    if unknown or missing:
+        problem = f"does not take {', '.join(unknown)}" if unknown else f"needs {', '.join(missing)}"
+        takes = ", ".join(map(str, parameters.values())) or "no arguments"
+        raise ValueError(f"reward {name!r} {problem}; it takes: {takes}")
+    reward = target(**kwargs)
+    if not isinstance(reward, Reward):
+        raise ValueError(
+            f"{name!r} made a {type(reward).__name__}, which is not a reward: it needs __name__, columns, bounds, "
+            "signature and __call__(prompts, completions, **columns)"
+        )
+    return reward
+
+
+def describe(name: str) -> str:
+    """Return one line about a reward: what it is, its bounds and the columns it needs.
+
+    Raises:
+        ValueError: as for ``build``, for the name.
+    """
+    target = _load(name)
+    summary = (inspect.getdoc(target) or "no description").split("\n")[0]
+    bounds = getattr(target, "bounds", None)
+    columns = getattr(target, "columns", None)
+    # A class may decide either at construction; a property is no value.
+    bounds_text = f"in [{bounds[0]:g}, {bounds[1]:g}]" if isinstance(bounds, tuple) else "bounds depend on arguments"
+    columns_text = (", ".join(sorted(columns)) or "none") if isinstance(columns, frozenset) else "depend on arguments"
+    return f"{name}: {summary} ({bounds_text}; columns: {columns_text})"
+
+
+def _load(name: str) -> Any:
+    target = name if ":" in name else REWARDS.get(name)
+    if target is None:
+        close = difflib.get_close_matches(name, REWARDS, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise ValueError(
+            f"reward {name!r} is unknown.{hint} Available: {', '.join(available())}; one from outside is named as "
+            "'package.module:Class'"
+        )
+    module_name, _, class_name = target.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ValueError(f"reward {name!r}: module {module_name!r} cannot be imported: {error}") from error
+    made = getattr(module, class_name, None)
+    if not callable(made):
+        raise ValueError(f"reward {name!r}: module {module_name!r} has no class {class_name!r}")
+    return made

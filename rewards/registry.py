@@ -62,6 +62,15 @@ def build(name: str, **kwargs: Any) -> Reward:
     return reward
 
 
+def parameters(name: str) -> list[str]:
+    """Return the names of the arguments that ``build`` takes for a reward.
+
+    Raises:
+        ValueError: as for ``build``, for the name.
+    """
+    return list(inspect.signature(_load(name)).parameters)
+
+
 def describe(name: str) -> str:
     """Return one line about a reward: what it is, its bounds and the columns it needs.
 

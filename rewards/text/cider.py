@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tqdm import tqdm
+
 from rewards.base import as_texts, checked_scores, required_column
 from rewards.text.document_frequency import EOS, DocumentFrequencies, NGram, ngram_counts
 from rewards.text.legacy_pickle import load_legacy_pickle
@@ -246,9 +248,12 @@ class CiderD:
                 return []
             df, cache = self._df_of_call(keys, columns), OrderedDict()
         scores = []
-        for text, key, end in zip(texts, keys, ends, strict=True):
+        rows = zip(texts, keys, ends, strict=True)
+        few = len(texts) < 5000  # under two seconds
+        for text, key, end in tqdm(rows, "cider", len(texts), unit="caption", leave=False, disable=few or None):
             vectors = self._vectors(key, df, cache)
-            scores.append(similarity([*tokenize(text), *end], vectors, df, self.n, self.sigma))
+            score = similarity([*tokenize(text), *end], vectors, df, self.n, self.sigma)
+            scores.append(min(score, self.bounds[1]))  # rounding may exceed it in the last digit
         return checked_scores(self, scores, len(texts))
 
     def _ends(self, columns: Mapping[str, Any], count: int) -> list[list[str]]:

@@ -82,12 +82,20 @@ class DocumentFrequencies:
         """Wrap counts that exist already; ``from_references`` makes them.
 
         Raises:
-            ValueError: ``document`` is unknown, or ``log_documents`` is not the logarithm of at least one document.
+            ValueError: ``document`` is unknown, ``log_documents`` is not the logarithm of at least one document, or an
+                n-gram is counted in more documents than there are (counts and number are of different corpora).
         """
         if document not in ("image", "caption"):
             raise ValueError(f"document is {document!r}: expected 'image' or 'caption'")
         if not (math.isfinite(log_documents) and log_documents >= 0):
             raise ValueError(f"log_documents is {log_documents!r}: expected the logarithm of one document or more")
+        documents = round(math.exp(log_documents))
+        if counts and max(counts.values()) > documents:
+            ngram, count = max(counts.items(), key=lambda item: item[1])
+            raise ValueError(
+                f"n-gram {ngram} occurs in {count} of {documents} documents: the counts and the number of documents "
+                "are not of one corpus"
+            )
         values = {
             "_counts": dict(counts),
             # The logarithm is NumPy's, once per distinct count, so that scores equal the reference scorer's to the bit.
@@ -96,7 +104,7 @@ class DocumentFrequencies:
             },
             "_fingerprint": None,
             "document": document,
-            "documents": round(math.exp(log_documents)),
+            "documents": documents,
             "eos": eos,
             "log_documents": float(log_documents),
             "n": n,

@@ -1,0 +1,149 @@
+"""Score captions in files with any reward."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rewards.base import Reward, checked_scores
+from rewards.registry import available, build, describe, parameters
+from rl_caption.data.base import DataError
+from rl_caption.data.files import find_images, id_key, read_captions, read_references, references_for, write_json
+
+SCALE_OF_CIDER = (
+    "CIDEr-D is on the scale [0, 10] of the COCO toolkit, where 1.30 is what papers print as CIDEr 130.0 (times 100)."
+)
+
+
+def score_files(
+    reward: str,
+    captions: str | Path,
+    references: str | Path | None = None,
+    images: str | Path | None = None,
+    df: str | Path | None = None,
+    out: str | Path | None = None,
+    eos: bool = False,
+    split: str | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Score every caption of a file.
+
+    Args:
+        reward: name of a reward, or ``package.module:Class``.
+        captions: COCO result format, ``[{"image_id", "caption"}]``.
+        references: ``{image_id: [str, …]}``, COCO annotations, Karpathy JSON, or a list of ``{"image_id",
+            "captions"}``. Must have every captioned image.
+        images: folder of the images, for rewards that look at them.
+        df: document frequencies of CIDEr-D. None takes those of the references of the captioned images, as the
+            toolkit does.
+        out: where the result is written; None writes nothing.
+        eos: EOS is a token of CIDEr-D. Published scores are without.
+        split: which split of a Karpathy JSON the references are taken from; None takes all.
+        kwargs: further arguments of the reward.
+
+    Returns:
+        ``{"reward", "signature", "mean", "scores": {image_id: value}}``, in the reward's own scale: its bounds. For
+        CIDEr-D that is [0, 10]; papers print it times 100.
+
+    Raises:
+        DataError: a file is not what it should be, a captioned image has no references or no file, or the reward does
+            not take the arguments.
+        RewardError: the reward failed.
+    """
+    scorer = _build(reward, df, eos, kwargs or {})
+    texts = read_captions(captions, allow_empty=True)
+    columns: dict[str, Any] = {"image_id": list(texts)}
+    if references is not None:
+        known = read_references(references, split, by=id_key(captions))
+        columns["references"] = references_for(texts, known, references)
+    if images is not None:
+        columns["image"] = find_images(images, texts)
+    _check_columns(reward, scorer, columns)
+    values = checked_scores(scorer, scorer(None, list(texts.values()), **columns), len(texts))
+    result = {
+        "reward": scorer.__name__,
+        "signature": scorer.signature,
+        "mean": math.fsum(values) / len(values),
+        "scores": dict(zip(texts, values, strict=True)),
+    }
+    if out is not None:
+        write_json(out, result)
+    return result
+
+
+def _build(reward: str, df: str | Path | None, eos: bool, kwargs: Mapping[str, Any]) -> Reward:
+    try:
+        taken = parameters(reward)
+        arguments = dict(kwargs)
+        for name, value in (("df", df), ("eos", eos)):
+            if name in taken:
+                arguments = {name: value} | arguments
+            elif value:
+                raise DataError(f"reward {reward!r} has no {name!r}: leave it out")
+        return build(reward, **arguments)
+    except DataError:
+        raise
+    except (ValueError, OSError) as error:
+        raise DataError(str(error)) from error
+
+
+def _check_columns(reward: str, scorer: Reward, columns: Mapping[str, Any]) -> None:
+    sources = {"references": "a file of references", "image": "the folder of the images", "image_id": "ids"}
+    for column in sorted(scorer.columns - columns.keys()):
+        if column not in sources:
+            raise DataError(f"reward {reward!r} needs the column {column!r}, which files of captions do not have")
+        option = {"image": "--images", "references": "--references"}[column]
+        raise DataError(f"reward {reward!r} needs {sources[column]}: give {option}")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line: ``score --reward NAME --captions F --references F [--out F]``."""
+    listing = "\n".join(f"  {describe(name)}" for name in available())
+    parser = argparse.ArgumentParser(
+        prog="score",
+        description=f"Score captions in files with any reward.\n\nrewards:\n{listing}\n\n{SCALE_OF_CIDER}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--reward", required=True, metavar="NAME", help="a name of the list, or package.module:Class")
+    parser.add_argument("--captions", required=True, metavar="F", help="JSON: [{image_id, caption}, ...]")
+    parser.add_argument("--references", metavar="F", help="{image_id: [str, ...]}, COCO annotations or Karpathy JSON")
+    parser.add_argument("--split", metavar="NAME", help="split of a Karpathy JSON (default: all)")
+    parser.add_argument("--images", metavar="DIR", help="folder of the images, for rewards that look at them")
+    parser.add_argument("--df", metavar="F", help="document frequencies (default: those of the references)")
+    parser.add_argument("--eos", action="store_true", help="count EOS as a token (default: as published, without)")
+    parser.add_argument("--kwargs", metavar="JSON", default="{}", help="further arguments of the reward, as an object")
+    parser.add_argument("--out", metavar="F", help="where {reward, signature, mean, scores} is written")
+    given = parser.parse_args(argv)
+    result = score_files(
+        given.reward,
+        given.captions,
+        given.references,
+        given.images,
+        given.df,
+        given.out,
+        given.eos,
+        given.split,
+        _json_object(given.kwargs),
+    )
+    print(f"{result['reward']} {result['mean']:.6f} (mean of {len(result['scores'])} captions)")
+    print(f"signature {result['signature']}")
+    if result["reward"] == "cider":
+        print(SCALE_OF_CIDER)
+    if given.out is not None:
+        print(f"written to {given.out}")
+    return 0
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise DataError(f"--kwargs {text!r} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise DataError(f"--kwargs is {value!r}: expected a JSON object")
+    return value

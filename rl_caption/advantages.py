@@ -1,4 +1,4 @@
-"""Advantages of sampled captions: how much better than its baseline a sample scored. Pure functions of rewards [B, K]."""
+"""Advantages of sampled captions: how much better than its baseline a sample scored. Pure functions of tensors."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
+from transformers.utils import logging as transformers_logging
 
 from rewards.mixed import MixedReward
 from rewards.registry import build as build_term
@@ -24,6 +26,7 @@ from rl_caption.data.jsonl import JsonLinesData
 from rl_caption.data.karpathy import KarpathyData
 from rl_caption.data.scenes import ScenesData
 from rl_caption.launch import accelerator_kwargs, check_processes
+from rl_caption.tracking import announce
 
 
 class ConfigError(ValueError):
@@ -51,7 +54,16 @@ def build_accelerator(train: TrainConfig, run: RunConfig) -> Accelerator:
         here = int(os.environ.get("LOCAL_WORLD_SIZE", accelerator.num_processes))
         torch.set_num_threads(train.threads or max((os.cpu_count() or 1) // here, 1))
     set_seed(train.seed)
+    quiet_libraries()
     return accelerator
+
+
+def quiet_libraries() -> None:
+    """Leave the terminal to the run's own log: no progress bar for writing or reading one small file."""
+    transformers_logging.disable_progress_bar()
+    # Accelerate warns that tied weights are stored once, which is how they are meant to be stored.
+    logging.getLogger("accelerate.utils.other").setLevel(logging.ERROR)
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
 
 
 def build_data(config: DataConfig) -> DataModule:
@@ -72,20 +84,24 @@ def build_data(config: DataConfig) -> DataModule:
     return KarpathyData(config.path, **_checked(KarpathyData, options, "data.kwargs"))
 
 
-def checked_splits(config: DataConfig, data: DataModule, splits: Sequence[str], log: Any) -> dict[str, Sequence[Row]]:
-    """Check the splits together (``data.on_bad``) and return their usable rows.
+def checked_splits(
+    config: DataConfig, data: DataModule, splits: Sequence[str], accelerator: Accelerator, cache: Path
+) -> dict[str, Sequence[Row]]:
+    """Check the splits together (``data.on_bad``) and return their usable rows; ``cache`` remembers good images.
 
     Raises:
         DataError: unusable images or captions, with counts and the first offenders.
     """
-    report = check_data(
-        data,
-        splits,
-        on_bad=config.on_bad,
-        check_pixels=config.check_images,
-        check_images=config.features_root is None,
-    )
-    log(str(report))
+    with accelerator.main_process_first():  # the others then find the verdicts in the cache
+        report = check_data(
+            data,
+            splits,
+            on_bad=config.on_bad,
+            check_pixels=config.check_images,
+            check_images=config.features_root is None,
+            cache=cache,
+        )
+    announce(accelerator, str(report))
     filtered = report.filtered(data)
     return {split: filtered.split(split) for split in splits}
 
@@ -114,27 +130,39 @@ def build_captioner(config: ModelConfig, references: Sequence[list[str]], cache_
         raise ConfigError(f"model: {error}") from error
 
 
-def build_reward(config: RewardConfig, references: Sequence[list[str]]) -> tuple[MixedReward, DocumentFrequencies]:
-    """The mixture of rewards, and the document frequencies that CIDEr-D counts with.
+def build_reward(config: RewardConfig, references: Sequence[list[str]], folder: Path) -> tuple[MixedReward, str]:
+    """The mixture of rewards, and its signature with the fingerprint of the document frequencies.
+
+    Where ``reward.df`` is null, document frequencies are counted from ``references`` (one document an image) and written
+    to ``folder/document_frequencies.npz``.
 
     Raises:
-        ConfigError: no terms, or document frequencies that were made with another EOS setting.
+        ConfigError: no terms, an unknown reward or argument, or document frequencies made with another EOS setting.
     """
     if not config.terms:
         raise ConfigError("reward.terms is empty: name at least one reward, such as cider")
-    if config.df is not None:
-        frequencies = DocumentFrequencies.load(config.df)
-    else:
-        frequencies = DocumentFrequencies.from_references(
-            [[tokenize(caption) for caption in captions] for captions in references], eos=config.eos
-        )
-    terms = {}
+    terms, fingerprints = {}, []
     for name, term in config.terms.items():
         arguments = dict(term.kwargs)
         if name == "cider" and term.target is None:
-            arguments = {"df": frequencies, "eos": config.eos} | arguments
-        terms[name] = (build_term(term.target or name, **arguments), term.weight)
-    return MixedReward(terms), frequencies
+            arguments = {"df": config.df or _frequencies(config, references, folder), "eos": config.eos} | arguments
+        try:
+            reward = build_term(term.target or name, **arguments)
+        except ValueError as error:
+            raise ConfigError(f"reward.terms.{name}: {error}") from error
+        terms[name] = (reward, term.weight)
+        fingerprint = getattr(reward, "fingerprint", None)
+        if fingerprint:
+            fingerprints.append(f"+df[{fingerprint[:8]}]")
+    mixed = MixedReward(terms)
+    return mixed, mixed.signature + "".join(fingerprints)
+
+
+def _frequencies(config: RewardConfig, references: Sequence[list[str]], folder: Path) -> DocumentFrequencies:
+    tokens = ([tokenize(caption) for caption in captions] for captions in references)
+    frequencies = DocumentFrequencies.from_references(tokens, eos=config.eos)
+    frequencies.save(folder / "document_frequencies.npz")
+    return frequencies
 
 
 def _checked(target: Any, options: dict[str, Any], key: str) -> dict[str, Any]:

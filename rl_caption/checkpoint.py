@@ -33,7 +33,7 @@ def save_checkpoint(accelerator: Accelerator, folder: Path, state: TrainState, k
     """
     final = folder / f"step-{state.global_step:08d}"
     partial = folder / f".partial-{final.name}"
-    error = None
+    error: Exception | None = None
     try:
         if accelerator.is_main_process:
             remove_tree(partial)

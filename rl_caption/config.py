@@ -35,7 +35,7 @@ class DataConfig:
         image_root: folder of the images, relative to the JSON's folder or absolute.
         image_extension: replaces the extension that the JSON gives, such as ``.jpg``.
         flatten: ignore the folder (``filepath``) that the JSON gives.
-        features_root: folder of region features, one file an image.
+        features_root: folder of region features, one file an image; relative to the working directory.
         on_bad: ``fail`` stops on unusable images and captions; ``skip`` leaves them out and says so.
         check_images: decode every image before training starts.
         num_workers: loader processes; 0 loads in the main process.

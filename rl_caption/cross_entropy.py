@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
@@ -36,7 +37,8 @@ def xe_loss(
 
 def target_count(accelerator: Accelerator, batches: Sequence[CaptionBatch]) -> Tensor:
     """Reference tokens to learn in the global batch; a scalar."""
-    return global_count(accelerator, sum(batch.target_mask.sum() for batch in batches))
+    counts = [batch.target_mask.sum() for batch in batches if batch.target_mask is not None]
+    return global_count(accelerator, torch.stack(counts).sum())
 
 
 @dataclass

@@ -15,7 +15,7 @@ from rl_caption.data.base import DataModule, Row
 from rl_caption.data.files import read_captions, read_references
 from rl_caption.evaluation import Evaluation, check_writable, evaluate_captions, format_table, write_evaluation
 from rl_caption.inference import caption_rows
-from rl_caption.launch import accelerator_kwargs
+from rl_caption.launch import accelerator_kwargs, check_processes
 from rl_caption.tracking import announce
 
 
@@ -40,6 +40,7 @@ def evaluate_split(config: EvaluateConfig) -> str:
         captions, name = read_captions(config.predictions), Path(config.predictions).stem
     else:
         accelerator = Accelerator(**accelerator_kwargs())
+        check_processes(accelerator.num_processes)
         captions, name = _decode(config, rows, accelerator), config.split
         if not accelerator.is_main_process:
             return ""

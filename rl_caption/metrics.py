@@ -1,4 +1,4 @@
-"""Averages over micro-batches and processes, kept as sums and counts so that they do not depend on how work is split."""
+"""Averages over micro-batches and processes, kept as sums and counts: they do not depend on how work is split."""
 
 from __future__ import annotations
 

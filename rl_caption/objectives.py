@@ -64,8 +64,8 @@ def kl_to_reference(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
 def kl_penalty_sum(logprobs: Tensor, reference_logprobs: Tensor, mask: Tensor) -> Tensor:
     """KL to the reference policy as a loss: the k2 estimator, half the squared log-ratio, summed over tokens.
 
-    On the policy's own samples its gradient is an unbiased estimate of the gradient of each token's KL(policy || reference)
-    (Tang and Munos 2025, "On a few pitfalls in KL divergence gradient estimation for RL").
+    On the policy's own samples its gradient is an unbiased estimate of the gradient of each token's
+    KL(policy || reference) (Tang and Munos 2025, "On a few pitfalls in KL divergence gradient estimation for RL").
 
     Args:
         logprobs: [B, K, L] with gradient.

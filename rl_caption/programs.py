@@ -72,10 +72,9 @@ def train_scst(config: ScstConfig) -> TrainState:
         checkpoint = find_checkpoint(config)
         train_rows, val_rows = _rows(config, accelerator)
         captioner = build_captioner(config.model, references_of(train_rows), config.data.cache_mb)
-        reward, frequencies = build_reward(config.reward, references_of(train_rows))
-        if accelerator.is_main_process and config.reward.df is None:
-            frequencies.save(Path(config.run.dir) / "document_frequencies.npz")
-        signature = scst_signature(reward.signature, config)
+        with accelerator.main_process_first():
+            reward, signature = build_reward(config.reward, references_of(train_rows), Path(config.run.dir))
+        signature = scst_signature(signature, config)
         ref_policy = _frozen_copy(captioner, accelerator) if config.train.kl_coef > 0 else None
         rollout = config.rollout
         decoding = Decoding(
@@ -216,7 +215,7 @@ def _announce_run(
 def _rows(config: XeConfig | ScstConfig, accelerator: Accelerator) -> tuple[Sequence[Row], Sequence[Row]]:
     data = build_data(config.data)
     splits = ("train", usable_split(data, config.eval.split))
-    rows = checked_splits(config.data, data, splits, lambda text: announce(accelerator, text))
+    rows = checked_splits(config.data, data, splits, accelerator, Path(config.run.dir) / ".checked_images.json")
     val = rows[config.eval.split]
     if config.eval.max_images is not None:
         val = [val[index] for index in range(min(config.eval.max_images, len(val)))]

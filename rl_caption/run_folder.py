@@ -96,7 +96,7 @@ def is_complete(folder: Path) -> bool:
 def environment() -> dict[str, Any]:
     """Versions, platform and command line, for ``env.json``."""
     names = ("torch", "transformers", "accelerate", "tokenizers", "numpy", "deepspeed", "rl-caption")
-    versions = {}
+    versions: dict[str, str | None] = {}
     for name in names:
         try:
             versions[name] = metadata.version(name)

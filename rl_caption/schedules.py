@@ -16,8 +16,8 @@ def schedule_factor(
     """Factor of the peak learning rate at ``step``, in [0, 1].
 
     Linear warm-up over ``warmup_steps``, then: ``constant``; ``linear`` or ``cosine`` to 0 at ``max_steps``; ``step``,
-    times ``decay`` every ``decay_every`` steps; ``noam``, the inverse square root (Vaswani et al. 2017), 1 at the end of
-    the warm-up.
+    times ``decay`` every ``decay_every`` steps; ``noam``, the inverse square root (Vaswani et al. 2017), 1 at the end
+    of the warm-up.
     """
     if step < warmup_steps:
         return (step + 1) / warmup_steps

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from rl_caption.checkpoint import newest_checkpoint, replace_folder, remove_tree, save_checkpoint
+from rl_caption.checkpoint import newest_checkpoint, remove_tree, replace_folder, save_checkpoint
 from rl_caption.metrics import Averages
 from rl_caption.run_folder import write_result
 from rl_caption.schedules import Schedule

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from rl_caption.data.base import Row
 
 FORBIDDEN_LOGIT = -1e4
-"""Logit of tokens that a caption may not contain: probability 0 in float32, and finite, so that entropy stays defined."""
+"""Logit of tokens that a caption may not contain: probability 0 in float32, yet finite, so that entropy is defined."""
 
 
 @dataclass(frozen=True)
@@ -57,11 +57,15 @@ class Captioner(Protocol):
     ``model`` below may be wrapped for distributed training; ``policy`` is the module itself.
     """
 
-    policy: nn.Module
     eos_token_id: int
     pad_token_id: int
     forbidden: tuple[int, ...]
     """Tokens that no caption may contain (padding, BOS, UNK); references are not trained on them."""
+
+    @property
+    def policy(self) -> nn.Module:
+        """The model itself, unwrapped."""
+        ...
 
     def preprocess(self, rows: Sequence[Row]) -> dict[str, Tensor]:
         """Model inputs of B rows, on the CPU (called in loader workers). Raises ``DataError`` for an unusable row."""

@@ -25,6 +25,8 @@ def decode_captions(
         Token ids [B, K (+ 1), T], T <= L: samples, then the greedy caption; padded after EOS.
     """
     config = policy.config
+    if decoding.num_samples and noise is None:
+        raise ValueError("sampling needs noise [B, K, L]: one uniform number for each token")
     encoded = policy.encoder(**inputs)
     batch, samples, rows = encoded[0].shape[0], decoding.num_samples, decoding.captions_per_image
     tokens = torch.full((batch * rows, 1), config.bos_token_id, device=encoded[0].device)
@@ -41,7 +43,7 @@ def decode_captions(
         cache = output.past_key_values
         logits = forbid(output.logits[:, -1], config.forbidden_token_ids).unflatten(0, (batch, rows))
         chosen = logits.argmax(-1)
-        if samples:
+        if noise is not None and samples:
             drawn = sample_tokens(
                 logits[:, :samples].flatten(0, 1), noise[:, :, position].flatten(), decoding.temperature
             )

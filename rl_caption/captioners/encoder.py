@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor, nn
 
@@ -28,7 +30,7 @@ def _conv_stem(d_model: int, patch_size: int) -> nn.Sequential:
         raise ValueError(f"patch_size {patch_size} is not a power of two, which the conv stem needs")
     widths = [3] + [max(d_model >> (stages - stage), 16) for stage in range(1, stages + 1)]
     layers: list[nn.Module] = []
-    for before, after in zip(widths, widths[1:], strict=False):
+    for before, after in pairwise(widths):
         # Group norm, not batch norm: the policy must be the same function in training and in sampling.
         layers += [nn.Conv2d(before, after, 3, stride=2, padding=1), nn.GroupNorm(1, after), nn.GELU()]
     return nn.Sequential(*layers, nn.Conv2d(widths[-1], d_model, 1))

@@ -24,8 +24,8 @@ class CaptionTransformerConfig(PreTrainedConfig):
     """Shape of a ``CaptionTransformer``.
 
     Args:
-        input_kind: ``pixels`` (``pixel_values [B, 3, S, S]``) or ``regions`` (``region_features [B, R, feature_dim]`` and
-            ``region_mask [B, R]``).
+        input_kind: ``pixels`` (``pixel_values [B, 3, S, S]``) or ``regions`` (``region_features [B, R, feature_dim]``
+            and ``region_mask [B, R]``).
         vocab_size: number of token ids, the special ones included.
         d_model, encoder_layers, decoder_layers, num_heads, ffn_dim, dropout: the Transformer. The recipe of the
             self-critical literature is 512, 6, 6, 8, 2048, 0.1.
@@ -88,7 +88,8 @@ class CaptionTransformerConfig(PreTrainedConfig):
         kwargs.setdefault("tie_word_embeddings", True)
         kwargs.setdefault("decoder_start_token_id", bos_token_id)
         kwargs["is_encoder_decoder"] = True
-        super().__init__(pad_token_id=pad_token_id, bos_token_id=bos_token_id, eos_token_id=eos_token_id, **kwargs)
+        kwargs |= {"pad_token_id": pad_token_id, "bos_token_id": bos_token_id, "eos_token_id": eos_token_id}
+        super().__init__(**kwargs)
 
     @property
     def forbidden_token_ids(self) -> tuple[int, ...]:
@@ -229,7 +230,7 @@ class DecoderLayer(nn.Module):
         if not cache.is_updated.get(self.index):
             cache.cross_attention_cache.update(*self.cross_attention.keys_values(memory), self.index)
             cache.is_updated[self.index] = True
-        layer = cache.cross_attention_cache.layers[self.index]
+        layer: Any = cache.cross_attention_cache.layers[self.index]
         return layer.keys, layer.values
 
 
@@ -278,7 +279,7 @@ class CaptionTransformer(PreTrainedModel, GenerationMixin):
         """The token embedding, which the output layer shares."""
         return self.token_embedding
 
-    def set_input_embeddings(self, value: nn.Module) -> None:
+    def set_input_embeddings(self, value: Any) -> None:
         """Replace the token embedding."""
         self.token_embedding = value
 
@@ -315,6 +316,8 @@ class CaptionTransformer(PreTrainedModel, GenerationMixin):
         """
         if encoder_outputs is None:
             encoder_outputs = self.encoder(pixel_values, region_features, region_mask)
+        if decoder_input_ids is None:
+            raise ValueError("decoder_input_ids is missing: the captioner reads the tokens before the next one")
         memory = encoder_outputs[0]
         if use_cache and past_key_values is None:
             past_key_values = EncoderDecoderCache(DynamicCache(), DynamicCache())

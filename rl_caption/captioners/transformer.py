@@ -21,6 +21,8 @@ from rl_caption.data.base import DataError, Row, load_image
 from rl_caption.data.features import load_features, pad_features
 
 PIXEL_MEAN, PIXEL_STD = 0.5, 0.5
+MAX_REGIONS = 100
+"""Regions of an image after this many are left out; bottom-up features have 10 to 100."""
 
 
 class TransformerCaptioner:
@@ -79,7 +81,7 @@ class TransformerCaptioner:
         policy = CaptionTransformer.from_pretrained(path)
         return cls(policy, PreTrainedTokenizerFast.from_pretrained(path), cache_bytes)
 
-    def save_pretrained(self, policy: nn.Module, path: Path) -> None:
+    def save_pretrained(self, policy: Any, path: Path) -> None:
         """Write ``model.safetensors``, ``config.json``, ``generation_config.json`` and the tokenizer to ``path``."""
         policy.save_pretrained(path)
         self.tokenizer.save_pretrained(path)
@@ -93,7 +95,7 @@ class TransformerCaptioner:
         if missing:
             raise DataError(f"image {missing[0]!r} has no region features: set data.features_root")
         features, mask = pad_features(
-            [load_features(row["features"], row["image_id"], self.feature_dim)[0] for row in rows]
+            [load_features(row["features"], row["image_id"], self.feature_dim, MAX_REGIONS)[0] for row in rows]
         )
         return {"region_features": features, "region_mask": mask}
 
@@ -117,7 +119,7 @@ class TransformerCaptioner:
         return [[*ids, self.eos_token_id][:max_tokens] for ids in encoded]
 
     def generate(
-        self, policy: nn.Module, inputs: dict[str, Tensor], decoding: Decoding, noise: Tensor | None = None
+        self, policy: Any, inputs: dict[str, Tensor], decoding: Decoding, noise: Tensor | None = None
     ) -> Tensor:
         """New tokens [B, captions_per_image, T]; see ``Captioner.generate``. Beam search is Transformers' own."""
         if decoding.num_beams == 1:

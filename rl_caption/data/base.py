@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NotRequired, Protocol, TypedDict, runtime_checkable
@@ -54,6 +56,22 @@ class DataModule(Protocol):
         ...
 
 
+UNREADABLE = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    EOFError,
+    IndexError,
+    KeyError,
+    TypeError,
+    OverflowError,
+    struct.error,
+    zlib.error,
+    Image.DecompressionBombError,
+)
+"""What Pillow's decoders raise on damaged files, beside OSError (which UnidentifiedImageError is)."""
+
+
 def load_image(source: ImageSource) -> Image.Image:
     """Open, draw or pass on an image, as RGB.
 
@@ -66,7 +84,7 @@ def load_image(source: ImageSource) -> Image.Image:
         try:
             with Image.open(source) as image:
                 return image.convert("RGB")
-        except OSError as error:
+        except UNREADABLE as error:
             raise DataError(f"image {str(source)!r} cannot be read: {error}") from error
     if isinstance(source, Renderable):
         return source.render().convert("RGB")

@@ -6,10 +6,8 @@ import hashlib
 import json
 import logging
 import os
-import struct
 import sys
 import time
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,24 +16,12 @@ from typing import NamedTuple, TypeVar
 from PIL import Image
 from tqdm import tqdm
 
+from rl_caption.data.base import UNREADABLE
+
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 R = TypeVar("R")
-# What Pillow's decoders raise on damaged files, beside OSError (which UnidentifiedImageError is).
-_DECODE_ERRORS = (
-    OSError,
-    SyntaxError,
-    ValueError,
-    EOFError,
-    IndexError,
-    KeyError,
-    TypeError,
-    OverflowError,
-    struct.error,
-    zlib.error,
-    Image.DecompressionBombError,
-)
 _BLOCK = 4096
 _LOG_SECONDS = 10.0
 
@@ -93,7 +79,7 @@ def check_image_file(path: str) -> Verdict:
             image.verify()  # checksums, where the format has them; the image cannot be used afterwards
         with Image.open(path) as image:
             return Verdict(content=pixel_hash(image))
-    except _DECODE_ERRORS as error:
+    except UNREADABLE as error:
         return Verdict(error=str(error) or type(error).__name__)
 
 

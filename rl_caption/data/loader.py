@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from rl_caption.captioners.base import Captioner
 from rl_caption.data.base import Row
@@ -71,7 +71,7 @@ def encode_targets(captioner: Captioner, references: list[list[str]], max_tokens
     return targets, mask & ~torch.isin(targets, torch.tensor(captioner.forbidden))
 
 
-class _Rows:
+class _Rows(Dataset):
     """Rows addressed by (index, step), so that the collate function knows the step."""
 
     def __init__(self, rows: Sequence[Row]) -> None:

@@ -142,7 +142,7 @@ def spice(candidates: Mapping[str, str], references: Mapping[str, list[str]]) ->
     folder = _folder("spice.spice")
     for jar in (f"{JAR}.jar", f"{JAR}-models.jar"):
         if not (folder / SPICELIB / jar).is_file():
-            raise JavaError(f"{jar} is not in {folder / SPICELIB} (pycocoevalcap does not ship it)")
+            raise JavaError(f"pycocoevalcap does not ship {jar}, and it is not in its folder spice/{SPICELIB}")
     java = find_java()
     ids = sorted(candidates)
     items = [{"image_id": image_id, "test": candidates[image_id], "refs": references[image_id]} for image_id in ids]

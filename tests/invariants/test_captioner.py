@@ -83,7 +83,7 @@ def test_beam_search_finds_captions_at_least_as_likely_as_greedy(case):
 
 @torch.no_grad()
 def test_sampling_follows_the_full_distribution():
-    """50,000 draws against the softmax: chi-squared over all 30 tokens, far beyond the top 50 that a default would keep."""
+    """Chi-squared of 50,000 draws against the softmax, over all tokens."""
     torch.manual_seed(0)
     logits = torch.randn(1, 30).repeat(50_000, 1)
     noise = sampling_noise(3, 0, ["x"], 50_000, 1).flatten()

@@ -25,14 +25,18 @@ UNSEEN_PAIRS = tuple((colour, SHAPES[(3 * index + 5) % len(SHAPES)]) for index, 
 """Eight pairs, one per colour and one per shape, that no scene of train, val or test contains."""
 SEEN_PAIRS = tuple(pair for pair in PAIRS if pair not in UNSEEN_PAIRS)
 
-RADIUS = {"large": 180, "small": 105}
+RADIUS = {"large": 180, "small": 100}
 """Radius of the circle around a thing, in thousandths of the image side."""
 MARGIN = 200
 """Least offset of two centres along an axis for a relation, in thousandths of the image side."""
-LEVEL = 100
+LEVEL = 60
 """Centres at most this far apart along an axis are level. Offsets between LEVEL and MARGIN do not occur."""
 _GAP = 25
 _EDGE = 15
+_STEP = 125
+"""Centres lie near the points of a grid of eighths of the image side: the patches of a small captioner, which has few
+images to learn from, then cut equal things alike."""
+_JITTER = 8
 
 
 @dataclass(frozen=True)
@@ -181,7 +185,7 @@ def make_scene(
     """
     draws = Draws("scene", seed)
     while True:
-        total = draws.weighted((1, 2, 3, 4), (25, 35, 25, 15))
+        total = draws.weighted((1, 2, 3, 4), (30, 35, 22, 13))
         background = draws.choice(BACKGROUNDS)
         looks = _looks(draws, _counts(draws, total), pairs, leading_pairs)
         things = _place(draws, looks)
@@ -222,15 +226,20 @@ def _place(draws: Draws, looks: Iterable[tuple[str, str, str, str]]) -> list[Thi
     for shape, colour, size, texture in sorted(looks, key=lambda look: -RADIUS[look[2]]):
         low = RADIUS[size] + _EDGE
         for _ in range(60):
-            thing = Thing(
-                shape, colour, size, texture, low + draws.below(1001 - 2 * low), low + draws.below(1001 - 2 * low)
-            )
+            thing = Thing(shape, colour, size, texture, _coordinate(draws, low), _coordinate(draws, low))
             if all(_clear(thing, other) for other in placed):
                 placed.append(thing)
                 break
         else:
             return None
     return placed
+
+
+def _coordinate(draws: Draws, low: int) -> int:
+    """Return a point of the grid, moved a little, that is at least ``low`` from both edges."""
+    first = -(-(low + _JITTER) // _STEP)
+    last = (1000 - low - _JITTER) // _STEP
+    return _STEP * (first + draws.below(last - first + 1)) + draws.below(2 * _JITTER + 1) - _JITTER
 
 
 def _clear(first: Thing, second: Thing) -> bool:

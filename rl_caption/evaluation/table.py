@@ -1,0 +1,139 @@
+"""Evaluations as a table for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rl_caption.evaluation.judge import Evaluation, EvaluationError
+
+LEFT_OUT = "–"
+
+
+@dataclass(frozen=True)
+class Column:
+    """How a metric is printed: heading, factor, decimals."""
+
+    heading: str
+    factor: float = 100.0
+    decimals: int = 2
+
+
+CAPTION_COLUMNS: dict[str, Column] = {
+    "BLEU-1": Column("BLEU-1"),
+    "BLEU-2": Column("BLEU-2"),
+    "BLEU-3": Column("BLEU-3"),
+    "BLEU-4": Column("BLEU-4"),
+    "METEOR": Column("METEOR"),
+    "ROUGE-L": Column("ROUGE-L"),
+    "CIDEr": Column("CIDEr"),
+    "SPICE": Column("SPICE"),
+}
+TEXT_COLUMNS: dict[str, Column] = {
+    "length/mean": Column("length, tokens", 1.0, 2),
+    "vocabulary/size": Column("vocabulary, words", 1.0, 0),
+    "captions/novel": Column("novel, %", decimals=1),
+    "captions/bad_endings": Column("bad endings, %", decimals=1),
+    "captions/repeated_ngrams": Column("repeated n-grams, %", decimals=1),
+}
+ORACLE_COLUMNS: dict[str, Column] = {
+    "oracle/precision": Column("oracle precision, %", decimals=1),
+    "oracle/recall": Column("oracle recall, %", decimals=1),
+    "oracle/f1": Column("oracle F1, %", decimals=1),
+    "oracle/unparsed": Column("oracle unparsed, %", decimals=1),
+}
+COLUMNS: dict[str, Column] = {
+    **CAPTION_COLUMNS,
+    **TEXT_COLUMNS,
+    "captions/duplicates": Column("duplicates, %", decimals=1),
+    "captions/empty": Column("empty, %", decimals=1),
+    **ORACLE_COLUMNS,
+}
+"""Every metric key; the default tables show all but duplicates and empty captions."""
+
+
+def format_table(
+    rows: Mapping[str, Evaluation], columns: Sequence[str] | None = None, *, markdown: bool = False
+) -> str:
+    """Return evaluations as text, one line per system.
+
+    Metrics are multiplied by 100, as papers print them, and the first line says so; the other headings name their
+    unit. A value that could not be computed is "–", with its reason below. The signatures are printed below too.
+
+    Args:
+        rows: name of a system -> its evaluation.
+        columns: metric keys, in order, for one table. By default three tables (caption metrics, signs of bad
+            captions, oracle), with the columns that at least one system has or left out.
+        markdown: write Markdown tables.
+
+    Raises:
+        EvaluationError: no rows, or a column that is not a metric key.
+    """
+    if not rows:
+        raise EvaluationError("there are no evaluations to print")
+    if columns is not None:
+        unknown = [key for key in columns if key not in COLUMNS]
+        if unknown:
+            raise EvaluationError(f"unknown columns {unknown}: known are {list(COLUMNS)}")
+        groups = [list(columns)]
+    else:
+        known = {key for row in rows.values() for key in (*row.metrics, *row.left_out)}
+        groups = [[key for key in group if key in known] for group in (CAPTION_COLUMNS, TEXT_COLUMNS, ORACLE_COLUMNS)]
+    groups = [group for group in groups if group]
+    blocks = [_block(rows, group, markdown) for group in groups]
+    notes = [*_reasons(rows, [key for group in groups for key in group]), *_signatures(rows)]
+    shown = " ".join(key for key in CAPTION_COLUMNS if any(key in group for group in groups))
+    title = [f"x100: {shown} (CIDEr of 1.0 is printed as 100.00)"] if shown else []
+    return "\n\n".join(["\n".join(part) for part in (title, *blocks) if part] + _paragraphs(notes, markdown))
+
+
+def _block(rows: Mapping[str, Evaluation], keys: Sequence[str], markdown: bool) -> list[str]:
+    cells = [["system", "n", *(COLUMNS[key].heading for key in keys)]]
+    cells += [[name, str(row.n), *(_cell(row, key) for key in keys)] for name, row in rows.items()]
+    if markdown:
+        rule = ["---", *["---:"] * (len(keys) + 1)]
+        escaped = [[cell.replace("|", "\\|") for cell in line] for line in cells]
+        return [f"| {' | '.join(line)} |" for line in (escaped[0], rule, *escaped[1:])]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(cells[0]))]
+    lines = []
+    for name, *values in cells:
+        padded = [value.rjust(width) for value, width in zip(values, widths[1:], strict=True)]
+        lines.append("  ".join([name.ljust(widths[0]), *padded]))
+    return [lines[0], "-" * len(lines[0]), *lines[1:]]
+
+
+def _cell(row: Evaluation, key: str) -> str:
+    if key not in row.metrics:
+        return LEFT_OUT
+    column = COLUMNS[key]
+    return f"{row.metrics[key] * column.factor:.{column.decimals}f}"
+
+
+def _reasons(rows: Mapping[str, Evaluation], keys: Sequence[str]) -> list[str]:
+    """One note for each reason, naming the metrics, and the systems where it does not hold for all of them."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for key in keys:
+        for name, row in rows.items():
+            if key not in row.metrics:
+                found.setdefault(row.left_out.get(key, "not asked for"), {}).setdefault(key, []).append(name)
+    notes = []
+    for reason, missing in found.items():
+        named = [
+            COLUMNS[key].heading.split(",")[0] + (f" ({', '.join(names)})" if len(names) < len(rows) else "")
+            for key, names in missing.items()
+        ]
+        notes.append(f"{LEFT_OUT} {', '.join(named)}: {reason}")
+    return notes
+
+
+def _signatures(rows: Mapping[str, Evaluation]) -> list[str]:
+    signatures = {name: row.signature for name, row in rows.items()}
+    if len(set(signatures.values())) == 1:
+        return [f"signature: {next(iter(signatures.values()))}"]
+    return ["signatures differ:", *(f"  {name}: {signature}" for name, signature in signatures.items())]
+
+
+def _paragraphs(notes: Sequence[str], markdown: bool) -> list[str]:
+    if not markdown:
+        return ["\n".join(notes)]
+    return ["\n".join(f"- {note.strip()}" for note in notes)]

@@ -1,0 +1,94 @@
+"""Result files and tables of evaluations."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rl_caption.evaluation import Evaluation, EvaluationError, check_writable, format_table, write_evaluation
+
+METRICS = {"BLEU-4": 0.25, "CIDEr": 1.2345, "length/mean": 9.5, "vocabulary/size": 120.0, "captions/novel": 0.5}
+EVALUATION = Evaluation(METRICS, "COCO-captions+ids:2 of 2", 2, {"METEOR": "no Java runtime"})
+
+
+def written(folder: Path, captions: dict[str, str]) -> tuple[list, dict]:
+    predictions, scores = write_evaluation(EVALUATION, captions, folder)
+    assert (predictions, scores) == (folder / "predictions.json", folder / "scores.json")
+    return json.loads(predictions.read_text(encoding="utf-8")), json.loads(scores.read_text(encoding="utf-8"))
+
+
+def test_files_hold_what_was_found(tmp_path: Path) -> None:
+    rows, scores = written(tmp_path / "new" / "folder", {"391895": "a café", "7": ""})
+    assert rows == [{"image_id": 391895, "caption": "a café"}, {"image_id": 7, "caption": ""}]
+    assert scores == {
+        "metrics": METRICS,
+        "signature": "COCO-captions+ids:2 of 2",
+        "n": 2,
+        "left_out": {"METEOR": "no Java runtime"},
+    }
+
+
+@pytest.mark.parametrize("other", ["photo.jpg", "007", "-1", "1.5", "٣", ""])
+def test_ids_stay_strings_unless_all_are_plain_numbers(tmp_path: Path, other: str) -> None:
+    rows, _ = written(tmp_path, {"12": "a", other: "b"})
+    assert [row["image_id"] for row in rows] == ["12", other]
+
+
+def test_no_other_file_is_left(tmp_path: Path) -> None:
+    written(tmp_path, {"1": "a"})
+    written(tmp_path, {"1": "b"})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["predictions.json", "scores.json"]
+
+
+def test_a_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    taken = tmp_path / "taken"
+    taken.write_text("mine")
+    for folder in (taken, taken / "below"):
+        with pytest.raises(EvaluationError, match=r"results cannot be written to '.*taken"):
+            check_writable(folder)
+    assert taken.read_text() == "mine"
+
+
+def test_writable_folder_is_left_empty(tmp_path: Path) -> None:
+    assert check_writable(tmp_path / "a" / "b") == tmp_path / "a" / "b"
+    assert list((tmp_path / "a" / "b").iterdir()) == []
+
+
+def test_table_multiplies_by_100_and_says_so() -> None:
+    lines = format_table({"xe": EVALUATION}).splitlines()
+    assert lines[0] == "x100: BLEU-4 METEOR CIDEr (CIDEr of 1.0 is printed as 100.00)"
+    assert lines[2].split() == ["system", "n", "BLEU-4", "METEOR", "CIDEr"]
+    assert lines[4].split() == ["xe", "2", "25.00", "–", "123.45"]
+    assert lines[8].split() == ["xe", "2", "9.50", "120", "50.0"]
+    assert "– METEOR: no Java runtime" in lines
+    assert lines[-1] == "signature: COCO-captions+ids:2 of 2"
+
+
+def test_table_columns_line_up() -> None:
+    table = format_table({"a": EVALUATION, "a longer name": EVALUATION}, ["CIDEr", "BLEU-4"])
+    block = table.split("\n\n")[1].splitlines()
+    assert len({len(line) for line in block}) == 1
+    assert block[0].split() == ["system", "n", "CIDEr", "BLEU-4"]
+
+
+def test_table_names_the_systems_that_lack_a_value() -> None:
+    full = Evaluation({**METRICS, "METEOR": 0.2}, "COCO-captions+ids:2 of 2+java17", 2)
+    table = format_table({"xe": full, "scst": EVALUATION}, ["METEOR", "SPICE"])
+    assert "– METEOR (scst): no Java runtime" in table
+    assert "– SPICE: not asked for" in table
+    assert "signatures differ:\n  xe: COCO-captions+ids:2 of 2+java17\n  scst: COCO-captions+ids:2 of 2" in table
+
+
+def test_table_in_markdown() -> None:
+    table = format_table({"a|b": EVALUATION}, ["CIDEr"], markdown=True)
+    assert "| system | n | CIDEr |\n| --- | ---: | ---: |\n| a\\|b | 2 | 123.45 |" in table
+    assert table.endswith("- signature: COCO-captions+ids:2 of 2")
+
+
+def test_table_refuses_unknown_columns_and_no_rows() -> None:
+    with pytest.raises(EvaluationError, match=r"unknown columns \['CIDER'\]: known are \['BLEU-1'"):
+        format_table({"xe": EVALUATION}, ["CIDER"])
+    with pytest.raises(EvaluationError, match="no evaluations"):
+        format_table({})

@@ -133,8 +133,8 @@ def build_captioner(config: ModelConfig, references: Sequence[list[str]], cache_
 def build_reward(config: RewardConfig, references: Sequence[list[str]], folder: Path) -> tuple[MixedReward, str]:
     """The mixture of rewards, and its signature with the fingerprint of the document frequencies.
 
-    Where ``reward.df`` is null, document frequencies are counted from ``references`` (one document an image) and written
-    to ``folder/document_frequencies.npz``.
+    Where ``reward.df`` is null, document frequencies are counted from ``references`` (one document an image) and
+    written to ``folder/document_frequencies.npz``.
 
     Raises:
         ConfigError: no terms, an unknown reward or argument, or document frequencies made with another EOS setting.

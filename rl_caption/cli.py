@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -112,10 +113,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return run(name, rest)
 
 
+def show_log_lines() -> None:
+    """Print the package's own log lines (level INFO and above) to standard error."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    for package in ("rl_caption", "rewards"):
+        logger = logging.getLogger(package)
+        logger.setLevel(logging.INFO)
+        logger.addHandler(handler)
+
+
 def run(name: str, arguments: Sequence[str]) -> int:
     """Run one program; errors that a user can mend are printed without a traceback."""
     from rl_caption.errors import user_errors
 
+    show_log_lines()
     with user_errors():
         if name in PROGRAMS:
             from rl_caption.launch import die_with_launcher

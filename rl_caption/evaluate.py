@@ -22,37 +22,49 @@ from rl_caption.tracking import announce
 def evaluate_split(config: EvaluateConfig) -> str:
     """Decode (or read) captions, judge them, write ``predictions.json`` and ``scores.json``, return the table.
 
+    Empty in every process but the main one.
+
     Raises:
         ConfigError: both or neither of ``model`` and ``predictions`` are set.
         EvaluationError, DataError: unusable captions, references or images.
     """
+    judged = judge(config)
+    if judged is None:
+        return ""
+    evaluation, captions = judged
+    paths = write_evaluation(evaluation, captions, config.out)
+    print(f"wrote {' and '.join(str(path) for path in paths)}", file=sys.stderr)
+    return format_table({Path(config.predictions).stem if config.predictions else config.split: evaluation})
+
+
+def judge(config: EvaluateConfig) -> tuple[Evaluation, dict[str, str]] | None:
+    """Captions of ``config`` (decoded, or read) with what is to be said of them; None beside the main process."""
     if (config.model is None) == (config.predictions is None):
         raise ConfigError("set either model (a saved captioner) or predictions (a file in COCO result format)")
     check_writable(config.out)
     if config.predictions is not None and config.references is not None:
-        captions, references = read_captions(config.predictions), read_references(config.references)
+        captions, references = read_captions(config.predictions, allow_empty=True), read_references(config.references)
         evaluation = evaluate_captions(captions, references, metrics=config.metrics, tokenizer=config.tokenizer)
-        return _finish(config, evaluation, captions, Path(config.predictions).stem)
+        return evaluation, captions
     data = build_data(config.data)
-    rows = data.split(usable_split(data, config.split))
-    known = {row["image_id"]: row for row in (rows[index] for index in range(len(rows)))}
+    rows = list(data.split(usable_split(data, config.split)))
     if config.predictions is not None:
-        captions, name = read_captions(config.predictions), Path(config.predictions).stem
+        captions = read_captions(config.predictions, allow_empty=True)
     else:
         accelerator = Accelerator(**accelerator_kwargs())
         check_processes(accelerator.num_processes)
-        captions, name = _decode(config, rows, accelerator), config.split
+        captions = _decode(config, rows, accelerator)
         if not accelerator.is_main_process:
-            return ""
+            return None
     evaluation = evaluate_captions(
         captions,
-        {image_id: row["references"] for image_id, row in known.items()},
+        {row["image_id"]: row["references"] for row in rows},
         metrics=config.metrics,
         tokenizer=config.tokenizer,
         training_captions=_training_captions(data),
-        scenes={i: row["scene"] for i, row in known.items()} if all("scene" in row for row in known.values()) else None,
+        scenes={row["image_id"]: row["scene"] for row in rows} if all("scene" in row for row in rows) else None,
     )
-    return _finish(config, evaluation, captions, name)
+    return evaluation, captions
 
 
 def _decode(config: EvaluateConfig, rows: Sequence[Row], accelerator: Accelerator) -> dict[str, str]:
@@ -76,9 +88,3 @@ def _training_captions(data: DataModule) -> set[str] | None:
     if "train" not in data.splits:
         return None
     return {caption for captions in references_of(data.split("train")) for caption in captions}
-
-
-def _finish(config: EvaluateConfig, evaluation: Evaluation, captions: dict[str, str], name: str) -> str:
-    paths = write_evaluation(evaluation, captions, config.out)
-    print(f"wrote {' and '.join(str(path) for path in paths)}", file=sys.stderr)
-    return format_table({name: evaluation})

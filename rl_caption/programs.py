@@ -219,6 +219,8 @@ def _rows(config: XeConfig | ScstConfig, accelerator: Accelerator) -> tuple[Sequ
     val = rows[config.eval.split]
     if config.eval.max_images is not None:
         val = [val[index] for index in range(min(config.eval.max_images, len(val)))]
+    if len(val) < 2:
+        raise ConfigError(f"eval.split {config.eval.split!r} has {len(val)} usable image(s): CIDEr-D needs at least 2")
     return rows["train"], val
 
 

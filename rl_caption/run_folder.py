@@ -83,6 +83,11 @@ def write_run_files(config: XeConfig | ScstConfig, extra: dict[str, Any]) -> Non
     _write_text(folder / "env.json", json.dumps(environment() | extra, indent=1))
 
 
+def read_config(path: Path) -> dict[str, Any]:
+    """A YAML configuration as plain values, defaults not filled in."""
+    return yaml.safe_load(path.read_text())
+
+
 def write_result(folder: Path, result: dict[str, Any]) -> None:
     """Write ``result.json``: the run is complete."""
     _write_text(folder / RESULT, json.dumps(result, indent=1))

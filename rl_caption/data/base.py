@@ -44,7 +44,7 @@ class Row(TypedDict):
 
 
 class DataModule(Protocol):
-    """A dataset with named splits. ``split`` is cheap: images are opened (or drawn) when they are loaded, not before."""
+    """A dataset with named splits. ``split`` is cheap: images are opened (or drawn) only when they are loaded."""
 
     @property
     def splits(self) -> tuple[str, ...]:

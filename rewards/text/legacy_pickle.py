@@ -37,8 +37,16 @@ def _number(data_type: _DataType, raw: bytes | str) -> float:
     return struct.unpack(form, data)[0]
 
 
+def _latin1(text: str, encoding: str) -> bytes:
+    """Stand for ``codecs.encode``, by which old protocols write bytes."""
+    if encoding != "latin1":
+        raise pickle.UnpicklingError(f"bytes encoded as {encoding!r}: expected 'latin1'")
+    return text.encode("latin1")
+
+
 _ADMITTED: dict[tuple[str, str], Any] = {
     ("collections", "defaultdict"): defaultdict,
+    ("_codecs", "encode"): _latin1,
     ("numpy", "dtype"): _DataType,
     ("numpy.core.multiarray", "scalar"): _number,
     ("numpy._core.multiarray", "scalar"): _number,

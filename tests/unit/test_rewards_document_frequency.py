@@ -1,0 +1,205 @@
+"""Document frequencies: counting, files, and pickles of other packages."""
+
+from __future__ import annotations
+
+import math
+import os
+import pickle
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rewards.text.document_frequency import EOS, DocumentFrequencies
+from rewards.text.legacy_pickle import load_legacy_pickle
+
+CORPUS = [[["a", "dog"], ["a", "red", "dog"]], [["a", "cat"]], [["the", "café"]]]
+
+
+def counted(document: str = "image", eos: bool = False) -> DocumentFrequencies:
+    return DocumentFrequencies.from_references(CORPUS, document=document, eos=eos)  # type: ignore[arg-type]
+
+
+def test_an_ngram_counts_once_per_image_or_once_per_caption() -> None:
+    images, captions = counted(), counted("caption")
+    assert (images["a",], images["dog",], images.documents) == (2, 1, 3)
+    assert (captions["a",], captions["dog",], captions.documents) == (3, 2, 4)
+    assert images.inverse(("a",)) == math.log(3) - math.log(2)
+    assert images.fingerprint != captions.fingerprint
+
+
+def test_eos_ends_every_caption() -> None:
+    df = counted(eos=True)
+    assert df[EOS,] == 3
+    assert df["dog", EOS] == 1
+    assert df.inverse((EOS,)) == 0
+
+
+def test_looking_up_stores_nothing_and_nothing_can_be_set() -> None:
+    df = counted()
+    before = len(df)
+    for index in range(100):
+        assert df["unseen", str(index)] == 0
+        assert df.inverse(("unseen", str(index))) == math.log(3)
+    assert len(df) == before
+    with pytest.raises(AttributeError, match="immutable"):
+        df.documents = 5
+    with pytest.raises(TypeError):
+        df["a",] = 5  # type: ignore[index]
+
+
+def test_saved_and_loaded_is_the_same(tmp_path: Path) -> None:
+    df = counted(eos=True)
+    path = tmp_path / "new" / "df.npz"
+    df.save(path)
+    loaded = DocumentFrequencies.load(path)
+    assert loaded._counts == df._counts
+    for name in ("documents", "log_documents", "n", "eos", "tokenizer", "document", "fingerprint"):
+        assert getattr(loaded, name) == getattr(df, name)
+    assert [entry.name for entry in path.parent.iterdir()] == ["df.npz"]
+    with np.load(path, allow_pickle=False) as stored:
+        assert all(stored[name].dtype.kind in "uif" for name in stored.files)
+
+
+def test_fingerprint_is_of_the_content_not_of_its_order() -> None:
+    assert DocumentFrequencies.from_references(CORPUS[::-1], eos=False).fingerprint == counted().fingerprint
+    assert DocumentFrequencies.from_references(CORPUS[:2], eos=False).fingerprint != counted().fingerprint
+    assert counted(eos=True).fingerprint != counted().fingerprint
+    assert pickle.loads(pickle.dumps(counted())).fingerprint == counted().fingerprint
+
+
+def test_damaged_and_foreign_files_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "df.npz"
+    counted().save(path)
+    with np.load(path) as stored:
+        arrays = {name: stored[name] for name in stored.files}
+    arrays["counts_1"] = arrays["counts_1"] + 1
+    np.savez(path, **arrays)
+    with pytest.raises(ValueError, match="damaged"):
+        DocumentFrequencies.load(path)
+    path.write_bytes(pickle.dumps({"document_frequency": {}}))
+    with pytest.raises(ValueError, match="does not hold document frequencies"):
+        DocumentFrequencies.load(path)
+    np.savez(path, other=np.zeros(3))
+    with pytest.raises(ValueError, match="does not hold document frequencies"):
+        DocumentFrequencies.load(path)
+    with pytest.raises(FileNotFoundError):
+        DocumentFrequencies.load(tmp_path / "absent.npz")
+
+
+def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "df.npz"
+    counted().save(path)
+    old = path.read_bytes()
+
+    def full_disk(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full_disk)
+    with pytest.raises(OSError, match="No space"):
+        counted(eos=True).save(path)
+    assert path.read_bytes() == old
+    assert [entry.name for entry in tmp_path.iterdir()] == ["df.npz"]
+
+
+def test_impossible_corpora_are_refused() -> None:
+    with pytest.raises(ValueError, match="at least one image"):
+        DocumentFrequencies.from_references([], eos=False)
+    with pytest.raises(ValueError, match="'sentence'"):
+        DocumentFrequencies({}, 1.0, eos=False, document="sentence")
+    with pytest.raises(ValueError, match="occurs in 9 of 3 documents"):
+        DocumentFrequencies({("a",): 9}, math.log(3), eos=False)
+
+
+# pickles of other packages
+
+
+def legacy(ref_len: object, eos: bool = False) -> dict[str, object]:
+    counts: dict[tuple[str, ...], float] = defaultdict(float)
+    counts.update({ngram: float(count) for ngram, count in counted(eos=eos)._counts.items()})
+    return {"document_frequency": counts, "ref_len": ref_len}
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 4])
+@pytest.mark.parametrize("ref_len", [113287, 113287.0, math.log(113287), np.log(113287.0), np.int64(113287)])
+def test_both_conventions_of_ref_len(ref_len: object, protocol: int, tmp_path: Path) -> None:
+    path = tmp_path / "coco-train-words.p"
+    path.write_bytes(pickle.dumps(legacy(ref_len), protocol))
+    df = load_legacy_pickle(path)
+    assert df.documents == 113287
+    assert df.log_documents == pytest.approx(math.log(113287), rel=1e-15)
+    assert df._counts == counted()._counts
+    assert not df.eos
+
+
+def test_eos_is_recognised(tmp_path: Path) -> None:
+    path = tmp_path / "words.p"
+    path.write_bytes(pickle.dumps(legacy(113287, eos=True)))
+    assert load_legacy_pickle(path).eos
+    assert not load_legacy_pickle(path, eos=False).eos
+
+
+def test_python_2_strings_are_read(tmp_path: Path) -> None:
+    # {'document_frequency': {('caf\xc3\xa9',): 2.0}, 'ref_len': 100} as Python 2.7 writes it with protocol 0
+    written = b"(dp0\nS'ref_len'\np1\nI100\nsS'document_frequency'\np2\n(dp3\n(S'caf\\xc3\\xa9'\np4\ntp5\nF2.0\nss."
+    path = tmp_path / "py2.p"
+    path.write_bytes(written)
+    df = load_legacy_pickle(path)
+    assert df["café",] == 2
+    assert df.documents == 100
+
+
+class RunsSomething:
+    def __init__(self, target: object, *arguments: object) -> None:
+        self.call = (target, arguments)
+
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+        return self.call
+
+
+@pytest.mark.parametrize("key", ["ref_len", "document_frequency", "more"])
+def test_a_malicious_pickle_runs_nothing(key: str, tmp_path: Path) -> None:
+    trace = tmp_path / "ran"
+    for attack in (
+        RunsSomething(os.system, f"touch {trace}"),
+        RunsSomething(Path.touch, trace),
+        RunsSomething(eval, f"open({str(trace)!r}, 'w')"),
+        RunsSomething(getattr, "x", "upper"),
+        RunsSomething(np.load, str(trace)),
+    ):
+        path = tmp_path / "bad.p"
+        path.write_bytes(pickle.dumps({**legacy(113287), key: attack}))
+        with pytest.raises(ValueError, match="only dict, defaultdict"):
+            load_legacy_pickle(path)
+        assert not trace.exists()
+    pickle.loads(pickle.dumps(RunsSomething(Path.touch, trace)))
+    assert trace.exists(), "the same pickle does run something where nobody prevents it"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ([1, 2], "holds list"),
+        ({"document_frequency": {("a",): 1.0}}, "expected a dict with"),
+        ({"document_frequency": {}, "ref_len": 100}, "expected a dict from n-gram"),
+        ({"document_frequency": {"a": 1.0}, "ref_len": 100}, "expected a tuple of words"),
+        ({"document_frequency": {("a",): -1.0}, "ref_len": 100}, "at least 0"),
+        ({"document_frequency": {("a",): float("nan")}, "ref_len": 100}, "at least 0"),
+        ({"document_frequency": {("a",): 1.0}, "ref_len": "many"}, "ref_len is 'many'"),
+        ({"document_frequency": {("a",): 1.0}, "ref_len": -1}, "ref_len is -1"),
+    ],
+)
+def test_other_content_is_refused(content: object, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "other.p"
+    path.write_bytes(pickle.dumps(content))
+    with pytest.raises(ValueError, match=message):
+        load_legacy_pickle(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"not a pickle", b"\x80\x04\x95"])
+def test_what_is_no_pickle_is_refused(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "broken.p"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="was not read"):
+        load_legacy_pickle(path)

@@ -1,0 +1,63 @@
+"""Signs of broken captions, on captions counted by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from rewards.base import Reward
+from rewards.text.hygiene import BAD_ENDINGS, Repetition, bad_ending, hygiene, repeated_ngram_share
+from rewards.text.tokenize import tokenize
+
+CAPTIONS = [tokenize(text) for text in ("A cat and a cat.", "A dog with a", "a dog with a", "", "Two birds fly.")]
+
+
+def test_aggregate_of_captions_counted_by_hand() -> None:
+    assert hygiene(CAPTIONS, {("two", "birds", "fly")}) == pytest.approx(
+        {
+            "length": (5 + 4 + 4 + 0 + 3) / 5,
+            "vocabulary": 8,  # a cat and dog with two birds fly
+            "repeated_ngrams": 1 / (4 + 3 + 3 + 0 + 2),
+            "bad_endings": 3 / 5,
+            "duplicates": 1 / 5,
+            "empty": 1 / 5,
+            "novel": 4 / 5,
+        }
+    )
+    assert "novel" not in hygiene(CAPTIONS)
+
+
+def test_repetition_is_counted_within_a_caption() -> None:
+    same = ["a", "a", "a", "a"]
+    assert repeated_ngram_share([same], 1) == 3 / 4
+    assert repeated_ngram_share([same], 3) == 1 / 2
+    assert repeated_ngram_share([same], 5) == 0
+    assert repeated_ngram_share([["a", "b"], ["a", "b"]], 2) == 0
+
+
+@pytest.mark.parametrize("text", ["a man with a", "a dog on the", "two people and", "a cat that is", "a bowl of", ""])
+def test_broken_off_captions_are_seen(text: str) -> None:
+    assert bad_ending(tokenize(text))
+
+
+@pytest.mark.parametrize(
+    "text", ["A man riding a wave.", "trees behind", "a trash can", "a cat looking at another one"]
+)
+def test_finished_captions_pass(text: str) -> None:
+    assert not bad_ending(tokenize(text))
+
+
+def test_the_word_list_can_match_tokens() -> None:
+    assert [word for word in BAD_ENDINGS if tokenize(f"x {word}")[-1:] != [word]] == []
+
+
+def test_no_captions_is_an_error() -> None:
+    with pytest.raises(ValueError, match="no captions"):
+        hygiene([])
+
+
+def test_repetition_reward() -> None:
+    reward = Repetition()
+    assert isinstance(reward, Reward)
+    assert reward(None, ["a cat and a cat", "a cat", ""], references=None) == [-0.25, 0.0, 0.0]
+    with pytest.raises(ValueError, match="n is 0"):
+        Repetition(0)

@@ -1,0 +1,286 @@
+"""Files of captions and references, and the program that scores them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rewards.text.document_frequency import DocumentFrequencies
+from rewards.text.tokenize import tokenize
+from rl_caption.data.base import DataError
+from rl_caption.data.files import find_images, read_captions, read_references, references_for, write_json
+from rl_caption.score import main, score_files
+
+CASE = json.loads((Path(__file__).parents[1] / "golden" / "cider_four_images.json").read_text())["cases"][0]
+REFERENCES = {str(number): texts for number, texts in enumerate(CASE["references"], 1)}
+CAPTIONS = [{"image_id": number, "caption": text} for number, text in enumerate(CASE["candidates"], 1)]
+
+
+def saved(folder: Path, name: str, content: Any) -> Path:
+    path = folder / name
+    path.write_text(json.dumps(content), encoding="utf-8")
+    return path
+
+
+def coco(references: dict[str, list[str]]) -> dict[str, Any]:
+    return {
+        "images": [{"id": int(key), "file_name": f"COCO_{key}.jpg"} for key in references],
+        "annotations": [
+            {"id": 1, "image_id": int(key), "caption": text} for key, texts in references.items() for text in texts
+        ],
+    }
+
+
+def karpathy(references: dict[str, list[str]]) -> dict[str, Any]:
+    splits = ["train", "restval", "val", "test"]
+    return {
+        "dataset": "tiny",
+        "images": [
+            {
+                "imgid": int(key) - 1,
+                "cocoid": int(key),
+                "filename": f"COCO_{key}.jpg",
+                "split": split,
+                "sentences": [{"raw": text, "tokens": text.split()} for text in texts],
+            }
+            for (key, texts), split in zip(references.items(), splits, strict=True)
+        ],
+    }
+
+
+def listed(references: dict[str, list[str]]) -> list[dict[str, Any]]:
+    return [
+        {"image_id": int(key), "image_name": f"COCO_{key}.jpg", "captions": texts} for key, texts in references.items()
+    ]
+
+
+@pytest.mark.parametrize("form", [dict, coco, karpathy, listed])
+def test_every_format_of_references_reads_the_same(form: Any, tmp_path: Path) -> None:
+    path = saved(tmp_path, "references.json", form(REFERENCES))
+    assert read_references(path) == REFERENCES
+    if form is not dict:
+        names = {f"COCO_{key}.jpg": texts for key, texts in REFERENCES.items()}
+        assert read_references(path, by="image_name") == names
+
+
+def test_karpathy_splits_and_ids(tmp_path: Path) -> None:
+    content = karpathy(REFERENCES)
+    path = saved(tmp_path, "dataset.json", content)
+    assert list(read_references(path, "train")) == ["1", "2"]
+    assert list(read_references(path, "test")) == ["4"]
+    with pytest.raises(DataError, match=r"no split 'dev'.*train, restval, val, test"):
+        read_references(path, "dev")
+    for record in content["images"]:
+        del record["cocoid"]
+        for sentence in record["sentences"]:
+            del sentence["raw"]
+    assert list(read_references(saved(tmp_path, "dataset.json", content))) == ["0", "1", "2", "3"]
+    with pytest.raises(DataError, match="has no splits"):
+        read_references(saved(tmp_path, "references.json", REFERENCES), "test")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ([], "no references"),
+        ({}, "no references"),
+        ("text", "expected a list of objects"),
+        ({"1": "a dog"}, "captions of image '1' are 'a dog'"),
+        ({"1": ["a dog", 5]}, "expected a list of strings"),
+        ({"1": ["a dog", " "], "2": ["x"]}, "1 images are with an empty reference .first: '1'"),
+        (
+            [{"image_id": 1, "captions": ["a"]}, {"image_id": "1", "captions": ["b"]}],
+            "listed more than once .first: '1'",
+        ),
+        ([{"captions": ["a"]}], "id of image 0 is None"),
+        ({"images": [{"id": 1}], "annotations": [{"image_id": 2, "caption": "a"}]}, "not among 'images'"),
+        ({"images": [{"id": 1}, {"id": 1}], "annotations": []}, "more than once under 'images'"),
+        ({"images": [{"imgid": 1, "filename": "a.jpg"}]}, "'sentences' of image 'a.jpg' is None"),
+    ],
+)
+def test_bad_references_are_explained(content: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=message):
+        read_references(saved(tmp_path, "references.json", content))
+
+
+def test_captions_are_read_with_ids_as_strings(tmp_path: Path) -> None:
+    assert list(read_captions(saved(tmp_path, "c.json", CAPTIONS))) == ["1", "2", "3", "4"]
+    named = [{"image_name": "a.jpg", "caption": "a dog"}]
+    assert read_captions(saved(tmp_path, "c.json", named)) == {"a.jpg": "a dog"}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ([], "has no captions"),
+        ({"1": "a dog"}, "expected a list of objects"),
+        ([5], "expected an object"),
+        ([{"image_id": 1}], "caption is None"),
+        ([{"caption": "a dog"}], "image_id is None"),
+        ([{"image_id": True, "caption": "a dog"}], "image_id is True"),
+        ([*CAPTIONS, CAPTIONS[1], CAPTIONS[1]], "2 images are captioned more than once .first: '2'"),
+        ([{"image_id": 7, "caption": " "}], "1 images are without a word.*'7'"),
+    ],
+)
+def test_bad_captions_are_explained(content: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=message):
+        read_captions(saved(tmp_path, "captions.json", content))
+
+
+def test_unreadable_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"absent\.json cannot be read"):
+        read_captions(tmp_path / "absent.json")
+    (tmp_path / "broken.json").write_text("[{")
+    with pytest.raises(DataError, match=r"broken\.json is not JSON"):
+        read_references(tmp_path / "broken.json")
+
+
+def test_missing_references_are_counted() -> None:
+    assert references_for(["2"], REFERENCES, "f.json") == [REFERENCES["2"]]
+    with pytest.raises(DataError, match=r"2 of 3 images are captioned but without references .first: '8', '9'"):
+        references_for(["1", "8", "9"], REFERENCES, "f.json")
+
+
+def test_images_are_found_by_name_stem_and_number(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    for name in ("a.jpg", "sub/COCO_val2014_000000391895.jpg", "b.png", "sub/b.jpg"):
+        (tmp_path / name).touch()
+    found = find_images(tmp_path, ["a.jpg", "a", "391895"])
+    assert [Path(path).name for path in found] == ["a.jpg", "a.jpg", "COCO_val2014_000000391895.jpg"]
+    with pytest.raises(DataError, match=r"1 of 1 images are with more than one file .first: 'b'"):
+        find_images(tmp_path, ["b"])
+    with pytest.raises(DataError, match=r"1 of 2 images are without a file here .first: 'c'"):
+        find_images(tmp_path, ["a", "c"])
+    with pytest.raises(DataError, match="does not exist"):
+        find_images(tmp_path / "absent", ["a"])
+
+
+def test_json_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "new" / "x.json"
+    write_json(path, {"a": "é"})
+    assert json.loads(path.read_text(encoding="utf-8")) == {"a": "é"}
+    with pytest.raises(ValueError):
+        write_json(path, {"a": float("nan")})
+
+    def full_disk(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full_disk)
+    with pytest.raises(OSError, match="No space"):
+        write_json(path, {"b": 1})
+    assert json.loads(path.read_text(encoding="utf-8")) == {"a": "é"}
+    assert [entry.name for entry in path.parent.iterdir()] == ["x.json"]
+
+
+# the program
+
+
+@pytest.mark.parametrize("form", [dict, coco, karpathy, listed])
+def test_files_are_scored_the_published_way(form: Any, tmp_path: Path) -> None:
+    captions = saved(tmp_path, "captions.json", CAPTIONS)
+    references = saved(tmp_path, "references.json", form(REFERENCES))
+    result = score_files("cider", captions, references, out=tmp_path / "scores.json")
+    assert list(result) == ["reward", "signature", "mean", "scores"]
+    assert result["reward"] == "cider"
+    assert result["signature"] == "NO<EOS>_w/oInit+Cider-D[n4,s6.0]"
+    assert list(result["scores"]) == ["1", "2", "3", "4"]
+    assert list(result["scores"].values()) == pytest.approx(CASE["cider_d"], rel=1e-12)
+    assert result["mean"] == pytest.approx(2.9901221045895823, rel=1e-12)
+    assert json.loads((tmp_path / "scores.json").read_text()) == result
+
+
+def test_eos_and_document_frequencies_by_request(tmp_path: Path) -> None:
+    captions = saved(tmp_path, "captions.json", CAPTIONS)
+    references = saved(tmp_path, "references.json", REFERENCES)
+    result = score_files("cider", captions, references, eos=True)
+    assert list(result["scores"].values()) == pytest.approx(CASE["cider_d_eos"], rel=1e-12)
+    tokens = [[tokenize(text) for text in texts] for texts in CASE["references"]]
+    DocumentFrequencies.from_references(tokens, eos=False).save(tmp_path / "df.npz")
+    one = saved(tmp_path, "one.json", CAPTIONS[:1])
+    result = score_files("cider", one, references, df=tmp_path / "df.npz")
+    assert result["scores"] == {"1": pytest.approx(CASE["cider_d"][0], rel=1e-12)}
+    assert result["signature"] == "NO<EOS>_wInit+Cider-D[n4,s6.0]"
+    with pytest.raises(DataError, match="without <eos>"):
+        score_files("cider", one, references, df=tmp_path / "df.npz", eos=True)
+
+
+def test_image_names_match_image_names(tmp_path: Path) -> None:
+    named = [{"image_name": f"COCO_{row['image_id']}.jpg", "caption": row["caption"]} for row in CAPTIONS]
+    captions = saved(tmp_path, "captions.json", named)
+    result = score_files("rouge_l", captions, saved(tmp_path, "references.json", listed(REFERENCES)))
+    assert list(result["scores"]) == [row["image_name"] for row in named]
+
+
+def test_an_empty_caption_is_scored(tmp_path: Path) -> None:
+    captions = saved(tmp_path, "captions.json", [{"image_id": 1, "caption": ""}, *CAPTIONS[1:]])
+    assert score_files("cider", captions, saved(tmp_path, "r.json", REFERENCES))["scores"]["1"] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"reward": "cidr"}, "Did you mean 'cider'"),
+        ({"reward": "rouge_l", "eos": True}, "'rouge_l' has no 'eos'"),
+        ({"reward": "rouge_l", "df": "df.npz"}, "'rouge_l' has no 'df'"),
+        ({"references": None}, "needs a file of references: give --references"),
+        ({"kwargs": {"sigmaa": 1}}, "does not take sigmaa"),
+        ({"kwargs": {"sigma": -1}}, "sigma = -1"),
+        ({"df": "absent.npz"}, "absent.npz"),
+    ],
+)
+def test_what_cannot_be_scored_is_explained(arguments: dict[str, Any], message: str, tmp_path: Path) -> None:
+    captions = saved(tmp_path, "captions.json", CAPTIONS)
+    references = saved(tmp_path, "references.json", REFERENCES)
+    with pytest.raises(DataError, match=message):
+        score_files(**{"reward": "cider", "captions": captions, "references": references, **arguments})
+
+
+class Bright:
+    """Says what it was given."""
+
+    __name__ = "bright"
+    columns = frozenset({"image", "image_id"})
+    bounds = (0.0, 1.0)
+    signature = "bright"
+
+    def __call__(self, prompts: Any, completions: list[str], **columns: Any) -> list[float]:
+        return [float(Path(path).stem == key) for path, key in zip(columns["image"], columns["image_id"], strict=True)]
+
+
+def test_rewards_from_outside_get_images(tmp_path: Path) -> None:
+    captions = saved(tmp_path, "captions.json", CAPTIONS)
+    (tmp_path / "images").mkdir()
+    for row in CAPTIONS:
+        (tmp_path / "images" / f"{row['image_id']}.jpg").touch()
+    assert score_files(f"{__name__}:Bright", captions, images=tmp_path / "images")["mean"] == 1
+    with pytest.raises(DataError, match="give --images"):
+        score_files(f"{__name__}:Bright", captions)
+
+
+def test_main_prints_the_scale_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    captions = saved(tmp_path, "captions.json", CAPTIONS)
+    references = saved(tmp_path, "references.json", REFERENCES)
+    arguments = ["--reward", "cider", "--captions", str(captions), "--references", str(references)]
+    assert main([*arguments, "--out", str(tmp_path / "s.json"), "--kwargs", '{"sigma": 6}']) == 0
+    printed = capsys.readouterr().out
+    assert "cider 2.990122 (mean of 4 captions" in printed
+    assert "[0, 10]" in printed
+    assert json.loads((tmp_path / "s.json").read_text())["mean"] == pytest.approx(2.9901221045895823)
+    for text in ("{", "[1]"):
+        with pytest.raises(DataError, match="--kwargs"):
+            main([*arguments, "--kwargs", text])
+
+
+def test_the_script_reports_errors_without_a_traceback(tmp_path: Path) -> None:
+    captions = saved(tmp_path, "captions.json", CAPTIONS)
+    script = Path(__file__).parents[2] / "scripts" / "score.py"
+    command = [sys.executable, str(script), "--reward", "cidr", "--captions", str(captions)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: reward 'cidr' is unknown")

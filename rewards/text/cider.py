@@ -249,8 +249,7 @@ class CiderD:
             df, cache = self._df_of_call(keys, columns), OrderedDict()
         scores = []
         rows = zip(texts, keys, ends, strict=True)
-        few = len(texts) < 5000  # under two seconds
-        for text, key, end in tqdm(rows, "cider", len(texts), unit="caption", leave=False, disable=few or None):
+        for text, key, end in tqdm(rows, "CIDEr-D", len(texts), unit="caption", leave=False, delay=2, disable=None):
             vectors = self._vectors(key, df, cache)
             score = similarity([*tokenize(text), *end], vectors, df, self.n, self.sigma)
             scores.append(min(score, self.bounds[1]))  # rounding may exceed it in the last digit

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
+from tqdm import tqdm
 
 from rewards.text.tokenize import TOKENIZER
 
@@ -139,7 +140,7 @@ class DocumentFrequencies:
         end = [EOS] if eos else []
         counts: dict[NGram, int] = {}
         documents = 0
-        for captions in references:
+        for captions in tqdm(references, "document frequencies", unit="image", leave=False, delay=2, disable=None):
             parts = [captions] if document == "image" else [[caption] for caption in captions]
             for part in parts:
                 documents += 1

@@ -7,18 +7,28 @@ destroy the only checkpoint.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import os
+import pickle
 import shutil
 from dataclasses import asdict
 from pathlib import Path
 
+import torch
 from accelerate import Accelerator
+from accelerate.utils import load as load_tensors
+from safetensors import SafetensorError
 
 from rl_caption.types import TrainState
 
+logger = logging.getLogger(__name__)
+
 MANIFEST = "manifest.json"
 STATE = "trainer_state.json"
+WRITE_FAILURES = ("file", "write", "inline_container", "iostream")
+"""Words in the RuntimeErrors by which ``torch.save`` reports that it could not write."""
 
 
 class CheckpointError(RuntimeError):
@@ -33,7 +43,6 @@ def save_checkpoint(accelerator: Accelerator, folder: Path, state: TrainState, k
     """
     final = folder / f"step-{state.global_step:08d}"
     partial = folder / f".partial-{final.name}"
-    error: Exception | None = None
     try:
         if accelerator.is_main_process:
             remove_tree(partial)
@@ -43,24 +52,17 @@ def save_checkpoint(accelerator: Accelerator, folder: Path, state: TrainState, k
         accelerator.wait_for_everyone()
         if accelerator.is_main_process:
             write_json(partial / STATE, asdict(state))
-            seal(partial)
-            remove_tree(final)
-            os.rename(partial, final)
-            sync_folder(folder)
-            _prune(folder, keep)
+            replace_folder(partial, final)
+            _prune(folder, keep, final)
         accelerator.wait_for_everyone()
-    except OSError as failure:
-        error = failure
-    except RuntimeError as failure:
-        # torch.save reports a failed write as a RuntimeError of its file writer.
-        if "file" not in str(failure).lower() and "write" not in str(failure).lower():
+    except (OSError, RuntimeError, SafetensorError) as error:
+        if isinstance(error, RuntimeError) and not any(word in str(error).lower() for word in WRITE_FAILURES):
             raise
-        error = failure
-    if error is not None:
-        last = newest_checkpoint(folder)
+        with contextlib.suppress(OSError):
+            remove_tree(partial)
         raise CheckpointError(
             f"checkpoint {final} could not be written: {error}. Free some space or choose another run.dir; "
-            f"the newest good checkpoint is {last or 'none'}"
+            f"the newest good checkpoint is {newest_checkpoint(folder) or 'none'}"
         ) from error
     return final
 
@@ -70,25 +72,59 @@ def newest_checkpoint(folder: Path) -> Path | None:
     for candidate in sorted(folder.glob("step-*"), reverse=True):
         if is_intact(candidate):
             return candidate
+        logger.warning("%s is damaged (its %s is missing or does not match) and is passed over", candidate, MANIFEST)
     return None
 
 
 def clear_leftovers(folder: Path) -> None:
-    """Remove what a killed save or a killed prune left behind."""
-    for leftover in [*folder.glob(".partial-*"), *folder.glob(".old-*")]:
-        remove_tree(leftover)
+    """Remove what a killed save left behind; a folder that was about to be replaced gets its name back."""
+    for partial in folder.glob(".partial-*"):
+        remove_tree(partial)
+    for old in folder.glob(".old-*"):
+        final = folder / old.name.removeprefix(".old-")
+        if not final.exists() and is_intact(old):
+            os.rename(old, final)
+        else:
+            remove_tree(old)
 
 
 def load_checkpoint(accelerator: Accelerator, path: Path) -> TrainState:
     """Restore model, optimizer and random states, and return the counters. Called by every process.
 
     Raises:
-        CheckpointError: ``path`` is not an intact checkpoint.
+        CheckpointError: ``path`` is not an intact checkpoint, belongs to another model, holds anything but tensors and
+            plain containers, or its random states cannot be restored.
     """
     state = read_state(path)
-    # Tensors and plain containers only: a checkpoint is not trusted to run code.
-    accelerator.load_state(str(path), load_kwargs={"weights_only": True})
+    try:
+        # Tensors and plain containers only: a checkpoint is not trusted to run code.
+        accelerator.load_state(str(path), load_kwargs={"weights_only": True})
+    except (OSError, RuntimeError, ValueError, KeyError, EOFError, pickle.UnpicklingError, SafetensorError) as error:
+        raise CheckpointError(f"checkpoint {path} cannot be loaded into this model and optimizer: {error}") from error
+    if state.processes == accelerator.num_processes:
+        _check_random_states(path / f"random_states_{accelerator.process_index}.pkl", accelerator.device)
+    elif accelerator.is_main_process:
+        logger.warning(
+            "%s was written by %d process(es) and %d go on: dropout is drawn anew, samples and data order stay",
+            path,
+            state.processes,
+            accelerator.num_processes,
+        )
     return state
+
+
+def _check_random_states(file: Path, device: torch.device) -> None:
+    """Compare the generators with ``file``: Accelerate goes on silently where it could not restore them."""
+    try:
+        states = load_tensors(file)
+        pairs = [(torch.get_rng_state(), states["torch_manual_seed"])]
+        if device.type == "cuda":
+            index = torch.cuda.current_device() if device.index is None else device.index
+            pairs.append((torch.cuda.get_rng_state(index), states["torch_cuda_manual_seed"][index].cpu()))
+    except (OSError, RuntimeError, LookupError, TypeError, EOFError, pickle.UnpicklingError) as error:
+        raise CheckpointError(f"the random states in {file} cannot be read: {error}") from error
+    if not all(torch.equal(current, saved) for current, saved in pairs):
+        raise CheckpointError(f"the random states in {file} could not be restored: the run would not go on as it was")
 
 
 def read_state(path: Path) -> TrainState:
@@ -99,7 +135,10 @@ def read_state(path: Path) -> TrainState:
     """
     if not is_intact(path):
         raise CheckpointError(f"{path} is not an intact checkpoint: its {MANIFEST} is missing or does not match")
-    return TrainState(**json.loads((path / STATE).read_text()))
+    try:
+        return TrainState(**json.loads((path / STATE).read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise CheckpointError(f"{path / STATE} does not hold the counters of a run: {error}") from error
 
 
 def seal(folder: Path) -> None:
@@ -117,12 +156,18 @@ def is_intact(folder: Path) -> bool:
     manifest = folder / MANIFEST
     if not manifest.is_file():
         return False
-    sizes = json.loads(manifest.read_text())
+    try:
+        sizes = dict(json.loads(manifest.read_text()))
+    except (ValueError, TypeError):
+        return False
     return all((folder / name).is_file() and (folder / name).stat().st_size == size for name, size in sizes.items())
 
 
 def replace_folder(new: Path, final: Path) -> None:
-    """Put the finished folder ``new`` in the place of ``final``; at every moment one of the two is whole."""
+    """Put the finished folder ``new`` in the place of ``final``.
+
+    At every moment the old or the new one is whole; ``clear_leftovers`` tells which after a kill.
+    """
     seal(new)
     old = final.with_name(f".old-{final.name}")
     remove_tree(old)
@@ -156,9 +201,13 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _prune(folder: Path, keep: int) -> None:
-    intact = [path for path in sorted(folder.glob("step-*"), reverse=True) if is_intact(path)]
-    for path in intact[keep:]:
-        doomed = folder / f".old-{path.name}"
+def _prune(folder: Path, keep: int, newest: Path) -> None:
+    """Remove all but the ``keep`` newest intact checkpoints up to ``newest``.
+
+    One of a later step is from a continuation that was given up, by going on from an older checkpoint.
+    """
+    past = [path for path in sorted(folder.glob("step-*"), reverse=True) if path <= newest and is_intact(path)]
+    for path in set(folder.glob("step-*")) - set(past[: max(keep, 1)]):
+        doomed = folder / f".partial-{path.name}"
         os.rename(path, doomed)
         remove_tree(doomed)

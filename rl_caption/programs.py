@@ -46,7 +46,7 @@ def train_xe(config: XeConfig) -> TrainState:
     """Train a captioner by cross-entropy; the best one by validation CIDEr-D lies in ``export/best``."""
     accelerator = build_accelerator(config.train, config.run)
     with _locked(accelerator, config.run.dir):
-        checkpoint = find_checkpoint(config)
+        checkpoint = _checkpoint(config, accelerator)
         train_rows, val_rows = _rows(config, accelerator)
         captioner = build_captioner(config.model, references_of(train_rows), config.data.cache_mb)
         collate = Collate(captioner, config.train.max_target_tokens, config.train.captions_per_image, config.train.seed)
@@ -69,7 +69,7 @@ def train_scst(config: ScstConfig) -> TrainState:
         )
     accelerator = build_accelerator(config.train, config.run)
     with _locked(accelerator, config.run.dir):
-        checkpoint = find_checkpoint(config)
+        checkpoint = _checkpoint(config, accelerator)
         train_rows, val_rows = _rows(config, accelerator)
         captioner = build_captioner(config.model, references_of(train_rows), config.data.cache_mb)
         with accelerator.main_process_first():
@@ -210,6 +210,11 @@ def _announce_run(
         announce(accelerator, f"reward signature: {signature}")
     if checkpoint:
         announce(accelerator, f"going on from {checkpoint}")
+
+
+def _checkpoint(config: XeConfig | ScstConfig, accelerator: Accelerator) -> Path | None:
+    with accelerator.main_process_first():  # it clears away what a killed save left; the others then find order
+        return find_checkpoint(config)
 
 
 def _rows(config: XeConfig | ScstConfig, accelerator: Accelerator) -> tuple[Sequence[Row], Sequence[Row]]:

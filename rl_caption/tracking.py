@@ -46,7 +46,8 @@ class RunLog:
         self.bar: tqdm | None = None
         if accelerator.is_main_process:
             for file in ("metrics.jsonl", "samples.jsonl"):
-                drop_after(folder / file, start_step)
+                # A run that starts anew validates before step 1 again, so a line of step 0 goes too.
+                drop_after(folder / file, start_step if start_step else -1)
             if sys.stderr.isatty():
                 self.bar = tqdm(total=max_steps, initial=start_step, desc=name, unit="step", dynamic_ncols=True)
 

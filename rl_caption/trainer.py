@@ -132,11 +132,7 @@ class Trainer:
             group["lr"] = lr
         self.optimizer.zero_grad()
         averages = self.task.training_step(batches, step)
-        limit = self.grad_clip_norm if self.grad_clip_norm is not None else math.inf
-        if self.grad_clip_value is not None:
-            self.accelerator.clip_grad_value_(self.parameters, self.grad_clip_value)
-        norm = self.accelerator.clip_grad_norm_(self.parameters, limit)
-        averages.add("grad/norm", float(norm))
+        averages.add("grad/norm", self._clip_gradients())
         averages.add("time/step", time.perf_counter() - started)
         metrics = averages.reduce(self.accelerator)
         self._check_finite(metrics, batches)
@@ -144,6 +140,18 @@ class Trainer:
         self.state.global_step += 1
         images = sum(len(batch.rows) for batch in batches) * self.accelerator.num_processes
         return metrics | {"train/lr": lr, "train/images_per_second": images / metrics["time/step"]}
+
+    def _clip_gradients(self) -> float:
+        """Clip gradients, by value first where both are asked for; return their norm before any clipping."""
+        limit = self.grad_clip_norm if self.grad_clip_norm is not None else math.inf
+        if self.grad_clip_value is None:
+            return float(self.accelerator.clip_grad_norm_(self.parameters, limit))
+        # The norm comes first: clipped by value, an infinite gradient would look like a finite one.
+        norm = float(self.accelerator.clip_grad_norm_(self.parameters, math.inf))
+        torch.nn.utils.clip_grad_value_(self.parameters, self.grad_clip_value)
+        if self.grad_clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self.parameters, limit)
+        return norm
 
     def _after_step(self, log: RunLog, metrics: dict[str, float]) -> None:
         step = self.state.global_step

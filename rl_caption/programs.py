@@ -25,6 +25,7 @@ from rl_caption.build import (
 from rl_caption.captioners.base import Captioner, Decoding
 from rl_caption.checkpoint import CheckpointError, load_checkpoint, read_state
 from rl_caption.config import ScstConfig, XeConfig
+from rl_caption.config_checks import out_of_range
 from rl_caption.cross_entropy import CrossEntropyTask
 from rl_caption.data.base import Row
 from rl_caption.data.loader import Collate, caption_loader
@@ -44,11 +45,13 @@ TaskMaker = Callable[[Accelerator, Captioner, torch.nn.Module], Task]
 
 def train_xe(config: XeConfig) -> TrainState:
     """Train a captioner by cross-entropy; the best one by validation CIDEr-D lies in ``export/best``."""
+    _check_ranges(config)
     accelerator = build_accelerator(config.train, config.run)
     with _locked(accelerator, config.run.dir):
         checkpoint = _checkpoint(config, accelerator)
         train_rows, val_rows = _rows(config, accelerator)
         captioner = build_captioner(config.model, references_of(train_rows), config.data.cache_mb)
+        _check_length(captioner, "train.max_target_tokens", config.train.max_target_tokens)
         collate = Collate(captioner, config.train.max_target_tokens, config.train.captions_per_image, config.train.seed)
         decoding = Decoding(max_new_tokens=config.train.max_target_tokens)
 
@@ -67,11 +70,13 @@ def train_scst(config: ScstConfig) -> TrainState:
         raise ConfigError(
             "model.init is not set: self-critical training starts from a captioner trained by cross-entropy"
         )
+    _check_ranges(config)
     accelerator = build_accelerator(config.train, config.run)
     with _locked(accelerator, config.run.dir):
         checkpoint = _checkpoint(config, accelerator)
         train_rows, val_rows = _rows(config, accelerator)
         captioner = build_captioner(config.model, references_of(train_rows), config.data.cache_mb)
+        _check_length(captioner, "rollout.max_new_tokens", config.rollout.max_new_tokens)
         with accelerator.main_process_first():
             reward, signature = build_reward(config.reward, references_of(train_rows), Path(config.run.dir))
         signature = scst_signature(signature, config)
@@ -130,7 +135,10 @@ def _fit(
     signature: str,
 ) -> TrainState:
     train, run = config.train, config.run
-    micro = micro_batch_size(train.batch_size, train.micro_batch_size, accelerator.num_processes)
+    try:
+        micro = micro_batch_size(train.batch_size, train.micro_batch_size, accelerator.num_processes)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
     steps_per_epoch = max(len(train_rows) // train.batch_size, 1)
     max_steps = train.max_steps or max(round(train.epochs * steps_per_epoch), 1)
     state = read_state(checkpoint) if checkpoint else TrainState(signature=signature)
@@ -210,6 +218,18 @@ def _announce_run(
         announce(accelerator, f"reward signature: {signature}")
     if checkpoint:
         announce(accelerator, f"going on from {checkpoint}")
+
+
+def _check_ranges(config: XeConfig | ScstConfig) -> None:
+    wrong = out_of_range(config)
+    if wrong:
+        raise ConfigError("; ".join(wrong))
+
+
+def _check_length(captioner: Captioner, key: str, tokens: int) -> None:
+    longest: int | None = getattr(captioner.policy.config, "max_positions", None)
+    if longest is not None and tokens > longest:
+        raise ConfigError(f"{key} is {tokens}: the captioner has positions for {longest} tokens (max_positions)")
 
 
 def _checkpoint(config: XeConfig | ScstConfig, accelerator: Accelerator) -> Path | None:

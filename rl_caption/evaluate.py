@@ -12,7 +12,7 @@ from rl_caption.build import ConfigError, build_data, references_of, usable_spli
 from rl_caption.captioners.base import Decoding
 from rl_caption.config import EvaluateConfig
 from rl_caption.data.base import DataModule, Row
-from rl_caption.data.files import read_captions, read_references
+from rl_caption.data.files import id_key, read_captions, read_references
 from rl_caption.evaluation import Evaluation, check_writable, evaluate_captions, format_table, write_evaluation
 from rl_caption.inference import caption_rows
 from rl_caption.launch import accelerator_kwargs, check_processes
@@ -43,7 +43,8 @@ def judge(config: EvaluateConfig) -> tuple[Evaluation, dict[str, str]] | None:
         raise ConfigError("set either model (a saved captioner) or predictions (a file in COCO result format)")
     check_writable(config.out)
     if config.predictions is not None and config.references is not None:
-        captions, references = read_captions(config.predictions, allow_empty=True), read_references(config.references)
+        captions = read_captions(config.predictions, allow_empty=True)
+        references = read_references(config.references, by=id_key(config.predictions))
         evaluation = evaluate_captions(captions, references, metrics=config.metrics, tokenizer=config.tokenizer)
         return evaluation, captions
     data = build_data(config.data)

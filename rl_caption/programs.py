@@ -52,7 +52,13 @@ def train_xe(config: XeConfig) -> TrainState:
         train_rows, val_rows = _rows(config, accelerator)
         captioner = build_captioner(config.model, references_of(train_rows), config.data.cache_mb)
         _check_length(captioner, "train.max_target_tokens", config.train.max_target_tokens)
-        collate = Collate(captioner, config.train.max_target_tokens, config.train.captions_per_image, config.train.seed)
+        collate = Collate(
+            captioner,
+            config.train.max_target_tokens,
+            config.train.captions_per_image,
+            config.data.flips,
+            config.train.seed,
+        )
         decoding = Decoding(max_new_tokens=config.train.max_target_tokens)
 
         def make_task(accelerator: Accelerator, captioner: Captioner, model: torch.nn.Module) -> Task:
@@ -88,7 +94,8 @@ def train_scst(config: ScstConfig) -> TrainState:
             temperature=rollout.temperature,
             max_new_tokens=rollout.max_new_tokens,
         )
-        collate = Collate(captioner, rollout.max_new_tokens if config.train.xe_weight else None, seed=config.train.seed)
+        target_tokens = rollout.max_new_tokens if config.train.xe_weight else None
+        collate = Collate(captioner, target_tokens, flips=config.data.flips, seed=config.train.seed)
 
         def make_task(accelerator: Accelerator, captioner: Captioner, model: torch.nn.Module) -> Task:
             return SelfCriticalTask(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,21 +9,19 @@ import torch
 from torch import Tensor, nn
 
 from rl_caption.captioners.base import Captioner, Decoding, caption_mask
+from rl_caption.data.order import row_generator
 from rl_caption.types import CaptionBatch, Rollout
 
 
 def sampling_noise(seed: int, step: int, image_ids: Sequence[str], num_samples: int, length: int) -> Tensor:
     """Uniform numbers in [0, 1) for the samples of each image: [B, K, L] float32.
 
-    A pure function of (seed, step, image id), by a counter-based generator (Philox, Salmon et al. 2011). So the same
-    captions are sampled however the images are spread over micro-batches and processes, and a resumed run needs no
-    random state for them.
+    A pure function of (seed, step, image id): the same captions are sampled however the images are spread over
+    micro-batches and processes, and a resumed run needs no random state for them.
     """
     noise = np.empty((len(image_ids), num_samples, length), dtype=np.float32)
     for row, image_id in enumerate(image_ids):
-        digest = hashlib.blake2b(f"{seed}/{step}/{image_id}".encode(), digest_size=16).digest()
-        generator = np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
-        noise[row] = generator.random((num_samples, length), dtype=np.float32)
+        noise[row] = row_generator(seed, step, image_id).random((num_samples, length), dtype=np.float32)
     return torch.from_numpy(noise)
 
 

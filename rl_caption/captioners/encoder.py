@@ -24,6 +24,19 @@ class PixelEmbedding(nn.Module):
         return self.stem(pixel_values).flatten(2).transpose(1, 2) + self.position
 
 
+class ConvBlock(nn.Module):
+    """Residual 3x3 convolution at one resolution: [N, C, H, W] -> [N, C, H, W]."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm = nn.GroupNorm(1, channels)
+        self.convolution = nn.Conv2d(channels, channels, 3, padding=1)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """Add a convolution of the normalised, activated states."""
+        return states + self.convolution(torch.nn.functional.gelu(self.norm(states)))
+
+
 def _conv_stem(d_model: int, patch_size: int) -> nn.Sequential:
     stages = patch_size.bit_length() - 1
     if 2**stages != patch_size or stages < 1:
@@ -33,6 +46,7 @@ def _conv_stem(d_model: int, patch_size: int) -> nn.Sequential:
     for before, after in pairwise(widths):
         # Group norm, not batch norm: the policy must be the same function in training and in sampling.
         layers += [nn.Conv2d(before, after, 3, stride=2, padding=1), nn.GroupNorm(1, after), nn.GELU()]
+        layers += [ConvBlock(after)]
     return nn.Sequential(*layers, nn.Conv2d(widths[-1], d_model, 1))
 
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from rl_caption.captioners.base import Captioner
 from rl_caption.data.base import Row
+from rl_caption.data.order import row_generator
 from rl_caption.types import CaptionBatch
+
+FLIP_AXES = {"horizontal": -1, "vertical": -2}
+"""Mirrored axis of [3, H, W]."""
 
 
 class Collate:
@@ -21,7 +24,9 @@ class Collate:
         captioner: does the preprocessing and knows the tokens.
         max_target_tokens: longest reference in tokens, EOS included; None makes no targets.
         captions_per_image: references that one step learns, another choice at every step; None takes all.
-        seed: of that choice.
+        flips: ``horizontal`` and ``vertical``: mirror half of the images so, another half at every step. Only for
+            images whose captions stay true (aerial photos, not scenes with a left and a right).
+        seed: of these choices.
     """
 
     def __init__(
@@ -29,8 +34,13 @@ class Collate:
         captioner: Captioner,
         max_target_tokens: int | None = None,
         captions_per_image: int | None = None,
+        flips: Sequence[str] = (),
         seed: int = 0,
     ) -> None:
+        unknown = set(flips) - set(FLIP_AXES)
+        if unknown:
+            raise ValueError(f"data.flips has {sorted(unknown)}: expected {sorted(FLIP_AXES)}")
+        self.flips = tuple(flips)
         self.captioner = captioner
         self.max_target_tokens = max_target_tokens
         self.captions_per_image = captions_per_image
@@ -40,18 +50,27 @@ class Collate:
         """Make a batch of (row, step) pairs."""
         rows = [row for row, _ in items]
         inputs = self.captioner.preprocess(rows)
+        if self.flips and "pixel_values" in inputs:
+            self._flip(inputs["pixel_values"], items)
         if self.max_target_tokens is None:
             return CaptionBatch(rows, inputs)
         chosen = [self._choose(row["references"], step) for row, step in items]
         targets, mask = encode_targets(self.captioner, chosen, self.max_target_tokens)
         return CaptionBatch(rows, inputs, targets, mask)
 
+    def _flip(self, pixels: Tensor, items: Sequence[tuple[Row, int]]) -> None:
+        for image, (row, step) in enumerate(items):
+            draws = row_generator(self.seed, step, row["image_id"]).random(len(self.flips))
+            axes = [FLIP_AXES[flip] for flip, draw in zip(self.flips, draws, strict=True) if draw < 0.5]
+            if axes:
+                pixels[image] = pixels[image].flip(axes)
+
     def _choose(self, references: list[str], step: int) -> list[str]:
         wanted = self.captions_per_image
         if wanted is None or len(references) <= wanted:
             return references
-        generator = np.random.Generator(np.random.Philox(key=[self.seed, step]))
-        return [references[index] for index in generator.permutation(len(references))[:wanted]]
+        order = row_generator(self.seed, step, references[0]).permutation(len(references))
+        return [references[index] for index in order[:wanted]]
 
 
 def encode_targets(captioner: Captioner, references: list[list[str]], max_tokens: int) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from functools import lru_cache
 
@@ -21,6 +22,15 @@ def step_indices(num_rows: int, batch_size: int, step: int, seed: int) -> list[i
         order = _permutation(num_rows, seed, epoch)
         indices.extend(order[offset : offset + batch_size - len(indices)].tolist())
     return indices
+
+
+def row_generator(seed: int, step: int, key: str) -> np.random.Generator:
+    """Random numbers for one image at one step: a pure function of the three, by a counter-based generator.
+
+    Philox (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3") keyed by a hash.
+    """
+    digest = hashlib.blake2b(f"{seed}/{step}/{key}".encode(), digest_size=16).digest()
+    return np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
 
 
 @lru_cache(maxsize=4)

@@ -13,6 +13,7 @@ import logging
 import os
 import pickle
 import shutil
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -43,7 +44,7 @@ def save_checkpoint(accelerator: Accelerator, folder: Path, state: TrainState, k
     """
     final = folder / f"step-{state.global_step:08d}"
     partial = folder / f".partial-{final.name}"
-    try:
+    with write_errors(f"checkpoint {final}", partial, folder):
         if accelerator.is_main_process:
             remove_tree(partial)
             partial.mkdir(parents=True)
@@ -53,18 +54,25 @@ def save_checkpoint(accelerator: Accelerator, folder: Path, state: TrainState, k
         if accelerator.is_main_process:
             write_json(partial / STATE, asdict(state))
             replace_folder(partial, final)
-            _prune(folder, keep, final)
+            prune(folder, keep, final)
         accelerator.wait_for_everyone()
+    return final
+
+
+@contextlib.contextmanager
+def write_errors(what: str, partial: Path, checkpoints: Path) -> Iterator[None]:
+    """Turn a failed write into a ``CheckpointError`` that says what to do, and remove the unfinished folder."""
+    try:
+        yield
     except (OSError, RuntimeError, SafetensorError) as error:
         if isinstance(error, RuntimeError) and not any(word in str(error).lower() for word in WRITE_FAILURES):
             raise
         with contextlib.suppress(OSError):
             remove_tree(partial)
         raise CheckpointError(
-            f"checkpoint {final} could not be written: {error}. Free some space or choose another run.dir; "
-            f"the newest good checkpoint is {newest_checkpoint(folder) or 'none'}"
+            f"{what} could not be written: {error}. Is the disk full? Free some space or choose another run.dir; "
+            f"the newest good checkpoint is {newest_checkpoint(checkpoints) or 'none'}"
         ) from error
-    return final
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
@@ -201,7 +209,7 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _prune(folder: Path, keep: int, newest: Path) -> None:
+def prune(folder: Path, keep: int, newest: Path) -> None:
     """Remove all but the ``keep`` newest intact checkpoints up to ``newest``.
 
     One of a later step is from a continuation that was given up, by going on from an older checkpoint.

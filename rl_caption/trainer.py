@@ -18,7 +18,14 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from rl_caption.checkpoint import newest_checkpoint, remove_tree, replace_folder, save_checkpoint
+from rl_caption.checkpoint import (
+    newest_checkpoint,
+    prune,
+    remove_tree,
+    replace_folder,
+    save_checkpoint,
+    write_errors,
+)
 from rl_caption.metrics import Averages
 from rl_caption.run_folder import write_result
 from rl_caption.schedules import Schedule
@@ -117,6 +124,9 @@ class Trainer:
         finally:
             log.close()
         if self.accelerator.is_main_process:
+            newest = newest_checkpoint(self.folder / "checkpoints")
+            if newest is not None:  # the last save may have been killed before it pruned
+                prune(newest.parent, self.keep_checkpoints, newest)
             write_result(self.folder, asdict(self.state))
         log.message(
             f"done: best validation CIDEr-D {self.state.best_metric:.4f} (0 to 10) at step {self.state.best_step}, "
@@ -186,9 +196,10 @@ class Trainer:
     def _export(self, final: Path) -> None:
         partial = final.with_name(f".partial-{final.name}")
         if self.accelerator.is_main_process:
-            remove_tree(partial)
-            self.export(partial)
-            replace_folder(partial, final)
+            with write_errors(f"model {final}", partial, self.folder / "checkpoints"):
+                remove_tree(partial)
+                self.export(partial)
+                replace_folder(partial, final)
         self.accelerator.wait_for_everyone()
 
     def _save(self) -> None:

@@ -115,12 +115,11 @@ def build_captioner(config: ModelConfig, references: Sequence[list[str]], cache_
     """Load ``model.init``, or make a captioner with random weights whose words are those of ``references``.
 
     Raises:
-        ConfigError: ``model.init`` is not a saved captioner, or the shape has unknown arguments.
+        CaptionerError: ``model.init`` is not a saved captioner.
+        ConfigError: the shape or the vocabulary is not usable.
     """
     cache_bytes = cache_mb * 2**20
     if config.init is not None:
-        if not (Path(config.init) / "config.json").is_file():
-            raise ConfigError(f"model.init {config.init!r} is not a saved captioner: it has no config.json")
         return TransformerCaptioner.from_pretrained(config.init, cache_bytes=cache_bytes)
     try:
         return TransformerCaptioner.from_scratch(

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from accelerate import Accelerator
 
-from rl_caption.build import ConfigError
-from rl_caption.captioners.base import Decoding
+from rl_caption.captioners.base import CaptionerError, Decoding
 from rl_caption.captioners.transformer import TransformerCaptioner
 from rl_caption.data.base import DataError, Row, load_image
 from rl_caption.inference import caption_rows
@@ -42,14 +41,12 @@ def caption_files(model: str | Path, paths: Sequence[Path], decoding: Decoding, 
     """Caption image files with a saved captioner: path -> caption.
 
     Raises:
-        ConfigError: ``model`` is not a saved captioner over pixels.
+        CaptionerError: ``model`` is not a saved captioner over pixels.
         DataError: an image cannot be read; nothing is captioned then.
     """
-    if not (Path(model) / "config.json").is_file():
-        raise ConfigError(f"--model {str(model)!r} is not a saved captioner: it has no config.json")
     captioner = TransformerCaptioner.from_pretrained(model)
     if captioner.input_kind != "pixels":
-        raise ConfigError(f"--model {str(model)!r} reads region features, not photos")
+        raise CaptionerError(f"--model {str(model)!r} reads region features, not photos")
     for path in paths:
         load_image(path)
     accelerator = Accelerator()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -123,11 +124,24 @@ def show_log_lines() -> None:
         logger.addHandler(handler)
 
 
+def find_own_modules() -> None:
+    """Let ``target: my_rewards:Brevity`` find ``my_rewards.py`` in the working directory.
+
+    The folder of the scripts, which Python puts first, is taken off the path: its ``evaluate.py`` would hide a package.
+    """
+    folder = Path(sys.argv[0]).resolve().parent
+    if sys.path and Path(sys.path[0] or ".").resolve() == folder and (folder / "scst.py").is_file():
+        del sys.path[0]
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+
+
 def run(name: str, arguments: Sequence[str]) -> int:
     """Run one program; errors that a user can mend are printed without a traceback."""
     from rl_caption.errors import user_errors
 
     show_log_lines()
+    find_own_modules()
     with user_errors():
         if name in PROGRAMS:
             from rl_caption.launch import die_with_launcher

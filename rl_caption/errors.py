@@ -11,6 +11,7 @@ def expected_errors() -> tuple[type[Exception], ...]:
     """The errors whose message says what would be right. Imported on demand: this is only needed once one is raised."""
     from rewards.base import RewardError
     from rl_caption.build import ConfigError
+    from rl_caption.captioners.base import CaptionerError
     from rl_caption.checkpoint import CheckpointError
     from rl_caption.data.base import DataError
     from rl_caption.evaluation import EvaluationError, JavaError
@@ -19,6 +20,7 @@ def expected_errors() -> tuple[type[Exception], ...]:
 
     return (
         ConfigError,
+        CaptionerError,
         DataError,
         EvaluationError,
         JavaError,

@@ -71,9 +71,7 @@ def judge(config: EvaluateConfig) -> tuple[Evaluation, dict[str, str]] | None:
 def _decode(config: EvaluateConfig, rows: Sequence[Row], accelerator: Accelerator) -> dict[str, str]:
     from rl_caption.captioners.transformer import TransformerCaptioner
 
-    folder = Path(config.model or "")
-    if not (folder / "config.json").is_file():
-        raise ConfigError(f"model {str(folder)!r} is not a saved captioner: it has no config.json")
+    folder = config.model or ""
     captioner = TransformerCaptioner.from_pretrained(folder)
     policy = captioner.policy.to(accelerator.device)
     decode = config.decode

@@ -12,6 +12,11 @@ from torch import Tensor, nn
 
 from rl_caption.data.base import Row
 
+
+class CaptionerError(ValueError):
+    """A saved captioner cannot be used; the message names the folder and what is wrong with it."""
+
+
 FORBIDDEN_LOGIT = -1e4
 """Logit of tokens that a caption may not contain: probability 0 in float32, yet finite, so that entropy is defined."""
 

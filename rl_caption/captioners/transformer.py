@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
 from rewards.text.tokenize import tokenize
-from rl_caption.captioners.base import Decoding, forbid
+from rl_caption.captioners.base import CaptionerError, Decoding, forbid
 from rl_caption.captioners.decoding import decode_captions
 from rl_caption.captioners.modeling import CaptionTransformer, CaptionTransformerConfig
 from rl_caption.captioners.vocabulary import build_vocabulary, is_word_level, load_tokenizer
@@ -77,8 +78,25 @@ class TransformerCaptioner:
 
     @classmethod
     def from_pretrained(cls, path: str | Path, cache_bytes: int = 0) -> TransformerCaptioner:
-        """Load a folder that ``save_pretrained`` wrote."""
-        policy = CaptionTransformer.from_pretrained(path)
+        """Load a folder that ``save_pretrained`` wrote.
+
+        Raises:
+            CaptionerError: the folder holds no captioner of this kind, or its weights do not fit its configuration.
+        """
+        if not (Path(path) / "config.json").is_file():
+            raise CaptionerError(f"{str(path)!r} is not a saved captioner: it has no config.json")
+        kind = json.loads((Path(path) / "config.json").read_text()).get("model_type")
+        if kind != CaptionTransformerConfig.model_type:
+            raise CaptionerError(f"{str(path)!r} is a {kind!r}: expected {CaptionTransformerConfig.model_type!r}")
+        policy, report = CaptionTransformer.from_pretrained(
+            path, output_loading_info=True, ignore_mismatched_sizes=True
+        )
+        for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+            if report[problem]:
+                raise CaptionerError(
+                    f"the weights in {str(path)!r} do not fit its config.json: {len(report[problem])} "
+                    f"{problem.replace('_', ' ')}, such as {sorted(map(str, report[problem]))[0]}"
+                )
         return cls(policy, PreTrainedTokenizerFast.from_pretrained(path), cache_bytes)
 
     def save_pretrained(self, policy: Any, path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from accelerate import Accelerator
 
+from rl_caption.build import quiet_libraries
 from rl_caption.captioners.base import CaptionerError, Decoding
 from rl_caption.captioners.transformer import TransformerCaptioner
 from rl_caption.data.base import DataError, Row, load_image
@@ -44,6 +45,7 @@ def caption_files(model: str | Path, paths: Sequence[Path], decoding: Decoding, 
         CaptionerError: ``model`` is not a saved captioner over pixels.
         DataError: an image cannot be read; nothing is captioned then.
     """
+    quiet_libraries()
     captioner = TransformerCaptioner.from_pretrained(model)
     if captioner.input_kind != "pixels":
         raise CaptionerError(f"--model {str(model)!r} reads region features, not photos")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,6 +33,8 @@ def parse(kind: type[Config], arguments: Sequence[str], program: str) -> Config:
     The file comes first and there is one of it: an override placed before ``--config`` would be lost silently, and a
     second file would replace whole dictionaries.
     """
+    from argparse import ArgumentError
+
     from jsonargparse import ArgumentParser
 
     places = [index for index, word in enumerate(arguments) if word == "--config" or word.startswith("--config=")]
@@ -39,10 +42,14 @@ def parse(kind: type[Config], arguments: Sequence[str], program: str) -> Config:
         raise UsageError("--config is given twice: one file, then overrides such as --train.lr 1e-5")
     if places and places[0] != 0:
         raise UsageError(f"--config must come first: {arguments[0]} before it would be lost")
-    parser = ArgumentParser(prog=program, description=(kind.__doc__ or "").split("\n")[0])
+    parser = ArgumentParser(prog=program, description=(kind.__doc__ or "").split("\n")[0], exit_on_error=False)
     parser.add_argument("--config", action="config", help="YAML file with any of the keys below")
     parser.add_class_arguments(kind, None, as_group=False)
-    namespace = parser.parse_args(list(arguments))
+    try:
+        namespace = parser.parse_args(list(arguments))
+    except ArgumentError as error:
+        path = re.sub(r"Group '(\S+)' does not accept option '(\S+)'", r"Option '\1.\2' is not accepted", str(error))
+        raise UsageError(f"{' '.join(arguments[:2])}: {path}; {program} --help lists every key") from error
     instance = parser.instantiate(namespace)
     values = {name: getattr(instance, name) for name in kind.__dataclass_fields__}  # type: ignore[attr-defined]
     return kind(**values)

@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from rl_caption.build import build_data, quiet_libraries
+from rl_caption.build import build_data
 from rl_caption.config import DataConfig, DecodeConfig, EvaluateConfig
 from rl_caption.data.base import Row, load_image
 from rl_caption.evaluate import judge
@@ -46,7 +46,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _judge_both(models: dict[str, Path], run: dict, folder: Path) -> list[Path]:
-    quiet_libraries()
     data = DataConfig(format=run["data"]["format"], kwargs=run["data"]["kwargs"])
     written: list[Path] = []
     for split in ("test", "test_unseen"):

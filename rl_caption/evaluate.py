@@ -8,7 +8,7 @@ from pathlib import Path
 
 from accelerate import Accelerator
 
-from rl_caption.build import ConfigError, build_data, references_of, usable_split
+from rl_caption.build import ConfigError, build_data, quiet_libraries, references_of, usable_split
 from rl_caption.captioners.base import Decoding
 from rl_caption.config import EvaluateConfig
 from rl_caption.data.base import DataModule, Row
@@ -34,7 +34,7 @@ def evaluate_split(config: EvaluateConfig) -> str:
     evaluation, captions = judged
     paths = write_evaluation(evaluation, captions, config.out)
     print(f"wrote {' and '.join(str(path) for path in paths)}", file=sys.stderr)
-    return format_table({Path(config.predictions).stem if config.predictions else config.split: evaluation})
+    return format_table({Path(config.predictions).stem if config.predictions else str(config.model): evaluation})
 
 
 def judge(config: EvaluateConfig) -> tuple[Evaluation, dict[str, str]] | None:
@@ -72,6 +72,7 @@ def _decode(config: EvaluateConfig, rows: Sequence[Row], accelerator: Accelerato
     from rl_caption.captioners.transformer import TransformerCaptioner
 
     folder = config.model or ""
+    quiet_libraries()
     captioner = TransformerCaptioner.from_pretrained(folder)
     policy = captioner.policy.to(accelerator.device)
     decode = config.decode

@@ -88,9 +88,8 @@ class TransformerCaptioner:
         kind = json.loads((Path(path) / "config.json").read_text()).get("model_type")
         if kind != CaptionTransformerConfig.model_type:
             raise CaptionerError(f"{str(path)!r} is a {kind!r}: expected {CaptionTransformerConfig.model_type!r}")
-        policy, report = CaptionTransformer.from_pretrained(
-            path, output_loading_info=True, ignore_mismatched_sizes=True
-        )
+        loaded: Any = CaptionTransformer.from_pretrained(path, output_loading_info=True, ignore_mismatched_sizes=True)
+        policy, report = loaded
         for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
             if report[problem]:
                 raise CaptionerError(

@@ -1,0 +1,255 @@
+"""A run that is killed at any moment and started again with the same command ends as the run that never was."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from tests.training_for_tests import (
+    Kill,
+    assert_same_run,
+    changed,
+    files,
+    lines,
+    run,
+    scst_config,
+    untimed,
+    weights,
+    xe_config,
+)
+
+# Six steps; validation and checkpoint at 2, 4, 6; export/best is written at 2 (new) and at 4 (replaced). So the
+# renames are: 1 export, 2 checkpoint, 3 old export away, 4 export, 5 checkpoint, 6 checkpoint, 7 pruned checkpoint.
+KILLS = {
+    "before the first step": Kill("rl_caption.trainer:Trainer._step", 1),
+    "in a step between checkpoints": Kill("rl_caption.trainer:Trainer._step", 4),
+    "after the update, before the log": Kill("rl_caption.trainer:Trainer._step", 5, "after"),
+    "in the middle of a log line": Kill("rl_caption.tracking:append_line", 5, "half"),
+    "before anything of the checkpoint": Kill("accelerate:Accelerator.save_state", 2),
+    "in the middle of the weights": Kill("accelerate.utils.other:safe_save_file", 2, "half"),
+    "in the middle of the optimizer": Kill("torch:save", 3, "half"),
+    "in the middle of the random states": Kill("torch:save", 4, "half"),
+    "after save_state": Kill("accelerate:Accelerator.save_state", 2, "after"),
+    "in the middle of the first save": Kill("accelerate:Accelerator.save_state", 1, "after"),
+    "in the middle of the counters": Kill("rl_caption.checkpoint:write_json", 5, "half"),
+    "before the manifest": Kill("rl_caption.checkpoint:seal", 4),
+    "in the middle of the manifest": Kill("rl_caption.checkpoint:write_json", 6, "half"),
+    "between manifest and rename": Kill("rl_caption.checkpoint:seal", 4, "after"),
+    "between rename and prune": Kill("rl_caption.checkpoint:os.rename", 6, "after"),
+    "between hiding and removing an old checkpoint": Kill("rl_caption.checkpoint:os.rename", 7, "after"),
+    "in the middle of removing an old checkpoint": Kill("rl_caption.checkpoint:shutil.rmtree", 2, "half"),
+    "before the first export": Kill("rl_caption.checkpoint:os.rename", 1),
+    "in the middle of the export's weights": Kill("transformers.modeling_utils:safe_save_file", 2, "half"),
+    "while export/best is away": Kill("rl_caption.checkpoint:os.rename", 3, "after"),
+    "after the new export/best": Kill("rl_caption.checkpoint:os.rename", 4, "after"),
+    "in the middle of removing the old export": Kill("rl_caption.checkpoint:shutil.rmtree", 1, "half"),
+    "before the result": Kill("rl_caption.trainer:write_result", 1),
+}
+CHECKPOINT_FILES = {
+    "manifest.json",
+    "model.safetensors",
+    "optimizer.bin",
+    "random_states_0.pkl",
+    "trainer_state.json",
+}
+
+
+@pytest.fixture(scope="module")
+def whole_xe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cross-entropy run that was never stopped, by the command as typed."""
+    folder = tmp_path_factory.mktemp("whole") / "xe"
+    file = folder.with_suffix(".yaml")
+    file.write_text(yaml.safe_dump(xe_config(folder)))
+    command = [sys.executable, "-m", "rl_caption", "xe", "--config", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole_scst(whole_xe: Path) -> Path:
+    folder = whole_xe.with_name("scst")
+    ended = run(scst_config(folder, whole_xe / "export/best"), folder, "scst")
+    assert ended.code == 0, ended.output
+    return folder
+
+
+def copy_of(whole: Path, folder: Path) -> tuple[dict[str, Any], Path]:
+    """A finished run in a folder of its own, and its configuration."""
+    shutil.copytree(whole, folder)
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    config["run"]["dir"] = str(folder)
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    return config, folder
+
+
+def test_an_uninterrupted_run_leaves_exactly_these_files(whole_xe: Path) -> None:
+    assert {path.name for path in (whole_xe / "checkpoints").iterdir()} == {"step-00000004", "step-00000006"}
+    for checkpoint in (whole_xe / "checkpoints").iterdir():
+        assert files(checkpoint) == CHECKPOINT_FILES
+    assert {path.name for path in whole_xe.iterdir()} == {
+        ".lock",
+        "checkpoints",
+        "config.yaml",
+        "env.json",
+        "export",
+        "metrics.jsonl",
+        "result.json",
+    }
+    assert {path.name for path in (whole_xe / "export").iterdir()} == {"best"}
+    steps = [line["step"] for line in lines(whole_xe) if "loss/total" in line]
+    assert steps == [1, 2, 3, 4, 5, 6]
+    assert [line["step"] for line in lines(whole_xe) if "val/cider" in line] == [2, 4, 6]
+
+
+@pytest.mark.parametrize("moment", sorted(KILLS))
+def test_cross_entropy_killed_and_started_again(whole_xe: Path, tmp_path: Path, moment: str) -> None:
+    folder = tmp_path / "run"
+    killed = run(xe_config(folder), folder, kill=KILLS[moment])
+    assert killed.code == -signal.SIGKILL, f"the kill was never reached:\n{killed.output}"
+    ended = run(xe_config(folder), folder)
+    assert ended.code == 0, ended.output
+    assert_same_run(folder, whole_xe)
+
+
+@pytest.mark.parametrize(
+    "kill",
+    [
+        Kill("rl_caption.trainer:Trainer._validate", 1, "after"),
+        Kill("rl_caption.trainer:Trainer._step", 4),
+        Kill("rl_caption.scoring:checked_scores", 3),
+        Kill("accelerate:Accelerator.save_state", 1, "after"),
+    ],
+    ids=["after validating the starting point", "in a step", "while scoring", "while saving"],
+)
+def test_self_critical_training_killed_and_started_again(
+    whole_xe: Path, whole_scst: Path, tmp_path: Path, kill: Kill
+) -> None:
+    folder = tmp_path / "run"
+    config = scst_config(folder, whole_xe / "export/best")
+    killed = run(config, folder, "scst", kill=kill)
+    assert killed.code == -signal.SIGKILL, f"the kill was never reached:\n{killed.output}"
+    ended = run(config, folder, "scst")
+    assert ended.code == 0, ended.output
+    assert_same_run(folder, whole_scst)
+
+
+def test_killed_again_and_again_at_any_moment(whole_xe: Path, tmp_path: Path) -> None:
+    folder, generator = tmp_path / "run", random.Random()
+    for _ in range(6):
+        run(xe_config(folder), folder, kill_after=generator.uniform(0.2, 0.7))
+    ended = run(xe_config(folder), folder)
+    assert ended.code == 0, ended.output
+    assert_same_run(folder, whole_xe)
+
+
+@pytest.mark.parametrize("step", [3, 4, 6])
+def test_sigterm_saves_ends_with_0_and_resumes_to_the_same_weights(whole_xe: Path, tmp_path: Path, step: int) -> None:
+    folder = tmp_path / "run"
+    stopped = run(xe_config(folder), folder, kill=Kill("rl_caption.trainer:Trainer._step", step, number=signal.SIGTERM))
+    assert stopped.code == 0, stopped.output
+    assert f"terminated: checkpoint of step {step} saved" in stopped.output
+    assert files(folder / f"checkpoints/step-{step:08d}") == CHECKPOINT_FILES
+    assert not (folder / "result.json").exists()
+    assert run(xe_config(folder), folder).code == 0
+    if step == 3:  # pruning keeps the two newest, as in the run that was never stopped
+        assert_same_run(folder, whole_xe)
+    assert untimed(folder) == untimed(whole_xe)
+
+
+def test_a_finished_run_started_again_changes_nothing(whole_xe: Path, tmp_path: Path) -> None:
+    config, folder = copy_of(whole_xe, tmp_path / "run")
+    assert run(config, folder).code == 0
+    assert_same_run(folder, whole_xe)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "missing", "manifest cut off"])
+def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(whole_xe: Path, tmp_path: Path, damage: str) -> None:
+    config, folder = copy_of(whole_xe, tmp_path / "run")
+    newest = folder / "checkpoints/step-00000006"
+    if damage == "truncated":
+        with (newest / "optimizer.bin").open("r+b") as handle:
+            handle.truncate(1000)
+    elif damage == "missing":
+        (newest / "model.safetensors").unlink()
+    else:
+        (newest / "manifest.json").write_text((newest / "manifest.json").read_text()[:20])
+    ended = run(config, folder)
+    assert ended.code == 0, ended.output
+    assert f"{newest} is damaged" in ended.output
+    assert "going on from" in ended.output
+    assert "step-00000004" in ended.output
+    assert_same_run(folder, whole_xe)
+
+
+def test_auto_refuses_a_changed_configuration_and_names_the_keys(whole_xe: Path, tmp_path: Path) -> None:
+    config, folder = copy_of(whole_xe, tmp_path / "run")
+    ended = run(changed(config, {"train.lr": 0.1, "model.kwargs.dropout": 0.5}), folder)
+    assert ended.code == 1
+    assert "train.lr: 0.003 -> 0.1" in ended.output
+    assert "model.kwargs.dropout: 0.2 -> 0.5" in ended.output
+    assert "run.resume to true" in ended.output
+    assert "Traceback" not in ended.output
+
+
+def test_auto_accepts_what_does_not_change_the_computation(whole_xe: Path, tmp_path: Path) -> None:
+    config, folder = copy_of(whole_xe, tmp_path / "run")
+    ended = run(changed(config, {"eval.batch_size": 3, "run.log_every": 5, "data.cache_mb": 0}), folder)
+    assert ended.code == 0, ended.output
+
+
+def test_true_accepts_a_changed_configuration(whole_xe: Path, tmp_path: Path) -> None:
+    config, folder = copy_of(whole_xe, tmp_path / "run")
+    ended = run(changed(config, {"train.max_steps": 8, "run.resume": True}), folder)
+    assert ended.code == 0, ended.output
+    assert [line["step"] for line in lines(folder) if "loss/total" in line] == list(range(1, 9))
+    assert yaml.safe_load((folder / "config.yaml").read_text())["train"]["max_steps"] == 8
+
+
+def test_false_refuses_a_folder_that_holds_a_run(whole_xe: Path, tmp_path: Path) -> None:
+    config, folder = copy_of(whole_xe, tmp_path / "run")
+    before = files(folder)
+    ended = run(changed(config, {"run.resume": False}), folder)
+    assert ended.code == 1
+    assert "already holds a run (step-00000006) and run.resume is false" in ended.output
+    assert files(folder) == before
+
+
+def test_a_path_goes_on_from_that_checkpoint_and_drops_what_came_after_it(whole_xe: Path, tmp_path: Path) -> None:
+    config, folder = copy_of(whole_xe, tmp_path / "run")
+    config = changed(config, {"run.resume": str(folder / "checkpoints/step-00000004"), "run.save_every": 5})
+    ended = run(config, folder)
+    assert ended.code == 0, ended.output
+    assert untimed(folder) == untimed(whole_xe)
+    final = weights(whole_xe / "checkpoints/step-00000006")
+    assert all(
+        torch.equal(tensor, final[name]) for name, tensor in weights(folder / "checkpoints/step-00000006").items()
+    )
+
+
+def test_a_path_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    ended = run(xe_config(folder, **{"run.resume": str(tmp_path / "nothing")}), folder)
+    assert ended.code == 1
+    assert f"{tmp_path / 'nothing'} is not an intact checkpoint" in ended.output
+
+
+def test_a_changed_reward_refuses_to_resume(whole_scst: Path, tmp_path: Path) -> None:
+    config, folder = copy_of(whole_scst, tmp_path / "run")
+    # A path skips the comparison of configurations, so this is the reward's own signature.
+    path = str(folder / "checkpoints/step-00000004")
+    ended = run(changed(config, {"reward.eos": False, "run.resume": path}), folder, "scst")
+    assert ended.code == 1
+    assert "was trained on the reward 'STANDARD_wInit+Cider-D[n4,s6.0]+df[" in ended.output
+    assert "set run.resume to true" in ended.output
+    accepted = run(changed(config, {"reward.eos": False, "run.resume": True}), folder, "scst")
+    assert accepted.code == 0, accepted.output

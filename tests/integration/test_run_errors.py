@@ -1,0 +1,214 @@
+"""What a user can mend ends with one clear message and a non-zero code, without a traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from PIL import Image
+
+from tests.training_for_tests import Ended, changed, files, lines, run, run_arguments, scst_config, weights, xe_config
+
+NAN_REWARD = """
+import math
+
+class Broken:
+    __name__ = "broken"
+    columns = frozenset()
+    bounds = (0.0, 1.0)
+    signature = "broken"
+
+    def __call__(self, prompts, completions, **columns):
+        return [0.5] * (len(completions) - 2) + [math.nan, 0.5]
+"""
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished cross-entropy run of two steps."""
+    folder = tmp_path_factory.mktemp("trained") / "xe"
+    assert run(xe_config(folder, **{"train.max_steps": 2}), folder).code == 0
+    return folder
+
+
+def assert_one_message(ended: Ended, *parts: str, code: int = 1) -> None:
+    assert ended.code == code, ended.output
+    assert "Traceback" not in ended.output, ended.output
+    errors = [line for line in ended.output.splitlines() if "error: " in line]
+    assert len(errors) == 1, ended.output
+    for part in parts:
+        assert part in ended.output, f"{part!r} is not in:\n{ended.output}"
+
+
+def test_nan_in_the_weights_stops_before_the_update(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    ended = run(xe_config(folder), folder, poison=3)
+    good = folder / "checkpoints/step-00000002"
+    assert_one_message(
+        ended, "loss/total is nan and grad/norm is nan at step 3", "The weights were not changed", f"checkpoint: {good}"
+    )
+    (message,) = (line for line in ended.output.splitlines() if "images of the step: " in line)
+    ids = json.JSONDecoder().raw_decode(message.split("images of the step: ")[1])[0]
+    assert len(set(ids)) == 8
+    assert [line["step"] for line in lines(folder) if "loss/total" in line] == [1, 2]
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == [good.name]
+    assert all(tensor.isfinite().all() for tensor in weights(good).values())
+
+
+def test_an_infinite_gradient_is_found_although_values_are_clipped(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    options = {"train.grad_clip_value": 0.1, "train.grad_clip_norm": None}
+    assert_one_message(run(xe_config(folder, **options), folder, poison=1), "at step 1", "checkpoint: none yet")
+
+
+def test_a_reward_that_returns_nan_names_itself_and_the_row(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    (tmp_path / "broken_reward.py").write_text(NAN_REWARD)
+    config = scst_config(folder, trained / "export/best")
+    config["reward"]["terms"] = {"mine": {"target": "broken_reward:Broken"}}
+    ended = run(config, folder, "scst", python_path=str(tmp_path))
+    # 8 images x 2 samples, then 8 greedy captions: row 22 of 24 is the last but one.
+    assert_one_message(ended, "reward term 'mine'", "'broken' returned nan for caption 22")
+
+
+def test_a_misspelt_key_is_named_with_its_path(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    ended = run(xe_config(folder, **{"train.learning_rate": 0.1}), folder)
+    assert_one_message(ended, "train.learning_rate", code=2)
+    assert not folder.exists()
+
+
+def test_a_value_of_the_wrong_type_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    assert_one_message(run(xe_config(folder, **{"train.lr": "fast"}), folder), "train.lr", "fast", code=2)
+
+
+def test_an_override_before_the_file_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text(yaml.safe_dump(xe_config(tmp_path / "run")))
+    words = ["xe", "--train.lr", "1.0", "--config", str(file)]
+    assert_one_message(run_arguments(words, tmp_path / "log"), "--config must come first", "--train.lr", code=2)
+    words = ["xe", "--config", str(file), "--config", str(file)]
+    assert_one_message(run_arguments(words, tmp_path / "log"), "--config is given twice", code=2)
+
+
+def test_a_missing_configuration_file_is_named(tmp_path: Path) -> None:
+    words = ["xe", "--config", str(tmp_path / "none.yaml")]
+    assert_one_message(run_arguments(words, tmp_path / "log"), "none.yaml", code=2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"train.batch_size": 0}, "train.batch_size is 0: expected at least 1"),
+        ({"train.lr": 0.0}, "train.lr is 0.0: expected more than 0"),
+        ({"train.micro_batch_size": 3}, "train.micro_batch_size 3 does not divide the 8 images of a process"),
+        ({"train.max_target_tokens": 17}, "train.max_target_tokens is 17: the captioner has positions for 16"),
+        ({"model.kwargs.d_model": 15}, "d_model 15 is not a multiple of num_heads 2"),
+        ({"model.init": "nowhere"}, "'nowhere' is not a saved captioner"),
+        ({"data.kwargs.image_size": 4}, "image_size=4: expected at least 16"),
+        ({"data.kwargs.images": 4}, "data.kwargs has ['images']"),
+        ({"eval.split": "dev"}, "split 'dev' is not in the data"),
+        ({"train.mixed_precision": "fp16"}, "train.mixed_precision is fp16, which a CPU cannot train in"),
+        ({"train.num_processes": 2}, "train.num_processes is 2, but 1 train together"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_values_that_cannot_work_are_named(tmp_path: Path, changes: dict[str, Any], part: str) -> None:
+    folder = tmp_path / "run"
+    assert_one_message(run(xe_config(folder, **changes), folder), part)
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"rollout.num_samples": 1, "train.advantage": "leave_one_out"}, "leave_one_out compares at least 2"),
+        ({"rollout.max_new_tokens": 40}, "rollout.max_new_tokens is 40: the captioner has positions for 16"),
+        ({"rollout.temperature": 0.0}, "rollout.temperature is 0.0: expected more than 0"),
+        ({"reward.terms": {"ciderr": {"weight": 1.0}}}, "reward.terms.ciderr"),
+        ({"reward.terms": {}}, "reward.terms is empty"),
+        ({"model.init": None}, "model.init is not set"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_values_that_cannot_work_in_self_critical_training_are_named(
+    trained: Path, tmp_path: Path, changes: dict[str, Any], part: str
+) -> None:
+    folder = tmp_path / "run"
+    assert_one_message(run(scst_config(folder, trained / "export/best", **changes), folder, "scst"), part)
+
+
+@pytest.mark.skipif(os.geteuid() == 0 and not os.path.isdir("/proc"), reason="root may write everywhere")
+def test_a_run_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    folders = [tmp_path / "file" / "run"]
+    if os.geteuid() == 0:
+        folders.append(Path("/proc/run"))  # nobody may write there
+    else:
+        (tmp_path / "locked").mkdir(mode=0o500)
+        folders.append(tmp_path / "locked" / "run")
+    for folder in folders:
+        config = changed(xe_config(tmp_path / "run"), {"run.dir": str(folder)})
+        assert_one_message(run(config, tmp_path / "run"), f"cannot write to the run folder {folder}")
+
+
+# The weights take 81 kB in a checkpoint, the optimizer twice that.
+@pytest.mark.parametrize("largest", [40_000, 120_000], ids=["weights do not fit", "optimizer does not fit"])
+def test_a_full_disk_is_told_and_the_checkpoint_before_is_kept(trained: Path, tmp_path: Path, largest: int) -> None:
+    folder = tmp_path / "run"
+    options = {"eval.every": 100, "run.save_every": 2, "train.max_steps": 4}
+    assert run(xe_config(folder, **options, **{"train.lr": 0.002}), folder, kill=None).code == 0
+    before = {name: (folder / name).read_bytes() for name in files(folder) if name.startswith("checkpoints/")}
+    options |= {"train.max_steps": 6, "run.resume": True}
+    ended = run(xe_config(folder, **options, **{"train.lr": 0.002}), folder, largest_file=largest)
+    newest = folder / "checkpoints/step-00000004"
+    assert_one_message(ended, "step-00000006 could not be written", f"the newest good checkpoint is {newest}")
+    after = {name: (folder / name).read_bytes() for name in files(folder) if name.startswith("checkpoints/")}
+    assert after == before
+    assert not list(folder.rglob(".partial-*"))
+
+
+def test_a_full_disk_while_exporting_is_told(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    ended = run(xe_config(folder, **{"eval.every": 1}), folder, largest_file=40_000)
+    assert_one_message(ended, "export/best", "File too large")
+
+
+def dataset(folder: Path, **broken: Any) -> dict[str, Any]:
+    """JSON lines with six images; ``broken`` replaces values of row 2."""
+    folder.mkdir()
+    rows = []
+    for index in range(6):
+        Image.new("RGB", (16, 16), (index * 40, 0, 0)).save(folder / f"{index}.png")
+        split = "val" if index > 3 else "train"
+        rows.append({"image": f"{index}.png", "references": ["a red square", "red"], "split": split})
+    rows[2] |= broken
+    file = folder / "captions.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return {"data.format": "jsonl", "data.path": str(file), "data.kwargs": {}, "train.batch_size": 4}
+
+
+@pytest.mark.parametrize(
+    ("broken", "parts"),
+    [({"references": []}, ("2.png",)), ({"image": "lost.png"}, ("lost.png",))],
+    ids=["no references", "no image"],
+)
+def test_unusable_rows_are_named_before_training(tmp_path: Path, broken: dict[str, Any], parts: tuple[str]) -> None:
+    folder = tmp_path / "run"
+    ended = run(xe_config(folder, **dataset(tmp_path / "data", **broken)), folder)
+    assert_one_message(ended, *parts)
+    skipped = run(xe_config(folder, **dataset(tmp_path / "more", **broken), **{"data.on_bad": "skip"}), folder)
+    assert skipped.code == 0, skipped.output
+    assert "3 training and 2 validation images" in skipped.output
+
+
+def test_a_missing_dataset_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    options = {"data.format": "jsonl", "data.path": str(tmp_path / "none.jsonl"), "data.kwargs": {}}
+    assert_one_message(run(xe_config(folder, **options), folder), "none.jsonl")

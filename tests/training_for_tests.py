@@ -1,0 +1,276 @@
+"""Tiny trainings: their configurations, and children of a fork server that run, fail and are killed as asked.
+
+Importing torch and Transformers takes seconds, so one fork server imports everything once and each run is a fork of it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import multiprocessing
+import os
+import resource
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from safetensors.torch import load_file
+
+PRELOAD = [
+    "rl_caption.programs",
+    "rl_caption.errors",
+    "jsonargparse",
+    "transformers.generation",
+    "transformers.models.auto.modeling_auto",
+    "torch._dynamo",
+    "tests.training_for_tests",
+]
+MODEL = {
+    "min_count": 1,
+    "kwargs": {
+        "image_size": 32,
+        "patch_size": 16,
+        "d_model": 16,
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+        "num_heads": 2,
+        "ffn_dim": 32,
+        "max_positions": 16,
+        "dropout": 0.2,
+    },
+}
+DATA = {
+    "format": "scenes",
+    "kwargs": {"num_train": 32, "num_val": 6, "num_test": 0, "num_unseen": 0, "image_size": 32},
+}
+
+
+def xe_config(folder: Path, **changes: Any) -> dict[str, Any]:
+    """Cross-entropy with dropout (so that random states matter) and accumulation; ``changes`` are dotted keys."""
+    return changed(
+        {
+            "model": MODEL,
+            "data": DATA,
+            "train": {
+                "max_steps": 6,
+                "batch_size": 8,
+                "micro_batch_size": 4,
+                "lr": 0.003,
+                "warmup_steps": 2,
+                "schedule": "cosine",
+                "captions_per_image": 2,
+                "max_target_tokens": 12,
+                "threads": 1,
+            },
+            "eval": {"every": 2},
+            "run": {"dir": str(folder), "log_every": 1},
+        },
+        changes,
+    )
+
+
+def scst_config(folder: Path, init: Path, **changes: Any) -> dict[str, Any]:
+    """Self-critical training with every term of the loss; ``changes`` are dotted keys."""
+    return changed(
+        {
+            "model": {"init": str(init)},
+            "data": DATA,
+            "rollout": {"num_samples": 2, "max_new_tokens": 8},
+            "reward": {"terms": {"cider": {"weight": 1.0}}},
+            "train": {
+                "advantage": "greedy",
+                "max_steps": 4,
+                "batch_size": 8,
+                "lr": 0.003,
+                "kl_coef": 0.05,
+                "xe_weight": 0.1,
+                "threads": 1,
+            },
+            "eval": {"every": 2},
+            "run": {"dir": str(folder), "log_every": 1},
+        },
+        changes,
+    )
+
+
+def changed(config: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """A copy of ``config`` with the values at dotted keys replaced."""
+    config = json.loads(json.dumps(config))
+    for key, value in changes.items():
+        *parents, last = key.split(".")
+        place = config
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        place[last] = value
+    return config
+
+
+@dataclass(frozen=True)
+class Kill:
+    """SIGKILL (or another signal) at the ``call``-th call of ``target`` (``module:attribute.attribute``).
+
+    ``moment`` is ``before`` the call, ``after`` it, or ``half`` way through what it writes or removes.
+    """
+
+    target: str
+    call: int = 1
+    moment: str = "before"
+    number: int = signal.SIGKILL
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a run ended."""
+
+    code: int
+    """Exit code, or minus the signal that ended it."""
+    output: str
+    """Standard output and error."""
+
+
+def run(config: dict[str, Any], folder: Path, program: str = "xe", **how: Any) -> Ended:
+    """Run ``python -m rl_caption PROGRAM --config FILE`` in a fork; ``how`` as in ``_child``."""
+    file = folder.with_name(f"{folder.name}.yaml")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(yaml.safe_dump(config))
+    return run_arguments([program, "--config", str(file)], file.with_suffix(".log"), **how)
+
+
+def run_arguments(arguments: list[str], output: Path, kill_after: float | None = None, **how: Any) -> Ended:
+    """Run ``python -m rl_caption ARGUMENTS`` in a fork, killed after so many seconds, and return how it ended."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOAD)
+    process = context.Process(target=_child, args=(arguments, str(output)), kwargs=how)
+    process.start()
+    if kill_after is not None:
+        process.join(kill_after)
+        process.kill()
+    process.join(120)
+    if process.is_alive():
+        process.kill()
+        process.join()
+        raise AssertionError(f"{arguments} did not end within 120 s:\n{output.read_text()}")
+    assert process.exitcode is not None
+    return Ended(process.exitcode, output.read_text() if output.exists() else "")
+
+
+def _child(
+    arguments: list[str],
+    output: str,
+    kill: Kill | None = None,
+    poison: int | None = None,
+    largest_file: int | None = None,
+    python_path: str | None = None,
+) -> None:
+    """Run the program with a kill armed, NaN in a weight from step ``poison`` on, files limited in size (bytes)."""
+    descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    sys.argv = ["rl_caption", *arguments]
+    torch.set_num_threads(1)
+    if python_path is not None:
+        sys.path.insert(0, python_path)
+    if kill is not None:
+        _arm(kill)
+    if poison is not None:
+        _poison_weights(poison)
+    if largest_file is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
+    from rl_caption.cli import main
+
+    sys.exit(main(arguments))
+
+
+def _arm(kill: Kill) -> None:
+    module, path = kill.target.split(":")
+    *parents, name = path.split(".")
+    owner: Any = importlib.import_module(module)
+    for parent in parents:
+        owner = getattr(owner, parent)
+    original, calls = getattr(owner, name), 0
+
+    def armed(*positional: Any, **named: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls != kill.call:
+            return original(*positional, **named)
+        if kill.moment == "half":
+            _write_half(original, *positional, **named)
+        result = original(*positional, **named) if kill.moment == "after" else None
+        os.kill(os.getpid(), kill.number)
+        return result if kill.moment == "after" else original(*positional, **named)
+
+    setattr(owner, name, armed)
+
+
+def _write_half(original: Any, *positional: Any, **named: Any) -> None:
+    """Do half of what a function does that writes or removes the path among its arguments."""
+    path = next(Path(value) for value in positional if isinstance(value, str | Path))
+    if original.__name__ == "rmtree":
+        next(file for file in sorted(path.iterdir()) if file.is_file()).unlink()
+        return
+    before = path.stat().st_size if path.exists() else 0
+    original(*positional, **named)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: (before + len(whole)) // 2])
+
+
+def _poison_weights(step: int) -> None:
+    from rl_caption.trainer import Trainer
+
+    original = Trainer._step
+
+    def poisoned(self: Any, batches: Any) -> Any:
+        if self.state.global_step + 1 == step:
+            with torch.no_grad():
+                self.parameters[-1].view(-1)[0] = math.nan
+        return original(self, batches)
+
+    Trainer._step = poisoned  # type: ignore[method-assign]
+
+
+def lines(folder: Path, file: str = "metrics.jsonl") -> list[dict[str, Any]]:
+    """Records of a run's log."""
+    return [json.loads(line) for line in (folder / file).read_text().splitlines()]
+
+
+def untimed(folder: Path) -> list[dict[str, Any]]:
+    """Records of ``metrics.jsonl`` without the keys that tell time."""
+    timed = ("time/", "val/seconds", "train/images_per_second")
+    return [{key: value for key, value in line.items() if not key.startswith(timed)} for line in lines(folder)]
+
+
+def files(folder: Path) -> set[str]:
+    """Relative paths of all files in a folder."""
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    """Weights of a checkpoint or of an exported model."""
+    return load_file(folder / "model.safetensors")
+
+
+def assert_same_run(run_folder: Path, whole: Path) -> None:
+    """Every file that tells the result of a run equals that of the run that was never stopped, bit for bit."""
+    assert files(run_folder) == files(whole)
+    final = sorted((whole / "checkpoints").iterdir())[-1].relative_to(whole)
+    for model in (final, Path("export/best")):
+        expected = weights(whole / model)
+        found = weights(run_folder / model)
+        assert expected.keys() == found.keys()
+        for name, tensor in expected.items():
+            assert torch.equal(found[name], tensor), f"{name} of {model} differs"
+    assert untimed(run_folder) == untimed(whole)
+    if (whole / "samples.jsonl").exists():
+        assert lines(run_folder, "samples.jsonl") == lines(whole, "samples.jsonl")
+    assert (run_folder / "result.json").read_text() == (whole / "result.json").read_text()
+    optimizer = torch.load(whole / final / "optimizer.bin", weights_only=True)["state"]
+    resumed = torch.load(run_folder / final / "optimizer.bin", weights_only=True)["state"]
+    for index, moments in optimizer.items():
+        for name, tensor in moments.items():
+            assert torch.equal(resumed[index][name], tensor), f"{name} of parameter {index} differs"

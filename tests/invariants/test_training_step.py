@@ -1,0 +1,291 @@
+"""What must hold of one training step, whatever the weights: gradients, not only losses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+
+from rewards.mixed import MixedReward
+from rl_caption.advantages import ADVANTAGES, NEEDS_GREEDY
+from rl_caption.captioners.base import Decoding, caption_mask
+from rl_caption.captioners.transformer import TransformerCaptioner
+from rl_caption.cross_entropy import CrossEntropyTask
+from rl_caption.data.loader import Collate
+from rl_caption.rollout import sample_captions
+from rl_caption.scst import SelfCriticalTask
+from rl_caption.types import CaptionBatch
+from tests.captioners_for_tests import tiny_captioner, tiny_rows
+
+LENGTH = 8
+
+
+class WordCount:
+    """A reward that differs between most captions: share of words with an ``a``, plus length / 10, plus ``shift``."""
+
+    __name__ = "words"
+    columns: frozenset[str] = frozenset()
+    bounds = (-10.0, 10.0)
+    signature = "words"
+
+    def __init__(self, shift: float = 0.0) -> None:
+        self.shift = shift
+
+    def __call__(self, prompts: Any, completions: Any, **columns: Any) -> list[float]:
+        words = [text.split() for text in completions]
+        return [self.shift + len(w) / 10 + sum("a" in x for x in w) / (len(w) + 1) for w in words]
+
+
+def batches_of(captioner: TransformerCaptioner, count: int, size: int) -> list[CaptionBatch]:
+    rows = tiny_rows(count)
+    collate = Collate(captioner, max_target_tokens=LENGTH, seed=3)
+    return [collate([(row, 0) for row in rows[start : start + size]]) for start in range(0, count, size)]
+
+
+def scst_task(captioner: TransformerCaptioner, shift: float = 0.0, **options: Any) -> SelfCriticalTask:
+    advantage = options.pop("advantage", "leave_one_out")
+    decoding = Decoding(
+        num_samples=options.pop("num_samples", 4),
+        with_greedy=advantage in NEEDS_GREEDY,
+        temperature=options.pop("temperature", 1.0),
+        max_new_tokens=LENGTH,
+    )
+    reward = MixedReward({"words": (WordCount(shift), 1.0)})
+    return SelfCriticalTask(
+        Accelerator(cpu=True), captioner, captioner.policy, reward, ADVANTAGES[advantage], decoding, **options
+    )
+
+
+def gradient(
+    captioner: TransformerCaptioner, task: Any, batches: list[CaptionBatch], step: int = 0
+) -> dict[str, Tensor]:
+    """The step's gradient by parameter; parameters without one are left out."""
+    captioner.policy.zero_grad()
+    captioner.policy.train()
+    task.log = task.training_step(batches, step)
+    return {n: p.grad.clone() for n, p in captioner.policy.named_parameters() if p.grad is not None}
+
+
+def norm(gradients: dict[str, Tensor]) -> float:
+    return float(torch.stack([g.norm() for g in gradients.values()]).norm())
+
+
+def assert_equal_gradients(one: dict[str, Tensor], other: dict[str, Tensor], atol: float = 1e-6) -> None:
+    assert one.keys() == other.keys()
+    assert norm(one) > 1e-3, "a gradient of zero proves nothing"
+    for name in one:
+        assert torch.allclose(one[name], other[name], atol=atol), name
+
+
+def perturbed(captioner: TransformerCaptioner) -> torch.nn.Module:
+    """A frozen reference policy that differs from the captioner's."""
+    other = tiny_captioner(seed=9)
+    with torch.no_grad():
+        for mine, start in zip(other.policy.parameters(), captioner.policy.parameters(), strict=True):
+            mine.mul_(0.1).add_(start)
+    return other.policy.eval().requires_grad_(False)
+
+
+@pytest.mark.parametrize("reduction", ["token", "sequence"])
+@pytest.mark.parametrize("terms", [{}, {"kl_coef": 0.3}, {"xe_weight": 0.5}, {"kl_coef": 0.3, "xe_weight": 0.5}])
+def test_two_micro_batches_of_four_are_one_of_eight(reduction: Any, terms: dict[str, float]) -> None:
+    captioner = tiny_captioner()
+    if "kl_coef" in terms:
+        terms = terms | {"ref_policy": perturbed(captioner)}
+    task = scst_task(captioner, loss_reduction=reduction, **terms)
+    whole = gradient(captioner, task, batches_of(captioner, 8, 8))
+    loss, captions = task.log.reduce(task.accelerator)["loss/total"], [s["samples"] for s in task.samples]
+    split = gradient(captioner, task, batches_of(captioner, 8, 4))
+    assert [s["samples"] for s in task.samples] == captions
+    assert task.log.reduce(task.accelerator)["loss/total"] == pytest.approx(loss, rel=1e-5)
+    assert_equal_gradients(whole, split)
+
+
+def test_cross_entropy_of_two_micro_batches_is_that_of_one() -> None:
+    captioner = tiny_captioner()
+    task = CrossEntropyTask(Accelerator(cpu=True), captioner, captioner.policy, label_smoothing=0.1)
+    whole = gradient(captioner, task, batches_of(captioner, 8, 8))
+    assert_equal_gradients(whole, gradient(captioner, task, batches_of(captioner, 8, 2)))
+
+
+@pytest.mark.parametrize("advantage", ["greedy", "leave_one_out", "mean", "group_norm"])
+def test_a_constant_added_to_all_rewards_changes_no_gradient(advantage: str) -> None:
+    captioner = tiny_captioner()
+    batches = batches_of(captioner, 4, 4)
+    plain = gradient(captioner, scst_task(captioner, advantage=advantage), batches)
+    shifted = gradient(captioner, scst_task(captioner, shift=5.0, advantage=advantage), batches)
+    assert_equal_gradients(plain, shifted, atol=2e-5 if advantage == "group_norm" else 3e-6)
+
+
+def test_without_a_baseline_the_constant_does_change_the_gradient() -> None:
+    captioner = tiny_captioner()
+    batches = batches_of(captioner, 4, 4)
+    plain = gradient(captioner, scst_task(captioner, advantage="none"), batches)
+    shifted = gradient(captioner, scst_task(captioner, shift=5.0, advantage="none"), batches)
+    assert norm({name: shifted[name] - plain[name] for name in plain}) > 0.1 * norm(plain)
+
+
+def test_samples_equal_to_the_greedy_caption_give_no_gradient() -> None:
+    captioner = tiny_captioner()
+    task = scst_task(captioner, advantage="greedy", temperature=1e-3)
+    found = gradient(captioner, task, batches_of(captioner, 4, 4))
+    for record in task.samples:
+        assert set(record["samples"]) == {record["greedy"]}
+    assert norm(found) == 0.0
+
+
+def naive_loss(captioner: TransformerCaptioner, task: SelfCriticalTask, batch: CaptionBatch, step: int) -> Tensor:
+    """REINFORCE with a leave-one-out baseline, KL (k2) and cross-entropy, one caption and one token at a time."""
+    rollout = sample_captions(captioner, captioner.policy, batch, task.decoding, task.seed, step)
+    reward, samples = WordCount(), task.decoding.num_samples
+    policy, kl, tokens, captions = torch.zeros(()), torch.zeros(()), 0, 0
+    for image in range(len(batch.rows)):
+        one = {key: value[image : image + 1] for key, value in batch.inputs.items()}
+        rewards = reward(None, rollout.texts[image])
+        for sample in range(samples):
+            others = [rewards[other] for other in range(samples) if other != sample]
+            advantage = rewards[sample] - sum(others) / len(others)
+            ids = rollout.token_ids[image, sample].tolist()
+            length = ids.index(captioner.eos_token_id) + 1 if captioner.eos_token_id in ids else len(ids)
+            captions += 1
+            for position in range(length):
+                prefix = torch.tensor([[captioner.bos_token_id, *ids[:position]]])
+                logprobs = allowed_logprobs(captioner, captioner.policy, one, prefix, task.decoding.temperature)
+                policy = policy - advantage * logprobs[ids[position]]
+                tokens += 1
+                if task.ref_policy is not None:
+                    with torch.no_grad():
+                        reference = allowed_logprobs(captioner, task.ref_policy, one, prefix, task.decoding.temperature)
+                    kl = kl + 0.5 * (logprobs[ids[position]] - reference[ids[position]]) ** 2
+    loss = policy / (tokens if task.loss_reduction == "token" else captions) + task.kl_coef * kl / tokens
+    return loss + task.xe_weight * naive_cross_entropy(captioner, batch)
+
+
+def allowed_logprobs(
+    captioner: TransformerCaptioner, policy: Any, inputs: dict[str, Tensor], prefix: Tensor, temperature: float = 1.0
+) -> Tensor:
+    logits = policy(**inputs, decoder_input_ids=prefix).logits[0, -1]
+    allowed = torch.ones(len(logits), dtype=torch.bool)
+    allowed[list(captioner.forbidden)] = False
+    return (logits / temperature).masked_fill(~allowed, -torch.inf).log_softmax(-1)
+
+
+def naive_cross_entropy(captioner: TransformerCaptioner, batch: CaptionBatch) -> Tensor:
+    total, tokens = torch.zeros(()), 0
+    for image, row in enumerate(batch.rows):
+        one = {key: value[image : image + 1] for key, value in batch.inputs.items()}
+        for ids in captioner.encode(row["references"], LENGTH):
+            for position, token in enumerate(ids):
+                prefix = torch.tensor([[captioner.bos_token_id, *ids[:position]]])
+                total = total - allowed_logprobs(captioner, captioner.policy, one, prefix)[token]
+                tokens += 1
+    return total / tokens
+
+
+@pytest.mark.parametrize("reduction", ["token", "sequence"])
+def test_loss_and_gradient_equal_the_slow_obvious_way(reduction: Any) -> None:
+    captioner = tiny_captioner()
+    task = scst_task(
+        captioner,
+        num_samples=3,
+        temperature=1.3,
+        loss_reduction=reduction,
+        ref_policy=perturbed(captioner),
+        kl_coef=0.4,
+        xe_weight=0.2,
+        seed=11,
+    )
+    batches = batches_of(captioner, 3, 3)
+    found = gradient(captioner, task, batches, step=5)
+    captioner.policy.zero_grad()
+    captioner.policy.eval()
+    loss = naive_loss(captioner, task, batches[0], step=5)
+    loss.backward()
+    expected = {n: p.grad for n, p in captioner.policy.named_parameters() if p.grad is not None}
+    assert task.log.reduce(task.accelerator)["loss/total"] == pytest.approx(loss.item(), rel=1e-5)
+    assert_equal_gradients(expected, found, atol=3e-6)
+    assert norm(found) == pytest.approx(norm(expected), rel=1e-4)
+
+
+def test_one_step_raises_the_likelihood_of_what_scored_above_the_others() -> None:
+    """The parameters change, and in the right direction: the policy-gradient loss on the same samples falls."""
+    captioner = tiny_captioner()
+    task, (batch,) = scst_task(captioner, num_samples=5), batches_of(captioner, 4, 4)
+    before = {n: p.detach().clone() for n, p in captioner.policy.named_parameters()}
+    found = gradient(captioner, task, [batch])
+    captioner.policy.eval()
+    rollout = sample_captions(captioner, captioner.policy, batch, task.decoding, 0, 0)
+    scores = torch.tensor([WordCount()(None, texts) for texts in rollout.texts])
+    advantages = ADVANTAGES["leave_one_out"](scores, None)
+    assert torch.equal(rollout.mask, caption_mask(rollout.token_ids, captioner.eos_token_id))
+
+    @torch.no_grad()
+    def weighted_likelihood() -> float:
+        logprobs = captioner.token_logits(captioner.policy, batch.inputs, rollout.token_ids).log_softmax(-1)
+        chosen = logprobs.gather(-1, rollout.token_ids.unsqueeze(-1)).squeeze(-1)
+        return float((chosen * rollout.mask * advantages.unsqueeze(-1)).sum() / rollout.mask.sum())
+
+    start = weighted_likelihood()
+    rate = 1e-2
+    torch.optim.SGD(captioner.policy.parameters(), lr=rate).step()
+    gained = weighted_likelihood() - start
+    assert gained == pytest.approx(rate * norm(found) ** 2, rel=0.05), "first order: rate times squared gradient norm"
+    changed = [n for n, p in captioner.policy.named_parameters() if not torch.equal(p.detach(), before[n])]
+    assert {n.split(".")[0] for n in changed} >= {"encoder", "token_embedding", "layers", "norm"}
+
+
+def test_dropout_is_off_unless_asked_for() -> None:
+    captioner = tiny_captioner(dropout=0.3)
+    batches = batches_of(captioner, 4, 4)
+    still = scst_task(captioner)
+    assert_equal_gradients(gradient(captioner, still, batches), gradient(captioner, still, batches), atol=0)
+    assert captioner.policy.training, "the model is put back into training mode"
+    noisy = scst_task(captioner, dropout=True)
+    one, other = gradient(captioner, noisy, batches), gradient(captioner, noisy, batches)
+    assert norm({name: one[name] - other[name] for name in one}) > 1e-3
+
+
+def test_cross_entropy_has_dropout_on() -> None:
+    captioner = tiny_captioner(dropout=0.3)
+    task = CrossEntropyTask(Accelerator(cpu=True), captioner, captioner.policy)
+    batches = batches_of(captioner, 4, 4)
+    one, other = gradient(captioner, task, batches), gradient(captioner, task, batches)
+    assert norm({name: one[name] - other[name] for name in one}) > 1e-3
+
+
+def test_kl_to_the_starting_policy_is_0_at_the_start_and_so_is_its_gradient() -> None:
+    captioner = tiny_captioner()
+    start = tiny_captioner().policy.requires_grad_(False)
+    batches = batches_of(captioner, 4, 4)
+    plain = gradient(captioner, scst_task(captioner), batches)
+    task = scst_task(captioner, ref_policy=start, kl_coef=100.0)
+    assert_equal_gradients(plain, gradient(captioner, task, batches), atol=1e-6)
+    assert task.log.reduce(task.accelerator)["policy/kl"] == pytest.approx(0.0, abs=1e-9)
+    assert all(p.grad is None for p in start.parameters())
+
+
+def test_kl_pulls_towards_the_reference_policy() -> None:
+    captioner = tiny_captioner()
+    task = scst_task(captioner, num_samples=16, ref_policy=perturbed(captioner), kl_coef=1000.0)
+    batches = batches_of(captioner, 4, 4)
+    optimizer = torch.optim.Adam(captioner.policy.parameters(), lr=5e-4)
+    measured = []
+    for _ in range(30):
+        gradient(captioner, task, batches)
+        measured.append(task.log.reduce(task.accelerator)["policy/kl"])
+        optimizer.step()
+    assert measured[0] > 0
+    assert measured[-1] < 0.5 * measured[0]
+
+
+@pytest.mark.parametrize("make", [lambda c: scst_task(c, xe_weight=0.5), lambda c: scst_task(c, advantage="greedy")])
+def test_the_same_step_twice_is_the_same_to_the_bit(make: Callable[[Any], Any]) -> None:
+    captioner = tiny_captioner()
+    batches = batches_of(captioner, 4, 2)
+    assert_equal_gradients(
+        gradient(captioner, make(captioner), batches), gradient(captioner, make(captioner), batches), atol=0
+    )

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from accelerate.utils import set_seed
 from transformers.utils import logging as transformers_logging
 
@@ -40,6 +41,8 @@ def build_accelerator(train: TrainConfig, run: RunConfig) -> Accelerator:
         LaunchError: another number of processes trains together than was asked for.
         ConfigError: the mixed precision does not run on this device.
     """
+    # A program that trains twice, as with warm_start, may change the precision; the process group stays.
+    AcceleratorState._reset_state()
     accelerator = Accelerator(
         mixed_precision=train.mixed_precision,
         log_with=run.trackers or None,

@@ -58,16 +58,17 @@ def parse(kind: type[Config], arguments: Sequence[str], program: str) -> Config:
 def xe(arguments: Sequence[str]) -> int:
     """Train a captioner by cross-entropy."""
     config = parse(XeConfig, arguments, "train_xe.py")
-    from rl_caption.programs import train_xe
+    from rl_caption.programs import leave_process_group, train_xe
 
     train_xe(config)
+    leave_process_group()
     return 0
 
 
 def scst(arguments: Sequence[str]) -> int:
     """Fine-tune a captioner by self-critical sequence training."""
     config = parse(ScstConfig, arguments, "scst.py")
-    from rl_caption.programs import train_scst, train_xe
+    from rl_caption.programs import leave_process_group, train_scst, train_xe
     from rl_caption.run_folder import is_complete
 
     if config.warm_start is not None:
@@ -77,6 +78,7 @@ def scst(arguments: Sequence[str]) -> int:
         if not is_complete(Path(stage.run.dir)):  # stopped by SIGTERM
             return 0
     train_scst(config)
+    leave_process_group()
     return 0
 
 

@@ -201,8 +201,15 @@ def _fit(
     )
     _announce_run(accelerator, trainer, len(train_rows), len(val_rows), micro, checkpoint, signature)
     finished = trainer.fit()
-    accelerator.end_training()
+    for tracker in accelerator.trackers:
+        tracker.finish()
     return finished
+
+
+def leave_process_group() -> None:
+    """Take leave of the other processes, after the last training of this program: a group cannot be entered twice."""
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 def _announce_run(

@@ -128,6 +128,7 @@ class Trainer:
             if newest is not None:  # the last save may have been killed before it pruned
                 prune(newest.parent, self.keep_checkpoints, newest)
             write_result(self.folder, asdict(self.state))
+        self.accelerator.wait_for_everyone()  # whoever asks next whether the run is complete finds the result
         log.message(
             f"done: best validation CIDEr-D {self.state.best_metric:.4f} (0 to 10) at step {self.state.best_step}, "
             f"model in {self.folder / 'export' / 'best'}"

@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import resource
 import signal
+import socket
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -159,6 +160,35 @@ def run_arguments(arguments: list[str], output: Path, kill_after: float | None =
     return Ended(process.exitcode, output.read_text() if output.exists() else "")
 
 
+def run_two(config: dict[str, Any], folder: Path, program: str, kill: Kill | None = None) -> list[Ended]:
+    """Run the program in two processes that train together (gloo); ``kill`` strikes rank 0, then rank 1 is killed."""
+    file = folder.with_name(f"{folder.name}.yaml")
+    file.write_text(yaml.safe_dump(config))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOAD)
+    processes, outputs = [], [file.with_suffix(f".{rank}.log") for rank in range(2)]
+    for rank, output in enumerate(outputs):
+        environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+        environment |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        how = {"environment": environment, "kill": kill if rank == 0 else None}
+        processes.append(
+            context.Process(target=_child, args=([program, "--config", str(file)], str(output)), kwargs=how)
+        )
+        processes[-1].start()
+    processes[0].join(120)
+    if kill is not None or processes[0].is_alive():
+        processes[1].kill()
+    for process in processes:
+        process.join(30)
+        if process.is_alive():
+            process.kill()
+            process.join()
+    return [Ended(p.exitcode or 0, output.read_text()) for p, output in zip(processes, outputs, strict=True)]
+
+
 def _child(
     arguments: list[str],
     output: str,
@@ -166,12 +196,14 @@ def _child(
     poison: int | None = None,
     largest_file: int | None = None,
     python_path: str | None = None,
+    environment: dict[str, str] | None = None,
 ) -> None:
     """Run the program with a kill armed, NaN in a weight from step ``poison`` on, files limited in size (bytes)."""
     descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     sys.argv = ["rl_caption", *arguments]
+    os.environ.update(environment or {})
     torch.set_num_threads(1)
     if python_path is not None:
         sys.path.insert(0, python_path)

@@ -1,0 +1,221 @@
+"""One process and two with the same global batch take the same steps, are killed, resumed and stopped alike."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+import yaml
+
+from tests.training_for_tests import (
+    Kill,
+    assert_same_run,
+    files,
+    lines,
+    run,
+    run_two,
+    scst_config,
+    untimed,
+    weights,
+    xe_config,
+)
+
+pytestmark = pytest.mark.distributed
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+STILL = {"model.kwargs.dropout": 0.0}  # dropout draws from a generator of its own in each process
+SHARED = {"run.log_samples": 4}  # rank 0 holds the first four images of the batch of eight
+PER_PROCESS = ("hacking/",)  # shares within the captions of one process, averaged
+
+
+@pytest.fixture(scope="module")
+def one_xe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("one") / "xe"
+    ended = run(xe_config(folder, **STILL), folder)
+    assert ended.code == 0, ended.output
+    return folder
+
+
+def assert_equal_logs(one: Path, two: Path) -> None:
+    alone, together = untimed(one), untimed(two)
+    assert [line["step"] for line in alone] == [line["step"] for line in together]
+    for a, b in zip(alone, together, strict=True):
+        a, b = ({k: v for k, v in line.items() if not k.startswith(PER_PROCESS)} for line in (a, b))
+        assert a == pytest.approx(b, rel=1e-5, abs=1e-7)
+
+
+def assert_close_weights(one: Path, two: Path) -> None:
+    a, b = weights(one), weights(two)
+    # The bias of the keys has no gradient but rounding errors (softmax ignores it), which Adam scales up to full steps.
+    for name in (name for name in a if not name.endswith("key.bias")):
+        assert torch.allclose(a[name], b[name], atol=1e-4), name
+
+
+def test_cross_entropy_takes_the_same_steps(one_xe: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "two"
+    for rank, ended in enumerate(run_two(xe_config(folder, **STILL), folder, "xe")):
+        assert ended.code == 0, f"rank {rank}:\n{ended.output}"
+    assert "2 process(es)" in (tmp_path / "two.0.log").read_text()
+    assert_equal_logs(one_xe, folder)
+    assert_close_weights(one_xe / "checkpoints/step-00000006", folder / "checkpoints/step-00000006")
+    extra = {f"checkpoints/step-0000000{step}/random_states_1.pkl" for step in (4, 6)}
+    assert files(folder) == files(one_xe) | extra
+
+
+@pytest.mark.parametrize("advantage", ["greedy", "leave_one_out"])
+def test_self_critical_training_takes_the_same_steps(one_xe: Path, tmp_path: Path, advantage: str) -> None:
+    options: dict[str, Any] = SHARED | {"train.advantage": advantage, "train.micro_batch_size": 2}
+    alone, together = tmp_path / "one", tmp_path / "two"
+    assert run(scst_config(alone, one_xe / "export/best", **options), alone, "scst").code == 0
+    for ended in run_two(scst_config(together, one_xe / "export/best", **options), together, "scst"):
+        assert ended.code == 0, ended.output
+    assert_equal_logs(alone, together)
+    samples = [
+        [(line["step"], line["image_id"], line["samples"], line["greedy"]) for line in lines(folder, "samples.jsonl")]
+        for folder in (alone, together)
+    ]
+    assert len(samples[0]) == 16
+    assert samples[0] == samples[1]
+    assert_close_weights(alone / "checkpoints/step-00000004", together / "checkpoints/step-00000004")
+
+
+@pytest.mark.parametrize(
+    "kill",
+    [
+        Kill("rl_caption.trainer:Trainer._step", 4),
+        Kill("accelerate:Accelerator.save_state", 2, "after"),
+        Kill("rl_caption.checkpoint:seal", 4, "after"),
+        Kill("rl_caption.checkpoint:os.rename", 3, "after"),
+    ],
+    ids=["in a step", "while saving", "before the rename", "while export/best is away"],
+)
+def test_killed_and_started_again(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, kill: Kill) -> None:
+    whole = tmp_path_factory.getbasetemp() / "whole-two"
+    if not whole.exists():
+        assert [ended.code for ended in run_two(xe_config(whole), whole, "xe")] == [0, 0]
+    folder = tmp_path / "run"
+    assert run_two(xe_config(folder), folder, "xe", kill=kill)[0].code == -signal.SIGKILL
+    for ended in run_two(xe_config(folder), folder, "xe"):
+        assert ended.code == 0, ended.output
+    assert_same_run(folder, whole)
+
+
+def test_going_on_with_another_number_of_processes_says_so(one_xe: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    options = STILL | {"train.max_steps": 4}
+    assert run(xe_config(folder, **options), folder).code == 0
+    ended = run_two(xe_config(folder, **STILL, **{"run.resume": True}), folder, "xe")
+    assert [one.code for one in ended] == [0, 0], ended[0].output
+    assert "was written by 1 process(es) and 2 go on" in ended[0].output
+    assert [line["step"] for line in lines(folder) if "loss/total" in line] == [1, 2, 3, 4, 5, 6]
+
+
+def test_both_stages_in_one_command(tmp_path: Path) -> None:
+    """``warm_start`` trains by cross-entropy first, in the same processes, and may do so in another precision."""
+    stage = xe_config(tmp_path / "xe", **{"train.max_steps": 2, "train.mixed_precision": "bf16"})
+    (tmp_path / "xe.yaml").write_text(yaml.safe_dump(stage))
+    folder = tmp_path / "scst"
+    config = scst_config(folder, tmp_path / "xe/export/best", warm_start=str(tmp_path / "xe.yaml"))
+    for ended in run_two(config, folder, "scst"):
+        assert ended.code == 0, ended.output
+    assert (tmp_path / "xe/result.json").is_file()
+    assert [line["step"] for line in lines(folder) if "loss/total" in line] == [1, 2, 3, 4]
+
+
+@pytest.fixture
+def launched(tmp_path: Path) -> Iterator[Any]:
+    """Start a program under ``accelerate launch``, as typed; what is left of it at the end is killed."""
+    started: list[psutil.Process] = []
+
+    def start(configuration: str, program: str, config: dict[str, Any]) -> subprocess.Popen[str]:
+        (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))
+        launcher = ["-m", "accelerate.commands.launch", "--config_file", f"configs/accelerate/{configuration}"]
+        command = [sys.executable, *launcher, f"scripts/{program}", "--config", str(tmp_path / "run.yaml")]
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("ACCELERATE_")}
+        environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(tmp_path)}
+        with (tmp_path / "log").open("w") as log:
+            process = subprocess.Popen(
+                command, cwd=REPOSITORY, env=environment, stdout=log, stderr=subprocess.STDOUT, text=True
+            )
+        started.append(psutil.Process(process.pid))
+        return process
+
+    yield start
+    for process in started:
+        if process.is_running():
+            for child in [*process.children(recursive=True), process]:
+                child.kill()
+
+
+def workers_of(launcher: int, folder: Path, count: int) -> list[psutil.Process]:
+    """The training processes, once the run has logged a few steps."""
+    deadline = time.monotonic() + 60
+    log = folder / "metrics.jsonl"
+    while not log.exists() or log.read_text().count("\n") < 3:
+        assert time.monotonic() < deadline, "the run did not start"
+        time.sleep(0.1)
+    workers = [p for p in psutil.Process(launcher).children(recursive=True) if "scripts/" in " ".join(p.cmdline())]
+    assert len(workers) == count
+    return workers
+
+
+@pytest.mark.parametrize(("configuration", "count"), [("cpu.yaml", 1), ("cpu2.yaml", 2)])
+def test_sigterm_to_the_launcher_saves_and_ends_everything(
+    tmp_path: Path, launched: Any, configuration: str, count: int
+) -> None:
+    folder = tmp_path / "run"
+    endless = xe_config(folder, **{"train.max_steps": 1_000_000, "eval.every": 1_000_000})
+    launcher = launched(configuration, "train_xe.py", endless)
+    workers = workers_of(launcher.pid, folder, count)
+    launcher.send_signal(signal.SIGTERM)
+    launcher.wait(60)
+    _, alive = psutil.wait_procs(workers, timeout=30)
+    assert not alive, (tmp_path / "log").read_text()
+    (checkpoint,) = (folder / "checkpoints").iterdir()
+    assert (
+        f"terminated: checkpoint of step {int(checkpoint.name.removeprefix('step-'))} saved"
+        in (tmp_path / "log").read_text()
+    )
+    assert lines(folder)[-1]["step"] == int(checkpoint.name.removeprefix("step-"))
+
+
+FAILS_ON_RANK_1 = """
+import os
+
+class Failing:
+    __name__ = "failing"
+    columns = frozenset()
+    bounds = (0.0, 1.0)
+    signature = "failing"
+    calls = 0
+
+    def __call__(self, prompts, completions, **columns):
+        self.calls += 1
+        broken = os.environ["RANK"] == "1" and self.calls > 2
+        return [float("nan") if broken else 0.5] * len(completions)
+"""
+
+
+def test_a_rank_that_fails_ends_the_job(one_xe: Path, tmp_path: Path, launched: Any) -> None:
+    folder = tmp_path / "run"
+    (tmp_path / "failing_reward.py").write_text(FAILS_ON_RANK_1)
+    config = scst_config(folder, one_xe / "export/best", **{"train.max_steps": 1_000_000})
+    config["reward"]["terms"] = {"mine": {"target": "failing_reward:Failing"}}
+    launcher = launched("cpu2.yaml", "scst.py", config)
+    family = psutil.Process(launcher.pid)
+    code = launcher.wait(60)
+    log = (tmp_path / "log").read_text()
+    assert code != 0, log
+    assert "error: reward term 'mine': reward 'failing' returned nan for caption 0" in log
+    assert not family.is_running()
+    left = [p.pid for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in " ".join(p.info["cmdline"] or [])]
+    assert not left

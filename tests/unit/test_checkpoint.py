@@ -1,0 +1,214 @@
+"""Checkpoints: atomic, pruned, verified, and never a way to run code."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator
+
+from rl_caption.checkpoint import (
+    CheckpointError,
+    clear_leftovers,
+    is_intact,
+    load_checkpoint,
+    newest_checkpoint,
+    prune,
+    read_state,
+    replace_folder,
+    save_checkpoint,
+    seal,
+)
+from rl_caption.types import TrainState
+
+
+def training(seed: int = 0) -> tuple[Accelerator, torch.nn.Module]:
+    """A model with an optimizer that has taken a step."""
+    torch.manual_seed(seed)
+    accelerator = Accelerator(cpu=True)
+    layer = torch.nn.Linear(3, 2)
+    model, optimizer = accelerator.prepare(layer, torch.optim.AdamW(layer.parameters(), lr=0.1))
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    return accelerator, model
+
+
+def saved(folder: Path, step: int = 4, keep: int = 2, **values: Any) -> Path:
+    accelerator, _ = training()
+    return save_checkpoint(accelerator, folder, TrainState(global_step=step, **values), keep)
+
+
+def whole(folder: Path, content: str = "x") -> Path:
+    folder.mkdir(parents=True)
+    (folder / "file").write_text(content)
+    seal(folder)
+    return folder
+
+
+def test_model_optimizer_counters_and_random_states_come_back(tmp_path: Path) -> None:
+    accelerator, model = training()
+    state = TrainState(global_step=7, best_metric=0.5, best_step=3, signature="s", notes={"a": 1})
+    path = save_checkpoint(accelerator, tmp_path, state, 2)
+    drawn = (torch.rand(3), np.random.rand(3))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    other, fresh = training(seed=1)
+    assert not torch.equal(fresh.state_dict()["weight"], before["weight"])
+    assert load_checkpoint(other, path) == state
+    assert all(torch.equal(tensor, before[name]) for name, tensor in fresh.state_dict().items())
+    assert torch.equal(torch.rand(3), drawn[0])
+    assert np.array_equal(np.random.rand(3), drawn[1])
+
+
+def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
+    saved(tmp_path, best_metric=0.1)
+    path = saved(tmp_path, best_metric=0.2)
+    assert read_state(path).best_metric == 0.2
+    assert [p.name for p in tmp_path.iterdir()] == ["step-00000004"]
+
+
+def test_only_the_newest_are_kept(tmp_path: Path) -> None:
+    for step in (2, 4, 10):
+        saved(tmp_path, step)
+    assert {p.name for p in tmp_path.iterdir()} == {"step-00000004", "step-00000010"}
+
+
+def test_checkpoints_of_an_abandoned_future_and_damaged_ones_are_pruned(tmp_path: Path) -> None:
+    for step in (2, 4, 6, 8):
+        whole(tmp_path / f"step-{step:08d}")
+    (tmp_path / "step-00000004" / "file").unlink()
+    prune(tmp_path, 2, tmp_path / "step-00000006")
+    assert {p.name for p in tmp_path.iterdir()} == {"step-00000002", "step-00000006"}
+
+
+@pytest.mark.parametrize("damage", ["size", "missing", "no manifest", "cut manifest", "list"])
+def test_damage_is_seen_and_the_checkpoint_before_is_the_newest(tmp_path: Path, damage: str, caplog: Any) -> None:
+    older, newer = whole(tmp_path / "step-00000001"), whole(tmp_path / "step-00000002")
+    manifest = newer / "manifest.json"
+    if damage == "size":
+        (newer / "file").write_text("xy")
+    elif damage == "missing":
+        (newer / "file").unlink()
+    elif damage == "no manifest":
+        manifest.unlink()
+    else:
+        manifest.write_text("{" if damage == "cut manifest" else "[1]")
+    assert not is_intact(newer)
+    assert newest_checkpoint(tmp_path) == older
+    assert f"{newer} is damaged" in caplog.text
+    with pytest.raises(CheckpointError, match="is not an intact checkpoint"):
+        read_state(newer)
+
+
+def test_counters_that_are_not_those_of_a_run_are_refused(tmp_path: Path) -> None:
+    path = saved(tmp_path)
+    (path / "trainer_state.json").write_text(json.dumps({"no_such_counter": 1}))
+    seal(path)
+    with pytest.raises(CheckpointError, match="no_such_counter"):
+        read_state(path)
+
+
+def test_leftovers_are_cleared_and_what_was_about_to_be_replaced_comes_back(tmp_path: Path) -> None:
+    whole(tmp_path / ".partial-best", "unfinished")
+    whole(tmp_path / ".old-best", "old")
+    clear_leftovers(tmp_path)
+    assert {p.name for p in tmp_path.iterdir()} == {"best"}
+    assert (tmp_path / "best" / "file").read_text() == "old"
+    whole(tmp_path / ".old-best", "older")
+    clear_leftovers(tmp_path)
+    assert (tmp_path / "best" / "file").read_text() == "old"
+    assert {p.name for p in tmp_path.iterdir()} == {"best"}
+
+
+def test_an_old_folder_that_is_half_removed_does_not_come_back(tmp_path: Path) -> None:
+    old = whole(tmp_path / ".old-best")
+    (old / "file").unlink()
+    clear_leftovers(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_replacing_leaves_the_new_folder_alone(tmp_path: Path) -> None:
+    whole(tmp_path / "best", "old")
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "file").write_text("new")
+    replace_folder(tmp_path / "new", tmp_path / "best")
+    assert {p.name for p in tmp_path.iterdir()} == {"best"}
+    assert (tmp_path / "best" / "file").read_text() == "new"
+    assert is_intact(tmp_path / "best")
+
+
+class Malicious:
+    """Pickles to a call that makes a folder."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.target),)
+
+
+@pytest.mark.parametrize("file", ["optimizer.bin", "random_states_0.pkl"])
+@pytest.mark.parametrize("way", ["torch.save", "pickle"])
+def test_code_in_a_checkpoint_is_not_run(tmp_path: Path, file: str, way: str) -> None:
+    path = saved(tmp_path / "checkpoints")
+    if way == "torch.save":
+        torch.save(Malicious(tmp_path / "executed"), path / file)
+    else:
+        (path / file).write_bytes(pickle.dumps(Malicious(tmp_path / "executed"), protocol=2))
+    seal(path)
+    with pytest.raises(CheckpointError):
+        load_checkpoint(training()[0], path)
+    assert not (tmp_path / "executed").exists()
+    if way == "torch.save":  # the case can fail: this is what an unguarded load does
+        torch.load(path / file, weights_only=False)
+        assert (tmp_path / "executed").exists()
+
+
+def test_weights_are_never_read_from_a_pickle(tmp_path: Path) -> None:
+    path = saved(tmp_path / "checkpoints")
+    (path / "model.safetensors").unlink()
+    torch.save(Malicious(tmp_path / "executed"), path / "pytorch_model.bin")
+    seal(path)
+    with pytest.raises(CheckpointError):
+        load_checkpoint(training()[0], path)
+    assert not (tmp_path / "executed").exists()
+
+
+def test_random_states_that_are_missing_or_of_another_kind_are_an_error(tmp_path: Path) -> None:
+    path = saved(tmp_path)
+    states = path / "random_states_0.pkl"
+    torch.save({"torch_manual_seed": torch.zeros(3, dtype=torch.uint8)}, states)
+    seal(path)
+    with pytest.raises(CheckpointError, match=r"random states in .* could not be restored"):
+        load_checkpoint(training()[0], path)
+    states.unlink()
+    seal(path)
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        load_checkpoint(training()[0], path)
+
+
+def test_another_number_of_processes_is_said_and_allowed(tmp_path: Path, caplog: Any) -> None:
+    path = saved(tmp_path, processes=2)
+    load_checkpoint(training()[0], path)
+    assert "was written by 2 process(es) and 1 go on" in caplog.text
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
+    path = saved(tmp_path)
+    accelerator = Accelerator(cpu=True)
+    model = torch.nn.Linear(5, 2)
+    accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
+    with pytest.raises(CheckpointError, match="cannot be loaded into this model"):
+        load_checkpoint(accelerator, path)
+
+
+def test_a_folder_that_cannot_be_written_is_told_with_the_newest_good_checkpoint(tmp_path: Path) -> None:
+    good = saved(tmp_path / "checkpoints", 2)
+    (tmp_path / "checkpoints" / ".partial-step-00000004").write_text("a file in the way")
+    with pytest.raises(CheckpointError, match=f"Free some space .* newest good checkpoint is {good}"):
+        saved(tmp_path / "checkpoints", 4)

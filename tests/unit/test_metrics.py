@@ -1,0 +1,62 @@
+"""Averages are of elements, not of averages; every logged key is defined in docs/metrics.md."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import Accelerator
+
+from rl_caption.metrics import Averages
+from tests.training_for_tests import lines, run, scst_config, xe_config
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
+
+
+def test_parts_of_unequal_size_count_by_element() -> None:
+    averages = Averages()
+    averages.add("a", torch.tensor([1.0, 2.0, 3.0]))
+    averages.add("a", [10.0])
+    averages.add("b", 4)
+    averages.add_sum("c", 6.0, 4)
+    averages.add_sum("nothing", 0.0, 0)
+    assert averages.reduce(Accelerator(cpu=True)) == {"a": 4.0, "b": 4.0, "c": 1.5}
+
+
+def test_nan_is_not_hidden() -> None:
+    averages = Averages()
+    averages.add("a", [1.0, float("nan")])
+    assert averages.reduce(Accelerator(cpu=True))["a"] != averages.reduce(Accelerator(cpu=True))["a"]
+
+
+def documented() -> set[str]:
+    """Keys in the first column of the page's tables."""
+    return set(re.findall(r"^\| `([^`]+)` \|", PAGE.read_text(), re.MULTILINE))
+
+
+@pytest.fixture(scope="module")
+def logged(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """Every key of ``metrics.jsonl`` with all terms of the loss on."""
+    folder = tmp_path_factory.mktemp("runs")
+    xe, scst = folder / "xe", folder / "scst"
+    assert run(xe_config(xe, **{"train.max_steps": 2}), xe).code == 0
+    ended = run(scst_config(scst, xe / "export/best", **{"train.max_steps": 2}), scst, "scst")
+    assert ended.code == 0, ended.output
+    return {key for folder in (xe, scst) for line in lines(folder) for key in line}
+
+
+def test_the_page_defines_exactly_what_is_logged(logged: set[str]) -> None:
+    terms = {key for key in logged if key.startswith("reward/")} - {"reward/total", "reward/greedy", "reward/std"}
+    assert terms == {"reward/cider"}
+    assert logged - terms | {"reward/<term>"} == documented()
+
+
+def test_every_row_of_the_page_is_complete() -> None:
+    rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| `")]
+    assert len(rows) == len(documented()), "a key is defined twice"
+    for row in rows:
+        cells = [cell.strip() for cell in row.strip("|").split("|")]
+        assert len(cells) == 4, row
+        assert all(cells), f"meaning, unit or range is missing: {row}"

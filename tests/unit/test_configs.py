@@ -1,0 +1,98 @@
+"""Every configuration that is shipped is understood by its program, and none of them hides a misspelt key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rl_caption.cli import parse
+from rl_caption.config import EvaluateConfig, ScstConfig, XeConfig
+from rl_caption.config_checks import ABOVE_ZERO, LOWEST, out_of_range
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+LAUNCHERS = CONFIGS / "accelerate"
+TRAINING = sorted(path for path in CONFIGS.rglob("*.yaml") if LAUNCHERS not in path.parents)
+
+
+def program_of(path: Path) -> type[Any]:
+    """The configuration class of a file, told by keys that only one program has."""
+    keys = set(yaml.safe_load(path.read_text()))
+    if keys & {"rollout", "reward", "warm_start"}:
+        return ScstConfig
+    if keys & {"predictions", "decode", "metrics", "out"}:
+        return EvaluateConfig
+    assert keys & {"train"}, f"{path}: no program reads {sorted(keys)}"
+    return XeConfig
+
+
+def names(paths: list[Path]) -> list[str]:
+    return [str(path.relative_to(CONFIGS)) for path in paths]
+
+
+def test_there_are_configurations() -> None:
+    assert {"demo.yaml", "demo_xe.yaml", "ucm_xe.yaml", "ucm_scst_cider.yaml"} <= set(names(TRAINING))
+
+
+@pytest.mark.parametrize("path", TRAINING, ids=names(TRAINING))
+def test_it_parses_and_its_numbers_are_in_range(path: Path) -> None:
+    config = parse(program_of(path), ["--config", str(path)], "test")
+    if not isinstance(config, EvaluateConfig):
+        assert out_of_range(config) == []
+    written = yaml.safe_load(path.read_text())
+    for section, values in written.items():
+        for key, value in values.items() if isinstance(values, dict) else ():
+            if not isinstance(value, dict | list):
+                assert getattr(getattr(config, section), key) == value, f"{section}.{key}"
+
+
+@pytest.mark.parametrize("path", TRAINING, ids=names(TRAINING))
+def test_a_self_critical_run_starts_from_what_its_warm_start_makes(path: Path) -> None:
+    config = parse(program_of(path), ["--config", str(path)], "test")
+    if not isinstance(config, ScstConfig) or config.warm_start is None:
+        return
+    stage = parse(XeConfig, ["--config", str(CONFIGS.parent / config.warm_start)], "test")
+    assert config.model.init == f"{stage.run.dir}/export/best"
+    assert config.data == stage.data
+
+
+@pytest.mark.parametrize("path", TRAINING, ids=names(TRAINING))
+def test_a_key_that_does_not_exist_is_refused(path: Path, tmp_path: Path, capsys: Any) -> None:
+    config = yaml.safe_load(path.read_text())
+    config.setdefault("data", {})["fromat"] = "scenes"
+    (tmp_path / "misspelt.yaml").write_text(yaml.safe_dump(config))
+    with pytest.raises(SystemExit) as ended:
+        parse(program_of(path), ["--config", str(tmp_path / "misspelt.yaml")], "test")
+    assert ended.value.code == 2
+    assert "data.fromat" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("path", sorted(LAUNCHERS.glob("*.yaml")), ids=lambda path: path.name)
+def test_launcher_configurations_load(path: Path) -> None:
+    from accelerate.commands.config import load_config_from_file
+
+    config = load_config_from_file(str(path))
+    assert config.num_machines == 1
+    assert config.mixed_precision == "no"
+
+
+def test_range_checks_name_keys_that_exist() -> None:
+    for key in (*LOWEST, *ABOVE_ZERO):
+        section, name = key.split(".")
+        owners = [getattr(kind(), section, None) for kind in (XeConfig, ScstConfig)]
+        assert any(hasattr(owner, name) for owner in owners), f"{key} is a key of no program"
+
+
+def test_defaults_are_in_range() -> None:
+    assert out_of_range(XeConfig()) == []
+    assert out_of_range(ScstConfig()) == []
+
+
+@pytest.mark.parametrize("key", sorted({*LOWEST, *ABOVE_ZERO} - {"data.num_workers"}))
+def test_values_below_the_range_are_named(key: str) -> None:
+    section, name = key.split(".")
+    config: Any = next(c for c in (XeConfig(), ScstConfig()) if hasattr(getattr(c, section, None), name))
+    setattr(getattr(config, section), name, -1)
+    assert any(line.startswith(f"{key} is -1: expected") for line in out_of_range(config))

@@ -1,0 +1,107 @@
+"""The run folder: which checkpoint a run goes on from, and what counts as another configuration."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rl_caption.checkpoint import CheckpointError, seal
+from rl_caption.config import RewardTerm, ScstConfig
+from rl_caption.run_folder import changed_keys, find_checkpoint, is_complete, write_result, write_run_files
+from rl_caption.types import TrainState
+
+
+def config_of(folder: Path, resume: Any = "auto") -> ScstConfig:
+    config = ScstConfig()
+    config.run.dir, config.run.resume = str(folder), resume
+    return config
+
+
+def checkpoint(folder: Path, step: int) -> Path:
+    path = folder / "checkpoints" / f"step-{step:08d}"
+    path.mkdir(parents=True)
+    (path / "trainer_state.json").write_text(json.dumps(asdict(TrainState(global_step=step))))
+    seal(path)
+    return path
+
+
+def test_an_empty_folder_starts(tmp_path: Path) -> None:
+    for resume in ("auto", True, "true", False, "false"):
+        assert find_checkpoint(config_of(tmp_path, resume)) is None
+
+
+def test_the_newest_checkpoint_is_found_and_leftovers_are_cleared(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    write_run_files(config, {})
+    checkpoint(tmp_path, 9)
+    newest = checkpoint(tmp_path, 10)
+    (tmp_path / "checkpoints/.partial-step-00000011").mkdir()
+    (tmp_path / "export/.partial-best").mkdir(parents=True)
+    assert find_checkpoint(config) == newest
+    assert not list(tmp_path.rglob(".partial-*"))
+
+
+@pytest.mark.parametrize("resume", [False, "false"])
+def test_false_refuses_a_run(tmp_path: Path, resume: Any) -> None:
+    checkpoint(tmp_path, 3)
+    with pytest.raises(CheckpointError, match="already holds a run"):
+        find_checkpoint(config_of(tmp_path, resume))
+
+
+def test_auto_names_every_change_and_true_accepts_them(tmp_path: Path) -> None:
+    write_run_files(config_of(tmp_path), {})
+    newest = checkpoint(tmp_path, 3)
+    for resume in ("auto", True):
+        config = config_of(tmp_path, resume)
+        config.train.lr = 1.0
+        config.reward.terms["rouge_l"] = RewardTerm(weight=2.0)
+        if resume == "auto":
+            with pytest.raises(CheckpointError, match=r"reward\.terms\.rouge_l\.weight: None -> 2\.0.*train\.lr: "):
+                find_checkpoint(config)
+        else:
+            assert find_checkpoint(config) == newest
+
+
+def test_auto_refuses_where_the_configuration_is_lost(tmp_path: Path) -> None:
+    checkpoint(tmp_path, 3)
+    with pytest.raises(CheckpointError, match=r"config\.yaml is missing"):
+        find_checkpoint(config_of(tmp_path))
+
+
+def test_a_path_is_taken_if_it_is_a_checkpoint(tmp_path: Path) -> None:
+    older = checkpoint(tmp_path, 3)
+    checkpoint(tmp_path, 5)
+    assert find_checkpoint(config_of(tmp_path, str(older))) == older
+    with pytest.raises(CheckpointError, match="is not an intact checkpoint"):
+        find_checkpoint(config_of(tmp_path, str(tmp_path)))
+
+
+def test_what_does_not_change_the_computation_is_no_change(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    write_run_files(config, {})
+    config.run.log_every = 3
+    config.data.num_workers, config.data.cache_mb = 4, 0
+    config.train.micro_batch_size, config.train.threads, config.train.num_processes = 2, 2, 2
+    config.eval.batch_size = 1
+    assert changed_keys(tmp_path / "config.yaml", config) == []
+    config.eval.every = 7
+    assert changed_keys(tmp_path / "config.yaml", config) == ["eval.every: None -> 7"]
+
+
+def test_files_of_a_run(tmp_path: Path) -> None:
+    config = config_of(tmp_path / "new" / "run")
+    write_run_files(config, {"signature": "s"})
+    folder = Path(config.run.dir)
+    assert {path.name for path in folder.iterdir()} == {"config.yaml", "env.json"}
+    assert yaml.safe_load((folder / "config.yaml").read_text()) == json.loads(json.dumps(asdict(config)))
+    environment = json.loads((folder / "env.json").read_text())
+    assert environment["signature"] == "s"
+    assert environment["versions"]["torch"]
+    assert not is_complete(folder)
+    write_result(folder, {"global_step": 3})
+    assert is_complete(folder)

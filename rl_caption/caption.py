@@ -66,6 +66,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", help="also write the captions to this JSON file, in COCO result format")
     parser.add_argument("paths", nargs="+", metavar="PHOTO|FOLDER")
     arguments = parser.parse_args(argv)
+    if min(arguments.beams, arguments.max_new_tokens) < 1:
+        parser.error("--beams and --max_new_tokens must be at least 1")
     decoding = Decoding(num_beams=arguments.beams, max_new_tokens=arguments.max_new_tokens)
     captions = caption_files(arguments.model, find_images(arguments.paths), decoding)
     for path, caption in captions.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +139,12 @@ class TransformerCaptioner:
     def generate(
         self, policy: Any, inputs: dict[str, Tensor], decoding: Decoding, noise: Tensor | None = None
     ) -> Tensor:
-        """New tokens [B, captions_per_image, T]; see ``Captioner.generate``. Beam search is Transformers' own."""
+        """New tokens [B, captions_per_image, T]; see ``Captioner.generate``. Beam search is Transformers' own.
+
+        T is at most ``max_new_tokens`` and at most the model's ``max_positions``.
+        """
+        longest = min(decoding.max_new_tokens, policy.config.max_positions)
+        decoding = replace(decoding, max_new_tokens=longest)
         if decoding.num_beams == 1:
             return decode_captions(policy, inputs, decoding, noise)
         with torch.no_grad():

@@ -1,0 +1,170 @@
+"""The loop alone, around a task with one parameter: clipping, schedule, validation, patience, refusing NaN."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+from torch import nn
+
+from rl_caption.checkpoint import CheckpointError
+from rl_caption.metrics import Averages
+from rl_caption.schedules import make_schedule
+from rl_caption.trainer import NonFiniteError, Trainer
+from rl_caption.types import CaptionBatch, TrainState
+
+
+class Slope:
+    """A task whose gradient is ``slope`` for every element of the weights."""
+
+    name = "slope"
+
+    def __init__(self, weights: nn.Parameter, slope: float, loss: float) -> None:
+        self.weights, self.slope, self.loss = weights, slope, loss
+        self.samples: list[dict[str, Any]] = [{"image_id": "a"}, {"image_id": "b"}]
+        self.seen: list[tuple[int, list[str]]] = []
+
+    def training_step(self, batches: Sequence[CaptionBatch], step: int) -> Averages:
+        self.weights.grad = torch.full_like(self.weights, self.slope)
+        self.seen.append((step, [row["image_id"] for batch in batches for row in batch.rows]))
+        log = Averages()
+        log.add("loss/total", self.loss)
+        return log
+
+
+def make_trainer(
+    folder: Path, scores: Sequence[float] = (), slope: float = 1.0, loss: float = 1.0, **options: Any
+) -> tuple[Trainer, Slope, list[Path]]:
+    """Plain SGD on four weights; validation returns ``scores`` in turn."""
+    accelerator = Accelerator(cpu=True)
+    model = nn.Linear(4, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters()))
+    task, exported, remaining = Slope(model.weight, slope, loss), [], list(scores)
+
+    def export(path: Path) -> None:
+        path.mkdir(parents=True)
+        (path / "score").write_text(str(len(exported)))
+        exported.append(path)
+
+    rows = [{"image_id": f"i{index}", "image": "", "references": []} for index in range(100)]
+    values: dict[str, Any] = {"lr": 1.0, "max_steps": 4, "eval_every": 100, "save_every": 100, "validate_first": False}
+    values |= {"schedule": make_schedule("constant", 0, 4, 0.8, 10), "state": TrainState(), "log_every": 1} | options
+    trainer = Trainer(
+        accelerator=accelerator,
+        task=task,
+        parameters=list(model.parameters()),
+        optimizer=optimizer,
+        loader=[CaptionBatch(rows[index : index + 1], {}) for index in range(100)],  # type: ignore[arg-type]
+        micro_batches=2,
+        folder=folder,
+        validate=lambda: {"val/cider": remaining.pop(0) if remaining else 0.0},
+        export=export,
+        **values,
+    )
+    return trainer, task, exported
+
+
+def logged(folder: Path, key: str) -> dict[int, float]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return {line["step"]: line[key] for line in lines if key in line}
+
+
+@pytest.mark.parametrize(
+    ("options", "update"),
+    [
+        ({"grad_clip_norm": None}, 3.0),
+        ({"grad_clip_norm": 1.0}, 0.5),
+        ({"grad_clip_norm": 100.0}, 3.0),
+        ({"grad_clip_norm": None, "grad_clip_value": 0.1}, 0.1),
+        ({"grad_clip_norm": 0.1, "grad_clip_value": 2.0}, 0.05),
+    ],
+)
+def test_clipping_and_the_norm_before_it(tmp_path: Path, options: dict[str, Any], update: float) -> None:
+    """Four gradients of 3 have the norm 6."""
+    trainer, task, _ = make_trainer(tmp_path, slope=3.0, max_steps=1, **options)
+    trainer.fit()
+    assert torch.allclose(task.weights, torch.full((1, 4), -update), atol=1e-5)
+    assert logged(tmp_path, "grad/norm") == {1: pytest.approx(6.0)}
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("where", ["loss", "slope"])
+@pytest.mark.parametrize("clip", [{}, {"grad_clip_value": 0.1}, {"grad_clip_norm": None}])
+def test_a_step_that_is_not_finite_is_refused_and_changes_nothing(
+    tmp_path: Path, value: float, where: str, clip: dict[str, Any]
+) -> None:
+    trainer, task, _ = make_trainer(tmp_path, **{where: value}, **clip)
+    with pytest.raises(NonFiniteError, match=r'at step 1; images of the step: \["i0", "i1"\]') as error:
+        trainer.fit()
+    assert "Last good checkpoint: none yet" in str(error.value)
+    assert torch.equal(task.weights, torch.zeros(1, 4))
+    assert trainer.state.global_step == 0
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
+def test_the_schedule_is_followed_and_logged(tmp_path: Path) -> None:
+    schedule: Callable[[int], float] = partial(lambda step: [0.5, 1.0, 0.25, 0.0][step])
+    trainer, task, _ = make_trainer(tmp_path, schedule=schedule, lr=2.0, grad_clip_norm=None)
+    trainer.fit()
+    assert logged(tmp_path, "train/lr") == {1: 1.0, 2: 2.0, 3: 0.5, 4: 0.0}
+    assert torch.allclose(task.weights, torch.full((1, 4), -3.5))
+    assert [ids for _, ids in task.seen] == [["i0", "i1"], ["i2", "i3"], ["i4", "i5"], ["i6", "i7"]]
+    assert [step for step, _ in task.seen] == [0, 1, 2, 3]
+
+
+def test_the_best_validation_is_exported_and_ties_keep_the_first(tmp_path: Path) -> None:
+    trainer, _, exported = make_trainer(tmp_path, [0.1, 0.5, 0.5, 0.3, 0.4], eval_every=1, validate_first=True)
+    state = trainer.fit()
+    assert (state.best_metric, state.best_step) == (0.5, 1)
+    assert len(exported) == 2
+    assert (tmp_path / "export/best/score").read_text() == "1"
+    assert logged(tmp_path, "val/cider") == {0: 0.1, 1: 0.5, 2: 0.5, 3: 0.3, 4: 0.4}
+    assert json.loads((tmp_path / "result.json").read_text())["best_metric"] == 0.5
+
+
+def test_patience_counts_validations_without_gain(tmp_path: Path) -> None:
+    trainer, _, _ = make_trainer(tmp_path, [0.1, 0.0, 0.2, 0.1, 0.1], eval_every=1, patience=2, max_steps=9)
+    assert trainer.fit().global_step == 5
+    assert (tmp_path / "checkpoints/step-00000005").is_dir()
+    assert (tmp_path / "result.json").is_file()
+
+
+def test_the_last_step_is_logged_validated_and_saved_whatever_the_intervals(tmp_path: Path) -> None:
+    trainer, _, _ = make_trainer(tmp_path, [0.1], max_steps=3, log_every=10, log_samples=1)
+    trainer.fit()
+    assert set(logged(tmp_path, "loss/total")) == {1, 3}
+    assert set(logged(tmp_path, "val/cider")) == {3}
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000003"]
+    samples = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
+    assert samples == [{"step": 1, "image_id": "a"}, {"step": 3, "image_id": "a"}]
+
+
+def test_a_finished_state_takes_no_step(tmp_path: Path) -> None:
+    trainer, task, _ = make_trainer(tmp_path, state=TrainState(global_step=4, best_metric=0.5, best_step=2))
+    trainer.fit()
+    assert task.seen == []
+
+
+def test_an_export_that_cannot_be_written_keeps_the_one_before(tmp_path: Path) -> None:
+    trainer, _, _ = make_trainer(tmp_path, [0.1, 0.2], eval_every=1)
+    working, calls = trainer.export, []
+
+    def fails_the_second_time(path: Path) -> None:
+        calls.append(path)
+        working(path)
+        if len(calls) == 2:
+            raise OSError(28, "No space left on device")
+
+    trainer.export = fails_the_second_time
+    with pytest.raises(CheckpointError, match=r"model .*export/best could not be written: .*No space left"):
+        trainer.fit()
+    assert (tmp_path / "export/best/score").read_text() == "0"
+    assert [path.name for path in (tmp_path / "export").iterdir()] == ["best"]

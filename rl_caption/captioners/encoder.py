@@ -24,29 +24,26 @@ class PixelEmbedding(nn.Module):
         return self.stem(pixel_values).flatten(2).transpose(1, 2) + self.position
 
 
-class ConvBlock(nn.Module):
-    """Residual 3x3 convolution at one resolution: [N, C, H, W] -> [N, C, H, W]."""
+class ChannelNorm(nn.LayerNorm):
+    """Layer norm over the channels of each position: [N, C, H, W] -> [N, C, H, W].
 
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.norm = nn.GroupNorm(1, channels)
-        self.convolution = nn.Conv2d(channels, channels, 3, padding=1)
+    Not batch norm, because the policy must be the same function in training and in sampling; not over the whole image,
+    where a large background would drown small things.
+    """
 
     def forward(self, states: Tensor) -> Tensor:
-        """Add a convolution of the normalised, activated states."""
-        return states + self.convolution(torch.nn.functional.gelu(self.norm(states)))
+        """Normalise each position's C values."""
+        return super().forward(states.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
 def _conv_stem(d_model: int, patch_size: int) -> nn.Sequential:
     stages = patch_size.bit_length() - 1
     if 2**stages != patch_size or stages < 1:
         raise ValueError(f"patch_size {patch_size} is not a power of two, which the conv stem needs")
-    widths = [3] + [max(d_model >> (stages - stage), 16) for stage in range(1, stages + 1)]
+    widths = [3] + [min(32 << stage, max(d_model, 32)) for stage in range(stages)]
     layers: list[nn.Module] = []
     for before, after in pairwise(widths):
-        # Group norm, not batch norm: the policy must be the same function in training and in sampling.
-        layers += [nn.Conv2d(before, after, 3, stride=2, padding=1), nn.GroupNorm(1, after), nn.GELU()]
-        layers += [ConvBlock(after)]
+        layers += [nn.Conv2d(before, after, 3, stride=2, padding=1), ChannelNorm(after), nn.GELU()]
     return nn.Sequential(*layers, nn.Conv2d(widths[-1], d_model, 1))
 
 

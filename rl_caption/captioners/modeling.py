@@ -269,7 +269,7 @@ class CaptionTransformer(PreTrainedModel, GenerationMixin):
                 init.zeros_(module.bias)
         elif isinstance(module, nn.Embedding):
             init.normal_(module.weight, std=self.config.d_model**-0.5)
-        elif isinstance(module, nn.LayerNorm | nn.GroupNorm):
+        elif isinstance(module, nn.LayerNorm):
             init.ones_(module.weight)
             init.zeros_(module.bias)
         elif isinstance(module, PixelEmbedding):

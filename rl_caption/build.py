@@ -19,6 +19,7 @@ from rewards.mixed import MixedReward
 from rewards.registry import build as build_term
 from rewards.text.document_frequency import DocumentFrequencies
 from rewards.text.tokenize import tokenize
+from rl_caption.captioners.base import CaptionerError
 from rl_caption.captioners.transformer import TransformerCaptioner
 from rl_caption.config import DataConfig, ModelConfig, RewardConfig, RunConfig, TrainConfig
 from rl_caption.data.base import DataError, DataModule, Row
@@ -96,14 +97,18 @@ def checked_splits(
         DataError: unusable images or captions, with counts and the first offenders.
     """
     with accelerator.main_process_first():  # the others then find the verdicts in the cache
-        report = check_data(
-            data,
-            splits,
-            on_bad=config.on_bad,
-            check_pixels=config.check_images,
-            check_images=config.features_root is None,
-            cache=cache,
-        )
+        try:
+            report = check_data(
+                data,
+                splits,
+                on_bad=config.on_bad,
+                check_pixels=config.check_images,
+                check_images=config.features_root is None,
+                cache=cache,
+            )
+        except DataError as error:
+            hint = "\nOr leave them out: data.on_bad skip" if config.on_bad == "fail" else ""
+            raise DataError(f"{error}{hint}") from error
     announce(accelerator, str(report))
     filtered = report.filtered(data)
     return {split: filtered.split(split) for split in splits}
@@ -123,7 +128,10 @@ def build_captioner(config: ModelConfig, references: Sequence[list[str]], cache_
     """
     cache_bytes = cache_mb * 2**20
     if config.init is not None:
-        return TransformerCaptioner.from_pretrained(config.init, cache_bytes=cache_bytes)
+        try:
+            return TransformerCaptioner.from_pretrained(config.init, cache_bytes=cache_bytes)
+        except CaptionerError as error:
+            raise CaptionerError(f"model.init: {error}") from error
     try:
         return TransformerCaptioner.from_scratch(
             references, config.min_count, config.tokenizer, cache_bytes=cache_bytes, **config.kwargs

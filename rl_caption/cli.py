@@ -58,7 +58,8 @@ def parse(kind: type[Config], arguments: Sequence[str], program: str) -> Config:
 def xe(arguments: Sequence[str]) -> int:
     """Train a captioner by cross-entropy."""
     config = parse(XeConfig, arguments, "train_xe.py")
-    from rl_caption.programs import leave_process_group, train_xe
+    from rl_caption.programs import train_xe
+    from rl_caption.stage import leave_process_group
 
     train_xe(config)
     leave_process_group()
@@ -68,8 +69,9 @@ def xe(arguments: Sequence[str]) -> int:
 def scst(arguments: Sequence[str]) -> int:
     """Fine-tune a captioner by self-critical sequence training."""
     config = parse(ScstConfig, arguments, "scst.py")
-    from rl_caption.programs import leave_process_group, train_scst, train_xe
+    from rl_caption.programs import train_scst, train_xe
     from rl_caption.run_folder import is_complete
+    from rl_caption.stage import leave_process_group
 
     if config.warm_start is not None:
         stage = parse(XeConfig, ["--config", config.warm_start], "train_xe.py")

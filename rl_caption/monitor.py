@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rewards.text.hygiene import hygiene
+from rewards.text.hygiene import bad_ending, repeated_ngram_share
 from rewards.text.tokenize import tokenize
 from rl_caption.metrics import Averages
 from rl_caption.types import CaptionBatch, Rollout, Scores
@@ -38,8 +38,8 @@ def log_rollout(
         log.add("advantage/zero_fraction", (advantage.abs().amax(1) < 1e-8).double())
         log.add("completion/length", rollout.mask.sum(-1).double())
         log.add("completion/eos_fraction", rollout.finished.double())
-        for key, value in caption_health(rollout).items():
-            log.add(key, value)
+        for key, values in caption_health(rollout.texts).items():
+            log.add(key, values)
     return [
         record
         for batch, rollout, score in zip(batches, rollouts, scores, strict=True)
@@ -47,13 +47,18 @@ def log_rollout(
     ]
 
 
-def caption_health(rollout: Rollout) -> dict[str, float]:
-    """Signs of degenerate captions among the samples, as shares in [0, 1]."""
-    health = hygiene([tokenize(text) for texts in rollout.texts for text in texts])
+def caption_health(texts: Sequence[Sequence[str]]) -> dict[str, list[float]]:
+    """Signs of degenerate captions, one number in [0, 1] for each of B·K samples, from B lists of K captions.
+
+    Everything is decided within a caption, or among the samples of its image, so that averages do not depend on how a
+    batch is split.
+    """
+    groups = [[tokenize(text) for text in group] for group in texts]
+    captions = [tokens for group in groups for tokens in group]
     return {
-        "hacking/repeated_ngrams": health["repeated_ngrams"],
-        "hacking/bad_endings": health["bad_endings"],
-        "hacking/duplicates": health["duplicates"],
+        "hacking/repeated_ngrams": [repeated_ngram_share([tokens]) for tokens in captions],
+        "hacking/bad_endings": [float(bad_ending(tokens)) for tokens in captions],
+        "hacking/duplicates": [float(tokens in group[:k]) for group in groups for k, tokens in enumerate(group)],
     }
 
 

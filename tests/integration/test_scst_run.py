@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -52,7 +53,8 @@ def test_the_reward_rises(trained: Path, tmp_path: Path) -> None:
 def test_the_signature_stands_in_log_checkpoint_and_environment(trained: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     ended = run(scst_config(folder, trained / "export/best", **{"train.max_steps": 1}), folder, "scst")
-    start, end = "STANDARD_wInit+Cider-D[n4,s6.0]+df[", "]+greedy[nspi2]"
+    weights = hashlib.sha256((trained / "export/best/model.safetensors").read_bytes()).hexdigest()
+    start, end = "STANDARD_wInit+Cider-D[n4,s6.0]+df[", f"]+greedy[nspi2]+kl[0.05,{weights[:8]}]"
     saved = json.loads((folder / "checkpoints/step-00000001/trainer_state.json").read_text())["signature"]
     assert saved.startswith(start)
     assert saved.endswith(end)

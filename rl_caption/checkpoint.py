@@ -22,6 +22,7 @@ from accelerate import Accelerator
 from accelerate.utils import load as load_tensors
 from safetensors import SafetensorError
 
+from rl_caption.data.files import write_json
 from rl_caption.types import TrainState
 
 logger = logging.getLogger(__name__)
@@ -190,14 +191,6 @@ def remove_tree(path: Path) -> None:
     """Remove a folder if it is there."""
     if path.exists():
         shutil.rmtree(path)
-
-
-def write_json(path: Path, value: object) -> None:
-    """Write JSON and flush it to disk."""
-    with path.open("w") as handle:
-        json.dump(value, handle, indent=1)
-        handle.flush()
-        os.fsync(handle.fileno())
 
 
 def sync_folder(folder: Path) -> None:

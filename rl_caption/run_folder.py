@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import sys
 from dataclasses import asdict
@@ -15,6 +14,7 @@ import yaml
 
 from rl_caption.checkpoint import CheckpointError, clear_leftovers, newest_checkpoint, read_state
 from rl_caption.config import ScstConfig, XeConfig
+from rl_caption.data.files import write_json, write_text
 
 RESULT = "result.json"
 FREE_TO_CHANGE = (
@@ -79,8 +79,8 @@ def write_run_files(config: XeConfig | ScstConfig, extra: dict[str, Any]) -> Non
     """Write ``config.yaml`` (resolved) and ``env.json`` (versions, devices, command) before the first step."""
     folder = Path(config.run.dir)
     plain = json.loads(json.dumps(asdict(config)))
-    _write_text(folder / "config.yaml", yaml.safe_dump(plain, sort_keys=False))
-    _write_text(folder / "env.json", json.dumps(environment() | extra, indent=1))
+    write_text(folder / "config.yaml", yaml.safe_dump(plain, sort_keys=False))
+    write_json(folder / "env.json", environment() | extra)
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 def write_result(folder: Path, result: dict[str, Any]) -> None:
     """Write ``result.json``: the run is complete."""
-    _write_text(folder / RESULT, json.dumps(result, indent=1))
+    write_json(folder / RESULT, result)
 
 
 def is_complete(folder: Path) -> bool:
@@ -122,10 +122,3 @@ def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
             items |= _flat(inner, f"{prefix}.{key}" if prefix else str(key))
         return items
     return {prefix: value}
-
-
-def _write_text(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text)
-    os.replace(partial, path)

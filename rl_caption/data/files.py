@@ -212,14 +212,22 @@ def _number_at_end(stem: str) -> list[str]:
 
 
 def write_json(path: str | Path, content: Any) -> None:
-    """Write JSON, whole or not at all: to a hidden file beside it, flushed, then renamed.
+    """Write JSON, whole or not at all (see ``write_text``).
 
     Raises:
         OSError: the folder cannot be written to.
         ValueError: a number is not finite.
     """
+    write_text(path, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write UTF-8 text, whole or not at all: to a hidden file beside it, flushed, then renamed.
+
+    Raises:
+        OSError: the folder cannot be written to.
+    """
     path = Path(path)
-    text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(
         "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False

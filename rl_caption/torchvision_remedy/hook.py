@@ -56,6 +56,7 @@ class SecondAttemptLoader:
         return self.native.create_module(spec)
 
     def exec_module(self, module: "ModuleType") -> None:
+        """Import natively; where the operators are missing, define them and import again from the start."""
         module.__loader__ = self.native
         if module.__spec__ is not None:
             module.__spec__.loader = self.native
@@ -77,6 +78,7 @@ class TorchvisionFinder:
     """Hands ``torchvision`` to the finder that would have found it, with its loader wrapped."""
 
     def find_spec(self, name: str, path: object = None, target: "ModuleType | None" = None) -> "ModuleSpec | None":
+        """Find ``torchvision`` as any finder would, and wrap its loader; leave every other name alone."""
         if name != "torchvision":
             return None
         for finder in list(sys.meta_path):

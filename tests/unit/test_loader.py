@@ -75,3 +75,28 @@ def tiny_captioner_quietly(state: torch.Tensor):
     captioner = tiny_captioner()
     torch.set_rng_state(state)
     return captioner
+
+
+def test_flips_mirror_some_images_of_a_step_others_of_the_next_and_never_the_cached_pixels() -> None:
+    captioner, rows = tiny_captioner(), tiny_rows(16)
+    plain = Collate(captioner)([(row, 0) for row in rows]).inputs["pixel_values"]
+    collate = Collate(captioner, flips=("horizontal", "vertical"), seed=1)
+
+    def mirrored(step: int) -> list[tuple[bool, bool]]:
+        pixels = collate([(row, step) for row in rows]).inputs["pixel_values"]
+        found = []
+        for image, original in zip(pixels, plain, strict=True):
+            axes = {(): original, (-1,): original.flip(-1), (-2,): original.flip(-2), (-1, -2): original.flip(-1, -2)}
+            (which,) = [axis for axis, expected in axes.items() if torch.equal(image, expected)]
+            found.append((-1 in which, -2 in which))
+        return found
+
+    first = mirrored(0)
+    assert len(set(first)) == 4
+    assert first == mirrored(0)
+    assert first != mirrored(1)
+
+
+def test_an_unknown_flip_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"data.flips has \['diagonal'\]"):
+        Collate(tiny_captioner(), flips=["diagonal"])

@@ -78,7 +78,7 @@ def tiny_captioner_quietly(state: torch.Tensor):
 
 
 def test_flips_mirror_some_images_of_a_step_others_of_the_next_and_never_the_cached_pixels() -> None:
-    captioner, rows = tiny_captioner(), tiny_rows(16)
+    captioner, rows = tiny_captioner(), tiny_rows(48)
     plain = Collate(captioner)([(row, 0) for row in rows]).inputs["pixel_values"]
     collate = Collate(captioner, flips=("horizontal", "vertical"), seed=1)
 

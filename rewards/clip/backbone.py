@@ -1,0 +1,291 @@
+"""One interface over frozen dual encoders: open_clip models and this package's students.
+
+Captions are tokenised by the model's own tokeniser: CLIP's BPE of 49,408 tokens for CLIP models and students.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pickle
+import warnings
+import zipfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from rewards.base import RewardError
+from rewards.clip.embedding_cache import ImageSource
+from rewards.clip.preprocessing import Preprocessing, pixels, preprocessing_of
+
+PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+_UNLOADABLE = (OSError, ValueError, RuntimeError, KeyError, AttributeError, TypeError, pickle.UnpicklingError)
+"""What loading weights raises: a failed download, an unknown name, weights of another shape, a damaged file."""
+
+
+@runtime_checkable
+class DualEncoder(Protocol):
+    """A frozen image encoder and text encoder with one embedding space."""
+
+    fingerprint: str
+    """Hash of weights, architecture, precision and preprocessing: embeddings of equal fingerprints may be mixed."""
+    signature: str
+    """Name, start of the fingerprint, precision; for the signature of a score."""
+    context_length: int
+    """Longest caption in tokens, start and end included."""
+
+    def encode_images(self, images: Sequence[ImageSource]) -> Tensor:
+        """Return [N, D] embeddings, float32, of length 1."""
+        ...
+
+    def encode_texts(self, texts: Sequence[str]) -> Tensor:
+        """Return [N, D] embeddings, float32, of length 1."""
+        ...
+
+
+@dataclass
+class _Loaded:
+    """What one source provides."""
+
+    model: nn.Module
+    tokenizer: Any
+    preprocessing: Preprocessing
+    context_length: int
+    architecture: str
+    trims: bool
+    """Whether padding cannot change a text embedding, so that ids may be cut after the longest caption."""
+    encode_text: Callable[[Tensor], Tensor]
+
+
+class Backbone:
+    """A frozen dual encoder that was loaded by name. It is pickled without its weights and loads them again."""
+
+    def __init__(
+        self,
+        name: str,
+        pretrained: str | None = None,
+        device: str = "cpu",
+        precision: str = "fp32",
+        batch_size: int = 64,
+        truncate: bool = True,
+    ) -> None:
+        """Load the weights; the arguments are those of ``load_backbone``."""
+        if precision not in PRECISIONS:
+            raise ValueError(f"precision {precision!r} is unknown: expected one of {', '.join(PRECISIONS)}")
+        if batch_size < 1:
+            raise ValueError(f"batch_size = {batch_size}: expected at least 1")
+        self.name, self.pretrained, self.device = str(name), pretrained, device
+        self.precision, self.batch_size, self.truncate = precision, batch_size, truncate
+        self._loaded: _Loaded | None = _load(self.name, pretrained, device, precision)
+        self.context_length = self._loaded.context_length
+        self.fingerprint = _fingerprint(self._loaded, precision)
+        source = Path(self.name).name if Path(self.name).is_dir() else self.name
+        label = f"{source}/{Path(pretrained).name}" if pretrained else source
+        self.signature = f"{label},{self.fingerprint[:12]},{precision}" + ("" if truncate else ",no truncation")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle without the network."""
+        return {**self.__dict__, "_loaded": None}
+
+    def _parts(self) -> _Loaded:
+        if self._loaded is None:
+            try:
+                loaded = _load(self.name, self.pretrained, self.device, self.precision)
+            except (ValueError, OSError) as error:
+                raise RewardError(str(error)) from error
+            if _fingerprint(loaded, self.precision) != self.fingerprint:
+                raise RewardError(
+                    f"the weights of {self.signature} are not those it was pickled with: scores would not compare"
+                )
+            self._loaded = loaded
+        return self._loaded
+
+    @torch.no_grad()
+    def encode_images(self, images: Sequence[ImageSource]) -> Tensor:
+        """Embed N images, read or drawn batch by batch.
+
+        Returns:
+            [N, D] of length 1, float32, on the CPU.
+
+        Raises:
+            RewardError: an image is missing or unreadable; the message names it.
+        """
+        parts = self._parts()
+        encode: Any = parts.model.encode_image
+        batches = []
+        for batch in _batches(images, self.batch_size, "embedding images"):
+            stacked = torch.stack([pixels(source, parts.preprocessing) for source in batch])
+            batches.append(_normalised(encode(stacked.to(self.device, PRECISIONS[self.precision]))))
+        return torch.cat(batches) if batches else torch.zeros(0, 0)
+
+    @torch.no_grad()
+    def encode_texts(self, texts: Sequence[str]) -> Tensor:
+        """Embed N captions. Captions above ``context_length`` tokens lose their end, as in CLIPScore.
+
+        Returns:
+            [N, D] of length 1, float32, on the CPU.
+
+        Raises:
+            RewardError: a caption is too long and ``truncate`` is off.
+        """
+        parts = self._parts()
+        batches = []
+        for batch in _batches(texts, self.batch_size, "embedding captions"):
+            ids = self._token_ids(parts, list(batch))
+            if parts.trims:
+                ids = ids[:, : int(ids.argmax(dim=1).max()) + 1]  # EOT is the largest id
+            batches.append(_normalised(parts.encode_text(ids.to(self.device))))
+        return torch.cat(batches) if batches else torch.zeros(0, 0)
+
+    def _token_ids(self, parts: _Loaded, texts: list[str]) -> Tensor:
+        if not self.truncate:
+            for text in texts:
+                count = len(parts.tokenizer.encode(text)) + 2  # start and end
+                if count > self.context_length:
+                    raise RewardError(
+                        f"caption {text!r:.80} has {count} tokens, {self.name} reads {self.context_length}: "
+                        "shorten it, or score with truncate=True"
+                    )
+        ids: Tensor = parts.tokenizer(texts, context_length=self.context_length)
+        return ids
+
+
+def load_backbone(
+    name: str,
+    pretrained: str | None = None,
+    device: str = "cpu",
+    precision: str = "fp32",
+    batch_size: int = 64,
+    truncate: bool = True,
+) -> Backbone:
+    """Load a frozen dual encoder.
+
+    Args:
+        name: an open_clip architecture (``ViT-B-32``); a hub id (``hf-hub:organisation/model``); a local folder, of a
+            student or of an open_clip model (with ``open_clip_config.json``).
+        pretrained: with an architecture only: a tag of open_clip (``openai``) or a checkpoint file. A file that OpenAI
+            released (a TorchScript archive) is recognised. Other files of OpenAI's weights need the architecture
+            ``ViT-B-32-quickgelu``, since the file does not tell its activation.
+        device: such as ``cpu`` or ``cuda``.
+        precision: ``fp32``, ``fp16`` or ``bf16``. Published GPU scores are of fp16 and differ in the fourth digit.
+        batch_size: images or captions at once.
+        truncate: cut captions above the context length, as CLIPScore does; False raises instead (CLIP's BPE only).
+
+    Raises:
+        ValueError: an argument is wrong, or the weights cannot be found, downloaded or loaded.
+    """
+    return Backbone(name, pretrained, device, precision, batch_size, truncate)
+
+
+def _load(name: str, pretrained: str | None, device: str, precision: str) -> _Loaded:
+    label = f"{name!r}" + (f" with weights {pretrained!r}" if pretrained else "")
+    try:
+        if Path(name).is_dir() and not (Path(name) / "open_clip_config.json").is_file():
+            loaded = _load_student(name, pretrained)
+        else:
+            loaded = _load_open_clip(f"local-dir:{name}" if Path(name).is_dir() else name, pretrained)
+        loaded.model.requires_grad_(False).eval().to(device=device, dtype=PRECISIONS[precision])
+    except ModuleNotFoundError as error:
+        raise ValueError(f"{label} needs {error.name}: install 'rl-caption[clip]'") from error
+    except _UNLOADABLE as error:
+        raise ValueError(f"backbone {label} cannot be loaded: {error}") from error
+    return loaded
+
+
+def _load_student(folder: str, pretrained: str | None) -> _Loaded:
+    import open_clip
+
+    from rewards.clip.student import LCLIP
+
+    if pretrained is not None:
+        raise ValueError("a folder has its own weights: leave 'pretrained' out")
+    model = LCLIP.from_pretrained(folder)
+    config = model.config
+    context_length = int(getattr(config, "context_length", 77))
+    return _Loaded(
+        model=model,
+        tokenizer=open_clip.SimpleTokenizer(context_length=context_length),
+        preprocessing=Preprocessing(int(getattr(config, "image_size", 224))),
+        context_length=context_length,
+        architecture=repr(config),
+        trims=config.pad_attention == "masked",
+        encode_text=model.encode_text,
+    )
+
+
+def _load_open_clip(name: str, pretrained: str | None) -> _Loaded:
+    import open_clip
+
+    has_weights = name.startswith(("hf-hub:", "local-dir:"))
+    if has_weights == (pretrained is not None):
+        raise ValueError(
+            "it has its own weights: leave 'pretrained' out"
+            if has_weights
+            else "an architecture needs 'pretrained': a tag of open_clip (see open_clip.list_pretrained()) or a file"
+        )
+    if pretrained is not None and Path(pretrained).is_file() and _is_torchscript(Path(pretrained)):
+        model: Any = open_clip.load_openai_model(pretrained, precision="fp32", device="cpu")
+    else:
+        tag: dict[str, Any] = open_clip.get_pretrained_cfg(name, pretrained) if pretrained else {}
+        # The tag knows the activation; the architecture ViT-B-32 alone would run OpenAI's weights with another one.
+        quick_gelu = bool(tag and tag.get("quick_gelu"))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="QuickGELU mismatch")
+            model = open_clip.create_model(name, pretrained, force_quick_gelu=quick_gelu, require_pretrained=True)
+    native = isinstance(model, open_clip.CLIP)
+    causal = native and model.attn_mask is not None and model.text_pool_type == "argmax"
+    context_length = int(getattr(model, "context_length", 77))
+    return _Loaded(
+        model=model,
+        tokenizer=open_clip.get_tokenizer(name, context_length=context_length),
+        preprocessing=preprocessing_of(model.visual),
+        context_length=context_length,
+        architecture=repr(model) + json.dumps(open_clip.get_model_config(name), sort_keys=True),
+        trims=causal,
+        encode_text=(lambda ids: _causal_text_features(model, ids)) if causal else model.encode_text,
+    )
+
+
+def _is_torchscript(path: Path) -> bool:
+    if not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        return any(entry.endswith("/constants.pkl") for entry in archive.namelist())
+
+
+def _causal_text_features(model: Any, ids: Tensor) -> Tensor:
+    """Encode ids [B, L] of any L. Under a causal mask nothing after EOT reaches the embedding, so L may be short."""
+    length, dtype = ids.shape[1], model.transformer.get_cast_dtype()
+    hidden = model.token_embedding(ids).to(dtype) + model.positional_embedding[:length].to(dtype)
+    mask = model.attn_mask[:length, :length].to(dtype)
+    hidden = model.ln_final(model.transformer(hidden, attn_mask=mask))
+    pooled = hidden[torch.arange(len(ids), device=ids.device), ids.argmax(dim=1)]
+    if model.text_projection is None:
+        return pooled
+    return model.text_projection(pooled) if callable(model.text_projection) else pooled @ model.text_projection
+
+
+def _fingerprint(loaded: _Loaded, precision: str) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update(repr((loaded.architecture, loaded.preprocessing, precision)).encode())
+    for key, value in sorted(loaded.model.state_dict().items()):
+        digest.update(f"{key}{tuple(value.shape)}{value.dtype}".encode())
+        digest.update(value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def _normalised(features: Tensor) -> Tensor:
+    return nn.functional.normalize(features.float(), dim=-1).cpu()
+
+
+def _batches(items: Sequence[Any], size: int, title: str) -> Any:
+    with tqdm(total=len(items), desc=title, leave=False, delay=2, disable=None) as bar:
+        for start in range(0, len(items), size):
+            batch = items[start : start + size]
+            yield batch
+            bar.update(len(batch))

@@ -1,0 +1,198 @@
+"""Image embeddings, computed once per image: kept in memory, and on disk where a folder is given."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import logging
+import os
+import tempfile
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from tqdm import tqdm
+
+from rewards.base import RewardError
+
+logger = logging.getLogger(__name__)
+
+_CHUNK = 256
+_CHECKSUM_BYTES = 16
+
+
+@runtime_checkable
+class Renderable(Protocol):
+    """An image that is drawn when it is needed (a generated scene)."""
+
+    def render(self) -> Image.Image:
+        """Draw the image."""
+        ...
+
+
+ImageSource: TypeAlias = str | Path | Image.Image | Renderable
+Embeddings: TypeAlias = NDArray[np.float32]
+
+
+def image_identity(source: ImageSource) -> str:
+    """Return what tells an image apart from all others.
+
+    A file is its absolute path, size and time of change (nanoseconds), so that it is not read; anything else is its
+    pixels, so a scene is drawn. An ``image_id`` is not used: two datasets may give one id to different images.
+
+    Raises:
+        RewardError: there is no such file, or ``source`` is not an image.
+    """
+    if isinstance(source, str | Path):
+        try:
+            status = os.stat(source)
+        except OSError as error:
+            raise RewardError(f"image {str(source)!r} cannot be read: {error.strerror or error}") from error
+        return f"file:{os.path.abspath(source)}:{status.st_size}:{status.st_mtime_ns}"
+    if isinstance(source, Image.Image):
+        content = hashlib.blake2b(source.tobytes(), digest_size=16)
+        content.update(repr((source.mode, source.size, source.getpalette())).encode())
+        return f"pixels:{content.hexdigest()}"
+    if isinstance(source, Renderable):
+        return image_identity(source.render())
+    raise RewardError(f"{source!r:.80} is not an image: expected a path, a PIL image or an object with render()")
+
+
+class EmbeddingCache:
+    """Embeddings of images under one model and one preprocessing.
+
+    On disk an embedding is ``folder/<fingerprint>/<2 digits>/<key>.emb``: a checksum of key and content, then a
+    float32 array in NumPy's format. A file that is cut off, damaged, or belongs to another image or model fails the
+    checksum and is computed again. Files are written whole or not at all, so processes may share a folder.
+    """
+
+    def __init__(self, fingerprint: str, folder: str | Path | None = None, max_images: int = 200_000) -> None:
+        """Open the cache.
+
+        Args:
+            fingerprint: of the model's weights and preprocessing; other fingerprints never share an entry.
+            folder: where embeddings are kept on disk, about 2 kB each; None keeps none.
+            max_images: embeddings kept in memory (about 2 kB each), least recently used out first.
+
+        Raises:
+            ValueError: ``max_images`` is below 1.
+            OSError: the folder cannot be made.
+        """
+        if max_images < 1:
+            raise ValueError(f"max_images = {max_images}: expected at least 1")
+        self.fingerprint, self.max_images = fingerprint, max_images
+        self.folder = None if folder is None else Path(folder) / fingerprint
+        if self.folder is not None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        self._memory: OrderedDict[str, Embeddings] = OrderedDict()
+        self._write_failed = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle without the embeddings in memory."""
+        return {**self.__dict__, "_memory": OrderedDict()}
+
+    def embed(self, images: Sequence[ImageSource], encode: Callable[[Sequence[ImageSource]], Embeddings]) -> Embeddings:
+        """Return the embeddings of N images, encoding only those that are not known.
+
+        Args:
+            images: N images; equal ones are encoded once.
+            encode: turns M images into [M, D] embeddings.
+
+        Returns:
+            [N, D], float32.
+
+        Raises:
+            RewardError: an image cannot be read or has an embedding that is not finite.
+        """
+        # A scene that is passed several times in one call is drawn once.
+        keys_of_objects = {id(image): self._key(image) for image in {id(image): image for image in images}.values()}
+        keys = [keys_of_objects[id(image)] for image in images]
+        sources = dict(zip(keys, images, strict=True))
+        found = {key: known for key in sources if (known := self._known(key)) is not None}
+        missing = [key for key in sources if key not in found]
+        with tqdm(total=len(missing), desc="embedding images", unit="image", leave=False, delay=2, disable=None) as bar:
+            for start in range(0, len(missing), _CHUNK):
+                chunk = missing[start : start + _CHUNK]
+                rows = encode([sources[key] for key in chunk])
+                for key, row in zip(chunk, np.asarray(rows, np.float32), strict=True):
+                    if not np.isfinite(row).all():
+                        raise RewardError(f"image {_named(sources[key])} has an embedding that is not finite")
+                    found[key] = row.copy()
+                    self._write(key, found[key])
+                bar.update(len(chunk))
+        for key in sources:
+            self._remember(key, found[key])
+        return np.stack([found[key] for key in keys]) if keys else np.zeros((0, 0), np.float32)
+
+    def _key(self, image: ImageSource) -> str:
+        return hashlib.blake2b(f"{self.fingerprint}|{image_identity(image)}".encode(), digest_size=16).hexdigest()
+
+    def _known(self, key: str) -> Embeddings | None:
+        known = self._memory.get(key)
+        return self._read(key) if known is None else known
+
+    def _remember(self, key: str, embedding: Embeddings) -> None:
+        self._memory[key] = embedding
+        self._memory.move_to_end(key)
+        if len(self._memory) > self.max_images:
+            self._memory.popitem(last=False)
+
+    def _path(self, key: str) -> Path | None:
+        return None if self.folder is None else self.folder / key[:2] / f"{key}.emb"
+
+    def _read(self, key: str) -> Embeddings | None:
+        path = self._path(key)
+        if path is None:
+            return None
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            logger.warning("cached embedding %s cannot be read (%s): it is computed again", path, error)
+            return None
+        checksum, array = content[:_CHECKSUM_BYTES], content[_CHECKSUM_BYTES:]
+        if checksum != _checksum(key, array):
+            logger.warning("cached embedding %s is damaged or of another image: it is computed again", path)
+            return None
+        embedding: Embeddings = np.load(io.BytesIO(array), allow_pickle=False)
+        return embedding
+
+    def _write(self, key: str, embedding: Embeddings) -> None:
+        path = self._path(key)
+        if path is None:
+            return
+        buffer = io.BytesIO()
+        np.save(buffer, embedding, allow_pickle=False)
+        content = buffer.getvalue()
+        try:
+            _write_whole(path, _checksum(key, content) + content)
+        except OSError as error:
+            # The embedding is at hand; a full disk must not end a training run.
+            if not self._write_failed:
+                logger.warning("embeddings cannot be kept in %s (%s): they stay in memory only", self.folder, error)
+            self._write_failed = True
+
+
+def _checksum(key: str, content: bytes) -> bytes:
+    return hashlib.blake2b(key.encode() + content, digest_size=_CHECKSUM_BYTES).digest()
+
+
+def _write_whole(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.replace(temporary, path)
+    except OSError:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _named(source: ImageSource) -> str:
+    return repr(str(source)) if isinstance(source, str | Path) else f"{source!r:.80}"

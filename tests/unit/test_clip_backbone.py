@@ -1,0 +1,410 @@
+"""Frozen dual encoders: loading, preprocessing, text cutting, fingerprints, and the cache of image embeddings."""
+
+from __future__ import annotations
+
+import json
+import logging
+import pickle
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import open_clip
+import pytest
+import torch
+from PIL import Image
+from torch.nn.functional import normalize
+
+from rewards.base import RewardError
+from rewards.clip.backbone import Backbone, DualEncoder, load_backbone
+from rewards.clip.embedding_cache import EmbeddingCache, image_identity
+from rewards.clip.preprocessing import Preprocessing, pixels
+from rewards.clip.student import LCLIP, LCLIPConfig
+
+ARCHITECTURE = "rl-caption-test-tiny"
+TINY = {
+    "embed_dim": 16,
+    "vision_cfg": {"image_size": 32, "layers": 1, "width": 64, "patch_size": 16, "head_width": 32},
+    "text_cfg": {"context_length": 77, "vocab_size": 49408, "width": 16, "heads": 2, "layers": 2},
+}
+SHORT_AND_LONG = ["a cat", "two black dogs wearing headphones look at the camera"]
+
+
+class Drawn:
+    """A renderable image that counts how often it is drawn."""
+
+    def __init__(self, shade: int) -> None:
+        self.shade, self.drawn = shade, 0
+
+    def render(self) -> Image.Image:
+        self.drawn += 1
+        return Image.new("RGB", (40, 40), (self.shade, 10, 200))
+
+
+@pytest.fixture(scope="module")
+def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], str]:
+    folder = tmp_path_factory.mktemp("tiny")
+    (folder / f"{ARCHITECTURE}.json").write_text(json.dumps(TINY))
+    open_clip.add_model_config(folder / f"{ARCHITECTURE}.json")
+
+    def make(seed: int) -> str:
+        path = folder / f"seed{seed}.pt"
+        if not path.exists():
+            torch.manual_seed(seed)
+            torch.save(open_clip.create_model(ARCHITECTURE).state_dict(), path)
+        return str(path)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def backbone(tiny_checkpoint: Callable[[int], str]) -> Backbone:
+    return load_backbone(ARCHITECTURE, tiny_checkpoint(0))
+
+
+def noise_image(seed: int, size: tuple[int, int] = (50, 37), mode: str = "RGB") -> Image.Image:
+    values = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+    return Image.fromarray(values).convert(mode)
+
+
+def tiny_student(folder: Path, pad_attention: str = "masked") -> Path:
+    torch.manual_seed(1)
+    config = LCLIPConfig(
+        embed_dim=16, image_size=32, patch_size=16, image_width=32, image_heads=4, image_blocks=1, text_width=32,
+        text_heads=4, text_blocks=1, embedding_rank=8, pad_attention=pad_attention,
+    )  # fmt: skip
+    LCLIP(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "P", "CMYK"])
+@pytest.mark.parametrize("size", [(50, 37), (37, 50), (224, 224), (300, 225), (10, 300), (640, 427)])
+def test_preprocessing_equals_that_of_open_clip(mode: str, size: tuple[int, int]) -> None:
+    image = noise_image(3, size, mode)
+    expected = open_clip.image_transform(224, is_train=False)(image)
+    assert torch.allclose(Preprocessing()(image), expected, atol=1e-6)
+
+
+def test_squashing_preprocessing_equals_that_of_open_clip() -> None:
+    image, half = noise_image(4), (0.5, 0.5, 0.5)
+    transform = open_clip.image_transform(
+        32, is_train=False, mean=half, std=half, resize_mode="squash", interpolation="bilinear"
+    )
+    ours = Preprocessing(32, half, half, "bilinear", "squash")
+    assert torch.allclose(ours(image), transform(image), atol=1e-6)
+
+
+def test_embeddings_equal_those_of_the_model_itself(
+    backbone: Backbone, tiny_checkpoint: Callable[[int], str], tmp_path: Path
+) -> None:
+    assert isinstance(backbone, DualEncoder)
+    assert backbone.context_length == 77
+    noise_image(1).save(tmp_path / "one.png")
+    images = [tmp_path / "one.png", str(tmp_path / "one.png"), noise_image(1), Drawn(3)]
+    model, transform = open_clip.create_model_from_pretrained(ARCHITECTURE, tiny_checkpoint(0))
+    model.eval()
+    with torch.no_grad():
+        stacked = torch.stack([transform(image) for image in (*[noise_image(1)] * 3, Drawn(3).render())])
+        image_features = normalize(model.encode_image(stacked), dim=-1)
+        # The model reads all 77 positions; the backbone cuts them after the longest caption.
+        text_features = normalize(model.encode_text(open_clip.tokenize(SHORT_AND_LONG)), dim=-1)
+    assert torch.allclose(backbone.encode_images(images), image_features, atol=1e-6)
+    assert torch.allclose(backbone.encode_texts(SHORT_AND_LONG), text_features, atol=1e-6)
+    assert not backbone.encode_texts(["a cat"]).requires_grad
+
+
+def test_text_is_cut_to_the_longest_caption(backbone: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = backbone._parts()
+    lengths: list[int] = []
+    encode = parts.encode_text
+
+    def counted(ids: torch.Tensor) -> torch.Tensor:
+        lengths.append(ids.shape[1])
+        return encode(ids)
+
+    monkeypatch.setattr(parts, "encode_text", counted)
+    backbone.encode_texts(SHORT_AND_LONG)
+    assert lengths == [11]
+
+
+@pytest.mark.parametrize(("pad_attention", "length"), [("masked", 4), ("full", 77)])
+def test_students_load_from_their_folder(tmp_path: Path, pad_attention: str, length: int) -> None:
+    student = load_backbone(str(tiny_student(tmp_path, pad_attention)))
+    model = LCLIP.from_pretrained(tmp_path).eval()
+    transform = open_clip.image_transform(32, is_train=False)
+    with torch.no_grad():
+        images = normalize(model.encode_image(transform(noise_image(1))[None]), dim=-1)
+        texts = normalize(model.encode_text(open_clip.tokenize(["a cat"])[:, :length]), dim=-1)
+    assert torch.allclose(student.encode_images([noise_image(1)]), images, atol=1e-6)
+    assert torch.allclose(student.encode_texts(["a cat"]), texts, atol=1e-6)
+    together = student.encode_texts(SHORT_AND_LONG)
+    assert torch.allclose(together[:1], texts, atol=1e-5), "a caption must not depend on those beside it"
+
+
+def test_folders_of_open_clip_load(tmp_path: Path, tiny_checkpoint: Callable[[int], str], backbone: Backbone) -> None:
+    (tmp_path / "open_clip_config.json").write_text(json.dumps({"model_cfg": TINY, "preprocess_cfg": {}}))
+    torch.save(torch.load(tiny_checkpoint(0)), tmp_path / "open_clip_pytorch_model.bin")
+    found = load_backbone(str(tmp_path))
+    assert torch.equal(found.encode_texts(SHORT_AND_LONG), backbone.encode_texts(SHORT_AND_LONG))
+
+
+def test_long_captions_are_cut_or_refused(tiny_checkpoint: Callable[[int], str], backbone: Backbone) -> None:
+    long, longer = "cat " * 75, "cat " * 76
+    assert torch.equal(backbone.encode_texts([longer]), backbone.encode_texts([long]))
+    strict = load_backbone(ARCHITECTURE, tiny_checkpoint(0), truncate=False)
+    assert torch.equal(strict.encode_texts([long]), backbone.encode_texts([long]))
+    with pytest.raises(RewardError, match=r"'cat cat .* has 78 tokens, .* reads 77"):
+        strict.encode_texts(["short", longer])
+
+
+def test_fingerprint_depends_on_weights_precision_and_nothing_else(
+    tiny_checkpoint: Callable[[int], str], backbone: Backbone, tmp_path: Path
+) -> None:
+    copy = tmp_path / "elsewhere.pt"
+    copy.write_bytes(Path(tiny_checkpoint(0)).read_bytes())
+    assert load_backbone(ARCHITECTURE, str(copy), batch_size=3).fingerprint == backbone.fingerprint
+    assert load_backbone(ARCHITECTURE, tiny_checkpoint(1)).fingerprint != backbone.fingerprint
+    assert load_backbone(ARCHITECTURE, tiny_checkpoint(0), precision="bf16").fingerprint != backbone.fingerprint
+    assert backbone.signature == f"{ARCHITECTURE}/seed0.pt,{backbone.fingerprint[:12]},fp32"
+
+
+def test_half_precision_stays_near(tiny_checkpoint: Callable[[int], str], backbone: Backbone) -> None:
+    half = load_backbone(ARCHITECTURE, tiny_checkpoint(0), precision="bf16")
+    texts = half.encode_texts(SHORT_AND_LONG)
+    assert texts.dtype == torch.float32
+    assert torch.allclose(texts, backbone.encode_texts(SHORT_AND_LONG), atol=0.05)
+    assert torch.allclose(half.encode_images([noise_image(1)]), backbone.encode_images([noise_image(1)]), atol=0.05)
+
+
+def test_pickles_without_the_network(tmp_path: Path, tiny_checkpoint: Callable[[int], str]) -> None:
+    weights = tmp_path / "weights.pt"
+    weights.write_bytes(Path(tiny_checkpoint(0)).read_bytes())
+    backbone = load_backbone(ARCHITECTURE, str(weights))
+    stored = pickle.dumps(backbone)
+    assert len(stored) < 2000
+    assert torch.equal(pickle.loads(stored).encode_texts(["a cat"]), backbone.encode_texts(["a cat"]))
+    weights.write_bytes(Path(tiny_checkpoint(1)).read_bytes())
+    with pytest.raises(RewardError, match="not those it was pickled with"):
+        pickle.loads(stored).encode_texts(["a cat"])
+    weights.unlink()
+    with pytest.raises(RewardError, match=r"weights\.pt"):
+        pickle.loads(stored).encode_texts(["a cat"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"name": ARCHITECTURE}, "needs 'pretrained'"),
+        ({"name": ARCHITECTURE, "pretrained": "no/such.pt"}, "no/such.pt"),
+        ({"name": "ViT-Z-99", "pretrained": "openai"}, "ViT-Z-99"),
+        ({"name": "hf-hub:a/b", "pretrained": "openai"}, "leave 'pretrained' out"),
+        ({"name": ARCHITECTURE, "pretrained": "x", "precision": "int8"}, "expected one of fp32, fp16, bf16"),
+        ({"name": ARCHITECTURE, "pretrained": "x", "batch_size": 0}, "batch_size = 0"),
+    ],
+)
+def test_wrong_arguments_are_named(
+    backbone: Backbone, arguments: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ValueError, match=message):
+        load_backbone(**arguments)
+
+
+def test_damaged_and_unfit_weights_are_named(tmp_path: Path, backbone: Backbone) -> None:
+    (tmp_path / "damaged.pt").write_bytes(b"not a checkpoint")
+    with pytest.raises(ValueError, match=r"damaged\.pt"):
+        load_backbone(ARCHITECTURE, str(tmp_path / "damaged.pt"))
+    torch.save({"visual.proj": torch.zeros(3)}, tmp_path / "unfit.pt")
+    with pytest.raises(ValueError, match=r"unfit\.pt"):
+        load_backbone(ARCHITECTURE, str(tmp_path / "unfit.pt"))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="empty"):
+        load_backbone(str(tmp_path / "empty"))
+
+
+def test_tags_of_openai_get_their_activation(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+
+    def stop(name: str, pretrained: str | None, **options: Any) -> Any:
+        asked[str(pretrained)] = options["force_quick_gelu"]
+        raise RuntimeError("stopped before the download")
+
+    monkeypatch.setattr(open_clip, "create_model", stop)
+    for tag in ("openai", "laion2b_s34b_b79k"):
+        with pytest.raises(ValueError, match="stopped before the download"):
+            load_backbone("ViT-B-32", tag)
+    assert asked == {"openai": True, "laion2b_s34b_b79k": False}
+
+
+class Parameters(torch.nn.Module):
+    """Modules of the given dotted names that hold parameters and compute nothing."""
+
+    def __init__(self, state: dict[str, torch.Tensor]) -> None:
+        super().__init__()
+        for name, value in state.items():
+            *path, last = name.split(".")
+            owner: torch.nn.Module = self
+            for part in path:
+                if not hasattr(owner, part):
+                    owner.add_module(part, torch.nn.Module())
+                owner = getattr(owner, part)
+            owner.register_parameter(last, torch.nn.Parameter(value.clone()))
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        return values + 0
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_archives_of_openai_load(tmp_path: Path) -> None:
+    vision = {"image_size": 32, "layers": 1, "width": 64, "patch_size": 16}
+    text = {"context_length": 77, "vocab_size": 49408, "width": 64, "heads": 1, "layers": 1}
+    torch.manual_seed(2)
+    model = open_clip.CLIP(16, vision, text, quick_gelu=True).eval()  # type: ignore[arg-type]
+    state = {name: value.detach() for name, value in model.named_parameters()}
+    torch.jit.trace(Parameters(state), torch.zeros(1)).save(str(tmp_path / "archive.pt"))
+    loaded = load_backbone("ViT-B-32", str(tmp_path / "archive.pt"))
+    with torch.no_grad():
+        expected = normalize(model.encode_text(open_clip.tokenize(SHORT_AND_LONG)), dim=-1)
+    # Archives are read through half precision.
+    assert torch.allclose(loaded.encode_texts(SHORT_AND_LONG), expected, atol=5e-3)
+    assert loaded.encode_images([noise_image(1)]).shape == (1, 16)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"not an image", b"\x89PNG\r\n\x1a\n broken"])
+def test_missing_and_unreadable_images_are_named(tmp_path: Path, backbone: Backbone, content: bytes | None) -> None:
+    path = tmp_path / "broken.png"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(RewardError, match=r"broken\.png"):
+        backbone.encode_images([noise_image(1), path])
+
+
+def test_what_is_no_image_is_named() -> None:
+    with pytest.raises(RewardError, match=r"42 is not an image"):
+        pixels(42, Preprocessing())  # type: ignore[arg-type]
+    with pytest.raises(RewardError, match=r"42 is not an image"):
+        image_identity(42)  # type: ignore[arg-type]
+
+
+class CountingEncoder:
+    """Embeds an image as its first pixel and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def __call__(self, images: Sequence[Any]) -> np.ndarray:
+        self.seen += images
+        rows = [np.asarray(pixels(image, Preprocessing(8)))[:, 0, 0] for image in images]
+        return np.array(rows, np.float32)
+
+
+def test_cache_encodes_every_image_once(tmp_path: Path) -> None:
+    noise_image(1).save(tmp_path / "one.png")
+    path, drawn, encode = str(tmp_path / "one.png"), Drawn(7), CountingEncoder()
+    cache = EmbeddingCache("f")
+    first = cache.embed([path, noise_image(2), path, drawn, drawn], encode)
+    assert len(encode.seen) == 3
+    assert np.array_equal(first[0], first[2])
+    assert drawn.drawn == 2, "once to know it, once to encode it"
+    again = cache.embed([drawn, Drawn(7), Path(path), noise_image(2)], encode)
+    assert len(encode.seen) == 3, "equal content and equal paths are known"
+    assert np.array_equal(again, first[[3, 3, 0, 1]])
+    assert cache.embed([], encode).shape[0] == 0
+
+
+def test_cache_sees_a_changed_file(tmp_path: Path) -> None:
+    path, encode, cache = tmp_path / "one.png", CountingEncoder(), EmbeddingCache("f")
+    noise_image(1).save(path)
+    before = cache.embed([path], encode)
+    noise_image(2, (60, 60)).save(path)
+    assert not np.array_equal(cache.embed([path], encode), before)
+    path.unlink()
+    with pytest.raises(RewardError, match=r"one\.png"):
+        cache.embed([path], encode)
+
+
+def test_cache_in_memory_is_bounded() -> None:
+    encode, cache = CountingEncoder(), EmbeddingCache("f", max_images=2)
+    images = [noise_image(seed) for seed in range(4)]
+    assert cache.embed(images, encode).shape == (4, 3)
+    cache.embed(images[2:], encode)
+    assert len(encode.seen) == 4
+    cache.embed(images[:1], encode)
+    assert len(encode.seen) == 5
+    with pytest.raises(ValueError, match="max_images = 0"):
+        EmbeddingCache("f", max_images=0)
+
+
+def test_cache_on_disk_outlives_the_process_and_is_not_shared_between_models(tmp_path: Path) -> None:
+    images, encode = [noise_image(1), noise_image(2)], CountingEncoder()
+    first = EmbeddingCache("model-a", tmp_path).embed(images, encode)
+    assert np.array_equal(EmbeddingCache("model-a", tmp_path).embed(images, encode), first)
+    assert len(encode.seen) == 2
+    EmbeddingCache("model-b", tmp_path).embed(images, encode)
+    assert len(encode.seen) == 4
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".emb"]
+    assert pickle.loads(pickle.dumps(EmbeddingCache("model-a", tmp_path))).embed(images, encode).tolist()
+    assert len(encode.seen) == 4
+
+
+def cut(path: Path, other: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-5])
+
+
+def emptied(path: Path, other: Path) -> None:
+    path.write_bytes(b"")
+
+
+def one_bit_flipped(path: Path, other: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(bytes(content))
+
+
+def of_another_image(path: Path, other: Path) -> None:
+    path.write_bytes(other.read_bytes())
+
+
+def pickled(path: Path, other: Path) -> None:
+    with path.open("wb") as file:
+        np.save(file, np.array([{"a": 1}], dtype=object), allow_pickle=True)
+
+
+@pytest.mark.parametrize("damage", [cut, emptied, one_bit_flipped, of_another_image, pickled])
+def test_damaged_cache_files_are_made_anew(
+    tmp_path: Path, damage: Callable[[Path, Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    image, encode = noise_image(1), CountingEncoder()
+    first = EmbeddingCache("f", tmp_path).embed([image], encode)
+    (path,) = tmp_path.rglob("*.emb")
+    EmbeddingCache("f", tmp_path).embed([noise_image(2)], encode)
+    (other,) = set(tmp_path.rglob("*.emb")) - {path}
+    damage(path, other)
+    with caplog.at_level(logging.WARNING):
+        assert np.array_equal(EmbeddingCache("f", tmp_path).embed([image], encode), first)
+    assert len(encode.seen) == 3
+    assert "computed again" in caplog.text
+    EmbeddingCache("f", tmp_path).embed([image], encode)
+    assert len(encode.seen) == 3, "the file was made anew"
+
+
+def test_a_full_disk_does_not_end_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(source: Any, target: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    cache, encode = EmbeddingCache("f", tmp_path), CountingEncoder()
+    monkeypatch.setattr("rewards.clip.embedding_cache.os.replace", full)
+    with caplog.at_level(logging.WARNING):
+        cache.embed([noise_image(1), noise_image(2)], encode)
+    assert caplog.text.count("No space left") == 1
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    cache.embed([noise_image(1)], encode)
+    assert len(encode.seen) == 2
+
+
+def test_embeddings_that_are_not_finite_are_refused() -> None:
+    with pytest.raises(RewardError, match="not finite"):
+        EmbeddingCache("f").embed([noise_image(1)], lambda images: np.full((1, 3), np.nan, np.float32))

@@ -16,6 +16,10 @@ from rewards.base import Reward
 REWARDS: dict[str, str] = {
     "bleu": "rewards.text.bleu:Bleu",
     "cider": "rewards.text.cider:CiderD",
+    "clipscore": "rewards.clipscore:ClipScore",
+    "l_clipscore": "rewards.l_clipscore:LClipScore",
+    "ref_clipscore": "rewards.clipscore:RefClipScore",
+    "ref_l_clipscore": "rewards.l_clipscore:RefLClipScore",
     "repetition": "rewards.text.hygiene:Repetition",
     "rouge_l": "rewards.text.rouge:RougeL",
 }

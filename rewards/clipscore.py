@@ -1,0 +1,248 @@
+"""CLIPScore and RefCLIPScore: how well a caption fits its image, and its references, in a joint embedding space.
+
+Source: Hessel et al., "CLIPScore: A Reference-free Evaluation Metric for Image Captioning", EMNLP 2021, equations in
+section 3. Captions and references are embedded as they were written; no PTB tokens are made of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rewards.base import as_texts, checked_scores, required_column
+from rewards.clip.embedding_cache import EmbeddingCache, ImageSource
+from rewards.text.references import reference_lists
+
+if TYPE_CHECKING:
+    from rewards.clip.backbone import DualEncoder
+
+PREFIX = "A photo depicts "
+Floats = NDArray[np.floating[Any]]
+
+
+def clip_score(cosines: Floats, w: float = 2.5) -> Floats:
+    """Compute w * max(cosine, 0) of [N] image-caption cosines, in [0, w]."""
+    return w * np.clip(cosines, 0.0, 1.0)
+
+
+def harmonic_mean(scores: Floats, agreements: Floats) -> Floats:
+    """Compute 2ab / (a + b) of [N] scores a and [N] agreements b.
+
+    It is 0 where a is 0 (the limit of both papers' formula and what the released code gives) and where a + b is 0,
+    which the formula leaves open.
+    """
+    total = scores + agreements
+    defined = (scores > 0) & (total != 0)
+    return np.where(defined, 2 * scores * agreements / np.where(defined, total, 1.0), 0.0)
+
+
+class ClipScore:
+    """CLIPScore: 2.5 * max(cos(image, caption), 0) under a frozen dual encoder; no references.
+
+    Source: Hessel et al., EMNLP 2021, section 3. The released example's good captions have the mean 0.858, its
+    bad ones 0.715.
+    """
+
+    __name__ = "clipscore"
+    columns = frozenset({"image"})
+    bounds = (0.0, 2.5)
+
+    def __init__(
+        self,
+        backbone: str | Path | DualEncoder = "ViT-B-32",
+        pretrained: str | None = None,
+        prefix: str = PREFIX,
+        w: float = 2.5,
+        device: str | None = None,
+        precision: str = "fp32",
+        batch_size: int = 64,
+        truncate: bool = True,
+        cache_dir: str | Path | None = None,
+        cache_images: int = 200_000,
+        cache_references: int = 50_000,
+    ) -> None:
+        """Load the dual encoder.
+
+        Args:
+            backbone: what ``rewards.clip.backbone.load_backbone`` takes as a name, or an encoder that is loaded
+                already, which several rewards may share; with an encoder, the arguments ``pretrained``, ``device``,
+                ``precision``, ``batch_size`` and ``truncate`` are not used.
+            pretrained: tag of open_clip or a checkpoint file. None is ``openai`` for the default backbone.
+            prefix: put before captions and references, as in the paper; "" for none.
+            w: scale, above 0; 2.5 in the paper.
+            device: None takes the accelerator if there is one.
+            precision: ``fp32``, ``fp16`` or ``bf16``.
+            batch_size: images or captions encoded at once.
+            truncate: cut captions that are longer than the encoder's context (77 tokens), as the released code does;
+                False raises instead.
+            cache_dir: folder that keeps image embeddings between runs; None keeps them in memory only.
+            cache_images: image embeddings kept in memory, about 2 kB each.
+            cache_references: reference embeddings kept in memory, about 2 kB each.
+
+        Raises:
+            ValueError: an argument is wrong, or the weights cannot be found or loaded.
+        """
+        if not (math.isfinite(w) and w > 0) or cache_references < 1:
+            raise ValueError(f"w = {w}, cache_references = {cache_references}: expected w > 0 and at least 1")
+        if isinstance(backbone, str | Path):
+            if str(backbone) == "ViT-B-32" and pretrained is None:
+                pretrained = "openai"
+            backbone = _load(str(backbone), pretrained, device, precision, batch_size, truncate)
+        self.backbone, self.prefix, self.w = backbone, prefix, float(w)
+        self.bounds = (0.0, self.w)
+        self.cache_references = cache_references
+        self._images = EmbeddingCache(backbone.fingerprint, cache_dir, cache_images)
+        self._references: OrderedDict[str, Floats] = OrderedDict()
+
+    @property
+    def signature(self) -> str:
+        """Metric, backbone with weights, prefix and w."""
+        return f"{self.__name__}[{self.backbone.signature},prefix={self.prefix!r},w{self.w:g}]"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle without embeddings; the backbone pickles without its network."""
+        return {**self.__dict__, "_references": OrderedDict()}
+
+    def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
+        """Score N captions.
+
+        Args:
+            prompts: unused.
+            completions: N captions (strings or TRL messages).
+            **columns: ``image`` (N paths, PIL images or objects with ``render()``); for scores with references,
+                ``references`` (N lists of captions).
+
+        Returns:
+            N scores within ``bounds``.
+
+        Raises:
+            RewardError: a column is missing or has another length, an image is missing or unreadable, a row has no
+                reference, or a caption is too long and ``truncate`` is off.
+        """
+        texts = as_texts(completions)
+        images = required_column(columns, "image", self.__name__, len(texts))
+        references = self._checked_references(columns, len(texts))
+        if not texts:
+            return []
+        captions = self._embed_texts(texts)
+        scores = clip_score(_cosines(captions, self._embed_images(images)), self.w)
+        return checked_scores(self, self._with_references(scores, captions, references).tolist(), len(texts))
+
+    def _checked_references(self, columns: dict[str, Any], count: int) -> list[tuple[str, ...]]:
+        return []  # this score has none
+
+    def _with_references(self, scores: Floats, captions: Floats, references: list[tuple[str, ...]]) -> Floats:
+        return scores
+
+    def _embed_images(self, images: Sequence[ImageSource]) -> Floats:
+        return self._images.embed(images, lambda missing: self.backbone.encode_images(missing).numpy())
+
+    def _embed_texts(self, texts: Sequence[str]) -> Floats:
+        """Embed [N] captions, equal ones once."""
+        distinct = list(dict.fromkeys(texts))
+        rows = {text: row for row, text in enumerate(distinct)}
+        embeddings: Floats = self.backbone.encode_texts([self.prefix + text for text in distinct]).numpy()
+        return embeddings[[rows[text] for text in texts]]
+
+    def _embed_references(self, references: Sequence[tuple[str, ...]]) -> dict[str, Floats]:
+        """Return the embedding of every reference of the call; the samples of an image share theirs."""
+        wanted = list(dict.fromkeys(text for captions in references for text in captions))
+        known = {text: self._references[text] for text in wanted if text in self._references}
+        missing = [text for text in wanted if text not in known]
+        if missing:
+            known.update(zip(missing, map(np.copy, self._embed_texts(missing)), strict=True))
+        for text in wanted:
+            self._references[text] = known[text]
+            self._references.move_to_end(text)
+        while len(self._references) > self.cache_references:
+            self._references.popitem(last=False)
+        return known
+
+
+class RefClipScore(ClipScore):
+    """RefCLIPScore: harmonic mean of CLIPScore and the best cosine to a reference, in [0, 10/7] for w = 2.5.
+
+    The paper clips that cosine at 0, the released code does not. Clipping is the default: without it a caption that
+    contradicts all references gets a negative or, near a + b = 0, an unbounded score, which no policy should learn
+    from. Where the best cosine is positive, both are equal.
+
+    Source: Hessel et al., EMNLP 2021, section 3.
+    """
+
+    __name__ = "ref_clipscore"
+    columns = frozenset({"image", "references"})
+    bounds = (0.0, 10 / 7)
+
+    def __init__(
+        self,
+        backbone: str | Path | DualEncoder = "ViT-B-32",
+        pretrained: str | None = None,
+        prefix: str = PREFIX,
+        w: float = 2.5,
+        clip_references: bool = True,
+        device: str | None = None,
+        precision: str = "fp32",
+        batch_size: int = 64,
+        truncate: bool = True,
+        cache_dir: str | Path | None = None,
+        cache_images: int = 200_000,
+        cache_references: int = 50_000,
+    ) -> None:
+        """Load the dual encoder.
+
+        Args:
+            clip_references: clip the best cosine to a reference at 0 (paper); False does not (released code).
+            backbone, pretrained, prefix, w, device, precision, batch_size, truncate, cache_dir, cache_images,
+                cache_references: as for ``ClipScore``.
+
+        Raises:
+            ValueError: as for ``ClipScore``.
+        """
+        super().__init__(
+            backbone, pretrained, prefix, w, device, precision, batch_size, truncate, cache_dir, cache_images,
+            cache_references,
+        )  # fmt: skip
+        self.clip_references = clip_references
+        # The harmonic mean of w and 1; unclipped, the sum of both may be as near to 0 as it likes.
+        self.bounds = (0.0, 2 * self.w / (1 + self.w)) if clip_references else (-math.inf, math.inf)
+
+    @property
+    def signature(self) -> str:
+        """Metric, backbone with weights, prefix, w, and whether cosines to references are clipped."""
+        return f"{super().signature[:-1]},{'clipped' if self.clip_references else 'unclipped'} references]"
+
+    def _checked_references(self, columns: dict[str, Any], count: int) -> list[tuple[str, ...]]:
+        return reference_lists(columns, self.__name__, count)
+
+    def _with_references(self, scores: Floats, captions: Floats, references: list[tuple[str, ...]]) -> Floats:
+        known = self._embed_references(references)
+        best = np.array(
+            [
+                max(_cosines(caption[None], np.stack([known[text] for text in own])))
+                for caption, own in zip(captions, references, strict=True)
+            ]
+        )
+        best = np.clip(best, 0.0 if self.clip_references else -1.0, 1.0)
+        return harmonic_mean(scores, best)
+
+
+def _cosines(left: Floats, right: Floats) -> Floats:
+    """Compute the cosine of [N, D] rows of length 1 with the rows of [N, D], or of [1, D] with each."""
+    return (left.astype(np.float64) * right.astype(np.float64)).sum(axis=1)
+
+
+def _load(
+    name: str, pretrained: str | None, device: str | None, precision: str, batch_size: int, truncate: bool
+) -> DualEncoder:
+    import torch
+
+    from rewards.clip.backbone import load_backbone
+
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    return load_backbone(name, pretrained, device, precision, batch_size, truncate)

@@ -1,0 +1,97 @@
+"""L-CLIPScore and RefL-CLIPScore: CLIPScore and RefCLIPScore under a distilled, lightweight dual encoder.
+
+Source: the L-CLIPScore paper. Formulas, w = 2.5 and the zero case are those of ``rewards.clipscore``.
+
+Prefix: the paper does not say whether captions get CLIPScore's "A photo depicts ". The default here is none, because
+the students are distilled on bare captions (in the released code as well), so that a prefix would ask them about
+texts they have not seen; ``prefix="A photo depicts "`` gives the other reading.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rewards.clipscore import ClipScore, RefClipScore
+
+if TYPE_CHECKING:
+    from rewards.clip.backbone import DualEncoder
+
+
+class LClipScore(ClipScore):
+    """L-CLIPScore: 2.5 * max(cos(image, caption), 0) under a student of this package; no references."""
+
+    __name__ = "l_clipscore"
+
+    def __init__(
+        self,
+        backbone: str | Path | DualEncoder,
+        prefix: str = "",
+        w: float = 2.5,
+        device: str | None = None,
+        precision: str = "fp32",
+        batch_size: int = 64,
+        truncate: bool = True,
+        cache_dir: str | Path | None = None,
+        cache_images: int = 200_000,
+        cache_references: int = 50_000,
+    ) -> None:
+        """Load the student.
+
+        Args:
+            backbone: folder of a student (``LCLIP.save_pretrained``), or an encoder that is loaded already.
+            prefix: put before captions; none by default, see the module.
+            w, device, precision, batch_size, truncate, cache_dir, cache_images, cache_references: as for
+                ``ClipScore``.
+
+        Raises:
+            ValueError: the folder does not exist or holds no student, or an argument is wrong.
+        """
+        super().__init__(
+            _student(backbone), None, prefix, w, device, precision, batch_size, truncate, cache_dir, cache_images,
+            cache_references,
+        )  # fmt: skip
+
+
+class RefLClipScore(RefClipScore):
+    """RefL-CLIPScore: harmonic mean of L-CLIPScore and the best cosine to a reference, in [0, 10/7] for w = 2.5."""
+
+    __name__ = "ref_l_clipscore"
+
+    def __init__(
+        self,
+        backbone: str | Path | DualEncoder,
+        prefix: str = "",
+        w: float = 2.5,
+        clip_references: bool = True,
+        device: str | None = None,
+        precision: str = "fp32",
+        batch_size: int = 64,
+        truncate: bool = True,
+        cache_dir: str | Path | None = None,
+        cache_images: int = 200_000,
+        cache_references: int = 50_000,
+    ) -> None:
+        """Load the student.
+
+        Args:
+            backbone: folder of a student (``LCLIP.save_pretrained``), or an encoder that is loaded already.
+            prefix: put before captions and references; none by default, see the module.
+            w, clip_references, device, precision, batch_size, truncate, cache_dir, cache_images, cache_references: as
+                for ``RefClipScore``.
+
+        Raises:
+            ValueError: the folder does not exist or holds no student, or an argument is wrong.
+        """
+        super().__init__(
+            _student(backbone), None, prefix, w, clip_references, device, precision, batch_size, truncate, cache_dir,
+            cache_images, cache_references,
+        )  # fmt: skip
+
+
+def _student(backbone: str | Path | DualEncoder) -> str | Path | DualEncoder:
+    if isinstance(backbone, str | Path) and not Path(backbone).is_dir():
+        raise ValueError(
+            f"student folder {str(backbone)!r} does not exist: expected one that LCLIP.save_pretrained made"
+        )
+    return backbone

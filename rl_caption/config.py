@@ -36,7 +36,8 @@ class DataConfig:
         image_extension: replaces the extension that the JSON gives, such as ``.jpg``.
         flatten: ignore the folder (``filepath``) that the JSON gives.
         features_root: folder of region features, one file an image; relative to the working directory.
-        flips: ``horizontal`` and ``vertical``: train on images mirrored at random; only where captions stay true.
+        augment: train on random views, ``horizontal``, ``vertical``, ``transpose``, ``crop``; only where captions stay
+            true of them.
         on_bad: ``fail`` stops on unusable images and captions; ``skip`` leaves them out and says so.
         check_images: decode every image before training starts.
         num_workers: loader processes; 0 loads in the main process.
@@ -50,7 +51,7 @@ class DataConfig:
     image_extension: str | None = None
     flatten: bool = False
     features_root: str | None = None
-    flips: list[Literal["horizontal", "vertical"]] = field(default_factory=list)
+    augment: list[Literal["horizontal", "vertical", "transpose", "crop"]] = field(default_factory=list)
     on_bad: Literal["fail", "skip"] = "fail"
     check_images: bool = True
     num_workers: int = 0

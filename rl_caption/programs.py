@@ -32,7 +32,7 @@ def train_xe(config: XeConfig) -> TrainState:
     train = config.train
     with open_stage(config, ("train.max_target_tokens", train.max_target_tokens)) as stage:
         collate = Collate(
-            stage.captioner, train.max_target_tokens, train.captions_per_image, config.data.flips, train.seed
+            stage.captioner, train.max_target_tokens, train.captions_per_image, config.data.augment, train.seed
         )
 
         def task(model: torch.nn.Module) -> Task:
@@ -55,7 +55,7 @@ def train_scst(config: ScstConfig) -> TrainState:
         with stage.accelerator.main_process_first():
             reward, signature = build_reward(config.reward, references_of(stage.train_rows), stage.folder)
         target_tokens = rollout.max_new_tokens if train.xe_weight else None
-        collate = Collate(stage.captioner, target_tokens, flips=config.data.flips, seed=train.seed)
+        collate = Collate(stage.captioner, target_tokens, augmentations=config.data.augment, seed=train.seed)
         # Before the weights of a checkpoint are loaded: the policy that the whole run started from.
         ref_policy = _frozen_copy(stage) if train.kl_coef > 0 else None
 

@@ -9,12 +9,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from rl_caption.captioners.base import Captioner
+from rl_caption.data.augment import AUGMENTATIONS, augment
 from rl_caption.data.base import Row
 from rl_caption.data.order import row_generator
 from rl_caption.types import CaptionBatch
-
-FLIP_AXES = {"horizontal": -1, "vertical": -2}
-"""Mirrored axis of [3, H, W]."""
 
 
 class Collate:
@@ -24,8 +22,8 @@ class Collate:
         captioner: does the preprocessing and knows the tokens.
         max_target_tokens: longest reference in tokens, EOS included; None makes no targets.
         captions_per_image: references that one step learns, another choice at every step; None takes all.
-        flips: ``horizontal`` and ``vertical``: mirror half of the images so, another half at every step. Only for
-            images whose captions stay true (aerial photos, not scenes with a left and a right).
+        augmentations: names of ``augment``: another random view of an image at every step. Only views of which its
+            captions stay true (aerial photos may be mirrored, scenes with a left and a right may not).
         seed: of these choices.
     """
 
@@ -34,13 +32,13 @@ class Collate:
         captioner: Captioner,
         max_target_tokens: int | None = None,
         captions_per_image: int | None = None,
-        flips: Sequence[str] = (),
+        augmentations: Sequence[str] = (),
         seed: int = 0,
     ) -> None:
-        unknown = set(flips) - set(FLIP_AXES)
+        unknown = sorted(set(augmentations) - set(AUGMENTATIONS))
         if unknown:
-            raise ValueError(f"data.flips has {sorted(unknown)}: expected {sorted(FLIP_AXES)}")
-        self.flips = tuple(flips)
+            raise ValueError(f"data.augment has {unknown}: expected some of {list(AUGMENTATIONS)}")
+        self.augmentations = tuple(augmentations)
         self.captioner = captioner
         self.max_target_tokens = max_target_tokens
         self.captions_per_image = captions_per_image
@@ -50,20 +48,16 @@ class Collate:
         """Make a batch of (row, step) pairs."""
         rows = [row for row, _ in items]
         inputs = self.captioner.preprocess(rows)
-        if self.flips and "pixel_values" in inputs:
-            self._flip(inputs["pixel_values"], items)
+        if self.augmentations and "pixel_values" in inputs:
+            views = zip(inputs["pixel_values"], items, strict=True)
+            inputs["pixel_values"] = torch.stack(
+                [augment(pixels, self.augmentations, self.seed, step, row["image_id"]) for pixels, (row, step) in views]
+            )
         if self.max_target_tokens is None:
             return CaptionBatch(rows, inputs)
         chosen = [self._choose(row["references"], step) for row, step in items]
         targets, mask = encode_targets(self.captioner, chosen, self.max_target_tokens)
         return CaptionBatch(rows, inputs, targets, mask)
-
-    def _flip(self, pixels: Tensor, items: Sequence[tuple[Row, int]]) -> None:
-        for image, (row, step) in enumerate(items):
-            draws = row_generator(self.seed, step, row["image_id"]).random(len(self.flips))
-            axes = [FLIP_AXES[flip] for flip, draw in zip(self.flips, draws, strict=True) if draw < 0.5]
-            if axes:
-                pixels[image] = pixels[image].flip(axes)
 
     def _choose(self, references: list[str], step: int) -> list[str]:
         wanted = self.captions_per_image

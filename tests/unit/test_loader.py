@@ -7,6 +7,7 @@ from itertools import islice
 import pytest
 import torch
 
+from rl_caption.data.augment import augment
 from rl_caption.data.loader import Collate, caption_loader, encode_targets
 from rl_caption.data.order import micro_batches
 from tests.captioners_for_tests import tiny_captioner, tiny_rows
@@ -80,7 +81,7 @@ def tiny_captioner_quietly(state: torch.Tensor):
 def test_flips_mirror_some_images_of_a_step_others_of_the_next_and_never_the_cached_pixels() -> None:
     captioner, rows = tiny_captioner(), tiny_rows(48)
     plain = Collate(captioner)([(row, 0) for row in rows]).inputs["pixel_values"]
-    collate = Collate(captioner, flips=("horizontal", "vertical"), seed=1)
+    collate = Collate(captioner, augmentations=("horizontal", "vertical"), seed=1)
 
     def mirrored(step: int) -> list[tuple[bool, bool]]:
         pixels = collate([(row, step) for row in rows]).inputs["pixel_values"]
@@ -98,5 +99,15 @@ def test_flips_mirror_some_images_of_a_step_others_of_the_next_and_never_the_cac
 
 
 def test_an_unknown_flip_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"data.flips has \['diagonal'\]"):
-        Collate(tiny_captioner(), flips=["diagonal"])
+    with pytest.raises(ValueError, match=r"data.augment has \['diagonal'\]"):
+        Collate(tiny_captioner(), augmentations=["diagonal"])
+
+
+def test_transposed_and_cropped_views_keep_shape_and_range() -> None:
+    pixels = torch.arange(3 * 16 * 16, dtype=torch.float32).reshape(3, 16, 16)
+    turned = [augment(pixels, ["transpose"], 0, step, "a") for step in range(8)]
+    assert {torch.equal(view, pixels) for view in turned} == {True, False}
+    assert all(torch.equal(view, pixels) or torch.equal(view, pixels.transpose(1, 2)) for view in turned)
+    crops = [augment(pixels, ["crop"], 0, step, "a") for step in range(8)]
+    assert len({float(view.mean()) for view in crops}) > 4
+    assert all(view.shape == pixels.shape and view.min() >= 0 and view.max() <= pixels.max() for view in crops)

@@ -13,69 +13,26 @@ import numpy as np
 import open_clip
 import pytest
 import torch
-from PIL import Image
 from torch.nn.functional import normalize
 
 from rewards.base import RewardError
 from rewards.clip.backbone import Backbone, DualEncoder, load_backbone
 from rewards.clip.embedding_cache import EmbeddingCache, image_identity
 from rewards.clip.preprocessing import Preprocessing, pixels
-from rewards.clip.student import LCLIP, LCLIPConfig
+from rewards.clip.student import LCLIP
+from tests.clip_for_tests import ARCHITECTURE, TINY, Drawn, noise_image, tiny_checkpoint, tiny_student
 
-ARCHITECTURE = "rl-caption-test-tiny"
-TINY = {
-    "embed_dim": 16,
-    "vision_cfg": {"image_size": 32, "layers": 1, "width": 64, "patch_size": 16, "head_width": 32},
-    "text_cfg": {"context_length": 77, "vocab_size": 49408, "width": 16, "heads": 2, "layers": 2},
-}
 SHORT_AND_LONG = ["a cat", "two black dogs wearing headphones look at the camera"]
 
 
-class Drawn:
-    """A renderable image that counts how often it is drawn."""
-
-    def __init__(self, shade: int) -> None:
-        self.shade, self.drawn = shade, 0
-
-    def render(self) -> Image.Image:
-        self.drawn += 1
-        return Image.new("RGB", (40, 40), (self.shade, 10, 200))
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("tiny")
 
 
 @pytest.fixture(scope="module")
-def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], str]:
-    folder = tmp_path_factory.mktemp("tiny")
-    (folder / f"{ARCHITECTURE}.json").write_text(json.dumps(TINY))
-    open_clip.add_model_config(folder / f"{ARCHITECTURE}.json")
-
-    def make(seed: int) -> str:
-        path = folder / f"seed{seed}.pt"
-        if not path.exists():
-            torch.manual_seed(seed)
-            torch.save(open_clip.create_model(ARCHITECTURE).state_dict(), path)
-        return str(path)
-
-    return make
-
-
-@pytest.fixture(scope="module")
-def backbone(tiny_checkpoint: Callable[[int], str]) -> Backbone:
-    return load_backbone(ARCHITECTURE, tiny_checkpoint(0))
-
-
-def noise_image(seed: int, size: tuple[int, int] = (50, 37), mode: str = "RGB") -> Image.Image:
-    values = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
-    return Image.fromarray(values).convert(mode)
-
-
-def tiny_student(folder: Path, pad_attention: str = "masked") -> Path:
-    torch.manual_seed(1)
-    config = LCLIPConfig(
-        embed_dim=16, image_size=32, patch_size=16, image_width=32, image_heads=4, image_blocks=1, text_width=32,
-        text_heads=4, text_blocks=1, embedding_rank=8, pad_attention=pad_attention,
-    )  # fmt: skip
-    LCLIP(config).save_pretrained(folder)
-    return folder
+def backbone(tiny: Path) -> Backbone:
+    return load_backbone(ARCHITECTURE, tiny_checkpoint(tiny))
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "P", "CMYK"])
@@ -95,14 +52,12 @@ def test_squashing_preprocessing_equals_that_of_open_clip() -> None:
     assert torch.allclose(ours(image), transform(image), atol=1e-6)
 
 
-def test_embeddings_equal_those_of_the_model_itself(
-    backbone: Backbone, tiny_checkpoint: Callable[[int], str], tmp_path: Path
-) -> None:
+def test_embeddings_equal_those_of_the_model_itself(backbone: Backbone, tiny: Path, tmp_path: Path) -> None:
     assert isinstance(backbone, DualEncoder)
     assert backbone.context_length == 77
     noise_image(1).save(tmp_path / "one.png")
     images = [tmp_path / "one.png", str(tmp_path / "one.png"), noise_image(1), Drawn(3)]
-    model, transform = open_clip.create_model_from_pretrained(ARCHITECTURE, tiny_checkpoint(0))
+    model, transform = open_clip.create_model_from_pretrained(ARCHITECTURE, tiny_checkpoint(tiny, 0))
     model.eval()
     with torch.no_grad():
         stacked = torch.stack([transform(image) for image in (*[noise_image(1)] * 3, Drawn(3).render())])
@@ -142,49 +97,49 @@ def test_students_load_from_their_folder(tmp_path: Path, pad_attention: str, len
     assert torch.allclose(together[:1], texts, atol=1e-5), "a caption must not depend on those beside it"
 
 
-def test_folders_of_open_clip_load(tmp_path: Path, tiny_checkpoint: Callable[[int], str], backbone: Backbone) -> None:
+def test_folders_of_open_clip_load(tmp_path: Path, tiny: Path, backbone: Backbone) -> None:
     (tmp_path / "open_clip_config.json").write_text(json.dumps({"model_cfg": TINY, "preprocess_cfg": {}}))
-    torch.save(torch.load(tiny_checkpoint(0)), tmp_path / "open_clip_pytorch_model.bin")
+    torch.save(torch.load(tiny_checkpoint(tiny, 0)), tmp_path / "open_clip_pytorch_model.bin")
     found = load_backbone(str(tmp_path))
     assert torch.equal(found.encode_texts(SHORT_AND_LONG), backbone.encode_texts(SHORT_AND_LONG))
 
 
-def test_long_captions_are_cut_or_refused(tiny_checkpoint: Callable[[int], str], backbone: Backbone) -> None:
+def test_long_captions_are_cut_or_refused(tiny: Path, backbone: Backbone) -> None:
     long, longer = "cat " * 75, "cat " * 76
     assert torch.equal(backbone.encode_texts([longer]), backbone.encode_texts([long]))
-    strict = load_backbone(ARCHITECTURE, tiny_checkpoint(0), truncate=False)
+    strict = load_backbone(ARCHITECTURE, tiny_checkpoint(tiny, 0), truncate=False)
     assert torch.equal(strict.encode_texts([long]), backbone.encode_texts([long]))
     with pytest.raises(RewardError, match=r"'cat cat .* has 78 tokens, .* reads 77"):
         strict.encode_texts(["short", longer])
 
 
 def test_fingerprint_depends_on_weights_precision_and_nothing_else(
-    tiny_checkpoint: Callable[[int], str], backbone: Backbone, tmp_path: Path
+    tiny: Path, backbone: Backbone, tmp_path: Path
 ) -> None:
     copy = tmp_path / "elsewhere.pt"
-    copy.write_bytes(Path(tiny_checkpoint(0)).read_bytes())
+    copy.write_bytes(Path(tiny_checkpoint(tiny, 0)).read_bytes())
     assert load_backbone(ARCHITECTURE, str(copy), batch_size=3).fingerprint == backbone.fingerprint
-    assert load_backbone(ARCHITECTURE, tiny_checkpoint(1)).fingerprint != backbone.fingerprint
-    assert load_backbone(ARCHITECTURE, tiny_checkpoint(0), precision="bf16").fingerprint != backbone.fingerprint
+    assert load_backbone(ARCHITECTURE, tiny_checkpoint(tiny, 1)).fingerprint != backbone.fingerprint
+    assert load_backbone(ARCHITECTURE, tiny_checkpoint(tiny, 0), precision="bf16").fingerprint != backbone.fingerprint
     assert backbone.signature == f"{ARCHITECTURE}/seed0.pt,{backbone.fingerprint[:12]},fp32"
 
 
-def test_half_precision_stays_near(tiny_checkpoint: Callable[[int], str], backbone: Backbone) -> None:
-    half = load_backbone(ARCHITECTURE, tiny_checkpoint(0), precision="bf16")
+def test_half_precision_stays_near(tiny: Path, backbone: Backbone) -> None:
+    half = load_backbone(ARCHITECTURE, tiny_checkpoint(tiny, 0), precision="bf16")
     texts = half.encode_texts(SHORT_AND_LONG)
     assert texts.dtype == torch.float32
     assert torch.allclose(texts, backbone.encode_texts(SHORT_AND_LONG), atol=0.05)
     assert torch.allclose(half.encode_images([noise_image(1)]), backbone.encode_images([noise_image(1)]), atol=0.05)
 
 
-def test_pickles_without_the_network(tmp_path: Path, tiny_checkpoint: Callable[[int], str]) -> None:
+def test_pickles_without_the_network(tmp_path: Path, tiny: Path) -> None:
     weights = tmp_path / "weights.pt"
-    weights.write_bytes(Path(tiny_checkpoint(0)).read_bytes())
+    weights.write_bytes(Path(tiny_checkpoint(tiny, 0)).read_bytes())
     backbone = load_backbone(ARCHITECTURE, str(weights))
     stored = pickle.dumps(backbone)
     assert len(stored) < 2000
     assert torch.equal(pickle.loads(stored).encode_texts(["a cat"]), backbone.encode_texts(["a cat"]))
-    weights.write_bytes(Path(tiny_checkpoint(1)).read_bytes())
+    weights.write_bytes(Path(tiny_checkpoint(tiny, 1)).read_bytes())
     with pytest.raises(RewardError, match="not those it was pickled with"):
         pickle.loads(stored).encode_texts(["a cat"])
     weights.unlink()

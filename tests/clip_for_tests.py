@@ -1,0 +1,59 @@
+"""Tiny dual encoders with random weights, saved as the real ones are, and images to show them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import open_clip
+import torch
+from PIL import Image
+
+from rewards.clip.student import LCLIP, LCLIPConfig
+
+ARCHITECTURE = "rl-caption-test-tiny"
+TINY = {
+    "embed_dim": 16,
+    "vision_cfg": {"image_size": 32, "layers": 1, "width": 64, "patch_size": 16, "head_width": 32},
+    "text_cfg": {"context_length": 77, "vocab_size": 49408, "width": 16, "heads": 2, "layers": 2},
+}
+
+
+class Drawn:
+    """A renderable image that counts how often it is drawn."""
+
+    def __init__(self, shade: int) -> None:
+        self.shade, self.drawn = shade, 0
+
+    def render(self) -> Image.Image:
+        self.drawn += 1
+        return Image.new("RGB", (40, 40), (self.shade, 10, 200))
+
+
+def tiny_checkpoint(folder: Path, seed: int = 0) -> str:
+    """Make the architecture known to open_clip and save a checkpoint of it; return the file."""
+    path = folder / f"seed{seed}.pt"
+    if not path.exists():
+        (folder / f"{ARCHITECTURE}.json").write_text(json.dumps(TINY))
+        open_clip.add_model_config(folder / f"{ARCHITECTURE}.json")
+        torch.manual_seed(seed)
+        torch.save(open_clip.create_model(ARCHITECTURE).state_dict(), path)
+    return str(path)
+
+
+def tiny_student(folder: Path, pad_attention: str = "masked") -> Path:
+    """Save a student; return its folder."""
+    torch.manual_seed(2)  # a seed under which the cosines of the test's rows are above 0
+    config = LCLIPConfig(
+        embed_dim=16, image_size=32, patch_size=16, image_width=32, image_heads=4, image_blocks=1, text_width=32,
+        text_heads=4, text_blocks=1, embedding_rank=8, pad_attention=pad_attention,
+    )  # fmt: skip
+    LCLIP(config).save_pretrained(folder)
+    return folder
+
+
+def noise_image(seed: int, size: tuple[int, int] = (50, 37), mode: str = "RGB") -> Image.Image:
+    """Make an image of random pixels."""
+    values = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+    return Image.fromarray(values).convert(mode)

@@ -76,7 +76,7 @@ class ClipScore:
             pretrained: tag of open_clip or a checkpoint file. None is ``openai`` for the default backbone.
             prefix: put before captions and references, as in the paper; "" for none.
             w: scale, above 0; 2.5 in the paper.
-            device: None takes the accelerator if there is one.
+            device: such as ``cuda:0``; None takes the process's current CUDA device if there is one, else the CPU.
             precision: ``fp32``, ``fp16`` or ``bf16``.
             batch_size: images or captions encoded at once.
             truncate: cut captions that are longer than the encoder's context (77 tokens), as the released code does;
@@ -244,5 +244,6 @@ def _load(
 
     from rewards.clip.backbone import load_backbone
 
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    # With its number: plain "cuda" would follow a later change of the current device, and the weights would not.
+    device = device or (f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu")
     return load_backbone(name, pretrained, device, precision, batch_size, truncate)

@@ -17,15 +17,23 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from rewards.base import RewardError
-from rewards.clip.embedding_cache import ImageSource
+from rewards.clip.embedding_cache import ImageSource, chunks
 from rewards.clip.preprocessing import Preprocessing, pixels, preprocessing_of
 
 PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-_UNLOADABLE = (OSError, ValueError, RuntimeError, KeyError, AttributeError, TypeError, pickle.UnpicklingError)
-"""What loading weights raises: a failed download, an unknown name, weights of another shape, a damaged file."""
+_UNLOADABLE = (
+    OSError,
+    ValueError,
+    RuntimeError,
+    KeyError,
+    AttributeError,
+    TypeError,
+    AssertionError,
+    pickle.UnpicklingError,
+)
+"""What loading raises: a failed download, an unknown name, weights of another shape, a damaged file, no such device."""
 
 
 @runtime_checkable
@@ -118,7 +126,7 @@ class Backbone:
         parts = self._parts()
         encode: Any = parts.model.encode_image
         batches = []
-        for batch in _batches(images, self.batch_size, "embedding images"):
+        for batch in chunks(images, self.batch_size, "embedding images"):
             stacked = torch.stack([pixels(source, parts.preprocessing) for source in batch])
             batches.append(_normalised(encode(stacked.to(self.device, PRECISIONS[self.precision]))))
         return torch.cat(batches) if batches else torch.zeros(0, 0)
@@ -135,7 +143,7 @@ class Backbone:
         """
         parts = self._parts()
         batches = []
-        for batch in _batches(texts, self.batch_size, "embedding captions"):
+        for batch in chunks(texts, self.batch_size, "embedding captions"):
             ids = self._token_ids(parts, list(batch))
             if parts.trims:
                 ids = ids[:, : int(ids.argmax(dim=1).max()) + 1]  # EOT is the largest id
@@ -281,11 +289,3 @@ def _fingerprint(loaded: _Loaded, precision: str) -> str:
 
 def _normalised(features: Tensor) -> Tensor:
     return nn.functional.normalize(features.float(), dim=-1).cpu()
-
-
-def _batches(items: Sequence[Any], size: int, title: str) -> Any:
-    with tqdm(total=len(items), desc=title, leave=False, delay=2, disable=None) as bar:
-        for start in range(0, len(items), size):
-            batch = items[start : start + size]
-            yield batch
-            bar.update(len(batch))

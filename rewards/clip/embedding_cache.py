@@ -6,11 +6,14 @@ import hashlib
 import io
 import logging
 import os
+import struct
 import tempfile
+import time
+import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +26,21 @@ logger = logging.getLogger(__name__)
 
 _CHUNK = 256
 _CHECKSUM_BYTES = 16
+_LOG_SECONDS = 10.0
+UNREADABLE = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    EOFError,
+    IndexError,
+    KeyError,
+    TypeError,
+    OverflowError,
+    struct.error,
+    zlib.error,
+    Image.DecompressionBombError,
+)
+"""What Pillow's decoders raise on damaged files."""
 
 
 @runtime_checkable
@@ -36,6 +54,7 @@ class Renderable(Protocol):
 
 ImageSource: TypeAlias = str | Path | Image.Image | Renderable
 Embeddings: TypeAlias = NDArray[np.float32]
+T = TypeVar("T")
 
 
 def image_identity(source: ImageSource) -> str:
@@ -54,12 +73,30 @@ def image_identity(source: ImageSource) -> str:
             raise RewardError(f"image {str(source)!r} cannot be read: {error.strerror or error}") from error
         return f"file:{os.path.abspath(source)}:{status.st_size}:{status.st_mtime_ns}"
     if isinstance(source, Image.Image):
-        content = hashlib.blake2b(source.tobytes(), digest_size=16)
+        try:
+            content = hashlib.blake2b(source.tobytes(), digest_size=16)  # decodes an image that was only opened
+        except UNREADABLE as error:
+            raise RewardError(f"image {source!r} cannot be read: {error}") from error
         content.update(repr((source.mode, source.size, source.getpalette())).encode())
         return f"pixels:{content.hexdigest()}"
     if isinstance(source, Renderable):
         return image_identity(source.render())
     raise RewardError(f"{source!r:.80} is not an image: expected a path, a PIL image or an object with render()")
+
+
+def chunks(items: Sequence[T], size: int, title: str) -> Iterator[Sequence[T]]:
+    """Yield the items by ``size``; what takes long shows a progress bar or, off a terminal, log lines."""
+    start = logged = time.monotonic()
+    with tqdm(total=len(items), desc=title, leave=False, delay=2, disable=None) as bar:
+        for first in range(0, len(items), size):
+            chunk = items[first : first + size]
+            yield chunk
+            bar.update(len(chunk))
+            now, done = time.monotonic(), first + len(chunk)
+            if bar.disable and now - logged >= _LOG_SECONDS:
+                rate, logged = done / (now - start), now
+                left = (len(items) - done) / rate
+                logger.info("%s: %d of %d, %.1f per second, %.0f s left", title, done, len(items), rate, left)
 
 
 class EmbeddingCache:
@@ -114,16 +151,13 @@ class EmbeddingCache:
         sources = dict(zip(keys, images, strict=True))
         found = {key: known for key in sources if (known := self._known(key)) is not None}
         missing = [key for key in sources if key not in found]
-        with tqdm(total=len(missing), desc="embedding images", unit="image", leave=False, delay=2, disable=None) as bar:
-            for start in range(0, len(missing), _CHUNK):
-                chunk = missing[start : start + _CHUNK]
-                rows = encode([sources[key] for key in chunk])
-                for key, row in zip(chunk, np.asarray(rows, np.float32), strict=True):
-                    if not np.isfinite(row).all():
-                        raise RewardError(f"image {_named(sources[key])} has an embedding that is not finite")
-                    found[key] = row.copy()
-                    self._write(key, found[key])
-                bar.update(len(chunk))
+        for chunk in chunks(missing, _CHUNK, "embedding images that are not cached"):
+            rows = encode([sources[key] for key in chunk])
+            for key, row in zip(chunk, np.asarray(rows, np.float32), strict=True):
+                if not np.isfinite(row).all():
+                    raise RewardError(f"image {_named(sources[key])} has an embedding that is not finite")
+                found[key] = row.copy()
+                self._write(key, found[key])
         for key in sources:
             self._remember(key, found[key])
         return np.stack([found[key] for key in keys]) if keys else np.zeros((0, 0), np.float32)

@@ -6,8 +6,6 @@ deviation per channel.
 
 from __future__ import annotations
 
-import struct
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,24 +16,10 @@ from PIL import Image
 from torch import Tensor
 
 from rewards.base import RewardError
-from rewards.clip.embedding_cache import ImageSource, Renderable
+from rewards.clip.embedding_cache import UNREADABLE, ImageSource, Renderable
 
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
-_UNREADABLE = (
-    OSError,
-    SyntaxError,
-    ValueError,
-    EOFError,
-    IndexError,
-    KeyError,
-    TypeError,
-    OverflowError,
-    struct.error,
-    zlib.error,
-    Image.DecompressionBombError,
-)
-"""What Pillow's decoders raise on damaged files."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +67,7 @@ def open_image(source: ImageSource) -> Image.Image:
             with Image.open(source) as image:
                 image.load()
                 return image
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             raise RewardError(f"image {str(source)!r} cannot be read: {error or type(error).__name__}") from error
     if isinstance(source, Renderable):
         return source.render()

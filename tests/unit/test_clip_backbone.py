@@ -13,6 +13,7 @@ import numpy as np
 import open_clip
 import pytest
 import torch
+from PIL import Image
 from torch.nn.functional import normalize
 
 from rewards.base import RewardError
@@ -226,6 +227,12 @@ def test_archives_of_openai_load(tmp_path: Path) -> None:
     assert loaded.encode_images([noise_image(1)]).shape == (1, 16)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_device_that_is_not_there_is_named(tiny: Path) -> None:
+    with pytest.raises(ValueError, match=r"cannot be loaded: .*CUDA"):
+        load_backbone(ARCHITECTURE, tiny_checkpoint(tiny), device="cuda")
+
+
 @pytest.mark.parametrize("content", [None, b"", b"not an image", b"\x89PNG\r\n\x1a\n broken"])
 def test_missing_and_unreadable_images_are_named(tmp_path: Path, backbone: Backbone, content: bytes | None) -> None:
     path = tmp_path / "broken.png"
@@ -233,6 +240,14 @@ def test_missing_and_unreadable_images_are_named(tmp_path: Path, backbone: Backb
         path.write_bytes(content)
     with pytest.raises(RewardError, match=r"broken\.png"):
         backbone.encode_images([noise_image(1), path])
+
+
+def test_an_opened_image_that_does_not_decode_is_named(tmp_path: Path, backbone: Backbone) -> None:
+    noise_image(1).save(tmp_path / "cut.png")
+    (tmp_path / "cut.png").write_bytes((tmp_path / "cut.png").read_bytes()[:600])
+    for read in (image_identity, lambda image: backbone.encode_images([image])):
+        with Image.open(tmp_path / "cut.png") as image, pytest.raises(RewardError, match="PngImageFile"):
+            read(image)
 
 
 def test_what_is_no_image_is_named() -> None:

@@ -32,14 +32,9 @@ def clip_score(cosines: Floats, w: float = 2.5) -> Floats:
 
 
 def harmonic_mean(scores: Floats, agreements: Floats) -> Floats:
-    """Compute 2ab / (a + b) of [N] scores a and [N] agreements b.
-
-    It is 0 where a is 0 (the limit of both papers' formula and what the released code gives) and where a + b is 0,
-    which the formula leaves open.
-    """
+    """Compute 2ab / (a + b) of [N] scores a and [N] agreements b; 0 where a + b is 0, which the formula leaves open."""
     total = scores + agreements
-    defined = (scores > 0) & (total != 0)
-    return np.where(defined, 2 * scores * agreements / np.where(defined, total, 1.0), 0.0)
+    return np.where(total != 0, 2 * scores * agreements / np.where(total != 0, total, 1.0), 0.0)
 
 
 class ClipScore:

@@ -158,7 +158,7 @@ def build_reward(config: RewardConfig, references: Sequence[list[str]], folder: 
             arguments = {"df": config.df or _frequencies(config, references, folder), "eos": config.eos} | arguments
         try:
             reward = build_term(term.target or name, **arguments)
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             raise ConfigError(f"reward.terms.{name}: {error}") from error
         terms[name] = (reward, term.weight)
         fingerprint = getattr(reward, "fingerprint", None)

@@ -60,6 +60,7 @@ def train_scst(config: ScstConfig) -> TrainState:
         ref_policy = _frozen_copy(stage) if train.kl_coef > 0 else None
 
         def task(model: torch.nn.Module) -> Task:
+            """The step of ``scst.py`` on this reward."""
             return SelfCriticalTask(
                 stage.accelerator,
                 stage.captioner,

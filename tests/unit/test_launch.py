@@ -280,8 +280,8 @@ def test_waits_for_a_holder_that_ends(
 def test_killed_holder_leaves_no_lock(holder: subprocess.Popen[str], tmp_path: Path) -> None:
     os.kill(holder.pid, signal.SIGKILL)
     holder.wait()
-    with RunLock(tmp_path / "run", wait_seconds=0.0):
-        pass
+    with RunLock(tmp_path / "run", wait_seconds=0.0) as lock:
+        assert lock.path.read_text().startswith(f"{os.getpid()} on ")
 
 
 def test_lock_is_free_after_an_error_inside(tmp_path: Path) -> None:
@@ -303,8 +303,8 @@ def test_forked_worker_does_not_keep_the_lock(tmp_path: Path) -> None:
         )
         worker = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=[descriptor])
     try:
-        with RunLock(tmp_path, wait_seconds=0.0):
-            pass
+        with RunLock(tmp_path, wait_seconds=0.0) as lock:
+            assert lock.path.read_text().startswith(f"{os.getpid()} on ")
     finally:
         worker.communicate(b"\n")
 

@@ -40,7 +40,7 @@ def test_recorded_scores(factor: float) -> None:
                 np.testing.assert_allclose(found, np.array(recorded) * factor, rtol=1e-12)
 
 
-def compare_with_toolkit(candidates: list[list[str]], references: list[list[list[str]]]) -> None:
+def assert_equals_toolkit(candidates: list[list[str]], references: list[list[list[str]]]) -> None:
     texts = {row: [" ".join(tokens) for tokens in captions] for row, captions in enumerate(references)}
     results = {row: [" ".join(tokens)] for row, tokens in enumerate(candidates)}
     corpus, sentences = ToolkitBleu(4).compute_score(texts, results, verbose=0)
@@ -61,7 +61,7 @@ def test_random_corpora_equal_the_live_toolkit(seed: int) -> None:
         return source.choices(words, k=source.randint(0, 12))
 
     references = [[caption() for _ in range(source.randint(1, 5))] for _ in range(source.randint(1, 15))]
-    compare_with_toolkit([caption() for _ in references], references)
+    assert_equals_toolkit([caption() for _ in references], references)
 
 
 @pytest.mark.parametrize("system", ["magic_result", "contrastive_result", "nucleus_result_run_1", "top_k_result_run_1"])
@@ -78,7 +78,7 @@ def test_published_systems_equal_the_live_toolkit(system: str, shared_data: Path
     mine = [rouge_l(*pair) for pair in zip(candidates, references, strict=True)]
     assert np.mean(mine) == pytest.approx(recorded["ROUGE_L"], rel=1e-5)
     # The toolkit's ROUGE takes half a minute for all four; a tenth of the images is compared live.
-    compare_with_toolkit(candidates[:500], references[:500])
+    assert_equals_toolkit(candidates[:500], references[:500])
 
 
 def test_the_published_oracle(shared_data: Path) -> None:

@@ -62,7 +62,7 @@ class SharedAttention(nn.Module):
             nn.init.trunc_normal_(weight, std=INIT_STD)
 
     def forward(self, x: Tensor, repeat: int, blocked: Tensor | None = None) -> Tensor:
-        """[B, N, W] -> [B, N, W] with the head mixers of round ``repeat``; ``blocked`` as in ``head_mixed_attention``."""
+        """[B, N, W] -> [B, N, W] with the mixers of round ``repeat``; ``blocked`` as in ``head_mixed_attention``."""
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         before, after = (
             self.mix_before.get_parameter(f"{repeat}.weight"),

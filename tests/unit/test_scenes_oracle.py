@@ -6,7 +6,7 @@ import re
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rl_caption.data.base import DataError
@@ -228,6 +228,7 @@ CONNECTING = (
 
 
 @settings(max_examples=300, deadline=None)
+@example(seed=1, words=["circle"] * 5)
 @given(
     seed=st.integers(0, 50),
     words=st.lists(

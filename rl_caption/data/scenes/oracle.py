@@ -55,9 +55,11 @@ def oracle(caption: str, scene: Scene) -> OracleScore:
     judged = _claims(parsed, scene.kinds, scene.background)
     true = sum(claim.true for claim in judged)
     told = {claim.fact for claim in judged if claim.true and claim.fact is not None}
+    total = len(facts(scene))
     precision = true / len(judged) if judged else 0.0
-    recall = len(told) / len(facts(scene))
-    f1 = 2 * precision * recall / (precision + recall) if told else 0.0
+    recall = len(told) / total
+    # Of whole numbers and rounded once, so that F1 never exceeds the larger of the two by a rounding error.
+    f1 = 2 * true * len(told) / (true * total + len(told) * len(judged)) if told else 0.0
     unparsed = parsed.unparsed_words / parsed.words if parsed.words else 0.0
     return OracleScore(precision, recall, f1, unparsed)
 

@@ -67,7 +67,8 @@ def quiet_libraries() -> None:
     transformers_logging.disable_progress_bar()
     # Accelerate warns that tied weights are stored once, which is how they are meant to be stored.
     logging.getLogger("accelerate.utils.other").setLevel(logging.ERROR)
-    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    # DeepSpeed, imported by Transformers where it is installed, says that a CPU is a CPU.
+    logging.getLogger("DeepSpeed").addFilter(lambda record: "Setting accelerator to CPU" not in record.getMessage())
 
 
 def build_data(config: DataConfig) -> DataModule:

@@ -1,0 +1,1 @@
+"""How well a reward, or the model behind it, agrees with people or with a known truth."""

@@ -1,0 +1,89 @@
+"""Recall at k against a slow loop over all orders of ties, and against cases worked by hand."""
+
+from __future__ import annotations
+
+import itertools
+from fractions import Fraction
+
+import pytest
+import torch
+
+from rewards.judging.retrieval import hit_probability, retrieval_recall
+
+
+def slow_recall(cosines: torch.Tensor, query_ids: list[int], candidate_ids: list[int], k: int) -> float:
+    """Plain recall at k without ties, one query at a time."""
+    hits = 0
+    for row, own in zip(cosines.tolist(), query_ids, strict=True):
+        nearest = sorted(range(len(row)), key=lambda column: -row[column])[:k]
+        hits += any(candidate_ids[column] == own for column in nearest)
+    return hits / len(query_ids)
+
+
+@pytest.mark.parametrize("chunk_size", [1, 7, 512])
+def test_recall_equals_a_slow_loop(chunk_size):
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(20, 6, generator=generator)
+    owners = torch.cat([torch.arange(20), torch.randint(20, (33,), generator=generator)])
+    owners = owners[torch.randperm(len(owners), generator=generator)]
+    texts = images[owners] + 1.5 * torch.randn(53, 6, generator=generator)
+    got = retrieval_recall(images, texts, owners, chunk_size=chunk_size)
+    cosines = torch.nn.functional.cosine_similarity(images[:, None].double(), texts[None].double(), dim=-1)
+    rows = list(range(20))
+    expected = {f"i2t_r{k}": slow_recall(cosines, rows, owners.tolist(), k) for k in (1, 5, 10)}
+    expected |= {f"t2i_r{k}": slow_recall(cosines.T, owners.tolist(), rows, k) for k in (1, 5, 10)}
+    assert got == pytest.approx(expected)
+    assert 0 < got["i2t_r1"] < got["i2t_r5"] < 1
+    assert 0 < got["t2i_r1"] < got["t2i_r10"] < 1
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4, 6])
+@pytest.mark.parametrize(("better", "others", "own"), [(0, 0, 1), (0, 3, 1), (1, 2, 2), (2, 1, 1), (5, 0, 2)])
+def test_ties_count_by_their_expectation_over_all_orders(better, others, own, k):
+    orders = list(itertools.permutations([False] * others + [True] * own))
+    hits = Fraction(sum(any(order[: max(0, k - better)]) for order in orders), len(orders))
+    got = hit_probability(torch.tensor([better]), torch.tensor([others]), torch.tensor([own]), k)
+    assert got.item() == pytest.approx(float(hits), abs=1e-12)
+
+
+def test_one_vector_for_everything_is_chance():
+    images, texts = torch.ones(10, 4), torch.ones(20, 4)
+    got = retrieval_recall(images, texts, torch.arange(20) // 2, ks=(1, 5))
+    # Text to image: 1 of 10. Image to text: at least one of 2 own among k of 20.
+    miss5 = (18 * 17 * 16 * 15 * 14) / (20 * 19 * 18 * 17 * 16)
+    assert got == pytest.approx({"i2t_r1": 0.1, "i2t_r5": 1 - miss5, "t2i_r1": 0.1, "t2i_r5": 0.5})
+
+
+def test_two_images_that_share_a_caption_share_the_hit():
+    images = torch.eye(3)
+    texts = torch.tensor([[1.0, 1.0, 0.0], [1.0 + 1e-8, 1.0, 0.0], [0.0, 0.0, 1.0]])
+    got = retrieval_recall(images, texts, torch.tensor([0, 1, 2]), ks=(1, 2))
+    assert got == pytest.approx({"i2t_r1": 2 / 3, "i2t_r2": 1.0, "t2i_r1": 2 / 3, "t2i_r2": 1.0})
+
+
+def test_length_of_embeddings_and_order_of_texts_do_not_matter():
+    generator = torch.Generator().manual_seed(1)
+    images, texts = torch.randn(8, 4, generator=generator), torch.randn(16, 4, generator=generator)
+    owners, order = torch.arange(16) % 8, torch.randperm(16, generator=generator)
+    plain = retrieval_recall(images, texts, owners)
+    assert retrieval_recall(3 * images, 0.1 * texts[order], owners[order]) == pytest.approx(plain)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"texts": torch.ones(2, 3)}, r"images \(2, 4\) and texts \(2, 3\)"),
+        ({"images": torch.ones(0, 4)}, "none empty"),
+        ({"owners": torch.tensor([0, 2])}, "owner 2: expected the row of an image, 0 to 1"),
+        ({"owners": torch.tensor([0])}, "expected 2 integers"),
+        ({"owners": torch.tensor([0.0, 1.0])}, "expected 2 integers"),
+        ({"owners": torch.tensor([1, 1])}, "1 images have no text, the first is row 0"),
+        ({"ks": (0,)}, "at least 1"),
+        ({"texts": torch.tensor([[1.0, 0, 0, 0], [0.0, 0, 0, 0]])}, "texts: row 1 has the length 0"),
+        ({"images": torch.tensor([[1.0, 0, 0, torch.nan], [1.0, 0, 0, 0]])}, "images: row 0 has the length nan"),
+    ],
+)
+def test_bad_input_is_refused(change, message):
+    arguments = {"images": torch.ones(2, 4), "texts": torch.ones(2, 4), "owners": torch.tensor([0, 1])} | change
+    with pytest.raises(ValueError, match=message):
+        retrieval_recall(**arguments)

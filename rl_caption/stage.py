@@ -1,8 +1,8 @@
-"""What cross-entropy and self-critical training share: an accelerator, a locked run folder, data, a captioner."""
+"""What every training starts from: an accelerator, a locked run folder, checked data, perhaps a checkpoint."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,20 +13,15 @@ from accelerate import Accelerator
 from rl_caption.build import (
     ConfigError,
     build_accelerator,
-    build_captioner,
     build_data,
     checked_splits,
-    references_of,
     usable_split,
 )
-from rl_caption.captioners.base import Captioner, Decoding
 from rl_caption.checkpoint import CheckpointError, read_state
 from rl_caption.config import ScstConfig, XeConfig
 from rl_caption.config_checks import out_of_range
 from rl_caption.data.base import Row
 from rl_caption.data.order import micro_batch_size
-from rl_caption.evaluation import validation_cider
-from rl_caption.inference import caption_rows
 from rl_caption.launch import RunLock
 from rl_caption.run_folder import find_checkpoint
 from rl_caption.types import TrainState
@@ -34,12 +29,11 @@ from rl_caption.types import TrainState
 
 @dataclass(frozen=True)
 class Stage:
-    """Everything that is ready before a task is chosen.
+    """Everything that is ready before there is a model.
 
     Attributes:
         config: as resolved.
         accelerator: devices and processes.
-        captioner: ``model.init``, or random weights.
         train_rows, val_rows: usable images.
         micro_batch_size: images of one forward pass of one process.
         checkpoint: where the run goes on from; None at its start.
@@ -47,7 +41,6 @@ class Stage:
 
     config: XeConfig | ScstConfig
     accelerator: Accelerator
-    captioner: Captioner
     train_rows: Sequence[Row]
     val_rows: Sequence[Row]
     micro_batch_size: int
@@ -83,32 +76,13 @@ class Stage:
         state.signature = signature
         return state
 
-    def validator(self, max_new_tokens: int) -> Callable[[], dict[str, float]]:
-        """A function that captions the validation images greedily and returns ``val/*``; called by every process."""
-        references = {row["image_id"]: row["references"] for row in self.val_rows}
-        decoding = Decoding(max_new_tokens=max_new_tokens)
-        batch_size = self.config.eval.batch_size
-
-        def validate() -> dict[str, float]:
-            captions = caption_rows(
-                self.captioner, self.captioner.policy, self.val_rows, decoding, batch_size, self.accelerator
-            )
-            words = [len(caption.split()) for caption in captions.values()]
-            return {"val/cider": validation_cider(captions, references), "val/length": sum(words) / len(words)}
-
-        return validate
-
 
 @contextmanager
-def open_stage(config: XeConfig | ScstConfig, max_tokens: tuple[str, int]) -> Iterator[Stage]:
+def open_stage(config: XeConfig | ScstConfig) -> Iterator[Stage]:
     """Check everything that can be checked before long work starts, and hold the run folder's lock meanwhile.
 
-    Args:
-        config: of the run.
-        max_tokens: configuration key and value of the longest caption.
-
     Raises:
-        ConfigError, DataError, CaptionerError, CheckpointError, LaunchError: what is wrong, and what would be right.
+        ConfigError, DataError, CheckpointError, LaunchError: what is wrong, and what would be right.
     """
     wrong = out_of_range(config)
     if wrong:
@@ -122,9 +96,7 @@ def open_stage(config: XeConfig | ScstConfig, max_tokens: tuple[str, int]) -> It
         with accelerator.main_process_first():  # it clears away what a killed save left; the others then find order
             checkpoint = find_checkpoint(config)
         train_rows, val_rows = _rows(config, accelerator)
-        captioner = build_captioner(config.model, references_of(train_rows), config.data.cache_mb)
-        _check_length(captioner, *max_tokens)
-        yield Stage(config, accelerator, captioner, train_rows, val_rows, micro, checkpoint)
+        yield Stage(config, accelerator, train_rows, val_rows, micro, checkpoint)
 
 
 def leave_process_group() -> None:
@@ -143,9 +115,3 @@ def _rows(config: XeConfig | ScstConfig, accelerator: Accelerator) -> tuple[Sequ
     if len(val) < 2:
         raise ConfigError(f"eval.split {config.eval.split!r} has {len(val)} usable image(s): CIDEr-D needs at least 2")
     return rows["train"], val
-
-
-def _check_length(captioner: Captioner, key: str, tokens: int) -> None:
-    longest: int | None = getattr(captioner.policy.config, "max_positions", None)
-    if longest is not None and tokens > longest:
-        raise ConfigError(f"{key} is {tokens}: the captioner has positions for {longest} tokens (max_positions)")

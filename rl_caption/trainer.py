@@ -30,7 +30,7 @@ from rl_caption.metrics import Averages
 from rl_caption.run_folder import write_result
 from rl_caption.schedules import Schedule
 from rl_caption.tracking import RunLog
-from rl_caption.types import CaptionBatch, TrainState
+from rl_caption.types import Batch, TrainState, Validation
 
 
 class NonFiniteError(RuntimeError):
@@ -43,7 +43,7 @@ class Task(Protocol):
     name: str
     samples: list[dict[str, Any]]
 
-    def training_step(self, batches: Sequence[CaptionBatch], step: int) -> Averages:
+    def training_step(self, batches: Sequence[Any], step: int) -> Averages:
         """Leave the step's gradient in the parameters and return what is to be logged."""
         ...
 
@@ -64,7 +64,9 @@ class Trainer:
         max_steps: optimizer steps of the whole run.
         folder: the run's folder.
         state: counters to start from.
-        validate: captions the validation split and returns its metrics; ``val/cider`` chooses the best model.
+        validate: judges the model as it is at a step.
+        metric: which of validation's metrics chooses the best model; higher is better.
+        metric_range: its range, for log lines.
         export: writes the model to a folder.
         grad_clip_norm, grad_clip_value: see ``TrainConfig``.
         eval_every, save_every, log_every: optimizer steps.
@@ -85,8 +87,10 @@ class Trainer:
     max_steps: int
     folder: Path
     state: TrainState
-    validate: Callable[[], dict[str, float]]
+    validate: Callable[[int], Validation]
     export: Callable[[Path], None]
+    metric: str = "val/cider"
+    metric_range: str = "0 to 10"
     grad_clip_norm: float | None = 1.0
     grad_clip_value: float | None = None
     eval_every: int = 1000
@@ -129,13 +133,15 @@ class Trainer:
                 prune(newest.parent, self.keep_checkpoints, newest)
             write_result(self.folder, asdict(self.state))
         self.accelerator.wait_for_everyone()  # whoever asks next whether the run is complete finds the result
+        if self.state.stopped is not None:
+            log.message(f"stopped at step {self.state.global_step} of {self.max_steps}: {self.state.stopped}")
         log.message(
-            f"done: best validation CIDEr-D {self.state.best_metric:.4f} (0 to 10) at step {self.state.best_step}, "
-            f"model in {self.folder / 'export' / 'best'}"
+            f"done: best {self.metric} {self.state.best_metric:.4f} ({self.metric_range}) at step "
+            f"{self.state.best_step}, model in {self.folder / 'export' / 'best'}"
         )
         return self.state
 
-    def _step(self, batches: list[CaptionBatch]) -> dict[str, float]:
+    def _step(self, batches: list[Batch]) -> dict[str, float]:
         started = time.perf_counter()
         step = self.state.global_step
         lr = self.lr * self.schedule(step)
@@ -172,27 +178,29 @@ class Trainer:
             log.samples(step, self.task.samples[: self.log_samples])
         if step % self.eval_every == 0 or last:
             self._validate(log)
-        if step % self.save_every == 0 or last or self._out_of_patience():
+        if step % self.save_every == 0 or last or self._stops_early():
             self._save()
 
     def _validate(self, log: RunLog) -> None:
-        """Caption the validation split; a better CIDEr-D than before exports the model to ``export/best``."""
+        """Judge the model; a better ``metric`` than before exports it to ``export/best``."""
         started = time.perf_counter()
-        metrics = self.validate()
-        metrics["val/seconds"] = time.perf_counter() - started
-        best = self.state.best_metric
-        improved = best is None or metrics["val/cider"] > best
+        verdict = self.validate(self.state.global_step)
+        value, best = verdict.metrics[self.metric], self.state.best_metric
+        improved = best is None or value > best
         if improved:
-            self.state.best_metric, self.state.best_step = metrics["val/cider"], self.state.global_step
+            self.state.best_metric, self.state.best_step = value, self.state.global_step
             self.state.evaluations_without_gain = 0
             self._export(self.folder / "export" / "best")
         else:
             self.state.evaluations_without_gain += 1
-        log.metrics(self.state.global_step, metrics)
+        log.metrics(self.state.global_step, verdict.metrics | {"val/seconds": time.perf_counter() - started})
         log.message(
-            f"validation: CIDEr-D {metrics['val/cider']:.4f} (0 to 10)"
+            f"validation: {self.metric} {value:.4f} ({self.metric_range})"
             + (", the best so far" if improved else f", best {best:.4f} at step {self.state.best_step}")
         )
+        for message in verdict.messages:
+            log.message(message)
+        self.state.stopped = verdict.stop
 
     def _export(self, final: Path) -> None:
         partial = final.with_name(f".partial-{final.name}")
@@ -208,9 +216,11 @@ class Trainer:
         save_checkpoint(self.accelerator, self.folder / "checkpoints", self.state, self.keep_checkpoints)
 
     def _finished(self) -> bool:
-        return self.state.global_step >= self.max_steps or self._out_of_patience()
+        return self.state.global_step >= self.max_steps or self._stops_early()
 
-    def _out_of_patience(self) -> bool:
+    def _stops_early(self) -> bool:
+        if self.state.stopped is not None:
+            return True
         return self.patience is not None and self.state.evaluations_without_gain >= self.patience
 
     def _agreed(self, terminated: bool) -> bool:
@@ -220,7 +230,7 @@ class Trainer:
         votes = torch.tensor(float(terminated), device=self.accelerator.device)
         return bool(self.accelerator.reduce(votes, reduction="sum").item() > 0)
 
-    def _check_finite(self, metrics: dict[str, float], batches: list[CaptionBatch]) -> None:
+    def _check_finite(self, metrics: dict[str, float], batches: list[Batch]) -> None:
         scaled = self.accelerator.scaler is not None  # fp16 overflows now and then; the scaler skips that step
         watched = ("loss/total",) if scaled else ("loss/total", "grad/norm")
         bad = [f"{name} is {metrics[name]}" for name in watched if not math.isfinite(metrics[name])]

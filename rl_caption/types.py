@@ -4,12 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from rl_caption.data.base import Row
+
+
+class Batch(Protocol):
+    """A micro-batch as the loop sees it."""
+
+    @property
+    def rows(self) -> Sequence[Row]:
+        """Its images."""
+        ...
+
+    def to(self, device: torch.device) -> Batch:
+        """The batch with its tensors on ``device``."""
+        ...
+
+
+@dataclass(frozen=True)
+class Validation:
+    """What a validation found."""
+
+    metrics: dict[str, float]
+    """``val/*`` and whatever else is to be logged; every process has the same."""
+    messages: Sequence[str] = ()
+    """Plain sentences for the log, such as an alarm with its evidence."""
+    stop: str | None = None
+    """Why the run is to end now; None lets it go on."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +105,8 @@ class TrainState:
     best_metric: float | None = None
     best_step: int | None = None
     evaluations_without_gain: int = 0
+    stopped: str | None = None
+    """Why a validation ended the run early; None if none did."""
     processes: int = 1
     """Processes that trained together; the random states of dropout belong to them."""
     signature: str = ""

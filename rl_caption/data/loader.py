@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from rl_caption.captioners.base import Captioner
 from rl_caption.data.augment import AUGMENTATIONS, augment
 from rl_caption.data.base import Row
 from rl_caption.data.order import row_generator
-from rl_caption.types import CaptionBatch
+from rl_caption.types import Batch, CaptionBatch
 
 
 class Collate:
@@ -97,10 +97,13 @@ class _Rows(Dataset):
         return self.rows[key[0]], key[1]
 
 
-def caption_loader(
-    rows: Sequence[Row], collate: Collate, order: Iterator[list[tuple[int, int]]], num_workers: int
+def row_loader(
+    rows: Sequence[Row],
+    collate: Callable[[Sequence[tuple[Row, int]]], Batch],
+    order: Iterator[list[tuple[int, int]]],
+    num_workers: int,
 ) -> DataLoader:
-    """A loader of ``CaptionBatch`` that follows ``order`` (micro-batches of (row index, step))."""
+    """A loader of what ``collate`` makes that follows ``order`` (micro-batches of (row index, step))."""
     return DataLoader(
         _Rows(rows),
         batch_sampler=order,

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rl_caption.data.augment import augment
-from rl_caption.data.loader import Collate, caption_loader, encode_targets
+from rl_caption.data.loader import Collate, encode_targets, row_loader
 from rl_caption.data.order import micro_batches
 from tests.captioners_for_tests import tiny_captioner, tiny_rows
 
@@ -65,7 +65,7 @@ def test_the_loader_follows_the_order_and_leaves_the_random_state_alone(workers:
     torch.manual_seed(3)
     before = torch.get_rng_state()
     order = micro_batches(6, 4, 2, 0, 1, seed=0, first_step=1)
-    loader = caption_loader(rows, Collate(tiny_captioner_quietly(before)), order, workers)
+    loader = row_loader(rows, Collate(tiny_captioner_quietly(before)), order, workers)
     batches = list(islice(iter(loader), 4))
     assert torch.equal(torch.get_rng_state(), before)
     expected = list(islice(micro_batches(6, 4, 2, 0, 1, seed=0, first_step=1), 4))

@@ -18,7 +18,7 @@ from rl_caption.checkpoint import CheckpointError
 from rl_caption.metrics import Averages
 from rl_caption.schedules import make_schedule
 from rl_caption.trainer import NonFiniteError, Trainer
-from rl_caption.types import CaptionBatch, TrainState
+from rl_caption.types import CaptionBatch, TrainState, Validation
 
 
 class Slope:
@@ -65,7 +65,7 @@ def make_trainer(
         loader=[CaptionBatch(rows[index : index + 1], {}) for index in range(100)],  # type: ignore[arg-type]
         micro_batches=2,
         folder=folder,
-        validate=lambda: {"val/cider": remaining.pop(0) if remaining else 0.0},
+        validate=lambda step: Validation({"val/cider": remaining.pop(0) if remaining else 0.0}),
         export=export,
         **values,
     )

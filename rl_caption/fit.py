@@ -1,0 +1,138 @@
+"""From an open stage and a model to a finished run: optimizer, data order, checkpoint, loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import set_seed
+from torch import nn
+
+from rl_caption.checkpoint import load_checkpoint
+from rl_caption.data.loader import row_loader
+from rl_caption.data.order import micro_batches
+from rl_caption.run_folder import write_run_files
+from rl_caption.schedules import make_schedule
+from rl_caption.stage import Stage
+from rl_caption.tracking import announce
+from rl_caption.trainer import Task, Trainer
+from rl_caption.types import TrainState, Validation
+
+
+@dataclass(frozen=True)
+class Trainee:
+    """What a run trains, and how it is judged and exported.
+
+    Attributes:
+        model: what is trained: those of its parameters that require a gradient.
+        validate: judges the model as it is at a step; called by every process.
+        export: writes the model to a folder.
+        is_trained: whether the weights are worth validating before the first step.
+        metric: which of validation's metrics chooses the best model; higher is better.
+        metric_range: its range, for log lines.
+    """
+
+    model: nn.Module
+    validate: Callable[[int], Validation]
+    export: Callable[[Path], None]
+    is_trained: bool
+    metric: str = "val/cider"
+    metric_range: str = "0 to 10"
+
+
+def fit(
+    stage: Stage,
+    trainee: Trainee,
+    make_task: Callable[[nn.Module], Task],
+    collate: Callable[[Any], Any],
+    signature: str = "",
+) -> TrainState:
+    """Prepare model and optimizer, go on from a checkpoint if there is one, and run the task.
+
+    Args:
+        stage: of the run.
+        trainee: the model and its judge.
+        make_task: from the model as prepared for (distributed) training to what one step does.
+        collate: (row, step) pairs to a micro-batch.
+        signature: what the reward's numbers depend on; a resumed run must have the same.
+    """
+    train, accelerator = stage.config.train, stage.accelerator
+    state = stage.state(signature)
+    if accelerator.is_main_process:
+        write_run_files(stage.config, {"signature": signature, "processes": accelerator.num_processes})
+    accelerator.init_trackers(stage.folder.name, config={"signature": signature})
+    trained = [parameter for parameter in trainee.model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=train.lr, betas=train.betas, weight_decay=train.weight_decay)
+    model, optimizer = accelerator.prepare(trainee.model, optimizer)
+    model.train()
+    set_seed(train.seed, device_specific=True)  # weights are equal everywhere by now; dropout is to differ
+    if stage.checkpoint:
+        load_checkpoint(accelerator, stage.checkpoint)
+    trainer = _trainer(stage, trainee, make_task(model), model, optimizer, collate, state)
+    _announce_run(stage, trainer)
+    trainer.fit()
+    for tracker in accelerator.trackers:
+        tracker.finish()
+    return state
+
+
+def _trainer(
+    stage: Stage,
+    trainee: Trainee,
+    task: Task,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    collate: Callable[[Any], Any],
+    state: TrainState,
+) -> Trainer:
+    config, accelerator = stage.config, stage.accelerator
+    train, run, micro = config.train, config.run, stage.micro_batch_size
+    rank, processes = accelerator.process_index, accelerator.num_processes
+    order = micro_batches(
+        len(stage.train_rows), train.batch_size, micro, rank, processes, train.seed, state.global_step
+    )
+    eval_every = config.eval.every or stage.steps_per_epoch
+    return Trainer(
+        accelerator=accelerator,
+        task=task,
+        parameters=[parameter for parameter in model.parameters() if parameter.requires_grad],
+        optimizer=optimizer,
+        loader=row_loader(stage.train_rows, collate, order, config.data.num_workers),
+        micro_batches=train.batch_size // (micro * processes),
+        schedule=make_schedule(train.schedule, train.warmup_steps, stage.max_steps, train.decay, train.decay_every),
+        lr=train.lr,
+        max_steps=stage.max_steps,
+        folder=stage.folder,
+        state=state,
+        validate=trainee.validate,
+        export=trainee.export,
+        metric=trainee.metric,
+        metric_range=trainee.metric_range,
+        grad_clip_norm=train.grad_clip_norm,
+        grad_clip_value=train.grad_clip_value,
+        eval_every=eval_every,
+        save_every=run.save_every or eval_every,
+        log_every=run.log_every,
+        keep_checkpoints=run.keep_checkpoints,
+        patience=config.eval.patience,
+        log_samples=run.log_samples,
+        validate_first=trainee.is_trained,
+    )
+
+
+def _announce_run(stage: Stage, trainer: Trainer) -> None:
+    accelerator = stage.accelerator
+    announce(
+        accelerator,
+        f"{trainer.task.name}: {sum(p.numel() for p in trainer.parameters):,} trained parameters, "
+        f"{len(stage.train_rows)} training and {len(stage.val_rows)} validation images, "
+        f"{accelerator.num_processes} process(es) on {accelerator.device}, {trainer.micro_batches} x "
+        f"{stage.micro_batch_size} images a step and process, {trainer.max_steps} steps into {trainer.folder}",
+    )
+    if trainer.state.signature:
+        announce(accelerator, f"reward signature: {trainer.state.signature}")
+    if stage.checkpoint:
+        announce(accelerator, f"going on from {stage.checkpoint}")

@@ -23,10 +23,10 @@ def retrieval_recall(
     CVPR 2015, section 4.1).
 
     Ties (cosines within ``TIE``) count by their expectation when they are put in a random order: a text whose image is
-    beaten by G others and equalled by E is a hit at k with probability min(1, max(0, k - G) / (E + 1)). So an encoder that returns
-    one vector for everything gets chance level, and a caption that many images share costs no more than it must. With
-    several own texts at the best own cosine the probability of a miss is hypergeometric. Where nothing is tied, this
-    is plain recall.
+    beaten by G others and equalled by E is a hit at k with probability min(1, max(0, k - G) / (E + 1)). So an encoder
+    that returns one vector for everything gets chance level, and a caption that many images share costs no more than
+    it must. With several own texts at the best own cosine the probability of a miss is hypergeometric. Where nothing
+    is tied, this is plain recall.
 
     Args:
         images: [N, D] embeddings; of any length above 0, since they are normalised here.

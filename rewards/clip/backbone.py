@@ -100,6 +100,11 @@ class Backbone:
         """Pickle without the network."""
         return {**self.__dict__, "_loaded": None}
 
+    @property
+    def num_parameters(self) -> int:
+        """Numbers that the model learned; shared weights count once."""
+        return sum(parameter.numel() for parameter in self._parts().model.parameters())
+
     def _parts(self) -> _Loaded:
         if self._loaded is None:
             try:

@@ -18,6 +18,7 @@ import argparse
 import copy
 import json
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -53,6 +54,8 @@ from rl_caption.data.loader import Collate
 from rl_caption.scst import SelfCriticalTask
 
 PARTS = ("size", "step", "reward")
+FULL_LENGTH = 77
+"""Positions of a text that is not trimmed."""
 FULL, CACHED, TRIMMED = "full forward", "images cached", "images cached, text trimmed"
 
 
@@ -103,6 +106,8 @@ def timed(variants: Mapping[str, Callable[[], object]], settings: Settings, titl
     """Seconds of each call, variants in turn within a round; a first round warms up and fills caches."""
     seconds: Timings = {name: [] for name in variants}
     rounds = [(number, name) for number in range(settings.repeats + 1) for name in variants]
+    if not sys.stderr.isatty():
+        print(f"{title}: {len(variants)} variants, {settings.repeats + 1} rounds", file=sys.stderr, flush=True)
     for number, name in tqdm(rounds, title, leave=False, disable=None):
         synchronise(settings.device)
         start = time.perf_counter()
@@ -183,13 +188,13 @@ def parameters(modules: Iterable[nn.Module]) -> int:
     return sum(parameter.numel() for module in modules for parameter in module.parameters())
 
 
-def multiply_adds(encode: Encode, example: Tensor) -> float:
-    """Multiply-adds of matrix products for one item; fused kernels, which the counter does not know, are opened up."""
+def multiply_adds(call: Callable[[], object]) -> float:
+    """Multiply-adds of a call's matrix products. Fused kernels, which the counter does not know, are opened up."""
     fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-            encode(example[:1])
+        with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+            call()
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
     return counter.get_total_flops() / 2
@@ -207,11 +212,11 @@ def measure_size(shapes: Shapes, teacher: Backbone, settings: Settings) -> list[
         "L-CLIP, plain table": (plain.encode_image, plain.encode_text),
     }
     captions = random_captions(caption_words(shapes.words), shapes.pairs, seed=0)
-    ids = parts.tokenizer(captions, context_length=parts.context_length).to(device)
+    ids = parts.tokenizer(captions, context_length=FULL_LENGTH).to(device)
     size = shapes.student.image_size
     pixels = torch.randn(shapes.pairs, 3, size, size, device=device)
     short = trim_padding(ids)
-    inputs = {"images": pixels, f"texts of {ids.shape[1]}": ids, f"texts cut to {short.shape[1]}": short}
+    inputs = {"images": pixels, f"texts of {FULL_LENGTH}": ids, f"texts cut to {short.shape[1]}": short}
 
     counts = {
         "CLIP": parameters([model]) - 1,  # without the temperature
@@ -219,15 +224,15 @@ def measure_size(shapes: Shapes, teacher: Backbone, settings: Settings) -> list[
         "L-CLIP, plain table": parameters([plain]),
     }
     rows = [parameter_row(name, counts) for name in counts if name != "CLIP"]
-    rows += [arithmetic_row(what, tensor, encoders) for what, tensor in inputs.items()]
     variants = {
         f"{name}: {what}": partial(towers[what != "images"], tensor)
         for name, towers in encoders.items()
         for what, tensor in inputs.items()
     }
     with torch.no_grad():
-        times = timed(variants, settings, "embedding pairs")
-    return rows + speed_rows(times, list(inputs))
+        single = {name: partial(variant.func, variant.args[0][:1]) for name, variant in variants.items()}
+        rows += arithmetic_rows({name: [multiply_adds(variant)] for name, variant in single.items()})
+        return rows + speed_rows(timed(variants, settings, "embedding pairs"))
 
 
 def parameter_row(name: str, counts: dict[str, int]) -> Measurement:
@@ -238,29 +243,37 @@ def parameter_row(name: str, counts: dict[str, int]) -> Measurement:
     return Measurement(f"{name}: parameters", "CLIP: parameters", whole / count, "x fewer", detail + paper)
 
 
-def arithmetic_row(what: str, tensor: Tensor, encoders: dict[str, tuple[Encode, Encode]]) -> Measurement:
-    """How many times fewer multiply-adds than CLIP."""
-    before, count = (multiply_adds(encoders[name][what != "images"], tensor) for name in ("CLIP", "L-CLIP"))
-    detail = f"{count / 1e9:.3g} against {before / 1e9:.3g} billion multiply-adds each"
-    return Measurement(f"L-CLIP: {what}, arithmetic", f"CLIP: {what}, arithmetic", before / count, "x fewer", detail)
-
-
-def speed_rows(times: Timings, inputs: list[str]) -> list[Measurement]:
-    """Times of one tower, and sums of both, against CLIP."""
-    images, long, short = inputs
-    names = ("CLIP", "L-CLIP", "L-CLIP, plain table")
-    both = {
-        f"{name}: images and {texts}": [sum(pair) for pair in zip(times[f"{name}: {images}"], seconds, strict=True)]
-        for name in names
-        for texts in (long, short)
-        for seconds in (times[f"{name}: {texts}"],)
+def with_pairs(values: Timings) -> Timings:
+    """Add what a pair takes: the image, then the text."""
+    return values | {
+        key.replace(": texts", ": images and texts"): [sum(both) for both in zip(values[images], texts, strict=True)]
+        for key, texts in values.items()
+        if ": texts" in key
+        for images in (key.split(":")[0] + ": images",)
     }
+
+
+def arithmetic_rows(counts: Timings) -> list[Measurement]:
+    """How many times fewer multiply-adds than CLIP."""
     rows = []
-    for what in (f"images and {long}", f"images and {short}", images, long, short):
-        for name in names[1:]:
-            if name == "L-CLIP" or "texts" in what:  # the image towers are one
-                paper = "; paper 1.82" if name == "L-CLIP" and what == f"images and {long}" else ""
-                rows.append(faster(times | both, f"{name}: {what}", f"CLIP: {what}", paper))
+    for key, (count,) in with_pairs(counts).items():
+        name, what = key.split(": ")
+        if name == "L-CLIP":
+            (before,) = with_pairs(counts)[f"CLIP: {what}"]
+            detail = f"{count / 1e9:.3g} against {before / 1e9:.3g} billion multiply-adds each"
+            rows.append(Measurement(f"{key}, arithmetic", f"CLIP: {what}", before / count, "x fewer", detail))
+    return rows
+
+
+def speed_rows(times: Timings) -> list[Measurement]:
+    """Times of one tower, and sums of both, against CLIP."""
+    times = with_pairs(times)
+    rows = []
+    for key in times:
+        name, what = key.split(": ")
+        if name == "L-CLIP" or (name != "CLIP" and "texts" in what):  # the image towers of both L-CLIPs are one
+            paper = "; paper 1.82" if key == f"L-CLIP: images and texts of {FULL_LENGTH}" else ""
+            rows.append(faster(times, key, f"CLIP: {what}", paper))
     return rows
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rewards.base import as_texts, checked_scores, required_column
-from rewards.clip.embedding_cache import EmbeddingCache, ImageSource
+from rewards.clip.embedding_cache import CachedEncoder
 from rewards.text.references import reference_lists
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class ClipScore:
 
     def __init__(
         self,
-        backbone: str | Path | DualEncoder = "ViT-B-32",
+        backbone: str | Path | DualEncoder | CachedEncoder = "ViT-B-32",
         pretrained: str | None = None,
         prefix: str = PREFIX,
         w: float = 2.5,
@@ -67,7 +67,8 @@ class ClipScore:
         Args:
             backbone: what ``rewards.clip.backbone.load_backbone`` takes as a name, or an encoder that is loaded
                 already, which several rewards may share; with an encoder, the arguments ``pretrained``, ``device``,
-                ``precision``, ``batch_size`` and ``truncate`` are not used.
+                ``precision``, ``batch_size`` and ``truncate`` are not used, and with a ``CachedEncoder``, which brings
+                its image embeddings, neither are ``cache_dir`` and ``cache_images``.
             pretrained: tag of open_clip or a checkpoint file. None is ``openai`` for the default backbone.
             prefix: put before captions and references, as in the paper; "" for none.
             w: scale, above 0; 2.5 in the paper.
@@ -89,10 +90,11 @@ class ClipScore:
             if str(backbone) == "ViT-B-32" and pretrained is None:
                 pretrained = "openai"
             backbone = _load(str(backbone), pretrained, device, precision, batch_size, truncate)
+        if not isinstance(backbone, CachedEncoder):
+            backbone = CachedEncoder(backbone, cache_dir, cache_images)
         self.backbone, self.prefix, self.w = backbone, prefix, float(w)
         self.bounds = (0.0, self.w)
         self.cache_references = cache_references
-        self._images = EmbeddingCache(backbone.fingerprint, cache_dir, cache_images)
         self._references: OrderedDict[str, Floats] = OrderedDict()
 
     @property
@@ -126,7 +128,7 @@ class ClipScore:
         if not texts:
             return []
         captions = self._embed_texts(texts)
-        scores = clip_score(_cosines(captions, self._embed_images(images)), self.w)
+        scores = clip_score(_cosines(captions, self.backbone.embed_images(images)), self.w)
         return checked_scores(self, self._with_references(scores, captions, references).tolist(), len(texts))
 
     def _checked_references(self, columns: dict[str, Any], count: int) -> list[tuple[str, ...]]:
@@ -135,14 +137,11 @@ class ClipScore:
     def _with_references(self, scores: Floats, captions: Floats, references: list[tuple[str, ...]]) -> Floats:
         return scores
 
-    def _embed_images(self, images: Sequence[ImageSource]) -> Floats:
-        return self._images.embed(images, lambda missing: self.backbone.encode_images(missing).numpy())
-
     def _embed_texts(self, texts: Sequence[str]) -> Floats:
         """Embed [N] captions, equal ones once."""
         distinct = list(dict.fromkeys(texts))
         rows = {text: row for row, text in enumerate(distinct)}
-        embeddings: Floats = self.backbone.encode_texts([self.prefix + text for text in distinct]).numpy()
+        embeddings = self.backbone.embed_texts([self.prefix + text for text in distinct])
         return embeddings[[rows[text] for text in texts]]
 
     def _embed_references(self, references: Sequence[tuple[str, ...]]) -> dict[str, Floats]:
@@ -176,7 +175,7 @@ class RefClipScore(ClipScore):
 
     def __init__(
         self,
-        backbone: str | Path | DualEncoder = "ViT-B-32",
+        backbone: str | Path | DualEncoder | CachedEncoder = "ViT-B-32",
         pretrained: str | None = None,
         prefix: str = PREFIX,
         w: float = 2.5,

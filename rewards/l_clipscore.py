@@ -12,6 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rewards.clip.embedding_cache import CachedEncoder
 from rewards.clipscore import ClipScore, RefClipScore
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ class LClipScore(ClipScore):
 
     def __init__(
         self,
-        backbone: str | Path | DualEncoder,
+        backbone: str | Path | DualEncoder | CachedEncoder,
         prefix: str = "",
         w: float = 2.5,
         device: str | None = None,
@@ -60,7 +61,7 @@ class RefLClipScore(RefClipScore):
 
     def __init__(
         self,
-        backbone: str | Path | DualEncoder,
+        backbone: str | Path | DualEncoder | CachedEncoder,
         prefix: str = "",
         w: float = 2.5,
         clip_references: bool = True,
@@ -89,7 +90,7 @@ class RefLClipScore(RefClipScore):
         )  # fmt: skip
 
 
-def _student(backbone: str | Path | DualEncoder) -> str | Path | DualEncoder:
+def _student(backbone: str | Path | DualEncoder | CachedEncoder) -> str | Path | DualEncoder | CachedEncoder:
     if isinstance(backbone, str | Path) and not Path(backbone).is_dir():
         raise ValueError(
             f"student folder {str(backbone)!r} does not exist: expected one that LCLIP.save_pretrained made"

@@ -3,30 +3,66 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
 
 from rewards.base import Reward, RewardError, checked_scores
 
+Normalize = Literal["none", "per_term"]
+ROUNDING = 1e-6
+"""A spread below this share of the largest absolute score is rounding (embeddings are float32), not a difference."""
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Mean and standard deviation (divisor N) of one term's scores."""
+
+    mean: float
+    std: float
+
+
+def moments(scores: Sequence[float]) -> Moments:
+    """Return the moments of N scores; a spread that is mere rounding (``ROUNDING``) is 0, and so is that of no score.
+
+    Both are computed exactly and rounded once, so they depend neither on the order of the scores nor on how they were
+    brought together.
+    """
+    if not scores:
+        return Moments(0.0, 0.0)
+    std = statistics.pstdev(scores)
+    return Moments(statistics.fmean(scores), std if std > ROUNDING * max(map(abs, scores)) else 0.0)
+
+
+def z_scores(scores: Sequence[float], of: Moments) -> list[float]:
+    """Return (r - mean) / std of N scores; 0 for all of them where std is 0, as nothing can be told apart."""
+    return [(score - of.mean) / of.std if of.std else 0.0 for score in scores]
+
 
 class MixedReward:
-    """Weighted sum of rewards, sum_t w_t r_t. No term is rescaled: the weights carry the scales.
+    """Weighted sum of rewards, sum_t w_t r_t, or of their z-scores, sum_t w_t (r_t - mean_t) / std_t.
 
-    ``bounds`` follow from those of the terms and the weights (a negative weight swaps a term's bounds), ``columns`` is
-    what any of them needs, and ``signature`` lists all with their weights.
+    Of raw scores (``normalize="none"``), the weights carry the scales; ``bounds`` follow from those of the terms and
+    the weights (a negative weight swaps a term's bounds). Z-scores (``per_term``) are relative to the captions that are
+    scored together: they have no bounds, and totals of different calls do not compare. ``columns`` is what any term
+    needs, and ``signature`` lists all with their weights.
     """
 
     __name__ = "total"
 
-    def __init__(self, terms: Mapping[str, tuple[Reward, float]]) -> None:
+    def __init__(self, terms: Mapping[str, tuple[Reward, float]], normalize: Normalize = "none") -> None:
         """Choose the terms.
 
         Args:
             terms: log key -> (reward, weight).
+            normalize: ``none`` adds raw scores, ``per_term`` z-scores of every term.
 
         Raises:
-            ValueError: there is no term, or a weight is not a finite number.
+            ValueError: there is no term, a weight is not a finite number, or ``normalize`` is unknown.
         """
+        if normalize not in get_args(Normalize):
+            raise ValueError(f"normalize is {normalize!r}: expected one of {', '.join(get_args(Normalize))}")
         if not terms:
             raise ValueError("a mixed reward needs at least one term")
         for name, (_, weight) in terms.items():
@@ -35,15 +71,22 @@ class MixedReward:
         self.rewards = {name: reward for name, (reward, _) in terms.items()}
         self.weights = {name: float(weight) for name, (_, weight) in terms.items()}
         self.columns: frozenset[str] = frozenset().union(*(reward.columns for reward in self.rewards.values()))
+        self.normalize = normalize
         ends = [_scaled(reward.bounds, self.weights[name]) for name, reward in self.rewards.items()]
         self.bounds = (math.fsum(low for low, _ in ends), math.fsum(high for _, high in ends))
+        if normalize == "per_term":
+            self.bounds = (-math.inf, math.inf)
 
     @property
     def signature(self) -> str:
-        """The term's own signature where there is one of weight 1, else all as ``0.5*[...]+0.5*[...]``."""
-        if list(self.weights.values()) == [1.0]:
+        """The term's own signature where there is one of weight 1, else all as ``0.5*[...]+0.5*[...]``.
+
+        Of z-scores, ``per_term(0.5*[...]+0.5*[...])``.
+        """
+        if self.normalize == "none" and list(self.weights.values()) == [1.0]:
             return next(iter(self.rewards.values())).signature
-        return "+".join(f"{self.weights[name]:g}*[{reward.signature}]" for name, reward in self.rewards.items())
+        terms = "+".join(f"{self.weights[name]:g}*[{reward.signature}]" for name, reward in self.rewards.items())
+        return terms if self.normalize == "none" else f"per_term({terms})"
 
     def terms(
         self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any
@@ -61,14 +104,26 @@ class MixedReward:
                 raise RewardError(f"reward term {name!r}: {error}") from error
         return scores
 
-    def combine(self, terms: Mapping[str, Sequence[float]]) -> list[float]:
-        """Return the N weighted sums of what ``terms`` returned."""
+    def combine(self, terms: Mapping[str, Sequence[float]], of: Mapping[str, Moments] | None = None) -> list[float]:
+        """Return the N weighted sums of what ``terms`` returned.
+
+        Args:
+            terms: log key -> N raw scores.
+            of: with ``per_term``, the moments of every term over all captions that are compared; None takes those of
+                the N captions themselves. Not used with ``none``.
+        """
+        if self.normalize == "per_term":
+            known = of if of is not None else {name: moments(terms[name]) for name in self.weights}
+            terms = {name: z_scores(terms[name], known[name]) for name in self.weights}
         rows = zip(*(terms[name] for name in self.weights), strict=True)
         weights = list(self.weights.values())
         return [math.fsum(weight * score for weight, score in zip(weights, row, strict=True)) for row in rows]
 
     def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
-        """Score N captions by the weighted sum.
+        """Score N captions by the weighted sum; z-scores are those over these N captions.
+
+        So with ``per_term`` one caption alone scores 0, and a trainer that calls this in several processes normalises
+        in each of them by itself (this package's own training takes the samples of a whole step instead).
 
         Where ``columns`` has TRL's ``log_metric``, the mean of every term is reported to it as ``reward/<term>``.
 

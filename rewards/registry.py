@@ -42,7 +42,7 @@ def build(name: str, **kwargs: Any) -> Reward:
         ValueError: the name is unknown, the target cannot be imported or is no reward, or an argument is unknown or
             missing. What the class itself raises is passed on.
     """
-    target = _load(name)
+    target = load(name)
     parameters = inspect.signature(target).parameters
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     unknown = [] if takes_any else sorted(set(kwargs) - set(parameters))
@@ -72,7 +72,7 @@ def parameters(name: str) -> list[str]:
     Raises:
         ValueError: as for ``build``, for the name.
     """
-    return list(inspect.signature(_load(name)).parameters)
+    return list(inspect.signature(load(name)).parameters)
 
 
 def describe(name: str) -> str:
@@ -81,7 +81,7 @@ def describe(name: str) -> str:
     Raises:
         ValueError: as for ``build``, for the name.
     """
-    target = _load(name)
+    target = load(name)
     summary = (inspect.getdoc(target) or "no description").split("\n")[0]
     bounds = getattr(target, "bounds", None)
     columns = getattr(target, "columns", None)
@@ -91,7 +91,12 @@ def describe(name: str) -> str:
     return f"{name}: {summary} ({bounds_text}; columns: {columns_text})"
 
 
-def _load(name: str) -> Any:
+def load(name: str) -> Any:
+    """Return the class behind a name, not built.
+
+    Raises:
+        ValueError: the name is unknown, or the target cannot be imported or called.
+    """
     target = name if ":" in name else REWARDS.get(name)
     if target is None:
         close = difflib.get_close_matches(name, REWARDS, n=1)

@@ -15,8 +15,11 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import set_seed
 from transformers.utils import logging as transformers_logging
 
+from rewards.clip.embedding_cache import CachedEncoder
+from rewards.clipscore import ClipScore
 from rewards.mixed import MixedReward
 from rewards.registry import build as build_term
+from rewards.registry import load as load_term
 from rewards.text.document_frequency import DocumentFrequencies
 from rewards.text.tokenize import tokenize
 from rl_caption.captioners.base import CaptionerError
@@ -141,38 +144,62 @@ def build_captioner(config: ModelConfig, references: Sequence[list[str]], cache_
         raise ConfigError(f"model: {error}") from error
 
 
-def build_reward(config: RewardConfig, references: Sequence[list[str]], folder: Path) -> tuple[MixedReward, str]:
+def build_reward(
+    config: RewardConfig, references: Sequence[list[str]], folder: Path | None = None
+) -> tuple[MixedReward, str]:
     """The mixture of rewards, and its signature with the fingerprint of the document frequencies.
 
     Where ``reward.df`` is null, document frequencies are counted from ``references`` (one document an image) and
-    written to ``folder/document_frequencies.npz``.
+    written to ``folder/document_frequencies.npz``, if there is a folder. CLIP-based terms whose arguments ask for the
+    same network and cache share one.
 
     Raises:
-        ConfigError: no terms, an unknown reward or argument, or document frequencies made with another EOS setting.
+        ConfigError: no terms, an unknown reward or argument, weights that are not there, or document frequencies made
+            with another EOS setting.
     """
     if not config.terms:
         raise ConfigError("reward.terms is empty: name at least one reward, such as cider")
     terms, fingerprints = {}, []
+    encoders: dict[str, CachedEncoder] = {}
     for name, term in config.terms.items():
         arguments = dict(term.kwargs)
         if name == "cider" and term.target is None:
             arguments = {"df": config.df or _frequencies(config, references, folder), "eos": config.eos} | arguments
         try:
+            wanted = _encoder_wanted(term.target or name, arguments)
+            if wanted is not None and wanted in encoders:
+                arguments["backbone"] = encoders[wanted]
             reward = build_term(term.target or name, **arguments)
         except (ValueError, OSError) as error:
             raise ConfigError(f"reward.terms.{name}: {error}") from error
+        if wanted is not None and isinstance(reward, ClipScore):
+            encoders[wanted] = reward.backbone
         terms[name] = (reward, term.weight)
         fingerprint = getattr(reward, "fingerprint", None)
         if fingerprint:
             fingerprints.append(f"+df[{fingerprint[:8]}]")
-    mixed = MixedReward(terms)
+    try:
+        mixed = MixedReward(terms, config.normalize)
+    except ValueError as error:
+        raise ConfigError(f"reward: {error}") from error
     return mixed, mixed.signature + "".join(fingerprints)
 
 
-def _frequencies(config: RewardConfig, references: Sequence[list[str]], folder: Path) -> DocumentFrequencies:
+def _encoder_wanted(name: str, arguments: dict[str, Any]) -> str | None:
+    """What a CLIP-based reward loads and caches, defaults filled in; None for other rewards."""
+    kind = load_term(name)
+    if not (isinstance(kind, type) and issubclass(kind, ClipScore)):
+        return None
+    given = {key: parameter.default for key, parameter in inspect.signature(kind).parameters.items()} | arguments
+    keys = ("backbone", "pretrained", "device", "precision", "batch_size", "truncate", "cache_dir", "cache_images")
+    return repr([given.get(key) for key in keys])
+
+
+def _frequencies(config: RewardConfig, references: Sequence[list[str]], folder: Path | None) -> DocumentFrequencies:
     tokens = ([tokenize(caption) for caption in captions] for captions in references)
     frequencies = DocumentFrequencies.from_references(tokens, eos=config.eos)
-    frequencies.save(folder / "document_frequencies.npz")
+    if folder is not None:
+        frequencies.save(folder / "document_frequencies.npz")
     return frequencies
 
 

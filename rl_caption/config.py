@@ -80,11 +80,14 @@ class RewardConfig:
 
     Args:
         terms: name to weight and arguments.
+        normalize: ``none`` adds raw scores; ``per_term`` adds z-scores of every term over the samples of an optimizer
+            step, so that weights compare whatever the terms' scales are.
         df: document frequencies of CIDEr-D; null builds them from the training split, one document an image.
         eos: EOS counts as a word of hypotheses, references and document frequencies.
     """
 
     terms: dict[str, RewardTerm] = field(default_factory=lambda: {"cider": RewardTerm()})
+    normalize: Literal["none", "per_term"] = "none"
     df: str | None = None
     eos: bool = True
 

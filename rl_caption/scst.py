@@ -29,7 +29,7 @@ from rl_caption.objectives import (
     token_logprobs,
 )
 from rl_caption.rollout import sample_captions
-from rl_caption.scoring import score_rollout
+from rl_caption.scoring import score_rollouts
 from rl_caption.types import CaptionBatch, Rollout
 
 
@@ -77,7 +77,7 @@ class SelfCriticalTask:
             started = time.perf_counter()
             rollouts = [self._sample(batch, step) for batch in batches]
             sampled = time.perf_counter()
-            scores = [score_rollout(self.reward, *pair) for pair in zip(rollouts, batches, strict=True)]
+            scores = score_rollouts(self.reward, rollouts, batches, self.accelerator)
             scored = time.perf_counter()
             advantages = [self.advantage(score.samples, score.greedy) for score in scores]
             # The means are over the global batch: accumulation and data parallelism leave the step as it is.

@@ -13,7 +13,7 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,9 @@ from PIL import Image
 from tqdm import tqdm
 
 from rewards.base import RewardError
+
+if TYPE_CHECKING:
+    from rewards.clip.backbone import DualEncoder
 
 logger = logging.getLogger(__name__)
 
@@ -210,6 +213,29 @@ class EmbeddingCache:
             if not self._write_failed:
                 logger.warning("embeddings cannot be kept in %s (%s): they stay in memory only", self.folder, error)
             self._write_failed = True
+
+
+class CachedEncoder:
+    """A frozen dual encoder with the embeddings of the images that it has seen. Rewards of a mixture may share one."""
+
+    def __init__(self, encoder: DualEncoder, cache_dir: str | Path | None = None, cache_images: int = 200_000) -> None:
+        """Open the cache; ``cache_dir`` and ``cache_images`` are ``folder`` and ``max_images`` of ``EmbeddingCache``.
+
+        Raises:
+            ValueError: ``cache_images`` is below 1.
+            OSError: the folder cannot be made.
+        """
+        self.encoder, self.signature = encoder, encoder.signature
+        self._images = EmbeddingCache(encoder.fingerprint, cache_dir, cache_images)
+
+    def embed_images(self, images: Sequence[ImageSource]) -> Embeddings:
+        """Return [N, D] embeddings of length 1, float32; an image is encoded once. Raises as ``EmbeddingCache``."""
+        return self._images.embed(images, lambda missing: self.encoder.encode_images(missing).numpy())
+
+    def embed_texts(self, texts: Sequence[str]) -> Embeddings:
+        """Return [N, D] embeddings of length 1, float32, not cached. Raises as the encoder does."""
+        embeddings: Embeddings = self.encoder.encode_texts(texts).numpy()
+        return embeddings
 
 
 def _checksum(key: str, content: bytes) -> bytes:

@@ -174,9 +174,10 @@ def test_images_and_references_are_encoded_once(backbone: Backbone, columns: dic
     assert (counted.images, counted.texts) == (3, 2 + 4)
     assert reward(None, CAPTIONS, **columns) == pytest.approx(first, abs=1e-6)
     assert (counted.images, counted.texts) == (3, 2 + 4 + 2), "only captions are encoded again"
-    again = RefClipScore(Counted(backbone), cache_dir=tmp_path / "cache")
+    later = Counted(backbone)
+    again = RefClipScore(later, cache_dir=tmp_path / "cache")
     assert again(None, CAPTIONS, **columns) == pytest.approx(first, abs=1e-6)
-    assert again.backbone.images == 0, "embeddings are on disk"
+    assert later.images == 0, "embeddings are on disk"
 
 
 def test_other_weights_do_not_share_embeddings(

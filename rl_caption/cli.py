@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from rl_caption.ablation.config import AblateConfig
 from rl_caption.config import EvaluateConfig, ScstConfig, XeConfig
 
 Config = TypeVar("Config")
@@ -93,17 +94,26 @@ def evaluate(arguments: Sequence[str]) -> int:
     return 0
 
 
+def ablate(arguments: Sequence[str]) -> int:
+    """Train a grid of self-critical runs from one starting checkpoint and compare them."""
+    config = parse(AblateConfig, arguments, "ablate.py")
+    from rl_caption.ablation.runner import run_ablation
+
+    return run_ablation(config, parse)
+
+
 MODULES = {
     "score": "rl_caption.score",
     "caption": "rl_caption.caption",
     "doctor": "rl_caption.doctor",
     "demo": "rl_caption.demo",
 }
-PROGRAMS = {"xe": xe, "scst": scst, "evaluate": evaluate}
+PROGRAMS = {"xe": xe, "scst": scst, "evaluate": evaluate, "ablate": ablate}
 SUMMARIES = {
     "xe": "train a captioner by cross-entropy",
     "scst": "fine-tune a captioner by self-critical sequence training",
     "evaluate": "judge captions of a split or of a file",
+    "ablate": "compare rewards: a grid of self-critical runs from one checkpoint",
     "score": "score captions in files with any reward",
     "caption": "caption photos with a trained captioner",
     "doctor": "versions, devices, what is missing and what that costs",

@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 WORLD_SIZE_VARIABLES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "LOCAL_WORLD_SIZE")
 ACCELERATE_PROGRAMS = ("accelerate", "accelerate-launch", "accelerate.commands.launch")
 OTHER_LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "deepspeed.launcher.launch")
+LAUNCHER_VARIABLE = "RL_CAPTION_LAUNCHER"
+"""Environment variable in which a program of this package that starts others gives them its process id."""
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
@@ -234,7 +236,8 @@ def die_with_launcher() -> bool:
         return False
     parent = os.getppid()
     try:
-        if parse_launcher(psutil.Process(parent).cmdline()) is None:
+        own = os.environ.get(LAUNCHER_VARIABLE) == str(parent)
+        if not own and parse_launcher(psutil.Process(parent).cmdline()) is None:
             return False
     except psutil.Error:  # it has just ended, or belongs to another user
         return False

@@ -1,0 +1,88 @@
+"""Configuration of ``ablate.py``: dataclasses only, as in ``rl_caption.config``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from rl_caption.config import RewardTerm
+
+
+@dataclass
+class AlphaConfig:
+    """A mixture of two rewards in several proportions: alpha of the one, 1 - alpha of the other.
+
+    Args:
+        values: each in [0, 1]; a term whose weight comes out as 0 is left out.
+        terms: weighted by alpha.
+        against: weighted by 1 - alpha.
+    """
+
+    values: list[float]
+    terms: dict[str, RewardTerm]
+    against: dict[str, RewardTerm] = field(default_factory=lambda: {"cider": RewardTerm()})
+
+
+@dataclass
+class CellConfig:
+    """What one cell changes in the base configuration.
+
+    Args:
+        terms: its reward, in place of the base's ``reward.terms``.
+        overrides: dotted key to value, such as ``{train.lr: 1.0e-5}``: of ``train``, ``rollout``,
+            ``eval`` or ``reward``.
+    """
+
+    terms: dict[str, RewardTerm]
+    overrides: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class JudgeConfig:
+    """A reward that judges the decoded captions, whether or not a cell was trained on it.
+
+    Args:
+        reward: its name, or ``package.module:Class``.
+        kwargs: its arguments.
+    """
+
+    reward: str
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class AblateConfig:
+    """``ablate.py``: a grid of self-critical runs from one starting checkpoint, and a table of what came of them.
+
+    Args:
+        base: configuration of ``scst.py`` that all cells share; its ``model.init`` is the starting policy.
+        bases: name to such a configuration, in place of ``base``: the grid is run on each (pixels and regions, say).
+        cells: label to reward and overrides.
+        alpha: further cells, labelled ``alpha=VALUE``.
+        seeds: ``train.seed`` of the runs of each cell.
+        split: of the base's data, on which captions are judged.
+        policy: which weights of a run are judged: ``last``, after its last step, or ``best`` by its validation, whose
+            CIDEr-D is at its best before a reward without CIDEr-D has done anything.
+        num_beams: of decoding for the judgement; 1 is greedy.
+        metrics: which scores.
+        tokenizer: as in ``evaluate.py``.
+        judges: heading to a reward that is a further column; the first one is drawn over alpha.
+        show_images: the first so many images of the split whose captions are shown side by side.
+        jobs: runs at a time, each in its own process with its share of the CPU cores.
+        out: folder of all runs and of the report.
+    """
+
+    base: str | None = None
+    bases: dict[str, str] = field(default_factory=dict)
+    cells: dict[str, CellConfig] = field(default_factory=dict)
+    alpha: AlphaConfig | None = None
+    seeds: list[int] = field(default_factory=lambda: [0])
+    split: str = "test"
+    policy: Literal["last", "best"] = "last"
+    num_beams: int = 1
+    metrics: list[str] = field(default_factory=lambda: ["bleu", "meteor", "rouge", "cider", "spice"])
+    tokenizer: Literal["auto", "java", "python"] = "auto"
+    judges: dict[str, JudgeConfig] = field(default_factory=dict)
+    show_images: int = 12
+    jobs: int = 1
+    out: str = "runs/ablation"

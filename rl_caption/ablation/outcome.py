@@ -1,0 +1,168 @@
+"""What came of one captioner: judged captions, kept on disk while nothing about the judgement changes, and alarms."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_model
+
+from rewards.base import Reward, checked_scores
+from rl_caption.ablation.config import AblateConfig
+from rl_caption.ablation.plan import weights_hash
+from rl_caption.captioners.transformer import TransformerCaptioner
+from rl_caption.checkpoint import (
+    CheckpointError,
+    is_intact,
+    newest_checkpoint,
+    remove_tree,
+    replace_folder,
+    write_errors,
+)
+from rl_caption.config import DataConfig, DecodeConfig, EvaluateConfig
+from rl_caption.data.base import Row
+from rl_caption.data.files import read_captions, write_json
+from rl_caption.evaluate import judge
+from rl_caption.evaluation import Evaluation, write_evaluation
+
+JUDGE = "judge/"
+"""Prefix of the keys of judges in ``scores.json``."""
+ALARM = "hacking/alarm"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One judged captioner of the grid.
+
+    Attributes:
+        system: name of its row.
+        base: its base configuration; "" where there is one.
+        seed: None for a starting policy.
+        alpha: its place in an alpha grid.
+        evaluation: metrics, with those of judges under ``judge/NAME``.
+        captions: image id -> caption.
+        watched: whether the training log has ``hacking/alarm``.
+        alarm_step: first step with an alarm; None without one.
+    """
+
+    system: str
+    base: str
+    seed: int | None
+    alpha: float | None
+    evaluation: Evaluation
+    captions: Mapping[str, str] = field(default_factory=dict)
+    watched: bool = False
+    alarm_step: int | None = None
+
+
+def judged(
+    model: Path,
+    data: DataConfig,
+    rows: Sequence[Row],
+    max_new_tokens: int,
+    config: AblateConfig,
+    judges: Mapping[str, Reward],
+    folder: Path,
+) -> tuple[Evaluation, dict[str, str]]:
+    """Caption the split with a model, judge the captions and write them into ``folder``, unless they are there.
+
+    They are made anew where the model's weights, the data, the decoding, the metrics or a judge has changed.
+
+    Raises:
+        EvaluationError, CaptionerError, DataError, RewardError: as for ``evaluate.py`` and the judges.
+    """
+    decode = DecodeConfig(num_beams=config.num_beams, max_new_tokens=max_new_tokens)
+    settings: dict[str, Any] = {
+        "weights": weights_hash(model),
+        "data": asdict(data),
+        "split": config.split,
+        "decode": asdict(decode),
+        "metrics": list(config.metrics),
+        "tokenizer": config.tokenizer,
+        "judges": {name: reward.signature for name, reward in judges.items()},
+    }
+    settings = json.loads(json.dumps(settings))
+    kept = _kept(folder, settings)
+    if kept is not None:
+        return kept
+    (folder / "settings.json").unlink(missing_ok=True)
+    found = judge(
+        EvaluateConfig(
+            model=str(model),
+            data=data,
+            split=config.split,
+            decode=decode,
+            metrics=config.metrics,
+            tokenizer=config.tokenizer,
+            out=str(folder),
+        )
+    )
+    assert found is not None, "this program is one process"
+    evaluation, captions = found
+    means = {f"{JUDGE}{name}": mean_score(reward, rows, captions) for name, reward in judges.items()}
+    evaluation = replace(evaluation, metrics=evaluation.metrics | means)
+    write_evaluation(evaluation, captions, folder)
+    write_json(folder / "settings.json", settings)
+    return evaluation, captions
+
+
+def last_policy(run: Path, folder: Path) -> Path:
+    """The captioner after the last step of a finished run, saved in ``folder`` unless it is there.
+
+    Raises:
+        CheckpointError: the run has no intact checkpoint, or ``folder`` cannot be written.
+    """
+    if is_intact(folder):
+        return folder
+    newest = newest_checkpoint(run / "checkpoints")
+    if newest is None:
+        raise CheckpointError(f"{run / 'checkpoints'} has no intact checkpoint: judge policy best, or train it again")
+    captioner = TransformerCaptioner.from_pretrained(run / "export" / "best")
+    load_model(captioner.policy, newest / "model.safetensors")
+    partial = folder.with_name(f".partial-{folder.name}")
+    with write_errors(f"model {folder}", partial, run / "checkpoints"):
+        remove_tree(partial)
+        captioner.save_pretrained(captioner.policy, partial)
+        replace_folder(partial, folder)
+    return folder
+
+
+def mean_score(reward: Reward, rows: Sequence[Row], captions: Mapping[str, str]) -> float:
+    """Mean score, within the reward's bounds, of one caption for each row.
+
+    Raises:
+        RewardError: the reward failed, or a score is not finite.
+    """
+    columns: dict[str, Any] = {
+        "references": [row["references"] for row in rows],
+        "image_id": [row["image_id"] for row in rows],
+        "image": [row["image"] for row in rows],
+    }
+    texts = [captions[row["image_id"]] for row in rows]
+    scores = checked_scores(reward, reward([row.get("prompt", "") for row in rows], texts, **columns), len(texts))
+    return math.fsum(scores) / len(scores)
+
+
+def first_alarm(log: Path) -> tuple[bool, int | None]:
+    """Whether a training log (``metrics.jsonl``) has ``hacking/alarm``, and the first step at which it is above 0."""
+    watched, first = False, None
+    if log.is_file():
+        for line in log.read_text().splitlines():
+            record = json.loads(line)
+            watched = watched or ALARM in record
+            if first is None and record.get(ALARM, 0) > 0:
+                first = int(record["step"])
+    return watched, first
+
+
+def _kept(folder: Path, settings: Mapping[str, Any]) -> tuple[Evaluation, dict[str, str]] | None:
+    file = folder / "settings.json"  # written last
+    if not file.is_file() or json.loads(file.read_text()) != settings:
+        return None
+    scores = json.loads((folder / "scores.json").read_text())
+    evaluation = Evaluation(scores["metrics"], scores["signature"], scores["n"], scores["left_out"])
+    return evaluation, read_captions(folder / "predictions.json", allow_empty=True)

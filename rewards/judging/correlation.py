@@ -1,0 +1,109 @@
+"""Rank correlation of a metric's scores with ratings: Kendall's tau_b and tau_c.
+
+With n rated items, look at all n(n-1)/2 pairs. A pair is concordant (C of them) where scores and ratings order it
+alike, discordant (D) where they order it oppositely, and tied where either is equal. With n_s the number of pairs whose
+scores differ, n_r of those whose ratings differ, and m the smaller of the numbers of distinct scores and ratings,
+
+    tau_b = (C - D) / sqrt(n_s n_r)                  (Kendall, Biometrika 1945)
+    tau_c = 2 (C - D) / (n^2 (m - 1) / m)            (Stuart, Biometrika 1953; also called Stuart's tau_c)
+
+Both are in [-1, 1]. tau_b reaches 1 only where both rankings have the same ties; tau_c is meant for ratings with fewer
+steps than the scores have. Papers print both times 100.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
+
+
+class UndefinedCorrelation(ValueError):
+    """A correlation does not exist: all scores or all ratings are equal."""
+
+
+def kendall_tau_b(scores: Sequence[float], ratings: Sequence[float]) -> float:
+    """Compute tau_b of [N] scores against [N] ratings, in [-1, 1].
+
+    Raises:
+        UndefinedCorrelation: all scores or all ratings are equal.
+        ValueError: other numbers of scores than of ratings, fewer than two, or one that is not finite.
+    """
+    return _tau(scores, ratings, "b")
+
+
+def kendall_tau_c(scores: Sequence[float], ratings: Sequence[float]) -> float:
+    """Compute tau_c of [N] scores against [N] ratings, in [-1, 1].
+
+    Raises:
+        UndefinedCorrelation, ValueError: as for ``kendall_tau_b``.
+    """
+    return _tau(scores, ratings, "c")
+
+
+class GroupedTau(NamedTuple):
+    """Tau_b within groups, averaged."""
+
+    mean: float
+    """In [-1, 1]."""
+    groups: int
+    """Groups averaged: those with different ratings."""
+    left_out: int
+    """Groups without different ratings: there is nothing to order."""
+    constant_scores: int
+    """Groups averaged as 0 because all their scores are equal."""
+
+
+def grouped_tau_b(scores: Sequence[float], ratings: Sequence[float], groups: Sequence[Hashable]) -> GroupedTau:
+    """Compute tau_b within each group (the captions of one image) and average over groups.
+
+    Groups whose ratings are all equal are left out: which ones, the ratings alone decide, so all metrics are averaged
+    over the same groups. Where only the scores are equal, tau_b is 0 / 0 and counts as 0, as its numerator says: the
+    metric orders nothing. Leaving such groups out would reward it.
+
+    Args:
+        scores: [N].
+        ratings: [N].
+        groups: [N] what each item belongs to.
+
+    Raises:
+        UndefinedCorrelation: no group has different ratings.
+        ValueError: as for ``kendall_tau_b``, or another number of groups.
+    """
+    _check(scores, ratings)
+    if len(groups) != len(scores):
+        raise ValueError(f"{len(groups)} groups for {len(scores)} scores: expected one for each")
+    members: dict[Hashable, list[int]] = {}
+    for index, group in enumerate(groups):
+        members.setdefault(group, []).append(index)
+    taus, constant = [], 0
+    for indices in members.values():
+        own, rated = [scores[index] for index in indices], [ratings[index] for index in indices]
+        if len(set(rated)) > 1:
+            flat = len(set(own)) == 1
+            constant += flat
+            taus.append(0.0 if flat else kendall_tau_b(own, rated))
+    if not taus:
+        raise UndefinedCorrelation(f"none of {len(members)} groups has different ratings: there is nothing to order")
+    return GroupedTau(math.fsum(taus) / len(taus), len(taus), len(members) - len(taus), constant)
+
+
+def _tau(scores: Sequence[float], ratings: Sequence[float], variant: str) -> float:
+    from scipy.stats import kendalltau
+
+    _check(scores, ratings)
+    for name, values in (("scores", scores), ("ratings", ratings)):
+        if len(set(values)) == 1:
+            raise UndefinedCorrelation(f"all {len(values)} {name} are {values[0]:g}: Kendall's tau is not defined")
+    return float(kendalltau(scores, ratings, variant=variant).statistic)
+
+
+def _check(scores: Sequence[float], ratings: Sequence[float]) -> None:
+    if len(scores) != len(ratings):
+        raise ValueError(f"{len(scores)} scores and {len(ratings)} ratings: expected as many")
+    if len(scores) < 2:
+        raise ValueError(f"{len(scores)} scores: a correlation needs at least 2")
+    for name, values in (("score", scores), ("rating", ratings)):
+        for index, value in enumerate(values):
+            if not math.isfinite(value):
+                raise ValueError(f"{name} {index} is {value!r}: expected a finite number")

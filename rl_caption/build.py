@@ -22,9 +22,10 @@ from rewards.registry import build as build_term
 from rewards.registry import load as load_term
 from rewards.text.document_frequency import DocumentFrequencies
 from rewards.text.tokenize import tokenize
-from rl_caption.captioners.base import CaptionerError
+from rl_caption.advantages import NEEDS_GREEDY
+from rl_caption.captioners.base import Captioner, CaptionerError, Decoding
 from rl_caption.captioners.transformer import TransformerCaptioner
-from rl_caption.config import DataConfig, ModelConfig, RewardConfig, RunConfig, TrainConfig
+from rl_caption.config import DataConfig, ModelConfig, RewardConfig, RunConfig, ScstConfig, TrainConfig
 from rl_caption.data.base import DataError, DataModule, Row
 from rl_caption.data.checks import check_data
 from rl_caption.data.jsonl import JsonLinesData
@@ -142,6 +143,28 @@ def build_captioner(config: ModelConfig, references: Sequence[list[str]], cache_
         )
     except ValueError as error:
         raise ConfigError(f"model: {error}") from error
+
+
+def check_positions(captioner: Captioner, key: str, tokens: int) -> None:
+    """Check that the captioner has positions for captions of ``tokens`` tokens, the value of configuration ``key``.
+
+    Raises:
+        ConfigError: it has fewer.
+    """
+    longest: int | None = getattr(captioner.policy.config, "max_positions", None)
+    if longest is not None and tokens > longest:
+        raise ConfigError(f"{key} is {tokens}: the captioner has positions for {longest} tokens (max_positions)")
+
+
+def build_decoding(config: ScstConfig) -> Decoding:
+    """How a self-critical step decodes: the samples, and the greedy caption where the baseline needs it."""
+    rollout = config.rollout
+    return Decoding(
+        num_samples=rollout.num_samples,
+        with_greedy=config.train.advantage in NEEDS_GREEDY,
+        temperature=rollout.temperature,
+        max_new_tokens=rollout.max_new_tokens,
+    )
 
 
 def build_reward(

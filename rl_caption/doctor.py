@@ -10,12 +10,16 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rl_caption import torchvision_remedy
 from rl_caption.torchvision_remedy import RemedyError, TorchvisionState
+
+if TYPE_CHECKING:
+    from rl_caption.config import ScstConfig
 
 NEEDED = {
     "torch": "nothing runs",
@@ -179,39 +183,114 @@ SECTIONS = {
 }
 
 
-def doctor() -> int:
-    """Print the report.
+def config_findings(config: ScstConfig) -> Iterator[Finding]:
+    """Yield what a self-critical run would start from: data, captioner, and the scales of its reward's terms.
+
+    Nothing is written, images are not decoded for a check, and what does not exist yet is named.
+    """
+    from accelerate import Accelerator
+
+    from rewards.base import RewardError
+    from rl_caption import build, reward_scales
+    from rl_caption.captioners.base import CaptionerError
+    from rl_caption.config_checks import out_of_range
+    from rl_caption.data.base import DataError
+    from rl_caption.data.checks import check_data
+    from rl_caption.launch import accelerator_kwargs
+
+    build.quiet_libraries()
+    for wrong in out_of_range(config):
+        yield Finding("numbers", wrong, "the run does not start", fatal=True)
+    try:
+        data = build.build_data(config.data)
+        with_images = config.data.features_root is None
+        report = check_data(data, ["train"], config.data.on_bad, check_pixels=False, check_images=with_images)
+        rows = report.filtered(data).split("train")
+    except (DataError, build.ConfigError) as error:
+        yield Finding("data", str(error), "the run does not start", fatal=True)
+        return
+    yield Finding("data", f"{len(rows)} training images")
+    captioner, start = None, config.model.init
+    if start is not None and Path(start).exists():
+        try:
+            captioner = build.build_captioner(config.model, build.references_of(rows), config.data.cache_mb)
+            build.check_positions(captioner, "rollout.max_new_tokens", config.rollout.max_new_tokens)
+        except (CaptionerError, build.ConfigError) as error:
+            yield Finding("captioner", str(error), "the run does not start", fatal=True)
+            return
+        yield Finding("captioner", start)
+    else:
+        yield _no_captioner(config)
+    try:
+        reward, _ = build.build_reward(config.reward, build.references_of(rows))
+        decoding = build.build_decoding(config)
+        accelerator = Accelerator(mixed_precision=config.train.mixed_precision, **accelerator_kwargs())
+        lines = reward_scales.scale_report(
+            reward, rows, captioner, decoding, config.train.seed, accelerator, config.train.micro_batch_size or 16
+        )
+    except (build.ConfigError, RewardError) as error:
+        yield Finding("reward", str(error), "the run does not start before this is there", fatal=True)
+        return
+    yield Finding("reward", "\n  ".join(lines))
+
+
+def _no_captioner(config: ScstConfig) -> Finding:
+    start, cost = config.model.init, "no scales on its samples"
+    if start is None:
+        return Finding("captioner", "model.init is not set", "the run does not start", fatal=True)
+    if config.warm_start is not None:
+        return Finding("captioner", f"{start} does not exist yet; the run makes it by {config.warm_start}", cost)
+    return Finding("captioner", f"model.init {start} does not exist", "the run does not start", fatal=True)
+
+
+def doctor(config: ScstConfig | None = None) -> int:
+    """Print the report, and what is to be said of a self-critical run's configuration if there is one.
 
     Returns:
-        0 when the main job can run here, 1 when something that it needs is missing.
+        0 when the main job (and the run of ``config``) can run here, 1 when something that it needs is missing.
     """
-    findings = []
+    fatal = []
     for title, section in SECTIONS.items():
-        print(title)
-        for finding in section():
-            findings.append(finding)
-            _print(finding)
-        print()
-    fatal = [finding.name for finding in findings if finding.fatal]
+        fatal += _print_section(title, section())
     if fatal:
         print(f"The main job cannot run here: {', '.join(fatal)}. In a clone, `make install` installs what is missing.")
         return 1
     from rl_caption.launch import launch_command
 
+    if config is not None:
+        fatal = _print_section("Configuration", config_findings(config))
+    if fatal:
+        print(f"The main job can run here, but not yet with this configuration: {', '.join(fatal)}.")
+        return 1
     print("The main job can run here. Two processes that train together on this machine:")
     print(f"  {launch_command(2, ['scripts/scst.py', '--config', 'configs/demo.yaml'])}")
     return 0
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run ``doctor`` as a program; it takes no arguments besides ``--help``."""
+    """Run ``doctor`` as a program: ``doctor [--config FILE [--section.key VALUE ...]]``."""
     parser = argparse.ArgumentParser(
         prog="rl_caption doctor",
         description="Print versions, devices, Java, what is missing and what that costs. Ends with 1 when the main job "
         "cannot run, else with 0.",
+        epilog="With a configuration, overrides such as --reward.terms.cider.weight 0.3 may follow it.",
+        allow_abbrev=False,
     )
-    parser.parse_args(argv)
-    return doctor()
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help="a configuration of scst: say what its run would start from, and measure each reward term on references "
+        "and on samples of the captioner (seconds to a minute)",
+    )
+    given, overrides = parser.parse_known_args(argv)
+    if given.config is None:
+        if overrides:
+            parser.error(f"unrecognized arguments: {' '.join(overrides)}")
+        return doctor()
+    from rl_caption.cli import parse
+    from rl_caption.config import ScstConfig
+
+    return doctor(parse(ScstConfig, ["--config", given.config, *overrides], "doctor"))
 
 
 def _version(package: str) -> str | None:
@@ -226,6 +305,18 @@ def _jar_finding(name: str, jars: list[Path], cost: str) -> Finding:
     if missing:
         return Finding(name, f"missing: {', '.join(missing)}", cost)
     return Finding(name, ", ".join(jar.name for jar in jars))
+
+
+def _print_section(title: str, findings: Iterable[Finding]) -> list[str]:
+    """Print findings as they come; return the names of the fatal ones."""
+    print(title)
+    fatal = []
+    for finding in findings:
+        _print(finding)
+        if finding.fatal:
+            fatal.append(finding.name)
+    print()
+    return fatal
 
 
 def _print(finding: Finding) -> None:

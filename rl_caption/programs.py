@@ -8,13 +8,21 @@ from pathlib import Path
 
 from torch import nn
 
-from rl_caption.advantages import ADVANTAGES, NEEDS_GREEDY
-from rl_caption.build import ConfigError, build_captioner, build_reward, references_of
-from rl_caption.captioners.base import Captioner, Decoding
+from rl_caption.advantages import ADVANTAGES
+from rl_caption.build import (
+    ConfigError,
+    build_captioner,
+    build_decoding,
+    build_reward,
+    check_positions,
+    references_of,
+)
+from rl_caption.captioners.base import Captioner
 from rl_caption.config import ModelConfig, ScstConfig, XeConfig
 from rl_caption.cross_entropy import CrossEntropyTask
 from rl_caption.data.loader import Collate
 from rl_caption.fit import Trainee, fit
+from rl_caption.reward_scales import announce_scales
 from rl_caption.scst import SelfCriticalTask
 from rl_caption.stage import Stage, open_stage
 from rl_caption.trainer import Task
@@ -49,6 +57,11 @@ def train_scst(config: ScstConfig) -> TrainState:
         captioner = _captioner(stage, config.model, ("rollout.max_new_tokens", rollout.max_new_tokens))
         with stage.accelerator.main_process_first():
             reward, signature = build_reward(config.reward, references_of(stage.train_rows), stage.folder)
+        decoding = build_decoding(config)
+        if stage.checkpoint is None:
+            announce_scales(
+                reward, stage.train_rows, captioner, decoding, train.seed, stage.accelerator, stage.micro_batch_size
+            )
         target_tokens = rollout.max_new_tokens if train.xe_weight else None
         collate = Collate(captioner, target_tokens, augmentations=config.data.augment, seed=train.seed)
         # Before the weights of a checkpoint are loaded: the policy that the whole run started from.
@@ -62,12 +75,7 @@ def train_scst(config: ScstConfig) -> TrainState:
                 model,
                 reward,
                 ADVANTAGES[train.advantage],
-                Decoding(
-                    num_samples=rollout.num_samples,
-                    with_greedy=train.advantage in NEEDS_GREEDY,
-                    temperature=rollout.temperature,
-                    max_new_tokens=rollout.max_new_tokens,
-                ),
+                decoding,
                 loss_reduction=train.loss_reduction,
                 seed=train.seed,
                 dropout=rollout.dropout,
@@ -98,10 +106,7 @@ def scst_signature(reward: str, config: ScstConfig) -> str:
 def _captioner(stage: Stage, model: ModelConfig, max_tokens: tuple[str, int]) -> Captioner:
     """The captioner, which must have positions for the longest caption (its configuration key and value)."""
     captioner = build_captioner(model, references_of(stage.train_rows), stage.config.data.cache_mb)
-    key, tokens = max_tokens
-    longest: int | None = getattr(captioner.policy.config, "max_positions", None)
-    if longest is not None and tokens > longest:
-        raise ConfigError(f"{key} is {tokens}: the captioner has positions for {longest} tokens (max_positions)")
+    check_positions(captioner, *max_tokens)
     return captioner
 
 

@@ -13,25 +13,12 @@ from rewards.mixed import MixedReward, Moments, moments
 from rl_caption.types import CaptionBatch, Rollout, Scores
 
 
-def score_rollouts(
-    reward: MixedReward, rollouts: Sequence[Rollout], batches: Sequence[CaptionBatch], accelerator: Accelerator
-) -> list[Scores]:
-    """Score the micro-batches of one optimizer step: B·K samples each and, where there are any, B greedy captions.
-
-    With ``normalize: per_term``, a term's mean and standard deviation are those of the samples of the whole step, of
-    all micro-batches and processes; greedy captions are normalised by the same two. Called by every process.
+def term_scores(reward: MixedReward, rollout: Rollout, batch: CaptionBatch) -> dict[str, list[float]]:
+    """Raw scores of every term: those of the B·K samples, then, where there are any, of the B greedy captions.
 
     Raises:
         RewardError: a term failed, returned another number of scores, or a score that is not finite.
     """
-    terms = [_term_scores(reward, rollout, batch) for rollout, batch in zip(rollouts, batches, strict=True)]
-    samples = [_samples_of(values, rollout) for values, rollout in zip(terms, rollouts, strict=True)]
-    of = _step_moments(samples, accelerator) if reward.normalize == "per_term" else None
-    return [_scores(reward, values, rollout, of) for values, rollout in zip(terms, rollouts, strict=True)]
-
-
-def _term_scores(reward: MixedReward, rollout: Rollout, batch: CaptionBatch) -> dict[str, list[float]]:
-    """Raw scores of every term: those of the B·K samples, then those of the greedy captions."""
     samples = rollout.token_ids.shape[1]
     completions = [text for texts in rollout.texts for text in texts]
     rows = [row for row in batch.rows for _ in range(samples)]
@@ -47,6 +34,23 @@ def _term_scores(reward: MixedReward, rollout: Rollout, batch: CaptionBatch) -> 
         "finished": finished,
     }
     return reward.terms([row.get("prompt", "") for row in rows], completions, **columns)
+
+
+def score_rollouts(
+    reward: MixedReward, rollouts: Sequence[Rollout], batches: Sequence[CaptionBatch], accelerator: Accelerator
+) -> list[Scores]:
+    """Score the micro-batches of one optimizer step: B·K samples each and, where there are any, B greedy captions.
+
+    With ``normalize: per_term``, a term's mean and standard deviation are those of the samples of the whole step, of
+    all micro-batches and processes; greedy captions are normalised by the same two. Called by every process.
+
+    Raises:
+        RewardError: a term failed, returned another number of scores, or a score that is not finite.
+    """
+    terms = [term_scores(reward, rollout, batch) for rollout, batch in zip(rollouts, batches, strict=True)]
+    samples = [_samples_of(values, rollout) for values, rollout in zip(terms, rollouts, strict=True)]
+    of = _step_moments(samples, accelerator) if reward.normalize == "per_term" else None
+    return [_scores(reward, values, rollout, of) for values, rollout in zip(terms, rollouts, strict=True)]
 
 
 def _samples_of(terms: Mapping[str, list[float]], rollout: Rollout) -> dict[str, list[float]]:

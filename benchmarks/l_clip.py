@@ -183,9 +183,9 @@ def untrimmed(encoder: Backbone) -> Backbone:
 # Part 1: size and speed of the models.
 
 
-def parameters(modules: Iterable[nn.Module]) -> int:
+def parameters(module: nn.Module) -> int:
     """Number of weights."""
-    return sum(parameter.numel() for module in modules for parameter in module.parameters())
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def multiply_adds(call: Callable[[], object]) -> float:
@@ -219,9 +219,9 @@ def measure_size(shapes: Shapes, teacher: Backbone, settings: Settings) -> list[
     inputs = {"images": pixels, f"texts of {FULL_LENGTH}": ids, f"texts cut to {short.shape[1]}": short}
 
     counts = {
-        "CLIP": parameters([model]) - 1,  # without the temperature
-        "L-CLIP": parameters([factorised]),
-        "L-CLIP, plain table": parameters([plain]),
+        "CLIP": parameters(model) - 1,  # without the temperature
+        "L-CLIP": parameters(factorised),
+        "L-CLIP, plain table": parameters(plain),
     }
     rows = [parameter_row(name, counts) for name in counts if name != "CLIP"]
     variants = {
@@ -447,6 +447,11 @@ def main(arguments: Sequence[str] | None = None, shapes: Shapes = Shapes()) -> N
     parser.add_argument("--threads", type=int, help="threads of the CPU; torch's choice by default")
     parser.add_argument("--json", type=Path, help="file for the rows, a list of objects")
     chosen = parser.parse_args(arguments)
+    for name, least in (("images", 1), ("samples", 2), ("repeats", 1)):
+        if getattr(chosen, name) < least:
+            parser.error(f"--{name} is {getattr(chosen, name)}: expected at least {least}")
+    if chosen.json and not chosen.json.parent.is_dir():
+        parser.error(f"--json: there is no folder {str(chosen.json.parent)!r}")
     if chosen.threads:
         torch.set_num_threads(chosen.threads)
     print(machine(chosen.device), flush=True)

@@ -54,6 +54,22 @@ def test_every_part_runs_and_writes_its_rows(tiny: Shapes, tmp_path: Path, capsy
     assert all(share < 1 for share in shares)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--samples", "1"], "--samples is 1: expected at least 2"),
+        (["--repeats", "0"], "--repeats is 0: expected at least 1"),
+        (["--json", "missing/rows.json"], "there is no folder 'missing'"),
+    ],
+)
+def test_bad_arguments_are_refused_before_anything_runs(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert said in capsys.readouterr().err
+
+
 def test_caching_and_trimming_change_no_score(tiny: Shapes, tmp_path: Path) -> None:
     teacher, student = load_encoders(tiny, tmp_path, "cpu")
     read: list[int] = []

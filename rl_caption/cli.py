@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from rl_caption.ablation.config import AblateConfig
 from rl_caption.config import EvaluateConfig, ScstConfig, XeConfig
+from rl_caption.reward_models.config import RewardModelConfig
 
 Config = TypeVar("Config")
 
@@ -80,9 +81,44 @@ def scst(arguments: Sequence[str]) -> int:
             train_xe(stage)
         if not is_complete(Path(stage.run.dir)):  # stopped by SIGTERM
             return 0
+    if not _reward_models_ready(config.reward_models):
+        return 0
     train_scst(config)
     leave_process_group()
     return 0
+
+
+def reward_model(arguments: Sequence[str]) -> int:
+    """Train a model that scores captions, after those that it starts from."""
+    config = parse(RewardModelConfig, arguments, "train_reward_model.py")
+    from rl_caption.reward_models.program import train_reward_model
+    from rl_caption.stage import leave_process_group
+
+    if _reward_models_ready(config.warm_start):
+        train_reward_model(config)
+        leave_process_group()
+    return 0
+
+
+def _reward_models_ready(paths: Sequence[str], above: tuple[str, ...] = ()) -> bool:
+    """Train the reward models that are not there yet, after those that they start from; False if stopped by SIGTERM."""
+    from rl_caption.run_folder import is_complete
+
+    for path in paths:
+        if path in above:
+            raise UsageError(f"warm_start goes round in a circle: {' -> '.join((*above, path))}")
+        stage = parse(RewardModelConfig, ["--config", path], "train_reward_model.py")
+        folder = Path(stage.run.dir)
+        if is_complete(folder):
+            continue
+        if not _reward_models_ready(stage.warm_start, (*above, path)):
+            return False
+        from rl_caption.reward_models.program import train_reward_model
+
+        train_reward_model(stage)
+        if not is_complete(folder):
+            return False
+    return True
 
 
 def evaluate(arguments: Sequence[str]) -> int:
@@ -108,10 +144,11 @@ MODULES = {
     "doctor": "rl_caption.doctor",
     "demo": "rl_caption.demo",
 }
-PROGRAMS = {"xe": xe, "scst": scst, "evaluate": evaluate, "ablate": ablate}
+PROGRAMS = {"xe": xe, "scst": scst, "reward_model": reward_model, "evaluate": evaluate, "ablate": ablate}
 SUMMARIES = {
     "xe": "train a captioner by cross-entropy",
     "scst": "fine-tune a captioner by self-critical sequence training",
+    "reward_model": "train a model that scores captions: contrastive, or distilled",
     "evaluate": "judge captions of a split or of a file",
     "ablate": "compare rewards: a grid of self-critical runs from one checkpoint",
     "score": "score captions in files with any reward",
@@ -126,7 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] in ("-h", "--help"):
         print("usage: python -m rl_caption NAME ...\n")
-        print("\n".join(f"  {name:<9} {summary}" for name, summary in SUMMARIES.items()))
+        print("\n".join(f"  {name:<12} {summary}" for name, summary in SUMMARIES.items()))
         print("\npython -m rl_caption NAME --help describes each.")
         return 0 if words else 2
     name, rest = words[0], words[1:]

@@ -36,8 +36,8 @@ class DataConfig:
         image_extension: replaces the extension that the JSON gives, such as ``.jpg``.
         flatten: ignore the folder (``filepath``) that the JSON gives.
         features_root: folder of region features, one file an image; relative to the working directory.
-        augment: train on random views, ``horizontal``, ``vertical``, ``transpose``, ``crop``; only where captions stay
-            true of them.
+        augment: train on random views, ``horizontal``, ``vertical``, ``transpose``, ``crop``, ``shift``, ``rotate``;
+            only where captions stay true of them.
         on_bad: ``fail`` stops on unusable images and captions; ``skip`` leaves them out and says so.
         check_images: decode every image before training starts.
         num_workers: loader processes; 0 loads in the main process.
@@ -51,7 +51,9 @@ class DataConfig:
     image_extension: str | None = None
     flatten: bool = False
     features_root: str | None = None
-    augment: list[Literal["horizontal", "vertical", "transpose", "crop"]] = field(default_factory=list)
+    augment: list[Literal["horizontal", "vertical", "transpose", "crop", "shift", "rotate"]] = field(
+        default_factory=list
+    )
     on_bad: Literal["fail", "skip"] = "fail"
     check_images: bool = True
     num_workers: int = 0
@@ -261,6 +263,7 @@ class ScstConfig:
     Args:
         model: the captioner; ``model.init`` is the one to start from.
         warm_start: configuration of a cross-entropy run that makes ``model.init`` where it does not exist yet.
+        reward_models: configurations of reward models to train first, where they are not there yet.
         data: images and captions.
         rollout: sampling.
         reward: what samples are scored by.
@@ -271,6 +274,7 @@ class ScstConfig:
 
     model: ModelConfig = field(default_factory=ModelConfig)
     warm_start: str | None = None
+    reward_models: list[str] = field(default_factory=list)
     data: DataConfig = field(default_factory=DataConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from rl_caption.config import ScstConfig, XeConfig
+from rl_caption.config import ScstConfig
+from rl_caption.reward_models.config import RewardModelConfig, TrainingConfig
 
 LOWEST: dict[str, float] = {
     "data.num_workers": 0,
     "data.cache_mb": 0,
     "model.min_count": 1,
+    "teacher.batch_size": 1,
+    "teacher.cache_mb": 0,
+    "loss.l1": 0,
+    "loss.cosine": 0,
+    "loss.regulator": 0,
+    "loss.max_scale": 1,
     "rollout.num_samples": 1,
     "rollout.max_new_tokens": 1,
     "train.max_steps": 1,
@@ -40,7 +47,7 @@ ABOVE_ZERO = ("train.epochs", "train.lr", "train.grad_clip_norm", "train.grad_cl
 NEED_TWO_SAMPLES = frozenset({"leave_one_out", "group_norm"})
 
 
-def out_of_range(config: XeConfig | ScstConfig) -> list[str]:
+def out_of_range(config: TrainingConfig) -> list[str]:
     """What is wrong with the numbers of ``config``, one sentence each: key, value, and what would be right."""
     wrong = []
     for key, lowest in LOWEST.items():
@@ -57,6 +64,8 @@ def out_of_range(config: XeConfig | ScstConfig) -> list[str]:
         samples, advantage = config.rollout.num_samples, config.train.advantage
         if advantage in NEED_TWO_SAMPLES and samples < 2:
             wrong.append(f"rollout.num_samples is {samples}: train.advantage {advantage} compares at least 2")
+    if isinstance(config, RewardModelConfig) and config.train.label_smoothing:
+        wrong.append(f"train.label_smoothing is {config.train.label_smoothing}: reward models have none, expected 0")
     return wrong
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate.utils import set_seed
-from torch import nn
+from torch import Tensor, nn
 
 from rl_caption.checkpoint import load_checkpoint
 from rl_caption.data.loader import row_loader
@@ -33,6 +33,8 @@ class Trainee:
         is_trained: whether the weights are worth validating before the first step.
         metric: which of validation's metrics chooses the best model; higher is better.
         metric_range: its range, for log lines.
+        notes: what ``validate`` keeps between validations; saved with every checkpoint and in ``result.json``.
+        decays: from name and parameter to whether ``train.weight_decay`` applies to it; None applies it to all.
     """
 
     model: nn.Module
@@ -41,6 +43,8 @@ class Trainee:
     is_trained: bool
     metric: str = "val/cider"
     metric_range: str = "0 to 10"
+    notes: dict[str, Any] = field(default_factory=dict)
+    decays: Callable[[str, Tensor], bool] | None = None
 
 
 def fit(
@@ -61,11 +65,12 @@ def fit(
     """
     train, accelerator = stage.config.train, stage.accelerator
     state = stage.state(signature)
+    trainee.notes.update(state.notes)
+    state.notes = trainee.notes
     if accelerator.is_main_process:
         write_run_files(stage.config, {"signature": signature, "processes": accelerator.num_processes})
     accelerator.init_trackers(stage.folder.name, config={"signature": signature})
-    trained = [parameter for parameter in trainee.model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=train.lr, betas=train.betas, weight_decay=train.weight_decay)
+    optimizer = torch.optim.AdamW(_parameter_groups(trainee, train.weight_decay), lr=train.lr, betas=train.betas)
     model, optimizer = accelerator.prepare(trainee.model, optimizer)
     model.train()
     set_seed(train.seed, device_specific=True)  # weights are equal everywhere by now; dropout is to differ
@@ -77,6 +82,16 @@ def fit(
     for tracker in accelerator.trackers:
         tracker.finish()
     return state
+
+
+def _parameter_groups(trainee: Trainee, weight_decay: float) -> list[dict[str, Any]]:
+    trained = {name: value for name, value in trainee.model.named_parameters() if value.requires_grad}
+    decays = trainee.decays or (lambda name, value: True)
+    groups = [
+        {"params": [v for n, v in trained.items() if decays(n, v)], "weight_decay": weight_decay},
+        {"params": [v for n, v in trained.items() if not decays(n, v)], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
 
 
 def _trainer(

@@ -13,13 +13,16 @@ from typing import Any
 import yaml
 
 from rl_caption.checkpoint import CheckpointError, clear_leftovers, newest_checkpoint, read_state
-from rl_caption.config import ScstConfig, XeConfig
 from rl_caption.data.files import write_json, write_text
+from rl_caption.reward_models.config import TrainingConfig
 
 RESULT = "result.json"
 FREE_TO_CHANGE = (
     "run.",
     "warm_start",
+    "reward_models",
+    "teacher.batch_size",
+    "teacher.cache_",
     "data.num_workers",
     "data.cache_mb",
     "data.check_images",
@@ -31,7 +34,7 @@ FREE_TO_CHANGE = (
 """Configuration keys that do not change what is computed."""
 
 
-def find_checkpoint(config: XeConfig | ScstConfig) -> Path | None:
+def find_checkpoint(config: TrainingConfig) -> Path | None:
     """The checkpoint to go on from, or None to start.
 
     Raises:
@@ -62,7 +65,7 @@ def find_checkpoint(config: XeConfig | ScstConfig) -> Path | None:
     return newest
 
 
-def changed_keys(saved: Path, config: XeConfig | ScstConfig) -> list[str]:
+def changed_keys(saved: Path, config: TrainingConfig) -> list[str]:
     """Differences between a saved configuration and ``config`` that change what is computed, as ``key: old -> new``."""
     if not saved.is_file():
         return [f"{saved} is missing"]
@@ -75,7 +78,7 @@ def changed_keys(saved: Path, config: XeConfig | ScstConfig) -> list[str]:
     ]
 
 
-def write_run_files(config: XeConfig | ScstConfig, extra: dict[str, Any]) -> None:
+def write_run_files(config: TrainingConfig, extra: dict[str, Any]) -> None:
     """Write ``config.yaml`` (resolved) and ``env.json`` (versions, devices, command) before the first step."""
     folder = Path(config.run.dir)
     plain = json.loads(json.dumps(asdict(config)))
@@ -100,7 +103,7 @@ def is_complete(folder: Path) -> bool:
 
 def environment() -> dict[str, Any]:
     """Versions, platform and command line, for ``env.json``."""
-    names = ("torch", "transformers", "accelerate", "tokenizers", "numpy", "deepspeed", "rl-caption")
+    names = ("torch", "transformers", "accelerate", "tokenizers", "numpy", "open_clip_torch", "deepspeed", "rl-caption")
     versions: dict[str, str | None] = {}
     for name in names:
         try:

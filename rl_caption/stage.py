@@ -18,11 +18,11 @@ from rl_caption.build import (
     usable_split,
 )
 from rl_caption.checkpoint import CheckpointError, read_state
-from rl_caption.config import ScstConfig, XeConfig
 from rl_caption.config_checks import out_of_range
 from rl_caption.data.base import Row
 from rl_caption.data.order import micro_batch_size
 from rl_caption.launch import RunLock
+from rl_caption.reward_models.config import TrainingConfig
 from rl_caption.run_folder import find_checkpoint
 from rl_caption.types import TrainState
 
@@ -39,7 +39,7 @@ class Stage:
         checkpoint: where the run goes on from; None at its start.
     """
 
-    config: XeConfig | ScstConfig
+    config: TrainingConfig
     accelerator: Accelerator
     train_rows: Sequence[Row]
     val_rows: Sequence[Row]
@@ -78,7 +78,7 @@ class Stage:
 
 
 @contextmanager
-def open_stage(config: XeConfig | ScstConfig) -> Iterator[Stage]:
+def open_stage(config: TrainingConfig) -> Iterator[Stage]:
     """Check everything that can be checked before long work starts, and hold the run folder's lock meanwhile.
 
     Raises:
@@ -105,7 +105,7 @@ def leave_process_group() -> None:
         torch.distributed.destroy_process_group()
 
 
-def _rows(config: XeConfig | ScstConfig, accelerator: Accelerator) -> tuple[Sequence[Row], Sequence[Row]]:
+def _rows(config: TrainingConfig, accelerator: Accelerator) -> tuple[Sequence[Row], Sequence[Row]]:
     data = build_data(config.data)
     splits = ("train", usable_split(data, config.eval.split))
     rows = checked_splits(config.data, data, splits, accelerator, Path(config.run.dir) / ".checked_images.json")
@@ -113,5 +113,5 @@ def _rows(config: XeConfig | ScstConfig, accelerator: Accelerator) -> tuple[Sequ
     if config.eval.max_images is not None:
         val = val[: config.eval.max_images]
     if len(val) < 2:
-        raise ConfigError(f"eval.split {config.eval.split!r} has {len(val)} usable image(s): CIDEr-D needs at least 2")
+        raise ConfigError(f"eval.split {config.eval.split!r} has {len(val)} usable image(s): at least 2 are needed")
     return rows["train"], val

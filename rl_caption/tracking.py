@@ -22,6 +22,9 @@ SUMMARY_KEYS = (
     "completion/eos_fraction",
     "grad/norm",
     "val/cider",
+    "val/retrieval_r1",
+    "val/teacher_cosine_image",
+    "val/teacher_cosine_text",
 )
 """Keys of the one-line summary, where present; all keys stand in ``metrics.jsonl``."""
 

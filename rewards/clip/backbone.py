@@ -105,6 +105,16 @@ class Backbone:
         """Numbers that the model learned; shared weights count once."""
         return sum(parameter.numel() for parameter in self._parts().model.parameters())
 
+    @property
+    def model(self) -> nn.Module:
+        """The network itself."""
+        return self._parts().model
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """From an image to the pixels that the network reads."""
+        return self._parts().preprocessing
+
     def _parts(self) -> _Loaded:
         if self._loaded is None:
             try:
@@ -119,29 +129,42 @@ class Backbone:
         return self._loaded
 
     @torch.no_grad()
-    def encode_images(self, images: Sequence[ImageSource]) -> Tensor:
+    def encode_images(self, images: Sequence[ImageSource], normalize: bool = True) -> Tensor:
         """Embed N images, read or drawn batch by batch.
 
+        Args:
+            images: N images.
+            normalize: scale embeddings to length 1; False leaves them as the model makes them.
+
         Returns:
-            [N, D] of length 1, float32, on the CPU.
+            [N, D], float32, on the CPU.
 
         Raises:
             RewardError: an image is missing or unreadable; the message names it.
         """
-        parts = self._parts()
-        encode: Any = parts.model.encode_image
+        preprocessing = self._parts().preprocessing
         batches = []
         for batch in chunks(images, self.batch_size, "embedding images"):
-            stacked = torch.stack([pixels(source, parts.preprocessing) for source in batch])
-            batches.append(_normalised(encode(stacked.to(self.device, PRECISIONS[self.precision]))))
+            stacked = torch.stack([pixels(source, preprocessing) for source in batch])
+            batches.append(self.encode_pixels(stacked, normalize).cpu())
         return torch.cat(batches) if batches else torch.zeros(0, 0)
 
     @torch.no_grad()
-    def encode_texts(self, texts: Sequence[str]) -> Tensor:
+    def encode_pixels(self, pixels: Tensor, normalize: bool = True) -> Tensor:
+        """Embed prepared pixels [N, 3, S, S] as [N, D], float32, on the model's device."""
+        encode: Any = self._parts().model.encode_image
+        return _features(encode(pixels.to(self.device, PRECISIONS[self.precision])), normalize)
+
+    @torch.no_grad()
+    def encode_texts(self, texts: Sequence[str], normalize: bool = True) -> Tensor:
         """Embed N captions. Captions above ``context_length`` tokens lose their end, as in CLIPScore.
 
+        Args:
+            texts: N captions.
+            normalize: scale embeddings to length 1; False leaves them as the model makes them.
+
         Returns:
-            [N, D] of length 1, float32, on the CPU.
+            [N, D], float32, on the CPU.
 
         Raises:
             RewardError: a caption is too long and ``truncate`` is off.
@@ -152,7 +175,7 @@ class Backbone:
             ids = self._token_ids(parts, list(batch))
             if parts.trims:
                 ids = ids[:, : int(ids.argmax(dim=1).max()) + 1]  # EOT is the largest id
-            batches.append(_normalised(parts.encode_text(ids.to(self.device))))
+            batches.append(_features(parts.encode_text(ids.to(self.device)), normalize).cpu())
         return torch.cat(batches) if batches else torch.zeros(0, 0)
 
     def _token_ids(self, parts: _Loaded, texts: list[str]) -> Tensor:
@@ -260,7 +283,7 @@ def _load_open_clip(name: str, pretrained: str | None) -> _Loaded:
         context_length=context_length,
         architecture=repr(model) + json.dumps(open_clip.get_model_config(name), sort_keys=True),
         trims=causal,
-        encode_text=(lambda ids: _causal_text_features(model, ids)) if causal else model.encode_text,
+        encode_text=(lambda ids: causal_text_features(model, ids)) if causal else model.encode_text,
     )
 
 
@@ -271,7 +294,7 @@ def _is_torchscript(path: Path) -> bool:
         return any(entry.endswith("/constants.pkl") for entry in archive.namelist())
 
 
-def _causal_text_features(model: Any, ids: Tensor) -> Tensor:
+def causal_text_features(model: Any, ids: Tensor) -> Tensor:
     """Encode ids [B, L] of any L. Under a causal mask nothing after EOT reaches the embedding, so L may be short."""
     length, dtype = ids.shape[1], model.transformer.get_cast_dtype()
     hidden = model.token_embedding(ids).to(dtype) + model.positional_embedding[:length].to(dtype)
@@ -292,5 +315,5 @@ def _fingerprint(loaded: _Loaded, precision: str) -> str:
     return digest.hexdigest()
 
 
-def _normalised(features: Tensor) -> Tensor:
-    return nn.functional.normalize(features.float(), dim=-1).cpu()
+def _features(features: Tensor, normalize: bool) -> Tensor:
+    return nn.functional.normalize(features.float(), dim=-1) if normalize else features.float()

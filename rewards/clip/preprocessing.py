@@ -37,6 +37,10 @@ class Preprocessing:
 
     def __call__(self, image: Image.Image) -> Tensor:
         """Return pixels [3, size, size], float32."""
+        return self.normalise(self.square(image))
+
+    def square(self, image: Image.Image) -> Tensor:
+        """Return the resized and cropped image [3, size, size], uint8."""
         method = Image.Resampling.BILINEAR if self.interpolation == "bilinear" else Image.Resampling.BICUBIC
         if self.resize == "squash":
             image = image.resize((self.size, self.size), method)
@@ -49,7 +53,11 @@ class Preprocessing:
                 image = image.resize(target, method)
             left, top = (round((side - self.size) / 2) for side in image.size)
             image = image.crop((left, top, left + self.size, top + self.size))
-        values = torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1).float() / 255
+        return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
+
+    def normalise(self, square: Tensor) -> Tensor:
+        """Return the pixels of a square [3, size, size], uint8, as the model reads them: float32."""
+        values = square.float() / 255
         mean, std = torch.tensor(self.mean).view(3, 1, 1), torch.tensor(self.std).view(3, 1, 1)
         return (values - mean) / std
 

@@ -11,6 +11,7 @@ import yaml
 from rl_caption.cli import parse
 from rl_caption.config import EvaluateConfig, ScstConfig, XeConfig
 from rl_caption.config_checks import ABOVE_ZERO, LOWEST, out_of_range
+from rl_caption.reward_models.config import RewardModelConfig
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 LAUNCHERS = CONFIGS / "accelerate"
@@ -20,6 +21,8 @@ TRAINING = sorted(path for path in CONFIGS.rglob("*.yaml") if LAUNCHERS not in p
 def program_of(path: Path) -> type[Any]:
     """The configuration class of a file, told by keys that only one program has."""
     keys = set(yaml.safe_load(path.read_text()))
+    if "task" in keys:
+        return RewardModelConfig
     if keys & {"rollout", "reward", "warm_start"}:
         return ScstConfig
     if keys & {"predictions", "decode", "metrics", "out"}:
@@ -81,18 +84,19 @@ def test_launcher_configurations_load(path: Path) -> None:
 def test_range_checks_name_keys_that_exist() -> None:
     for key in (*LOWEST, *ABOVE_ZERO):
         section, name = key.split(".")
-        owners = [getattr(kind(), section, None) for kind in (XeConfig, ScstConfig)]
+        owners = [getattr(kind(), section, None) for kind in (XeConfig, ScstConfig, RewardModelConfig)]
         assert any(hasattr(owner, name) for owner in owners), f"{key} is a key of no program"
 
 
 def test_defaults_are_in_range() -> None:
     assert out_of_range(XeConfig()) == []
     assert out_of_range(ScstConfig()) == []
+    assert out_of_range(RewardModelConfig()) == []
 
 
 @pytest.mark.parametrize("key", sorted({*LOWEST, *ABOVE_ZERO} - {"data.num_workers"}))
 def test_values_below_the_range_are_named(key: str) -> None:
     section, name = key.split(".")
-    config: Any = next(c for c in (XeConfig(), ScstConfig()) if hasattr(getattr(c, section, None), name))
+    config: Any = next(c for c in (XeConfig(), ScstConfig(), RewardModelConfig()) if hasattr(getattr(c, section, None), name))
     setattr(getattr(config, section), name, -1)
     assert any(line.startswith(f"{key} is -1: expected") for line in out_of_range(config))

@@ -1,0 +1,1 @@
+"""Trains the models behind embedding rewards: contrastive training, and distillation of L-CLIP."""

@@ -1,0 +1,145 @@
+"""Image-caption pairs for embedding models: pixels and token ids, prepared in loader workers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from rewards.clip.preprocessing import Preprocessing, open_image
+from rl_caption.data.augment import augment
+from rl_caption.data.base import Row
+from rl_caption.data.order import row_generator
+
+Captions = Literal["random", "first"]
+
+
+@dataclass(frozen=True)
+class PairBatch:
+    """B images with one caption each."""
+
+    rows: Sequence[Row]
+    inputs: dict[str, Tensor]
+    """What the model embeds, by the name of the embedding: ``image`` is pixels [B, 3, S, S], ``text`` token ids [B, L].
+    A name that starts with ``image`` is pixels, any other is token ids."""
+    captions: list[str]
+
+    def to(self, device: torch.device) -> PairBatch:
+        """The batch with its tensors on ``device``."""
+        inputs = {name: tensor.to(device, non_blocking=True) for name, tensor in self.inputs.items()}
+        return PairBatch(self.rows, inputs, self.captions)
+
+
+class PixelCache:
+    """Preprocessed pixels of images, kept as bytes: what is cached is neither decoded nor drawn again.
+
+    Args:
+        preprocessing: of the model.
+        cache_bytes: memory for pixels; images that do not fit are prepared every time.
+    """
+
+    def __init__(self, preprocessing: Preprocessing, cache_bytes: int = 0) -> None:
+        self.preprocessing, self.cache_bytes = preprocessing, cache_bytes
+        self.cached: dict[tuple[str, str], Tensor] = {}
+
+    def __call__(self, row: Row) -> Tensor:
+        """Normalised pixels [3, S, S], float32.
+
+        Raises:
+            RewardError: the image is missing or unreadable.
+        """
+        source = row["image"]
+        key = (row["image_id"], str(source) if isinstance(source, str | Path) else "")
+        square = self.cached.get(key)
+        if square is None:
+            square = self.preprocessing.square(open_image(source))
+            if (len(self.cached) + 1) * square.numel() <= self.cache_bytes:
+                self.cached[key] = square
+        return self.preprocessing.normalise(square)
+
+
+class TokenCache:
+    """Captions to CLIP's token ids; the ids of a caption are kept.
+
+    Args:
+        tokenizer: open_clip's ``SimpleTokenizer``.
+        context_length: longest caption in tokens, start and end included; longer ones lose their end, as in CLIP.
+        trims: ids are cut after the longest caption of a batch; else they have ``context_length``.
+    """
+
+    def __init__(self, tokenizer: Any, context_length: int, trims: bool) -> None:
+        self.tokenizer, self.context_length, self.trims = tokenizer, context_length, trims
+        self.cached: dict[str, list[int]] = {}
+
+    def ids(self, caption: str) -> list[int]:
+        """Start, tokens, end: at most ``context_length``."""
+        known = self.cached.get(caption)
+        if known is None:
+            tokens = self.tokenizer.encode(caption)[: self.context_length - 2]
+            known = self.cached[caption] = [self.tokenizer.sot_token_id, *tokens, self.tokenizer.eot_token_id]
+        return known
+
+    def __call__(self, captions: Sequence[str]) -> Tensor:
+        """Ids [B, L], padded with 0."""
+        encoded = [self.ids(caption) for caption in captions]
+        length = max(len(ids) for ids in encoded) if self.trims else self.context_length
+        padded = torch.zeros(len(encoded), length, dtype=torch.long)
+        for row, ids in enumerate(encoded):
+            padded[row, : len(ids)] = torch.tensor(ids)
+        return padded
+
+    def too_long(self, captions: Sequence[str]) -> int:
+        """How many of the captions lose their end."""
+        return sum(len(self.tokenizer.encode(caption)) + 2 > self.context_length for caption in captions)
+
+
+def choose_caption(row: Row, captions: Captions, seed: int, step: int) -> str:
+    """The reference of an image that a step learns: a pure function of (seed, step, image id)."""
+    references = row["references"]
+    if captions == "first":
+        return references[0]
+    return references[int(row_generator(seed, step, f"caption/{row['image_id']}").integers(len(references)))]
+
+
+class PairCollate:
+    """(Row, step) pairs to a ``PairBatch``, on the CPU.
+
+    Args:
+        pixels: prepares images; None leaves them out (a text tower alone).
+        tokens: prepares captions; None leaves their ids out (an image tower alone).
+        captions: which reference a step learns.
+        augmentations: names of ``augment``: another random view of an image at every step.
+        seed: of these choices.
+    """
+
+    def __init__(
+        self,
+        pixels: PixelCache | None,
+        tokens: TokenCache | None,
+        captions: Captions = "random",
+        augmentations: Sequence[str] = (),
+        seed: int = 0,
+    ) -> None:
+        self.pixels, self.tokens, self.captions = pixels, tokens, captions
+        self.augmentations, self.seed = tuple(augmentations), seed
+
+    def __call__(self, items: Sequence[tuple[Row, int]]) -> PairBatch:
+        """Make a batch."""
+        chosen = [choose_caption(row, self.captions, self.seed, step) for row, step in items]
+        inputs = {}
+        if self.pixels is not None:
+            inputs["image"] = torch.stack([self._view(row, step) for row, step in items])
+        if self.tokens is not None:
+            inputs["text"] = self.tokens(chosen)
+        return PairBatch([row for row, _ in items], inputs, chosen)
+
+    def _view(self, row: Row, step: int) -> Tensor:
+        assert self.pixels is not None
+        pixels = self.pixels(row)
+        if not self.augmentations:
+            return pixels
+        return augment(pixels, self.augmentations, self.seed, step, row["image_id"])

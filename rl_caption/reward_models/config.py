@@ -1,0 +1,122 @@
+"""Configuration of ``train_reward_model.py``: dataclasses only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from rl_caption.config import DataConfig, EvalConfig, RunConfig, ScstConfig, TrainConfig, XeConfig
+
+Method: TypeAlias = Literal["contrastive", "distill_image", "distill_text", "distill_dual"]
+
+
+@dataclass
+class EncoderConfig:
+    """The model to train.
+
+    Args:
+        name: ``contrastive``: an open_clip architecture such as ``ViT-B-32``.
+        kwargs: from random weights, the shape. ``contrastive``: open_clip's model JSON ``{embed_dim, vision_cfg,
+            text_cfg}``, laid over the architecture ``name`` where there is one. Otherwise arguments of ``LCLIPConfig``.
+        init: weights to go on from. ``contrastive``: a folder of an open_clip model, or with ``name`` a tag such as
+            ``openai`` or a checkpoint file. ``distill_image``, ``distill_text``: a folder that such a run exported.
+            ``distill_dual``: a folder of a whole L-CLIP.
+        image_init: ``distill_dual``: the folder that ``distill_image`` exported; null starts from random weights.
+        text_init: ``distill_dual``: the folder that ``distill_text`` exported; null starts from random weights.
+    """
+
+    name: str | None = None
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    init: str | None = None
+    image_init: str | None = None
+    text_init: str | None = None
+
+
+@dataclass
+class TeacherConfig:
+    """The frozen model to distil.
+
+    Args:
+        name: open_clip architecture, hub id or local folder, as for the rewards.
+        pretrained: with an architecture: a tag such as ``openai``, or a checkpoint file.
+        precision: ``fp32``, ``fp16`` or ``bf16``.
+        batch_size: images or captions embedded at once.
+        cache_mb: memory for its embeddings of the training split, in MiB a process; those of images, or of captions,
+            that do not fit are computed at every step instead.
+        cache_dir: folder that keeps its image embeddings between runs; null keeps them in memory only.
+    """
+
+    name: str | None = None
+    pretrained: str | None = None
+    precision: Literal["fp32", "fp16", "bf16"] = "fp32"
+    batch_size: int = 64
+    cache_mb: int = 2048
+    cache_dir: str | None = None
+
+
+@dataclass
+class LossConfig:
+    """Weights of the terms of the loss. Null is the L-CLIPScore code's value of the method; docs/reward_models.md.
+
+    Args:
+        l1: distance (mean absolute difference) of raw embeddings, a tower. Null: 1/2 for one tower, 1/6 for both.
+        cosine: 1 - cosine to the teacher's embedding, a tower. Null: the same.
+        regulator: the Similarity Regulator, ``distill_dual`` only; 0 leaves it out. Null: 1/30.
+        regulator_reduction: ``mean`` over diagonal and other pairs each (released code), or ``sum`` (paper).
+        max_scale: ``contrastive``: largest factor of the cosines (inverse temperature).
+    """
+
+    l1: float | None = None
+    cosine: float | None = None
+    regulator: float | None = None
+    regulator_reduction: Literal["mean", "sum"] = "mean"
+    max_scale: float = 100.0
+
+
+@dataclass
+class RewardModelTrainConfig(TrainConfig):
+    """Training a reward model; there is no ``label_smoothing``. Further arguments:
+
+    Args:
+        captions: the caption of an image that a step learns: a ``random`` reference, or always the ``first``.
+        freeze_patch_embed: ``distill_image``: copy patch projection, class token and, where they fit, positions from
+            the teacher, and freeze them.
+        freeze_text: ``distill_dual``: leave the text tower as the folder that it comes from has it; one with random
+            weights is always trained.
+    """
+
+    captions: Literal["random", "first"] = "random"
+    freeze_patch_embed: bool = True
+    freeze_text: bool = True
+
+
+@dataclass
+class RewardModelConfig:
+    """``train_reward_model.py``: a dual encoder, or a tower of one.
+
+    Args:
+        task: ``contrastive`` (InfoNCE on image-caption pairs), ``distill_image`` and ``distill_text`` (stage 1 of
+            L-CLIP, one tower), ``distill_dual`` (stage 2, both).
+        warm_start: configurations of reward models to train first, where they are not there yet.
+        model: what is trained.
+        teacher: what is distilled.
+        loss: weights of its terms.
+        data: images and captions.
+        train: optimisation.
+        eval: validation: retrieval, and agreement with the teacher.
+        run: folder, resume, logs.
+    """
+
+    task: Method = "contrastive"
+    warm_start: list[str] = field(default_factory=list)
+    model: EncoderConfig = field(default_factory=EncoderConfig)
+    teacher: TeacherConfig = field(default_factory=TeacherConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    train: RewardModelTrainConfig = field(default_factory=RewardModelTrainConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    run: RunConfig = field(default_factory=RunConfig)
+
+
+TrainingConfig: TypeAlias = XeConfig | ScstConfig | RewardModelConfig
+"""What the loop around every training reads."""

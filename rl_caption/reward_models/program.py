@@ -1,0 +1,205 @@
+"""The training program of reward models: from a configuration to a finished run folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from rewards.clip.backbone import load_backbone
+from rewards.clip.preprocessing import Preprocessing, preprocessing_of
+from rewards.clip.student import LCLIPConfig
+from rl_caption.build import ConfigError
+from rl_caption.fit import Trainee, fit
+from rl_caption.reward_models.batch import PairCollate, PixelCache, TokenCache
+from rl_caption.reward_models.config import LossConfig, RewardModelConfig
+from rl_caption.reward_models.encoders import ClipTowers, Towers, pretrained_clip, random_clip, save_clip
+from rl_caption.reward_models.objectives import REGULATOR_WEIGHT, TOWER_WEIGHT, Contrastive, Distillation, Objective
+from rl_caption.reward_models.students import Tower, build_dual, build_tower, copy_patch_embedding, save_tower
+from rl_caption.reward_models.task import EmbeddingTask
+from rl_caption.reward_models.teacher import Teacher
+from rl_caption.reward_models.validation import embedding_validator
+from rl_caption.stage import Stage, open_stage
+from rl_caption.tracking import announce
+from rl_caption.trainer import Task
+from rl_caption.types import TrainState
+
+TOWERS_OF: dict[str, tuple[Tower, ...]] = {
+    "contrastive": ("image", "text"),
+    "distill_image": ("image",),
+    "distill_text": ("text",),
+    "distill_dual": ("image", "text"),
+}
+
+
+@dataclass(frozen=True)
+class EmbeddingModel:
+    """What is trained, and what it reads."""
+
+    network: nn.Module
+    """From inputs by name to raw embeddings by name."""
+    preprocessing: Preprocessing
+    context_length: int
+    trims: bool
+    """Padding cannot change a text embedding, so ids may be cut after the longest caption."""
+    export: Callable[[Path], None]
+    is_trained: bool
+
+
+def train_reward_model(config: RewardModelConfig) -> TrainState:
+    """Train a dual encoder, or a tower of one; the best by validation lies in ``export/best``."""
+    towers = TOWERS_OF[config.task]
+    with open_stage(config) as stage:
+        teacher = None if config.task == "contrastive" else _teacher(stage, config, towers)
+        model = _contrastive_model(config) if teacher is None else _student(stage, config, teacher)
+        if teacher is not None:
+            _check_same_view(config, teacher, model)
+        pixels, tokens = _inputs(stage, config, model, "text" in towers)
+        collate = PairCollate(
+            pixels if "image" in towers else None,
+            tokens if "text" in towers else None,
+            config.train.captions,
+            config.data.augment,
+            config.train.seed,
+        )
+        trainee = Trainee(
+            model=model.network,
+            validate=embedding_validator(
+                stage.accelerator,
+                model.network,
+                towers,
+                stage.val_rows,
+                pixels,
+                tokens,
+                config.eval.batch_size,
+                teacher,
+            ),
+            export=model.export,
+            is_trained=model.is_trained,
+            decays=_is_matrix if config.task == "contrastive" else None,
+            metric="val/retrieval_r1" if len(towers) > 1 else f"val/teacher_cosine_{towers[0]}",
+            metric_range="0 to 1" if len(towers) > 1 else "-1 to 1",
+        )
+        if teacher is not None:
+            teacher.prepare(stage.train_rows, config.train.captions, config.teacher.cache_mb * 2**20)
+
+        def task(network: nn.Module) -> Task:
+            return EmbeddingTask(stage.accelerator, network, objective(config), teacher, config.task)
+
+        signature = "" if teacher is None else f"{config.task}[{teacher.backbone.signature}]"
+        return fit(stage, trainee, task, collate, signature)
+
+
+def _is_matrix(name: str, parameter: Tensor) -> bool:
+    """CLIP's rule: weight decay for matrices, none for gains, biases and the temperature (Radford et al. 2021)."""
+    return parameter.ndim > 1
+
+
+def objective(config: RewardModelConfig) -> Objective:
+    """The loss of a method, with its own defaults where weights are null."""
+    if config.task == "contrastive":
+        return Contrastive()
+    towers, loss = TOWERS_OF[config.task], config.loss
+    dual = len(towers) > 1
+    return Distillation(
+        towers,
+        _weight(loss, "l1", TOWER_WEIGHT[len(towers)]),
+        _weight(loss, "cosine", TOWER_WEIGHT[len(towers)]),
+        _weight(loss, "regulator", REGULATOR_WEIGHT) if dual else 0.0,
+        loss.regulator_reduction,
+    )
+
+
+def _weight(loss: LossConfig, name: str, default: float) -> float:
+    value: float | None = getattr(loss, name)
+    return default if value is None else value
+
+
+def _teacher(stage: Stage, config: RewardModelConfig, towers: tuple[Tower, ...]) -> Teacher:
+    wanted = config.teacher
+    if wanted.name is None:
+        raise ConfigError(f"teacher.name is not set: {config.task} distils a teacher, such as ViT-B-32 or a folder")
+    try:
+        with stage.accelerator.main_process_first():  # which downloads, where that is needed
+            backbone = load_backbone(
+                wanted.name, wanted.pretrained, str(stage.accelerator.device), wanted.precision, wanted.batch_size
+            )
+    except ValueError as error:
+        raise ConfigError(f"teacher: {error}") from error
+    return Teacher(backbone, towers, stage.accelerator, bool(config.data.augment), wanted.cache_dir)
+
+
+def _contrastive_model(config: RewardModelConfig) -> EmbeddingModel:
+    model = config.model
+    if model.init is not None:
+        if model.kwargs:
+            raise ConfigError("model.kwargs is set together with model.init, which has the shape: leave it out")
+        clip, shape, preprocessing = pretrained_clip(model.name, model.init)
+    else:
+        clip, shape = random_clip(model.name, model.kwargs)
+        preprocessing = preprocessing_of(clip.visual)
+    network = ClipTowers(clip, config.loss.max_scale)
+    return EmbeddingModel(
+        network,
+        preprocessing,
+        int(clip.context_length),
+        network.trims,
+        lambda folder: save_clip(clip, shape, folder),
+        model.init is not None,
+    )
+
+
+def _student(stage: Stage, config: RewardModelConfig, teacher: Teacher) -> EmbeddingModel:
+    model, train = config.model, config.train
+    if config.task == "distill_dual":
+        dual = build_dual(model.init, {"image": model.image_init, "text": model.text_init}, model.kwargs, teacher.width)
+        trained = model.init is not None or None not in (model.image_init, model.text_init)
+        if train.freeze_text and (model.init is not None or model.text_init is not None):
+            dual.text.requires_grad_(False)
+        towers: dict[str, nn.Module] = {"image": dual.image, "text": dual.text}
+        return _student_model(towers, dual.config, dual.save_pretrained, trained)
+    kind: Tower = "image" if config.task == "distill_image" else "text"
+    tower: Any = build_tower(kind, model.init, model.kwargs, teacher.width)
+    if kind == "image" and train.freeze_patch_embed:
+        frozen = copy_patch_embedding(tower, teacher.backbone.model)
+        announce(stage.accelerator, f"copied from the teacher and frozen: {', '.join(frozen)}")
+    return _student_model({kind: tower}, tower.config, lambda to: save_tower(tower, kind, to), model.init is not None)
+
+
+def _student_model(
+    towers: dict[str, nn.Module], config: LCLIPConfig, export: Callable[[Path], None], is_trained: bool
+) -> EmbeddingModel:
+    trims = config.pad_attention == "masked"
+    preprocessing = Preprocessing(config.image_size)
+    return EmbeddingModel(Towers(towers), preprocessing, config.context_length, trims, export, is_trained)
+
+
+def _check_same_view(config: RewardModelConfig, teacher: Teacher, model: EmbeddingModel) -> None:
+    """With augmentation the teacher embeds the very pixels that the student sees."""
+    theirs = teacher.backbone.preprocessing
+    if config.data.augment and "image" in teacher.towers and theirs != model.preprocessing:
+        raise ConfigError(
+            f"data.augment is set, but the teacher reads {theirs} and the student {model.preprocessing}: both see the "
+            "same view, so give the student the teacher's image_size, or leave data.augment out"
+        )
+
+
+def _inputs(
+    stage: Stage, config: RewardModelConfig, model: EmbeddingModel, with_text: bool
+) -> tuple[PixelCache, TokenCache]:
+    from open_clip import SimpleTokenizer
+
+    pixels = PixelCache(model.preprocessing, config.data.cache_mb * 2**20)
+    tokens = TokenCache(SimpleTokenizer(context_length=model.context_length), model.context_length, model.trims)
+    references = [caption for row in stage.val_rows for caption in row["references"]]
+    cut = tokens.too_long(references) if with_text else 0
+    if cut:
+        announce(
+            stage.accelerator,
+            f"{cut} of {len(references)} validation captions have more than {model.context_length} tokens (the model's "
+            "context_length) and lose their end, as training captions do",
+        )
+    return pixels, tokens

@@ -1,0 +1,140 @@
+"""One optimizer step of any embedding model: a loss over the embeddings of the whole global batch.
+
+Contrastive losses compare every pair of the batch, so their gradient is no sum over micro-batches. As in GradCache (Gao
+et al. 2021, "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup") the step embeds all
+micro-batches without a graph, takes the gradient of the loss with respect to the embeddings of the global batch, and
+sends each micro-batch's part of it back through a second forward pass. The result does not depend on how the batch was
+split over micro-batches and processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from rl_caption.accumulation import backward_all
+from rl_caption.metrics import Averages
+from rl_caption.reward_models.batch import PairBatch
+from rl_caption.reward_models.objectives import Embeddings, Objective
+
+
+class Target(Protocol):
+    """Where a teacher's embeddings come from."""
+
+    def __call__(self, batch: PairBatch) -> dict[str, Tensor]:
+        """Embeddings [B, D] by name, on the batch's device, without gradient."""
+        ...
+
+
+@dataclass
+class EmbeddingTask:
+    """Embed the global batch, take the loss of all of it, send its gradient back.
+
+    Args:
+        accelerator: owns devices, processes and the backward pass.
+        model: as prepared for (distributed) training; from a batch's ``inputs`` to raw embeddings [B, D] by name, and
+            scalars that are parameters of the loss.
+        objective: the loss.
+        teacher: embeddings to compare with; None where the objective needs none.
+        name: for log lines.
+    """
+
+    accelerator: Accelerator
+    model: nn.Module
+    objective: Objective
+    teacher: Target | None = None
+    name: str = "reward_model"
+    samples: list[dict[str, Any]] = field(default_factory=list)
+
+    def training_step(self, batches: Sequence[PairBatch], step: int) -> Averages:
+        """Leave the gradient of one optimizer step in the parameters. ``batches`` are this process's micro-batches."""
+        teacher = {} if self.teacher is None else _joined([self.teacher(batch) for batch in batches])
+        if len(batches) == 1:
+            outputs = self.model(batches[0].inputs)
+            gradients, log = self._gradients(_detached(outputs), teacher)
+            backward_all(self.accelerator, self.model, [partial(_surrogate, outputs, gradients, 1.0)])
+            return log
+        states, embedded = [], []
+        with torch.no_grad():
+            for batch in batches:
+                states.append(_random_states(self.accelerator.device))
+                embedded.append(_detached(self.model(batch.inputs)))
+        gradients, log = self._gradients(_joined(embedded), teacher)
+        end, start, shares = _random_states(self.accelerator.device), 0, []
+        for batch, state in zip(batches, states, strict=True):
+            mine = slice(start, start := start + len(batch.rows))
+            own = {name: value[mine] if value.ndim else value for name, value in gradients.items()}
+            shares.append(partial(self._again, batch, state, own, 1 / len(batches)))
+        backward_all(self.accelerator, self.model, shares)
+        _restore(end, self.accelerator.device)
+        return log
+
+    def _again(self, batch: PairBatch, state: list[Tensor], gradients: Embeddings, share: float) -> Tensor:
+        """The second forward pass of a micro-batch, with the random numbers (dropout) of the first."""
+        _restore(state, self.accelerator.device)
+        return _surrogate(self.model(batch.inputs), gradients, share)
+
+    def _gradients(self, own: Embeddings, teacher: Embeddings) -> tuple[dict[str, Tensor], Averages]:
+        """Gradient of the global batch's loss with respect to this process's embeddings; every process computes all.
+
+        The gradient of a scalar, which every process has, is divided by their number: shares are added up.
+        """
+        rank, processes = self.accelerator.process_index, self.accelerator.num_processes
+        leaves = {name: self._gathered(value).requires_grad_() for name, value in own.items()}
+        loss, metrics = self.objective(leaves, {name: self._gathered(value) for name, value in teacher.items()})
+        found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+        gradients = {}
+        for (name, leaf), gradient in zip(leaves.items(), found, strict=True):
+            gradient = torch.zeros_like(leaf) if gradient is None else gradient
+            gradients[name] = gradient.chunk(processes)[rank] if leaf.ndim else gradient / processes
+        log = Averages()
+        for name, value in {"loss/total": loss, **metrics}.items():
+            log.add(name, value)
+        return gradients, log
+
+    def _gathered(self, rows: Tensor) -> Tensor:
+        """[B, D] of this process to [P B, D] of all, in the order of the global batch; scalars as they are."""
+        if rows.ndim == 0 or self.accelerator.num_processes == 1:
+            return rows.detach().float().clone()
+        return self.accelerator.gather(rows.detach().float().contiguous())
+
+
+def _surrogate(outputs: Embeddings, gradients: Embeddings, share: float) -> Tensor:
+    """A number whose gradient is that of the loss: the sum of embeddings times their gradients.
+
+    A scalar appears in every micro-batch, so each gets ``share`` of its gradient.
+    """
+    terms = [
+        (value.float() * gradients[name]).sum() * (1.0 if value.ndim else share)
+        for name, value in outputs.items()
+        if value.requires_grad
+    ]
+    return torch.stack(terms).sum()
+
+
+def _detached(outputs: Embeddings) -> dict[str, Tensor]:
+    return {name: value.detach() for name, value in outputs.items()}
+
+
+def _joined(parts: Sequence[Embeddings]) -> dict[str, Tensor]:
+    """Rows of several micro-batches under each other; a scalar is the same in all of them."""
+    return {
+        name: torch.cat([part[name] for part in parts]) if value.ndim else value for name, value in parts[0].items()
+    }
+
+
+def _random_states(device: torch.device) -> list[Tensor]:
+    states = [torch.get_rng_state()]
+    return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states
+
+
+def _restore(states: list[Tensor], device: torch.device) -> None:
+    torch.set_rng_state(states[0])
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(states[1], device)

@@ -1,0 +1,9 @@
+#!/usr/bin/env python
+"""``python -m rl_caption reward_model`` as a script, for ``accelerate launch``."""
+
+import sys
+
+from rl_caption.cli import run
+
+if __name__ == "__main__":
+    sys.exit(run("reward_model", sys.argv[1:]))

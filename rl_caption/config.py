@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from rl_caption.monitor_config import MonitorConfig
+
 
 @dataclass
 class ModelConfig:
@@ -269,6 +271,7 @@ class ScstConfig:
         reward: what samples are scored by.
         train: optimisation.
         eval: validation; captions are decoded greedily.
+        monitor: signs of reward hacking.
         run: folder, resume, logs.
     """
 
@@ -280,6 +283,7 @@ class ScstConfig:
     reward: RewardConfig = field(default_factory=RewardConfig)
     train: ScstTrainConfig = field(default_factory=ScstTrainConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
+    monitor: MonitorConfig = field(default_factory=MonitorConfig)
     run: RunConfig = field(default_factory=RunConfig)
 
 

@@ -25,6 +25,20 @@ def caption_rows(
     accelerator: Accelerator,
     progress: str | None = None,
 ) -> dict[str, str]:
+    """The captions of ``decode_rows``: image id -> caption."""
+    decoded = decode_rows(captioner, policy, rows, decoding, batch_size, accelerator, progress)
+    return {image_id: caption for image_id, (caption, _) in decoded.items()}
+
+
+def decode_rows(
+    captioner: Captioner,
+    policy: nn.Module,
+    rows: Sequence[Row],
+    decoding: Decoding,
+    batch_size: int,
+    accelerator: Accelerator,
+    progress: str | None = None,
+) -> dict[str, tuple[str, bool]]:
     """Decode one caption for each row: greedy, or by beam search where ``decoding.num_beams`` is above 1.
 
     Every process decodes its share and gets all captions back, ordered as ``rows``.
@@ -39,7 +53,7 @@ def caption_rows(
         progress: description of a progress bar, shown on a terminal.
 
     Returns:
-        image id -> caption.
+        image id -> caption, and whether it ended with EOS before the length limit.
     """
     if decoding.num_samples:
         raise ValueError("decoding.num_samples must be 0: one caption for each image")
@@ -51,13 +65,15 @@ def caption_rows(
         unit="batch",
         disable=progress is None or not accelerator.is_main_process or not sys.stderr.isatty(),
     )
-    pairs: list[tuple[str, str]] = []
+    pairs: list[tuple[str, tuple[str, bool]]] = []
     with torch.no_grad(), dropout_off(policy), accelerator.autocast():
         for start in bar:
             batch = [rows[index] for index in mine[start : start + batch_size]]
             inputs = {key: value.to(accelerator.device) for key, value in captioner.preprocess(batch).items()}
             token_ids = captioner.generate(policy, inputs, decoding, None)
             captions = captioner.decode(token_ids[:, 0])
-            pairs += [(row["image_id"], caption) for row, caption in zip(batch, captions, strict=True)]
+            finished = (token_ids[:, 0] == captioner.eos_token_id).any(-1).tolist()
+            decoded = zip(captions, finished, strict=True)
+            pairs += [(row["image_id"], pair) for row, pair in zip(batch, decoded, strict=True)]
     gathered = dict(gather_object(pairs) if accelerator.num_processes > 1 else pairs)
     return {row["image_id"]: gathered[row["image_id"]] for row in (rows[i] for i in range(len(rows)))}

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 
 from torch import nn
 
+from rewards.mixed import MixedReward
 from rl_caption.advantages import ADVANTAGES
 from rl_caption.build import (
     ConfigError,
@@ -22,9 +24,14 @@ from rl_caption.config import ModelConfig, ScstConfig, XeConfig
 from rl_caption.cross_entropy import CrossEntropyTask
 from rl_caption.data.loader import Collate
 from rl_caption.fit import Trainee, fit
+from rl_caption.hacking import reference_statistics
+from rl_caption.hacking_monitor import HackingMonitor
+from rl_caption.judges import build_judges
+from rl_caption.monitor_config import MonitorConfig
 from rl_caption.reward_scales import announce_scales
 from rl_caption.scst import SelfCriticalTask
 from rl_caption.stage import Stage, open_stage
+from rl_caption.tracking import announce
 from rl_caption.trainer import Task
 from rl_caption.types import TrainState
 from rl_caption.validation import caption_validator
@@ -57,6 +64,7 @@ def train_scst(config: ScstConfig) -> TrainState:
         captioner = _captioner(stage, config.model, ("rollout.max_new_tokens", rollout.max_new_tokens))
         with stage.accelerator.main_process_first():
             reward, signature = build_reward(config.reward, references_of(stage.train_rows), stage.folder)
+        monitor = _monitor(config.monitor, reward, stage)
         decoding = build_decoding(config)
         if stage.checkpoint is None:
             announce_scales(
@@ -65,7 +73,7 @@ def train_scst(config: ScstConfig) -> TrainState:
         target_tokens = rollout.max_new_tokens if train.xe_weight else None
         collate = Collate(captioner, target_tokens, augmentations=config.data.augment, seed=train.seed)
         # Before the weights of a checkpoint are loaded: the policy that the whole run started from.
-        ref_policy = _frozen_copy(captioner, stage) if train.kl_coef > 0 else None
+        ref_policy = _frozen_copy(captioner, stage) if train.kl_coef > 0 or config.monitor.kl else None
 
         def task(model: nn.Module) -> Task:
             """The step of ``scst.py`` on this reward."""
@@ -85,7 +93,9 @@ def train_scst(config: ScstConfig) -> TrainState:
                 label_smoothing=train.label_smoothing,
             )
 
-        trainee = _trainee(stage, captioner, rollout.max_new_tokens, config.model)
+        trainee = _watched(
+            _trainee(stage, captioner, rollout.max_new_tokens, config.model, monitor), config.monitor, monitor
+        )
         return fit(stage, trainee, task, collate, scst_signature(signature, config))
 
 
@@ -110,13 +120,38 @@ def _captioner(stage: Stage, model: ModelConfig, max_tokens: tuple[str, int]) ->
     return captioner
 
 
-def _trainee(stage: Stage, captioner: Captioner, max_new_tokens: int, model: ModelConfig) -> Trainee:
+def _trainee(
+    stage: Stage, captioner: Captioner, max_new_tokens: int, model: ModelConfig, monitor: HackingMonitor | None = None
+) -> Trainee:
     return Trainee(
         model=captioner.policy,
-        validate=caption_validator(stage, captioner, max_new_tokens),
+        validate=caption_validator(stage, captioner, max_new_tokens, monitor),
         export=lambda path: captioner.save_pretrained(captioner.policy, path),
         is_trained=model.init is not None,
     )
+
+
+def _monitor(config: MonitorConfig, reward: MixedReward, stage: Stage) -> HackingMonitor:
+    references = references_of(stage.val_rows)
+    with stage.accelerator.main_process_first():
+        judges = build_judges(config.judges, reward, references)
+    monitor = HackingMonitor(reward, judges, reference_statistics(references), config.thresholds, config.stop)
+    announce(stage.accelerator, monitor.description)
+    return monitor
+
+
+def _watched(trainee: Trainee, config: MonitorConfig, monitor: HackingMonitor) -> Trainee:
+    """The trainee with the monitor's memory, and the judge that chooses its best model where one is to."""
+    trainee = replace(trainee, notes=monitor.notes)
+    name = config.best_by
+    if name is None and config.stop:
+        name = next(iter(monitor.judges), None)
+    if name is None:
+        return trainee
+    if name not in monitor.judges:
+        raise ConfigError(f"monitor.best_by is {name!r}: the judges of this run are {list(monitor.judges)}")
+    low, high = monitor.judges[name].bounds
+    return replace(trainee, metric=f"val/judge/{name}", metric_range=f"{low:g} to {high:g}")
 
 
 def _frozen_copy(captioner: Captioner, stage: Stage) -> nn.Module:

@@ -47,7 +47,7 @@ class SelfCriticalTask:
         loss_reduction: ``token`` or ``sequence`` mean.
         seed: of the samples.
         dropout: keep dropout on, in sampling and scoring.
-        ref_policy: frozen starting policy; needed where ``kl_coef`` is above 0.
+        ref_policy: frozen starting policy; needed where ``kl_coef`` is above 0, elsewhere only to log the divergence.
         kl_coef: weight of the KL penalty, token mean.
         xe_weight: weight of the cross-entropy on the references, token mean.
         label_smoothing: of that cross-entropy.
@@ -119,7 +119,8 @@ class SelfCriticalTask:
                 ref_logits = self.captioner.token_logits(self.ref_policy, batch.inputs, rollout.token_ids)
                 ref_logprobs = token_logprobs(ref_logits, rollout.token_ids, temperature)
                 log.add("policy/kl", kl_to_reference(logprobs, ref_logprobs)[mask])
-            loss = loss + self.kl_coef * kl_penalty_sum(logprobs, ref_logprobs, mask) / tokens
+            if self.kl_coef:
+                loss = loss + self.kl_coef * kl_penalty_sum(logprobs, ref_logprobs, mask) / tokens
         return loss
 
     def _xe_loss(self, batch: CaptionBatch, targets: Tensor, log: Averages) -> Tensor:

@@ -101,6 +101,7 @@ def test_an_uninterrupted_run_leaves_exactly_these_files(whole_xe: Path) -> None
         "checkpoints",
         "config.yaml",
         "env.json",
+        "eval",
         "export",
         "metrics.jsonl",
         "result.json",

@@ -1,0 +1,149 @@
+"""Watches the greedy captions of every validation for signs that the reward is being hacked."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from rewards.base import Reward, RewardError, checked_scores
+from rewards.mixed import MixedReward
+from rl_caption.data.base import Row
+from rl_caption.hacking import Findings, Thresholds, caption_statistics, judge_alarm
+from rl_caption.types import Validation
+
+DIGITS = 6
+"""Decimals of the scores that are kept with a checkpoint."""
+_LATE = (
+    "monitor: the checkpoint knows nothing of the starting policy under this reward and these judges; captions are "
+    "compared with those of step {step} instead"
+)
+
+
+@dataclass
+class HackingMonitor:
+    """Judges validation captions, compares them with the starting policy's, and raises the alarm.
+
+    Args:
+        reward: of the run.
+        judges: name -> a reward that is not in it.
+        references: ``reference_statistics`` of the validation images.
+        thresholds: of the rule.
+        stop: an alarm ends the run.
+        notes: what it keeps, to be saved with the run: ``hacking`` -> ``start`` (findings of the starting policy and
+            their step), ``first_alarm`` (step and evidence), ``signs`` (those of the newest warning).
+    """
+
+    reward: MixedReward
+    judges: Mapping[str, Reward]
+    references: Mapping[str, float]
+    thresholds: Thresholds = field(default_factory=Thresholds)
+    stop: bool = False
+    notes: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def description(self) -> str:
+        """One line for the log: the judges."""
+        if not self.judges:
+            return (
+                "monitor: every n-gram judge is in the reward, so only gross signs of hacking can be seen; "
+                "name a judge in monitor.judges"
+            )
+        named = ", ".join(f"{name} [{judge.signature}]" for name, judge in self.judges.items())
+        return f"monitor: held-out judges, not in the reward: {named}"
+
+    def inspect(
+        self, step: int, rows: Sequence[Row], captions: Sequence[str], finished: Sequence[bool]
+    ) -> tuple[Validation, Findings]:
+        """Judge one caption an image; the first call of a run is taken for the starting policy.
+
+        Args:
+            step: optimizer steps done.
+            rows: N validation images, the same at every call.
+            captions: N captions.
+            finished: whether each ended with EOS.
+
+        Returns:
+            What is to be logged, printed and done, and the findings behind it.
+
+        Raises:
+            RewardError: the reward or a judge failed.
+        """
+        columns = _columns(rows, finished)
+        prompts = [row.get("prompt", "") for row in rows]
+        terms = self.reward.terms(prompts, captions, **columns)
+        means = {name: statistics.fmean(values) for name, values in terms.items()}
+        judges = {name: _scores(name, judge, prompts, captions, columns) for name, judge in self.judges.items()}
+        memory = self.notes.setdefault("hacking", {})
+        is_start = not self._comparable(memory.get("start"), len(rows))
+        if is_start:
+            memory |= {"start": {"step": step, "scales": self._scales(terms)}, "signs": []}
+            memory.setdefault("first_alarm", None)
+        start = memory["start"]
+        total = math.fsum(weight * means[name] / start["scales"][name] for name, weight in self.reward.weights.items())
+        now = Findings(total, judges, caption_statistics(captions))
+        if is_start:
+            kept = {name: [round(score, DIGITS) for score in scores] for name, scores in judges.items()}
+            start["findings"] = asdict(Findings(total, kept, now.statistics))
+        evidence = {} if is_start else judge_alarm(now, Findings(**start["findings"]), self.references, self.thresholds)
+        late = is_start and step > 0
+        return self._verdict(step, now, means, evidence, [_LATE.format(step=step)] if late else []), now
+
+    def _comparable(self, start: Mapping[str, Any] | None, count: int) -> bool:
+        """Whether there is a start, of the same terms, judges and number of images."""
+        if start is None or start["scales"].keys() != self.reward.weights.keys():
+            return False
+        judges = start["findings"]["judges"]
+        return judges.keys() == self.judges.keys() and all(len(scores) == count for scores in judges.values())
+
+    def _scales(self, terms: Mapping[str, Sequence[float]]) -> dict[str, float]:
+        """What a term's mean is divided by: 1 or, of z-scored terms, the starting captions' standard deviation."""
+        if self.reward.normalize == "none":
+            return dict.fromkeys(terms, 1.0)
+        return {name: statistics.pstdev(values) or 1.0 for name, values in terms.items()}
+
+    def _verdict(
+        self,
+        step: int,
+        now: Findings,
+        terms: Mapping[str, float],
+        evidence: Mapping[str, str],
+        messages: list[str],
+    ) -> Validation:
+        metrics = {"val/reward": now.reward, "hacking/alarm": float(bool(evidence))}
+        metrics |= {f"val/reward/{name}": value for name, value in terms.items()}
+        metrics |= {f"val/judge/{name}": statistics.fmean(scores) for name, scores in now.judges.items()}
+        metrics |= {f"val/hacking/{key}": value for key, value in now.statistics.items() if key != "length"}
+        metrics["val/hacking/length_ratio"] = now.statistics["length"] / self.references["length"]
+        memory = self.notes["hacking"]
+        changed = sorted(evidence) != memory["signs"]
+        memory["signs"] = sorted(evidence)
+        if not evidence:
+            return Validation(metrics, messages)
+        began = memory["start"]["findings"]["reward"]
+        text = f"the reward rose from {began:.4g} to {now.reward:.4g}, but " + "; ".join(evidence.values())
+        if memory["first_alarm"] is None:
+            memory["first_alarm"] = {"step": step, "evidence": list(evidence.values())}
+        warning = f"WARNING, the reward may be being hacked: on the validation images {text} (docs/hacking.md)"
+        return Validation(metrics, [*messages, *[warning] * changed], f"monitor.stop: {text}" if self.stop else None)
+
+
+def _columns(rows: Sequence[Row], finished: Sequence[bool]) -> dict[str, Any]:
+    """What a reward is told of N rows; a scene's truth is not among it."""
+    return {
+        "references": [row["references"] for row in rows],
+        "image_id": [row["image_id"] for row in rows],
+        "image": [row["image"] for row in rows],
+        "finished": list(finished),
+    }
+
+
+def _scores(
+    name: str, judge: Reward, prompts: Sequence[str], captions: Sequence[str], columns: Mapping[str, Any]
+) -> list[float]:
+    try:
+        return checked_scores(judge, judge(prompts, list(captions), **columns), len(captions))
+    except RewardError as error:
+        raise RewardError(f"judge {name!r}: {error}") from error

@@ -1,0 +1,65 @@
+"""Held-out judges: rewards that are not in the reward, by which one sees whether it is being hacked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rewards.base import Reward
+from rewards.mixed import MixedReward
+from rewards.registry import build
+from rewards.text.bleu import Bleu
+from rewards.text.cider import CiderD
+from rewards.text.document_frequency import DocumentFrequencies
+from rewards.text.rouge import RougeL
+from rewards.text.tokenize import tokenize
+from rl_caption.build import ConfigError
+from rl_caption.monitor_config import JudgeConfig
+
+N_GRAM_JUDGES = {"cider": CiderD, "bleu4": Bleu, "rouge_l": RougeL}
+"""Judges that need nothing but references: name -> class."""
+
+
+def default_judges(reward: MixedReward) -> dict[str, JudgeConfig]:
+    """CIDEr-D where no term of ``reward`` counts n-grams, else BLEU-4 and ROUGE-L, less what is among its terms."""
+    used = {kind for kind in N_GRAM_JUDGES.values() if any(isinstance(r, kind) for r in reward.rewards.values())}
+    if not used:
+        return {"cider": JudgeConfig()}
+    return {
+        name: JudgeConfig(target="bleu" if kind is Bleu else None)
+        for name, kind in N_GRAM_JUDGES.items()
+        if kind not in used and kind is not CiderD
+    }
+
+
+def build_judges(
+    judges: Mapping[str, JudgeConfig] | None, reward: MixedReward, references: Sequence[list[str]]
+) -> dict[str, Reward]:
+    """Make the judges of a run.
+
+    Args:
+        judges: name -> what it is; None takes ``default_judges``. ``cider`` has the document frequencies of
+            ``references`` and no EOS, as in ``val/cider``, unless its arguments say otherwise.
+        reward: of the run.
+        references: of every validation image.
+
+    Raises:
+        ConfigError: an unknown judge or argument, or a judge that is a term of the reward.
+    """
+    made = {}
+    for name, judge in (default_judges(reward) if judges is None else judges).items():
+        arguments = dict(judge.kwargs)
+        if name == "cider" and judge.target is None and "df" not in arguments:
+            tokens = ([tokenize(caption) for caption in captions] for captions in references)
+            eos = bool(arguments.setdefault("eos", False))
+            arguments["df"] = DocumentFrequencies.from_references(tokens, eos=eos)
+        try:
+            made[name] = build(judge.target or name, **arguments)
+        except (ValueError, OSError) as error:
+            raise ConfigError(f"monitor.judges.{name}: {error}") from error
+        for term, used in reward.rewards.items():
+            if used.signature == made[name].signature:
+                raise ConfigError(
+                    f"monitor.judges.{name} is the reward's term {term!r} ({used.signature}): "
+                    "a judge must be something that is not trained on"
+                )
+    return made

@@ -69,9 +69,18 @@ def test_cross_entropy_takes_the_same_steps(one_xe: Path, tmp_path: Path) -> Non
     assert files(folder) == files(one_xe) | extra
 
 
+Z_SCORES = {
+    "reward.terms": {"cider": {"weight": 0.5}, "rouge_l": {"weight": 0.5}},
+    "reward.normalize": "per_term",
+}
+
+
+@pytest.mark.parametrize("reward", [{}, Z_SCORES], ids=["raw", "z-scores"])
 @pytest.mark.parametrize("advantage", ["greedy", "leave_one_out"])
-def test_self_critical_training_takes_the_same_steps(one_xe: Path, tmp_path: Path, advantage: str) -> None:
-    options: dict[str, Any] = SHARED | {"train.advantage": advantage, "train.micro_batch_size": 2}
+def test_self_critical_training_takes_the_same_steps(
+    one_xe: Path, tmp_path: Path, advantage: str, reward: dict[str, Any]
+) -> None:
+    options: dict[str, Any] = SHARED | reward | {"train.advantage": advantage, "train.micro_batch_size": 2}
     alone, together = tmp_path / "one", tmp_path / "two"
     assert run(scst_config(alone, one_xe / "export/best", **options), alone, "scst").code == 0
     for ended in run_two(scst_config(together, one_xe / "export/best", **options), together, "scst"):

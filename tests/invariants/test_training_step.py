@@ -46,6 +46,28 @@ def batches_of(captioner: TransformerCaptioner, count: int, size: int) -> list[C
     return [collate([(row, 0) for row in rows[start : start + size]]) for start in range(0, count, size)]
 
 
+class Letters:
+    """Another such reward, on a scale of its own: letters of a caption times ``scale``, plus ``shift``."""
+
+    __name__ = "letters"
+    columns: frozenset[str] = frozenset()
+    bounds = (-1e9, 1e9)
+    signature = "letters"
+
+    def __init__(self, scale: float = 1.0, shift: float = 0.0) -> None:
+        self.scale, self.shift = scale, shift
+
+    def __call__(self, prompts: Any, completions: Any, **columns: Any) -> list[float]:
+        return [self.shift + self.scale * sum(map(str.isalpha, text)) for text in completions]
+
+
+def normalised_task(captioner: TransformerCaptioner, letters: Letters, advantage: str) -> SelfCriticalTask:
+    task = scst_task(captioner, advantage=advantage)
+    terms = {"words": (WordCount(), 0.7), "letters": (letters, 0.3)}
+    task.reward = MixedReward(terms, normalize="per_term")
+    return task
+
+
 def scst_task(captioner: TransformerCaptioner, shift: float = 0.0, **options: Any) -> SelfCriticalTask:
     advantage = options.pop("advantage", "leave_one_out")
     decoding = Decoding(
@@ -103,6 +125,42 @@ def test_two_micro_batches_of_four_are_one_of_eight(reduction: Any, terms: dict[
     assert [s["samples"] for s in task.samples] == captions
     assert task.log.reduce(task.accelerator)["loss/total"] == pytest.approx(loss, rel=1e-5)
     assert_equal_gradients(whole, split)
+
+
+@pytest.mark.parametrize("advantage", ["greedy", "leave_one_out", "none"])
+def test_z_scores_are_over_the_whole_step_however_it_is_split(advantage: str) -> None:
+    captioner = tiny_captioner()
+    task = normalised_task(captioner, Letters(), advantage)
+    whole = gradient(captioner, task, batches_of(captioner, 8, 8))
+    logged, records = task.log.reduce(task.accelerator), task.samples
+    assert logged["reward/total"] == pytest.approx(0.0, abs=1e-6)
+    split = gradient(captioner, task, batches_of(captioner, 8, 4))
+    assert task.samples == records
+    assert_equal_gradients(whole, split)
+    for key in ("reward/words", "reward/letters"):
+        assert task.log.reduce(task.accelerator)[key] == pytest.approx(logged[key], rel=1e-12)
+        assert logged[key] > 0.1, "terms are logged raw"
+    half = gradient(captioner, task, batches_of(captioner, 4, 4))
+    assert [r["samples"] for r in task.samples] == [r["samples"] for r in records[:4]]
+    assert [r["rewards"] for r in task.samples] != [r["rewards"] for r in records[:4]], "each half has other moments"
+    assert norm(half) > 0
+
+
+def test_z_scores_see_neither_unit_nor_origin_of_a_term() -> None:
+    captioner = tiny_captioner()
+    batches = batches_of(captioner, 4, 4)
+    plain = gradient(captioner, normalised_task(captioner, Letters(), "leave_one_out"), batches)
+    other = gradient(captioner, normalised_task(captioner, Letters(1e4, 77.0), "leave_one_out"), batches)
+    assert_equal_gradients(plain, other)
+
+
+def test_a_term_that_tells_nothing_apart_changes_no_gradient() -> None:
+    captioner = tiny_captioner()
+    batches = batches_of(captioner, 4, 4)
+    constant = gradient(captioner, normalised_task(captioner, Letters(0.0, 0.1), "greedy"), batches)
+    alone = scst_task(captioner, advantage="greedy")
+    alone.reward = MixedReward({"words": (WordCount(), 0.7)}, normalize="per_term")
+    assert_equal_gradients(constant, gradient(captioner, alone, batches), atol=0)
 
 
 def test_cross_entropy_of_two_micro_batches_is_that_of_one() -> None:

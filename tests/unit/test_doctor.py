@@ -9,9 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from rl_caption import doctor, torchvision_remedy
 from rl_caption.torchvision_remedy import RemedyError, RemedyStatus, TorchvisionState
+from tests.captioners_for_tests import tiny_captioner
+from tests.training_for_tests import changed, files, scst_config
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -145,3 +148,78 @@ def test_both_ways_to_start_it(program: list[str]) -> None:
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert "what is missing and what that costs" in " ".join(done.stdout.split())
+
+
+TERMS = {"cider": {"weight": 1.0}, "repetition": {"weight": 1e-3}}
+
+
+def report_on(folder: Path, capsys: pytest.CaptureFixture[str], **changes: object) -> tuple[int, str]:
+    """Exit code and section on a tiny run whose captioner is ``folder/start``."""
+    config = scst_config(folder / "run", folder / "start", **{"reward.terms": TERMS, "train.threads": None})
+    (folder / "run.yaml").write_text(yaml.safe_dump(changed(config, changes)))
+    code = doctor.main(["--config", str(folder / "run.yaml"), "--rollout.num_samples", "3"])
+    return code, capsys.readouterr().out.partition("\nConfiguration\n")[2]
+
+
+def test_configuration_shows_the_scales_of_its_reward_and_writes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    captioner = tiny_captioner()
+    captioner.save_pretrained(captioner.policy, tmp_path / "start")
+    before = files(tmp_path) | {"run.yaml"}
+    code, report = report_on(tmp_path, capsys)
+    assert code == 0, report
+    assert files(tmp_path) == before
+    rows = {line.split()[0]: line.split() for line in report.splitlines() if line.strip()}
+    assert rows["data"] == ["data", "32", "training", "images"]
+    for name, row_range in (("cider", "0 to 10"), ("repetition", "-1 to 0")):
+        assert " ".join(rows[name][1:4]) == row_range
+        assert "-" not in rows[name], "both references and samples were scored"
+    assert "in cider, but only by" in report
+    assert "in repetition" in report
+    assert "The main job can run here." in report
+
+
+def test_configuration_whose_captioner_its_warm_start_makes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, report = report_on(tmp_path, capsys, warm_start="xe.yaml")
+    assert code == 0
+    assert f"{tmp_path / 'start'} does not exist yet; the run makes it by xe.yaml" in report
+    assert line_after(report, "captioner ") == "-> no scales on its samples"
+    (row,) = [line.split() for line in report.splitlines() if line.strip().startswith("cider ")]
+    assert row[-4:] == ["-"] * 4
+    assert "-" not in row[:-4], "references are scored all the same"
+
+
+NO_STUDENT = {"l_clipscore": {"kwargs": {"backbone": "none/yet"}}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "message"),
+    [
+        ({}, "captioner", "start does not exist"),
+        ({"model.init": None}, "captioner", "model.init is not set"),
+        (
+            {"warm_start": "x", "reward.terms": {"l_clipscore": {"kwargs": {"backbone": "none/yet"}}}},
+            "reward",
+            "'none/yet'",
+        ),
+        ({"data": {"format": "karpathy", "path": "none/there"}}, "data", "none/there"),
+        ({"warm_start": "x", "train.lr": -1.0}, "numbers", "train.lr is -1.0: expected more than 0"),
+    ],
+)
+def test_what_a_configuration_lacks_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, object], name: str, message: str
+) -> None:
+    code, report = report_on(tmp_path, capsys, **changes)
+    assert code == 1
+    (line,) = [line for line in report.splitlines() if line.startswith(f"  {name} ")]
+    assert message in line
+    assert line_after(report, f"{name} ").startswith("-> the run does not start")
+    assert f"The main job can run here, but not yet with this configuration: {name}." in report
+
+
+def test_a_captioner_that_cannot_be_read_is_no_captioner(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "start").mkdir()
+    code, report = report_on(tmp_path, capsys)
+    assert code == 1
+    assert "not yet with this configuration: captioner." in report

@@ -1,0 +1,213 @@
+"""Mixtures: z-scores of terms, and what a configuration makes of them; CLIP-based terms share their network."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator
+
+from rewards.clip import backbone as backbone_module
+from rewards.mixed import MixedReward, Moments, moments, z_scores
+from rl_caption.build import ConfigError, build_reward
+from rl_caption.config import RewardConfig, RewardTerm
+from rl_caption.scoring import score_rollouts
+from rl_caption.types import CaptionBatch, Rollout
+from tests.clip_for_tests import noise_image, tiny_student
+
+
+class Table:
+    """Looks the score of a caption up."""
+
+    __name__ = "table"
+    columns: frozenset[str] = frozenset()
+    bounds = (-10.0, 10.0)
+    signature = "table"
+
+    def __init__(self, scores: Mapping[str, float]) -> None:
+        self.scores = dict(scores)
+
+    def __call__(self, prompts: Any, completions: Any, **columns: Any) -> list[float]:
+        return [self.scores[text] for text in completions]
+
+
+FIRST = {"a": 1.0, "b": 2.0, "c": 6.0}
+SECOND = {"a": 0.2, "b": 0.1, "c": 0.3}
+
+
+def test_moments_and_z_scores_by_hand() -> None:
+    assert moments([1.0, 2.0, 6.0]) == Moments(3.0, math.sqrt(14 / 3))
+    assert z_scores([1.0, 3.0, 6.0], Moments(3.0, 2.0)) == [-1.0, 0.0, 1.5]
+    scores = np.random.default_rng(0).normal(5.0, 3.0, 200)
+    found = moments(list(scores))
+    assert (found.mean, found.std) == pytest.approx((scores.mean(), scores.std()), rel=1e-12)
+    assert np.array(z_scores(list(scores), found)).std() == pytest.approx(1.0, rel=1e-12)
+
+
+def test_moments_do_not_depend_on_the_order_not_even_in_the_last_bit() -> None:
+    scores = [float(x) for x in np.random.default_rng(1).normal(1e6, 1e-3, 500)]
+    assert moments(scores) == moments(scores[::-1]) == moments(sorted(scores))
+
+
+@pytest.mark.parametrize("scores", [[0.1] * 7, [0.3], [0.0, 0.0], [1.0, 1.0 + 1e-7, 1.0], []])
+def test_where_nothing_can_be_told_apart_a_term_contributes_nothing(scores: list[float]) -> None:
+    found = moments(scores)
+    assert found.std == 0
+    assert z_scores(scores, found) == [0.0] * len(scores)
+
+
+def test_small_scores_are_not_taken_for_rounding() -> None:
+    assert moments([1e-9, 2e-9]).std == pytest.approx(0.5e-9)
+
+
+def test_a_mixture_of_z_scores() -> None:
+    mixed = MixedReward({"one": (Table(FIRST), 0.5), "two": (Table(SECOND), 2.0)}, normalize="per_term")
+    one, two = np.array([1.0, 2.0, 6.0]), np.array([0.2, 0.1, 0.3])
+    expected = 0.5 * (one - one.mean()) / one.std() + 2 * (two - two.mean()) / two.std()
+    assert mixed(None, ["a", "b", "c"]) == pytest.approx(expected.tolist())
+    assert mixed.terms(None, ["a", "b"]) == {"one": [1.0, 2.0], "two": [0.2, 0.1]}, "terms stay raw"
+    assert mixed(None, ["a"]) == [0.0], "one caption alone cannot be told apart from others"
+    assert mixed(None, []) == []
+    assert mixed.bounds == (-math.inf, math.inf)
+    assert mixed.signature == "per_term(0.5*[table]+2*[table])"
+    assert pickle.loads(pickle.dumps(mixed)).signature == mixed.signature
+
+
+def test_moments_of_more_captions_may_be_given() -> None:
+    mixed = MixedReward({"one": (Table(FIRST), 2.0)}, normalize="per_term")
+    assert mixed.combine({"one": [1.0, 5.0]}, {"one": Moments(3.0, 4.0)}) == [-1.0, 1.0]
+    assert MixedReward({"one": (Table(FIRST), 2.0)}).combine({"one": [1.0]}, {"one": Moments(3.0, 4.0)}) == [2.0]
+
+
+def test_one_term_of_weight_one_is_not_itself_when_normalised() -> None:
+    assert MixedReward({"one": (Table(FIRST), 1.0)}, normalize="per_term").signature == "per_term(1*[table])"
+
+
+def test_an_unknown_normalisation_is_refused() -> None:
+    with pytest.raises(ValueError, match="normalize is 'batch': expected one of none, per_term"):
+        MixedReward({"one": (Table(FIRST), 1.0)}, normalize="batch")  # type: ignore[arg-type]
+    config = RewardConfig(terms={"repetition": RewardTerm()}, normalize="batch")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"reward: normalize is 'batch'"):
+        build_reward(config, [["a dog"]])
+
+
+# one optimizer step
+
+
+def rollout_of(texts: list[list[str]], greedy: list[str] | None) -> Rollout:
+    shape = (len(texts), len(texts[0]))
+    return Rollout(
+        token_ids=torch.zeros(*shape, 1, dtype=torch.long),
+        mask=torch.ones(*shape, 1, dtype=torch.bool),
+        finished=torch.ones(shape, dtype=torch.bool),
+        texts=texts,
+        greedy_texts=greedy,
+        greedy_finished=None if greedy is None else torch.ones(len(greedy), dtype=torch.bool),
+    )
+
+
+def batch_of(images: int) -> CaptionBatch:
+    rows = [{"image_id": str(i), "image": noise_image(i), "references": ["a"]} for i in range(images)]
+    return CaptionBatch(rows, {})  # type: ignore[arg-type]
+
+
+def test_greedy_captions_are_normalised_by_the_moments_of_the_samples_of_all_micro_batches() -> None:
+    reward = MixedReward({"one": (Table(FIRST), 1.0)}, normalize="per_term")
+    rollouts = [rollout_of([["a", "b"]], ["c"]), rollout_of([["b", "b"]], ["a"])]
+    first, second = score_rollouts(reward, rollouts, [batch_of(1)] * 2, Accelerator(cpu=True))
+    samples = np.array([1.0, 2.0, 2.0, 2.0])
+
+    def normalised(values: list[float]) -> list[float]:
+        return ((np.array(values) - samples.mean()) / samples.std()).tolist()
+
+    assert first.samples.tolist()[0] == pytest.approx(normalised([1, 2]), rel=1e-6)
+    assert second.samples.tolist()[0] == pytest.approx(normalised([2, 2]), rel=1e-6)
+    assert first.greedy is not None
+    assert second.greedy is not None
+    assert [first.greedy.item(), second.greedy.item()] == pytest.approx(normalised([6, 1]), rel=1e-6)
+    assert first.terms == {"one": [1.0, 2.0]}, "logged raw, without the greedy caption"
+
+
+def test_raw_scores_are_left_as_they_are() -> None:
+    reward = MixedReward({"one": (Table(FIRST), 0.5)})
+    (scores,) = score_rollouts(reward, [rollout_of([["a", "c"]], None)], [batch_of(1)], Accelerator(cpu=True))
+    assert scores.samples.tolist() == [[0.5, 3.0]]
+    assert scores.greedy is None
+
+
+# CLIP-based terms
+
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the networks that were loaded."""
+    original, names = backbone_module._load, []
+
+    def counted(name: str, *rest: Any) -> Any:
+        names.append(name)
+        return original(name, *rest)
+
+    monkeypatch.setattr(backbone_module, "_load", counted)
+    return names
+
+
+def clip_terms(student: Path, **second: Any) -> RewardConfig:
+    folder = str(student)
+    return RewardConfig(
+        terms={
+            "l_clipscore": RewardTerm(0.3, kwargs={"backbone": folder}),
+            "repetition": RewardTerm(),
+            "ref_l_clipscore": RewardTerm(0.7, kwargs={"backbone": folder, **second}),
+        }
+    )
+
+
+def test_terms_with_the_same_backbone_load_it_once_and_embed_an_image_once(
+    loads: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    student = tiny_student(tmp_path / "student")
+    config = clip_terms(student, prefix="A photo depicts ", precision="fp32")
+    reward, signature = build_reward(config, [])
+    assert loads == [str(student)]
+    first, second = (reward.rewards[name] for name in ("l_clipscore", "ref_l_clipscore"))
+    assert first.backbone is second.backbone  # type: ignore[attr-defined]
+    encoder = first.backbone.encoder  # type: ignore[attr-defined]
+    encoded: list[int] = []
+    original = encoder.encode_images
+    monkeypatch.setattr(encoder, "encode_images", lambda images: encoded.append(len(images)) or original(images))
+    columns = {"image": [noise_image(1), noise_image(2)], "references": [["a red dog"], ["two cats", "a cat"]]}
+    shared = reward(None, ["a dog", "cats"], **columns)
+    assert encoded == [2]
+    # Each term on a network of its own says the same.
+    for name, term in config.terms.items():
+        alone, _ = build_reward(RewardConfig(terms={name: term}), [])
+        assert alone.terms(None, ["a dog", "cats"], **columns)[name] == pytest.approx(
+            reward.terms(None, ["a dog", "cats"], **columns)[name], abs=1e-6
+        )
+    assert len(loads) == 3
+    assert signature.count("student,") == 2
+    assert len(shared) == 2
+    monkeypatch.undo()
+    copy = pickle.loads(pickle.dumps(reward))
+    assert copy.rewards["l_clipscore"].backbone is copy.rewards["ref_l_clipscore"].backbone
+
+
+@pytest.mark.parametrize("other", [{"precision": "bf16"}, {"truncate": False}, {"cache_images": 5}, "elsewhere"])
+def test_terms_that_ask_for_something_else_do_not_share(loads: list[str], tmp_path: Path, other: Any) -> None:
+    student = tiny_student(tmp_path / "student")
+    if other == "elsewhere":
+        other = {"backbone": str(tiny_student(tmp_path / "other"))}
+    build_reward(clip_terms(student, **other), [])
+    assert len(loads) == 2
+
+
+def test_document_frequencies_are_only_written_where_there_is_a_folder(tmp_path: Path) -> None:
+    config = RewardConfig()
+    assert build_reward(config, [["a dog"]])[1] == build_reward(config, [["a dog"]], tmp_path)[1]
+    assert [path.name for path in tmp_path.iterdir()] == ["document_frequencies.npz"]

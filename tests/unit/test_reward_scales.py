@@ -1,0 +1,202 @@
+"""Scales of reward terms: measured as defined, warned of where they differ, and nothing else is touched."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator
+
+from rewards.base import RewardError
+from rewards.mixed import MixedReward
+from rewards.registry import build
+from rl_caption.captioners.base import Decoding
+from rl_caption.reward_scales import (
+    IMAGES,
+    TermScale,
+    reference_scores,
+    sample_scores,
+    scale_of,
+    scale_report,
+    scale_table,
+    scale_warning,
+    some_rows,
+    term_scales,
+)
+from tests.captioners_for_tests import tiny_captioner, tiny_rows
+from tests.training_for_tests import run, scst_config, xe_config
+
+SAMPLING = Decoding(num_samples=3, with_greedy=False, max_new_tokens=8)
+HEADER = "reward: scales of the terms on"
+
+
+class Words:
+    """Words of a caption times ``unit``; remembers what it was asked."""
+
+    columns: frozenset[str] = frozenset()
+    bounds = (0.0, 100.0)
+    signature = "words"
+
+    def __init__(self, unit: float = 1.0, refuses: str = "nothing") -> None:
+        self.__name__, self.unit, self.refuses = "words", unit, refuses
+        self.asked: list[tuple[str, list[str]]] = []
+
+    def __call__(self, prompts: Any, completions: Any, **columns: Any) -> list[float]:
+        if self.refuses in completions:
+            raise RewardError(f"{self.refuses!r} is too long")
+        self.asked += list(zip(completions, columns["references"], strict=True))
+        return [self.unit * len(text.split()) for text in completions]
+
+
+class Comparing(Words):
+    columns = frozenset({"references"})
+
+
+def rows_of(*references: list[str]) -> list[Any]:
+    return [{"image_id": str(i), "image": None, "references": captions} for i, captions in enumerate(references)]
+
+
+def test_scale_by_hand() -> None:
+    scale = scale_of([[1.0, 3.0], [5.0, 5.0], [6.0]])
+    assert scale is not None
+    assert (scale.captions, scale.mean, scale.std) == (5, 4.0, pytest.approx(np.std([1, 3, 5, 5, 6])))
+    assert scale.within == 0.5, "(1 + 0) / 2; one caption alone has no spread"
+    assert scale_of([]) is None
+    assert scale_of([[], []]) is None
+
+
+def test_images_are_spread_over_the_split() -> None:
+    rows = rows_of(*[["a"]] * 1000)
+    assert [row["image_id"] for row in some_rows(rows, 4)] == ["0", "250", "500", "750"]
+    assert len(some_rows(rows)) == IMAGES
+    assert some_rows(rows[:3]) == rows[:3]
+
+
+def test_a_reference_is_compared_with_the_others_and_a_single_one_is_left_out() -> None:
+    rows = rows_of(["a", "b b", "c c c"], ["d"])
+    compares, looks = Comparing(), Words()
+    reward = MixedReward({"compares": (compares, 1.0), "looks": (looks, 0.0)})
+    scores, left_out = reference_scores(reward, rows)
+    assert scores == {"compares": [[1.0, 2.0, 3.0]], "looks": [[1.0, 2.0, 3.0], [1.0]]}
+    assert left_out == 1
+    assert compares.asked == [("a", ["b b", "c c c"]), ("b b", ["a", "c c c"]), ("c c c", ["a", "b b"])]
+    assert [text for text, _ in looks.asked] == ["a", "b b", "c c c", "d"]
+
+
+def test_scores_of_references_are_those_of_the_reward_itself() -> None:
+    rows = rows_of(["a red dog", "a dog runs", "the dog"], ["two cats", "cats"])
+    scores, _ = reference_scores(MixedReward({"rouge_l": (build("rouge_l"), 5.0)}), rows)
+    expected = build("rouge_l")(None, ["a dog runs", "cats"], references=[["a red dog", "the dog"], ["two cats"]])
+    assert [scores["rouge_l"][0][1], scores["rouge_l"][1][1]] == expected
+
+
+def states() -> list[Any]:
+    return [random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()]
+
+
+def test_samples_are_scored_and_nothing_is_disturbed() -> None:
+    captioner, reward = (
+        tiny_captioner(dropout=0.5),
+        MixedReward({"words": (Words(), 2.0), "rouge_l": (build("rouge_l"), 1.0)}),
+    )
+    captioner.policy.train()
+    before, weights = states(), {k: v.clone() for k, v in captioner.policy.state_dict().items()}
+    arguments = (captioner, SAMPLING, 7, Accelerator(cpu=True))
+    found = sample_scores(reward, tiny_rows(5), *arguments, batch_size=2)
+    assert states() == before
+    assert captioner.policy.training
+    assert all(torch.equal(v, weights[k]) for k, v in captioner.policy.state_dict().items())
+    assert {name: (len(groups), len(groups[0])) for name, groups in found.items()} == {
+        "words": (5, 3),
+        "rouge_l": (5, 3),
+    }
+    assert sample_scores(reward, tiny_rows(5), *arguments, batch_size=5) == found
+    (scale, _) = term_scales(reward, {}, found)
+    groups = np.array(found["words"])
+    assert scale.references is None
+    assert scale.samples is not None
+    assert (scale.samples.mean, scale.samples.within) == pytest.approx((groups.mean(), groups.std(axis=1).mean()))
+    assert scale.weighted == pytest.approx(2 * groups.std(axis=1).mean())
+    z = MixedReward({"words": (Words(), 2.0)}, normalize="per_term")
+    (normalised,) = term_scales(z, {}, found)
+    assert normalised.weighted == pytest.approx(2 * groups.std(axis=1).mean() / groups.std())
+
+
+def scales(**weighted: float) -> list[TermScale]:
+    return [TermScale(name, 0.5, (0.0, 1.0), None, None, value) for name, value in weighted.items()]
+
+
+def test_the_warning_names_the_term_that_is_hardly_seen_and_what_would_make_it_seen() -> None:
+    text = scale_warning(scales(cider=0.5, clips=0.04, rouge_l=0.06), "none")
+    assert text is not None
+    assert "0.5 in cider, but only by 0.04 in clips (a weight of 6.2 would make it equal)" in text
+    assert "rouge_l" not in text
+    assert text.endswith("change the weights, or set reward.normalize to per_term")
+    assert text.count("warning") == 1
+    normalised = scale_warning(scales(cider=0.5, clips=0.04), "per_term")
+    assert normalised is not None
+    assert normalised.endswith("change the weights")
+    assert "0 in still." in str(scale_warning(scales(cider=0.5, still=0.0), "none"))
+
+
+@pytest.mark.parametrize("terms", [{"cider": 0.5, "clips": 0.051}, {"cider": 0.5}, {"still": 0.0, "too": 0.0}, {}])
+def test_no_warning(terms: dict[str, float]) -> None:
+    assert scale_warning(scales(**terms), "none") is None
+
+
+def test_terms_that_are_only_watched_are_not_warned_of() -> None:
+    watched = TermScale("watched", 0.0, (0.0, 1.0), None, None, 0.0)
+    assert scale_warning([*scales(cider=0.5), watched], "none") is None
+    assert scale_table([watched])[-1].split() == ["watched", "0", "to", "1", "0", *"------", "0"]
+
+
+def test_a_report_without_a_captioner_and_one_with_a_reference_that_cannot_be_scored() -> None:
+    rows, accelerator = tiny_rows(4), Accelerator(cpu=True)
+    reward = MixedReward({"words": (Words(), 1.0), "tiny": (Words(0.001), 1.0)})
+    lines = scale_report(reward, rows, None, SAMPLING, 0, accelerator, 2)
+    assert lines[0].startswith("scales of the terms on 4 training images")
+    assert [line.split()[0] for line in lines[2:]] == ["term", "words", "tiny"]
+    reward = MixedReward({"words": (Words(refuses="a dog runs in the park"), 1.0), "tiny": (Words(0.001), 1.0)})
+    one_sample = Decoding(num_samples=1, with_greedy=True, max_new_tokens=8)
+    lines = scale_report(reward, rows, tiny_captioner(), one_sample, 0, accelerator, 2)
+    assert "references are left out: reward term 'words': 'a dog runs in the park' is too long" in lines[-2]
+    assert lines[-1].startswith("warning: ")
+    assert "of 1 " not in lines[-1]
+    assert "in tiny (a weight of 1e+03 would make it equal)" in lines[-1]
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("start") / "xe"
+    assert run(xe_config(folder, **{"train.max_steps": 2}), folder).code == 0
+    return folder / "export/best"
+
+
+def test_a_run_of_several_terms_begins_with_their_scales_a_resumed_one_does_not(start: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    terms = {"cider": {"weight": 0.5}, "rouge_l": {"weight": 0.5}, "repetition": {"weight": 1e-4}}
+    options = {"reward.terms": terms, "reward.normalize": "per_term"}
+    ended = run(scst_config(folder, start, **options, **{"train.max_steps": 2}), folder, "scst")
+    assert ended.code == 0, ended.output
+    assert ended.output.count(HEADER) == 1
+    assert ended.output.index(HEADER) < ended.output.index("scst: ") < ended.output.index("step 1/2")
+    assert "reward signature: per_term(0.5*[" in ended.output
+    more = scst_config(folder, start, **options, **{"train.max_steps": 3, "run.resume": True})
+    ended = run(more, folder, "scst")
+    assert ended.code == 0, ended.output
+    assert "step 3/3" in ended.output
+    assert HEADER not in ended.output
+    raw = scst_config(folder, start, **{"reward.terms": terms, "train.max_steps": 4})
+    ended = run(raw, folder, "scst")
+    assert ended.code == 1
+    assert "reward.normalize: 'per_term' -> 'none'" in ended.output
+
+
+def test_a_run_of_one_term_says_nothing_of_scales(start: Path, tmp_path: Path) -> None:
+    ended = run(scst_config(tmp_path / "run", start, **{"train.max_steps": 1}), tmp_path / "run", "scst")
+    assert ended.code == 0, ended.output
+    assert HEADER not in ended.output

@@ -85,6 +85,8 @@ class Settings:
     images: int = 10
     """Images of a self-critical step."""
     samples: int = 5
+    cpu_time: bool = False
+    """Count processor time instead of time: for a CPU that others use, with one thread."""
 
 
 @dataclass(frozen=True)
@@ -104,17 +106,18 @@ Encode = Callable[[Tensor], Tensor]
 
 def timed(variants: Mapping[str, Callable[[], object]], settings: Settings, title: str) -> Timings:
     """Seconds of each call, variants in turn within a round; a first round warms up and fills caches."""
+    clock = time.process_time if settings.cpu_time else time.perf_counter
     seconds: Timings = {name: [] for name in variants}
     rounds = [(number, name) for number in range(settings.repeats + 1) for name in variants]
     if not sys.stderr.isatty():
         print(f"{title}: {len(variants)} variants, {settings.repeats + 1} rounds", file=sys.stderr, flush=True)
     for number, name in tqdm(rounds, title, leave=False, disable=None):
         synchronise(settings.device)
-        start = time.perf_counter()
+        start = clock()
         variants[name]()
         synchronise(settings.device)
         if number:
-            seconds[name].append(time.perf_counter() - start)
+            seconds[name].append(clock() - start)
     return seconds
 
 
@@ -326,12 +329,14 @@ def measure_step(
     logs: dict[str, list[dict[str, float]]] = {}
 
     def step(name: str, make_reward: Callable[[], MixedReward]) -> None:
-        reward = make_reward()
+        started, reward = time.perf_counter(), make_reward()
         task = SelfCriticalTask(accelerator, captioner, policy, reward, leave_one_out, decoding)
         optimizer.zero_grad()
         log = task.training_step([batch], step=0)
         accelerator.clip_grad_norm_(policy.parameters(), 1.0)
         optimizer.step()
+        synchronise(settings.device)
+        log.add("time/step", time.perf_counter() - started)
         logs.setdefault(name, []).append(log.reduce(accelerator))
 
     variants = {name: partial(step, name, make) for name, make in step_rewards(rows, student).items()}
@@ -350,11 +355,11 @@ def step_rows(times: Timings, logs: dict[str, list[dict[str, float]]], batch: st
         detail = f"{seconds:.3g} s against {before:.3g} s, {batch}; rounds {min(ratios):.2f} to {max(ratios):.2f}"
         rows.append(Measurement(f"step: {name}", f"step: {plain}", statistics.median(ratios), "x the time", detail))
     for name, found in logs.items():
-        reward, rollout = ([log[f"time/{part}"] for log in found] for part in ("reward", "rollout"))
-        share = statistics.median(paired(reward, times[name]))
+        reward, rollout, step = ([log[f"time/{part}"] for log in found] for part in ("reward", "rollout", "step"))
+        share = statistics.median(paired(reward, step))
         detail = (
             f"reward {statistics.median(reward):.3g} s, sampling {statistics.median(rollout):.3g} s, "
-            f"whole step {statistics.median(times[name]):.3g} s, {found[0]['completion/length']:.0f} tokens a caption"
+            f"whole step {statistics.median(step):.3g} s, {found[0]['completion/length']:.0f} tokens a caption"
         )
         rows.append(Measurement(f"reward's share: {name}", "whole step", share, "of the time", detail))
     return rows
@@ -445,6 +450,7 @@ def main(arguments: Sequence[str] | None = None, shapes: Shapes = Shapes()) -> N
     parser.add_argument("--samples", type=int, default=5, help="captions sampled for each of them")
     parser.add_argument("--repeats", type=int, default=5, help="rounds that are counted")
     parser.add_argument("--threads", type=int, help="threads of the CPU; torch's choice by default")
+    parser.add_argument("--cpu-time", action="store_true", help="with --threads 1 on a busy machine: processor time")
     parser.add_argument("--json", type=Path, help="file for the rows, a list of objects")
     chosen = parser.parse_args(arguments)
     for name, least in (("images", 1), ("samples", 2), ("repeats", 1)):
@@ -452,10 +458,12 @@ def main(arguments: Sequence[str] | None = None, shapes: Shapes = Shapes()) -> N
             parser.error(f"--{name} is {getattr(chosen, name)}: expected at least {least}")
     if chosen.json and not chosen.json.parent.is_dir():
         parser.error(f"--json: there is no folder {str(chosen.json.parent)!r}")
+    if chosen.cpu_time and (chosen.device != "cpu" or chosen.threads != 1):
+        parser.error("--cpu-time counts every thread and no GPU: it needs --device cpu and --threads 1")
     if chosen.threads:
         torch.set_num_threads(chosen.threads)
-    print(machine(chosen.device), flush=True)
-    settings = Settings(chosen.device, chosen.repeats, chosen.images, chosen.samples)
+    print(machine(chosen.device) + (", processor time" if chosen.cpu_time else ""), flush=True)
+    settings = Settings(chosen.device, chosen.repeats, chosen.images, chosen.samples, chosen.cpu_time)
     rows = measure(shapes, chosen.only, settings)
     print(table(rows))
     if chosen.json:

@@ -59,6 +59,7 @@ def test_every_part_runs_and_writes_its_rows(tiny: Shapes, tmp_path: Path, capsy
     [
         (["--samples", "1"], "--samples is 1: expected at least 2"),
         (["--repeats", "0"], "--repeats is 0: expected at least 1"),
+        (["--cpu-time"], "it needs --device cpu and --threads 1"),
         (["--json", "missing/rows.json"], "there is no folder 'missing'"),
     ],
 )

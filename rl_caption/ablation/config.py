@@ -30,7 +30,7 @@ class CellConfig:
     Args:
         terms: its reward, in place of the base's ``reward.terms``.
         overrides: dotted key to value, such as ``{train.lr: 1.0e-5}``: of ``train``, ``rollout``,
-            ``eval`` or ``reward``.
+            ``eval``, ``reward`` or ``monitor``.
     """
 
     terms: dict[str, RewardTerm]
@@ -42,11 +42,11 @@ class JudgeConfig:
     """A reward that judges the decoded captions, whether or not a cell was trained on it.
 
     Args:
-        reward: its name, or ``package.module:Class``.
+        target: name of a reward, or ``package.module:Class``; null takes the judge's name.
         kwargs: its arguments.
     """
 
-    reward: str
+    target: str | None = None
     kwargs: dict[str, Any] = field(default_factory=dict)
 
 
@@ -59,6 +59,7 @@ class AblateConfig:
         bases: name to such a configuration, in place of ``base``: the grid is run on each (pixels and regions, say).
         cells: label to reward and overrides.
         alpha: further cells, labelled ``alpha=VALUE``.
+        reward_models: configurations of reward models to train first, where they are not there yet.
         seeds: ``train.seed`` of the runs of each cell.
         split: of the base's data, on which captions are judged.
         policy: which weights of a run are judged: ``last``, after its last step, or ``best`` by its validation, whose
@@ -76,6 +77,7 @@ class AblateConfig:
     bases: dict[str, str] = field(default_factory=dict)
     cells: dict[str, CellConfig] = field(default_factory=dict)
     alpha: AlphaConfig | None = None
+    reward_models: list[str] = field(default_factory=list)
     seeds: list[int] = field(default_factory=lambda: [0])
     split: str = "test"
     policy: Literal["last", "best"] = "last"

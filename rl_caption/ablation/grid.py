@@ -15,7 +15,7 @@ from rl_caption.ablation.config import AblateConfig, AlphaConfig
 from rl_caption.config import RewardTerm
 
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+-]*")
-OVERRIDABLE = ("train.", "rollout.", "eval.", "reward.")
+OVERRIDABLE = ("train.", "rollout.", "eval.", "reward.", "monitor.")
 FIXED = ("train.seed", "reward.terms")
 """Keys that the grid itself sets."""
 

@@ -97,8 +97,8 @@ def own_devices(count: int, environment: Mapping[str, str]) -> list[str]:
 
 
 @contextmanager
-def sigterm_as_exit() -> Iterator[None]:
-    """Turn SIGTERM into ``SystemExit(143)`` meanwhile, so that ``finally`` blocks run; in the main thread only."""
+def signals_as_exit() -> Iterator[None]:
+    """Turn SIGTERM and Ctrl-C into ``SystemExit``, so that ``finally`` blocks run; in the main thread only."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -106,11 +106,12 @@ def sigterm_as_exit() -> Iterator[None]:
     def leave(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    before = signal.signal(signal.SIGTERM, leave)
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _start(job: Job, device: str | None) -> _Running:
@@ -134,7 +135,10 @@ def _start(job: Job, device: str | None) -> _Running:
 def _stop(running: Sequence[_Running]) -> None:
     if not running:
         return
-    logger.info("stopping %s: each saves a checkpoint first", ", ".join(run.job.name for run in running))
+    logger.info(
+        "stopping %s: what trains saves a checkpoint first; the same command goes on from there",
+        ", ".join(run.job.name for run in running),
+    )
     for run in running:
         run.process.terminate()
     deadline = time.monotonic() + SECONDS_TO_SAVE

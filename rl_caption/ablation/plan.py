@@ -13,6 +13,7 @@ from typing import Any
 
 from rewards.base import Reward
 from rewards.registry import build as build_judge
+from rewards.registry import parameters
 from rl_caption.ablation.config import AblateConfig
 from rl_caption.ablation.grid import Cell, bases_of, make_cells, mistakes
 from rl_caption.build import ConfigError, build_data, build_reward, usable_split
@@ -21,6 +22,7 @@ from rl_caption.config_checks import out_of_range
 from rl_caption.data.base import DataModule, Row
 from rl_caption.data.files import write_json
 from rl_caption.evaluation.toolkit import SCORERS
+from rl_caption.reward_models.config import RewardModelConfig
 from rl_caption.run_folder import changed_keys, is_complete
 
 Parse = Callable[[type[Any], Sequence[str], str], Any]
@@ -80,11 +82,13 @@ class Plan:
 
     bases: dict[str, Base]
     cells: list[PlannedCell]
-    judges: dict[str, Reward]
+    reward_models: dict[str, str]
+    """Configurations of the reward models that have to be trained first -> their run folders."""
 
 
 def make_plan(config: AblateConfig, parse: Parse) -> Plan:
-    """Read and check all configurations, build every reward once, and look at what is there of the grid.
+    """Read and check all configurations, and look at what is there of the grid. Rewards are built by ``make_judges``
+    and ``check_rewards``; here their names and arguments are looked at.
 
     Raises:
         ConfigError: what is wrong, in which cell, and what would be right; also where a run that is already there was
@@ -99,10 +103,12 @@ def make_plan(config: AblateConfig, parse: Parse) -> Plan:
         raise ConfigError("; ".join(wrong))
     bases = {name: _base(name, file, config.split, parse) for name, file in bases_of(config).items()}
     planned = [_planned(cell, bases[cell.base].config, config, parse) for cell in make_cells(config)]
-    _check_rewards(planned)
-    judges = _judges(config)
+    _check_names(planned, config)
     _check_what_is_there(planned)
-    return Plan(bases, planned, judges)
+    files = [*config.reward_models, *(file for base in bases.values() for file in base.config.reward_models)]
+    models = {file: parse(RewardModelConfig, ["--config", file], "train_reward_model.py").run.dir for file in files}
+    missing = {file: folder for file, folder in models.items() if not is_complete(Path(folder))}
+    return Plan(bases, planned, missing)
 
 
 def threads_of_a_job(cores: int, jobs: int) -> int:
@@ -158,7 +164,9 @@ def _base(name: str, file: str, split: str, parse: Parse) -> Base:
 def _planned(cell: Cell, base: ScstConfig, config: AblateConfig, parse: Parse) -> PlannedCell:
     folder = cell.folder(Path(config.out))
     threads = base.train.threads or threads_of_a_job(os.cpu_count() or 1, config.jobs)
-    arguments = ["--config", bases_of(config)[cell.base], "--warm_start=null", f"--run.dir={folder / 'run'}"]
+    # What comes before the cells is made once, and not by each of them.
+    arguments = ["--config", bases_of(config)[cell.base], "--warm_start=null", "--reward_models=[]"]
+    arguments.append(f"--run.dir={folder / 'run'}")
     # Before the cell's own overrides, which may ask for another number.
     arguments += [f"--train.threads={threads}", *cell.arguments()]
     resolved: ScstConfig = parse(ScstConfig, arguments, f"cell {cell.system!r}: scst.py")
@@ -168,8 +176,12 @@ def _planned(cell: Cell, base: ScstConfig, config: AblateConfig, parse: Parse) -
     return PlannedCell(cell, resolved, folder)
 
 
-def _check_rewards(cells: Sequence[PlannedCell]) -> None:
-    """Build every term of every cell once, with toy document frequencies where they are counted in training."""
+def check_rewards(cells: Sequence[PlannedCell]) -> None:
+    """Build every term of every cell once, with toy document frequencies where they are counted in training.
+
+    Raises:
+        ConfigError: which cell, which term, and why it cannot be built.
+    """
     seen = set()
     for planned in cells:
         reward = planned.config.reward
@@ -186,13 +198,35 @@ def _check_rewards(cells: Sequence[PlannedCell]) -> None:
                     raise ConfigError(f"cell {planned.cell.system!r}: {error}") from error
 
 
-def _judges(config: AblateConfig) -> dict[str, Reward]:
-    judges = {}
-    for name, judge in config.judges.items():
+def _check_names(cells: Sequence[PlannedCell], config: AblateConfig) -> None:
+    """Refuse names and arguments of rewards that do not exist. No reward is built: its model may not be there yet."""
+    asked = {f"judges.{name}": (judge.target or name, judge.kwargs) for name, judge in config.judges.items()}
+    for planned in cells:
+        for name, term in planned.config.reward.terms.items():
+            asked[f"cell {planned.cell.system!r}: reward.terms.{name}"] = (term.target or name, term.kwargs)
+    for key, (name, arguments) in asked.items():
+        try:
+            known = parameters(name)
+        except ValueError as error:
+            raise ConfigError(f"{key}: {error}") from error
+        unknown = sorted(set(arguments) - set(known))
+        if unknown and "kwargs" not in known:
+            raise ConfigError(f"{key}.kwargs has {unknown}: {name} takes {known}")
+    for name in config.judges:
         if not name.isprintable() or "|" in name or not name.strip():
             raise ConfigError(f"judges has the name {name!r}: expected a heading for a table, without |")
+
+
+def make_judges(config: AblateConfig) -> dict[str, Reward]:
+    """Build the judges: name -> reward.
+
+    Raises:
+        ConfigError: which judge, and why it cannot be built.
+    """
+    judges = {}
+    for name, judge in config.judges.items():
         try:
-            judges[name] = build_judge(judge.reward, **judge.kwargs)
+            judges[name] = build_judge(judge.target or name, **judge.kwargs)
         except (ValueError, OSError) as error:
             raise ConfigError(f"judges.{name}: {error}") from error
     return judges

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from rewards.base import Reward
 from rl_caption.ablation.config import AblateConfig
 from rl_caption.ablation.outcome import Outcome
 from rl_caption.ablation.plan import Plan
@@ -16,23 +17,30 @@ from rl_caption.config import RewardTerm
 from rl_caption.data.files import write_text
 
 
-def write_report(outcomes: Sequence[Outcome], plan: Plan, config: AblateConfig, failures: Sequence[str]) -> list[Path]:
+def write_report(
+    outcomes: Sequence[Outcome],
+    plan: Plan,
+    judges: Mapping[str, Reward],
+    config: AblateConfig,
+    failures: Sequence[str],
+) -> list[Path]:
     """Write ``table.md``, ``table.csv``, ``runs.csv``, ``captions.md`` and, for an alpha grid, ``alpha.png``.
 
     Args:
         outcomes: starting policies first.
-        plan, config: of the grid.
+        plan, judges, config: of the grid.
         failures: sentences about cells that are missing, for the table's notes.
 
     Returns:
         The files.
     """
     out, groups = Path(config.out), grouped(outcomes)
-    bounds = {name: judge.bounds for name, judge in plan.judges.items()}
+    bounds = {name: judge.bounds for name, judge in judges.items()}
     tables = markdown_tables(groups, bounds)
     print(f"\n{tables}\n")
     write_text(
-        out / "table.md", "\n\n".join([f"# {out.name}", tables, _remarks(groups, plan, config, failures)]) + "\n"
+        out / "table.md",
+        "\n\n".join([f"# {out.name}", tables, _remarks(groups, plan, judges, config, failures)]) + "\n",
     )
     write_text(out / "table.csv", summary_csv(groups, bounds))
     write_text(out / "runs.csv", runs_csv(groups))
@@ -57,7 +65,13 @@ def formula(terms: Mapping[str, RewardTerm]) -> str:
     return " + ".join(f"{term.weight:g} {name}" for name, term in terms.items())
 
 
-def _remarks(groups: Sequence[Group], plan: Plan, config: AblateConfig, failures: Sequence[str]) -> str:
+def _remarks(
+    groups: Sequence[Group],
+    plan: Plan,
+    judges: Mapping[str, Reward],
+    config: AblateConfig,
+    failures: Sequence[str],
+) -> str:
     split = (
         f"split {config.split!r}, {'greedy' if config.num_beams == 1 else f'beam search of width {config.num_beams}'}"
     )
@@ -68,5 +82,5 @@ def _remarks(groups: Sequence[Group], plan: Plan, config: AblateConfig, failures
     ]
     rewards = {cell.cell.system: formula(cell.cell.terms) for cell in plan.cells}
     lines += [f"{system}: {reward}" for system, reward in rewards.items()]
-    lines += [f"{name}: {judge.signature}" for name, judge in plan.judges.items()]
+    lines += [f"{name}: {judge.signature}" for name, judge in judges.items()]
     return "\n".join(f"- {line}" for line in [*lines, *notes(groups), *(f"missing: {text}" for text in failures)])

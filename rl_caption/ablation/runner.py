@@ -6,7 +6,7 @@ import logging
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,20 +15,29 @@ import torch
 import yaml
 from tqdm import tqdm
 
+from rewards.base import Reward
 from rl_caption.ablation.config import AblateConfig
-from rl_caption.ablation.jobs import EndedJob, Job, own_devices, run_jobs, sigterm_as_exit
+from rl_caption.ablation.jobs import EndedJob, Job, own_devices, run_jobs, signals_as_exit
 from rl_caption.ablation.outcome import JUDGE, Outcome, first_alarm, judged, last_policy
-from rl_caption.ablation.plan import Base, Parse, Plan, PlannedCell, fix_start, make_plan, plain
+from rl_caption.ablation.plan import (
+    Base,
+    Parse,
+    Plan,
+    PlannedCell,
+    check_rewards,
+    fix_start,
+    make_judges,
+    make_plan,
+    plain,
+)
 from rl_caption.ablation.report import write_report
-from rl_caption.build import ConfigError
+from rl_caption.build import ConfigError, quiet_libraries
 from rl_caption.data.files import write_text
 from rl_caption.errors import expected_errors
 from rl_caption.evaluation import Evaluation, check_writable
 from rl_caption.launch import LaunchError, RunLock, processes_started
 from rl_caption.run_folder import is_complete
 from rl_caption.tracking import clock
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -37,6 +46,7 @@ class _Grid:
 
     config: AblateConfig
     plan: Plan
+    judges: Mapping[str, Reward]
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     """Name of the cell -> outcome."""
     failures: list[str] = field(default_factory=list)
@@ -53,7 +63,7 @@ class _Grid:
             base.rows,
             base.config.rollout.max_new_tokens,
             self.config,
-            self.plan.judges,
+            self.judges,
             self.out / "start" / base.name / self.config.split,
         )
         name = f"{base.name}/start" if base.name else "start"
@@ -69,7 +79,7 @@ class _Grid:
             base.rows,
             planned.config.rollout.max_new_tokens,
             self.config,
-            self.plan.judges,
+            self.judges,
             planned.folder / f"{self.config.split}_{self.config.policy}",
         )
         watched, alarm = first_alarm(planned.run / "metrics.jsonl")
@@ -94,16 +104,21 @@ def run_ablation(config: AblateConfig, parse: Parse) -> int:
             "python scripts/ablate.py --config FILE"
         )
     check_writable(config.out)
-    with RunLock(config.out, wait_seconds=10.0), sigterm_as_exit():
+    quiet_libraries()
+    # One line a captioner is enough here.
+    logging.getLogger("rl_caption.evaluation").setLevel(logging.WARNING)
+    with RunLock(config.out, wait_seconds=10.0), signals_as_exit():
         plan = make_plan(config, parse)
-        grid = _Grid(config, plan)
+        _make_reward_models(plan, Path(config.out))
+        check_rewards(plan.cells)
+        grid = _Grid(config, plan, make_judges(config))
         _make_starts(grid)
         starts = [grid.judge_start(base) for base in plan.bases.values()]
         for start in starts:
             _say(f"{start.system}: {_headline(start.evaluation)}")
         _run_cells(grid)
         in_order = [grid.outcomes[cell.name] for cell in plan.cells if cell.name in grid.outcomes]
-        for path in write_report([*starts, *in_order], grid.plan, config, grid.failures):
+        for path in write_report([*starts, *in_order], plan, grid.judges, config, grid.failures):
             _say(f"wrote {path}")
     for failure in grid.failures:
         print(f"error: {failure}", file=sys.stderr)
@@ -119,14 +134,26 @@ def _make_starts(grid: _Grid) -> None:
             log = grid.out / "start" / base.name / "cross_entropy.log"
             jobs[stage.run.dir] = Job(f"cross-entropy ({stage.run.dir})", _program("xe", file), log)
     for folder, job in jobs.items():
-        _say(f"training the starting policy: {shlex.join(job.command[1:])}, output in {job.log}")
-        with closing(run_jobs([job], 1)) as running:
-            ended = next(running)
-        if ended.code != 0 or not is_complete(Path(folder)):
-            raise ConfigError(f"the starting policy was not made: {_how_it_ended(ended)}")
+        _run_first(job, Path(folder))
     for base in grid.plan.bases.values():
         if not (base.init / "model.safetensors").is_file():
             raise ConfigError(f"warm_start is done, but model.init {str(base.init)!r} is not there: name what it made")
+
+
+def _make_reward_models(plan: Plan, out: Path) -> None:
+    """Train the reward models that are not there yet, before they are asked for anything."""
+    for index, (file, folder) in enumerate(plan.reward_models.items()):
+        log = out / "start" / f"reward_model{index}.log"
+        _run_first(Job(f"reward model ({folder})", _program("reward_model", file), log), Path(folder))
+
+
+def _run_first(job: Job, folder: Path) -> None:
+    """Run what every cell needs; without it there is no grid."""
+    _say(f"training first: {shlex.join(job.command[1:])}, output in {job.log}")
+    with closing(run_jobs([job], 1)) as running:
+        ended = next(running)
+    if ended.code != 0 or not is_complete(folder):
+        raise ConfigError(_how_it_ended(ended))
 
 
 def _run_cells(grid: _Grid) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
+from rl_caption.ablation.config import AblateConfig
+from rl_caption.ablation.grid import bases_of, make_cells, mistakes
 from rl_caption.cli import parse
 from rl_caption.config import EvaluateConfig, ScstConfig, XeConfig
 from rl_caption.config_checks import ABOVE_ZERO, LOWEST, out_of_range
@@ -21,6 +23,8 @@ TRAINING = sorted(path for path in CONFIGS.rglob("*.yaml") if LAUNCHERS not in p
 def program_of(path: Path) -> type[Any]:
     """The configuration class of a file, told by keys that only one program has."""
     keys = set(yaml.safe_load(path.read_text()))
+    if keys & {"base", "bases", "cells", "alpha"}:
+        return AblateConfig
     if "task" in keys:
         return RewardModelConfig
     if keys & {"rollout", "reward", "warm_start"}:
@@ -42,7 +46,9 @@ def test_there_are_configurations() -> None:
 @pytest.mark.parametrize("path", TRAINING, ids=names(TRAINING))
 def test_it_parses_and_its_numbers_are_in_range(path: Path) -> None:
     config = parse(program_of(path), ["--config", str(path)], "test")
-    if not isinstance(config, EvaluateConfig):
+    if isinstance(config, AblateConfig):
+        assert mistakes(config) == []
+    elif not isinstance(config, EvaluateConfig):
         assert out_of_range(config) == []
     written = yaml.safe_load(path.read_text())
     for section, values in written.items():
@@ -72,6 +78,33 @@ def test_a_key_that_does_not_exist_is_refused(path: Path, tmp_path: Path, capsys
     assert "data.fromat" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("ablate_*.yaml")), ids=lambda path: path.name)
+def test_every_cell_of_a_grid_is_a_configuration_whose_reward_models_are_made(path: Path) -> None:
+    config = parse(AblateConfig, ["--config", str(path)], "test")
+    models = [
+        parse(RewardModelConfig, ["--config", str(CONFIGS.parent / file)], "test").run.dir + "/export/best"
+        for file in config.reward_models
+    ]
+    for cell in make_cells(config):
+        base = str(CONFIGS.parent / bases_of(config)[cell.base])
+        planned = parse(ScstConfig, ["--config", base, *cell.arguments()], "test")
+        assert out_of_range(planned) == []
+        kwargs = [term.kwargs for term in planned.reward.terms.values()] + [j.kwargs for j in config.judges.values()]
+        assert {given["backbone"] for given in kwargs if "backbone" in given} <= set(models)
+
+
+def test_the_alpha_grid_is_that_of_the_paper() -> None:
+    config = parse(AblateConfig, ["--config", str(CONFIGS / "ablate_alpha.yaml")], "test")
+    weights = {cell.alpha: {name: term.weight for name, term in cell.terms.items()} for cell in make_cells(config)}
+    assert weights == {
+        0.0: {"cider": 1.0},
+        0.3: {"l_clipscore": 0.3, "cider": 0.7},
+        0.5: {"l_clipscore": 0.5, "cider": 0.5},
+        0.7: {"l_clipscore": 0.7, "cider": 0.3},
+        1.0: {"l_clipscore": 1.0},
+    }
+
+
 @pytest.mark.parametrize("path", sorted(LAUNCHERS.glob("*.yaml")), ids=lambda path: path.name)
 def test_launcher_configurations_load(path: Path) -> None:
     from accelerate.commands.config import load_config_from_file
@@ -97,6 +130,8 @@ def test_defaults_are_in_range() -> None:
 @pytest.mark.parametrize("key", sorted({*LOWEST, *ABOVE_ZERO} - {"data.num_workers"}))
 def test_values_below_the_range_are_named(key: str) -> None:
     section, name = key.split(".")
-    config: Any = next(c for c in (XeConfig(), ScstConfig(), RewardModelConfig()) if hasattr(getattr(c, section, None), name))
+    config: Any = next(
+        c for c in (XeConfig(), ScstConfig(), RewardModelConfig()) if hasattr(getattr(c, section, None), name)
+    )
     setattr(getattr(config, section), name, -1)
     assert any(line.startswith(f"{key} is -1: expected") for line in out_of_range(config))

@@ -1,0 +1,183 @@
+"""A grid as a whole: interrupted after its first cell, continued, changed, and with a cell that fails."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from tests.conftest import REPOSITORY
+from tests.training_for_tests import DATA, Ended, changed, lines, run, run_arguments, scst_config, weights, xe_config
+
+WORLD = changed(DATA, {"kwargs.num_test": 8})
+REWARDS = """
+import os, signal, time
+from pathlib import Path
+from rewards.base import RewardError
+
+
+class Interrupting:
+    '''Asks the program above to stop, once; then slow enough for the news to arrive.'''
+
+    __name__, columns, bounds, signature = "interrupting", frozenset(), (0.0, 1.0), "interrupting"
+
+    def __init__(self, marker):
+        self.marker, self.seconds = Path(marker), 0.0
+
+    def __call__(self, prompts, completions, **columns):
+        if not self.marker.exists():
+            self.marker.touch()
+            self.seconds = 0.5
+            os.kill(os.getppid(), signal.SIGTERM)
+        time.sleep(self.seconds)
+        return [len(set(text.split())) / (1 + len(text.split())) for text in completions]
+
+
+class Failing:
+    __name__, columns, bounds, signature = "failing", frozenset(), (0.0, 1.0), "failing"
+
+    def __call__(self, prompts, completions, **columns):
+        raise RewardError("no score today")
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ablation")
+    (folder / "rewards_for_ablation.py").write_text(REWARDS)
+    xe = changed(xe_config(folder / "xe", **{"train.max_steps": 10}), {"data": WORLD})
+    assert run(xe, folder / "xe").code == 0
+    scst = changed(
+        scst_config(folder / "unused", folder / "xe/export/best", **{"train.max_steps": 12}), {"data": WORLD}
+    )
+    (folder / "scst.yaml").write_text(yaml.safe_dump(scst))
+    return folder
+
+
+def configuration(folder: Path, **changes: Any) -> dict[str, Any]:
+    marker = {"marker": str(folder / "interrupted")}
+    interrupting = {"weight": 1.0, "target": "rewards_for_ablation:Interrupting", "kwargs": marker}
+    config = {
+        "base": str(folder / "scst.yaml"),
+        "alpha": {"values": [0, 1], "terms": {"interrupting": interrupting}},
+        "metrics": ["cider", "bleu"],
+        "tokenizer": "python",
+        "judges": {"ROUGE": {"target": "rouge_l"}},
+        "show_images": 2,
+        "out": str(folder / "grid"),
+    }
+    return changed(config, changes)
+
+
+def ablate(folder: Path, config: dict[str, Any]) -> Ended:
+    (folder / "grid.yaml").write_text(yaml.safe_dump(config))
+    path = f"{folder}:{REPOSITORY}"
+    arguments = ["ablate", "--config", str(folder / "grid.yaml")]
+    return run_arguments(
+        arguments,
+        folder / "grid.log",
+        python_path=str(folder),
+        environment={"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def state(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """Time of change and content of every file of a cell, locks apart."""
+    return {
+        str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.read_bytes())
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != ".lock"
+    }
+
+
+@dataclass(frozen=True)
+class Story:
+    """The grid's folder, and what was seen of it when it was interrupted and when it went on to its end."""
+
+    folder: Path
+    interrupted: Ended
+    kept: dict[str, tuple[int, bytes]]
+    second_was_done: bool
+    finished: Ended
+
+
+@pytest.fixture(scope="module")
+def story(folder: Path) -> Story:
+    interrupted = ablate(folder, configuration(folder))
+    kept = state(folder / "grid/cells/alpha=0/seed0/run")
+    second_was_done = (folder / "grid/cells/alpha=1/seed0/run/result.json").exists()
+    finished = ablate(folder, configuration(folder))
+    return Story(folder, interrupted, kept, second_was_done, finished)
+
+
+def test_an_interrupted_grid_goes_on(story: Story) -> None:
+    first, second = (story.folder / f"grid/cells/alpha={alpha}/seed0" for alpha in (0, 1))
+    assert story.interrupted.code == 128 + 15, story.interrupted.output
+    assert "stopping alpha=1 seed 0" in story.interrupted.output
+    assert "result.json" in story.kept
+    assert not story.second_was_done
+
+    assert story.finished.code == 0, story.finished.output
+    assert "2 runs: 1 are there, 1 to train" in story.finished.output
+    assert state(first / "run") == story.kept
+    log = (second / "log.txt").read_text()
+    assert "checkpoint of step" in log
+    assert "going on from" in log
+    steps = [line["step"] for line in lines(second / "run") if "loss/total" in line]
+    assert steps == sorted(set(steps))
+    assert steps[-1] == 12
+
+
+def test_the_report_is_complete(story: Story) -> None:
+    report = {path.name for path in (story.folder / "grid").iterdir() if path.is_file()}
+    assert report - {"alpha.png"} == {".lock", "table.md", "table.csv", "runs.csv", "captions.md"}
+    table = (story.folder / "grid/table.md").read_text()
+    assert all(f"\n| {system} | " in table for system in ("start", "alpha=0", "alpha=1"))
+    assert "- alpha=0: 1 cider\n- alpha=1: 1 interrupting\n" in table
+
+
+def test_what_is_judged_is_the_policy_after_the_last_step(story: Story) -> None:
+    """The best one by CIDEr-D of a reward without CIDEr-D may well be the starting policy."""
+    cell = story.folder / "grid/cells/alpha=1/seed0"
+    last, trained = weights(cell / "last"), weights(cell / "run/checkpoints/step-00000012")
+    assert all(torch.equal(last[name], trained[name]) for name in last)
+    assert json.loads((cell / "test_last/settings.json").read_text())["split"] == "test"
+    scores = json.loads((cell / "test_last/scores.json").read_text())["metrics"]
+    assert {"CIDEr", "BLEU-4", "judge/ROUGE", "oracle/f1", "captions/bad_endings"} <= set(scores)
+
+
+def test_a_failing_cell_leaves_its_neighbours_alone(story: Story) -> None:
+    folder = story.folder
+    failing = {"terms": {"failing": {"weight": 1.0, "target": "rewards_for_ablation:Failing"}}}
+    before = state(folder / "grid/cells")
+    ended = ablate(folder, configuration(folder, cells={"broken": failing}))
+    log = folder / "grid/cells/broken/seed0/log.txt"
+    assert ended.code == 1
+    assert f"error: broken seed 0 failed (exit code 1); its output is in {log}" in ended.output
+    assert "no score today" in log.read_text()
+    assert {path: was for path, was in state(folder / "grid/cells").items() if path in before} == before
+    table = (folder / "grid/table.md").read_text()
+    assert "\n| alpha=1 | 1 | " in table
+    assert "missing: broken seed 0 failed" in table
+
+
+def test_a_changed_cell_or_another_start_is_refused(story: Story) -> None:
+    folder = story.folder
+    base = yaml.safe_load((folder / "scst.yaml").read_text())
+    (folder / "scst.yaml").write_text(yaml.safe_dump(changed(base, {"train.lr": 0.5})))
+    ended = ablate(folder, configuration(folder))
+    assert ended.code == 1
+    assert "2 of 2 cells are there with another configuration" in ended.output
+    assert "alpha=0 seed 0: train.lr: 0.003 -> 0.5" in ended.output
+    (folder / "scst.yaml").write_text(yaml.safe_dump(base))
+
+    note = folder / "grid/cells/alpha=1/seed0/start.json"
+    note.write_text(json.dumps(json.loads(note.read_text()) | {"sha256": "0" * 64}))
+    ended = ablate(folder, configuration(folder))
+    assert ended.code == 1
+    assert "alpha=1 seed 0 was started from" in ended.output

@@ -1,0 +1,290 @@
+"""The parts of an ablation: cells from a configuration, jobs beside each other, tables, and what is refused."""
+
+from __future__ import annotations
+
+import csv
+import json
+import signal
+import subprocess
+import sys
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from rewards.mixed import MixedReward
+from rewards.registry import build
+from rl_caption.ablation.config import AblateConfig, AlphaConfig, CellConfig, JudgeConfig
+from rl_caption.ablation.grid import alpha_cells, make_cells, mistakes
+from rl_caption.ablation.jobs import Job, device_of, own_devices, run_jobs
+from rl_caption.ablation.outcome import Outcome, first_alarm
+from rl_caption.ablation.plan import check_rewards, make_judges, make_plan, threads_of_a_job
+from rl_caption.ablation.plot import NoMatplotlib, draw_alpha, points
+from rl_caption.ablation.report import formula
+from rl_caption.ablation.side_by_side import captions_page
+from rl_caption.ablation.table import alarm_text, grouped, markdown_tables, notes, runs_csv, summary_csv
+from rl_caption.build import ConfigError
+from rl_caption.cli import parse
+from rl_caption.config import RewardTerm, ScstConfig
+from rl_caption.data.base import Row
+from rl_caption.evaluation import Evaluation
+
+ALPHA = AlphaConfig([0, 0.3, 1], {"rouge_l": RewardTerm()}, {"cider": RewardTerm()})
+
+
+def grid(**changes: Any) -> AblateConfig:
+    config = AblateConfig(
+        base="a.yaml", cells={"S_Mix": CellConfig({"cider": RewardTerm(0.5), "bleu": RewardTerm(0.5)})}
+    )
+    return replace(config, **changes)
+
+
+def test_alpha_weights_the_terms_and_its_ends_are_pure() -> None:
+    weights = {cell.label: {name: term.weight for name, term in cell.terms.items()} for cell in alpha_cells(ALPHA)}
+    assert weights == {
+        "alpha=0": {"cider": 1.0},
+        "alpha=0.3": {"rouge_l": 0.3, "cider": 0.7},
+        "alpha=1": {"rouge_l": 1.0},
+    }
+    assert formula(alpha_cells(ALPHA)[1].terms) == "0.3 rouge_l + 0.7 cider"
+
+
+def test_the_total_is_alpha_of_one_and_the_rest_of_the_other() -> None:
+    (cell,) = alpha_cells(replace(ALPHA, values=[0.25], terms={"rouge_l": RewardTerm(weight=2.0)}))
+    mixed = MixedReward({name: (build("rouge_l"), term.weight) for name, term in cell.terms.items()})
+    assert mixed.combine({"rouge_l": [0.5], "cider": [4.0]}) == [0.25 * (2.0 * 0.5) + 0.75 * 4.0]
+
+
+def test_cells_go_seed_by_seed_and_base_by_base() -> None:
+    config = grid(base=None, bases={"pixels": "p.yaml", "regions": "r.yaml"}, alpha=ALPHA, seeds=[3, 1])
+    cells = make_cells(config)
+    assert len(cells) == 2 * 2 * 4
+    assert [cell.seed for cell in cells] == [3] * 8 + [1] * 8
+    assert [cell.system for cell in cells[3:5]] == ["pixels/S_Mix", "regions/alpha=0"]
+    assert cells[3].folder(Path("out")) == Path("out/cells/pixels/S_Mix/seed3")
+    assert make_cells(grid())[0].folder(Path("out")) == Path("out/cells/S_Mix/seed0")
+
+
+def test_a_cell_replaces_the_reward_as_a_whole(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text("reward: {terms: {rouge_l: {weight: 9.0}}}\ntrain: {lr: 0.5, seed: 7}\n")
+    cells = {"a": CellConfig({"cider": RewardTerm(0.5, None, {"n": 3})}, {"train.lr": 1e-5, "rollout.num_samples": 3})}
+    (cell,) = make_cells(grid(cells=cells, seeds=[2]))
+    config = parse(ScstConfig, ["--config", str(tmp_path / "base.yaml"), *cell.arguments()], "scst.py")
+    assert config.reward.terms == {"cider": RewardTerm(0.5, None, {"n": 3})}
+    assert (config.train.lr, config.rollout.num_samples, config.train.seed) == (1e-5, 3, 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"base": None}, "set either base"),
+        ({"bases": {"b": "b.yaml"}}, "set either base"),
+        ({"cells": {}}, "there is no cell"),
+        ({"seeds": []}, "seeds is []"),
+        ({"seeds": [1, 1]}, "seeds is [1, 1]"),
+        ({"jobs": 0}, "jobs is 0: expected at least 1"),
+        ({"alpha": replace(ALPHA, values=[1.5])}, "alpha.values has 1.5: expected 0 to 1"),
+        ({"alpha": replace(ALPHA, values=[0.5, 0.5])}, "label 'alpha=0.5' stands for 2 cells"),
+        ({"alpha": replace(ALPHA, against=ALPHA.terms)}, "['rouge_l'] are in terms and in against"),
+        ({"cells": {"a/b": CellConfig({"cider": RewardTerm()})}}, "label 'a/b'"),
+        ({"cells": {"a": CellConfig({})}}, "cells.a.terms is empty"),
+        ({"cells": {"a": CellConfig({"cider": RewardTerm(float("nan"))})}}, "cells.a.terms.cider.weight is nan"),
+        ({"cells": {"a": CellConfig({"cider": RewardTerm()}, {"data.path": "x"})}}, "data.path cannot be overridden"),
+        ({"cells": {"a": CellConfig({"cider": RewardTerm()}, {"train.seed": 1})}}, "train.seed is set by the grid"),
+    ],
+)
+def test_mistakes_are_named(changes: dict[str, Any], part: str) -> None:
+    assert mistakes(grid()) == []
+    assert any(part in wrong for wrong in mistakes(grid(**changes)))
+
+
+def refusal(config: AblateConfig, tmp_path: Path, text: str = "data: {format: scenes}\n") -> str:
+    (tmp_path / "base.yaml").write_text(text)
+    with pytest.raises(ConfigError) as refused:
+        make_plan(replace(config, base=str(tmp_path / "base.yaml"), out=str(tmp_path / "out")), parse)
+    return str(refused.value)
+
+
+SMALL_WORLD = "data: {format: scenes, kwargs: {num_train: 4, num_val: 2, num_test: 2, num_unseen: 0, image_size: 32}}\n"
+
+
+def test_nothing_starts_before_everything_is_checked(tmp_path: Path, capsys: Any) -> None:
+    assert "model.init is not set" in refusal(grid(), tmp_path)
+    text = SMALL_WORLD + f"model: {{init: {tmp_path}/start}}\n"
+    assert "is not a saved captioner, and no warm_start" in refusal(grid(), tmp_path, text)
+    (tmp_path / "start").mkdir()
+    (tmp_path / "start/model.safetensors").write_bytes(b"0")
+    assert "metrics has 'ciderr'" in refusal(grid(metrics=["ciderr"]), tmp_path, text)
+    wrong = grid(cells={"L": CellConfig({"l_clipscore": RewardTerm(kwargs={"backbones": "nowhere"})})})
+    assert "cell 'L': reward.terms.l_clipscore.kwargs has ['backbones']" in refusal(wrong, tmp_path, text)
+    wrong = grid(cells={"L": CellConfig({"l_clipscore": RewardTerm(kwargs={"backbone": "nowhere"})})})
+    plan = make_plan(replace(wrong, base=str(tmp_path / "base.yaml"), out=str(tmp_path / "out")), parse)
+    with pytest.raises(ConfigError, match=r"^cell 'L': .*student folder 'nowhere'"):
+        check_rewards(plan.cells)
+    with pytest.raises(ConfigError, match=r"^judges\.L: student folder 'nowhere'"):
+        make_judges(grid(judges={"L": JudgeConfig("l_clipscore", {"backbone": "nowhere"})}))
+    judge = grid(judges={"B": JudgeConfig("blue")})
+    assert "judges.B: reward 'blue' is unknown" in refusal(judge, tmp_path, text)
+    low = grid(cells={"L": CellConfig({"cider": RewardTerm()}, {"train.lr": -1.0})})
+    assert "cell 'L': train.lr is -1.0" in refusal(low, tmp_path, text)
+    with pytest.raises(SystemExit):
+        refusal(grid(cells={"L": CellConfig({"cider": RewardTerm()}, {"train.lrr": 1.0})}), tmp_path, text)
+    assert "cell 'L'" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def python(code: str, log: Path, name: str = "job") -> Job:
+    return Job(name, [sys.executable, "-c", code], log)
+
+
+def test_jobs_run_beside_each_other_and_a_failure_stops_none(tmp_path: Path) -> None:
+    wait = f"import pathlib, time\nwhile not pathlib.Path({str(tmp_path / 'go')!r}).exists(): time.sleep(0.01)"
+    jobs = [
+        python(wait, tmp_path / "0.log", "first"),
+        python("import sys; sys.exit('no')", tmp_path / "1.log", "second"),
+        python(f"import pathlib; pathlib.Path({str(tmp_path / 'go')!r}).touch()", tmp_path / "2.log", "third"),
+    ]
+    ended = list(run_jobs(jobs, 2))
+    assert {one.job.name: one.code for one in ended} == {"first": 0, "second": 1, "third": 0}
+    assert ended[0].job.name == "second", "the first one waits for the third, which takes the place of the second"
+    assert (tmp_path / "1.log").read_text() == "no\n"
+
+
+def test_jobs_that_still_run_are_asked_to_stop(tmp_path: Path) -> None:
+    code = (
+        "import pathlib, signal, sys, time\n"
+        f"signal.signal(signal.SIGTERM, lambda *_: (pathlib.Path({str(tmp_path / 'saved')!r}).touch(), sys.exit(0)))\n"
+        f"pathlib.Path({str(tmp_path / 'ready')!r}).touch()\n"
+        "time.sleep(60)"
+    )
+    wait = f"import pathlib, time\nwhile not pathlib.Path({str(tmp_path / 'ready')!r}).exists(): time.sleep(0.01)"
+    with closing(run_jobs([python(code, tmp_path / "a.log"), python(wait, tmp_path / "b.log")], 2)) as running:
+        next(running)
+    assert (tmp_path / "saved").exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent has gone")
+def test_jobs_end_with_a_killed_parent(tmp_path: Path) -> None:
+    child = (
+        "import os, time\nfrom rl_caption.launch import die_with_launcher\n"
+        "assert die_with_launcher()\nprint(os.getpid(), flush=True)\ntime.sleep(60)"
+    )
+    parent = (
+        "import sys\nfrom pathlib import Path\nfrom rl_caption.ablation.jobs import Job, run_jobs\n"
+        f"list(run_jobs([Job('a', [sys.executable, '-c', {child!r}], Path({str(tmp_path / 'a.log')!r}))], 1))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", parent])
+    log = tmp_path / "a.log"
+    while not (log.exists() and log.read_text().strip()):
+        assert process.poll() is None
+    import psutil
+
+    job = psutil.Process(int(log.read_text()))
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert job.wait(30) in (None, -signal.SIGTERM)
+
+
+def test_cores_and_devices_are_shared_out() -> None:
+    assert [threads_of_a_job(cores, jobs) for cores, jobs in ((8, 1), (8, 3), (2, 4))] == [8, 2, 1]
+    assert [device_of(slot, 3, ["0", "1"]) for slot in range(3)] == ["0", "1", "0"]
+    assert device_of(0, 1, ["0", "1"]) is None
+    assert device_of(1, 2, ["0"]) is None
+    assert own_devices(2, {}) == ["0", "1"]
+    assert own_devices(2, {"CUDA_VISIBLE_DEVICES": "4,6"}) == ["4", "6"]
+    assert own_devices(0, {}) == []
+
+
+def outcome(system: str, seed: int | None, cider: float, alpha: float | None = None, **how: Any) -> Outcome:
+    metrics = {"CIDEr": cider, "judge/L-CLIPS": 0.75, "length/mean": 8.0, "captions/bad_endings": 0.25}
+    evaluation = Evaluation(metrics, "S1", 2, {"METEOR": "no Java", "captions/novel": "not shown"})
+    return Outcome(system, "", seed, alpha, evaluation, **how)
+
+
+OUTCOMES = [
+    outcome("start", None, 1.0),
+    outcome("alpha=0", 0, 1.2, 0.0, watched=True),
+    outcome("alpha=1", 0, 0.5, 1.0, watched=True, alarm_step=60),
+    outcome("alpha=0", 1, 1.4, 0.0, watched=True),
+    outcome("alpha=1", 1, 0.5, 1.0, watched=True, alarm_step=40),
+]
+JUDGES = {"L-CLIPS": (0.0, 2.5)}
+
+
+def test_the_table_has_means_deviations_and_seeds() -> None:
+    table = markdown_tables(grouped(OUTCOMES), JUDGES).splitlines()
+    assert table[0] == "| system | seeds | CIDEr (x100) | L-CLIPS [0, 2.5] |"
+    # Standard deviation of (120, 140) with n - 1: 10 * sqrt(2) = 14.14.
+    assert table[2:5] == [
+        "| start | – | 100.00 | 0.7500 |",
+        "| alpha=0 | 2 | 130.00 ± 14.14 | 0.7500 ± 0.0000 |",
+        "| alpha=1 | 2 | 50.00 ± 0.00 | 0.7500 ± 0.0000 |",
+    ]
+    assert table[6] == "| system | seeds | bad endings, % | length, tokens | first alarm, step |"
+    assert table[9:] == [
+        "| alpha=0 | 2 | 25.0 ± 0.0 | 8.00 ± 0.00 | none |",
+        "| alpha=1 | 2 | 25.0 ± 0.0 | 8.00 ± 0.00 | 40 (2 of 2) |",
+    ]
+    assert notes(grouped(OUTCOMES)) == ["METEOR is left out: no Java", "signature: S1"]
+
+
+def test_a_metric_that_a_row_lacks_is_a_dash_and_never_a_zero() -> None:
+    bare = replace(OUTCOMES[0], evaluation=Evaluation({"ROUGE-L": 0.5}, "S2", 2))
+    table = markdown_tables(grouped([bare, *OUTCOMES[1:]]), JUDGES)
+    assert "| start | – | 50.00 | – | – |" in table
+    assert any(note.startswith("the signatures differ") for note in notes(grouped([bare, *OUTCOMES[1:]])))
+
+
+def test_csv_files_have_the_values_as_computed() -> None:
+    rows = list(csv.DictReader(summary_csv(grouped(OUTCOMES), JUDGES).splitlines()))
+    assert [row["system"] for row in rows] == ["start", "alpha=0", "alpha=1"]
+    assert float(rows[1]["CIDEr"]) == pytest.approx(1.3)
+    assert float(rows[1]["CIDEr.std"]) == pytest.approx(0.1 * 2**0.5)
+    assert (rows[0]["CIDEr.std"], rows[0]["alpha"], rows[0]["alarms"]) == ("", "", "")
+    assert (rows[1]["alarms"], rows[2]["alarms"], rows[2]["first_alarm"]) == ("0", "2", "40")
+    runs = list(csv.DictReader(runs_csv(grouped(OUTCOMES)).splitlines()))
+    assert [(run["system"], run["seed"], run["CIDEr"]) for run in runs][1:3] == [
+        ("alpha=0", "0", "1.2"),
+        ("alpha=0", "1", "1.4"),
+    ]
+
+
+def test_the_first_alarm_of_a_log(tmp_path: Path) -> None:
+    log = tmp_path / "metrics.jsonl"
+    assert first_alarm(log) == (False, None)
+    alarms = [{"step": 4, "hacking/alarm": 1.0}, {"step": 6, "hacking/alarm": 1.0}]
+    for records, expected in (
+        ([{"step": 1, "loss/total": 1.0}], (False, None)),
+        ([{"step": 1, "hacking/alarm": 0.0}], (True, None)),
+        ([{"step": 1, "hacking/alarm": 0.0}, {"step": 2}, *alarms], (True, 4)),
+    ):
+        log.write_text("".join(json.dumps(record) + "\n" for record in records))
+        assert first_alarm(log) == expected
+    assert alarm_text(grouped(OUTCOMES[:1])[0]) == "–"
+
+
+def test_captions_side_by_side(tmp_path: Path) -> None:
+    rows: list[Row] = [
+        {"image_id": "a", "image": Image.new("RGB", (600, 300)), "references": ["a dog | cat"]},
+        {"image_id": "b", "image": str(tmp_path / "missing.png"), "references": []},
+    ]
+    page = captions_page(rows, {"start": {"a": "x*y", "b": ""}, "cell": {"a": "z"}}, tmp_path).read_text()
+    assert "| reference | a dog \\| cat |\n| start | x\\*y |\n| cell | z |" in page
+    assert "| start | (empty) |\n| cell | – |" in page
+    assert page.count("![image") == 1
+    assert Image.open(tmp_path / "images/0.png").size == (256, 128)
+
+
+def test_the_plot_is_drawn_or_its_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = grouped(OUTCOMES)
+    assert points(groups, "", "CIDEr") == [(0.0, pytest.approx(1.3), pytest.approx(0.1 * 2**0.5)), (1.0, 0.5, 0.0)]
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(NoMatplotlib, match="pip install 'rl-caption"):
+        draw_alpha(groups, None, tmp_path / "a.png")
+    monkeypatch.undo()
+    pytest.importorskip("matplotlib")
+    draw_alpha(groups, ("L-CLIPS", (0.0, 2.5)), tmp_path / "a.png")
+    assert Image.open(tmp_path / "a.png").size > (300, 300)

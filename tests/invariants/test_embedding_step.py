@@ -1,0 +1,154 @@
+"""One step of an embedding model: the gradient is that of the loss of the whole batch, however the batch is split."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from rewards.clip.student import LCLIP, LCLIPConfig
+from rl_caption.reward_models.batch import PairBatch
+from rl_caption.reward_models.config import RewardModelConfig
+from rl_caption.reward_models.encoders import ClipTowers, Towers, random_clip
+from rl_caption.reward_models.program import objective
+from rl_caption.reward_models.task import EmbeddingTask
+from tests.reward_models_for_tests import CLIP, STUDENT
+
+EOT = 49407
+
+
+def pairs(count: int, seed: int = 0) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(1, 49000, (count, 6), generator=generator)
+    ids[:, 4], ids[:, 5] = EOT, 0
+    return {"image": torch.randn(count, 3, 32, 32, generator=generator), "text": ids}
+
+
+def split(inputs: dict[str, Tensor], size: int) -> list[PairBatch]:
+    count = len(inputs["image"])
+    parts = [{name: value[start : start + size] for name, value in inputs.items()} for start in range(0, count, size)]
+    rows: Any = [{"image_id": str(index), "image": "", "references": []} for index in range(count)]
+    return [
+        PairBatch(rows[index * size : (index + 1) * size], part, ["a"] * size) for index, part in enumerate(parts)
+    ]
+
+
+def clip_towers(**vision: Any) -> ClipTowers:
+    torch.manual_seed(3)
+    network = ClipTowers(random_clip(None, CLIP | {"vision_cfg": CLIP["vision_cfg"] | vision})[0])
+    return network.train()
+
+
+def student_towers() -> Towers:
+    torch.manual_seed(4)
+    model = LCLIP(LCLIPConfig(**STUDENT))
+    return Towers({"image": model.image, "text": model.text})
+
+
+class Lookup:
+    """A teacher that knows its embeddings by image id."""
+
+    def __init__(self, count: int) -> None:
+        generator = torch.Generator().manual_seed(8)
+        self.table = {name: torch.randn(count, 16, generator=generator) for name in ("image", "text")}
+
+    def __call__(self, batch: PairBatch) -> dict[str, Tensor]:
+        index = [int(row["image_id"]) for row in batch.rows]
+        return {name: rows[index] for name, rows in self.table.items()}
+
+
+def step(network: nn.Module, task: str, batches: list[PairBatch]) -> tuple[dict[str, Tensor], dict[str, float]]:
+    """The gradient of one step by parameter, and what was logged."""
+    network.zero_grad()
+    accelerator = Accelerator(cpu=True)
+    teacher = None if task == "contrastive" else Lookup(8)
+    config = RewardModelConfig(task=task)  # type: ignore[arg-type]
+    log = EmbeddingTask(accelerator, network, objective(config), teacher).training_step(batches, 0)
+    found = {name: value.grad.clone() for name, value in network.named_parameters() if value.grad is not None}
+    return found, log.reduce(accelerator)
+
+
+def assert_equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+    """Equal up to the rounding of float32, which goes with the size of a parameter's gradient (up to 20 here)."""
+    assert one.keys() == other.keys()
+    assert torch.stack([value.norm() for value in one.values()]).norm() > 1e-2, "a gradient of zero proves nothing"
+    for name in one:
+        atol = 1e-6 * max(1.0, one[name].abs().max().item())
+        assert torch.allclose(one[name], other[name], atol=atol), name
+
+
+NETWORKS = {"contrastive": clip_towers, "distill_dual": student_towers}
+
+
+@pytest.mark.parametrize("task", sorted(NETWORKS))
+def test_the_gradient_is_that_of_the_loss_of_the_whole_batch(task: str) -> None:
+    network, inputs = NETWORKS[task](), pairs(8)
+    found, logged = step(network, task, split(inputs, 2))
+    network.zero_grad()
+    teacher = Lookup(8)(split(inputs, 8)[0])
+    loss, _ = objective(RewardModelConfig(task=task))(network(inputs), teacher)  # type: ignore[arg-type]
+    loss.backward()
+    expected = {name: value.grad for name, value in network.named_parameters() if value.grad is not None}
+    assert logged["loss/total"] == pytest.approx(loss.item(), rel=1e-5)
+    assert_equal(expected, found)
+
+
+@pytest.mark.parametrize("task", sorted(NETWORKS))
+@pytest.mark.parametrize("size", [1, 4])
+def test_several_micro_batches_are_one(task: str, size: int) -> None:
+    network, inputs = NETWORKS[task](), pairs(8)
+    whole, logged = step(network, task, split(inputs, 8))
+    parts, again = step(network, task, split(inputs, size))
+    assert_equal(whole, parts)
+    assert again == pytest.approx(logged, rel=1e-5)
+
+
+def test_a_batch_of_parts_is_not_the_sum_of_their_losses() -> None:
+    """What this guards against: negatives only from the own micro-batch give another gradient."""
+    network, inputs = clip_towers(), pairs(8)
+    whole, _ = step(network, "contrastive", split(inputs, 8))
+    alone = [step(network, "contrastive", [part])[0] for part in split(inputs, 4)]
+    mean = {name: (alone[0][name] + alone[1][name]) / 2 for name in whole}
+    assert torch.stack([(mean[name] - whole[name]).norm() for name in whole]).norm() > 1e-2
+
+
+def test_the_temperature_is_learnt_once_and_stays_within_its_limits() -> None:
+    network, inputs = clip_towers(), pairs(8)
+    scale: Any = network.clip.logit_scale
+    with torch.no_grad():
+        scale.fill_(50.0)
+    found, logged = step(network, "contrastive", split(inputs, 2))
+    assert scale.exp().item() == pytest.approx(100.0, rel=1e-5)
+    assert logged["contrastive/scale"] == pytest.approx(100.0, rel=1e-5)
+    assert found["clip.logit_scale"].abs() > 1e-3, "at the limit it still has a gradient"
+
+
+def test_random_numbers_of_the_second_pass_are_those_of_the_first() -> None:
+    """Patch dropout leaves out other patches at every pass; the gradient belongs to the embeddings that were taken."""
+    inputs = pairs(8)
+    network = clip_towers(patch_dropout=0.5)
+    torch.manual_seed(11)
+    found, logged = step(network, "contrastive", split(inputs, 4))
+    after = torch.rand(3)
+    network.zero_grad()
+    torch.manual_seed(11)
+    outputs = [network(batch.inputs) for batch in split(inputs, 4)]
+    assert torch.equal(torch.rand(3), after), "each micro-batch draws once"
+    joined = {name: torch.cat([output[name] for output in outputs]) for name in ("image", "text")}
+    loss, _ = objective(RewardModelConfig())(joined | {"scale": outputs[0]["scale"]}, {})
+    loss.backward()
+    assert logged["loss/total"] == pytest.approx(loss.item(), rel=1e-5)
+    expected = {name: value.grad for name, value in network.named_parameters() if value.grad is not None}
+    assert_equal(expected, found)
+
+
+def test_a_frozen_tower_gets_no_gradient_and_changes_none() -> None:
+    network, inputs = student_towers(), pairs(8)
+    whole, _ = step(network, "distill_dual", split(inputs, 8))
+    network.towers["text"].requires_grad_(False)
+    frozen, _ = step(network, "distill_dual", split(inputs, 4))
+    assert all(name.startswith("towers.image.") for name in frozen)
+    assert_equal({name: value for name, value in whole.items() if name in frozen}, frozen)

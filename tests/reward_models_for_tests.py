@@ -1,0 +1,71 @@
+"""Tiny reward models and the configurations that train them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tests.training_for_tests import changed
+
+CLIP: dict[str, Any] = {
+    "embed_dim": 16,
+    "vision_cfg": {"image_size": 32, "patch_size": 16, "width": 32, "layers": 1, "head_width": 16},
+    "text_cfg": {"context_length": 24, "vocab_size": 49408, "width": 16, "heads": 2, "layers": 1},
+}
+STUDENT: dict[str, Any] = {
+    "embed_dim": 16,
+    "image_size": 32,
+    "patch_size": 16,
+    "image_width": 32,
+    "image_heads": 4,
+    "image_blocks": 1,
+    "context_length": 24,
+    "text_width": 16,
+    "text_heads": 2,
+    "text_blocks": 1,
+    "embedding_rank": 8,
+}
+DATA = {
+    "format": "scenes",
+    "kwargs": {"num_train": 32, "num_val": 6, "num_test": 0, "num_unseen": 0, "image_size": 32},
+}
+
+
+def reward_model_config(folder: Path, task: str, **changes: Any) -> dict[str, Any]:
+    """A tiny run of ``task`` in ``folder``, with accumulation; ``changes`` are dotted keys."""
+    return changed(
+        {
+            "task": task,
+            "model": {"kwargs": CLIP if task == "contrastive" else STUDENT},
+            "data": DATA,
+            "train": {
+                "max_steps": 6,
+                "batch_size": 8,
+                "micro_batch_size": 4,
+                "lr": 0.003,
+                "warmup_steps": 2,
+                "schedule": "cosine",
+                "weight_decay": 0.01,
+                "threads": 1,
+            },
+            "eval": {"every": 2, "batch_size": 4},
+            "run": {"dir": str(folder), "log_every": 1},
+        },
+        changes,
+    )
+
+
+def chain(folder: Path) -> dict[str, dict[str, Any]]:
+    """Configurations of teacher, both towers and the whole student, each warm-started by a YAML file in ``folder``."""
+    teacher = {"teacher.name": str(folder / "teacher/export/best"), "warm_start": [str(folder / "teacher.yaml")]}
+    towers = {
+        "warm_start": [str(folder / "image.yaml"), str(folder / "text.yaml")],
+        "teacher.name": str(folder / "teacher/export/best"),
+        "model": {"image_init": str(folder / "image/export/best"), "text_init": str(folder / "text/export/best")},
+    }
+    return {
+        "teacher": reward_model_config(folder / "teacher", "contrastive"),
+        "image": reward_model_config(folder / "image", "distill_image", **teacher),
+        "text": reward_model_config(folder / "text", "distill_text", **teacher),
+        "dual": reward_model_config(folder / "dual", "distill_dual", **towers),
+    }

@@ -32,21 +32,23 @@ def default_judges(reward: MixedReward) -> dict[str, JudgeConfig]:
 
 
 def build_judges(
-    judges: Mapping[str, JudgeConfig] | None, reward: MixedReward, references: Sequence[list[str]]
+    judges: Mapping[str, JudgeConfig] | None, reward: MixedReward | None, references: Sequence[list[str]]
 ) -> dict[str, Reward]:
     """Make the judges of a run.
 
     Args:
         judges: name -> what it is; None takes ``default_judges``. ``cider`` has the document frequencies of
             ``references`` and no EOS, as in ``val/cider``, unless its arguments say otherwise.
-        reward: of the run.
+        reward: of the run; None, where captions are judged later, refuses no judge.
         references: of every validation image.
 
     Raises:
         ConfigError: an unknown judge or argument, or a judge that is a term of the reward.
     """
     made = {}
-    for name, judge in (default_judges(reward) if judges is None else judges).items():
+    if judges is None:
+        judges = default_judges(reward) if reward is not None else {}
+    for name, judge in judges.items():
         arguments = dict(judge.kwargs)
         if name == "cider" and judge.target is None and "df" not in arguments:
             tokens = ([tokenize(caption) for caption in captions] for captions in references)
@@ -56,7 +58,7 @@ def build_judges(
             made[name] = build(judge.target or name, **arguments)
         except (ValueError, OSError) as error:
             raise ConfigError(f"monitor.judges.{name}: {error}") from error
-        for term, used in reward.rewards.items():
+        for term, used in (reward.rewards if reward is not None else {}).items():
             if used.signature == made[name].signature:
                 raise ConfigError(
                     f"monitor.judges.{name} is the reward's term {term!r} ({used.signature}): "

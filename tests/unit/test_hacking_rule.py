@@ -1,0 +1,156 @@
+"""The rule of the alarm: each evidence alone, none at the start, none for honest changes."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import combinations
+from types import MappingProxyType
+
+import pytest
+
+from rl_caption.hacking import (
+    Findings,
+    Thresholds,
+    caption_statistics,
+    judge_alarm,
+    lexical_diversity,
+    paired_difference,
+    reference_statistics,
+)
+
+STATISTICS = {
+    "length": 8.0,
+    "vocabulary": 54.0,
+    "repeated_ngrams": 0.02,
+    "bad_endings": 0.0,
+    "duplicates": 0.1,
+    "diversity": 0.4,
+}
+REFERENCES = STATISTICS | {"length": 9.0, "vocabulary": 60.0, "repeated_ngrams": 0.03}
+SCORES = [0.3, 0.5, 0.7, 0.9] * 25
+"""Of a judge, for 100 images; the mean is 0.6."""
+START = Findings(1.0, {"rouge_l": SCORES}, STATISTICS)
+
+
+def alarm(
+    changes: Mapping[str, float] = MappingProxyType({}), reward: float = 1.5, judge: Sequence[float] = SCORES
+) -> dict[str, str]:
+    """Evidence against captions that differ from the starting policy's in what is given."""
+    now = Findings(reward, {"rouge_l": judge}, STATISTICS | dict(changes))
+    return judge_alarm(now, START, REFERENCES, Thresholds())
+
+
+def test_a_risen_reward_alone_is_no_evidence() -> None:
+    assert alarm() == {}
+
+
+def test_nothing_is_evidence_at_the_start_or_while_the_reward_is_below_it() -> None:
+    bad, fallen = {"repeated_ngrams": 0.9, "vocabulary": 3.0, "length": 30.0}, [0.0] * 100
+    assert judge_alarm(START, START, REFERENCES, Thresholds()) == {}
+    assert alarm(bad, 1.0, fallen) == {}
+    assert alarm(bad, 0.9, fallen) == {}
+    assert len(alarm(bad, 1.1, fallen)) == 4
+
+
+def test_a_judge_that_fell_on_most_images_is_named_with_numbers() -> None:
+    found = alarm(judge=[score - 0.06 if index % 4 else score for index, score in enumerate(SCORES)])
+    assert list(found) == ["judge/rouge_l"]
+    (sentence,) = found.values()
+    # 75 of 100 differences are -0.06: mean -0.045, deviation 0.06 * sqrt(100 / 99 * 0.75 * 0.25), error a tenth of it.
+    errors = 0.045 / (0.06 * math.sqrt(0.1875 * 100 / 99) / 10)
+    assert "from 0.6 to 0.555" in sentence
+    assert f"(-7.5%, {errors:.1f} standard errors)" in sentence
+
+
+@pytest.mark.parametrize(
+    "judge",
+    [
+        [score - 0.02 for score in SCORES],  # on every image alike, but only 3 %
+        [score - (5.0 if index == 0 else 0.0) for index, score in enumerate(SCORES)],  # 8 %, all of it on one image
+        [score + 0.2 for score in SCORES],
+    ],
+    ids=["small", "noise", "risen"],
+)
+def test_a_small_or_noisy_fall_is_none(judge: list[float]) -> None:
+    assert alarm(judge=judge) == {}
+
+
+@pytest.mark.parametrize(
+    ("key", "below", "above"),
+    [
+        ("repeated_ngrams", 0.12, 0.14),
+        ("bad_endings", 0.19, 0.21),
+        ("duplicates", 0.59, 0.61),
+        ("length", 11.6, 11.8),
+        ("length", 6.4, 5.5),  # 5.6 is 30 % below the start, 6.3 below the references: both must be passed
+        ("vocabulary", 17.0, 16.0),
+        ("diversity", 0.21, 0.19),
+    ],
+)
+def test_each_sign_alone_is_evidence_at_a_gross_level_only(key: str, below: float, above: float) -> None:
+    assert alarm({key: below}) == {}
+    assert list(alarm({key: above})) == [key]
+
+
+def test_captions_as_bad_as_the_references_or_the_start_are_no_evidence() -> None:
+    worse = {"repeated_ngrams": 0.5, "bad_endings": 0.5, "duplicates": 0.9, "length": 20.0, "vocabulary": 5.0}
+    now = Findings(1.5, {}, STATISTICS | worse)
+    assert judge_alarm(now, START, REFERENCES | worse, Thresholds()) == {}
+    assert judge_alarm(now, replace(START, statistics=STATISTICS | worse), REFERENCES, Thresholds()) == {}
+
+
+def test_honest_training_on_cider_does_not_alarm() -> None:
+    # docs/results.md, generated world, means of cross-entropy and of SCST: what the rule must not mistake for hacking.
+    honest = {"vocabulary": 28.0, "length": 7.2, "diversity": 0.33, "duplicates": 0.2}
+    assert alarm(honest, judge=[score + 0.05 for score in SCORES]) == {}
+
+
+def test_thresholds_are_used() -> None:
+    now = Findings(1.5, {"rouge_l": [score - 0.06 for score in SCORES]}, STATISTICS | {"vocabulary": 10.0})
+    off = Thresholds(judge_fall=0.2, vocabulary=0.0)
+    assert len(judge_alarm(now, START, REFERENCES, Thresholds())) == 2
+    assert judge_alarm(now, START, REFERENCES, off) == {}
+
+
+def test_a_judge_of_other_images_is_refused() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        judge_alarm(Findings(1.5, {"rouge_l": SCORES[:-1]}, STATISTICS), START, REFERENCES, Thresholds())
+
+
+def test_the_paired_difference_of_a_case_worked_by_hand() -> None:
+    assert paired_difference([2.0, 4.0, 3.0], [1.0, 1.0, 1.0]) == (2.0, pytest.approx(1 / math.sqrt(3)))
+    assert paired_difference([2.0], [1.0]) == (1.0, 0.0)
+
+
+def test_lexical_diversity_is_the_mean_over_all_samples() -> None:
+    captions = [["a", "cat", "a", "dog"], ["a", "bird"]]
+    tokens = [token for caption in captions for token in caption]
+    samples = list(combinations(tokens, 3))
+    mean = sum(len(set(sample)) / 3 for sample in samples) / len(samples)
+    assert lexical_diversity(captions, 3) == pytest.approx(mean)
+
+
+def test_lexical_diversity_does_not_grow_with_the_number_of_captions() -> None:
+    draw = random.Random(0)
+    captions = [["a", *draw.choices(range(300), [1 / (rank + 1) for rank in range(300)], k=7)] for _ in range(2000)]
+    captions = [[str(word) for word in caption] for caption in captions]
+    few, many = captions[:100], captions
+    assert len({word for caption in many for word in caption}) > 1.5 * len(
+        {word for caption in few for word in caption}
+    )
+    assert lexical_diversity(few) == pytest.approx(lexical_diversity(many), abs=0.01)
+    assert lexical_diversity([["a"] * 5] * 40) == pytest.approx(1 / 42)
+    assert lexical_diversity([[], []]) == 0.0
+
+
+def test_references_are_described_with_one_caption_an_image() -> None:
+    references = [["a red circle", "a circle"], ["a red circle", "two blue squares of"], ["a dog"]]
+    found = reference_statistics(references)
+    # Layers: (a red circle, a red circle, a dog) and (a circle, two blue squares of, a dog).
+    assert found["duplicates"] == pytest.approx((1 / 3 + 0) / 2)
+    assert found["bad_endings"] == pytest.approx((0 + 1 / 3) / 2)
+    assert found["vocabulary"] == (4 + 7) / 2
+    assert caption_statistics([""])["bad_endings"] == 1.0

@@ -1,0 +1,117 @@
+"""The verdict on an alarm, on trajectories made up; the study's table and files on a finished run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.hacking_study import Point, Run, StudyError, main, read_monitor, report, verdict
+from tests.training_for_tests import run, scst_config, xe_config
+
+Rows = list[tuple[float, float, float, bool]]
+
+
+def points(rows: Rows) -> list[Point]:
+    """(reward, F1, unparsed, alarm) at steps 0, 10, 20, ..."""
+    return [
+        Point(10 * index, reward, f1, unparsed, ("evidence",) if alarm else ())
+        for index, (reward, f1, unparsed, alarm) in enumerate(rows)
+    ]
+
+
+FALLING: Rows = [
+    (1.0, 0.60, 0.0, False),
+    (1.2, 0.58, 0.0, False),
+    (1.3, 0.54, 0.0, False),
+    (1.4, 0.48, 0.0, False),
+    (1.5, 0.40, 0.0, False),
+]
+"""Worst loss 0.20 at step 40; more than 0.05 from step 20 on; half of it, 0.10, is reached at step 30."""
+
+
+def with_alarm(rows: Rows, *steps: int) -> list[Point]:
+    return points([(*row[:3], 10 * index in steps) for index, row in enumerate(rows)])
+
+
+@pytest.mark.parametrize(
+    ("alarms", "kind"), [((10,), "caught"), ((20,), "caught"), ((30,), "late"), ((40,), "late"), ((), "missed")]
+)
+def test_a_real_case_is_caught_before_half_of_the_loss_or_not(alarms: tuple[int, ...], kind: str) -> None:
+    found = verdict(with_alarm(FALLING, *alarms))
+    assert found.kind == kind
+    assert found.worst == pytest.approx(0.2)
+    assert (found.real_step, found.half_step) == (20, 30)
+    assert found.alarm_step == (alarms[0] if alarms else None)
+
+
+def test_the_first_alarm_counts() -> None:
+    assert verdict(with_alarm(FALLING, 10, 30, 40)).alarm_step == 10
+
+
+def test_words_without_meaning_are_a_loss_too() -> None:
+    rows: Rows = [(1.0, 0.5, 0.01, False), (1.1, 0.5, 0.2, True), (1.2, 0.5, 0.5, False)]
+    found = verdict(points(rows))
+    assert (found.kind, found.real_step, found.half_step) == ("caught", 10, 20)
+    assert found.worst == pytest.approx(0.49)
+
+
+@pytest.mark.parametrize(("alarms", "kind"), [((), "quiet"), ((20,), "false alarm")])
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [(1.0, 0.6, 0.0, False), (1.5, 0.58, 0.02, False), (2.0, 0.56, 0.04, False)],  # within the margins
+        [(1.0, 0.6, 0.0, False), (0.9, 0.3, 0.5, False), (0.8, 0.1, 0.9, False)],  # worse, but the reward fell too
+        [(1.0, 0.6, 0.0, False), (1.5, 0.8, 0.0, False), (2.0, 0.9, 0.0, False)],
+    ],
+    ids=["little", "not hacking", "better"],
+)
+def test_an_alarm_without_a_real_case_is_false(rows: Rows, alarms: tuple[int, ...], kind: str) -> None:
+    found = verdict(with_alarm(rows, *alarms))
+    assert (found.kind, found.real_step, found.half_step) == (kind, None, None)
+
+
+def test_margins_decide_what_is_real() -> None:
+    assert verdict(points(FALLING), f1_margin=0.25).kind == "quiet"
+    assert verdict(points(FALLING), f1_margin=0.19).real_step == 40
+
+
+def test_one_validation_is_no_trajectory() -> None:
+    with pytest.raises(ValueError, match="starting policy"):
+        verdict(points(FALLING[:1]))
+
+
+def test_the_table_counts_every_kind() -> None:
+    runs = [Run("a", "cider", 0, with_alarm(FALLING, 10)), Run("b", "l_clipscore", 1, points(FALLING))]
+    text = report(runs, [verdict(one.points) for one in runs], "margins")
+    assert "| a | cider | 0 | 1.000 -> 1.500 | 0.600 -> 0.400 (0.400) |" in text
+    assert text.endswith("2 of 2 runs really got worse (margins). caught 1, late 0, missed 1, false alarm 0, quiet 0.")
+
+
+def test_a_misspelt_threshold_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "monitor.yaml"
+    file.write_text("thresholds: {judge_fal: 0.1}\n")
+    with pytest.raises(StudyError, match=r"thresholds\.judge_fal.*judge_fall"):
+        read_monitor(file)
+
+
+def test_a_finished_run_is_judged_with_its_own_rule_and_with_another(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    xe, scst = tmp_path / "xe", tmp_path / "scst"
+    assert run(xe_config(xe, **{"train.max_steps": 2}), xe).code == 0
+    assert run(scst_config(scst, xe / "export/best"), scst, "scst").code == 0
+    assert main(["--runs", str(scst), "--out", str(tmp_path / "own")]) == 0
+    (own,) = json.loads((tmp_path / "own" / "study.json").read_text())["runs"]
+    assert [point["step"] for point in own["points"]] == [0, 2, 4]
+    log = [json.loads(line) for line in (scst / "metrics.jsonl").read_text().splitlines()]
+    assert [bool(point["evidence"]) for point in own["points"]] == [
+        bool(line["hacking/alarm"]) for line in log if "hacking/alarm" in line
+    ]
+    other = tmp_path / "monitor.yaml"
+    other.write_text("judges: {cider: {}}\nthresholds: {judge_fall: 0.2}\n")
+    assert main(["--runs", str(scst), "--out", str(tmp_path / "other"), "--monitor", str(other)]) == 0
+    assert "runs really got worse" in capsys.readouterr().out
+    assert main(["--runs", str(xe), "--out", str(tmp_path / "none")]) == 1
+    assert "no self-critical run" in capsys.readouterr().err

@@ -274,4 +274,4 @@ def _cells(scale: Scale | None) -> list[str]:
 
 
 def _weight_for(term: TermScale, seen: float, largest: float) -> str:
-    return f" (a weight of {abs(term.weight) * largest / seen:.2g} would make it equal)" if seen else ""
+    return f" (a weight of {term.weight * largest / seen:.2g} would make it equal)" if seen else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from rl_caption.monitor_config import JudgeConfig as JudgeConfig
 from rl_caption.monitor_config import MonitorConfig
 
 

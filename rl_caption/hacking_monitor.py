@@ -123,10 +123,11 @@ class HackingMonitor:
         if not evidence:
             return Validation(metrics, messages)
         began = memory["start"]["findings"]["reward"]
-        text = f"the reward rose from {began:.4g} to {now.reward:.4g}, but " + "; ".join(evidence.values())
+        text = f"the reward rose from {began:.4g} to {now.reward:.4g} on the validation images, but the captions got "
+        text += f"worse: {'; '.join(evidence.values())}"
         if memory["first_alarm"] is None:
             memory["first_alarm"] = {"step": step, "evidence": list(evidence.values())}
-        warning = f"WARNING, the reward may be being hacked: on the validation images {text} (docs/hacking.md)"
+        warning = f"WARNING, signs of reward hacking: {text}. See docs/hacking.md"
         return Validation(metrics, [*messages, *[warning] * changed], f"monitor.stop: {text}" if self.stop else None)
 
 

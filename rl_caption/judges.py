@@ -15,12 +15,12 @@ from rewards.text.tokenize import tokenize
 from rl_caption.build import ConfigError
 from rl_caption.monitor_config import JudgeConfig
 
-N_GRAM_JUDGES = {"cider": CiderD, "bleu4": Bleu, "rouge_l": RougeL}
+N_GRAM_JUDGES = {"cider": CiderD, "rouge_l": RougeL, "bleu4": Bleu}
 """Judges that need nothing but references: name -> class."""
 
 
 def default_judges(reward: MixedReward) -> dict[str, JudgeConfig]:
-    """CIDEr-D where no term of ``reward`` counts n-grams, else BLEU-4 and ROUGE-L, less what is among its terms."""
+    """CIDEr-D where no term of ``reward`` counts n-grams, else ROUGE-L and BLEU-4, less what is among its terms."""
     used = {kind for kind in N_GRAM_JUDGES.values() if any(isinstance(r, kind) for r in reward.rewards.values())}
     if not used:
         return {"cider": JudgeConfig()}

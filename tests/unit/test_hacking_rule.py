@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
@@ -11,6 +12,10 @@ from types import MappingProxyType
 
 import pytest
 
+from rewards.mixed import MixedReward
+from rewards.registry import build
+from rl_caption.data.base import Row
+from rl_caption.evaluation import validation_cider
 from rl_caption.hacking import (
     Findings,
     Thresholds,
@@ -20,6 +25,8 @@ from rl_caption.hacking import (
     paired_difference,
     reference_statistics,
 )
+from rl_caption.hacking_monitor import HackingMonitor
+from rl_caption.judges import build_judges
 
 STATISTICS = {
     "length": 8.0,
@@ -154,3 +161,51 @@ def test_references_are_described_with_one_caption_an_image() -> None:
     assert found["bad_endings"] == pytest.approx((0 + 1 / 3) / 2)
     assert found["vocabulary"] == (4 + 7) / 2
     assert caption_statistics([""])["bad_endings"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("terms", "judges"),
+    [
+        (["cider"], ["rouge_l", "bleu4"]),
+        (["rouge_l"], ["bleu4"]),
+        (["cider", "rouge_l", "bleu"], []),
+        (["repetition"], ["cider"]),
+    ],
+)
+def test_the_default_judges_are_not_in_the_reward(terms: list[str], judges: list[str]) -> None:
+    reward = MixedReward({name: (build(name), 1.0) for name in terms})
+    references = [["a red circle"], ["two blue squares"]]
+    made = build_judges(None, reward, references)
+    assert list(made) == judges
+    assert not {judge.signature for judge in made.values()} & {term.signature for term in reward.rewards.values()}
+    if "cider" in made:
+        captions = {"a": "a red circle", "b": "a blue circle"}
+        scores = made["cider"](None, list(captions.values()), references=references)
+        expected = validation_cider(captions, dict(zip(captions, references, strict=True)))
+        assert sum(scores) / 2 == pytest.approx(expected)
+
+
+def test_z_scored_terms_are_watched_in_units_of_their_spread_at_the_start() -> None:
+    reward = MixedReward({"rouge_l": (build("rouge_l"), 2.0)}, normalize="per_term")
+    references = [["a red circle"], ["two blue squares"]]
+    rows = [Row(image_id=name, image=name, references=own) for name, own in zip("ab", references, strict=True)]
+    monitor = HackingMonitor(reward, {}, reference_statistics(references))
+    validation, _ = monitor.inspect(0, rows, ["a red circle", "a blue circle"], [True, True])
+    scores = build("rouge_l")(None, ["a red circle", "a blue circle"], references=references)
+    assert validation.metrics["val/reward"] == pytest.approx(2 * statistics.fmean(scores) / statistics.pstdev(scores))
+    validation, _ = monitor.inspect(1, rows, ["a red circle", "two blue squares"], [True, True])
+    assert validation.metrics["val/reward"] == pytest.approx(2 / statistics.pstdev(scores))
+
+
+def test_a_checkpoint_of_other_judges_starts_the_comparison_anew_and_says_so() -> None:
+    reward = MixedReward({"cider": (build("cider"), 1.0)})
+    references = [["a red circle"], ["two blue squares"]]
+    rows = [Row(image_id=name, image=name, references=own) for name, own in zip("ab", references, strict=True)]
+    first = HackingMonitor(reward, {"rouge_l": build("rouge_l")}, reference_statistics(references))
+    captions = ["a red circle", "two blue squares"]
+    assert first.inspect(0, rows, captions, [True, True])[0].messages == []
+    resumed = HackingMonitor(reward, {"bleu": build("bleu")}, reference_statistics(references))
+    resumed.notes.update(first.notes)
+    validation, _ = resumed.inspect(50, rows, captions, [True, True])
+    assert "compared with those of step 50 instead" in validation.messages[0]
+    assert resumed.notes["hacking"]["start"]["step"] == 50

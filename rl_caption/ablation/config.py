@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rl_caption.config import RewardTerm
+from rl_caption.monitor_config import JudgeConfig
 
 
 @dataclass
@@ -38,19 +39,6 @@ class CellConfig:
 
 
 @dataclass
-class JudgeConfig:
-    """A reward that judges the decoded captions, whether or not a cell was trained on it.
-
-    Args:
-        target: name of a reward, or ``package.module:Class``; null takes the judge's name.
-        kwargs: its arguments.
-    """
-
-    target: str | None = None
-    kwargs: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass
 class AblateConfig:
     """``ablate.py``: a grid of self-critical runs from one starting checkpoint, and a table of what came of them.
 
@@ -67,7 +55,7 @@ class AblateConfig:
         num_beams: of decoding for the judgement; 1 is greedy.
         metrics: which scores.
         tokenizer: as in ``evaluate.py``.
-        judges: heading to a reward that is a further column; the first one is drawn over alpha.
+        judges: heading to a reward that is a further column, trained on or not; the first one is drawn over alpha.
         show_images: the first so many images of the split whose captions are shown side by side.
         jobs: runs at a time, each in its own process with its share of the CPU cores.
         out: folder of all runs and of the report.

@@ -17,7 +17,7 @@ from PIL import Image
 
 from rewards.mixed import MixedReward
 from rewards.registry import build
-from rl_caption.ablation.config import AblateConfig, AlphaConfig, CellConfig, JudgeConfig
+from rl_caption.ablation.config import AblateConfig, AlphaConfig, CellConfig
 from rl_caption.ablation.grid import alpha_cells, make_cells, mistakes
 from rl_caption.ablation.jobs import Job, device_of, own_devices, run_jobs
 from rl_caption.ablation.outcome import Outcome, first_alarm
@@ -31,6 +31,7 @@ from rl_caption.cli import parse
 from rl_caption.config import RewardTerm, ScstConfig
 from rl_caption.data.base import Row
 from rl_caption.evaluation import Evaluation
+from rl_caption.monitor_config import JudgeConfig
 
 ALPHA = AlphaConfig([0, 0.3, 1], {"rouge_l": RewardTerm()}, {"cider": RewardTerm()})
 

@@ -34,7 +34,7 @@ STATISTICS = {
     "repeated_ngrams": 0.02,
     "bad_endings": 0.0,
     "duplicates": 0.1,
-    "diversity": 0.4,
+    "diversity": 0.55,
 }
 REFERENCES = STATISTICS | {"length": 9.0, "vocabulary": 60.0, "repeated_ngrams": 0.03}
 SCORES = [0.3, 0.5, 0.7, 0.9] * 25
@@ -94,7 +94,7 @@ def test_a_small_or_noisy_fall_is_none(judge: list[float]) -> None:
         ("length", 11.6, 11.8),
         ("length", 6.4, 5.5),  # 5.6 is 30 % below the start, 6.3 below the references: both must be passed
         ("vocabulary", 17.0, 16.0),
-        ("diversity", 0.21, 0.19),
+        ("diversity", 0.28, 0.27),
     ],
 )
 def test_each_sign_alone_is_evidence_at_a_gross_level_only(key: str, below: float, above: float) -> None:
@@ -110,8 +110,9 @@ def test_captions_as_bad_as_the_references_or_the_start_are_no_evidence() -> Non
 
 
 def test_honest_training_on_cider_does_not_alarm() -> None:
-    # docs/results.md, generated world, means of cross-entropy and of SCST: what the rule must not mistake for hacking.
-    honest = {"vocabulary": 28.0, "length": 7.2, "diversity": 0.33, "duplicates": 0.2}
+    # Greedy validation captions of make demo, after cross-entropy (about STATISTICS) and after SCST on CIDEr-D (this):
+    # BLEU-4, ROUGE-L and oracle F1 rise, the vocabulary is halved.
+    honest = {"vocabulary": 28.0, "length": 7.2, "diversity": 0.379, "duplicates": 0.19}
     assert alarm(honest, judge=[score + 0.05 for score in SCORES]) == {}
 
 

@@ -32,6 +32,7 @@ from rl_caption.data.jsonl import JsonLinesData
 from rl_caption.data.karpathy import KarpathyData
 from rl_caption.data.scenes import ScenesData
 from rl_caption.launch import accelerator_kwargs, check_processes
+from rl_caption.precision import usable_precision
 from rl_caption.tracking import announce
 
 
@@ -48,8 +49,9 @@ def build_accelerator(train: TrainConfig, run: RunConfig) -> Accelerator:
     """
     # A program that trains twice, as with warm_start, may change the precision; the process group stays.
     AcceleratorState._reset_state()
+    precision = usable_precision(train.mixed_precision)
     accelerator = Accelerator(
-        mixed_precision=train.mixed_precision,
+        mixed_precision=precision,
         log_with=run.trackers or None,
         project_dir=run.dir,
         **accelerator_kwargs(),
@@ -62,7 +64,7 @@ def build_accelerator(train: TrainConfig, run: RunConfig) -> Accelerator:
         here = int(os.environ.get("LOCAL_WORLD_SIZE", accelerator.num_processes))
         torch.set_num_threads(train.threads or max((os.cpu_count() or 1) // here, 1))
         # On a CPU the fused attention's backward pass is several times slower in bf16 than products written out.
-        torch.backends.cuda.enable_flash_sdp(train.mixed_precision != "bf16")
+        torch.backends.cuda.enable_flash_sdp(precision != "bf16")
     set_seed(train.seed)
     quiet_libraries()
     return accelerator

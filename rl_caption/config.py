@@ -135,7 +135,7 @@ class TrainConfig:
         weight_decay: decoupled (AdamW).
         grad_clip_norm: largest gradient norm; null does not clip.
         grad_clip_value: largest absolute gradient, as in self-critical.pytorch (0.1); null does not clip.
-        mixed_precision: ``bf16`` and ``fp16`` where the device has them.
+        mixed_precision: ``no``, ``bf16`` or ``fp16``, or ``auto``: bf16 where the device computes with it, else no.
         num_processes: processes that must train together; null checks what the launcher says.
         threads: CPU threads of a process; null shares the cores out among the processes of the machine.
         seed: of weights, data order and samples.
@@ -155,7 +155,7 @@ class TrainConfig:
     weight_decay: float = 0.0
     grad_clip_norm: float | None = 1.0
     grad_clip_value: float | None = None
-    mixed_precision: Literal["no", "bf16", "fp16"] = "no"
+    mixed_precision: Literal["no", "bf16", "fp16", "auto"] = "no"
     num_processes: int | None = None
     threads: int | None = None
     seed: int = 0

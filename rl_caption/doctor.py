@@ -197,6 +197,7 @@ def config_findings(config: ScstConfig) -> Iterator[Finding]:
     from rl_caption.data.base import DataError
     from rl_caption.data.checks import check_data
     from rl_caption.launch import accelerator_kwargs
+    from rl_caption.precision import usable_precision
 
     build.quiet_libraries()
     for wrong in out_of_range(config):
@@ -224,7 +225,9 @@ def config_findings(config: ScstConfig) -> Iterator[Finding]:
     try:
         reward, _ = build.build_reward(config.reward, build.references_of(rows))
         decoding = build.build_decoding(config)
-        accelerator = Accelerator(mixed_precision=config.train.mixed_precision, **accelerator_kwargs())
+        accelerator = Accelerator(
+            mixed_precision=usable_precision(config.train.mixed_precision), **accelerator_kwargs()
+        )
         lines = reward_scales.scale_report(
             reward, rows, captioner, decoding, config.train.seed, accelerator, config.train.micro_batch_size or 16
         )

@@ -24,6 +24,8 @@ from safetensors.torch import load_file
 
 PRELOAD = [
     "rl_caption.programs",
+    "rl_caption.reward_models.program",
+    "open_clip",
     "rl_caption.errors",
     "jsonargparse",
     "transformers.generation",
@@ -284,7 +286,8 @@ def files(folder: Path) -> set[str]:
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     """Weights of a checkpoint or of an exported model."""
-    return load_file(folder / "model.safetensors")
+    (file,) = folder.glob("*.safetensors")
+    return load_file(file)
 
 
 def assert_same_run(run_folder: Path, whole: Path) -> None:

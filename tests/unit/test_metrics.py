@@ -10,7 +10,8 @@ import torch
 from accelerate import Accelerator
 
 from rl_caption.metrics import Averages
-from tests.training_for_tests import lines, run, scst_config, xe_config
+from tests.reward_models_for_tests import chain
+from tests.training_for_tests import changed, lines, run, scst_config, xe_config
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 
@@ -44,7 +45,13 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     assert run(xe_config(xe, **{"train.max_steps": 2}), xe).code == 0
     ended = run(scst_config(scst, xe / "export/best", **{"train.max_steps": 2}), scst, "scst")
     assert ended.code == 0, ended.output
-    return {key for folder in (xe, scst) for line in lines(folder) for key in line}
+    folders = [xe, scst]
+    for name, config in chain(folder).items():
+        config = changed(config, {"train.max_steps": 2, "warm_start": []})
+        ended = run(config, folder / name, "reward_model")
+        assert ended.code == 0, ended.output
+        folders.append(folder / name)
+    return {key for folder in folders for line in lines(folder) for key in line}
 
 
 def test_the_page_defines_exactly_what_is_logged(logged: set[str]) -> None:

@@ -1,0 +1,45 @@
+"""One process and two train the same reward models: negatives come from the whole global batch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from tests.reward_models_for_tests import chain
+from tests.training_for_tests import run, run_two, untimed, weights
+
+pytestmark = pytest.mark.distributed
+
+STAGES = ("teacher", "image", "text", "dual")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The chain by one process, and by two, each by one command."""
+    one, two = tmp_path_factory.mktemp("one"), tmp_path_factory.mktemp("two")
+    for folder in (one, two):
+        for name, config in chain(folder).items():
+            (folder / f"{name}.yaml").write_text(yaml.safe_dump(config))
+    ended = run(chain(one)["dual"], one / "dual", "reward_model")
+    assert ended.code == 0, ended.output
+    for rank, child in enumerate(run_two(chain(two)["dual"], two / "dual", "reward_model")):
+        assert child.code == 0, f"rank {rank}:\n{child.output}"
+    return one, two
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_both_take_the_same_steps(trained: tuple[Path, Path], stage: str) -> None:
+    one, two = (folder / stage for folder in trained)
+    assert "2 process(es)" in (trained[1] / "dual.0.log").read_text()
+    alone, together = untimed(one), untimed(two)
+    assert [line["step"] for line in alone] == [line["step"] for line in together]
+    for a, b in zip(alone, together, strict=True):
+        assert a == pytest.approx(b, rel=1e-4, abs=1e-5)
+    a, b = (weights(folder / "checkpoints/step-00000006") for folder in (one, two))
+    for name in a:
+        # The bias of the keys has no gradient but rounding errors, which Adam scales up to full steps.
+        if not name.endswith("in_proj_bias") and not name.endswith("qkv.bias"):
+            assert torch.allclose(a[name], b[name], atol=1e-4), name

@@ -1,0 +1,229 @@
+"""Reward models by the real command: one command trains the whole chain; killed and started again; wrong input."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from rewards.clip.backbone import load_backbone
+from rewards.l_clipscore import LClipScore
+from rl_caption.data.scenes import ScenesData
+from tests.reward_models_for_tests import CLIP, DATA, chain, reward_model_config
+from tests.training_for_tests import Kill, assert_same_run, changed, files, lines, run, scst_config, xe_config
+
+STAGES = ("teacher", "image", "text", "dual")
+
+
+def written(folder: Path) -> dict[str, dict[str, Any]]:
+    """The chain's configurations, as files that name each other."""
+    folder.mkdir(exist_ok=True)
+    configs = chain(folder)
+    for name, config in configs.items():
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(config))
+    return configs
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Teacher, both towers and the whole student, by one command."""
+    folder = tmp_path_factory.mktemp("chain")
+    ended = run(written(folder)["dual"], folder / "dual", "reward_model")
+    assert ended.code == 0, ended.output
+    return folder
+
+
+def test_one_command_trains_the_chain(trained: Path) -> None:
+    for name in STAGES:
+        assert (trained / name / "result.json").is_file()
+        assert [line["step"] for line in lines(trained / name) if "loss/total" in line] == [1, 2, 3, 4, 5, 6]
+    model = {"manifest.json", "config.json", "model.safetensors"}
+    assert files(trained / "dual/export/best") == files(trained / "image/export/best") == model
+    assert files(trained / "teacher/export/best") == {
+        "manifest.json",
+        "open_clip_config.json",
+        "open_clip_model.safetensors",
+    }
+    log = (trained / "dual.log").read_text()
+    assert "copied from the teacher and frozen: patch_embed.weight, cls_token, pos_embed" in log
+    assert log.count("teacher: embedding 32 images once") == 2
+
+
+def test_a_finished_chain_is_not_trained_again(trained: Path) -> None:
+    before = {name: (trained / name / "metrics.jsonl").stat().st_mtime_ns for name in STAGES}
+    ended = run(written(trained)["dual"], trained / "dual", "reward_model")
+    assert ended.code == 0, ended.output
+    assert before["teacher"] == (trained / "teacher/metrics.jsonl").stat().st_mtime_ns
+    assert "distill_image:" not in ended.output
+
+
+def test_the_student_scores_captions(trained: Path) -> None:
+    reward = LClipScore(str(trained / "dual/export/best"), prefix="")
+    row = ScenesData(**DATA["kwargs"]).split("val")[0]
+    (score,) = reward(None, ["a red circle"], image=[row["image"]], references=[row["references"]])
+    assert 0 <= score <= 2.5
+
+
+def test_stage_one_keeps_the_teachers_patches_and_stage_two_the_text_tower(trained: Path) -> None:
+    teacher = load_file(trained / "teacher/export/best/open_clip_model.safetensors")
+    image = load_file(trained / "image/export/best/model.safetensors")
+    text = load_file(trained / "text/export/best/model.safetensors")
+    dual = load_file(trained / "dual/checkpoints/step-00000006/model.safetensors")
+    assert torch.equal(image["patch_embed.weight"], teacher["visual.conv1.weight"])
+    assert all(torch.equal(dual[f"towers.text.{name}"], value) for name, value in text.items())
+    assert not torch.equal(dual["towers.image.head.weight"], image["head.weight"])
+
+
+def test_validation_chooses_the_best_and_logs_the_teacher(trained: Path) -> None:
+    for name, key in (
+        ("teacher", "val/retrieval_r1"),
+        ("image", "val/teacher_cosine_image"),
+        ("text", "val/teacher_cosine_text"),
+        ("dual", "val/retrieval_r1"),
+    ):
+        values = [line[key] for line in lines(trained / name) if key in line]
+        assert len(values) == (4 if name == "dual" else 3), "a run that starts from trained towers judges them first"
+        assert json.loads((trained / name / "result.json").read_text())["best_metric"] == max(values)
+    losses = [line["loss/total"] for line in lines(trained / "image") if "loss/total" in line]
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize(
+    ("stage", "kill"),
+    [
+        ("teacher", Kill("rl_caption.trainer:Trainer._step", 4)),
+        ("image", Kill("accelerate:Accelerator.save_state", 2, "after")),
+        ("dual", Kill("rl_caption.checkpoint:os.rename", 4, "after")),
+    ],
+)
+def test_killed_and_started_again(trained: Path, tmp_path: Path, stage: str, kill: Kill) -> None:
+    folder = tmp_path / stage
+    config = changed(chain(trained)[stage], {"run.dir": str(folder)})
+    assert run(config, folder, "reward_model", kill=kill).code == -signal.SIGKILL
+    ended = run(config, folder, "reward_model")
+    assert ended.code == 0, ended.output
+    assert_same_run(folder, trained / stage)
+
+
+def test_fine_tuning_starts_from_the_folder(trained: Path, tmp_path: Path) -> None:
+    folder, start = tmp_path / "tuned", trained / "teacher/export/best"
+    config = reward_model_config(
+        folder, "contrastive", **{"model": {"init": str(start)}, "train.max_steps": 2, "train.lr": 1e-4}
+    )
+    ended = run(config, folder, "reward_model")
+    assert ended.code == 0, ended.output
+    best = json.loads((trained / "teacher/result.json").read_text())["best_metric"]
+    assert lines(folder)[0]["step"] == 0
+    assert lines(folder)[0]["val/retrieval_r1"] == pytest.approx(best)
+    assert load_backbone(str(folder / "export/best")).context_length == CLIP["text_cfg"]["context_length"]
+
+
+def test_with_augmentation_the_teacher_sees_the_same_view(trained: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "image"
+    config = changed(chain(trained)["image"], {"run.dir": str(folder), "data.augment": ["horizontal", "shift"]})
+    ended = run(config, folder, "reward_model")
+    assert ended.code == 0, ended.output
+    assert "images once" not in ended.output
+    smaller = {"model.kwargs.image_size": 16, "run.dir": str(tmp_path / "smaller"), "model.kwargs.patch_size": 16}
+    ended = run(changed(config, smaller), tmp_path / "smaller", "reward_model")
+    assert ended.code == 1
+    assert "both see the same view" in ended.output
+
+
+def test_embeddings_that_do_not_fit_are_computed_at_every_step_with_the_same_result(
+    trained: Path, tmp_path: Path
+) -> None:
+    for stage in ("image", "text"):
+        folder = tmp_path / stage
+        config = changed(chain(trained)[stage], {"run.dir": str(folder), "teacher.cache_mb": 0})
+        ended = run(config, folder, "reward_model")
+        assert ended.code == 0, ended.output
+        assert "embedded at every step instead" in ended.output
+        for one, other in zip(lines(folder), lines(trained / stage), strict=True):
+            keys = [key for key in one if key.startswith(("loss/", "distill/", "val/teacher"))]
+            assert {key: one[key] for key in keys} == pytest.approx({key: other[key] for key in keys}, rel=1e-4)
+
+
+def test_image_embeddings_on_disk_are_raw_and_read_again(trained: Path, tmp_path: Path) -> None:
+    config = changed(chain(trained)["image"], {"teacher.cache_dir": str(tmp_path / "cache")})
+    for attempt in ("one", "two"):
+        folder = tmp_path / attempt
+        ended = run(changed(config, {"run.dir": str(folder)}), folder, "reward_model")
+        assert ended.code == 0, ended.output
+        assert_same_run(folder, trained / "image")
+    kept = files(tmp_path / "cache")
+    assert len(kept) == 32
+    assert all(name.split("/")[0].endswith("-raw") for name in kept)
+
+
+def test_self_critical_training_makes_its_reward_first(tmp_path: Path) -> None:
+    teacher = reward_model_config(tmp_path / "clip", "contrastive", **{"train.max_steps": 2})
+    (tmp_path / "clip.yaml").write_text(yaml.safe_dump(teacher))
+    start = xe_config(tmp_path / "xe", **{"train.max_steps": 2})
+    (tmp_path / "xe.yaml").write_text(yaml.safe_dump(start))
+    reward = {"clipscore": {"weight": 1.0, "kwargs": {"backbone": str(tmp_path / "clip/export/best"), "prefix": ""}}}
+    config = scst_config(
+        tmp_path / "scst",
+        tmp_path / "xe/export/best",
+        **{
+            "warm_start": str(tmp_path / "xe.yaml"),
+            "reward_models": [str(tmp_path / "clip.yaml")],
+            "reward.terms": reward,
+            "train.max_steps": 2,
+        },
+    )
+    ended = run(config, tmp_path / "scst", "scst")
+    assert ended.code == 0, ended.output
+    assert [line["step"] for line in lines(tmp_path / "scst") if "reward/clipscore" in line] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("task", "changes", "message"),
+    [
+        ("distill_image", {}, "teacher.name is not set: distill_image distils a teacher"),
+        ("distill_image", {"teacher.name": "/nowhere/x"}, "teacher: backbone '/nowhere/x'"),
+        ("contrastive", {"model.init": "x"}, "model.kwargs is set together with model.init"),
+        ("contrastive", {"train.label_smoothing": 0.1}, "reward models have none"),
+        ("contrastive", {"loss.max_scale": 0.5}, "loss.max_scale is 0.5: expected at least 1"),
+        ("contrastive", {"data.augment": ["colour"]}, "data.augment"),
+    ],
+)
+def test_wrong_input_is_named_before_anything_is_trained(
+    tmp_path: Path, task: str, changes: dict[str, Any], message: str
+) -> None:
+    folder = tmp_path / "run"
+    ended = run(reward_model_config(folder, task, **changes), folder, "reward_model")
+    assert ended.code in (1, 2)
+    assert message in ended.output
+    assert "Traceback" not in ended.output
+    assert not (folder / "metrics.jsonl").exists()
+
+
+def test_another_teacher_refuses_to_resume(trained: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "image"
+    config = changed(chain(trained)["image"], {"run.dir": str(folder)})
+    assert run(config, folder, "reward_model").code == 0
+    other = tmp_path / "other"
+    short = reward_model_config(other, "contrastive", **{"train.max_steps": 2, "train.seed": 5})
+    assert run(short, other, "reward_model").code == 0
+    path = str(folder / "checkpoints/step-00000004")
+    ended = run(
+        changed(config, {"teacher.name": str(other / "export/best"), "run.resume": path}), folder, "reward_model"
+    )
+    assert ended.code == 1
+    assert "distill_image[best," in ended.output
+
+
+def test_a_circle_of_warm_starts_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    config = reward_model_config(tmp_path / "a", "contrastive", warm_start=[str(file)])
+    file.write_text(yaml.safe_dump(config))
+    ended = run(changed(config, {"run.dir": str(tmp_path / "b")}), tmp_path / "b", "reward_model")
+    assert ended.code == 2
+    assert "warm_start goes round in a circle" in ended.output

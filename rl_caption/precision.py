@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from rl_caption.launch import accelerator_kwargs
@@ -17,5 +19,5 @@ def usable_precision(wanted: str) -> str:
     device = torch.accelerator.current_accelerator()
     if device is not None and device.type == "cuda" and "cpu" not in accelerator_kwargs():
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "no"
-    capabilities = getattr(torch.cpu, "get_capabilities", dict)()
+    capabilities: Mapping[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
     return "bf16" if capabilities.get("avx512_bf16") or capabilities.get("amx_bf16") else "no"

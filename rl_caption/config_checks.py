@@ -37,14 +37,6 @@ LOWEST: dict[str, float] = {
     "eval.max_images": 1,
     "eval.batch_size": 1,
     "eval.patience": 1,
-    "monitor.thresholds.judge_fall": 0,
-    "monitor.thresholds.judge_errors": 0,
-    "monitor.thresholds.repeated_ngrams": 0,
-    "monitor.thresholds.bad_endings": 0,
-    "monitor.thresholds.duplicates": 0,
-    "monitor.thresholds.length": 0,
-    "monitor.thresholds.vocabulary": 0,
-    "monitor.thresholds.diversity": 0,
     "run.save_every": 1,
     "run.keep_checkpoints": 1,
     "run.log_every": 1,
@@ -72,6 +64,9 @@ def out_of_range(config: TrainingConfig) -> list[str]:
         samples, advantage = config.rollout.num_samples, config.train.advantage
         if advantage in NEED_TWO_SAMPLES and samples < 2:
             wrong.append(f"rollout.num_samples is {samples}: train.advantage {advantage} compares at least 2")
+        for name, value in vars(config.monitor.thresholds).items():
+            if not value >= 0:
+                wrong.append(f"monitor.thresholds.{name} is {value}: expected at least 0")
     if isinstance(config, RewardModelConfig) and config.train.label_smoothing:
         wrong.append(f"train.label_smoothing is {config.train.label_smoothing}: reward models have none, expected 0")
     return wrong

@@ -14,6 +14,8 @@ import pytest
 
 from rewards.mixed import MixedReward
 from rewards.registry import build
+from rl_caption.config import ScstConfig
+from rl_caption.config_checks import out_of_range
 from rl_caption.data.base import Row
 from rl_caption.evaluation import validation_cider
 from rl_caption.hacking import (
@@ -27,6 +29,7 @@ from rl_caption.hacking import (
 )
 from rl_caption.hacking_monitor import HackingMonitor
 from rl_caption.judges import build_judges
+from rl_caption.monitor_config import MonitorConfig
 
 STATISTICS = {
     "length": 8.0,
@@ -121,6 +124,12 @@ def test_thresholds_are_used() -> None:
     off = Thresholds(judge_fall=0.2, vocabulary=0.0)
     assert len(judge_alarm(now, START, REFERENCES, Thresholds())) == 2
     assert judge_alarm(now, START, REFERENCES, off) == {}
+
+
+@pytest.mark.parametrize("value", [-0.1, math.nan])
+def test_a_threshold_below_0_is_refused(value: float) -> None:
+    config = ScstConfig(monitor=MonitorConfig(thresholds=Thresholds(length=value)))
+    assert out_of_range(config) == [f"monitor.thresholds.length is {value}: expected at least 0"]
 
 
 def test_a_judge_of_other_images_is_refused() -> None:

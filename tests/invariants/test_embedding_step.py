@@ -31,9 +31,7 @@ def split(inputs: dict[str, Tensor], size: int) -> list[PairBatch]:
     count = len(inputs["image"])
     parts = [{name: value[start : start + size] for name, value in inputs.items()} for start in range(0, count, size)]
     rows: Any = [{"image_id": str(index), "image": "", "references": []} for index in range(count)]
-    return [
-        PairBatch(rows[index * size : (index + 1) * size], part, ["a"] * size) for index, part in enumerate(parts)
-    ]
+    return [PairBatch(rows[index * size : (index + 1) * size], part, ["a"] * size) for index, part in enumerate(parts)]
 
 
 def clip_towers(**vision: Any) -> ClipTowers:

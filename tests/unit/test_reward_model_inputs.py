@@ -113,9 +113,7 @@ def test_rotate_turns_by_up_to_ten_degrees_either_way() -> None:
 @pytest.mark.parametrize("name", ["shift", "rotate"])
 def test_new_views_leave_the_old_ones_as_they_were(name: str) -> None:
     both = [augment(ramp(), ["horizontal", "crop", name], 0, step, "a") for step in range(4)]
-    alone = [
-        augment(augment(ramp(), ["horizontal", "crop"], 0, step, "a"), [name], 0, step, "a") for step in range(4)
-    ]
+    alone = [augment(augment(ramp(), ["horizontal", "crop"], 0, step, "a"), [name], 0, step, "a") for step in range(4)]
     assert all(torch.equal(one, other) for one, other in zip(both, alone, strict=True))
     grey = torch.full((3, 16, 16), 0.5)
     assert torch.allclose(augment(grey, [name], 0, 1, "a"), grey, atol=1e-6), "no colour changes"

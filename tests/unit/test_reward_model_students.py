@@ -79,14 +79,16 @@ def test_a_model_may_start_from_one_tower_or_none(tmp_path: Path) -> None:
         (lambda f: build_tower("text", saved(f, "image"), {}, 16), "a 'l_clip_image': expected 'l_clip_text'"),
         (lambda f: build_tower("image", saved(f, "image"), STUDENT, 16), "set together with model.init"),
         (
-            lambda f: build_dual(None, {"image": saved(f, "image", mlp_ratio=2), "text": saved(f / "t", "text")}, {}, 16),
+            lambda f: build_dual(
+                None, {"image": saved(f, "image", mlp_ratio=2), "text": saved(f / "t", "text")}, {}, 16
+            ),
             "model.text_init has mlp_ratio 4, model.image_init has 2",
         ),
         (lambda f: build_dual(saved(f, "image"), {}, {}, 16), "model_type 'l_clip_image': expected 'l_clip'"),
         (lambda f: build_dual(str(f / "none"), {}, {}, 16), "model.init: .* is not a saved L-CLIP"),
         (lambda f: build_dual("x", {"image": "y"}, {}, 16), "leave model.image_init and model.text_init out"),
     ],
-)  # fmt: skip
+)
 def test_what_does_not_fit_is_named(tmp_path: Path, make: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make(tmp_path)
@@ -96,10 +98,10 @@ def test_weights_of_another_shape_are_named(tmp_path: Path) -> None:
     path = Path(saved(tmp_path / "image", "image"))
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps(config | {"image_width": 16}))
-    with pytest.raises(ConfigError, match="model.init: weights in .* do not fit the configuration"):
+    with pytest.raises(ConfigError, match=r"model\.init: weights in .* do not fit the configuration"):
         build_tower("image", str(path), {}, 16)
     (path / "model.safetensors").write_bytes(b"not safetensors")
-    with pytest.raises(ConfigError, match="model.init"):
+    with pytest.raises(ConfigError, match=r"model\.init"):
         build_tower("image", str(path), {}, 16)
 
 

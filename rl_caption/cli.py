@@ -176,10 +176,10 @@ def show_log_lines() -> None:
     """Print the package's own log lines (level INFO and above) to standard error."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(message)s"))
+    # At the root: a library that logs there would otherwise put up a handler of its own, and every line come twice.
+    logging.getLogger().addHandler(handler)
     for package in ("rl_caption", "rewards"):
-        logger = logging.getLogger(package)
-        logger.setLevel(logging.INFO)
-        logger.addHandler(handler)
+        logging.getLogger(package).setLevel(logging.INFO)
 
 
 def find_own_modules() -> None:

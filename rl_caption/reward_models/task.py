@@ -20,16 +20,21 @@ from torch import Tensor, nn
 
 from rl_caption.accumulation import backward_all
 from rl_caption.metrics import Averages
-from rl_caption.reward_models.batch import PairBatch
+from rl_caption.reward_models.batch import PairBatch, caption_keys
 from rl_caption.reward_models.objectives import Embeddings, Objective
 
 
 class Target(Protocol):
-    """Where a teacher's embeddings come from."""
+    """Where that comes from which embeddings are compared with: a teacher's embeddings, or which captions are equal."""
 
     def __call__(self, batch: PairBatch) -> dict[str, Tensor]:
-        """Embeddings [B, D] by name, on the batch's device, without gradient."""
+        """Embeddings [B, D], or integers [B], by name; on the batch's device, without gradient."""
         ...
+
+
+def caption_target(batch: PairBatch) -> dict[str, Tensor]:
+    """``caption``: the ``caption_keys`` of a batch, a ``Target``."""
+    return {"caption": caption_keys(batch.captions).to(next(iter(batch.inputs.values())).device)}
 
 
 @dataclass
@@ -41,23 +46,23 @@ class EmbeddingTask:
         model: as prepared for (distributed) training; from a batch's ``inputs`` to raw embeddings [B, D] by name, and
             scalars that are parameters of the loss.
         objective: the loss.
-        teacher: embeddings to compare with; None where the objective needs none.
+        target: what the objective compares embeddings with; None where it needs nothing.
         name: for log lines.
     """
 
     accelerator: Accelerator
     model: nn.Module
     objective: Objective
-    teacher: Target | None = None
+    target: Target | None = None
     name: str = "reward_model"
     samples: list[dict[str, Any]] = field(default_factory=list)
 
     def training_step(self, batches: Sequence[PairBatch], step: int) -> Averages:
         """Leave the gradient of one optimizer step in the parameters. ``batches`` are this process's micro-batches."""
-        teacher = {} if self.teacher is None else _joined([self.teacher(batch) for batch in batches])
+        target = {} if self.target is None else _joined([self.target(batch) for batch in batches])
         if len(batches) == 1:
             outputs = self.model(batches[0].inputs)
-            gradients, log = self._gradients(_detached(outputs), teacher)
+            gradients, log = self._gradients(_detached(outputs), target)
             backward_all(self.accelerator, self.model, [partial(_surrogate, outputs, gradients, 1.0)])
             return log
         states, embedded = [], []
@@ -65,7 +70,7 @@ class EmbeddingTask:
             for batch in batches:
                 states.append(_random_states(self.accelerator.device))
                 embedded.append(_detached(self.model(batch.inputs)))
-        gradients, log = self._gradients(_joined(embedded), teacher)
+        gradients, log = self._gradients(_joined(embedded), target)
         end, start, shares = _random_states(self.accelerator.device), 0, []
         for batch, state in zip(batches, states, strict=True):
             mine = slice(start, start := start + len(batch.rows))
@@ -80,14 +85,14 @@ class EmbeddingTask:
         _restore(state, self.accelerator.device)
         return _surrogate(self.model(batch.inputs), gradients, share)
 
-    def _gradients(self, own: Embeddings, teacher: Embeddings) -> tuple[dict[str, Tensor], Averages]:
+    def _gradients(self, own: Embeddings, target: Embeddings) -> tuple[dict[str, Tensor], Averages]:
         """Gradient of the global batch's loss with respect to this process's embeddings; every process computes all.
 
         The gradient of a scalar, which every process has, is divided by their number: shares are added up.
         """
         rank, processes = self.accelerator.process_index, self.accelerator.num_processes
         leaves = {name: self._gathered(value).requires_grad_() for name, value in own.items()}
-        loss, metrics = self.objective(leaves, {name: self._gathered(value) for name, value in teacher.items()})
+        loss, metrics = self.objective(leaves, {name: self._gathered(value) for name, value in target.items()})
         found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
         gradients = {}
         for (name, leaf), gradient in zip(leaves.items(), found, strict=True):
@@ -99,10 +104,14 @@ class EmbeddingTask:
         return gradients, log
 
     def _gathered(self, rows: Tensor) -> Tensor:
-        """[B, D] of this process to [P B, D] of all, in the order of the global batch; scalars as they are."""
+        """[B, ...] of this process to [P B, ...] of all, in the order of the global batch; scalars as they are.
+
+        Embeddings become float32; integers stay what they are, as float32 would make different keys equal.
+        """
+        rows = rows.detach().float() if rows.is_floating_point() else rows
         if rows.ndim == 0 or self.accelerator.num_processes == 1:
-            return rows.detach().float().clone()
-        return self.accelerator.gather(rows.detach().float().contiguous())
+            return rows.clone()
+        return self.accelerator.gather(rows.contiguous())
 
 
 def _surrogate(outputs: Embeddings, gradients: Embeddings, share: float) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from rl_caption.reward_models.batch import PairBatch
 from rl_caption.reward_models.config import RewardModelConfig
 from rl_caption.reward_models.encoders import ClipTowers, Towers, random_clip
 from rl_caption.reward_models.program import objective
-from rl_caption.reward_models.task import EmbeddingTask
+from rl_caption.reward_models.task import EmbeddingTask, Target, caption_target
 from tests.reward_models_for_tests import CLIP, STUDENT
 
 EOT = 49407
@@ -31,7 +32,9 @@ def split(inputs: dict[str, Tensor], size: int) -> list[PairBatch]:
     count = len(inputs["image"])
     parts = [{name: value[start : start + size] for name, value in inputs.items()} for start in range(0, count, size)]
     rows: Any = [{"image_id": str(index), "image": "", "references": []} for index in range(count)]
-    return [PairBatch(rows[index * size : (index + 1) * size], part, ["a"] * size) for index, part in enumerate(parts)]
+    captions = ["a", "b", "a", "c", "d", "a", "b", "e"][:count]
+    spans = [slice(index * size, (index + 1) * size) for index in range(len(parts))]
+    return [PairBatch(rows[span], part, captions[span]) for span, part in zip(spans, parts, strict=True)]
 
 
 def clip_towers(**vision: Any) -> ClipTowers:
@@ -62,9 +65,8 @@ def step(network: nn.Module, task: str, batches: list[PairBatch]) -> tuple[dict[
     """The gradient of one step by parameter, and what was logged."""
     network.zero_grad()
     accelerator = Accelerator(cpu=True)
-    teacher = None if task == "contrastive" else Lookup(8)
     config = RewardModelConfig(task=task)  # type: ignore[arg-type]
-    log = EmbeddingTask(accelerator, network, objective(config), teacher).training_step(batches, 0)
+    log = EmbeddingTask(accelerator, network, objective(config), TARGETS[task]()).training_step(batches, 0)
     found = {name: value.grad.clone() for name, value in network.named_parameters() if value.grad is not None}
     return found, log.reduce(accelerator)
 
@@ -79,6 +81,7 @@ def assert_equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
 
 
 NETWORKS = {"contrastive": clip_towers, "distill_dual": student_towers}
+TARGETS: dict[str, Callable[[], Target]] = {"contrastive": lambda: caption_target, "distill_dual": lambda: Lookup(8)}
 
 
 @pytest.mark.parametrize("task", sorted(NETWORKS))
@@ -86,8 +89,8 @@ def test_the_gradient_is_that_of_the_loss_of_the_whole_batch(task: str) -> None:
     network, inputs = NETWORKS[task](), pairs(8)
     found, logged = step(network, task, split(inputs, 2))
     network.zero_grad()
-    teacher = Lookup(8)(split(inputs, 8)[0])
-    loss, _ = objective(RewardModelConfig(task=task))(network(inputs), teacher)  # type: ignore[arg-type]
+    target = TARGETS[task]()(split(inputs, 8)[0])
+    loss, _ = objective(RewardModelConfig(task=task))(network(inputs), target)  # type: ignore[arg-type]
     loss.backward()
     expected = {name: value.grad for name, value in network.named_parameters() if value.grad is not None}
     assert logged["loss/total"] == pytest.approx(loss.item(), rel=1e-5)
@@ -136,7 +139,8 @@ def test_random_numbers_of_the_second_pass_are_those_of_the_first() -> None:
     outputs = [network(batch.inputs) for batch in split(inputs, 4)]
     assert torch.equal(torch.rand(3), after), "each micro-batch draws once"
     joined = {name: torch.cat([output[name] for output in outputs]) for name in ("image", "text")}
-    loss, _ = objective(RewardModelConfig())(joined | {"scale": outputs[0]["scale"]}, {})
+    target = caption_target(split(inputs, 8)[0])
+    loss, _ = objective(RewardModelConfig())(joined | {"scale": outputs[0]["scale"]}, target)
     loss.backward()
     assert logged["loss/total"] == pytest.approx(loss.item(), rel=1e-5)
     expected = {name: value.grad for name, value in network.named_parameters() if value.grad is not None}

@@ -31,7 +31,15 @@ from rl_caption.config import DataConfig
 from rl_caption.data.base import Row
 from rl_caption.data.files import write_json, write_text
 from rl_caption.data.scenes.oracle import oracle
-from rl_caption.hacking import Findings, Thresholds, caption_statistics, judge_alarm, reference_statistics
+from rl_caption.hacking import (
+    Findings,
+    Peak,
+    Thresholds,
+    caption_statistics,
+    judge_alarm,
+    reference_statistics,
+    updated_peaks,
+)
 from rl_caption.judges import build_judges
 from rl_caption.monitor_config import JudgeConfig
 
@@ -195,7 +203,12 @@ def _evidence(
             scores = json.loads(file.read_text())["judges"]
         findings[step] = Findings(log[step]["val/reward"], scores, caption_statistics(texts))
     usual, start = reference_statistics(references), findings[0]
-    return {step: list(judge_alarm(now, start, usual, thresholds).values()) for step, now in findings.items()}
+    evidence: dict[int, list[str]] = {}
+    peaks: dict[str, Peak] = {}
+    for step, now in sorted(findings.items()):
+        evidence[step] = list(judge_alarm(now, start, usual, thresholds, peaks).values())
+        peaks = updated_peaks(peaks, now, step)
+    return evidence
 
 
 def _scores(judge: Reward, captions: Sequence[str], rows: Sequence[Row]) -> list[float]:

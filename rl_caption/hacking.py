@@ -23,7 +23,9 @@ class Thresholds:
 
     Args:
         judge_fall: fall of a held-out judge, as a share of its starting mean.
-        judge_errors: the same fall in standard errors of the paired differences per image; both must be exceeded.
+        judge_slip: fall of a held-out judge from its best validation so far, as a share of its mean there, while the
+            reward went on rising.
+        judge_errors: the same falls in standard errors of the paired differences per image; both must be exceeded.
         repeated_ngrams: rise of the share of repeated bigrams above both the references and the start.
         bad_endings: rise of the share of captions that break off (or are empty) above both.
         duplicates: rise of the share of captions equal to another image's above both.
@@ -34,6 +36,7 @@ class Thresholds:
     """
 
     judge_fall: float = 0.05
+    judge_slip: float = 0.1
     judge_errors: float = 3.0
     repeated_ngrams: float = 0.1
     bad_endings: float = 0.2
@@ -53,6 +56,27 @@ class Findings:
     """Scores of every held-out judge, one an image; higher is better."""
     statistics: Mapping[str, float]
     """What ``caption_statistics`` returns."""
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The validation at which a held-out judge was at its best."""
+
+    step: int
+    reward: float
+    """Mean reward of the captions of that step."""
+    scores: Sequence[float]
+    """Those of the judge, one an image."""
+
+
+def updated_peaks(peaks: Mapping[str, Peak], now: Findings, step: int) -> dict[str, Peak]:
+    """Peaks by judge after the validation of ``step``; an equal mean keeps the earlier one."""
+    return {
+        name: peaks[name]
+        if name in peaks and statistics.fmean(peaks[name].scores) >= statistics.fmean(scores)
+        else Peak(step, now.reward, list(scores))
+        for name, scores in now.judges.items()
+    }
 
 
 def caption_statistics(captions: Sequence[str]) -> dict[str, float]:
@@ -105,17 +129,23 @@ def lexical_diversity(captions: Sequence[Sequence[str]], sample: int = DIVERSITY
 
 
 def judge_alarm(
-    now: Findings, start: Findings, references: Mapping[str, float], thresholds: Thresholds
+    now: Findings,
+    start: Findings,
+    references: Mapping[str, float],
+    thresholds: Thresholds,
+    peaks: Mapping[str, Peak] | None = None,
 ) -> dict[str, str]:
     """Evidence that the reward is being hacked: sign -> a sentence with its numbers; empty if there is none.
 
-    Nothing is evidence while the reward is not above its start: what gets worse then is no hacking of the reward.
+    Nothing is evidence while the reward is not above its start: what gets worse then is no hacking of the reward. A
+    policy often gets better before it gets worse, so a judge is compared with its best validation as well.
 
     Args:
         now: of the captions of this step.
         start: of the policy that the run started from, for the same images in the same order.
         references: ``reference_statistics``.
         thresholds: what counts.
+        peaks: the judges' best validations before this one (``updated_peaks``); None compares with the start only.
 
     Raises:
         ValueError: a judge has another number of scores than at the start.
@@ -123,6 +153,7 @@ def judge_alarm(
     if not now.reward > start.reward:
         return {}
     found = _fallen_judges(now, start, thresholds)
+    found |= {sign: text for sign, text in _slipped_judges(now, peaks or {}, thresholds).items() if sign not in found}
     seen, began = now.statistics, start.statistics
     for key, meaning in _SHARES.items():
         level = max(references[key], began[key])
@@ -139,18 +170,35 @@ def judge_alarm(
 
 def _fallen_judges(now: Findings, start: Findings, thresholds: Thresholds) -> dict[str, str]:
     found = {}
-    for name in now.judges.keys() & start.judges.keys():
-        first, last = start.judges[name], now.judges[name]
-        difference, error = paired_difference(last, first)
-        began = statistics.fmean(first)
-        if -difference > max(thresholds.judge_fall * abs(began), thresholds.judge_errors * error):
-            share = f"{difference / abs(began):+.1%}, " if began else ""
-            noise = f"{-difference / error:.1f} standard errors" if error else "on every image alike"
+    for name in sorted(now.judges.keys() & start.judges.keys()):
+        fall = _fall(now.judges[name], start.judges[name], thresholds.judge_fall, thresholds.judge_errors)
+        if fall is not None:
+            found[f"judge/{name}"] = f"the judge {name}, which is not in the reward, fell {fall}"
+    return found
+
+
+def _slipped_judges(now: Findings, peaks: Mapping[str, Peak], thresholds: Thresholds) -> dict[str, str]:
+    found = {}
+    for name in sorted(now.judges.keys() & peaks.keys()):
+        peak = peaks[name]
+        fall = _fall(now.judges[name], peak.scores, thresholds.judge_slip, thresholds.judge_errors)
+        if now.reward > peak.reward and fall is not None:
             found[f"judge/{name}"] = (
-                f"the judge {name}, which is not in the reward, fell from {began:.4g} to {began + difference:.4g} "
-                f"({share}{noise})"
+                f"since step {peak.step} the judge {name}, which is not in the reward, fell {fall}, while the reward "
+                f"rose from {peak.reward:.4g} to {now.reward:.4g}"
             )
-    return dict(sorted(found.items()))
+    return found
+
+
+def _fall(now: Sequence[float], before: Sequence[float], share: float, errors: float) -> str | None:
+    """How far a judge's mean fell, in words; None unless by more than ``share`` of it and by ``errors``."""
+    difference, error = paired_difference(now, before)
+    began = statistics.fmean(before)
+    if not -difference > max(share * abs(began), errors * error):
+        return None
+    relative = f"{difference / abs(began):+.1%}, " if began else ""
+    noise = f"{-difference / error:.1f} standard errors" if error else "on every image alike"
+    return f"from {began:.4g} to {began + difference:.4g} ({relative}{noise})"
 
 
 def paired_difference(now: Sequence[float], start: Sequence[float]) -> tuple[float, float]:

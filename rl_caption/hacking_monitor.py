@@ -11,7 +11,7 @@ from typing import Any
 from rewards.base import Reward, RewardError, checked_scores
 from rewards.mixed import MixedReward
 from rl_caption.data.base import Row
-from rl_caption.hacking import Findings, Thresholds, caption_statistics, judge_alarm
+from rl_caption.hacking import Findings, Peak, Thresholds, caption_statistics, judge_alarm, updated_peaks
 from rl_caption.types import Validation
 
 DIGITS = 6
@@ -33,7 +33,8 @@ class HackingMonitor:
         thresholds: of the rule.
         stop: an alarm ends the run.
         notes: what it keeps, to be saved with the run: ``hacking`` -> ``start`` (findings of the starting policy and
-            their step), ``first_alarm`` (step and evidence), ``signs`` (those of the newest warning).
+            their step), ``peaks`` (the judges' best validations), ``first_alarm`` (step and evidence), ``signs`` (those
+            of the newest warning).
     """
 
     reward: MixedReward
@@ -79,15 +80,18 @@ class HackingMonitor:
         memory = self.notes.setdefault("hacking", {})
         is_start = not self._comparable(memory.get("start"), len(rows))
         if is_start:
-            memory |= {"start": {"step": step, "scales": self._scales(terms)}, "signs": []}
+            memory |= {"start": {"step": step, "scales": self._scales(terms)}, "peaks": {}, "signs": []}
             memory.setdefault("first_alarm", None)
         start = memory["start"]
         total = math.fsum(weight * means[name] / start["scales"][name] for name, weight in self.reward.weights.items())
-        now = Findings(total, judges, caption_statistics(captions))
+        rounded = {name: [round(score, DIGITS) for score in scores] for name, scores in judges.items()}
+        now = Findings(total, rounded, caption_statistics(captions))
         if is_start:
-            kept = {name: [round(score, DIGITS) for score in scores] for name, scores in judges.items()}
-            start["findings"] = asdict(Findings(total, kept, now.statistics))
-        evidence = {} if is_start else judge_alarm(now, Findings(**start["findings"]), self.references, self.thresholds)
+            start["findings"] = asdict(now)
+        peaks = {name: Peak(**peak) for name, peak in memory["peaks"].items()}
+        began = Findings(**start["findings"])
+        evidence = {} if is_start else judge_alarm(now, began, self.references, self.thresholds, peaks)
+        memory["peaks"] = {name: asdict(peak) for name, peak in updated_peaks(peaks, now, step).items()}
         late = is_start and step > 0
         return self._verdict(step, now, means, evidence, [_LATE.format(step=step)] if late else []), now
 

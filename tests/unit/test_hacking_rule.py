@@ -20,12 +20,14 @@ from rl_caption.data.base import Row
 from rl_caption.evaluation import validation_cider
 from rl_caption.hacking import (
     Findings,
+    Peak,
     Thresholds,
     caption_statistics,
     judge_alarm,
     lexical_diversity,
     paired_difference,
     reference_statistics,
+    updated_peaks,
 )
 from rl_caption.hacking_monitor import HackingMonitor
 from rl_caption.judges import build_judges
@@ -117,6 +119,40 @@ def test_honest_training_on_cider_does_not_alarm() -> None:
     # BLEU-4, ROUGE-L and oracle F1 rise, the vocabulary is halved.
     honest = {"vocabulary": 28.0, "length": 7.2, "diversity": 0.379, "duplicates": 0.19}
     assert alarm(honest, judge=[score + 0.05 for score in SCORES]) == {}
+
+
+BETTER = [score + 0.2 for score in SCORES]
+PEAK = {"rouge_l": Peak(40, 1.4, BETTER)}
+
+
+@pytest.mark.parametrize(
+    ("fall", "reward", "expected"),
+    [
+        (0.07, 1.5, []),  # 8.75 % of 0.8
+        (0.09, 1.5, ["judge/rouge_l"]),  # 11 %; still far above the start
+        (0.09, 1.4, []),  # the reward has not risen since
+    ],
+)
+def test_a_judge_that_rose_first_is_compared_with_its_best(fall: float, reward: float, expected: list[str]) -> None:
+    now = Findings(reward, {"rouge_l": [score - fall for score in BETTER]}, STATISTICS)
+    found = judge_alarm(now, START, REFERENCES, Thresholds(), PEAK)
+    assert list(found) == expected
+    if expected:
+        assert "since step 40 the judge rouge_l" in found["judge/rouge_l"]
+        assert "from 0.8 to 0.71 (-11.2%" in found["judge/rouge_l"]
+        assert "while the reward rose from 1.4 to 1.5" in found["judge/rouge_l"]
+
+
+def test_a_slip_on_few_images_is_noise() -> None:
+    judge = [score - (9.0 if index == 0 else 0.0) for index, score in enumerate(BETTER)]
+    assert judge_alarm(Findings(1.5, {"rouge_l": judge}, STATISTICS), START, REFERENCES, Thresholds(), PEAK) == {}
+
+
+def test_peaks_keep_the_earliest_best_of_each_judge() -> None:
+    peaks = updated_peaks({}, Findings(1.0, {"a": [0.5, 0.5], "b": [0.2, 0.2]}, {}), 0)
+    peaks = updated_peaks(peaks, Findings(1.1, {"a": [1.0, 0.0], "b": [0.1, 0.4]}, {}), 10)
+    peaks = updated_peaks(peaks, Findings(1.2, {"a": [0.4, 0.4], "b": [0.2, 0.2]}, {}), 20)
+    assert peaks == {"a": Peak(0, 1.0, [0.5, 0.5]), "b": Peak(10, 1.1, [0.1, 0.4])}
 
 
 def test_thresholds_are_used() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from rewards.clip.student import LCLIP, LCLIPConfig
 from rl_caption.reward_models.batch import PairBatch
 from rl_caption.reward_models.config import RewardModelConfig
 from rl_caption.reward_models.encoders import ClipTowers, Towers, random_clip
+from rl_caption.reward_models.objectives import Contrastive
 from rl_caption.reward_models.program import objective
 from rl_caption.reward_models.task import EmbeddingTask, Target, caption_target
 from tests.reward_models_for_tests import CLIP, STUDENT
@@ -61,12 +61,16 @@ class Lookup:
         return {name: rows[index] for name, rows in self.table.items()}
 
 
+def target_of(task: str) -> Target:
+    return caption_target if task == "contrastive" else Lookup(8)
+
+
 def step(network: nn.Module, task: str, batches: list[PairBatch]) -> tuple[dict[str, Tensor], dict[str, float]]:
     """The gradient of one step by parameter, and what was logged."""
     network.zero_grad()
     accelerator = Accelerator(cpu=True)
     config = RewardModelConfig(task=task)  # type: ignore[arg-type]
-    log = EmbeddingTask(accelerator, network, objective(config), TARGETS[task]()).training_step(batches, 0)
+    log = EmbeddingTask(accelerator, network, objective(config), target_of(task)).training_step(batches, 0)
     found = {name: value.grad.clone() for name, value in network.named_parameters() if value.grad is not None}
     return found, log.reduce(accelerator)
 
@@ -81,7 +85,6 @@ def assert_equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
 
 
 NETWORKS = {"contrastive": clip_towers, "distill_dual": student_towers}
-TARGETS: dict[str, Callable[[], Target]] = {"contrastive": lambda: caption_target, "distill_dual": lambda: Lookup(8)}
 
 
 @pytest.mark.parametrize("task", sorted(NETWORKS))
@@ -89,7 +92,7 @@ def test_the_gradient_is_that_of_the_loss_of_the_whole_batch(task: str) -> None:
     network, inputs = NETWORKS[task](), pairs(8)
     found, logged = step(network, task, split(inputs, 2))
     network.zero_grad()
-    target = TARGETS[task]()(split(inputs, 8)[0])
+    target = target_of(task)(split(inputs, 8)[0])
     loss, _ = objective(RewardModelConfig(task=task))(network(inputs), target)  # type: ignore[arg-type]
     loss.backward()
     expected = {name: value.grad for name, value in network.named_parameters() if value.grad is not None}
@@ -154,3 +157,14 @@ def test_a_frozen_tower_gets_no_gradient_and_changes_none() -> None:
     frozen, _ = step(network, "distill_dual", split(inputs, 4))
     assert all(name.startswith("towers.image.") for name in frozen)
     assert_equal({name: value for name, value in whole.items() if name in frozen}, frozen)
+
+
+def test_keys_of_captions_stay_integers() -> None:
+    """Keys that float32 cannot tell apart are different captions."""
+    network, inputs = clip_towers(), pairs(8)
+    batches, close = split(inputs, 4), 2**62 + torch.arange(8)
+    keys = {id(batch): close[start : start + 4] for batch, start in zip(batches, (0, 4), strict=True)}
+    task = EmbeddingTask(Accelerator(cpu=True), network, Contrastive(), lambda batch: {"caption": keys[id(batch)]})
+    logged = task.training_step(batches, 0).reduce(task.accelerator)
+    plain, _ = Contrastive()(network(inputs), {})
+    assert logged["loss/total"] == pytest.approx(plain.item(), rel=1e-5)

@@ -93,7 +93,8 @@ def test_embedding_distance_is_taken_on_raw_embeddings() -> None:
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_similarity_regulator_punishes_what_is_below_on_and_above_off_the_diagonal(reduction: Any) -> None:
     si, st, ti, tt = rows(4, 5, 4), rows(4, 5, 5), rows(4, 8, 6), rows(4, 8, 7)
-    own, others = [], []
+    own: list[float] = []
+    others: list[float] = []
     for i in range(4):
         for j in range(4):
             s, t = cosine(si[i], st[j]), cosine(ti[i], tt[j])

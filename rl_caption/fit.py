@@ -67,6 +67,10 @@ def fit(
     state = stage.state(signature)
     trainee.notes.update(state.notes)
     state.notes = trainee.notes
+    if state.metric not in ("", trainee.metric) and state.global_step < stage.max_steps:
+        announce(accelerator, f"{trainee.metric} chooses the best model from here on, in place of {state.metric}")
+        state.best_metric, state.best_step, state.evaluations_without_gain = None, None, 0
+    state.metric = trainee.metric
     if accelerator.is_main_process:
         write_run_files(stage.config, {"signature": signature, "processes": accelerator.num_processes})
     accelerator.init_trackers(stage.folder.name, config={"signature": signature})

@@ -65,6 +65,9 @@ def train_scst(config: ScstConfig) -> TrainState:
         with stage.accelerator.main_process_first():
             reward, signature = build_reward(config.reward, references_of(stage.train_rows), stage.folder)
         monitor = _monitor(config.monitor, reward, stage)
+        trainee = _watched(
+            _trainee(stage, captioner, rollout.max_new_tokens, config.model, monitor), config.monitor, monitor
+        )
         decoding = build_decoding(config)
         if stage.checkpoint is None:
             announce_scales(
@@ -93,9 +96,6 @@ def train_scst(config: ScstConfig) -> TrainState:
                 label_smoothing=train.label_smoothing,
             )
 
-        trainee = _watched(
-            _trainee(stage, captioner, rollout.max_new_tokens, config.model, monitor), config.monitor, monitor
-        )
         return fit(stage, trainee, task, collate, scst_signature(signature, config))
 
 

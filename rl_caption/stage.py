@@ -74,6 +74,10 @@ class Stage:
                 "set run.resume to true to go on all the same"
             )
         state.signature = signature
+        if (
+            self.config.run.resume != "auto"
+        ):  # asked to go on; where nothing changed, the next validation stops it again
+            state.stopped = None
         return state
 
 

@@ -102,6 +102,8 @@ class TrainState:
 
     global_step: int = 0
     """Optimizer steps done."""
+    metric: str = ""
+    """Which metric of validation chose the best model."""
     best_metric: float | None = None
     best_step: int | None = None
     evaluations_without_gain: int = 0

@@ -15,6 +15,8 @@ from rl_caption.ablation.config import AblateConfig, AlphaConfig
 from rl_caption.config import RewardTerm
 
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+-]*")
+START = "start"
+"""Name of the starting policy's row in the tables."""
 OVERRIDABLE = ("train.", "rollout.", "eval.", "reward.", "monitor.")
 FIXED = ("train.seed", "reward.terms")
 """Keys that the grid itself sets."""
@@ -150,7 +152,8 @@ def _wrong_names(config: AblateConfig) -> list[str]:
     labels = list(config.cells)
     if config.alpha is not None:
         labels += [alpha_label(alpha) for alpha in config.alpha.values]
-    wrong = [f"label {label!r} stands for {count} cells" for label, count in Counter(labels).items() if count > 1]
+    wrong = [f"label {START!r} is that of the starting policy: choose another"] if START in labels else []
+    wrong += [f"label {label!r} stands for {count} cells" for label, count in Counter(labels).items() if count > 1]
     for kind, names in (("label", labels), ("bases", list(config.bases))):
         wrong += [
             f"{kind} {name!r}: expected letters, digits and . _ = + - only, as it becomes a folder"

@@ -149,6 +149,11 @@ def _base(name: str, file: str, split: str, parse: Parse) -> Base:
         stage: XeConfig = parse(XeConfig, ["--config", config.warm_start], "train_xe.py")
         if not is_complete(Path(stage.run.dir)):
             warm_start = (stage, config.warm_start)
+            made, init = Path(stage.run.dir) / "export" / "best", Path(config.model.init)
+            if init.resolve() != made.resolve() and not (init / "model.safetensors").is_file():
+                raise ConfigError(
+                    f"{file}: model.init is {config.model.init!r}, but warm_start {config.warm_start} makes {str(made)!r}"
+                )
     if warm_start is None and not (Path(config.model.init) / "model.safetensors").is_file():
         raise ConfigError(
             f"{file}: model.init {config.model.init!r} is not a saved captioner, and no warm_start is left that would "

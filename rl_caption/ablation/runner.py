@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from rewards.base import Reward
 from rl_caption.ablation.config import AblateConfig
+from rl_caption.ablation.grid import START
 from rl_caption.ablation.jobs import EndedJob, Job, own_devices, run_jobs, signals_as_exit
 from rl_caption.ablation.outcome import JUDGE, Outcome, first_alarm, judged, last_policy
 from rl_caption.ablation.plan import (
@@ -66,7 +67,7 @@ class _Grid:
             self.judges,
             self.out / "start" / base.name / self.config.split,
         )
-        name = f"{base.name}/start" if base.name else "start"
+        name = f"{base.name}/{START}" if base.name else START
         return Outcome(name, base.name, None, None, evaluation, captions)
 
     def judge_cell(self, planned: PlannedCell) -> Outcome:

@@ -129,6 +129,12 @@ def test_a_stop_ends_the_run_and_keeps_the_best_model_by_the_judge(start: Path, 
     again = spoil(folder, start, **{"monitor": {"stop": True, "judges": {"rouge_l": {}}}})
     assert again.code == 0, again.output
     assert validations(folder) == log
+    onward = spoil(folder, start, **{"monitor": {"judges": {"rouge_l": {}}}, "run.resume": "true"})
+    assert onward.code == 0, onward.output
+    assert "val/cider chooses the best model from here on, in place of val/judge/rouge_l" in onward.output
+    assert [line["step"] for line in validations(folder)] == [0, 5, 10, 15, 20]
+    result = json.loads((folder / "result.json").read_text())
+    assert result["best_metric"] == max(line["val/cider"] for line in validations(folder) if line["step"] > stop)
 
 
 @pytest.mark.parametrize("step", [3, 12])
@@ -170,7 +176,9 @@ def test_watching_the_divergence_does_not_change_the_training(
 def test_what_cannot_be_watched_is_refused_before_training(
     start: Path, tmp_path: Path, monitor: dict[str, Any], message: str
 ) -> None:
-    ended = spoil(tmp_path / "run", start, monitor=monitor)
+    mixture = {"reward.terms.repetition": {"weight": 1.0}}  # whose scales on samples are printed before training
+    ended = spoil(tmp_path / "run", start, monitor=monitor, **mixture)
     assert ended.code == 1
     assert message in ended.output
     assert not (tmp_path / "run/metrics.jsonl").exists()
+    assert "scales of the terms" not in ended.output

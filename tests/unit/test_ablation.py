@@ -90,6 +90,7 @@ def test_a_cell_replaces_the_reward_as_a_whole(tmp_path: Path) -> None:
         ({"alpha": replace(ALPHA, values=[1.5])}, "alpha.values has 1.5: expected 0 to 1"),
         ({"alpha": replace(ALPHA, values=[0.5, 0.5])}, "label 'alpha=0.5' stands for 2 cells"),
         ({"alpha": replace(ALPHA, against=ALPHA.terms)}, "['rouge_l'] are in terms and in against"),
+        ({"cells": {"start": CellConfig({"cider": RewardTerm()})}}, "label 'start' is that of the starting policy"),
         ({"cells": {"a/b": CellConfig({"cider": RewardTerm()})}}, "label 'a/b'"),
         ({"cells": {"a": CellConfig({})}}, "cells.a.terms is empty"),
         ({"cells": {"a": CellConfig({"cider": RewardTerm(float("nan"))})}}, "cells.a.terms.cider.weight is nan"),
@@ -116,6 +117,9 @@ def test_nothing_starts_before_everything_is_checked(tmp_path: Path, capsys: Any
     assert "model.init is not set" in refusal(grid(), tmp_path)
     text = SMALL_WORLD + f"model: {{init: {tmp_path}/start}}\n"
     assert "is not a saved captioner, and no warm_start" in refusal(grid(), tmp_path, text)
+    (tmp_path / "xe.yaml").write_text(f"run: {{dir: {tmp_path}/xe}}\n")
+    warm = f"warm_start: {tmp_path}/xe.yaml\n"
+    assert f"makes '{tmp_path}/xe/export/best'" in refusal(grid(), tmp_path, text + warm)
     (tmp_path / "start").mkdir()
     (tmp_path / "start/model.safetensors").write_bytes(b"0")
     assert "metrics has 'ciderr'" in refusal(grid(metrics=["ciderr"]), tmp_path, text)

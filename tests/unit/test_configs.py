@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,38 @@ def test_a_self_critical_run_starts_from_what_its_warm_start_makes(path: Path) -
     assert config.data == stage.data
 
 
+def made_by(files: list[str]) -> set[str]:
+    """What the reward models of ``files``, and those that they start from, export."""
+    made: set[str] = set()
+    for file in files:
+        stage = parse(RewardModelConfig, ["--config", str(CONFIGS.parent / file)], "test")
+        made |= {f"{stage.run.dir}/export/best"} | made_by(stage.warm_start)
+    return made
+
+
+@pytest.mark.parametrize("path", TRAINING, ids=names(TRAINING))
+def test_models_that_a_run_reads_are_made_before_it(path: Path) -> None:
+    config = parse(program_of(path), ["--config", str(path)], "test")
+    if isinstance(config, ScstConfig):
+        read = [term.kwargs.get("backbone") for term in config.reward.terms.values()]
+        made = made_by(config.reward_models)
+    elif isinstance(config, RewardModelConfig):
+        read = [config.teacher.name, config.model.init, config.model.image_init, config.model.text_init]
+        made = made_by(config.warm_start)
+    else:
+        return
+    assert {folder for folder in read if folder and folder.startswith("runs/")} <= made
+
+
+def test_models_that_the_documentation_names_are_made_by_a_configuration() -> None:
+    shipped = [parse(program_of(path), ["--config", str(path)], "test") for path in TRAINING]
+    made = {f"{config.run.dir}/export/best" for config in shipped if hasattr(config, "run")}
+    pages = {page.name: page.read_text() for page in (CONFIGS.parent / "docs").glob("*.md")}
+    found = {(name, folder) for name, text in pages.items() for folder in re.findall(r"runs/[\w/]+/export[\w/]*", text)}
+    assert ("judging.md", "runs/scenes/lclip/export/best") in found
+    assert [(name, folder) for name, folder in sorted(found) if folder not in made] == []
+
+
 @pytest.mark.parametrize("path", TRAINING, ids=names(TRAINING))
 def test_a_key_that_does_not_exist_is_refused(path: Path, tmp_path: Path, capsys: Any) -> None:
     config = yaml.safe_load(path.read_text())
@@ -81,16 +114,13 @@ def test_a_key_that_does_not_exist_is_refused(path: Path, tmp_path: Path, capsys
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("ablate_*.yaml")), ids=lambda path: path.name)
 def test_every_cell_of_a_grid_is_a_configuration_whose_reward_models_are_made(path: Path) -> None:
     config = parse(AblateConfig, ["--config", str(path)], "test")
-    models = [
-        parse(RewardModelConfig, ["--config", str(CONFIGS.parent / file)], "test").run.dir + "/export/best"
-        for file in config.reward_models
-    ]
+    models = made_by(config.reward_models)
     for cell in make_cells(config):
         base = str(CONFIGS.parent / bases_of(config)[cell.base])
         planned = parse(ScstConfig, ["--config", base, *cell.arguments()], "test")
         assert out_of_range(planned) == []
         kwargs = [term.kwargs for term in planned.reward.terms.values()] + [j.kwargs for j in config.judges.values()]
-        assert {given["backbone"] for given in kwargs if "backbone" in given} <= set(models)
+        assert {given["backbone"] for given in kwargs if "backbone" in given} <= models
 
 
 def test_the_alpha_grid_is_that_of_the_paper() -> None:

@@ -67,6 +67,8 @@ def build_accelerator(train: TrainConfig, run: RunConfig) -> Accelerator:
         torch.backends.cuda.enable_flash_sdp(precision != "bf16")
     set_seed(train.seed)
     quiet_libraries()
+    if train.mixed_precision == "auto":  # a run that goes on elsewhere may change it
+        announce(accelerator, f"train.mixed_precision auto is {precision!r} on this device ({accelerator.device})")
     return accelerator
 
 

@@ -232,7 +232,7 @@ def config_findings(config: ScstConfig) -> Iterator[Finding]:
             reward, rows, captioner, decoding, config.train.seed, accelerator, config.train.micro_batch_size or 16
         )
     except (build.ConfigError, RewardError) as error:
-        yield Finding("reward", str(error), "the run does not start before this is there", fatal=True)
+        yield _no_reward(config, str(error))
         return
     yield Finding("reward", "\n  ".join(lines))
 
@@ -244,6 +244,14 @@ def _no_captioner(config: ScstConfig) -> Finding:
     if config.warm_start is not None:
         return Finding("captioner", f"{start} does not exist yet; the run makes it by {config.warm_start}", cost)
     return Finding("captioner", f"model.init {start} does not exist", "the run does not start", fatal=True)
+
+
+def _no_reward(config: ScstConfig, error: str) -> Finding:
+    backbones = [str(term.kwargs["backbone"]) for term in config.reward.terms.values() if "backbone" in term.kwargs]
+    if config.reward_models and any(folder in error and not Path(folder).exists() for folder in backbones):
+        made = f"the run first trains the models of {', '.join(config.reward_models)}"
+        return Finding("reward", f"{error}; {made}", "no scales of its terms")
+    return Finding("reward", error, "the run does not start before this is there", fatal=True)
 
 
 def doctor(config: ScstConfig | None = None) -> int:

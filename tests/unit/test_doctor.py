@@ -193,13 +193,24 @@ def test_configuration_whose_captioner_its_warm_start_makes(tmp_path: Path, caps
 NO_STUDENT = {"l_clipscore": {"kwargs": {"backbone": "none/yet"}}}
 
 
+def test_configuration_whose_student_its_reward_models_make(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    changes = {"warm_start": "x", "reward.terms": NO_STUDENT, "reward_models": ["lclip.yaml"]}
+    code, report = report_on(tmp_path, capsys, **changes)
+    assert code == 0, report
+    assert "'none/yet' does not exist" in report
+    assert "the run first trains the models of lclip.yaml" in report
+    assert line_after(report, "reward ") == "-> no scales of its terms"
+    code, report = report_on(tmp_path, capsys, **changes | {"reward.terms": {"l_clipscoer": {}}})
+    assert code == 1, "no model that is trained first makes a reward of that name"
+
+
 @pytest.mark.parametrize(
     ("changes", "name", "message"),
     [
         ({}, "captioner", "start does not exist"),
         ({"model.init": None}, "captioner", "model.init is not set"),
         (
-            {"warm_start": "x", "reward.terms": {"l_clipscore": {"kwargs": {"backbone": "none/yet"}}}},
+            {"warm_start": "x", "reward.terms": NO_STUDENT},
             "reward",
             "'none/yet'",
         ),

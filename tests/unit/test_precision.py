@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
+from rl_caption.build import build_accelerator
+from rl_caption.config import RunConfig, TrainConfig
 from rl_caption.precision import usable_precision
 
 
@@ -37,3 +41,14 @@ def test_auto_on_a_cpu(monkeypatch: pytest.MonkeyPatch, capabilities: dict[str, 
 def test_auto_where_torch_cannot_tell(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)
     assert usable_precision("auto") == "no"
+
+
+@pytest.mark.usefixtures("only_a_cpu")
+def test_what_auto_became_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", dict, raising=False)
+    run, threads = RunConfig(dir=str(tmp_path)), torch.get_num_threads()
+    for wanted, lines in (("auto", ["train.mixed_precision auto is 'no' on this device (cpu)"]), ("no", [])):
+        build_accelerator(TrainConfig(mixed_precision=wanted, threads=threads), run)  # type: ignore[arg-type]
+        assert capsys.readouterr().err.splitlines() == lines

@@ -125,8 +125,9 @@ def test_every_cell_of_a_grid_is_a_configuration_whose_reward_models_are_made(pa
 
 def test_the_alpha_grid_is_that_of_the_paper() -> None:
     config = parse(AblateConfig, ["--config", str(CONFIGS / "ablate_alpha.yaml")], "test")
-    weights = {cell.alpha: {name: term.weight for name, term in cell.terms.items()} for cell in make_cells(config)}
-    assert weights == {
+    cells = make_cells(config)
+    weights = {cell.alpha: {name: term.weight for name, term in cell.terms.items()} for cell in cells}
+    assert {alpha: terms for alpha, terms in weights.items() if alpha is not None} == {
         0.0: {"cider": 1.0},
         0.3: {"l_clipscore": 0.3, "cider": 0.7},
         0.5: {"l_clipscore": 0.5, "cider": 0.5},

@@ -29,7 +29,8 @@ class Thresholds:
         repeated_ngrams: rise of the share of repeated bigrams above both the references and the start.
         bad_endings: rise of the share of captions that break off (or are empty) above both.
         duplicates: rise of the share of captions equal to another image's above both.
-        length: distance of the mean length from that of the references and from the start, as a share of each.
+        length: how far the mean length is above both that of the references and the start, or below both, as a share
+            of the nearer one.
         vocabulary: share of the different words, of the references or the start (whichever has fewer), below which
             the vocabulary has collapsed.
         diversity: the same for lexical diversity (HD-D).
@@ -160,7 +161,8 @@ def judge_alarm(
         if seen[key] > level + getattr(thresholds, key):
             found[key] = f"{meaning} {seen[key]:.0%} (start {began[key]:.0%}, references {references[key]:.0%})"
     length, usual, before = seen["length"], references["length"], began["length"]
-    if abs(length - usual) > thresholds.length * usual and abs(length - before) > thresholds.length * before:
+    # Between the two is on the way from the start to the references.
+    if length > (1 + thresholds.length) * max(usual, before) or length < (1 - thresholds.length) * min(usual, before):
         found["length"] = f"captions have {length:.1f} words on average (start {before:.1f}, references {usual:.1f})"
     for key, meaning in _VARIETY.items():
         if seen[key] < getattr(thresholds, key) * min(references[key], began[key]):

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rewards.base import Reward, RewardError, checked_scores
-from rewards.mixed import MixedReward
+from rewards.mixed import MixedReward, moments
 from rl_caption.data.base import Row
 from rl_caption.hacking import Findings, Peak, Thresholds, caption_statistics, judge_alarm, updated_peaks
 from rl_caption.types import Validation
@@ -80,7 +80,8 @@ class HackingMonitor:
         memory = self.notes.setdefault("hacking", {})
         is_start = not self._comparable(memory.get("start"), len(rows))
         if is_start:
-            memory |= {"start": {"step": step, "scales": self._scales(terms)}, "peaks": {}, "signs": []}
+            start = {"step": step, "signatures": self._signatures, "scales": self._scales(terms)}
+            memory |= {"start": start, "peaks": {}, "signs": []}
             memory.setdefault("first_alarm", None)
         start = memory["start"]
         total = math.fsum(weight * means[name] / start["scales"][name] for name, weight in self.reward.weights.items())
@@ -96,17 +97,22 @@ class HackingMonitor:
         return self._verdict(step, now, means, evidence, [_LATE.format(step=step)] if late else []), now
 
     def _comparable(self, start: Mapping[str, Any] | None, count: int) -> bool:
-        """Whether there is a start, of the same terms, judges and number of images."""
-        if start is None or start["scales"].keys() != self.reward.weights.keys():
+        """Whether there is a start, of the same reward, judges and number of images."""
+        if start is None or start.get("signatures") != self._signatures:
             return False
-        judges = start["findings"]["judges"]
-        return judges.keys() == self.judges.keys() and all(len(scores) == count for scores in judges.values())
+        return all(len(scores) == count for scores in start["findings"]["judges"].values())
+
+    @property
+    def _signatures(self) -> dict[str, str]:
+        """What the numbers depend on; the reward's has its weights and normalisation."""
+        judges = {f"judge/{name}": judge.signature for name, judge in self.judges.items()}
+        return {"reward": self.reward.signature} | judges
 
     def _scales(self, terms: Mapping[str, Sequence[float]]) -> dict[str, float]:
         """What a term's mean is divided by: 1 or, of z-scored terms, the starting captions' standard deviation."""
         if self.reward.normalize == "none":
             return dict.fromkeys(terms, 1.0)
-        return {name: statistics.pstdev(values) or 1.0 for name, values in terms.items()}
+        return {name: moments(values).std or 1.0 for name, values in terms.items()}
 
     def _verdict(
         self,

@@ -74,9 +74,7 @@ class Stage:
                 "set run.resume to true to go on all the same"
             )
         state.signature = signature
-        if (
-            self.config.run.resume != "auto"
-        ):  # asked to go on; where nothing changed, the next validation stops it again
+        if self.config.run.resume != "auto":  # asked to go on; an unchanged rule stops it at the next validation
             state.stopped = None
         return state
 

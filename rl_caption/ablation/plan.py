@@ -152,7 +152,7 @@ def _base(name: str, file: str, split: str, parse: Parse) -> Base:
             made, init = Path(stage.run.dir) / "export" / "best", Path(config.model.init)
             if init.resolve() != made.resolve() and not (init / "model.safetensors").is_file():
                 raise ConfigError(
-                    f"{file}: model.init is {config.model.init!r}, but warm_start {config.warm_start} makes {str(made)!r}"
+                    f"{file}: model.init is {config.model.init!r}, but warm_start makes {str(made)!r}: name that one"
                 )
     if warm_start is None and not (Path(config.model.init) / "model.safetensors").is_file():
         raise ConfigError(

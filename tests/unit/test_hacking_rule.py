@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
 from types import MappingProxyType
+from typing import Any
 
 import pytest
 
@@ -105,6 +106,14 @@ def test_a_small_or_noisy_fall_is_none(judge: list[float]) -> None:
 def test_each_sign_alone_is_evidence_at_a_gross_level_only(key: str, below: float, above: float) -> None:
     assert alarm({key: below}) == {}
     assert list(alarm({key: above})) == [key]
+
+
+@pytest.mark.parametrize(("start", "usual"), [(5.0, 20.0), (20.0, 5.0)])
+def test_a_length_between_start_and_references_is_no_evidence(start: float, usual: float) -> None:
+    began = replace(START, statistics=STATISTICS | {"length": start})
+    for length, expected in ((3.4, ["length"]), (9.0, []), (14.0, []), (26.1, ["length"])):
+        now = Findings(1.5, {}, STATISTICS | {"length": length})
+        assert list(judge_alarm(now, began, REFERENCES | {"length": usual}, Thresholds())) == expected
 
 
 def test_captions_as_bad_as_the_references_or_the_start_are_no_evidence() -> None:
@@ -255,3 +264,28 @@ def test_a_checkpoint_of_other_judges_starts_the_comparison_anew_and_says_so() -
     validation, _ = resumed.inspect(50, rows, captions, [True, True])
     assert "compared with those of step 50 instead" in validation.messages[0]
     assert resumed.notes["hacking"]["start"]["step"] == 50
+
+
+def test_rewards_of_other_weights_are_not_compared() -> None:
+    """Twice the weight would look like a rise, half of it would silence the alarm."""
+    references = [["a red circle"], ["two blue squares"]]
+    rows = [Row(image_id=name, image=name, references=own) for name, own in zip("ab", references, strict=True)]
+    notes: dict[str, Any] = {}
+    for step, weight in ((0, 1.0), (5, 1.0), (10, 0.5), (15, 0.5)):
+        reward = MixedReward({"cider": (build("cider"), weight)})
+        monitor = HackingMonitor(reward, {}, reference_statistics(references), notes=notes)
+        validation, _ = monitor.inspect(step, rows, ["a red circle", "two blue squares"], [True, True])
+        assert bool(validation.messages) == (step == 10)
+    assert notes["hacking"]["start"]["step"] == 10
+
+
+def test_a_warning_comes_again_only_with_other_signs() -> None:
+    references = [["a red circle"], ["two blue squares"]]
+    rows = [Row(image_id=name, image=name, references=own) for name, own in zip("ab", references, strict=True)]
+    reward = MixedReward({"repetition": (build("repetition"), -1.0)})
+    monitor = HackingMonitor(reward, {}, reference_statistics(references))
+    said = []
+    for step, caption in enumerate(["a red circle", *["circle circle circle"] * 2, *["of of of"] * 2]):
+        validation, _ = monitor.inspect(step, rows, [caption, f"a blue {caption}"], [True, True])
+        said.append(len(validation.messages))
+    assert said == [0, 1, 0, 1, 0]

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import logging
 import os
 import re
@@ -48,13 +49,45 @@ def parse(kind: type[Config], arguments: Sequence[str], program: str) -> Config:
     parser.add_argument("--config", action="config", help="YAML file with any of the keys below")
     parser.add_class_arguments(kind, None, as_group=False)
     try:
-        namespace = parser.parse_args(list(arguments))
+        namespace = parser.parse_args(_with_whole_kwargs(parser, arguments))
     except ArgumentError as error:
         path = re.sub(r"Group '(\S+)' does not accept option '(\S+)'", r"Option '\1.\2' is not accepted", str(error))
         raise UsageError(f"{' '.join(arguments[:2])}: {path}; {program} --help lists every key") from error
     instance = parser.instantiate(namespace)
     values = {name: getattr(instance, name) for name in kind.__dataclass_fields__}  # type: ignore[attr-defined]
     return kind(**values)
+
+
+_ONE_ARGUMENT = re.compile(r"--([\w.]+)\.([^.=]+)\.kwargs\.([^.=]+)(?:=(.*))?", re.DOTALL)
+"""``--TABLE.NAME.kwargs.KEY``, as in ``--judges.l_clipscore.kwargs.backbone``."""
+
+
+def _with_whole_kwargs(parser: Any, arguments: Sequence[str]) -> list[str]:
+    """Replace ``--TABLE.NAME.kwargs.KEY VALUE`` by all of NAME's ``kwargs``, where TABLE holds things by their names.
+
+    The parser does not reach into a dictionary of something that stands in a dictionary itself.
+    """
+    from jsonargparse import ArgumentParser
+
+    rest, given, words, defaults = [], [], list(arguments), parser.get_defaults()
+    while words:
+        word = words.pop(0)
+        found = _ONE_ARGUMENT.fullmatch(word)
+        if not found or not isinstance(defaults.get(found[1]), dict) or (found[4] is None and not words):
+            rest.append(word)
+        else:
+            given.append((found[1], found[2], found[3], words.pop(0) if found[4] is None else found[4]))
+    if not given:
+        return rest
+    before = parser.parse_args(rest)
+    value = ArgumentParser(exit_on_error=False)
+    value.add_argument("--value", type=Any)
+    whole: dict[str, dict[str, Any]] = {}
+    for table, name, key, text in given:
+        known = before[table].get(name)
+        kwargs = whole.setdefault(f"--{table}.{name}.kwargs", dict(known.kwargs or {}) if known else {})
+        kwargs[key] = value.parse_args([f"--value={text}"]).value
+    return [*rest, *(f"{option}={json.dumps(kwargs)}" for option, kwargs in whole.items())]
 
 
 def xe(arguments: Sequence[str]) -> int:

@@ -318,6 +318,7 @@ class EvaluateConfig:
         decode: greedy or beam search.
         metrics: which scores.
         tokenizer: ``java`` (the toolkit's), ``python`` (ours), ``auto`` (Java where it is there).
+        judges: heading to a reward whose mean is one more metric, such as CLIPScore (docs/evaluation.md).
         out: folder for ``predictions.json`` and ``scores.json``.
     """
 
@@ -329,4 +330,5 @@ class EvaluateConfig:
     decode: DecodeConfig = field(default_factory=DecodeConfig)
     metrics: list[str] = field(default_factory=lambda: ["bleu", "meteor", "rouge", "cider", "spice"])
     tokenizer: Literal["auto", "java", "python"] = "auto"
+    judges: dict[str, JudgeConfig] = field(default_factory=dict)
     out: str = "evaluation"

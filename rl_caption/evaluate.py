@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from accelerate import Accelerator
 
+from rewards.base import Reward
 from rl_caption.build import ConfigError, build_data, quiet_libraries, references_of, usable_split
 from rl_caption.captioners.base import Decoding
 from rl_caption.config import EvaluateConfig
 from rl_caption.data.base import DataModule, Row
 from rl_caption.data.files import id_key, read_captions, read_references
 from rl_caption.evaluation import Evaluation, check_writable, evaluate_captions, format_table, write_evaluation
+from rl_caption.evaluation.reward_scores import add_judges, check_judges
 from rl_caption.inference import caption_rows
+from rl_caption.judges import build_judges
 from rl_caption.launch import accelerator_kwargs, check_processes
 from rl_caption.tracking import announce
 
@@ -25,8 +29,7 @@ def evaluate_split(config: EvaluateConfig) -> str:
     Empty in every process but the main one.
 
     Raises:
-        ConfigError: both or neither of ``model`` and ``predictions`` are set.
-        EvaluationError, DataError: unusable captions, references or images.
+        ConfigError, EvaluationError, DataError, RewardError: as for ``judge``.
     """
     judged = judge(config)
     if judged is None:
@@ -37,23 +40,36 @@ def evaluate_split(config: EvaluateConfig) -> str:
     return format_table({Path(config.predictions).stem if config.predictions else str(config.model): evaluation})
 
 
-def judge(config: EvaluateConfig) -> tuple[Evaluation, dict[str, str]] | None:
-    """Captions of ``config`` (decoded, or read) with what is to be said of them; None beside the main process."""
+def judge(
+    config: EvaluateConfig, judges: Mapping[str, Reward] | None = None
+) -> tuple[Evaluation, dict[str, str]] | None:
+    """Captions of ``config`` (decoded, or read) with what is to be said of them; None beside the main process.
+
+    Args:
+        config: of the evaluation.
+        judges: name -> reward, in place of ``config.judges``: who evaluates several captioners loads them once.
+
+    Raises:
+        ConfigError: both or neither of ``model`` and ``predictions`` are set, or a judge cannot be built.
+        EvaluationError, DataError: unusable captions, references or images.
+        RewardError: a judge failed.
+    """
     if (config.model is None) == (config.predictions is None):
         raise ConfigError("set either model (a saved captioner) or predictions (a file in COCO result format)")
     check_writable(config.out)
     if config.predictions is not None and config.references is not None:
-        captions = read_captions(config.predictions, allow_empty=True)
-        references = read_references(config.references, by=id_key(config.predictions))
-        evaluation = evaluate_captions(captions, references, metrics=config.metrics, tokenizer=config.tokenizer)
-        return evaluation, captions
+        return _judge_files(config, config.predictions, config.references, judges)
     data = build_data(config.data)
-    rows = list(data.split(usable_split(data, config.split)))
+    rows = captioned = list(data.split(usable_split(data, config.split)))
     if config.predictions is not None:
         captions = read_captions(config.predictions, allow_empty=True)
+        captioned = [row for row in rows if row["image_id"] in captions]
+        judges = _usable_judges(config, judges, references_of(rows), captioned, f"split {config.split!r}")
     else:
         accelerator = Accelerator(**accelerator_kwargs())
         check_processes(accelerator.num_processes)
+        if accelerator.is_main_process:
+            judges = _usable_judges(config, judges, references_of(rows), rows, f"split {config.split!r}")
         captions = _decode(config, rows, accelerator)
         if not accelerator.is_main_process:
             return None
@@ -65,7 +81,32 @@ def judge(config: EvaluateConfig) -> tuple[Evaluation, dict[str, str]] | None:
         training_captions=_training_captions(data),
         scenes={row["image_id"]: row["scene"] for row in rows} if all("scene" in row for row in rows) else None,
     )
-    return evaluation, captions
+    return add_judges(evaluation, captioned, captions, judges or {}), captions
+
+
+def _judge_files(
+    config: EvaluateConfig, predictions: str, references: str, judges: Mapping[str, Reward] | None
+) -> tuple[Evaluation, dict[str, str]]:
+    captions = read_captions(predictions, allow_empty=True)
+    known = read_references(references, by=id_key(predictions))
+    rows = [{"image_id": image_id, "references": known[image_id]} for image_id in captions if image_id in known]
+    judges = _usable_judges(config, judges, list(known.values()), rows, f"a file of references ({references})")
+    evaluation = evaluate_captions(captions, known, metrics=config.metrics, tokenizer=config.tokenizer)
+    return add_judges(evaluation, rows, captions, judges), captions
+
+
+def _usable_judges(
+    config: EvaluateConfig,
+    judges: Mapping[str, Reward] | None,
+    references: Sequence[list[str]],
+    rows: Sequence[Mapping[str, Any]],
+    source: str,
+) -> Mapping[str, Reward]:
+    """The judges, built unless they are given, of whom each finds in ``rows`` what it needs."""
+    if judges is None:
+        judges = build_judges(config.judges, None, references, key="judges")
+    check_judges(judges, rows, source)
+    return judges
 
 
 def _decode(config: EvaluateConfig, rows: Sequence[Row], accelerator: Accelerator) -> dict[str, str]:

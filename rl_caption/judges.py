@@ -32,7 +32,10 @@ def default_judges(reward: MixedReward) -> dict[str, JudgeConfig]:
 
 
 def build_judges(
-    judges: Mapping[str, JudgeConfig] | None, reward: MixedReward | None, references: Sequence[list[str]]
+    judges: Mapping[str, JudgeConfig] | None,
+    reward: MixedReward | None,
+    references: Sequence[list[str]],
+    key: str = "monitor.judges",
 ) -> dict[str, Reward]:
     """Make the judges of a run.
 
@@ -41,6 +44,7 @@ def build_judges(
             ``references`` and no EOS, as in ``val/cider``, unless its arguments say otherwise.
         reward: of the run; None, where captions are judged later, refuses no judge.
         references: of every validation image.
+        key: of ``judges`` in the configuration, for messages.
 
     Raises:
         ConfigError: an unknown judge or argument, or a judge that is a term of the reward.
@@ -57,11 +61,11 @@ def build_judges(
         try:
             made[name] = build(judge.target or name, **arguments)
         except (ValueError, OSError) as error:
-            raise ConfigError(f"monitor.judges.{name}: {error}") from error
+            raise ConfigError(f"{key}.{name}: {error}") from error
         for term, used in (reward.rewards if reward is not None else {}).items():
             if used.signature == made[name].signature:
                 raise ConfigError(
-                    f"monitor.judges.{name} is the reward's term {term!r} ({used.signature}): "
+                    f"{key}.{name} is the reward's term {term!r} ({used.signature}): "
                     "a judge must be something that is not trained on"
                 )
     return made

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load_model
 
-from rewards.base import Reward, checked_scores
+from rewards.base import Reward
 from rl_caption.ablation.config import AblateConfig
 from rl_caption.ablation.plan import weights_hash
 from rl_caption.captioners.transformer import TransformerCaptioner
@@ -24,13 +23,12 @@ from rl_caption.checkpoint import (
     write_errors,
 )
 from rl_caption.config import DataConfig, DecodeConfig, EvaluateConfig
-from rl_caption.data.base import Row
 from rl_caption.data.files import read_captions, write_json
 from rl_caption.evaluate import judge
 from rl_caption.evaluation import Evaluation, write_evaluation
+from rl_caption.evaluation.judge import JUDGE as JUDGE
+from rl_caption.evaluation.reward_scores import signed
 
-JUDGE = "judge/"
-"""Prefix of the keys of judges in ``scores.json``."""
 ALARM = "hacking/alarm"
 
 
@@ -62,7 +60,6 @@ class Outcome:
 def judged(
     model: Path,
     data: DataConfig,
-    rows: Sequence[Row],
     max_new_tokens: int,
     config: AblateConfig,
     judges: Mapping[str, Reward],
@@ -86,7 +83,7 @@ def judged(
         "judges": {name: reward.signature for name, reward in judges.items()},
     }
     settings = json.loads(json.dumps(settings))
-    kept = _kept(folder, settings)
+    kept = _kept(folder, settings, judges)
     if kept is not None:
         return kept
     (folder / "settings.json").unlink(missing_ok=True)
@@ -99,12 +96,11 @@ def judged(
             metrics=config.metrics,
             tokenizer=config.tokenizer,
             out=str(folder),
-        )
+        ),
+        judges,
     )
     assert found is not None, "this program is one process"
     evaluation, captions = found
-    means = {f"{JUDGE}{name}": mean_score(reward, rows, captions) for name, reward in judges.items()}
-    evaluation = replace(evaluation, metrics=evaluation.metrics | means)
     write_evaluation(evaluation, captions, folder)
     write_json(folder / "settings.json", settings)
     return evaluation, captions
@@ -131,22 +127,6 @@ def last_policy(run: Path, folder: Path) -> Path:
     return folder
 
 
-def mean_score(reward: Reward, rows: Sequence[Row], captions: Mapping[str, str]) -> float:
-    """Mean score, within the reward's bounds, of one caption for each row.
-
-    Raises:
-        RewardError: the reward failed, or a score is not finite.
-    """
-    columns: dict[str, Any] = {
-        "references": [row["references"] for row in rows],
-        "image_id": [row["image_id"] for row in rows],
-        "image": [row["image"] for row in rows],
-    }
-    texts = [captions[row["image_id"]] for row in rows]
-    scores = checked_scores(reward, reward([row.get("prompt", "") for row in rows], texts, **columns), len(texts))
-    return math.fsum(scores) / len(scores)
-
-
 def first_alarm(log: Path) -> tuple[bool, int | None]:
     """Whether a training log (``metrics.jsonl``) has ``hacking/alarm``, and the first step at which it is above 0."""
     watched, first = False, None
@@ -159,10 +139,18 @@ def first_alarm(log: Path) -> tuple[bool, int | None]:
     return watched, first
 
 
-def _kept(folder: Path, settings: Mapping[str, Any]) -> tuple[Evaluation, dict[str, str]] | None:
+def _kept(
+    folder: Path, settings: Mapping[str, Any], judges: Mapping[str, Reward]
+) -> tuple[Evaluation, dict[str, str]] | None:
     file = folder / "settings.json"  # written last
     if not file.is_file() or json.loads(file.read_text()) != settings:
         return None
     scores = json.loads((folder / "scores.json").read_text())
-    evaluation = Evaluation(scores["metrics"], scores["signature"], scores["n"], scores["left_out"])
+    evaluation = Evaluation(
+        scores["metrics"],
+        signed(scores["signature"], settings["judges"]),  # files of earlier versions lack the judges'
+        scores["n"],
+        scores["left_out"],
+        bounds={JUDGE + name: reward.bounds for name, reward in judges.items()},
+    )
     return evaluation, read_captions(folder / "predictions.json", allow_empty=True)

@@ -40,7 +40,7 @@ def write_report(
     print(f"\n{tables}\n")
     write_text(
         out / "table.md",
-        "\n\n".join([f"# {out.name}", tables, _remarks(groups, plan, judges, config, failures)]) + "\n",
+        "\n\n".join([f"# {out.name}", tables, _remarks(groups, plan, config, failures)]) + "\n",
     )
     write_text(out / "table.csv", summary_csv(groups, bounds))
     write_text(out / "runs.csv", runs_csv(groups))
@@ -68,7 +68,6 @@ def formula(terms: Mapping[str, RewardTerm]) -> str:
 def _remarks(
     groups: Sequence[Group],
     plan: Plan,
-    judges: Mapping[str, Reward],
     config: AblateConfig,
     failures: Sequence[str],
 ) -> str:
@@ -82,5 +81,4 @@ def _remarks(
     ]
     rewards = {cell.cell.system: formula(cell.cell.terms) for cell in plan.cells}
     lines += [f"{system}: {reward}" for system, reward in rewards.items()]
-    lines += [f"{name}: {judge.signature}" for name, judge in judges.items()]
     return "\n".join(f"- {line}" for line in [*lines, *notes(groups), *(f"missing: {text}" for text in failures)])

@@ -61,7 +61,6 @@ class _Grid:
         evaluation, captions = judged(
             base.init,
             base.config.data,
-            base.rows,
             base.config.rollout.max_new_tokens,
             self.config,
             self.judges,
@@ -77,7 +76,6 @@ class _Grid:
         evaluation, captions = judged(
             best if self.config.policy == "best" else last_policy(planned.run, planned.folder / "last"),
             base.config.data,
-            base.rows,
             planned.config.rollout.max_new_tokens,
             self.config,
             self.judges,

@@ -33,6 +33,8 @@ HYGIENE_KEYS = {
     "captions/empty": "empty",
 }
 """Our key -> the key of ``rewards.text.hygiene``."""
+JUDGE = "judge/"
+"""What the keys of rewards that judge captions begin with (``rl_caption.evaluation.reward_scores``)."""
 
 
 class EvaluationError(ValueError):
@@ -53,6 +55,8 @@ class Evaluation:
     """Key of a metric that was asked for and could not be computed -> reason."""
     per_image: dict[str, dict[str, float]] = field(default_factory=dict)
     """Image id -> key -> value, for the metrics that are defined for one image."""
+    bounds: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Key of a judge -> smallest and largest possible score."""
 
 
 def evaluate_captions(

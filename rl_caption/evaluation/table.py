@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rl_caption.evaluation.judge import Evaluation, EvaluationError
+from rl_caption.evaluation.judge import JUDGE, Evaluation, EvaluationError
 
 LEFT_OUT = "–"
 
@@ -49,7 +50,7 @@ COLUMNS: dict[str, Column] = {
     "captions/empty": Column("empty, %", decimals=1),
     **ORACLE_COLUMNS,
 }
-"""Every metric key; the default tables show all but duplicates and empty captions."""
+"""Every metric key but those of judges; the default tables show all but duplicates and empty captions."""
 
 
 def format_table(
@@ -58,12 +59,13 @@ def format_table(
     """Return evaluations as text, one line per system.
 
     Metrics are multiplied by 100, as papers print them, and the first line says so; the other headings name their
-    unit. A value that could not be computed is "–", with its reason below. The signatures are printed below too.
+    unit, or the range of a judge, whose values are as computed. A value that could not be computed is "–", with its
+    reason below. The signatures are printed below too.
 
     Args:
         rows: name of a system -> its evaluation.
-        columns: metric keys, in order, for one table. By default three tables (caption metrics, signs of bad
-            captions, oracle), with the columns that at least one system has or left out.
+        columns: metric keys, in order, for one table. By default four tables (caption metrics, signs of bad
+            captions, oracle, judges), with the columns that at least one system has or left out.
         markdown: write Markdown tables.
 
     Raises:
@@ -71,27 +73,54 @@ def format_table(
     """
     if not rows:
         raise EvaluationError("there are no evaluations to print")
+    judges = _judge_columns(rows)
+    every = COLUMNS | judges
     if columns is not None:
-        unknown = [key for key in columns if key not in COLUMNS]
+        unknown = [key for key in columns if key not in every]
         if unknown:
-            raise EvaluationError(f"unknown columns {unknown}: known are {list(COLUMNS)}")
+            raise EvaluationError(f"unknown columns {unknown}: known are {list(every)}")
         groups = [list(columns)]
     else:
         known = {key for row in rows.values() for key in (*row.metrics, *row.left_out)}
-        groups = [[key for key in group if key in known] for group in (CAPTION_COLUMNS, TEXT_COLUMNS, ORACLE_COLUMNS)]
+        wanted = (CAPTION_COLUMNS, TEXT_COLUMNS, ORACLE_COLUMNS, judges)
+        groups = [[key for key in group if key in known] for group in wanted]
     groups = [group for group in groups if group]
-    blocks = [_block(rows, group, markdown) for group in groups]
+    blocks = [_block(rows, {key: every[key] for key in group}, markdown) for group in groups]
     notes = [*_reasons(rows, [key for group in groups for key in group]), *_signatures(rows)]
     shown = " ".join(key for key in CAPTION_COLUMNS if any(key in group for group in groups))
     title = [f"x100: {shown} (CIDEr of 1.0 is printed as 100.00)"] if shown else []
     return "\n\n".join(["\n".join(part) for part in (title, *blocks) if part] + _paragraphs(notes, markdown))
 
 
-def _block(rows: Mapping[str, Evaluation], keys: Sequence[str], markdown: bool) -> list[str]:
-    cells = [["system", "n", *(COLUMNS[key].heading for key in keys)]]
-    cells += [[name, str(row.n), *(_cell(row, key) for key in keys)] for name, row in rows.items()]
+def _judge_columns(rows: Mapping[str, Evaluation]) -> dict[str, Column]:
+    """A column for each judge, with its range in the heading, as in ``L-CLIPS, 0 to 2.5``."""
+    keys = dict.fromkeys(key for row in rows.values() for key in row.metrics if key.startswith(JUDGE))
+    found = {}
+    for key in keys:
+        ranges = {_range(row.bounds[key]) for row in rows.values() if key in row.bounds}
+        heading = key.removeprefix(JUDGE)
+        if ranges:
+            heading += f", {ranges.pop() if len(ranges) == 1 else 'ranges differ'}"
+        found[key] = Column(heading, 1.0, 4)
+    return found
+
+
+def _range(bounds: tuple[float, float]) -> str:
+    low, high = bounds
+    if math.isinf(low) and math.isinf(high):
+        return "no bounds"
+    if math.isinf(high):
+        return f"from {low:.3g}"
+    return f"up to {high:.3g}" if math.isinf(low) else f"{low:.3g} to {high:.3g}"
+
+
+def _block(rows: Mapping[str, Evaluation], columns: Mapping[str, Column], markdown: bool) -> list[str]:
+    cells = [["system", "n", *(column.heading for column in columns.values())]]
+    cells += [
+        [name, str(row.n), *(_cell(row, key, column) for key, column in columns.items())] for name, row in rows.items()
+    ]
     if markdown:
-        rule = ["---", *["---:"] * (len(keys) + 1)]
+        rule = ["---", *["---:"] * (len(columns) + 1)]
         escaped = [[cell.replace("|", "\\|") for cell in line] for line in cells]
         return [f"| {' | '.join(line)} |" for line in (escaped[0], rule, *escaped[1:])]
     widths = [max(len(line[i]) for line in cells) for i in range(len(cells[0]))]
@@ -102,10 +131,9 @@ def _block(rows: Mapping[str, Evaluation], keys: Sequence[str], markdown: bool) 
     return [lines[0], "-" * len(lines[0]), *lines[1:]]
 
 
-def _cell(row: Evaluation, key: str) -> str:
+def _cell(row: Evaluation, key: str, column: Column) -> str:
     if key not in row.metrics:
         return LEFT_OUT
-    column = COLUMNS[key]
     return f"{row.metrics[key] * column.factor:.{column.decimals}f}"
 
 
@@ -119,7 +147,8 @@ def _reasons(rows: Mapping[str, Evaluation], keys: Sequence[str]) -> list[str]:
     notes = []
     for reason, missing in found.items():
         named = [
-            COLUMNS[key].heading.split(",")[0] + (f" ({', '.join(names)})" if len(names) < len(rows) else "")
+            (COLUMNS[key].heading.split(",")[0] if key in COLUMNS else key.removeprefix(JUDGE))
+            + (f" ({', '.join(names)})" if len(names) < len(rows) else "")
             for key, names in missing.items()
         ]
         notes.append(f"{LEFT_OUT} {', '.join(named)}: {reason}")

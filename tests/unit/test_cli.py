@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rl_caption.cli import SUMMARIES, main, parse
-from rl_caption.config import ScstConfig, XeConfig
+from rl_caption.config import EvaluateConfig, JudgeConfig, ScstConfig, XeConfig
 
 FILE = """
 reward:
@@ -49,6 +49,27 @@ def test_one_term_of_the_reward_can_be_overridden(file: str) -> None:
     assert {name: term.weight for name, term in config.reward.terms.items()} == {"cider": 0.3, "rouge_l": 0.5}
 
 
+def test_one_argument_of_a_term_can_be_overridden(file: str) -> None:
+    arguments = ["--reward.terms.rouge_l.kwargs.beta", "1e-1", "--reward.terms.cider.kwargs.n=3", "--train.lr", "0.5"]
+    config = parse(ScstConfig, ["--config", file, *arguments], "scst.py")
+    assert {name: (term.weight, term.kwargs) for name, term in config.reward.terms.items()} == {
+        "cider": (0.5, {"n": 3}),
+        "rouge_l": (0.5, {"beta": 0.1}),
+    }
+    assert config.train.lr == 0.5
+
+
+def test_judges_are_named_on_the_command_line(tmp_path: Path) -> None:
+    judges = "judges: {L-CLIPS: {target: l_clipscore, kwargs: {backbone: a, prefix: 'It shows '}}}"
+    (tmp_path / "e.yaml").write_text(judges)
+    more = ["--judges.L-CLIPS.kwargs.backbone", "b # c", "--judges.l_clipscore.kwargs.backbone", "d"]
+    config = parse(EvaluateConfig, ["--config", str(tmp_path / "e.yaml"), *more], "evaluate.py")
+    assert config.judges == {
+        "L-CLIPS": JudgeConfig("l_clipscore", {"backbone": "b # c", "prefix": "It shows "}),
+        "l_clipscore": JudgeConfig(None, {"backbone": "d"}),
+    }
+
+
 def test_no_file_is_all_defaults() -> None:
     assert parse(XeConfig, [], "train_xe.py") == XeConfig()
 
@@ -56,6 +77,8 @@ def test_no_file_is_all_defaults() -> None:
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
+        (["--reward.terms.cider.kwargs.n"], "--reward.terms.cider.kwargs.n"),
+        (["--reward.terms.cider.kwarg.n", "3"], "kwarg.n"),
         (["--train.lr", "1", "--config", "F"], "--config must come first: --train.lr"),
         (["--config", "F", "--config", "F"], "--config is given twice"),
         (["--config=F", "--config", "F"], "--config is given twice"),

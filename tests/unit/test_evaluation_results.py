@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,33 @@ def test_table_in_markdown() -> None:
     table = format_table({"a|b": EVALUATION}, ["CIDEr"], markdown=True)
     assert "| system | n | CIDEr |\n| --- | ---: | ---: |\n| a\\|b | 2 | 123.45 |" in table
     assert table.endswith("- signature: COCO-captions+ids:2 of 2")
+
+
+def with_judges(bounds: dict[str, tuple[float, float]]) -> Evaluation:
+    values = {"CIDEr": 1.0} | {f"judge/{name}": 0.61238 for name in bounds}
+    return Evaluation(values, "S", 2, bounds={f"judge/{name}": pair for name, pair in bounds.items()})
+
+
+def test_judges_have_a_table_with_their_ranges() -> None:
+    inf = math.inf
+    judged = with_judges({"L-CLIPS": (0.0, 2.5), "RefL, mine": (0.0, 10 / 7), "z": (-inf, inf), "penalty": (-inf, 0)})
+    blocks = format_table({"xe": judged, "scst": EVALUATION}).split("\n\n")
+    lines = blocks[3].splitlines()
+    assert lines[0].split("  ", 1)[1].strip() == (
+        "n  L-CLIPS, 0 to 2.5  RefL, mine, 0 to 1.43  z, no bounds  penalty, up to 0"
+    )
+    assert [line.split() for line in lines[2:]] == [["xe", "2", *["0.6124"] * 4], ["scst", "2", *["–"] * 4]]
+    assert ", L-CLIPS (scst), RefL, mine (scst), z (scst), penalty (scst): not asked for" in blocks[4]
+    markdown = format_table({"xe": judged}, ["judge/L-CLIPS", "CIDEr"], markdown=True)
+    assert (
+        "| system | n | L-CLIPS, 0 to 2.5 | CIDEr |\n| --- | ---: | ---: | ---: |\n| xe | 2 | 0.6124 | 100.00 |"
+        in markdown
+    )
+
+
+def test_ranges_that_differ_are_not_passed_for_one() -> None:
+    table = format_table({"a": with_judges({"L": (0.0, 2.5)}), "b": with_judges({"L": (0.0, 1.0)})}, ["judge/L"])
+    assert "L, ranges differ" in table
 
 
 def test_table_refuses_unknown_columns_and_no_rows() -> None:

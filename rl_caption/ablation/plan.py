@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -121,17 +120,29 @@ def weights_hash(model: Path) -> str:
     return hashlib.sha256((model / "model.safetensors").read_bytes()).hexdigest()
 
 
-def fix_start(cell: PlannedCell, base: Base) -> None:
-    """Note the weights that a cell starts from, or compare them with those it was started from.
+def fix_start(cell: PlannedCell, base: Base, rewards: Mapping[str, str]) -> None:
+    """Note what a cell starts from, or compare it with what it was started from.
+
+    Args:
+        cell: to be run, gone on with, or kept.
+        base: of the cell.
+        rewards: term -> signature (``check_rewards``), which names the weights of a reward model.
 
     Raises:
-        ConfigError: they have changed since.
+        ConfigError: the starting policy or a reward has changed since.
     """
     note, now = cell.folder / "start.json", weights_hash(base.init)
     if not note.is_file():
-        write_json(note, {"model.init": str(base.init), "sha256": now})
+        write_json(note, {"model.init": str(base.init), "sha256": now, "rewards": dict(rewards)})
         return
     before = json.loads(note.read_text())
+    noted = before.get("rewards", {})  # grids of earlier versions have none
+    changed = [f"{term} was {was}, now {rewards[term]}" for term, was in noted.items() if rewards[term] != was]
+    if changed:
+        raise ConfigError(
+            f"{cell.name} was started on another reward: {'; '.join(changed)}. Choose another out, or remove "
+            f"{cell.folder}"
+        )
     if before["sha256"] != now:
         raise ConfigError(
             f"{cell.name} was started from {before['model.init']} with weights {before['sha256'][:8]}, and "
@@ -181,26 +192,29 @@ def _planned(cell: Cell, base: ScstConfig, config: AblateConfig, parse: Parse) -
     return PlannedCell(cell, resolved, folder)
 
 
-def check_rewards(cells: Sequence[PlannedCell]) -> None:
+def check_rewards(cells: Sequence[PlannedCell]) -> dict[str, dict[str, str]]:
     """Build every term of every cell once, with toy document frequencies where they are counted in training.
+
+    Returns:
+        Name of the cell -> term -> signature.
 
     Raises:
         ConfigError: which cell, which term, and why it cannot be built.
     """
-    seen = set()
+    seen: dict[str, str] = {}
+    found: dict[str, dict[str, str]] = {}
     for planned in cells:
         reward = planned.config.reward
         for name, term in reward.terms.items():
             key = json.dumps([name, term.target, term.kwargs, reward.df, reward.eos], sort_keys=True)
-            if key in seen:
-                continue
-            seen.add(key)
-            alone: RewardConfig = replace(reward, terms={name: replace(term, weight=1.0)})
-            with tempfile.TemporaryDirectory() as folder:
+            if key not in seen:
+                alone: RewardConfig = replace(reward, terms={name: replace(term, weight=1.0)})
                 try:
-                    build_reward(alone, TOY_REFERENCES, Path(folder))
+                    seen[key] = build_reward(alone, TOY_REFERENCES)[1]
                 except ConfigError as error:
                     raise ConfigError(f"cell {planned.cell.system!r}: {error}") from error
+            found.setdefault(planned.name, {})[name] = seen[key]
+    return found
 
 
 def _check_names(cells: Sequence[PlannedCell], config: AblateConfig) -> None:

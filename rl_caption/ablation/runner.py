@@ -48,6 +48,8 @@ class _Grid:
     config: AblateConfig
     plan: Plan
     judges: Mapping[str, Reward]
+    rewards: Mapping[str, Mapping[str, str]]
+    """Name of the cell -> term -> signature."""
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     """Name of the cell -> outcome."""
     failures: list[str] = field(default_factory=list)
@@ -109,8 +111,7 @@ def run_ablation(config: AblateConfig, parse: Parse) -> int:
     with RunLock(config.out, wait_seconds=10.0), signals_as_exit():
         plan = make_plan(config, parse)
         _make_reward_models(plan, Path(config.out))
-        check_rewards(plan.cells)
-        grid = _Grid(config, plan, make_judges(config))
+        grid = _Grid(config, plan, make_judges(config), check_rewards(plan.cells))
         _make_starts(grid)
         starts = [grid.judge_start(base) for base in plan.bases.values()]
         for start in starts:
@@ -158,7 +159,7 @@ def _run_first(job: Job, folder: Path) -> None:
 def _run_cells(grid: _Grid) -> None:
     cells = {cell.name: cell for cell in grid.plan.cells}
     for cell in cells.values():
-        fix_start(cell, grid.plan.bases[cell.cell.base])
+        fix_start(cell, grid.plan.bases[cell.cell.base], grid.rewards[cell.name])
     missing = [_job(cell) for cell in cells.values() if not cell.done]
     done = [cell for cell in cells.values() if cell.done]
     _say(f"{len(cells)} runs: {len(done)} are there, {len(missing)} to train, {grid.config.jobs} at a time")

@@ -177,7 +177,13 @@ def test_a_changed_cell_or_another_start_is_refused(story: Story) -> None:
     (folder / "scst.yaml").write_text(yaml.safe_dump(base))
 
     note = folder / "grid/cells/alpha=1/seed0/start.json"
-    note.write_text(json.dumps(json.loads(note.read_text()) | {"sha256": "0" * 64}))
+    before = json.dumps(json.loads(note.read_text()))
+    note.write_text(json.dumps(json.loads(before) | {"sha256": "0" * 64}))
     ended = ablate(folder, configuration(folder))
     assert ended.code == 1
     assert "alpha=1 seed 0 was started from" in ended.output
+
+    note.write_text(before.replace('"interrupting"}', '"another"}'))
+    ended = ablate(folder, configuration(folder))
+    assert ended.code == 1
+    assert "alpha=1 seed 0 was started on another reward: interrupting was another, now interrupting" in ended.output

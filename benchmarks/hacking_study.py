@@ -26,11 +26,12 @@ import yaml
 from tqdm import tqdm
 
 from rewards.base import Reward, checked_scores
-from rl_caption.build import ConfigError, build_data
+from rl_caption.build import build_data
 from rl_caption.config import DataConfig
 from rl_caption.data.base import Row
 from rl_caption.data.files import write_json, write_text
 from rl_caption.data.scenes.oracle import oracle
+from rl_caption.errors import expected_errors
 from rl_caption.hacking import (
     Findings,
     Peak,
@@ -255,7 +256,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         monitor = read_monitor(chosen.monitor) if chosen.monitor else None
         runs = [read_run(folder, monitor) for folder in tqdm(chosen.runs, "runs", unit="run", disable=None)]
-    except (StudyError, ConfigError, OSError) as error:
+    except (StudyError, *expected_errors()) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     verdicts = [verdict(run.points, chosen.f1_margin, chosen.unparsed_margin) for run in runs]

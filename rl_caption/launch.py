@@ -234,9 +234,11 @@ def die_with_launcher() -> bool:
     """
     if sys.platform != "linux":
         return False
-    parent = os.getppid()
+    parent, named = os.getppid(), os.environ.get(LAUNCHER_VARIABLE, "")
+    if named.isdecimal() and not psutil.pid_exists(int(named)):  # it ended while this process started
+        os.kill(os.getpid(), signal.SIGTERM)
     try:
-        own = os.environ.get(LAUNCHER_VARIABLE) == str(parent)
+        own = named == str(parent)
         if not own and parse_launcher(psutil.Process(parent).cmdline()) is None:
             return False
     except psutil.Error:  # it has just ended, or belongs to another user

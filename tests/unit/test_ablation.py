@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -31,6 +32,7 @@ from rl_caption.cli import parse
 from rl_caption.config import RewardTerm, ScstConfig
 from rl_caption.data.base import Row
 from rl_caption.evaluation import Evaluation
+from rl_caption.launch import LAUNCHER_VARIABLE
 from rl_caption.monitor_config import JudgeConfig
 
 ALPHA = AlphaConfig([0, 0.3, 1], {"rouge_l": RewardTerm()}, {"cider": RewardTerm()})
@@ -191,6 +193,16 @@ def test_jobs_end_with_a_killed_parent(tmp_path: Path) -> None:
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert job.wait(30) in (None, -signal.SIGTERM)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent has gone")
+def test_a_job_whose_parent_was_killed_before_it_looked_ends() -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as gone:
+        gone.wait()
+    code = "from rl_caption.launch import die_with_launcher\ndie_with_launcher()\nprint('still here')"
+    environment = os.environ | {LAUNCHER_VARIABLE: str(gone.pid)}
+    job = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert (job.returncode, job.stdout) == (-signal.SIGTERM, "")
 
 
 def test_cores_and_devices_are_shared_out() -> None:

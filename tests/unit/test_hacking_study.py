@@ -8,9 +8,19 @@ from pathlib import Path
 import pytest
 
 from benchmarks.hacking_study import Point, Run, StudyError, main, read_monitor, report, verdict
+from rewards.base import RewardError
 from tests.training_for_tests import run, scst_config, xe_config
 
 Rows = list[tuple[float, float, float, bool]]
+
+
+class Broken:
+    """A judge that fails."""
+
+    __name__, columns, bounds, signature = "broken", frozenset(), (0.0, 1.0), "broken"
+
+    def __call__(self, prompts: object, completions: object, **columns: object) -> list[float]:
+        raise RewardError("no score today")
 
 
 def points(rows: Rows) -> list[Point]:
@@ -113,5 +123,8 @@ def test_a_finished_run_is_judged_with_its_own_rule_and_with_another(
     other.write_text("judges: {cider: {}}\nthresholds: {judge_fall: 0.2}\n")
     assert main(["--runs", str(scst), "--out", str(tmp_path / "other"), "--monitor", str(other)]) == 0
     assert "runs really got worse" in capsys.readouterr().out
+    other.write_text("judges: {broken: {target: tests.unit.test_hacking_study:Broken}}\n")
+    assert main(["--runs", str(scst), "--out", str(tmp_path / "none"), "--monitor", str(other)]) == 1
+    assert "error: no score today" in capsys.readouterr().err
     assert main(["--runs", str(xe), "--out", str(tmp_path / "none")]) == 1
     assert "no self-critical run" in capsys.readouterr().err

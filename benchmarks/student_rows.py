@@ -5,8 +5,9 @@
         --out runs/results/scenes_students
 
 ``--configs`` is how the names of four configurations begin (``scenes``_teacher, _image, _text and _lclip.yaml).
-Finished runs are kept, an interrupted one goes on. Further arguments, such as ``--train.threads=1``, are overrides for every
-training. Everything is done by the commands that a user would type; at the end benchmarks/reward_models.py judges all.
+Finished runs are kept, an interrupted one goes on. Further arguments, such as ``--train.threads=1``, are overrides for
+every training. Everything is done by the commands that a user would type; at the end benchmarks/reward_models.py judges
+them all.
 """
 
 from __future__ import annotations

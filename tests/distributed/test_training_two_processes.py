@@ -16,6 +16,7 @@ import pytest
 import torch
 import yaml
 
+from rewards.base import RewardError
 from tests.training_for_tests import (
     Kill,
     assert_same_run,
@@ -226,3 +227,43 @@ def test_a_rank_that_fails_ends_the_job(one_xe: Path, tmp_path: Path, launched: 
     assert not family.is_running()
     left = [p.pid for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in " ".join(p.info["cmdline"] or [])]
     assert not left
+
+
+class Waning:
+    """A judge that thinks less of the captions at every validation, or fails at the second one."""
+
+    __name__, columns, bounds, signature = "waning", frozenset[str](), (0.0, 1.0), "waning"
+
+    def __init__(self, fails: bool = False) -> None:
+        self.fails, self.calls = fails, 0
+
+    def __call__(self, prompts: object, completions: list[str], **columns: object) -> list[float]:
+        self.calls += 1
+        if self.fails and self.calls > 1:
+            raise RewardError("no score today")
+        return [1 / self.calls] * len(completions)
+
+
+class Waxing(Waning):
+    """A reward that always rises."""
+
+    __name__, signature = "waxing", "waxing"
+
+    def __call__(self, prompts: object, completions: list[str], **columns: object) -> list[float]:
+        return [1 - score for score in super().__call__(prompts, completions)]
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["alarm", "failing judge"])
+def test_the_monitor_of_the_main_process_ends_both(one_xe: Path, tmp_path: Path, fails: bool) -> None:
+    judges = {"waning": {"target": f"{__name__}:Waning", "kwargs": {"fails": fails}}}
+    options = {
+        "reward.terms": {"waxing": {"target": f"{__name__}:Waxing"}},
+        "monitor": {"judges": judges, "stop": True},
+        "train.advantage": "leave_one_out",
+    }
+    for ended in run_two(scst_config(tmp_path / "two", one_xe / "export/best", **options), tmp_path / "two", "scst"):
+        assert ended.code == (1 if fails else 0), ended.output
+        if fails:
+            assert "judge 'waning': no score today" in ended.output
+    steps = [line["step"] for line in lines(tmp_path / "two") if "hacking/alarm" in line]
+    assert steps == ([0] if fails else [0, 2])

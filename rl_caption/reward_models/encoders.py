@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from rewards.clip.backbone import causal_text_features, load_backbone
 from rewards.clip.preprocessing import Preprocessing, preprocessing_of
+from rewards.clip.student import check_state, state_shapes
 from rl_caption.build import ConfigError
 
 
@@ -123,13 +124,13 @@ def pretrained_clip(name: str | None, init: str) -> tuple[Any, dict[str, Any], P
         shape = json.loads((folder / "open_clip_config.json").read_text(encoding="utf-8"))["model_cfg"]
     else:
         shape = _architecture(name)
-        tag = open_clip.get_pretrained_cfg(name, init) or {}
-        if tag.get("quick_gelu"):
-            shape["quick_gelu"] = True
     _check_native(shape, "model.init")
     model: Any = backbone.model
     if not isinstance(model, open_clip.CLIP) or isinstance(model, torch.jit.ScriptModule):
         raise ConfigError(f"model.init {init!r} is a {type(model).__name__}: expected open_clip's CLIP")
+    # What was loaded has the last word: tags and OpenAI's archives bring QuickGELU, which the architecture leaves out.
+    shape["quick_gelu"] = any(isinstance(module, open_clip.transformer.QuickGELU) for module in model.modules())
+    _check_fits(model, shape, f"model.init {init!r}" + (f" with model.name {name!r}" if name else ""))
     return model.float().requires_grad_(True), shape, backbone.preprocessing
 
 
@@ -140,6 +141,18 @@ def _architecture(name: str) -> dict[str, Any]:
     if shape is None:
         raise ConfigError(f"model.name is {name!r}, which open_clip does not know: see open_clip.list_models()")
     return dict(shape)
+
+
+def _check_fits(model: Any, shape: dict[str, Any], what: str) -> None:
+    """An archive is loaded as what it holds, whatever architecture was named; the export would not load again."""
+    import open_clip
+
+    with torch.device("meta"):
+        expected = open_clip.CLIP(**{key: value for key, value in shape.items() if key != "custom_text"})
+    try:
+        check_state(model.state_dict(), state_shapes(expected), f"the weights of {what}")
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def _check_native(shape: dict[str, Any], key: str) -> None:

@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import open_clip
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
 from rewards.clip.backbone import load_backbone
 from rewards.clip.student import LCLIP, LCLIPConfig
@@ -161,6 +163,65 @@ def test_a_contrastive_model_comes_back_as_a_reward(tmp_path: Path, quick_gelu: 
     assert preprocessing == backbone.preprocessing
     assert all(torch.equal(value, clip.state_dict()[name]) for name, value in back.state_dict().items())
     assert all(value.requires_grad for value in back.parameters())
+
+
+def as_archive(clip: Any, path: Path) -> str:
+    """Save the weights as OpenAI released theirs: a TorchScript archive, whose activation its loader knows."""
+    holder = nn.Module()
+    for name, value in clip.state_dict().items():
+        *owners, last = name.split(".")
+        inner = holder
+        for owner in owners:
+            if not hasattr(inner, owner):
+                inner.add_module(owner, nn.Module())
+            inner = inner.get_submodule(owner)
+        inner.register_buffer(last, value)
+    for name in ("input_resolution", "context_length", "vocab_size"):
+        holder.register_buffer(name, torch.tensor(0))
+    torch.jit.script(holder).save(str(path))
+    return str(path)
+
+
+def known_to_open_clip(folder: Path, name: str, shape: dict[str, Any]) -> str:
+    folder.mkdir(exist_ok=True)
+    (folder / f"{name}.json").write_text(json.dumps(shape))
+    open_clip.add_model_config(folder / f"{name}.json")
+    return name
+
+
+@pytest.mark.parametrize("source", ["archive", "plain file", "plain file of a quickgelu architecture"])
+def test_a_fine_tuned_model_keeps_its_activation(tmp_path: Path, source: str) -> None:
+    torch.manual_seed(0)
+    # An archive tells its shapes by its weights, with heads of 64.
+    vision, text = {"width": 64, "head_width": 64}, {"width": 64, "heads": 1}
+    shape: Any = CLIP | {"vision_cfg": CLIP["vision_cfg"] | vision, "text_cfg": CLIP["text_cfg"] | text}
+    quick = source.endswith("quickgelu architecture")
+    name = known_to_open_clip(tmp_path / "names", f"test-{source.replace(' ', '-')}", shape | {"quick_gelu": quick})
+    clip, _ = random_clip(None, shape | {"quick_gelu": True})
+    file = tmp_path / "weights.pt"
+    if source == "archive":
+        as_archive(clip, file)
+    else:
+        torch.save(clip.state_dict(), file)
+    model, shape_found, preprocessing = pretrained_clip(name, str(file))
+    save_clip(model, shape_found, tmp_path / "export")
+    picture, before = noise_image(2), load_backbone(name, str(file))
+    after = load_backbone(str(tmp_path / "export"))
+    assert after.preprocessing == preprocessing
+    assert torch.allclose(after.encode_images([picture]), before.encode_images([picture]), atol=1e-6)
+    assert torch.allclose(after.encode_texts(["a dog"]), before.encode_texts(["a dog"]), atol=1e-6)
+    assert shape_found["quick_gelu"] is (source != "plain file")
+
+
+def test_an_archive_of_another_architecture_is_refused(tmp_path: Path) -> None:
+    vision, text = {"width": 64, "head_width": 64}, {"width": 64, "heads": 1}
+    shape: Any = CLIP | {"vision_cfg": CLIP["vision_cfg"] | vision, "text_cfg": CLIP["text_cfg"] | text}
+    name = known_to_open_clip(
+        tmp_path / "names", "test-two-layers", shape | {"text_cfg": shape["text_cfg"] | {"layers": 2}}
+    )
+    path = as_archive(random_clip(None, shape)[0], tmp_path / "weights.pt")
+    with pytest.raises(ConfigError, match=r"model\.init .* with model\.name 'test-two-layers' do not fit"):
+        pretrained_clip(name, path)
 
 
 def test_an_architecture_may_be_changed_in_part() -> None:

@@ -25,7 +25,9 @@ class Thresholds:
         judge_fall: fall of a held-out judge, as a share of its starting mean.
         judge_slip: fall of a held-out judge from its best validation so far, as a share of its mean there, while the
             reward went on rising.
-        judge_errors: the same falls in standard errors of the paired differences per image; both must be exceeded.
+        judge_errors: the fall from the start in standard errors of the paired differences per image; both must be
+            exceeded.
+        slip_errors: the same for the fall from the best validation; more, because the best of many is partly luck.
         repeated_ngrams: rise of the share of repeated bigrams above both the references and the start.
         bad_endings: rise of the share of captions that break off (or are empty) above both.
         duplicates: rise of the share of captions equal to another image's above both.
@@ -39,6 +41,7 @@ class Thresholds:
     judge_fall: float = 0.05
     judge_slip: float = 0.1
     judge_errors: float = 3.0
+    slip_errors: float = 4.5
     repeated_ngrams: float = 0.1
     bad_endings: float = 0.2
     duplicates: float = 0.5
@@ -183,7 +186,7 @@ def _slipped_judges(now: Findings, peaks: Mapping[str, Peak], thresholds: Thresh
     found = {}
     for name in sorted(now.judges.keys() & peaks.keys()):
         peak = peaks[name]
-        fall = _fall(now.judges[name], peak.scores, thresholds.judge_slip, thresholds.judge_errors)
+        fall = _fall(now.judges[name], peak.scores, thresholds.judge_slip, thresholds.slip_errors)
         if now.reward > peak.reward and fall is not None:
             found[f"judge/{name}"] = (
                 f"since step {peak.step} the judge {name}, which is not in the reward, fell {fall}, while the reward "

@@ -96,6 +96,11 @@ def write_result(folder: Path, result: dict[str, Any]) -> None:
     write_json(folder / RESULT, result)
 
 
+def remove_result(folder: Path) -> None:
+    """Take ``result.json`` away, where there is one: the run goes on, and a kill must not leave it looking complete."""
+    (folder / RESULT).unlink(missing_ok=True)
+
+
 def is_complete(folder: Path) -> bool:
     """Whether the run in ``folder`` reached its end."""
     return (folder / RESULT).is_file()

@@ -27,7 +27,7 @@ from rl_caption.checkpoint import (
     write_errors,
 )
 from rl_caption.metrics import Averages
-from rl_caption.run_folder import write_result
+from rl_caption.run_folder import remove_result, write_result
 from rl_caption.schedules import Schedule
 from rl_caption.tracking import RunLog
 from rl_caption.types import Batch, TrainState, Validation
@@ -111,6 +111,8 @@ class Trainer:
         """
         log = RunLog(self.accelerator, self.folder, self.task.name, self.state.global_step, self.max_steps)
         batches = iter(self.loader)
+        if self.accelerator.is_main_process and not self._finished():
+            remove_result(self.folder)
         try:
             with _TerminationFlag() as terminated:
                 if self.state.global_step == 0 and self.validate_first:

@@ -147,6 +147,16 @@ def test_the_last_step_is_logged_validated_and_saved_whatever_the_intervals(tmp_
     assert samples == [{"step": 1, "image_id": "a"}, {"step": 3, "image_id": "a"}]
 
 
+def test_a_complete_run_that_goes_on_is_not_complete_until_its_new_end(tmp_path: Path) -> None:
+    trainer, _, _ = make_trainer(tmp_path, max_steps=2)
+    state = trainer.fit()
+    assert (tmp_path / "result.json").is_file()
+    longer, _, _ = make_trainer(tmp_path, max_steps=4, state=state, loss=math.nan)
+    with pytest.raises(NonFiniteError):
+        longer.fit()
+    assert not (tmp_path / "result.json").exists()
+
+
 def test_a_finished_state_takes_no_step(tmp_path: Path) -> None:
     trainer, task, _ = make_trainer(tmp_path, state=TrainState(global_step=4, best_metric=0.5, best_step=2))
     trainer.fit()

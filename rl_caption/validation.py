@@ -33,6 +33,7 @@ def caption_validator(
     accelerator = stage.accelerator
 
     def validate(step: int) -> Validation:
+        """Caption the split with the policy as it is at ``step``."""
         decoded = decode_rows(captioner, captioner.policy, stage.val_rows, decoding, batch_size, accelerator)
         captions = {image_id: caption for image_id, (caption, _) in decoded.items()}
         folder = stage.folder / "eval" / f"step-{step:08d}"

@@ -15,6 +15,7 @@ from rewards.clip.student import LCLIPConfig
 from rl_caption.build import ConfigError
 from rl_caption.fit import Trainee, fit
 from rl_caption.reward_models.batch import PairCollate, PixelCache, TokenCache
+from rl_caption.reward_models.checks import check_batch_norm, check_config
 from rl_caption.reward_models.config import LossConfig, RewardModelConfig
 from rl_caption.reward_models.encoders import ClipTowers, Towers, pretrained_clip, random_clip, save_clip
 from rl_caption.reward_models.objectives import REGULATOR_WEIGHT, TOWER_WEIGHT, Contrastive, Distillation, Objective
@@ -50,11 +51,17 @@ class EmbeddingModel:
 
 
 def train_reward_model(config: RewardModelConfig) -> TrainState:
-    """Train a dual encoder, or a tower of one; the best by validation lies in ``export/best``."""
+    """Train a dual encoder, or a tower of one; the best by validation lies in ``export/best``.
+
+    Raises:
+        ConfigError: see ``check_config``, ``check_batch_norm`` and what builds the models.
+    """
+    check_config(config)
     towers = TOWERS_OF[config.task]
     with open_stage(config) as stage:
         teacher = None if config.task == "contrastive" else _teacher(stage, config, towers)
         model = _contrastive_model(config) if teacher is None else _student(stage, config, teacher)
+        check_batch_norm(model.network, config.train, stage.accelerator.num_processes)
         if teacher is not None:
             _check_same_view(config, teacher, model)
         pixels, tokens = _inputs(stage, config, model, "text" in towers)
@@ -127,8 +134,7 @@ def _weight(loss: LossConfig, name: str, default: float) -> float:
 
 def _teacher(stage: Stage, config: RewardModelConfig, towers: tuple[Tower, ...]) -> Teacher:
     wanted = config.teacher
-    if wanted.name is None:
-        raise ConfigError(f"teacher.name is not set: {config.task} distils a teacher, such as ViT-B-32 or a folder")
+    assert wanted.name is not None  # check_config
     try:
         with stage.accelerator.main_process_first():  # which downloads, where that is needed
             backbone = load_backbone(
@@ -142,8 +148,6 @@ def _teacher(stage: Stage, config: RewardModelConfig, towers: tuple[Tower, ...])
 def _contrastive_model(config: RewardModelConfig) -> EmbeddingModel:
     model = config.model
     if model.init is not None:
-        if model.kwargs:
-            raise ConfigError("model.kwargs is set together with model.init, which has the shape: leave it out")
         clip, shape, preprocessing = pretrained_clip(model.name, model.init)
     else:
         clip, shape = random_clip(model.name, model.kwargs)

@@ -22,21 +22,38 @@ TOWER_TYPES: dict[Tower, str] = {"image": f"{MODEL_TYPE}_image", "text": f"{MODE
 """``model_type`` in config.json of one tower; a whole L-CLIP has another, so neither is taken for the other."""
 
 
-def student_config(kwargs: Mapping[str, Any], embed_dim: int) -> LCLIPConfig:
-    """The shape, whose joint width must be the teacher's.
+def check_names(kwargs: Mapping[str, Any]) -> None:
+    """Check that ``kwargs`` are arguments of ``LCLIPConfig``.
 
     Raises:
-        ConfigError: an unknown argument, a value out of range, or another ``embed_dim`` than the teacher's.
+        ConfigError: an unknown argument.
     """
     known = {field.name for field in fields(LCLIPConfig)}
     unknown = sorted(set(kwargs) - known)
     if unknown:
         raise ConfigError(f"model.kwargs has {unknown}: LCLIPConfig takes {sorted(known)}")
+
+
+def student_shape(kwargs: Mapping[str, Any]) -> LCLIPConfig:
+    """The shape, whatever the teacher's.
+
+    Raises:
+        ConfigError: an unknown argument, or a value out of range.
+    """
+    check_names(kwargs)
     try:
-        config = LCLIPConfig(**kwargs)
+        return LCLIPConfig(**kwargs)
     except ValueError as error:
         raise ConfigError(f"model.kwargs: {error}") from error
-    return checked_width(config, embed_dim)
+
+
+def student_config(kwargs: Mapping[str, Any], embed_dim: int) -> LCLIPConfig:
+    """``student_shape``, whose joint width must be the teacher's.
+
+    Raises:
+        ConfigError: as ``student_shape``, or another ``embed_dim`` than the teacher's.
+    """
+    return checked_width(student_shape(kwargs), embed_dim)
 
 
 def checked_width(config: LCLIPConfig, embed_dim: int) -> LCLIPConfig:

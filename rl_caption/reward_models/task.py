@@ -4,7 +4,7 @@ Contrastive losses compare every pair of the batch, so their gradient is no sum 
 et al. 2021, "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup") the step embeds all
 micro-batches without a graph, takes the gradient of the loss with respect to the embeddings of the global batch, and
 sends each micro-batch's part of it back through a second forward pass. The result does not depend on how the batch was
-split over micro-batches and processes.
+split over micro-batches and processes, as long as the network has no batch norm (``checks.check_batch_norm``).
 """
 
 from __future__ import annotations

@@ -1,0 +1,92 @@
+"""What a configuration alone tells to be wrong, found before data and downloads cost any time."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from rl_caption.build import ConfigError
+from rl_caption.config_checks import out_of_range
+from rl_caption.launch import processes_started
+from rl_caption.reward_models.config import EncoderConfig, RewardModelConfig, RewardModelTrainConfig
+from rl_caption.reward_models.encoders import random_clip
+from rl_caption.reward_models.students import check_names, student_shape
+
+TOKENS = 49408
+"""Of CLIP's tokenizer, the only one here."""
+
+
+def check_config(config: RewardModelConfig) -> None:
+    """Check all that needs neither data nor weights nor the folders of earlier runs.
+
+    Raises:
+        ConfigError: a value is out of range, is missing, or does not fit another.
+    """
+    wrong = out_of_range(config)
+    if config.task != "contrastive" and config.teacher.name is None:
+        wrong.append(f"teacher.name is not set: {config.task} distils a teacher, such as ViT-B-32 or a folder")
+    if config.model.init is not None and config.model.kwargs:
+        wrong.append("model.kwargs is set together with model.init, which has the shape: leave it out")
+    if wrong:
+        raise ConfigError("; ".join(wrong))
+    if config.task == "contrastive":
+        network = _shape_of_clip(config)
+        if network is not None:
+            _check_vocabulary(network.token_embedding.num_embeddings, "model.kwargs.text_cfg.vocab_size")
+            started = processes_started(os.environ)
+            check_batch_norm(network, config.train, started[1] if started else 1)
+    elif config.model.init is None:
+        _check_student(config.model)
+
+
+def check_batch_norm(network: nn.Module, train: RewardModelTrainConfig, processes: int) -> None:
+    """Refuse batch norm where a step has several micro-batches, in one process or several.
+
+    It normalises by the statistics of one micro-batch of one process: the step would depend on the split, and the
+    running statistics, which the exported model uses, on the process.
+
+    Raises:
+        ConfigError: ``network`` has such a layer, and a step has more than one micro-batch.
+    """
+    layers = [name for name, module in network.named_modules() if isinstance(module, _BatchNorm)]
+    micro = train.micro_batch_size or train.batch_size
+    if not layers or (processes == 1 and micro == train.batch_size):
+        return
+    split = [f"{processes} processes train together: start one"] if processes > 1 else []
+    if micro != train.batch_size:
+        split.append(f"train.micro_batch_size is {micro} with train.batch_size {train.batch_size}: leave it null")
+    raise ConfigError(
+        f"the model has {len(layers)} layers of batch norm (such as {layers[0]}), so every step must be one "
+        f"micro-batch of one process. {'; '.join(split)}; or choose an image encoder without batch norm, a ViT"
+    )
+
+
+def _shape_of_clip(config: RewardModelConfig) -> Any:
+    """The model without weights; None where its folder is not there yet or wrong, which loading it will tell."""
+    name, kwargs = config.model.name, config.model.kwargs
+    if config.model.init is not None and name is None:
+        try:
+            file = Path(config.model.init) / "open_clip_config.json"
+            kwargs = json.loads(file.read_text(encoding="utf-8"))["model_cfg"]
+        except (OSError, ValueError, KeyError):
+            return None
+    with torch.device("meta"):
+        return random_clip(name, kwargs)[0]
+
+
+def _check_student(model: EncoderConfig) -> None:
+    check_names(model.kwargs)
+    _check_vocabulary(model.kwargs.get("vocab_size", TOKENS), "model.kwargs.vocab_size")
+    if model.image_init is None and model.text_init is None:  # else folders have a part of the shape
+        student_shape(model.kwargs)
+
+
+def _check_vocabulary(tokens: Any, key: str) -> None:
+    if isinstance(tokens, int) and tokens < TOKENS:
+        raise ConfigError(f"{key} is {tokens}: CLIP's tokenizer, which captions are read with, has {TOKENS} tokens")

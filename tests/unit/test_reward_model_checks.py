@@ -1,0 +1,100 @@
+"""What a configuration of a reward model alone tells to be wrong, and folders that will not be there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl_caption.build import ConfigError
+from rl_caption.reward_models import program
+from rl_caption.reward_models.checks import check_batch_norm, check_config
+from rl_caption.reward_models.config import (
+    EncoderConfig,
+    RewardModelConfig,
+    RewardModelTrainConfig,
+    TeacherConfig,
+)
+from rl_caption.reward_models.encoders import ClipTowers, random_clip, save_clip
+from tests.reward_models_for_tests import CLIP, STUDENT
+
+RESNET: dict[str, Any] = CLIP | {
+    "vision_cfg": {"image_size": 32, "layers": [1, 1, 1, 1], "width": 8, "head_width": 8},
+}
+WHOLE = RewardModelTrainConfig(batch_size=8)
+PARTS = RewardModelTrainConfig(batch_size=8, micro_batch_size=4)
+TEACHER = TeacherConfig(name="ViT-B-32", pretrained="openai")
+
+
+def contrastive(kwargs: dict[str, Any] = CLIP, train: RewardModelTrainConfig = WHOLE) -> RewardModelConfig:
+    return RewardModelConfig(model=EncoderConfig(kwargs=kwargs), train=train)
+
+
+def refused(config: RewardModelConfig) -> str:
+    with pytest.raises(ConfigError) as error:
+        check_config(config)
+    return str(error.value)
+
+
+def test_batch_norm_wants_one_micro_batch(tmp_path: Path) -> None:
+    check_config(contrastive(RESNET))
+    check_config(contrastive(RESNET, RewardModelTrainConfig(batch_size=8, micro_batch_size=8)))
+    check_config(contrastive(CLIP, PARTS))
+    message = refused(contrastive(RESNET, PARTS))
+    assert "layers of batch norm (such as visual.bn1)" in message
+    assert "train.micro_batch_size is 4 with train.batch_size 8: leave it null" in message
+    assert "processes" not in message
+    save_clip(*random_clip(None, RESNET), tmp_path)
+    tuned = RewardModelConfig(model=EncoderConfig(init=str(tmp_path)), train=PARTS)
+    assert "batch norm" in refused(tuned)
+
+
+def test_batch_norm_wants_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    check_config(contrastive(CLIP))
+    message = refused(contrastive(RESNET))
+    assert "2 processes train together: start one" in message
+    assert "micro_batch_size" not in message
+
+
+def test_the_network_itself_is_checked_too() -> None:
+    network = ClipTowers(random_clip(None, RESNET)[0])
+    check_batch_norm(network, WHOLE, 1)
+    for train, processes in ((PARTS, 1), (WHOLE, 2)):
+        with pytest.raises(ConfigError, match="batch norm"):
+            check_batch_norm(network, train, processes)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (RewardModelConfig("distill_text"), "teacher.name is not set: distill_text distils a teacher"),
+        (contrastive({"embed_dim": 16}), "expected open_clip's model JSON"),
+        (contrastive(CLIP | {"widht": 3}), "open_clip cannot build this model"),
+        (contrastive(CLIP | {"text_cfg": CLIP["text_cfg"] | {"vocab_size": 999}}), "text_cfg.vocab_size is 999"),
+        (RewardModelConfig("distill_text", model=EncoderConfig(kwargs={"width": 1}), teacher=TEACHER), "'width'"),
+        (
+            RewardModelConfig("distill_text", model=EncoderConfig(kwargs=STUDENT | {"vocab_size": 9}), teacher=TEACHER),
+            "model.kwargs.vocab_size is 9: CLIP's tokenizer, which captions are read with, has 49408",
+        ),
+        (
+            RewardModelConfig("distill_dual", model=EncoderConfig(kwargs={"text_heads": 5}), teacher=TEACHER),
+            "no multiple of text_heads 5",
+        ),
+        (
+            RewardModelConfig(model=EncoderConfig(init="x", kwargs=CLIP)),
+            "model.kwargs is set together with model.init",
+        ),
+        (contrastive(train=RewardModelTrainConfig(lr=-1)), "train.lr is -1"),
+    ],
+)
+def test_mistakes_are_found_before_the_data(
+    config: RewardModelConfig, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def too_late(_: RewardModelConfig) -> None:
+        raise AssertionError("the data is checked first")
+
+    monkeypatch.setattr(program, "open_stage", too_late)
+    with pytest.raises(ConfigError, match=message.replace("(", r"\(")):
+        program.train_reward_model(config)

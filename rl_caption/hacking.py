@@ -24,7 +24,8 @@ class Thresholds:
     Args:
         judge_fall: fall of a held-out judge, as a share of its starting mean.
         judge_slip: fall of a held-out judge from its best validation so far, as a share of its mean there, while the
-            reward went on rising.
+            reward kept what it had gained by then.
+        reward_kept: that is, at least this share of the gain; 1 asks for a reward that went on rising.
         judge_errors: the fall from the start in standard errors of the paired differences per image; both must be
             exceeded.
         slip_errors: the same for the fall from the best validation; more, because the best of many is partly luck.
@@ -40,6 +41,7 @@ class Thresholds:
 
     judge_fall: float = 0.05
     judge_slip: float = 0.1
+    reward_kept: float = 0.5
     judge_errors: float = 3.0
     slip_errors: float = 4.5
     repeated_ngrams: float = 0.1
@@ -157,7 +159,8 @@ def judge_alarm(
     if not now.reward > start.reward:
         return {}
     found = _fallen_judges(now, start, thresholds)
-    found |= {sign: text for sign, text in _slipped_judges(now, peaks or {}, thresholds).items() if sign not in found}
+    slipped = _slipped_judges(now, start, peaks or {}, thresholds)
+    found |= {sign: text for sign, text in slipped.items() if sign not in found}
     seen, began = now.statistics, start.statistics
     for key, meaning in _SHARES.items():
         level = max(references[key], began[key])
@@ -182,15 +185,18 @@ def _fallen_judges(now: Findings, start: Findings, thresholds: Thresholds) -> di
     return found
 
 
-def _slipped_judges(now: Findings, peaks: Mapping[str, Peak], thresholds: Thresholds) -> dict[str, str]:
+def _slipped_judges(
+    now: Findings, start: Findings, peaks: Mapping[str, Peak], thresholds: Thresholds
+) -> dict[str, str]:
     found = {}
     for name in sorted(now.judges.keys() & peaks.keys()):
         peak = peaks[name]
         fall = _fall(now.judges[name], peak.scores, thresholds.judge_slip, thresholds.slip_errors)
-        if now.reward > peak.reward and fall is not None:
+        gained = start.reward + thresholds.reward_kept * (peak.reward - start.reward)
+        if now.reward > gained and fall is not None:
             found[f"judge/{name}"] = (
                 f"since step {peak.step} the judge {name}, which is not in the reward, fell {fall}, while the reward "
-                f"rose from {peak.reward:.4g} to {now.reward:.4g}"
+                f"went from {peak.reward:.4g} to {now.reward:.4g}"
             )
     return found
 

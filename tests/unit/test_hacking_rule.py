@@ -139,7 +139,8 @@ PEAK = {"rouge_l": Peak(40, 1.4, BETTER)}
     [
         (0.07, 1.5, []),  # 8.75 % of 0.8
         (0.09, 1.5, ["judge/rouge_l"]),  # 11 %; still far above the start
-        (0.09, 1.4, []),  # the reward has not risen since
+        (0.09, 1.21, ["judge/rouge_l"]),  # the reward, from 1.0 to 1.4, kept half of its gain
+        (0.09, 1.19, []),
     ],
 )
 def test_a_judge_that_rose_first_is_compared_with_its_best(fall: float, reward: float, expected: list[str]) -> None:
@@ -149,7 +150,7 @@ def test_a_judge_that_rose_first_is_compared_with_its_best(fall: float, reward: 
     if expected:
         assert "since step 40 the judge rouge_l" in found["judge/rouge_l"]
         assert "from 0.8 to 0.71 (-11.2%" in found["judge/rouge_l"]
-        assert "while the reward rose from 1.4 to 1.5" in found["judge/rouge_l"]
+        assert f"while the reward went from 1.4 to {reward}" in found["judge/rouge_l"]
 
 
 def test_a_slip_on_few_images_is_noise() -> None:

@@ -1,4 +1,4 @@
-"""The demo: the whole job on the generated world, from nothing to a table and a picture."""
+"""The demo: the whole job on the generated world, from nothing to tables and a picture."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from rl_caption.build import build_data
-from rl_caption.config import DataConfig, DecodeConfig, EvaluateConfig
+from rl_caption.config import DataConfig, DecodeConfig, EvaluateConfig, JudgeConfig
 from rl_caption.data.base import Row, load_image
 from rl_caption.evaluate import judge
 from rl_caption.evaluation import Evaluation, format_table, write_evaluation
@@ -17,44 +17,57 @@ from rl_caption.report.sheet import caption_sheet
 from rl_caption.run_folder import read_config
 
 CONFIG = Path("configs/demo.yaml")
+MIX = Path("configs/demo_mix.yaml")
 PICTURE_IMAGES = 8
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Train by cross-entropy, fine-tune by SCST, judge both on the test splits, print a table and the paths."""
+    """Train by cross-entropy, fine-tune by SCST on CIDEr-D and on a mixture, judge all, print tables and paths."""
     parser = argparse.ArgumentParser(prog="demo", description=__doc__)
     parser.add_argument("--config", type=Path, default=CONFIG, help=f"of the SCST run (default: {CONFIG})")
-    config = parser.parse_args(argv).config
+    parser.add_argument("--mix", type=Path, default=MIX, help=f"of the SCST run on a mixture (default: {MIX})")
+    chosen = parser.parse_args(argv)
     started = time.monotonic()
-    if not config.is_file():
-        raise FileNotFoundError(f"{config} is not there: run the demo from the project's folder")
     script = Path(__file__).parent.parent / "scripts" / "scst.py"
-    command = [sys.executable, "-m", "accelerate.commands.launch", str(script), "--config", str(config)]
-    print(f"accelerate launch scripts/scst.py --config {config}", flush=True)
-    code = subprocess.run(command, check=False).returncode
-    if code != 0:
-        return code
-    run = read_config(config)
-    start, tuned = Path(run["model"]["init"]), Path(run["run"]["dir"]) / "export" / "best"
-    folder = tuned.parent.parent.parent
-    written = _judge_both({"cross-entropy": start, "SCST": tuned}, run, folder)
+    for config in (chosen.config, chosen.mix):
+        if not config.is_file():
+            raise FileNotFoundError(f"{config} is not there: run the demo from the project's folder")
+    for config in (chosen.config, chosen.mix):
+        print(f"accelerate launch scripts/scst.py --config {config}", flush=True)
+        command = [sys.executable, "-m", "accelerate.commands.launch", str(script), "--config", str(config)]
+        code = subprocess.run(command, check=False).returncode
+        if code != 0:
+            return code
+    run, mix = read_config(chosen.config), read_config(chosen.mix)
+    models = {
+        "cross-entropy": Path(run["model"]["init"]),
+        "SCST on CIDEr-D": Path(run["run"]["dir"]) / "export" / "best",
+        "SCST on mixture": Path(mix["run"]["dir"]) / "export" / "best",
+    }
+    student = mix["reward"]["terms"]["ref_l_clipscore"]["kwargs"]["backbone"]
+    folder = Path(run["run"]["dir"]).parent
+    written = _judge_all(models, run, student, folder)
     print(f"\ntook {(time.monotonic() - started) / 60:.1f} minutes; wrote")
-    for path in (start, tuned, *written):
+    for path in (*models.values(), Path(student), *written):
         print(f"  {path}")
+    tuned = models["SCST on CIDEr-D"]
     print(f"\ncaption pictures of your own: python -m rl_caption caption --model {tuned} PHOTO ...")
     return 0
 
 
-def _judge_both(models: dict[str, Path], run: dict, folder: Path) -> list[Path]:
+def _judge_all(models: dict[str, Path], run: dict, student: str, folder: Path) -> list[Path]:
+    judges = {"L-CLIPS": JudgeConfig("l_clipscore", {"backbone": student})}
     data = DataConfig(format=run["data"]["format"], kwargs=run["data"]["kwargs"])
     written: list[Path] = []
     for split in ("test", "test_unseen"):
         table: dict[str, Evaluation] = {}
         captions: dict[str, dict[str, str]] = {}
         for name, model in models.items():
-            out = folder / "evaluation" / f"{split}-{name.lower()}"
+            out = folder / "evaluation" / f"{split}-{name.lower().replace(' ', '-')}"
             decode = DecodeConfig(max_new_tokens=run["rollout"]["max_new_tokens"])
-            judged = judge(EvaluateConfig(model=str(model), data=data, split=split, decode=decode, out=str(out)))
+            judged = judge(
+                EvaluateConfig(model=str(model), data=data, split=split, decode=decode, judges=judges, out=str(out))
+            )
             assert judged is not None, "the demo is one process"
             table[name], captions[name] = judged
             written += write_evaluation(*judged, out)

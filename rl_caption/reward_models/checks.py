@@ -1,9 +1,10 @@
-"""What a configuration alone tells to be wrong, found before data and downloads cost any time."""
+"""What a configuration alone tells to be wrong, found before data, downloads or earlier runs cost any time."""
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +15,45 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from rl_caption.build import ConfigError
 from rl_caption.config_checks import out_of_range
 from rl_caption.launch import processes_started
-from rl_caption.reward_models.config import EncoderConfig, RewardModelConfig, RewardModelTrainConfig
+from rl_caption.reward_models.config import EncoderConfig, Method, RewardModelConfig, RewardModelTrainConfig
 from rl_caption.reward_models.encoders import random_clip
 from rl_caption.reward_models.students import check_names, student_shape
 
 TOKENS = 49408
 """Of CLIP's tokenizer, the only one here."""
+_DISTILLATION: tuple[Method, ...] = ("distill_image", "distill_text", "distill_dual")
+READ_BY: dict[str, tuple[Method, ...]] = {
+    "model.name": ("contrastive",),
+    "model.image_init": ("distill_dual",),
+    "model.text_init": ("distill_dual",),
+    "teacher.name": _DISTILLATION,
+    "teacher.pretrained": _DISTILLATION,
+    "teacher.precision": _DISTILLATION,
+    "teacher.batch_size": _DISTILLATION,
+    "teacher.cache_mb": _DISTILLATION,
+    "teacher.cache_dir": _DISTILLATION,
+    "loss.l1": _DISTILLATION,
+    "loss.cosine": _DISTILLATION,
+    "loss.regulator": ("distill_dual",),
+    "loss.regulator_reduction": ("distill_dual",),
+    "loss.equal_captions": ("contrastive",),
+    "loss.max_scale": ("contrastive",),
+    "train.captions": ("contrastive", "distill_text", "distill_dual"),
+    "train.freeze_patch_embed": ("distill_image",),
+    "train.freeze_text": ("distill_dual",),
+    "data.augment": ("contrastive", "distill_image", "distill_dual"),
+    "data.features_root": (),
+}
+"""Key -> the tasks that read it; keys that are not here are read by all."""
 
 
 def check_config(config: RewardModelConfig) -> None:
     """Check all that needs neither data nor weights nor the folders of earlier runs.
 
     Raises:
-        ConfigError: a value is out of range, is missing, or does not fit another.
+        ConfigError: a value is out of range, is not read by the task, is missing, or does not fit another.
     """
-    wrong = out_of_range(config)
+    wrong = [*out_of_range(config), *ignored_keys(config)]
     if config.task != "contrastive" and config.teacher.name is None:
         wrong.append(f"teacher.name is not set: {config.task} distils a teacher, such as ViT-B-32 or a folder")
     if config.model.init is not None and config.model.kwargs:
@@ -43,6 +68,18 @@ def check_config(config: RewardModelConfig) -> None:
             check_batch_norm(network, config.train, started[1] if started else 1)
     elif config.model.init is None:
         _check_student(config.model)
+
+
+def ignored_keys(config: RewardModelConfig) -> list[str]:
+    """Keys that are set to another value than their default, which ``config.task`` does not read; a sentence each."""
+    default, found = RewardModelConfig(), []
+    for key, tasks in READ_BY.items():
+        section, name = key.split(".")
+        value = getattr(getattr(config, section), name)
+        if config.task not in tasks and value != getattr(getattr(default, section), name):
+            readers = f"read by {' and '.join(tasks)}" if tasks else "no reward model does"
+            found.append(f"{key} is {value!r}, but {config.task} does not read it ({readers}): leave it out")
+    return found
 
 
 def check_batch_norm(network: nn.Module, train: RewardModelTrainConfig, processes: int) -> None:
@@ -65,6 +102,42 @@ def check_batch_norm(network: nn.Module, train: RewardModelTrainConfig, processe
         f"the model has {len(layers)} layers of batch norm (such as {layers[0]}), so every step must be one "
         f"micro-batch of one process. {'; '.join(split)}; or choose an image encoder without batch norm, a ViT"
     )
+
+
+def check_inputs(to_train: Sequence[RewardModelConfig], complete: Sequence[RewardModelConfig]) -> None:
+    """Check that every folder that a run starts from is there, or is made by another of ``to_train``.
+
+    Args:
+        to_train: runs of one program.
+        complete: those before them that are not trained again.
+
+    Raises:
+        ConfigError: a folder will not be there; the message says what to do.
+    """
+    made = [Path(config.run.dir).resolve() for config in to_train]
+    for config in to_train:
+        for key, folder in _folders_read(config).items():
+            if Path(folder).exists() or any(Path(folder).resolve().is_relative_to(run) for run in made):
+                continue
+            message = f"{key} is {folder!r}, which does not exist, and no run of warm_start makes it"
+            if complete:
+                done = ", ".join(known.run.dir for known in complete)
+                message += (
+                    f": {done}, before this one ({config.run.dir}), is complete, so that what it came from is not "
+                    f"trained again. Put {folder} back, or remove {done}, and this command trains all of them anew"
+                )
+            raise ConfigError(message)
+
+
+def _folders_read(config: RewardModelConfig) -> dict[str, str]:
+    """Configuration key -> local folder that the run starts from."""
+    model, teacher = config.model, config.teacher
+    found = {"model.image_init": model.image_init, "model.text_init": model.text_init}
+    if model.name is None:
+        found["model.init"] = model.init
+    if teacher.name is not None and teacher.pretrained is None and not teacher.name.startswith("hf-hub:"):
+        found["teacher.name"] = teacher.name if "/" in teacher.name else None
+    return {key: folder for key, folder in found.items() if folder is not None}
 
 
 def _shape_of_clip(config: RewardModelConfig) -> Any:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rl_caption.build import ConfigError
+from rl_caption.cli import parse
 from rl_caption.reward_models import program
-from rl_caption.reward_models.checks import check_batch_norm, check_config
+from rl_caption.reward_models.checks import READ_BY, check_batch_norm, check_config
 from rl_caption.reward_models.config import (
     EncoderConfig,
     RewardModelConfig,
@@ -19,6 +21,7 @@ from rl_caption.reward_models.config import (
 from rl_caption.reward_models.encoders import ClipTowers, random_clip, save_clip
 from tests.reward_models_for_tests import CLIP, STUDENT
 
+CONFIGS = Path(__file__).parents[2] / "configs" / "reward_models"
 RESNET: dict[str, Any] = CLIP | {
     "vision_cfg": {"image_size": 32, "layers": [1, 1, 1, 1], "width": 8, "head_width": 8},
 }
@@ -98,3 +101,39 @@ def test_mistakes_are_found_before_the_data(
     monkeypatch.setattr(program, "open_stage", too_late)
     with pytest.raises(ConfigError, match=message.replace("(", r"\(")):
         program.train_reward_model(config)
+
+
+@pytest.mark.parametrize(
+    ("task", "section", "name", "value", "message"),
+    [
+        ("distill_text", "loss", "max_scale", 50.0, "loss.max_scale is 50.0, but distill_text does not read it"),
+        ("distill_text", "data", "augment", ["crop"], "read by contrastive and distill_image and distill_dual"),
+        ("distill_image", "train", "captions", "first", "train.captions is 'first', but distill_image"),
+        ("distill_image", "loss", "regulator", 0.1, "read by distill_dual"),
+        ("distill_image", "model", "text_init", "x", "model.text_init is 'x', but distill_image"),
+        ("contrastive", "teacher", "name", "x", "teacher.name is 'x', but contrastive"),
+        ("contrastive", "train", "freeze_text", False, "train.freeze_text is False, but contrastive"),
+        ("distill_dual", "train", "freeze_patch_embed", False, "read by distill_image"),
+        ("contrastive", "data", "features_root", "x", "no reward model does"),
+    ],
+)
+def test_a_key_that_the_task_does_not_read_is_refused(
+    task: Any, section: str, name: str, value: Any, message: str
+) -> None:
+    config = RewardModelConfig(task, teacher=TeacherConfig() if task == "contrastive" else replace(TEACHER))
+    if task == "contrastive":
+        config.model.kwargs = CLIP
+    check_config(config)
+    setattr(getattr(config, section), name, value)
+    assert message in refused(config)
+
+
+def test_keys_that_belong_to_tasks_exist() -> None:
+    for key in READ_BY:
+        section, name = key.split(".")
+        assert hasattr(getattr(RewardModelConfig(), section), name), key
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.name)
+def test_shipped_configurations_pass(path: Path) -> None:
+    check_config(parse(RewardModelConfig, ["--config", str(path)], "test"))

@@ -19,6 +19,7 @@ from rl_caption.ablation.config import AblateConfig
 from rl_caption.config import EvaluateConfig, ScstConfig, XeConfig
 from rl_caption.reward_models.config import RewardModelConfig
 
+logger = logging.getLogger(__name__)
 Config = TypeVar("Config")
 
 
@@ -108,17 +109,42 @@ def scst(arguments: Sequence[str]) -> int:
     from rl_caption.run_folder import is_complete
     from rl_caption.stage import leave_process_group
 
+    stage = None
     if config.warm_start is not None:
         stage = parse(XeConfig, ["--config", config.warm_start], "train_xe.py")
-        if not is_complete(Path(stage.run.dir)):
-            train_xe(stage)
+        if is_complete(Path(stage.run.dir)):
+            _warn_of_changes(stage)
+            stage = None
+    _check_start(config, stage)
+    models = _reward_models_to_train(config.reward_models)
+    if stage is not None:
+        train_xe(stage)
         if not is_complete(Path(stage.run.dir)):  # stopped by SIGTERM
             return 0
-    if not _reward_models_ready(config.reward_models):
+    if not _reward_models_trained(models):
         return 0
     train_scst(config)
     leave_process_group()
     return 0
+
+
+def _check_start(config: ScstConfig, stage: XeConfig | None) -> None:
+    """Check what a self-critical run asks for before ``stage``, which makes its captioner, is trained."""
+    from rl_caption.build import ConfigError
+    from rl_caption.config_checks import out_of_range
+
+    wrong = out_of_range(config)
+    if stage is not None:
+        wrong += [f"{config.warm_start}: {line}" for line in out_of_range(stage)]
+        init = config.model.init
+        if init is None or not (
+            Path(init).exists() or Path(init).resolve().is_relative_to(Path(stage.run.dir).resolve())
+        ):
+            wrong.append(
+                f"model.init is {init!r}, but {config.warm_start} makes {stage.run.dir}/export/best: name that"
+            )
+    if wrong:
+        raise ConfigError("; ".join(wrong))
 
 
 def reward_model(arguments: Sequence[str]) -> int:
@@ -127,31 +153,83 @@ def reward_model(arguments: Sequence[str]) -> int:
     from rl_caption.reward_models.program import train_reward_model
     from rl_caption.stage import leave_process_group
 
-    if _reward_models_ready(config.warm_start):
+    if _reward_models_trained(_reward_models_to_train(config.warm_start, config)):
         train_reward_model(config)
         leave_process_group()
     return 0
 
 
-def _reward_models_ready(paths: Sequence[str], above: tuple[str, ...] = ()) -> bool:
-    """Train the reward models that are not there yet, after those that they start from; False if stopped by SIGTERM."""
+def _reward_models_to_train(paths: Sequence[str], last: RewardModelConfig | None = None) -> list[RewardModelConfig]:
+    """The reward models of ``paths`` that are not there yet, after those that they start from.
+
+    All of them, and ``last``, which comes after them, are checked before any is trained.
+    """
+    from rl_caption.build import ConfigError
+    from rl_caption.reward_models.checks import check_config, check_inputs
+
+    missing: dict[Path, RewardModelConfig] = {}
+    complete: dict[Path, RewardModelConfig] = {}
+    _collect(paths, (), missing, complete)
+    for stage in complete.values():
+        _warn_of_changes(stage)
+    to_train = [*missing.values()]
+    for stage in to_train:
+        try:
+            check_config(stage)
+        except ConfigError as error:
+            raise ConfigError(f"the run {stage.run.dir}, which comes first: {error}") from error
+    if last is not None:
+        check_config(last)
+    check_inputs(to_train if last is None else [*to_train, last], [*complete.values()])
+    return to_train
+
+
+def _collect(
+    paths: Sequence[str],
+    above: tuple[str, ...],
+    missing: dict[Path, RewardModelConfig],
+    complete: dict[Path, RewardModelConfig],
+) -> None:
+    """Sort the runs of ``paths``, and those before them, by whether they are complete; in order of training."""
     from rl_caption.run_folder import is_complete
 
     for path in paths:
         if path in above:
             raise UsageError(f"warm_start goes round in a circle: {' -> '.join((*above, path))}")
         stage = parse(RewardModelConfig, ["--config", path], "train_reward_model.py")
-        folder = Path(stage.run.dir)
+        folder = Path(stage.run.dir).resolve()
         if is_complete(folder):
-            continue
-        if not _reward_models_ready(stage.warm_start, (*above, path)):
-            return False
-        from rl_caption.reward_models.program import train_reward_model
+            complete[folder] = stage
+        else:
+            _collect(stage.warm_start, (*above, path), missing, complete)
+            missing.setdefault(folder, stage)
 
+
+def _reward_models_trained(stages: Sequence[RewardModelConfig]) -> bool:
+    """Train the models one after the other; False if stopped by SIGTERM."""
+    from rl_caption.reward_models.program import train_reward_model
+    from rl_caption.run_folder import is_complete
+
+    for stage in stages:
         train_reward_model(stage)
-        if not is_complete(folder):
+        if not is_complete(Path(stage.run.dir)):
             return False
     return True
+
+
+def _warn_of_changes(stage: XeConfig | RewardModelConfig) -> None:
+    """Say where a complete run, which is used as it is, was made by another configuration; from the main process."""
+    from rl_caption.run_folder import changed_keys
+
+    folder = Path(stage.run.dir)
+    changed = changed_keys(folder / "config.yaml", stage)
+    if changed and os.environ.get("RANK", "0") == "0":
+        logger.warning(
+            "WARNING: the model in %s is used as it is, although it was made by another configuration: %s. Remove the "
+            "folder, and it is made anew",
+            folder,
+            "; ".join(changed),
+        )
 
 
 def evaluate(arguments: Sequence[str]) -> int:

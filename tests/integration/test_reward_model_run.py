@@ -63,6 +63,63 @@ def test_a_finished_chain_is_not_trained_again(trained: Path) -> None:
     assert "distill_image:" not in ended.output
 
 
+def test_a_finished_model_of_another_configuration_is_used_with_a_warning(trained: Path, tmp_path: Path) -> None:
+    teacher = yaml.safe_load((trained / "teacher.yaml").read_text())
+    (tmp_path / "teacher.yaml").write_text(yaml.safe_dump(changed(teacher, {"train.lr": 0.5, "run.log_every": 3})))
+    changes = {"run.dir": str(tmp_path / "text"), "warm_start": [str(tmp_path / "teacher.yaml")], "train.max_steps": 1}
+    ended = run(changed(chain(trained)["text"], changes), tmp_path / "text", "reward_model")
+    assert ended.code == 0, ended.output
+    assert f"WARNING: the model in {trained / 'teacher'} is used as it is" in ended.output
+    assert "another configuration: train.lr: 0.003 -> 0.5. Remove the folder" in ended.output
+    assert "WARNING" not in run(written(trained)["dual"], trained / "dual", "reward_model").output
+
+
+def test_a_teacher_that_is_gone_is_named_with_what_to_do(trained: Path, tmp_path: Path) -> None:
+    folder, gone = tmp_path / "dual", tmp_path / "gone/export/best"
+    ended = run(
+        changed(chain(trained)["dual"], {"run.dir": str(folder), "teacher.name": str(gone)}), folder, "reward_model"
+    )
+    assert ended.code == 1
+    assert f"teacher.name is '{gone}', which does not exist, and no run of warm_start makes it" in ended.output
+    towers = f"{trained / 'image'}, {trained / 'text'}"
+    assert f"Put {gone} back, or remove {towers}, and this command trains all of them anew" in ended.output
+
+
+def test_mistakes_anywhere_in_the_chain_come_before_its_first_run(tmp_path: Path) -> None:
+    configs = written(tmp_path)
+    for name, changes, message in (
+        ("text", {"loss.max_scale": 7.0}, "text, which comes first: loss.max_scale is 7.0, but distill_text"),
+        ("image", {"train.lr": -1.0}, "image, which comes first: train.lr is -1.0"),
+        ("dual", {"model.image_init": str(tmp_path / "elsewhere")}, "model.image_init is"),
+    ):
+        wrong = changed(configs[name], changes)
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(wrong))
+        ended = run(wrong if name == "dual" else configs["dual"], tmp_path / "dual", "reward_model")
+        written(tmp_path)
+        assert ended.code == 1
+        assert message in ended.output
+        assert not (tmp_path / "teacher").exists()
+
+
+@pytest.mark.parametrize(
+    ("start", "fine_tuning", "message"),
+    [
+        ({"train.lr": -1.0}, {}, "xe.yaml: train.lr is -1.0"),
+        ({}, {"train.lr": -1.0}, "train.lr is -1.0"),
+        ({}, {"model.init": "elsewhere"}, "model.init is 'elsewhere', but "),
+    ],
+)
+def test_mistakes_of_self_critical_training_come_before_its_warm_start(
+    tmp_path: Path, start: dict[str, Any], fine_tuning: dict[str, Any], message: str
+) -> None:
+    (tmp_path / "xe.yaml").write_text(yaml.safe_dump(xe_config(tmp_path / "xe", **start)))
+    config = scst_config(tmp_path / "scst", tmp_path / "xe/export/best", warm_start=str(tmp_path / "xe.yaml"))
+    ended = run(changed(config, fine_tuning), tmp_path / "scst", "scst")
+    assert ended.code == 1
+    assert message in ended.output
+    assert not (tmp_path / "xe").exists()
+
+
 def test_the_student_scores_captions(trained: Path) -> None:
     reward = LClipScore(str(trained / "dual/export/best"), prefix="")
     row = ScenesData(**DATA["kwargs"]).split("val")[0]
@@ -187,7 +244,7 @@ def test_self_critical_training_makes_its_reward_first(tmp_path: Path) -> None:
     ("task", "changes", "message"),
     [
         ("distill_image", {}, "teacher.name is not set: distill_image distils a teacher"),
-        ("distill_image", {"teacher.name": "/nowhere/x"}, "teacher: backbone '/nowhere/x'"),
+        ("distill_image", {"teacher.name": "/nowhere/x"}, "teacher.name is '/nowhere/x', which does not exist"),
         ("contrastive", {"model.init": "x"}, "model.kwargs is set together with model.init"),
         ("contrastive", {"train.label_smoothing": 0.1}, "reward models have none"),
         ("contrastive", {"loss.max_scale": 0.5}, "loss.max_scale is 0.5: expected at least 1"),

@@ -19,7 +19,14 @@ from rl_caption.reward_models.checks import check_batch_norm, check_config
 from rl_caption.reward_models.config import LossConfig, RewardModelConfig
 from rl_caption.reward_models.encoders import ClipTowers, Towers, pretrained_clip, random_clip, save_clip
 from rl_caption.reward_models.objectives import REGULATOR_WEIGHT, TOWER_WEIGHT, Contrastive, Distillation, Objective
-from rl_caption.reward_models.students import Tower, build_dual, build_tower, copy_patch_embedding, save_tower
+from rl_caption.reward_models.students import (
+    Tower,
+    build_dual,
+    build_tower,
+    copy_patch_embedding,
+    save_tower,
+    tower_teacher,
+)
 from rl_caption.reward_models.task import EmbeddingTask, Target, caption_target
 from rl_caption.reward_models.teacher import Teacher
 from rl_caption.reward_models.validation import embedding_validator
@@ -164,20 +171,32 @@ def _contrastive_model(config: RewardModelConfig) -> EmbeddingModel:
 
 
 def _student(stage: Stage, config: RewardModelConfig, teacher: Teacher) -> EmbeddingModel:
-    model, train = config.model, config.train
+    model, train, fingerprint = config.model, config.train, teacher.backbone.fingerprint
     if config.task == "distill_dual":
-        dual = build_dual(model.init, {"image": model.image_init, "text": model.text_init}, model.kwargs, teacher.width)
+        folders: dict[Tower, str | None] = {"image": model.image_init, "text": model.text_init}
+        dual = build_dual(model.init, folders, model.kwargs, teacher.width, fingerprint)
+        for kind, folder in folders.items():
+            if folder is not None and tower_teacher(folder) is None:
+                announce(
+                    stage.accelerator,
+                    f"WARNING: model.{kind}_init {folder} does not say which teacher it was distilled from: it is "
+                    "taken as it is, see to it that it was this one",
+                )
         trained = model.init is not None or None not in (model.image_init, model.text_init)
         if train.freeze_text and (model.init is not None or model.text_init is not None):
             dual.text.requires_grad_(False)
         towers: dict[str, nn.Module] = {"image": dual.image, "text": dual.text}
         return _student_model(towers, dual.config, dual.save_pretrained, trained)
-    kind: Tower = "image" if config.task == "distill_image" else "text"
+    kind = "image" if config.task == "distill_image" else "text"
     tower: Any = build_tower(kind, model.init, model.kwargs, teacher.width)
     if kind == "image" and train.freeze_patch_embed:
         frozen = copy_patch_embedding(tower, teacher.backbone.model)
         announce(stage.accelerator, f"copied from the teacher and frozen: {', '.join(frozen)}")
-    return _student_model({kind: tower}, tower.config, lambda to: save_tower(tower, kind, to), model.init is not None)
+
+    def export(folder: Path) -> None:
+        save_tower(tower, kind, folder, fingerprint)
+
+    return _student_model({kind: tower}, tower.config, export, model.init is not None)
 
 
 def _student_model(

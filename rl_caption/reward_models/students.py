@@ -22,6 +22,10 @@ TOWER_TYPES: dict[Tower, str] = {"image": f"{MODEL_TYPE}_image", "text": f"{MODE
 """``model_type`` in config.json of one tower; a whole L-CLIP has another, so neither is taken for the other."""
 
 
+TEACHER = "teacher_fingerprint"
+"""Key in a tower's config.json: ``Backbone.fingerprint`` of the model that it was distilled from."""
+
+
 def check_names(kwargs: Mapping[str, Any]) -> None:
     """Check that ``kwargs`` are arguments of ``LCLIPConfig``.
 
@@ -66,13 +70,14 @@ def checked_width(config: LCLIPConfig, embed_dim: int) -> LCLIPConfig:
     return config
 
 
-def save_tower(tower: nn.Module, kind: Tower, folder: Path) -> None:
-    """Write ``model.safetensors`` and ``config.json`` of one tower to ``folder``."""
+def save_tower(tower: nn.Module, kind: Tower, folder: Path, teacher: str | None = None) -> None:
+    """Write ``model.safetensors`` and ``config.json`` of one tower to ``folder``; ``teacher`` is its fingerprint."""
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in tower.state_dict().items()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     config: Any = tower.config
-    text = json.dumps({"model_type": TOWER_TYPES[kind], **asdict(config)}, indent=2) + "\n"
+    origin = {"model_type": TOWER_TYPES[kind]} | ({} if teacher is None else {TEACHER: teacher})
+    text = json.dumps({**origin, **asdict(config)}, indent=2) + "\n"
     (folder / "config.json").write_text(text, encoding="utf-8")
 
 
@@ -88,6 +93,7 @@ def load_tower(path: str, kind: Tower, key: str) -> tuple[dict[str, Tensor], LCL
             raise ConfigError(f"{key} is {path!r}, which has no {name}: expected what distill_{kind} exports")
     try:
         values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        values.pop(TEACHER, None)
         found = values.pop("model_type", None)
         if found != TOWER_TYPES[kind]:
             raise ConfigError(f"{key} is {path!r}, a {found!r}: expected {TOWER_TYPES[kind]!r}, see distill_{kind}")
@@ -98,6 +104,12 @@ def load_tower(path: str, kind: Tower, key: str) -> tuple[dict[str, Tensor], LCL
     except (ValueError, OSError, SafetensorError) as error:
         raise error if isinstance(error, ConfigError) else ConfigError(f"{key}: {error}") from error
     return weights, config
+
+
+def tower_teacher(path: str) -> str | None:
+    """Fingerprint of the teacher of a tower's folder; None where the folder does not say, as those of older runs."""
+    found: str | None = json.loads((Path(path) / "config.json").read_text(encoding="utf-8")).get(TEACHER)
+    return found
 
 
 def build_tower(kind: Tower, init: str | None, kwargs: Mapping[str, Any], embed_dim: int) -> nn.Module:
@@ -116,13 +128,24 @@ def build_tower(kind: Tower, init: str | None, kwargs: Mapping[str, Any], embed_
 
 
 def build_dual(
-    init: str | None, towers: Mapping[Tower, str | None], kwargs: Mapping[str, Any], embed_dim: int
+    init: str | None,
+    towers: Mapping[Tower, str | None],
+    kwargs: Mapping[str, Any],
+    embed_dim: int,
+    teacher: str | None = None,
 ) -> LCLIP:
     """A whole L-CLIP: from its folder, from one folder for each tower, or with random weights where there is none.
 
+    Args:
+        init: folder of a whole one.
+        towers: folder of each tower.
+        kwargs: arguments of ``LCLIPConfig`` that no folder says.
+        embed_dim: the teacher's joint width.
+        teacher: its fingerprint, which towers must have been distilled from; None compares none.
+
     Raises:
-        ConfigError: a folder is not what it should be, the towers or ``kwargs`` do not fit each other, or the joint
-            width is not the teacher's.
+        ConfigError: a folder is not what it should be, the towers or ``kwargs`` do not fit each other, the joint
+            width is not the teacher's, or a tower was distilled from another teacher.
     """
     folders = {kind: path for kind, path in towers.items() if path is not None}
     if init is not None:
@@ -136,6 +159,14 @@ def build_dual(
         checked_width(model.config, embed_dim)
         return model
     loaded = {kind: load_tower(path, kind, f"model.{kind}_init") for kind, path in folders.items()}
+    for kind, path in folders.items():
+        found = tower_teacher(path)
+        if None not in (found, teacher) and found != teacher:
+            raise ConfigError(
+                f"model.{kind}_init is {path!r}, distilled from a teacher of fingerprint {found}; this run's teacher "
+                f"has {teacher}: name the same (weights, preprocessing and precision), or distil the tower from this "
+                f"one. If only library versions differ, remove {TEACHER} from the tower's config.json"
+            )
     if len(loaded) == len(TOWERS):
         _check_no_shape(kwargs, "model.image_init with model.text_init")
     model = LCLIP(_joined_config({kind: config for kind, (_, config) in loaded.items()}, kwargs, embed_dim))

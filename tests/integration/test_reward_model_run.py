@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,24 @@ def test_a_finished_model_of_another_configuration_is_used_with_a_warning(traine
     assert f"WARNING: the model in {trained / 'teacher'} is used as it is" in ended.output
     assert "another configuration: train.lr: 0.003 -> 0.5. Remove the folder" in ended.output
     assert "WARNING" not in run(written(trained)["dual"], trained / "dual", "reward_model").output
+
+
+def test_towers_name_their_teacher(trained: Path, tmp_path: Path) -> None:
+    for name in ("image", "text"):
+        shutil.copytree(trained / name / "export/best", tmp_path / name)
+        config = json.loads((tmp_path / name / "config.json").read_text())
+        teacher = config.pop("teacher_fingerprint")
+        assert teacher == load_backbone(str(trained / "teacher/export/best")).fingerprint
+        other = {"teacher_fingerprint": "abc"} if name == "text" else {}
+        (tmp_path / name / "config.json").write_text(json.dumps(config | other))
+    starts = {"model.image_init": str(tmp_path / "image"), "run.dir": str(tmp_path / "dual"), "train.max_steps": 1}
+    ended = run(changed(chain(trained)["dual"], starts), tmp_path / "dual", "reward_model")
+    assert ended.code == 0, ended.output
+    assert f"WARNING: model.image_init {tmp_path / 'image'} does not say which teacher" in ended.output
+    starts |= {"model.text_init": str(tmp_path / "text"), "run.dir": str(tmp_path / "other")}
+    ended = run(changed(chain(trained)["dual"], starts), tmp_path / "other", "reward_model")
+    assert ended.code == 1
+    assert "distilled from a teacher of fingerprint abc" in ended.output
 
 
 def test_a_teacher_that_is_gone_is_named_with_what_to_do(trained: Path, tmp_path: Path) -> None:

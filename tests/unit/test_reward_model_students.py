@@ -16,7 +16,13 @@ from rewards.clip.backbone import load_backbone
 from rewards.clip.student import LCLIP, LCLIPConfig
 from rl_caption.build import ConfigError
 from rl_caption.reward_models.encoders import ClipTowers, pretrained_clip, random_clip, save_clip
-from rl_caption.reward_models.students import build_dual, build_tower, copy_patch_embedding, save_tower
+from rl_caption.reward_models.students import (
+    build_dual,
+    build_tower,
+    copy_patch_embedding,
+    save_tower,
+    tower_teacher,
+)
 from tests.clip_for_tests import noise_image
 from tests.reward_models_for_tests import CLIP, STUDENT
 
@@ -56,6 +62,19 @@ def test_two_towers_are_one_model_that_is_a_reward(tmp_path: Path) -> None:
     assert torch.equal(backbone.encode_pixels(pixels, normalize=False), raw)
     text_raw = backbone.encode_texts(["a dog"], normalize=False)
     assert torch.allclose(backbone.encode_texts(["a dog"]), torch.nn.functional.normalize(text_raw), atol=1e-6)
+
+
+def test_towers_of_another_teacher_are_refused(tmp_path: Path) -> None:
+    folders: Any = {kind: str(tmp_path / kind) for kind in ("image", "text")}
+    for kind, folder in folders.items():
+        save_tower(build_tower(kind, None, STUDENT, 16), kind, Path(folder), "abc")
+    assert tower_teacher(folders["image"]) == "abc"
+    build_dual(None, folders, {}, 16, "abc")
+    with pytest.raises(ConfigError, match=r"model\.image_init is .* of fingerprint abc; this run's teacher has xyz"):
+        build_dual(None, folders, {}, 16, "xyz")
+    older = {"image": folders["image"], "text": saved(tmp_path / "older", "text")}
+    assert tower_teacher(older["text"]) is None
+    build_dual(None, older, {}, 16, "abc")  # type: ignore[arg-type]
 
 
 def test_a_model_may_start_from_one_tower_or_none(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rewards.base import Reward
+from rewards.clipscore import ClipScore
 from rewards.mixed import MixedReward
 from rewards.registry import build
 from rewards.text.bleu import Bleu
@@ -47,7 +48,8 @@ def build_judges(
         key: of ``judges`` in the configuration, for messages.
 
     Raises:
-        ConfigError: an unknown judge or argument, or a judge that is a term of the reward.
+        ConfigError: an unknown judge or argument, or a judge that is a term of the reward, is one but for its
+            arguments (CIDEr-D with another EOS setting), or scores by the encoder of one (CLIPScore with another w).
     """
     made = {}
     if judges is None:
@@ -63,9 +65,18 @@ def build_judges(
         except (ValueError, OSError) as error:
             raise ConfigError(f"{key}.{name}: {error}") from error
         for term, used in (reward.rewards if reward is not None else {}).items():
-            if used.signature == made[name].signature:
-                raise ConfigError(
-                    f"{key}.{name} is the reward's term {term!r} ({used.signature}): "
-                    "a judge must be something that is not trained on"
-                )
+            _check_held_out(made[name], f"{key}.{name}", used, term)
     return made
+
+
+def _check_held_out(judge: Reward, key: str, used: Reward, term: str) -> None:
+    """Refuse a judge that is a term of the reward, or rises with it: other arguments do not make it another measure."""
+    rule = "a judge must be something that is not trained on"
+    if used.signature == judge.signature:
+        raise ConfigError(f"{key} is the reward's term {term!r} ({used.signature}): {rule}")
+    both = f"{key} ({judge.signature}) and the reward's term {term!r} ({used.signature})"
+    if isinstance(judge, ClipScore) and isinstance(used, ClipScore):
+        if judge.backbone.encoder.fingerprint == used.backbone.encoder.fingerprint:
+            raise ConfigError(f"{both} are scores of one and the same encoder: {rule}")
+    elif any(isinstance(judge, kind) and isinstance(used, kind) for kind in N_GRAM_JUDGES.values()):
+        raise ConfigError(f"{both} are one metric with other arguments: {rule}")

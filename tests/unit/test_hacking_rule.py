@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 
 from rewards.mixed import MixedReward
 from rewards.registry import build
+from rl_caption.build import ConfigError
 from rl_caption.config import ScstConfig
 from rl_caption.config_checks import out_of_range
 from rl_caption.data.base import Row
@@ -32,7 +34,8 @@ from rl_caption.hacking import (
 )
 from rl_caption.hacking_monitor import HackingMonitor
 from rl_caption.judges import build_judges
-from rl_caption.monitor_config import MonitorConfig
+from rl_caption.monitor_config import JudgeConfig, MonitorConfig
+from tests.clip_for_tests import tiny_student
 
 STATISTICS = {
     "length": 8.0,
@@ -239,6 +242,32 @@ def test_the_default_judges_are_not_in_the_reward(terms: list[str], judges: list
         scores = made["cider"](None, list(captions.values()), references=references)
         expected = validation_cider(captions, dict(zip(captions, references, strict=True)))
         assert sum(scores) / 2 == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("term", "kwargs", "judge"),
+    [
+        ("cider", {"eos": True}, JudgeConfig("cider", {"eos": False})),
+        ("rouge_l", {}, JudgeConfig("rouge_l", {"beta": 1.0})),
+    ],
+)
+def test_a_term_with_other_arguments_is_no_judge(term: str, kwargs: Any, judge: JudgeConfig) -> None:
+    reward = MixedReward({"mine": (build(term, **kwargs), 1.0)})
+    with pytest.raises(ConfigError, match=r"monitor.judges.other .* and the reward's term 'mine' .* other arguments"):
+        build_judges({"other": judge}, reward, [["a red circle"]])
+
+
+def test_a_judge_on_the_encoder_of_a_term_is_refused(tmp_path: Path) -> None:
+    student, other = tiny_student(tmp_path / "student"), tiny_student(tmp_path / "other", pad_attention="full")
+    reward = MixedReward({"mine": (build("l_clipscore", backbone=student), 1.0)})
+    for target, more in (("l_clipscore", {"w": 1.0}), ("l_clipscore", {"prefix": "A "}), ("ref_l_clipscore", {})):
+        judges = {"other": JudgeConfig(target, {"backbone": str(student), **more})}
+        with pytest.raises(
+            ConfigError, match=r"judges.other \(.*l_clipscore.* and the reward's term 'mine' .* encoder"
+        ):
+            build_judges(judges, reward, [["a red circle"]])
+    judges = {"other": JudgeConfig("l_clipscore", {"backbone": str(other)})}
+    assert list(build_judges(judges, reward, [["a red circle"]])) == ["other"]
 
 
 def test_z_scored_terms_are_watched_in_units_of_their_spread_at_the_start() -> None:

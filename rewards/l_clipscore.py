@@ -91,8 +91,13 @@ class RefLClipScore(RefClipScore):
 
 
 def _student(backbone: str | Path | DualEncoder | CachedEncoder) -> str | Path | DualEncoder | CachedEncoder:
-    if isinstance(backbone, str | Path) and not Path(backbone).is_dir():
-        raise ValueError(
-            f"student folder {str(backbone)!r} does not exist: expected one that LCLIP.save_pretrained made"
-        )
+    if isinstance(backbone, str | Path):
+        if not Path(backbone).is_dir():
+            raise ValueError(
+                f"student folder {str(backbone)!r} does not exist: expected one that LCLIP.save_pretrained made"
+            )
+        if (Path(backbone) / "open_clip_config.json").is_file():
+            raise ValueError(
+                f"{str(backbone)!r} holds an open_clip model, no student: score with it as clipscore or ref_clipscore"
+            )
     return backbone

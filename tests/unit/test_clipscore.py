@@ -144,6 +144,13 @@ def test_all_are_rewards_by_name(tiny: Path, tmp_path: Path) -> None:
         assert build(name, backbone=str(student)).__name__ == name
 
 
+@pytest.mark.parametrize("kind", [LClipScore, RefLClipScore])
+def test_a_folder_of_open_clip_is_no_student(tmp_path: Path, kind: type[ClipScore]) -> None:
+    (tmp_path / "open_clip_config.json").write_text("{}")
+    with pytest.raises(ValueError, match="holds an open_clip model, no student: score with it as clipscore"):
+        kind(tmp_path)
+
+
 @pytest.mark.parametrize("wrong", [{"w": 0}, {"w": math.nan}, {"cache_references": 0}, {"cache_images": 0}])
 def test_wrong_arguments_are_refused(backbone: Backbone, wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="expected"):

@@ -100,11 +100,12 @@ class Teacher:
                 self._texts = {caption: index for index, caption in enumerate(distinct)}
                 left -= self._text_table.nbytes
         if "image" in self.towers and not self.augmented and self._fits(len(rows), left, "images"):
-            keep = EmbeddingCache(f"{self.backbone.fingerprint}-raw", self._folder(), max_images=1)
-            self._image_table = shared_out(self.accelerator, rows, lambda mine: self._kept(keep, mine))
+            self._image_table = shared_out(self.accelerator, rows, self.kept_image_embeddings)
             self._images = {row["image_id"]: index for index, row in enumerate(rows)}
 
-    def _kept(self, keep: EmbeddingCache, rows: Sequence[Row]) -> Tensor:
+    def kept_image_embeddings(self, rows: Sequence[Row]) -> Tensor:
+        """As ``image_embeddings``, but read from and written to ``cache_dir``, where there is one."""
+        keep = EmbeddingCache(f"{self.backbone.fingerprint}-raw", self._folder(), max_images=1)
         images = [row["image"] for row in rows]
         encode = self.backbone.encode_images
         return torch.from_numpy(keep.embed(images, lambda missing: encode(missing, normalize=False).numpy()))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from accelerate import Accelerator
@@ -14,7 +14,11 @@ from rl_caption.accumulation import dropout_off
 from rl_caption.data.base import Row
 from rl_caption.reward_models.batch import PixelCache, TokenCache
 from rl_caption.reward_models.teacher import Teacher, shared_out
+from rl_caption.trainer import NonFiniteError
 from rl_caption.types import Validation
+
+MOST_PIXELS = 256 * 2**20
+"""Bytes of a process for pixels of validation images, beside ``data.cache_mb``: 1,783 images of 224 pixels a side."""
 
 
 def embedding_validator(
@@ -29,9 +33,9 @@ def embedding_validator(
 ) -> Callable[[int], Validation]:
     """A function of the step that judges the model as it is; called by every process, with equal results in all.
 
-    All images of ``rows`` and all their references are embedded. ``val/i2t_r1`` and so on are retrieval recalls; a
-    tower that the model does not have is the teacher's. ``val/retrieval_r1`` is the mean of recall at 1 both ways.
-    ``val/teacher_cosine_image`` and ``..._text`` are mean cosines to the teacher's embeddings.
+    All images of ``rows`` and all their references are embedded, equal captions once. ``val/i2t_r1`` and so on are
+    retrieval recalls; a tower that the model does not have is the teacher's. ``val/retrieval_r1`` is the mean of recall
+    at 1 both ways. ``val/teacher_cosine_image`` and ``..._text`` are mean cosines to the teacher's embeddings.
 
     Args:
         accelerator: devices and processes.
@@ -41,13 +45,21 @@ def embedding_validator(
         pixels, tokens: prepare what the network reads.
         batch_size: images, or captions, at a time in each process.
         teacher: where there is one.
+
+    Raises:
+        NonFiniteError: an embedding is NaN or infinite; by the function that is returned, or at once for the teacher's.
     """
     captions = [caption for row in rows for caption in row["references"]]
     owners = torch.tensor([index for index, row in enumerate(rows) for _ in row["references"]])
+    distinct = list(dict.fromkeys(captions))
+    position = {caption: index for index, caption in enumerate(distinct)}
+    places = [position[caption] for caption in captions]
+    pixels = validation_pixels(pixels, -(-len(rows) // accelerator.num_processes))
     expected: dict[str, Tensor] = {}
     if teacher is not None:
-        expected["image"] = shared_out(accelerator, rows, teacher.image_embeddings)
-        expected["text"] = shared_out(accelerator, captions, teacher.text_embeddings)
+        expected["image"] = shared_out(accelerator, rows, teacher.kept_image_embeddings)
+        expected["text"] = shared_out(accelerator, distinct, teacher.text_embeddings)[places]
+        _check_finite(expected, "the teacher's", "a wider teacher.precision, fp32, is the usual remedy")
 
     def embedded(name: str, prepare: Callable[[list], Tensor], items: Sequence) -> Tensor:
         def embed(mine: list) -> Tensor:
@@ -62,7 +74,9 @@ def embedding_validator(
             if "image" in towers:
                 found["image"] = embedded("image", lambda mine: torch.stack([pixels(row) for row in mine]), rows)
             if "text" in towers:
-                found["text"] = embedded("text", tokens, captions)
+                found["text"] = embedded("text", tokens, distinct)[places]
+        remedy = "a lower train.lr, or train.mixed_precision bf16 or no, is the usual remedy"
+        _check_finite(found, f"validation at step {step}: the model's", remedy)
         metrics = {
             f"val/teacher_cosine_{tower}": float(F.cosine_similarity(found[tower], expected[tower], dim=-1).mean())
             for tower in towers
@@ -74,3 +88,19 @@ def embedding_validator(
         return Validation(metrics)
 
     return validate
+
+
+def validation_pixels(pixels: PixelCache, images: int) -> PixelCache:
+    """What prepares the ``images`` that this process validates: with memory for all of them where that is little.
+
+    They are wanted at every validation, so training images, which may fill ``pixels``, must not crowd them out.
+    """
+    needed = images * 3 * pixels.preprocessing.size**2
+    return PixelCache(pixels.preprocessing, needed) if needed <= MOST_PIXELS else pixels
+
+
+def _check_finite(found: Mapping[str, Tensor], whose: str, remedy: str) -> None:
+    for tower, rows in found.items():
+        bad = int((~rows.isfinite().all(dim=1)).sum())
+        if bad:
+            raise NonFiniteError(f"{whose} {tower} embeddings: {bad} of {len(rows)} are NaN or infinite; {remedy}")

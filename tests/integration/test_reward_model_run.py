@@ -234,7 +234,7 @@ def test_image_embeddings_on_disk_are_raw_and_read_again(trained: Path, tmp_path
         assert ended.code == 0, ended.output
         assert_same_run(folder, trained / "image")
     kept = files(tmp_path / "cache")
-    assert len(kept) == 32
+    assert len(kept) == 32 + 6, "training and validation images"
     assert all(name.split("/")[0].endswith("-raw") for name in kept)
 
 

@@ -205,7 +205,8 @@ class EvalConfig:
         split: its name.
         max_images: the first so many images of the split; null takes all.
         batch_size: images decoded at a time, in each process.
-        patience: stop after so many validations in a row without a better CIDEr-D; null never stops early.
+        patience: stop after so many validations in a row without a better value of the metric that chooses the best
+            model (CIDEr-D of a captioner, unless a judge is named); null never stops early.
     """
 
     every: int | None = None

@@ -61,7 +61,7 @@ def fit(
         trainee: the model and its judge.
         make_task: from the model as prepared for (distributed) training to what one step does.
         collate: (row, step) pairs to a micro-batch.
-        signature: what the reward's numbers depend on; a resumed run must have the same.
+        signature: what the reward's, or a teacher's, numbers depend on; a resumed run must have the same.
     """
     train, accelerator = stage.config.train, stage.accelerator
     state = stage.state(signature)
@@ -152,6 +152,6 @@ def _announce_run(stage: Stage, trainer: Trainer) -> None:
         f"{stage.micro_batch_size} images a step and process, {trainer.max_steps} steps into {trainer.folder}",
     )
     if trainer.state.signature:
-        announce(accelerator, f"reward signature: {trainer.state.signature}")
+        announce(accelerator, f"{stage.signature_of} signature: {trainer.state.signature}")
     if stage.checkpoint:
         announce(accelerator, f"going on from {stage.checkpoint}")

@@ -22,7 +22,7 @@ from rl_caption.config_checks import out_of_range
 from rl_caption.data.base import Row
 from rl_caption.data.order import micro_batch_size
 from rl_caption.launch import RunLock
-from rl_caption.reward_models.config import TrainingConfig
+from rl_caption.reward_models.config import RewardModelConfig, TrainingConfig
 from rl_caption.run_folder import find_checkpoint
 from rl_caption.types import TrainState
 
@@ -61,17 +61,22 @@ class Stage:
         """Optimizer steps of the run."""
         return self.config.train.max_steps or max(round(self.config.train.epochs * self.steps_per_epoch), 1)
 
+    @property
+    def signature_of(self) -> str:
+        """What a run's signature describes, for messages."""
+        return "teacher" if isinstance(self.config, RewardModelConfig) else "reward"
+
     def state(self, signature: str) -> TrainState:
         """Counters to start from, or those of the checkpoint.
 
         Raises:
-            CheckpointError: the checkpoint was trained on another reward, and ``run.resume`` is not ``true``.
+            CheckpointError: the checkpoint is of another reward or teacher, and ``run.resume`` is not ``true``.
         """
         state = read_state(self.checkpoint) if self.checkpoint else TrainState(signature=signature)
         if state.signature != signature and self.config.run.resume not in (True, "true"):
             raise CheckpointError(
-                f"{self.checkpoint} was trained on the reward {state.signature!r}, this run asks for {signature!r}: "
-                "set run.resume to true to go on all the same"
+                f"{self.checkpoint} was trained on the {self.signature_of} {state.signature!r}, this run asks "
+                f"for {signature!r}: set run.resume to true to go on all the same"
             )
         state.signature = signature
         if self.config.run.resume != "auto":  # asked to go on; an unchanged rule stops it at the next validation

@@ -7,6 +7,7 @@ import io
 import logging
 import os
 import struct
+import sys
 import tempfile
 import time
 import zlib
@@ -88,18 +89,30 @@ def image_identity(source: ImageSource) -> str:
 
 
 def chunks(items: Sequence[T], size: int, title: str) -> Iterator[Sequence[T]]:
-    """Yield the items by ``size``; what takes long shows a progress bar or, off a terminal, log lines."""
+    """Yield the items by ``size``; what takes long shows a progress bar or, off a terminal, log lines.
+
+    Only the first of several processes shows anything.
+    """
     start = logged = time.monotonic()
-    with tqdm(total=len(items), desc=title, leave=False, delay=2, disable=None) as bar:
+    shows = _is_main_process()
+    with tqdm(total=len(items), desc=title, leave=False, delay=2, disable=None if shows else True) as bar:
         for first in range(0, len(items), size):
             chunk = items[first : first + size]
             yield chunk
             bar.update(len(chunk))
             now, done = time.monotonic(), first + len(chunk)
-            if bar.disable and now - logged >= _LOG_SECONDS:
+            if shows and bar.disable and now - logged >= _LOG_SECONDS:
                 rate, logged = done / (now - start), now
                 left = (len(items) - done) / rate
                 logger.info("%s: %d of %d, %.1f per second, %.0f s left", title, done, len(items), rate, left)
+
+
+def _is_main_process() -> bool:
+    """Whether this is process 0 of those that train together; before they have met, the launcher's ``RANK`` says it."""
+    torch = sys.modules.get("torch")  # a process that has not imported it is in no group
+    if torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
+        return bool(torch.distributed.get_rank() == 0)
+    return os.environ.get("RANK", "0") == "0"
 
 
 class EmbeddingCache:

@@ -53,6 +53,8 @@ def test_one_command_trains_the_chain(trained: Path) -> None:
     }
     log = (trained / "dual.log").read_text()
     assert "copied from the teacher and frozen: patch_embed.weight, cls_token, pos_embed" in log
+    assert "teacher signature: distill_image[best," in log
+    assert "reward signature" not in log
     assert log.count("teacher: embedding 32 images once") == 2
 
 
@@ -293,7 +295,7 @@ def test_another_teacher_refuses_to_resume(trained: Path, tmp_path: Path) -> Non
         changed(config, {"teacher.name": str(other / "export/best"), "run.resume": path}), folder, "reward_model"
     )
     assert ended.code == 1
-    assert "distill_image[best," in ended.output
+    assert "was trained on the teacher 'distill_image[best," in ended.output
 
 
 def test_a_circle_of_warm_starts_is_named(tmp_path: Path) -> None:

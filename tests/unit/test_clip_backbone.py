@@ -17,6 +17,7 @@ from PIL import Image
 from torch.nn.functional import normalize
 
 from rewards.base import RewardError
+from rewards.clip import embedding_cache
 from rewards.clip.backbone import Backbone, DualEncoder, load_backbone
 from rewards.clip.embedding_cache import EmbeddingCache, image_identity
 from rewards.clip.preprocessing import Preprocessing, pixels
@@ -378,3 +379,18 @@ def test_a_full_disk_does_not_end_the_run(
 def test_embeddings_that_are_not_finite_are_refused() -> None:
     with pytest.raises(RewardError, match="not finite"):
         EmbeddingCache("f").embed([noise_image(1)], lambda images: np.full((1, 3), np.nan, np.float32))
+
+
+@pytest.mark.parametrize(("rank", "is_said"), [(None, True), ("0", True), ("1", False)])
+def test_only_the_first_process_says_how_far_it_is(
+    rank: str | None, is_said: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capsys: Any
+) -> None:
+    monkeypatch.setattr(embedding_cache, "_LOG_SECONDS", 0.0)
+    if rank is None:
+        monkeypatch.delenv("RANK", raising=False)
+    else:
+        monkeypatch.setenv("RANK", rank)
+    with caplog.at_level(logging.INFO):
+        assert list(embedding_cache.chunks("abc", 2, "embedding letters")) == ["ab", "c"]
+    assert ("embedding letters: 2 of 3" in caplog.text) is is_said
+    assert capsys.readouterr().err == ""

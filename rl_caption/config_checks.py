@@ -65,7 +65,7 @@ def out_of_range(config: TrainingConfig) -> list[str]:
         if advantage in NEED_TWO_SAMPLES and samples < 2:
             wrong.append(f"rollout.num_samples is {samples}: train.advantage {advantage} compares at least 2")
         for name, value in vars(config.monitor.thresholds).items():
-            if not value >= 0:
+            if value is not None and not value >= 0:
                 wrong.append(f"monitor.thresholds.{name} is {value}: expected at least 0")
     if isinstance(config, RewardModelConfig) and config.train.label_smoothing:
         wrong.append(f"train.label_smoothing is {config.train.label_smoothing}: reward models have none, expected 0")

@@ -44,7 +44,7 @@ def main(argv: list[str] | None = None) -> int:
         "SCST on CIDEr-D": Path(run["run"]["dir"]) / "export" / "best",
         "SCST on mixture": Path(mix["run"]["dir"]) / "export" / "best",
     }
-    student = mix["reward"]["terms"]["ref_l_clipscore"]["kwargs"]["backbone"]
+    student = mix["reward"]["terms"]["l_clipscore"]["kwargs"]["backbone"]
     folder = Path(run["run"]["dir"]).parent
     written = _judge_all(models, run, student, folder)
     print(f"\ntook {(time.monotonic() - started) / 60:.1f} minutes; wrote")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ class Trainee:
 
     Attributes:
         model: what is trained: those of its parameters that require a gradient.
-        validate: judges the model as it is at a step; called by every process.
+        validate: judges the model as it is at a step, told what the newest step logged; called by every process.
         export: writes the model to a folder.
         is_trained: whether the weights are worth validating before the first step.
         metric: which of validation's metrics chooses the best model; higher is better.
@@ -38,7 +38,7 @@ class Trainee:
     """
 
     model: nn.Module
-    validate: Callable[[int], Validation]
+    validate: Callable[[int, Mapping[str, float]], Validation]
     export: Callable[[Path], None]
     is_trained: bool
     metric: str = "val/cider"

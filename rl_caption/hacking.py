@@ -37,6 +37,8 @@ class Thresholds:
         vocabulary: share of the different words, of the references or the start (whichever has fewer), below which
             the vocabulary has collapsed.
         diversity: the same for lexical diversity (HD-D).
+        entropy: share of the first known entropy of the policy's samples below which it has collapsed; 0 is off.
+        kl: divergence from the starting policy, in nats a token, above which the policy has left it; None is off.
     """
 
     judge_fall: float = 0.05
@@ -50,6 +52,8 @@ class Thresholds:
     length: float = 0.3
     vocabulary: float = 0.3
     diversity: float = 0.5
+    entropy: float = 0.0
+    kl: float | None = None
 
 
 @dataclass(frozen=True)
@@ -173,6 +177,23 @@ def judge_alarm(
     for key, meaning in _VARIETY.items():
         if seen[key] < getattr(thresholds, key) * min(references[key], began[key]):
             found[key] = f"{meaning} {seen[key]:.3g} (start {began[key]:.3g}, references {references[key]:.3g})"
+    return found
+
+
+def policy_signs(now: Mapping[str, float], first: Mapping[str, float], thresholds: Thresholds) -> dict[str, str]:
+    """Evidence from the policy's distribution on its training samples: sign -> a sentence; empty if there is none.
+
+    Args:
+        now: ``entropy`` (nats a token) and ``kl`` (to the starting policy, nats a token) of the newest step, as far as
+            they are known.
+        first: the same of the first step that was seen.
+        thresholds: what counts; both are off by default, since honest training sharpens a policy, too.
+    """
+    found = {}
+    if "entropy" in now and now["entropy"] < thresholds.entropy * first["entropy"]:
+        found["entropy"] = f"the entropy of the policy is {now['entropy']:.3g} nats (at first {first['entropy']:.3g})"
+    if "kl" in now and thresholds.kl is not None and now["kl"] > thresholds.kl:
+        found["kl"] = f"the policy is {now['kl']:.3g} nats a token away from the starting policy"
     return found
 
 

@@ -6,12 +6,13 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from rewards.base import Reward, RewardError, checked_scores
 from rewards.mixed import MixedReward, moments
 from rl_caption.data.base import Row
-from rl_caption.hacking import Findings, Peak, Thresholds, caption_statistics, judge_alarm, updated_peaks
+from rl_caption.hacking import Findings, Peak, Thresholds, caption_statistics, judge_alarm, policy_signs, updated_peaks
 from rl_caption.types import Validation
 
 DIGITS = 6
@@ -56,7 +57,12 @@ class HackingMonitor:
         return f"monitor: held-out judges, not in the reward: {named}"
 
     def inspect(
-        self, step: int, rows: Sequence[Row], captions: Sequence[str], finished: Sequence[bool]
+        self,
+        step: int,
+        rows: Sequence[Row],
+        captions: Sequence[str],
+        finished: Sequence[bool],
+        policy: Mapping[str, float] = MappingProxyType({}),
     ) -> tuple[Validation, Findings]:
         """Judge one caption an image; the first call of a run is taken for the starting policy.
 
@@ -65,6 +71,7 @@ class HackingMonitor:
             rows: N validation images, the same at every call.
             captions: N captions.
             finished: whether each ended with EOS.
+            policy: ``entropy`` and ``kl`` of the newest training step, where there are any.
 
         Returns:
             What is to be logged, printed and done, and the findings behind it.
@@ -89,9 +96,14 @@ class HackingMonitor:
         now = Findings(total, rounded, caption_statistics(captions))
         if is_start:
             start["findings"] = asdict(now)
+        # There is no training step before the start: the first one that is known stands for it.
+        for key, value in policy.items():
+            start.setdefault("policy", {}).setdefault(key, value)
         peaks = {name: Peak(**peak) for name, peak in memory["peaks"].items()}
         began = Findings(**start["findings"])
         evidence = {} if is_start else judge_alarm(now, began, self.references, self.thresholds, peaks)
+        if not is_start and total > began.reward:
+            evidence |= policy_signs(policy, start.get("policy", {}), self.thresholds)
         memory["peaks"] = {name: asdict(peak) for name, peak in updated_peaks(peaks, now, step).items()}
         late = is_start and step > 0
         return self._verdict(step, now, means, evidence, [_LATE.format(step=step)] if late else []), now

@@ -6,8 +6,8 @@ import json
 import math
 import signal
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -64,7 +64,7 @@ class Trainer:
         max_steps: optimizer steps of the whole run.
         folder: the run's folder.
         state: counters to start from.
-        validate: judges the model as it is at a step.
+        validate: judges the model as it is at a step; it is also told what the newest step of this program logged.
         metric: which of validation's metrics chooses the best model; higher is better.
         metric_range: its range, for log lines.
         export: writes the model to a folder.
@@ -87,7 +87,7 @@ class Trainer:
     max_steps: int
     folder: Path
     state: TrainState
-    validate: Callable[[int], Validation]
+    validate: Callable[[int, Mapping[str, float]], Validation]
     export: Callable[[Path], None]
     metric: str = "val/cider"
     metric_range: str = "0 to 10"
@@ -100,6 +100,7 @@ class Trainer:
     patience: int | None = None
     log_samples: int = 2
     validate_first: bool = True
+    _newest: Mapping[str, float] = field(default_factory=dict, init=False)
 
     def fit(self) -> TrainState:
         """Train to ``max_steps``, to the end of patience, or to SIGTERM (which saves a checkpoint first).
@@ -173,6 +174,7 @@ class Trainer:
         return norm
 
     def _after_step(self, log: RunLog, metrics: dict[str, float]) -> None:
+        self._newest = metrics
         step = self.state.global_step
         last = step >= self.max_steps
         if step % self.log_every == 0 or last or step == 1:
@@ -186,7 +188,7 @@ class Trainer:
     def _validate(self, log: RunLog) -> None:
         """Judge the model; a better ``metric`` than before exports it to ``export/best``."""
         started = time.perf_counter()
-        verdict = self.validate(self.state.global_step)
+        verdict = self.validate(self.state.global_step, self._newest)
         value, best = verdict.metrics[self.metric], self.state.best_metric
         improved = best is None or value > best
         if improved:

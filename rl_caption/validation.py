@@ -21,9 +21,10 @@ from rl_caption.types import Validation
 
 def caption_validator(
     stage: Stage, captioner: Captioner, max_new_tokens: int, monitor: HackingMonitor | None = None
-) -> Callable[[int], Validation]:
-    """A function of the step that captions the validation images greedily; called by every process.
+) -> Callable[[int, Mapping[str, float]], Validation]:
+    """A function of the step, and of what it logged, that captions the validation images greedily.
 
+    Every process calls it.
     It writes the captions to ``eval/step-N/predictions.json`` in COCO result format and, with a ``monitor``, the scores
     of every image by the judges to ``eval/step-N/judges.json``.
     """
@@ -32,7 +33,7 @@ def caption_validator(
     batch_size = stage.config.eval.batch_size
     accelerator = stage.accelerator
 
-    def validate(step: int) -> Validation:
+    def validate(step: int, logged: Mapping[str, float]) -> Validation:
         """Caption the split with the policy as it is at ``step``."""
         decoded = decode_rows(captioner, captioner.policy, stage.val_rows, decoding, batch_size, accelerator)
         captions = {image_id: caption for image_id, (caption, _) in decoded.items()}
@@ -48,7 +49,9 @@ def caption_validator(
         def inspect() -> Validation:
             rows = [stage.val_rows[index] for index in range(len(stage.val_rows))]
             finished = [decoded[row["image_id"]][1] for row in rows]
-            found, findings = monitor.inspect(step, rows, [captions[row["image_id"]] for row in rows], finished)
+            policy = {key: logged[f"policy/{key}"] for key in ("entropy", "kl") if f"policy/{key}" in logged}
+            texts = [captions[row["image_id"]] for row in rows]
+            found, findings = monitor.inspect(step, rows, texts, finished, policy)
             _write_judges(folder, list(captions), findings.judges)
             return found
 

@@ -30,7 +30,7 @@ def embedding_validator(
     tokens: TokenCache,
     batch_size: int,
     teacher: Teacher | None = None,
-) -> Callable[[int], Validation]:
+) -> Callable[[int, Mapping[str, float]], Validation]:
     """A function of the step that judges the model as it is; called by every process, with equal results in all.
 
     All images of ``rows`` and all their references are embedded, equal captions once. ``val/i2t_r1`` and so on are
@@ -68,7 +68,7 @@ def embedding_validator(
 
         return shared_out(accelerator, items, embed)
 
-    def validate(step: int) -> Validation:
+    def validate(step: int, logged: Mapping[str, float]) -> Validation:
         found = dict(expected)
         with torch.no_grad(), dropout_off(network), accelerator.autocast():
             if "image" in towers:

@@ -29,6 +29,7 @@ from rl_caption.hacking import (
     judge_alarm,
     lexical_diversity,
     paired_difference,
+    policy_signs,
     reference_statistics,
     updated_peaks,
 )
@@ -168,6 +169,24 @@ def test_peaks_keep_the_earliest_best_of_each_judge() -> None:
     assert peaks == {"a": Peak(0, 1.0, [0.5, 0.5]), "b": Peak(10, 1.1, [0.1, 0.4])}
 
 
+@pytest.mark.parametrize(
+    ("now", "expected"),
+    [
+        ({"entropy": 0.21}, []),
+        ({"entropy": 0.19}, ["entropy"]),
+        ({"kl": 2.1}, ["kl"]),
+        ({"entropy": 0.0, "kl": 3.0}, ["entropy", "kl"]),
+        ({}, []),
+    ],
+)
+def test_a_policy_that_collapsed_or_left_its_start_is_evidence_where_asked_for(
+    now: dict[str, float], expected: list[str]
+) -> None:
+    first = {"entropy": 2.0, "kl": 0.0}
+    assert list(policy_signs(now, first, Thresholds(entropy=0.1, kl=2.0))) == expected
+    assert policy_signs(now, first, Thresholds()) == {}
+
+
 def test_thresholds_are_used() -> None:
     now = Findings(1.5, {"rouge_l": [score - 0.06 for score in SCORES]}, STATISTICS | {"vocabulary": 10.0})
     off = Thresholds(judge_fall=0.2, vocabulary=0.0)
@@ -280,6 +299,21 @@ def test_z_scored_terms_are_watched_in_units_of_their_spread_at_the_start() -> N
     assert validation.metrics["val/reward"] == pytest.approx(2 * statistics.fmean(scores) / statistics.pstdev(scores))
     validation, _ = monitor.inspect(1, rows, ["a red circle", "two blue squares"], [True, True])
     assert validation.metrics["val/reward"] == pytest.approx(2 / statistics.pstdev(scores))
+
+
+def test_the_first_known_entropy_stands_for_the_start() -> None:
+    reward = MixedReward({"rouge_l": (build("rouge_l"), 1.0)})
+    references = [["a red circle"], ["two blue squares"]]
+    rows = [Row(image_id=name, image=name, references=own) for name, own in zip("ab", references, strict=True)]
+    monitor = HackingMonitor(reward, {}, reference_statistics(references), Thresholds(entropy=0.5))
+    alarms = []
+    for step, entropy in enumerate([None, 1.0, 0.6, 0.4]):
+        captions = ["a red circle", "a blue circle" if step == 0 else "two blue squares"]
+        policy = {} if entropy is None else {"entropy": entropy}
+        validation, _ = monitor.inspect(step, rows, captions, [True, True], policy)
+        alarms.append(validation.metrics["hacking/alarm"])
+    assert alarms == [0.0, 0.0, 0.0, 1.0]
+    assert monitor.notes["hacking"]["first_alarm"]["step"] == 3
 
 
 def test_a_checkpoint_of_other_judges_starts_the_comparison_anew_and_says_so() -> None:

@@ -45,7 +45,7 @@ def validator(network: Network, own: list[Any]) -> Any:
     validate = embedding_validator(
         Accelerator(cpu=True), network, ("image", "text"), own, PixelCache(Preprocessing(8)), tokens, 2
     )
-    return lambda step: validate(step)
+    return lambda step: validate(step, {})
 
 
 def test_equal_captions_are_embedded_once_with_the_result_of_all() -> None:

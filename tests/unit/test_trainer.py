@@ -65,7 +65,7 @@ def make_trainer(
         loader=[CaptionBatch(rows[index : index + 1], {}) for index in range(100)],  # type: ignore[arg-type]
         micro_batches=2,
         folder=folder,
-        validate=lambda step: Validation({"val/cider": remaining.pop(0) if remaining else 0.0}),
+        validate=lambda step, logged: Validation({"val/cider": remaining.pop(0) if remaining else 0.0}),
         export=export,
         **values,
     )

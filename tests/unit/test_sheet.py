@@ -1,0 +1,20 @@
+"""The sheet of captions: nothing is cut off or drawn over the next row."""
+
+from __future__ import annotations
+
+from PIL import Image
+
+from rl_caption.report.sheet import GAP, LINE, PAPER, TILE, caption_sheet
+
+IMAGES = [Image.new("RGB", (8, 8), (200, 0, 0)) for _ in range(4)]
+
+
+def test_a_row_is_as_high_as_its_longest_text() -> None:
+    short = caption_sheet(IMAGES, {"a:": ["one"] * 4})
+    assert short.height == 2 * (TILE + 2 * GAP) + GAP
+    captions = {name: ["a large striped red square to the left of a small blue ring", *["one"] * 3] for name in "abcd"}
+    tall = caption_sheet(IMAGES, captions)
+    # The first row has four systems of one name and two lines each; the second is as high as an image.
+    assert tall.height == 4 * (3 * LINE + LINE // 3) + 2 * GAP + max(TILE, 4 * (2 * LINE + LINE // 3)) + 2 * GAP + GAP
+    last_line = tall.crop((0, tall.height - GAP, tall.width, tall.height))
+    assert last_line.getcolors() == [(tall.width * GAP, PAPER)]

@@ -47,6 +47,7 @@ def caption_validator(
             return Validation(metrics)
 
         def inspect() -> Validation:
+            """Let the monitor judge the captions, and keep its judges' scores."""
             rows = [stage.val_rows[index] for index in range(len(stage.val_rows))]
             finished = [decoded[row["image_id"]][1] for row in rows]
             policy = {key: logged[f"policy/{key}"] for key in ("entropy", "kl") if f"policy/{key}" in logged}

@@ -69,6 +69,7 @@ def embedding_validator(
         return shared_out(accelerator, items, embed)
 
     def validate(step: int, logged: Mapping[str, float]) -> Validation:
+        """Embed the split with the network as it is at ``step``."""
         found = dict(expected)
         with torch.no_grad(), dropout_off(network), accelerator.autocast():
             if "image" in towers:
@@ -77,17 +78,22 @@ def embedding_validator(
                 found["text"] = embedded("text", tokens, distinct)[places]
         remedy = "a lower train.lr, or train.mixed_precision bf16 or no, is the usual remedy"
         _check_finite(found, f"validation at step {step}: the model's", remedy)
-        metrics = {
-            f"val/teacher_cosine_{tower}": float(F.cosine_similarity(found[tower], expected[tower], dim=-1).mean())
-            for tower in towers
-            if tower in expected
-        }
-        recall = retrieval_recall(found["image"], found["text"], owners)
-        metrics |= {f"val/{name}": value for name, value in recall.items()}
-        metrics["val/retrieval_r1"] = (recall["i2t_r1"] + recall["t2i_r1"]) / 2
-        return Validation(metrics)
+        return Validation(_metrics(found, expected, towers, owners))
 
     return validate
+
+
+def _metrics(
+    found: Mapping[str, Tensor], expected: Mapping[str, Tensor], towers: Sequence[str], owners: Tensor
+) -> dict[str, float]:
+    metrics = {
+        f"val/teacher_cosine_{tower}": float(F.cosine_similarity(found[tower], expected[tower], dim=-1).mean())
+        for tower in towers
+        if tower in expected
+    }
+    recall = retrieval_recall(found["image"], found["text"], owners)
+    metrics |= {f"val/{name}": value for name, value in recall.items()}
+    return metrics | {"val/retrieval_r1": (recall["i2t_r1"] + recall["t2i_r1"]) / 2}
 
 
 def validation_pixels(pixels: PixelCache, images: int) -> PixelCache:

@@ -17,7 +17,7 @@ import yaml
 from rewards.clip.backbone import Backbone, load_backbone
 from rl_caption.build import ConfigError, build_data, quiet_libraries, usable_split
 from rl_caption.captioners.transformer import TransformerCaptioner
-from rl_caption.cli import find_own_modules, parse, show_log_lines
+from rl_caption.cli import find_own_modules, log_lines, parse
 from rl_caption.config import DataConfig, EvaluateConfig
 from rl_caption.data.base import Row
 from rl_caption.data.files import write_json, write_text
@@ -117,10 +117,9 @@ def main() -> None:
         parser.error("numbers of images, samples, tokens and references must be at least 1")
     if min(arguments.temperatures) <= 0 or len(set(arguments.temperatures)) < len(arguments.temperatures):
         parser.error(f"--temperatures {arguments.temperatures}: expected different numbers above 0")
-    show_log_lines()
     find_own_modules()
     quiet_libraries()
-    with user_errors():
+    with log_lines(), user_errors():
         run(arguments)
 
 

@@ -11,7 +11,8 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -283,14 +284,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return run(name, rest)
 
 
-def show_log_lines() -> None:
-    """Print the package's own log lines (level INFO and above) to standard error."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(message)s"))
+class _LogLines(logging.Handler):
+    """Prints messages to standard error, whatever that is at the time."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(self.format(record), file=sys.stderr, flush=True)
+
+
+@contextmanager
+def log_lines() -> Iterator[None]:
+    """Inside the ``with``, the package's own log lines (level INFO and above) are printed to standard error."""
+    handler = _LogLines()
     # At the root: a library that logs there would otherwise put up a handler of its own, and every line come twice.
     logging.getLogger().addHandler(handler)
     for package in ("rl_caption", "rewards"):
         logging.getLogger(package).setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeHandler(handler)
 
 
 def find_own_modules() -> None:
@@ -309,9 +321,8 @@ def run(name: str, arguments: Sequence[str]) -> int:
     """Run one program; errors that a user can mend are printed without a traceback."""
     from rl_caption.errors import user_errors
 
-    show_log_lines()
     find_own_modules()
-    with user_errors():
+    with log_lines(), user_errors():
         if name in PROGRAMS:
             from rl_caption.launch import die_with_launcher
 

@@ -23,6 +23,8 @@ class Broken:
     signature = "broken"
 
     def __call__(self, prompts, completions, **columns):
+        if len(completions) == 6:  # the validation images
+            return [0.5] * 6
         return [0.5] * (len(completions) - 2) + [math.nan, 0.5]
 """
 

@@ -33,8 +33,18 @@ def main(argv: list[str] | None = None) -> int:
         if not config.is_file():
             raise FileNotFoundError(f"{config} is not there: run the demo from the project's folder")
     for config in (chosen.config, chosen.mix):
-        print(f"accelerate launch scripts/scst.py --config {config}", flush=True)
-        command = [sys.executable, "-m", "accelerate.commands.launch", str(script), "--config", str(config)]
+        # The small teacher has batch norm, which one process trains; with several GPUs accelerate would take them all.
+        launch = ["launch", "--num_processes", "1"]
+        print(f"accelerate {' '.join(launch)} scripts/scst.py --config {config}", flush=True)
+        command = [
+            sys.executable,
+            "-m",
+            "accelerate.commands.launch",
+            *launch[1:],
+            str(script),
+            "--config",
+            str(config),
+        ]
         code = subprocess.run(command, check=False).returncode
         if code != 0:
             return code

@@ -120,11 +120,9 @@ def scst(arguments: Sequence[str]) -> int:
     models = _reward_models_to_train(config.reward_models)
     if stage is not None:
         train_xe(stage)
-        if not is_complete(Path(stage.run.dir)):  # stopped by SIGTERM
-            return 0
-    if not _reward_models_trained(models):
-        return 0
-    train_scst(config)
+    stopped = stage is not None and not is_complete(Path(stage.run.dir))  # by SIGTERM
+    if not stopped and _reward_models_trained(models):
+        train_scst(config)
     leave_process_group()
     return 0
 
@@ -156,7 +154,7 @@ def reward_model(arguments: Sequence[str]) -> int:
 
     if _reward_models_trained(_reward_models_to_train(config.warm_start, config)):
         train_reward_model(config)
-        leave_process_group()
+    leave_process_group()
     return 0
 
 

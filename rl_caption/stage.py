@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -107,8 +108,13 @@ def open_stage(config: TrainingConfig) -> Iterator[Stage]:
 
 
 def leave_process_group() -> None:
-    """Take leave of the other processes, after the last training of this program: a group cannot be entered twice."""
+    """Take leave of the other processes, after the last training of this program: a group cannot be entered twice.
+
+    The caller holds no model any more. One that is prepared for several processes keeps the group's threads alive, and a
+    thread of gloo that lets go of a tensor while the interpreter ends aborts the process.
+    """
     if torch.distributed.is_initialized():
+        gc.collect()
         torch.distributed.destroy_process_group()
 
 

@@ -55,21 +55,24 @@ from accelerate import Accelerator
 from rl_caption.reward_models.batch import PairBatch
 from rl_caption.reward_models.objectives import Contrastive
 from rl_caption.reward_models.task import EmbeddingTask, caption_target
-accelerator = Accelerator(cpu=True)
-rank, processes = accelerator.process_index, accelerator.num_processes
+from rl_caption.stage import leave_process_group
 class Layer(torch.nn.Linear):
     def forward(self, inputs):
         found = {name: super(Layer, self).forward(rows) for name, rows in inputs.items()}
         return found | {"scale": torch.tensor(9.0)}
-torch.manual_seed(3)
-pairs, layer = torch.randn(2, 8, 5), Layer(5, 7)
-image, text = (rows.chunk(processes)[rank] for rows in pairs)
-size = 8 // processes
-captions = "abacdabe"[rank * size : (rank + 1) * size]
-batch = PairBatch([{}] * size, {"image": image, "text": text}, list(captions))
-log = EmbeddingTask(accelerator, accelerator.prepare(layer), Contrastive(), caption_target).training_step([batch], 0)
-sys.stdout.write(f"{log.reduce(accelerator)['loss/total']} {layer.weight.grad.norm().item()}")
-accelerator.end_training()
+def step(accelerator):
+    rank, processes = accelerator.process_index, accelerator.num_processes
+    torch.manual_seed(3)
+    pairs, layer = torch.randn(2, 8, 5), Layer(5, 7)
+    image, text = (rows.chunk(processes)[rank] for rows in pairs)
+    size = 8 // processes
+    captions = "abacdabe"[rank * size : (rank + 1) * size]
+    batch = PairBatch([{}] * size, {"image": image, "text": text}, list(captions))
+    task = EmbeddingTask(accelerator, accelerator.prepare(layer), Contrastive(), caption_target)
+    log = task.training_step([batch], 0)
+    return f"{log.reduce(accelerator)['loss/total']} {layer.weight.grad.norm().item()}"
+sys.stdout.write(step(Accelerator(cpu=True)))
+leave_process_group()
 """
 """Equal captions lie on both processes; their texts differ, as only then the loss depends on which are equal."""
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from rl_caption.monitor_config import JudgeConfig as JudgeConfig
-from rl_caption.monitor_config import MonitorConfig
+from rl_caption.hacking.config import JudgeConfig as JudgeConfig
+from rl_caption.hacking.config import MonitorConfig
 
 
 @dataclass

@@ -17,8 +17,8 @@ from rl_caption.data.base import DataModule, Row
 from rl_caption.data.files import id_key, read_captions, read_references
 from rl_caption.evaluation import Evaluation, check_writable, evaluate_captions, format_table, write_evaluation
 from rl_caption.evaluation.reward_scores import add_judges, check_judges
+from rl_caption.hacking.judges import build_judges
 from rl_caption.inference import caption_rows
-from rl_caption.judges import build_judges
 from rl_caption.launch import accelerator_kwargs, check_processes
 from rl_caption.tracking import announce
 

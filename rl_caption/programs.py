@@ -24,10 +24,10 @@ from rl_caption.config import ModelConfig, ScstConfig, XeConfig
 from rl_caption.cross_entropy import CrossEntropyTask
 from rl_caption.data.loader import Collate
 from rl_caption.fit import Trainee, fit
-from rl_caption.hacking import reference_statistics
-from rl_caption.hacking_monitor import HackingMonitor
-from rl_caption.judges import build_judges
-from rl_caption.monitor_config import MonitorConfig
+from rl_caption.hacking.config import MonitorConfig
+from rl_caption.hacking.judges import build_judges
+from rl_caption.hacking.monitor import HackingMonitor
+from rl_caption.hacking.rule import reference_statistics
 from rl_caption.reward_scales import announce_scales
 from rl_caption.scst import SelfCriticalTask
 from rl_caption.stage import Stage, open_stage

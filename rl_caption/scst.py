@@ -18,7 +18,6 @@ from rl_caption.advantages import AdvantageFn
 from rl_caption.captioners.base import Captioner, Decoding
 from rl_caption.cross_entropy import target_count, xe_loss
 from rl_caption.metrics import Averages
-from rl_caption.monitor import log_rollout
 from rl_caption.objectives import (
     LossReduction,
     entropy,
@@ -29,6 +28,7 @@ from rl_caption.objectives import (
     token_logprobs,
 )
 from rl_caption.rollout import sample_captions
+from rl_caption.rollout_log import log_rollout
 from rl_caption.scoring import score_rollouts
 from rl_caption.types import CaptionBatch, Rollout
 

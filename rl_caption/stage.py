@@ -110,8 +110,8 @@ def open_stage(config: TrainingConfig) -> Iterator[Stage]:
 def leave_process_group() -> None:
     """Take leave of the other processes, after the last training of this program: a group cannot be entered twice.
 
-    The caller holds no model any more. One that is prepared for several processes keeps the group's threads alive, and a
-    thread of gloo that lets go of a tensor while the interpreter ends aborts the process.
+    The caller holds no model any more: one that is prepared for several processes keeps the group's threads alive, and
+    a thread of gloo that lets go of a tensor while the interpreter ends aborts the process.
     """
     if torch.distributed.is_initialized():
         gc.collect()

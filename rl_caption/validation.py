@@ -13,7 +13,7 @@ from rewards.base import RewardError
 from rl_caption.captioners.base import Captioner, Decoding
 from rl_caption.data.files import write_json
 from rl_caption.evaluation import validation_cider
-from rl_caption.hacking_monitor import HackingMonitor
+from rl_caption.hacking.monitor import HackingMonitor
 from rl_caption.inference import decode_rows
 from rl_caption.stage import Stage
 from rl_caption.types import Validation

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rl_caption.config import RewardTerm
-from rl_caption.monitor_config import JudgeConfig
+from rl_caption.hacking.config import JudgeConfig
 
 
 @dataclass

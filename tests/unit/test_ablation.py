@@ -32,8 +32,8 @@ from rl_caption.cli import parse
 from rl_caption.config import RewardTerm, ScstConfig
 from rl_caption.data.base import Row
 from rl_caption.evaluation import Evaluation
+from rl_caption.hacking.config import JudgeConfig
 from rl_caption.launch import LAUNCHER_VARIABLE
-from rl_caption.monitor_config import JudgeConfig
 
 ALPHA = AlphaConfig([0, 0.3, 1], {"rouge_l": RewardTerm()}, {"cider": RewardTerm()})
 

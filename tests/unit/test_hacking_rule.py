@@ -21,7 +21,10 @@ from rl_caption.config import ScstConfig
 from rl_caption.config_checks import out_of_range
 from rl_caption.data.base import Row
 from rl_caption.evaluation import validation_cider
-from rl_caption.hacking import (
+from rl_caption.hacking.config import JudgeConfig, MonitorConfig
+from rl_caption.hacking.judges import build_judges
+from rl_caption.hacking.monitor import HackingMonitor
+from rl_caption.hacking.rule import (
     Findings,
     Peak,
     Thresholds,
@@ -33,9 +36,6 @@ from rl_caption.hacking import (
     reference_statistics,
     updated_peaks,
 )
-from rl_caption.hacking_monitor import HackingMonitor
-from rl_caption.judges import build_judges
-from rl_caption.monitor_config import JudgeConfig, MonitorConfig
 from tests.clip_for_tests import tiny_student
 
 STATISTICS = {

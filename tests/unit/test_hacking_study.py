@@ -56,6 +56,13 @@ def test_a_real_case_is_caught_before_half_of_the_loss_or_not(alarms: tuple[int,
     assert found.alarm_step == (alarms[0] if alarms else None)
 
 
+def test_what_was_gained_and_lost_again_counts_since_any_validation() -> None:
+    rows: Rows = [(1.0, 0.5, 0.0, False), (1.2, 0.6, 0.0, False), (1.1, 0.5, 0.0, False), (1.3, 0.53, 0.0, True)]
+    assert verdict(points(rows)).kind == "false alarm"
+    found = verdict(points(rows), since="any")
+    assert (found.kind, found.real_step, found.worst) == ("late", 30, pytest.approx(0.07))
+
+
 def test_the_first_alarm_counts() -> None:
     assert verdict(with_alarm(FALLING, 10, 30, 40)).alarm_step == 10
 

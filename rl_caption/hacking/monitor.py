@@ -12,7 +12,15 @@ from typing import Any
 from rewards.base import Reward, RewardError, checked_scores
 from rewards.mixed import MixedReward, moments
 from rl_caption.data.base import Row
-from rl_caption.hacking import Findings, Peak, Thresholds, caption_statistics, judge_alarm, policy_signs, updated_peaks
+from rl_caption.hacking.rule import (
+    Findings,
+    Peak,
+    Thresholds,
+    caption_statistics,
+    judge_alarm,
+    policy_signs,
+    updated_peaks,
+)
 from rl_caption.types import Validation
 
 DIGITS = 6

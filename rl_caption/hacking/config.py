@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from rl_caption.hacking import Thresholds
+from rl_caption.hacking.rule import Thresholds
 
 
 @dataclass

@@ -1,0 +1,1 @@
+"""The watch over reward hacking: the rule, the monitor that applies it at every validation, its held-out judges."""

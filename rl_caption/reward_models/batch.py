@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,12 +32,6 @@ class PairBatch:
         """The batch with its tensors on ``device``."""
         inputs = {name: tensor.to(device, non_blocking=True) for name, tensor in self.inputs.items()}
         return PairBatch(self.rows, inputs, self.captions)
-
-
-def caption_keys(captions: Sequence[str]) -> Tensor:
-    """64-bit hashes (BLAKE2b) of B captions, [B] int64, the same in every process: equal where the strings are."""
-    digests = [blake2b(caption.encode(), digest_size=8).digest() for caption in captions]
-    return torch.tensor([int.from_bytes(digest, "big", signed=True) for digest in digests], dtype=torch.int64)
 
 
 class PixelCache:

@@ -36,7 +36,6 @@ READ_BY: dict[str, tuple[Method, ...]] = {
     "loss.cosine": _DISTILLATION,
     "loss.regulator": ("distill_dual",),
     "loss.regulator_reduction": ("distill_dual",),
-    "loss.equal_captions": ("contrastive",),
     "loss.max_scale": ("contrastive",),
     "train.captions": ("contrastive", "distill_text", "distill_dual"),
     "train.freeze_patch_embed": ("distill_image",),

@@ -63,8 +63,6 @@ class LossConfig:
         cosine: 1 - cosine to the teacher's embedding, a tower. Null: the same.
         regulator: the Similarity Regulator, ``distill_dual`` only; 0 leaves it out. Null: 1/30.
         regulator_reduction: ``mean`` over diagonal and other pairs each (released code), or ``sum`` (paper).
-        equal_captions: ``contrastive``: other pairs of the global batch with the same caption are ``positives``, or
-            ``negatives`` as in CLIP.
         max_scale: ``contrastive``: largest factor of the cosines (inverse temperature).
     """
 
@@ -72,7 +70,6 @@ class LossConfig:
     cosine: float | None = None
     regulator: float | None = None
     regulator_reduction: Literal["mean", "sum"] = "mean"
-    equal_captions: Literal["positives", "negatives"] = "positives"
     max_scale: float = 100.0
 
 

@@ -19,35 +19,24 @@ def cosine_matrix(images: Tensor, texts: Tensor) -> Tensor:
     return F.normalize(images, dim=-1) @ F.normalize(texts, dim=-1).T
 
 
-def matches(size: int, keys: Tensor | None, device: torch.device) -> Tensor:
-    """Which pairs of image i and text j are right, [B, B] bool: i = j or, with integer ``keys`` [B], equal keys."""
-    if keys is None:
-        return torch.eye(size, dtype=torch.bool, device=device)
-    return keys[:, None] == keys[None, :]
+def info_nce(images: Tensor, texts: Tensor, scale: Tensor | float) -> Tensor:
+    """Symmetric cross-entropy of picking the own text of an image, and the own image of a text, among the batch.
 
-
-def info_nce(images: Tensor, texts: Tensor, scale: Tensor | float, keys: Tensor | None = None) -> Tensor:
-    """Symmetric cross-entropy of picking a right text of an image, and a right image of a text, among the batch.
-
-    ``(CE(scale * S, Q) + CE(scale * Sᵀ, Q)) / 2`` with S the cosines and row i of Q uniform over the pairs that match
-    pair i. Without ``keys`` that is i alone (Radford et al. 2021, CLIP, figure 3); with them, all pairs of the same
-    key: the mean over positives outside the logarithm of Khosla et al. 2020 (SupCon, equation 2), in both directions
-    as in Yang et al. 2022 (UniCL). Both have the same value and gradient where pairs of one key have one and the same
-    text embedding: the sum over them is the same.
+    ``(CE(scale * S, i) + CE(scale * Sᵀ, i)) / 2`` with S the cosines (Radford et al. 2021, CLIP, figure 3). Other pairs
+    whose caption is the same need no care: where their text embeddings are equal, a target that is uniform over them
+    (Khosla et al. 2020; Yang et al. 2022) has the same value and gradient.
 
     Args:
         images: [B, D].
         texts: [B, D], row i belongs to image i.
         scale: factor of the cosines, the inverse of the temperature.
-        keys: [B], integers; equal where the captions are.
 
     Returns:
-        Scalar, nats; at least the mean of ln(number of equal keys) over the pairs.
+        Scalar, nats, 0 and up; at least the mean over the pairs of ln m, m being how many have the same text embedding.
     """
     logits = scale * cosine_matrix(images, texts)
-    right = matches(len(logits), keys, logits.device).to(logits.dtype)
-    wanted = right / right.sum(dim=1, keepdim=True)
-    return (F.cross_entropy(logits, wanted) + F.cross_entropy(logits.T, wanted)) / 2
+    own = torch.arange(len(logits), device=logits.device)
+    return (F.cross_entropy(logits, own) + F.cross_entropy(logits.T, own)) / 2
 
 
 def l1_distance(student: Tensor, teacher: Tensor) -> Tensor:

@@ -15,7 +15,6 @@ from rl_caption.reward_models.losses import (
     cosine_matrix,
     info_nce,
     l1_distance,
-    matches,
     similarity_regulator,
 )
 
@@ -23,7 +22,7 @@ Embeddings: TypeAlias = Mapping[str, Tensor]
 """Raw embeddings [B, D] of the global batch by name, such as ``image`` and ``text``; scalars are further parameters of
 the loss, such as ``scale``."""
 Objective: TypeAlias = Callable[[Embeddings, Embeddings], tuple[Tensor, dict[str, Tensor]]]
-"""(model's, target's: a teacher's, or caption keys [B]) to the loss and the values to log by key of docs/metrics.md."""
+"""(model's, a teacher's or none) to the loss and the values to log by key of docs/metrics.md."""
 
 TOWER_WEIGHT = {1: 1 / 2, 2: 1 / 6}
 """Weight of each distance by the number of towers, as in the L-CLIPScore code: stage 1 averages its two losses; stage 2
@@ -34,19 +33,17 @@ REGULATOR_WEIGHT = 1 / 30
 
 @dataclass(frozen=True)
 class Contrastive:
-    """InfoNCE of ``image`` and ``text`` with the model's ``scale``; pairs of equal ``caption`` keys, where the target
-    has them, are right for each other."""
+    """InfoNCE of ``image`` and ``text`` with the model's ``scale``."""
 
-    def __call__(self, student: Embeddings, target: Embeddings) -> tuple[Tensor, dict[str, Tensor]]:
+    def __call__(self, student: Embeddings, teacher: Embeddings) -> tuple[Tensor, dict[str, Tensor]]:
         """Scalar loss in nats."""
         images, texts, scale = student["image"], student["text"], student["scale"]
-        keys = target.get("caption")
-        loss = info_nce(images, texts, scale, keys)
+        loss = info_nce(images, texts, scale)
         with torch.no_grad():
             cosines = cosine_matrix(images, texts)
-            right = matches(len(cosines), keys, cosines.device).float()
-            texts_found = right.gather(1, cosines.argmax(dim=1)[:, None]).mean()
-            images_found = right.gather(0, cosines.argmax(dim=0)[None, :]).mean()
+            own = torch.arange(len(cosines), device=cosines.device)
+            texts_found = (cosines.argmax(dim=1) == own).float().mean()
+            images_found = (cosines.argmax(dim=0) == own).float().mean()
         return loss, {"contrastive/scale": scale, "contrastive/accuracy": (texts_found + images_found) / 2}
 
 

@@ -27,7 +27,7 @@ from rl_caption.reward_models.students import (
     save_tower,
     tower_teacher,
 )
-from rl_caption.reward_models.task import EmbeddingTask, Target, caption_target
+from rl_caption.reward_models.task import EmbeddingTask
 from rl_caption.reward_models.teacher import Teacher
 from rl_caption.reward_models.validation import embedding_validator
 from rl_caption.stage import Stage, open_stage
@@ -101,7 +101,7 @@ def train_reward_model(config: RewardModelConfig) -> TrainState:
             teacher.prepare(stage.train_rows, config.train.captions, config.teacher.cache_mb * 2**20)
 
         def task(network: nn.Module) -> Task:
-            return EmbeddingTask(stage.accelerator, network, objective(config), target(config, teacher), config.task)
+            return EmbeddingTask(stage.accelerator, network, objective(config), teacher, config.task)
 
         signature = "" if teacher is None else f"{config.task}[{teacher.backbone.signature}]"
         return fit(stage, trainee, task, collate, signature)
@@ -125,13 +125,6 @@ def objective(config: RewardModelConfig) -> Objective:
         _weight(loss, "regulator", REGULATOR_WEIGHT) if dual else 0.0,
         loss.regulator_reduction,
     )
-
-
-def target(config: RewardModelConfig, teacher: Teacher | None) -> Target | None:
-    """What the loss compares embeddings with: the teacher's or, in ``contrastive``, which captions are equal."""
-    if config.task == "contrastive" and config.loss.equal_captions == "positives":
-        return caption_target
-    return teacher
 
 
 def _weight(loss: LossConfig, name: str, default: float) -> float:

@@ -20,21 +20,16 @@ from torch import Tensor, nn
 
 from rl_caption.accumulation import backward_all
 from rl_caption.metrics import Averages
-from rl_caption.reward_models.batch import PairBatch, caption_keys
+from rl_caption.reward_models.batch import PairBatch
 from rl_caption.reward_models.objectives import Embeddings, Objective
 
 
 class Target(Protocol):
-    """Where that comes from which embeddings are compared with: a teacher's embeddings, or which captions are equal."""
+    """Where that comes from which embeddings are compared with: a teacher."""
 
     def __call__(self, batch: PairBatch) -> dict[str, Tensor]:
-        """Embeddings [B, D], or integers [B], by name; on the batch's device, without gradient."""
+        """Embeddings [B, D] by name; on the batch's device, without gradient."""
         ...
-
-
-def caption_target(batch: PairBatch) -> dict[str, Tensor]:
-    """``caption``: the ``caption_keys`` of a batch, a ``Target``."""
-    return {"caption": caption_keys(batch.captions).to(next(iter(batch.inputs.values())).device)}
 
 
 @dataclass
@@ -104,11 +99,8 @@ class EmbeddingTask:
         return gradients, log
 
     def _gathered(self, rows: Tensor) -> Tensor:
-        """[B, ...] of this process to [P B, ...] of all, in the order of the global batch; scalars as they are.
-
-        Embeddings become float32; integers stay what they are, as float32 would make different keys equal.
-        """
-        rows = rows.detach().float() if rows.is_floating_point() else rows
+        """[B, ...] of this process to [P B, ...] of all, float32, in the global batch's order; scalars as they are."""
+        rows = rows.detach().float()
         if rows.ndim == 0 or self.accelerator.num_processes == 1:
             return rows.clone()
         return self.accelerator.gather(rows.contiguous())

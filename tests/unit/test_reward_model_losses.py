@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from rl_caption.reward_models.batch import caption_keys
 from rl_caption.reward_models.config import LossConfig, RewardModelConfig
 from rl_caption.reward_models.losses import embedding_distance, info_nce, similarity_regulator
 from rl_caption.reward_models.objectives import Contrastive, Distillation
@@ -32,49 +31,6 @@ def test_info_nce_is_the_mean_cross_entropy_of_both_directions() -> None:
         to_images = [math.exp(scale * cosine(images[other], texts[own])) for other in range(5)]
         total -= math.log(to_texts[own] / sum(to_texts)) + math.log(to_images[own] / sum(to_images))
     assert info_nce(images, texts, scale).item() == pytest.approx(total / 10, rel=1e-5)
-
-
-KEYS = torch.tensor([5, -7, 5, 2**62, 2**62 + 1, 5])
-"""Three equal ones, and two that float32 cannot tell apart."""
-
-
-def test_info_nce_with_keys_is_the_mean_over_all_right_pairs() -> None:
-    images, texts, scale = rows(6, 7, 0), rows(6, 7, 1), 9.0
-    total = 0.0
-    for own in range(6):
-        right = [other for other in range(6) if int(KEYS[other]) == int(KEYS[own])]
-        to_texts = [math.exp(scale * cosine(images[own], texts[other])) for other in range(6)]
-        to_images = [math.exp(scale * cosine(images[other], texts[own])) for other in range(6)]
-        for chances in (to_texts, to_images):
-            total -= sum(math.log(chances[other] / sum(chances)) for other in right) / len(right)
-    found = info_nce(images, texts, scale, KEYS).item()
-    assert found == pytest.approx(total / 12, rel=1e-5)
-    assert abs(found - info_nce(images, texts, scale).item()) > 0.1
-
-
-def test_info_nce_with_distinct_keys_is_plain() -> None:
-    images, texts = rows(6, 7, 0), rows(6, 7, 1)
-    assert info_nce(images, texts, 9.0, torch.arange(6)).item() == info_nce(images, texts, 9.0).item()
-
-
-def test_info_nce_is_the_same_with_keys_where_equal_captions_have_equal_embeddings() -> None:
-    """What docs/reward_models.md says of the choice: loss and gradient are those of plain InfoNCE."""
-    images, distinct = rows(6, 7, 0).double().requires_grad_(), rows(4, 7, 1).double().requires_grad_()
-    texts = distinct[[0, 1, 0, 2, 3, 0]]
-    plain, grouped = info_nce(images, texts, 9.0), info_nce(images, texts, 9.0, KEYS)
-    assert grouped.item() == pytest.approx(plain.item(), rel=1e-12)
-    expected = torch.autograd.grad(plain, [images, distinct], retain_graph=True)
-    for one, other in zip(expected, torch.autograd.grad(grouped, [images, distinct]), strict=True):
-        assert one.norm() > 1e-2
-        assert torch.allclose(one, other, atol=1e-12)
-
-
-def test_caption_keys_are_equal_where_captions_are() -> None:
-    keys = caption_keys(["a ship .", "two ships .", "a ship .", "a ship"])
-    assert keys.dtype == torch.int64
-    assert (keys[:, None] == keys[None, :]).int().tolist() == [[1, 0, 1, 0], [0, 1, 0, 0], [1, 0, 1, 0], [0, 0, 0, 1]]
-    # From `printf 'a ship .' | b2sum -l 64` of GNU coreutils: the same in every process and on every machine.
-    assert int(keys[0]) % 2**64 == 0x6FEA1FE48FBC740B
 
 
 def test_info_nce_of_equal_embeddings_is_the_log_of_the_batch_size() -> None:
@@ -127,16 +83,6 @@ def test_the_contrastive_objective_logs_its_scale_and_accuracy() -> None:
     assert loss.item() == pytest.approx(info_nce(images, swapped, 5.0).item())
     assert metrics["contrastive/scale"].item() == 5.0
     assert metrics["contrastive/accuracy"].item() == pytest.approx(0.5)
-
-
-def test_with_keys_the_accuracy_counts_equal_captions_as_right() -> None:
-    embeddings = {"image": torch.eye(4), "text": torch.eye(4)[[1, 0, 2, 3]], "scale": torch.tensor(5.0)}
-    for keys, expected in (([7, 7, 8, 9], 1.0), ([7, 6, 7, 9], 0.5)):
-        loss, metrics = Contrastive()(embeddings, {"caption": torch.tensor(keys)})
-        assert metrics["contrastive/accuracy"].item() == pytest.approx(expected)
-        assert loss.item() == pytest.approx(
-            info_nce(embeddings["image"], embeddings["text"], 5.0, torch.tensor(keys)).item()
-        )
 
 
 def test_stage_two_weighs_its_terms_as_the_released_code() -> None:

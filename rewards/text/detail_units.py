@@ -1,0 +1,175 @@
+"""Cuts captions into detail units: the pieces that each add one detail (Chen et al., SPECS, EMNLP 2025).
+
+A caption is cut into sentences, tokens and tags; a grammar over tags finds phrases; a unit ends where a phrase ends;
+three rules join units that say nothing alone; and a unit ends with every sentence. docs/detail_units.md gives the
+grammar, the rules, and where this departs from the paper and its released code.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import pairwise
+from typing import NamedTuple
+
+from rewards.text.pos_tags import DEFAULT_TAGGER, Tagger
+from rewards.text.ptb_rules import ABBREVIATIONS, NUMBERED_ABBREVIATIONS, SENTENCE_OPENERS, TITLES
+
+CONTINUATIONS = frozenset(
+    ["behind", "in", "under", "on", "to", "above", "left", "right", "next", "up", "down", "out", "of", "'s", "is"]
+)
+"""A unit is not cut off before these words, nor while the sentence begins with one of them and has no verb yet."""
+_VERBS = frozenset(["is", "are"])
+_MAX_THE_WORDS = 3
+
+# The phrases, found one after the other, each from left to right and as long as possible, over one letter a node:
+# Determiner, adJective, Noun, Verb, preposItion, Conjunction, x anything else; then n NP, v VP, p PP, c CLAUSE, k CONJ.
+_GRAMMAR = (
+    ("n", re.compile("D?J*N+")),
+    ("v", re.compile("V[npc]*")),
+    ("p", re.compile("In")),
+    ("c", re.compile("nv")),
+    ("k", re.compile("C[nvpc]+")),
+)
+_LETTERS = {"JJ": "J", "NN": "N", "VB": "V", "IN": "I", "CC": "C", "DT": "D"}
+_ENDS_UNIT = frozenset("nvpc")
+
+_TOKEN = re.compile(
+    r"['’](?:s|re|ve|ll|d|m)\b"  # clitics
+    r"|\d+(?:[.,:/]\d+)+"  # 3.5, 1,000, 10:30
+    r"|(?:[^\W\d_]\.){2,}"  # U.S.
+    r"|\w+(?:[-/&.@]\w+|['’](?!(?:s|re|ve|ll|d|m)\b)\w+)*"  # eye-level, and/or, www.site.com, o'clock
+    r"|\.\.+|[^\w\s]"
+)
+_MAY_HAVE_STOP = ABBREVIATIONS.union(NUMBERED_ABBREVIATIONS)
+_SEPARATORS = frozenset(",;:")
+_STOPS = frozenset([".", "!", "?", "…"])
+_CLOSERS = frozenset("\"'”’)]}»")
+
+
+class _Token(NamedTuple):
+    text: str
+    start: int
+    end: int
+
+
+def detail_units(caption: str, tagger: Tagger | None = None) -> list[str]:
+    """Cut one caption into detail units.
+
+    Args:
+        caption: as written, of any length.
+        tagger: gives Penn Treebank tags; None takes ``BrillTagger``, which needs no download.
+
+    Returns:
+        Units whose concatenation is ``caption``, exactly: white space before a unit belongs to it. No unit is cut off
+        inside a word, a number or an abbreviation, and each has a letter or a digit, unless the caption has none: then
+        it is one unit. An empty caption has none.
+    """
+    return list(_remembered(caption)) if tagger is None else _units(caption, tagger)
+
+
+def prefixes(units: Sequence[str]) -> list[str]:
+    """Return the growing captions of U units: [U] strings, the first unit up to the whole caption."""
+    return ["".join(units[: count + 1]) for count in range(len(units))]
+
+
+@lru_cache(maxsize=16384)
+def _remembered(caption: str) -> tuple[str, ...]:
+    return tuple(_units(caption, DEFAULT_TAGGER))
+
+
+def _units(caption: str, tagger: Tagger) -> list[str]:
+    sentences = list(_sentences(caption))
+    tags = tagger([[token.text.replace("’", "'") for token in sentence] for sentence in sentences])
+    cuts = [cut for words, own in zip(sentences, tags, strict=True) for cut in _sentence_cuts(caption, words, own)]
+    bounds = [0, *cuts[:-1], len(caption)] if caption else []
+    units: list[str] = []
+    for start, end in pairwise(bounds):
+        piece = caption[start:end]
+        if units and not (_has_word(piece) and _has_word(units[-1])):
+            units[-1] += piece
+        else:
+            units.append(piece)
+    return units
+
+
+def _has_word(text: str) -> bool:
+    return any(letter.isalnum() for letter in text)
+
+
+def _sentences(caption: str) -> Iterator[list[_Token]]:
+    """Yield the tokens of each sentence; full stops of numbers and abbreviations end none."""
+    tokens = [_Token(match.group(), *match.span()) for match in _TOKEN.finditer(caption)]
+    begin, index = 0, 0
+    while index < len(tokens):
+        index += 1
+        if not _is_sentence_end(tokens, index - 1):
+            continue
+        while index < len(tokens) and _closes(tokens, index):
+            index += 1
+        if index == len(tokens) or tokens[index].start > tokens[index - 1].end:
+            yield tokens[begin:index]
+            begin = index
+    if begin < len(tokens):
+        yield tokens[begin:]
+
+
+def _is_sentence_end(tokens: Sequence[_Token], index: int) -> bool:
+    """Whether the token is a full stop, a question or an exclamation mark that ends a sentence."""
+    token = tokens[index]
+    if token.text != "." or index == 0 or index + 1 == len(tokens):
+        return token.text in _STOPS or token.text.startswith("..")
+    before, after = tokens[index - 1], tokens[index + 1]
+    word = before.text.lower()
+    if before.end < token.start or not (word in _MAY_HAVE_STOP or len(word) == 1):
+        return True
+    if word in NUMBERED_ABBREVIATIONS:
+        return not after.text[0].isdigit()
+    return word not in TITLES and after.text[0].isupper() and after.text.lower() in SENTENCE_OPENERS
+
+
+def _closes(tokens: Sequence[_Token], index: int) -> bool:
+    """Whether the token is a stop or a closing mark right after another token."""
+    attached = index > 0 and tokens[index].start == tokens[index - 1].end
+    return attached and (tokens[index].text in _CLOSERS or tokens[index].text in _STOPS)
+
+
+def _sentence_cuts(caption: str, tokens: Sequence[_Token], tags: Sequence[str]) -> list[int]:
+    """Return the offsets at which units of one sentence end, the sentence's own end last."""
+    words = [token.text.lower().replace("’", "'") for token in tokens]
+    cuts = []
+    for end in _phrase_ends(tags):
+        while end < len(tokens) and _closes(tokens, end):
+            end += 1
+        if end < len(tokens) and _may_begin(caption, tokens[end]) and not _joins(words, end):
+            cuts.append(tokens[end - 1].end)  # white space goes to the unit that follows it
+    return [*cuts, tokens[-1].end]
+
+
+def _may_begin(caption: str, token: _Token) -> bool:
+    """Whether a unit may begin with this token: after white space, or with a comma, semicolon or colon before it."""
+    after_space = caption[token.start - 1 : token.start].isspace()
+    return after_space or (token.text in _SEPARATORS and caption[token.end : token.end + 1].isspace())
+
+
+def _phrase_ends(tags: Sequence[str]) -> list[int]:
+    """Return token positions after which a top-level NP, VP, PP or CLAUSE ends."""
+    letters = "".join(_LETTERS.get(tag[:2], "x") for tag in tags)
+    ends = list(range(1, len(tags) + 1))
+    for symbol, pattern in _GRAMMAR:
+        found = list(pattern.finditer(letters))
+        for match in reversed(found):
+            ends[match.start() : match.end()] = [ends[match.end() - 1]]
+        letters = pattern.sub(symbol, letters)
+    return [end for end, letter in zip(ends, letters, strict=True) if letter in _ENDS_UNIT]
+
+
+def _joins(words: Sequence[str], end: int) -> bool:
+    """The paper's three rules against cutting too finely, for a cut of a sentence before its word ``end``."""
+    so_far = words[:end]
+    if so_far[0] == "the" and len(so_far) <= _MAX_THE_WORDS:
+        return True
+    if words[end] in CONTINUATIONS:
+        return True
+    return so_far[0] in CONTINUATIONS and _VERBS.isdisjoint(so_far)

@@ -1,0 +1,164 @@
+"""Detail units: what they concatenate to, where they may not be cut, and the grammar and rules case by case."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from rewards.text.detail_units import detail_units, prefixes
+from rewards.text.pos_tags import BrillTagger
+
+WORDS = [
+    *["a", "the", "The", "dog", "dogs", "red", "eye-level", "is", "are", "stands", "holding", "left", "of", "in", "In"],
+    *[
+        "and",
+        "or",
+        "on",
+        "next",
+        "to",
+        "that",
+        "3.5",
+        "1,000",
+        "10:30",
+        "Mr. Smith",
+        "St. Paul's",
+        "U.S.",
+        "5 p.m.",
+        "No. 5",
+    ],
+    *["it's", "don't", "o'clock", "(small)", '"STOP"', "“go”", "woman's", "6 ft. tall", "e.g. this", "www.x.com", "&"],
+]
+WHOLE = [
+    "eye-level",
+    "3.5",
+    "1,000",
+    "10:30",
+    "Mr.",
+    "St.",
+    "U.S.",
+    "p.m.",
+    "don't",
+    "o'clock",
+    "e.g.",
+    "www.x.com",
+    "it's",
+]
+ENDS = [".", ".", "!", "?", ",", ";", ":", "...", "", "."]
+
+sentences = st.tuples(st.lists(st.sampled_from(WORDS), min_size=1, max_size=9), st.sampled_from(ENDS))
+captions = st.lists(sentences, max_size=5).map(lambda found: " ".join(" ".join(words) + end for words, end in found))
+
+
+class GivenTags:
+    """A tagger that looks words up."""
+
+    def __init__(self, **tags: str) -> None:
+        self.tags = tags
+
+    def __call__(self, sentences: list[list[str]]) -> list[list[str]]:
+        return [[self.tags.get(word, ".") for word in words] for words in sentences]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.one_of(captions, st.text(max_size=60)))
+@example(" \n ")
+@example("...")
+@example("a dog .")
+@example('He said "Hi!" and left.')
+def test_units_concatenate_to_the_caption(caption: str) -> None:
+    units = detail_units(caption)
+    assert "".join(units) == caption
+    has_word = any(letter.isalnum() for letter in caption)
+    assert all(any(letter.isalnum() for letter in unit) for unit in units) or (not has_word and len(units) == 1)
+    assert units or not caption
+
+
+@settings(max_examples=150, deadline=None)
+@given(captions)
+def test_no_unit_ends_inside_a_word_a_number_or_an_abbreviation(caption: str) -> None:
+    for prefix in prefixes(detail_units(caption))[:-1]:
+        rest = caption[len(prefix) :]
+        assert caption.startswith(prefix)
+        assert prefix == prefix.rstrip()
+        assert rest[0].isspace() or rest[0] in ",;:"
+        # Each token of the caption is wholly in the prefix or wholly in the rest.
+        assert sorted(prefix.split() + rest.split()) == sorted(caption.split()) or rest[0] in ",;:"
+    for word in WHOLE:
+        pieces = sum(unit.split().count(word) for unit in detail_units(f"A dog near {word} runs. A cat sits."))
+        assert pieces == 1, word
+
+
+@pytest.mark.parametrize(
+    ("caption", "units"),
+    [
+        # NP; a VP takes the noun phrases after it, a CLAUSE is NP and VP; a conjunction goes with what follows
+        ("a cat holds two fish", ["a cat holds", " two fish"]),
+        ("a cat holds a fish", ["a cat holds a fish"]),
+        ("a cat holds a fish and a ball", ["a cat holds a fish", " and a ball"]),
+        # PP is one unit, unless a rule joins it
+        ("a cat with a fish near a red box", ["a cat", " with a fish", " near a red box"]),
+        # a comma begins the unit that it introduces, a full stop ends its own
+        ("a cat, a fish. a box.", ["a cat", ", a fish.", " a box."]),
+        # what is left over is the last unit
+        ("a cat with very red", ["a cat", " with very red"]),
+    ],
+)
+def test_grammar(caption: str, units: list[str]) -> None:
+    tags = {"a": "DT", "cat": "NN", "fish": "NN", "box": "NN", "ball": "NN", "red": "JJ", "holds": "VBZ", "two": "CD"}
+    tags |= {"and": "CC", "with": "IN", "near": "IN", "very": "RB"}
+    assert detail_units(caption, GivenTags(**tags)) == units
+
+
+@pytest.mark.parametrize(
+    ("caption", "units"),
+    [
+        # at most three words that begin with "the" are not a unit
+        ("the red cat with a fish", ["the red cat with a fish"]),
+        ("the big red cat with a fish", ["the big red cat", " with a fish"]),
+        # no cut before one of the words that go on
+        ("a cat in a box near a fish", ["a cat in a box", " near a fish"]),
+        ("a cat 's box near a fish", ["a cat 's box", " near a fish"]),
+        # a sentence that begins with such a word is not cut before it has "is" or "are"
+        ("in a box near a fish is a cat with a box", ["in a box near a fish is a cat", " with a box"]),
+        ("in a box near a fish with a box", ["in a box near a fish with a box"]),
+    ],
+)
+def test_rules_against_cutting_too_finely(caption: str, units: list[str]) -> None:
+    tags = {"a": "DT", "the": "DT", "cat": "NN", "fish": "NN", "box": "NN", "red": "JJ", "big": "JJ"}
+    tags |= {"in": "IN", "near": "IN", "with": "IN", "is": "VBZ", "'s": "POS"}
+    assert detail_units(caption, GivenTags(**tags)) == units
+
+
+def test_sentences_end_at_full_stops_and_not_at_others() -> None:
+    text = "It is 3.5 m tall, by Mr. Smith of the U.S. Navy at 5 p.m. on No. 5 St. James. The dog runs... A cat? No!"
+    # Whatever the tags, units end at the end of a sentence; without phrases, they end nowhere else.
+    sentences = [
+        "It is 3.5 m tall, by Mr. Smith of the U.S. Navy at 5 p.m. on No. 5 St. James.",
+        *[" The dog runs...", " A cat?", " No!"],
+    ]
+    assert detail_units(text, GivenTags()) == sentences
+    assert set(prefixes(sentences)) <= set(prefixes(detail_units(text)))
+
+
+def test_a_description_of_the_generated_world() -> None:
+    text = "The picture shows a large green heart, two pink squares and a star. The background is beige."
+    assert detail_units(text) == [
+        *["The picture shows a large green heart", ", two pink squares", " and a star."],
+        " The background is beige.",
+    ]
+
+
+def test_a_verb_after_an_article_is_a_noun_or_an_adjective() -> None:
+    tags = BrillTagger()([["the", "left", "side"], ["its", "leaves"], ["the", "left"], ["this", "is", "it"]])
+    assert [tags[0][1], tags[1][1], tags[2][1], tags[3][1]] == ["JJ", "NNS", "NN", "VBZ"]
+    assert BrillTagger()([[]]) == [[]]
+
+
+def test_long_captions_of_people(shared_data: Path) -> None:
+    path = shared_data / "long_captions" / "IIW-400.jsonl"
+    for text in [json.loads(line)["IIW"] for line in path.read_text().splitlines()[:50]]:
+        units = detail_units(text)
+        assert "".join(units) == text
+        assert len(text.split()) / 20 < len(units) < len(text.split()) / 2

@@ -173,10 +173,8 @@ def build_decoding(config: ScstConfig) -> Decoding:
     )
 
 
-def build_reward(
-    config: RewardConfig, references: Sequence[list[str]], folder: Path | None = None
-) -> tuple[MixedReward, str]:
-    """The mixture of rewards, and its signature with the fingerprint of the document frequencies.
+def build_reward(config: RewardConfig, references: Sequence[list[str]], folder: Path | None = None) -> MixedReward:
+    """The mixture of rewards.
 
     Where ``reward.df`` is null, document frequencies are counted from ``references`` (one document an image) and
     written to ``folder/document_frequencies.npz``, if there is a folder. CLIP-based terms whose arguments ask for the
@@ -188,7 +186,7 @@ def build_reward(
     """
     if not config.terms:
         raise ConfigError("reward.terms is empty: name at least one reward, such as cider")
-    terms, fingerprints = {}, []
+    terms = {}
     encoders: dict[str, CachedEncoder] = {}
     for name, term in config.terms.items():
         arguments = dict(term.kwargs)
@@ -204,14 +202,10 @@ def build_reward(
         if wanted is not None and isinstance(reward, ClipScore):
             encoders[wanted] = reward.backbone
         terms[name] = (reward, term.weight)
-        fingerprint = getattr(reward, "fingerprint", None)
-        if fingerprint:
-            fingerprints.append(f"+df[{fingerprint[:8]}]")
     try:
-        mixed = MixedReward(terms, config.normalize)
+        return MixedReward(terms, config.normalize)
     except ValueError as error:
         raise ConfigError(f"reward: {error}") from error
-    return mixed, mixed.signature + "".join(fingerprints)
 
 
 def _encoder_wanted(name: str, arguments: dict[str, Any]) -> str | None:

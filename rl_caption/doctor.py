@@ -223,7 +223,7 @@ def config_findings(config: ScstConfig) -> Iterator[Finding]:
     else:
         yield _no_captioner(config)
     try:
-        reward, _ = build.build_reward(config.reward, build.references_of(rows))
+        reward = build.build_reward(config.reward, build.references_of(rows))
         decoding = build.build_decoding(config)
         accelerator = Accelerator(
             mixed_precision=usable_precision(config.train.mixed_precision), **accelerator_kwargs()

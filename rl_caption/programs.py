@@ -63,7 +63,7 @@ def train_scst(config: ScstConfig) -> TrainState:
     with open_stage(config) as stage:
         captioner = _captioner(stage, config.model, ("rollout.max_new_tokens", rollout.max_new_tokens))
         with stage.accelerator.main_process_first():
-            reward, signature = build_reward(config.reward, references_of(stage.train_rows), stage.folder)
+            reward = build_reward(config.reward, references_of(stage.train_rows), stage.folder)
         monitor = _monitor(config.monitor, reward, stage)
         trainee = _watched(
             _trainee(stage, captioner, rollout.max_new_tokens, config.model, monitor), config.monitor, monitor
@@ -96,7 +96,7 @@ def train_scst(config: ScstConfig) -> TrainState:
                 label_smoothing=train.label_smoothing,
             )
 
-        return fit(stage, trainee, task, collate, scst_signature(signature, config))
+        return fit(stage, trainee, task, collate, scst_signature(reward.signature, config))
 
 
 def scst_signature(reward: str, config: ScstConfig) -> str:

@@ -209,10 +209,14 @@ class CiderD:
 
     @property
     def signature(self) -> str:
-        """Variant in the style of SacreEOS, such as ``STANDARD_wInit+Cider-D[n4,s6.0]``."""
+        """Variant in the style of SacreEOS, such as ``STANDARD_wInit+Cider-D[n4,s6.0]+df[1fb8e70b]``.
+
+        The last part is the start of the fingerprint of the document frequencies, where they are fixed.
+        """
         standard = "STANDARD" if self.eos else "NO<EOS>"
         init = "w/oInit" if self.df is None else "wInit"
-        return f"{standard}_{init}+Cider-D[n{self.n},s{float(self.sigma)}]"
+        counted = "" if self.df is None else f"+df[{self.df.fingerprint[:8]}]"
+        return f"{standard}_{init}+Cider-D[n{self.n},s{float(self.sigma)}]{counted}"
 
     @property
     def fingerprint(self) -> str | None:

@@ -210,7 +210,7 @@ def check_rewards(cells: Sequence[PlannedCell]) -> dict[str, dict[str, str]]:
             if key not in seen:
                 alone: RewardConfig = replace(reward, terms={name: replace(term, weight=1.0)})
                 try:
-                    seen[key] = build_reward(alone, TOY_REFERENCES)[1]
+                    seen[key] = build_reward(alone, TOY_REFERENCES).signature
                 except ConfigError as error:
                     raise ConfigError(f"cell {planned.cell.system!r}: {error}") from error
             found.setdefault(planned.name, {})[name] = seen[key]

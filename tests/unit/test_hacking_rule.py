@@ -16,6 +16,7 @@ import pytest
 
 from rewards.mixed import MixedReward
 from rewards.registry import build
+from rewards.text.document_frequency import DocumentFrequencies
 from rl_caption.build import ConfigError
 from rl_caption.config import ScstConfig
 from rl_caption.config_checks import out_of_range
@@ -338,6 +339,22 @@ def test_rewards_of_other_weights_are_not_compared() -> None:
     for step, weight in ((0, 1.0), (5, 1.0), (10, 0.5), (15, 0.5)):
         reward = MixedReward({"cider": (build("cider"), weight)})
         monitor = HackingMonitor(reward, {}, reference_statistics(references), notes=notes)
+        validation, _ = monitor.inspect(step, rows, ["a red circle", "two blue squares"], [True, True])
+        assert bool(validation.messages) == (step == 10)
+    assert notes["hacking"]["start"]["step"] == 10
+
+
+@pytest.mark.parametrize("as_judge", [True, False])
+def test_cider_of_other_document_frequencies_is_not_compared(as_judge: bool) -> None:
+    references = [["a red circle"], ["two blue squares"]]
+    rows = [Row(image_id=name, image=name, references=own) for name, own in zip("ab", references, strict=True)]
+    notes: dict[str, Any] = {}
+    for step, corpus in ((0, references), (5, references), (10, [*references, ["a red dog"]])):
+        tokens = [[caption.split() for caption in captions] for captions in corpus]
+        cider = build("cider", df=DocumentFrequencies.from_references(tokens, eos=True))
+        reward = MixedReward({"repetition": (build("repetition"), 1.0)} if as_judge else {"cider": (cider, 1.0)})
+        judges = {"cider": cider} if as_judge else {}
+        monitor = HackingMonitor(reward, judges, reference_statistics(references), notes=notes)
         validation, _ = monitor.inspect(step, rows, ["a red circle", "two blue squares"], [True, True])
         assert bool(validation.messages) == (step == 10)
     assert notes["hacking"]["start"]["step"] == 10

@@ -173,7 +173,7 @@ def test_terms_with_the_same_backbone_load_it_once_and_embed_an_image_once(
 ) -> None:
     student = tiny_student(tmp_path / "student")
     config = clip_terms(student, prefix="A photo depicts ", precision="fp32")
-    reward, signature = build_reward(config, [])
+    reward = build_reward(config, [])
     assert loads == [str(student)]
     first, second = (reward.rewards[name] for name in ("l_clipscore", "ref_l_clipscore"))
     assert first.backbone is second.backbone  # type: ignore[attr-defined]
@@ -186,12 +186,12 @@ def test_terms_with_the_same_backbone_load_it_once_and_embed_an_image_once(
     assert encoded == [2]
     # Each term on a network of its own says the same.
     for name, term in config.terms.items():
-        alone, _ = build_reward(RewardConfig(terms={name: term}), [])
+        alone = build_reward(RewardConfig(terms={name: term}), [])
         assert alone.terms(None, ["a dog", "cats"], **columns)[name] == pytest.approx(
             reward.terms(None, ["a dog", "cats"], **columns)[name], abs=1e-6
         )
     assert len(loads) == 3
-    assert signature.count("student,") == 2
+    assert reward.signature.count("student,") == 2
     assert len(shared) == 2
     monkeypatch.undo()
     copy = pickle.loads(pickle.dumps(reward))
@@ -209,5 +209,5 @@ def test_terms_that_ask_for_something_else_do_not_share(loads: list[str], tmp_pa
 
 def test_document_frequencies_are_only_written_where_there_is_a_folder(tmp_path: Path) -> None:
     config = RewardConfig()
-    assert build_reward(config, [["a dog"]])[1] == build_reward(config, [["a dog"]], tmp_path)[1]
+    assert build_reward(config, [["a dog"]]).signature == build_reward(config, [["a dog"]], tmp_path).signature
     assert [path.name for path in tmp_path.iterdir()] == ["document_frequencies.npz"]

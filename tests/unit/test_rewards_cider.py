@@ -137,7 +137,10 @@ def test_reward_with_eos_scores_as_recorded() -> None:
     scores = reward(None, CASE["candidates"], references=CASE["references"], completion_ids=None)
     np.testing.assert_allclose(scores, CASE["cider_d_eos"], rtol=1e-12)
     assert reward(None, CASE["candidates"], references=CASE["references"]) == scores, "the cache changes nothing"
-    assert [len(scores), reward.signature] == [4, "STANDARD_wInit+Cider-D[n4,s6.0]"]
+    counted = f"+df[{made_df().fingerprint[:8]}]"
+    assert [len(scores), reward.signature] == [4, f"STANDARD_wInit+Cider-D[n4,s6.0]{counted}"]
+    other = DocumentFrequencies.from_references(REFERENCES[1:], eos=True)
+    assert CiderD(other).signature != reward.signature, "scores under other document frequencies do not compare"
 
 
 def test_reward_without_df_counts_the_images_of_the_call() -> None:

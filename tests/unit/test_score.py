@@ -201,11 +201,12 @@ def test_eos_and_document_frequencies_by_request(tmp_path: Path) -> None:
     result = score_files("cider", captions, references, eos=True)
     assert list(result["scores"].values()) == pytest.approx(CASE["cider_d_eos"], rel=1e-12)
     tokens = [[tokenize(text) for text in texts] for texts in CASE["references"]]
-    DocumentFrequencies.from_references(tokens, eos=False).save(tmp_path / "df.npz")
+    df = DocumentFrequencies.from_references(tokens, eos=False)
+    df.save(tmp_path / "df.npz")
     one = saved(tmp_path, "one.json", CAPTIONS[:1])
     result = score_files("cider", one, references, df=tmp_path / "df.npz")
     assert result["scores"] == {"1": pytest.approx(CASE["cider_d"][0], rel=1e-12)}
-    assert result["signature"] == "NO<EOS>_wInit+Cider-D[n4,s6.0]"
+    assert result["signature"] == f"NO<EOS>_wInit+Cider-D[n4,s6.0]+df[{df.fingerprint[:8]}]"
     with pytest.raises(DataError, match="without <eos>"):
         score_files("cider", one, references, df=tmp_path / "df.npz", eos=True)
 

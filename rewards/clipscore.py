@@ -61,14 +61,15 @@ class ClipScore:
         cache_dir: str | Path | None = None,
         cache_images: int = 200_000,
         cache_references: int = 50_000,
+        context_length: int | None = None,
     ) -> None:
         """Load the dual encoder.
 
         Args:
             backbone: what ``rewards.clip.backbone.load_backbone`` takes as a name, or an encoder that is loaded
                 already, which several rewards may share; with an encoder, the arguments ``pretrained``, ``device``,
-                ``precision``, ``batch_size`` and ``truncate`` are not used, and with a ``CachedEncoder``, which brings
-                its image embeddings, neither are ``cache_dir`` and ``cache_images``.
+                ``precision``, ``batch_size``, ``truncate`` and ``context_length`` are not used, and with a
+                ``CachedEncoder``, which brings its image embeddings, neither are ``cache_dir`` and ``cache_images``.
             pretrained: tag of open_clip or a checkpoint file. None is ``openai`` for the default backbone.
             prefix: put before captions and references, as in the paper; "" for none.
             w: scale, above 0; 2.5 in the paper.
@@ -80,6 +81,7 @@ class ClipScore:
             cache_dir: folder that keeps image embeddings between runs; None keeps them in memory only.
             cache_images: image embeddings kept in memory, about 2 kB each.
             cache_references: reference embeddings kept in memory, about 2 kB each.
+            context_length: stretch the text tower to so many tokens (248 for CLIP's 77); None leaves it as it is.
 
         Raises:
             ValueError: an argument is wrong, or the weights cannot be found or loaded.
@@ -89,7 +91,7 @@ class ClipScore:
         if isinstance(backbone, str | Path):
             if str(backbone) == "ViT-B-32" and pretrained is None:
                 pretrained = "openai"
-            backbone = _load(str(backbone), pretrained, device, precision, batch_size, truncate)
+            backbone = _load(str(backbone), pretrained, device, precision, batch_size, truncate, context_length)
         if not isinstance(backbone, CachedEncoder):
             backbone = CachedEncoder(backbone, cache_dir, cache_images)
         self.backbone, self.prefix, self.w = backbone, prefix, float(w)
@@ -128,8 +130,11 @@ class ClipScore:
         if not texts:
             return []
         captions = self._embed_texts(texts)
-        scores = clip_score(_cosines(captions, self.backbone.embed_images(images)), self.w)
+        scores = self._scores(_cosines(captions, self.backbone.embed_images(images)))
         return checked_scores(self, self._with_references(scores, captions, references).tolist(), len(texts))
+
+    def _scores(self, cosines: Floats) -> Floats:
+        return clip_score(cosines, self.w)
 
     def _checked_references(self, columns: dict[str, Any], count: int) -> list[tuple[str, ...]]:
         return []  # this score has none
@@ -187,20 +192,21 @@ class RefClipScore(ClipScore):
         cache_dir: str | Path | None = None,
         cache_images: int = 200_000,
         cache_references: int = 50_000,
+        context_length: int | None = None,
     ) -> None:
         """Load the dual encoder.
 
         Args:
             clip_references: clip the best cosine to a reference at 0 (paper); False does not (released code).
             backbone, pretrained, prefix, w, device, precision, batch_size, truncate, cache_dir, cache_images,
-                cache_references: as for ``ClipScore``.
+                cache_references, context_length: as for ``ClipScore``.
 
         Raises:
             ValueError: as for ``ClipScore``.
         """
         super().__init__(
             backbone, pretrained, prefix, w, device, precision, batch_size, truncate, cache_dir, cache_images,
-            cache_references,
+            cache_references, context_length,
         )  # fmt: skip
         self.clip_references = clip_references
         # The harmonic mean of w and 1; unclipped, the sum of both may be as near to 0 as it likes.
@@ -232,7 +238,13 @@ def _cosines(left: Floats, right: Floats) -> Floats:
 
 
 def _load(
-    name: str, pretrained: str | None, device: str | None, precision: str, batch_size: int, truncate: bool
+    name: str,
+    pretrained: str | None,
+    device: str | None,
+    precision: str,
+    batch_size: int,
+    truncate: bool,
+    context_length: int | None,
 ) -> DualEncoder:
     import torch
 
@@ -240,4 +252,4 @@ def _load(
 
     # With its number: plain "cuda" would follow a later change of the current device, and the weights would not.
     device = device or (f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu")
-    return load_backbone(name, pretrained, device, precision, batch_size, truncate)
+    return load_backbone(name, pretrained, device, precision, batch_size, truncate, context_length)

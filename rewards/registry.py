@@ -18,10 +18,12 @@ REWARDS: dict[str, str] = {
     "cider": "rewards.text.cider:CiderD",
     "clipscore": "rewards.clipscore:ClipScore",
     "l_clipscore": "rewards.l_clipscore:LClipScore",
+    "length_router": "rewards.specs:LengthRouter",
     "ref_clipscore": "rewards.clipscore:RefClipScore",
     "ref_l_clipscore": "rewards.l_clipscore:RefLClipScore",
     "repetition": "rewards.text.hygiene:Repetition",
     "rouge_l": "rewards.text.rouge:RougeL",
+    "specs": "rewards.specs:Specs",
 }
 """Name -> ``module:Class``."""
 

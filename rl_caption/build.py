@@ -214,8 +214,8 @@ def _encoder_wanted(name: str, arguments: dict[str, Any]) -> str | None:
     if not (isinstance(kind, type) and issubclass(kind, ClipScore)):
         return None
     given = {key: parameter.default for key, parameter in inspect.signature(kind).parameters.items()} | arguments
-    keys = ("backbone", "pretrained", "device", "precision", "batch_size", "truncate", "cache_dir", "cache_images")
-    return repr([given.get(key) for key in keys])
+    keys = ("backbone", "pretrained", "device", "precision", "batch_size", "truncate", "context_length")
+    return repr([given.get(key) for key in (*keys, "cache_dir", "cache_images")])
 
 
 def _frequencies(config: RewardConfig, references: Sequence[list[str]], folder: Path | None) -> DocumentFrequencies:

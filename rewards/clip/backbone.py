@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from rewards.base import RewardError
 from rewards.clip.embedding_cache import ImageSource, chunks
+from rewards.clip.long import load_file, stretch_text_tower
 from rewards.clip.preprocessing import Preprocessing, pixels, preprocessing_of
 
 PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -81,6 +82,7 @@ class Backbone:
         precision: str = "fp32",
         batch_size: int = 64,
         truncate: bool = True,
+        context_length: int | None = None,
     ) -> None:
         """Load the weights; the arguments are those of ``load_backbone``."""
         if precision not in PRECISIONS:
@@ -89,12 +91,15 @@ class Backbone:
             raise ValueError(f"batch_size = {batch_size}: expected at least 1")
         self.name, self.pretrained, self.device = str(name), pretrained, device
         self.precision, self.batch_size, self.truncate = precision, batch_size, truncate
-        self._loaded: _Loaded | None = _load(self.name, pretrained, device, precision)
+        self._stretched = context_length
+        self._loaded: _Loaded | None = _load(self.name, pretrained, device, precision, context_length)
         self.context_length = self._loaded.context_length
         self.fingerprint = _fingerprint(self._loaded, precision)
         source = Path(self.name).name if Path(self.name).is_dir() else self.name
         label = f"{source}/{Path(pretrained).name}" if pretrained else source
         self.signature = f"{label},{self.fingerprint[:12]},{precision}" + ("" if truncate else ",no truncation")
+        if context_length is not None:
+            self.signature += f",{context_length} tokens"
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle without the network."""
@@ -118,7 +123,7 @@ class Backbone:
     def _parts(self) -> _Loaded:
         if self._loaded is None:
             try:
-                loaded = _load(self.name, self.pretrained, self.device, self.precision)
+                loaded = _load(self.name, self.pretrained, self.device, self.precision, self._stretched)
             except (ValueError, OSError) as error:
                 raise RewardError(str(error)) from error
             if _fingerprint(loaded, self.precision) != self.fingerprint:
@@ -198,6 +203,7 @@ def load_backbone(
     precision: str = "fp32",
     batch_size: int = 64,
     truncate: bool = True,
+    context_length: int | None = None,
 ) -> Backbone:
     """Load a frozen dual encoder.
 
@@ -205,26 +211,31 @@ def load_backbone(
         name: an open_clip architecture (``ViT-B-32``); a hub id (``hf-hub:organisation/model``); a local folder, of a
             student or of an open_clip model (with ``open_clip_config.json``).
         pretrained: with an architecture only: a tag of open_clip (``openai``) or a checkpoint file. A file that OpenAI
-            released (a TorchScript archive) is recognised. Other files of OpenAI's weights need the architecture
-            ``ViT-B-32-quickgelu``, since the file does not tell its activation.
+            released (a TorchScript archive) is recognised, and so is one in the layout of Long-CLIP and SPECS (a second
+            table of positions). Other files of OpenAI's weights need the architecture ``ViT-B-32-quickgelu``, since
+            the file does not tell its activation. The file decides how many positions the text tower has.
         device: such as ``cpu`` or ``cuda``.
         precision: ``fp32``, ``fp16`` or ``bf16``. Published GPU scores are of fp16 and differ in the fourth digit.
         batch_size: images or captions at once.
         truncate: cut captions above the context length, as CLIPScore does; False raises instead (CLIP's BPE only).
+        context_length: stretch the text tower of an open_clip model to so many positions, the first 20 kept
+            (``rewards.clip.long``): 248 for CLIP's 77. None leaves it as it is.
 
     Raises:
         ValueError: an argument is wrong, or the weights cannot be found, downloaded or loaded.
     """
-    return Backbone(name, pretrained, device, precision, batch_size, truncate)
+    return Backbone(name, pretrained, device, precision, batch_size, truncate, context_length)
 
 
-def _load(name: str, pretrained: str | None, device: str, precision: str) -> _Loaded:
+def _load(name: str, pretrained: str | None, device: str, precision: str, context_length: int | None) -> _Loaded:
     label = f"{name!r}" + (f" with weights {pretrained!r}" if pretrained else "")
     try:
         if Path(name).is_dir() and not (Path(name) / "open_clip_config.json").is_file():
             loaded = _load_student(name, pretrained)
         else:
-            loaded = _load_open_clip(f"local-dir:{name}" if Path(name).is_dir() else name, pretrained)
+            loaded = _load_open_clip(f"local-dir:{name}" if Path(name).is_dir() else name, pretrained, context_length)
+        if context_length not in (None, loaded.context_length):
+            raise ValueError(f"context_length = {context_length}: a student reads {loaded.context_length} tokens")
         loaded.model.requires_grad_(False).eval().to(device=device, dtype=PRECISIONS[precision])
     except ModuleNotFoundError as error:
         raise ValueError(f"{label} needs {error.name}: install 'rl-caption[clip]'") from error
@@ -254,7 +265,7 @@ def _load_student(folder: str, pretrained: str | None) -> _Loaded:
     )
 
 
-def _load_open_clip(name: str, pretrained: str | None) -> _Loaded:
+def _load_open_clip(name: str, pretrained: str | None, stretched: int | None) -> _Loaded:
     import open_clip
 
     has_weights = name.startswith(("hf-hub:", "local-dir:"))
@@ -272,7 +283,12 @@ def _load_open_clip(name: str, pretrained: str | None) -> _Loaded:
         quick_gelu = bool(tag and tag.get("quick_gelu"))
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="QuickGELU mismatch")
-            model = open_clip.create_model(name, pretrained, force_quick_gelu=quick_gelu, require_pretrained=True)
+            if pretrained is not None and Path(pretrained).is_file():
+                model = load_file(name, Path(pretrained), quick_gelu)
+            else:
+                model = open_clip.create_model(name, pretrained, force_quick_gelu=quick_gelu, require_pretrained=True)
+    if stretched is not None:
+        stretch_text_tower(model, stretched)
     native = isinstance(model, open_clip.CLIP)
     causal = native and model.attn_mask is not None and model.text_pool_type == "argmax"
     context_length = int(getattr(model, "context_length", 77))

@@ -1,0 +1,208 @@
+"""SPECS: agreement of a long caption with its image under a dual encoder that was trained for specificity.
+
+Source: the SPECS paper ("Specificity-Enhanced CLIP-Score for Long Image Caption Evaluation", 2025), section 3, and its
+released code for ``scale="shifted"``. Captions go to CLIP's BPE as they are: no prefix, no PTB tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+
+from rewards.base import Reward, RewardError, as_texts, checked_scores, required_column
+from rewards.clip.embedding_cache import CachedEncoder
+from rewards.clipscore import ClipScore, Floats
+
+if TYPE_CHECKING:
+    from rewards.clip.backbone import DualEncoder
+
+Scale = Literal["clipped", "shifted"]
+
+
+def specs_score(cosines: Floats, scale: Scale = "clipped") -> Floats:
+    """Scores in [0, 1] of [N] image-caption cosines: max(cosine, 0) (paper) or (cosine + 1) / 2 (released code)."""
+    scores = cosines if scale == "clipped" else (cosines + 1) / 2
+    return np.clip(scores, 0.0, 1.0)
+
+
+class Specs(ClipScore):
+    """SPECS: cosine of image and long caption under a specificity-tuned dual encoder; no references.
+
+    Source: the SPECS paper, section 3. Released weights want ``scale="shifted"``: their cosines are often negative,
+    so that clipping would make most captions equal.
+    """
+
+    __name__ = "specs"
+    bounds = (0.0, 1.0)
+
+    def __init__(
+        self,
+        backbone: str | Path | DualEncoder | CachedEncoder,
+        pretrained: str | None = None,
+        scale: Scale = "clipped",
+        device: str | None = None,
+        precision: str = "fp32",
+        batch_size: int = 64,
+        truncate: bool = False,
+        cache_dir: str | Path | None = None,
+        cache_images: int = 200_000,
+        context_length: int | None = None,
+    ) -> None:
+        """Load the dual encoder.
+
+        Args:
+            backbone: folder that ``train_reward_model.py`` exported, or what ``load_backbone`` takes, such as
+                ``ViT-B-32`` with ``pretrained: spec.pt``, or an encoder that is loaded already.
+            pretrained: checkpoint file, with an architecture.
+            scale: ``clipped`` at 0 (paper), or ``shifted`` to (cosine + 1) / 2 (released code).
+            truncate: cut captions above the encoder's context; False raises and names the row.
+            device, precision, batch_size, cache_dir, cache_images, context_length: as for ``ClipScore``.
+
+        Raises:
+            ValueError: an argument is wrong, or the weights cannot be found or loaded.
+        """
+        if scale not in get_args(Scale):
+            raise ValueError(f"scale is {scale!r}: expected one of {', '.join(get_args(Scale))}")
+        super().__init__(
+            backbone, pretrained, "", 1.0, device, precision, batch_size, truncate, cache_dir, cache_images,
+            context_length=context_length,
+        )  # fmt: skip
+        self.scale, self.truncate = scale, truncate
+
+    @property
+    def signature(self) -> str:
+        """Metric, backbone with weights, scale, and whether long captions are cut."""
+        cut = ",truncate" if self.truncate else ""
+        return f"{self.__name__}[{self.backbone.signature},{self.scale}{cut}]"
+
+    def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
+        """Score N captions; arguments as for ``ClipScore``.
+
+        Returns:
+            N scores in [0, 1].
+
+        Raises:
+            RewardError: a column is missing or has another length, an image is missing or unreadable, or a caption is
+                longer than the encoder reads and ``truncate`` is off.
+        """
+        texts = as_texts(completions)
+        if not self.truncate:
+            self._check_lengths(texts)
+        return super().__call__(prompts, texts, **columns)
+
+    def _scores(self, cosines: Floats) -> Floats:
+        return specs_score(cosines, self.scale)
+
+    def _check_lengths(self, texts: Sequence[str]) -> None:
+        from rewards.clip.long import count_tokens
+
+        longest = self.backbone.encoder.context_length - 2
+        for row, text in enumerate(texts):
+            tokens = count_tokens(text)
+            if tokens > longest:
+                raise RewardError(
+                    f"reward {self.__name__!r}: caption {row} has {tokens} tokens, its encoder "
+                    f"({self.backbone.signature}) reads {longest}: {text!r:.80}. Shorten it, or set truncate: true"
+                )
+
+
+class LengthRouter:
+    """A short-caption score below a number of tokens, a long-caption score from there on.
+
+    The SPECS paper recommends CLIP below 60 tokens and SPECS above. Tokens are those of CLIP's BPE, without start and
+    end. A caption is scored by one of the two alone. The default pair, CLIPScore with w = 1 and SPECS clipped at 0, are
+    cosines in [0, 1], yet of two encoders: scores compare within one side only.
+    """
+
+    __name__ = "length_router"
+    columns: frozenset[str]
+    bounds: tuple[float, float]
+
+    def __init__(
+        self, short: Reward | Mapping[str, Any], long: Reward | Mapping[str, Any], threshold: int = 60
+    ) -> None:
+        """Choose the two scores.
+
+        Args:
+            short: a reward, or ``{name, **arguments}`` of one by its name in the registry: for captions of fewer than
+                ``threshold`` tokens; a mapping without a name is ``clipscore`` with ``w`` 1.
+            long: the same for all other captions; without a name it is ``specs``.
+            threshold: tokens, at least 1.
+
+        Raises:
+            ValueError: the threshold is below 1, or a reward cannot be built.
+        """
+        if threshold < 1:
+            raise ValueError(f"threshold = {threshold}: expected at least 1 token")
+        self.threshold = threshold
+        self.short = _built(short, "short", {"name": "clipscore", "w": 1.0})
+        self.long = _built(long, "long", {"name": "specs"})
+        self.columns = self.short.columns | self.long.columns
+        ends = list(zip(self.short.bounds, self.long.bounds, strict=True))
+        self.bounds = (min(ends[0]), max(ends[1]))
+
+    @property
+    def signature(self) -> str:
+        """Both scores' signatures and the threshold."""
+        return f"{self.__name__}[<{self.threshold} CLIP tokens: {self.short.signature}; else: {self.long.signature}]"
+
+    def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
+        """Score N captions, each by the score for its length.
+
+        Args:
+            prompts: passed on.
+            completions: N captions (strings or TRL messages).
+            **columns: what either of the two needs; columns of N items are divided with the captions.
+
+        Returns:
+            N scores within ``bounds``.
+
+        Raises:
+            RewardError: one of the two failed; the message names it.
+        """
+        from rewards.clip.long import count_tokens
+
+        texts = as_texts(completions)
+        for name in sorted(self.columns):
+            required_column(columns, name, self.__name__, len(texts))
+        is_long = [count_tokens(text) >= self.threshold for text in texts]
+        scores = [0.0] * len(texts)
+        for side, reward, wanted in (("short", self.short, False), ("long", self.long, True)):
+            rows = [row for row, found in enumerate(is_long) if found is wanted]
+            if not rows:
+                continue
+            mine = {
+                name: [column[row] for row in rows] if _is_column(column, len(texts)) else column
+                for name, column in columns.items()
+            }
+            own_prompts = None if prompts is None else [prompts[row] for row in rows]
+            try:
+                found = checked_scores(reward, reward(own_prompts, [texts[row] for row in rows], **mine), len(rows))
+            except RewardError as error:
+                raise RewardError(f"{self.__name__}, {side} captions (rows {_spelt(rows)}): {error}") from error
+            for row, score in zip(rows, found, strict=True):
+                scores[row] = score
+        return scores
+
+
+def _built(given: Reward | Mapping[str, Any], key: str, default: Mapping[str, Any]) -> Reward:
+    if not isinstance(given, Mapping):
+        return given
+    from rewards.registry import build
+
+    arguments = dict(given) if "name" in given else {**default, **given}
+    try:
+        return build(arguments.pop("name"), **arguments)
+    except ValueError as error:
+        raise ValueError(f"{key}: {error}") from error
+
+
+def _is_column(column: Any, count: int) -> bool:
+    return isinstance(column, Sequence) and not isinstance(column, str) and len(column) == count
+
+
+def _spelt(rows: Sequence[int]) -> str:
+    return ", ".join(map(str, rows[:5])) + (", ..." if len(rows) > 5 else "")

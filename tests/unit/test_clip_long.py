@@ -1,0 +1,184 @@
+"""Text towers with more positions, and checkpoints in the layout of Long-CLIP."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from pathlib import Path
+from typing import Any
+
+import open_clip
+import pytest
+import torch
+from open_clip.model import convert_weights_to_lp
+
+from rewards.clip.backbone import load_backbone
+from rewards.clip.long import (
+    count_tokens,
+    from_released,
+    stretch_factor,
+    stretch_positions,
+    stretch_text_tower,
+)
+from rewards.clipscore import ClipScore
+from tests.clip_for_tests import ARCHITECTURE, TINY, noise_image, tiny_checkpoint, tiny_student
+
+LONG = "a cat . " * 60
+"""180 tokens."""
+
+
+def tiny_clip(context_length: int = 77, quick_gelu: bool = True) -> Any:
+    torch.manual_seed(5)
+    shape: Any = TINY | {"text_cfg": TINY["text_cfg"] | {"context_length": context_length}}
+    return open_clip.CLIP(**shape, quick_gelu=quick_gelu).eval()
+
+
+def test_77_positions_become_the_248_of_long_clip() -> None:
+    """Against the published rule, written out row by row."""
+    old = torch.randn(77, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    new = stretch_positions(old)
+    assert new.shape == (248, 3)
+    expected = torch.full_like(new, torch.nan)
+    expected[:20] = old[:20]
+    for i in range(56):
+        for j in range(4):
+            expected[20 + 4 * i + j] = ((4 - j) * old[20 + i] + j * old[21 + i]) / 4
+    for j in range(4):
+        expected[244 + j] = old[76] + j * (old[76] - old[75]) / 4
+    assert torch.allclose(new, expected, rtol=1e-12, atol=1e-12)
+    assert torch.equal(new[20], old[20])
+    assert torch.equal(new[244], old[76])
+
+
+def test_a_table_small_enough_for_pencil_and_paper() -> None:
+    old = torch.tensor([[0.0], [10.0], [20.0], [32.0]])
+    assert stretch_positions(old, keep=1, factor=3).flatten().tolist() == pytest.approx(
+        [0, 10, 40 / 3, 50 / 3, 20, 24, 28, 32, 36, 40]
+    )
+    assert torch.equal(stretch_positions(old, keep=0, factor=1), old)
+
+
+@pytest.mark.parametrize(("keep", "factor"), [(-1, 4), (4, 4), (2, 0)])
+def test_impossible_stretches_are_refused(keep: int, factor: int) -> None:
+    with pytest.raises(ValueError, match=r"expected at least 2 positions, keep from 0 to 3"):
+        stretch_positions(torch.zeros(4, 2), keep, factor)
+
+
+def test_the_factor_follows_from_the_lengths() -> None:
+    assert stretch_factor(77, 248) == 4
+    assert stretch_factor(32, 128, keep=8) == 5
+    with pytest.raises(ValueError, match=r"77 positions, which become 77, 134, 191, 248, \.\.\. where the first 20"):
+        stretch_factor(77, 250)
+    with pytest.raises(ValueError, match="keep = 20: expected 0 to 15"):
+        stretch_factor(16, 32)
+
+
+@pytest.mark.parametrize("custom", [False, True])
+def test_a_stretched_tower_reads_long_captions_and_short_ones_as_before(custom: bool) -> None:
+    model = tiny_clip()
+    if custom:
+        torch.manual_seed(6)
+        model = open_clip.CustomTextCLIP(**TINY).eval()  # type: ignore[arg-type]
+    tokenize = open_clip.SimpleTokenizer(context_length=248)
+    with torch.no_grad():
+        before = model.encode_text(tokenize(["a cat on a mat"])[:, :77])
+        stretch_text_tower(model, 248)
+        after = model.encode_text(tokenize(["a cat on a mat", LONG, LONG + "dog"]))
+    assert model.context_length == 248
+    assert torch.allclose(after[:1], before, atol=1e-6)
+    assert not torch.allclose(after[1], after[2], atol=1e-6), "what stands after 77 tokens is read"
+
+
+def released(model: Any) -> dict[str, torch.Tensor]:
+    """The state that Long-CLIP's code would save: two tables, the unread rows of each full of other numbers."""
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    table = state["positional_embedding"]
+    state["positional_embedding_res"] = torch.cat([torch.full_like(table[:20], 9.0), table[20:]])
+    state["positional_embedding"] = torch.cat([table[:20], torch.full_like(table[20:], -9.0)])
+    return state
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_released_long_checkpoints_load(tmp_path: Path, half: bool) -> None:
+    tiny_checkpoint(tmp_path)  # makes the architecture known
+    model = tiny_clip(248)
+    state = released(model)
+    if half:
+        state = {name: value.half() for name, value in state.items()}
+    torch.save(state, tmp_path / "long.pt")
+    backbone = load_backbone(ARCHITECTURE, str(tmp_path / "long.pt"), truncate=False)
+    assert backbone.context_length == 248
+    expected = copy.deepcopy(model)
+    if half:
+        expected = expected.half()
+    else:
+        convert_weights_to_lp(expected, torch.float16)
+    expected = expected.float()
+    texts = ["a cat", LONG, LONG + "dog"]
+    with torch.no_grad():
+        found = expected.encode_text(open_clip.SimpleTokenizer(context_length=248)(texts))
+    found = torch.nn.functional.normalize(found, dim=-1)
+    assert torch.allclose(backbone.encode_texts(texts), found, atol=1e-5)
+    assert backbone.encode_images([noise_image(1)]).shape == (1, 16)
+
+
+def test_tables_of_two_shapes_are_refused(tmp_path: Path) -> None:
+    state = released(tiny_clip(248))
+    state["positional_embedding_res"] = state["positional_embedding_res"][:100]
+    with pytest.raises(ValueError, match=r"'positional_embedding_res': \(100, 16\).*expected two of the same shape"):
+        from_released(state)
+    tiny_checkpoint(tmp_path)
+    torch.save(state, tmp_path / "long.pt")
+    with pytest.raises(ValueError, match=r"long\.pt.*expected two of the same shape"):
+        load_backbone(ARCHITECTURE, str(tmp_path / "long.pt"))
+
+
+def test_released_weights_of_another_architecture_are_refused(tmp_path: Path) -> None:
+    tiny_checkpoint(tmp_path)
+    state = released(tiny_clip(248))
+    del state["ln_final.weight"]
+    torch.save(state, tmp_path / "long.pt")
+    with pytest.raises(ValueError, match=r"ln_final\.weight"):
+        load_backbone(ARCHITECTURE, str(tmp_path / "long.pt"))
+
+
+def test_nothing_is_unpickled(tmp_path: Path) -> None:
+    tiny_checkpoint(tmp_path)
+    torch.save({"positional_embedding_res": Path("x")}, tmp_path / "bad.pt")
+    with pytest.raises(ValueError, match=r"bad\.pt"):
+        load_backbone(ARCHITECTURE, str(tmp_path / "bad.pt"))
+
+
+def test_a_file_decides_how_many_positions_there_are(tmp_path: Path) -> None:
+    tiny_checkpoint(tmp_path)
+    model = tiny_clip(120, quick_gelu=False)
+    torch.save(model.state_dict(), tmp_path / "plain.pt")
+    backbone = load_backbone(ARCHITECTURE, str(tmp_path / "plain.pt"))
+    assert backbone.context_length == 120
+    assert torch.equal(backbone.model.positional_embedding, model.positional_embedding)  # type: ignore[arg-type]
+
+
+def test_rewards_may_stretch_what_they_load(tmp_path: Path) -> None:
+    weights, image = tiny_checkpoint(tmp_path), noise_image(1)
+    short = ClipScore(ARCHITECTURE, weights)
+    long = ClipScore(ARCHITECTURE, weights, context_length=248)
+    rows = {"image": [image] * 3}
+    texts = ["a cat", LONG, LONG + "dog"]
+    a, b = short(None, texts, **rows), long(None, texts, **rows)
+    assert a[0] == pytest.approx(b[0], abs=1e-6)
+    assert a[1] == a[2]
+    assert b[1] != b[2]
+    assert long.signature != short.signature
+    assert "248 tokens" in long.signature
+    again: ClipScore = pickle.loads(pickle.dumps(long))
+    assert again(None, texts, **rows) == b
+    with pytest.raises(ValueError, match=r"context_length = 100: .* which become 77, 134"):
+        load_backbone(ARCHITECTURE, weights, context_length=100)
+    with pytest.raises(ValueError, match="context_length = 248: a student reads 77 tokens"):
+        load_backbone(str(tiny_student(tmp_path / "student")), context_length=248)
+
+
+def test_tokens_are_counted_without_start_and_end() -> None:
+    assert count_tokens("a cat on a mat.") == 6
+    assert count_tokens("") == 0
+    assert count_tokens(LONG) == 180

@@ -1,0 +1,142 @@
+"""SPECS and the score by length, against cosines computed by hand."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from rewards.base import RewardError
+from rewards.clipscore import ClipScore
+from rewards.registry import build, describe
+from rewards.specs import LengthRouter, Specs, specs_score
+from tests.clip_for_tests import ARCHITECTURE, noise_image, tiny_checkpoint
+
+
+class Angles:
+    """An encoder whose images lie at 0 degrees and whose captions at the number that they begin with."""
+
+    fingerprint, signature, context_length = "angles", "angles", 8
+
+    def encode_images(self, images: Sequence[Any]) -> Tensor:
+        return torch.tensor([[1.0, 0.0]] * len(images))
+
+    def encode_texts(self, texts: Sequence[str]) -> Tensor:
+        angles = [math.radians(float(text.split()[0])) for text in texts]
+        return torch.tensor([[math.cos(angle), math.sin(angle)] for angle in angles])
+
+
+ROWS = {"image": [noise_image(1)] * 4}
+CAPTIONS = ["0", "60 b", "90", "120"]
+
+
+@pytest.mark.parametrize(("scale", "expected"), [("clipped", [1, 0.5, 0, 0]), ("shifted", [1, 0.75, 0.5, 0.25])])
+def test_the_score_is_the_cosine_on_either_scale(scale: Any, expected: list[float]) -> None:
+    reward = Specs(Angles(), scale=scale)
+    assert reward(None, CAPTIONS, **ROWS) == pytest.approx(expected, abs=1e-6)
+    assert reward.bounds == (0.0, 1.0)
+    assert reward.signature == f"specs[angles,{scale}]"
+
+
+def test_published_values_are_of_the_shifted_scale() -> None:
+    """The three scores that the released code prints for its example, whose cosines are below 0."""
+    published = np.array([0.4293, 0.4457, 0.4583])
+    cosines = 2 * published - 1
+    assert specs_score(cosines, "shifted") == pytest.approx(published)
+    assert specs_score(cosines, "clipped").tolist() == [0, 0, 0]
+
+
+def test_rounding_does_not_leave_the_bounds() -> None:
+    cosines = np.array([1 + 1e-7, -1 - 1e-7])
+    assert specs_score(cosines, "clipped").tolist() == [1, 0]
+    assert specs_score(cosines, "shifted").tolist() == [1, 0]
+
+
+def test_a_caption_above_the_context_is_named_by_its_row() -> None:
+    texts = ["0", "60 b c d e", "60 b c d e"]  # a digit is a token
+    rows = {"image": [noise_image(1)] * 3}
+    with pytest.raises(RewardError, match=r"caption 2 has 7 tokens, .* reads 6: '60 b c d e f'.* truncate: true"):
+        Specs(Angles())(None, [*texts[:2], "60 b c d e f"], **rows)
+    assert len(Specs(Angles())(None, texts, **rows)) == 3
+    assert len(Specs(Angles(), truncate=True)(None, ["60 b c d e f"] * 3, **rows)) == 3
+    assert Specs(Angles(), truncate=True).signature == "specs[angles,clipped,truncate]"
+
+
+def test_it_is_a_cosine_without_prefix_of_a_real_encoder(tmp_path: Any) -> None:
+    reward = build("specs", backbone=ARCHITECTURE, pretrained=tiny_checkpoint(tmp_path), scale="shifted")
+    images, texts = [noise_image(1), noise_image(2)], ["a cat", "two dogs"]
+    encoder = reward.backbone.encoder  # type: ignore[attr-defined]
+    image, text = encoder.encode_images(images).double(), encoder.encode_texts(texts).double()
+    cosines = [float(image[row] @ text[row] / image[row].norm() / text[row].norm()) for row in range(2)]
+    assert reward(None, texts, image=images) == pytest.approx([(cosine + 1) / 2 for cosine in cosines], abs=1e-6)
+    assert pickle.loads(pickle.dumps(reward))(None, texts, image=images) == reward(None, texts, image=images)
+    assert describe("specs").endswith("(in [0, 1]; columns: image)")
+
+
+def test_wrong_arguments_are_named() -> None:
+    with pytest.raises(ValueError, match="scale is 'affine': expected one of clipped, shifted"):
+        Specs(Angles(), scale="affine")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="needs backbone"):
+        build("specs")
+    with pytest.raises(RewardError, match="needs the column 'image'"):
+        Specs(Angles())(None, ["0"])
+
+
+class Fixed:
+    """Scores everything the same and keeps what it was asked."""
+
+    __name__ = "fixed"
+    columns = frozenset({"image"})
+
+    def __init__(self, score: float, bounds: tuple[float, float]) -> None:
+        self.score, self.bounds, self.signature = score, bounds, f"fixed{score:g}"
+        self.seen: list[Any] = []
+
+    def __call__(self, prompts: Any, completions: Sequence[Any], **columns: Any) -> list[float]:
+        self.seen.append((list(completions), list(columns["image"]), prompts))
+        if "bad" in completions[0]:
+            raise RewardError("it broke")
+        return [self.score] * len(completions)
+
+
+def test_the_router_asks_each_score_for_its_captions() -> None:
+    short, long = Fixed(0.25, (0, 2.5)), Fixed(0.75, (-1, 1))
+    router = LengthRouter(short, long, threshold=3)
+    texts = ["a b c", "a b", "a b c d", "a"]
+    assert router(list("wxyz"), texts, image=[1, 2, 3, 4], log_metric=None) == [0.75, 0.25, 0.75, 0.25]
+    assert short.seen == [(["a b", "a"], [2, 4], ["x", "z"])]
+    assert long.seen == [(["a b c", "a b c d"], [1, 3], ["w", "y"])]
+    assert router.bounds == (-1, 2.5)
+    assert router.columns == {"image"}
+    assert router.signature == "length_router[<3 CLIP tokens: fixed0.25; else: fixed0.75]"
+    assert router(None, ["a"], image=[1]) == [0.25]
+    assert router(None, [], image=[]) == []
+    with pytest.raises(RewardError, match=r"length_router, long captions \(rows 1\): it broke"):
+        router(None, ["a", "bad b c"], image=[1, 2])
+    with pytest.raises(RewardError, match="needs the column 'image'"):
+        router(None, ["a"])
+
+
+def test_the_router_is_built_from_a_configuration(tmp_path: Any) -> None:
+    weights = tiny_checkpoint(tmp_path)
+    encoder = {"backbone": ARCHITECTURE, "pretrained": weights}
+    router: Any = build("length_router", short=encoder, long=encoder | {"scale": "shifted"})
+    assert isinstance(router.short, ClipScore)
+    assert router.short.w == 1.0
+    assert isinstance(router.long, Specs)
+    assert router.threshold == 60
+    assert router.signature.startswith("length_router[<60 CLIP tokens: clipscore[")
+    images = [noise_image(1)] * 2
+    texts = ["a cat . " * 19 + "a b", "a cat . " * 20]  # 59 and 60 tokens
+    expected = router.short(None, texts[:1], image=images[:1]) + router.long(None, texts[1:], image=images[1:])
+    assert router(None, texts, image=images) == pytest.approx(expected, abs=1e-6)
+    with pytest.raises(ValueError, match=r"long: reward 'specs' does not take widht"):
+        LengthRouter(router.short, encoder | {"widht": 3})
+    with pytest.raises(ValueError, match="threshold = 0"):
+        LengthRouter(router.short, router.long, threshold=0)

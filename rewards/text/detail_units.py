@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from concurrent.futures import ProcessPoolExecutor
+from functools import lru_cache, partial
 from itertools import pairwise
+from multiprocessing import get_context
 from typing import NamedTuple
+
+from tqdm import tqdm
 
 from rewards.text.pos_tags import DEFAULT_TAGGER, Tagger
 from rewards.text.ptb_rules import ABBREVIATIONS, NUMBERED_ABBREVIATIONS, SENTENCE_OPENERS, TITLES
@@ -22,6 +26,8 @@ CONTINUATIONS = frozenset(
 """A unit is not cut off before these words, nor while the sentence begins with one of them and has no verb yet."""
 _VERBS = frozenset(["is", "are"])
 _MAX_THE_WORDS = 3
+_CHUNK = 100
+"""Captions that a process is given at a time."""
 
 # The phrases, found one after the other, each from left to right and as long as possible, over one letter a node:
 # Determiner, adJective, Noun, Verb, preposItion, Conjunction, x anything else; then n NP, v VP, p PP, c CLAUSE, k CONJ.
@@ -81,7 +87,7 @@ def _remembered(caption: str) -> tuple[str, ...]:
 
 def _units(caption: str, tagger: Tagger) -> list[str]:
     sentences = list(_sentences(caption))
-    tags = tagger([[token.text.replace("’", "'") for token in sentence] for sentence in sentences])
+    tags = tagger([_texts(sentence) for sentence in sentences])
     cuts = [cut for words, own in zip(sentences, tags, strict=True) for cut in _sentence_cuts(caption, words, own)]
     bounds = [0, *cuts[:-1], len(caption)] if caption else []
     units: list[str] = []
@@ -92,6 +98,20 @@ def _units(caption: str, tagger: Tagger) -> list[str]:
         else:
             units.append(piece)
     return units
+
+
+def sentences_of(caption: str) -> list[list[str]]:
+    """Return what a tagger is given: the tokens of each sentence, curly apostrophes made straight."""
+    return [_texts(sentence) for sentence in _sentences(caption)]
+
+
+def word_class(tag: str) -> str:
+    """Return the letter that the grammar knows a Penn Treebank tag by: one of D, J, N, V, I, C and x (any other)."""
+    return _LETTERS.get(tag[:2], "x")
+
+
+def _texts(tokens: Sequence[_Token]) -> list[str]:
+    return [token.text.replace("’", "'") for token in tokens]
 
 
 def _has_word(text: str) -> bool:
@@ -137,7 +157,7 @@ def _closes(tokens: Sequence[_Token], index: int) -> bool:
 
 def _sentence_cuts(caption: str, tokens: Sequence[_Token], tags: Sequence[str]) -> list[int]:
     """Return the offsets at which units of one sentence end, the sentence's own end last."""
-    words = [token.text.lower().replace("’", "'") for token in tokens]
+    words = [text.lower() for text in _texts(tokens)]
     cuts = []
     for end in _phrase_ends(tags):
         while end < len(tokens) and _closes(tokens, end):
@@ -155,7 +175,7 @@ def _may_begin(caption: str, token: _Token) -> bool:
 
 def _phrase_ends(tags: Sequence[str]) -> list[int]:
     """Return token positions after which a top-level NP, VP, PP or CLAUSE ends."""
-    letters = "".join(_LETTERS.get(tag[:2], "x") for tag in tags)
+    letters = "".join(map(word_class, tags))
     ends = list(range(1, len(tags) + 1))
     for symbol, pattern in _GRAMMAR:
         found = list(pattern.finditer(letters))
@@ -173,3 +193,28 @@ def _joins(words: Sequence[str], end: int) -> bool:
     if words[end] in CONTINUATIONS:
         return True
     return so_far[0] in CONTINUATIONS and _VERBS.isdisjoint(so_far)
+
+
+def detail_units_of(captions: Sequence[str], processes: int = 1, tagger: Tagger | None = None) -> list[list[str]]:
+    """Cut N captions, in several processes if asked; the result does not depend on their number.
+
+    Args:
+        captions: [N].
+        processes: at least 1. Each one takes a second or two to start: worth it from some thousand captions on.
+        tagger: as for ``detail_units``; picklable where there are several processes.
+
+    Returns:
+        [N] lists of units.
+
+    Raises:
+        ValueError: ``processes`` is below 1.
+    """
+    if processes < 1:
+        raise ValueError(f"processes = {processes}: expected at least 1")
+    cut = partial(_units, tagger=tagger or DEFAULT_TAGGER)
+    bar = partial(tqdm, total=len(captions), desc="detail units", unit="caption", delay=2, disable=None)
+    if processes == 1 or len(captions) < 2 * _CHUNK:
+        return list(bar(map(cut, captions)))
+    # Not forked: the parent may have threads (of PyTorch, of a loader).
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        return list(bar(pool.map(cut, captions, chunksize=_CHUNK)))

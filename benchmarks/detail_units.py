@@ -1,0 +1,96 @@
+"""Speed of cutting captions into detail units, and agreement of the default tagger with others.
+
+python benchmarks/detail_units.py --captions FILE.jsonl --key caption --taggers nltk spacy:en_core_web_sm
+
+FILE has a JSON object a line with a caption under KEY. Without it, long descriptions of the generated world are taken.
+Prints units per caption, captions/s with 1 and 2 processes, and for each tagger given: the share of tokens to which it
+gives the same class as the default tagger (classes as the grammar knows them), and the F1 of the places of the cuts.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rewards.text.detail_units import detail_units, detail_units_of, sentences_of, word_class
+from rewards.text.pos_tags import BrillTagger, NltkTagger, SpacyTagger, Tagger
+from rl_caption.data.scenes import ScenesData
+
+
+def read(path: Path | None, key: str, count: int) -> list[str]:
+    """Captions of a file, or of the generated world."""
+    if path is None:
+        return [row["long_reference"] for row in ScenesData(count, 0, 0, 0).split("train")]
+    return [json.loads(line)[key] for line in path.read_text().splitlines() if line.strip()][:count]
+
+
+def named(name: str) -> Tagger:
+    """A tagger by its name on the command line."""
+    kind, _, model = name.partition(":")
+    if kind == "nltk":
+        return NltkTagger()
+    if kind == "spacy":
+        return SpacyTagger(*filter(None, [model]))
+    raise SystemExit(f"--taggers {name}: expected nltk, spacy or spacy:MODEL")
+
+
+def tag_agreement(one: Tagger, other: Tagger, captions: Sequence[str]) -> float:
+    """Share of tokens to which both give one class, in [0, 1]."""
+    sentences = [sentence for caption in captions for sentence in sentences_of(caption)]
+    pairs = [
+        (word_class(a), word_class(b))
+        for own, others in zip(one(sentences), other(sentences), strict=True)
+        for a, b in zip(own, others, strict=True)
+    ]
+    return sum(a == b for a, b in pairs) / len(pairs)
+
+
+def cut_agreement(one: Tagger, other: Tagger, captions: Sequence[str]) -> float:
+    """F1 of the places inside captions at which units end, in [0, 1]."""
+    common = total = 0
+    for caption in captions:
+        cuts = [_places(detail_units(caption, tagger)) for tagger in (one, other)]
+        common += len(cuts[0] & cuts[1])
+        total += len(cuts[0]) + len(cuts[1])
+    return 2 * common / total
+
+
+def _places(units: Sequence[str]) -> set[int]:
+    return {sum(map(len, units[:count])) for count in range(1, len(units))}
+
+
+def speed(captions: Sequence[str], processes: int) -> float:
+    """Captions/s, the start of the processes included."""
+    start = time.perf_counter()
+    detail_units_of(captions, processes)
+    return len(captions) / (time.perf_counter() - start)
+
+
+def main() -> None:
+    """Read the command line, print Markdown."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--captions", type=Path, help="JSON lines; default: the generated world's long descriptions")
+    parser.add_argument("--key", default="caption")
+    parser.add_argument("--count", type=int, default=4000, help="at most so many captions")
+    parser.add_argument("--repeat", type=int, default=1, help="for the speed, take the captions so many times")
+    parser.add_argument("--taggers", nargs="*", default=[])
+    arguments = parser.parse_args()
+    captions = read(arguments.captions, arguments.key, arguments.count)
+    units = detail_units_of(captions)
+    words = statistics.fmean(len(caption.split()) for caption in captions)
+    numbers = [len(own) for own in units]
+    print(f"{len(captions)} captions, {words:.1f} words and {statistics.fmean(numbers):.1f} units a caption", end=" ")
+    print(f"(median {statistics.median(numbers):g}, {min(numbers)} to {max(numbers)})")
+    many = captions * arguments.repeat
+    one, two = speed(many, 1), speed(many, 2)
+    print(f"speed: {one:.0f} captions/s with 1 process, {two:.0f} with 2: {two / one:.2f} times as many")
+    for name in arguments.taggers:
+        tagger = named(name)
+        tags, cuts = (share(BrillTagger(), tagger, captions) for share in (tag_agreement, cut_agreement))
+        print(f"{name}: {100 * tags:.1f} % of tokens in the same class, F1 of cuts {cuts:.3f}, 0 to 1")
+
+
+if __name__ == "__main__":
+    main()

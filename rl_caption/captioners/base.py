@@ -115,7 +115,7 @@ def caption_mask(token_ids: Tensor, eos_token_id: int) -> Tensor:
 def forbid(logits: Tensor, token_ids: Sequence[int]) -> Tensor:
     """Float32 logits [..., V] with ``token_ids`` out of reach."""
     logits = logits.float()
-    index = torch.tensor(list(token_ids), device=logits.device)
+    index = torch.tensor(list(token_ids), dtype=torch.long, device=logits.device)
     return logits.index_fill(-1, index, FORBIDDEN_LOGIT)
 
 

@@ -1,0 +1,76 @@
+"""Beam search over any captioner that decodes step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from rl_caption.captioners.base import Decoding, forbid
+from rl_caption.captioners.decoding import Tokens
+
+
+@torch.no_grad()
+def beam_search(
+    next_logits: Callable[[Tensor | None], Tensor],
+    reorder: Callable[[Tensor], None],
+    batch: int,
+    decoding: Decoding,
+    special: Tokens,
+) -> Tensor:
+    """The best caption of each of B images among ``num_beams`` W that are kept at every step.
+
+    A finished caption is scored by its log-probability / length**``length_penalty`` (length in tokens, EOS included).
+    An image is done when no kept prefix scores better as it is than its best W finished captions (Transformers'
+    ``early_stopping=False``); captions that reach the length limit count as finished.
+
+    Args:
+        next_logits: from the newest token of every beam [B·W] (None: no token yet) to logits of the next [B·W, V].
+        reorder: told which row [B·W] each beam goes on from, before the next call of ``next_logits``.
+        batch: B.
+        decoding: W, length limit L, length penalty.
+        special: end, padding, and what is never chosen.
+
+    Returns:
+        Token ids [B, 1, T], T <= L, padded after EOS.
+    """
+    width, limit, penalty = decoding.num_beams, decoding.max_new_tokens, decoding.length_penalty
+    finished: list[list[tuple[float, list[int]]]] = [[] for _ in range(batch)]
+    done = [False] * batch
+    logits = next_logits(None)
+    device = logits.device
+    scores = torch.full((batch, width), -torch.inf, device=device)
+    scores[:, 0] = 0.0  # all beams are equal at first: only one counts
+    prefixes = torch.empty(batch, width, 0, dtype=torch.long, device=device)
+    for length in range(1, limit + 1):
+        logprobs = forbid(logits, special.forbidden).log_softmax(-1).unflatten(0, (batch, width))
+        vocabulary = logprobs.shape[-1]
+        # 2 W candidates leave W that go on even if W of them end here.
+        best, index = (scores.unsqueeze(-1) + logprobs).flatten(1).topk(2 * width, dim=-1)
+        origin, token = index // vocabulary, index % vocabulary
+        ends = token == special.eos
+        for image, rank in ends[:, :width].nonzero().tolist():
+            if not done[image]:
+                ids = [*prefixes[image, origin[image, rank]].tolist(), special.eos]
+                finished[image].append((best[image, rank].item() / length**penalty, ids))
+        order = ends.long().sort(dim=-1, stable=True).indices[:, :width]  # candidates that go on, best first
+        scores, origin, token = best.gather(1, order), origin.gather(1, order), token.gather(1, order)
+        rows = (origin + width * torch.arange(batch, device=device).unsqueeze(1)).flatten()
+        prefixes = torch.cat([prefixes.flatten(0, 1)[rows].unflatten(0, (batch, width)), token.unsqueeze(-1)], dim=-1)
+        for image in range(batch):
+            kept = finished[image] = sorted(finished[image], key=lambda item: -item[0])[:width]
+            attainable = scores[image, 0].item() / length**penalty
+            done[image] = done[image] or (len(kept) == width and kept[-1][0] >= attainable)
+        if all(done) or length == limit:
+            break
+        reorder(rows)
+        logits = next_logits(token.flatten())
+    for image in range(batch):
+        if not done[image]:
+            pairs = zip(scores[image].tolist(), prefixes[image].tolist(), strict=True)
+            finished[image] += [(score / len(ids) ** penalty, ids) for score, ids in pairs]
+    chosen = [max(captions, key=lambda item: item[0])[1] for captions in finished]
+    longest = max(len(ids) for ids in chosen)
+    padded = [ids + [special.pad] * (longest - len(ids)) for ids in chosen]
+    return torch.tensor(padded, device=device).unsqueeze(1)

@@ -1,0 +1,199 @@
+"""Captioning models of Transformers behind the ``Captioner`` seam: BLIP, GIT, ViT + GPT-2, BLIP-2, InstructBLIP."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer
+
+from rl_caption.captioners.adaptation import freeze_unused, plain_weights
+from rl_caption.captioners.base import CaptionerError, Decoding, forbid
+from rl_caption.captioners.beam_search import beam_search
+from rl_caption.captioners.decoding import Tokens, decode_tokens
+from rl_caption.captioners.families import ADAPTERS, family_of
+from rl_caption.captioners.families.base import Family
+from rl_caption.captioners.hf_policy import HuggingFacePolicy
+from rl_caption.data.base import DataError, Row, load_image
+
+SETTINGS = "rl_caption.json"
+"""Beside an exported model: its family and prompt."""
+
+
+@dataclass(frozen=True)
+class Processing:
+    """A model's own preprocessing of images and its tokenizers."""
+
+    images: Any
+    tokenizer: Any
+    q_former_tokenizer: Any = None
+
+    @classmethod
+    def from_pretrained(cls, name: str, family: Family) -> Processing:
+        """Load what stands beside the model ``name``. Images are resized by Pillow, whatever else is installed."""
+        second = (
+            AutoTokenizer.from_pretrained(name, subfolder="qformer_tokenizer") if family.q_former_tokenizer else None
+        )
+        return cls(AutoImageProcessor.from_pretrained(name, backend="pil"), AutoTokenizer.from_pretrained(name), second)
+
+    def save_pretrained(self, path: Path, family: Family, config: Any) -> None:
+        """Write all of it to ``path``, so that Transformers' own classes find it."""
+        if family.processor_class is None:
+            self.images.save_pretrained(path)
+            self.tokenizer.save_pretrained(path)
+            return
+        parts = [self.images, self.tokenizer] + ([self.q_former_tokenizer] if family.q_former_tokenizer else [])
+        queries = getattr(config, "num_query_tokens", None)
+        options = {} if queries is None else {"num_query_tokens": queries}
+        getattr(transformers, family.processor_class)(*parts, **options).save_pretrained(path)
+
+
+class HuggingFaceCaptioner:
+    """A pretrained model with its preprocessing, its tokenizer and one prompt for every image."""
+
+    input_kind = "pixels"
+
+    def __init__(self, policy: HuggingFacePolicy, processing: Processing, prompt: str = "") -> None:
+        self.policy = policy
+        self.processing = processing
+        self.prompt = prompt
+        self.family = policy.family
+        conventions = policy.conventions
+        self.eos_token_id: int = conventions.eos
+        self.pad_token_id: int = conventions.pad
+        self.max_tokens: int | None = conventions.max_tokens
+        tokenizer = processing.tokenizer
+        vocabulary = conventions.vocab_size
+        # Rows of the output layer beyond the tokenizer have no text; special tokens are not for captions.
+        kept_out = {*tokenizer.all_special_ids, *conventions.forbidden, *range(len(tokenizer), vocabulary)}
+        self.forbidden: tuple[int, ...] = tuple(sorted(i for i in kept_out - {conventions.eos} if i < vocabulary))
+        self.special = Tokens(self.eos_token_id, self.pad_token_id, self.forbidden)
+        self.prompt_length = len(tokenizer(prompt, add_special_tokens=False)["input_ids"]) if prompt else 0
+
+    @classmethod
+    def from_pretrained(
+        cls, name: str | Path, prompt: str | None = None, dtype: str = "float32"
+    ) -> HuggingFaceCaptioner:
+        """Load a model by its name on the hub, or from a folder.
+
+        Args:
+            name: of the model.
+            prompt: what every caption goes on from; None is the prompt that the folder was exported with, or none.
+            dtype: of the weights.
+
+        Raises:
+            CaptionerError: no such model, a family without an adapter, or weights that are missing.
+        """
+        name = str(name)
+        try:
+            config = AutoConfig.from_pretrained(name)
+        except (OSError, ValueError) as error:
+            raise CaptionerError(
+                f"{name!r} is neither a folder with a config.json nor a model on the hub: {error}"
+            ) from error
+        if config.model_type not in ADAPTERS:
+            raise CaptionerError(f"{name!r} is a {config.model_type!r}: expected one of {', '.join(ADAPTERS)}")
+        family = family_of(config.model_type)
+        try:
+            family.check(config)
+            model = _load_model(name, family, dtype)
+            processing = Processing.from_pretrained(name, family)
+            prompt = _saved_prompt(name) if prompt is None else prompt
+            conventions = family.conventions(model, processing.tokenizer, processing.q_former_tokenizer, prompt)
+        except CaptionerError as error:
+            raise CaptionerError(f"{name!r}: {error}") from error
+        except (OSError, ValueError) as error:
+            raise CaptionerError(f"{name!r} cannot be loaded as {family.name}: {error}") from error
+        freeze_unused(model, family.never_trained)
+        return cls(HuggingFacePolicy(model, family, conventions), processing, prompt)
+
+    def save_pretrained(self, policy: Any, path: Path) -> None:
+        """Write one plain model of Transformers (adapters are added to its weights) and what loads it again."""
+        policy.model.save_pretrained(path, state_dict=plain_weights(policy.model))
+        self.processing.save_pretrained(path, self.family, policy.config)
+        settings = {"family": self.family.name, "prompt": self.prompt}
+        (Path(path) / SETTINGS).write_text(json.dumps(settings, indent=1, ensure_ascii=False))
+
+    def preprocess(self, rows: Sequence[Row]) -> dict[str, Tensor]:
+        """``pixel_values`` [B, 3, H, W] by the model's own image processor."""
+        images = [load_image(row["image"]) for row in rows]
+        try:
+            return {"pixel_values": self.processing.images(images=images, return_tensors="pt")["pixel_values"]}
+        except ValueError as error:
+            raise DataError(f"images {[row['image_id'] for row in rows][:4]} cannot be prepared: {error}") from error
+
+    def encode(self, texts: Sequence[str], max_tokens: int) -> list[list[int]]:
+        """Token ids with EOS, as they go on from the prompt; a caption over ``max_tokens`` is cut and has no EOS."""
+        plain = [" ".join(text.split()) for text in texts]  # a line break is EOS where OPT is the language model
+        whole = [f"{self.prompt} {text}" if self.prompt else text for text in plain]
+        encoded = self.processing.tokenizer(whole, add_special_tokens=False)["input_ids"]
+        return [[*ids[self.prompt_length :], self.eos_token_id][:max_tokens] for ids in encoded]
+
+    def generate(
+        self, policy: Any, inputs: dict[str, Tensor], decoding: Decoding, noise: Tensor | None = None
+    ) -> Tensor:
+        """New tokens [B, captions_per_image, T]; see ``Captioner.generate``.
+
+        Nothing comes from the model's generation settings: no suppressed tokens, penalties or lengths.
+        """
+        pixel_values = inputs["pixel_values"]
+        if self.max_tokens is not None:
+            decoding = replace(decoding, max_new_tokens=min(decoding.max_new_tokens, self.max_tokens))
+        rows = decoding.num_beams if decoding.num_beams > 1 else decoding.captions_per_image
+        memory: Any = None
+
+        def next_logits(newest: Tensor | None) -> Tensor:
+            nonlocal memory
+            if newest is None:
+                logits, memory = policy(pixel_values=pixel_values, rows=rows)
+                return logits
+            return policy(token_ids=newest, memory=memory)
+
+        with torch.no_grad():
+            if decoding.num_beams == 1:
+                return decode_tokens(next_logits, pixel_values.shape[0], decoding, noise, self.special)
+            return beam_search(
+                next_logits,
+                lambda order: memory.cache.reorder_cache(order),
+                pixel_values.shape[0],
+                decoding,
+                self.special,
+            )
+
+    def token_logits(self, model: nn.Module, inputs: dict[str, Tensor], token_ids: Tensor) -> Tensor:
+        """Float32 logits [B, K, L, V] of ``token_ids`` [B, K, L]; see ``Captioner.token_logits``."""
+        return forbid(model(pixel_values=inputs["pixel_values"], token_ids=token_ids), self.forbidden)
+
+    def decode(self, token_ids: Tensor) -> list[str]:
+        """Captions [N] of ``token_ids`` [N, L] up to EOS, without prompt and special tokens."""
+        captions = []
+        for ids in token_ids.tolist():
+            end = ids.index(self.eos_token_id) if self.eos_token_id in ids else len(ids)
+            text = self.processing.tokenizer.decode(
+                ids[:end], skip_special_tokens=True, clean_up_tokenization_spaces=False
+            )
+            captions.append(" ".join(text.split()))
+        return captions
+
+
+def _load_model(name: str, family: Family, dtype: str) -> Any:
+    kind = getattr(transformers, family.model_class)
+    model, report = kind.from_pretrained(name, dtype=getattr(torch, dtype), output_loading_info=True)
+    missing = [key for key in report["missing_keys"] if not any(fnmatchcase(key, p) for p in family.never_trained)]
+    problems = {"missing": missing, "of another shape": [key for key, *_ in report["mismatched_keys"]]}
+    for problem, keys in problems.items():
+        if keys:
+            raise CaptionerError(f"{len(keys)} weights are {problem}, such as {sorted(keys)[0]}")
+    return model
+
+
+def _saved_prompt(name: str) -> str:
+    settings = Path(name) / SETTINGS
+    return str(json.loads(settings.read_text()).get("prompt", "")) if settings.is_file() else ""

@@ -1,0 +1,244 @@
+"""Tiny models of Transformers with random weights, saved and loaded as real ones are: folder in, captioner out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.processors import TemplateProcessing
+from transformers import (
+    BertConfig,
+    BertTokenizer,
+    Blip2Config,
+    Blip2ForConditionalGeneration,
+    Blip2Processor,
+    BlipConfig,
+    BlipForConditionalGeneration,
+    BlipImageProcessor,
+    BlipProcessor,
+    CLIPImageProcessor,
+    GitConfig,
+    GitForCausalLM,
+    GitProcessor,
+    GPT2Config,
+    InstructBlipConfig,
+    InstructBlipForConditionalGeneration,
+    InstructBlipProcessor,
+    OPTConfig,
+    PreTrainedTokenizerFast,
+    VisionEncoderDecoderConfig,
+    VisionEncoderDecoderModel,
+    ViTConfig,
+    ViTImageProcessor,
+)
+
+from rl_caption.captioners.huggingface import HuggingFaceCaptioner
+from tests.captioners_for_tests import REFERENCES
+
+SIDE = 16
+PROMPT = "a photo of"
+FAMILIES = ("blip", "git", "vit_gpt2", "vit_bert", "blip2", "instructblip")
+TEXTS = [caption for captions in REFERENCES for caption in captions] + [PROMPT, "a photo of the dog"]
+VISION = {
+    "hidden_size": 24,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": SIDE,
+    "patch_size": 8,
+    "initializer_range": 0.5,  # BLIP's own 1e-10 would leave a random model blind
+}
+TEXT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "initializer_range": 0.3}
+Q_FORMER = {
+    "hidden_size": 20,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "initializer_range": 0.3,
+    "vocab_size": 64,
+}
+
+
+def bert_tokenizer() -> Any:
+    """WordPiece over the words of the test captions, with BERT's special tokens."""
+    words = dict.fromkeys(word for text in TEXTS for word in text.split())
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]
+    return BertTokenizer(vocab={token: index for index, token in enumerate(tokens)})
+
+
+def byte_tokenizer(bos: str, eos: str, pad: str | None, starts: bool) -> Any:
+    """Byte-level BPE trained on the test captions; ``starts`` puts BOS before every text, as OPT does."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = ByteLevelDecoder()
+    special = list(dict.fromkeys(token for token in (bos, eos, pad) if token))
+    trainer = trainers.BpeTrainer(
+        vocab_size=330,
+        special_tokens=special,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([*TEXTS, *(f" {text}" for text in TEXTS)], trainer)
+    if starts:
+        tokenizer.post_processor = TemplateProcessing(
+            single=f"{bos} $A", special_tokens=[(bos, tokenizer.token_to_id(bos))]
+        )
+    options = {} if pad is None else {"pad_token": pad}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=bos, eos_token=eos, unk_token=eos, **options)
+
+
+def image_size() -> dict[str, int]:
+    return {"height": SIDE, "width": SIDE}
+
+
+def save_blip(folder: Path) -> None:
+    """As Salesforce/blip-image-captioning-base: two tokens beyond BERT's vocabulary, EOS is [SEP]."""
+    tokenizer = bert_tokenizer()
+    size = len(tokenizer)
+    text = {
+        **TEXT,
+        "intermediate_size": 48,
+        "vocab_size": size + 2,
+        "bos_token_id": size,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+        "sep_token_id": tokenizer.sep_token_id,
+        "max_position_embeddings": 32,
+        "hidden_dropout_prob": 0.1,
+    }
+    config = BlipConfig(text_config=text, vision_config=VISION, label_smoothing=0.1, initializer_range=0.3)
+    BlipForConditionalGeneration(config).save_pretrained(folder)
+    BlipProcessor(BlipImageProcessor(size=image_size()), tokenizer).save_pretrained(folder)
+
+
+def save_git(folder: Path) -> None:
+    """As microsoft/git-base-coco: the image as a prefix, [CLS] and [SEP]."""
+    tokenizer = bert_tokenizer()
+    config = GitConfig(
+        **TEXT,
+        vision_config={**VISION, "num_channels": 3},
+        vocab_size=len(tokenizer),
+        intermediate_size=48,
+        max_position_embeddings=32,
+        pad_token_id=0,
+        bos_token_id=tokenizer.cls_token_id,
+        eos_token_id=tokenizer.sep_token_id,
+    )
+    GitForCausalLM(config).save_pretrained(folder)
+    images = CLIPImageProcessor(size={"shortest_edge": SIDE}, crop_size=image_size())
+    GitProcessor(images, tokenizer).save_pretrained(folder)
+
+
+def save_vit_gpt2(folder: Path) -> None:
+    """As nlpconnect/vit-gpt2-image-captioning: one token starts, ends and pads; widths differ."""
+    end = "<|endoftext|>"
+    tokenizer = byte_tokenizer(end, end, None, starts=False)
+    decoder = GPT2Config(
+        vocab_size=len(tokenizer),
+        n_positions=32,
+        n_embd=32,
+        n_layer=2,
+        n_head=2,
+        initializer_range=0.3,
+        add_cross_attention=True,
+        is_decoder=True,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    save_pair(folder, decoder, tokenizer, start=0, eos=0, pad=0)
+
+
+def save_vit_bert(folder: Path) -> None:
+    """A BERT decoder: [CLS] starts, [SEP] ends, [PAD] pads."""
+    tokenizer = bert_tokenizer()
+    decoder = BertConfig(
+        **TEXT,
+        vocab_size=len(tokenizer),
+        intermediate_size=48,
+        max_position_embeddings=32,
+        add_cross_attention=True,
+        is_decoder=True,
+    )
+    save_pair(folder, decoder, tokenizer, tokenizer.cls_token_id, tokenizer.sep_token_id, 0)
+
+
+def save_pair(folder: Path, decoder: Any, tokenizer: Any, start: int, eos: int, pad: int) -> None:
+    encoder = ViTConfig(**VISION)
+    config = VisionEncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder)
+    config.decoder_start_token_id, config.eos_token_id, config.pad_token_id = start, eos, pad
+    VisionEncoderDecoderModel(config).save_pretrained(folder)
+    ViTImageProcessor(size=image_size()).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def opt_config(tokenizer: Any, eos: int) -> dict[str, Any]:
+    return {
+        "model_type": "opt",
+        "hidden_size": 32,
+        "word_embed_proj_dim": 32,
+        "ffn_dim": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "max_position_embeddings": 40,
+        "init_std": 0.3,
+        "vocab_size": len(tokenizer) + 5,  # OPT's output layer is wider than its vocabulary
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": eos,
+        "pad_token_id": tokenizer.pad_token_id,
+        "dropout": 0.1,
+    }
+
+
+def save_blip2(folder: Path) -> None:
+    """As Salesforce/blip2-opt-2.7b: </s> starts, a line break ends, <image> tokens stand for the queries."""
+    tokenizer = byte_tokenizer("</s>", "</s>", "<pad>", starts=True)
+    (newline,) = tokenizer("\n", add_special_tokens=False)["input_ids"]
+    processor = Blip2Processor(BlipImageProcessor(size=image_size()), tokenizer, num_query_tokens=3)
+    config = Blip2Config(
+        vision_config=VISION,
+        qformer_config=Q_FORMER,
+        text_config=OPTConfig(**opt_config(tokenizer, newline)).to_dict(),
+        num_query_tokens=3,
+        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
+    )
+    save_with_queries(Blip2ForConditionalGeneration(config), folder)
+    processor.save_pretrained(folder)
+
+
+def save_instructblip(folder: Path) -> None:
+    """As Salesforce/instructblip-vicuna-7b, on OPT: the configuration's EOS does not fit the tokenizer."""
+    tokenizer = byte_tokenizer("<s>", "</s>", "<pad>", starts=True)
+    images = BlipImageProcessor(size=image_size())
+    processor = InstructBlipProcessor(images, tokenizer, bert_tokenizer(), num_query_tokens=3)
+    config = InstructBlipConfig(
+        vision_config=VISION,
+        qformer_config=Q_FORMER,
+        text_config=OPTConfig(**opt_config(tokenizer, eos=9)).to_dict(),
+        num_query_tokens=3,
+        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
+    )
+    save_with_queries(InstructBlipForConditionalGeneration(config), folder)
+    processor.save_pretrained(folder)
+
+
+def save_with_queries(model: Any, folder: Path) -> None:
+    torch.nn.init.normal_(model.query_tokens)
+    model.save_pretrained(folder)
+
+
+def save_model(family: str, folder: Path, seed: int = 0) -> Path:
+    """Write the family's tiny model to ``folder``; returns it."""
+    torch.manual_seed(seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    globals()[f"save_{family}"](folder)
+    return folder
+
+
+def tiny_hf_captioner(family: str, folder: Path, prompt: str = "", seed: int = 0) -> HuggingFaceCaptioner:
+    """The family's tiny model, saved and loaded, without dropout."""
+    captioner = HuggingFaceCaptioner.from_pretrained(save_model(family, folder, seed), prompt=prompt)
+    captioner.policy.eval()
+    return captioner

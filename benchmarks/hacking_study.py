@@ -28,12 +28,14 @@ from tqdm import tqdm
 
 from rewards.base import Reward, checked_scores
 from rl_caption.build import build_data
-from rl_caption.config import DataConfig
+from rl_caption.cli import parse
+from rl_caption.config import DataConfig, ScstConfig
+from rl_caption.config_checks import out_of_range
 from rl_caption.data.base import Row
 from rl_caption.data.files import write_json, write_text
 from rl_caption.data.scenes.oracle import oracle
 from rl_caption.errors import expected_errors
-from rl_caption.hacking.config import JudgeConfig
+from rl_caption.hacking.config import JudgeConfig, MonitorConfig
 from rl_caption.hacking.judges import build_judges
 from rl_caption.hacking.rule import (
     Findings,
@@ -44,6 +46,7 @@ from rl_caption.hacking.rule import (
     reference_statistics,
     updated_peaks,
 )
+from rl_caption.reward_columns import reward_inputs
 
 COLUMNS = (
     *("run", "reward", "seed", "val/reward", "oracle F1, 0 to 1 (lowest)", "unparsed words, 0 to 1 (highest)"),
@@ -210,8 +213,8 @@ def _evidence(
     thresholds = replace(Thresholds(**own["thresholds"]), **changed.get("thresholds", {}))
     judges: dict[str, Reward] = {}
     if "judges" in changed:
-        wanted = {name: JudgeConfig(**(judge or {})) for name, judge in changed["judges"].items()}
-        judges = build_judges(wanted, None, references)
+        wanted = {name: JudgeConfig(**judge) for name, judge in changed["judges"].items()}
+        judges = build_judges(wanted, None, references, key="judges")
     findings = {}
     for step, texts in captions.items():
         if "judges" in changed:
@@ -230,8 +233,8 @@ def _evidence(
 
 
 def _scores(judge: Reward, captions: Sequence[str], rows: Sequence[Row]) -> list[float]:
-    columns = {key: [row[key] for row in rows] for key in ("image_id", "image", "references")}  # type: ignore[literal-required]
-    return checked_scores(judge, judge([""] * len(rows), captions, **columns), len(rows))
+    prompts, columns = reward_inputs(rows)
+    return checked_scores(judge, judge(prompts, captions, **columns), len(rows))
 
 
 def _check_log(folder: Path, log: Mapping[int, Mapping[str, float]], evidence: Mapping[int, list[str]]) -> None:
@@ -297,21 +300,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def read_monitor(path: Path) -> dict[str, Any]:
-    """Read the file of ``--monitor``.
+    """Read the file of ``--monitor``: what it has of ``thresholds`` and ``judges``.
 
     Raises:
-        StudyError: it is not YAML, or has keys that are not known.
+        StudyError: it is not YAML, has other keys, or a threshold is out of range.
+        UsageError: a key of ``thresholds`` or of a judge is not known, or a value is of another type.
     """
     try:
-        monitor = yaml.safe_load(path.read_text()) or {}
+        given = yaml.safe_load(path.read_text())
     except yaml.YAMLError as error:
         raise StudyError(f"{path} is not YAML: {error}") from error
-    known = Thresholds.__dataclass_fields__
-    unknown = [key for key in monitor if key not in ("thresholds", "judges")]
-    unknown += [f"thresholds.{key}" for key in monitor.get("thresholds", {}) if key not in known]
-    if unknown:
-        raise StudyError(f"{path} has {unknown}: expected judges, and thresholds with {sorted(known)}")
-    return monitor
+    if given is None:
+        return {}
+    known = isinstance(given, dict) and given.keys() <= {"thresholds", "judges"}
+    if not known or not all(isinstance(value, dict) for value in given.values()):
+        raise StudyError(
+            f"{path} has {given!r:.200}: expected thresholds and judges, as under monitor in a configuration"
+        )
+    monitor = parse(MonitorConfig, ["--config", str(path)], "scst.py")
+    wrong = out_of_range(ScstConfig(monitor=monitor))
+    if wrong:
+        raise StudyError(f"{path}: {'; '.join(wrong)}")
+    read = asdict(monitor)
+    return {key: {name: read[key][name] for name in value} for key, value in given.items()}
 
 
 if __name__ == "__main__":

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from accelerate import Accelerator
 
 from rewards.base import checked_scores
 from rewards.mixed import MixedReward, Moments, moments
+from rl_caption.reward_columns import reward_inputs
 from rl_caption.types import CaptionBatch, Rollout, Scores
 
 
@@ -27,13 +27,8 @@ def term_scores(reward: MixedReward, rollout: Rollout, batch: CaptionBatch) -> d
         completions += rollout.greedy_texts
         rows += list(batch.rows)
         finished += rollout.greedy_finished.tolist()
-    columns: dict[str, Any] = {
-        "references": [row["references"] for row in rows],
-        "image_id": [row["image_id"] for row in rows],
-        "image": [row["image"] for row in rows],
-        "finished": finished,
-    }
-    return reward.terms([row.get("prompt", "") for row in rows], completions, **columns)
+    prompts, columns = reward_inputs(rows, finished)
+    return reward.terms(prompts, completions, **columns)
 
 
 def score_rollouts(

@@ -13,10 +13,9 @@ from tqdm import tqdm
 
 from rewards.base import Reward, RewardError, checked_scores
 from rl_caption.evaluation.judge import JUDGE, Evaluation, EvaluationError
+from rl_caption.reward_columns import reward_inputs
 
 logger = logging.getLogger(__name__)
-
-COLUMNS = ("references", "image_id", "image")
 
 
 def check_judges(judges: Mapping[str, Reward], rows: Sequence[Mapping[str, Any]], source: str) -> None:
@@ -30,7 +29,7 @@ def check_judges(judges: Mapping[str, Reward], rows: Sequence[Mapping[str, Any]]
     Raises:
         EvaluationError: which judge, which column the rows lack, or how many image files are not there.
     """
-    columns = _columns(rows)
+    _, columns = reward_inputs(rows)
     for name, reward in judges.items():
         missing = sorted(reward.columns - columns.keys())
         if "image" in missing:
@@ -74,8 +73,8 @@ def add_judges(
     Raises:
         RewardError: a judge failed, or a score is not finite; the message names the judge.
     """
-    columns, texts = _columns(rows), [captions[row["image_id"]] for row in rows]
-    prompts = [row.get("prompt", "") for row in rows]
+    prompts, columns = reward_inputs(rows)
+    texts = [captions[row["image_id"]] for row in rows]
     means: dict[str, float] = {}
     per_image = {image_id: dict(values) for image_id, values in evaluation.per_image.items()}
     for name, reward in tqdm(judges.items(), desc="judges", unit="judge", disable=None if judges else True):
@@ -100,7 +99,3 @@ def signed(signature: str, judges: Mapping[str, str]) -> str:
     """The signature of an evaluation with those of its judges (name -> signature), each as ``+judge/NAME[...]``."""
     parts = [f"+{JUDGE}{name}[{own}]" for name, own in judges.items()]
     return signature + "".join(part for part in parts if part not in signature)
-
-
-def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    return {name: [row[name] for row in rows] for name in COLUMNS if all(name in row for row in rows)}

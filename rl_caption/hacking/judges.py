@@ -62,7 +62,7 @@ def build_judges(
             arguments["df"] = DocumentFrequencies.from_references(tokens, eos=eos)
         try:
             made[name] = build(judge.target or name, **arguments)
-        except (ValueError, OSError) as error:
+        except (ValueError, TypeError, OSError) as error:
             raise ConfigError(f"{key}.{name}: {error}") from error
         for term, used in (reward.rewards if reward is not None else {}).items():
             _check_held_out(made[name], f"{key}.{name}", used, term)

@@ -21,6 +21,7 @@ from rl_caption.hacking.rule import (
     policy_signs,
     updated_peaks,
 )
+from rl_caption.reward_columns import reward_inputs
 from rl_caption.types import Validation
 
 DIGITS = 6
@@ -87,8 +88,7 @@ class HackingMonitor:
         Raises:
             RewardError: the reward or a judge failed.
         """
-        columns = _columns(rows, finished)
-        prompts = [row.get("prompt", "") for row in rows]
+        prompts, columns = reward_inputs(rows, finished)
         terms = self.reward.terms(prompts, captions, **columns)
         means = {name: statistics.fmean(values) for name, values in terms.items()}
         judges = {name: _scores(name, judge, prompts, captions, columns) for name, judge in self.judges.items()}
@@ -159,16 +159,6 @@ class HackingMonitor:
             memory["first_alarm"] = {"step": step, "evidence": list(evidence.values())}
         warning = f"WARNING, signs of reward hacking: {text}. See docs/hacking.md"
         return Validation(metrics, [*messages, *[warning] * changed], f"monitor.stop: {text}" if self.stop else None)
-
-
-def _columns(rows: Sequence[Row], finished: Sequence[bool]) -> dict[str, Any]:
-    """What a reward is told of N rows; a scene's truth is not among it."""
-    return {
-        "references": [row["references"] for row in rows],
-        "image_id": [row["image_id"] for row in rows],
-        "image": [row["image"] for row in rows],
-        "finished": list(finished),
-    }
 
 
 def _scores(

@@ -106,11 +106,52 @@ def test_the_table_counts_every_kind() -> None:
     assert text.endswith("2 of 2 runs really got worse (margins). caught 1, late 0, missed 1, false alarm 0, quiet 0.")
 
 
-def test_a_misspelt_threshold_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("thresholds: {judge_fal: 0.1}", "'thresholds.judge_fal' is not accepted"),
+        ("thresholds: {judge_fall: high}", "thresholds.judge_fall"),
+        ("judges: {cider: {eos: true}}", "judges"),
+    ],
+)
+def test_what_cannot_be_read_of_a_monitor_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, message: str
+) -> None:
     file = tmp_path / "monitor.yaml"
-    file.write_text("thresholds: {judge_fal: 0.1}\n")
-    with pytest.raises(StudyError, match=r"thresholds\.judge_fal.*judge_fall"):
+    file.write_text(text)
+    with pytest.raises(SystemExit) as ended:
         read_monitor(file)
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: --config {file}: ")
+    assert message in error
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("thresholds: {judge_fall: -0.1}", r"thresholds\.judge_fall is -0.1: expected at least 0"),
+        ("stop: true", "expected thresholds and judges"),
+        ("thresholds: 3", "expected thresholds and judges"),
+        ("judges: [a]", "expected thresholds and judges"),
+        ("[a]", "expected thresholds and judges"),
+        ("{", "is not YAML"),
+    ],
+)
+def test_a_monitor_with_other_keys_or_values_out_of_range_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "monitor.yaml"
+    file.write_text(text)
+    with pytest.raises(StudyError, match=message):
+        read_monitor(file)
+
+
+def test_of_a_monitor_only_what_is_given_replaces(tmp_path: Path) -> None:
+    file = tmp_path / "monitor.yaml"
+    file.write_text("thresholds: {judge_fall: 1}\njudges: {cider: {}}\n")
+    cider = {"target": None, "kwargs": {}}
+    assert read_monitor(file) == {"thresholds": {"judge_fall": 1.0}, "judges": {"cider": cider}}
+    file.write_text("")
+    assert read_monitor(file) == {}
 
 
 def test_a_finished_run_is_judged_with_its_own_rule_and_with_another(
@@ -133,5 +174,9 @@ def test_a_finished_run_is_judged_with_its_own_rule_and_with_another(
     other.write_text("judges: {broken: {target: tests.unit.test_hacking_study:Broken}}\n")
     assert main(["--runs", str(scst), "--out", str(tmp_path / "none"), "--monitor", str(other)]) == 1
     assert "error: no score today" in capsys.readouterr().err
+    for kwargs, message in (("m: 3", "reward 'cider' does not take m"), ("n: four", "'<' not supported")):
+        other.write_text(f"judges: {{cider: {{kwargs: {{{kwargs}}}}}}}\n")
+        assert main(["--runs", str(scst), "--out", str(tmp_path / "none"), "--monitor", str(other)]) == 1
+        assert f"error: judges.cider: {message}" in capsys.readouterr().err
     assert main(["--runs", str(xe), "--out", str(tmp_path / "none")]) == 1
     assert "no self-critical run" in capsys.readouterr().err

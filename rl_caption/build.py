@@ -30,6 +30,7 @@ from rl_caption.data.base import DataError, DataModule, Row
 from rl_caption.data.checks import check_data
 from rl_caption.data.jsonl import JsonLinesData
 from rl_caption.data.karpathy import KarpathyData
+from rl_caption.data.long import LongCaptions
 from rl_caption.data.scenes import ScenesData
 from rl_caption.launch import accelerator_kwargs, check_processes
 from rl_caption.precision import usable_precision
@@ -88,6 +89,11 @@ def build_data(config: DataConfig) -> DataModule:
         DataError: a file is missing or malformed.
         ConfigError: an option that the format does not have.
     """
+    data = _read_data(config)
+    return LongCaptions(data) if config.long_captions else data
+
+
+def _read_data(config: DataConfig) -> DataModule:
     if config.format == "scenes":
         return ScenesData(**_checked(ScenesData, config.kwargs, "data.kwargs"))
     if config.path is None:

@@ -45,6 +45,8 @@ class DataConfig:
         check_images: decode every image before training starts.
         num_workers: loader processes; 0 loads in the main process.
         cache_mb: memory for decoded, resized images, in MiB a process; 0 decodes them every time.
+        long_captions: the caption of an image is its long description (``long_reference``), in training, rewards and
+            validation alike; ``jsonl`` and ``scenes``.
         kwargs: further arguments of the format, such as ``{num_train: 2000, seed: 1}`` for ``scenes``.
     """
 
@@ -61,6 +63,7 @@ class DataConfig:
     check_images: bool = True
     num_workers: int = 0
     cache_mb: int = 1024
+    long_captions: bool = False
     kwargs: dict[str, Any] = field(default_factory=dict)
 
 

@@ -41,6 +41,8 @@ class Row(TypedDict):
     """The generated scene behind the image, where the truth is known (``data.format: scenes``)."""
     long_reference: NotRequired[str]
     """One long description, where the data has one."""
+    short_references: NotRequired[list[str]]
+    """The captions that people wrote, where ``references`` is the long description (``data.long_captions``)."""
 
 
 class DataModule(Protocol):

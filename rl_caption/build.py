@@ -98,7 +98,12 @@ def _read_data(config: DataConfig) -> DataModule:
         return ScenesData(**_checked(ScenesData, config.kwargs, "data.kwargs"))
     if config.path is None:
         raise ConfigError(f"data.path is not set: data.format {config.format!r} reads a file")
-    options: dict[str, Any] = {"image_root": config.image_root, "features_root": config.features_root, **config.kwargs}
+    options: dict[str, Any] = {
+        "image_root": config.image_root,
+        "features_root": config.features_root,
+        "features_kwargs": config.features_kwargs,
+        **config.kwargs,
+    }
     if config.format == "jsonl":
         return JsonLinesData(config.path, **_checked(JsonLinesData, options, "data.kwargs"))
     options |= {"image_extension": config.image_extension, "flatten": config.flatten}

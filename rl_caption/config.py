@@ -38,7 +38,9 @@ class DataConfig:
         image_root: folder of the images, relative to the JSON's folder or absolute.
         image_extension: replaces the extension that the JSON gives, such as ``.jpg``.
         flatten: ignore the folder (``filepath``) that the JSON gives.
-        features_root: folder of region features, one file an image; relative to the working directory.
+        features_root: region features: a folder with one file an image, or one .hdf5 or .h5 file; relative to the
+            working directory.
+        features_kwargs: how they are stored and read, such as ``{dim: 2048, box_features: normalised}`` (docs/data.md).
         augment: train on random views, ``horizontal``, ``vertical``, ``transpose``, ``crop``, ``shift``, ``rotate``;
             only where captions stay true of them.
         on_bad: ``fail`` stops on unusable images and captions; ``skip`` leaves them out and says so.
@@ -56,6 +58,7 @@ class DataConfig:
     image_extension: str | None = None
     flatten: bool = False
     features_root: str | None = None
+    features_kwargs: dict[str, Any] = field(default_factory=dict)
     augment: list[Literal["horizontal", "vertical", "transpose", "crop", "shift", "rotate"]] = field(
         default_factory=list
     )
@@ -130,10 +133,11 @@ class TrainConfig:
             gradient accumulation, which does not change the step.
         lr: peak learning rate of Adam.
         schedule: ``constant``, ``linear`` or ``cosine`` decay to 0, ``step`` (times ``decay`` every ``decay_every``
-            steps) or ``noam`` (inverse square root), all after ``warmup_steps`` of linear warm-up.
+            steps, or ``decay_epochs``) or ``noam`` (inverse square root), all after ``warmup_steps`` of linear warm-up.
         warmup_steps: optimizer steps.
         decay: factor of ``step``.
         decay_every: optimizer steps between two decays of ``step``.
+        decay_epochs: epochs between two decays of ``step``, in place of ``decay_every``.
         betas: Adam's.
         weight_decay: decoupled (AdamW).
         grad_clip_norm: largest gradient norm; null does not clip.
@@ -154,6 +158,7 @@ class TrainConfig:
     warmup_steps: int = 0
     decay: float = 0.8
     decay_every: int = 1000
+    decay_epochs: float | None = None
     betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: float = 0.0
     grad_clip_norm: float | None = 1.0

@@ -43,7 +43,14 @@ LOWEST: dict[str, float] = {
     "run.log_samples": 0,
 }
 """Smallest value of a key. A key that is null, or that the program does not have, is not checked."""
-ABOVE_ZERO = ("train.epochs", "train.lr", "train.grad_clip_norm", "train.grad_clip_value", "rollout.temperature")
+ABOVE_ZERO = (
+    "train.epochs",
+    "train.lr",
+    "train.decay_epochs",
+    "train.grad_clip_norm",
+    "train.grad_clip_value",
+    "rollout.temperature",
+)
 NEED_TWO_SAMPLES = frozenset({"leave_one_out", "group_norm"})
 
 

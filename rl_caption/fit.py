@@ -15,7 +15,7 @@ from rl_caption.checkpoint import load_checkpoint
 from rl_caption.data.loader import row_loader
 from rl_caption.data.order import micro_batches
 from rl_caption.run_folder import write_run_files
-from rl_caption.schedules import make_schedule
+from rl_caption.schedules import make_schedule, steps_between_decays
 from rl_caption.stage import Stage
 from rl_caption.tracking import announce
 from rl_caption.trainer import Task, Trainer
@@ -114,6 +114,7 @@ def _trainer(
         len(stage.train_rows), train.batch_size, micro, rank, processes, train.seed, state.global_step
     )
     eval_every = config.eval.every or stage.steps_per_epoch
+    decay_every = steps_between_decays(train.decay_every, train.decay_epochs, stage.steps_per_epoch)
     return Trainer(
         accelerator=accelerator,
         task=task,
@@ -121,7 +122,7 @@ def _trainer(
         optimizer=optimizer,
         loader=row_loader(stage.train_rows, collate, order, config.data.num_workers),
         micro_batches=train.batch_size // (micro * processes),
-        schedule=make_schedule(train.schedule, train.warmup_steps, stage.max_steps, train.decay, train.decay_every),
+        schedule=make_schedule(train.schedule, train.warmup_steps, stage.max_steps, train.decay, decay_every),
         lr=train.lr,
         max_steps=stage.max_steps,
         folder=stage.folder,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from rl_caption.build import (
 from rl_caption.captioners.base import Captioner
 from rl_caption.config import ModelConfig, ScstConfig, XeConfig
 from rl_caption.cross_entropy import CrossEntropyTask
+from rl_caption.data.checks import check_row_images
 from rl_caption.data.loader import Collate
 from rl_caption.fit import Trainee, fit
 from rl_caption.hacking.config import MonitorConfig
@@ -65,6 +67,8 @@ def train_scst(config: ScstConfig) -> TrainState:
         with stage.accelerator.main_process_first():
             reward = build_reward(config.reward, references_of(stage.train_rows), stage.folder)
         monitor = _monitor(config.monitor, reward, stage)
+        judges = {name: judge.columns for name, judge in monitor.judges.items()}
+        _check_images(stage, {reward.__name__: reward.columns} | judges)
         trainee = _watched(
             _trainee(stage, captioner, rollout.max_new_tokens, config.model, monitor), config.monitor, monitor
         )
@@ -111,6 +115,16 @@ def scst_signature(reward: str, config: ScstConfig) -> str:
         weights = hashlib.sha256((Path(config.model.init or "") / "model.safetensors").read_bytes()).hexdigest()
         signature += f"+kl[{config.train.kl_coef:g},{weights[:8]}]"
     return signature
+
+
+def _check_images(stage: Stage, columns: Mapping[str, frozenset[str]]) -> None:
+    """See to it that images are there where the captioner reads features; ``columns`` are those of each reward."""
+    names = [name for name, needed in columns.items() if "image" in needed]
+    data, rows = stage.config.data, [*stage.train_rows, *stage.val_rows]
+    if data.features_root is None or not names:
+        return
+    with stage.accelerator.main_process_first():  # the others then find the verdicts in the cache
+        check_row_images(rows, " and ".join(names), data.check_images, stage.folder / ".checked_images.json")
 
 
 def _captioner(stage: Stage, model: ModelConfig, max_tokens: tuple[str, int]) -> Captioner:

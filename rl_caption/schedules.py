@@ -46,3 +46,8 @@ def make_schedule(kind: str, warmup_steps: int, max_steps: int, decay: float, de
         decay=decay,
         decay_every=decay_every,
     )
+
+
+def steps_between_decays(decay_every: int, decay_epochs: float | None, steps_per_epoch: int) -> int:
+    """Optimizer steps between two decays of ``step``: ``decay_every``, or those of ``decay_epochs``, at least 1."""
+    return decay_every if decay_epochs is None else max(round(decay_epochs * steps_per_epoch), 1)

@@ -48,13 +48,14 @@ def _conv_stem(d_model: int, patch_size: int) -> nn.Sequential:
 
 
 class RegionEmbedding(nn.Module):
-    """Project region features: [B, R, F] -> [B, R, D]."""
+    """Project region features, with dropout of their own: [B, R, F] -> [B, R, D]."""
 
-    def __init__(self, d_model: int, feature_dim: int) -> None:
+    def __init__(self, d_model: int, feature_dim: int, dropout: float = 0.0) -> None:
         super().__init__()
         self.projection = nn.Linear(feature_dim, d_model)
         self.norm = nn.LayerNorm(d_model)
+        self.dropout = nn.Dropout(dropout)
 
     def forward(self, region_features: Tensor) -> Tensor:
         """[B, R, F] -> [B, R, D]."""
-        return torch.relu(self.norm(self.projection(region_features)))
+        return self.dropout(torch.relu(self.norm(self.projection(region_features))))

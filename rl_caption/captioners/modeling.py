@@ -33,6 +33,8 @@ class CaptionTransformerConfig(PreTrainedConfig):
         patch_stem: pixels only; ``linear`` (ViT) or ``conv`` (stride-2 3x3 convolutions, after Xiao et al. 2021, "Early
             convolutions help transformers see better"), which learns from far fewer images.
         feature_dim: regions only; 2048 for bottom-up features, 2054 for VinVL.
+        feature_dropout: regions only; dropout after the projection of the features, before ``dropout``; 0.5 in the
+            recipe of the self-critical literature.
         max_positions: longest caption in tokens, EOS included.
     """
 
@@ -53,6 +55,7 @@ class CaptionTransformerConfig(PreTrainedConfig):
         patch_size: int = 16,
         patch_stem: str = "linear",
         feature_dim: int = 2048,
+        feature_dropout: float = 0.0,
         max_positions: int = 64,
         pad_token_id: int = 0,
         bos_token_id: int = 1,
@@ -80,6 +83,7 @@ class CaptionTransformerConfig(PreTrainedConfig):
         self.patch_size = patch_size
         self.patch_stem = patch_stem
         self.feature_dim = feature_dim
+        self.feature_dropout = feature_dropout
         self.max_positions = max_positions
         self.unk_token_id = unk_token_id
         self.num_hidden_layers = decoder_layers
@@ -170,7 +174,7 @@ class Encoder(nn.Module):
             )
         else:
             self.main_input_name = "region_features"
-            self.embedding = RegionEmbedding(config.d_model, config.feature_dim)
+            self.embedding = RegionEmbedding(config.d_model, config.feature_dim, config.feature_dropout)
         self.dropout = nn.Dropout(config.dropout)
         self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
         self.norm = nn.LayerNorm(config.d_model)

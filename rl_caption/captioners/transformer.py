@@ -20,11 +20,10 @@ from rl_caption.captioners.decoding import decode_captions
 from rl_caption.captioners.modeling import CaptionTransformer, CaptionTransformerConfig
 from rl_caption.captioners.vocabulary import build_vocabulary, is_word_level, load_tokenizer
 from rl_caption.data.base import DataError, Row, load_image
-from rl_caption.data.features import load_features, pad_features
+from rl_caption.data.feature_arrays import pad_features
+from rl_caption.data.features import as_image_features
 
 PIXEL_MEAN, PIXEL_STD = 0.5, 0.5
-MAX_REGIONS = 100
-"""Regions of an image after this many are left out; bottom-up features have 10 to 100."""
 
 
 class TransformerCaptioner:
@@ -113,7 +112,7 @@ class TransformerCaptioner:
         if missing:
             raise DataError(f"image {missing[0]!r} has no region features: set data.features_root")
         features, mask = pad_features(
-            [load_features(row["features"], row["image_id"], self.feature_dim, MAX_REGIONS)[0] for row in rows]
+            [as_image_features(row["features"], row["image_id"]).load(self.feature_dim) for row in rows]
         )
         return {"region_features": features, "region_mask": mask}
 

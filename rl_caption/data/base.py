@@ -36,7 +36,7 @@ class Row(TypedDict):
     """Captions as people wrote them, untokenised. Empty only where captions are not known (inference)."""
     prompt: NotRequired[str]
     features: NotRequired[Any]
-    """Path of the image's region features, where the captioner reads features instead of pixels."""
+    """The image's region features (``ImageFeatures``, or the path of their file), where the captioner reads those."""
     scene: NotRequired[Any]
     """The generated scene behind the image, where the truth is known (``data.format: scenes``)."""
     long_reference: NotRequired[str]

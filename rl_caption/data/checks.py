@@ -10,7 +10,7 @@ from typing import Literal, Protocol, TypeVar, runtime_checkable
 
 from PIL import Image
 
-from rl_caption.data.base import DataError, DataModule, Renderable
+from rl_caption.data.base import DataError, DataModule, Renderable, Row
 from rl_caption.data.check_report import (
     ADVICE,
     BAD_FEATURES,
@@ -26,10 +26,11 @@ from rl_caption.data.check_report import (
     CheckReport,
     Problem,
 )
-from rl_caption.data.features import check_feature_file
-from rl_caption.data.image_files import Verdict, check_image_files, in_parallel, pixel_hash
+from rl_caption.data.feature_checks import check_features
+from rl_caption.data.features import ImageFeatures, as_image_features
+from rl_caption.data.image_files import Verdict, check_image_files, pixel_hash
 
-__all__ = ["CheckReport", "ExplainsMissing", "Problem", "check_data"]
+__all__ = ["CheckReport", "ExplainsMissing", "Problem", "check_data", "check_row_images"]
 
 K = TypeVar("K", bound=Hashable)
 
@@ -52,7 +53,7 @@ class _Entry:
     image_id: str
     path: str | None
     content: str | None
-    features: str | None
+    features: ImageFeatures | None
 
 
 @dataclass
@@ -100,7 +101,8 @@ def check_data(
         num_workers: threads that read files.
         check_pixels: decode every image; False only looks whether the file exists, and cannot see equal images.
         check_images: False where only features are read, and image files may be absent.
-        cache: a JSON file that remembers the good images, so that the next run need not decode them again.
+        cache: a JSON file that remembers the good images, so that the next run need not decode them again. What is
+            remembered of features lies beside it.
 
     Returns:
         The report; with ``fail`` it has no problems.
@@ -116,7 +118,7 @@ def check_data(
     entries = [entry for split in names for entry in _read_split(data, split, check_images, findings)]
     if check_images:
         entries = _check_files(entries, num_workers, check_pixels, cache, findings)
-    _check_features(entries, num_workers, findings)
+    _check_features(entries, num_workers, cache, findings)
     _check_duplicates(entries, findings)
     for kind, key in (
         (LEAKED_IDS, lambda entry: entry.image_id),
@@ -133,6 +135,30 @@ def check_data(
     return report
 
 
+def check_row_images(
+    rows: Sequence[Row], needed_by: str, check_pixels: bool = True, cache: str | Path | None = None
+) -> None:
+    """Check the image files of rows whose captioner reads features, where something else looks at the images.
+
+    Args:
+        rows: such as those of all splits that are used.
+        needed_by: what looks at the images, for the message.
+        check_pixels: decode every image; False only looks whether the file exists.
+        cache: as for ``check_data``.
+
+    Raises:
+        DataError: image files are missing or unreadable; with the count and the first offenders.
+    """
+    paths = list(dict.fromkeys(str(row["image"]) for row in rows if isinstance(row["image"], str | Path)))
+    verdicts = check_image_files(paths, check_pixels=check_pixels, cache=cache)
+    bad = [f"{path!r}: {verdict.error}" for path, verdict in verdicts.items() if verdict.error is not None]
+    if bad:
+        raise DataError(
+            f"{needed_by} looks at images, and {len(bad)} of {len(paths)} cannot be used: {'; '.join(bad[:SHOWN])}; "
+            "set data.image_root to their folder, or leave the reward out"
+        )
+
+
 def _read_split(data: DataModule, split: str, check_images: bool, findings: _Findings) -> Iterator[_Entry]:
     """Check the captions of every row, and remember what the other checks need."""
     for index, row in enumerate(data.split(split)):
@@ -147,7 +173,7 @@ def _read_split(data: DataModule, split: str, check_images: bool, findings: _Fin
         elif not isinstance(source, Renderable):
             error = f"{type(source).__name__} is not an image: expected a path, a PIL image or a scene"
         features = row.get("features")
-        features = str(features) if isinstance(features, str | Path) else None
+        features = None if features is None else as_image_features(features, row["image_id"])
         entry = _Entry(split, index, row["image_id"], path, content, features)
         if error is not None:
             findings.add(UNREADABLE, f"{split} image {entry.image_id!r}: {error}")
@@ -188,23 +214,13 @@ def _check_files(
     return checked
 
 
-def _check_features(entries: Sequence[_Entry], num_workers: int, findings: _Findings) -> None:
+def _check_features(entries: Sequence[_Entry], num_workers: int, cache: str | Path | None, findings: _Findings) -> None:
     having = [entry for entry in entries if entry.features is not None]
-    expected: int | None = None
-    for entry, outcome in zip(having, in_parallel(_feature_dim, having, num_workers, "checking features"), strict=True):
-        if isinstance(outcome, int) and expected in (None, outcome):
-            expected = outcome
-            continue
-        reason = outcome if isinstance(outcome, str) else f"{entry.features}: D is {outcome}, others have {expected}"
-        findings.add(BAD_FEATURES, f"{entry.split}: {reason}")
-        findings.drop(entry)
-
-
-def _feature_dim(entry: _Entry) -> int | str:
-    try:
-        return check_feature_file(str(entry.features), entry.image_id)
-    except DataError as error:
-        return str(error)
+    verdicts = check_features([entry.features for entry in having if entry.features], num_workers, cache)
+    for entry, error in zip(having, verdicts, strict=True):
+        if error is not None:
+            findings.add(BAD_FEATURES, f"{entry.split}: {error}")
+            findings.drop(entry)
 
 
 def _check_duplicates(entries: Sequence[_Entry], findings: _Findings) -> None:

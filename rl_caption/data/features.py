@@ -1,216 +1,239 @@
-"""Region features: one ``.npz`` or ``.npy`` file per image, for captioners that read features instead of pixels."""
+"""Region features of an image, checked: for captioners that read a detector's regions, or a grid, instead of pixels."""
 
 from __future__ import annotations
 
-import os
-import zipfile
-import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
-from rl_caption.data.base import DataError
+from rl_caption.data.base import UNREADABLE, DataError, Row
+from rl_caption.data.feature_arrays import (
+    GEOMETRY,
+    ImageSize,
+    check_boxes,
+    check_width,
+    finite,
+    normalised_boxes,
+    regions_and_width,
+)
+from rl_caption.data.feature_stores import HDF5_SUFFIXES, FeatureFolder, FeatureHdf5, Names, Place, Store
 
-if TYPE_CHECKING:
-    import torch
 
-SUFFIXES = (".npz", ".npy")
-FEATURE_KEYS = ("features", "x", "feat")
-BOX_KEYS = ("boxes", "bbox")
-# What numpy and zipfile raise on a file that is cut off, is not an array, or would have to be unpickled.
-_READ_ERRORS = (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error)
-
-
-class FeatureStore:
-    """A folder of region features, one file per image id.
-
-    ``<image_id>.npz`` holds ``features`` (or ``x``, or ``feat``) of shape [R, D] and, where known, ``boxes`` (or
-    ``bbox``) of shape [R, 4], whose unit is whatever the extractor wrote; ``<image_id>.npy`` holds the features alone.
-    Nothing is ever unpickled. A picklable object that holds no open file.
+@dataclass(frozen=True)
+class FeatureOptions:
+    """How features are stored and read (``data.features_kwargs``).
 
     Args:
-        root: the folder.
-        dim: D, the number of features of a region.
-        max_regions: regions after this many are left out, in the order of the file.
-
-    Raises:
-        DataError: ``root`` is not a folder, or a size is below 1.
+        dim: values of a stored region (2048 bottom-up, 2054 VinVL); None takes what the files have, all the same.
+        pattern: name of an image's file without extension, or key in the HDF5 file, made of ``{image_id}`` and
+            ``{stem}`` (the image file's name without extension); None is ``{image_id}``, and in HDF5 one of
+            ``HDF5_PATTERNS``.
+        arrays: folder: arrays of the ``.npz`` to put side by side, such as ``[features, spatial_features]``; empty
+            takes ``features``, ``x`` or ``feat``.
+        max_regions: regions after so many are left out, in the order of the file; None keeps all.
+        box_features: ``normalised`` adds (x1/w, y1/h, x2/w, y2/h, area/(w·h)) to every region, so that the captioner
+            sees ``dim + 5`` values. It needs boxes in pixels, and the image's size: ``image_w`` and ``image_h`` in the
+            ``.npz``, ``width`` and ``height`` in the Karpathy JSON, or the image file.
+        boxes_root: folder of the boxes, one ``.npy`` per image, where the features' files have none.
+        boxes_pattern: HDF5: key of an image's boxes.
     """
 
-    def __init__(self, root: str | Path, dim: int, max_regions: int = 100) -> None:
-        if dim < 1 or max_regions < 1:
-            raise DataError(f"dim is {dim} and max_regions is {max_regions}: both must be at least 1")
-        self.root = _folder(root)
-        self.dim = dim
-        self.max_regions = max_regions
+    dim: int | None = None
+    pattern: str | None = None
+    arrays: Sequence[str] = ()
+    max_regions: int | None = None
+    box_features: Literal["none", "normalised"] = "none"
+    boxes_root: str | None = None
+    boxes_pattern: str | None = None
 
-    def load(self, image_id: str) -> tuple[NDArray[np.float32], NDArray[np.float32] | None]:
-        """Return the features, float32 [R, D], and the boxes, float32 [R, 4] or None, of one image.
+    def __post_init__(self) -> None:
+        for name in ("dim", "max_regions"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise DataError(f"features_kwargs.{name} is {value!r}: expected a whole number, at least 1")
+        if self.box_features not in ("none", "normalised"):
+            raise DataError(f"features_kwargs.box_features is {self.box_features!r}: expected none or normalised")
+        if isinstance(self.arrays, str):
+            raise DataError(f"features_kwargs.arrays is {self.arrays!r}: expected a list of names")
+        for name in ("pattern", "boxes_pattern"):
+            value = getattr(self, name)
+            if value is not None and "{image_id}" not in value and "{stem}" not in value:
+                raise DataError(f"features_kwargs.{name} is {value!r}: expected {{image_id}} or {{stem}} in it")
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any] | None) -> FeatureOptions:
+        """Options from a configuration. Raises ``DataError`` for a key or a value that there is not."""
+        known = [field.name for field in fields(cls)]
+        unknown = sorted(set(given or {}) - set(known))
+        if unknown:
+            raise DataError(f"features_kwargs has {unknown}: expected some of {known}")
+        return cls(**(given or {}))
+
+
+@dataclass(frozen=True)
+class ImageFeatures:
+    """The features of one image, not yet read. Picklable; what a row has as ``features``."""
+
+    store: Store
+    place: Place
+    image_id: str
+    options: FeatureOptions
+    size: ImageSize | None = None
+    """Width and height of the image in pixels, where the dataset says it."""
+    image: str | None = None
+    """The image file, which is asked for the size where nothing else says it."""
+
+    def __str__(self) -> str:
+        return self.place.features
+
+    @property
+    def where(self) -> str:
+        """The words that name these features in messages."""
+        inside = f"{self.store.path}, key " if isinstance(self.store, FeatureHdf5) else ""
+        return f"features of image {self.image_id!r} ({inside}{self.place.features})"
+
+    @property
+    def with_boxes(self) -> bool:
+        """Whether boxes are part of what the captioner reads."""
+        return self.options.box_features == "normalised"
+
+    def load(self, dim: int | None = None) -> NDArray[np.float32]:
+        """Read them: float32 [R, D].
+
+        Args:
+            dim: the D that the captioner expects, boxes included; None takes any.
 
         Raises:
-            DataError: the file is missing or unreadable, a shape is wrong, or a value is not finite. An image without
-                features never becomes zeros or noise.
+            DataError: there are none, they are unreadable, a shape is wrong, or a value is not finite. An image
+                without features never becomes zeros or noise.
         """
-        return load_features(feature_paths(self.root, [image_id])[0], image_id, self.dim, self.max_regions)
+        where = self.where
+        stored = self.store.arrays(self.place, where, self.with_boxes)
+        width = self._check([(a.shape, a.dtype) for a in stored.features], where)
+        parts = [array.reshape(-1, array.shape[-1]) for array in stored.features]
+        values = finite((parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)), "features", where)
+        if self.with_boxes:
+            if stored.boxes is None:
+                raise DataError(f"{where}: no boxes, which box_features: normalised needs")
+            check_boxes(stored.boxes.shape, stored.boxes.dtype, len(values), where)
+            boxes = finite(stored.boxes, "boxes", where)
+            geometry = normalised_boxes(boxes, self._size(stored.size, where), where)
+            values = np.concatenate([values, geometry], axis=1)
+            width += GEOMETRY
+        check_width(width, dim, values.shape, where)
+        return values[: self.options.max_regions]
+
+    def check(self) -> int:
+        """Check shapes without reading the values, and return D as the captioner will see it.
+
+        Raises:
+            DataError: as ``load``, except that values are not looked at.
+        """
+        where = self.where
+        header = self.store.header(self.place, where)
+        width = self._check(header.features, where)
+        if not self.with_boxes:
+            return width
+        if header.boxes is None:
+            raise DataError(f"{where}: no boxes, which box_features: normalised needs")
+        check_boxes(*header.boxes, regions_and_width(*header.features[0], where)[0], where)
+        self._size(header.size, where)
+        return width + GEOMETRY
+
+    def _check(self, stored: Sequence[tuple[tuple[int, ...], np.dtype]], where: str) -> int:
+        """The width of a stored region: of all arrays together, which have one number of regions."""
+        sizes = [regions_and_width(shape, dtype, where) for shape, dtype in stored]
+        if len({regions for regions, _ in sizes}) > 1:
+            raise DataError(f"{where}: the arrays have {[list(shape) for shape, _ in stored]}, expected equal regions")
+        width = sum(own for _, own in sizes)
+        shape = stored[0][0] if len(stored) == 1 else (sizes[0][0], width)
+        check_width(width, self.options.dim, shape, where)
+        return width
+
+    def _size(self, stored: ImageSize | None, where: str) -> ImageSize:
+        size = stored or self.size
+        if size is None and self.image is not None:
+            try:
+                with Image.open(self.image) as image:
+                    size = image.size
+            except UNREADABLE:
+                size = None
+        if size is None or min(size) <= 0:
+            raise DataError(
+                f"{where}: the image's size is not known, which box_features: normalised needs: expected image_w and "
+                "image_h in the .npz, width and height in the Karpathy JSON, or the image file"
+            )
+        return size
 
 
-def feature_paths(root: str | Path, image_ids: Iterable[str]) -> list[str]:
-    """Return the path of each image's feature file, ``.npz`` before ``.npy``, whether or not there is one.
+def open_features(root: str | Path, options: FeatureOptions) -> Store:
+    """Open a folder, or an HDF5 file, of features.
 
     Raises:
-        DataError: ``root`` is not a folder.
+        DataError: it is neither, or an option is of the other kind.
     """
-    folder = _folder(root)
-    ids = list(image_ids)
-    # One listing answers for a whole dataset; single look-ups and ids with a folder in them ask the file system.
-    names = set(os.listdir(folder)) if len(ids) > 1 else None
-    return [_feature_path(folder, image_id, names) for image_id in ids]
+    path = Path(root)
+    if path.suffix in HDF5_SUFFIXES:
+        if not path.is_file():
+            raise DataError(f"features_root {str(root)!r} is not a file: expected HDF5")
+        if options.arrays or options.boxes_root is not None:
+            raise DataError("features_kwargs.arrays and boxes_root are for a folder of features, not for HDF5")
+        return FeatureHdf5(path, options.pattern, options.boxes_pattern)
+    if not path.is_dir():
+        raise DataError(
+            f"features_root {str(root)!r} is not a folder: expected one .npz or .npy file per image, or a .hdf5 file"
+        )
+    if options.boxes_pattern is not None:
+        raise DataError("features_kwargs.boxes_pattern is for HDF5, not for a folder: expected boxes_root")
+    return FeatureFolder(path, options.pattern, options.arrays, options.boxes_root)
 
 
-def _feature_path(folder: Path, image_id: str, names: set[str] | None) -> str:
-    for suffix in SUFFIXES:
-        name = image_id + suffix
-        exists = os.path.isfile(folder / name) if names is None or os.sep in name else name in names
-        if exists:
-            return str(folder / name)
-    return str(folder / (image_id + SUFFIXES[0]))
-
-
-def _folder(root: str | Path) -> Path:
-    folder = Path(root)
-    if not folder.is_dir():
-        raise DataError(f"features_root {str(root)!r} is not a folder: expected one .npz or .npy file per image id")
-    return folder
-
-
-def load_features(
-    path: str | Path, image_id: str, dim: int | None = None, max_regions: int | None = None
-) -> tuple[NDArray[np.float32], NDArray[np.float32] | None]:
-    """Read one file of region features: float32 [R, D] and, where it has them, boxes float32 [R, 4].
+def features_of(
+    rows: Sequence[Row], root: str | Path, options: FeatureOptions, sizes: Mapping[str, ImageSize] | None = None
+) -> list[ImageFeatures]:
+    """The features of every row, not yet read, whether or not they are there.
 
     Args:
-        path: the ``.npz`` or ``.npy`` file.
-        image_id: the image, for messages.
-        dim: the D that is expected; None takes any.
-        max_regions: keep the first so many regions; None keeps all.
+        rows: with ``image_id`` and ``image``.
+        root: a folder, or an HDF5 file.
+        options: how they are stored.
+        sizes: image id -> width and height in pixels, where they are known.
 
     Raises:
-        DataError: the file is missing or unreadable, a shape is wrong, or a value is not finite.
+        DataError: ``root`` is neither, or it has features of no image at all.
     """
-    where = f"features of image {image_id!r} ({path})"
-    if not os.path.isfile(path):
-        raise DataError(f"{where}: no such file; expected {image_id}.npz or {image_id}.npy")
-    try:
-        loaded = np.load(path, allow_pickle=False)
-        if isinstance(loaded, np.ndarray):
-            features, boxes = loaded, None
-        else:
-            with loaded as arrays:
-                features = arrays[_feature_key(arrays.files, where)]
-                boxes = next((arrays[key] for key in BOX_KEYS if key in arrays.files), None)
-    except DataError:
-        raise
-    except _READ_ERRORS as error:
-        raise DataError(f"{where}: cannot be read: {error}") from error
-    _check_array(features.shape, features.dtype, dim, where)
-    if boxes is not None and (boxes.shape != (len(features), 4) or boxes.dtype.kind not in "fiu"):
-        raise DataError(f"{where}: boxes are {boxes.dtype} {list(boxes.shape)}, expected numbers [{len(features)}, 4]")
-    kept = _finite(features[:max_regions], "features", where)
-    return kept, None if boxes is None else _finite(boxes[:max_regions], "boxes", where)
+    store = open_features(root, options)
+    images = [str(row["image"]) if isinstance(row["image"], str | Path) else None for row in rows]
+    names = [Names(row["image_id"], Path(image or "").stem) for row, image in zip(rows, images, strict=True)]
+    return [
+        ImageFeatures(store, place, name.image_id, options, (sizes or {}).get(name.image_id), image)
+        for place, name, image in zip(store.places(names), names, images, strict=True)
+    ]
 
 
-def check_feature_file(path: str | Path, image_id: str, dim: int | None = None) -> int:
-    """Check that a feature file is there and that its header declares [R, D], without reading the values.
-
-    Returns:
-        D, the number of features of a region.
+def as_image_features(features: Any, image_id: str) -> ImageFeatures:
+    """What a row has as ``features``, where a dataset gave the path of a ``.npz`` or ``.npy`` file instead.
 
     Raises:
-        DataError: as ``load_features``, except that the values are not looked at.
+        DataError: it is neither.
     """
-    where = f"features of image {image_id!r} ({path})"
-    if not os.path.isfile(path):
-        raise DataError(f"{where}: no such file; expected {image_id}.npz or {image_id}.npy")
-    try:
-        if zipfile.is_zipfile(path):
-            with zipfile.ZipFile(path) as archive:
-                keys = [name.removesuffix(".npy") for name in archive.namelist()]
-                with archive.open(_feature_key(keys, where) + ".npy") as member:
-                    shape, dtype = _array_header(member)  # type: ignore[arg-type]
-        else:
-            with open(path, "rb") as file:
-                shape, dtype = _array_header(file)
-                expected = file.tell() + int(np.prod(shape)) * dtype.itemsize
-            if os.path.getsize(path) < expected:
-                raise DataError(f"{where}: cut off at {os.path.getsize(path)} of {expected} bytes")
-    except DataError:
-        raise
-    except _READ_ERRORS as error:
-        raise DataError(f"{where}: cannot be read: {error}") from error
-    _check_array(shape, dtype, dim, where)
-    return shape[1]
+    if isinstance(features, ImageFeatures):
+        return features
+    if not isinstance(features, str | Path):
+        raise DataError(f"features of image {image_id!r} are {type(features).__name__}: expected the path of a file")
+    folder = FeatureFolder(Path(features).parent if Path(features).parent.is_dir() else Path())
+    return ImageFeatures(folder, Place(str(features)), image_id, FeatureOptions())
 
 
-def _array_header(file: BinaryIO) -> tuple[tuple[int, ...], np.dtype]:
-    version = np.lib.format.read_magic(file)
-    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, _, dtype = read(file)
-    return shape, dtype
-
-
-def _feature_key(keys: Sequence[str], where: str) -> str:
-    for key in FEATURE_KEYS:
-        if key in keys:
-            return key
-    raise DataError(f"{where}: holds the arrays {sorted(keys)}, expected one of {', '.join(FEATURE_KEYS)}")
-
-
-def _check_array(shape: tuple[int, ...], dtype: np.dtype, dim: int | None, where: str) -> None:
-    expected = f"[regions, {dim or 'features'}]"
-    if dtype.kind not in "fiu":
-        raise DataError(f"{where}: the array is {dtype}, expected numbers")
-    if len(shape) != 2:
-        raise DataError(f"{where}: the shape is {list(shape)}, expected {expected}; save a grid as one row per cell")
-    if shape[0] < 1:
-        raise DataError(f"{where}: no regions, the shape is {list(shape)}, expected {expected}")
-    if shape[1] < 1 or (dim is not None and shape[1] != dim):
-        raise DataError(f"{where}: the shape is {list(shape)}, expected {expected}")
-
-
-def _finite(array: NDArray, name: str, where: str) -> NDArray[np.float32]:
-    with np.errstate(over="ignore"):  # a float64 beyond float32 becomes inf, which the next line reports
-        values = array.astype(np.float32)
-    wrong = np.argwhere(~np.isfinite(values))
-    if len(wrong):
-        row, column = (int(index) for index in wrong[0])
-        raise DataError(f"{where}: {name}[{row}, {column}] is {array[row, column]}, expected finite float32 values")
-    return values
-
-
-def pad_features(features: Sequence[NDArray[np.floating]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pad the features of B images to the largest number of regions R.
-
-    Args:
-        features: B arrays (or tensors) of shape [R_i, D].
-
-    Returns:
-        features float32 [B, R, D], zero behind each image's regions, and mask bool [B, R], True on real regions.
+def load_features(path: str | Path, image_id: str, dim: int | None = None) -> NDArray[np.float32]:
+    """Read one ``.npz`` or ``.npy`` file of region features: float32 [R, D].
 
     Raises:
-        DataError: no image, or arrays that are not [R_i, D] with one D.
+        DataError: as ``ImageFeatures.load``.
     """
-    import torch
-
-    tensors = [torch.as_tensor(item, dtype=torch.float32) for item in features]
-    if not tensors:
-        raise DataError("pad_features got no images: expected at least one array [R, D]")
-    dim = tensors[0].shape[-1] if tensors[0].ndim else 0
-    for index, tensor in enumerate(tensors):
-        if tensor.ndim != 2 or tensor.shape[1] != dim:
-            raise DataError(f"pad_features: item {index} has the shape {list(tensor.shape)}, expected [regions, {dim}]")
-    lengths = torch.tensor([len(tensor) for tensor in tensors])
-    mask = torch.arange(int(lengths.max()))[None, :] < lengths[:, None]
-    return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True), mask
+    return as_image_features(path, image_id).load(dim)

@@ -26,8 +26,9 @@ class JsonLinesData:
         path: the file, UTF-8.
         image_root: the folder that relative image paths start from, itself relative to the file's folder; None is the
             file's folder.
-        features_root: the folder of region features (see ``FeatureStore``); rows then carry ``features``.
+        features_root: the folder, or the HDF5 file, of region features; rows then carry ``features``.
         max_images: at most so many rows of a split, the first ones.
+        features_kwargs: how the features are stored and read, arguments of ``FeatureOptions``.
 
     Raises:
         DataError: the file is missing, or a line is wrong; the message names the file and the line.
@@ -39,14 +40,14 @@ class JsonLinesData:
         image_root: str | Path | None = None,
         features_root: str | Path | None = None,
         max_images: dict[str, int] | None = None,
+        features_kwargs: dict[str, Any] | None = None,
     ) -> None:
         self.path = Path(path)
         if not self.path.is_file():
             raise DataError(f"data.path {str(path)!r} is not a file: expected JSON lines, one object per image")
         self.image_root = self.path.parent / (image_root or "")
         self._rows = grouped_by_split(_read_rows(self.path, self.image_root), self.path, max_images)
-        if features_root is not None:
-            add_features(self._rows, features_root)
+        add_features(self._rows, features_root, features_kwargs)
 
     @property
     def splits(self) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_caption.data.base import DataError, Row
+from rl_caption.data.feature_arrays import ImageSize
 from rl_caption.data.rows import add_features, grouped_by_split, rows_of
 
 _EXTENSIONS = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".webp", ".bmp", ".JPG", ".JPEG", ".PNG", ".TIF")
@@ -42,8 +43,10 @@ class KarpathyData:
         image_extension: replaces the extension of every ``filename``, such as ``.jpg`` where the JSON says ``.tif``.
         flatten: leave out ``filepath``: all images lie in ``image_root``.
         restval_as_train: the split ``restval`` (the rest of COCO's validation images) counts as ``train``.
-        features_root: the folder of region features (see ``FeatureStore``); rows then carry ``features``.
+        features_root: the folder, or the HDF5 file, of region features; rows then carry ``features``.
         max_images: at most so many rows of a split, the first ones, such as ``{"train": 1000}``.
+        features_kwargs: how the features are stored and read, arguments of ``FeatureOptions``. A record's ``width`` and
+            ``height``, in pixels, are the image's size where boxes need it.
 
     Raises:
         DataError: the file is missing, not Karpathy JSON, or an option is wrong. Images are not looked for here: that
@@ -59,16 +62,17 @@ class KarpathyData:
         restval_as_train: bool = True,
         features_root: str | Path | None = None,
         max_images: dict[str, int] | None = None,
+        features_kwargs: dict[str, Any] | None = None,
     ) -> None:
         if image_extension is not None and not (image_extension.startswith(".") and len(image_extension) > 1):
             raise DataError(f"data.image_extension is {image_extension!r}: expected a dot and letters, such as .jpg")
         self.path = _json_file(Path(path))
         self._layout = _Layout(self.path.parent / (image_root or ""), image_extension, flatten)
         self._restval_as_train = restval_as_train
-        rows = (self._row(record, where) for record, where in _read_records(self.path))
+        sizes: dict[str, ImageSize] = {}
+        rows = (self._row(record, where, sizes) for record, where in _read_records(self.path))
         self._rows = grouped_by_split(rows, self.path, max_images)
-        if features_root is not None:
-            add_features(self._rows, features_root)
+        add_features(self._rows, features_root, features_kwargs, sizes)
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -79,10 +83,13 @@ class KarpathyData:
         """Return the rows of one split, in the order of the file. Raises ``DataError`` for an unknown name."""
         return rows_of(self._rows, name, self.path)
 
-    def _row(self, record: dict[str, Any], where: str) -> tuple[str, Row]:
+    def _row(self, record: dict[str, Any], where: str, sizes: dict[str, ImageSize]) -> tuple[str, Row]:
         split = _text(record, "split", where)
         image = self._layout.path(*_location(record, where))
         row: Row = {"image_id": _image_id(record, where), "image": image, "references": _references(record, where)}
+        size = record.get("width"), record.get("height")
+        if all(isinstance(side, int | float) for side in size):
+            sizes[row["image_id"]] = size  # type: ignore[assignment]
         return "train" if split == "restval" and self._restval_as_train else split, row
 
     def explain_missing(self, missing: Sequence[str]) -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rl_caption.data.base import DataError, Row
-from rl_caption.data.features import feature_paths
+from rl_caption.data.feature_arrays import ImageSize
+from rl_caption.data.features import FeatureOptions, features_of
 
 STANDARD_SPLITS = ("train", "restval", "val", "test")
 
@@ -50,12 +52,27 @@ def rows_of(rows: Mapping[str, list[Row]], name: str, source: Path) -> Sequence[
     return rows[name]
 
 
-def add_features(rows: Mapping[str, list[Row]], root: str | Path) -> None:
-    """Give every row ``features``, the path of its file of region features under ``root``.
+def add_features(
+    rows: Mapping[str, list[Row]],
+    root: str | Path | None,
+    options: Mapping[str, Any] | None = None,
+    sizes: Mapping[str, ImageSize] | None = None,
+) -> None:
+    """Give every row ``features``, its ``ImageFeatures`` under ``root``; nothing where ``root`` is None.
+
+    Args:
+        rows: by split.
+        root: a folder or an HDF5 file.
+        options: arguments of ``FeatureOptions``.
+        sizes: image id -> width and height in pixels, where they are known.
 
     Raises:
-        DataError: ``root`` is not a folder.
+        DataError: ``root`` is neither, or there are options without a root, or wrong ones.
     """
+    if root is None:
+        if options:
+            raise DataError(f"features_kwargs is {dict(options)}, but features_root is not set")
+        return
     every = [row for split in rows.values() for row in split]
-    for row, path in zip(every, feature_paths(root, [row["image_id"] for row in every]), strict=True):
-        row["features"] = path
+    for row, found in zip(every, features_of(every, root, FeatureOptions.of(options), sizes), strict=True):
+        row["features"] = found

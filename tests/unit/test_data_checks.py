@@ -246,7 +246,7 @@ def test_features_are_checked_and_images_need_not_be_there(tmp_path: Path) -> No
     data = Rows({"train": rows})
     report = check_data(data, ["train"], on_bad="skip", check_images=False)
     assert found(report) == {"missing or unusable features": 2}
-    assert "1.npy: D is 5, others have 4" in report.problems[0].offenders[0]
+    assert "1.npy): D is 5, others have 4" in report.problems[0].offenders[0]
     assert "no such file" in report.problems[0].offenders[1]
     assert ids(report.filtered(data), "train") == ["0", "2"]
     with pytest.raises(DataError, match="4 missing images"):

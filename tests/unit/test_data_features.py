@@ -1,21 +1,38 @@
-"""Region features: reading, refusing, padding."""
+"""Region features: reading, refusing, padding; folders and HDF5 files."""
 
 from __future__ import annotations
 
+import multiprocessing
 import pickle
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
-from rl_caption.data.base import DataError
-from rl_caption.data.features import FeatureStore, check_feature_file, load_features, pad_features
+from rl_caption.data.base import DataError, Row
+from rl_caption.data.feature_arrays import normalised_boxes, pad_features
+from rl_caption.data.feature_checks import check_features
+from rl_caption.data.features import FeatureOptions, ImageFeatures, features_of, load_features
 
 
 def regions(count: int, dim: int = 4) -> np.ndarray:
     return np.arange(count * dim, dtype=np.float32).reshape(count, dim)
+
+
+def image(root: Path, image_id: str = "5", file: str = "5.jpg", sizes: Any = None, **options: Any) -> ImageFeatures:
+    row: Row = {"image_id": image_id, "image": file, "references": []}
+    return features_of([row], root, FeatureOptions.of(options), sizes)[0]
+
+
+def hdf5(path: Path, arrays: dict[str, Any]) -> Path:
+    with h5py.File(path, "w") as file:
+        for key, value in arrays.items():
+            file[key] = value
+    return path
 
 
 @pytest.mark.parametrize("key", ["features", "x", "feat"])
@@ -25,60 +42,107 @@ def test_npz_keys(tmp_path: Path, key: str, box_key: str | None) -> None:
     if box_key is not None:
         arrays[box_key] = regions(3).astype(np.float64)
     np.savez_compressed(tmp_path / "5.npz", **arrays)
-    features, found = FeatureStore(tmp_path, dim=4).load("5")
+    features = image(tmp_path).load(4)
     assert features.dtype == np.float32
     np.testing.assert_array_equal(features, regions(3))
-    if box_key is None:
-        assert found is None
-    else:
-        assert found is not None
-        assert found.dtype == np.float32
-        np.testing.assert_array_equal(found, regions(3))
-    assert check_feature_file(tmp_path / "5.npz", "5", 4) == 4
+    assert image(tmp_path, dim=4).check() == 4
 
 
 def test_npy_has_features_alone_and_max_regions_keeps_the_first(tmp_path: Path) -> None:
     np.save(tmp_path / "5.npy", regions(6))
-    store = pickle.loads(pickle.dumps(FeatureStore(tmp_path, dim=4, max_regions=2)))
-    features, boxes = store.load("5")
-    np.testing.assert_array_equal(features, regions(6)[:2])
-    assert boxes is None
-    assert check_feature_file(tmp_path / "5.npy", "5") == 4
+    found = pickle.loads(pickle.dumps(image(tmp_path, dim=4, max_regions=2)))
+    np.testing.assert_array_equal(found.load(), regions(6)[:2])
+    assert image(tmp_path).check() == 4
+
+
+def test_no_region_is_left_out_unless_that_is_asked_for(tmp_path: Path) -> None:
+    np.save(tmp_path / "5.npy", regions(196))
+    assert image(tmp_path).load().shape == (196, 4)
+
+
+def test_a_grid_is_one_region_a_cell(tmp_path: Path) -> None:
+    np.savez(tmp_path / "5.npz", features=regions(6).reshape(2, 3, 4))
+    np.testing.assert_array_equal(image(tmp_path).load(4), regions(6))
+    assert image(tmp_path, dim=4).check() == 4
+    np.savez(tmp_path / "6.npz", features=regions(6).reshape(4, 2, 3))
+    with pytest.raises(DataError, match=r"image '6'.*is \[4, 2, 3\], expected \[regions, 4\]; a grid has .* last axis"):
+        image(tmp_path, "6", dim=4).check()
+
+
+def test_arrays_of_a_file_are_put_side_by_side(tmp_path: Path) -> None:
+    np.savez(tmp_path / "5.npz", features=regions(3), spatial_features=10 * regions(3, 2))
+    options: dict[str, Any] = {"arrays": ["features", "spatial_features"]}
+    np.testing.assert_array_equal(
+        image(tmp_path, **options).load(6), np.concatenate([regions(3), 10 * regions(3, 2)], 1)
+    )
+    assert image(tmp_path, dim=6, **options).check() == 6
+    with pytest.raises(DataError, match=r"holds the arrays \['features', 'spatial_features'\], expected features, att"):
+        image(tmp_path, arrays=["features", "att"]).check()
+    np.savez(tmp_path / "5.npz", features=regions(3), spatial_features=regions(2, 2))
+    with pytest.raises(DataError, match=r"arrays have \[\[3, 4\], \[2, 2\]\], expected equal regions"):
+        image(tmp_path, **options).check()
+
+
+def test_files_may_be_named_after_the_image_file(tmp_path: Path) -> None:
+    np.save(tmp_path / "COCO_val2014_000000000005.npy", regions(2))
+    file = "images/val2014/COCO_val2014_000000000005.jpg"
+    assert image(tmp_path, file=file, pattern="{stem}").check() == 4
 
 
 def test_missing_features_are_an_error(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"image '391895' .*no such file; expected 391895\.npz or 391895\.npy"):
-        FeatureStore(tmp_path, dim=4).load("391895")
+    with pytest.raises(DataError, match=r"image '391895' .*no such file; expected 391895\.npz or 391895\.npy in "):
+        image(tmp_path, "391895").load()
+    with pytest.raises(DataError, match=r"image '391895'.*no such file"):
+        image(tmp_path, "391895").check()
     with pytest.raises(DataError, match="is not a folder"):
-        FeatureStore(tmp_path / "nothing", dim=4)
-    with pytest.raises(DataError, match="at least 1"):
-        FeatureStore(tmp_path, dim=0)
+        image(tmp_path / "nothing")
+    with pytest.raises(DataError, match="is not a file: expected HDF5"):
+        image(tmp_path / "nothing.hdf5")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dim": 0}, "dim is 0: expected a whole number, at least 1"),
+        ({"max_regions": 1.5}, "max_regions is 1.5"),
+        ({"box_features": "raw"}, "box_features is 'raw': expected none or normalised"),
+        ({"pattern": "features"}, "pattern is 'features': expected {image_id} or {stem} in it"),
+        ({"arrays": "features"}, "arrays is 'features': expected a list"),
+        ({"demension": 4}, r"features_kwargs has \['demension'\]: expected some of"),
+        ({"boxes_pattern": "{stem}"}, "boxes_pattern is for HDF5"),
+    ],
+)
+def test_wrong_options_are_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        image(tmp_path, **options)
 
 
 @pytest.mark.parametrize(
     ("array", "message"),
     [
         (regions(3, 5), r"the shape is \[3, 5\], expected \[regions, 4\]"),
-        (regions(4).reshape(2, 2, 4), r"the shape is \[2, 2, 4\].*one row per cell"),
+        (regions(4).reshape(1, 2, 2, 4), r"the shape is \[1, 2, 2, 4\], expected"),
         (regions(1)[0], r"the shape is \[4\]"),
         (regions(0), "no regions"),
         (np.array([["a", "b", "c", "d"]]), "expected numbers"),
     ],
 )
-@pytest.mark.parametrize("suffix", [".npz", ".npy"])
+@pytest.mark.parametrize("suffix", [".npz", ".npy", ".hdf5"])
 def test_wrong_arrays_are_refused_by_reader_and_by_header_check(
     tmp_path: Path, array: np.ndarray, message: str, suffix: str
 ) -> None:
-    path = tmp_path / f"7{suffix}"
+    root = tmp_path
     if suffix == ".npz":
-        np.savez(path, features=array)
+        np.savez(tmp_path / "7.npz", features=array)
+    elif suffix == ".npy":
+        np.save(tmp_path / "7.npy", array)
     else:
-        np.save(path, array)
+        root = hdf5(tmp_path / "f.hdf5", {"7_features": array.astype(object) if array.dtype.kind == "U" else array})
     with pytest.raises(DataError, match=message) as caught:
-        load_features(path, "7", dim=4)
+        image(root, "7").load(4)
     assert "image '7'" in str(caught.value)
     with pytest.raises(DataError, match=message):
-        check_feature_file(path, "7", dim=4)
+        image(root, "7", dim=4).check()
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e300])
@@ -87,20 +151,9 @@ def test_values_that_are_not_finite_are_refused(tmp_path: Path, value: float) ->
     array[1, 2] = value
     np.save(tmp_path / "7.npy", array)
     with pytest.raises(DataError, match=r"image '7'.*features\[1, 2\] is"):
-        FeatureStore(tmp_path, dim=4).load("7")
-    np.savez(tmp_path / "8.npz", x=regions(3), boxes=array)
-    with pytest.raises(DataError, match=r"image '8'.*boxes\[1, 2\] is"):
-        FeatureStore(tmp_path, dim=4).load("8")
-
-
-def test_wrong_boxes_and_keys_are_refused(tmp_path: Path) -> None:
-    np.savez(tmp_path / "7.npz", features=regions(3), boxes=regions(2))
-    with pytest.raises(DataError, match=r"boxes are float32 \[2, 4\], expected numbers \[3, 4\]"):
-        FeatureStore(tmp_path, dim=4).load("7")
-    np.savez(tmp_path / "8.npz", att=regions(3))
-    for read in (load_features, check_feature_file):
-        with pytest.raises(DataError, match=r"holds the arrays \['att'\], expected one of features, x, feat"):
-            read(tmp_path / "8.npz", "8")
+        image(tmp_path, "7").load(4)
+    with pytest.raises(DataError, match=r"image '7'.*f\.hdf5, key 7\).*features\[1, 2\] is"):
+        image(hdf5(tmp_path / "f.hdf5", {"7": array}), "7").load(4)
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".npy"])
@@ -122,7 +175,7 @@ def test_files_that_are_cut_off_empty_or_pickled_are_refused(tmp_path: Path, suf
         with pytest.raises(DataError, match=f"image '{path.stem}'"):
             load_features(path, path.stem)
         with pytest.raises(DataError, match=f"image '{path.stem}'"):
-            check_feature_file(path, path.stem)
+            image(tmp_path, path.stem).check()
 
 
 def test_nothing_is_unpickled(tmp_path: Path) -> None:
@@ -134,8 +187,120 @@ def test_nothing_is_unpickled(tmp_path: Path) -> None:
     np.save(tmp_path / "8.npy", np.array([[Bomb()]], dtype=object))
     for image_id in ("7", "8"):
         with pytest.raises(DataError):
-            FeatureStore(tmp_path, dim=1).load(image_id)
+            image(tmp_path, image_id).load(1)
     assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize("pattern", ["{}_features", "{}_grids", "{}/features", "{}"])
+def test_the_usual_keys_of_an_hdf5_file_are_found(tmp_path: Path, pattern: str) -> None:
+    arrays = {pattern.format(number): regions(number).astype(np.float16) for number in (5, 6)}
+    path = hdf5(tmp_path / "f.h5", arrays)
+    rows: list[Row] = [{"image_id": str(number), "image": "", "references": []} for number in (4, 5, 6)]
+    found = features_of(rows, path, FeatureOptions(dim=4))
+    np.testing.assert_array_equal(found[1].load(4), regions(5))
+    assert found[2].check() == 4
+    with pytest.raises(DataError, match=rf"image '4' \(.*f\.h5, key {pattern.format(4)}\): no such key"):
+        found[0].load(4)
+
+
+def test_hdf5_keys_can_be_given_and_a_wrong_one_is_named(tmp_path: Path) -> None:
+    path = hdf5(tmp_path / "f.hdf5", {"COCO_5": regions(5), "8_features": regions(1)})
+    assert image(path, file="x/COCO_5.jpg", pattern="{stem}").check() == 4
+    with pytest.raises(DataError, match=r"of none of 1 images: its keys are such as '8_features', 'COCO_5'.*'5'"):
+        image(path)
+    (tmp_path / "no.hdf5").write_bytes(b"not at all")
+    with pytest.raises(DataError, match=r"no\.hdf5 is not a readable HDF5 file"):
+        image(tmp_path / "no.hdf5")
+
+
+def _load(features: ImageFeatures) -> float:
+    return float(features.load(4).sum())
+
+
+def test_an_open_hdf5_file_does_not_travel_to_other_processes(tmp_path: Path) -> None:
+    found = image(hdf5(tmp_path / "f.hdf5", {"5": regions(5)}))
+    total = _load(found)  # open here
+    assert _load(pickle.loads(pickle.dumps(found))) == total
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        assert pool.map(_load, [found] * 4) == [total] * 4
+    assert _load(found) == total
+
+
+def test_normalised_boxes_by_hand() -> None:
+    boxes = np.array([[0, 0, 50, 20], [25, 10, 100, 40.5]], np.float32)
+    found = normalised_boxes(boxes, (100, 40), "here")
+    np.testing.assert_allclose(found, [[0, 0, 0.5, 0.5, 0.25], [0.25, 0.25, 1, 1, 0.5625]], rtol=1e-6)
+    for wrong in ([[0, 0, 120, 20]], [[0, 0, 50, 44]], [[-3, 0, 50, 20]], [[50, 0, 50, 20]]):
+        with pytest.raises(DataError, match=r"here: boxes\[0\] is .* expected x1 < x2 <= 100 and y1 < y2 <= 40 pixels"):
+            normalised_boxes(np.array(wrong, np.float32), (100, 40), "here")
+    with pytest.raises(DataError, match=r"boxes are all in \[0, 1\], expected pixels of an image of 100 x 40"):
+        normalised_boxes(np.array([[0, 0, 0.5, 1]], np.float32), (100, 40), "here")
+
+
+@pytest.mark.parametrize("layout", ["npz", "box_folder", "hdf5", "image_file"])
+def test_boxes_are_added_as_normalised_geometry(tmp_path: Path, layout: str) -> None:
+    boxes, root, sizes, file = np.array([[0, 0, 5, 2], [5, 2, 10, 4]], np.float32), tmp_path, {"5": (10, 4)}, "5.jpg"
+    options: dict[str, Any] = {"dim": 4, "box_features": "normalised"}
+    if layout == "hdf5":
+        root = hdf5(tmp_path / "f.hdf5", {"5_features": regions(2), "5_boxes": boxes})
+    elif layout == "box_folder":  # as self-critical.pytorch's make_bu_data.py lays them out
+        root = tmp_path / "cocobu_att"
+        for folder in ("cocobu_att", "cocobu_box"):
+            (tmp_path / folder).mkdir()
+        np.savez_compressed(root / "5.npz", feat=regions(2))
+        np.save(tmp_path / "cocobu_box" / "5.npy", boxes)
+        options["boxes_root"] = str(tmp_path / "cocobu_box")
+    elif layout == "npz":
+        np.savez(root / "5.npz", features=regions(2), boxes=boxes, image_w=10, image_h=4)
+        sizes = {}
+    else:
+        np.savez(root / "5.npz", features=regions(2), boxes=boxes)
+        Image.new("RGB", (10, 4)).save(tmp_path / "photo.png")
+        sizes, file = {}, str(tmp_path / "photo.png")
+    found = image(root, file=file, sizes=sizes, **options)
+    geometry = [[0, 0, 0.5, 0.5, 0.25], [0.5, 0.5, 1, 1, 0.25]]
+    np.testing.assert_allclose(found.load(9), np.concatenate([regions(2), geometry], 1), rtol=1e-6)
+    assert found.check() == 9
+    with pytest.raises(DataError, match=r"is \[2, 9\], expected \[regions, 4\]"):
+        found.load(4)
+
+
+def test_boxes_that_are_asked_for_must_be_there_and_fit(tmp_path: Path) -> None:
+    sizes = {"7": (10, 4), "8": (10, 4)}
+    np.savez(tmp_path / "7.npz", features=regions(3), boxes=regions(2))
+    np.savez(tmp_path / "8.npz", features=regions(3))
+    np.savez(tmp_path / "9.npz", features=regions(3), boxes=np.array([[0, 0, 5, 2]] * 3))
+    for image_id, message in (
+        ("7", r"image '7'.*boxes are float32 \[2, 4\], expected numbers \[3, 4\]"),
+        ("8", r"image '8'.*no boxes, which box_features: normalised needs"),
+        ("9", r"image '9'.*the image's size is not known"),
+    ):
+        found = image(tmp_path, image_id, sizes=sizes, box_features="normalised")
+        for read in (found.load, found.check):
+            with pytest.raises(DataError, match=message):
+                read()
+
+
+def test_verdicts_are_remembered_until_a_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("1", "2", "3"):
+        np.save(tmp_path / f"{name}.npy", regions(2, 5 if name == "2" else 4))
+    rows: list[Row] = [{"image_id": name, "image": "", "references": []} for name in ("2", "1", "3", "4")]
+    cache, read = tmp_path / ".checked_images.json", []
+    original = ImageFeatures.check
+    monkeypatch.setattr(ImageFeatures, "check", lambda self: (read.append(self.image_id), original(self))[1])
+    for expected in (["1", "2", "3", "4"], ["4"]):
+        read.clear()
+        two, one, three, four = check_features(features_of(rows, tmp_path, FeatureOptions()), 1, cache)
+        assert sorted(read) == expected
+        assert (one, three) == (None, None)
+        assert "2.npy): D is 5, others have 4" in str(two)
+        assert "no such file" in str(four)
+    np.save(tmp_path / "2.npy", regions(3))
+    read.clear()
+    assert check_features(features_of(rows[:3], tmp_path, FeatureOptions()), 1, cache) == [None] * 3
+    assert read == ["2"]
+    found = check_features(features_of(rows[:3], tmp_path, FeatureOptions(dim=7)), 1, cache)
+    assert all("expected [regions, 7]" in str(error) for error in found), "another option is another verdict"
 
 
 def test_pad_features_masks_what_is_not_a_region() -> None:

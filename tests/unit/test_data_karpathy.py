@@ -88,7 +88,7 @@ def test_features_root_adds_the_path_of_each_feature_file(tmp_path: Path) -> Non
     (features / "1.npz").touch()
     (features / "2.npy").touch()
     rows = KarpathyData(tmp_path, features_root=features).split("train")
-    assert [Path(row["features"]).name for row in rows] == ["1.npz", "2.npy", "3.npz"]
+    assert [Path(str(row["features"])).name for row in rows] == ["1.npz", "2.npy", "3.npz"]
     with pytest.raises(DataError, match="features_root"):
         KarpathyData(tmp_path, features_root=tmp_path / "nothing")
 

@@ -70,7 +70,7 @@ def grouped_tau_b(scores: Sequence[float], ratings: Sequence[float], groups: Seq
         UndefinedCorrelation: no group has different ratings.
         ValueError: as for ``kendall_tau_b``, or another number of groups.
     """
-    _check(scores, ratings)
+    check_scores(scores, ratings)
     if len(groups) != len(scores):
         raise ValueError(f"{len(groups)} groups for {len(scores)} scores: expected one for each")
     members: dict[Hashable, list[int]] = {}
@@ -91,14 +91,19 @@ def grouped_tau_b(scores: Sequence[float], ratings: Sequence[float], groups: Seq
 def _tau(scores: Sequence[float], ratings: Sequence[float], variant: str) -> float:
     from scipy.stats import kendalltau
 
-    _check(scores, ratings)
+    check_scores(scores, ratings)
     for name, values in (("scores", scores), ("ratings", ratings)):
         if len(set(values)) == 1:
             raise UndefinedCorrelation(f"all {len(values)} {name} are {values[0]:g}: Kendall's tau is not defined")
     return float(kendalltau(scores, ratings, variant=variant).statistic)
 
 
-def _check(scores: Sequence[float], ratings: Sequence[float]) -> None:
+def check_scores(scores: Sequence[float], ratings: Sequence[float]) -> None:
+    """Check [N] scores against [N] ratings.
+
+    Raises:
+        ValueError: other numbers of scores than of ratings, fewer than two, or one that is not finite.
+    """
     if len(scores) != len(ratings):
         raise ValueError(f"{len(scores)} scores and {len(ratings)} ratings: expected as many")
     if len(scores) < 2:

@@ -1,0 +1,90 @@
+"""Specificity rates by hand, and scoring chains with any reward."""
+
+import pytest
+
+from rewards.base import RewardError
+from rewards.judging.specificity import (
+    Chain,
+    ChainScores,
+    released_specificity_rates,
+    score_chains,
+    specificity_rates,
+)
+
+# Steps up: yes, tie, yes | yes. Negatives below: yes, tie, no | yes. Micro: 3/4 and 2/4, where a macro average would
+# give (2/3 + 1) / 2 and (1/3 + 1) / 2.
+SCORES = [ChainScores([0.1, 0.2, 0.2, 0.3], [0.0, 0.2, 0.4]), ChainScores([-0.5, 0.0], [-0.6])]
+
+
+def test_rates_by_hand():
+    assert specificity_rates(SCORES) == (3 / 4, 2 / 4, 2, 4)
+
+
+def test_the_released_estimator_by_hand():
+    # First chain: stored .1 .2 .2, all above 0, n = 2: up 1/2, down 1/2. The second: n = -1, skipped.
+    assert released_specificity_rates(SCORES) == (1 / 2, 1 / 2, 1, 2)
+    # A cosine below 0 leaves out a step: stored -.1 .1 .2 .3, n = 2, steps (-.1, .1) and (.1, .2).
+    negative = ChainScores([-0.1, 0.1, 0.2, 0.3, 0.1], [0.0, 0.0, 0.0, 0.0])
+    assert released_specificity_rates([negative]) == (1, 1 / 2, 1, 2)
+    assert specificity_rates([negative]) == (3 / 4, 3 / 4, 1, 4)
+    # Macro: chains weigh alike, (1/2 + 1) / 2.
+    assert released_specificity_rates([*SCORES, negative])[:2] == (3 / 4, 1 / 2)
+    shifted = [ChainScores([s - 1 for s in chain.captions], [s - 1 for s in chain.negatives]) for chain in SCORES]
+    with pytest.raises(ValueError, match="all of 2 captions are skipped"):
+        released_specificity_rates(shifted)
+
+
+@pytest.mark.parametrize("rates", [specificity_rates, released_specificity_rates])
+def test_wrong_chains_are_named(rates):
+    with pytest.raises(ValueError, match="no captions"):
+        rates([])
+    with pytest.raises(ValueError, match="chain 1 has 2 captions and 2 negatives"):
+        rates([*SCORES[:1], ChainScores([0.1, 0.2], [0.1, 0.2])])
+    with pytest.raises(ValueError, match="chain 0 has 1 captions"):
+        rates([ChainScores([0.1], [])])
+    with pytest.raises(ValueError, match="chain 0 has the score nan"):
+        rates([ChainScores([0.1, float("nan")], [0.1])])
+
+
+class Words:
+    """Counts the words that a row's image wants."""
+
+    __name__ = "words"
+    columns = frozenset({"image"})
+    bounds = (0.0, 100.0)
+    signature = "words"
+
+    def __init__(self):
+        self.calls = []
+
+    def __call__(self, prompts, completions, **columns):
+        self.calls.append(len(completions))
+        return [sum(word in image for word in text.split()) for text, image in zip(completions, columns["image"])]  # noqa: B905
+
+
+CHAINS = [Chain(["a", "a b", "a b c"], ["a x", "a b y"]), Chain(["b", "b a"], ["b z"])]
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 100])
+def test_any_reward_scores_chains_in_batches(batch_size):
+    reward = Words()
+    scores = score_chains(reward, CHAINS, {"image": [["a", "b"], ["a"]]}, batch_size)
+    assert scores == [([1, 2, 2], [1, 2]), ([0, 1], [0])]
+    assert max(reward.calls) <= batch_size
+    assert sum(reward.calls) == 8
+    # Ups: yes, tie | yes. Negatives: tie, tie | tie.
+    assert specificity_rates(scores) == (2 / 3, 0, 2, 3)
+
+
+def test_scoring_checks_its_input():
+    with pytest.raises(ValueError, match="column 'image' has 1 items for 2 captions"):
+        score_chains(Words(), CHAINS, {"image": [[]]})
+    with pytest.raises(ValueError, match="batch_size = 0"):
+        score_chains(Words(), CHAINS, {"image": [[], []]}, 0)
+
+    class Short(Words):
+        def __call__(self, prompts, completions, **columns):
+            return [0.0]
+
+    with pytest.raises(RewardError, match="returned 1 scores for 8"):
+        score_chains(Short(), CHAINS, {"image": [[], []]})

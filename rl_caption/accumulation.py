@@ -9,6 +9,8 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
+from rl_caption.engines import backward, no_sync
+
 
 def global_count(accelerator: Accelerator, local_count: Tensor) -> Tensor:
     """Sum of a count over all processes, at least 1; a scalar."""
@@ -28,10 +30,9 @@ def backward_all(accelerator: Accelerator, model: nn.Module, losses: Sequence[Ca
     total = 0.0
     for index, loss_of in enumerate(losses):
         last = index == len(losses) - 1
-        with nullcontext() if last else accelerator.no_sync(model):
+        with nullcontext() if last else no_sync(accelerator, model):
             share = loss_of()
-            # Data parallelism averages gradients over processes, where the shares want to be added.
-            accelerator.backward(share * accelerator.num_processes)
+            backward(accelerator, model, share, last)
         total += share.item()
     return total
 

@@ -2,7 +2,7 @@
 
 A step folder is written under a hidden temporary name, flushed to disk, closed with a manifest of every file's size,
 renamed, and only then are old ones pruned. ``Accelerator.save_state`` alone writes in place: a kill in the middle can
-destroy the only checkpoint.
+destroy the only checkpoint. What a sharded training writes is in ``sharded_state.py``.
 """
 
 from __future__ import annotations
@@ -16,13 +16,18 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.checkpointing import load_accelerator_state, save_accelerator_state
 from accelerate.utils import load as load_tensors
 from safetensors import SafetensorError
+from torch import nn
 
 from rl_caption.data.files import write_json
+from rl_caption.engines import engine_of
+from rl_caption.sharded_state import Moments, load_moments, write_sharded
 from rl_caption.types import TrainState
 
 logger = logging.getLogger(__name__)
@@ -37,8 +42,17 @@ class CheckpointError(RuntimeError):
     """A checkpoint cannot be written or resumed; the message names the folder and what would be right."""
 
 
-def save_checkpoint(accelerator: Accelerator, folder: Path, state: TrainState, keep: int) -> Path:
+def save_checkpoint(
+    accelerator: Accelerator,
+    folder: Path,
+    state: TrainState,
+    keep: int,
+    model: nn.Module | None = None,
+    optimizer: Any = None,
+) -> Path:
     """Write ``folder/step-N`` atomically, then remove all but the newest ``keep``. Called by every process.
+
+    ``model`` and ``optimizer``, as prepared, are needed where an engine shards them.
 
     Raises:
         CheckpointError: the disk is full or the folder cannot be written; older checkpoints are untouched.
@@ -50,7 +64,11 @@ def save_checkpoint(accelerator: Accelerator, folder: Path, state: TrainState, k
             remove_tree(partial)
             partial.mkdir(parents=True)
         accelerator.wait_for_everyone()
-        accelerator.save_state(str(partial), safe_serialization=True)
+        if engine_of(accelerator) == "plain" or model is None:
+            accelerator.save_state(str(partial), safe_serialization=True)
+        else:
+            write_sharded(accelerator, model, optimizer, partial)
+            save_accelerator_state(str(partial), [], [], [], [], accelerator.process_index, 0)  # random states
         accelerator.wait_for_everyone()
         if accelerator.is_main_process:
             write_json(partial / STATE, asdict(state))
@@ -97,19 +115,38 @@ def clear_leftovers(folder: Path) -> None:
             remove_tree(old)
 
 
-def load_checkpoint(accelerator: Accelerator, path: Path) -> TrainState:
+@contextlib.contextmanager
+def read_errors(path: Path) -> Iterator[None]:
+    """Turn a failed read of a checkpoint into a ``CheckpointError`` that names it."""
+    try:
+        yield
+    except (OSError, RuntimeError, ValueError, KeyError, EOFError, pickle.UnpicklingError, SafetensorError) as error:
+        raise CheckpointError(f"checkpoint {path} cannot be loaded into this model and optimizer: {error}") from error
+
+
+def load_checkpoint(
+    accelerator: Accelerator,
+    path: Path,
+    model: nn.Module | None = None,
+    optimizer: Any = None,
+    moments: Moments | None = None,
+) -> TrainState:
     """Restore model, optimizer and random states, and return the counters. Called by every process.
+
+    Where ``moments`` are given, they go to ``optimizer`` (as prepared), and the model has its weights already.
 
     Raises:
         CheckpointError: ``path`` is not an intact checkpoint, belongs to another model, holds anything but tensors and
             plain containers, or its random states cannot be restored.
     """
     state = read_state(path)
-    try:
-        # Tensors and plain containers only: a checkpoint is not trusted to run code.
-        accelerator.load_state(str(path), load_kwargs={"weights_only": True})
-    except (OSError, RuntimeError, ValueError, KeyError, EOFError, pickle.UnpicklingError, SafetensorError) as error:
-        raise CheckpointError(f"checkpoint {path} cannot be loaded into this model and optimizer: {error}") from error
+    with read_errors(path):
+        if moments is None or model is None:
+            # Tensors and plain containers only: a checkpoint is not trusted to run code.
+            accelerator.load_state(str(path), load_kwargs={"weights_only": True})
+        else:
+            load_moments(accelerator, model, optimizer, moments)
+            load_accelerator_state(str(path), [], [], [], [], accelerator.process_index)  # random states
     if state.processes == accelerator.num_processes:
         _check_random_states(path / f"random_states_{accelerator.process_index}.pkl", accelerator.device)
     elif accelerator.is_main_process:

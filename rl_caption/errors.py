@@ -14,6 +14,7 @@ def expected_errors() -> tuple[type[Exception], ...]:
     from rl_caption.captioners.base import CaptionerError
     from rl_caption.checkpoint import CheckpointError
     from rl_caption.data.base import DataError
+    from rl_caption.engines import EngineError
     from rl_caption.evaluation import EvaluationError, JavaError
     from rl_caption.launch import LaunchError
     from rl_caption.trainer import NonFiniteError
@@ -23,6 +24,7 @@ def expected_errors() -> tuple[type[Exception], ...]:
         CaptionerError,
         DataError,
         EvaluationError,
+        EngineError,
         JavaError,
         CheckpointError,
         LaunchError,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,13 @@ import torch
 from accelerate.utils import set_seed
 from torch import Tensor, nn
 
-from rl_caption.checkpoint import load_checkpoint
+from rl_caption.checkpoint import load_checkpoint, read_errors
 from rl_caption.data.loader import row_loader
 from rl_caption.data.order import micro_batches
+from rl_caption.engines import engine_of, prepare
 from rl_caption.run_folder import write_run_files
 from rl_caption.schedules import make_schedule, steps_between_decays
+from rl_caption.sharded_state import OPTIMIZER, Moments, load_weights, read_moments
 from rl_caption.stage import Stage
 from rl_caption.tracking import announce
 from rl_caption.trainer import Task, Trainer
@@ -30,6 +34,7 @@ class Trainee:
         model: what is trained: those of its parameters that require a gradient.
         validate: judges the model as it is at a step, told what the newest step logged; called by every process.
         export: writes the model to a folder.
+        export_copy: writes the copy of the model that it is given; without it FSDP cannot export the model.
         is_trained: whether the weights are worth validating before the first step.
         metric: which of validation's metrics chooses the best model; higher is better.
         metric_range: its range, for log lines.
@@ -45,6 +50,7 @@ class Trainee:
     metric_range: str = "0 to 10"
     notes: dict[str, Any] = field(default_factory=dict)
     decays: Callable[[str, Tensor], bool] | None = None
+    export_copy: Callable[[nn.Module, Path], None] | None = None
 
 
 def fit(
@@ -75,17 +81,32 @@ def fit(
         write_run_files(stage.config, {"signature": signature, "processes": accelerator.num_processes})
     accelerator.init_trackers(stage.folder.name, config={"signature": signature})
     optimizer = torch.optim.AdamW(_parameter_groups(trainee, train.weight_decay), lr=train.lr, betas=train.betas)
-    model, optimizer = accelerator.prepare(trainee.model, optimizer)
+    moments = _read_before_sharding(stage, trainee.model, optimizer)
+    # FSDP's modules write no state of their own: the main process exports a copy, which never leaves the CPU.
+    copies = engine_of(accelerator) == "fsdp2" and accelerator.is_main_process
+    whole = copy.deepcopy(trainee.model) if copies else None
+    model, optimizer = prepare(accelerator, trainee.model, optimizer)
     model.train()
     set_seed(train.seed, device_specific=True)  # weights are equal everywhere by now; dropout is to differ
     if stage.checkpoint:
-        load_checkpoint(accelerator, stage.checkpoint)
-    trainer = _trainer(stage, trainee, make_task(model), model, optimizer, collate, state)
+        load_checkpoint(accelerator, stage.checkpoint, model, optimizer, moments)
+    trainer = _trainer(stage, trainee, make_task(model), model, optimizer, collate, state, whole)
     _announce_run(stage, trainer)
     trainer.fit()
     for tracker in accelerator.trackers:
         tracker.finish()
     return state
+
+
+def _read_before_sharding(stage: Stage, model: nn.Module, optimizer: torch.optim.Optimizer) -> Moments | None:
+    """Weights into the model, and the optimizer's moments, where the checkpoint or this training is a sharded one."""
+    path = stage.checkpoint
+    if path is None or (engine_of(stage.accelerator) == "plain" and not (path / OPTIMIZER).is_file()):
+        return None
+    with read_errors(path):
+        moments = read_moments(path, model, optimizer)
+        load_weights(model, path)
+    return moments
 
 
 def _parameter_groups(trainee: Trainee, weight_decay: float) -> list[dict[str, Any]]:
@@ -106,6 +127,7 @@ def _trainer(
     optimizer: torch.optim.Optimizer,
     collate: Callable[[Any], Any],
     state: TrainState,
+    whole: nn.Module | None,
 ) -> Trainer:
     config, accelerator = stage.config, stage.accelerator
     train, run, micro = config.train, config.run, stage.micro_batch_size
@@ -114,10 +136,13 @@ def _trainer(
         len(stage.train_rows), train.batch_size, micro, rank, processes, train.seed, state.global_step
     )
     eval_every = config.eval.every or stage.steps_per_epoch
+    copied = trainee.export_copy
+    export = trainee.export if whole is None or copied is None else partial(copied, whole)
     decay_every = steps_between_decays(train.decay_every, train.decay_epochs, stage.steps_per_epoch)
     return Trainer(
         accelerator=accelerator,
         task=task,
+        model=model,
         parameters=[parameter for parameter in model.parameters() if parameter.requires_grad],
         optimizer=optimizer,
         loader=row_loader(stage.train_rows, collate, order, config.data.num_workers),
@@ -128,7 +153,8 @@ def _trainer(
         folder=stage.folder,
         state=state,
         validate=trainee.validate,
-        export=trainee.export,
+        export=export,
+        whole=whole,
         metric=trainee.metric,
         metric_range=trainee.metric_range,
         grad_clip_norm=train.grad_clip_norm,

@@ -14,6 +14,7 @@ from tqdm import tqdm
 from rl_caption.accumulation import dropout_off
 from rl_caption.captioners.base import Captioner, Decoding
 from rl_caption.data.base import Row
+from rl_caption.engines import autocast
 
 
 def caption_rows(
@@ -66,7 +67,7 @@ def decode_rows(
         disable=progress is None or not accelerator.is_main_process or not sys.stderr.isatty(),
     )
     pairs: list[tuple[str, tuple[str, bool]]] = []
-    with torch.no_grad(), dropout_off(policy), accelerator.autocast():
+    with torch.no_grad(), dropout_off(policy), autocast(accelerator):
         for start in bar:
             batch = [rows[index] for index in mine[start : start + batch_size]]
             inputs = {key: value.to(accelerator.device) for key, value in captioner.preprocess(batch).items()}

@@ -218,6 +218,9 @@ def accelerator_kwargs() -> dict[str, Any]:
         # cpu=True would quietly turn DeepSpeed into plain data parallelism.
         from accelerate.utils import InitProcessGroupKwargs
 
+        from rl_caption.engines import deepspeed_without_compiler
+
+        deepspeed_without_compiler()
         return {"kwargs_handlers": [InitProcessGroupKwargs(backend="gloo")]}
     return {"cpu": True}
 

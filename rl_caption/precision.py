@@ -1,12 +1,29 @@
-"""Which precision a device computes with fast."""
+"""Which precision a training computes in."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 
 import torch
 
 from rl_caption.launch import accelerator_kwargs
+
+
+def asked_precision(train: str, environment: Mapping[str, str] = os.environ) -> str:
+    """``train.mixed_precision``, or what ``accelerate launch`` was asked for where that is ``no`` or ``auto``.
+
+    Raises:
+        ValueError: both ask for a mixed precision, and not for the same, or the launcher for one not known here.
+    """
+    launched = environment.get("ACCELERATE_MIXED_PRECISION", "no").lower()
+    if launched in ("", "no") or launched == train:
+        return train
+    if launched not in ("bf16", "fp16"):
+        raise ValueError(f"mixed_precision {launched!r} of accelerate launch is not supported: use no, bf16 or fp16")
+    if train not in ("no", "auto"):
+        raise ValueError(f"train.mixed_precision is {train}, but accelerate launch was asked for {launched}: set one")
+    return launched
 
 
 def usable_precision(wanted: str) -> str:

@@ -141,6 +141,7 @@ def _trainee(
         model=captioner.policy,
         validate=caption_validator(stage, captioner, max_new_tokens, monitor),
         export=lambda path: captioner.save_pretrained(captioner.policy, path),
+        export_copy=captioner.save_pretrained,
         is_trained=model.init is not None,
     )
 

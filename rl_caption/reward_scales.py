@@ -15,6 +15,7 @@ from rewards.mixed import MixedReward, moments
 from rl_caption.accumulation import dropout_off
 from rl_caption.captioners.base import Captioner, Decoding
 from rl_caption.data.base import Row
+from rl_caption.engines import autocast
 from rl_caption.rollout import sample_captions
 from rl_caption.scoring import term_scores
 from rl_caption.tracking import announce
@@ -129,7 +130,7 @@ def sample_scores(
     policy = captioner.policy.to(accelerator.device)
     scores: dict[str, list[list[float]]] = {name: [] for name in reward.rewards}
     starts = range(0, len(rows), batch_size)
-    with torch.no_grad(), dropout_off(policy), accelerator.autocast():
+    with torch.no_grad(), dropout_off(policy), autocast(accelerator):
         for start in tqdm(starts, "sampling", unit="batch", leave=False, delay=2, disable=not sys.stderr.isatty()):
             part = rows[start : start + batch_size]
             batch = CaptionBatch(part, captioner.preprocess(part)).to(accelerator.device)

@@ -17,6 +17,7 @@ from rl_caption.accumulation import backward_all, dropout_off, global_count
 from rl_caption.advantages import AdvantageFn
 from rl_caption.captioners.base import Captioner, Decoding
 from rl_caption.cross_entropy import target_count, xe_loss
+from rl_caption.engines import autocast, whole_weights
 from rl_caption.metrics import Averages
 from rl_caption.objectives import (
     LossReduction,
@@ -75,7 +76,8 @@ class SelfCriticalTask:
         log = Averages()
         with dropout_off(self.model, enabled=not self.dropout):
             started = time.perf_counter()
-            rollouts = [self._sample(batch, step) for batch in batches]
+            with whole_weights(self.accelerator, self.model):  # once for all micro-batches
+                rollouts = [self._sample(batch, step) for batch in batches]
             sampled = time.perf_counter()
             scores = score_rollouts(self.reward, rollouts, batches, self.accelerator)
             scored = time.perf_counter()
@@ -100,7 +102,7 @@ class SelfCriticalTask:
         return log
 
     def _sample(self, batch: CaptionBatch, step: int) -> Rollout:
-        with torch.no_grad(), self.accelerator.autocast():
+        with torch.no_grad(), autocast(self.accelerator):
             return sample_captions(self.captioner, self.captioner.policy, batch, self.decoding, self.seed, step)
 
     def _policy_loss(

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -22,6 +23,7 @@ from rl_caption.checkpoint import CheckpointError, read_state
 from rl_caption.config_checks import out_of_range
 from rl_caption.data.base import Row
 from rl_caption.data.order import micro_batch_size
+from rl_caption.engines import EngineError, engine_of, fill_deepspeed_config
 from rl_caption.launch import RunLock
 from rl_caption.reward_models.config import RewardModelConfig, TrainingConfig
 from rl_caption.run_folder import find_checkpoint
@@ -90,7 +92,7 @@ def open_stage(config: TrainingConfig) -> Iterator[Stage]:
     """Check everything that can be checked before long work starts, and hold the run folder's lock meanwhile.
 
     Raises:
-        ConfigError, DataError, CheckpointError, LaunchError: what is wrong, and what would be right.
+        ConfigError, DataError, CheckpointError, EngineError, LaunchError: what is wrong, and what would be right.
     """
     wrong = out_of_range(config)
     if wrong:
@@ -100,11 +102,25 @@ def open_stage(config: TrainingConfig) -> Iterator[Stage]:
         micro = micro_batch_size(config.train.batch_size, config.train.micro_batch_size, accelerator.num_processes)
     except ValueError as error:
         raise ConfigError(str(error)) from error
+    _check_sharding(config, accelerator, micro)
     with RunLock(config.run.dir) if accelerator.is_main_process else nullcontext():
         with accelerator.main_process_first():  # it clears away what a killed save left; the others then find order
             checkpoint = find_checkpoint(config)
         train_rows, val_rows = _rows(config, accelerator)
         yield Stage(config, accelerator, train_rows, val_rows, micro, checkpoint)
+
+
+def _check_sharding(config: TrainingConfig, accelerator: Accelerator, micro: int) -> None:
+    train, engine = config.train, engine_of(accelerator)
+    if engine == "fsdp2" and isinstance(config, RewardModelConfig):
+        raise EngineError(
+            "reward models do not train under FSDP: take configs/accelerate/multi_gpu.yaml, or a deepspeed_*.yaml"
+        )
+    if engine.startswith("zero"):
+        plugin: Any = accelerator.state.deepspeed_plugin
+        fill_deepspeed_config(
+            plugin.deepspeed_config, train.batch_size, micro, accelerator.num_processes, train.grad_clip_norm
+        )
 
 
 def leave_process_group() -> None:

@@ -7,6 +7,7 @@ import math
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
@@ -26,11 +27,16 @@ from rl_caption.checkpoint import (
     save_checkpoint,
     write_errors,
 )
+from rl_caption.engines import deepspeed_step, engine_of, whole_weights
 from rl_caption.metrics import Averages
 from rl_caption.run_folder import remove_result, write_result
 from rl_caption.schedules import Schedule
+from rl_caption.sharded_state import whole_state
 from rl_caption.tracking import RunLog
 from rl_caption.types import Batch, TrainState, Validation
+
+MOST_SKIPPED = 24
+"""Steps in a row that fp16 may skip: its loss scale starts at 2^16 and is halved by each."""
 
 
 class NonFiniteError(RuntimeError):
@@ -74,6 +80,8 @@ class Trainer:
         patience: validations without gain before the run ends early; None never does.
         log_samples: images written to ``samples.jsonl`` at every log line.
         validate_first: validate before the first step, where the model to start from is a trained one.
+        model: as prepared; needed where an engine shards it.
+        whole: on the main process, the copy that ``export`` writes, where the model itself cannot be written.
     """
 
     accelerator: Accelerator
@@ -100,7 +108,10 @@ class Trainer:
     patience: int | None = None
     log_samples: int = 2
     validate_first: bool = True
+    model: nn.Module | None = None
+    whole: nn.Module | None = None
     _newest: Mapping[str, float] = field(default_factory=dict, init=False)
+    _skipped: int = field(default=0, init=False)
 
     def fit(self) -> TrainState:
         """Train to ``max_steps``, to the end of patience, or to SIGTERM (which saves a checkpoint first).
@@ -152,22 +163,49 @@ class Trainer:
             group["lr"] = lr
         self.optimizer.zero_grad()
         averages = self.task.training_step(batches, step)
+        metrics = self._update(averages, batches, started)
+        self.state.global_step += 1
+        images = sum(len(batch.rows) for batch in batches) * self.accelerator.num_processes
+        return metrics | {"train/lr": lr, "train/images_per_second": images / metrics["time/step"]}
+
+    def _update(self, averages: Averages, batches: list[Batch], started: float) -> dict[str, float]:
+        """Check, clip and apply the gradient; return what is logged."""
+        if engine_of(self.accelerator).startswith("zero") and self.model is not None:
+            averages.add("time/step", time.perf_counter() - started)
+            metrics = averages.reduce(self.accelerator)
+            self._check_finite(metrics, batches)
+            metrics["grad/norm"] = deepspeed_step(self.model)
+            self._check_finite(metrics, batches, updated=True)
+            return metrics
         averages.add("grad/norm", self._clip_gradients())
         averages.add("time/step", time.perf_counter() - started)
         metrics = averages.reduce(self.accelerator)
         self._check_finite(metrics, batches)
         self.optimizer.step()
-        self.state.global_step += 1
-        images = sum(len(batch.rows) for batch in batches) * self.accelerator.num_processes
-        return metrics | {"train/lr": lr, "train/images_per_second": images / metrics["time/step"]}
+        return metrics if self.accelerator.scaler is None else self._scaled(metrics, batches)
+
+    def _scaled(self, metrics: dict[str, float], batches: list[Batch]) -> dict[str, float]:
+        """What fp16 logs besides. The optimizer skips a step whose gradient overflowed; it counts as a step."""
+        assert self.accelerator.scaler is not None
+        skipped = self.accelerator.optimizer_step_was_skipped
+        self._skipped = self._skipped + 1 if skipped else 0
+        if self._skipped > MOST_SKIPPED:
+            raise NonFiniteError(
+                f"the gradient overflowed fp16 in {self._skipped} steps in a row: no "
+                "loss scale helps. train.mixed_precision bf16 or no is the usual remedy"
+            )
+        if skipped:
+            metrics.pop("grad/norm")  # it is not finite
+        scale = float(self.accelerator.scaler.get_scale())
+        return metrics | {"train/skipped": float(skipped), "train/loss_scale": scale}
 
     def _clip_gradients(self) -> float:
         """Clip gradients, by value first where both are asked for; return their norm before any clipping."""
         limit = self.grad_clip_norm if self.grad_clip_norm is not None else math.inf
         if self.grad_clip_value is None:
-            return float(self.accelerator.clip_grad_norm_(self.parameters, limit))
+            return _number(self.accelerator.clip_grad_norm_(self.parameters, limit))
         # The norm comes first: clipped by value, an infinite gradient would look like a finite one.
-        norm = float(self.accelerator.clip_grad_norm_(self.parameters, math.inf))
+        norm = _number(self.accelerator.clip_grad_norm_(self.parameters, math.inf))
         torch.nn.utils.clip_grad_value_(self.parameters, self.grad_clip_value)
         if self.grad_clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.parameters, limit)
@@ -188,7 +226,8 @@ class Trainer:
     def _validate(self, log: RunLog) -> None:
         """Judge the model; a better ``metric`` than before exports it to ``export/best``."""
         started = time.perf_counter()
-        verdict = self.validate(self.state.global_step, self._newest)
+        with self._whole_weights():
+            verdict = self.validate(self.state.global_step, self._newest)
         value, best = verdict.metrics[self.metric], self.state.best_metric
         improved = best is None or value > best
         if improved:
@@ -207,17 +246,27 @@ class Trainer:
         self.state.stopped = verdict.stop
 
     def _export(self, final: Path) -> None:
+        """Write the model; gathers its weights where they are sharded."""
         partial = final.with_name(f".partial-{final.name}")
-        if self.accelerator.is_main_process:
-            with write_errors(f"model {final}", partial, self.folder / "checkpoints"):
-                remove_tree(partial)
-                self.export(partial)
-                replace_folder(partial, final)
+        if engine_of(self.accelerator) == "fsdp2" and self.model is not None:
+            weights = whole_state(self.accelerator, self.model)
+            if self.whole is not None:
+                self.whole.load_state_dict(weights, strict=False)  # tied weights are there once
+        with self._whole_weights():
+            if self.accelerator.is_main_process:
+                with write_errors(f"model {final}", partial, self.folder / "checkpoints"):
+                    remove_tree(partial)
+                    self.export(partial)
+                    replace_folder(partial, final)
         self.accelerator.wait_for_everyone()
+
+    def _whole_weights(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.model is None else whole_weights(self.accelerator, self.model)
 
     def _save(self) -> None:
         self.state.processes = self.accelerator.num_processes
-        save_checkpoint(self.accelerator, self.folder / "checkpoints", self.state, self.keep_checkpoints)
+        folder, keep = self.folder / "checkpoints", self.keep_checkpoints
+        save_checkpoint(self.accelerator, folder, self.state, keep, self.model, self.optimizer)
 
     def _finished(self) -> bool:
         return self.state.global_step >= self.max_steps or self._stops_early()
@@ -234,20 +283,26 @@ class Trainer:
         votes = torch.tensor(float(terminated), device=self.accelerator.device)
         return bool(self.accelerator.reduce(votes, reduction="sum").item() > 0)
 
-    def _check_finite(self, metrics: dict[str, float], batches: list[Batch]) -> None:
+    def _check_finite(self, metrics: dict[str, float], batches: list[Batch], updated: bool = False) -> None:
         scaled = self.accelerator.scaler is not None  # fp16 overflows now and then; the scaler skips that step
         watched = ("loss/total",) if scaled else ("loss/total", "grad/norm")
-        bad = [f"{name} is {metrics[name]}" for name in watched if not math.isfinite(metrics[name])]
+        bad = [f"{name} is {metrics[name]}" for name in watched if not math.isfinite(metrics.get(name, 0.0))]
         if not bad:
             return
         ids = [row["image_id"] for batch in batches for row in batch.rows]
         ids = gather_object(ids) if self.accelerator.num_processes > 1 else ids
         good = newest_checkpoint(self.folder / "checkpoints")
+        weights = "The weights in memory are spoilt" if updated else "The weights were not changed"
         raise NonFiniteError(
             f"{' and '.join(bad)} at step {self.state.global_step + 1}; images of the step: {json.dumps(ids)}. "
-            f"The weights were not changed. Last good checkpoint: {good or 'none yet'}. "
+            f"{weights}. Last good checkpoint: {good or 'none yet'}. "
             "A lower train.lr, or train.grad_clip_norm 1.0, is the usual remedy"
         )
+
+
+def _number(norm: Tensor) -> float:
+    """A gradient's norm; sharded gradients have a sharded one."""
+    return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
 
 
 class _TerminationFlag:

@@ -164,6 +164,18 @@ def run_arguments(arguments: list[str], output: Path, kill_after: float | None =
 
 def run_two(config: dict[str, Any], folder: Path, program: str, kill: Kill | None = None) -> list[Ended]:
     """Run the program in two processes that train together (gloo); ``kill`` strikes rank 0, then rank 1 is killed."""
+    return run_together(2, config, folder, program, kill)
+
+
+def run_together(
+    count: int,
+    config: dict[str, Any],
+    folder: Path,
+    program: str,
+    kill: Kill | None = None,
+    engine: dict[str, str] | None = None,
+) -> list[Ended]:
+    """``run_two`` with ``count`` processes, and what ``accelerate launch`` puts into the environment for an engine."""
     file = folder.with_name(f"{folder.name}.yaml")
     file.write_text(yaml.safe_dump(config))
     with socket.socket() as free:
@@ -171,10 +183,10 @@ def run_two(config: dict[str, Any], folder: Path, program: str, kill: Kill | Non
         port = free.getsockname()[1]
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
-    processes, outputs = [], [file.with_suffix(f".{rank}.log") for rank in range(2)]
+    processes, outputs = [], [file.with_suffix(f".{rank}.log") for rank in range(count)]
     for rank, output in enumerate(outputs):
-        environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-        environment |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        environment |= {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), **(engine or {})}
         how = {"environment": environment, "kill": kill if rank == 0 else None}
         processes.append(
             context.Process(target=_child, args=([program, "--config", str(file)], str(output)), kwargs=how)
@@ -182,7 +194,8 @@ def run_two(config: dict[str, Any], folder: Path, program: str, kill: Kill | Non
         processes[-1].start()
     processes[0].join(120)
     if kill is not None or processes[0].is_alive():
-        processes[1].kill()
+        for other in processes[1:]:
+            other.kill()
     for process in processes:
         process.join(30)
         if process.is_alive():

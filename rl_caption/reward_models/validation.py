@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from rewards.judging.retrieval import retrieval_recall
 from rl_caption.accumulation import dropout_off
 from rl_caption.data.base import Row
+from rl_caption.engines import autocast
 from rl_caption.reward_models.batch import PixelCache, TokenCache
 from rl_caption.reward_models.teacher import Teacher, shared_out
 from rl_caption.trainer import NonFiniteError
@@ -71,7 +72,7 @@ def embedding_validator(
     def validate(step: int, logged: Mapping[str, float]) -> Validation:
         """Embed the split with the network as it is at ``step``."""
         found = dict(expected)
-        with torch.no_grad(), dropout_off(network), accelerator.autocast():
+        with torch.no_grad(), dropout_off(network), autocast(accelerator):
             if "image" in towers:
                 found["image"] = embedded("image", lambda mine: torch.stack([pixels(row) for row in mine]), rows)
             if "text" in towers:

@@ -1,0 +1,112 @@
+"""The report program: one self-contained page of a run, of an ablation, or of several runs or evaluations."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rl_caption.data.base import DataError, Row
+from rl_caption.data.files import find_images, read_references
+from rl_caption.report.errors import ReportError
+from rl_caption.report.folders import kind_of, read_ablation, read_evaluation, read_run
+from rl_caption.report.gallery import MAX_IMAGES
+from rl_caption.report.page import Page, write_page
+from rl_caption.report.run_page import compared_runs_page, run_page, unique_names
+from rl_caption.report.sources import Source, rows_of_config
+from rl_caption.report.system_pages import ablation_page, evaluations_page
+from rl_caption.run_folder import read_config
+
+logger = logging.getLogger(__name__)
+REPORT = "report.html"
+
+
+def make_page(paths: Sequence[Path], source: Source | None = None, images: int = MAX_IMAGES) -> Page:
+    """The report of one folder, or of several of the same kind side by side.
+
+    Args:
+        paths: folders of runs, of evaluations, or one of an ablation.
+        source: references and images; None takes the data that the folders name.
+        images: most images of the gallery.
+
+    Raises:
+        ReportError: a folder holds nothing to report on, kinds are mixed, or a file is damaged.
+        DataError: captions are damaged.
+    """
+    kinds = {path: kind_of(path) for path in paths}
+    if len(set(kinds.values())) > 1:
+        found = ", ".join(f"{path} ({kind})" for path, kind in kinds.items())
+        raise ReportError(f"folders of one kind are compared: {found}")
+    kind = kinds[paths[0]]
+    names = unique_names(paths)
+    if kind == "ablation":
+        if len(paths) > 1:
+            raise ReportError(f"one ablation makes a page, got {len(paths)}: {', '.join(map(str, paths))}")
+        return ablation_page(read_ablation(paths[0]), source, images)
+    if kind == "evaluation":
+        evaluations = {name: read_evaluation(path) for name, path in zip(names, paths, strict=True)}
+        return evaluations_page(evaluations, source, images)
+    if len(paths) == 1:
+        return run_page(read_run(paths[0]), source, images)
+    return compared_runs_page({n: read_run(p) for n, p in zip(names, paths, strict=True)}, source, images)
+
+
+def write_report(folder: Path, rows: Sequence[Row] | None = None, images: int = MAX_IMAGES) -> Path | None:
+    """Write ``report.html`` into the folder of a run, an evaluation or an ablation, at the end of the program behind it.
+
+    What keeps it from being written is a warning: the results are there, and ``python -m rl_caption report`` makes
+    the page again.
+
+    Args:
+        folder: what to report on.
+        rows: of the images that were captioned; None reads the data that the folder names.
+        images: most images of the gallery.
+    """
+    source = None if rows is None else Source({row["image_id"]: row for row in (rows[i] for i in range(len(rows)))})
+    try:
+        path = write_page(make_page([folder], source, images), folder / REPORT)
+    except (ReportError, DataError, OSError) as error:
+        logger.warning("WARNING: no %s for %s: %s", REPORT, folder, error)
+        return None
+    logger.info("report: %s", path)
+    return path
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write a page and print its path."""
+    parser = argparse.ArgumentParser(prog="report", description=__doc__)
+    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="of a run, an evaluation, an ablation")
+    parser.add_argument("--out", type=Path, help=f"the page (default: {REPORT} in the folder)")
+    parser.add_argument("--images", type=int, default=MAX_IMAGES, help=f"most images of the gallery ({MAX_IMAGES})")
+    parser.add_argument("--config", type=Path, help="YAML file whose section data names the references and images")
+    parser.add_argument("--split", help="of that data (default: test, or val for runs)")
+    parser.add_argument("--references", type=Path, help="file of references, in place of --config")
+    parser.add_argument("--image_folder", type=Path, help="folder of images, beside --references")
+    chosen = parser.parse_args(argv)
+    if chosen.images < 1:
+        parser.error(f"--images is {chosen.images}: expected 1 or more")
+    if chosen.out is None and len(chosen.folders) > 1:
+        parser.error("several folders are compared in one page: name it with --out FILE")
+    out = chosen.out or chosen.folders[0] / REPORT
+    page = make_page(chosen.folders, _source(chosen), chosen.images)
+    print(write_page(page, out))
+    return 0
+
+
+def _source(chosen: argparse.Namespace) -> Source | None:
+    if chosen.references is not None:
+        known = read_references(chosen.references)
+        files: Mapping[str, Any] = {}
+        if chosen.image_folder is not None:
+            files = dict(zip(known, find_images(chosen.image_folder, known), strict=True))
+        rows = {i: Row(image_id=i, image=files.get(i, ""), references=texts) for i, texts in known.items()}
+        return Source(rows, "" if files else "No images are shown: no folder of images was named.")
+    if chosen.config is None:
+        return None
+    split = chosen.split or ("val" if kind_of(chosen.folders[0]) == "run" else "test")
+    found = rows_of_config(read_config(chosen.config).get("data"), split)
+    if found.missing:
+        raise ReportError(f"--config {chosen.config}: {found.missing}")
+    return found

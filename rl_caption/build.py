@@ -32,8 +32,9 @@ from rl_caption.data.jsonl import JsonLinesData
 from rl_caption.data.karpathy import KarpathyData
 from rl_caption.data.long import LongCaptions
 from rl_caption.data.scenes import ScenesData
+from rl_caption.engines import fsdp_arguments, settle_engine, use_fsdp, wanted_engine
 from rl_caption.launch import accelerator_kwargs, check_processes
-from rl_caption.precision import usable_precision
+from rl_caption.precision import asked_precision, usable_precision
 from rl_caption.tracking import announce
 
 
@@ -46,20 +47,28 @@ def build_accelerator(train: TrainConfig, run: RunConfig) -> Accelerator:
 
     Raises:
         LaunchError: another number of processes trains together than was asked for.
-        ConfigError: the mixed precision does not run on this device.
+        ConfigError: the mixed precision does not run on this device, or the launcher asks for another.
+        EngineError: the engine cannot do what ``train`` asks for.
     """
     # A program that trains twice, as with warm_start, may change the precision; the process group stays.
     AcceleratorState._reset_state()
-    precision = usable_precision(train.mixed_precision)
+    try:
+        asked = asked_precision(train.mixed_precision)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    precision, fsdp = usable_precision(asked), fsdp_arguments(usable_precision(asked))
     accelerator = Accelerator(
-        mixed_precision=precision,
+        # DeepSpeed gets it in its own configuration (``fill_deepspeed_config``).
+        mixed_precision="no" if wanted_engine() == "deepspeed" else precision,
         log_with=run.trackers or None,
         project_dir=run.dir,
-        **accelerator_kwargs(),
+        **(accelerator_kwargs() | fsdp),
     )
+    use_fsdp(accelerator, fsdp)
     check_processes(accelerator.num_processes, train.num_processes)
-    if train.mixed_precision == "fp16" and accelerator.device.type == "cpu":
+    if precision == "fp16" and accelerator.device.type == "cpu":
         raise ConfigError("train.mixed_precision is fp16, which a CPU cannot train in: use no or bf16")
+    settle_engine(accelerator, precision, train.grad_clip_value)
     if accelerator.device.type == "cpu":
         # Launchers set OMP_NUM_THREADS=1, which would leave the other cores idle.
         here = int(os.environ.get("LOCAL_WORLD_SIZE", accelerator.num_processes))
@@ -68,8 +77,11 @@ def build_accelerator(train: TrainConfig, run: RunConfig) -> Accelerator:
         torch.backends.cuda.enable_flash_sdp(precision != "bf16")
     set_seed(train.seed)
     quiet_libraries()
-    if train.mixed_precision == "auto":  # a run that goes on elsewhere may change it
-        announce(accelerator, f"train.mixed_precision auto is {precision!r} on this device ({accelerator.device})")
+    if train.mixed_precision != precision:  # a run that goes on elsewhere may change it
+        announce(
+            accelerator,
+            f"train.mixed_precision {train.mixed_precision} is {precision!r} on this device ({accelerator.device})",
+        )
     return accelerator
 
 

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,7 +66,8 @@ def run_jobs(
     def fill() -> None:
         for slot in range(at_once):
             if slot not in running and waiting:
-                running[slot] = _start(waiting.pop(0), device_of(slot, at_once, devices))
+                with _signals_held():  # a job that has started but is not noted would be left behind
+                    running[slot] = _start(waiting.pop(0), device_of(slot, at_once, devices))
 
     try:
         fill()
@@ -106,12 +107,32 @@ def signals_as_exit() -> Iterator[None]:
     def leave(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGINT)}
+    with _handled_by(leave):
+        yield
+
+
+@contextmanager
+def _signals_held() -> Iterator[None]:
+    """Let SIGTERM and Ctrl-C wait until the end of the ``with``; in the main thread only, which alone gets them."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    arrived: list[int] = []
+    # Not a signal mask: the jobs would inherit it, and could not be stopped.
+    with _handled_by(lambda number, frame: arrived.append(number)):
+        yield
+    for number in arrived:
+        signal.raise_signal(number)
+
+
+@contextmanager
+def _handled_by(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    before = {number: signal.signal(number, handler) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
 
 
 def _start(job: Job, device: str | None) -> _Running:
@@ -139,8 +160,9 @@ def _stop(running: Sequence[_Running]) -> None:
         "stopping %s: what trains saves a checkpoint first; the same command goes on from there",
         ", ".join(run.job.name for run in running),
     )
-    for run in running:
-        run.process.terminate()
+    with _signals_held():
+        for run in running:
+            run.process.terminate()
     deadline = time.monotonic() + SECONDS_TO_SAVE
     for run in running:
         try:

@@ -109,12 +109,17 @@ def judged(
 def last_policy(run: Path, folder: Path) -> Path:
     """The captioner after the last step of a finished run, saved in ``folder`` unless it is there.
 
+    ``checkpoint.json`` in it has the hash of the weights that it was made of, so that it is made anew after a run that
+    was trained anew.
+
     Raises:
         CheckpointError: the run has no intact checkpoint, or ``folder`` cannot be written.
     """
-    if is_intact(folder):
+    newest, note = newest_checkpoint(run / "checkpoints"), "checkpoint.json"
+    trained = None if newest is None else {"sha256": weights_hash(newest)}
+    # Checkpoints may have been removed to save space.
+    if is_intact(folder) and (trained is None or _json(folder / note) == trained):
         return folder
-    newest = newest_checkpoint(run / "checkpoints")
     if newest is None:
         raise CheckpointError(f"{run / 'checkpoints'} has no intact checkpoint: judge policy best, or train it again")
     captioner = TransformerCaptioner.from_pretrained(run / "export" / "best")
@@ -123,6 +128,7 @@ def last_policy(run: Path, folder: Path) -> Path:
     with write_errors(f"model {folder}", partial, run / "checkpoints"):
         remove_tree(partial)
         captioner.save_pretrained(captioner.policy, partial)
+        write_json(partial / note, trained)
         replace_folder(partial, folder)
     return folder
 
@@ -142,8 +148,7 @@ def first_alarm(log: Path) -> tuple[bool, int | None]:
 def _kept(
     folder: Path, settings: Mapping[str, Any], judges: Mapping[str, Reward]
 ) -> tuple[Evaluation, dict[str, str]] | None:
-    file = folder / "settings.json"  # written last
-    if not file.is_file() or json.loads(file.read_text()) != settings:
+    if _json(folder / "settings.json") != settings:  # written last
         return None
     scores = json.loads((folder / "scores.json").read_text())
     evaluation = Evaluation(
@@ -154,3 +159,8 @@ def _kept(
         bounds={JUDGE + name: reward.bounds for name, reward in judges.items()},
     )
     return evaluation, read_captions(folder / "predictions.json", allow_empty=True)
+
+
+def _json(file: Path) -> Any:
+    """What a file of this program holds; None where there is none."""
+    return json.loads(file.read_text()) if file.is_file() else None

@@ -6,17 +6,14 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rewards.base import Reward
-from rewards.registry import build as build_judge
-from rewards.registry import parameters
 from rl_caption.ablation.config import AblateConfig
 from rl_caption.ablation.grid import Cell, bases_of, make_cells, mistakes
-from rl_caption.build import ConfigError, build_data, build_reward, usable_split
-from rl_caption.config import RewardConfig, ScstConfig, XeConfig
+from rl_caption.build import ConfigError, build_data, usable_split
+from rl_caption.config import ScstConfig, XeConfig
 from rl_caption.config_checks import out_of_range
 from rl_caption.data.base import DataModule, Row
 from rl_caption.data.files import write_json
@@ -26,7 +23,6 @@ from rl_caption.run_folder import changed_keys, is_complete
 
 Parse = Callable[[type[Any], Sequence[str], str], Any]
 """``rl_caption.cli.parse``: class of the configuration, arguments, name of the program in messages."""
-TOY_REFERENCES = [["a dog"], ["a cat"]]
 
 
 @dataclass(frozen=True)
@@ -86,8 +82,8 @@ class Plan:
 
 
 def make_plan(config: AblateConfig, parse: Parse) -> Plan:
-    """Read and check all configurations, and look at what is there of the grid. Rewards are built by ``make_judges``
-    and ``check_rewards``; here their names and arguments are looked at.
+    """Read and check all configurations, and look at what is there of the grid; rewards are checked by
+    ``rl_caption.ablation.rewards``.
 
     Raises:
         ConfigError: what is wrong, in which cell, and what would be right; also where a run that is already there was
@@ -102,7 +98,6 @@ def make_plan(config: AblateConfig, parse: Parse) -> Plan:
         raise ConfigError("; ".join(wrong))
     bases = {name: _base(name, file, config.split, parse) for name, file in bases_of(config).items()}
     planned = [_planned(cell, bases[cell.base].config, config, parse) for cell in make_cells(config)]
-    _check_names(planned, config)
     _check_what_is_there(planned)
     files = [*config.reward_models, *(file for base in bases.values() for file in base.config.reward_models)]
     models = {file: parse(RewardModelConfig, ["--config", file], "train_reward_model.py").run.dir for file in files}
@@ -190,65 +185,6 @@ def _planned(cell: Cell, base: ScstConfig, config: AblateConfig, parse: Parse) -
     if wrong:
         raise ConfigError(f"cell {cell.system!r}: {'; '.join(wrong)}")
     return PlannedCell(cell, resolved, folder)
-
-
-def check_rewards(cells: Sequence[PlannedCell]) -> dict[str, dict[str, str]]:
-    """Build every term of every cell once, with toy document frequencies where they are counted in training.
-
-    Returns:
-        Name of the cell -> term -> signature.
-
-    Raises:
-        ConfigError: which cell, which term, and why it cannot be built.
-    """
-    seen: dict[str, str] = {}
-    found: dict[str, dict[str, str]] = {}
-    for planned in cells:
-        reward = planned.config.reward
-        for name, term in reward.terms.items():
-            key = json.dumps([name, term.target, term.kwargs, reward.df, reward.eos], sort_keys=True)
-            if key not in seen:
-                alone: RewardConfig = replace(reward, terms={name: replace(term, weight=1.0)})
-                try:
-                    seen[key] = build_reward(alone, TOY_REFERENCES).signature
-                except ConfigError as error:
-                    raise ConfigError(f"cell {planned.cell.system!r}: {error}") from error
-            found.setdefault(planned.name, {})[name] = seen[key]
-    return found
-
-
-def _check_names(cells: Sequence[PlannedCell], config: AblateConfig) -> None:
-    """Refuse names and arguments of rewards that do not exist. No reward is built: its model may not be there yet."""
-    asked = {f"judges.{name}": (judge.target or name, judge.kwargs) for name, judge in config.judges.items()}
-    for planned in cells:
-        for name, term in planned.config.reward.terms.items():
-            asked[f"cell {planned.cell.system!r}: reward.terms.{name}"] = (term.target or name, term.kwargs)
-    for key, (name, arguments) in asked.items():
-        try:
-            known = parameters(name)
-        except ValueError as error:
-            raise ConfigError(f"{key}: {error}") from error
-        unknown = sorted(set(arguments) - set(known))
-        if unknown and "kwargs" not in known:
-            raise ConfigError(f"{key}.kwargs has {unknown}: {name} takes {known}")
-    for name in config.judges:
-        if not name.isprintable() or "|" in name or not name.strip():
-            raise ConfigError(f"judges has the name {name!r}: expected a heading for a table, without |")
-
-
-def make_judges(config: AblateConfig) -> dict[str, Reward]:
-    """Build the judges: name -> reward.
-
-    Raises:
-        ConfigError: which judge, and why it cannot be built.
-    """
-    judges = {}
-    for name, judge in config.judges.items():
-        try:
-            judges[name] = build_judge(judge.target or name, **judge.kwargs)
-        except (ValueError, OSError) as error:
-            raise ConfigError(f"judges.{name}: {error}") from error
-    return judges
 
 
 def _check_what_is_there(cells: Sequence[PlannedCell]) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
-from rewards.base import Reward
 from rl_caption.ablation.config import AblateConfig
+from rl_caption.ablation.grid import as_argument
 from rl_caption.ablation.outcome import Outcome
 from rl_caption.ablation.plan import Plan
 from rl_caption.ablation.plot import NoMatplotlib, draw_alpha
@@ -20,7 +22,7 @@ from rl_caption.data.files import write_text
 def write_report(
     outcomes: Sequence[Outcome],
     plan: Plan,
-    judges: Mapping[str, Reward],
+    bounds: Mapping[str, tuple[float, float]],
     config: AblateConfig,
     failures: Sequence[str],
 ) -> list[Path]:
@@ -28,14 +30,14 @@ def write_report(
 
     Args:
         outcomes: starting policies first.
-        plan, judges, config: of the grid.
+        plan, config: of the grid.
+        bounds: name of each judge -> its smallest and largest possible score.
         failures: sentences about cells that are missing, for the table's notes.
 
     Returns:
         The files.
     """
     out, groups = Path(config.out), grouped(outcomes)
-    bounds = {name: judge.bounds for name, judge in judges.items()}
     tables = markdown_tables(groups, bounds)
     print(f"\n{tables}\n")
     write_text(
@@ -60,9 +62,10 @@ def write_report(
     return written
 
 
-def formula(terms: Mapping[str, RewardTerm]) -> str:
-    """A mixture as people write it: ``0.3 l_clipscore + 0.7 cider``."""
-    return " + ".join(f"{term.weight:g} {name}" for name, term in terms.items())
+def formula(terms: Mapping[str, RewardTerm], overrides: Mapping[str, Any] = MappingProxyType({})) -> str:
+    """A mixture as people write it, and what else a cell changes: ``0.3 l_clipscore + 0.7 cider; train.lr = 1e-05``."""
+    mixture = " + ".join(f"{term.weight:g} {name}" for name, term in terms.items())
+    return "; ".join([mixture, *(f"{key} = {as_argument(value)}" for key, value in overrides.items())])
 
 
 def _remarks(
@@ -79,6 +82,6 @@ def _remarks(
         f"Means over seeds ± standard deviation, {split}; policies {which}. "
         "`start` is the policy that all cells start from.",
     ]
-    rewards = {cell.cell.system: formula(cell.cell.terms) for cell in plan.cells}
+    rewards = {cell.cell.system: formula(cell.cell.terms, cell.cell.overrides) for cell in plan.cells}
     lines += [f"{system}: {reward}" for system, reward in rewards.items()]
     return "\n".join(f"- {line}" for line in [*lines, *notes(groups), *(f"missing: {text}" for text in failures)])

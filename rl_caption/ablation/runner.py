@@ -25,13 +25,12 @@ from rl_caption.ablation.plan import (
     Parse,
     Plan,
     PlannedCell,
-    check_rewards,
     fix_start,
-    make_judges,
     make_plan,
     plain,
 )
 from rl_caption.ablation.report import write_report
+from rl_caption.ablation.rewards import check_names, check_rewards, make_judges, runs_to_come
 from rl_caption.build import ConfigError, quiet_libraries
 from rl_caption.data.files import write_text
 from rl_caption.errors import expected_errors
@@ -47,7 +46,8 @@ class _Grid:
 
     config: AblateConfig
     plan: Plan
-    judges: Mapping[str, Reward]
+    judges: Mapping[str, Mapping[str, Reward]]
+    """Name of the base -> name of the judge -> reward."""
     rewards: Mapping[str, Mapping[str, str]]
     """Name of the cell -> term -> signature."""
     outcomes: dict[str, Outcome] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class _Grid:
             base.config.data,
             base.config.rollout.max_new_tokens,
             self.config,
-            self.judges,
+            self.judges[base.name],
             self.out / "start" / base.name / self.config.split,
         )
         name = f"{base.name}/{START}" if base.name else START
@@ -80,7 +80,7 @@ class _Grid:
             base.config.data,
             planned.config.rollout.max_new_tokens,
             self.config,
-            self.judges,
+            self.judges[base.name],
             planned.folder / f"{self.config.split}_{self.config.policy}",
         )
         watched, alarm = first_alarm(planned.run / "metrics.jsonl")
@@ -110,15 +110,17 @@ def run_ablation(config: AblateConfig, parse: Parse) -> int:
     logging.getLogger("rl_caption.evaluation").setLevel(logging.WARNING)
     with RunLock(config.out, wait_seconds=10.0), signals_as_exit():
         plan = make_plan(config, parse)
-        _make_reward_models(plan, Path(config.out))
-        grid = _Grid(config, plan, make_judges(config), check_rewards(plan.cells))
+        check_names(plan.cells, config)
+        _make_reward_models(plan, config, parse)
+        grid = _Grid(config, plan, make_judges(config, plan.bases), check_rewards(plan.cells))
         _make_starts(grid)
         starts = [grid.judge_start(base) for base in plan.bases.values()]
         for start in starts:
             _say(f"{start.system}: {_headline(start.evaluation)}")
         _run_cells(grid)
+        bounds = {name: judge.bounds for judges in grid.judges.values() for name, judge in judges.items()}
         in_order = [grid.outcomes[cell.name] for cell in plan.cells if cell.name in grid.outcomes]
-        for path in write_report([*starts, *in_order], plan, grid.judges, config, grid.failures):
+        for path in write_report([*starts, *in_order], plan, bounds, config, grid.failures):
             _say(f"wrote {path}")
     for failure in grid.failures:
         print(f"error: {failure}", file=sys.stderr)
@@ -140,10 +142,14 @@ def _make_starts(grid: _Grid) -> None:
             raise ConfigError(f"warm_start is done, but model.init {str(base.init)!r} is not there: name what it made")
 
 
-def _make_reward_models(plan: Plan, out: Path) -> None:
-    """Train the reward models that are not there yet, before they are asked for anything."""
+def _make_reward_models(plan: Plan, config: AblateConfig, parse: Parse) -> None:
+    """Train the reward models that are not there yet, after all rewards of the grid that do not need them are tried."""
+    if plan.reward_models:
+        to_come = runs_to_come(list(plan.reward_models), parse)
+        make_judges(config, plan.bases, to_come)
+        check_rewards(plan.cells, to_come)
     for index, (file, folder) in enumerate(plan.reward_models.items()):
-        log = out / "start" / f"reward_model{index}.log"
+        log = Path(config.out) / "start" / f"reward_model{index}.log"
         _run_first(Job(f"reward model ({folder})", _program("reward_model", file), log), Path(folder))
 
 

@@ -20,11 +20,12 @@ from rewards.mixed import MixedReward
 from rewards.registry import build
 from rl_caption.ablation.config import AblateConfig, AlphaConfig, CellConfig
 from rl_caption.ablation.grid import alpha_cells, make_cells, mistakes
-from rl_caption.ablation.jobs import Job, device_of, own_devices, run_jobs
+from rl_caption.ablation.jobs import Job, device_of, own_devices, run_jobs, signals_as_exit
 from rl_caption.ablation.outcome import Outcome, first_alarm
-from rl_caption.ablation.plan import check_rewards, make_judges, make_plan, threads_of_a_job
+from rl_caption.ablation.plan import Base, Plan, make_plan, threads_of_a_job
 from rl_caption.ablation.plot import NoMatplotlib, draw_alpha, points
 from rl_caption.ablation.report import formula
+from rl_caption.ablation.rewards import check_names, check_rewards, make_judges, runs_to_come
 from rl_caption.ablation.side_by_side import captions_page
 from rl_caption.ablation.table import alarm_text, grouped, markdown_tables, notes, runs_csv, summary_csv
 from rl_caption.build import ConfigError
@@ -33,6 +34,7 @@ from rl_caption.config import RewardTerm, ScstConfig
 from rl_caption.data.base import Row
 from rl_caption.evaluation import Evaluation
 from rl_caption.hacking.config import JudgeConfig
+from rl_caption.hacking.judges import build_judges
 from rl_caption.launch import LAUNCHER_VARIABLE
 
 ALPHA = AlphaConfig([0, 0.3, 1], {"rouge_l": RewardTerm()}, {"cider": RewardTerm()})
@@ -53,6 +55,8 @@ def test_alpha_weights_the_terms_and_its_ends_are_pure() -> None:
         "alpha=1": {"rouge_l": 1.0},
     }
     assert formula(alpha_cells(ALPHA)[1].terms) == "0.3 rouge_l + 0.7 cider"
+    overrides = {"train.lr": 1e-5, "train.advantage": "greedy"}
+    assert formula(ALPHA.terms, overrides) == "1 rouge_l; train.lr = 1e-05; train.advantage = greedy"
 
 
 def test_the_total_is_alpha_of_one_and_the_rest_of_the_other() -> None:
@@ -108,8 +112,14 @@ def test_mistakes_are_named(changes: dict[str, Any], part: str) -> None:
 def refusal(config: AblateConfig, tmp_path: Path, text: str = "data: {format: scenes}\n") -> str:
     (tmp_path / "base.yaml").write_text(text)
     with pytest.raises(ConfigError) as refused:
-        make_plan(replace(config, base=str(tmp_path / "base.yaml"), out=str(tmp_path / "out")), parse)
+        planned(config, tmp_path)
     return str(refused.value)
+
+
+def planned(config: AblateConfig, tmp_path: Path) -> Plan:
+    plan = make_plan(replace(config, base=str(tmp_path / "base.yaml"), out=str(tmp_path / "out")), parse)
+    check_names(plan.cells, config)
+    return plan
 
 
 SMALL_WORLD = "data: {format: scenes, kwargs: {num_train: 4, num_val: 2, num_test: 2, num_unseen: 0, image_size: 32}}\n"
@@ -128,11 +138,11 @@ def test_nothing_starts_before_everything_is_checked(tmp_path: Path, capsys: Any
     wrong = grid(cells={"L": CellConfig({"l_clipscore": RewardTerm(kwargs={"backbones": "nowhere"})})})
     assert "cell 'L': reward.terms.l_clipscore.kwargs has ['backbones']" in refusal(wrong, tmp_path, text)
     wrong = grid(cells={"L": CellConfig({"l_clipscore": RewardTerm(kwargs={"backbone": "nowhere"})})})
-    plan = make_plan(replace(wrong, base=str(tmp_path / "base.yaml"), out=str(tmp_path / "out")), parse)
+    plan = planned(wrong, tmp_path)
     with pytest.raises(ConfigError, match=r"^cell 'L': .*student folder 'nowhere'"):
         check_rewards(plan.cells)
     with pytest.raises(ConfigError, match=r"^judges\.L: student folder 'nowhere'"):
-        make_judges(grid(judges={"L": JudgeConfig("l_clipscore", {"backbone": "nowhere"})}))
+        make_judges(grid(judges={"L": JudgeConfig("l_clipscore", {"backbone": "nowhere"})}), plan.bases)
     judge = grid(judges={"B": JudgeConfig("blue")})
     assert "judges.B: reward 'blue' is unknown" in refusal(judge, tmp_path, text)
     low = grid(cells={"L": CellConfig({"cider": RewardTerm()}, {"train.lr": -1.0})})
@@ -141,6 +151,54 @@ def test_nothing_starts_before_everything_is_checked(tmp_path: Path, capsys: Any
         refusal(grid(cells={"L": CellConfig({"cider": RewardTerm()}, {"train.lrr": 1.0})}), tmp_path, text)
     assert "cell 'L'" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_rewards_of_all_cells_are_tried_before_reward_models_are_trained(tmp_path: Path) -> None:
+    (tmp_path / "start").mkdir()
+    (tmp_path / "start/model.safetensors").write_bytes(b"0")
+    (tmp_path / "teacher.yaml").write_text(f"run: {{dir: {tmp_path}/teacher}}\n")
+    (tmp_path / "lclip.yaml").write_text(f"run: {{dir: {tmp_path}/lclip}}\nwarm_start: [{tmp_path}/teacher.yaml]\n")
+    (tmp_path / "base.yaml").write_text(SMALL_WORLD + f"model: {{init: {tmp_path}/start}}\n")
+    to_come = runs_to_come([str(tmp_path / "lclip.yaml")], parse)
+    assert sorted(to_come) == [tmp_path / "lclip", tmp_path / "teacher"]
+
+    def cells(name: str, **kwargs: str) -> dict[str, CellConfig]:
+        first = {"l_clipscore": RewardTerm(kwargs={"backbone": f"{tmp_path}/lclip/export/best"})}
+        return {"first": CellConfig(first), "later": CellConfig({name: RewardTerm(kwargs=kwargs)})}
+
+    fine = planned(grid(cells=cells("clipscore", backbone=f"{tmp_path}/teacher/export/best", prefix="")), tmp_path)
+    assert check_rewards(fine.cells, to_come) == {}, "both wait for a model"
+    for name, kwargs, message in (
+        ("l_clipscore", {"backbone": f"{tmp_path}/lclipp/export/best"}, "cell 'later': .*student folder '.*lclipp"),
+        ("l_clipscore", {"backbone": f"{tmp_path}/lclip/export/bst"}, "cell 'later': .*exports .*lclip/export/best$"),
+        ("clipscore", {"backbone": "ViT-B-32", "pretrained": "opnai"}, "cell 'later': .*opnai"),
+        ("cider", {"df": f"{tmp_path}/df.npz"}, "cell 'later': .*df.npz"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            check_rewards(planned(grid(cells=cells(name, **kwargs)), tmp_path).cells, to_come)
+    judges = {
+        "L": JudgeConfig("l_clipscore", {"backbone": f"{tmp_path}/lclip/export/best"}),
+        "R": JudgeConfig("rouge_l"),
+    }
+    assert [list(found) for found in make_judges(grid(judges=judges), fine.bases, to_come).values()] == [["R"]]
+    judges = {"L": JudgeConfig("l_clipscore", {"backbone": f"{tmp_path}/lclip"})}
+    with pytest.raises(ConfigError, match=r"judges\.L\.kwargs\.backbone is .*yet to be trained, exports"):
+        make_judges(grid(judges=judges), fine.bases, to_come)
+
+
+def test_a_judge_cider_is_that_of_evaluation_and_of_its_base() -> None:
+    def base(name: str, *references: list[str]) -> Base:
+        rows = [Row(image_id=str(index), image="", references=own) for index, own in enumerate(references)]
+        return Base(name, ScstConfig(), None, rows)
+
+    one, same, other = base("one", ["a dog"], ["a cat"]), base("same", ["a dog"], ["a cat"]), base("other", ["a cow"])
+    config = grid(judges={"cider": JudgeConfig()})
+    judges = make_judges(config, {found.name: found for found in (one, same, other)})
+    evaluated = build_judges(config.judges, None, [["a dog"], ["a cat"]])
+    assert judges["one"]["cider"].signature == evaluated["cider"].signature
+    assert judges["one"]["cider"].signature.startswith("NO<EOS>_wInit")
+    assert judges["same"] is judges["one"]
+    assert judges["other"]["cider"].signature != judges["one"]["cider"].signature
 
 
 def python(code: str, log: Path, name: str = "job") -> Job:
@@ -171,6 +229,30 @@ def test_jobs_that_still_run_are_asked_to_stop(tmp_path: Path) -> None:
     with closing(run_jobs([python(code, tmp_path / "a.log"), python(wait, tmp_path / "b.log")], 2)) as running:
         next(running)
     assert (tmp_path / "saved").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_job_that_starts_when_a_signal_arrives_is_stopped_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    started, start = [], subprocess.Popen
+
+    def interrupted(*arguments: Any, **named: Any) -> subprocess.Popen[bytes]:
+        started.append(start(*arguments, **named))
+        os.kill(os.getpid(), number)
+        return started[0]
+
+    monkeypatch.setattr(subprocess, "Popen", interrupted)
+    jobs = [python("import time; time.sleep(60)", tmp_path / f"{name}.log", name) for name in "ab"]
+    with pytest.raises(SystemExit) as left, signals_as_exit(), closing(run_jobs(jobs, 2)) as running:
+        next(running)
+    assert left.value.code == 128 + number
+    (job,) = started
+    stopped = job.poll()
+    job.kill()
+    job.wait()
+    assert stopped == -signal.SIGTERM
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent has gone")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable, Sequence
+from pathlib import Path
 from typing import Literal, NamedTuple
 
-from rewards.text.detail_units import detail_units
+from rewards.text.detail_units import detail_units, detail_units_of
 from rewards.text.pos_tags import Tagger
+from rl_caption.data.files import read_captions
 from rl_caption.data.scenes.draws import Draws
 
 Per = Literal["unit", "row"]
@@ -83,8 +85,19 @@ def make_triplets(
     ]
 
 
-def _drawn_unit(donors: Sequence[Donor], place: int, owner: Hashable, unlike: str, draws: Draws) -> str | None:
-    """Draw the unit at ``place`` of a caption of another image, in other words than ``unlike``."""
+def negative_unit(donors: Sequence[Donor], place: int, owner: Hashable, unlike: str, draws: Draws) -> str | None:
+    """Draw a unit of another image's caption, in other words than ``unlike``.
+
+    Args:
+        donors: where it may come from.
+        place: which unit of the donor, from 0; its last one where it has fewer.
+        owner: image that no unit may come from.
+        unlike: the true unit.
+        draws: which donor is tried first.
+
+    Returns:
+        The unit as its caption has it; None where no donor has one.
+    """
     start = draws.below(len(donors)) if donors else 0
     taken = _words(unlike)
     for step in range(len(donors)):
@@ -102,7 +115,7 @@ def _triplet(
     if len(units) < 2:
         return None
     place = 1 + draws.below(len(units) - 1)
-    unit = _drawn_unit(donors, place, owner, units[place], draws)
+    unit = negative_unit(donors, place, owner, units[place], draws)
     if unit is None:
         return None
     # A row's own draw knows nothing of the seed: it is the same in every step.
@@ -110,7 +123,28 @@ def _triplet(
     if shuffled:
         unit = shuffled_words(unit, draws)
     base = "".join(units[:place])
-    return Triplet(base, base + units[place], base + ("" if unit[0].isspace() or unit[0] in ",;:" else " ") + unit)
+    return Triplet(base, base + units[place], continued(base, unit))
+
+
+def continued(base: str, unit: str) -> str:
+    """Append a unit of another caption to ``base``, with a space where it brings none."""
+    return base + ("" if unit[0].isspace() or unit[0] in ",;:" else " ") + unit
+
+
+def read_donors(path: str | Path, processes: int = 1) -> list[Donor]:
+    """Read captions to take negative units from: offline negatives, as in the released code.
+
+    Args:
+        path: JSON in COCO result format, ``[{"image_id": ..., "caption": ...}, ...]``, one caption an image.
+        processes: that cut captions into units.
+
+    Raises:
+        DataError: no such file, an image twice, or an empty caption.
+        ValueError: ``processes`` is below 1.
+    """
+    captions = read_captions(path)
+    units = detail_units_of(list(captions.values()), processes)
+    return [Donor(image_id, own) for image_id, own in zip(captions, units, strict=True)]
 
 
 def shuffled_words(unit: str, draws: Draws) -> str:

@@ -1,11 +1,14 @@
 """Triplets: base and positive are prefixes of the caption, the negative has a unit of another image."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from rewards.text.detail_units import detail_units, prefixes
 from rl_caption.data.scenes import ScenesData
 from rl_caption.data.scenes.draws import Draws
-from rl_caption.reward_models.triplets import Donor, make_triplets, shuffled_words
+from rl_caption.reward_models.triplets import Donor, make_triplets, read_donors, shuffled_words
 
 ROWS = ScenesData(num_train=40, num_val=0, num_test=0, num_unseen=0).split("train")
 CAPTIONS = [row["long_reference"] for row in ROWS]
@@ -86,6 +89,12 @@ def test_donors_replace_the_batch() -> None:
     (triplet,) = make_triplets(["A dog runs. The sky is blue."], 0, 0.0, donors=[Donor("other", ["a red bus"])])
     assert triplet is not None
     assert triplet.negative == triplet.base + " a red bus"
+
+
+def test_donors_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "captions.json"
+    path.write_text(json.dumps([{"image_id": 7, "caption": CAPTIONS[0]}, {"image_id": 8, "caption": "A red bus."}]))
+    assert read_donors(path) == [Donor("7", detail_units(CAPTIONS[0])), Donor("8", ["A red bus."])]
 
 
 def test_wrong_arguments_are_named() -> None:

@@ -1,0 +1,261 @@
+"""What training on specificity gives and costs: specificity rates, agreement by length, retrieval and hubness."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+from rewards.base import Reward
+from rewards.clip.backbone import Backbone
+from rewards.clip.long import count_tokens
+from rewards.judging.embeddings import RememberingEncoder
+from rewards.judging.hubness import Hubness, hubness
+from rewards.judging.retrieval import retrieval_recall
+from rewards.judging.specificity import (
+    Chain,
+    ChainScores,
+    SpecificityRates,
+    released_specificity_rates,
+    score_chains,
+    specificity_rates,
+)
+from rewards.registry import build
+from rl_caption.data.base import DataError, Row
+from rl_caption.judging.growing import EDGES, GrownCaption, LengthBin, grown_captions, make_chains, tau_by_length
+from rl_caption.judging.report import texts_of
+from rl_caption.judging.tables import UNDEFINED, markdown
+
+logger = logging.getLogger(__name__)
+
+
+class CaptionLength:
+    """Number of words, a metric that looks at nothing else: what pays for length alone."""
+
+    __name__ = "words"
+    columns: frozenset[str] = frozenset()
+    bounds = (0.0, float("inf"))
+    signature = "words"
+
+    def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[str], **columns: Any) -> list[float]:
+        """Return the number of words of each caption."""
+        return [float(len(text.split())) for text in completions]
+
+
+@dataclass
+class MetricResult:
+    """One metric on growing captions."""
+
+    signature: str
+    rates: SpecificityRates
+    released: SpecificityRates | None
+    """By the released estimator; only for cosines, and None where it skips all captions."""
+    lengths: list[LengthBin] = field(default_factory=list)
+    """Empty where no truth is known."""
+
+
+@dataclass
+class ModelResult:
+    """Retrieval of one dual encoder."""
+
+    signature: str
+    long: dict[str, float]
+    """Recall at k with long descriptions as texts: ``i2t_r1`` ... ``t2i_r10``, in [0, 1]."""
+    short: dict[str, float]
+    """The same with the references."""
+    text_hubs: Hubness
+    """Of long descriptions among the 10 nearest of images."""
+    image_hubs: Hubness
+    """Of images among the 10 nearest of long descriptions."""
+    truncated: int
+    """Texts of the study that are longer than the encoder reads."""
+
+
+class SpecificityStudy:
+    """Judges metrics and models on the long descriptions of one split.
+
+    Args:
+        rows: with ``long_reference``; scenes too where agreement with the truth is wanted.
+        seed: which negatives.
+        shuffle_rate: share of negative units whose words are shuffled, in [0, 1].
+        edges: fewest words of each bin of lengths.
+        processes: that cut descriptions into units.
+
+    Raises:
+        DataError: a row has no long description, or no description has two units.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[Row],
+        seed: int = 0,
+        shuffle_rate: float = 0.0,
+        edges: Sequence[int] = EDGES,
+        processes: int = 1,
+    ) -> None:
+        for row in rows:
+            if not row.get("long_reference"):
+                raise DataError(f"image {row['image_id']!r} has no long_reference: the study needs one for each image")
+        self.rows, self.edges = list(rows), edges
+        self.descriptions = [row["long_reference"] for row in self.rows]
+        chains = make_chains(
+            self.descriptions, seed, shuffle_rate, [row["image_id"] for row in rows], processes=processes
+        )
+        self.kept = [number for number, chain in enumerate(chains) if chain is not None]
+        if not self.kept:
+            raise DataError(f"none of {len(self.rows)} long descriptions has two detail units and a negative")
+        self.chains: list[Chain] = [chain for chain in chains if chain is not None]
+        known = all(row.get("scene") is not None for row in self.rows)
+        self.grown: list[GrownCaption] = grown_captions(self.rows, chains, seed) if known else []
+        self.metrics: dict[str, MetricResult] = {}
+        self.models: dict[str, ModelResult] = {}
+
+    def judge_metric(self, name: str, metric: Reward, cosines: bool = False) -> None:
+        """Add a metric; ``cosines`` says that its scores are (cosine + 1) / 2.
+
+        Raises:
+            RewardError: it cannot score a caption.
+        """
+        logger.info("judging %s on %d descriptions", name, len(self.chains))
+        scores = score_chains(metric, self.chains, self._columns(self.kept))
+        released = None
+        if cosines:
+            raw = [ChainScores(*([2 * score - 1 for score in part] for part in chain)) for chain in scores]
+            try:
+                released = released_specificity_rates(raw)
+            except ValueError as error:
+                logger.info("%s: the released estimator is not defined: %s", name, error)
+        result = MetricResult(metric.signature, specificity_rates(scores), released)
+        if self.grown:
+            columns = self._columns([caption.row for caption in self.grown])
+            result.lengths = tau_by_length(
+                metric(None, [caption.text for caption in self.grown], **columns), self.grown, self.edges
+            )
+        self.metrics[name] = result
+
+    def judge_model(self, label: str, backbone: Backbone) -> None:
+        """Add a dual encoder: its SPECS score as a metric, retrieval, hubness. Each image and text is embedded once.
+
+        Raises:
+            RewardError: an image cannot be read.
+            DataError: an image has no reference.
+        """
+        encoder = RememberingEncoder(backbone)
+        self.judge_metric(
+            f"specs of {label}", build("specs", backbone=encoder, scale="shifted", truncate=True), cosines=True
+        )
+        images = encoder.encode_images([row["image"] for row in self.rows])
+        shorts, owners = texts_of(self.rows)
+        long = encoder.encode_texts(self.descriptions)
+        distinct = list(dict.fromkeys(self.descriptions))
+        nearest = min(10, len(distinct) - 1)
+        longest = encoder.context_length - 2
+        texts = {text for chain in self.chains for part in chain for text in part} | set(self.descriptions)
+        self.models[label] = ModelResult(
+            backbone.signature,
+            retrieval_recall(images, long, torch.arange(len(images))),
+            retrieval_recall(images, encoder.encode_texts(shorts), torch.tensor(owners)),
+            hubness(images, encoder.encode_texts(distinct), nearest),
+            hubness(long, images, nearest),
+            sum(count_tokens(text) > longest for text in texts),
+        )
+
+    def _columns(self, numbers: Sequence[int]) -> dict[str, list[Any]]:
+        rows = [self.rows[number] for number in numbers]
+        return {name: [row[name] for row in rows] for name in ("image", "image_id", "references")}
+
+    def markdown(self) -> str:
+        """Return the tables as text."""
+        steps = next(iter(self.metrics.values())).rates.steps if self.metrics else 0
+        parts = [f"Specificity over {steps} details of {len(self.chains)} long descriptions", rates_table(self.metrics)]
+        if self.grown:
+            parts += [f"Agreement with oracle F1 over {len(self.grown)} captions: Kendall's tau_b, by number of words"]
+            parts += [lengths_table(self.metrics, within=False)]
+            parts += ["The same within scenes: mean tau_b among the captions of one scene"]
+            parts += [lengths_table(self.metrics, within=True)]
+        if self.models:
+            parts += [f"Retrieval among {len(self.rows)} images", retrieval_table(self.models)]
+            parts += ["Hubs: candidates among the 10 nearest (of all queries)", hubs_table(self.models)]
+        parts += ["\n".join(f"- {name}: `{found.signature}`" for name, found in self.metrics.items())]
+        return "\n\n".join(parts) + "\n"
+
+    def content(self) -> dict[str, Any]:
+        """Return everything as JSON: shares in [0, 1], tau in [-1, 1], nothing times 100."""
+        metrics = {
+            name: {
+                **asdict(found),
+                "rates": found.rates._asdict(),
+                "released": found.released and found.released._asdict(),
+            }
+            for name, found in self.metrics.items()
+        }
+        models = {
+            label: {
+                **asdict(found),
+                "text_hubs": found.text_hubs._asdict(),
+                "image_hubs": found.image_hubs._asdict(),
+            }
+            for label, found in self.models.items()
+        }
+        return {"images": len(self.rows), "captions": len(self.grown), "metrics": metrics, "models": models}
+
+
+def rates_table(metrics: Mapping[str, MetricResult]) -> str:
+    """Specificity rates in per cent, by the equations and as released."""
+    head = ["metric", "SR_pos, %", "SR_neg, %", "released SR_pos, %", "released SR_neg, %", "of descriptions"]
+    lines = []
+    for name, found in metrics.items():
+        released = found.released
+        own = [f"{100 * rate:.1f}" for rate in found.rates[:2]]
+        own += [f"{100 * rate:.1f}" for rate in released[:2]] if released else [UNDEFINED, UNDEFINED]
+        lines.append([name, *own, str(released.captions) if released else UNDEFINED])
+    return markdown(head, lines)
+
+
+def lengths_table(metrics: Mapping[str, MetricResult], within: bool) -> str:
+    """Tau_b times 100, a column for each bin of words."""
+    bins = next(iter(metrics.values())).lengths
+    head = ["metric, tau_b x100"]
+    for number, own in enumerate(bins):
+        last = number == len(bins) - 1
+        words = "all" if last else f"{own.low}+" if own.high is None else f"{own.low} to {own.high}"
+        head.append(f"{words} ({own.scenes if within else own.captions})")
+    values = {
+        name: [own.within_scene_tau_b if within else own.tau_b for own in found.lengths]
+        for name, found in metrics.items()
+    }
+    return markdown(
+        head, [[name, *(UNDEFINED if v is None else f"{100 * v:.1f}" for v in own)] for name, own in values.items()]
+    )
+
+
+def retrieval_table(models: Mapping[str, ModelResult]) -> str:
+    """Recall at k in per cent, long descriptions and references, both ways."""
+    head = ["model", "texts", *(f"{way} R@{k}, %" for way in ("image to text", "text to image") for k in (1, 5, 10))]
+    keys = [f"{way}_r{k}" for way in ("i2t", "t2i") for k in (1, 5, 10)]
+    lines = []
+    for label, found in models.items():
+        for kind, recall in (("long descriptions", found.long), ("references", found.short)):
+            lines.append([label, kind, *(f"{100 * recall[key]:.1f}" for key in keys)])
+    return markdown(head, lines)
+
+
+def hubs_table(models: Mapping[str, ModelResult]) -> str:
+    """Hubness of long descriptions and of images, and how many texts were cut."""
+    head = [
+        "model",
+        "candidates",
+        "skewness, 0 is even",
+        "never near, %",
+        "queries near the largest hub, %",
+        "texts cut",
+    ]
+    lines = []
+    for label, found in models.items():
+        for kind, hubs in (("long descriptions", found.text_hubs), ("images", found.image_hubs)):
+            shares = [f"{100 * hubs.never:.1f}", f"{100 * hubs.largest:.1f}"]
+            lines.append([label, kind, f"{hubs.skewness:.2f}", *shares, str(found.truncated)])
+    return markdown(head, lines)

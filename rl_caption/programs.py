@@ -29,7 +29,7 @@ from rl_caption.fit import Trainee, fit
 from rl_caption.hacking.config import MonitorConfig
 from rl_caption.hacking.judges import build_judges
 from rl_caption.hacking.monitor import HackingMonitor
-from rl_caption.hacking.rule import reference_statistics
+from rl_caption.hacking.rule import few_images, reference_statistics
 from rl_caption.reward_scales import announce_scales
 from rl_caption.scst import SelfCriticalTask
 from rl_caption.stage import Stage, open_stage
@@ -152,6 +152,9 @@ def _monitor(config: MonitorConfig, reward: MixedReward, stage: Stage) -> Hackin
         judges = build_judges(config.judges, reward, references)
     monitor = HackingMonitor(reward, judges, reference_statistics(references), config.thresholds, config.stop)
     announce(stage.accelerator, monitor.description)
+    warning = few_images(len(references), config.thresholds) if judges else None
+    if warning is not None:
+        announce(stage.accelerator, warning)
     return monitor
 
 

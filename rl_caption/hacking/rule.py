@@ -15,6 +15,10 @@ DIVERSITY_SAMPLE = 42
 """Tokens of the samples of HD-D, as its authors chose."""
 LAYERS = 5
 """References of an image that the statistics of references look at."""
+MANY_IMAGES = 100
+"""From so many validation images on, a standard error is taken as known; below, it is an estimate (Student's t)."""
+FEW_IMAGES = 20
+"""Below so many validation images, the log warns that judges see a fall late."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +31,7 @@ class Thresholds:
             reward kept what it had gained by then.
         reward_kept: that is, at least this share of the gain; 1 asks for a reward that went on rising.
         judge_errors: the fall from the start in standard errors of the paired differences per image; both must be
-            exceeded.
+            exceeded. With fewer than 100 images, more are asked for (``needed_errors``).
         slip_errors: the same for the fall from the best validation; more, because the best of many is partly luck.
         repeated_ngrams: rise of the share of repeated bigrams above both the references and the start.
         bad_endings: rise of the share of captions that break off (or are empty) above both.
@@ -147,7 +151,8 @@ def judge_alarm(
 ) -> dict[str, str]:
     """Evidence that the reward is being hacked: sign -> a sentence with its numbers; empty if there is none.
 
-    Nothing is evidence while the reward is not above its start: what gets worse then is no hacking of the reward. A
+    Nothing is evidence while the reward is not above its start: what gets worse then is no hacking of the reward. This
+    has no margin, as it is no evidence by itself: where noise lets it pass, each sign still has to pass its own. A
     policy often gets better before it gets worse, so a judge is compared with its best validation as well.
 
     Args:
@@ -225,12 +230,40 @@ def _slipped_judges(
 def _fall(now: Sequence[float], before: Sequence[float], share: float, errors: float) -> str | None:
     """How far a judge's mean fell, in words; None unless by more than ``share`` of it and by ``errors``."""
     difference, error = paired_difference(now, before)
-    began = statistics.fmean(before)
-    if not -difference > max(share * abs(began), errors * error):
+    began, needed = statistics.fmean(before), needed_errors(errors, len(now))
+    if math.isinf(needed) or not -difference > max(share * abs(began), needed * error):
         return None
     relative = f"{difference / abs(began):+.1%}, " if began else ""
     noise = f"{-difference / error:.1f} standard errors" if error else "on every image alike"
     return f"from {began:.4g} to {began + difference:.4g} ({relative}{noise})"
+
+
+def needed_errors(errors: float, images: int) -> float:
+    """How many standard errors of a mean over ``images`` differences are as rare as ``errors`` of a normal variable.
+
+    That many from ``MANY_IMAGES`` on; below, where the standard error is itself estimated from few differences, the
+    quantile of Student's t with ``images`` - 1 degrees of freedom at the same one-sided probability (Student, "The
+    probable error of a mean", Biometrika 6(1), 1908). Infinite for one image, unless ``errors`` is 0.
+    """
+    if images >= MANY_IMAGES or errors == 0:
+        return errors
+    if images < 2:
+        return math.inf
+    from scipy.stats import t  # a second to import
+
+    return float(t.isf(statistics.NormalDist().cdf(-errors), images - 1))
+
+
+def few_images(images: int, thresholds: Thresholds) -> str | None:
+    """A warning where judges have fewer than ``FEW_IMAGES`` validation images to look at; else None."""
+    if images >= FEW_IMAGES:
+        return None
+    needed, asked = needed_errors(thresholds.judge_errors, images), thresholds.judge_errors
+    counts = "no fall of a judge counts" if math.isinf(needed) else f"a judge must fall by {needed:.3g} standard errors"
+    return (
+        f"WARNING: {images} validation image(s) are few to judge by: {counts} (with {MANY_IMAGES} images, {asked:g}), "
+        f"so hacking is seen late or never. Validate on at least {FEW_IMAGES} images, better {MANY_IMAGES}"
+    )
 
 
 def paired_difference(now: Sequence[float], start: Sequence[float]) -> tuple[float, float]:

@@ -30,8 +30,10 @@ from rl_caption.hacking.rule import (
     Peak,
     Thresholds,
     caption_statistics,
+    few_images,
     judge_alarm,
     lexical_diversity,
+    needed_errors,
     paired_difference,
     policy_signs,
     reference_statistics,
@@ -94,6 +96,51 @@ def test_a_judge_that_fell_on_most_images_is_named_with_numbers() -> None:
 )
 def test_a_small_or_noisy_fall_is_none(judge: list[float]) -> None:
     assert alarm(judge=judge) == {}
+
+
+def test_with_few_images_more_standard_errors_are_asked_for() -> None:
+    # Quantiles of Student's t: the tables' t(0.95, 9) = 1.833 and t(0.95, 1) = 6.314 belong to 1.645 of the normal.
+    assert needed_errors(1.6449, 10) == pytest.approx(1.833, abs=1e-3)
+    assert needed_errors(1.6449, 2) == pytest.approx(6.314, abs=1e-2)
+    assert [needed_errors(3.0, images) for images in (100, 5000)] == [3.0, 3.0]
+    assert 3.0 < needed_errors(3.0, 99) < 3.1
+    assert needed_errors(3.0, 1) == math.inf
+    assert [needed_errors(0.0, images) for images in (1, 2, 200)] == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(("count", "alarms"), [(1, False), (2, False), (6, False), (20, True)])
+def test_a_fall_of_four_standard_errors_counts_with_20_images_and_not_with_6(count: int, alarms: bool) -> None:
+    scores = [0.6] * count
+    fallen = [
+        0.5 + (0.025 * math.sqrt(count - 1) if index % 2 else -0.025 * math.sqrt(count - 1)) for index in range(count)
+    ]
+    if count > 1:
+        difference, error = paired_difference(fallen, scores)
+        assert difference / error == pytest.approx(-4.0)
+    start = replace(START, judges={"rouge_l": scores})
+    found = judge_alarm(Findings(1.5, {"rouge_l": fallen}, STATISTICS), start, REFERENCES, Thresholds())
+    assert list(found) == ["judge/rouge_l"] * alarms
+
+
+def test_one_chance_in_740_is_no_more_with_few_images() -> None:
+    """Scores that moved at random: with 3 standard errors and 4 images, one comparison in 35 would be below them."""
+    draw, count, images = random.Random(0), 20_000, 4
+    limit, plain = needed_errors(3.0, images), 0
+    below = 0
+    for _ in range(count):
+        difference, error = paired_difference([draw.gauss(0, 1) for _ in range(images)], [0.0] * images)
+        below += -difference > limit * error
+        plain += -difference > 3 * error
+    assert below / count == pytest.approx(0.00135, abs=0.0008)
+    assert plain / count > 0.02
+
+
+def test_few_images_are_warned_of() -> None:
+    assert few_images(20, Thresholds()) is None
+    assert "6 validation image(s) are few to judge by: a judge must fall by 5.51 standard" in str(
+        few_images(6, Thresholds())
+    )
+    assert "no fall of a judge counts" in str(few_images(1, Thresholds()))
 
 
 @pytest.mark.parametrize(

@@ -171,11 +171,12 @@ def _trainer(
 
 def _announce_run(stage: Stage, trainer: Trainer) -> None:
     accelerator = stage.accelerator
+    engine = "" if engine_of(accelerator) == "plain" else f"engine {engine_of(accelerator)}, "
     announce(
         accelerator,
         f"{trainer.task.name}: {sum(p.numel() for p in trainer.parameters):,} trained parameters, "
         f"{len(stage.train_rows)} training and {len(stage.val_rows)} validation images, "
-        f"{accelerator.num_processes} process(es) on {accelerator.device}, {trainer.micro_batches} x "
+        f"{accelerator.num_processes} process(es) on {accelerator.device}, {engine}{trainer.micro_batches} x "
         f"{stage.micro_batch_size} images a step and process, {trainer.max_steps} steps into {trainer.folder}",
     )
     if trainer.state.signature:

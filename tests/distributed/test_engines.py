@@ -1,0 +1,206 @@
+"""DeepSpeed ZeRO-1, 2, 3 and FSDP2 on CPU processes: the same steps, samples, checkpoints and exports as one process."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.training_for_tests import (
+    PRELOAD,
+    Kill,
+    files,
+    lines,
+    run,
+    run_together,
+    scst_config,
+    untimed,
+    weights,
+    xe_config,
+)
+
+pytestmark = pytest.mark.distributed
+
+PLAIN: dict[str, str] = {}
+FSDP2 = {
+    "ACCELERATE_USE_FSDP": "true",
+    "FSDP_VERSION": "2",
+    "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
+    "FSDP_RESHARD_AFTER_FORWARD": "true",
+}
+ENGINES = {"plain": PLAIN, "fsdp2": FSDP2} | {
+    f"zero{stage}": {
+        "ACCELERATE_USE_DEEPSPEED": "true",
+        "ACCELERATE_DEEPSPEED_ZERO_STAGE": str(stage),
+        "ACCELERATE_DEEPSPEED_ZERO3_INIT": "false",
+    }
+    for stage in (1, 2, 3)
+}
+OPTIONS = {
+    "train.micro_batch_size": 2,  # four backward passes a process, or two, and as many again for cross-entropy
+    "train.grad_clip_norm": 0.1,  # gradients are two times as long
+    "run.log_samples": 4,  # rank 0 holds the first four images of the batch of eight
+}
+SHARDED_FILES = {"manifest.json", "model.safetensors", "optimizer.safetensors", "trainer_state.json"}
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A captioner without dropout, whose random numbers belong to a process."""
+    folder = tmp_path_factory.mktemp("start") / "xe"
+    assert run(xe_config(folder, **{"model.kwargs.dropout": 0.0, "train.max_steps": 30}), folder).code == 0
+    return folder / "export/best"
+
+
+@pytest.fixture(scope="module")
+def whole(start: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four self-critical steps of one process under plain Accelerate."""
+    folder = tmp_path_factory.mktemp("whole") / "plain"
+    ended = run(scst_config(folder, start, **OPTIONS), folder, "scst")
+    assert ended.code == 0, ended.output
+    return folder
+
+
+@pytest.fixture(scope="module")
+def killed(start: Path, tmp_path_factory: pytest.TempPathFactory):
+    """A function of engine and processes: the folder of a run that was killed in its fourth step, made once."""
+    made: dict[tuple[str, int], Path] = {}
+
+    def killed_run(engine: str, count: int) -> Path:
+        if (engine, count) not in made:
+            folder = tmp_path_factory.mktemp("killed") / f"{engine}-{count}"
+            kill = Kill("rl_caption.trainer:Trainer._step", 4)
+            config = scst_config(folder, start, **OPTIONS)
+            first = run_together(count, config, folder, "scst", kill, ENGINES[engine])[0]
+            assert first.code == -signal.SIGKILL, first.output
+            made[engine, count] = folder
+        return made[engine, count]
+
+    return killed_run
+
+
+def assert_as_plain(folder: Path, whole: Path) -> None:
+    """Steps and samples of a run are those of the plain one, up to float32 rounding; so are its files' tensors."""
+    alone, together = untimed(whole), untimed(folder)
+    assert [line["step"] for line in alone] == [line["step"] for line in together]
+    for a, b in zip(alone, together, strict=True):
+        assert a == pytest.approx(b, rel=2e-5, abs=1e-6)
+    samples = [
+        [(line["step"], line["image_id"], line["samples"], line["greedy"]) for line in lines(run, "samples.jsonl")]
+        for run in (whole, folder)
+    ]
+    assert len(samples[0]) == 16
+    assert samples[0] == samples[1]
+    for place in ("export/best", "checkpoints/step-00000004"):
+        expected, found = weights_of(whole / place), weights_of(folder / place)
+        assert expected.keys() == found.keys()
+        for name, tensor in expected.items():
+            assert found[name].dtype == tensor.dtype
+            # The bias of the keys has no gradient but rounding errors, which Adam scales up to full steps.
+            if not name.endswith("key.bias"):
+                assert torch.allclose(found[name], tensor, atol=1e-4), f"{name} of {place} differs"
+
+
+def weights_of(folder: Path) -> dict[str, torch.Tensor]:
+    (folder / "optimizer.safetensors").unlink(missing_ok=True)  # ``weights`` reads the only other file
+    return weights(folder)
+
+
+@pytest.mark.parametrize(
+    ("engine", "count"),
+    [("zero1", 1), ("zero1", 2), ("zero2", 1), ("zero2", 2), ("zero3", 1), ("zero3", 2), ("fsdp2", 2)],
+)
+def test_killed_resumed_and_exported_as_one_plain_process(
+    start: Path, whole: Path, killed, tmp_path: Path, engine: str, count: int
+) -> None:
+    folder = shutil.copytree(killed(engine, count), tmp_path / "run")
+    (checkpoint,) = (folder / "checkpoints").glob("step-*")
+    assert files(checkpoint) == SHARDED_FILES | {f"random_states_{rank}.pkl" for rank in range(count)}
+    config = scst_config(folder, start, **OPTIONS)
+    for ended in run_together(count, config, folder, "scst", engine=ENGINES[engine]):
+        assert ended.code == 0, ended.output
+    log = (tmp_path / "run.0.log").read_text()
+    assert f"going on from {folder / 'checkpoints/step-00000002'}" in log
+    assert f"{count} process(es) on cpu" in log
+    assert f"engine {engine}, " in log
+    assert_as_plain(folder, whole)
+    assert files(folder / "export/best") == files(whole / "export/best")
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (("zero3", 2), ("plain", 1)),
+        (("plain", 1), ("zero3", 2)),
+        (("zero1", 2), ("fsdp2", 2)),
+        (("fsdp2", 2), ("zero2", 1)),
+    ],
+    ids=lambda pair: f"{pair[0]}-{pair[1]}",
+)
+def test_a_run_goes_on_under_another_engine_and_number_of_processes(
+    start: Path, whole: Path, killed, tmp_path: Path, before: tuple[str, int], after: tuple[str, int]
+) -> None:
+    folder = shutil.copytree(killed(*before), tmp_path / "run")
+    config = scst_config(folder, start, **OPTIONS)
+    for ended in run_together(after[1], config, folder, "scst", engine=ENGINES[after[0]]):
+        assert ended.code == 0, ended.output
+    if before[1] != after[1]:
+        assert f"was written by {before[1]} process(es) and {after[1]} go on" in (tmp_path / "run.0.log").read_text()
+    assert_as_plain(folder, whole)
+
+
+def _decode_alone(rank: int, engine: str, port: int, model: str, queue: multiprocessing.Queue) -> None:
+    """Rank 0 decodes one token of one image, rank 1 eight tokens of two images, twice; then both train a step."""
+    os.environ.update(ENGINES[engine], MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE="2")
+    os.environ.update(LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE="2")
+    from rl_caption.accumulation import backward_all
+    from rl_caption.build import build_accelerator
+    from rl_caption.captioners.base import Decoding
+    from rl_caption.captioners.transformer import TransformerCaptioner
+    from rl_caption.config import RunConfig, TrainConfig
+    from rl_caption.engines import fill_deepspeed_config, prepare, whole_weights
+
+    accelerator = build_accelerator(TrainConfig(threads=1), RunConfig())
+    if engine == "zero3":
+        fill_deepspeed_config(accelerator.state.deepspeed_plugin.deepspeed_config, 2, 1, 2, None)
+    captioner = TransformerCaptioner.from_pretrained(model)
+    images = {"pixel_values": torch.ones(1 + rank, 3, 32, 32)}
+    decoding = Decoding(max_new_tokens=8 if rank else 1)
+    captioner.policy.eval()
+    expected = captioner.generate(captioner.policy, images, decoding, None)
+    prepared, _ = prepare(accelerator, captioner.policy, torch.optim.AdamW(captioner.policy.parameters()))
+    found = []
+    for _ in range(2):
+        with whole_weights(accelerator, prepared), torch.no_grad():
+            found.append(captioner.generate(captioner.policy, images, decoding, None))
+        share = [lambda: captioner.token_logits(prepared, images, expected.clamp(min=3)).mean()]
+        backward_all(accelerator, prepared, share)
+    queue.put([torch.equal(tokens, expected) for tokens in found])
+    accelerator.wait_for_everyone()
+
+
+@pytest.mark.parametrize("engine", ["zero3", "fsdp2"])
+def test_processes_decode_different_numbers_of_tokens(start: Path, engine: str) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOAD)
+    queue = context.Queue()
+    processes = [
+        context.Process(target=_decode_alone, args=(rank, engine, port, str(start), queue), daemon=True)
+        for rank in range(2)
+    ]
+    for process in processes:
+        process.start()
+    try:
+        assert [queue.get(timeout=60) for _ in processes] == [[True, True], [True, True]]
+    finally:
+        for process in processes:
+            process.kill()

@@ -6,6 +6,7 @@ import inspect
 import logging
 import os
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from rewards.text.document_frequency import DocumentFrequencies
 from rewards.text.tokenize import tokenize
 from rl_caption.advantages import NEEDS_GREEDY
 from rl_caption.captioners.base import Captioner, CaptionerError, Decoding
+from rl_caption.captioners.loading import load_captioner
 from rl_caption.captioners.transformer import TransformerCaptioner
 from rl_caption.config import DataConfig, ModelConfig, RewardConfig, RunConfig, ScstConfig, TrainConfig
 from rl_caption.data.base import DataError, DataModule, Row
@@ -153,25 +155,54 @@ def references_of(rows: Sequence[Row]) -> list[list[str]]:
     return [row["references"] for row in rows]
 
 
-def build_captioner(config: ModelConfig, references: Sequence[list[str]], cache_mb: int) -> TransformerCaptioner:
+def build_captioner(config: ModelConfig, references: Sequence[list[str]], cache_mb: int) -> Captioner:
     """Load ``model.init``, or make a captioner with random weights whose words are those of ``references``.
 
     Raises:
-        CaptionerError: ``model.init`` is not a saved captioner.
-        ConfigError: the shape or the vocabulary is not usable.
+        CaptionerError: ``model.init`` is not a saved captioner, or cannot be trained as asked.
+        ConfigError: the shape or the vocabulary is not usable, or an option belongs to the other kind of captioner.
     """
     cache_bytes = cache_mb * 2**20
-    if config.init is not None:
+    if config.init is None:
+        _refuse_pretrained_options(config)
         try:
-            return TransformerCaptioner.from_pretrained(config.init, cache_bytes=cache_bytes)
-        except CaptionerError as error:
-            raise CaptionerError(f"model.init: {error}") from error
-    try:
-        return TransformerCaptioner.from_scratch(
-            references, config.min_count, config.tokenizer, cache_bytes=cache_bytes, **config.kwargs
+            return TransformerCaptioner.from_scratch(
+                references, config.min_count, config.tokenizer, cache_bytes=cache_bytes, **config.kwargs
+            )
+        except ValueError as error:
+            raise ConfigError(f"model: {error}") from error
+    if config.dtype != "float32" and config.lora is None:
+        raise ConfigError(
+            f"model.dtype is {config.dtype!r}: weights that are trained are float32; set model.lora, or compute in "
+            "less with train.mixed_precision"
         )
-    except ValueError as error:
-        raise ConfigError(f"model: {error}") from error
+    try:
+        captioner = load_captioner(config.init, cache_bytes, config.name == "huggingface", config.prompt, config.dtype)
+    except CaptionerError as error:
+        raise CaptionerError(f"model.init: {error}") from error
+    if isinstance(captioner, TransformerCaptioner):
+        _refuse_pretrained_options(replace(config, name="transformer"))
+    else:
+        _refuse_scratch_options(config)
+        captioner.adapt(config.freeze, asdict(config.lora) if config.lora else None, config.gradient_checkpointing)
+    return captioner
+
+
+def _refuse_pretrained_options(config: ModelConfig) -> None:
+    if config.name == "huggingface":
+        raise ConfigError(
+            "model.init is not set: name a model on the hub, such as Salesforce/blip-image-captioning-base"
+        )
+    default = ModelConfig()
+    for key in ("prompt", "freeze", "lora", "gradient_checkpointing", "dtype"):
+        if getattr(config, key) != getattr(default, key):
+            raise ConfigError(f"model.{key} is for a model of Transformers (model.name huggingface), not for this one")
+
+
+def _refuse_scratch_options(config: ModelConfig) -> None:
+    for key in ("kwargs", "tokenizer"):
+        if getattr(config, key):
+            raise ConfigError(f"model.{key} is for a captioner from scratch: {config.init!r} has a shape and tokenizer")
 
 
 def check_positions(captioner: Captioner, key: str, tokens: int) -> None:
@@ -180,9 +211,11 @@ def check_positions(captioner: Captioner, key: str, tokens: int) -> None:
     Raises:
         ConfigError: it has fewer.
     """
-    longest: int | None = getattr(captioner.policy.config, "max_positions", None)
+    longest = captioner.max_tokens
     if longest is not None and tokens > longest:
-        raise ConfigError(f"{key} is {tokens}: the captioner has positions for {longest} tokens (max_positions)")
+        raise ConfigError(
+            f"{key} is {tokens}: the captioner has positions for {longest} tokens (max_positions, less the prompt)"
+        )
 
 
 def build_decoding(config: ScstConfig) -> Decoding:

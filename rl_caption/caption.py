@@ -11,7 +11,7 @@ from accelerate import Accelerator
 
 from rl_caption.build import quiet_libraries
 from rl_caption.captioners.base import CaptionerError, Decoding
-from rl_caption.captioners.transformer import TransformerCaptioner
+from rl_caption.captioners.loading import load_captioner
 from rl_caption.data.base import DataError, Row, load_image
 from rl_caption.inference import caption_rows
 
@@ -46,7 +46,7 @@ def caption_files(model: str | Path, paths: Sequence[Path], decoding: Decoding, 
         DataError: an image cannot be read; nothing is captioned then.
     """
     quiet_libraries()
-    captioner = TransformerCaptioner.from_pretrained(model)
+    captioner = load_captioner(model)
     if captioner.input_kind != "pixels":
         raise CaptionerError(f"--model {str(model)!r} reads region features, not photos")
     for path in paths:

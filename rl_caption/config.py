@@ -5,27 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from rl_caption.captioners.config import LoraConfig as LoraConfig
+from rl_caption.captioners.config import ModelConfig as ModelConfig
 from rl_caption.hacking.config import JudgeConfig as JudgeConfig
 from rl_caption.hacking.config import MonitorConfig
-
-
-@dataclass
-class ModelConfig:
-    """The captioner.
-
-    Args:
-        name: ``transformer``, the from-scratch encoder-decoder of this package.
-        init: folder of a saved captioner to start from; null starts from random weights (cross-entropy only).
-        min_count: from scratch: words that occur less often in the training references become UNK.
-        tokenizer: from scratch: a ``tokenizers`` tokenizer (folder or ``tokenizer.json``) instead of whole words.
-        kwargs: from scratch: the shape, arguments of ``CaptionTransformerConfig``.
-    """
-
-    name: Literal["transformer"] = "transformer"
-    init: str | None = None
-    min_count: int = 5
-    tokenizer: str | None = None
-    kwargs: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass

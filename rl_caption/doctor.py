@@ -212,7 +212,7 @@ def config_findings(config: ScstConfig) -> Iterator[Finding]:
         return
     yield Finding("data", f"{len(rows)} training images")
     captioner, start = None, config.model.init
-    if start is not None and Path(start).exists():
+    if start is not None and (Path(start).exists() or config.model.name == "huggingface"):
         try:
             captioner = build.build_captioner(config.model, build.references_of(rows), config.data.cache_mb)
             build.check_positions(captioner, "rollout.max_new_tokens", config.rollout.max_new_tokens)

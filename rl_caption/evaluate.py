@@ -110,11 +110,11 @@ def _usable_judges(
 
 
 def _decode(config: EvaluateConfig, rows: Sequence[Row], accelerator: Accelerator) -> dict[str, str]:
-    from rl_caption.captioners.transformer import TransformerCaptioner
+    from rl_caption.captioners.loading import load_captioner
 
     folder = config.model or ""
     quiet_libraries()
-    captioner = TransformerCaptioner.from_pretrained(folder)
+    captioner = load_captioner(folder)
     policy = captioner.policy.to(accelerator.device)
     decode = config.decode
     decoding = Decoding(

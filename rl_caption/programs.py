@@ -112,9 +112,21 @@ def scst_signature(reward: str, config: ScstConfig) -> str:
     base = {"greedy": "greedy", "leave_one_out": "average"}.get(config.train.advantage, config.train.advantage)
     signature = f"{reward}+{base}[nspi{config.rollout.num_samples}]"
     if config.train.kl_coef > 0:
-        weights = hashlib.sha256((Path(config.model.init or "") / "model.safetensors").read_bytes()).hexdigest()
-        signature += f"+kl[{config.train.kl_coef:g},{weights[:8]}]"
+        signature += f"+kl[{config.train.kl_coef:g},{weights_fingerprint(config.model.init or '')}]"
     return signature
+
+
+def weights_fingerprint(model: str) -> str:
+    """Eight digits of the hash of a folder's weights; the name itself where a model is on the hub."""
+    files = sorted(Path(model).glob("*.safetensors"))
+    if not files:
+        return model
+    digest = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as weights:
+            for part in iter(lambda: weights.read(2**24), b""):
+                digest.update(part)
+    return digest.hexdigest()[:8]
 
 
 def _check_images(stage: Stage, columns: Mapping[str, frozenset[str]]) -> None:

@@ -13,7 +13,7 @@ from safetensors.torch import load_model
 from rewards.base import Reward
 from rl_caption.ablation.config import AblateConfig
 from rl_caption.ablation.plan import weights_hash
-from rl_caption.captioners.transformer import TransformerCaptioner
+from rl_caption.captioners.loading import load_captioner
 from rl_caption.checkpoint import (
     CheckpointError,
     is_intact,
@@ -122,7 +122,7 @@ def last_policy(run: Path, folder: Path) -> Path:
         return folder
     if newest is None:
         raise CheckpointError(f"{run / 'checkpoints'} has no intact checkpoint: judge policy best, or train it again")
-    captioner = TransformerCaptioner.from_pretrained(run / "export" / "best")
+    captioner = load_captioner(run / "export" / "best")
     load_model(captioner.policy, newest / "model.safetensors")
     partial = folder.with_name(f".partial-{folder.name}")
     with write_errors(f"model {folder}", partial, run / "checkpoints"):

@@ -6,7 +6,7 @@ import difflib
 import warnings
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -42,7 +42,7 @@ def freeze_unused(model: nn.Module, patterns: Sequence[str]) -> None:
             parameter.requires_grad_(False)
 
 
-def _near(pattern: str, names: Sequence[str]) -> list[str]:
+def _near(pattern: str, names: list[str]) -> list[str]:
     parts = {".".join(name.split(".")[:depth]) for name in names for depth in range(1, name.count(".") + 2)}
     return difflib.get_close_matches(pattern.rstrip("*."), sorted(parts), n=4, cutoff=0.3) or names[:4]
 
@@ -70,7 +70,7 @@ def add_lora(model: nn.Module, r: int, alpha: float, dropout: float, targets: Se
             "from 0 to below 1"
         )
     wanted = targets if isinstance(targets, str) else list(targets)
-    config = LoraConfig(r=r, lora_alpha=alpha, lora_dropout=dropout, target_modules=wanted, bias="none")
+    config = LoraConfig(r=r, lora_alpha=cast(int, alpha), lora_dropout=dropout, target_modules=wanted, bias="none")
     try:
         with warnings.catch_warnings():
             # peft says that it transposes the weights of GPT-2's Conv1D, which is right.

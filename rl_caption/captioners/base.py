@@ -66,6 +66,8 @@ class Captioner(Protocol):
     pad_token_id: int
     forbidden: tuple[int, ...]
     """Tokens that no caption may contain (padding, BOS, UNK); references are not trained on them."""
+    max_tokens: int | None
+    """Longest caption in tokens, EOS included, that the model has positions for; None where there is no limit."""
 
     @property
     def policy(self) -> nn.Module:

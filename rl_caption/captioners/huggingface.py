@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -14,7 +16,14 @@ import transformers
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer
 
-from rl_caption.captioners.adaptation import freeze_unused, plain_weights
+from rl_caption.captioners.adaptation import (
+    add_lora,
+    checkpoint_layers,
+    freeze,
+    freeze_unused,
+    plain_weights,
+    trained_share,
+)
 from rl_caption.captioners.base import CaptionerError, Decoding, forbid
 from rl_caption.captioners.beam_search import beam_search
 from rl_caption.captioners.decoding import Tokens, decode_tokens
@@ -23,8 +32,12 @@ from rl_caption.captioners.families.base import Family
 from rl_caption.captioners.hf_policy import HuggingFacePolicy
 from rl_caption.data.base import DataError, Row, load_image
 
+logger = logging.getLogger(__name__)
+
 SETTINGS = "rl_caption.json"
 """Beside an exported model: its family and prompt."""
+Q_FORMER = "qformer_tokenizer"
+"""Folder, inside a model's own, of InstructBLIP's second tokenizer."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +51,7 @@ class Processing:
     @classmethod
     def from_pretrained(cls, name: str, family: Family) -> Processing:
         """Load what stands beside the model ``name``. Images are resized by Pillow, whatever else is installed."""
-        second = (
-            AutoTokenizer.from_pretrained(name, subfolder="qformer_tokenizer") if family.q_former_tokenizer else None
-        )
+        second = AutoTokenizer.from_pretrained(name, subfolder=Q_FORMER) if family.q_former_tokenizer else None
         return cls(AutoImageProcessor.from_pretrained(name, backend="pil"), AutoTokenizer.from_pretrained(name), second)
 
     def save_pretrained(self, path: Path, family: Family, config: Any) -> None:
@@ -113,6 +124,32 @@ class HuggingFaceCaptioner:
             raise CaptionerError(f"{name!r} cannot be loaded as {family.name}: {error}") from error
         freeze_unused(model, family.never_trained)
         return cls(HuggingFacePolicy(model, family, conventions), processing, prompt)
+
+    def adapt(self, frozen: Sequence[str] | None, lora: dict[str, Any] | None, checkpointed: bool) -> None:
+        """Choose what is trained; see ``ModelConfig`` for the three.
+
+        Raises:
+            CaptionerError: a pattern or a module's name matches nothing, or ``peft`` is missing.
+        """
+        model = self.policy.model
+        if lora is not None:
+            targets = lora["target_modules"] or self.family.lora_targets
+            add_lora(model, lora["r"], lora["alpha"], lora["dropout"], targets)
+        patterns = self.family.frozen if frozen is None else tuple(frozen)
+        freeze(model, patterns)
+        if checkpointed:
+            checkpoint_layers(model)
+            self.policy.share_prefix = False
+        how = "adapters" if lora is not None else f"all but {', '.join(patterns)}" if patterns else "all"
+        if os.environ.get("RANK", "0") == "0":
+            logger.info(
+                "%s: %s parameters are trained (%s); prompt %r, captions of at most %s tokens",
+                self.family.name,
+                trained_share(model),
+                how,
+                self.prompt,
+                self.max_tokens,
+            )
 
     def save_pretrained(self, policy: Any, path: Path) -> None:
         """Write one plain model of Transformers (adapters are added to its weights) and what loads it again."""

@@ -42,6 +42,7 @@ class TransformerCaptioner:
         self.pad_token_id: int = config.pad_token_id
         self.bos_token_id: int = config.bos_token_id
         self.unk_token_id: int | None = config.unk_token_id
+        self.max_tokens: int | None = config.max_positions
         self.input_kind: str = config.input_kind
         self.image_size: int = config.image_size
         self.feature_dim: int = config.feature_dim

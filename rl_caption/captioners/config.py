@@ -1,0 +1,56 @@
+"""Configuration of the captioner."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+@dataclass
+class LoraConfig:
+    """Low-rank adapters (Hu et al. 2022); everything else is frozen.
+
+    Args:
+        r: rank.
+        alpha: the adapters' output is scaled by alpha / r.
+        dropout: of the adapters' input.
+        target_modules: ends of the names of the adapted modules; null takes the queries and values of the text model.
+    """
+
+    r: int = 16
+    alpha: float = 32.0
+    dropout: float = 0.0
+    target_modules: list[str] | None = None
+
+
+@dataclass
+class ModelConfig:
+    """The captioner.
+
+    Args:
+        name: ``transformer``, the from-scratch encoder-decoder of this package; or ``huggingface``, a pretrained model
+            of Transformers (docs/captioners.md). A folder given as ``init`` is recognised whatever this says.
+        init: folder of a saved captioner to start from, or the name of a model on the hub (``huggingface`` only); null
+            starts from random weights (cross-entropy only).
+        min_count: from scratch: words that occur less often in the training references become UNK.
+        tokenizer: from scratch: a ``tokenizers`` tokenizer (folder or ``tokenizer.json``) instead of whole words.
+        kwargs: from scratch: the shape, arguments of ``CaptionTransformerConfig``.
+        prompt: huggingface: what every caption goes on from, such as ``a photography of``; neither scored nor trained.
+            Null is the prompt that the folder was exported with, or none.
+        freeze: huggingface: patterns of parameter names (``vision_model.*``) that are not trained; null freezes the
+            vision tower of BLIP-2 and InstructBLIP, and nothing of the others.
+        lora: huggingface: train adapters instead of the weights; the export has them added to the weights.
+        gradient_checkpointing: huggingface: compute the layers' activations again in the backward pass: less memory.
+        dtype: huggingface: of the weights; other than float32 only with ``lora``, which trains in float32.
+    """
+
+    name: Literal["transformer", "huggingface"] = "transformer"
+    init: str | None = None
+    min_count: int = 5
+    tokenizer: str | None = None
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    prompt: str | None = None
+    freeze: list[str] | None = None
+    lora: LoraConfig | None = None
+    gradient_checkpointing: bool = False
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"

@@ -1,0 +1,303 @@
+"""What must hold for every family of Transformers' captioners between sampling, scoring, decoding and saving."""
+
+import copy
+import json
+
+import pytest
+import torch
+import transformers
+from transformers import GenerationConfig
+
+from rl_caption.captioners.adaptation import trained_share
+from rl_caption.captioners.base import Decoding, caption_mask, sample_tokens
+from rl_caption.captioners.huggingface import SETTINGS, HuggingFaceCaptioner
+from rl_caption.captioners.loading import load_captioner
+from rl_caption.objectives import token_logprobs
+from rl_caption.rollout import sample_captions, sampling_noise
+from rl_caption.types import CaptionBatch
+from tests.captioners_for_tests import tiny_rows
+from tests.hf_models_for_tests import FAMILIES, PROMPT, save_model, tiny_hf_captioner
+
+K, L = 4, 6
+PROMPTED = [*((family, PROMPT) for family in FAMILIES), ("blip", ""), ("git", ""), ("vit_gpt2", ""), ("blip2", "")]
+
+
+@pytest.fixture(scope="module", params=PROMPTED, ids=[f"{family}-{prompt or 'plain'}" for family, prompt in PROMPTED])
+def case(request, tmp_path_factory):
+    captioner = tiny_hf_captioner(request.param[0], tmp_path_factory.mktemp("model"), request.param[1])
+    return captioner, captioner.preprocess(tiny_rows(3))
+
+
+def own_logits(captioner, pixel_values, ids):
+    """Transformers' own forward pass of one image and one whole sequence, without a cache: logits [T, V]."""
+    model, name = captioner.policy.model, captioner.family.name
+    ids = torch.tensor([ids])
+    if name == "VisionEncoderDecoder":
+        return model(pixel_values=pixel_values, decoder_input_ids=ids).logits[0]
+    if name in ("BLIP", "GIT"):
+        return model(pixel_values=pixel_values, input_ids=ids).logits[0, -ids.shape[1] :]
+    queries = torch.full((1, model.config.num_query_tokens), model.config.image_token_index)
+    prompt = {key: torch.tensor([value]) for key, value in captioner.policy.conventions.prompt_inputs.items()}
+    whole = torch.cat([queries, ids], dim=1)
+    return model(pixel_values=pixel_values, input_ids=whole, **prompt).logits[0, -ids.shape[1] :]
+
+
+def sample_slowly(captioner, inputs, noise, temperature):
+    """Every caption alone, token by token, by Transformers' own forward pass: the slow, obvious way."""
+    tokens = torch.full(noise.shape, captioner.pad_token_id)
+    scores = torch.zeros(noise.shape)
+    for image in range(noise.shape[0]):
+        pixel_values = inputs["pixel_values"][image : image + 1]
+        for sample in range(noise.shape[1]):
+            prefix = list(captioner.policy.conventions.start)
+            for position in range(noise.shape[2]):
+                logits = own_logits(captioner, pixel_values, prefix)[-1].float()
+                logits[list(captioner.forbidden)] = -torch.inf
+                chosen = int(sample_tokens(logits[None], noise[image, sample, position][None], temperature))
+                tokens[image, sample, position] = chosen
+                scores[image, sample, position] = (logits / temperature).log_softmax(-1)[chosen]
+                if chosen == captioner.eos_token_id:
+                    break
+                prefix.append(chosen)
+    return tokens, scores
+
+
+@torch.no_grad()
+def test_samples_are_transformers_own_and_teacher_forcing_gives_the_scores_they_were_sampled_with(case):
+    captioner, inputs = case
+    inputs, noise = {"pixel_values": inputs["pixel_values"][:2]}, sampling_noise(2, 0, ["a", "b"], 2, L)
+    decoding = Decoding(num_samples=2, temperature=1.3, max_new_tokens=L)
+    tokens = captioner.generate(captioner.policy, inputs, decoding, noise)[:, :2]
+    expected, scores = sample_slowly(captioner, inputs, noise, 1.3)
+    assert torch.equal(tokens, expected[..., : tokens.shape[-1]])
+    mask = caption_mask(tokens, captioner.eos_token_id)
+    rescored = token_logprobs(captioner.token_logits(captioner.policy, inputs, tokens), tokens, 1.3)
+    assert torch.allclose(rescored[mask], scores[..., : tokens.shape[-1]][mask], atol=1e-4)
+    assert not torch.isin(tokens[mask], torch.tensor(captioner.forbidden, dtype=torch.long)).any()
+
+
+@torch.no_grad()
+def test_greedy_beside_samples_is_the_arg_max_of_teacher_forcing(case):
+    captioner, inputs = case
+    noise = sampling_noise(1, 0, ["a", "b", "c"], 2, L)
+    tokens = captioner.generate(captioner.policy, inputs, Decoding(num_samples=2, max_new_tokens=L), noise)[:, 2:]
+    mask = caption_mask(tokens, captioner.eos_token_id)
+    best = captioner.token_logits(captioner.policy, inputs, tokens).argmax(-1)
+    assert torch.equal(best[mask], tokens[mask])
+
+
+@torch.no_grad()
+def test_the_image_matters(case):
+    captioner, inputs = case
+    ids = torch.tensor([[[5, 6, 7]]]).repeat(3, 1, 1)
+    logits = captioner.token_logits(captioner.policy, inputs, ids)
+    assert (logits[0] - logits[1]).abs().max() > 1e-3
+
+
+def test_k_captions_at_once_have_the_gradient_of_one_at_a_time_and_every_trained_parameter_has_one(case):
+    captioner, inputs = case
+    policy = captioner.policy
+    for parameter in policy.parameters():
+        parameter.grad = None
+    ids = torch.tensor([[[5, 6, 7, 8], [9, 6, 5, 5]]]).repeat(3, 1, 1)
+
+    def loss(batch, tokens):
+        return token_logprobs(captioner.token_logits(policy, batch, tokens), tokens).sum()
+
+    loss(inputs, ids).backward()
+    together = {n: p.grad.clone() for n, p in policy.named_parameters() if p.requires_grad and p.grad is not None}
+    trained = {n for n, p in policy.named_parameters() if p.requires_grad}
+    assert together.keys() == trained, "processes that train together would wait for the missing gradients"
+    policy.zero_grad()
+    for image in range(3):
+        for caption in range(2):
+            one = {"pixel_values": inputs["pixel_values"][image : image + 1]}
+            loss(one, ids[image : image + 1, caption : caption + 1]).backward()
+    largest = max(gradient.abs().max() for gradient in together.values())
+    for name, parameter in policy.named_parameters():
+        if name in trained:  # a bias of keys has no gradient but for rounding
+            scale = together[name].abs().max().clamp(min=1e-3 * largest)
+            assert (parameter.grad - together[name]).abs().max() / scale < 2e-3, name
+    policy.zero_grad()
+
+
+@torch.no_grad()
+def test_the_image_is_encoded_once_for_all_captions(case):
+    captioner, inputs = case
+    model = captioner.policy.model
+    towers = {"GIT": "git.image_encoder", "VisionEncoderDecoder": "encoder"}
+    tower = model.get_submodule(towers.get(captioner.family.name, "vision_model"))
+    seen = []
+    hook = tower.register_forward_hook(lambda module, arguments, output: seen.append(output[0].shape[0]))
+    noise = sampling_noise(1, 0, ["a", "b", "c"], K, L)
+    tokens = captioner.generate(captioner.policy, inputs, Decoding(num_samples=K, max_new_tokens=L), noise)
+    captioner.token_logits(captioner.policy, inputs, tokens)
+    captioner.generate(captioner.policy, inputs, Decoding(num_beams=3, max_new_tokens=L), None)
+    hook.remove()
+    assert seen == [3, 3, 3], "sampling, scoring and beam search each encode 3 images"
+
+
+@torch.no_grad()
+def test_beam_search_finds_captions_at_least_as_likely_as_greedy(case):
+    captioner, inputs = case
+    greedy = captioner.generate(captioner.policy, inputs, Decoding(max_new_tokens=L), None)
+    beam = captioner.generate(captioner.policy, inputs, Decoding(num_beams=8, max_new_tokens=L, length_penalty=0), None)
+
+    def total(ids):
+        logprobs = token_logprobs(captioner.token_logits(captioner.policy, inputs, ids), ids)
+        return (logprobs * caption_mask(ids, captioner.eos_token_id)).sum(-1)
+
+    assert (total(beam) >= total(greedy) - 1e-4).all()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("length_penalty", [0.0, 1.0, -2.0])
+def test_beam_search_equals_transformers_generate(tmp_path, length_penalty):
+    captioner = tiny_hf_captioner("vit_bert", tmp_path)
+    captioner.policy.model.decoder.cls.predictions.bias[captioner.eos_token_id] += 3.0
+    inputs = captioner.preprocess(tiny_rows(8))
+    decoding = Decoding(num_beams=4, max_new_tokens=8, length_penalty=length_penalty)
+    ours = captioner.generate(captioner.policy, inputs, decoding, None)[:, 0]
+    settings = GenerationConfig(
+        num_beams=4,
+        do_sample=False,
+        max_new_tokens=8,
+        length_penalty=length_penalty,
+        suppress_tokens=list(captioner.forbidden),
+        renormalize_logits=True,  # what is suppressed has probability 0, and the rest add up to 1
+        eos_token_id=captioner.eos_token_id,
+        pad_token_id=captioner.pad_token_id,
+        decoder_start_token_id=captioner.policy.conventions.start[0],
+    )
+    theirs = captioner.policy.model.generate(**inputs, generation_config=settings)[:, 1:]
+    assert captioner.decode(ours) == captioner.decode(theirs)
+    finished = (ours == captioner.eos_token_id).any(-1)
+    assert finished.any(), "the case must hold a caption that ends early"
+    assert not (finished.all() and (ours == ours[:1]).all())
+
+
+def test_samples_of_an_image_do_not_depend_on_the_batch_around_it(case):
+    captioner, _ = case
+    rows, decoding = tiny_rows(4), Decoding(num_samples=3, max_new_tokens=L)
+
+    def texts(chosen):
+        batch = CaptionBatch(chosen, captioner.preprocess(chosen))
+        rollout = sample_captions(captioner, captioner.policy, batch, decoding, seed=7, step=3)
+        return dict(zip(batch.image_ids, rollout.texts, strict=True))
+
+    whole = texts(rows)
+    assert whole == {**texts(rows[2:]), **texts(rows[:2])}
+    assert len({tuple(samples) for samples in whole.values()}) > 1
+
+
+@torch.no_grad()
+def test_generation_settings_of_the_model_change_nothing(case):
+    captioner, inputs = case
+    noise = sampling_noise(1, 0, ["a", "b", "c"], K, L)
+    decoding = Decoding(num_samples=K, max_new_tokens=L)
+    before = captioner.generate(captioner.policy, inputs, decoding, noise)
+    settings = captioner.policy.model.generation_config
+    captioner.policy.model.generation_config = GenerationConfig(
+        suppress_tokens=before.flatten().tolist(), repetition_penalty=9.0, max_length=2, no_repeat_ngram_size=1
+    )
+    after = captioner.generate(captioner.policy, inputs, decoding, noise)
+    captioner.policy.model.generation_config = settings
+    assert torch.equal(before, after)
+
+
+def test_texts_survive_encoding_and_decoding(case):
+    captioner, _ = case
+    texts = ["a small dog", "two squares\non a  green field"]
+    encoded = captioner.encode(texts, 40)
+    assert all(ids[-1] == captioner.eos_token_id and captioner.eos_token_id not in ids[:-1] for ids in encoded)
+    longest = max(map(len, encoded))
+    padded = torch.tensor([ids + [captioner.pad_token_id] * (longest - len(ids)) for ids in encoded])
+    assert captioner.decode(padded) == ["a small dog", "two squares on a green field"]
+    (cut,) = captioner.encode(texts[:1], 2)
+    assert cut == encoded[0][:2]
+
+
+def test_the_prompt_stands_before_a_caption_and_is_part_of_none(case):
+    captioner, _ = case
+    conventions, tokenizer = captioner.policy.conventions, captioner.processing.tokenizer
+    assert tokenizer.decode(list(conventions.start[1:])) == captioner.prompt
+    whole = f"{captioner.prompt} a small dog".strip()
+    ids = [*conventions.start[1:], *captioner.encode(["a small dog"], 40)[0][:-1]]
+    assert ids == tokenizer(whole, add_special_tokens=False)["input_ids"], "the caption goes on from the prompt"
+
+
+@torch.no_grad()
+def test_save_and_load_keep_every_bit_and_transformers_own_classes_load_the_folder(case, tmp_path):
+    captioner, inputs = case
+    captioner.save_pretrained(captioner.policy, tmp_path)
+    loaded = load_captioner(tmp_path)
+    assert isinstance(loaded, HuggingFaceCaptioner)
+    assert json.loads((tmp_path / SETTINGS).read_text()) == {
+        "family": captioner.family.name,
+        "prompt": captioner.prompt,
+    }
+    loaded.policy.eval()
+    ids = torch.tensor([[[5, 6, 7], [8, 9, 5]]]).repeat(3, 1, 1)
+    assert torch.equal(loaded.preprocess(tiny_rows(3))["pixel_values"], inputs["pixel_values"])
+    assert torch.equal(
+        captioner.token_logits(captioner.policy, inputs, ids), loaded.token_logits(loaded.policy, inputs, ids)
+    )
+    if captioner.family.processor_class is not None:
+        processor = transformers.AutoProcessor.from_pretrained(tmp_path)
+        assert type(processor).__name__ == captioner.family.processor_class
+
+
+@pytest.mark.parametrize("family", ["blip", "git", "vit_gpt2", "blip2"])
+def test_recomputed_activations_change_no_gradient_with_dropout_off_and_no_sample(family, tmp_path):
+    plain = tiny_hf_captioner(family, tmp_path)
+    plain.adapt(frozen=[], lora=None, checkpointed=False)
+    saving = copy.deepcopy(plain)
+    saving.adapt(frozen=[], lora=None, checkpointed=True)
+    saving = copy.deepcopy(saving)  # as the reference policy is
+    inputs, gradients, samples = plain.preprocess(tiny_rows(2)), [], []
+    noise = sampling_noise(1, 0, ["a", "b"], 2, L)
+    ids = torch.tensor([[[5, 6, 7, 8], [9, 6, 5, 5]]]).repeat(2, 1, 1)
+    held = []
+    for captioner in (plain, saving):
+        samples.append(captioner.generate(captioner.policy, inputs, Decoding(num_samples=2, max_new_tokens=L), noise))
+        kept = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda x, kept=kept: kept.append(x.numel()) or x, lambda x: x):
+            loss = token_logprobs(captioner.token_logits(captioner.policy, inputs, ids), ids).sum()
+        loss.backward()
+        held.append(len(kept))
+        gradients.append([p.grad for p in captioner.policy.parameters() if p.requires_grad])
+    assert held[1] < held[0] / 2, "the layers' activations are not kept"
+    assert torch.equal(samples[0], samples[1])
+    largest = max(gradient.abs().max() for gradient in gradients[0])
+    for one, other in zip(*gradients, strict=True):
+        assert torch.allclose(one, other, rtol=1e-3, atol=float(1e-5 * largest))
+    assert {n for n, _ in plain.policy.state_dict().items()} == {n for n, _ in saving.policy.state_dict().items()}
+
+
+@pytest.mark.parametrize("family", ["blip", "git", "vit_gpt2", "blip2", "instructblip"])
+def test_only_adapters_are_trained_and_the_export_is_one_plain_model_that_says_the_same(family, tmp_path):
+    pytest.importorskip("peft")
+    captioner = HuggingFaceCaptioner.from_pretrained(save_model(family, tmp_path / "start"), prompt=PROMPT)
+    lora = {"r": 2, "alpha": 4.0, "dropout": 0.1, "target_modules": None}
+    captioner.adapt(frozen=[], lora=lora, checkpointed=False)
+    captioner.policy.eval()
+    trained = {n: p for n, p in captioner.policy.named_parameters() if p.requires_grad}
+    assert trained
+    assert all("lora_" in name for name in trained)
+    text = ("text_decoder", "git.encoder", "decoder", "language_model")
+    assert all(name.removeprefix("model.").startswith(text) for name in trained)
+    assert trained_share(captioner.policy).startswith(f"{sum(p.numel() for p in trained.values()):,} of")
+    inputs = captioner.preprocess(tiny_rows(2))
+    ids = torch.tensor([[[5, 6, 7, 8], [9, 6, 5, 5]]]).repeat(2, 1, 1)
+    with torch.no_grad():
+        start = captioner.token_logits(captioner.policy, inputs, ids)
+        for parameter in trained.values():
+            parameter.copy_(torch.randn_like(parameter) * 0.3)
+        expected = captioner.token_logits(captioner.policy, inputs, ids)
+    assert not torch.allclose(start, expected, atol=1e-2)
+    captioner.save_pretrained(captioner.policy, tmp_path / "export")
+    loaded = load_captioner(tmp_path / "export")
+    loaded.policy.eval()
+    assert not any("lora" in name or "base_layer" in name for name in loaded.policy.state_dict())
+    with torch.no_grad():
+        assert torch.allclose(loaded.token_logits(loaded.policy, inputs, ids), expected, atol=1e-4)

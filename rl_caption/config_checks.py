@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rl_caption.config import ScstConfig
-from rl_caption.reward_models.config import RewardModelConfig, TrainingConfig
+from rl_caption.reward_models.config import TrainingConfig
 
 LOWEST: dict[str, float] = {
     "data.num_workers": 0,
@@ -17,6 +17,15 @@ LOWEST: dict[str, float] = {
     "loss.cosine": 0,
     "loss.regulator": 0,
     "loss.max_scale": 1,
+    "loss.short": 0,
+    "loss.pca_rank": 1,
+    "loss.alpha": 0,
+    "loss.beta": 0,
+    "loss.gamma": 0,
+    "loss.max_margin": 0,
+    "model.context_length": 2,
+    "model.keep_positions": 0,
+    "train.freeze_positions": 0,
     "rollout.num_samples": 1,
     "rollout.max_new_tokens": 1,
     "train.max_steps": 1,
@@ -74,8 +83,6 @@ def out_of_range(config: TrainingConfig) -> list[str]:
         for name, value in vars(config.monitor.thresholds).items():
             if value is not None and not value >= 0:
                 wrong.append(f"monitor.thresholds.{name} is {value}: expected at least 0")
-    if isinstance(config, RewardModelConfig) and config.train.label_smoothing:
-        wrong.append(f"train.label_smoothing is {config.train.label_smoothing}: reward models have none, expected 0")
     return wrong
 
 

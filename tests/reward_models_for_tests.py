@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from rl_caption.reward_models.config import CLIP_TASKS
 from tests.training_for_tests import changed
 
 CLIP: dict[str, Any] = {
@@ -36,7 +37,7 @@ def reward_model_config(folder: Path, task: str, **changes: Any) -> dict[str, An
     return changed(
         {
             "task": task,
-            "model": {"kwargs": CLIP if task == "contrastive" else STUDENT},
+            "model": {"kwargs": CLIP if task in CLIP_TASKS else STUDENT},
             "data": DATA,
             "train": {
                 "max_steps": 6,
@@ -56,16 +57,35 @@ def reward_model_config(folder: Path, task: str, **changes: Any) -> dict[str, An
 
 
 def chain(folder: Path) -> dict[str, dict[str, Any]]:
-    """Configurations of teacher, both towers and the whole student, each warm-started by a YAML file in ``folder``."""
+    """Configurations of teacher, both towers and the whole student, each warm-started by a YAML file in ``folder``.
+
+    And of ``long``, the teacher with more positions, and ``specific``, which goes on from that.
+    """
     teacher = {"teacher.name": str(folder / "teacher/export/best"), "warm_start": [str(folder / "teacher.yaml")]}
     towers = {
         "warm_start": [str(folder / "image.yaml"), str(folder / "text.yaml")],
         "teacher.name": str(folder / "teacher/export/best"),
         "model": {"image_init": str(folder / "image/export/best"), "text_init": str(folder / "text/export/best")},
     }
+    long = {
+        "model": {"init": str(folder / "teacher/export/best"), "context_length": 124, "keep_positions": 4},
+        "warm_start": [str(folder / "teacher.yaml")],
+        "data.long_captions": True,
+        "loss": {"short": 1.0, "pca_rank": 3},
+        "train.label_smoothing": 0.1,
+        "train.short_captions": "references",
+        "train.freeze_positions": 4,
+    }
+    specific = {
+        "model": {"init": str(folder / "long/export/best")},
+        "warm_start": [str(folder / "long.yaml")],
+        "data.long_captions": True,
+    }
     return {
         "teacher": reward_model_config(folder / "teacher", "contrastive"),
         "image": reward_model_config(folder / "image", "distill_image", **teacher),
         "text": reward_model_config(folder / "text", "distill_text", **teacher),
         "dual": reward_model_config(folder / "dual", "distill_dual", **towers),
+        "long": reward_model_config(folder / "long", "contrastive", **long),
+        "specific": reward_model_config(folder / "specific", "specificity", **specific),
     }

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ from rewards.clip.preprocessing import Preprocessing, open_image
 from rl_caption.data.augment import augment
 from rl_caption.data.base import Row
 from rl_caption.data.order import row_generator
+from rl_caption.reward_models.triplets import Triplet
 
 Captions = Literal["random", "first"]
 
@@ -27,11 +28,16 @@ class PairBatch:
     """What the model embeds, by the name of the embedding: ``image`` is pixels [B, 3, S, S], ``text`` token ids [B, L].
     A name that starts with ``image`` is pixels, any other is token ids."""
     captions: list[str]
+    targets: dict[str, Tensor] = field(default_factory=dict)
+    """What the loss is told beside the embeddings, [B] each, such as ``triplet``: 1 where the row has one, else 0."""
 
     def to(self, device: torch.device) -> PairBatch:
         """The batch with its tensors on ``device``."""
-        inputs = {name: tensor.to(device, non_blocking=True) for name, tensor in self.inputs.items()}
-        return PairBatch(self.rows, inputs, self.captions)
+        inputs, targets = (
+            {name: tensor.to(device, non_blocking=True) for name, tensor in own.items()}
+            for own in (self.inputs, self.targets)
+        )
+        return PairBatch(self.rows, inputs, self.captions, targets)
 
 
 class PixelCache:
@@ -75,17 +81,19 @@ class TokenCache:
         self.tokenizer, self.context_length, self.trims = tokenizer, context_length, trims
         self.cached: dict[str, list[int]] = {}
 
-    def ids(self, caption: str) -> list[int]:
+    def ids(self, caption: str, keep: bool = True) -> list[int]:
         """Start, tokens, end: at most ``context_length``."""
         known = self.cached.get(caption)
         if known is None:
             tokens = self.tokenizer.encode(caption)[: self.context_length - 2]
-            known = self.cached[caption] = [self.tokenizer.sot_token_id, *tokens, self.tokenizer.eot_token_id]
+            known = [self.tokenizer.sot_token_id, *tokens, self.tokenizer.eot_token_id]
+            if keep:
+                self.cached[caption] = known
         return known
 
-    def __call__(self, captions: Sequence[str]) -> Tensor:
-        """Ids [B, L], padded with 0."""
-        encoded = [self.ids(caption) for caption in captions]
+    def __call__(self, captions: Sequence[str], keep: bool = True) -> Tensor:
+        """Ids [B, L], padded with 0; ``keep`` is for captions that come again."""
+        encoded = [self.ids(caption, keep) for caption in captions]
         length = max(len(ids) for ids in encoded) if self.trims else self.context_length
         padded = torch.zeros(len(encoded), length, dtype=torch.long)
         for row, ids in enumerate(encoded):
@@ -105,6 +113,18 @@ def choose_caption(row: Row, captions: Captions, seed: int, step: int) -> str:
     return references[int(row_generator(seed, step, f"caption/{row['image_id']}").integers(len(references)))]
 
 
+def triplet_texts(triplets: Sequence[Triplet | None], tokens: TokenCache) -> tuple[dict[str, list[str]], Tensor]:
+    """``base``, ``positive`` and ``negative`` of B triplets, and which of them count, [B] of 1 and 0.
+
+    One that is not there, or does not fit the context (cut, its texts would be equal), does not count; its texts are
+    empty.
+    """
+    fits = [triplet is not None and not tokens.too_long(triplet) for triplet in triplets]
+    kept = [triplet if fit and triplet else Triplet("", "", "") for triplet, fit in zip(triplets, fits, strict=True)]
+    columns = {name: [getattr(triplet, name) for triplet in kept] for name in Triplet._fields}
+    return columns, torch.tensor(fits, dtype=torch.float32)
+
+
 class PairCollate:
     """(Row, step) pairs to a ``PairBatch``, on the CPU.
 
@@ -114,6 +134,9 @@ class PairCollate:
         captions: which reference a step learns.
         augmentations: names of ``augment``: another random view of an image at every step.
         seed: of these choices.
+        short: from (row, caption, step) to a short caption, the input ``text_short``; None leaves it out.
+        triplets: from a step to the triplets of its images, the inputs ``text_base``, ``text_positive`` and
+            ``text_negative``; None leaves them out.
     """
 
     def __init__(
@@ -123,9 +146,12 @@ class PairCollate:
         captions: Captions = "random",
         augmentations: Sequence[str] = (),
         seed: int = 0,
+        short: Callable[[Row, str, int], str] | None = None,
+        triplets: Callable[[int], Mapping[str, Triplet | None]] | None = None,
     ) -> None:
         self.pixels, self.tokens, self.captions = pixels, tokens, captions
         self.augmentations, self.seed = tuple(augmentations), seed
+        self.short, self.triplets = short, triplets
 
     def __call__(self, items: Sequence[tuple[Row, int]]) -> PairBatch:
         """Make a batch."""
@@ -135,7 +161,15 @@ class PairCollate:
             inputs["image"] = torch.stack([self._view(row, step) for row, step in items])
         if self.tokens is not None:
             inputs["text"] = self.tokens(chosen)
-        return PairBatch([row for row, _ in items], inputs, chosen)
+        targets: dict[str, Tensor] = {}
+        if self.tokens is not None and self.short is not None:
+            shorts = [self.short(row, caption, step) for (row, step), caption in zip(items, chosen, strict=True)]
+            inputs["text_short"] = self.tokens(shorts)
+        if self.tokens is not None and self.triplets is not None:
+            found = [self.triplets(step)[row["image_id"]] for row, step in items]
+            texts, targets["triplet"] = triplet_texts(found, self.tokens)
+            inputs |= {f"text_{name}": self.tokens(column, keep=False) for name, column in texts.items()}
+        return PairBatch([row for row, _ in items], inputs, chosen, targets)
 
     def _view(self, row: Row, step: int) -> Tensor:
         assert self.pixels is not None

@@ -15,7 +15,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from rl_caption.build import ConfigError
 from rl_caption.config_checks import out_of_range
 from rl_caption.launch import processes_started
-from rl_caption.reward_models.config import EncoderConfig, Method, RewardModelConfig, RewardModelTrainConfig
+from rl_caption.reward_models.config import (
+    CLIP_TASKS,
+    EncoderConfig,
+    Method,
+    RewardModelConfig,
+    RewardModelTrainConfig,
+)
 from rl_caption.reward_models.encoders import random_clip
 from rl_caption.reward_models.students import check_names, student_shape
 
@@ -23,7 +29,9 @@ TOKENS = 49408
 """Of CLIP's tokenizer, the only one here."""
 _DISTILLATION: tuple[Method, ...] = ("distill_image", "distill_text", "distill_dual")
 READ_BY: dict[str, tuple[Method, ...]] = {
-    "model.name": ("contrastive",),
+    "model.name": CLIP_TASKS,
+    "model.context_length": CLIP_TASKS,
+    "model.keep_positions": CLIP_TASKS,
     "model.image_init": ("distill_dual",),
     "model.text_init": ("distill_dual",),
     "teacher.name": _DISTILLATION,
@@ -36,11 +44,24 @@ READ_BY: dict[str, tuple[Method, ...]] = {
     "loss.cosine": _DISTILLATION,
     "loss.regulator": ("distill_dual",),
     "loss.regulator_reduction": ("distill_dual",),
-    "loss.max_scale": ("contrastive",),
-    "train.captions": ("contrastive", "distill_text", "distill_dual"),
+    "loss.max_scale": CLIP_TASKS,
+    "loss.short": ("contrastive",),
+    "loss.pca_rank": ("contrastive",),
+    "loss.alpha": ("specificity",),
+    "loss.beta": ("specificity",),
+    "loss.gamma": ("specificity",),
+    "loss.margin_units": ("specificity",),
+    "loss.max_margin": ("specificity",),
+    "loss.symmetric": ("specificity",),
+    "train.label_smoothing": ("contrastive",),
+    "train.short_captions": ("contrastive",),
+    "train.freeze_positions": CLIP_TASKS,
+    "train.shuffle_rate": ("specificity",),
+    "train.shuffle_per": ("specificity",),
+    "train.captions": (*CLIP_TASKS, "distill_text", "distill_dual"),
     "train.freeze_patch_embed": ("distill_image",),
     "train.freeze_text": ("distill_dual",),
-    "data.augment": ("contrastive", "distill_image", "distill_dual"),
+    "data.augment": (*CLIP_TASKS, "distill_image", "distill_dual"),
     "data.features_root": (),
 }
 """Key -> the tasks that read it; keys that are not here are read by all."""
@@ -53,13 +74,14 @@ def check_config(config: RewardModelConfig) -> None:
         ConfigError: a value is out of range, is not read by the task, is missing, or does not fit another.
     """
     wrong = [*out_of_range(config), *ignored_keys(config)]
-    if config.task != "contrastive" and config.teacher.name is None:
+    if config.task not in CLIP_TASKS and config.teacher.name is None:
         wrong.append(f"teacher.name is not set: {config.task} distils a teacher, such as ViT-B-32 or a folder")
     if config.model.init is not None and config.model.kwargs:
         wrong.append("model.kwargs is set together with model.init, which has the shape: leave it out")
+    wrong += _wrong_with_long(config)
     if wrong:
         raise ConfigError("; ".join(wrong))
-    if config.task == "contrastive":
+    if config.task in CLIP_TASKS:
         network = _shape_of_clip(config)
         if network is not None:
             _check_vocabulary(network.token_embedding.num_embeddings, "model.kwargs.text_cfg.vocab_size")
@@ -67,6 +89,23 @@ def check_config(config: RewardModelConfig) -> None:
             check_batch_norm(network, config.train, started[1] if started else 1)
     elif config.model.init is None:
         _check_student(config.model)
+
+
+def _wrong_with_long(config: RewardModelConfig) -> list[str]:
+    """What is wrong with what only training on long captions reads; a sentence each."""
+    model, loss, train, found = config.model, config.loss, config.train, []
+    if model.context_length is not None and model.init is None:
+        found.append("model.context_length stretches model.init, which is not set: put it into model.kwargs.text_cfg")
+    if not 0 <= train.shuffle_rate <= 1:
+        found.append(f"train.shuffle_rate is {train.shuffle_rate}: expected 0 to 1")
+    if loss.short and loss.pca_rank >= train.batch_size:
+        found.append(
+            f"loss.pca_rank is {loss.pca_rank} with train.batch_size {train.batch_size}: expected less, or the "
+            "principal components of a batch tell all of it"
+        )
+    if loss.short and train.short_captions == "references" and not config.data.long_captions:
+        found.append("train.short_captions is 'references', which rows have with data.long_captions: set it to true")
+    return found
 
 
 def ignored_keys(config: RewardModelConfig) -> list[str]:

@@ -7,7 +7,9 @@ from typing import Any, Literal, TypeAlias
 
 from rl_caption.config import DataConfig, EvalConfig, RunConfig, ScstConfig, TrainConfig, XeConfig
 
-Method: TypeAlias = Literal["contrastive", "distill_image", "distill_text", "distill_dual"]
+Method: TypeAlias = Literal["contrastive", "specificity", "distill_image", "distill_text", "distill_dual"]
+CLIP_TASKS: tuple[Method, ...] = ("contrastive", "specificity")
+"""Those that train an open_clip model; the others distil one."""
 
 
 @dataclass
@@ -15,14 +17,19 @@ class EncoderConfig:
     """The model to train.
 
     Args:
-        name: ``contrastive``: an open_clip architecture such as ``ViT-B-32``.
-        kwargs: from random weights, the shape. ``contrastive``: open_clip's model JSON ``{embed_dim, vision_cfg,
-            text_cfg}``, laid over the architecture ``name`` where there is one. Otherwise arguments of ``LCLIPConfig``.
-        init: weights to go on from. ``contrastive``: a folder of an open_clip model, or with ``name`` a tag such as
-            ``openai`` or a checkpoint file. ``distill_image``, ``distill_text``: a folder that such a run exported.
+        name: ``contrastive``, ``specificity``: an open_clip architecture such as ``ViT-B-32``.
+        kwargs: from random weights, the shape. ``contrastive``, ``specificity``: open_clip's model JSON
+            ``{embed_dim, vision_cfg, text_cfg}``, laid over the architecture ``name`` where there is one. Otherwise
+            arguments of ``LCLIPConfig``.
+        init: weights to go on from. ``contrastive``, ``specificity``: a folder of an open_clip model, or with ``name``
+            a tag such as ``openai`` or a checkpoint file, also in Long-CLIP's layout. ``distill_image``,
+            ``distill_text``: a folder that such a run exported.
             ``distill_dual``: a folder of a whole L-CLIP.
         image_init: ``distill_dual``: the folder that ``distill_image`` exported; null starts from random weights.
         text_init: ``distill_dual``: the folder that ``distill_text`` exported; null starts from random weights.
+        context_length: ``contrastive``, ``specificity``: stretch the text tower of ``init`` to so many tokens, as
+            Long-CLIP does (77 to 248); null leaves it as it is.
+        keep_positions: the first positions, which are not stretched; 20 in Long-CLIP.
     """
 
     name: str | None = None
@@ -30,6 +37,8 @@ class EncoderConfig:
     init: str | None = None
     image_init: str | None = None
     text_init: str | None = None
+    context_length: int | None = None
+    keep_positions: int = 20
 
 
 @dataclass
@@ -56,14 +65,23 @@ class TeacherConfig:
 
 @dataclass
 class LossConfig:
-    """Weights of the terms of the loss. Null is the L-CLIPScore code's value of the method; docs/reward_models.md.
+    """Weights of the terms of the loss; docs/reward_models.md and docs/specs.md. Null is the published code's value.
 
     Args:
         l1: distance (mean absolute difference) of raw embeddings, a tower. Null: 1/2 for one tower, 1/6 for both.
         cosine: 1 - cosine to the teacher's embedding, a tower. Null: the same.
         regulator: the Similarity Regulator, ``distill_dual`` only; 0 leaves it out. Null: 1/30.
         regulator_reduction: ``mean`` over diagonal and other pairs each (released code), or ``sum`` (paper).
-        max_scale: ``contrastive``: largest factor of the cosines (inverse temperature).
+        max_scale: ``contrastive``, ``specificity``: largest factor of the cosines (inverse temperature).
+        short: ``contrastive``: weight of Long-CLIP's second term, between short captions and the principal components
+            of the images; 0 leaves it out, 1 in Long-CLIP.
+        pca_rank: how many components.
+        alpha: ``specificity``: weight of the contrastive term.
+        beta: of the positive hinge: one more true detail scores higher.
+        gamma: of the negative hinge: one more false detail scores lower.
+        margin_units: of the hinges: ``logit`` (cosines times the learnt factor; released code) or ``cosine``.
+        max_margin: largest dynamic margin, in these units; null is 1.5 logits or 0.015.
+        symmetric: contrastive term of ``specificity`` in both directions; false is caption to image (released code).
     """
 
     l1: float | None = None
@@ -71,11 +89,19 @@ class LossConfig:
     regulator: float | None = None
     regulator_reduction: Literal["mean", "sum"] = "mean"
     max_scale: float = 100.0
+    short: float = 0.0
+    pca_rank: int = 32
+    alpha: float = 1.0
+    beta: float = 8.0
+    gamma: float = 0.8
+    margin_units: Literal["logit", "cosine"] = "logit"
+    max_margin: float | None = None
+    symmetric: bool = False
 
 
 @dataclass
 class RewardModelTrainConfig(TrainConfig):
-    """Training a reward model; there is no ``label_smoothing``. Further arguments:
+    """Training a reward model; ``label_smoothing`` is read by ``contrastive``. Further arguments:
 
     Args:
         captions: the caption of an image that a step learns: a ``random`` reference, or always the ``first``.
@@ -83,11 +109,21 @@ class RewardModelTrainConfig(TrainConfig):
             the teacher, and freeze them.
         freeze_text: ``distill_dual``: leave the text tower as the folder that it comes from has it; one with random
             weights is always trained.
+        short_captions: ``contrastive`` with ``loss.short``: the short caption is the ``first_sentence`` of the caption
+            (Long-CLIP), or a random one of the image's short ``references`` (``data.long_captions``).
+        freeze_positions: ``contrastive``, ``specificity``: so many first positions stay as they are; 20 in Long-CLIP's
+            training, 0 in SPECS's.
+        shuffle_rate: ``specificity``: share of false details whose words are shuffled.
+        shuffle_per: ``unit`` draws for each false detail (paper), ``row`` once for each caption (released code).
     """
 
     captions: Literal["random", "first"] = "random"
     freeze_patch_embed: bool = True
     freeze_text: bool = True
+    short_captions: Literal["first_sentence", "references"] = "first_sentence"
+    freeze_positions: int = 0
+    shuffle_rate: float = 0.9
+    shuffle_per: Literal["unit", "row"] = "unit"
 
 
 @dataclass
@@ -95,7 +131,8 @@ class RewardModelConfig:
     """``train_reward_model.py``: a dual encoder, or a tower of one.
 
     Args:
-        task: ``contrastive`` (InfoNCE on image-caption pairs), ``distill_image`` and ``distill_text`` (stage 1 of
+        task: ``contrastive`` (InfoNCE on image-caption pairs), ``specificity`` (SPECS: triplets of growing captions),
+            ``distill_image`` and ``distill_text`` (stage 1 of
             L-CLIP, one tower), ``distill_dual`` (stage 2, both).
         warm_start: configurations of reward models to train first, where they are not there yet.
         model: what is trained.

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from rewards.clip.backbone import causal_text_features, load_backbone
+from rewards.clip.long import KEEP, stretch_text_tower
 from rewards.clip.preprocessing import Preprocessing, preprocessing_of
 from rewards.clip.student import check_state, state_shapes
 from rl_caption.build import ConfigError
@@ -37,13 +38,17 @@ class ClipTowers(nn.Module):
         clip: the model.
         max_scale: the factor of the cosines is kept in [1, ``max_scale``], as CLIP does; it is clamped in place before
             it is used, so that its gradient does not vanish at the limit.
+        frozen_positions: so many first positions of the text tower get no gradient.
     """
 
-    def __init__(self, clip: Any, max_scale: float = 100.0) -> None:
+    def __init__(self, clip: Any, max_scale: float = 100.0, frozen_positions: int = 0) -> None:
         super().__init__()
         self.clip = clip
         self.max_scale = max_scale
         self.trims = is_causal(clip)
+        if frozen_positions:
+            later = (torch.arange(len(clip.positional_embedding)) >= frozen_positions)[:, None]
+            clip.positional_embedding.register_hook(lambda gradient: gradient * later.to(gradient.device))
 
     def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         """As ``Towers.forward``, and ``scale``, the inverse temperature, a scalar."""
@@ -98,15 +103,19 @@ def random_clip(name: str | None, kwargs: dict[str, Any]) -> tuple[Any, dict[str
     return model, shape
 
 
-def pretrained_clip(name: str | None, init: str) -> tuple[Any, dict[str, Any], Preprocessing]:
+def pretrained_clip(
+    name: str | None, init: str, context_length: int | None = None, keep_positions: int = KEEP
+) -> tuple[Any, dict[str, Any], Preprocessing]:
     """An open_clip model with the weights ``init``, its model JSON, and its preprocessing.
 
     Args:
         name: architecture that a tag or a checkpoint file needs; None where ``init`` is a folder.
         init: folder of an open_clip model, tag or checkpoint file.
+        context_length: stretch the text tower to so many positions; None leaves it as it is.
+        keep_positions: the first ones, which stay as they are.
 
     Raises:
-        ConfigError: the weights cannot be found or loaded, or belong to another kind of model.
+        ConfigError: the weights cannot be found or loaded, belong to another kind of model, or cannot be stretched so.
     """
     import open_clip
 
@@ -130,7 +139,14 @@ def pretrained_clip(name: str | None, init: str) -> tuple[Any, dict[str, Any], P
         raise ConfigError(f"model.init {init!r} is a {type(model).__name__}: expected open_clip's CLIP")
     # What was loaded has the last word: tags and OpenAI's archives bring QuickGELU, which the architecture leaves out.
     shape["quick_gelu"] = any(isinstance(module, open_clip.transformer.QuickGELU) for module in model.modules())
+    shape["text_cfg"] = dict(shape["text_cfg"]) | {"context_length": int(model.context_length)}
     _check_fits(model, shape, f"model.init {init!r}" + (f" with model.name {name!r}" if name else ""))
+    if context_length is not None:
+        try:
+            stretch_text_tower(model, context_length, keep_positions)
+        except ValueError as error:
+            raise ConfigError(f"model.context_length, model.keep_positions: {error}") from error
+        shape["text_cfg"]["context_length"] = context_length
     return model.float().requires_grad_(True), shape, backbone.preprocessing
 
 

@@ -19,8 +19,10 @@ def cosine_matrix(images: Tensor, texts: Tensor) -> Tensor:
     return F.normalize(images, dim=-1) @ F.normalize(texts, dim=-1).T
 
 
-def info_nce(images: Tensor, texts: Tensor, scale: Tensor | float) -> Tensor:
-    """Symmetric cross-entropy of picking the own text of an image, and the own image of a text, among the batch.
+def info_nce(
+    images: Tensor, texts: Tensor, scale: Tensor | float, label_smoothing: float = 0.0, symmetric: bool = True
+) -> Tensor:
+    """Cross-entropy of picking the own text of an image, and the own image of a text, among the batch.
 
     ``(CE(scale * S, i) + CE(scale * Sᵀ, i)) / 2`` with S the cosines (Radford et al. 2021, CLIP, figure 3). Other pairs
     whose caption is the same need no care: where their text embeddings are equal, a target that is uniform over them
@@ -30,13 +32,69 @@ def info_nce(images: Tensor, texts: Tensor, scale: Tensor | float) -> Tensor:
         images: [B, D].
         texts: [B, D], row i belongs to image i.
         scale: factor of the cosines, the inverse of the temperature.
+        label_smoothing: share of the target that is spread evenly over the batch (Long-CLIP's code: 0.1).
+        symmetric: both directions; False takes only texts that pick images, ``CE(scale * Sᵀ, i)`` (SPECS's code).
 
     Returns:
         Scalar, nats, 0 and up; at least the mean over the pairs of ln m, m being how many have the same text embedding.
     """
-    logits = scale * cosine_matrix(images, texts)
+    return _cross_entropies(scale * cosine_matrix(images, texts), label_smoothing, symmetric)
+
+
+def _cross_entropies(logits: Tensor, label_smoothing: float, symmetric: bool = True) -> Tensor:
     own = torch.arange(len(logits), device=logits.device)
-    return (F.cross_entropy(logits, own) + F.cross_entropy(logits.T, own)) / 2
+    to_images = F.cross_entropy(logits.T, own, label_smoothing=label_smoothing)
+    if not symmetric:
+        return to_images
+    return (F.cross_entropy(logits, own, label_smoothing=label_smoothing) + to_images) / 2
+
+
+def principal_reconstruction(rows: Tensor, rank: int) -> Tensor:
+    """What the first ``rank`` principal components of [B, D] rows tell of them, the mean included; [B, D].
+
+    ``(X - m) V Vᵀ + m`` with V the right singular vectors of X - m of the ``rank`` largest singular values: the coarse
+    image features that Long-CLIP matches with short captions (Zhang et al. 2024, section 3.3). V has no gradient: its
+    derivative has no bound where singular values come close. With ``rank`` at least min(B - 1, D), the rows themselves.
+    """
+    mean = rows.mean(dim=0, keepdim=True)
+    centred = rows - mean
+    basis = torch.linalg.svd(centred.detach(), full_matrices=False).Vh[:rank]
+    return centred @ basis.T @ basis + mean
+
+
+def short_info_nce(
+    images: Tensor, texts: Tensor, scale: Tensor | float, rank: int, label_smoothing: float = 0.0
+) -> Tensor:
+    """``info_nce`` of short captions with the ``principal_reconstruction`` of the images, both of length 1 before it.
+
+    The reconstruction is not brought back to length 1 (Long-CLIP's code): images that the components tell less of have
+    lower logits. Arguments as for ``info_nce``; a scalar, nats.
+    """
+    coarse = principal_reconstruction(F.normalize(images, dim=-1), rank)
+    return _cross_entropies(scale * coarse @ F.normalize(texts, dim=-1).T, label_smoothing)
+
+
+def dynamic_margin(gaps: Tensor, counts: Tensor, largest: float) -> Tensor:
+    """Mean of the [B] gaps that count, within [0, ``largest``], without gradient; a scalar.
+
+    Gaps are what a better text is ahead by; the margin asks of each to be as far ahead as the mean (SPECS, section 3:
+    the dynamic margin, detached and clamped).
+
+    Args:
+        gaps: [B].
+        counts: [B], 1 where a row counts, else 0; where none does, the margin is 0.
+        largest: in the unit of the gaps.
+    """
+    return ((gaps * counts).sum() / counts.sum().clamp(min=1)).detach().clamp(0, largest)
+
+
+def hinge(gaps: Tensor, counts: Tensor, margin: Tensor | float) -> Tensor:
+    """Mean of relu(margin - gap) over the [B] gaps that count (``counts`` 1, else 0); a scalar, 0 where none does.
+
+    With gaps ``s(positive) - s(base)`` it is the positive, with ``s(base) - s(negative)`` the negative term of SPECS
+    (section 3).
+    """
+    return (F.relu(margin - gaps) * counts).sum() / counts.sum().clamp(min=1)
 
 
 def l1_distance(student: Tensor, teacher: Tensor) -> Tensor:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,21 @@ from rewards.clip.backbone import load_backbone
 from rewards.clip.preprocessing import Preprocessing, preprocessing_of
 from rewards.clip.student import LCLIPConfig
 from rl_caption.build import ConfigError
+from rl_caption.data.base import Row
 from rl_caption.fit import Trainee, fit
 from rl_caption.reward_models.batch import PairCollate, PixelCache, TokenCache
 from rl_caption.reward_models.checks import check_batch_norm, check_config
-from rl_caption.reward_models.config import LossConfig, RewardModelConfig
+from rl_caption.reward_models.config import CLIP_TASKS, LossConfig, RewardModelConfig
 from rl_caption.reward_models.encoders import ClipTowers, Towers, pretrained_clip, random_clip, save_clip
-from rl_caption.reward_models.objectives import REGULATOR_WEIGHT, TOWER_WEIGHT, Contrastive, Distillation, Objective
+from rl_caption.reward_models.long_texts import StepTriplets, short_caption, validation_triplets
+from rl_caption.reward_models.objectives import (
+    REGULATOR_WEIGHT,
+    TOWER_WEIGHT,
+    Contrastive,
+    Distillation,
+    Objective,
+    Specificity,
+)
 from rl_caption.reward_models.students import (
     Tower,
     build_dual,
@@ -27,7 +37,7 @@ from rl_caption.reward_models.students import (
     save_tower,
     tower_teacher,
 )
-from rl_caption.reward_models.task import EmbeddingTask
+from rl_caption.reward_models.task import EmbeddingTask, batch_targets
 from rl_caption.reward_models.teacher import Teacher
 from rl_caption.reward_models.validation import embedding_validator
 from rl_caption.stage import Stage, open_stage
@@ -37,6 +47,7 @@ from rl_caption.types import TrainState
 
 TOWERS_OF: dict[str, tuple[Tower, ...]] = {
     "contrastive": ("image", "text"),
+    "specificity": ("image", "text"),
     "distill_image": ("image",),
     "distill_text": ("text",),
     "distill_dual": ("image", "text"),
@@ -66,8 +77,8 @@ def train_reward_model(config: RewardModelConfig) -> TrainState:
     check_config(config)
     towers = TOWERS_OF[config.task]
     with open_stage(config) as stage:
-        teacher = None if config.task == "contrastive" else _teacher(stage, config, towers)
-        model = _contrastive_model(config) if teacher is None else _student(stage, config, teacher)
+        teacher = None if config.task in CLIP_TASKS else _teacher(stage, config, towers)
+        model = _clip_model(config) if teacher is None else _student(stage, config, teacher)
         check_batch_norm(model.network, config.train, stage.accelerator.num_processes)
         if teacher is not None:
             _check_same_view(config, teacher, model)
@@ -78,7 +89,10 @@ def train_reward_model(config: RewardModelConfig) -> TrainState:
             config.train.captions,
             config.data.augment,
             config.train.seed,
+            _short_captions(config),
+            _triplets(config, stage.train_rows),
         )
+        is_specific = config.task == "specificity"
         trainee = Trainee(
             model=model.network,
             validate=embedding_validator(
@@ -90,33 +104,63 @@ def train_reward_model(config: RewardModelConfig) -> TrainState:
                 tokens,
                 config.eval.batch_size,
                 teacher,
+                validation_triplets(stage.val_rows, config.train.seed) if is_specific else None,
             ),
             export=model.export,
             is_trained=model.is_trained,
-            decays=_is_matrix if config.task == "contrastive" else None,
-            metric="val/retrieval_r1" if len(towers) > 1 else f"val/teacher_cosine_{towers[0]}",
+            decays=_decays(config.train.freeze_positions) if config.task in CLIP_TASKS else None,
+            metric=_metric(config),
             metric_range="0 to 1" if len(towers) > 1 else "-1 to 1",
         )
         if teacher is not None:
             teacher.prepare(stage.train_rows, config.train.captions, config.teacher.cache_mb * 2**20)
 
         def task(network: nn.Module) -> Task:
-            return EmbeddingTask(stage.accelerator, network, objective(config), teacher, config.task)
+            target = batch_targets if is_specific else teacher
+            return EmbeddingTask(stage.accelerator, network, objective(config), target, config.task)
 
         signature = "" if teacher is None else f"{config.task}[{teacher.backbone.signature}]"
         return fit(stage, trainee, task, collate, signature)
 
 
-def _is_matrix(name: str, parameter: Tensor) -> bool:
-    """CLIP's rule: weight decay for matrices, none for gains, biases and the temperature (Radford et al. 2021)."""
-    return parameter.ndim > 1
+def _metric(config: RewardModelConfig) -> str:
+    """What chooses the best model."""
+    if config.task == "specificity":
+        return "val/specificity"
+    towers = TOWERS_OF[config.task]
+    return "val/retrieval_r1" if len(towers) > 1 else f"val/teacher_cosine_{towers[0]}"
+
+
+def _decays(frozen_positions: int) -> Callable[[str, Tensor], bool]:
+    """CLIP's rule: weight decay for matrices, none for gains, biases and the temperature (Radford et al. 2021).
+
+    Nor for the table of text positions where some are frozen: decay would move them without a gradient.
+    """
+    return lambda name, parameter: parameter.ndim > 1 and not (frozen_positions and name == "clip.positional_embedding")
+
+
+def _short_captions(config: RewardModelConfig) -> Callable[[Row, str, int], str] | None:
+    if not config.loss.short:
+        return None
+    return partial(short_caption, source=config.train.short_captions, seed=config.train.seed)
+
+
+def _triplets(config: RewardModelConfig, rows: Sequence[Row]) -> StepTriplets | None:
+    train = config.train
+    if config.task != "specificity":
+        return None
+    return StepTriplets(
+        rows, train.batch_size, train.seed, train.captions, shuffle_rate=train.shuffle_rate, per=train.shuffle_per
+    )
 
 
 def objective(config: RewardModelConfig) -> Objective:
     """The loss of a method, with its own defaults where weights are null."""
-    if config.task == "contrastive":
-        return Contrastive()
     towers, loss = TOWERS_OF[config.task], config.loss
+    if config.task == "contrastive":
+        return Contrastive(config.train.label_smoothing, loss.short, loss.pca_rank)
+    if config.task == "specificity":
+        return Specificity(loss.alpha, loss.beta, loss.gamma, loss.margin_units, loss.max_margin, loss.symmetric)
     dual = len(towers) > 1
     return Distillation(
         towers,
@@ -145,14 +189,14 @@ def _teacher(stage: Stage, config: RewardModelConfig, towers: tuple[Tower, ...])
     return Teacher(backbone, towers, stage.accelerator, bool(config.data.augment), wanted.cache_dir)
 
 
-def _contrastive_model(config: RewardModelConfig) -> EmbeddingModel:
+def _clip_model(config: RewardModelConfig) -> EmbeddingModel:
     model = config.model
     if model.init is not None:
-        clip, shape, preprocessing = pretrained_clip(model.name, model.init)
+        clip, shape, preprocessing = pretrained_clip(model.name, model.init, model.context_length, model.keep_positions)
     else:
         clip, shape = random_clip(model.name, model.kwargs)
         preprocessing = preprocessing_of(clip.visual)
-    network = ClipTowers(clip, config.loss.max_scale)
+    network = ClipTowers(clip, config.loss.max_scale, config.train.freeze_positions)
     return EmbeddingModel(
         network,
         preprocessing,

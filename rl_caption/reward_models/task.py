@@ -25,11 +25,16 @@ from rl_caption.reward_models.objectives import Embeddings, Objective
 
 
 class Target(Protocol):
-    """Where that comes from which embeddings are compared with: a teacher."""
+    """Where that comes from which embeddings are compared with: a teacher, or the batch itself."""
 
     def __call__(self, batch: PairBatch) -> dict[str, Tensor]:
-        """Embeddings [B, D] by name; on the batch's device, without gradient."""
+        """Embeddings [B, D], or numbers [B], by name; on the batch's device, without gradient."""
         ...
+
+
+def batch_targets(batch: PairBatch) -> dict[str, Tensor]:
+    """What the collate function prepared for the loss, a ``Target``."""
+    return batch.targets
 
 
 @dataclass

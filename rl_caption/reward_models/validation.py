@@ -11,10 +11,12 @@ from torch.nn import functional as F
 
 from rewards.judging.retrieval import retrieval_recall
 from rl_caption.accumulation import dropout_off
+from rl_caption.build import ConfigError
 from rl_caption.data.base import Row
 from rl_caption.engines import autocast
-from rl_caption.reward_models.batch import PixelCache, TokenCache
+from rl_caption.reward_models.batch import PixelCache, TokenCache, triplet_texts
 from rl_caption.reward_models.teacher import Teacher, shared_out
+from rl_caption.reward_models.triplets import Triplet
 from rl_caption.trainer import NonFiniteError
 from rl_caption.types import Validation
 
@@ -31,12 +33,14 @@ def embedding_validator(
     tokens: TokenCache,
     batch_size: int,
     teacher: Teacher | None = None,
+    triplets: Sequence[Triplet | None] | None = None,
 ) -> Callable[[int, Mapping[str, float]], Validation]:
     """A function of the step that judges the model as it is; called by every process, with equal results in all.
 
     All images of ``rows`` and all their references are embedded, equal captions once. ``val/i2t_r1`` and so on are
     retrieval recalls; a tower that the model does not have is the teacher's. ``val/retrieval_r1`` is the mean of recall
     at 1 both ways. ``val/teacher_cosine_image`` and ``..._text`` are mean cosines to the teacher's embeddings.
+    ``val/specificity_positive`` and ``..._negative`` are the shares of triplets whose texts are in order.
 
     Args:
         accelerator: devices and processes.
@@ -46,8 +50,10 @@ def embedding_validator(
         pixels, tokens: prepare what the network reads.
         batch_size: images, or captions, at a time in each process.
         teacher: where there is one.
+        triplets: one for each row, or None; no argument leaves these shares out.
 
     Raises:
+        ConfigError: no triplet counts.
         NonFiniteError: an embedding is NaN or infinite; by the function that is returned, or at once for the teacher's.
     """
     captions = [caption for row in rows for caption in row["references"]]
@@ -56,6 +62,12 @@ def embedding_validator(
     position = {caption: index for index, caption in enumerate(distinct)}
     places = [position[caption] for caption in captions]
     pixels = validation_pixels(pixels, -(-len(rows) // accelerator.num_processes))
+    texts, fits = triplet_texts(triplets or [], tokens)
+    if triplets is not None and not fits.any():
+        raise ConfigError(
+            f"none of {len(rows)} validation captions has two details within {tokens.context_length} tokens: "
+            "specificity wants long captions (data.long_captions: true)"
+        )
     expected: dict[str, Tensor] = {}
     if teacher is not None:
         expected["image"] = shared_out(accelerator, rows, teacher.kept_image_embeddings)
@@ -77,9 +89,12 @@ def embedding_validator(
                 found["image"] = embedded("image", lambda mine: torch.stack([pixels(row) for row in mine]), rows)
             if "text" in towers:
                 found["text"] = embedded("text", tokens, distinct)[places]
+            for name in texts if triplets is not None else ():
+                found[name] = embedded("text", tokens, texts[name])
         remedy = "a lower train.lr, or train.mixed_precision bf16 or no, is the usual remedy"
         _check_finite(found, f"validation at step {step}: the model's", remedy)
-        return Validation(_metrics(found, expected, towers, owners))
+        metrics = _metrics(found, expected, towers, owners)
+        return Validation(metrics if triplets is None else metrics | _specificity(found, fits.bool()))
 
     return validate
 
@@ -95,6 +110,18 @@ def _metrics(
     recall = retrieval_recall(found["image"], found["text"], owners)
     metrics |= {f"val/{name}": value for name, value in recall.items()}
     return metrics | {"val/retrieval_r1": (recall["i2t_r1"] + recall["t2i_r1"]) / 2}
+
+
+def _specificity(found: Mapping[str, Tensor], fits: Tensor) -> dict[str, float]:
+    """Shares of triplets where the true detail raises the cosine, and where the false one lowers it; ties fail."""
+    image = found["image"][fits]
+    base, positive, negative = (
+        F.cosine_similarity(image, found[name][fits], dim=-1) for name in ("base", "positive", "negative")
+    )
+    rates = {"positive": float((positive > base).float().mean()), "negative": float((base > negative).float().mean())}
+    return {f"val/specificity_{name}": rate for name, rate in rates.items()} | {
+        "val/specificity": sum(rates.values()) / 2
+    }
 
 
 def validation_pixels(pixels: PixelCache, images: int) -> PixelCache:

@@ -13,19 +13,23 @@ from tests.training_for_tests import run, run_two, untimed, weights
 
 pytestmark = pytest.mark.distributed
 
-STAGES = ("teacher", "image", "text", "dual")
+STAGES = ("teacher", "image", "text", "dual", "long", "specific")
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The chain by one process, and by two, each by one command."""
+    """The chain by one process, and by two, each by one command: false details, too, come from the global batch."""
     one, two = tmp_path_factory.mktemp("one"), tmp_path_factory.mktemp("two")
     for folder in (one, two):
         for name, config in chain(folder).items():
             (folder / f"{name}.yaml").write_text(yaml.safe_dump(config))
-    ended = run(chain(one)["dual"], one / "dual", "reward_model")
+    last = {
+        folder: chain(folder)["specific"] | {"warm_start": [str(folder / f"{name}.yaml") for name in ("dual", "long")]}
+        for folder in (one, two)
+    }
+    ended = run(last[one], one / "specific", "reward_model")
     assert ended.code == 0, ended.output
-    for rank, child in enumerate(run_two(chain(two)["dual"], two / "dual", "reward_model")):
+    for rank, child in enumerate(run_two(last[two], two / "specific", "reward_model")):
         assert child.code == 0, f"rank {rank}:\n{child.output}"
     return one, two
 
@@ -33,7 +37,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.mark.parametrize("stage", STAGES)
 def test_both_take_the_same_steps(trained: tuple[Path, Path], stage: str) -> None:
     one, two = (folder / stage for folder in trained)
-    assert "2 process(es)" in (trained[1] / "dual.0.log").read_text()
+    assert "2 process(es)" in (trained[1] / "specific.0.log").read_text()
     alone, together = untimed(one), untimed(two)
     assert [line["step"] for line in alone] == [line["step"] for line in together]
     for a, b in zip(alone, together, strict=True):

@@ -267,7 +267,7 @@ def test_self_critical_training_makes_its_reward_first(tmp_path: Path) -> None:
         ("distill_image", {}, "teacher.name is not set: distill_image distils a teacher"),
         ("distill_image", {"teacher.name": "/nowhere/x"}, "teacher.name is '/nowhere/x', which does not exist"),
         ("contrastive", {"model.init": "x"}, "model.kwargs is set together with model.init"),
-        ("contrastive", {"train.label_smoothing": 0.1}, "reward models have none"),
+        ("distill_image", {"train.label_smoothing": 0.1}, "train.label_smoothing is 0.1, but distill_image"),
         ("contrastive", {"loss.max_scale": 0.5}, "loss.max_scale is 0.5: expected at least 1"),
         ("contrastive", {"data.augment": ["colour"]}, "data.augment"),
     ],

@@ -15,17 +15,19 @@ from rl_caption.reward_models.config import RewardModelConfig
 from rl_caption.reward_models.encoders import ClipTowers, Towers, random_clip
 from rl_caption.reward_models.objectives import Contrastive
 from rl_caption.reward_models.program import objective
-from rl_caption.reward_models.task import EmbeddingTask
+from rl_caption.reward_models.task import EmbeddingTask, Target, batch_targets
 from tests.reward_models_for_tests import CLIP, STUDENT
 
 EOT = 49407
+TRIPLET = ("text_base", "text_positive", "text_negative")
 
 
 def pairs(count: int, seed: int = 0) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(1, 49000, (count, 6), generator=generator)
     ids[:, 4], ids[:, 5] = EOT, 0
-    return {"image": torch.randn(count, 3, 32, 32, generator=generator), "text": ids}
+    texts = {name: ids.roll(shift, 0) for shift, name in enumerate(("text", *TRIPLET))}
+    return {"image": torch.randn(count, 3, 32, 32, generator=generator), **texts}
 
 
 def split(inputs: dict[str, Tensor], size: int) -> list[PairBatch]:
@@ -34,7 +36,11 @@ def split(inputs: dict[str, Tensor], size: int) -> list[PairBatch]:
     rows: Any = [{"image_id": str(index), "image": "", "references": []} for index in range(count)]
     captions = ["a", "b", "a", "c", "d", "a", "b", "e"][:count]
     spans = [slice(index * size, (index + 1) * size) for index in range(len(parts))]
-    return [PairBatch(rows[span], part, captions[span]) for span, part in zip(spans, parts, strict=True)]
+    counts = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0, 0.0, 1.0, 1.0])[:count]
+    return [
+        PairBatch(rows[span], part, captions[span], {"triplet": counts[span]})
+        for span, part in zip(spans, parts, strict=True)
+    ]
 
 
 def clip_towers(**vision: Any) -> ClipTowers:
@@ -61,8 +67,8 @@ class Lookup:
         return {name: rows[index] for name, rows in self.table.items()}
 
 
-def teacher_of(task: str) -> Lookup | None:
-    return None if task == "contrastive" else Lookup(8)
+def target_of(task: str) -> Target | None:
+    return {"contrastive": None, "specificity": batch_targets, "distill_dual": Lookup(8)}[task]
 
 
 def step(network: nn.Module, task: str, batches: list[PairBatch]) -> tuple[dict[str, Tensor], dict[str, float]]:
@@ -70,7 +76,7 @@ def step(network: nn.Module, task: str, batches: list[PairBatch]) -> tuple[dict[
     network.zero_grad()
     accelerator = Accelerator(cpu=True)
     config = RewardModelConfig(task=task)  # type: ignore[arg-type]
-    log = EmbeddingTask(accelerator, network, objective(config), teacher_of(task)).training_step(batches, 0)
+    log = EmbeddingTask(accelerator, network, objective(config), target_of(task)).training_step(batches, 0)
     found = {name: value.grad.clone() for name, value in network.named_parameters() if value.grad is not None}
     return found, log.reduce(accelerator)
 
@@ -84,7 +90,7 @@ def assert_equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
         assert torch.allclose(one[name], other[name], atol=atol), name
 
 
-NETWORKS = {"contrastive": clip_towers, "distill_dual": student_towers}
+NETWORKS = {"contrastive": clip_towers, "specificity": clip_towers, "distill_dual": student_towers}
 
 
 @pytest.mark.parametrize("task", sorted(NETWORKS))
@@ -92,8 +98,8 @@ def test_the_gradient_is_that_of_the_loss_of_the_whole_batch(task: str) -> None:
     network, inputs = NETWORKS[task](), pairs(8)
     found, logged = step(network, task, split(inputs, 2))
     network.zero_grad()
-    teacher = teacher_of(task)
-    target = {} if teacher is None else teacher(split(inputs, 8)[0])
+    find = target_of(task)
+    target = {} if find is None else find(split(inputs, 8)[0])
     loss, _ = objective(RewardModelConfig(task=task))(network(inputs), target)  # type: ignore[arg-type]
     loss.backward()
     expected = {name: value.grad for name, value in network.named_parameters() if value.grad is not None}

@@ -13,7 +13,9 @@ from rl_caption.cli import parse
 from rl_caption.reward_models import program
 from rl_caption.reward_models.checks import READ_BY, check_batch_norm, check_config
 from rl_caption.reward_models.config import (
+    CLIP_TASKS,
     EncoderConfig,
+    LossConfig,
     RewardModelConfig,
     RewardModelTrainConfig,
     TeacherConfig,
@@ -90,6 +92,25 @@ def test_the_network_itself_is_checked_too() -> None:
             "model.kwargs is set together with model.init",
         ),
         (contrastive(train=RewardModelTrainConfig(lr=-1)), "train.lr is -1"),
+        (
+            RewardModelConfig(model=EncoderConfig(kwargs=CLIP, context_length=248)),
+            "model.context_length stretches model.init, which is not set",
+        ),
+        (
+            RewardModelConfig("specificity", train=RewardModelTrainConfig(shuffle_rate=1.5)),
+            "train.shuffle_rate is 1.5: expected 0 to 1",
+        ),
+        (
+            RewardModelConfig(loss=LossConfig(short=1.0, pca_rank=8), train=WHOLE),
+            "loss.pca_rank is 8 with train.batch_size 8: expected less",
+        ),
+        (
+            RewardModelConfig(
+                loss=LossConfig(short=1.0, pca_rank=4),
+                train=RewardModelTrainConfig(batch_size=8, short_captions="references"),
+            ),
+            "train.short_captions is 'references', which rows have with data.long_captions",
+        ),
     ],
 )
 def test_mistakes_are_found_before_the_data(
@@ -107,10 +128,13 @@ def test_mistakes_are_found_before_the_data(
     ("task", "section", "name", "value", "message"),
     [
         ("distill_text", "loss", "max_scale", 50.0, "loss.max_scale is 50.0, but distill_text does not read it"),
-        ("distill_text", "data", "augment", ["crop"], "read by contrastive and distill_image and distill_dual"),
+        ("distill_text", "data", "augment", ["crop"], "read by contrastive and specificity and distill_image"),
         ("distill_image", "train", "captions", "first", "train.captions is 'first', but distill_image"),
         ("distill_image", "loss", "regulator", 0.1, "read by distill_dual"),
         ("distill_image", "model", "text_init", "x", "model.text_init is 'x', but distill_image"),
+        ("contrastive", "loss", "beta", 4.0, "loss.beta is 4.0, but contrastive does not read it"),
+        ("specificity", "loss", "short", 1.0, "loss.short is 1.0, but specificity does not read it"),
+        ("distill_dual", "model", "context_length", 248, "read by contrastive and specificity"),
         ("contrastive", "teacher", "name", "x", "teacher.name is 'x', but contrastive"),
         ("contrastive", "train", "freeze_text", False, "train.freeze_text is False, but contrastive"),
         ("distill_dual", "train", "freeze_patch_embed", False, "read by distill_image"),
@@ -120,8 +144,8 @@ def test_mistakes_are_found_before_the_data(
 def test_a_key_that_the_task_does_not_read_is_refused(
     task: Any, section: str, name: str, value: Any, message: str
 ) -> None:
-    config = RewardModelConfig(task, teacher=TeacherConfig() if task == "contrastive" else replace(TEACHER))
-    if task == "contrastive":
+    config = RewardModelConfig(task, teacher=TeacherConfig() if task in CLIP_TASKS else replace(TEACHER))
+    if task in CLIP_TASKS:
         config.model.kwargs = CLIP
     check_config(config)
     setattr(getattr(config, section), name, value)

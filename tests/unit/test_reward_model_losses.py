@@ -5,13 +5,22 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from rl_caption.reward_models.config import LossConfig, RewardModelConfig
-from rl_caption.reward_models.losses import embedding_distance, info_nce, similarity_regulator
-from rl_caption.reward_models.objectives import Contrastive, Distillation
+from rl_caption.reward_models.config import LossConfig, RewardModelConfig, RewardModelTrainConfig
+from rl_caption.reward_models.losses import (
+    dynamic_margin,
+    embedding_distance,
+    hinge,
+    info_nce,
+    principal_reconstruction,
+    short_info_nce,
+    similarity_regulator,
+)
+from rl_caption.reward_models.objectives import Contrastive, Distillation, Specificity
 from rl_caption.reward_models.program import objective
 
 
@@ -115,3 +124,129 @@ def test_weights_come_from_the_configuration() -> None:
     assert loss.item() == pytest.approx(
         2 * (metrics["distill/cosine_image"] + metrics["distill/cosine_text"]).item(), rel=1e-5
     )
+
+
+# long captions
+
+
+def test_info_nce_in_one_direction_lets_texts_pick_images() -> None:
+    images, texts, scale = rows(5, 7, 0), rows(5, 7, 1), 9.0
+    total = 0.0
+    for own in range(5):
+        to_images = [math.exp(scale * cosine(images[other], texts[own])) for other in range(5)]
+        total -= math.log(to_images[own] / sum(to_images))
+    assert info_nce(images, texts, scale, symmetric=False).item() == pytest.approx(total / 5, rel=1e-5)
+
+
+def test_info_nce_with_label_smoothing_spreads_a_share_over_the_batch() -> None:
+    images, texts, scale = rows(4, 7, 0), rows(4, 7, 1), 9.0
+    total = 0.0
+    for own in range(4):
+        for chances in (
+            [math.exp(scale * cosine(images[own], texts[other])) for other in range(4)],
+            [math.exp(scale * cosine(images[other], texts[own])) for other in range(4)],
+        ):
+            logs = [math.log(chance / sum(chances)) for chance in chances]
+            total -= 0.9 * logs[own] + 0.1 * sum(logs) / 4
+    assert info_nce(images, texts, scale, 0.1).item() == pytest.approx(total / 8, rel=1e-5)
+
+
+def test_the_reconstruction_is_that_of_the_covariance_s_leading_eigenvectors() -> None:
+    data = rows(9, 5, 3).double()
+    centred = data.numpy() - data.numpy().mean(axis=0)
+    vectors = np.linalg.eigh(centred.T @ centred)[1][:, ::-1][:, :2]
+    expected = centred @ vectors @ vectors.T + data.numpy().mean(axis=0)
+    assert np.allclose(principal_reconstruction(data, 2).numpy(), expected, atol=1e-10)
+    assert torch.allclose(principal_reconstruction(data, 5), data, atol=1e-10)
+    assert torch.allclose(principal_reconstruction(data[:4], 3), data[:4], atol=1e-10)
+
+
+def test_short_captions_meet_reconstructions_that_are_not_normalised() -> None:
+    images, texts, scale = rows(6, 5, 0), rows(6, 5, 1), 9.0
+    coarse = principal_reconstruction(images / images.norm(dim=1, keepdim=True), 2)
+    assert (coarse.norm(dim=1) - 1).abs().max() > 0.1
+    total = 0.0
+    for own in range(6):
+        units = texts / texts.norm(dim=1, keepdim=True)
+        to_texts = [math.exp(scale * float(coarse[own] @ units[other])) for other in range(6)]
+        to_images = [math.exp(scale * float(coarse[other] @ units[own])) for other in range(6)]
+        total -= math.log(to_texts[own] / sum(to_texts)) + math.log(to_images[own] / sum(to_images))
+    assert short_info_nce(images, texts, scale, 2).item() == pytest.approx(total / 12, rel=1e-5)
+
+
+def test_equal_images_have_a_finite_gradient() -> None:
+    images = rows(3, 5, 0)[[0, 0, 0, 1, 1, 2]].requires_grad_()
+    short_info_nce(images, rows(6, 5, 1), 9.0, 2).backward()
+    assert images.grad is not None
+    assert images.grad.isfinite().all()
+    assert images.grad.norm() > 1e-3
+
+
+def test_a_margin_is_the_mean_gap_within_its_limits_and_has_no_gradient() -> None:
+    gaps = torch.tensor([0.5, -0.1, 9.0], requires_grad=True)
+    margin = dynamic_margin(gaps, torch.tensor([1.0, 1.0, 0.0]), 1.5)
+    assert margin.item() == pytest.approx(0.2)
+    assert not margin.requires_grad
+    everything = torch.ones(3)
+    assert dynamic_margin(gaps, everything, 1.5).item() == 1.5
+    assert dynamic_margin(-gaps, everything, 1.5).item() == 0.0
+    assert dynamic_margin(gaps, torch.zeros(3), 1.5).item() == 0.0
+
+
+def test_a_hinge_is_what_gaps_lack_of_the_margin() -> None:
+    gaps, counts = torch.tensor([0.5, -0.1, -9.0]), torch.tensor([1.0, 1.0, 0.0])
+    assert hinge(gaps, counts, 0.2).item() == pytest.approx((0.0 + 0.3) / 2)
+    assert hinge(gaps, torch.zeros(3), 0.2).item() == 0.0
+
+
+def triplet_embeddings() -> dict[str, Tensor]:
+    names = ("image", "text", "text_base", "text_positive", "text_negative")
+    found = {name: rows(6, 5, seed) for seed, name in enumerate(names)}
+    return found | {"scale": torch.tensor(4.0)}
+
+
+@pytest.mark.parametrize(("units", "limit"), [("logit", None), ("cosine", None), ("logit", 0.1)])
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_the_specificity_objective_is_the_weighted_sum_of_its_terms(units: Any, limit: Any, symmetric: bool) -> None:
+    given, counts = triplet_embeddings(), [1, 0, 1, 1, 1, 0]
+    factor, largest = {"logit": (4.0, 1.5), "cosine": (1.0, 0.015)}[units]
+    largest = largest if limit is None else limit
+    own = [row for row in range(6) if counts[row]]
+    scores = {
+        name: [factor * cosine(given["image"][row], given[f"text_{name}"][row]) for row in own]
+        for name in ("base", "positive", "negative")
+    }
+    terms = []
+    for better, worse in (("positive", "base"), ("base", "negative")):
+        gaps = [a - b for a, b in zip(scores[better], scores[worse], strict=True)]
+        margin = min(max(sum(gaps) / len(gaps), 0.0), largest)
+        terms.append((sum(max(margin - gap, 0.0) for gap in gaps) / len(gaps), margin, gaps))
+    contrast = info_nce(given["image"], given["text"], 4.0, symmetric=symmetric).item()
+    loss, metrics = Specificity(0.5, 8.0, 0.8, units, limit, symmetric)(
+        given, {"triplet": torch.tensor(counts).float()}
+    )
+    assert loss.item() == pytest.approx(0.5 * contrast + 8 * terms[0][0] + 0.8 * terms[1][0], rel=1e-5)
+    for name, (term, margin, gaps) in zip(("positive", "negative"), terms, strict=True):
+        assert metrics[f"specificity/{name}_hinge"].item() == pytest.approx(term, rel=1e-5)
+        assert metrics[f"specificity/{name}_margin"].item() == pytest.approx(margin, rel=1e-4, abs=1e-6)
+        assert metrics[f"specificity/{name}_rate"].item() == pytest.approx(sum(gap > 0 for gap in gaps) / 4)
+    assert metrics["specificity/contrastive"].item() == pytest.approx(contrast)
+
+
+def test_rows_without_a_triplet_have_no_part_in_the_hinges() -> None:
+    given = triplet_embeddings()
+    for value in given.values():
+        value.requires_grad_()
+    loss, _ = Specificity()(given, {"triplet": torch.zeros(6)})
+    assert loss.item() == pytest.approx(info_nce(given["image"], given["text"], 4.0, symmetric=False).item())
+    loss.backward()
+    assert given["text_positive"].grad is None or not given["text_positive"].grad.any()
+
+
+def test_weights_of_the_configuration_reach_the_specificity_objective() -> None:
+    loss = LossConfig(alpha=2.0, beta=3.0, gamma=4.0, margin_units="cosine", max_margin=0.5, symmetric=True)
+    assert objective(RewardModelConfig("specificity", loss=loss)) == Specificity(2.0, 3.0, 4.0, "cosine", 0.5, True)
+    assert objective(RewardModelConfig("specificity")) == Specificity(1.0, 8.0, 0.8, "logit", None, False)
+    train = RewardModelTrainConfig(label_smoothing=0.1)
+    long = RewardModelConfig("contrastive", loss=LossConfig(short=0.5, pca_rank=7), train=train)
+    assert objective(long) == Contrastive(0.1, 0.5, 7)

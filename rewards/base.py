@@ -87,12 +87,24 @@ def checked_scores(reward: Any, scores: Any, count: int) -> list[float]:
 def required_column(columns: dict[str, Any], name: str, reward: str, count: int) -> Sequence[Any]:
     """Return column ``name`` with ``count`` items.
 
+    Where there is no ``image``, TRL's ``images`` is taken; an item of either may be a list of one image.
+
     Raises:
-        RewardError: the column is missing or has another length.
+        RewardError: the column is missing or has another length, or a row has several images or none.
     """
     column = columns.get(name)
+    if column is None and name == "image":
+        column = columns.get("images")
     if column is None:
         raise RewardError(f"reward {reward!r} needs the column {name!r}; the batch has {sorted(columns)}")
     if len(column) != count:
         raise RewardError(f"reward {reward!r}: column {name!r} has {len(column)} items for {count} captions")
-    return column
+    return [_only_image(item, row, reward) for row, item in enumerate(column)] if name == "image" else column
+
+
+def _only_image(item: Any, row: int, reward: str) -> Any:
+    if not isinstance(item, list | tuple):
+        return item
+    if len(item) != 1:
+        raise RewardError(f"reward {reward!r}: row {row} has {len(item)} images: expected one for a caption")
+    return item[0]

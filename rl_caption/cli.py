@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from rl_caption.ablation.config import AblateConfig
 from rl_caption.config import EvaluateConfig, ScstConfig, XeConfig
 from rl_caption.reward_models.config import RewardModelConfig
+from rl_caption.trl_captioning.config import GrpoVlmConfig
 
 logger = logging.getLogger(__name__)
 Config = TypeVar("Config")
@@ -42,6 +43,7 @@ def parse(kind: type[Config], arguments: Sequence[str], program: str) -> Config:
 
     from jsonargparse import ArgumentParser
 
+    arguments = _switched_on(arguments)
     places = [index for index, word in enumerate(arguments) if word == "--config" or word.startswith("--config=")]
     if len(places) > 1:
         raise UsageError("--config is given twice: one file, then overrides such as --train.lr 1e-5")
@@ -58,6 +60,12 @@ def parse(kind: type[Config], arguments: Sequence[str], program: str) -> Config:
     instance = parser.instantiate(namespace)
     values = {name: getattr(instance, name) for name in kind.__dataclass_fields__}  # type: ignore[attr-defined]
     return kind(**values)
+
+
+def _switched_on(arguments: Sequence[str]) -> list[str]:
+    """``--report`` without a value is ``--report=true``."""
+    followed = zip(arguments, [*arguments[1:], "--"], strict=True)
+    return ["--report=true" if word == "--report" and after.startswith("--") else word for word, after in followed]
 
 
 _ONE_ARGUMENT = re.compile(r"--([\w.]+)\.([^.=]+)\.kwargs\.([^.=]+)(?:=(.*))?", re.DOTALL)
@@ -240,6 +248,19 @@ def evaluate(arguments: Sequence[str]) -> int:
     return 0
 
 
+def grpo_vlm(arguments: Sequence[str]) -> int:
+    """Fine-tune a vision-language model with TRL."""
+    config = parse(GrpoVlmConfig, arguments, "grpo_vlm.py")
+    from rl_caption.stage import leave_process_group
+    from rl_caption.trl_captioning.program import fine_tune
+
+    table = fine_tune(config)
+    if table:
+        print(table)
+    leave_process_group()
+    return 0
+
+
 def ablate(arguments: Sequence[str]) -> int:
     """Train a grid of self-critical runs from one starting checkpoint and compare them."""
     config = parse(AblateConfig, arguments, "ablate.py")
@@ -253,18 +274,32 @@ MODULES = {
     "caption": "rl_caption.caption",
     "doctor": "rl_caption.doctor",
     "demo": "rl_caption.demo",
+    "prepare_coco": "rl_caption.data.prepare_coco",
+    "prepare_features": "rl_caption.data.prepare_features",
+    "report": "rl_caption.report.program",
 }
-PROGRAMS = {"xe": xe, "scst": scst, "reward_model": reward_model, "evaluate": evaluate, "ablate": ablate}
+PROGRAMS = {
+    "xe": xe,
+    "scst": scst,
+    "reward_model": reward_model,
+    "evaluate": evaluate,
+    "ablate": ablate,
+    "grpo_vlm": grpo_vlm,
+}
 SUMMARIES = {
     "xe": "train a captioner by cross-entropy",
     "scst": "fine-tune a captioner by self-critical sequence training",
     "reward_model": "train a model that scores captions: contrastive, or distilled",
     "evaluate": "judge captions of a split or of a file",
     "ablate": "compare rewards: a grid of self-critical runs from one checkpoint",
+    "grpo_vlm": "fine-tune a vision-language model with TRL's GRPO or RLOO trainer",
     "score": "score captions in files with any reward",
     "caption": "caption photos with a trained captioner",
+    "report": "a page of a run, an ablation, or several runs or evaluations",
     "doctor": "versions, devices, what is missing and what that costs",
     "demo": "the whole job on a generated world",
+    "prepare_coco": "COCO captions: from the downloads to a checked folder",
+    "prepare_features": "unpack published region features",
 }
 
 
@@ -273,7 +308,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] in ("-h", "--help"):
         print("usage: python -m rl_caption NAME ...\n")
-        print("\n".join(f"  {name:<12} {summary}" for name, summary in SUMMARIES.items()))
+        print("\n".join(f"  {name:<16} {summary}" for name, summary in SUMMARIES.items()))
         print("\npython -m rl_caption NAME --help describes each.")
         return 0 if words else 2
     name, rest = words[0], words[1:]

@@ -266,6 +266,7 @@ class ScstConfig:
         eval: validation; captions are decoded greedily.
         monitor: signs of reward hacking.
         run: folder, resume, logs.
+        report: write ``report.html`` into the run's folder at its end (docs/report.md).
     """
 
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -278,6 +279,7 @@ class ScstConfig:
     eval: EvalConfig = field(default_factory=EvalConfig)
     monitor: MonitorConfig = field(default_factory=MonitorConfig)
     run: RunConfig = field(default_factory=RunConfig)
+    report: bool = True
 
 
 @dataclass
@@ -312,6 +314,7 @@ class EvaluateConfig:
         tokenizer: ``java`` (the toolkit's), ``python`` (ours), ``auto`` (Java where it is there).
         judges: heading to a reward whose mean is one more metric, such as CLIPScore (docs/evaluation.md).
         out: folder for ``predictions.json`` and ``scores.json``.
+        report: write ``report.html`` there, too (docs/report.md).
     """
 
     model: str | None = None
@@ -324,3 +327,4 @@ class EvaluateConfig:
     tokenizer: Literal["auto", "java", "python"] = "auto"
     judges: dict[str, JudgeConfig] = field(default_factory=dict)
     out: str = "evaluation"
+    report: bool = False

@@ -17,17 +17,19 @@ def expected_errors() -> tuple[type[Exception], ...]:
     from rl_caption.engines import EngineError
     from rl_caption.evaluation import EvaluationError, JavaError
     from rl_caption.launch import LaunchError
+    from rl_caption.report.errors import ReportError
     from rl_caption.trainer import NonFiniteError
 
     return (
         ConfigError,
         CaptionerError,
         DataError,
-        EvaluationError,
         EngineError,
+        EvaluationError,
         JavaError,
         CheckpointError,
         LaunchError,
+        ReportError,
         RewardError,
         NonFiniteError,
         OSError,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from rl_caption.evaluation.reward_scores import add_judges, check_judges
 from rl_caption.hacking.judges import build_judges
 from rl_caption.inference import caption_rows
 from rl_caption.launch import accelerator_kwargs, check_processes
+from rl_caption.report.program import write_report
+from rl_caption.report.sources import Source, rows_of_config, rows_of_files
 from rl_caption.tracking import announce
 
 
@@ -37,6 +40,10 @@ def evaluate_split(config: EvaluateConfig) -> str:
     evaluation, captions = judged
     paths = write_evaluation(evaluation, captions, config.out)
     print(f"wrote {' and '.join(str(path) for path in paths)}", file=sys.stderr)
+    if config.report:
+        page = write_report(Path(config.out), _report_source(config))
+        if page is not None:
+            print(f"wrote {page}", file=sys.stderr)
     return format_table({Path(config.predictions).stem if config.predictions else str(config.model): evaluation})
 
 
@@ -82,6 +89,13 @@ def judge(
         scenes={row["image_id"]: row["scene"] for row in rows} if all("scene" in row for row in rows) else None,
     )
     return add_judges(evaluation, captioned, captions, judges or {}), captions
+
+
+def _report_source(config: EvaluateConfig) -> Source:
+    """Where the report finds references and images: the file of references, or the split."""
+    if config.predictions is not None and config.references is not None:
+        return rows_of_files(Path(config.references), by=id_key(config.predictions))
+    return rows_of_config(asdict(config.data), config.split)
 
 
 def _judge_files(

@@ -30,7 +30,10 @@ from rl_caption.hacking.config import MonitorConfig
 from rl_caption.hacking.judges import build_judges
 from rl_caption.hacking.monitor import HackingMonitor
 from rl_caption.hacking.rule import few_images, reference_statistics
+from rl_caption.report.program import write_report
+from rl_caption.report.sources import source_of
 from rl_caption.reward_scales import announce_scales
+from rl_caption.run_folder import is_complete
 from rl_caption.scst import SelfCriticalTask
 from rl_caption.stage import Stage, open_stage
 from rl_caption.tracking import announce
@@ -100,7 +103,11 @@ def train_scst(config: ScstConfig) -> TrainState:
                 label_smoothing=train.label_smoothing,
             )
 
-        return fit(stage, trainee, task, collate, scst_signature(reward.signature, config))
+        state = fit(stage, trainee, task, collate, scst_signature(reward.signature, config))
+        if config.report and stage.accelerator.is_main_process and is_complete(stage.folder):
+            page = write_report(stage.folder, source_of(stage.val_rows))
+            announce(stage.accelerator, f"report: {page}" if page else "no report")
+        return state
 
 
 def scst_signature(reward: str, config: ScstConfig) -> str:

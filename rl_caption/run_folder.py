@@ -19,6 +19,7 @@ from rl_caption.reward_models.config import TrainingConfig
 RESULT = "result.json"
 FREE_TO_CHANGE = (
     "run.",
+    "report",
     "warm_start",
     "reward_models",
     "teacher.batch_size",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -92,6 +94,23 @@ def tiny_idefics3(folder: Path) -> Path:
     )
     Idefics3Processor(images, tokenizer, image_seq_len=4, chat_template=IDEFICS_TEMPLATE).save_pretrained(folder)
     return folder
+
+
+class Recorder:
+    """Scores captions by their number of words, and keeps what it was given; NaN where asked to break."""
+
+    __name__ = "recorder"
+    columns = frozenset({"image", "references"})
+    bounds = (0.0, math.inf)
+    signature = "recorder"
+    calls: ClassVar[list[dict[str, Any]]] = []
+
+    def __init__(self, needs: str | None = None, breaks: bool = False) -> None:
+        self.columns, self.breaks = self.columns | ({needs} if needs else set()), breaks
+
+    def __call__(self, prompts: Any, completions: Any, **columns: Any) -> list[float]:
+        self.calls.append({"prompts": prompts, "completions": completions, **columns})
+        return [math.nan if self.breaks else float(len(c[-1]["content"].split())) for c in completions]
 
 
 def _tokenizer(specials: list[str], pad: str, eos: str, bos: str | None = None) -> PreTrainedTokenizerFast:

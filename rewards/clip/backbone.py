@@ -174,16 +174,17 @@ class Backbone:
         Raises:
             RewardError: a caption is too long and ``truncate`` is off.
         """
-        parts = self._parts()
-        batches = []
+        parts, batches = self._parts(), []
         for batch in chunks(texts, self.batch_size, "embedding captions"):
-            ids = self._token_ids(parts, list(batch))
+            ids = self.token_ids(list(batch))
             if parts.trims:
                 ids = ids[:, : int(ids.argmax(dim=1).max()) + 1]  # EOT is the largest id
             batches.append(_features(parts.encode_text(ids.to(self.device)), normalize).cpu())
         return torch.cat(batches) if batches else torch.zeros(0, 0)
 
-    def _token_ids(self, parts: _Loaded, texts: list[str]) -> Tensor:
+    def token_ids(self, texts: list[str]) -> Tensor:
+        """What the text encoder reads of N captions: [N, ``context_length``], padded. Raises as ``encode_texts``."""
+        parts = self._parts()
         if not self.truncate:
             for text in texts:
                 count = len(parts.tokenizer.encode(text)) + 2  # start and end

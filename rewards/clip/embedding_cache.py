@@ -1,4 +1,4 @@
-"""Image embeddings, computed once per image: kept in memory, and on disk where a folder is given."""
+"""Embeddings of images or texts, computed once each: kept in memory, and on disk where a folder is given."""
 
 from __future__ import annotations
 
@@ -116,28 +116,28 @@ def _is_main_process() -> bool:
 
 
 class EmbeddingCache:
-    """Embeddings of images under one model and one preprocessing.
+    """Embeddings of images, or of tokenised texts, under one model and one preprocessing.
 
     On disk an embedding is ``folder/<fingerprint>/<2 digits>/<key>.emb``: a checksum of key and content, then a
-    float32 array in NumPy's format. A file that is cut off, damaged, or belongs to another image or model fails the
-    checksum and is computed again. Files are written whole or not at all, so processes may share a folder.
+    float32 array in NumPy's format. A file that is cut off, damaged, or of something else or another model fails
+    the checksum and is computed again. Files are written whole or not at all, so processes may share a folder.
     """
 
-    def __init__(self, fingerprint: str, folder: str | Path | None = None, max_images: int = 200_000) -> None:
+    def __init__(self, fingerprint: str, folder: str | Path | None = None, max_entries: int = 200_000) -> None:
         """Open the cache.
 
         Args:
             fingerprint: of the model's weights and preprocessing; other fingerprints never share an entry.
             folder: where embeddings are kept on disk, about 2 kB each; None keeps none.
-            max_images: embeddings kept in memory (about 2 kB each), least recently used out first.
+            max_entries: embeddings kept in memory (about 2 kB each), least recently used out first.
 
         Raises:
-            ValueError: ``max_images`` is below 1.
+            ValueError: ``max_entries`` is below 1.
             OSError: the folder cannot be made.
         """
-        if max_images < 1:
-            raise ValueError(f"max_images = {max_images}: expected at least 1")
-        self.fingerprint, self.max_images = fingerprint, max_images
+        if max_entries < 1:
+            raise ValueError(f"max_entries = {max_entries}: expected at least 1")
+        self.fingerprint, self.max_entries = fingerprint, max_entries
         self.folder = None if folder is None else Path(folder) / fingerprint
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -148,12 +148,20 @@ class EmbeddingCache:
         """Pickle without the embeddings in memory."""
         return {**self.__dict__, "_memory": OrderedDict()}
 
-    def embed(self, images: Sequence[ImageSource], encode: Callable[[Sequence[ImageSource]], Embeddings]) -> Embeddings:
-        """Return the embeddings of N images, encoding only those that are not known.
+    def embed(
+        self,
+        items: Sequence[Any],
+        encode: Callable[[Sequence[Any]], Embeddings],
+        identity: Callable[[Any], str] = image_identity,
+        kind: str = "image",
+    ) -> Embeddings:
+        """Return the embeddings of N images (or of other things), encoding only those that are not known.
 
         Args:
-            images: N images; equal ones are encoded once.
-            encode: turns M images into [M, D] embeddings.
+            items: N images; equal ones are encoded once.
+            encode: turns M of them into [M, D] embeddings.
+            identity: tells one of them apart from all others, images and other kinds.
+            kind: what they are, for messages.
 
         Returns:
             [N, D], float32.
@@ -162,24 +170,24 @@ class EmbeddingCache:
             RewardError: an image cannot be read or has an embedding that is not finite.
         """
         # A scene that is passed several times in one call is drawn once.
-        keys_of_objects = {id(image): self._key(image) for image in {id(image): image for image in images}.values()}
-        keys = [keys_of_objects[id(image)] for image in images]
-        sources = dict(zip(keys, images, strict=True))
+        keys_of_objects = {id(item): self._key(identity(item)) for item in {id(item): item for item in items}.values()}
+        keys = [keys_of_objects[id(item)] for item in items]
+        sources = dict(zip(keys, items, strict=True))
         found = {key: known for key in sources if (known := self._known(key)) is not None}
         missing = [key for key in sources if key not in found]
-        for chunk in chunks(missing, _CHUNK, "embedding images that are not cached"):
+        for chunk in chunks(missing, _CHUNK, f"embedding {kind}s that are not cached"):
             rows = encode([sources[key] for key in chunk])
             for key, row in zip(chunk, np.asarray(rows, np.float32), strict=True):
                 if not np.isfinite(row).all():
-                    raise RewardError(f"image {_named(sources[key])} has an embedding that is not finite")
+                    raise RewardError(f"{kind} {_named(sources[key])} has an embedding that is not finite")
                 found[key] = row.copy()
                 self._write(key, found[key])
         for key in sources:
             self._remember(key, found[key])
         return np.stack([found[key] for key in keys]) if keys else np.zeros((0, 0), np.float32)
 
-    def _key(self, image: ImageSource) -> str:
-        return hashlib.blake2b(f"{self.fingerprint}|{image_identity(image)}".encode(), digest_size=16).hexdigest()
+    def _key(self, identity: str) -> str:
+        return hashlib.blake2b(f"{self.fingerprint}|{identity}".encode(), digest_size=16).hexdigest()
 
     def _known(self, key: str) -> Embeddings | None:
         known = self._memory.get(key)
@@ -188,7 +196,7 @@ class EmbeddingCache:
     def _remember(self, key: str, embedding: Embeddings) -> None:
         self._memory[key] = embedding
         self._memory.move_to_end(key)
-        if len(self._memory) > self.max_images:
+        if len(self._memory) > self.max_entries:
             self._memory.popitem(last=False)
 
     def _path(self, key: str) -> Path | None:
@@ -207,7 +215,7 @@ class EmbeddingCache:
             return None
         checksum, array = content[:_CHECKSUM_BYTES], content[_CHECKSUM_BYTES:]
         if checksum != _checksum(key, array):
-            logger.warning("cached embedding %s is damaged or of another image: it is computed again", path)
+            logger.warning("cached embedding %s is damaged or of something else: it is computed again", path)
             return None
         embedding: Embeddings = np.load(io.BytesIO(array), allow_pickle=False)
         return embedding
@@ -232,7 +240,7 @@ class CachedEncoder:
     """A frozen dual encoder with the embeddings of the images that it has seen. Rewards of a mixture may share one."""
 
     def __init__(self, encoder: DualEncoder, cache_dir: str | Path | None = None, cache_images: int = 200_000) -> None:
-        """Open the cache; ``cache_dir`` and ``cache_images`` are ``folder`` and ``max_images`` of ``EmbeddingCache``.
+        """Open the cache; ``cache_dir`` and ``cache_images`` are ``folder`` and ``max_entries`` of ``EmbeddingCache``.
 
         Raises:
             ValueError: ``cache_images`` is below 1.

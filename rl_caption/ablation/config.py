@@ -59,6 +59,7 @@ class AblateConfig:
         show_images: the first so many images of the split whose captions are shown side by side.
         jobs: runs at a time, each in its own process with its share of the CPU cores.
         out: folder of all runs and of the report.
+        report: write ``report.html`` there, too (docs/report.md).
     """
 
     base: str | None = None
@@ -76,3 +77,4 @@ class AblateConfig:
     show_images: int = 12
     jobs: int = 1
     out: str = "runs/ablation"
+    report: bool = True

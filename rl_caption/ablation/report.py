@@ -17,6 +17,8 @@ from rl_caption.ablation.side_by_side import captions_page
 from rl_caption.ablation.table import Group, grouped, markdown_tables, notes, runs_csv, summary_csv
 from rl_caption.config import RewardTerm
 from rl_caption.data.files import write_text
+from rl_caption.report.program import write_report as write_page_of
+from rl_caption.report.sources import source_of
 
 
 def write_report(
@@ -26,7 +28,7 @@ def write_report(
     config: AblateConfig,
     failures: Sequence[str],
 ) -> list[Path]:
-    """Write ``table.md``, ``table.csv``, ``runs.csv``, ``captions.md`` and, for an alpha grid, ``alpha.png``.
+    """Write ``table.md``, ``table.csv``, ``runs.csv``, ``captions.md``, ``report.html``; ``alpha.png`` of an alpha grid.
 
     Args:
         outcomes: starting policies first.
@@ -47,7 +49,8 @@ def write_report(
     write_text(out / "table.csv", summary_csv(groups, bounds))
     write_text(out / "runs.csv", runs_csv(groups))
     written = [out / "table.md", out / "table.csv", out / "runs.csv"]
-    rows = next(iter(plan.bases.values())).rows[: config.show_images]
+    rows_of_split = next(iter(plan.bases.values())).rows
+    rows = rows_of_split[: config.show_images]
     if rows:
         shown = {group.system: group.outcomes[0].captions for group in groups}
         written.append(captions_page(rows, shown, out))
@@ -59,6 +62,9 @@ def write_report(
             print(f"no alpha.png: {error}", file=sys.stderr)
         else:
             written.append(out / "alpha.png")
+    if config.report:
+        page = write_page_of(out, source_of(rows_of_split) if rows_of_split else None)
+        written += [page] if page is not None else []
     return written
 
 

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.feature_arrays import ImageSize
@@ -84,9 +84,9 @@ class KarpathyData:
         return rows_of(self._rows, name, self.path)
 
     def _row(self, record: dict[str, Any], where: str, sizes: dict[str, ImageSize]) -> tuple[str, Row]:
-        split = _text(record, "split", where)
-        image = self._layout.path(*_location(record, where))
-        row: Row = {"image_id": _image_id(record, where), "image": image, "references": _references(record, where)}
+        split, image_id, filepath, filename, references = read_record(record, where)
+        image = self._layout.path(filepath, filename)
+        row: Row = {"image_id": image_id, "image": image, "references": references}
         size = record.get("width"), record.get("height")
         if all(isinstance(side, int | float) for side in size):
             sizes[row["image_id"]] = size  # type: ignore[assignment]
@@ -139,6 +139,29 @@ class KarpathyData:
         if layout.flatten != self._layout.flatten:
             words.append(f"data.flatten: {str(layout.flatten).lower()}")
         return " and ".join(words)
+
+
+class Record(NamedTuple):
+    """What a record of Karpathy JSON says of an image."""
+
+    split: str
+    image_id: str
+    filepath: str
+    """Empty where there is none."""
+    filename: str
+    references: list[str]
+
+
+def read_record(record: Any, where: str) -> Record:
+    """Read one item of the list ``images``; ``where`` names it in messages.
+
+    Raises:
+        DataError: a key is missing, or a value is of the wrong kind.
+    """
+    if not isinstance(record, dict):
+        raise DataError(f"{where} is {record!r:.80}, expected an object")
+    split, image_id = _text(record, "split", where), _image_id(record, where)
+    return Record(split, image_id, *_location(record, where), _references(record, where))
 
 
 def _json_file(path: Path) -> Path:

@@ -99,7 +99,9 @@ class SpecificityStudy:
         for row in rows:
             if not row.get("long_reference"):
                 raise DataError(f"image {row['image_id']!r} has no long_reference: the study needs one for each image")
-        self.rows, self.edges = list(rows), edges
+        # With data.long_captions the references are the descriptions, and what they were is short_references.
+        self.rows: list[Row] = [{**row, "references": row.get("short_references", row["references"])} for row in rows]
+        self.edges = edges
         self.descriptions = [row["long_reference"] for row in self.rows]
         chains = make_chains(
             self.descriptions, seed, shuffle_rate, [row["image_id"] for row in rows], processes=processes

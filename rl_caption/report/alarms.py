@@ -68,9 +68,5 @@ def alarm_word(run: RunFolder) -> str:
 
 def verdicts(runs: dict[str, RunFolder]) -> Markup:
     """The monitor's findings of several runs."""
-    parts = [
-        join(element("h3", name), section)
-        for name, section in ((n, monitor_section(r)) for n, r in runs.items())
-        if section
-    ]
-    return join(*parts)
+    found = {name: monitor_section(run) for name, run in runs.items()}
+    return join(*(join(element("h3", name), section) for name, section in found.items() if section))

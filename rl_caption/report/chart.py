@@ -25,7 +25,7 @@ class Series:
 
     Attributes:
         name: for the legend.
-        points: (x, y), by x; those that are not finite are left out.
+        points: (x, y), by x.
         colour: 0 to 7, a class of the page's style.
         marks: draw a dot at every point, as for validations.
         errors: half the height of the error bar at every point; empty draws none.
@@ -52,7 +52,7 @@ def line_chart(
     """Draw lines over a common x axis.
 
     Args:
-        series: at least one with a finite point.
+        series: at least one, each with at least one point, all finite.
         label: for screen readers.
         x_name: what x is.
         marks: alarms and the best step.
@@ -62,28 +62,27 @@ def line_chart(
         An ``<svg>`` element, with every number in its attribute ``data-chart`` as JSON.
     """
     marks = marks or Marks()
-    finite = [_finite(one) for one in series]
-    xs = [x for one in finite for x, _ in one.points]
+    xs = [x for one in series for x, _ in one.points]
     ys = [
         y + sign * error
-        for one in finite
+        for one in series
         for (_, y), error in zip(one.points, one.errors or [0.0] * len(one.points), strict=True)
         for sign in (-1, 1)
     ]
     x_low = min(0.0, *xs) if from_zero else min(xs)
     x_axis, y_axis = Axis.of(x_low, max(*xs, x_low + 1e-9), tight=True), Axis.of(min(ys), max(ys))
     parts = [_grid(x_axis, y_axis, x_name)]
-    parts += [_starting_value(one, x_axis, y_axis) for one in finite if one.marks and from_zero]
+    parts += [_starting_value(one, x_axis, y_axis) for one in series if one.marks and from_zero]
     parts += [_alarms(marks.alarms, x_axis)] if marks.alarms else []
     if marks.best is not None and x_axis.low <= marks.best <= x_axis.high:
         x = x_axis.place(marks.best, LEFT, WIDTH - RIGHT)
         parts.append(f'<path class="best" d="M{x:.1f} {HEIGHT - BOTTOM - 7} l4 7 h-8 z"><title>best</title></path>')
-    parts += [_line(one, x_axis, y_axis) for one in finite]
+    parts += [_line(one, x_axis, y_axis, hollow_start=from_zero) for one in series]
     content = {
         "x": [x_axis.low, x_axis.high, LEFT, WIDTH - RIGHT],
         "y": [y_axis.low, y_axis.high, HEIGHT - BOTTOM, TOP],
         "xName": x_name,
-        "series": [{"name": one.name, "colour": one.colour, "points": _thinned(one.points)} for one in finite],
+        "series": [{"name": one.name, "colour": one.colour, "points": _thinned(one.points)} for one in series],
     }
     data = escape(json.dumps(content, ensure_ascii=False), quote=True)
     return (
@@ -103,6 +102,8 @@ class Axis:
     @classmethod
     def of(cls, low: float, high: float, tight: bool = False) -> Axis:
         """An axis around [low, high]; 0 is on it where it is near. ``tight`` ends at the values themselves."""
+        if low == high == 0:
+            return cls(0.0, 1.0, ticks(0.0, 1.0))
         if not high > low:
             room = abs(low) * 0.1 or 1.0
             low, high = low - room, high + room
@@ -120,19 +121,23 @@ class Axis:
 
 
 def ticks(low: float, high: float, about: int = 5) -> list[float]:
-    """Round numbers in [low, high]: 1, 2 or 5 times a power of ten apart, ``about`` so many."""
+    """Round numbers in [low, high]: 1, 2 or 5 times a power of ten apart, ``about`` so many (a third more at most)."""
     raw = (high - low) / about
     power = 10.0 ** math.floor(math.log10(raw))
-    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * 0.999)
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * 0.75)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [count * step for count in range(first, last + 1)]
 
 
 def number(value: float, spacing: float | None = None) -> str:
     """A number for people: four significant digits or, on an axis, as many decimals as its ticks need."""
+    if not math.isfinite(value):
+        return "not finite"
     if value == 0:
         return "0"
-    if abs(value) >= 1e6 or abs(value) < 1e-3:
+    if value == round(value) and abs(value) < 1e6 and not spacing:
+        return f"{round(value)}".replace("-", "−")
+    if abs(value) >= 1e6 or (abs(value) < 1e-3 and (not spacing or spacing < 1e-4)):
         mantissa, _, exponent = f"{value:.3e}".partition("e")
         mantissa = mantissa.rstrip("0").rstrip(".")
         return f"{mantissa}e{int(exponent)}".replace("-", "−")
@@ -159,12 +164,6 @@ def running_mean(points: Sequence[Point], window: int) -> list[Point]:
 def smoothing_window(count: int) -> int:
     """Points that a running mean takes together, odd; 1 for lines that are drawn as they are."""
     return 1 if count < SMOOTH_FROM else 2 * max(count // 50, 1) + 1
-
-
-def _finite(series: Series) -> Series:
-    kept = [index for index, point in enumerate(series.points) if all(map(math.isfinite, point))]
-    errors = [series.errors[index] for index in kept] if series.errors else ()
-    return Series(series.name, [series.points[index] for index in kept], series.colour, series.marks, errors)
 
 
 def _thinned(points: Sequence[Point]) -> list[Point]:
@@ -202,7 +201,7 @@ def _grid(x_axis: Axis, y_axis: Axis, x_name: str) -> str:
 
 
 def _starting_value(series: Series, x_axis: Axis, y_axis: Axis) -> str:
-    if not series.points or series.points[0][0] != 0:
+    if series.points[0][0] != 0:
         return ""
     y = y_axis.place(series.points[0][1], HEIGHT - BOTTOM, TOP)
     return f'<path class="start c{series.colour}" d="M{LEFT} {y:.1f} H{WIDTH - RIGHT}"/>'
@@ -220,15 +219,13 @@ def _alarms(steps: Sequence[int], x_axis: Axis) -> str:
     return "".join(parts)
 
 
-def _line(series: Series, x_axis: Axis, y_axis: Axis) -> str:
+def _line(series: Series, x_axis: Axis, y_axis: Axis, hollow_start: bool) -> str:
     def path(points: Sequence[Point]) -> str:
         places = (
             f"{x_axis.place(x, LEFT, WIDTH - RIGHT):.1f} {y_axis.place(y, HEIGHT - BOTTOM, TOP):.1f}" for x, y in points
         )
         return "M" + "L".join(places)
 
-    if not series.points:
-        return ""
     points = _thinned(series.points)
     colour = f"c{series.colour % COLOURS}"
     window = 1 if series.marks else smoothing_window(len(series.points))
@@ -244,6 +241,6 @@ def _line(series: Series, x_axis: Axis, y_axis: Axis) -> str:
             if series.errors and series.errors[index]:
                 reach = series.errors[index] / (y_axis.high - y_axis.low) * (HEIGHT - BOTTOM - TOP)
                 parts.append(f'<path class="line {colour}" d="M{left:.1f} {top - reach:.1f} v{2 * reach:.1f}"/>')
-            hollow = " first" if x == 0 else ""
+            hollow = " first" if x == 0 and hollow_start else ""
             parts.append(f'<circle class="dot{hollow} {colour}" cx="{left:.1f}" cy="{top:.1f}" r="{radius}"/>')
     return "".join(parts)

@@ -41,8 +41,9 @@ class RunFolder:
 
     @property
     def name(self) -> str:
-        """Of the folder."""
-        return self.path.resolve().name
+        """Of the folder; a folder that is just called ``run`` has those of the two above it."""
+        parts = self.path.resolve().parts
+        return "/".join(parts[-3:-1]) if parts[-1] == "run" else parts[-1]
 
     @property
     def validations(self) -> list[Mapping[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,7 +45,9 @@ class Gallery:
 
 
 def reference_scores(systems: Mapping[str, Mapping[str, str]], rows: Mapping[str, Row]) -> Scores:
-    """CIDEr-D (document frequencies of the given references, no EOS; 0 to 10) and ROUGE-L (0 to 1) of every caption.
+    """CIDEr-D (0 to 10) and ROUGE-L (0 to 1) of every caption.
+
+    Document frequencies are those of the captioned images' references, without EOS, as in ``val/cider``.
 
     Empty where an image has no references, or there are fewer than two images.
 
@@ -56,9 +58,7 @@ def reference_scores(systems: Mapping[str, Mapping[str, str]], rows: Mapping[str
     references = {image_id: rows[image_id]["references"] for image_id in ids}
     if len(ids) < 2 or not all(references.values()):
         return {}
-    # As in validation: the frequencies are those of the split's references, whatever part of it was captioned.
-    known = [row["references"] for row in rows.values() if row["references"]]
-    judges = build_judges({name: JudgeConfig() for name in N_GRAM_SCORES.values()}, None, known)
+    judges = build_judges({name: JudgeConfig() for name in N_GRAM_SCORES.values()}, None, list(references.values()))
     found: dict[str, dict[str, dict[str, float]]] = {}
     for heading, name in N_GRAM_SCORES.items():
         for system, captions in systems.items():
@@ -107,7 +107,7 @@ def gallery_data(gallery: Gallery, limit: int = MAX_IMAGES) -> tuple[dict[str, A
     for image_id in tqdm(ids, desc="gallery", unit="image", leave=False, disable=None, delay=2):
         row = gallery.source.rows.get(image_id)
         picture = _picture(row) if row is not None else None
-        unreadable += row is not None and picture is None
+        unreadable += row is not None and row["image"] != "" and picture is None
         items.append(
             {
                 "id": image_id,
@@ -141,6 +141,8 @@ def thumbnail(image: Image.Image) -> str:
 
 
 def _picture(row: Row) -> str | None:
+    if row["image"] == "":
+        return None
     try:
         return thumbnail(load_image(row["image"]))
     except DataError:  # captioners over region features do without the pictures
@@ -149,8 +151,3 @@ def _picture(row: Row) -> str | None:
 
 def _rounded(value: float | None) -> float | None:
     return round(value, 6) if value is not None and math.isfinite(value) else None
-
-
-def complete_scores(systems: Sequence[str], scores: Scores) -> dict[str, Mapping[str, Mapping[str, float]]]:
-    """The metrics that at least one of the systems has a score of."""
-    return {metric: found for metric, found in scores.items() if any(found.get(name) for name in systems)}

@@ -44,9 +44,12 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "")
     body = [
         element("tr", element("th", row[0], scope="row"), *(element("td", cell) for cell in row[1:])) for row in rows
     ]
-    parts = [element("caption", caption)] if caption else []
-    whole = element("table", *parts, element("thead", top), element("tbody", *body))
-    return element("div", whole, class_="scroll", tabindex="0", role="region", aria_label=caption or "table")
+    whole = element("table", element("thead", top), element("tbody", *body))
+    # Beside the table, not its <caption>: on a narrow screen that would be as wide as the table, and cut off.
+    heading = [element("p", caption, class_="note")] if caption else []
+    return join(
+        *heading, element("div", whole, class_="scroll", tabindex="0", role="region", aria_label=caption or "table")
+    )
 
 
 def pairs(values: Mapping[str, str]) -> Markup:

@@ -11,7 +11,7 @@
   };
 
   const shown = (value) => {
-    if (value === 0) return "0";
+    if (Number.isInteger(value) && Math.abs(value) < 1e6) return String(value).replace("-", "\u2212");
     const size = Math.abs(value);
     if (size >= 1e6 || size < 1e-3) {
       return value.toExponential(3).replace(/\.?0+e/, "e").replace("e+", "e").replaceAll("-", "\u2212");
@@ -24,7 +24,8 @@
     const chart = JSON.parse(svg.dataset.chart);
     const legend = svg.parentElement.querySelector(".legend");
     const labels = legend ? [...legend.querySelectorAll("b")] : [];
-    const rest = { at: legend ? legend.dataset.at : "", texts: labels.map((label) => label.textContent) };
+    const at = svg.parentElement.querySelector(".at");
+    const rest = { at: at ? at.textContent : "", texts: labels.map((label) => label.textContent) };
     const [low, high, left, right] = chart.x;
     const steps = [...new Set(chart.series.flatMap((one) => one.points.map((point) => point[0])))].sort((a, b) => a - b);
     let cross = null;
@@ -53,14 +54,14 @@
         const point = nearest(one.points, x);
         labels[number].textContent = shown(point[1]) + (point[0] === x ? "" : ` (${shown(point[0])})`);
       });
-      legend.dataset.at = `at ${chart.xName} ${shown(x)}`;
+      if (at) at.textContent = `${chart.xName} ${shown(x)}`;
     };
     const hide = () => {
       if (cross) cross.remove();
       cross = null;
       index = -1;
       labels.forEach((label, number) => { label.textContent = rest.texts[number]; });
-      if (legend) legend.dataset.at = rest.at;
+      if (at) at.textContent = rest.at;
     };
     const point = (event) => {
       const box = svg.getBoundingClientRect();
@@ -133,28 +134,30 @@
       return scores[to.value] - scores[from.value];
     };
 
-    const scoreTable = (item) => {
-      if (!data.metrics.length) return null;
+    const scoreLine = (item, number) => {
       const first = Number(from.value);
-      const head = make("tr", "", make("th", "", ""), ...data.systems.map((name) => make("th", "", name)));
-      const rows = data.metrics.map((name, which) => {
-        const scores = item.scores[which];
-        const cells = scores.map((score, number) => {
-          if (score === null) return make("td", "", "\u2013");
-          const cell = make("td", "", score.toFixed(3).replace("-", "\u2212"));
-          const base = scores[first];
-          if (number !== first && base !== null) {
-            const gain = score - base;
-            const sign = gain > 0.0005 ? "up" : gain < -0.0005 ? "down" : "";
-            const arrow = { up: "\u25b2 ", down: "\u25bc ", "": "" }[sign];
-            cell.append(make("small", sign, `${arrow}${Math.abs(gain).toFixed(3)}`));
-          }
-          return cell;
-        });
-        return make("tr", "", make("th", "", name), ...cells);
+      const parts = data.metrics.map((name, which) => {
+        const score = item.scores[which][number];
+        if (score === null) return null;
+        const part = make("span", "", `${name} `, make("b", "", score.toFixed(3).replace("-", "\u2212")));
+        const base = item.scores[which][first];
+        if (number !== first && base !== null) {
+          const gain = score - base;
+          const sign = gain > 0.0005 ? "up" : gain < -0.0005 ? "down" : "";
+          if (sign) part.append(make("span", sign, ` ${sign === "up" ? "\u25b2" : "\u25bc"}\u202f${Math.abs(gain).toFixed(3)}`));
+        }
+        return part;
       });
-      const table = make("table", "", make("thead", "", head), make("tbody", "", ...rows));
-      return make("div", "scroll", table);
+      return make("div", "scores", ...parts);
+    };
+
+    const said = (item, numbers) => {
+      const first = Number(from.value);
+      return make("dl", "said", ...numbers.map((number) => {
+        const before = number === first ? null : item.captions[first];
+        const text = make("dd", "", caption(item.captions[number], before), scoreLine(item, number));
+        return make("div", "", make("dt", "", data.systems[number]), text);
+      }));
     };
 
     const card = (item) => {
@@ -174,13 +177,13 @@
         picture.alt = item.references[0] || `image ${item.id}`;
         picture.loading = "lazy";
       }
-      const first = Number(from.value);
-      const said = make("dl", "said");
-      data.systems.forEach((name, number) => {
-        const before = number === first ? null : item.captions[first];
-        said.append(make("div", "", make("dt", "", name), make("dd", "", caption(item.captions[number], before))));
-      });
-      return make("article", "", make("div", picture ? "top" : "", picture, list), said, scoreTable(item));
+      const every = data.systems.map((_, number) => number);
+      const chosen = [Number(from.value), Number(to.value)];
+      const shownFirst = every.length > 4 ? [...new Set(chosen)] : every;
+      const others = every.filter((number) => !shownFirst.includes(number));
+      let rest = null;
+      if (others.length) rest = make("details", "", make("summary", "", `${others.length} more systems`), said(item, others));
+      return make("article", "", make("div", picture ? "top" : "", picture, list), said(item, shownFirst), rest);
     };
 
     const draw = () => {
@@ -226,4 +229,5 @@
   document.querySelectorAll("svg.chart").forEach(watchChart);
   const block = document.getElementById("gallery-data");
   if (block) startGallery(JSON.parse(block.textContent));
+  document.documentElement.dataset.ready = "true";
 })();

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rl_caption.report.chart import Marks, Point, Series, line_chart, number, smoothing_window
+from rl_caption.report.chart import Marks, Point, Series, smoothing_window
+from rl_caption.report.figure import figure
 from rl_caption.report.folders import RunFolder
 from rl_caption.report.glossary import Definition, define, definitions
 from rl_caption.report.markup import Markup, element, join
@@ -61,7 +62,7 @@ def run_panels(run: RunFolder) -> dict[str, list[Panel]]:
     terms = [term for term in terms if term not in ("total", "std", "greedy")]
     for term in terms:
         pair = {f"reward/{term}": "samples", f"val/reward/{term}": "validation"}
-        if len(terms) == 1 and together and _same(run, f"reward/{term}", "reward/total"):
+        if len(terms) == 1 and together and same(run, f"reward/{term}", "reward/total"):
             found.shown |= pair.keys()  # the term is the reward
         else:
             found.add("Reward", f"Term {term}", pair)
@@ -72,9 +73,14 @@ def run_panels(run: RunFolder) -> dict[str, list[Panel]]:
     found.add(judges, "CIDEr-D", {"val/cider": "validation"})
     for key in keys:
         if key.startswith("val/judge/"):
-            found.add(judges, key.removeprefix("val/judge/"), {key: "validation"})
+            if same(run, key, "val/cider"):
+                found.shown.add(key)
+            else:
+                found.add(judges, key.removeprefix("val/judge/"), {key: "validation"})
     for group, title, wanted in FIXED:
-        found.add(group, title, wanted)
+        equal = {key for key in wanted if key == "loss/policy" and same(run, key, "loss/total")}
+        found.add(group, title, {key: name for key, name in wanted.items() if key not in equal})
+        found.shown |= equal
     for key in keys:
         if key not in found.shown:
             validated = key.startswith("val/")
@@ -124,7 +130,7 @@ def run_curves(run: RunFolder) -> Markup:
     marks = Marks(run.alarms, best if best else None)
     groups = []
     for heading, panels in run_panels(run).items():
-        charts = [_figure(panel, _series_of(run, panel), marks) for panel in panels]
+        charts = [_panel(panel, _series_of(run, panel), marks) for panel in panels]
         groups.append(join(element("h3", heading), element("div", *charts, class_="charts")))
     return join(element("p", reading_note(run), class_="note"), *groups)
 
@@ -165,7 +171,7 @@ def compared_curves(runs: Mapping[str, Sequence[RunFolder]]) -> Markup:
                 Series(name, _mean_over_seeds(panel, key, seeds), index, key.startswith("val/"))
                 for index, (name, seeds) in enumerate(runs.items())
             ]
-            charts.append(_figure(panel, series, Marks()))
+            charts.append(_panel(panel, series, Marks()))
         groups.append(join(element("h3", heading), element("div", *charts, class_="charts")))
     return join(*groups)
 
@@ -205,38 +211,28 @@ def _compared_keys(runs: Sequence[RunFolder]) -> dict[str, dict[str, str]]:
 _HACKING = {next(iter(keys)): title for group, title, keys in FIXED if group == "Signs of hacking"}
 
 
-def _figure(panel: Panel, series: Sequence[Series], marks: Marks) -> Markup:
-    series = [one for one in series if one.points]
-    if not series:
-        return Markup("")
+def _panel(panel: Panel, series: Sequence[Series], marks: Marks) -> Markup:
     meanings = _meanings(panel.keys)
-    unit = STEPS_PER_SECOND if panel.derived else meanings[0][1].unit if meanings else ""
-    title = element("h4", panel.title, *([element("small", unit)] if unit and not panel.derived else []))
-    legend = [
-        element(
-            "li",
-            element("i", class_=f"key c{one.colour % 8}{' dots' if one.marks else ''}"),
-            element("span", one.name or panel.title, class_="name"),
-            element("b", number(one.points[-1][1])),
-        )
-        for one in series
+    unit = "steps / s" if panel.derived else _short_unit(meanings[0][1].unit) if meanings else ""
+    about = [
+        element("p", element("code", key), f" {found.meaning} ({found.unit}; range {found.range})")
+        for key, found in meanings
     ]
-    chart = Markup(line_chart(series, f"{panel.title}: {', '.join(one.name for one in series)}", marks=marks))
-    about = []
-    if meanings:
-        lines = [
-            element("p", element("code", key), f" {found.meaning} ({found.unit}; range {found.range})")
-            for key, found in meanings
-        ]
-        about = [
-            element("details", element("summary", "i", aria_label=f"What is {panel.title}?"), *lines, class_="about")
-        ]
-    values = element("ul", *legend, class_="legend", data_at=f"at step {_last_step(series)}", aria_live="polite")
-    return element("figure", title, *about, values, chart)
+    return figure(panel.title, series, unit=unit, about=about, marks=marks)
 
 
-def _last_step(series: Iterable[Series]) -> str:
-    return number(max(one.points[-1][0] for one in series), 1.0)
+def _short_unit(unit: str) -> str:
+    """What fits below a heading; a unit that depends on the kind of training stands in the definition only."""
+    return "" if ";" in unit or unit in ("1", "the judge's") else unit.partition(" (")[0]
+
+
+def title_of(key: str) -> str:
+    """What a validation key is called in tables."""
+    titles = {key: title for _, title, keys in FIXED for key in keys if key.startswith("val/hacking/")}
+    names = titles | {"val/cider": "CIDEr-D"}
+    return names.get(
+        key, key.removeprefix("val/").replace("judge/", "judge ").replace("reward/", "reward term ").capitalize()
+    )
 
 
 def _meanings(keys: Mapping[str, str]) -> list[tuple[str, Definition]]:
@@ -270,5 +266,8 @@ def _mean_over_seeds(panel: Panel, key: str, seeds: Sequence[RunFolder]) -> list
     return [(step, statistics.fmean(values)) for step, values in sorted(by_step.items())]
 
 
-def _same(run: RunFolder, one: str, other: str) -> bool:
-    return all(abs(line[one] - line[other]) < 1e-9 for line in run.lines if one in line and other in line)
+def same(run: RunFolder, one: str, other: str) -> bool:
+    """Whether two logged keys have one and the same values, wherever both were logged: one chart is enough."""
+    return any(one in line and other in line for line in run.lines) and all(
+        abs(line[one] - line[other]) < 1e-9 for line in run.lines if one in line and other in line
+    )

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import argparse
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from rl_caption.data.base import DataError, Row
-from rl_caption.data.files import find_images, read_references
+from rewards.base import RewardError
+from rl_caption.data.base import DataError
 from rl_caption.report.errors import ReportError
 from rl_caption.report.folders import kind_of, read_ablation, read_evaluation, read_run
 from rl_caption.report.gallery import MAX_IMAGES
 from rl_caption.report.page import Page, write_page
 from rl_caption.report.run_page import compared_runs_page, run_page, unique_names
-from rl_caption.report.sources import Source, rows_of_config
+from rl_caption.report.sources import Source, rows_of_config, rows_of_files
 from rl_caption.report.system_pages import ablation_page, evaluations_page
 from rl_caption.run_folder import read_config
 
@@ -53,25 +52,22 @@ def make_page(paths: Sequence[Path], source: Source | None = None, images: int =
     return compared_runs_page({n: read_run(p) for n, p in zip(names, paths, strict=True)}, source, images)
 
 
-def write_report(folder: Path, rows: Sequence[Row] | None = None, images: int = MAX_IMAGES) -> Path | None:
-    """Write ``report.html`` into the folder of a run, an evaluation or an ablation, at the end of the program behind it.
+def write_report(folder: Path, source: Source | None = None, images: int = MAX_IMAGES) -> Path | None:
+    """Write ``report.html`` into a run, an evaluation or an ablation, at the end of the program behind it.
 
     What keeps it from being written is a warning: the results are there, and ``python -m rl_caption report`` makes
     the page again.
 
     Args:
         folder: what to report on.
-        rows: of the images that were captioned; None reads the data that the folder names.
+        source: references and images; None takes the data that the folder names.
         images: most images of the gallery.
     """
-    source = None if rows is None else Source({row["image_id"]: row for row in (rows[i] for i in range(len(rows)))})
     try:
-        path = write_page(make_page([folder], source, images), folder / REPORT)
-    except (ReportError, DataError, OSError) as error:
+        return write_page(make_page([folder], source, images), folder / REPORT)
+    except (ReportError, DataError, RewardError, OSError) as error:
         logger.warning("WARNING: no %s for %s: %s", REPORT, folder, error)
         return None
-    logger.info("report: %s", path)
-    return path
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -97,12 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _source(chosen: argparse.Namespace) -> Source | None:
     if chosen.references is not None:
-        known = read_references(chosen.references)
-        files: Mapping[str, Any] = {}
-        if chosen.image_folder is not None:
-            files = dict(zip(known, find_images(chosen.image_folder, known), strict=True))
-        rows = {i: Row(image_id=i, image=files.get(i, ""), references=texts) for i, texts in known.items()}
-        return Source(rows, "" if files else "No images are shown: no folder of images was named.")
+        return rows_of_files(chosen.references, chosen.image_folder)
     if chosen.config is None:
         return None
     split = chosen.split or ("val" if kind_of(chosen.folders[0]) == "run" else "test")

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from rl_caption.evaluation.judge import JUDGE
 from rl_caption.evaluation.table import COLUMNS, Column
 from rl_caption.report.alarms import alarm_word
-from rl_caption.report.chart import Series, line_chart, number
+from rl_caption.report.chart import Series
+from rl_caption.report.figure import figure
 from rl_caption.report.folders import AblationFolder, EvaluationFolder, Member, RunFolder
 from rl_caption.report.gallery import MAX_IMAGES, Gallery, gallery_data, reference_scores
 from rl_caption.report.markup import Markup, element, join, table
@@ -64,8 +65,8 @@ def ablation_page(ablation: AblationFolder, source: Source | None = None, images
     warning = element("div", *missing, class_="verdict alarm") if missing else Markup("")
     return Page(
         title=ablation.name,
-        subtitle=f"Ablation: {len(groups)} systems, {sum(member.seed is not None for member in ablation.members)} runs",
-        tiles=[],
+        subtitle="Ablation: rewards side by side",
+        tiles=_ablation_tiles(rows, [run for found in runs.values() for run in found]),
         sections=[
             Section("Results", join(warning, systems_tables(rows), evaluation_notes(first))),
             Section("Monitor", _alarms(runs)),
@@ -98,6 +99,24 @@ def _tiles(system: System) -> Sequence[tuple[str, str, str]]:
     return [("captions", system.note.split()[0], ""), *tiles]
 
 
+def _ablation_tiles(rows: Sequence[System], runs: Sequence[RunFolder]) -> Sequence[tuple[str, str, str]]:
+    tiles = [("systems", str(len(rows)), f"{len(runs)} runs")]
+    for key in ("CIDEr", "METEOR", "oracle/f1"):
+        scored = [row for row in rows if key in row.cells]
+        if scored:
+            best = max(scored, key=lambda row: row.cells[key].value)
+            column = COLUMNS[key]
+            value = f"{best.cells[key].value * column.factor:.{column.decimals}f}"
+            tiles.append(
+                (f"highest {column.heading}", best.name, value if "%" in column.heading else f"{value} (x100)")
+            )
+    watched = [run for run in runs if run.series("hacking/alarm")]
+    if watched:
+        alarmed = sum(bool(run.alarms) for run in watched)
+        tiles.append(("runs with an alarm", f"{alarmed} of {len(watched)}", "signs of reward hacking"))
+    return tiles
+
+
 def _alarms(runs: Mapping[str, Sequence[RunFolder]]) -> Markup:
     rows = []
     for name, seeds in runs.items():
@@ -120,17 +139,14 @@ def _alpha(groups: Mapping[str, Sequence[Member]]) -> Markup:
     bases = list(dict.fromkeys(_base(name) for _, name in cells))
     keys = list(dict.fromkeys(key for system in rows.values() for key in system.cells))
     charts = []
-    for key in [key for key in (*ALPHA_KEYS, *keys) if key in keys and (key in ALPHA_KEYS or key.startswith(JUDGE))]:
-        if key in charts:
-            continue
+    for key in [*filter(keys.__contains__, ALPHA_KEYS), *(key for key in keys if key.startswith(JUDGE))]:
         column = COLUMNS.get(key, Column(key.removeprefix(JUDGE), 1.0, 4))
         series = []
         for index, base in enumerate(bases):
-            found = [
-                (alpha, rows[name].cells[key])
-                for alpha, name in sorted(cells)
-                if _base(name) == base and key in rows[name].cells
-            ]
+            here = [(alpha, rows[name].cells) for alpha, name in sorted(cells) if _base(name) == base]
+            found = [(alpha, cell[key]) for alpha, cell in here if key in cell]
+            if not found:
+                continue
             points = [(alpha, column.factor * cell.value) for alpha, cell in found]
             errors = [column.factor * (cell.deviation or 0.0) for _, cell in found]
             series.append(Series(base or "mean over seeds", points, index, True, errors))
@@ -138,27 +154,10 @@ def _alpha(groups: Mapping[str, Sequence[Member]]) -> Markup:
             if starts and key in rows[starts[0]].cells:
                 value = column.factor * rows[starts[0]].cells[key].value
                 series.append(Series(starts[0], [(points[0][0], value), (points[-1][0], value)], 3))
-        charts.append(_chart(column, key, series))
+        title = f"{column.heading} (x100)" if column.factor == 100 and "%" not in column.heading else column.heading
+        charts.append(figure(title, series, x_name="alpha"))
     note = "Dots are means over seeds, bars one standard deviation; the dashed line is the starting policy."
     return join(element("p", note, class_="note"), element("div", *charts, class_="charts"))
-
-
-def _chart(column: Column, key: str, series: Sequence[Series]) -> Markup:
-    title = f"{column.heading} (x100)" if column.factor == 100 and "%" not in column.heading else column.heading
-    legend = [
-        element(
-            "li",
-            element("i", class_=f"key c{one.colour}{' dots' if one.marks else ''}"),
-            element("span", one.name, class_="name"),
-            element("b", number(one.points[-1][1])),
-        )
-        for one in series
-    ]
-    values = element(
-        "ul", *legend, class_="legend", data_at=f"at alpha {number(series[0].points[-1][0])}", aria_live="polite"
-    )
-    chart = Markup(line_chart(series, f"{title} against alpha", x_name="alpha", from_zero=False))
-    return element("figure", element("h4", title), values, chart)
 
 
 def _base(system: str) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rl_caption.evaluation.judge import JUDGE
 from rl_caption.evaluation.table import CAPTION_COLUMNS, COLUMNS, LEFT_OUT, ORACLE_COLUMNS, TEXT_COLUMNS, Column
@@ -12,6 +13,7 @@ from rl_caption.report.chart import number
 from rl_caption.report.folders import EvaluationFolder, RunFolder
 from rl_caption.report.glossary import define, definitions
 from rl_caption.report.markup import Markup, element, join, table
+from rl_caption.report.panels import same, title_of
 
 HIGHER_IS_BETTER = {*CAPTION_COLUMNS, "oracle/precision", "oracle/f1"}
 
@@ -47,19 +49,31 @@ def run_results(run: RunFolder, steps: Mapping[str, int]) -> Markup:
     if not lines:
         return Markup("")
     keys = [key for key in lines[-1] if key.startswith("val/") and key != "val/seconds"]
+    terms = run.config.get("reward", {}).get("terms", {})
+    keys = [key for key in keys if key.removeprefix("val/reward/") not in terms or not same(run, key, "val/reward")]
+    keys = [key for key in keys if not key.startswith("val/judge/") or not same(run, key, "val/cider")]
     head = ["validation", *(f"{name}, step {step}" for name, step in steps.items())]
     if len(lines) > 1:
-        head.append("change, first to last")
-    rows = []
+        head.append("change")
+    rows: list[list[str]] = []
     for key in keys:
         found = define(key, definitions())
-        about = f"{found.unit}, {found.range}" if found else ""
-        cells = [join(key.removeprefix("val/"), element("small", about) if about else "")]
-        cells += [number(line[key]) if key in line else LEFT_OUT for line in lines]
+        about = (
+            f"{found.unit}, {found.range}".removeprefix("1, ").replace("the judge's, the", "its own unit and")
+            if found
+            else ""
+        )
+        cells: list[str] = [join(title_of(key), element("small", about) if about else "")]
+        spacing = _spacing([line[key] for line in lines if key in line])
+        cells += [number(line[key], spacing) if key in line else LEFT_OUT for line in lines]
         if len(lines) > 1:
-            cells.append(_change(lines[0].get(key), lines[-1].get(key)))
+            cells.append(_change(lines[0].get(key), lines[-1].get(key), spacing))
         rows.append(cells)
-    return table(head, rows, "Greedy captions of the validation split, means over images, as logged")
+    return table(
+        head,
+        rows,
+        "Greedy captions of the validation split, as logged; change: from the first to the last",
+    )
 
 
 def every_validation(run: RunFolder) -> Markup:
@@ -82,20 +96,18 @@ def systems_tables(systems: Sequence[System]) -> Markup:
     """
     keys = list(dict.fromkeys(key for system in systems for key in system.cells))
     judges = {key: Column(key.removeprefix(JUDGE), 1.0, 4) for key in keys if key.startswith(JUDGE)}
-    papers = {
-        key: Column(f"{column.heading} (x100)", column.factor, column.decimals)
-        for key, column in CAPTION_COLUMNS.items()
-    }
+    papers = {key: replace(column, heading=f"{column.heading} (x100)") for key, column in CAPTION_COLUMNS.items()}
     others = {key: COLUMNS.get(key, Column(key, 1.0, 4)) for key in keys if key not in papers and key not in judges}
     first = {key: column for key, column in papers.items() if key in keys} | judges
     parts = []
-    second = {key: column for key, column in others.items() if key not in ORACLE_COLUMNS}
-    # What tables of papers do not have stands last.
-    second = dict(
-        sorted(second.items(), key=lambda item: list(TEXT_COLUMNS).index(item[0]) if item[0] in TEXT_COLUMNS else 99)
-    )
+    known = [*TEXT_COLUMNS, *(key for key in others if key not in TEXT_COLUMNS)]
+    second = {key: others[key] for key in known if key in others and key not in ORACLE_COLUMNS}
     third = {key: column for key, column in others.items() if key in ORACLE_COLUMNS}
-    for columns, caption in ((first, "Metrics"), (second, "Signs of bad captions"), (third, "Oracle")):
+    for columns, caption in (
+        (first, "Metrics; the highest value of a column is bold"),
+        (second, "Signs of bad captions"),
+        (third, "Oracle"),
+    ):
         if columns:
             head = ["system", *(column.heading for column in columns.values())]
             best = {key: _best(systems, key) for key in columns}
@@ -164,10 +176,18 @@ def _best(systems: Sequence[System], key: str) -> float | None:
     return max(values)
 
 
-def _change(first: float | None, last: float | None) -> Markup:
+def _spacing(values: Sequence[float]) -> float:
+    """What the last decimal of a row stands for: four digits of its largest value, or 1 for whole numbers."""
+    finite = [abs(value) for value in values if math.isfinite(value)]
+    if all(value == round(value) for value in finite):
+        return 1.0
+    return 10.0 ** (math.floor(math.log10(max(finite))) - 3)
+
+
+def _change(first: float | None, last: float | None, spacing: float) -> Markup:
     if first is None or last is None:
         return join(LEFT_OUT)
     change = last - first
-    text = ("+" if change > 0 else "") + number(change)
+    text = ("+" if change > 0 else "") + number(change, spacing)
     share = f"{change / abs(first):+.1%}".replace("-", "−") if first else ""
     return join(text, element("small", share) if share else "")

@@ -51,8 +51,8 @@ class TeacherConfig:
         precision: ``fp32``, ``fp16`` or ``bf16``.
         batch_size: images or captions embedded at once.
         cache_mb: memory for its embeddings of the training split, in MiB a process; those of images, or of captions,
-            that do not fit are computed at every step instead.
-        cache_dir: folder that keeps its image embeddings between runs; null keeps them in memory only.
+            that do not fit are read from ``cache_dir``, or computed, at every step instead.
+        cache_dir: folder that keeps its embeddings of images and captions between runs; null keeps them in memory only.
     """
 
     name: str | None = None

@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator
 from torch import Tensor
 
 from rewards.clip.backbone import Backbone
-from rewards.clip.embedding_cache import EmbeddingCache
+from rewards.clip.embedding_cache import EmbeddingCache, image_identity
 from rl_caption.data.base import Row
 from rl_caption.reward_models.batch import Captions, PairBatch
 from rl_caption.tracking import announce
@@ -41,7 +41,7 @@ class Teacher:
         accelerator: devices and processes.
         augmented: images are seen in another view at every step: the teacher then embeds the view that the student
             sees, and none of its image embeddings can be kept.
-        cache_dir: folder that keeps image embeddings between runs; None keeps them in memory only.
+        cache_dir: folder that keeps embeddings of images and captions between runs; None keeps them in memory only.
     """
 
     def __init__(
@@ -53,7 +53,10 @@ class Teacher:
         cache_dir: str | None = None,
     ) -> None:
         self.backbone, self.towers, self.accelerator = backbone, tuple(towers), accelerator
-        self.augmented, self.cache_dir = augmented, cache_dir
+        self.augmented = augmented
+        # Memory is for what ``prepare`` brings together; one entry is the least.
+        folder = None if cache_dir is None else Path(cache_dir)
+        self._kept = None if folder is None else EmbeddingCache(f"{backbone.fingerprint}-raw", folder, max_entries=1)
         self.width = int(self.text_embeddings(["a"]).shape[1])
         self._images: dict[str, int] = {}
         self._texts: dict[str, int] = {}
@@ -82,12 +85,24 @@ class Teacher:
         return self.image_embeddings(batch.rows)
 
     def image_embeddings(self, rows: Sequence[Row]) -> Tensor:
-        """Embed the images of N rows as they are: [N, D] on the CPU."""
-        return self.backbone.encode_images([row["image"] for row in rows], normalize=False)
+        """Embeddings of the images of N rows as they are, [N, D] on the CPU; those in ``cache_dir`` are read."""
+        return self._embedded([row["image"] for row in rows], self.backbone.encode_images, image_identity, "image")
 
     def text_embeddings(self, captions: Sequence[str]) -> Tensor:
-        """Embed N captions: [N, D] on the CPU."""
-        return self.backbone.encode_texts(captions, normalize=False)
+        """Embeddings of N captions, [N, D] on the CPU; those in ``cache_dir`` are read."""
+        return self._embedded(captions, self.backbone.encode_texts, self._caption_identity, "caption")
+
+    def _embedded(
+        self, items: Sequence[Any], encode: Callable[..., Tensor], identity: Callable[[Any], str], kind: str
+    ) -> Tensor:
+        if self._kept is None:
+            return encode(items, normalize=False)
+        found = self._kept.embed(items, lambda missing: encode(missing, normalize=False).numpy(), identity, kind)
+        return torch.from_numpy(found)
+
+    def _caption_identity(self, caption: str) -> str:
+        """The token ids that the teacher reads: a text of another tokenizer is another text."""
+        return f"tokens:{self.backbone.token_ids([caption])[0].tolist()}"
 
     def prepare(self, rows: Sequence[Row], captions: Captions, cache_bytes: int) -> None:
         """Embed what training will ask for, once and for all, as far as it fits into ``cache_bytes``."""
@@ -100,27 +115,18 @@ class Teacher:
                 self._texts = {caption: index for index, caption in enumerate(distinct)}
                 left -= self._text_table.nbytes
         if "image" in self.towers and not self.augmented and self._fits(len(rows), left, "images"):
-            self._image_table = shared_out(self.accelerator, rows, self.kept_image_embeddings)
+            self._image_table = shared_out(self.accelerator, rows, self.image_embeddings)
             self._images = {row["image_id"]: index for index, row in enumerate(rows)}
-
-    def kept_image_embeddings(self, rows: Sequence[Row]) -> Tensor:
-        """As ``image_embeddings``, but read from and written to ``cache_dir``, where there is one."""
-        keep = EmbeddingCache(f"{self.backbone.fingerprint}-raw", self._folder(), max_images=1)
-        images = [row["image"] for row in rows]
-        encode = self.backbone.encode_images
-        return torch.from_numpy(keep.embed(images, lambda missing: encode(missing, normalize=False).numpy()))
-
-    def _folder(self) -> Path | None:
-        return None if self.cache_dir is None else Path(self.cache_dir)
 
     def _fits(self, count: int, cache_bytes: int, what: str) -> bool:
         needed = count * self.width * 4
         if needed <= cache_bytes:
             announce(self.accelerator, f"teacher: embedding {count} {what} once ({needed / 2**20:.0f} MiB)")
             return True
+        instead = "embedded" if self._kept is None else "read from teacher.cache_dir, or embedded the first time,"
         announce(
             self.accelerator,
             f"teacher: {count} {what} need {needed / 2**20:.0f} MiB, more than is left of teacher.cache_mb: they are "
-            "embedded at every step instead",
+            f"{instead} at every step instead",
         )
         return False

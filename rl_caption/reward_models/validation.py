@@ -70,7 +70,7 @@ def embedding_validator(
         )
     expected: dict[str, Tensor] = {}
     if teacher is not None:
-        expected["image"] = shared_out(accelerator, rows, teacher.kept_image_embeddings)
+        expected["image"] = shared_out(accelerator, rows, teacher.image_embeddings)
         expected["text"] = shared_out(accelerator, distinct, teacher.text_embeddings)[places]
         _check_finite(expected, "the teacher's", "a wider teacher.precision, fp32, is the usual remedy")
 

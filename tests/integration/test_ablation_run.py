@@ -139,7 +139,7 @@ def test_an_interrupted_grid_goes_on(story: Story) -> None:
 
 def test_the_report_is_complete(story: Story) -> None:
     report = {path.name for path in (story.folder / "grid").iterdir() if path.is_file()}
-    assert report - {"alpha.png"} == {".lock", "table.md", "table.csv", "runs.csv", "captions.md"}
+    assert report - {"alpha.png"} == {".lock", "table.md", "table.csv", "runs.csv", "captions.md", "report.html"}
     table = (story.folder / "grid/table.md").read_text()
     assert all(f"\n| {system} | " in table for system in ("start", "alpha=0", "alpha=1"))
     assert "- alpha=0: 1 cider\n- alpha=1: 1 interrupting\n" in table

@@ -228,15 +228,17 @@ def test_embeddings_that_do_not_fit_are_computed_at_every_step_with_the_same_res
             assert {key: one[key] for key in keys} == pytest.approx({key: other[key] for key in keys}, rel=1e-4)
 
 
-def test_image_embeddings_on_disk_are_raw_and_read_again(trained: Path, tmp_path: Path) -> None:
+def test_embeddings_on_disk_are_raw_and_read_again(trained: Path, tmp_path: Path) -> None:
     config = changed(chain(trained)["image"], {"teacher.cache_dir": str(tmp_path / "cache")})
+    rows = ScenesData(**DATA["kwargs"]).split("val")
+    captions = {caption for row in rows for caption in row["references"]}
     for attempt in ("one", "two"):
         folder = tmp_path / attempt
         ended = run(changed(config, {"run.dir": str(folder)}), folder, "reward_model")
         assert ended.code == 0, ended.output
         assert_same_run(folder, trained / "image")
     kept = files(tmp_path / "cache")
-    assert len(kept) == 32 + 6, "training and validation images"
+    assert len(kept) == 32 + 6 + len(captions | {"a"}), "images; captions of validation, and one that tells the width"
     assert all(name.split("/")[0].endswith("-raw") for name in kept)
 
 

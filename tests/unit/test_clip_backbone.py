@@ -296,15 +296,15 @@ def test_cache_sees_a_changed_file(tmp_path: Path) -> None:
 
 
 def test_cache_in_memory_is_bounded() -> None:
-    encode, cache = CountingEncoder(), EmbeddingCache("f", max_images=2)
+    encode, cache = CountingEncoder(), EmbeddingCache("f", max_entries=2)
     images = [noise_image(seed) for seed in range(4)]
     assert cache.embed(images, encode).shape == (4, 3)
     cache.embed(images[2:], encode)
     assert len(encode.seen) == 4
     cache.embed(images[:1], encode)
     assert len(encode.seen) == 5
-    with pytest.raises(ValueError, match="max_images = 0"):
-        EmbeddingCache("f", max_images=0)
+    with pytest.raises(ValueError, match="max_entries = 0"):
+        EmbeddingCache("f", max_entries=0)
 
 
 def test_cache_on_disk_outlives_the_process_and_is_not_shared_between_models(tmp_path: Path) -> None:

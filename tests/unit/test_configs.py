@@ -15,6 +15,10 @@ from rl_caption.cli import parse
 from rl_caption.config import EvaluateConfig, ScstConfig, XeConfig
 from rl_caption.config_checks import ABOVE_ZERO, LOWEST, out_of_range
 from rl_caption.reward_models.config import RewardModelConfig
+from rl_caption.trl_captioning.checks import ABOVE_ZERO as VLM_ABOVE_ZERO
+from rl_caption.trl_captioning.checks import LOWEST as VLM_LOWEST
+from rl_caption.trl_captioning.checks import mistakes as vlm_mistakes
+from rl_caption.trl_captioning.config import GrpoVlmConfig
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 LAUNCHERS = CONFIGS / "accelerate"
@@ -28,6 +32,8 @@ def program_of(path: Path) -> type[Any]:
         return AblateConfig
     if "task" in keys:
         return RewardModelConfig
+    if "trainer" in keys:
+        return GrpoVlmConfig
     if keys & {"rollout", "reward", "warm_start"}:
         return ScstConfig
     if keys & {"predictions", "decode", "metrics", "out"}:
@@ -49,6 +55,8 @@ def test_it_parses_and_its_numbers_are_in_range(path: Path) -> None:
     config = parse(program_of(path), ["--config", str(path)], "test")
     if isinstance(config, AblateConfig):
         assert mistakes(config) == []
+    elif isinstance(config, GrpoVlmConfig):
+        assert vlm_mistakes(config) == []
     elif not isinstance(config, EvaluateConfig):
         assert out_of_range(config) == []
     written = yaml.safe_load(path.read_text())
@@ -150,9 +158,13 @@ def test_range_checks_name_keys_that_exist() -> None:
         section, name = key.split(".")
         owners = [getattr(kind(), section, None) for kind in (XeConfig, ScstConfig, RewardModelConfig)]
         assert any(hasattr(owner, name) for owner in owners), f"{key} is a key of no program"
+    for key in (*VLM_LOWEST, *VLM_ABOVE_ZERO):
+        section, name = key.split(".")
+        assert hasattr(getattr(GrpoVlmConfig(), section), name), f"{key} is a key of no program"
 
 
 def test_defaults_are_in_range() -> None:
+    assert vlm_mistakes(GrpoVlmConfig()) == []
     assert out_of_range(XeConfig()) == []
     assert out_of_range(ScstConfig()) == []
     assert out_of_range(RewardModelConfig()) == []

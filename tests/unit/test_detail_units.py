@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rewards.text.detail_units import detail_units, prefixes
+from rewards.text.detail_units import detail_units, detail_units_of, prefixes
 from rewards.text.pos_tags import BrillTagger
 
 WORDS = [
@@ -148,6 +148,23 @@ def test_a_description_of_the_generated_world() -> None:
         *["The picture shows a large green heart", ", two pink squares", " and a star."],
         " The background is beige.",
     ]
+
+
+def test_the_growing_captions_of_the_papers_first_figure() -> None:
+    # SPECS, figure 1: a cat on a "blanket", then a "blanket with fringed edges".
+    units = detail_units("A cat sleeps on a blanket with fringed edges.")
+    assert units[-1] == " with fringed edges."
+    assert units[-2].endswith(" blanket")
+
+
+def test_many_captions_at_once_and_in_processes() -> None:
+    captions = [f"A dog with {number} red balls stands near a tree. It runs." for number in range(200)]
+    units = detail_units_of(captions)
+    assert units == [detail_units(caption) for caption in captions]
+    assert detail_units_of(captions, processes=2) == units
+    assert detail_units_of([]) == []
+    with pytest.raises(ValueError, match="processes = 0: expected at least 1"):
+        detail_units_of(captions, processes=0)
 
 
 def test_a_verb_after_an_article_is_a_noun_or_an_adjective() -> None:

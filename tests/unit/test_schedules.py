@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rl_caption.schedules import make_schedule, schedule_factor
+from rl_caption.schedules import make_schedule, schedule_factor, steps_between_decays
 
 
 @pytest.mark.parametrize("kind", ["constant", "linear", "cosine", "step", "noam"])
@@ -46,3 +46,10 @@ def test_an_unknown_schedule_is_refused_at_once() -> None:
     with pytest.raises(ValueError, match="'exponential' is not one of"):
         make_schedule("exponential", 0, 10, 0.8, 10)
     assert make_schedule("linear", 0, 10, 0.8, 10)(5) == 0.5
+
+
+def test_epochs_between_decays_become_steps() -> None:
+    assert steps_between_decays(1000, None, 11328) == 1000
+    assert steps_between_decays(1000, 3, 11328) == 33984, "3 epochs of 113,287 images in steps of 10"
+    assert steps_between_decays(1000, 0.5, 7) == 4
+    assert steps_between_decays(1000, 0.1, 2) == 1

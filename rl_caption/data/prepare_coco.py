@@ -1,0 +1,269 @@
+"""COCO captions with Karpathy's splits: from the downloads to a checked folder that the configurations read."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rewards.text.document_frequency import DocumentFrequencies
+from rewards.text.tokenize import tokenize
+from rl_caption.data.base import DataError
+from rl_caption.data.checks import check_data, check_row_images
+from rl_caption.data.coco_checks import (
+    Findings,
+    compare_captions,
+    compare_counts,
+    count,
+    read_annotations,
+    read_records,
+    split_of,
+)
+from rl_caption.data.feature_stores import HDF5_SUFFIXES
+from rl_caption.data.files import write_json, write_text
+from rl_caption.data.karpathy import KarpathyData, Record
+
+logger = logging.getLogger(__name__)
+
+KARPATHY = "dataset_coco.json"
+ANNOTATIONS = ("captions_train2014.json", "captions_val2014.json")
+SOURCES = {
+    KARPATHY: "https://cs.stanford.edu/people/karpathy/deepimagesent/caption_datasets.zip",
+    ANNOTATIONS[0]: "http://images.cocodataset.org/annotations/annotations_trainval2014.zip",
+    ANNOTATIONS[1]: "http://images.cocodataset.org/annotations/annotations_trainval2014.zip",
+}
+PIXELS = (
+    "images: http://images.cocodataset.org/zips/train2014.zip (13 GB) and val2014.zip (6 GB), unpacked side by side; "
+    "give their folder as --images"
+)
+REGIONS = (
+    "bottom-up features: trainval.zip (10 to 100 regions) of https://github.com/peteanderson80/bottom-up-attention; "
+    "python -m rl_caption prepare_features TSV... --out FOLDER unpacks it; give that folder as --features"
+)
+
+
+def prepare(
+    out: str | Path,
+    downloads: str | Path,
+    images: str | Path | None = None,
+    features: str | Path | None = None,
+    features_kwargs: Mapping[str, Any] | None = None,
+    annotations: bool = True,
+    subset: bool = False,
+    check_pixels: bool = True,
+    df: bool = False,
+) -> dict[str, Any]:
+    """Check the downloads and write ``out``: a second call changes nothing, and checks only what is new.
+
+    ``out`` then holds ``dataset_coco.json`` (splits, raw captions and image sizes), ``captions_val.json`` and
+    ``captions_test.json`` (references in COCO annotation format), links ``images`` and ``features`` (or
+    ``features.hdf5``), ``document_frequencies.npz`` where asked for, and ``prepared.json`` (counts).
+
+    Args:
+        out: the folder, such as ``data/coco``.
+        downloads: folder with ``dataset_coco.json`` and, there or in ``annotations``, the official caption files.
+        images: folder with ``train2014`` and ``val2014``; None takes ``out/images`` where it is.
+        features: folder or HDF5 file of region features; None takes those in ``out`` where they are.
+        features_kwargs: how the features are stored (``FeatureOptions``).
+        annotations: compare with the official caption files; False does without them (and without image sizes).
+        subset: the numbers of images and captions are those of a part of COCO, and are not compared.
+        check_pixels: decode every image; False only looks whether the files exist.
+        df: also write the document frequencies of CIDEr-D (training split, EOS counted).
+
+    Returns:
+        What ``prepared.json`` says.
+
+    Raises:
+        DataError: something is missing or does not agree; everything at once, with counts and the first offenders.
+    """
+    out, found = Path(out), _downloads(Path(downloads), annotations)
+    if (out / KARPATHY).exists() and found[KARPATHY].samefile(out / KARPATHY):
+        raise DataError(f"{found[KARPATHY]} is what this program writes: move the download to {out / 'downloads'}")
+    findings = Findings()
+    records = read_records(found[KARPATHY], findings)
+    counts = count(records)
+    if not subset:
+        compare_counts(counts, findings)
+    sizes: dict[str, tuple[int, int]] = {}
+    if annotations:
+        official: dict[str, list[str]] = {}
+        for name in ANNOTATIONS:
+            read_annotations(found[name], official, sizes, findings)
+        compare_captions(records, official, findings, subset)
+    if findings.counts:
+        hint = "" if subset else "\n(a part of COCO on purpose: --subset)"
+        raise DataError(f"{found[KARPATHY]} is not ready:\n{findings}{hint}")
+    summary: dict[str, Any] = {**counts, "compared_with_annotations": annotations}
+    _write_captions(out, records, sizes)
+    if df:
+        summary["document_frequencies"] = _document_frequencies(out, records)
+    summary["checked"] = _check_inputs(out, images, features, features_kwargs or {}, check_pixels)
+    write_json(out / "prepared.json", summary)
+    return summary
+
+
+def _downloads(folder: Path, annotations: bool) -> dict[str, Path]:
+    """The files that are needed, by name."""
+    wanted = (KARPATHY, *ANNOTATIONS) if annotations else (KARPATHY,)
+    places = {name: [folder / name, folder / "annotations" / name] for name in wanted}
+    found = {name: next((place for place in both if place.is_file()), None) for name, both in places.items()}
+    missing = [f"  - {name}, from {SOURCES[name]}" for name, place in found.items() if place is None]
+    if missing:
+        without = ", or do without the official annotations: --without_annotations" if annotations else ""
+        lines = "\n".join(missing)
+        raise DataError(f"missing in {folder}:\n{lines}\nDownload and unpack them there{without}")
+    return {name: place for name, place in found.items() if place is not None}
+
+
+def _write_captions(out: Path, records: Mapping[str, Record], sizes: Mapping[str, tuple[int, int]]) -> None:
+    def lines() -> Iterator[str]:
+        for image_id, record in records.items():
+            item: dict[str, Any] = {"cocoid": _number(image_id), "split": record.split, "filepath": record.filepath}
+            item |= {"filename": record.filename, "sentences": [{"raw": caption} for caption in record.references]}
+            if image_id in sizes:
+                item["width"], item["height"] = sizes[image_id]
+            yield json.dumps(item, ensure_ascii=False)
+
+    _write_if_new(out / KARPATHY, '{"dataset": "coco", "images": [\n' + ",\n".join(lines()) + "\n]}\n")
+    for split in ("val", "test"):
+        chosen = {image_id: record for image_id, record in records.items() if record.split == split}
+        if chosen:
+            content = json.dumps(_coco_annotations(chosen), ensure_ascii=False, indent=1) + "\n"
+            _write_if_new(out / f"captions_{split}.json", content)
+
+
+def _number(image_id: str) -> int | str:
+    return int(image_id) if image_id.isdecimal() else image_id
+
+
+def _coco_annotations(records: Mapping[str, Record]) -> dict[str, Any]:
+    """References in the official format, which COCO's own tools read too."""
+    images = [{"id": _number(image_id), "file_name": record.filename} for image_id, record in records.items()]
+    pairs = [(image_id, caption) for image_id, record in records.items() for caption in record.references]
+    annotations = [
+        {"id": number, "image_id": _number(image_id), "caption": caption}
+        for number, (image_id, caption) in enumerate(pairs)
+    ]
+    return {"info": {}, "licenses": [], "type": "captions", "images": images, "annotations": annotations}
+
+
+def _write_if_new(path: Path, text: str) -> None:
+    if path.is_file() and path.read_bytes() == text.encode():
+        logger.info("%s is as it should be", path)
+        return
+    write_text(path, text)
+    logger.info("wrote %s (%.1f MB)", path, path.stat().st_size / 1e6)
+
+
+def _document_frequencies(out: Path, records: Mapping[str, Record]) -> str:
+    """Write them, unless those of the same captions are there already; return the digest of the captions."""
+    path = out / "document_frequencies.npz"
+    captions = [record.references for record in records.values() if split_of(record) == "train"]
+    digest = hashlib.sha256(json.dumps(captions).encode()).hexdigest()[:16]
+    try:
+        known = json.loads((out / "prepared.json").read_bytes()).get("document_frequencies")
+    except (OSError, ValueError):
+        known = None
+    if known == digest and path.is_file():
+        logger.info("%s is of these captions", path)
+        return digest
+    logger.info("counting n-grams of %d training images", len(captions))
+    DocumentFrequencies.from_references(_tokens(captions), eos=True).save(path)
+    logger.info("wrote %s", path)
+    return digest
+
+
+def _tokens(captions: Iterable[Sequence[str]]) -> Iterator[list[list[str]]]:
+    return ([tokenize(caption) for caption in references] for references in captions)
+
+
+def _check_inputs(
+    out: Path,
+    images: str | Path | None,
+    features: str | Path | None,
+    features_kwargs: Mapping[str, Any],
+    check_pixels: bool,
+) -> dict[str, str]:
+    """Link and check image files and features; what cannot be checked is named with where to get it."""
+    names = ["features", *(f"features{suffix}" for suffix in HDF5_SUFFIXES)]
+    if features is not None:
+        suffix = Path(features).suffix
+        names = [f"features{suffix}" if suffix in HDF5_SUFFIXES else "features"]
+    checked = {}
+    for kind, given, places, source in (("images", images, ["images"], PIXELS), ("features", features, names, REGIONS)):
+        place = _linked(out, given, places)
+        if place is None:
+            logger.info("no %s to check. %s", kind, source)
+            continue
+        cache = out / f".checked_{kind}.json"
+        if kind == "images":
+            # Not for equal images in two splits: the splits are as they are published.
+            data = KarpathyData(out / KARPATHY, "images")
+            rows = [row for split in data.splits for row in data.split(split)]
+            check_row_images(rows, "training from pixels, or a reward that", check_pixels, cache)
+        else:
+            data = KarpathyData(out / KARPATHY, "images", features_root=place, features_kwargs=dict(features_kwargs))
+            check_data(data, data.splits, check_images=False, cache=cache)
+        logger.info("%s of %d images are usable", kind, sum(len(data.split(split)) for split in data.splits))
+        checked[kind] = str(place)
+    return checked
+
+
+def _linked(out: Path, given: str | Path | None, names: Sequence[str]) -> Path | None:
+    """What ``out`` has under one of ``names``: a link to ``given``, or what is there already; None for nothing."""
+    if given is None:
+        return next((out / name for name in names if (out / name).exists()), None)
+    target, place = Path(given).resolve(), out / names[0]
+    if not target.exists():
+        raise DataError(f"{str(given)!r} does not exist: expected {names[0]}")
+    if not os.path.lexists(place):
+        place.symlink_to(target)
+    elif place.resolve() != target:
+        raise DataError(f"{place} is there and is not {target}: remove it, or leave the option out")
+    return place
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line: ``prepare_coco --out data/coco [--images DIR] [--features PATH]``."""
+    sources = "\n".join(f"  {name}\n    {source}" for name, source in SOURCES.items())
+    parser = argparse.ArgumentParser(
+        prog="prepare_coco",
+        description="Check the downloads of COCO captions and make the folder that the configurations read.",
+        epilog=f"what to download:\n{sources}\n  {PIXELS}\n  {REGIONS}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--out", default="data/coco", help="the folder to make (default: data/coco)")
+    parser.add_argument("--downloads", help="folder of the downloaded JSON files (default: OUT/downloads)")
+    parser.add_argument("--images", help="folder with train2014 and val2014")
+    parser.add_argument("--features", help="folder or HDF5 file of region features")
+    parser.add_argument("--features_kwargs", default="{}", metavar="JSON", help='such as {"dim": 2048}')
+    parser.add_argument("--without_annotations", action="store_true", help="do not compare with the official captions")
+    parser.add_argument("--subset", action="store_true", help="a part of COCO: do not compare the counts")
+    parser.add_argument("--fast", action="store_true", help="look whether image files exist, without decoding them")
+    parser.add_argument("--df", action="store_true", help="also write document frequencies of CIDEr-D")
+    given = parser.parse_args(argv)
+    try:
+        features_kwargs = json.loads(given.features_kwargs)
+    except ValueError as error:
+        raise DataError(f"--features_kwargs {given.features_kwargs!r} is not JSON: {error}") from error
+    summary = prepare(
+        given.out,
+        given.downloads or Path(given.out) / "downloads",
+        given.images,
+        given.features,
+        features_kwargs,
+        not given.without_annotations,
+        given.subset,
+        not given.fast,
+        given.df,
+    )
+    for split, number in summary["images"].items():
+        print(f"{split}: {number:,} images, {summary['captions'][split]:,} captions")
+    print(f"{given.out} is ready; checked: {', '.join(['captions', *summary['checked']])}")
+    return 0

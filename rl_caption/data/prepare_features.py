@@ -1,0 +1,151 @@
+"""Region features as they are published, in TSV files of tens of gigabytes, to one ``.npz`` per image."""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import binascii
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from rl_caption.data.base import DataError
+from rl_caption.data.feature_arrays import check_boxes, check_width, finite
+from rl_caption.data.features import as_image_features
+
+logger = logging.getLogger(__name__)
+
+
+def convert_tsv(
+    paths: Sequence[str | Path], out: str | Path, dim: int | None = None, dtype: str = "float32"
+) -> tuple[int, int]:
+    """Write ``OUT/<image_id>.npz`` for every line of TSV files. A line at a time is held in memory.
+
+    The layouts are known by their columns: bottom-up attention (``image_id, image_w, image_h, num_boxes, boxes,
+    features``), and VinVL (``image_id``, and JSON with ``num_boxes`` and ``features``; or ``image_id, num_boxes,
+    features``); arrays are base64 of float32.
+    An image that is there already is left as it is, so that a conversion that was interrupted goes on.
+
+    Args:
+        paths: the files.
+        out: the folder; made if absent.
+        dim: values of a region; None takes those of the first image for all.
+        dtype: of the written features, ``float32`` or ``float16`` (half the space).
+
+    Returns:
+        Images written, and images that were there already.
+
+    Raises:
+        DataError: a line is of neither layout, or its arrays do not fit; the message names file, line and image.
+    """
+    folder = Path(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    present = {name.removesuffix(".npz") for name in os.listdir(folder) if name.endswith(".npz")}
+    written = kept = 0
+    for path in paths:
+        for number, columns in _lines(Path(path)):
+            image_id = columns[0].decode(errors="replace")
+            where = f"{path}, line {number}, image {image_id!r}"
+            if not image_id or os.sep in image_id:
+                raise DataError(f"{where}: expected an id that can be a file's name")
+            if image_id in present:
+                kept += 1
+                continue
+            arrays = _arrays(columns, where)
+            dim = dim if dim is not None else arrays["features"].shape[1]
+            check_width(arrays["features"].shape[1], dim, arrays["features"].shape, where)
+            finite(arrays["features"], "features", where)
+            with np.errstate(over="ignore"):  # what is beyond the type becomes inf, which the next line reports
+                arrays["features"] = arrays["features"].astype(dtype)
+            if not np.isfinite(arrays["features"]).all():
+                raise DataError(f"{where}: a value is beyond {dtype}: convert to float32")
+            _save(folder / f"{image_id}.npz", arrays)
+            present.add(image_id)
+            written += 1
+    if kept and not written:
+        first = next(iter(sorted(present)))
+        as_image_features(folder / f"{first}.npz", first).load(dim)
+    return written, kept
+
+
+def _lines(path: Path) -> Iterator[tuple[int, list[bytes]]]:
+    """Number and columns of every line, with a progress bar over the bytes of the file, or log lines."""
+    try:
+        file: BinaryIO
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            shown = sys.stderr.isatty()
+            with tqdm(total=size, desc=path.name, unit="B", unit_scale=True, leave=False, disable=not shown) as bar:
+                for number, line in enumerate(file, start=1):
+                    bar.update(len(line))
+                    if not shown and number % 10_000 == 0:
+                        logger.info("%s: %d images, %.0f%% of the file", path.name, number, 100 * file.tell() / size)
+                    if line.strip():
+                        yield number, line.rstrip(b"\r\n").split(b"\t")
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def _arrays(columns: Sequence[bytes], where: str) -> dict[str, Any]:
+    try:
+        if len(columns) == 6:
+            width, height, boxes = (int(value) for value in columns[1:4])
+            features = _matrix(columns[5], boxes, "features", where)
+            corners = _matrix(columns[4], boxes, "boxes", where)
+            check_boxes(corners.shape, corners.dtype, boxes, where)
+            return {"features": features, "boxes": corners, "image_w": width, "image_h": height}
+        if len(columns) == 3:
+            return {"features": _matrix(columns[2], int(columns[1]), "features", where)}
+        if len(columns) == 2:
+            item = json.loads(columns[1])
+            return {"features": _matrix(item["features"], int(item["num_boxes"]), "features", where)}
+    except (ValueError, KeyError, TypeError, binascii.Error) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{where}: {error!r}: expected num_boxes and base64 of float32") from error
+    raise DataError(
+        f"{where}: {len(columns)} columns, expected 6 (image_id, image_w, image_h, num_boxes, boxes, features), 3 "
+        "(image_id, num_boxes, features) or 2 (image_id, JSON)"
+    )
+
+
+def _matrix(text: str | bytes, rows: int, name: str, where: str) -> NDArray[np.float32]:
+    values = np.frombuffer(base64.b64decode(text, validate=True), "<f4")
+    if rows < 1 or not len(values) or len(values) % rows:
+        raise DataError(f"{where}: {name} has {len(values)} values, expected a multiple of num_boxes, {rows}")
+    return values.reshape(rows, -1)
+
+
+def _save(path: Path, arrays: dict[str, Any]) -> None:
+    """Write ``path``, whole or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("wb") as file:
+            np.savez(file, **arrays)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line: ``prepare_features TSV... --out FOLDER``."""
+    parser = argparse.ArgumentParser(
+        prog="prepare_features", description="Unpack published TSV files of region features to one .npz per image."
+    )
+    parser.add_argument("tsv", nargs="+", metavar="TSV", help="bottom-up attention's or VinVL's files")
+    parser.add_argument("--out", required=True, metavar="FOLDER", help="where NAME.npz are written")
+    parser.add_argument("--dim", type=int, help="values of a region (default: those of the first image)")
+    parser.add_argument("--dtype", choices=("float32", "float16"), default="float32", help="default: float32")
+    given = parser.parse_args(argv)
+    written, kept = convert_tsv(given.tsv, given.out, given.dim, given.dtype)
+    print(f"{given.out}: {written:,} images written, {kept:,} lines of images that were there already")
+    return 0

@@ -1,0 +1,1 @@
+"""Fine-tunes decoder-only vision-language models with TRL's trainers on this package's rewards and data."""

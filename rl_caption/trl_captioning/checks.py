@@ -1,0 +1,82 @@
+"""What is wrong with a configuration of ``grpo_vlm.py``, told before anything is loaded."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+from rl_caption.trl_captioning.config import GrpoVlmConfig
+
+LOWEST: dict[str, float] = {
+    "lora.r": 1,
+    "data.num_workers": 0,
+    "rollout.num_samples": 2,
+    "rollout.max_new_tokens": 1,
+    "train.max_steps": 1,
+    "train.batch_size": 1,
+    "train.micro_batch_size": 1,
+    "train.warmup_steps": 0,
+    "train.weight_decay": 0,
+    "train.kl_coef": 0,
+    "train.num_processes": 1,
+    "train.threads": 1,
+    "train.seed": 0,
+    "eval.max_images": 1,
+    "eval.batch_size": 1,
+    "eval.num_beams": 1,
+    "run.save_every": 1,
+    "run.keep_checkpoints": 1,
+    "run.log_every": 1,
+}
+ABOVE_ZERO = ("lora.alpha", "rollout.temperature", "train.epochs", "train.lr", "train.grad_clip_norm")
+"""As in ``rl_caption.config_checks``: a key that is null, or in a section that is null, is not checked."""
+
+
+def mistakes(config: GrpoVlmConfig) -> list[str]:
+    """What is wrong with ``config``, one sentence each: key, value, and what would be right."""
+    values = {key: _value(config, key) for key in (*LOWEST, *ABOVE_ZERO)}
+    wrong = [
+        f"{key} is {value}: expected " + (f"at least {LOWEST[key]:g}" if key in LOWEST else "more than 0")
+        for key, value in values.items()
+        if value is not None and not (value >= LOWEST[key] if key in LOWEST else value > 0)
+    ]
+    if config.data.features_root is not None:
+        wrong.append(f"data.features_root is {config.data.features_root!r}: a vision-language model sees pixels, null")
+    if config.data.augment:
+        wrong.append(f"data.augment is {config.data.augment}: this program has no augmentation, expected []")
+    if config.reward.normalize != "none":
+        wrong.append(
+            f"reward.normalize is {config.reward.normalize!r}: TRL adds up the terms itself, expected none; GRPO's own "
+            "is train.kwargs {multi_objective_aggregation: normalize_then_sum}"
+        )
+    for name, term in config.reward.terms.items():
+        if "." in name or "/" in name:
+            wrong.append(f"reward.terms.{name}: the name is part of a log key, expected neither dots nor slashes")
+        if term.weight == 0 and len(config.reward.terms) == 1:
+            wrong.append(f"reward.terms.{name}.weight is 0: expected a weight that rewards something")
+    if not config.model.prompt.strip():
+        wrong.append(f"model.prompt is {config.model.prompt!r}: expected what the model is asked")
+    return wrong
+
+
+def missing_libraries(config: GrpoVlmConfig) -> list[str]:
+    """Libraries that ``config`` needs and that are not installed."""
+    wanted = ["trl", "datasets", *(["peft"] if config.lora is not None else [])]
+    return [name for name in wanted if find_spec(name) is None]
+
+
+def unusable_arguments(given: dict[str, Any], known: set[str], taken: set[str], kind: str) -> list[str]:
+    """What is wrong with ``train.kwargs``: arguments that ``kind`` does not have, or that other keys set."""
+    unknown, double = sorted(set(given) - known), sorted(set(given) & taken)
+    wrong = []
+    if unknown:
+        wrong.append(f"train.kwargs has {unknown}: {kind} of this version of TRL has no such argument")
+    if double:
+        wrong.append(f"train.kwargs has {double}: other keys of this configuration set them, see docs/trl.md")
+    return wrong
+
+
+def _value(config: Any, key: str) -> Any:
+    for part in key.split("."):
+        config = getattr(config, part, None)
+    return config

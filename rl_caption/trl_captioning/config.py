@@ -1,0 +1,171 @@
+"""Configuration of ``grpo_vlm.py``: dataclasses only, as in ``rl_caption.config``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from rl_caption.config import DataConfig, RewardConfig, RolloutConfig
+from rl_caption.hacking.config import JudgeConfig
+
+
+@dataclass
+class VlmConfig:
+    """The vision-language model.
+
+    Args:
+        name: hub name or folder of a decoder-only model whose processor has a chat template.
+        revision: of the hub; null is the newest.
+        dtype: of the weights; ``auto`` is float32 where all are trained, else that of ``train.mixed_precision``. The
+            small steps of a learning rate below 1e-5 are lost in bfloat16 weights.
+        freeze: patterns of parameter names (``*visual*``) that are not trained and get no LoRA; null is the vision
+            tower, ``[]`` freezes nothing.
+        prompt: what the model is asked; a row's own ``prompt`` goes before it.
+        processor_kwargs: arguments of the processor, such as ``{max_pixels: 200704}`` of Qwen2-VL, which bounds the
+            tokens of an image.
+    """
+
+    name: str = "Qwen/Qwen2-VL-2B-Instruct"
+    revision: str | None = None
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    freeze: list[str] | None = None
+    prompt: str = "Describe this image in one sentence."
+    processor_kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class VlmLoraConfig:
+    """Low-rank adapters (LoRA), merged into the weights at the export.
+
+    Args:
+        r: rank.
+        alpha: the adapters are scaled by alpha / r.
+        target_modules: ends of the names of the linear layers that get one. The language-model head cannot.
+    """
+
+    r: int = 16
+    alpha: int = 32
+    target_modules: list[str] = field(
+        default_factory=lambda: ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    )
+
+
+@dataclass
+class VlmTrainConfig:
+    """Optimisation.
+
+    Args:
+        max_steps: optimizer steps; null takes ``epochs``.
+        epochs: passes over the training images, used where ``max_steps`` is null.
+        batch_size: images of one optimizer step, over all processes and accumulation steps together, each with
+            ``rollout.num_samples`` captions.
+        micro_batch_size: images of one forward pass of one process; null is ``batch_size`` / processes.
+        lr: peak learning rate of AdamW. 1e-5 suits LoRA; all weights want about 1e-6.
+        schedule: ``constant``, or ``linear`` or ``cosine`` decay to 0, after the warm-up.
+        warmup_steps: optimizer steps of linear warm-up.
+        weight_decay: decoupled.
+        grad_clip_norm: largest gradient norm.
+        kl_coef: weight of the KL divergence to the starting model (TRL's ``beta``): in the loss (GRPO) or subtracted
+            from the reward (RLOO); 0 needs no second model, and neither does LoRA.
+        mask_truncated: captions without EOS add nothing to the loss. Their rewards still count in the baseline.
+        mixed_precision: ``no``, ``bf16`` or ``fp16``, or ``auto``: bf16 where the device computes with it, else no.
+        gradient_checkpointing: compute activations twice to save memory.
+        num_processes: processes that must train together; null checks what the launcher says.
+        threads: CPU threads of a process; null shares the cores out among the processes of the machine.
+        seed: of adapters, data order and samples.
+        kwargs: further arguments of TRL's ``GRPOConfig`` or ``RLOOConfig``, such as ``{loss_type: dr_grpo}``; not those
+            that other keys set.
+    """
+
+    max_steps: int | None = None
+    epochs: float = 1.0
+    batch_size: int = 8
+    micro_batch_size: int | None = 1
+    lr: float = 1e-5
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps: int = 0
+    weight_decay: float = 0.0
+    grad_clip_norm: float = 1.0
+    kl_coef: float = 0.0
+    mask_truncated: bool = False
+    mixed_precision: Literal["auto", "no", "bf16", "fp16"] = "auto"
+    gradient_checkpointing: bool = True
+    num_processes: int | None = None
+    threads: int | None = None
+    seed: int = 0
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class VlmEvalConfig:
+    """The evaluation after the last step, as by ``evaluate.py``.
+
+    Args:
+        split: its name; null evaluates nothing.
+        max_images: the first so many images of the split; null takes all.
+        before: evaluate the starting model as well, before training.
+        batch_size: images decoded at a time, in each process.
+        num_beams: 1 is greedy.
+        metrics: which scores.
+        tokenizer: ``java`` (the toolkit's), ``python`` (ours), ``auto`` (Java where it is there).
+        judges: heading to a reward whose mean is one more metric.
+    """
+
+    split: str | None = "test"
+    max_images: int | None = None
+    before: bool = False
+    batch_size: int = 8
+    num_beams: int = 1
+    metrics: list[str] = field(default_factory=lambda: ["bleu", "meteor", "rouge", "cider", "spice"])
+    tokenizer: Literal["auto", "java", "python"] = "auto"
+    judges: dict[str, JudgeConfig] = field(default_factory=dict)
+
+
+@dataclass
+class VlmRunConfig:
+    """Where a run lives and how it is watched.
+
+    Args:
+        dir: the run's folder.
+        resume: ``auto`` goes on from the newest whole checkpoint of an equal configuration, or starts; ``true`` goes on
+            and accepts a changed configuration; ``false`` starts, and refuses a folder that holds a run; or the path
+            of a checkpoint.
+        save_every: optimizer steps between two checkpoints; one more follows the last step.
+        keep_checkpoints: newest ones kept.
+        log_every: optimizer steps between two log lines.
+        trackers: ``tensorboard``, ``wandb``, ... through Transformers, beside ``metrics.jsonl``.
+    """
+
+    dir: str = "runs/grpo_vlm"
+    resume: bool | str = "auto"
+    save_every: int = 100
+    keep_checkpoints: int = 2
+    log_every: int = 10
+    trackers: list[str] = field(default_factory=list)
+
+
+@dataclass
+class GrpoVlmConfig:
+    """``grpo_vlm.py``: a decoder-only vision-language model by TRL's trainers.
+
+    Args:
+        trainer: ``grpo`` or ``rloo``.
+        model: what is fine-tuned.
+        lora: adapters; null trains all weights that are not frozen.
+        data: images and captions; ``cache_mb`` is not used.
+        rollout: sampling.
+        reward: what samples are scored by.
+        train: optimisation.
+        eval: of the trained model.
+        run: folder, resume, logs.
+    """
+
+    trainer: Literal["grpo", "rloo"] = "grpo"
+    model: VlmConfig = field(default_factory=VlmConfig)
+    lora: VlmLoraConfig | None = field(default_factory=VlmLoraConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    rollout: RolloutConfig = field(default_factory=lambda: RolloutConfig(num_samples=8, max_new_tokens=48))
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    train: VlmTrainConfig = field(default_factory=VlmTrainConfig)
+    eval: VlmEvalConfig = field(default_factory=VlmEvalConfig)
+    run: VlmRunConfig = field(default_factory=VlmRunConfig)

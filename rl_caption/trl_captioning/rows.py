@@ -1,0 +1,53 @@
+"""Rows of this package's data as the dataset that TRL's trainers read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rl_caption.data.base import Row, load_image
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+Messages = list[dict[str, Any]]
+
+
+def messages(row: Row, prompt: str) -> Messages:
+    """What the model is asked about a row: its own ``prompt``, else ``prompt``, as one message of the user."""
+    return [{"role": "user", "content": row.get("prompt") or prompt}]
+
+
+class _OpenRows:
+    """Turns numbers of rows into examples. Images are opened (or drawn) here, once for all samples of a batch."""
+
+    def __init__(self, rows: Sequence[Row], prompt: str) -> None:
+        self.rows, self.prompt = rows, prompt
+
+    def __call__(self, batch: dict[str, list[int]]) -> dict[str, list[Any]]:
+        images = {number: load_image(self.rows[number]["image"]) for number in dict.fromkeys(batch["row"])}
+        rows = [self.rows[number] for number in batch["row"]]
+        columns = {key: [row[key] for row in rows] for key in row_columns(self.rows)}  # type: ignore[literal-required]
+        columns["prompt"] = [messages(row, self.prompt) for row in rows]
+        columns["image"] = [images[number] for number in batch["row"]]
+        return columns
+
+
+def row_columns(rows: Sequence[Row]) -> list[str]:
+    """Keys of the first row, which are the columns that rewards get, beside ``prompts`` and ``completion_ids``."""
+    return [key for key in rows[0] if key not in ("prompt", "features")]
+
+
+def trl_dataset(rows: Sequence[Row], prompt: str) -> Dataset:
+    """A dataset with the columns ``prompt`` (messages), ``image`` (PIL, RGB), ``references``, ``image_id``, ...
+
+    The table itself holds numbers of rows only: references stay lists of strings, scenes stay scenes, and no pixel is
+    in memory before its batch. Equal images of a batch are one object, so that rewards encode them once.
+
+    Args:
+        rows: at least one; all with the keys of the first.
+        prompt: for rows without their own.
+    """
+    from datasets import Dataset
+
+    return Dataset.from_dict({"row": list(range(len(rows)))}).with_transform(_OpenRows(rows, prompt))

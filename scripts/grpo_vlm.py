@@ -1,0 +1,9 @@
+#!/usr/bin/env python
+"""``python -m rl_caption grpo_vlm`` as a script, for ``accelerate launch``."""
+
+import sys
+
+from rl_caption.cli import run
+
+if __name__ == "__main__":
+    sys.exit(run("grpo_vlm", sys.argv[1:]))

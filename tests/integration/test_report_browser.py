@@ -1,0 +1,89 @@
+"""Reports in a real browser: no error in its console, the gallery drawn, on a desktop and on a phone."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from rl_caption.report.page import write_page
+from rl_caption.report.program import make_page
+from tests.report_for_tests import write_ablation, write_evaluation, write_run
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+BROWSER = os.environ.get("RL_CAPTION_BROWSER") or next(filter(None, map(shutil.which, NAMES)), None)
+pytestmark = pytest.mark.skipif(BROWSER is None, reason=f"no browser: none of {', '.join(NAMES)} is on PATH")
+
+
+def opened(page: Path, *options: str) -> tuple[str, list[str]]:
+    """The document after its script ran, and what the browser wrote to its console."""
+    command = [
+        str(BROWSER),
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        f"--user-data-dir={page.parent / 'profile'}",
+        "--enable-logging=stderr",
+        *options,
+        page.as_uri(),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    return done.stdout, re.findall(r".*CONSOLE.*", done.stderr)
+
+
+@pytest.mark.parametrize("kind", ["run", "ablation", "evaluations"])
+def test_the_page_works_in_a_browser(tmp_path: Path, kind: str) -> None:
+    folders = {
+        "run": lambda: [write_run(tmp_path / "run")],
+        "ablation": lambda: [write_ablation(tmp_path / "grid")],
+        "evaluations": lambda: [write_evaluation(tmp_path / name, 1.0, name) for name in ("red", "blue")],
+    }[kind]()
+    page = write_page(make_page(folders), tmp_path / "report.html")
+    document, console = opened(page, "--dump-dom", "--window-size=1280,900")
+    assert console == []
+    assert 'data-ready="true"' in document
+    assert document.count("<article") == 24
+    assert "24 shown of 30 images" in document
+    assert document.count("<img") == 24
+    assert (
+        "alert(3)" not in re.sub(r"<script.*?</script>", "", document, flags=re.DOTALL) or "&lt;img src=x" in document
+    )
+
+
+def test_an_error_of_the_page_would_be_seen(tmp_path: Path) -> None:
+    page = write_page(make_page([write_run(tmp_path / "run")]), tmp_path / "report.html")
+    page.write_text(page.read_text().replace('"use strict";', '"use strict"; throw new Error("seen");'))
+    document, console = opened(page, "--dump-dom")
+    assert 'data-ready="true"' not in document
+    assert console, "neither the error nor the refusal of a changed script was written"
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (500, True)])
+def test_screenshot(tmp_path: Path, width: int, dark: bool) -> None:
+    page = write_page(make_page([write_run(tmp_path / "run")]), tmp_path / "report.html")
+    shot = tmp_path / "shot.png"
+    scheme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
+    _, console = opened(page, f"--screenshot={shot}", f"--window-size={width},900", "--hide-scrollbars", scheme)
+    assert console == []
+    with Image.open(shot) as image:
+        pixels = image.convert("L")
+    paper = pixels.getpixel((2, 2))
+    assert isinstance(paper, int)
+    assert paper < 40 if dark else paper > 240
+    colours = pixels.getcolors(256)
+    assert colours is not None
+    assert max(count for count, _ in colours) < 0.95 * width * 900, "an empty page"
+
+
+def test_it_prints(tmp_path: Path) -> None:
+    page = write_page(make_page([write_run(tmp_path / "run")]), tmp_path / "report.html")
+    pdf = tmp_path / "report.pdf"
+    _, console = opened(page, f"--print-to-pdf={pdf}")
+    assert console == []
+    assert pdf.read_bytes().startswith(b"%PDF")

@@ -1,0 +1,265 @@
+"""``grpo_vlm``: TRL's trainers on tiny vision-language models, from the configuration to the table of scores."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from accelerate.state import AcceleratorState
+from safetensors.torch import load_file
+
+from rewards.base import RewardError
+from rl_caption.build import ConfigError
+from rl_caption.checkpoint import CheckpointError
+from rl_caption.cli import main, parse
+from rl_caption.data.base import DataError, Row
+from rl_caption.trl_captioning.arguments import newest_whole, trl_arguments
+from rl_caption.trl_captioning.config import GrpoVlmConfig, VlmConfig
+from rl_caption.trl_captioning.decoding import caption_images
+from rl_caption.trl_captioning.model import load_vlm
+from rl_caption.trl_captioning.program import fine_tune
+from tests.clip_for_tests import noise_image
+from tests.training_for_tests import changed, lines
+from tests.vlm_for_tests import Recorder, tiny_idefics3, tiny_qwen2_vl
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+SCENES = {
+    "format": "scenes",
+    "kwargs": {"num_train": 8, "num_val": 2, "num_test": 2, "num_unseen": 0, "image_size": 32},
+}
+RECORDER = "tests.vlm_for_tests:Recorder"
+
+
+@pytest.fixture(autouse=True)
+def own_state() -> Iterator[None]:
+    """Accelerate keeps one state a process, which no other test should find."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    Recorder.calls.clear()
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Models, and data of six images in files; one row has its own prompt."""
+    folder = tmp_path_factory.mktemp("vlm")
+    tiny_qwen2_vl(folder / "qwen2_vl")
+    tiny_idefics3(folder / "idefics3")
+    rows: list[dict[str, Any]] = []
+    for number in range(6):
+        noise_image(number).save(folder / f"{number}.png")
+        split = "train" if number < 4 else "test"
+        references = [f"a red circle {number}", "two small stars ."]
+        rows.append({"image": f"{number}.png", "image_id": number, "references": references, "split": split})
+    rows[0]["prompt"] = "what do you see ?"
+    (folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def settings(folder: Path, run: Path, **changes: Any) -> GrpoVlmConfig:
+    """A configuration, parsed from YAML as the program does it; ``changes`` are dotted keys."""
+    config = {
+        "model": {"name": str(folder / "qwen2_vl"), "prompt": "describe this image"},
+        "lora": {"r": 4},
+        "data": {"format": "jsonl", "path": str(folder / "data.jsonl")},
+        "rollout": {"num_samples": 2, "max_new_tokens": 6},
+        "reward": {"terms": {"cider": {"weight": 1.0}, "words": {"weight": 0.1, "target": RECORDER}}},
+        "train": {"max_steps": 2, "batch_size": 2, "lr": 0.01, "threads": 1, "mixed_precision": "no"},
+        "eval": {"split": "test", "tokenizer": "python", "metrics": ["bleu", "cider"]},
+        "run": {"dir": str(run), "save_every": 1, "log_every": 1},
+    }
+    file = run.with_suffix(".yaml")
+    file.write_text(yaml.safe_dump(changed(config, changes)))
+    return parse(GrpoVlmConfig, ["--config", str(file)], "grpo_vlm.py")
+
+
+def untimed(run: Path) -> list[dict[str, Any]]:
+    return [{key: value for key, value in line.items() if key != "step_time"} for line in lines(run)]
+
+
+def test_grpo_with_lora_trains_exports_and_is_judged(folder: Path, tmp_path: Path, capfd: Any) -> None:
+    run = tmp_path / "run"
+    table = fine_tune(settings(folder, run, **{"eval.before": True}))
+    assert re.search(r"^test-before +2 ", table, re.MULTILINE)
+    assert re.search(r"^test +2 ", table, re.MULTILINE)
+    assert "step 2/2  cider " in (printed := capfd.readouterr().err)
+    assert "words " in printed
+    assert "(0 to 10)" in printed
+
+    logged = lines(run)
+    assert [line["step"] for line in logged] == [1, 2]
+    # No settings are inherited: the model's own generation_config has top_k 1, with which samples would be equal.
+    assert len(Recorder.calls) == 2
+    for call, line in zip(Recorder.calls, logged, strict=True):
+        texts = [completion[-1]["content"] for completion in call["completions"]]
+        assert len(texts) == 4
+        assert len(set(texts)) > 2
+        assert call["image_id"][0] == call["image_id"][1] != call["image_id"][2]
+        assert call["image"][0] is call["image"][1], "equal images are one object, so that they are encoded once"
+        assert all(own[1] == "two small stars ." for own in call["references"])
+        assert call["finished"] == [ids[-1] in (0, 2) for ids in call["completion_ids"]]
+        assert not {1, 3, 4, 5, 6} & {token for ids in call["completion_ids"] for token in ids}, "a special token"
+        words = [len(text.split()) for text in texts]
+        assert line["rewards/words/mean"] == pytest.approx(sum(words) / 4)
+        assert line["reward"] == pytest.approx(line["rewards/cider/mean"] + 0.1 * line["rewards/words/mean"], rel=1e-5)
+    asked = {
+        i: p[0]["content"][1]["text"] for c in Recorder.calls for i, p in zip(c["image_id"], c["prompts"], strict=True)
+    }
+    assert asked == {str(i): "what do you see ?" if i == 0 else "describe this image" for i in range(4)}
+
+    result = json.loads((run / "result.json").read_text())
+    assert result["step"] == 2
+    assert set(result["metrics"]) == {"test", "test-before"}
+    predictions = json.loads((run / "eval/test/predictions.json").read_text())
+    assert [row["image_id"] for row in predictions] == [4, 5]
+    assert "CIDEr" in json.loads((run / "eval/test/scores.json").read_text())["metrics"]
+
+    before, after = (load_file(place / "model.safetensors") for place in (folder / "qwen2_vl", run / "export/last"))
+    assert before.keys() == after.keys(), "adapters are merged"
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert moved
+    assert all("visual" not in name and re.search(r"(proj)\.weight$", name) for name in moved)
+    exported = load_vlm(VlmConfig(name=str(run / "export/last")), torch.float32)
+    assert exported.generation_config.eos_token_id == [2, 0], "TRL changes it, the export does not"
+    rows: list[Row] = [{"image_id": str(i), "image": str(folder / f"{i}.png"), "references": []} for i in (4, 5)]
+    captions = caption_images(exported, exported.policy, rows, "describe this image", 6)
+    assert [captions[str(row["image_id"])] for row in predictions] == [row["caption"] for row in predictions]
+
+    # Stopped after the first step, it goes on to the same result; a checkpoint that was cut off is passed over.
+    stopped = tmp_path / "stopped"
+    shutil.copytree(run, stopped)
+    for name in ("export", "eval"):
+        shutil.rmtree(stopped / name)
+    (stopped / "result.json").unlink()
+    (stopped / "checkpoints/checkpoint-2/trainer_state.json").write_text('{"best')
+    assert newest_whole(stopped / "checkpoints") == stopped / "checkpoints/checkpoint-1"
+    again = settings(folder, stopped, **{"eval.before": True})
+    fine_tune(again)
+    assert untimed(stopped) == untimed(run)
+    resumed = load_file(stopped / "export/last/model.safetensors")
+    assert all(torch.equal(resumed[name], after[name]) for name in after)
+    assert main(["grpo_vlm", "--config", str(stopped.with_suffix(".yaml"))]) == 0
+    assert "is complete" in capfd.readouterr().err
+    with pytest.raises(CheckpointError, match=r"another configuration: train.lr: 0.01 -> 0.02"):
+        fine_tune(settings(folder, stopped, **{"eval.before": True, "train.lr": 0.02}))
+    with pytest.raises(CheckpointError, match=r"run\.resume is false"):
+        fine_tune(settings(folder, stopped, **{"run.resume": False}))
+
+
+def test_rloo_with_all_weights_trains_and_is_judged(folder: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    changes = {
+        "trainer": "rloo", "model.name": str(folder / "idefics3"), "lora": None, "data": SCENES, "train.kl_coef": 0.1,
+        "train.micro_batch_size": 1, "run.save_every": 2, "run.keep_checkpoints": 1,
+        "train.gradient_checkpointing": False, "eval.judges": {"rouge_l": {}},
+    }  # fmt: skip
+    table = fine_tune(settings(folder, run, **changes))
+    assert "oracle" in table
+    assert "rouge_l, 0 to 1" in table
+    logged = lines(run)
+    assert len(logged) == 2
+    assert {"rewards/cider/mean", "rewards/words/mean", "kl", "entropy"} <= logged[0].keys()
+    assert logged[0]["kl"] == pytest.approx(0, abs=1e-5)
+    assert logged[1]["kl"] != 0
+    assert all("scene" in call for call in Recorder.calls), "every column of the data reaches the reward"
+    before, after = (load_file(place / "model.safetensors") for place in (folder / "idefics3", run / "export/last"))
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert moved
+    assert not any("vision" in name for name in moved)
+    assert [path.name for path in (run / "checkpoints").glob("checkpoint-*")] == ["checkpoint-2"]
+
+
+@pytest.mark.parametrize("name", ["qwen2_vl", "idefics3"])
+def test_captions_do_not_depend_on_the_batch(folder: Path, name: str) -> None:
+    vlm = load_vlm(VlmConfig(name=str(folder / name)), torch.float32)
+    rows: list[Row] = [
+        {"image_id": str(i), "image": str(folder / f"{i}.png"), "references": [], "prompt": "describe " * (1 + i % 3)}
+        for i in range(5)
+    ]
+    one_by_one = caption_images(vlm, vlm.policy, rows, "", 6, batch_size=1)
+    assert caption_images(vlm, vlm.policy, rows, "", 6, batch_size=5) == one_by_one
+    assert list(one_by_one) == ["0", "1", "2", "3", "4"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rollout.num_samples": 1}, "rollout.num_samples is 1: expected at least 2"),
+        ({"train.lr": 0.0}, "train.lr is 0.0: expected more than 0"),
+        ({"lora.r": 0}, "lora.r is 0: expected at least 1"),
+        ({"reward.normalize": "per_term"}, "reward.normalize is 'per_term'"),
+        ({"data.features_root": "f"}, "data.features_root is 'f'"),
+        ({"data.augment": ["crop"]}, "data.augment is"),
+        ({"train.micro_batch_size": 3}, "micro_batch_size"),
+        ({"train.kwargs": {"losstype": "x"}}, r"train.kwargs has \['losstype'\]: GRPOConfig .* no such"),
+        ({"train.kwargs": {"beta": 0.1}}, r"train.kwargs has \['beta'\]: other keys"),
+        ({"train.kwargs": {"steps_per_generation": 1, "generation_batch_size": 4}}, "TRL refuses this configuration"),
+        ({"train.batch_size": 5}, "train.batch_size is 5: the training split has 4 usable images"),
+        ({"eval.split": "tset"}, "split 'tset' is not in the data"),
+        ({"reward.terms": {"l_clipscore": {"kwargs": {"backbone": "no/where"}}}}, "reward.terms.l_clipscore: student"),
+        ({"reward.terms": {"w": {"target": RECORDER, "kwargs": {"needs": "depth"}}}}, r"needs the columns \['depth'\]"),
+        ({"eval.judges": {"w": {"target": RECORDER, "kwargs": {"needs": "depth"}}}}, "judges.w"),
+        ({"model.name": "no/where"}, "model.name 'no/where' cannot be loaded"),
+        ({"lora.target_modules": ["q"]}, "lora.target_modules .* names no linear layer"),
+        ({"lora": None, "model.freeze": ["*visuel*"]}, "model.freeze has .* matches no parameter"),
+        ({"lora": None, "model.freeze": ["*"]}, "model.freeze .* leaves nothing to train"),
+    ],
+)
+def test_mistakes_are_named_before_training(
+    folder: Path, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises((ConfigError, DataError, ValueError), match=message):
+        fine_tune(settings(folder, tmp_path / "run", **changes))
+    assert not (tmp_path / "run/metrics.jsonl").exists()
+
+
+def test_missing_images_and_a_broken_reward_end_the_run(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "data.jsonl").write_text(json.dumps({"image": "gone.png", "references": ["a"]}) + "\n")
+    with pytest.raises(DataError, match=r"gone\.png"):
+        fine_tune(settings(folder, tmp_path / "a", **{"data.path": str(tmp_path / "data.jsonl"), "eval.split": None}))
+    broken = {"broken": {"target": RECORDER, "kwargs": {"breaks": True}}}
+    with pytest.raises(RewardError, match=r"reward term 'broken': .* nan for caption 0"):
+        fine_tune(settings(folder, tmp_path / "b", **{"reward.terms": broken, "eval.split": None}))
+
+
+def test_models_that_trl_cannot_train_are_told(folder: Path, tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    shutil.copytree(folder / "qwen2_vl", bare)
+    (bare / "chat_template.jinja").unlink()
+    with pytest.raises(ConfigError, match="no chat template"):
+        load_vlm(VlmConfig(name=str(bare)), torch.float32)
+    (bare / "config.json").write_text(json.dumps({"model_type": "vision-encoder-decoder", "is_encoder_decoder": True}))
+    with pytest.raises(ConfigError, match=r"model\.name"):
+        load_vlm(VlmConfig(name=str(bare)), torch.float32)
+
+
+@pytest.mark.parametrize("file", ["grpo_vlm.yaml", "rloo_vlm.yaml"])
+def test_shipped_configurations_are_understood_by_trl(file: str) -> None:
+    config = parse(GrpoVlmConfig, ["--config", str(REPOSITORY / "configs/trl" / file)], "grpo_vlm.py")
+    config.train.mixed_precision = "no"
+    arguments = trl_arguments(config, 1)
+    assert file.startswith(config.trainer)
+    assert type(arguments).__name__ == f"{config.trainer.upper()}Config"
+    completions = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps
+    assert completions == config.train.batch_size * config.rollout.num_samples
+    assert (arguments.top_k, arguments.top_p, arguments.min_p, arguments.temperature) == (0, 1.0, None, 1.0)
+    assert (arguments.beta, arguments.disable_dropout, arguments.remove_unused_columns) == (0.0, True, False)
+
+
+def test_the_example_of_the_documentation_runs(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (REPOSITORY / "docs/trl.md").read_text()
+    (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert 8 <= len(example.splitlines()) <= 20
+    example = example.replace("Qwen/Qwen2-VL-2B-Instruct", str(folder / "qwen2_vl"))
+    example = example.replace("photos/", f"{folder}/").replace("max_steps=500", "max_steps=1, use_cpu=True, bf16=False")
+    monkeypatch.chdir(tmp_path)
+    found: dict[str, Any] = {}
+    exec(compile(example, "docs/trl.md", "exec"), found)
+    assert any("rewards/cider/mean" in line for line in found["trainer"].state.log_history)

@@ -1,0 +1,118 @@
+"""Folders as the programs leave them, small and written by hand, for tests of reports."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+NASTY = """</script><script>alert("1")</script> & 'two' <img src=x onerror=alert(3)> <!-- \u2028"""
+DATA = {
+    "format": "scenes",
+    "kwargs": {"num_train": 4, "num_val": 30, "num_test": 30, "num_unseen": 0, "image_size": 32},
+}
+STEPS = (0, 10, 20)
+LINES: list[dict[str, Any]] = [
+    {"step": 0, "val/cider": 1.25, "val/reward": 0.5, "val/judge/rouge_l": 0.4375, "hacking/alarm": 0.0},
+    {
+        "step": 1,
+        "reward/total": 0.125,
+        "reward/lclip": 0.25,
+        "policy/entropy": 1.5,
+        "time/step": 0.5,
+        "train/lr": 1e-05,
+    },
+    {
+        "step": 10,
+        "reward/total": 0.75,
+        "reward/lclip": 0.8,
+        "policy/entropy": 1.0625,
+        "time/step": 0.25,
+        "train/lr": 2e-05,
+    },
+    {"step": 10, "val/cider": 1.75, "val/reward": 0.625, "val/judge/rouge_l": 0.5625, "hacking/alarm": 0.0},
+    {
+        "step": 20,
+        "reward/total": 0.875,
+        "reward/lclip": 0.9,
+        "policy/entropy": 0.1,
+        "time/step": 0.25,
+        "train/lr": 2e-05,
+    },
+    {"step": 20, "val/cider": 0.75, "val/reward": 0.96875, "val/judge/rouge_l": 0.3125, "hacking/alarm": 1.0},
+]
+EVIDENCE = "the judge rouge_l, which is not in the reward, fell from 0.4375 to 0.3125 (-28.6%, 4.0 standard errors)"
+STATE = {
+    "global_step": 20,
+    "metric": "val/cider",
+    "best_metric": 1.75,
+    "best_step": 10,
+    "stopped": None,
+    "notes": {"hacking": {"first_alarm": {"step": 20, "evidence": [EVIDENCE]}}},
+}
+
+
+def image_ids(count: int = 30, split: str = "val") -> list[str]:
+    """Ids as the generated world gives them."""
+    return [f"{split}-{index:06d}" for index in range(count)]
+
+
+def write_run(folder: Path, **config: Any) -> Path:
+    """A finished run with three validations, the last of them with an alarm; the first caption is a nasty one."""
+    folder.mkdir(parents=True)
+    values = {
+        "data": DATA,
+        "eval": {"split": "val"},
+        "reward": {"terms": {"lclip": {"weight": 0.5}, "brevity": {"weight": 0.5}}},
+        "train": {"max_steps": 20},
+    }
+    (folder / "config.yaml").write_text(yaml.safe_dump(values | config))
+    env = {"python": "3.12.1", "platform": "Linux", "versions": {"torch": "2.12"}, "signature": "SIG+x", "processes": 1}
+    (folder / "env.json").write_text(json.dumps(env | {"command": ["scripts/scst.py", "--run.dir", "a b"]}))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in LINES))
+    (folder / "result.json").write_text(json.dumps(STATE))
+    for step, word in zip(STEPS, ("small", "large", "large large"), strict=True):
+        captions = [f"there is a {word} red square {index}" for index in range(30)]
+        captions[0] = f"{NASTY} {step}"
+        write_validation(folder, step, captions)
+    return folder
+
+
+def write_validation(folder: Path, step: int, captions: list[str]) -> None:
+    """Captions of a validation, and scores of a judge."""
+    place = folder / "eval" / f"step-{step:08d}"
+    place.mkdir(parents=True)
+    ids = image_ids(len(captions))
+    rows = [{"image_id": image_id, "caption": caption} for image_id, caption in zip(ids, captions, strict=True)]
+    (place / "predictions.json").write_text(json.dumps(rows))
+    scores = {"own": [index / 32 + step / 64 for index in range(len(ids))]}
+    (place / "judges.json").write_text(json.dumps({"image_id": ids, "judges": scores}))
+
+
+def write_evaluation(folder: Path, cider: float, word: str = "red", **more: Any) -> Path:
+    """What ``evaluate.py`` leaves of 30 captions."""
+    folder.mkdir(parents=True)
+    metrics = {"CIDEr": cider, "BLEU-4": cider / 4, "length/mean": 6.0, "judge/L-CLIPS": cider / 2}
+    scores = {"metrics": metrics, "signature": "SIG", "n": 30, "left_out": {"SPICE": "no <b>jar</b>"}}
+    (folder / "scores.json").write_text(json.dumps(scores | more))
+    rows = [{"image_id": image_id, "caption": f"a {word} square"} for image_id in image_ids(split="test")]
+    (folder / "predictions.json").write_text(json.dumps(rows))
+    (folder / "settings.json").write_text(json.dumps({"data": DATA, "split": "test"}))
+    return folder
+
+
+def write_ablation(folder: Path) -> Path:
+    """A start, and two systems of two seeds each, on an alpha grid."""
+    write_evaluation(folder / "start" / "test", 1.0)
+    lines = ["system,base,alpha,seed,CIDEr", "start,,,,1.0"]
+    for alpha, label in ((0.0, "alpha=0"), (1.0, "alpha=1")):
+        for seed in (0, 1):
+            cell = folder / "cells" / label / f"seed{seed}"
+            write_evaluation(cell / "test_last", 1.5 + alpha + seed / 4, "blue")
+            write_run(cell / "run")
+            (cell / "scst.yaml").write_text("{}")
+            lines.append(f"{label},,{alpha},{seed},{1.5 + alpha + seed / 4}")
+    (folder / "runs.csv").write_text("\n".join(lines) + "\n")
+    return folder

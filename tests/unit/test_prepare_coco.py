@@ -1,0 +1,180 @@
+"""From the downloads of COCO to the folder that the configurations read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rewards.text.document_frequency import DocumentFrequencies
+from rl_caption.data import coco_checks, prepare_coco
+from rl_caption.data.base import DataError
+from rl_caption.data.files import read_references
+from rl_caption.data.json_stream import stream_lists
+from rl_caption.data.karpathy import KarpathyData
+from rl_caption.data.prepare_coco import prepare
+from tests.coco_for_tests import captions_of, write_downloads, write_features, write_photos
+
+
+@pytest.fixture(autouse=True)
+def tiny_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coco_checks, "IMAGES", {"train": 10, "val": 4, "test": 4})
+    monkeypatch.setattr(coco_checks, "CAPTIONS", {"train": 50, "val": 20, "test": 20})
+
+
+def change(path: Path, edit: Callable[[Any], Any]) -> None:
+    content = json.loads(path.read_text())
+    edit(content)
+    path.write_text(json.dumps(content))
+
+
+def stamps(folder: Path) -> dict[str, int]:
+    return {str(path): path.stat().st_mtime_ns for path in folder.iterdir() if path.name != "prepared.json"}
+
+
+def test_everything_at_once_and_a_second_time_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    downloads, out = write_downloads(tmp_path / "downloads"), tmp_path / "coco"
+    images, features = write_photos(tmp_path / "photos"), write_features(tmp_path / "regions", 8)
+    options: dict[str, Any] = {"images": images, "features": features, "features_kwargs": {"dim": 8}, "df": True}
+    summary = prepare(out, downloads, **options)
+    assert summary["images"] == {"train": 10, "val": 4, "test": 4}
+    assert summary["captions"] == {"train": 50, "val": 20, "test": 20}
+    assert summary["compared_with_annotations"] is True
+    assert summary["checked"] == {"images": str(out / "images"), "features": str(out / "features")}
+    assert json.loads((out / "prepared.json").read_text()) == summary
+
+    kwargs = {"box_features": "normalised"}
+    data = KarpathyData(out, "images", features_root=out / "features", features_kwargs=kwargs)
+    row = data.split("train")[9]
+    assert (row["image_id"], row["references"]) == ("109", captions_of(9))
+    assert Path(str(row["image"])).is_file()
+    found = row["features"].load(13)  # sizes of the images come from the official annotations
+    np.testing.assert_allclose(found[0, 8:], [1 / 32, 2 / 24, 20 / 32, 22 / 24, 19 * 20 / (32 * 24)], rtol=1e-6)
+
+    references = read_references(out / "captions_test.json")
+    assert references == {str(100 + number): captions_of(number) for number in range(14, 18)}
+    frequencies = DocumentFrequencies.load(out / "document_frequencies.npz")
+    assert (frequencies.documents, frequencies.eos, frequencies["<eos>",]) == (10, True, 10)
+    assert frequencies["dog",] == 3, "images 0, 4, 8 of train and restval"
+
+    before = stamps(out)
+    assert prepare(out, downloads, **options) == summary
+    assert prepare(out, downloads, features_kwargs={"dim": 8}, df=True) == summary, "what is there is checked"
+    assert stamps(out) == before
+
+
+def test_what_is_missing_is_named_with_where_to_get_it(tmp_path: Path) -> None:
+    (tmp_path / "downloads").mkdir()
+    with pytest.raises(DataError) as caught:
+        prepare(tmp_path, tmp_path / "downloads")
+    for part in (
+        "dataset_coco.json, from https://cs.stanford.edu/",
+        "captions_train2014.json, from http://images.coco",
+    ):
+        assert part in str(caught.value)
+    write_downloads(tmp_path / "downloads")
+    (tmp_path / "downloads/annotations/captions_val2014.json").unlink()
+    with pytest.raises(DataError, match=r"captions_val2014\.json, from .*\n.*--without_annotations") as caught:
+        prepare(tmp_path / "coco", tmp_path / "downloads")
+    assert "train2014" not in str(caught.value)
+    summary = prepare(tmp_path / "coco", tmp_path / "downloads", annotations=False)
+    assert summary["compared_with_annotations"] is False
+
+
+def test_counts_and_captions_that_do_not_agree_are_reported_together(tmp_path: Path) -> None:
+    downloads = write_downloads(tmp_path / "downloads")
+
+    def damage(content: Any) -> None:
+        del content["images"][3]
+        content["images"][0]["sentences"][1]["raw"] = "a mouse"
+        content["images"][16]["cocoid"] = 999
+        content["images"][15]["sentences"].pop()
+
+    change(downloads / "dataset_coco.json", damage)
+    with pytest.raises(DataError) as caught:
+        prepare(tmp_path / "coco", downloads)
+    message = str(caught.value)
+    assert (
+        "3 wrong counts: train has 9 images, expected 10; train has 45 captions, expected 50; test has 19 captions"
+        in message
+    )
+    assert "images that the official annotations do not have: cocoid 999" in message
+    assert "images whose captions differ: cocoid 100 (COCO_train2014_000000000100.jpg)" in message
+    assert "['a mouse'], officially ['A dog .']" in message
+    assert "2 images whose captions differ" in message
+    assert "cocoid 116 (COCO_val2014_000000000116.jpg): [], officially ['a small dog']" in message
+    assert "2 annotated images that the file does not have" in message
+    assert not (tmp_path / "coco").exists()
+
+
+def test_a_part_of_coco_is_taken_where_that_is_said(tmp_path: Path) -> None:
+    downloads = write_downloads(tmp_path / "downloads")
+    change(downloads / "dataset_coco.json", lambda content: content["images"].pop(3))
+    with pytest.raises(DataError, match="a part of COCO on purpose: --subset"):
+        prepare(tmp_path / "coco", downloads)
+    assert prepare(tmp_path / "coco", downloads, subset=True)["images"] == {"train": 9, "val": 4, "test": 4}
+
+
+def test_images_and_features_that_are_missing_are_counted_and_named(tmp_path: Path) -> None:
+    downloads, out = write_downloads(tmp_path / "downloads"), tmp_path / "coco"
+    photos, features = write_photos(tmp_path / "photos"), write_features(tmp_path / "regions", 8)
+    (photos / "val2014/COCO_val2014_000000000110.jpg").unlink()
+    with pytest.raises(DataError, match=r"1 of 18 cannot be used: '.*val2014_000000000110\.jpg': No such file"):
+        prepare(out, downloads, images=photos)
+    (out / "images").unlink()
+    np.savez(features / "105.npz", features=np.ones((3, 9), np.float32))
+    (features / "106.npz").unlink()
+    with pytest.raises(DataError, match="2 missing or unusable features") as caught:
+        prepare(out, downloads, features=features, features_kwargs={"dim": 8})
+    assert "image '105' (" in str(caught.value)
+    assert "the shape is [3, 9], expected [regions, 8]" in str(caught.value)
+    assert "image '106'" in str(caught.value)
+    assert (out / "dataset_coco.json").is_file(), "the captions were right"
+    with pytest.raises(DataError, match="features is there and is not"):
+        prepare(out, downloads, features=photos)
+
+
+def test_the_download_is_never_overwritten(tmp_path: Path) -> None:
+    downloads = write_downloads(tmp_path)
+    before = (downloads / "dataset_coco.json").read_bytes()
+    with pytest.raises(DataError, match="is what this program writes: move the download to"):
+        prepare(tmp_path, downloads)
+    assert (downloads / "dataset_coco.json").read_bytes() == before
+
+
+def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_downloads(tmp_path / "coco" / "downloads")
+    assert prepare_coco.main(["--out", str(tmp_path / "coco")]) == 0
+    assert "test: 4 images, 20 captions" in capsys.readouterr().out
+
+
+def test_the_counts_are_those_of_the_official_files() -> None:
+    published = {"train2014": (82_783, 414_113), "val2014": (40_504, 202_654)}
+    source = Path(coco_checks.__file__).read_text()
+    assert sum(images for images, _ in published.values()) == 123_287 == 113_287 + 2 * 5_000
+    assert sum(captions for _, captions in published.values()) == 616_767 == 566_747 + 2 * 25_010
+    for number in ("113_287", "5_000", "566_747", "25_010"):
+        assert number in source
+
+
+@pytest.mark.parametrize(
+    "text", ['{"images": [1, 2', '{"images": [1 2]}', '{"images" [1]}', "[1]", "", '{"images": [1], "a": 1 "b": 2}']
+)
+def test_a_damaged_file_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "f.json").write_text(text)
+    with pytest.raises(DataError, match=r"f\.json is not a JSON object, or is cut off"):
+        list(stream_lists(tmp_path / "f.json", ["images"]))
+
+
+def test_lists_are_streamed_whatever_stands_around_them(tmp_path: Path) -> None:
+    content = {"a": {"images": [9]}, "images": [{"b": [1, "]"]}, 2, []], "c": "}", "annotations": [], "d": None}
+    for indent in (None, 2):
+        (tmp_path / "f.json").write_text(json.dumps(content, indent=indent))
+        found = list(stream_lists(tmp_path / "f.json", ["images", "annotations"]))
+        assert found == [("images", 0, {"b": [1, "]"]}), ("images", 1, 2), ("images", 2, [])]
+    with pytest.raises(DataError, match="has no list 'captions'"):
+        list(stream_lists(tmp_path / "f.json", ["captions"]))

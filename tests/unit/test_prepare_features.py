@@ -1,0 +1,96 @@
+"""Published TSV files of region features to one file per image."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rl_caption.data import prepare_features
+from rl_caption.data.base import DataError
+from rl_caption.data.features import load_features
+from rl_caption.data.prepare_features import convert_tsv
+
+
+def text(array: np.ndarray) -> str:
+    return base64.b64encode(array.astype("<f4").tobytes()).decode()
+
+
+def features(image_id: int, rows: int = 3, dim: int = 8) -> np.ndarray:
+    return np.random.default_rng(image_id).normal(size=(rows, dim)).astype(np.float32)
+
+
+def line(image_id: int, layout: str, values: np.ndarray | None = None) -> str:
+    values = features(image_id) if values is None else values
+    count = len(values)
+    if layout == "bottom-up":
+        return "\t".join(map(str, [image_id, 640, 480, count, text(np.ones((count, 4))), text(values)]))
+    if layout == "vinvl":
+        return f"{image_id}\t{json.dumps({'num_boxes': count, 'features': text(values)})}"
+    return f"{image_id}\t{count}\t{text(values)}"
+
+
+@pytest.mark.parametrize("layout", ["bottom-up", "vinvl", "three columns"])
+def test_each_line_becomes_a_file(tmp_path: Path, layout: str) -> None:
+    (tmp_path / "a.tsv").write_text("\n".join(line(number, layout) for number in (5, 6)) + "\r\n")
+    assert convert_tsv([tmp_path / "a.tsv"], tmp_path / "out") == (2, 0)
+    np.testing.assert_array_equal(load_features(tmp_path / "out/6.npz", "6", 8), features(6))
+    if layout == "bottom-up":
+        with np.load(tmp_path / "out/5.npz") as stored:
+            assert stored["boxes"].shape == (3, 4)
+            assert (int(stored["image_w"]), int(stored["image_h"])) == (640, 480)
+
+
+def test_an_interrupted_conversion_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.tsv").write_text("\n".join(line(number, "bottom-up") for number in range(5)))
+    original, calls = np.savez, []
+
+    def stopped(file: Any, **arrays: Any) -> None:
+        original(file, **arrays)
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(np, "savez", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        convert_tsv([tmp_path / "a.tsv"], tmp_path / "out")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["0.npz", "1.npz"]
+    assert convert_tsv([tmp_path / "a.tsv"], tmp_path / "out") == (3, 2)
+    assert convert_tsv([tmp_path / "a.tsv"], tmp_path / "out", dim=8) == (0, 5)
+    with pytest.raises(DataError, match=r"\[3, 8\], expected \[regions, 9\]"):
+        convert_tsv([tmp_path / "a.tsv"], tmp_path / "out", dim=9)
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ("7\t1\t2\t3", "4 columns, expected 6"),
+        ("7\t640\t480\tx\tAA==\tAA==", "expected num_boxes and base64"),
+        ("7\t640\t480\t2\t%%\t%%", "expected num_boxes and base64"),
+        (line(7, "three columns")[:-8], "features has|expected num_boxes"),
+        (line(7, "vinvl", features(7, dim=9)), r"image '7': the shape is \[3, 9\], expected \[regions, 8\]"),
+        (line(7, "vinvl", np.full((3, 8), np.nan)), r"features\[0, 0\] is nan, expected finite"),
+        ("7\t640\t480\t3\t" + text(np.ones((3, 5))) + "\t" + text(features(7)), r"boxes are float32 \[3, 5\]"),
+        ("../7\t3\t" + text(features(7)), "expected an id that can be a file's name"),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path: Path, bad: str, message: str) -> None:
+    (tmp_path / "a.tsv").write_text(line(5, "vinvl") + "\n" + bad + "\n")
+    with pytest.raises(DataError, match=message) as caught:
+        convert_tsv([tmp_path / "a.tsv"], tmp_path / "out")
+    assert "a.tsv, line 2" in str(caught.value)
+
+
+def test_half_the_space_and_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.tsv").write_text(line(5, "bottom-up"))
+    arguments = [str(tmp_path / "a.tsv"), "--out", str(tmp_path / "out"), "--dtype", "float16", "--dim", "8"]
+    assert prepare_features.main(arguments) == 0
+    assert "1 images written" in capsys.readouterr().out
+    np.testing.assert_allclose(load_features(tmp_path / "out/5.npz", "5", 8), features(5), atol=2e-3)
+    (tmp_path / "b.tsv").write_text(line(6, "bottom-up", 1e6 * np.ones((3, 8))))
+    with pytest.raises(DataError, match="beyond float16: convert to float32"):
+        convert_tsv([tmp_path / "b.tsv"], tmp_path / "out", dtype="float16")

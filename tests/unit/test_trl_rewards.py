@@ -1,0 +1,118 @@
+"""Every registered reward is a TRL reward function as it stands: a step of both trainers with all of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rewards.base import Reward, RewardError, required_column
+from rewards.mixed import MixedReward
+from rewards.registry import available, build
+from rewards.text.cider import CiderD
+from rewards.text.document_frequency import DocumentFrequencies
+from rl_caption.trl_captioning.reward_functions import FinishedAware
+from tests.clip_for_tests import ARCHITECTURE, noise_image, tiny_checkpoint, tiny_student
+from tests.vlm_for_tests import tiny_idefics3, tiny_qwen2_vl
+
+REFERENCES = [["a red circle", "one small red circle ."], ["the blue square", "a large blue square ."]]
+TEXT = ("bleu", "cider", "repetition", "rouge_l")
+
+
+def every_reward(folder: Path) -> dict[str, Reward]:
+    """One reward of each registered name, with tiny random encoders, and a mixture."""
+    clip = {"backbone": ARCHITECTURE, "pretrained": tiny_checkpoint(folder)}
+    student = {"backbone": str(tiny_student(folder / "student"))}
+    arguments: dict[str, dict[str, Any]] = {name: {} for name in TEXT}
+    arguments |= dict.fromkeys(("clipscore", "ref_clipscore", "specs"), clip)
+    arguments |= dict.fromkeys(("l_clipscore", "ref_l_clipscore"), student)
+    arguments["length_router"] = {"short": clip, "long": {"name": "specs", **clip}, "threshold": 4}
+    rewards = {name: build(name, **given) for name, given in arguments.items()}
+    mixed = MixedReward({name: (rewards[name], 0.5) for name in ("cider", "l_clipscore")})
+    return {**rewards, "total": mixed}
+
+
+@pytest.fixture(scope="module")
+def rewards(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Reward]:
+    return every_reward(tmp_path_factory.mktemp("rewards"))
+
+
+def test_every_registered_reward_is_tried(rewards: dict[str, Reward]) -> None:
+    assert set(rewards) == {*available(), "total"}, "a reward without arguments in every_reward(), or one too many"
+
+
+@pytest.mark.parametrize(("trainer", "column"), [("grpo", "image"), ("rloo", "images")])
+def test_a_step_of_the_trainer_with_every_reward(
+    rewards: dict[str, Reward], trainer: str, column: str, tmp_path: Path
+) -> None:
+    import trl
+    from datasets import Dataset
+
+    make = tiny_qwen2_vl if trainer == "grpo" else tiny_idefics3
+    images = [noise_image(0), noise_image(1)]
+    rows = [
+        {
+            "prompt": [{"role": "user", "content": "describe this image"}],
+            column: image if column == "image" else [image],
+            "references": REFERENCES[number],
+            "image_id": str(number),
+        }
+        for number, image in enumerate(images)
+    ]
+    heard: list[dict[str, Any]] = []
+
+    def listener(prompts: Any, completions: Any, **columns: Any) -> list[float]:
+        heard.append({"prompts": prompts, "completions": completions, **columns})
+        return [0.0] * len(completions)
+
+    config, kind = getattr(trl, f"{trainer.upper()}Config"), getattr(trl, f"{trainer.upper()}Trainer")
+    arguments = config(
+        output_dir=str(tmp_path / "out"), max_steps=1, per_device_train_batch_size=4, num_generations=2,
+        max_completion_length=6, logging_steps=1, save_strategy="no", report_to="none", beta=0.0, use_cpu=True,
+        bf16=False, disable_tqdm=True,
+    )  # fmt: skip
+    model = make(tmp_path / "model")
+    functions = [*rewards.values(), listener]
+    made = kind(model=str(model), reward_funcs=functions, args=arguments, train_dataset=Dataset.from_list(rows))
+    made.train()
+    (logged,) = (line for line in made.state.log_history if "loss" in line)
+    (columns,) = heard
+    assert {"trainer_state", "log_extra", "log_metric", "completion_ids", column, "references"} <= columns.keys()
+    texts = [completion[-1]["content"] for completion in columns["completions"]]
+    assert all(isinstance(text, str) for text in texts)
+    for name, reward in rewards.items():
+        alone = reward(
+            None, texts, references=columns["references"], image_id=columns["image_id"], image=columns[column]
+        )
+        low, high = reward.bounds
+        assert low <= min(alone) <= max(alone) <= high
+        mean = logged[f"rewards/{reward.__name__}/mean"]
+        assert mean == pytest.approx(sum(alone) / len(alone), rel=1e-5, abs=1e-7), name
+    assert {"reward/cider", "reward/l_clipscore"} <= logged.keys(), "the terms of a mixture are logged as well"
+
+
+def test_an_image_may_be_in_a_list_of_one() -> None:
+    image = noise_image(0)
+    assert required_column({"image": [[image], "a.png"]}, "image", "r", 2) == [image, "a.png"]
+    assert required_column({"images": [(image,)]}, "image", "r", 1) == [image]
+    with pytest.raises(RewardError, match="row 1 has 2 images: expected one"):
+        required_column({"images": [[image], [image, image]]}, "image", "r", 2)
+    with pytest.raises(RewardError, match="row 0 has 0 images"):
+        required_column({"images": [[]]}, "image", "r", 1)
+
+
+def test_captions_without_eos_are_told_from_those_with_it() -> None:
+    words = [["a", "red", "circle"], ["a", "blue", "square"]]
+    reward = CiderD(DocumentFrequencies.from_references([[caption] for caption in words], eos=True))
+    texts, references = ["a red circle"] * 2, [["a red circle"]] * 2
+    ended, cut = FinishedAware(reward, [7])(None, texts, references=references, completion_ids=[[3, 7], [3, 4]])
+    assert ended == pytest.approx(10.0)
+    assert cut < ended
+    assert reward(None, texts, references=references, completion_ids=[[3, 7], [3, 4]]) == [ended, ended]
+    given = FinishedAware(reward, [7])(
+        None, texts, references=references, completion_ids=[[3, 7], [3, 4]], finished=[False, False]
+    )
+    assert given == [cut, cut]
+    with pytest.raises(RewardError, match=r"reward term 'cider': .*needs the column 'references'"):
+        FinishedAware(reward, [7])(None, texts)

@@ -1,7 +1,7 @@
 """Dual encoders on long descriptions: specificity rates, agreement with the truth by length, retrieval and hubness.
 
 python benchmarks/specificity_study.py --data configs/scenes_scst_cider.yaml --split test \
-    --models before=runs/long/contrastive/export/best after=runs/long/specs/export/best --out runs/specificity
+    --models before=CONTRASTIVE_FOLDER after=SPECS_FOLDER --out runs/specificity
 
 Prints the tables and writes them to OUT/specificity.md and, unrounded, OUT/specificity.json. docs/judging.md says what
 they mean. Data that is not of the generated world needs ``long_reference`` in its rows, and has no truth to agree with.

@@ -64,7 +64,7 @@ def parse(kind: type[Config], arguments: Sequence[str], program: str) -> Config:
 
 def _switched_on(arguments: Sequence[str]) -> list[str]:
     """``--report`` without a value is ``--report=true``."""
-    followed = zip(arguments, [*arguments[1:], "--"], strict=True)
+    followed = zip(arguments, [*arguments[1:], "--"][: len(arguments)], strict=True)
     return ["--report=true" if word == "--report" and after.startswith("--") else word for word, after in followed]
 
 

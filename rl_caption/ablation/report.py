@@ -28,7 +28,7 @@ def write_report(
     config: AblateConfig,
     failures: Sequence[str],
 ) -> list[Path]:
-    """Write ``table.md``, ``table.csv``, ``runs.csv``, ``captions.md``, ``report.html``; ``alpha.png`` of an alpha grid.
+    """Write ``table.md``, ``table.csv``, ``runs.csv``, ``captions.md``, ``report.html``; for alphas ``alpha.png``.
 
     Args:
         outcomes: starting policies first.

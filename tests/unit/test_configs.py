@@ -150,7 +150,7 @@ def test_launcher_configurations_load(path: Path) -> None:
 
     config = load_config_from_file(str(path))
     assert config.num_machines == 1
-    assert config.mixed_precision == "no"
+    assert config.mixed_precision == (path.stem if path.stem in ("bf16", "fp16") else "no")
 
 
 def test_range_checks_name_keys_that_exist() -> None:

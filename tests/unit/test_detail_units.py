@@ -150,8 +150,8 @@ def test_a_description_of_the_generated_world() -> None:
     ]
 
 
-def test_the_growing_captions_of_the_papers_first_figure() -> None:
-    # SPECS, figure 1: a cat on a "blanket", then a "blanket with fringed edges".
+def test_a_detail_of_the_papers_first_figure_is_a_unit() -> None:
+    # Figure 1 of the SPECS paper goes from "blanket" to "blanket with fringed edges"; the sentence around them is ours.
     units = detail_units("A cat sleeps on a blanket with fringed edges.")
     assert units[-1] == " with fringed edges."
     assert units[-2].endswith(" blanket")

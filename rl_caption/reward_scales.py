@@ -16,6 +16,7 @@ from rl_caption.accumulation import dropout_off
 from rl_caption.captioners.base import Captioner, Decoding
 from rl_caption.data.base import Row
 from rl_caption.engines import autocast
+from rl_caption.reward_columns import reward_inputs
 from rl_caption.rollout import sample_captions
 from rl_caption.scoring import term_scores
 from rl_caption.tracking import announce
@@ -91,14 +92,11 @@ def reference_scores(reward: MixedReward, rows: Sequence[Row]) -> tuple[dict[str
         used = [row for row in rows if len(row["references"]) > int(compares)]
         left_out = max(left_out, len(rows) - len(used))
         pairs = [(row, place) for row in used for place in range(len(row["references"]))]
-        values = MixedReward({name: (term, 1.0)}).terms(
-            [row.get("prompt", "") for row, _ in pairs],
-            [row["references"][place] for row, place in pairs],
-            references=[_others(row["references"], place) if compares else row["references"] for row, place in pairs],
-            image_id=[row["image_id"] for row, _ in pairs],
-            image=[row["image"] for row, _ in pairs],
-            finished=[True] * len(pairs),
-        )[name]
+        prompts, columns = reward_inputs([row for row, _ in pairs], finished=[True] * len(pairs))
+        if compares:
+            columns["references"] = [_others(row["references"], place) for row, place in pairs]
+        captions = [row["references"][place] for row, place in pairs]
+        values = MixedReward({name: (term, 1.0)}).terms(prompts, captions, **columns)[name]
         remaining = iter(values)
         scores[name] = [[next(remaining) for _ in row["references"]] for row in used]
     return scores, left_out

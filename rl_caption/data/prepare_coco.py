@@ -122,6 +122,7 @@ def _downloads(folder: Path, annotations: bool) -> dict[str, Path]:
 
 def _write_captions(out: Path, records: Mapping[str, Record], sizes: Mapping[str, tuple[int, int]]) -> None:
     def lines() -> Iterator[str]:
+        """One image a line, so that the file can be looked at."""
         for image_id, record in records.items():
             item: dict[str, Any] = {"cocoid": _number(image_id), "split": record.split, "filepath": record.filepath}
             item |= {"filename": record.filename, "sentences": [{"raw": caption} for caption in record.references]}

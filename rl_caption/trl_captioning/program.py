@@ -200,6 +200,7 @@ class _Log(TrainerCallback):
         self.path, self.reward = path, reward
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        """Called by the trainer with what it logs."""
         values = dict(logs or {})
         if "loss" not in values:  # the totals after the last step
             return

@@ -7,7 +7,7 @@ those that exchange tensors say so and are called by every process.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
 
@@ -15,6 +15,7 @@ import torch
 from accelerate import Accelerator, PartialState
 from accelerate.utils import DistributedType
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 Engine = Literal["plain", "zero0", "zero1", "zero2", "zero3", "fsdp2"]
 OWNED_BY_TRAIN = ("optimizer", "scheduler", "fp16", "bf16", "amp", "torch_autocast")
@@ -216,29 +217,62 @@ def whole_weights(accelerator: Accelerator, model: nn.Module) -> Iterator[None]:
     """
     engine = engine_of(accelerator)
     if engine == "zero3":
-        import deepspeed
-
-        with deepspeed.zero.unwrap_model_for_generation(model):
+        with _gathered(model):
             yield
     elif engine == "fsdp2":
-        with _unsharded(model, bool(accelerator.state.fsdp_plugin.reshard_after_forward)):
+        with _unsharded(model):
             yield
     else:
         yield
 
 
 @contextmanager
-def _unsharded(model: Any, reshard_after_forward: bool) -> Iterator[None]:
+def _gathered(model: Any) -> Iterator[None]:
+    """ZeRO-3. DeepSpeed's ``unwrap_model_for_generation`` leaves one hook on the whole model, which compares notes with
+    the other processes at every forward pass, and forgets what it has learnt of the order of modules."""
+    import deepspeed
+
+    offload = model.optimizer.parameter_offload
+    hooks = [*offload.forward_hooks, *offload.backward_hooks, offload.fwd_pre_hook]
+    with deepspeed.zero.GatheredParameters(model.parameters()), _silenced(hooks):
+        yield
+
+
+@contextmanager
+def _silenced(handles: Sequence[RemovableHandle]) -> Iterator[None]:
+    """Inside, the hooks behind ``handles`` are not called; afterwards they are, in their old order."""
+    tables = {id(table): table for table in (handle.hooks_dict_ref() for handle in handles) if table is not None}
+    before = {key: dict(table) for key, table in tables.items()}
+    for handle in handles:
+        handle.remove()
+    try:
+        yield
+    finally:
+        for key, table in tables.items():
+            table.clear()
+            table.update(before[key])
+
+
+@contextmanager
+def _unsharded(model: Any) -> Iterator[None]:
+    """FSDP2: its hooks stay, and find the weights there."""
     from torch.distributed.fsdp import FSDPModule
 
     parts: list[Any] = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    resharded = [_reshards_after_forward(part) for part in parts]
     model.set_reshard_after_forward(False)
     for part in parts:
         part.unshard()
     try:
         yield
     finally:
-        for part in parts:
+        for part, reshards in zip(parts, resharded, strict=True):
             part.reshard()
-            if part is not model:  # the root keeps its weights from the forward to the backward pass anyway
-                part.set_reshard_after_forward(reshard_after_forward, recurse=False)
+            part.set_reshard_after_forward(reshards, recurse=False)
+
+
+def _reshards_after_forward(part: Any) -> bool:
+    """Not so where the backward pass begins: the root, and the output layer. Torch sets it, but does not tell it."""
+    state = part._get_fsdp_state()
+    groups = state._fsdp_param_groups if hasattr(state, "_fsdp_param_groups") else [state._fsdp_param_group]
+    return any(group is not None and group.post_forward_mesh_info is not None for group in groups)

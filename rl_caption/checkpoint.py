@@ -22,6 +22,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.checkpointing import load_accelerator_state, save_accelerator_state
 from accelerate.utils import load as load_tensors
+from accelerate.utils.constants import SCALER_NAME
 from safetensors import SafetensorError
 from torch import nn
 
@@ -142,8 +143,9 @@ def load_checkpoint(
     state = read_state(path)
     with read_errors(path):
         if moments is None or model is None:
-            # Tensors and plain containers only: a checkpoint is not trusted to run code.
-            accelerator.load_state(str(path), load_kwargs={"weights_only": True})
+            with _scaler_of(accelerator, path):
+                # Tensors and plain containers only: a checkpoint is not trusted to run code.
+                accelerator.load_state(str(path), load_kwargs={"weights_only": True})
         else:
             load_moments(accelerator, model, optimizer, moments)
             load_accelerator_state(str(path), [], [], [], [], accelerator.process_index)  # random states
@@ -157,6 +159,18 @@ def load_checkpoint(
             accelerator.num_processes,
         )
     return state
+
+
+@contextlib.contextmanager
+def _scaler_of(accelerator: Accelerator, path: Path) -> Iterator[None]:
+    """Inside, fp16 that goes on from another precision has no loss scale to load: it starts with a fresh one."""
+    scaler = accelerator.scaler
+    if not (path / SCALER_NAME).is_file():
+        accelerator.scaler = None
+    try:
+        yield
+    finally:
+        accelerator.scaler = scaler
 
 
 def _check_random_states(file: Path, device: torch.device) -> None:

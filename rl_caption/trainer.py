@@ -185,19 +185,24 @@ class Trainer:
         return metrics if self.accelerator.scaler is None else self._scaled(metrics, batches)
 
     def _scaled(self, metrics: dict[str, float], batches: list[Batch]) -> dict[str, float]:
-        """What fp16 logs besides. The optimizer skips a step whose gradient overflowed; it counts as a step."""
+        """What fp16 logs besides. A step whose gradient overflowed leaves weights and moments as they were.
+
+        It counts as a step all the same: its images have been seen, and the schedule is a function of the step.
+        """
         assert self.accelerator.scaler is not None
-        skipped = self.accelerator.optimizer_step_was_skipped
-        self._skipped = self._skipped + 1 if skipped else 0
+        if self.accelerator.optimizer_step_was_skipped:
+            self._skipped += 1
+            self.state.skipped += 1
+            metrics.pop("grad/norm")  # it is not finite
+        else:
+            self._skipped = 0
         if self._skipped > MOST_SKIPPED:
             raise NonFiniteError(
                 f"the gradient overflowed fp16 in {self._skipped} steps in a row: no "
                 "loss scale helps. train.mixed_precision bf16 or no is the usual remedy"
             )
-        if skipped:
-            metrics.pop("grad/norm")  # it is not finite
         scale = float(self.accelerator.scaler.get_scale())
-        return metrics | {"train/skipped": float(skipped), "train/loss_scale": scale}
+        return metrics | {"train/skipped": float(self.state.skipped), "train/loss_scale": scale}
 
     def _clip_gradients(self) -> float:
         """Clip gradients, by value first where both are asked for; return their norm before any clipping."""

@@ -109,6 +109,8 @@ class TrainState:
     evaluations_without_gain: int = 0
     stopped: str | None = None
     """Why a validation ended the run early; None if none did."""
+    skipped: int = 0
+    """Steps among ``global_step`` whose gradient overflowed fp16: they changed no weight."""
     processes: int = 1
     """Processes that trained together; the random states of dropout belong to them."""
     signature: str = ""

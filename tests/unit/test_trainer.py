@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from torch import nn
 
-from rl_caption.checkpoint import CheckpointError
+from rl_caption.checkpoint import CheckpointError, load_checkpoint
 from rl_caption.metrics import Averages
 from rl_caption.schedules import make_schedule
 from rl_caption.trainer import NonFiniteError, Trainer
@@ -178,3 +179,59 @@ def test_an_export_that_cannot_be_written_keeps_the_one_before(tmp_path: Path) -
         trainer.fit()
     assert (tmp_path / "export/best/score").read_text() == "0"
     assert [path.name for path in (tmp_path / "export").iterdir()] == ["best"]
+
+
+def fp16_trainer(folder: Path, slopes: Sequence[float], **options: Any) -> tuple[Trainer, Slope]:
+    """``make_trainer`` with a loss scale of 8 at first; the gradient of step n, unscaled, is ``slopes[n]``."""
+    trainer, task, _ = make_trainer(folder, grad_clip_norm=None, **options)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    trainer.accelerator.scaler = scaler  # type: ignore[assignment]
+    trainer.accelerator.native_amp = True
+    AcceleratorState._shared_state["_mixed_precision"] = "fp16"
+    trainer.optimizer = trainer.accelerator.prepare_optimizer(torch.optim.SGD([task.weights]))
+    trainer.accelerator._optimizers = [trainer.optimizer]  # type: ignore[list-item]
+
+    def step(batches: Sequence[CaptionBatch], number: int) -> Averages:
+        task.slope = slopes[number] * scaler.scale(torch.ones(())).item()
+        return Slope.training_step(task, batches, number)
+
+    task.training_step = step  # type: ignore[method-assign]
+    return trainer, task
+
+
+@pytest.fixture
+def plain_again() -> Iterator[None]:
+    yield
+    AcceleratorState._reset_state()
+
+
+def test_fp16_skips_a_step_that_overflows_and_goes_on(tmp_path: Path, plain_again: None) -> None:
+    """The step counts, in the schedule too; weights and the next logged norm are those of the unscaled gradient."""
+    schedule: Callable[[int], float] = partial(lambda step: [1.0, 10.0, 100.0, 1000.0][step])
+    trainer, task = fp16_trainer(tmp_path, [1.0, math.inf, math.nan, 2.0], schedule=schedule)
+    state = trainer.fit()
+    assert (state.global_step, state.skipped) == (4, 2)
+    assert torch.allclose(task.weights, torch.full((1, 4), -1.0 - 2000.0))
+    assert logged(tmp_path, "train/skipped") == {1: 0, 2: 1, 3: 2, 4: 2}
+    assert logged(tmp_path, "train/loss_scale") == {1: 8.0, 2: 4.0, 3: 2.0, 4: 2.0}
+    assert logged(tmp_path, "grad/norm") == {1: pytest.approx(2.0), 4: pytest.approx(4.0)}
+    assert logged(tmp_path, "loss/total") == dict.fromkeys(range(1, 5), 1.0)
+    saved = tmp_path / "checkpoints/step-00000004"
+    assert json.loads((saved / "trainer_state.json").read_text())["skipped"] == 2
+    trainer.accelerator.scaler.update(64.0)  # type: ignore[union-attr]
+    load_checkpoint(trainer.accelerator, saved)
+    assert trainer.accelerator.scaler.get_scale() == 2.0  # type: ignore[union-attr]
+
+
+def test_fp16_gives_up_where_no_loss_scale_helps(tmp_path: Path, plain_again: None) -> None:
+    trainer, task = fp16_trainer(tmp_path, [math.inf] * 40, max_steps=40, schedule=lambda step: 1.0)
+    with pytest.raises(NonFiniteError, match="overflowed fp16 in 25 steps in a row"):
+        trainer.fit()
+    assert torch.equal(task.weights, torch.zeros(1, 4))
+
+
+def test_fp16_goes_on_from_another_precision(tmp_path: Path, plain_again: None) -> None:
+    make_trainer(tmp_path, max_steps=1)[0].fit()
+    trainer, _ = fp16_trainer(tmp_path / "fp16", [1.0])
+    load_checkpoint(trainer.accelerator, tmp_path / "checkpoints/step-00000001")
+    assert trainer.accelerator.scaler.get_scale() == 8.0  # type: ignore[union-attr]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rewards.clip.preprocessing import Preprocessing, open_image
+from rewards.text.tokenize import tokenize
 from rl_caption.data.augment import augment
 from rl_caption.data.base import Row
 from rl_caption.data.order import row_generator
@@ -125,6 +126,15 @@ def triplet_texts(triplets: Sequence[Triplet | None], tokens: TokenCache) -> tup
     return columns, torch.tensor(fits, dtype=torch.float32)
 
 
+def plain_form(caption: str) -> str:
+    """A caption as a word-level captioner writes it: lower-case words of the caption tokeniser, no punctuation."""
+    return " ".join(tokenize(caption))
+
+
+def _formed(captions: Sequence[str], plain: Sequence[bool]) -> list[str]:
+    return [plain_form(caption) if own else caption for caption, own in zip(captions, plain, strict=True)]
+
+
 class PairCollate:
     """(Row, step) pairs to a ``PairBatch``, on the CPU.
 
@@ -137,6 +147,8 @@ class PairCollate:
         short: from (row, caption, step) to a short caption, the input ``text_short``; None leaves it out.
         triplets: from a step to the triplets of its images, the inputs ``text_base``, ``text_positive`` and
             ``text_negative``; None leaves them out.
+        plain_captions: share of (image, step) whose texts are in the form that a word-level captioner writes, in
+            [0, 1]; which ones is a pure function of (seed, step, image id).
     """
 
     def __init__(
@@ -148,28 +160,36 @@ class PairCollate:
         seed: int = 0,
         short: Callable[[Row, str, int], str] | None = None,
         triplets: Callable[[int], Mapping[str, Triplet | None]] | None = None,
+        plain_captions: float = 0.0,
     ) -> None:
         self.pixels, self.tokens, self.captions = pixels, tokens, captions
         self.augmentations, self.seed = tuple(augmentations), seed
-        self.short, self.triplets = short, triplets
+        self.short, self.triplets, self.plain_captions = short, triplets, plain_captions
 
     def __call__(self, items: Sequence[tuple[Row, int]]) -> PairBatch:
         """Make a batch."""
         chosen = [choose_caption(row, self.captions, self.seed, step) for row, step in items]
+        plain = [self._is_plain(row, step) for row, step in items]
         inputs = {}
         if self.pixels is not None:
             inputs["image"] = torch.stack([self._view(row, step) for row, step in items])
         if self.tokens is not None:
-            inputs["text"] = self.tokens(chosen)
+            inputs["text"] = self.tokens(_formed(chosen, plain))
         targets: dict[str, Tensor] = {}
         if self.tokens is not None and self.short is not None:
             shorts = [self.short(row, caption, step) for (row, step), caption in zip(items, chosen, strict=True)]
-            inputs["text_short"] = self.tokens(shorts)
+            inputs["text_short"] = self.tokens(_formed(shorts, plain))
         if self.tokens is not None and self.triplets is not None:
             found = [self.triplets(step)[row["image_id"]] for row, step in items]
             texts, targets["triplet"] = triplet_texts(found, self.tokens)
-            inputs |= {f"text_{name}": self.tokens(column, keep=False) for name, column in texts.items()}
+            for name, column in texts.items():
+                inputs[f"text_{name}"] = self.tokens(_formed(column, plain), keep=False)
         return PairBatch([row for row, _ in items], inputs, chosen, targets)
+
+    def _is_plain(self, row: Row, step: int) -> bool:
+        if not self.plain_captions:
+            return False
+        return float(row_generator(self.seed, step, f"plain/{row['image_id']}").random()) < self.plain_captions
 
     def _view(self, row: Row, step: int) -> Tensor:
         assert self.pixels is not None

@@ -58,6 +58,7 @@ READ_BY: dict[str, tuple[Method, ...]] = {
     "train.freeze_positions": CLIP_TASKS,
     "train.shuffle_rate": ("specificity",),
     "train.shuffle_per": ("specificity",),
+    "train.plain_captions": CLIP_TASKS,
     "train.captions": (*CLIP_TASKS, "distill_text", "distill_dual"),
     "train.freeze_patch_embed": ("distill_image",),
     "train.freeze_text": ("distill_dual",),
@@ -96,8 +97,10 @@ def _wrong_with_long(config: RewardModelConfig) -> list[str]:
     model, loss, train, found = config.model, config.loss, config.train, []
     if model.context_length is not None and model.init is None:
         found.append("model.context_length stretches model.init, which is not set: put it into model.kwargs.text_cfg")
-    if not 0 <= train.shuffle_rate <= 1:
-        found.append(f"train.shuffle_rate is {train.shuffle_rate}: expected 0 to 1")
+    for name in ("shuffle_rate", "plain_captions"):
+        share = getattr(train, name)
+        if not 0 <= share <= 1:
+            found.append(f"train.{name} is {share}: expected 0 to 1")
     if loss.short and loss.pca_rank >= train.batch_size:
         found.append(
             f"loss.pca_rank is {loss.pca_rank} with train.batch_size {train.batch_size}: expected less, or the "

@@ -105,6 +105,8 @@ class RewardModelTrainConfig(TrainConfig):
 
     Args:
         captions: the caption of an image that a step learns: a ``random`` reference, or always the ``first``.
+        plain_captions: ``contrastive``, ``specificity``: share of captions learnt in the form that a captioner with a
+            vocabulary of words writes, lower case without punctuation; for rewards of such captioners.
         freeze_patch_embed: ``distill_image``: copy patch projection, class token and, where they fit, positions from
             the teacher, and freeze them.
         freeze_text: ``distill_dual``: leave the text tower as the folder that it comes from has it; one with random
@@ -118,6 +120,7 @@ class RewardModelTrainConfig(TrainConfig):
     """
 
     captions: Literal["random", "first"] = "random"
+    plain_captions: float = 0.0
     freeze_patch_embed: bool = True
     freeze_text: bool = True
     short_captions: Literal["first_sentence", "references"] = "first_sentence"

@@ -91,6 +91,7 @@ def train_reward_model(config: RewardModelConfig) -> TrainState:
             config.train.seed,
             _short_captions(config),
             _triplets(config, stage.train_rows),
+            config.train.plain_captions,
         )
         is_specific = config.task == "specificity"
         trainee = Trainee(

@@ -13,6 +13,8 @@ from rl_caption.data.files import read_captions
 from rl_caption.data.scenes.draws import Draws
 
 Per = Literal["unit", "row"]
+_STOPS = (".", "!", "?", "…")
+_SEPARATORS = ",;:"
 _CORE = re.compile(r"(\W*)(.*?)(\W*)", re.DOTALL)
 
 
@@ -127,8 +129,10 @@ def _triplet(
 
 
 def continued(base: str, unit: str) -> str:
-    """Append a unit of another caption to ``base``, with a space where it brings none."""
-    return base + ("" if unit[0].isspace() or unit[0] in ",;:" else " ") + unit
+    """Append a unit of another caption to ``base``: a space where it brings none, no comma after a full stop."""
+    if base[-1:] in _STOPS:
+        unit = unit.lstrip(_SEPARATORS) or unit
+    return base + ("" if unit[0].isspace() or unit[0] in _SEPARATORS else " ") + unit
 
 
 def read_donors(path: str | Path, processes: int = 1) -> list[Donor]:

@@ -18,7 +18,14 @@ from rewards.clip.preprocessing import Preprocessing
 from rl_caption.build import ConfigError, build_data
 from rl_caption.config import DataConfig
 from rl_caption.data.order import micro_batches, step_indices
-from rl_caption.reward_models.batch import PairBatch, PairCollate, PixelCache, TokenCache, triplet_texts
+from rl_caption.reward_models.batch import (
+    PairBatch,
+    PairCollate,
+    PixelCache,
+    TokenCache,
+    plain_form,
+    triplet_texts,
+)
 from rl_caption.reward_models.config import RewardModelConfig, RewardModelTrainConfig
 from rl_caption.reward_models.encoders import ClipTowers, pretrained_clip, random_clip, save_clip
 from rl_caption.reward_models.long_texts import StepTriplets, first_sentence, short_caption, validation_triplets
@@ -184,3 +191,25 @@ def test_the_program_reads_the_shuffle_of_the_configuration() -> None:
     assert made is not None
     assert (made.shuffle_rate, made.per, made.batch_size, made.seed) == (0.5, "row", 8, 3)
     assert _triplets(RewardModelConfig("contrastive", train=train), ROWS) is None
+
+
+def test_some_captions_are_as_a_captioner_writes_them() -> None:
+    """Per image and step, all texts of it alike, and their tokens those of the bare words."""
+    made = triplets(batch_size=len(ROWS))
+    items = [(row, 2) for row in ROWS]
+    short = partial(short_caption, source="references", seed=0)
+    written = PairCollate(None, TOKENS, seed=3, short=short, triplets=made)(items)
+    bare = PairCollate(None, TOKENS, seed=3, short=short, triplets=made, plain_captions=1.0)(items)
+    mixed = PairCollate(None, TOKENS, seed=3, short=short, triplets=made, plain_captions=0.5)(items)
+    assert mixed.captions == bare.captions == written.captions, "what the log and a teacher see does not change"
+    commas = {TOKENS.tokenizer.encode(mark)[0] for mark in ".,"}
+    plain = [not commas & set(ids) for ids in mixed.inputs["text"].tolist()]
+    assert 0.2 < sum(plain) / len(plain) < 0.8
+    for name in ("text", "text_base", "text_positive", "text_negative", "text_short"):
+        assert not commas & set(bare.inputs[name].flatten().tolist())
+        for own, ids, with_marks, without in zip(
+            plain, mixed.inputs[name].tolist(), written.inputs[name].tolist(), bare.inputs[name].tolist(), strict=True
+        ):
+            expected = without if own else with_marks
+            assert [token for token in ids if token] == [token for token in expected if token]
+    assert plain_form("A red circle, on 3.5 metres. It's big!") == "a red circle on 3.5 metres it 's big"

@@ -8,7 +8,7 @@ import pytest
 from rewards.text.detail_units import detail_units, prefixes
 from rl_caption.data.scenes import ScenesData
 from rl_caption.data.scenes.draws import Draws
-from rl_caption.reward_models.triplets import Donor, make_triplets, read_donors, shuffled_words
+from rl_caption.reward_models.triplets import Donor, continued, make_triplets, read_donors, shuffled_words
 
 ROWS = ScenesData(num_train=40, num_val=0, num_test=0, num_unseen=0).split("train")
 CAPTIONS = [row["long_reference"] for row in ROWS]
@@ -26,8 +26,9 @@ def test_base_and_positive_are_prefixes_and_the_negative_is_of_another_caption()
         assert triplet.negative.startswith(triplet.base)
         unit = triplet.negative.removeprefix(triplet.base).strip()
         others = [detail_units(other) for other in CAPTIONS if other != caption]
-        # The unit at the same place, or the last one of a shorter caption.
-        assert unit in {units[min(place + 1, len(units) - 1)].strip() for units in others}
+        # The unit at the same place, or the last one of a shorter caption; no comma follows a full stop.
+        lead = ",;: " if triplet.base.endswith(".") else " "
+        assert unit in {units[min(place + 1, len(units) - 1)].lstrip(lead).strip() for units in others}
         assert unit.lower() != triplet.positive.removeprefix(triplet.base).strip().lower()
     assert len(lengths) > 3
 
@@ -104,3 +105,17 @@ def test_wrong_arguments_are_named() -> None:
         make_triplets(CAPTIONS, 0, per="token")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="1 image ids for 2 captions"):
         make_triplets(["a", "b"], 0, image_ids=["x"])
+
+
+@pytest.mark.parametrize(
+    ("base", "unit", "joined"),
+    [
+        ("A red circle", ", a blue star", "A red circle, a blue star"),
+        ("A red circle.", ", a blue star", "A red circle. a blue star"),
+        ("A red circle.", " The background is grey.", "A red circle. The background is grey."),
+        ("A red circle", "a blue star", "A red circle a blue star"),
+    ],
+)
+def test_units_of_other_captions_are_joined_without_double_punctuation(base: str, unit: str, joined: str) -> None:
+    """A metric could tell a false detail by ".," alone."""
+    assert continued(base, unit) == joined

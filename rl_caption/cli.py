@@ -18,6 +18,8 @@ from typing import Any, TypeVar
 
 from rl_caption.ablation.config import AblateConfig
 from rl_caption.config import EvaluateConfig, ScstConfig, XeConfig
+from rl_caption.judging.config import JudgeSetConfig
+from rl_caption.program_names import MODULES, SUMMARIES
 from rl_caption.reward_models.config import RewardModelConfig
 from rl_caption.trl_captioning.config import GrpoVlmConfig
 
@@ -248,6 +250,15 @@ def evaluate(arguments: Sequence[str]) -> int:
     return 0
 
 
+def judge(arguments: Sequence[str]) -> int:
+    """Judge metrics by how well they agree with human judgements of captions."""
+    config = parse(JudgeSetConfig, arguments, "judge.py")
+    from rl_caption.judging.people import judge_metrics_by_people
+
+    print(judge_metrics_by_people(config))
+    return 0
+
+
 def grpo_vlm(arguments: Sequence[str]) -> int:
     """Fine-tune a vision-language model with TRL."""
     config = parse(GrpoVlmConfig, arguments, "grpo_vlm.py")
@@ -269,38 +280,7 @@ def ablate(arguments: Sequence[str]) -> int:
     return run_ablation(config, parse)
 
 
-MODULES = {
-    "score": "rl_caption.score",
-    "caption": "rl_caption.caption",
-    "doctor": "rl_caption.doctor",
-    "demo": "rl_caption.demo",
-    "prepare_coco": "rl_caption.data.prepare_coco",
-    "prepare_features": "rl_caption.data.prepare_features",
-    "report": "rl_caption.report.program",
-}
-PROGRAMS = {
-    "xe": xe,
-    "scst": scst,
-    "reward_model": reward_model,
-    "evaluate": evaluate,
-    "ablate": ablate,
-    "grpo_vlm": grpo_vlm,
-}
-SUMMARIES = {
-    "xe": "train a captioner by cross-entropy",
-    "scst": "fine-tune a captioner by self-critical sequence training",
-    "reward_model": "train a model that scores captions: contrastive, or distilled",
-    "evaluate": "judge captions of a split or of a file",
-    "ablate": "compare rewards: a grid of self-critical runs from one checkpoint",
-    "grpo_vlm": "fine-tune a vision-language model with TRL's GRPO or RLOO trainer",
-    "score": "score captions in files with any reward",
-    "caption": "caption photos with a trained captioner",
-    "report": "a page of a run, an ablation, or several runs or evaluations",
-    "doctor": "versions, devices, what is missing and what that costs",
-    "demo": "the whole job on a generated world",
-    "prepare_coco": "COCO captions: from the downloads to a checked folder",
-    "prepare_features": "unpack published region features",
-}
+PROGRAMS = {program.__name__: program for program in (xe, scst, reward_model, evaluate, judge, ablate, grpo_vlm)}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

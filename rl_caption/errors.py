@@ -10,6 +10,7 @@ from contextlib import contextmanager
 def expected_errors() -> tuple[type[Exception], ...]:
     """The errors whose message says what would be right. Imported on demand: this is only needed once one is raised."""
     from rewards.base import RewardError
+    from rewards.judging.sets import JudgingSetError
     from rl_caption.build import ConfigError
     from rl_caption.captioners.base import CaptionerError
     from rl_caption.checkpoint import CheckpointError
@@ -27,6 +28,7 @@ def expected_errors() -> tuple[type[Exception], ...]:
         EngineError,
         EvaluationError,
         JavaError,
+        JudgingSetError,
         CheckpointError,
         LaunchError,
         ReportError,

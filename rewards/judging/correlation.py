@@ -15,7 +15,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 
 class UndefinedCorrelation(ValueError):
@@ -39,6 +42,35 @@ def kendall_tau_c(scores: Sequence[float], ratings: Sequence[float]) -> float:
         UndefinedCorrelation, ValueError: as for ``kendall_tau_b``.
     """
     return _tau(scores, ratings, "c")
+
+
+def tau_of_table(table: NDArray[Any]) -> tuple[float, float]:
+    """Compute tau_b and tau_c of a contingency table: the same as of the items that it counts, without a loop.
+
+    Args:
+        table: [R, S] numbers of items with the r-th smallest rating and the s-th smallest score. Rows and columns
+            without items do not count as values.
+
+    Returns:
+        tau_b and tau_c, both in [-1, 1].
+
+    Raises:
+        UndefinedCorrelation: fewer than two scores or ratings occur.
+    """
+    counts = np.ascontiguousarray(table, np.float64)
+    ratings, scores = counts.sum(axis=1), counts.sum(axis=0)
+    smaller = min(int((ratings > 0).sum()), int((scores > 0).sum()))
+    if smaller < 2:
+        raise UndefinedCorrelation("fewer than two different scores or ratings: Kendall's tau is not defined")
+    balance, lower_rated = 0.0, np.zeros(counts.shape[1])
+    for row in counts:
+        up_to = np.cumsum(row)
+        # For an item of each score: those rated as this row is that score higher, less those that score lower.
+        balance += float(np.dot(lower_rated, (up_to[-1] - up_to) - (up_to - row)))
+        lower_rated += row
+    total = ratings.sum()
+    different = [total**2 - (margin**2).sum() for margin in (ratings, scores)]
+    return 2 * balance / math.sqrt(different[0] * different[1]), 2 * balance * smaller / (total**2 * (smaller - 1))
 
 
 class GroupedTau(NamedTuple):

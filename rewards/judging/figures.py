@@ -1,0 +1,169 @@
+"""The figures that say how well a metric agrees with a set of judgements."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rewards.judging.bootstrap import Interval, intervals, tau_intervals
+from rewards.judging.correlation import UndefinedCorrelation, grouped_tau_b, kendall_tau_b, kendall_tau_c
+from rewards.judging.sets.base import CaptionPairs, RatedCaptions
+
+Floats = NDArray[np.float64]
+NO_REFERENCES = ""
+"""The condition of metrics that see no references."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One number of one metric on one set."""
+
+    name: str
+    """Such as ``tau_c``, ``HC`` or ``4 references, all pairs``."""
+    value: float | None
+    """Kendall's tau in [-1, 1], or an accuracy in [0, 1]; None where it is not defined."""
+    count: int
+    """Judgements or pairs that it is computed from."""
+    low: float | None = None
+    """Bounds of the 95 % bootstrap interval, as ``high``; None where it was not asked for or is not defined."""
+    high: float | None = None
+    published: bool = False
+    """Whether papers print it."""
+    note: str = ""
+    """Why it is not defined, and what one has to know."""
+
+
+def rated_figures(part: RatedCaptions, scores: Sequence[float], resamples: int = 0, seed: int = 0) -> list[Figure]:
+    """Correlate [N] scores with the ratings of a set.
+
+    Args:
+        part: the set.
+        scores: [N] of its captions.
+        resamples: of images, for intervals; 0 computes none.
+        seed: of the resamples.
+
+    Returns:
+        ``tau_c`` and ``tau_b``, the published one first, and ``tau_b within images`` where the set asks for it.
+
+    Raises:
+        ValueError: another number of scores, fewer than two, or one that is not finite.
+    """
+    found: list[Figure] = []
+    count = len(part.captions)
+    try:
+        taus = {"tau_b": kendall_tau_b(scores, part.ratings), "tau_c": kendall_tau_c(scores, part.ratings)}
+    except UndefinedCorrelation as error:
+        for name in ("tau_b", "tau_c"):
+            found.append(Figure(name, None, count, published=name == part.published, note=str(error)))
+    else:
+        bounds = tau_intervals(scores, part.ratings, part.image_ids, resamples, seed) or [None, None]
+        for (name, value), own in zip(taus.items(), bounds, strict=True):
+            found.append(_figure(name, value, count, own, name == part.published))
+    found.sort(key=lambda figure: not figure.published)
+    if part.within_images:
+        found.append(_within_images(part, scores))
+    return found
+
+
+def _within_images(part: RatedCaptions, scores: Sequence[float]) -> Figure:
+    name, count = "tau_b within images", len(part.captions)
+    try:
+        grouped = grouped_tau_b(scores, part.ratings, part.image_ids)
+    except UndefinedCorrelation as error:
+        return Figure(name, None, count, note=str(error))
+    note = f"mean over {grouped.groups} images; {grouped.constant_scores} of them, scored all alike, count 0"
+    return Figure(name, grouped.mean, count, note=note)
+
+
+def pair_figures(
+    part: CaptionPairs,
+    first: Mapping[str, Sequence[float]],
+    second: Mapping[str, Sequence[float]],
+    resamples: int = 0,
+    seed: int = 0,
+) -> list[Figure]:
+    """Compute how often scores prefer the caption that is better.
+
+    Args:
+        part: the set.
+        first: condition of the references -> [P] scores of the first captions; ``NO_REFERENCES`` alone for a metric
+            that sees none.
+        second: the same of the second captions.
+        resamples: of images, for intervals; 0 computes none.
+        seed: of the resamples.
+
+    Returns:
+        For each condition (or for their average, where they are draws): the kinds, where the set shows them, and a
+        summary: ``all pairs``, or ``mean of kinds``.
+
+    Raises:
+        ValueError: other conditions or another number of scores.
+    """
+    if first.keys() != second.keys() or not first:
+        raise ValueError(f"scores of the conditions {list(first)} and {list(second)}: expected the same, at least one")
+    won = {name: wins(first[name], second[name], part.preference, part.ties) for name in first}
+    if part.averaged:
+        won = {NO_REFERENCES: np.mean(list(won.values()), axis=0)}
+    found = []
+    for name, values in won.items():
+        tied = np.mean(np.asarray(first[name]) == np.asarray(second[name])) if name in first else 0.0
+        note = f"{100 * tied:.1f} % of pairs have equal scores, which count as {part.ties}" if tied else ""
+        prefix = f"{name}, " if name else ""
+        found += _accuracies(part, values, prefix, note, resamples, seed)
+    return found
+
+
+def wins(first: Sequence[float], second: Sequence[float], preference: Sequence[float], ties: str = "wrong") -> Floats:
+    """Return what each of [P] pairs counts: 1 if scores prefer the better caption, 0 if not.
+
+    Pairs on which people are divided evenly (preference 0.5) count 0.5. Equal scores count 0, or 0.5 where ``ties`` is
+    ``half``.
+
+    Raises:
+        ValueError: other numbers of scores, or one that is not finite.
+    """
+    left, right, better = (np.asarray(values, np.float64) for values in (first, second, preference))
+    if not left.shape == right.shape == better.shape or left.ndim != 1 or not len(left):
+        raise ValueError(f"{len(left)} and {len(right)} scores for {len(better)} pairs: expected as many, at least 1")
+    if not (np.isfinite(left).all() and np.isfinite(right).all()):
+        raise ValueError("a score is not finite")
+    won = np.where(better == 1, left > right, right > left).astype(np.float64)
+    if ties == "half":
+        won[left == right] = 0.5
+    won[better == 0.5] = 0.5
+    return won
+
+
+def _accuracies(part: CaptionPairs, won: Floats, prefix: str, note: str, resamples: int, seed: int) -> list[Figure]:
+    kinds = list(dict.fromkeys(part.kinds))
+    numbers = {kind: number for number, kind in enumerate(kinds)}
+    places = np.array([numbers[kind] for kind in part.kinds])
+
+    def rates(weights: NDArray[np.int64]) -> Floats:
+        """The accuracy of each kind, then the summary."""
+        counts = np.bincount(places, weights, len(kinds))
+        with np.errstate(invalid="ignore"):  # a resample may lack a kind: NaN
+            own = np.bincount(places, weights * won, len(kinds)) / counts
+        # A kind that a resample lacks is left out of its mean.
+        summary = (weights * won).sum() / weights.sum() if part.summary == "pairs" else np.nanmean(own)
+        return np.append(own, summary)
+
+    values = rates(np.ones(len(won), np.int64))
+    bounds = intervals(rates, part.image_ids, resamples, seed) or [None] * len(values)
+    found = []
+    if part.shown_kinds:
+        for kind, value, own in zip(kinds, values, bounds, strict=False):
+            found.append(_figure(prefix + kind, value, int((places == numbers[kind]).sum()), own, note=note))
+    title = "mean of kinds" if part.summary == "kinds" and len(kinds) > 1 else "all pairs"
+    found.append(_figure(prefix + title, values[-1], len(won), bounds[-1], note=note))
+    return found
+
+
+def _figure(
+    name: str, value: float, count: int, bounds: Interval | None, published: bool = True, note: str = ""
+) -> Figure:
+    low, high = bounds or (None, None)
+    return Figure(name, float(value), count, low, high, published, note)

@@ -1,0 +1,59 @@
+"""Configuration of ``judge.py``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from rl_caption.config import DataConfig
+from rl_caption.hacking.config import JudgeConfig
+
+
+@dataclass
+class JudgeSetConfig:
+    """``judge.py``: how well metrics agree with human judgements of captions (docs/judging.md).
+
+    Args:
+        set: name of the set of judgements, or ``scenes``: the truth of the generated world.
+        data: folder of the set's files; for ``scenes`` nothing.
+        images: folder of the set's images; null looks for it in ``data``.
+        metrics: names with commas: cider, bleu (1 to 4), bleu1, rouge, meteor, spice, or any reward; or a list.
+        judges: heading to a reward with arguments, as in ``evaluate.py``: CLIPScore with its backbone, say.
+        set_kwargs: what the set takes besides, such as ``{aspect: throughness}`` of composite.
+        partial: accept other numbers of judgements than the published ones.
+        bootstrap: resamples of images for the 95 % intervals; 0 computes none.
+        seed: of resamples and, for ``scenes``, of captions.
+        scenes: what is judged where ``set`` is ``scenes``.
+        out: folder for ``agreement.md``, ``agreement.csv`` and ``agreement.json``.
+    """
+
+    set: str
+    data: str | None = None
+    images: str | None = None
+    metrics: str | list[str] = "bleu,rouge,cider,meteor"
+    judges: dict[str, JudgeConfig] = field(default_factory=dict)
+    set_kwargs: dict[str, Any] = field(default_factory=dict)
+    partial: bool = False
+    bootstrap: int = 1000
+    seed: int = 0
+    scenes: ScenesConfig = field(default_factory=lambda: ScenesConfig())
+    out: str = "agreement"
+
+
+@dataclass
+class ScenesConfig:
+    """Captions of generated scenes.
+
+    Args:
+        data: with ``format: scenes``.
+        split: of ``data``.
+        captioner: folder of a saved captioner whose captions are judged, too; null judges references and negatives.
+        temperatures: of its samples.
+        max_images: the first so many scenes; null takes all.
+    """
+
+    data: DataConfig = field(default_factory=lambda: DataConfig(format="scenes"))
+    split: str = "test"
+    captioner: str | None = None
+    temperatures: list[float] = field(default_factory=lambda: [0.5, 1.0, 1.5])
+    max_images: int | None = None

@@ -1,0 +1,152 @@
+"""Scores sets of judgements with metrics and compares: the program behind ``judge.py``."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from rewards.base import Reward, RewardError, checked_scores
+from rewards.judging.figures import NO_REFERENCES, Figure, pair_figures, rated_figures
+from rewards.judging.sets import CaptionPairs, JudgedSet, RatedCaptions, load
+from rewards.text.cider import CiderD
+from rl_caption.build import ConfigError, quiet_libraries
+from rl_caption.evaluation import JavaError, check_writable
+from rl_caption.judging.agreement_tables import SetResult, write_results
+from rl_caption.judging.config import JudgeSetConfig
+from rl_caption.judging.metrics import LeftOut, build_metrics
+from rl_caption.judging.scenes_set import scenes_sets
+
+logger = logging.getLogger(__name__)
+SCENES = "scenes"
+
+
+def judge_metrics_by_people(config: JudgeSetConfig) -> str:
+    """Score a set with all metrics, write the tables, return them as Markdown.
+
+    Raises:
+        ConfigError: a setting or metric that does not exist, or a metric that needs what the set does not have.
+        JudgingSetError: files of the set are missing, wrong or incomplete.
+        RewardError: a metric failed.
+        EvaluationError: the results cannot be written.
+    """
+    quiet_libraries()
+    if config.bootstrap < 0:
+        raise ConfigError(f"bootstrap is {config.bootstrap}: expected 0 or more resamples")
+    folder = check_writable(config.out)
+    parts = _read(config)
+    metrics = build_metrics(config.metrics, config.judges)
+    for heading, metric in metrics.items():
+        if not isinstance(metric, LeftOut):
+            for part in parts:
+                check_metric(heading, metric, part)
+    results = [_judged(part, metrics, config.bootstrap, config.seed) for part in parts]
+    paths = write_results(folder, config, results)
+    print(f"wrote {', '.join(str(path) for path in paths)}", file=sys.stderr)
+    return paths[0].read_text(encoding="utf-8")
+
+
+def _read(config: JudgeSetConfig) -> Sequence[JudgedSet]:
+    if config.set == SCENES:
+        unused = [key for key in ("data", "images", "set_kwargs") if getattr(config, key)]
+        if unused:
+            raise ConfigError(f"{unused[0]} is of no use with set: scenes, whose settings are under scenes.data")
+        return scenes_sets(config.scenes, config.seed)
+    if config.data is None:
+        raise ConfigError(f"data is not set: name the folder of the files of {config.set!r} (docs/judging.md)")
+    return load(config.set, config.data, config.images, config.partial, config.set_kwargs)
+
+
+def check_metric(heading: str, metric: Reward, part: JudgedSet) -> None:
+    """See to it that a set has what a metric needs, before anything is scored.
+
+    Raises:
+        ConfigError: which metric needs what, and what would help.
+    """
+    if "references" in metric.columns and not part.references:
+        raise ConfigError(
+            f"{heading} compares with references, and {part.name} was found without any: choose a metric that looks at "
+            "images alone, or see docs/judging.md for the file that has them"
+        )
+    if "image" in metric.columns:
+        if part.images is None:
+            raise ConfigError(
+                f"{heading} looks at images, and those of {part.name} were not found: set images to their folder "
+                "(docs/judging.md says where to get them)"
+            )
+        lost = [image for image in part.images if isinstance(image, str | Path) and not Path(image).is_file()]
+        if lost:
+            raise ConfigError(
+                f"{heading} looks at images, and {len(set(lost))} of {part.name} are not there, such as "
+                f"{str(lost[0])!r}: set images to their folder"
+            )
+    other = sorted(metric.columns - {"references", "image", "image_id"})
+    if other:
+        raise ConfigError(f"{heading} needs the columns {other}, which sets of judgements do not have")
+
+
+def _judged(part: JudgedSet, metrics: Mapping[str, Reward | LeftOut], resamples: int, seed: int) -> SetResult:
+    result = SetResult(part.name, _described(part), len(_captions(part)), dict(part.excluded))
+    for heading, metric in metrics.items():
+        if isinstance(metric, LeftOut):
+            result.left_out[heading] = metric.reason
+            continue
+        logger.info("%s: scoring by %s", part.name, heading)
+        try:
+            result.figures[heading] = score_set(part, metric, resamples, seed)
+        except JavaError as error:
+            result.left_out[heading] = str(error)
+            continue
+        except RewardError as error:
+            raise RewardError(f"{heading} on {part.name}: {error}") from error
+        result.signatures[heading] = _signature(metric)
+    return result
+
+
+def score_set(part: JudgedSet, metric: Reward, resamples: int = 0, seed: int = 0) -> list[Figure]:
+    """Score a set with one metric and compare.
+
+    CIDEr-D without document frequencies of its own counts one document for each judgement, as the published figures
+    do (pycocoevalcap on all judgements at once), not one for each image.
+
+    Raises:
+        RewardError: the metric failed.
+    """
+    if isinstance(part, RatedCaptions):
+        return rated_figures(part, _scores(part, metric, part.captions, part.references), resamples, seed)
+    conditions: Mapping[str, Any] = part.references if "references" in metric.columns else {NO_REFERENCES: None}
+    first = {name: _scores(part, metric, part.first, own) for name, own in conditions.items()}
+    second = {name: _scores(part, metric, part.second, own) for name, own in conditions.items()}
+    return pair_figures(part, first, second, resamples, seed)
+
+
+def _scores(part: JudgedSet, metric: Reward, texts: Sequence[str], references: Any) -> list[float]:
+    columns: dict[str, Any] = {"image_id": list(part.image_ids)}
+    if isinstance(metric, CiderD):
+        columns["image_id"] = [str(number) for number in range(len(texts))]
+    if references is not None:
+        columns["references"] = references
+    if "image" in metric.columns:
+        columns["image"] = list(part.images or ())
+    return checked_scores(metric, metric(None, list(texts), **columns), len(texts))
+
+
+def _captions(part: JudgedSet) -> Sequence[str]:
+    return part.captions if isinstance(part, RatedCaptions) else part.first
+
+
+def _signature(metric: Reward) -> str:
+    own = isinstance(metric, CiderD) and metric.df is None
+    return metric.signature + ("+df[one document for each judgement]" if own else "")
+
+
+def _described(part: JudgedSet) -> str:
+    images = len(set(part.image_ids))
+    if isinstance(part, CaptionPairs):
+        kinds = len(set(part.kinds))
+        return f"{len(part.first)} pairs of captions of {images} images" + (f", {kinds} kinds" if kinds > 1 else "")
+    levels = len(set(islice(part.ratings, None)))
+    return f"{len(part.captions)} ratings of captions of {images} images, {levels} different ratings"

@@ -221,14 +221,14 @@ def _numbers() -> _Rules:
 
 
 def _signs(symbols: set[int]) -> _Rules:
-    inside = r'[^\s"<>|()]'  # of an address in the web
+    inside = r'[^ \t\n"<>|()]'  # of an address in the web
     host = r"[a-z*+~#%&\u00a1-\u1fff\u2010-\u2027\u2030-\uffff]"  # signs before a host's name stay with it
-    last = r'[^\s"<>|(){}.!?,-]'
+    last = r'[^ \t\n"<>|(){}.!?,-]'
     label = r'[^\s"<>|(){}.]'  # between the dots of a mail address
     name = r"[A-Za-z][A-Za-z0-9:._-]*"
     tag = rf"""</?{name}(?: +{name}(?:=["'][^"']*["'])?)* */?>|<[!?][A-Za-z-][^>]*>"""
     mouth = re.escape("()[]{|\\@dDpPO")
-    eye = r"[-^=~<>x]"
+    eye = r"[-^=~<>x']"
     return [
         (tag, _same),
         (rf"https?://{inside}+{last}", _same),
@@ -238,7 +238,7 @@ def _signs(symbols: set[int]) -> _Rules:
         (r"@[a-zA-Z_][a-zA-Z_0-9]*", _same),
         (r"#<L>+", _same),
         (rf"[<>]?[:;=][-o*']?[{mouth}](?P<ahead>[^A-Za-z0-9]|$)", _rounds),
-        (rf"{eye}_{eye}|\({eye}[-_.]?{eye}\)", _rounds),
+        (rf"{eye}_{eye}|\({eye}[-_.]?{eye}\)|\([\^=~<>x']-`\)", _rounds),
         (r"[A-Z]*\$", _same),
         (r"[?!]+", lambda text: text if len(text) > 1 else None),
         (r"\*+|(?:\\\*){1,3}|@+|_+|#+", _same),

@@ -12,7 +12,13 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 
-from rewards.text.ptb_rules import ABBREVIATIONS, SENTENCE_OPENERS, SPLIT_WORDS, token_classes
+from rewards.text.ptb_rules import (
+    ABBREVIATIONS,
+    NUMBERED_ABBREVIATIONS,
+    SENTENCE_OPENERS,
+    SPLIT_WORDS,
+    token_classes,
+)
 
 TOKENIZER = "ptb"
 """Name of this tokenisation in document frequencies and signatures."""
@@ -23,8 +29,19 @@ PUNCTUATION = frozenset(["''", "'", "``", "`", "-LRB-", "-RRB-", "-LCB-", "-RCB-
 _EASY_CAPTION = re.compile(r"(?:[A-Za-z]+(?:-[A-Za-z]+)*(?:, | +|$))*(?:([A-Za-z]+)[ ]*\.)?\s*")
 _EASY_WORD = re.compile(r"[A-Za-z]+(?:-[A-Za-z]+)*(?=,?(?: |$))")
 _LAST_LETTER = re.compile(r"[a-z]\.")
+_NUMBERED_END = re.compile(rf"(?:^|[\s(,]|(?:^|\s)[-'])(?i:{'|'.join(NUMBERED_ABBREVIATIONS)})\.\Z")
+_TESTED_CHARACTERS = re.compile(
+    "[\t -~\xa0-\xac\xae-\xb1\xb4-\xb8\xba-\u0148\u014a-\u017f\u200d\u2013-\u2015\u2018-\u201e\u2022\u2026"
+    "\u2032\u2033\u20ac\u2122\u2190-\u21ff\u2500-\u27bf\ufe0f\U0001f000-\U0001faff]*"
+)
+_UNTESTED = re.compile(
+    r"@|://|(?i:www\.|\.(?:com|net|org|edu))"  # addresses
+    r"|<[A-Za-z!?/]|&#"  # marked-up text
+    r"|[.,]\S*-\S*\.|-\S*\.\S*\."  # full stops after and before a hyphen
+    rf"|(?:^|[^A-Za-z])(?i:[a-z]|{'|'.join(NUMBERED_ABBREVIATIONS)})\.\s*$"  # the next line of a file would count
+)
 _OPENS_SENTENCE = re.compile(rf"\s*(?=[A-Z])(?i:{'|'.join(SENTENCE_OPENERS)}|m[rs]\.)(?:\s|$)")
-_SPACE = re.compile(r"\s")
+_LINE_BREAK = re.compile("[\n\r\x0b\x0c\u2028\u2029]")
 
 
 def tokenize(text: str) -> list[str]:
@@ -53,13 +70,25 @@ def tokenize(text: str) -> list[str]:
     return list(_scan(text))
 
 
+def is_tested(text: str) -> bool:
+    """Whether ``text`` is of the class of captions on which ``tokenize`` was compared with the toolkit's tokeniser.
+
+    The class: Latin letters and digits, the signs of ASCII, typographic quotes, dashes and symbols, emoji; without
+    addresses, markup, words with full stops around a hyphen, and a last word (one letter, ``no.``) whose full stop
+    depends on the next line of the toolkit's file. docs/evaluation.md says what was compared. Of other captions
+    nothing is known; most are tokenised equally.
+    """
+    return _TESTED_CHARACTERS.fullmatch(text) is not None and _UNTESTED.search(text) is None
+
+
 def tokenize_lines(captions: Sequence[str]) -> list[list[str]]:
     """Tokenise captions as the toolkit does when it writes them to one file, a line each.
 
-    There the tokeniser looks beyond the end of a line in one case: a caption that ends in a single letter
-    (``... that reads K.``) keeps its full stop, unless the next caption begins with a word such as ``A`` or ``The``.
-    ``tokenize`` scores a caption by itself and keeps the full stop always. Use this function where parity with the
-    toolkit's scores on a whole file matters.
+    There the tokeniser looks beyond the end of a line in two cases. A caption that ends in a single letter
+    (``... that reads K.``) keeps its full stop, unless the next caption begins with a word such as ``A`` or ``The``;
+    ``tokenize`` scores a caption by itself and keeps it always. A caption that ends in ``no.``, ``fig.`` and the like
+    keeps its full stop if the next caption begins with a digit; ``tokenize`` never does. Use this function where parity
+    with the toolkit's scores on a whole file matters.
     """
     tokens = [tokenize(caption) for caption in captions]
     for index, words in enumerate(tokens[:-1]):
@@ -71,13 +100,15 @@ def tokenize_lines(captions: Sequence[str]) -> list[list[str]]:
         )
         if lost:
             words[-1] = words[-1][0]
+        if captions[index + 1][:1].isdigit() and _NUMBERED_END.search(captions[index]):
+            words[-1] += "."
     return tokens
 
 
 @lru_cache(maxsize=65536)
 def _scan(text: str) -> tuple[str, ...]:
     """Tokenise any caption by the longest match at each position."""
-    text = _SPACE.sub(" ", text.strip()).replace("\xad", "") + "\n"
+    text = _LINE_BREAK.sub(" ", text.strip()).replace("\xad", "") + "\n"
     has_address = "@" in text
     position, tokens = 0, []
     while position < len(text):

@@ -7,11 +7,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rewards.text.tokenize import tokenize, tokenize_lines
+from rewards.text.tokenize import is_tested, tokenize, tokenize_lines
+from rl_caption.evaluation import ptb_tokenize
 
+ASCII = st.characters(min_codepoint=0x20, max_codepoint=0x7E)
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "ptb_tokens.json").read_text(encoding="utf-8"))
 
 WORDS = """
@@ -20,6 +22,10 @@ WORDS = """
     (red) [sic] "stop" 'go' `go` -- - ... . , ; : ! ? man, street. dog; what?! half-eaten two-story; end...
     foo_bar o'neil ya'll rock'n'roll http://a.example/b a.example.com street.the
     """.split()  # noqa: SIM905
+
+
+def needs_java(test):
+    return pytest.mark.java(pytest.mark.skipif(shutil.which("java") is None, reason="no Java runtime")(test))
 
 
 def differing(cases: list[dict]) -> list[str]:
@@ -63,22 +69,101 @@ def test_lines_look_at_the_next_line() -> None:
     assert [tokens[-1] for tokens in tokenize_lines(lines)] == ["k", "dog", "k.", "dog", "c"]
 
 
-@pytest.mark.java
-@pytest.mark.skipif(shutil.which("java") is None, reason="no Java runtime")
-@pytest.mark.parametrize("dataset", ["coco_val2017", "coco_karpathy_test"])
-def test_real_captions_equal_the_live_toolkit(dataset: str, shared_data: Path) -> None:
+def test_lines_with_a_number_below() -> None:
+    lines = ["figure no.", "5 dogs", "casino.", "7", "(no.", "8"]
+    assert [tokens[-1] for tokens in tokenize_lines(lines)] == ["no.", "dogs", "casino", "7", "no.", "8"]
+    assert tokenize("figure no.")[-1] == "no"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "a man's dog, 3.5 m long!", "“café” – 50% off… 😀\ufe0f", "the U.S. flag", "a near miss.", "10,000-seat"],
+)
+def test_captions_of_the_tested_class(text: str) -> None:
+    assert is_tested(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["see a.example.com", "me@x", "http://x", "<b>bold</b>", "a K.", "fig. no.", "猫", "x\xady", "a.b-st.", "one\ntwo"],
+)
+def test_captions_outside_the_tested_class(text: str) -> None:
+    assert not is_tested(text)
+
+
+ODD = """
+    7 42 3.5 .5 1,000 12:30 1/2 10-12 5-6-1999 50% $5 $3.50 £20 €7 £1,5 2nd 90s 5pm 4x4 30° #1 -7 +3 ½ 10½ 3¢ 1/2/03
+    dog's dogs' it'll they’re I'm ca wo'n't can’t don't Y'all O'Brien d'un rock'n'roll l’eau o'clock 'em '90s 'tis it`s
+    . .. ... .... … ! ?! , ; : - -- --- – — / \\ | ( ) [ ] { } " '' ` `` “ ” ‘ ’ « » & &amp; * ** + = < > << _ __ ~ ^ %
+    $ # ## :) ;-) <3 ™ ® ☺ ★ → ✓ 😀 🐶 👍🏽 ❤\ufe0f 🇺🇸 \u200d 1.2.3 man's's
+    café naïve Ünter São piñata brûlée Straße œuvre šibenik fiancée's ÀÉ
+    """.split()  # noqa: SIM905
+CHUNKS = st.sampled_from([*WORDS, *ODD, *ODD, *map(chr, range(0x21, 0x7F)), *map(chr, range(0xC0, 0x180))])
+GAPS = st.sampled_from([" ", " ", " ", " ", "", "", "\t", "\xa0", "-", "/", ", ", ". "])
+ODD_CAPTIONS = st.lists(st.tuples(CHUNKS, GAPS).map("".join), max_size=7).map("".join)
+
+
+@needs_java
+def test_odd_captions_equal_the_live_toolkit() -> None:
+    """Numbers, currencies, contractions, quotes, hyphens, slashes, emoji, accents, tabs, nothing at all: one batch."""
+    batch: list[str] = []
+
+    @settings(
+        max_examples=1000, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck)
+    )
+    @given(ODD_CAPTIONS)
+    def collect(caption: str) -> None:
+        batch.append(caption)
+
+    collect()
+    tested = [caption for caption in batch if is_tested(caption)]
+    assert len(tested) > 0.7 * len(batch)
+    expected = [text.split() for text in ptb_tokenize(tested)]
+    assert [(text, tokens) for text, tokens in zip(tested, map(tokenize, tested), strict=True)] == [
+        (text, tokens) for text, tokens in zip(tested, expected, strict=True)
+    ]
+
+
+def corpus(dataset: str, folder: Path) -> list[str]:
+    if dataset == "coco_val2017":
+        content = json.loads((folder / "coco_val2017_captions" / "captions_val2017.json").read_text())
+        return [annotation["caption"] for annotation in content["annotations"]]
+    if dataset == "coco_karpathy_test":
+        captions = [
+            text for row in json.loads((folder / dataset / "refs.json").read_text()) for text in row["captions"]
+        ]
+        for path in sorted((folder / dataset / "predictions").glob("*.json")):
+            captions += [row["caption"] for row in json.loads(path.read_text())]
+        return captions
+    if dataset == "flickr8k":
+        lines = (folder / dataset / "Flickr8k.token.txt").read_text(encoding="utf-8").splitlines()
+        return [line.split("\t", 1)[1] for line in lines]
+    paths = sorted((folder / dataset).glob("*.jsonl"))
+    return [
+        text
+        for path in paths
+        for line in path.read_text(encoding="utf-8").splitlines()
+        for text in texts_of(json.loads(line))
+    ]
+
+
+def texts_of(content: object) -> list[str]:
+    if isinstance(content, str):
+        return [content] if " " in content else []
+    inner = content.values() if isinstance(content, dict) else content if isinstance(content, list) else ()
+    return [text for value in inner for text in texts_of(value)]
+
+
+@needs_java
+@pytest.mark.parametrize(
+    ("dataset", "count"),
+    [("coco_val2017", 25014), ("coco_karpathy_test", 44992), ("flickr8k", 40460), ("long_captions", 5000)],
+)
+def test_real_captions_equal_the_live_toolkit(dataset: str, count: int, shared_data: Path) -> None:
     from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
 
-    if dataset == "coco_val2017":
-        content = json.loads((shared_data / "coco_val2017_captions" / "captions_val2017.json").read_text())
-        captions = [annotation["caption"] for annotation in content["annotations"]]
-    else:
-        folder = shared_data / "coco_karpathy_test"
-        captions = [text for row in json.loads((folder / "refs.json").read_text()) for text in row["captions"]]
-        for path in sorted((folder / "predictions").glob("*.json")):
-            captions += [row["caption"] for row in json.loads(path.read_text())]
-    assert len(captions) > 25000
-    captions = [caption.replace("\n", " ") for caption in captions]
+    captions = [caption.replace("\n", " ") for caption in corpus(dataset, shared_data)]
+    assert len(captions) >= count
     expected = PTBTokenizer().tokenize({0: [{"caption": caption} for caption in captions]})[0]
     found = tokenize_lines(captions)
     wrong = [text for text, mine, theirs in zip(captions, found, expected, strict=True) if mine != theirs.split()]

@@ -7,6 +7,7 @@ those that exchange tensors say so and are called by every process.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
@@ -176,11 +177,20 @@ def prepare(accelerator: Accelerator, model: nn.Module, optimizer: Any) -> tuple
     if engine.startswith("zero"):
         plugin = accelerator.state.deepspeed_plugin
         accelerator.gradient_accumulation_steps = plugin.deepspeed_config["gradient_accumulation_steps"]
+        # DeepSpeed calls some of torch's functions by names that torch is giving up.
+        warnings.filterwarnings("ignore", message="`torch.distributed.* is deprecated", category=FutureWarning)
     prepared, optimizer = accelerator.prepare(model, optimizer)
     if engine == "fsdp2":
         # Sampling calls parts of the model, perhaps before its first whole pass, and a part must not become the root.
         prepared._get_fsdp_state()._lazy_init()
+        # It warns of writing into a view that a module returns; logits are never written into.
+        warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     return prepared, optimizer
+
+
+def whole_numel(parameter: Tensor) -> int:
+    """Elements of a parameter, however it is spread."""
+    return int(getattr(parameter, "ds_numel", parameter.numel()))
 
 
 def backward(accelerator: Accelerator, model: nn.Module, share: Tensor, last: bool) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from rl_caption.checkpoint import load_checkpoint, read_errors
 from rl_caption.data.loader import row_loader
 from rl_caption.data.order import micro_batches
-from rl_caption.engines import engine_of, prepare
+from rl_caption.engines import engine_of, prepare, whole_numel
 from rl_caption.run_folder import write_run_files
 from rl_caption.schedules import make_schedule, steps_between_decays
 from rl_caption.sharded_state import OPTIMIZER, Moments, load_weights, read_moments
@@ -174,7 +174,7 @@ def _announce_run(stage: Stage, trainer: Trainer) -> None:
     engine = "" if engine_of(accelerator) == "plain" else f"engine {engine_of(accelerator)}, "
     announce(
         accelerator,
-        f"{trainer.task.name}: {sum(p.numel() for p in trainer.parameters):,} trained parameters, "
+        f"{trainer.task.name}: {sum(map(whole_numel, trainer.parameters)):,} trained parameters, "
         f"{len(stage.train_rows)} training and {len(stage.val_rows)} validation images, "
         f"{accelerator.num_processes} process(es) on {accelerator.device}, {engine}{trainer.micro_batches} x "
         f"{stage.micro_batch_size} images a step and process, {trainer.max_steps} steps into {trainer.folder}",

@@ -31,6 +31,8 @@ PRELOAD = [
     "transformers.generation",
     "transformers.models.auto.modeling_auto",
     "torch._dynamo",
+    "deepspeed.runtime.zero.muon.muon_optimizer",
+    "deepspeed.runtime.zero.stage3",
     "tests.training_for_tests",
 ]
 MODEL = {

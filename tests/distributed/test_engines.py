@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch.distributed.tensor import DTensor
 
+from tests.engines_for_tests import ENGINES
 from tests.training_for_tests import (
     PRELOAD,
     Kill,
@@ -28,21 +29,6 @@ from tests.training_for_tests import (
 
 pytestmark = pytest.mark.distributed
 
-PLAIN: dict[str, str] = {}
-FSDP2 = {
-    "ACCELERATE_USE_FSDP": "true",
-    "FSDP_VERSION": "2",
-    "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
-    "FSDP_RESHARD_AFTER_FORWARD": "true",
-}
-ENGINES = {"plain": PLAIN, "fsdp2": FSDP2} | {
-    f"zero{stage}": {
-        "ACCELERATE_USE_DEEPSPEED": "true",
-        "ACCELERATE_DEEPSPEED_ZERO_STAGE": str(stage),
-        "ACCELERATE_DEEPSPEED_ZERO3_INIT": "false",
-    }
-    for stage in (1, 2, 3)
-}
 OPTIONS = {
     "train.micro_batch_size": 2,  # four backward passes a process, or two, and as many again for cross-entropy
     "train.grad_clip_norm": 0.1,  # gradients are two times as long

@@ -90,7 +90,7 @@ def read_ratings(path: str | Path) -> Ratings:
 
 
 def _line_rows(text: str, path: Path) -> Iterator[dict[str, Any]]:
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             where = f"{path}, line {number}"
             try:
@@ -198,6 +198,8 @@ def correlations(
             return None
 
     pcc = defined("pearson", lambda: pearson(scores, ratings))
+    if pcc == 0:
+        notes.append("1 / PCC^2: the PCC is 0")
     grouped = None if groups is None else defined("sample-wise", lambda: grouped_tau_b(scores, ratings, groups))
     return HumanCorrelation(
         len(scores),

@@ -56,23 +56,10 @@ def embedding_validator(
         ConfigError: no triplet counts.
         NonFiniteError: an embedding is NaN or infinite; by the function that is returned, or at once for the teacher's.
     """
-    captions = [caption for row in rows for caption in row["references"]]
-    owners = torch.tensor([index for index, row in enumerate(rows) for _ in row["references"]])
-    distinct = list(dict.fromkeys(captions))
-    position = {caption: index for index, caption in enumerate(distinct)}
-    places = [position[caption] for caption in captions]
+    texts = _Texts(rows)
     pixels = validation_pixels(pixels, -(-len(rows) // accelerator.num_processes))
-    texts, fits = triplet_texts(triplets or [], tokens)
-    if triplets is not None and not fits.any():
-        raise ConfigError(
-            f"none of {len(rows)} validation captions has two details within {tokens.context_length} tokens: "
-            "specificity wants long captions (data.long_captions: true)"
-        )
-    expected: dict[str, Tensor] = {}
-    if teacher is not None:
-        expected["image"] = shared_out(accelerator, rows, teacher.image_embeddings)
-        expected["text"] = shared_out(accelerator, distinct, teacher.text_embeddings)[places]
-        _check_finite(expected, "the teacher's", "a wider teacher.precision, fp32, is the usual remedy")
+    grown, fits = ({}, torch.zeros(0)) if triplets is None else _grown_texts(triplets, tokens)
+    expected = {} if teacher is None else _teachers(accelerator, teacher, rows, texts)
 
     def embedded(name: str, prepare: Callable[[list], Tensor], items: Sequence) -> Tensor:
         def embed(mine: list) -> Tensor:
@@ -88,15 +75,49 @@ def embedding_validator(
             if "image" in towers:
                 found["image"] = embedded("image", lambda mine: torch.stack([pixels(row) for row in mine]), rows)
             if "text" in towers:
-                found["text"] = embedded("text", tokens, distinct)[places]
-            for name in texts if triplets is not None else ():
-                found[name] = embedded("text", tokens, texts[name])
+                found["text"] = embedded("text", tokens, texts.distinct)[texts.places]
+            for name in grown:
+                found[name] = embedded("text", tokens, grown[name])
         remedy = "a lower train.lr, or train.mixed_precision bf16 or no, is the usual remedy"
         _check_finite(found, f"validation at step {step}: the model's", remedy)
-        metrics = _metrics(found, expected, towers, owners)
+        metrics = _metrics(found, expected, towers, texts.owners)
         return Validation(metrics if triplets is None else metrics | _specificity(found, fits.bool()))
 
     return validate
+
+
+def _grown_texts(triplets: Sequence[Triplet | None], tokens: TokenCache) -> tuple[dict[str, list[str]], Tensor]:
+    """``triplet_texts``, of which one at least counts."""
+    grown, fits = triplet_texts(triplets, tokens)
+    if not fits.any():
+        raise ConfigError(
+            f"none of {len(triplets)} validation captions has two details within {tokens.context_length} tokens: "
+            "specificity wants long captions (data.long_captions: true)"
+        )
+    return grown, fits
+
+
+class _Texts:
+    """The references of R rows, equal ones once."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        captions = [caption for row in rows for caption in row["references"]]
+        self.owners = torch.tensor([index for index, row in enumerate(rows) for _ in row["references"]])
+        """[N] the row of each reference."""
+        self.distinct = list(dict.fromkeys(captions))
+        position = {caption: index for index, caption in enumerate(self.distinct)}
+        self.places = [position[caption] for caption in captions]
+        """[N] where each reference is in ``distinct``."""
+
+
+def _teachers(accelerator: Accelerator, teacher: Teacher, rows: Sequence[Row], texts: _Texts) -> dict[str, Tensor]:
+    """The teacher's embeddings of images and references, checked."""
+    found = {
+        "image": shared_out(accelerator, rows, teacher.image_embeddings),
+        "text": shared_out(accelerator, texts.distinct, teacher.text_embeddings)[texts.places],
+    }
+    _check_finite(found, "the teacher's", "a wider teacher.precision, fp32, is the usual remedy")
+    return found
 
 
 def _metrics(

@@ -2,8 +2,11 @@
 
 import json
 import math
+import random
+from itertools import combinations
 
 import pytest
+from scipy import stats
 
 from rewards.judging.human import RatingsError, correlations, pearson, read_ratings, unfitted
 from rewards.registry import build
@@ -68,6 +71,38 @@ def test_undefined_values_are_none_with_a_reason():
     with pytest.raises(ValueError, match="2 scores and 3 ratings"):
         correlations([1, 2], [1, 2, 3])
     assert unfitted([1, 2], [1, 2]) == 0
+
+
+def test_all_agree_with_scipy_and_with_counting_pairs():
+    """Ties in both, as ratings have; sample-wise by a plain loop over images."""
+    numbers = random.Random(3)
+    scores = [numbers.randrange(12) / 4 for _ in range(60)]
+    ratings = [float(numbers.randrange(1, 6)) for _ in scores]
+    images = [index // 5 for index in range(60)]
+    found = correlations(scores, ratings, images)
+    assert found.pearson == pytest.approx(stats.pearsonr(scores, ratings)[0])
+    assert found.inverse_r_squared == pytest.approx(1 / stats.linregress(scores, ratings).rvalue ** 2)
+    assert found.tau_b == pytest.approx(stats.kendalltau(scores, ratings, variant="b").statistic)
+    assert found.tau_c == pytest.approx(stats.somersd(ratings, scores).statistic * somers_to_tau_c(ratings, scores))
+    own = [
+        stats.kendalltau(scores[start : start + 5], ratings[start : start + 5]).statistic for start in range(0, 60, 5)
+    ]
+    assert found.sample_tau_b is not None
+    assert found.sample_tau_b.mean == pytest.approx(sum(0 if math.isnan(tau) else tau for tau in own) / len(own))
+
+
+def somers_to_tau_c(x, y):
+    """Somers' D is (C - D) over the pairs whose x differ; tau_c takes n^2 (m - 1) / 2m in their place."""
+    different = sum(a != b for a, b in combinations(x, 2))
+    m = min(len(set(x)), len(set(y)))
+    return different * 2 * m / (len(x) ** 2 * (m - 1))
+
+
+def test_no_correlation_has_no_inverse():
+    found = correlations([1, 2, 1, 2], [1, 1, 2, 2])
+    assert found.pearson == 0
+    assert found.inverse_r_squared is None
+    assert "1 / PCC^2: the PCC is 0" in found.notes
 
 
 def lines(tmp_path, *rows):
@@ -135,3 +170,10 @@ def test_flickr8k_expert_as_published(shared_data):
     # pycocoevalcap 1.2 on the same 16992 ratings: tau_c of ROUGE-L, x100, 32.314.
     scores = build("rouge_l")(None, found.captions, **found.columns())
     assert correlations(scores, found.ratings).tau_c == pytest.approx(0.32314, abs=5e-6)
+
+
+def test_only_line_feeds_end_a_line(tmp_path):
+    path = tmp_path / "ratings.jsonl"
+    row = {"image": "a.jpg", "caption": "A dog.\u2028It\u0085runs.", "rating": 3}
+    path.write_text("\n".join([json.dumps(row, ensure_ascii=False)] * 2), encoding="utf-8")
+    assert read_ratings(path).captions == [row["caption"]] * 2

@@ -36,21 +36,22 @@ class LClipScore(ClipScore):
         cache_dir: str | Path | None = None,
         cache_images: int = 200_000,
         cache_references: int = 50_000,
+        context_length: int | None = None,
     ) -> None:
         """Load the student.
 
         Args:
             backbone: folder of a student (``LCLIP.save_pretrained``), or an encoder that is loaded already.
             prefix: put before captions; none by default, see the module.
-            w, device, precision, batch_size, truncate, cache_dir, cache_images, cache_references: as for
-                ``ClipScore``.
+            w, device, precision, batch_size, truncate, cache_dir, cache_images, cache_references, context_length: as
+                for ``ClipScore``.
 
         Raises:
             ValueError: the folder does not exist or holds no student, or an argument is wrong.
         """
         super().__init__(
             _student(backbone), None, prefix, w, device, precision, batch_size, truncate, cache_dir, cache_images,
-            cache_references,
+            cache_references, context_length,
         )  # fmt: skip
 
 
@@ -72,21 +73,22 @@ class RefLClipScore(RefClipScore):
         cache_dir: str | Path | None = None,
         cache_images: int = 200_000,
         cache_references: int = 50_000,
+        context_length: int | None = None,
     ) -> None:
         """Load the student.
 
         Args:
             backbone: folder of a student (``LCLIP.save_pretrained``), or an encoder that is loaded already.
             prefix: put before captions and references; none by default, see the module.
-            w, clip_references, device, precision, batch_size, truncate, cache_dir, cache_images, cache_references: as
-                for ``RefClipScore``.
+            w, clip_references, device, precision, batch_size, truncate, cache_dir, cache_images, cache_references,
+                context_length: as for ``RefClipScore``.
 
         Raises:
             ValueError: the folder does not exist or holds no student, or an argument is wrong.
         """
         super().__init__(
             _student(backbone), None, prefix, w, clip_references, device, precision, batch_size, truncate, cache_dir,
-            cache_images, cache_references,
+            cache_images, cache_references, context_length,
         )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from rewards.base import RewardError
 from rewards.clip.embedding_cache import ImageSource, chunks
-from rewards.clip.long import load_file, stretch_text_tower
+from rewards.clip.long import load_file, stretch_student, stretch_text_tower
 from rewards.clip.preprocessing import Preprocessing, pixels, preprocessing_of
 
 PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -219,8 +219,8 @@ def load_backbone(
         precision: ``fp32``, ``fp16`` or ``bf16``. Published GPU scores are of fp16 and differ in the fourth digit.
         batch_size: images or captions at once.
         truncate: cut captions above the context length, as CLIPScore does; False raises instead (CLIP's BPE only).
-        context_length: stretch the text tower of an open_clip model to so many positions, the first 20 kept
-            (``rewards.clip.long``): 248 for CLIP's 77. None leaves it as it is.
+        context_length: stretch the text tower to so many positions, the first 20 kept (``rewards.clip.long``): 248 for
+            CLIP's 77. Not for students with ``pad_attention: full``. None leaves it as it is.
 
     Raises:
         ValueError: an argument is wrong, or the weights cannot be found, downloaded or loaded.
@@ -232,11 +232,9 @@ def _load(name: str, pretrained: str | None, device: str, precision: str, contex
     label = f"{name!r}" + (f" with weights {pretrained!r}" if pretrained else "")
     try:
         if Path(name).is_dir() and not (Path(name) / "open_clip_config.json").is_file():
-            loaded = _load_student(name, pretrained)
+            loaded = _load_student(name, pretrained, context_length)
         else:
             loaded = _load_open_clip(f"local-dir:{name}" if Path(name).is_dir() else name, pretrained, context_length)
-        if context_length not in (None, loaded.context_length):
-            raise ValueError(f"context_length = {context_length}: a student reads {loaded.context_length} tokens")
         loaded.model.requires_grad_(False).eval().to(device=device, dtype=PRECISIONS[precision])
     except ModuleNotFoundError as error:
         raise ValueError(f"{label} needs {error.name}: install 'rl-caption[clip]'") from error
@@ -245,7 +243,7 @@ def _load(name: str, pretrained: str | None, device: str, precision: str, contex
     return loaded
 
 
-def _load_student(folder: str, pretrained: str | None) -> _Loaded:
+def _load_student(folder: str, pretrained: str | None, stretched: int | None) -> _Loaded:
     import open_clip
 
     from rewards.clip.student import LCLIP
@@ -253,6 +251,8 @@ def _load_student(folder: str, pretrained: str | None) -> _Loaded:
     if pretrained is not None:
         raise ValueError("a folder has its own weights: leave 'pretrained' out")
     model = LCLIP.from_pretrained(folder)
+    if stretched is not None:
+        stretch_student(model, stretched)
     config = model.config
     context_length = int(getattr(config, "context_length", 77))
     return _Loaded(

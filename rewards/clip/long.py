@@ -8,12 +8,16 @@ of CLIP's BPE, start and end included.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from rewards.clip.student import LCLIP
 
 KEEP = 20
 """Positions that Long-CLIP leaves as they are: most captions that CLIP was trained on end before."""
@@ -91,6 +95,26 @@ def stretch_text_tower(model: Any, context_length: int, keep: int = KEEP) -> Non
     tower.context_length = model.context_length = context_length
     if hasattr(tower, "num_pos"):
         tower.num_pos = context_length
+
+
+def stretch_student(model: LCLIP, context_length: int, keep: int = KEEP) -> None:
+    """Give the text tower of an L-CLIP student ``context_length`` positions, in place, as ``stretch_text_tower`` does.
+
+    Raises:
+        ValueError: the student attends to padding, which longer inputs would have more of, or its number of positions
+            cannot become ``context_length``.
+    """
+    if model.config.pad_attention != "masked":
+        raise ValueError(
+            f"a student with pad_attention {model.config.pad_attention!r} attends to padding, so every score would "
+            "change with its context: it is not stretched"
+        )
+    positions = model.text.pos_embed
+    factor = stretch_factor(len(positions), context_length, keep)
+    with torch.no_grad():
+        stretched = stretch_positions(positions, keep, factor)
+    model.text.pos_embed = nn.Parameter(stretched, requires_grad=positions.requires_grad)
+    model.config = model.text.config = model.image.config = replace(model.config, context_length=context_length)
 
 
 def _text_tower(model: Any) -> Any:

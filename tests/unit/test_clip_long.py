@@ -21,6 +21,7 @@ from rewards.clip.long import (
     stretch_text_tower,
 )
 from rewards.clipscore import ClipScore
+from rewards.l_clipscore import LClipScore, RefLClipScore
 from tests.clip_for_tests import ARCHITECTURE, TINY, noise_image, tiny_checkpoint, tiny_student
 
 LONG = "a cat . " * 60
@@ -174,8 +175,28 @@ def test_rewards_may_stretch_what_they_load(tmp_path: Path) -> None:
     assert again(None, texts, **rows) == b
     with pytest.raises(ValueError, match=r"context_length = 100: .* which become 77, 134"):
         load_backbone(ARCHITECTURE, weights, context_length=100)
-    with pytest.raises(ValueError, match="context_length = 248: a student reads 77 tokens"):
-        load_backbone(str(tiny_student(tmp_path / "student")), context_length=248)
+
+
+@pytest.mark.parametrize("score", [LClipScore, RefLClipScore])
+def test_a_student_reads_long_captions_and_short_ones_as_before(tmp_path: Path, score: Any) -> None:
+    folder = tiny_student(tmp_path / "student")
+    short, long = score(folder), score(folder, context_length=248)
+    rows = {"image": [noise_image(1)] * 3, "references": [["a dog"]] * 3}
+    texts = ["a cat", LONG, LONG + "dog"]
+    a, b = short(None, texts, **rows), long(None, texts, **rows)
+    assert a[0] == pytest.approx(b[0], abs=1e-6)
+    assert a[1] == a[2]
+    assert b[1] != b[2]
+    backbone: Any = load_backbone(str(folder), context_length=248)
+    table = load_backbone(str(folder)).model.text.pos_embed  # type: ignore[union-attr]
+    assert torch.equal(backbone.model.text.pos_embed, stretch_positions(table))
+    backbone.model.save_pretrained(tmp_path / "long")
+    assert torch.equal(load_backbone(str(tmp_path / "long")).encode_texts(texts), backbone.encode_texts(texts))
+
+
+def test_a_student_that_attends_to_padding_is_not_stretched(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"pad_attention 'full' attends to padding.*not stretched"):
+        LClipScore(tiny_student(tmp_path / "full", "full"), context_length=248)
 
 
 def test_tokens_are_counted_without_start_and_end() -> None:

@@ -1,6 +1,6 @@
 """Size and speed of L-CLIP against the CLIP ViT-B/32 it is distilled from, and what it costs as a reward.
 
-    python benchmarks/l_clip.py [--device cuda] [--only size step reward] [--json FILE]
+    python -m benchmarks.l_clip [--device cuda] [--only size step reward] [--json FILE]
 
 Three parts, one table; every row is a ratio against a baseline of the same run:
 
@@ -18,10 +18,9 @@ import argparse
 import copy
 import json
 import statistics
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -36,8 +35,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
-from tqdm import tqdm
 
+from benchmarks.harness import Measurement, Timing, Timings, faster, paired, synchronise, table, timed
 from rewards.clip.backbone import Backbone, load_backbone
 from rewards.clip.student import LCLIP, LCLIPConfig, trim_padding
 from rewards.clipscore import ClipScore
@@ -77,67 +76,15 @@ class Shapes:
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(Timing):
     """How it is measured."""
 
-    device: str = "cpu"
-    repeats: int = 5
     images: int = 10
     """Images of a self-critical step."""
     samples: int = 5
-    cpu_time: bool = False
-    """Count processor time instead of time: for a CPU that others use, with one thread."""
 
 
-@dataclass(frozen=True)
-class Measurement:
-    """One row of the table."""
-
-    name: str
-    baseline: str
-    ratio: float
-    unit: str
-    detail: str
-
-
-Timings = dict[str, list[float]]
 Encode = Callable[[Tensor], Tensor]
-
-
-def timed(variants: Mapping[str, Callable[[], object]], settings: Settings, title: str) -> Timings:
-    """Seconds of each call, variants in turn within a round; a first round warms up and fills caches."""
-    clock = time.process_time if settings.cpu_time else time.perf_counter
-    seconds: Timings = {name: [] for name in variants}
-    rounds = [(number, name) for number in range(settings.repeats + 1) for name in variants]
-    if not sys.stderr.isatty():
-        print(f"{title}: {len(variants)} variants, {settings.repeats + 1} rounds", file=sys.stderr, flush=True)
-    for number, name in tqdm(rounds, title, leave=False, disable=None):
-        synchronise(settings.device)
-        start = clock()
-        variants[name]()
-        synchronise(settings.device)
-        if number:
-            seconds[name].append(clock() - start)
-    return seconds
-
-
-def synchronise(device: str) -> None:
-    """Wait for what was started on a GPU."""
-    if device.startswith("cuda"):
-        torch.cuda.synchronize(device)
-
-
-def paired(upper: Sequence[float], lower: Sequence[float]) -> list[float]:
-    """Ratios of two variants' times, round by round."""
-    return [a / b for a, b in zip(upper, lower, strict=True)]
-
-
-def faster(times: Timings, name: str, baseline: str, note: str = "") -> Measurement:
-    """How many times as fast as the baseline."""
-    ratios = paired(times[baseline], times[name])
-    seconds, before = statistics.median(times[name]), statistics.median(times[baseline])
-    detail = f"{seconds:.3g} s against {before:.3g} s; rounds {min(ratios):.2f} to {max(ratios):.2f}"
-    return Measurement(name, baseline, statistics.median(ratios), "x as fast", detail + note)
 
 
 # Inputs: random words of CLIP's vocabulary, JPEG files of coloured blots, random region features.
@@ -408,13 +355,6 @@ def measure_reward(
     return rows
 
 
-def table(rows: Iterable[Measurement]) -> str:
-    """Markdown, one line a row."""
-    lines = ["| what | against | ratio | unit | detail |", "| --- | --- | ---: | --- | --- |"]
-    lines += [f"| {row.name} | {row.baseline} | {row.ratio:.3g} | {row.unit} | {row.detail} |" for row in rows]
-    return "\n".join(lines)
-
-
 def machine(device: str) -> str:
     """What the figures were measured on."""
     where = (
@@ -463,7 +403,7 @@ def main(arguments: Sequence[str] | None = None, shapes: Shapes = Shapes()) -> N
     if chosen.threads:
         torch.set_num_threads(chosen.threads)
     print(machine(chosen.device) + (", processor time" if chosen.cpu_time else ""), flush=True)
-    settings = Settings(chosen.device, chosen.repeats, chosen.images, chosen.samples, chosen.cpu_time)
+    settings = Settings(chosen.device, chosen.repeats, chosen.cpu_time, chosen.images, chosen.samples)
     rows = measure(shapes, chosen.only, settings)
     print(table(rows))
     if chosen.json:

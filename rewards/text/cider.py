@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from tqdm import tqdm
 from rewards.base import as_texts, checked_scores, required_column
 from rewards.text.document_frequency import EOS, DocumentFrequencies, NGram, ngram_counts
 from rewards.text.legacy_pickle import load_legacy_pickle
+from rewards.text.packed_cider import PackedCiderD, can_pack
 from rewards.text.references import reference_lists
 from rewards.text.tokenize import TOKENIZER, tokenize
 
@@ -224,8 +226,10 @@ class CiderD:
         return None if self.df is None else self.df.fingerprint
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle without the cache."""
-        return {**self.__dict__, "_cache": OrderedDict()}
+        """Pickle without what can be made again."""
+        state = {**self.__dict__, "_cache": OrderedDict()}
+        state.pop("_packed", None)
+        return state
 
     def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
         """Score N captions.
@@ -245,19 +249,42 @@ class CiderD:
         texts = as_texts(completions)
         keys = reference_lists(columns, self.__name__, len(texts))
         ends = self._ends(columns, len(texts))
-        if self.df is not None:
-            df, cache = self.df, self._cache
-        else:
-            if not texts:
-                return []
-            df, cache = self._df_of_call(keys, columns), OrderedDict()
-        scores = []
-        rows = zip(texts, keys, ends, strict=True)
-        for text, key, end in tqdm(rows, "CIDEr-D", len(texts), unit="caption", leave=False, delay=2, disable=None):
-            vectors = self._vectors(key, df, cache)
-            score = similarity([*tokenize(text), *end], vectors, df, self.n, self.sigma)
-            scores.append(min(score, self.bounds[1]))  # rounding may exceed it in the last digit
-        return checked_scores(self, scores, len(texts))
+        if not texts:
+            return []
+        candidates = [[*tokenize(text), *end] for text, end in zip(texts, ends, strict=True)]
+        scores = self._at_once(candidates, keys)
+        if scores is None:
+            scores = self._one_by_one(candidates, keys, columns)
+        # Rounding may exceed the largest score in the last digit.
+        return checked_scores(self, [min(score, self.bounds[1]) for score in scores], len(texts))
+
+    @cached_property
+    def _packed(self) -> PackedCiderD | None:
+        if self.df is None or not can_pack(self.df, self.n):
+            return None
+        return PackedCiderD(self.df, self.n, self.sigma, self.cache_images)
+
+    def _at_once(self, candidates: Sequence[Tokens], keys: Sequence[tuple[str, ...]]) -> list[float] | None:
+        """Scores of all, equal to those of ``_one_by_one``; None where n-grams or words do not allow it."""
+        if self._packed is None:
+            return None
+        images = {}
+        for key in dict.fromkeys(keys):
+            packed = self._packed.cached(key) or self._packed.references(key, self._reference_tokens(key))
+            if packed is None:
+                return None
+            images[key] = packed
+        return self._packed.scores(candidates, [images[key] for key in keys])
+
+    def _one_by_one(
+        self, candidates: Sequence[Tokens], keys: Sequence[tuple[str, ...]], columns: Mapping[str, Any]
+    ) -> list[float]:
+        df, cache = (self.df, self._cache) if self.df is not None else (self._df_of_call(keys, columns), OrderedDict())
+        rows = tqdm(candidates, "CIDEr-D", unit="caption", leave=False, delay=2, disable=None)
+        return [
+            similarity(candidate, self._vectors(key, df, cache), df, self.n, self.sigma)
+            for candidate, key in zip(rows, keys, strict=True)
+        ]
 
     def _ends(self, columns: Mapping[str, Any], count: int) -> list[list[str]]:
         if not self.eos:
@@ -280,14 +307,17 @@ class CiderD:
     ) -> ReferenceVectors:
         vectors = cache.get(key)
         if vectors is None:
-            end = [EOS] if self.eos else []
-            vectors = reference_vectors([[*tokenize(caption), *end] for caption in key], df, self.n)
+            vectors = reference_vectors(self._reference_tokens(key), df, self.n)
             cache[key] = vectors
             if len(cache) > self.cache_images:
                 cache.popitem(last=False)
         else:
             cache.move_to_end(key)
         return vectors
+
+    def _reference_tokens(self, captions: Sequence[str]) -> list[list[str]]:
+        end = [EOS] if self.eos else []
+        return [[*tokenize(caption), *end] for caption in captions]
 
     def _check_df(self, df: DocumentFrequencies) -> None:
         if df.eos != self.eos:

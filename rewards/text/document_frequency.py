@@ -8,6 +8,7 @@ import math
 import os
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -185,6 +186,14 @@ class DocumentFrequencies:
         """Return ln(documents) - ln(max(1, document frequency)) of an n-gram; unknown ones get ln(documents)."""
         return self._inverse_by_count[self._counts.get(ngram, 0)]
 
+    def words(self) -> list[str]:
+        """Every word of the n-grams, sorted."""
+        return sorted(set(chain.from_iterable(self._counts)))
+
+    def ngrams(self, order: int) -> list[NGram]:
+        """The n-grams of ``order`` words."""
+        return [ngram for ngram in self._counts if len(ngram) == order]
+
     @property
     def fingerprint(self) -> str:
         """First 16 hexadecimal digits of the SHA-256 of the content: equal for equal corpora, whatever their order."""
@@ -252,14 +261,14 @@ class DocumentFrequencies:
     def _arrays(self) -> dict[str, np.ndarray]:
         """Return the content in a canonical order: sorted vocabulary, sorted n-grams."""
         header = {name: getattr(self, name) for name in ("log_documents", "n", "eos", "tokenizer", "document")}
-        words = sorted({word for ngram in self._counts for word in ngram})
+        words = self.words()
         index = {word: number for number, word in enumerate(words)}
         arrays = {
             "header": _bytes_array(json.dumps(header, sort_keys=True)),
             "vocabulary": _bytes_array("\n".join(words)),
         }
         for order in range(1, self.n + 1):
-            ngrams = [ngram for ngram in self._counts if len(ngram) == order]
+            ngrams = self.ngrams(order)
             rows = np.array([[index[word] for word in ngram] for ngram in ngrams], dtype=np.int32).reshape(-1, order)
             counts = np.array([self._counts[ngram] for ngram in ngrams], dtype=np.float64)
             ranks = np.lexsort(rows.T[::-1])

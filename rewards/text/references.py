@@ -14,10 +14,12 @@ def reference_lists(columns: dict[str, Any], reward: str, count: int) -> list[tu
     Raises:
         RewardError: the column is missing or has another length, a row has no reference, or one is not a string.
     """
-    return [
-        _checked(captions, row, reward)
-        for row, captions in enumerate(required_column(columns, "references", reward, count))
-    ]
+    checked: dict[int, tuple[str, ...]] = {}  # the samples of an image share one list
+    rows = required_column(columns, "references", reward, count)
+    for row, captions in enumerate(rows):
+        if id(captions) not in checked:
+            checked[id(captions)] = _checked(captions, row, reward)
+    return [checked[id(captions)] for captions in rows]
 
 
 def _checked(captions: Any, row: int, reward: str) -> tuple[str, ...]:

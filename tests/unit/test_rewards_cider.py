@@ -189,7 +189,8 @@ def test_cache_is_bounded_and_scores_do_not_depend_on_it() -> None:
     texts = [CASE["candidates"][index] for index in order]
     references = [CASE["references"][index] for index in order]
     assert small(None, texts, references=references) == large(None, texts, references=references)
-    assert len(small._cache) == 1
+    assert small._packed is not None
+    assert len(small._packed._cache) == 1
 
 
 def test_messages_are_scored_like_strings() -> None:

@@ -1,0 +1,267 @@
+"""A self-critical step against the loops that people write.
+
+    python -m benchmarks.scst_step [--device cuda] [--images 50] [--precision bf16] [--json FILE]
+
+A 6 + 6-layer Transformer of width 512 over 36 region features of 2048 numbers, random weights, K samples and the greedy
+caption of each image, at most 20 tokens (with random weights nearly every caption is that long), CIDEr-D, gradient,
+clipping, Adam at learning rate 0. Two baselines do the same work on the same model:
+
+- generate: Transformers' ``generate`` for the greedy captions and again for the samples, pycocoevalcap's CIDEr, a
+  second forward pass with gradient over images copied K times.
+- prefix: sampling with gradient as in early implementations. Every token decodes the whole prefix again, without a
+  cache. It needs much memory, so that it is compared at ``--prefix-images`` images.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from pycocoevalcap.cider.cider import Cider
+from torch import Tensor
+
+from benchmarks.harness import Measurement, Timing, add_timing, faster, report, synchronise, timed, timing_of
+from rewards.mixed import MixedReward
+from rewards.text.cider import CiderD
+from rewards.text.document_frequency import DocumentFrequencies
+from rewards.text.tokenize import tokenize
+from rl_caption.advantages import greedy
+from rl_caption.captioners.base import Decoding, forbid
+from rl_caption.captioners.transformer import TransformerCaptioner
+from rl_caption.data.base import Row
+from rl_caption.scst import SelfCriticalTask
+from rl_caption.types import CaptionBatch
+
+PHASES = {"encode": "encode", "decode": "rollout", "reward": "reward", "score and update": "update"}
+"""Part of a step -> its key in the log; decoding includes encoding there."""
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """What is measured. The defaults are the usual captioner of the self-critical literature."""
+
+    captioner: dict[str, Any] = field(default_factory=dict)
+    """Differences from ``CaptionTransformerConfig``."""
+    words: int = 10_000
+    regions: int = 36
+    region_dim: int = 2048
+    images: int = 50
+    prefix_images: int = 10
+    samples: int = 5
+    tokens: int = 20
+
+
+@dataclass
+class Bench:
+    """One model, one reward, and batches of it."""
+
+    shapes: Shapes
+    accelerator: Accelerator
+    captioner: TransformerCaptioner
+    reward: MixedReward
+    batch: CaptionBatch
+    phases: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in PHASES})
+
+    def __post_init__(self) -> None:
+        self.policy = self.captioner.policy
+        self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=0.0)
+        self.cider = Cider()
+
+    def update(self) -> None:
+        """Clip, step, and forget the gradient."""
+        torch.nn.utils.clip_grad_norm_(self.policy.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def part(self, images: int) -> CaptionBatch:
+        """The first images of the batch."""
+        return CaptionBatch(self.batch.rows[:images], {key: value[:images] for key, value in self.batch.inputs.items()})
+
+
+def build_bench(shapes: Shapes, device: str, precision: str) -> Bench:
+    """Random weights, features and captions."""
+    torch.manual_seed(0)
+    draw = np.random.default_rng(0)
+    words = [f"word{number}" for number in range(shapes.words - 4)]
+    captioner = TransformerCaptioner.from_scratch(
+        [[" ".join(words)]], min_count=1, input_kind="regions", feature_dim=shapes.region_dim, **shapes.captioner
+    )
+    rows: list[Row] = [
+        {"image_id": str(number), "references": [" ".join(draw.choice(words, 11)) for _ in range(5)]}
+        for number in range(shapes.images)
+    ]
+    features = torch.randn(shapes.images, shapes.regions, shapes.region_dim, device=device)
+    mask = torch.ones(shapes.images, shapes.regions, dtype=torch.bool, device=device)
+    accelerator = Accelerator(cpu=device == "cpu", mixed_precision=precision)
+    captioner.policy.to(accelerator.device).eval()
+    references = ([tokenize(caption) for caption in row["references"]] for row in rows)
+    cider: Any = CiderD(DocumentFrequencies.from_references(references, eos=True))
+    batch = CaptionBatch(rows, {"region_features": features, "region_mask": mask})
+    return Bench(shapes, accelerator, captioner, MixedReward({"cider": (cider, 1.0)}), batch)
+
+
+def our_step(bench: Bench, batch: CaptionBatch, phases: bool = False) -> None:
+    """The step of the package; ``phases`` keeps how long its parts took."""
+    decoding = Decoding(num_samples=bench.shapes.samples, with_greedy=True, max_new_tokens=bench.shapes.tokens)
+    task = SelfCriticalTask(bench.accelerator, bench.captioner, bench.policy, bench.reward, greedy, decoding)
+    log = task.training_step([batch], step=0)
+    bench.update()
+    if phases:
+        times = log.reduce(bench.accelerator)
+        started = time.perf_counter()
+        encode(bench, batch)
+        synchronise(bench.accelerator.device.type)
+        times["time/encode"] = time.perf_counter() - started
+        times["time/rollout"] -= times["time/encode"]
+        for name, key in PHASES.items():
+            bench.phases[name].append(times[f"time/{key}"])
+
+
+def generate_step(bench: Bench, batch: CaptionBatch) -> None:
+    """Baseline: ``generate`` twice, pycocoevalcap, a second forward pass."""
+    policy, samples = bench.policy, bench.shapes.samples
+    with torch.no_grad(), bench.accelerator.autocast():
+        best = policy.generate(**batch.inputs, do_sample=False, max_new_tokens=bench.shapes.tokens)
+        drawn = policy.generate(
+            **batch.inputs, do_sample=True, top_k=0, num_return_sequences=samples, max_new_tokens=bench.shapes.tokens
+        )
+    rewards = toolkit_rewards(bench, batch, bench.captioner.decode(drawn), bench.captioner.decode(best))
+    inputs = {key: value.repeat_interleave(samples, 0) for key, value in batch.inputs.items()}
+    with bench.accelerator.autocast():
+        logits = policy(**inputs, decoder_input_ids=drawn[:, :-1]).logits
+    logits = forbid(logits, bench.captioner.forbidden)
+    tokens, mask = drawn[:, 1:], drawn[:, 1:] != bench.captioner.pad_token_id
+    logprobs = logits.log_softmax(-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+    loss = -(logprobs * rewards.unsqueeze(1) * mask).sum() / mask.sum()
+    bench.accelerator.backward(loss)
+    bench.update()
+
+
+def prefix_step(bench: Bench, batch: CaptionBatch) -> None:
+    """Baseline: every sampled token decodes the whole prefix again with gradient; the greedy one without."""
+    samples, captioner = bench.shapes.samples, bench.captioner
+    with torch.no_grad(), bench.accelerator.autocast():
+        best, _ = decode_by_prefix(bench, batch.inputs, sample=False)
+    inputs = {key: value.repeat_interleave(samples, 0) for key, value in batch.inputs.items()}
+    with bench.accelerator.autocast():
+        drawn, logprobs = decode_by_prefix(bench, inputs, sample=True)
+    rewards = toolkit_rewards(bench, batch, captioner.decode(drawn), captioner.decode(best))
+    ended = (drawn == captioner.eos_token_id).cumsum(-1) - (drawn == captioner.eos_token_id).long()
+    mask = ended == 0
+    loss = -(logprobs * rewards.unsqueeze(1) * mask).sum() / mask.sum()
+    bench.accelerator.backward(loss)
+    bench.update()
+
+
+def decode_by_prefix(bench: Bench, inputs: dict[str, Tensor], sample: bool) -> tuple[Tensor, Tensor]:
+    """Tokens [N, T] and their log-probabilities [N, T]; the image is encoded once, nothing else is kept."""
+    policy, captioner = bench.policy, bench.captioner
+    encoded = policy.encoder(**inputs)
+    prefix = torch.full((len(encoded[0]), 1), captioner.bos_token_id, device=encoded[0].device)
+    chosen_logprobs = []
+    for _ in range(bench.shapes.tokens):
+        output = policy(region_mask=inputs["region_mask"], encoder_outputs=encoded, decoder_input_ids=prefix)
+        logprobs = forbid(output.logits[:, -1], captioner.forbidden).log_softmax(-1)
+        token = torch.multinomial(logprobs.exp(), 1) if sample else logprobs.argmax(-1, keepdim=True)
+        chosen_logprobs.append(logprobs.gather(-1, token))
+        prefix = torch.cat([prefix, token], 1)
+        if (prefix == captioner.eos_token_id).any(-1).all():
+            break
+    return prefix[:, 1:], torch.cat(chosen_logprobs, 1)
+
+
+def toolkit_rewards(bench: Bench, batch: CaptionBatch, samples: Sequence[str], best: Sequence[str]) -> Tensor:
+    """pycocoevalcap's CIDEr of the samples less that of the greedy captions [B * K]; captions are words already."""
+    each = len(samples) // len(best)
+    owners = [row for row in batch.rows for _ in range(each)] + list(batch.rows)
+    references = {number: row["references"] for number, row in enumerate(owners)}
+    with contextlib.redirect_stdout(io.StringIO()):
+        _, scores = bench.cider.compute_score(
+            references, {number: [text] for number, text in enumerate([*samples, *best])}
+        )
+    baseline = np.repeat(scores[len(samples) :], each)
+    return torch.tensor(scores[: len(samples)] - baseline, dtype=torch.float32, device=bench.accelerator.device)
+
+
+def measure(shapes: Shapes, timing: Timing, precision: str) -> list[Measurement]:
+    """Time the steps; then the phases of ours, and on a GPU peak memory."""
+    bench = build_bench(shapes, timing.device, precision)
+    whole, small = bench.part(shapes.images), bench.part(shapes.prefix_images)
+    at, few = f"{shapes.images} images", f"{shapes.prefix_images} images"
+    variants: dict[str, Callable[[], object]] = {
+        f"step, {at}": partial(our_step, bench, whole),
+        f"generate twice, {at}": partial(generate_step, bench, whole),
+        f"step, {few}": partial(our_step, bench, small),
+        f"prefix with gradient, {few}": partial(prefix_step, bench, small),
+    }
+    times = timed(variants, timing, "self-critical steps")
+    for _ in range(timing.repeats):
+        our_step(bench, whole, phases=True)
+    note = f"; {shapes.samples} samples and the greedy caption, {shapes.tokens} tokens, {precision}"
+    rows = [
+        faster(times, f"step, {at}", f"generate twice, {at}", note),
+        faster(times, f"step, {few}", f"prefix with gradient, {few}", note),
+    ]
+    for name, found in bench.phases.items():
+        seconds = statistics.median(found[-timing.repeats :])
+        step = statistics.median(map(sum, zip(*bench.phases.values(), strict=True)))
+        detail = f"{seconds:.3g} s of elapsed time"
+        rows.append(Measurement(f"{name}, {at}", f"step, {at}", seconds / step, "of the time", detail))
+    if timing.device.startswith("cuda"):
+        rows += memory_rows(variants)
+    return rows
+
+
+def encode(bench: Bench, batch: CaptionBatch) -> None:
+    """The encoder alone, as before decoding; it is a part of ``decode`` too."""
+    with torch.no_grad(), bench.accelerator.autocast():
+        bench.policy.encoder(**batch.inputs)
+
+
+def memory_rows(variants: dict[str, Callable[[], object]]) -> list[Measurement]:
+    """Peak memory of each step on the GPU against the step of the package."""
+    peaks = {}
+    for name, call in variants.items():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        call()
+        peaks[name] = torch.cuda.max_memory_allocated()
+    pairs = zip(list(peaks)[1::2], list(peaks)[::2], strict=False)
+    return [
+        Measurement(
+            f"{ours}: peak memory", theirs, peaks[theirs] / peaks[ours], "x less",
+            f"{peaks[ours] / 2**30:.2f} GiB against {peaks[theirs] / 2**30:.2f} GiB",
+        )
+        for theirs, ours in pairs
+    ]  # fmt: skip
+
+
+def main(arguments: Sequence[str] | None = None, shapes: Shapes | None = None) -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_timing(parser)
+    defaults = shapes or Shapes()
+    parser.add_argument("--images", type=int, default=defaults.images, help="images of a step")
+    parser.add_argument("--prefix-images", type=int, default=defaults.prefix_images, help="images with the prefix loop")
+    parser.add_argument("--samples", type=int, default=defaults.samples, help="captions sampled of each image")
+    parser.add_argument("--precision", choices=["no", "bf16", "fp16"], default="no", help="of autocast")
+    chosen = parser.parse_args(arguments)
+    shapes = Shapes(
+        defaults.captioner, defaults.words, defaults.regions, defaults.region_dim, chosen.images,
+        chosen.prefix_images, chosen.samples, defaults.tokens,
+    )  # fmt: skip
+    report(measure(shapes, timing_of(chosen), chosen.precision), chosen.json, chosen.device)
+
+
+if __name__ == "__main__":
+    main()

@@ -31,7 +31,7 @@ class Figure:
     """Bounds of the 95 % bootstrap interval, as ``high``; None where it was not asked for or is not defined."""
     high: float | None = None
     published: bool = False
-    """Whether papers print it."""
+    """Whether papers print this one for the set."""
     note: str = ""
     """Why it is not defined, and what one has to know."""
 

@@ -24,6 +24,7 @@ class SetResult:
 
     name: str
     description: str
+    convention: str
     count: int
     """Judgements, or pairs."""
     excluded: dict[str, int]
@@ -48,16 +49,18 @@ def as_markdown(result: SetResult, resamples: int) -> str:
     """Return one set as a table: a line for each metric, a column for each figure, times 100 as papers print them."""
     names = list(dict.fromkeys(figure.name for own in result.figures.values() for figure in own))
     published = {figure.name for own in result.figures.values() for figure in own if figure.published}
+    published = set() if published == set(names) else published  # nothing to tell apart
     head = ["metric", *(f"**{heading(name)}**" if name in published else heading(name) for name in names)]
     lines = []
     for metric, own in result.figures.items():
         found = {figure.name: figure for figure in own}
         lines.append([metric, *(_cell(found.get(name)) for name in names)])
     lines += [[metric, *[UNDEFINED] * len(names)] for metric in result.left_out]
-    notes = [f"- Excluded, {reason}: {count} judgements" for reason, count in result.excluded.items() if count]
+    notes = [f"- Convention: {result.convention}"]
+    notes += [f"- Excluded: {count}, {reason}" for reason, count in result.excluded.items() if count]
     if resamples:
         notes.append(f"- In brackets: 95 % bootstrap interval, {resamples} resamples of images")
-    if published and published != set(names):
+    if published:
         notes.append(f"- Bold: what papers print for {result.name}")
     for metric, own in result.figures.items():
         notes += dict.fromkeys(f"- {metric}: {figure.note}" for figure in own if figure.note)

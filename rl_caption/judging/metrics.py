@@ -44,9 +44,9 @@ class ToolkitMetric:
     columns = frozenset({"references"})
     bounds = (0.0, 1.0)
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, metric: str) -> None:
         """Choose ``meteor`` or ``spice``."""
-        self.__name__ = name
+        self.__name__ = metric
 
     @property
     def signature(self) -> str:
@@ -90,9 +90,8 @@ def build_metrics(names: str | Sequence[str], judges: Mapping[str, JudgeConfig])
     Raises:
         ConfigError: no metric, an unknown one, one twice, or arguments that it does not take.
     """
-    wanted = [name.strip() for name in (names.split(",") if isinstance(names, str) else names)]
     made: dict[str, Reward | LeftOut] = {}
-    for name in filter(None, wanted):
+    for name in split_names(names):
         for heading, metric in _named(name).items():
             if heading in made:
                 raise ConfigError(f"metrics: {heading} is asked for twice")
@@ -115,15 +114,43 @@ def _named(name: str) -> dict[str, Reward | LeftOut]:
             find_java()
         except JavaError as error:
             return {TOOLKIT[name]: LeftOut(str(error))}
-        return {TOOLKIT[name]: build(f"{__name__}:ToolkitMetric", name=name)}
+        return {TOOLKIT[name]: build(f"{__name__}:ToolkitMetric", metric=name)}
     return {name: _built(name, {}, "metrics")}
 
 
 def _built(name: str, arguments: dict[str, Any], key: str) -> Reward:
+    if _known(name, key) is CiderD:
+        arguments = {"eos": False} | arguments
     try:
-        if load(name) is CiderD:
-            arguments = {"eos": False} | arguments
         return build(name, **arguments)
     except (ValueError, TypeError, OSError) as error:
-        known = ", ".join([*NAMES, *TOOLKIT])
-        raise ConfigError(f"{key}: {error}. Besides rewards there are: {known}") from error
+        raise ConfigError(f"{key}: {error}") from error
+
+
+def _known(name: str, key: str) -> Any:
+    try:
+        return load(name)
+    except ValueError as error:
+        raise ConfigError(f"{key}: {error}. Besides rewards there are {', '.join([*NAMES, *TOOLKIT])}") from error
+
+
+def columns_before_built(names: str | Sequence[str], judges: Mapping[str, JudgeConfig]) -> dict[str, frozenset[str]]:
+    """Say which columns metrics need whose classes tell without being built: nothing is loaded for this.
+
+    Returns:
+        Heading -> columns; metrics that decide when they are built are not among them.
+
+    Raises:
+        ConfigError: an unknown metric.
+    """
+    wanted = {name: "metrics" for name in split_names(names) if name not in NAMES and name not in TOOLKIT}
+    targets = {name: (name, key) for name, key in wanted.items()}
+    targets |= {heading: (judge.target or heading, f"judges.{heading}") for heading, judge in judges.items()}
+    found = {heading: getattr(_known(name, key), "columns", None) for heading, (name, key) in targets.items()}
+    return {heading: columns for heading, columns in found.items() if isinstance(columns, frozenset)}
+
+
+def split_names(names: str | Sequence[str]) -> list[str]:
+    """Return the names of a text with commas, or of a list."""
+    parts = names.split(",") if isinstance(names, str) else names
+    return [name.strip() for name in parts if name.strip()]

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Mapping, Sequence
-from itertools import islice
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rewards.base import Reward, RewardError, checked_scores
+from rewards.clip.embedding_cache import ImageSource
 from rewards.judging.figures import NO_REFERENCES, Figure, pair_figures, rated_figures
 from rewards.judging.sets import CaptionPairs, JudgedSet, RatedCaptions, load
+from rewards.judging.sets.compositional import Region
 from rewards.text.cider import CiderD
+from rewards.text.document_frequency import DocumentFrequencies
+from rewards.text.tokenize import tokenize
 from rl_caption.build import ConfigError, quiet_libraries
 from rl_caption.evaluation import JavaError, check_writable
 from rl_caption.judging.agreement_tables import SetResult, write_results
 from rl_caption.judging.config import JudgeSetConfig
-from rl_caption.judging.metrics import LeftOut, build_metrics
+from rl_caption.judging.metrics import LeftOut, build_metrics, columns_before_built
 from rl_caption.judging.scenes_set import scenes_sets
 
 logger = logging.getLogger(__name__)
@@ -38,11 +41,12 @@ def judge_metrics_by_people(config: JudgeSetConfig) -> str:
         raise ConfigError(f"bootstrap is {config.bootstrap}: expected 0 or more resamples")
     folder = check_writable(config.out)
     parts = _read(config)
+    for heading, columns in columns_before_built(config.metrics, config.judges).items():
+        check_columns(heading, columns, parts)
     metrics = build_metrics(config.metrics, config.judges)
     for heading, metric in metrics.items():
         if not isinstance(metric, LeftOut):
-            for part in parts:
-                check_metric(heading, metric, part)
+            check_columns(heading, metric.columns, parts)
     results = [_judged(part, metrics, config.bootstrap, config.seed) for part in parts]
     paths = write_results(folder, config, results)
     print(f"wrote {', '.join(str(path) for path in paths)}", file=sys.stderr)
@@ -60,36 +64,43 @@ def _read(config: JudgeSetConfig) -> Sequence[JudgedSet]:
     return load(config.set, config.data, config.images, config.partial, config.set_kwargs)
 
 
-def check_metric(heading: str, metric: Reward, part: JudgedSet) -> None:
-    """See to it that a set has what a metric needs, before anything is scored.
+def check_columns(heading: str, columns: frozenset[str], parts: Sequence[JudgedSet]) -> None:
+    """See to it that sets have the columns that a metric needs, before anything is scored.
 
     Raises:
         ConfigError: which metric needs what, and what would help.
     """
-    if "references" in metric.columns and not part.references:
+    other = sorted(columns - {"references", "image", "image_id"})
+    if other:
+        raise ConfigError(f"{heading} needs the columns {other}, which sets of judgements do not have")
+    for part in parts:
+        _check_part(heading, columns, part)
+
+
+def _check_part(heading: str, columns: frozenset[str], part: JudgedSet) -> None:
+    if "references" in columns and not part.references:
         raise ConfigError(
             f"{heading} compares with references, and {part.name} was found without any: choose a metric that looks at "
             "images alone, or see docs/judging.md for the file that has them"
         )
-    if "image" in metric.columns:
+    if "image" in columns:
         if part.images is None:
             raise ConfigError(
                 f"{heading} looks at images, and those of {part.name} were not found: set images to their folder "
                 "(docs/judging.md says where to get them)"
             )
-        lost = [image for image in part.images if isinstance(image, str | Path) and not Path(image).is_file()]
+        files = {image.path if isinstance(image, Region) else image for image in part.images}
+        lost = sorted(str(file) for file in files if isinstance(file, str | Path) and not Path(file).is_file())
         if lost:
             raise ConfigError(
-                f"{heading} looks at images, and {len(set(lost))} of {part.name} are not there, such as "
-                f"{str(lost[0])!r}: set images to their folder"
+                f"{heading} looks at images, and {len(lost)} of {len(files)} of {part.name} are not there, such as "
+                f"{lost[0]!r}: set images to their folder"
             )
-    other = sorted(metric.columns - {"references", "image", "image_id"})
-    if other:
-        raise ConfigError(f"{heading} needs the columns {other}, which sets of judgements do not have")
 
 
 def _judged(part: JudgedSet, metrics: Mapping[str, Reward | LeftOut], resamples: int, seed: int) -> SetResult:
-    result = SetResult(part.name, _described(part), len(_captions(part)), dict(part.excluded))
+    count = len(part.captions) if isinstance(part, RatedCaptions) else len(part.first)
+    result = SetResult(part.name, _described(part), part.convention, count, dict(part.excluded))
     for heading, metric in metrics.items():
         if isinstance(metric, LeftOut):
             result.left_out[heading] = metric.reason
@@ -124,18 +135,34 @@ def score_set(part: JudgedSet, metric: Reward, resamples: int = 0, seed: int = 0
 
 
 def _scores(part: JudgedSet, metric: Reward, texts: Sequence[str], references: Any) -> list[float]:
-    columns: dict[str, Any] = {"image_id": list(part.image_ids)}
-    if isinstance(metric, CiderD):
-        columns["image_id"] = [str(number) for number in range(len(texts))]
+    """Score [N] captions; a caption of an image that is judged several times is scored once."""
+    own = [()] * len(texts) if references is None else [tuple(row) for row in references]
+    images = list(part.images) if "image" in metric.columns and part.images is not None else None
+    looked_at = [None] * len(texts) if images is None else [_identity(image) for image in images]
+    keys = list(zip(part.image_ids, looked_at, texts, own, strict=True))
+    places = {key: number for number, key in enumerate(keys)}
+    kept = list(places.values())
+    columns: dict[str, Any] = {"image_id": [part.image_ids[place] for place in kept]}
     if references is not None:
-        columns["references"] = references
-    if "image" in metric.columns:
-        columns["image"] = list(part.images or ())
-    return checked_scores(metric, metric(None, list(texts), **columns), len(texts))
+        columns["references"] = [list(own[place]) for place in kept]
+    if images is not None:
+        columns["image"] = [images[place] for place in kept]
+    scorer: Any = metric
+    if isinstance(metric, CiderD) and metric.df is None and references is not None:
+        scorer = CiderD(_document_frequencies(own, metric), metric.eos, metric.n, metric.sigma)
+    scores = checked_scores(metric, scorer(None, [texts[place] for place in kept], **columns), len(kept))
+    by_key = dict(zip(places, scores, strict=True))
+    return [by_key[key] for key in keys]
 
 
-def _captions(part: JudgedSet) -> Sequence[str]:
-    return part.captions if isinstance(part, RatedCaptions) else part.first
+def _identity(image: ImageSource) -> Hashable:
+    """What tells images apart: two regions of one file are two images."""
+    return image if isinstance(image, str | Path | Region) else id(image)
+
+
+def _document_frequencies(references: Sequence[tuple[str, ...]], metric: CiderD) -> DocumentFrequencies:
+    tokens = {row: [tokenize(text) for text in row] for row in dict.fromkeys(references)}
+    return DocumentFrequencies.from_references((tokens[row] for row in references), eos=metric.eos, n=metric.n)
 
 
 def _signature(metric: Reward) -> str:
@@ -148,5 +175,4 @@ def _described(part: JudgedSet) -> str:
     if isinstance(part, CaptionPairs):
         kinds = len(set(part.kinds))
         return f"{len(part.first)} pairs of captions of {images} images" + (f", {kinds} kinds" if kinds > 1 else "")
-    levels = len(set(islice(part.ratings, None)))
-    return f"{len(part.captions)} ratings of captions of {images} images, {levels} different ratings"
+    return f"{len(part.captions)} judgements of captions of {images} images, {len(set(part.ratings))} different ratings"

@@ -47,7 +47,8 @@ def as_sets(judged: JudgedCaptions) -> list[JudgedSet]:
         columns["image_id"],
         columns["image"],
         columns["references"],
-        "tau_c",
+        None,
+        "the rating is the F1 of the facts of a caption against the scene",
         within_images=True,
     )
     if not judged.pairs:
@@ -62,5 +63,6 @@ def as_sets(judged: JudgedCaptions) -> list[JudgedSet]:
         [columns["image_id"][place] for place in places],
         [columns["image"][place] for place in places],
         {"": [columns["references"][place] for place in places]},
+        "the reference scores higher than the hard negative made from it; equal scores are wrong",
     )
     return [rated, pairs]

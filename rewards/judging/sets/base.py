@@ -30,8 +30,10 @@ class RatedCaptions:
     """[N], not opened; None where the set was found without its images."""
     references: Sequence[Sequence[str]] | None
     """[N] lists, or None where the set has none."""
-    published: Literal["tau_b", "tau_c"]
-    """Which of Kendall's two correlations papers print for this set."""
+    published: Literal["tau_b", "tau_c"] | None
+    """Which of Kendall's two correlations papers print for this set; None where nobody does."""
+    convention: str
+    """What is compared with what, in a line."""
     excluded: Mapping[str, int] = field(default_factory=dict)
     """Why judgements of the files are not among the N -> how many."""
     within_images: bool = False
@@ -53,6 +55,8 @@ class CaptionPairs:
     images: Sequence[ImageSource] | None
     references: Mapping[str, Sequence[Sequence[str]]]
     """Condition, such as ``4 references`` or ``draw 1`` -> [P] lists. Empty where the set has no references."""
+    convention: str
+    """What counts as right, in a line."""
     excluded: Mapping[str, int] = field(default_factory=dict)
     averaged: bool = False
     """Whether the conditions are draws of one experiment, whose accuracies are averaged; else each is reported."""

@@ -177,5 +177,6 @@ def _rated(
         found if len(found) == len(rows) else None,
         [others[image] for image, _, _ in rows],
         "tau_c",
+        "each rated caption is a judgement; judged captions are not among the references",
         dict(skipped),
     )

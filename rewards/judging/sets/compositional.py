@@ -86,6 +86,7 @@ def sugarcrepe(folder: Path, images: Path | None = None, partial: bool = False) 
             files,
             None if photos is None else [photos / file for file in files],
             {},
+            "the caption scores higher than its hard negative; equal scores are wrong",
             summary="kinds",
         )
     ]
@@ -147,6 +148,7 @@ def _aro(folder: Path, part: str, published: int, photos: Path | None, partial: 
         files,
         None if photos is None else [Region(photos / file, box) for file, box in zip(files, boxes, strict=True)],
         {},
+        f"the true caption scores higher than the false one; equal scores are wrong; mean over {part}s",
         {reason: len(rows) - len(kept)},
         shown_kinds=False,
         summary="kinds",

@@ -49,8 +49,8 @@ def pascal50s(folder: Path, images: Path | None = None, partial: bool = False, s
     path = require(place, name, ["pair_pascal.mat"], SOURCE)
     content = _mat(path)
     try:
-        files = [str(_plain(pair[0])).strip() for pair in content["new_input"].ravel()]
-        written = [tuple(str(_plain(pair[field])).strip() for field in (1, 2)) for pair in content["new_input"].ravel()]
+        rows = [[str(_plain(row[field])).strip() for field in range(3)] for row in content["new_input"].ravel()]
+        files, written = [row[0] for row in rows], [tuple(row[1:]) for row in rows]
         kinds = [KINDS[int(kind)] for kind in content["category"].ravel()]
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise JudgingSetError(
@@ -185,6 +185,8 @@ def _pairs(
         files,
         images,
         draw_references([[triplet[0] for triplet in pair] for pair in pairs], seed),
+        f"the caption with most of {VOTES} votes scores higher; metrics with references see {REFERENCES} of {VOTES}, "
+        f"mean of {DRAWS} draws; pairs with as many votes for both, and equal scores, count one half",
         averaged=True,
         ties="half",
         shown_kinds=len(set(kinds)) > 1,

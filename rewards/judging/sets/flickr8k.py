@@ -73,7 +73,8 @@ def flickr8k_expert(folder: Path, images: Path | None = None, partial: bool = Fa
     check_count(name, "judgements", len(kept), EXPERT_JUDGEMENTS, partial)
     excluded = {OWN_REFERENCE: len(judgements) - len(kept)}
     seen = [references[image] for image, _, _ in kept]
-    return [_rated(name, kept, seen, image_folder(folder, images, IMAGE_FOLDERS), "tau_c", excluded)]
+    convention = "each of the three experts' ratings of a caption is a judgement; 5 references"
+    return [_rated(name, kept, seen, image_folder(folder, images, IMAGE_FOLDERS), "tau_c", convention, excluded)]
 
 
 def flickr8k_crowdflower(folder: Path, images: Path | None = None, partial: bool = False) -> list[RatedCaptions]:
@@ -100,7 +101,8 @@ def flickr8k_crowdflower(folder: Path, images: Path | None = None, partial: bool
             f"{path}: all references of {len(bare)} images are judged, such as {bare[0]!r}: none is left"
         )
     seen = [others[image] for image, _, _ in judgements]
-    return [_rated(name, judgements, seen, image_folder(folder, images, IMAGE_FOLDERS), "tau_b", {})]
+    convention = "the rating is the share of people who said yes; judged captions are not among the references"
+    return [_rated(name, judgements, seen, image_folder(folder, images, IMAGE_FOLDERS), "tau_b", convention, {})]
 
 
 def read_tokens(path: Path) -> tuple[dict[str, str], dict[str, list[str]]]:
@@ -162,6 +164,7 @@ def _rated(
     references: list[list[str]],
     photos: Path | None,
     published: Literal["tau_b", "tau_c"],
+    convention: str,
     excluded: dict[str, int],
 ) -> RatedCaptions:
     images = [image for image, _, _ in judgements]
@@ -173,5 +176,6 @@ def _rated(
         None if photos is None else [photos / image for image in images],
         references,
         published,
+        convention,
         excluded,
     )

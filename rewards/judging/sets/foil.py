@@ -89,6 +89,7 @@ def foil(
             [pair.image for pair in pairs],
             None if photos is None else [photos / pair.image for pair in pairs],
             references,
+            "the caption scores higher than its foil; equal scores are wrong",
             excluded,
             shown_kinds=False,
         )

@@ -216,4 +216,5 @@ def _rated(
     check_count(name, f"judgements of split {split}", len(captions), COUNTS[name][split], partial)
     if not captions:
         raise JudgingSetError(f"{name} has no judgements of split {split}. Get it: {SOURCES[name]}")
-    return RatedCaptions(name, captions, ratings, ids, images, references, "tau_c")
+    convention = f"each row of split {split} is a judgement"
+    return RatedCaptions(name, captions, ratings, ids, images, references, "tau_c", convention)

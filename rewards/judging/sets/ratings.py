@@ -42,7 +42,8 @@ def ratings(
             rated.groups,
             found if found[0].is_file() else None,
             rated.references,
-            "tau_c",
+            None,
+            "each line is a judgement",
             within_images=within_images,
         )
     ]

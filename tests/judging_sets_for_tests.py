@@ -1,0 +1,149 @@
+"""Tiny sets of judgements in the formats in which the real ones are published."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.io import savemat
+
+IMAGES = ["1_a.jpg", "2_b.jpg", "3_c.jpg"]
+WORDS = ["a dog runs", "a cat sits", "two men talk"]
+
+
+def write_json(path: Path, content: Any) -> None:
+    path.write_text(json.dumps(content))
+
+
+def token_file(path: Path) -> None:
+    """Five captions of each of three images, in the format of Flickr8k and Flickr30k."""
+    lines = [
+        f"{image}#{number}\t{words}  in place {number} ."
+        for image, words in zip(IMAGES, WORDS, strict=True)
+        for number in range(5)
+    ]
+    path.write_text("\n".join(lines) + "\n")
+
+
+def flickr8k(folder: Path) -> None:
+    token_file(folder / "Flickr8k.token.txt")
+    expert = ["1_a.jpg\t1_a.jpg#0\t4\t4\t4", "1_a.jpg\t2_b.jpg#1\t1\t2\t1", "2_b.jpg\t3_c.jpg#2\t1\t1\t3"]
+    (folder / "ExpertAnnotations.txt").write_text("\n".join(expert))
+    crowd = ["1_a.jpg\t1_a.jpg#0\t1\t3\t0", "1_a.jpg\t2_b.jpg#1\t0.25\t1\t3", "2_b.jpg\t3_c.jpg#2\t0\t0\t3"]
+    (folder / "CrowdFlowerAnnotations.txt").write_text("\n".join(crowd))
+
+
+def composite(folder: Path) -> None:
+    """Three captions a row in 8k, four in the others, and the two lines at the end of the real files."""
+    token_file(folder / "Flickr8k.token.txt")
+    token_file(folder / "results_20130124.token")
+    coco = [{"image_id": 12, "id": n, "caption": f"a bus  in place {n}"} for n in range(5)]
+    write_json(folder / "captions_val2014.json", {"images": [], "annotations": coco})
+    urls = {"8k": "http://x/y/1_a.jpg", "30k": "http://x/2_b.jpg", "coco": "http://x/COCO_val2014_000000000012.jpg"}
+    own = {"8k": "a dog runs in place 1 .", "30k": "a cat sits in place 2 .", "coco": "a bus in place 3"}
+    for part, url in urls.items():
+        count = 3 if part == "8k" else 4
+        head = ["HITId", "Input.image_url", *(f"Input.text{n}" for n in range(1, count + 1))]
+        head += [f"Answer.Q{n}Answer" for n in range(1, count + 1)]
+        captions = [own[part], "a thing; with a semicolon", "nothing", "something"][:count]
+        row = ["h", url, *(f'"{text}"' if ";" in text else text for text in captions), *"5213"[:count]]
+        lines = [";".join(head), ";".join(row), ";" * (len(head) - 1), ";".join(["sum", *[""] * (len(head) - 1)])]
+        (folder / f"{part}_correctness.csv").write_text("\n".join(lines))
+
+
+def cell(text: str) -> np.ndarray:
+    wrapped = np.empty((1, 1), object)
+    wrapped[0, 0] = text
+    return wrapped
+
+
+def consensus(path: Path, pairs: list[tuple[str, str, int]]) -> None:
+    """Votes of 48 people on each pair (first, second, votes for the first)."""
+    fields = [("A", "O"), ("B", "O"), ("C", "O"), ("rating", "O")]
+    triplets = np.empty((1, 48 * len(pairs)), fields)
+    for number, (first, second, votes) in enumerate(pairs):
+        for vote in range(48):
+            row = (cell(f"reference {vote} of {number} "), cell(first), cell(second), 1 if vote < votes else -1)
+            triplets[0, 48 * number + vote] = row
+    savemat(path, {"triplets": triplets})
+
+
+def pascal50s(folder: Path) -> None:
+    """Four pairs, one of each kind; the second has its captions in the other order, the third is a tie of votes."""
+    pairs = [("one dog", "one cat", 40), ("two dogs", "two cats", 10), ("men", "women", 24), ("a", "b", 48)]
+    consensus(folder / "consensus_pascal.mat", pairs)
+    written = [("one dog", "one cat "), ("two cats", "two dogs"), ("men", "women"), ("a", "b")]
+    new_input = np.empty((1, 4), [("image", "O"), ("first", "O"), ("second", "O")])
+    for number, captions in enumerate(written):
+        new_input[0, number] = (f"2008_{number}.jpg", *captions)
+    savemat(folder / "pair_pascal.mat", {"new_input": new_input, "category": np.array([[1, 2, 3, 4]])})
+
+
+def abstract50s(folder: Path) -> None:
+    consensus(folder / "consensus_abstract.mat", [("one dog", "one cat", 40), ("men", "women", 20)])
+    names = [{"image_id": f"Scene{n}_0.png", "caption": text} for n, text in enumerate(["one cat", "women"])]
+    write_json(folder / "abstract_candsB.json", names)
+
+
+def foil(folder: Path) -> None:
+    """Two images with three pairs, and the COCO captions that they were made from."""
+    images = [{"id": n, "file_name": f"COCO_val2014_{n:012}.jpg"} for n in (7, 8)]
+    annotations = [
+        {"id": 70, "image_id": 7, "caption": "a dog runs.", "foil": False, "target_word": "ORIG"},
+        {"id": 70, "image_id": 7, "caption": "a cat runs.", "foil": True, "target_word": "dog"},
+        {"id": 70, "image_id": 7, "caption": "a cow runs.", "foil": True, "target_word": "dog"},
+        {"id": 80, "image_id": 8, "caption": "a bus stops", "foil": False, "target_word": "ORIG"},
+        {"id": 80, "image_id": 8, "caption": "a car stops", "foil": True, "target_word": "bus"},
+    ]
+    write_json(folder / "foilv1.0_test_2017.json", {"images": images, "annotations": annotations})
+    references = {
+        7: ["A dog runs", "a dog is running", "the dog runs", "dog", "dogs run", "one dog"],
+        8: ["a bus", "a bus stops"],
+    }
+    coco = [{"image_id": image, "caption": text} for image, texts in references.items() for text in texts]
+    write_json(folder / "captions_val2014.json", {"annotations": coco})
+
+
+def sugarcrepe(folder: Path) -> None:
+    for kind in ("add_att", "add_obj", "replace_att", "replace_obj", "replace_rel", "swap_att", "swap_obj"):
+        pair = {"filename": "000000000001.jpg", "caption": f"a dog {kind}", "negative_caption": "a cat"}
+        write_json(folder / f"{kind}.json", {"0": pair, "1": {**pair, "filename": "000000000002.jpg"}})
+
+
+def aro(folder: Path) -> None:
+    box = {"bbox_x": 1, "bbox_y": 2, "bbox_w": 10, "bbox_h": 8, "image_path": "5.jpg"}
+    captions = {"true_caption": "the dog is on the mat", "false_caption": "the mat is on the dog"}
+    relations = [{**box, **captions, "relation_name": name} for name in ("on", "on", "in", "near", "of")]
+    write_json(folder / "visual_genome_relation.json", relations)
+    attributes = [{**box, **captions, "attributes": ["red", "small"]}] * 25
+    rare = [{**box, **captions, "attributes": ["blue", "small"]}] * 24
+    write_json(folder / "visual_genome_attribution.json", attributes + rare)
+
+
+def polaris_csv(folder: Path) -> None:
+    lines = ["mt,refs,score,imgid", 'a dog,"[\'a dog runs\', ""a dog\'s""]",0.75,1.jpg', "a cat,\"['cats']\",0.5,2.jpg"]
+    (folder / "polaris_test.csv").write_text("\n".join(lines))
+
+
+def parquet(path: Path, rows: list[dict[str, Any]]) -> None:
+    import pyarrow
+    from pyarrow.parquet import write_table
+
+    path.parent.mkdir(exist_ok=True)
+    write_table(pyarrow.Table.from_pylist(rows), path)
+
+
+BUILDERS: dict[str, Callable[[Path], None]] = {
+    "flickr8k_expert": flickr8k,
+    "flickr8k_crowdflower": flickr8k,
+    "composite": composite,
+    "pascal50s": pascal50s,
+    "abstract50s": abstract50s,
+    "foil": foil,
+    "sugarcrepe": sugarcrepe,
+    "aro": aro,
+    "polaris": polaris_csv,
+}

@@ -1,0 +1,255 @@
+"""judge.py: metrics against human judgements, from the command line to the tables."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from rewards.base import RewardError
+from rewards.judging.sets import JudgingSetError, load
+from rl_caption.build import ConfigError
+from rl_caption.cli import main
+from rl_caption.data.base import DataError
+from rl_caption.evaluation import JavaError
+from rl_caption.hacking.config import JudgeConfig
+from rl_caption.judging import metrics as metrics_module
+from rl_caption.judging.config import JudgeSetConfig, ScenesConfig
+from rl_caption.judging.metrics import LeftOut, build_metrics
+from rl_caption.judging.people import judge_metrics_by_people, score_set
+from tests.clip_for_tests import tiny_student
+from tests.judging_sets_for_tests import BUILDERS
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "flickr8k_agreement.json").read_text())["cases"]
+
+
+class Length:
+    """The number of words; counts its calls."""
+
+    __name__, columns, bounds, signature = "length", frozenset[str](), (0.0, float("inf")), "length"
+
+    def __init__(self) -> None:
+        self.scored: list[str] = []
+
+    def __call__(self, prompts: Any, completions: Sequence[str], **columns: Any) -> list[float]:
+        self.scored += completions
+        return [float(len(text.split())) for text in completions]
+
+
+class Ages:
+    """Needs what no set has."""
+
+    __name__, columns, bounds, signature = "ages", frozenset({"age"}), (0.0, 1.0), "ages"
+
+    def __call__(self, prompts: Any, completions: Sequence[str], **columns: Any) -> list[float]:
+        raise RewardError("not reached")
+
+
+def config(folder: Path, name: str, **changes: Any) -> JudgeSetConfig:
+    BUILDERS[name](folder)
+    values: dict[str, Any] = {"set": name, "data": str(folder), "partial": True, "bootstrap": 0}
+    return JudgeSetConfig(**(values | {"out": str(folder / "out")} | changes))
+
+
+def content(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "out" / "agreement.json").read_text())
+
+
+def test_the_command_line_writes_three_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    BUILDERS["flickr8k_expert"](tmp_path)
+    arguments = ["--set", "flickr8k_expert", "--data", str(tmp_path), "--metrics", "rouge,cider", "--partial", "true"]
+    more = ["--judges.mine.target", f"{__name__}:Length", "--bootstrap", "20", "--out", str(tmp_path / "out")]
+    assert main(["judge", *arguments, *more]) == 0
+    shown = capsys.readouterr().out
+    assert "## flickr8k_expert: 6 judgements of captions of 2 images, 3 different ratings" in shown
+    assert "| metric | **tau_c, x100** | tau_b, x100 |" in shown
+    assert "- Excluded: 3, the caption is one of the image's references" in shown
+    assert "- Convention: each of the three experts' ratings" in shown
+    assert "+df[one document for each judgement]`" in shown
+    assert shown.strip() == (tmp_path / "out" / "agreement.md").read_text().strip()
+    rows = list(csv.DictReader((tmp_path / "out" / "agreement.csv").open()))
+    assert [(row["metric"], row["figure"]) for row in rows] == [
+        (metric, figure) for metric in ("ROUGE-L", "CIDEr", "mine") for figure in ("tau_c", "tau_b")
+    ]
+    assert rows[0]["published_convention"] == "True"
+    (found,) = content(tmp_path)["sets"]
+    assert found["excluded"] == {"the caption is one of the image's references": 3}
+    assert content(tmp_path)["config"]["metrics"] == "rouge,cider"
+    assert found["figures"]["mine"][0]["value"] is None, "all captions have six words"
+    assert "Kendall's tau is not defined" in shown
+
+
+def test_equal_rows_are_scored_once(tmp_path: Path) -> None:
+    BUILDERS["flickr8k_expert"](tmp_path)
+    (part,) = load("flickr8k_expert", tmp_path, partial=True)
+    metric = Length()
+    assert {figure.count for figure in score_set(part, metric)} == {6}
+    assert len(metric.scored) == 2, "three experts rated each of two captions"
+
+
+@pytest.mark.parametrize("name", ["abstract50s", "foil", "pascal50s", "composite", "polaris"])
+def test_every_set_with_references(tmp_path: Path, name: str) -> None:
+    judge_metrics_by_people(config(tmp_path, name, metrics=["bleu1", "cider"]))
+    (found,) = content(tmp_path)["sets"]
+    names = [figure["name"] for figure in found["figures"]["CIDEr"]]
+    assert (
+        names
+        == {
+            "abstract50s": ["all pairs"],
+            "pascal50s": ["HC", "HI", "HM", "MM", "mean of kinds"],
+            "foil": ["1 reference, all pairs", "4 references, all pairs"],
+            "composite": ["tau_c", "tau_b"],
+            "polaris": ["tau_c", "tau_b"],
+        }[name]
+    )
+    if name == "foil":
+        assert [figure["value"] for figure in found["figures"]["BLEU-1"]] == [1.0, 1.0]
+
+
+def test_any_reward_that_looks_at_images(tmp_path: Path) -> None:
+    (tmp_path / "val2017").mkdir()
+    for number in (1, 2):
+        Image.linear_gradient("L").rotate(90 * number).save(tmp_path / "val2017" / f"{number:012}.jpg")
+    student = str(tiny_student(tmp_path / "student"))
+    judges = {"L-CLIPS": JudgeConfig("l_clipscore", {"backbone": student})}
+    shown = judge_metrics_by_people(config(tmp_path, "sugarcrepe", metrics="", judges=judges))
+    (found,) = content(tmp_path)["sets"]
+    assert [figure["count"] for figure in found["figures"]["L-CLIPS"]] == [2] * 7 + [14]
+    assert "l_clipscore[" in found["signatures"]["L-CLIPS"]
+    assert "mean of kinds, % right" in shown
+    (tmp_path / "images").mkdir()
+    Image.linear_gradient("L").save(tmp_path / "images" / "5.jpg")
+    judge_metrics_by_people(config(tmp_path, "aro", metrics="", judges=judges, images=str(tmp_path / "images")))
+    assert [part["name"] for part in content(tmp_path)["sets"]] == ["aro relation", "aro attribution"]
+
+
+def test_a_metric_without_what_it_needs_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="CIDEr compares with references, and sugarcrepe was found without any"):
+        judge_metrics_by_people(config(tmp_path, "sugarcrepe", metrics="cider"))
+    # The default backbone would have to be fetched.
+    with pytest.raises(
+        ConfigError, match=r"clipscore looks at images, and those of sugarcrepe were not found: set imag"
+    ):
+        judge_metrics_by_people(config(tmp_path, "sugarcrepe", metrics="clipscore"))
+    (tmp_path / "val2017").mkdir()
+    with pytest.raises(ConfigError, match=r"2 of 2 of sugarcrepe are not there, such as '.*000000000001\.jpg'"):
+        judge_metrics_by_people(config(tmp_path, "sugarcrepe", metrics="clipscore"))
+    with pytest.raises(ConfigError, match=r"needs the columns \['age'\]"):
+        judge_metrics_by_people(config(tmp_path, "sugarcrepe", metrics=f"{__name__}:Ages"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"metrics": "ciderd"}, r"metrics: reward 'ciderd' is unknown.*Besides rewards there are bleu"),
+        ({"metrics": ""}, "name at least one metric"),
+        ({"metrics": "bleu,bleu4"}, "BLEU-4 is asked for twice"),
+        ({"judges": {"CIDEr": JudgeConfig("cider")}}, "judges.CIDEr is among the metrics, too"),
+        ({"judges": {"x": JudgeConfig("rouge_l", {"gamma": 1})}}, "judges.x: reward 'rouge_l' does not take gamma"),
+        ({"bootstrap": -1}, "bootstrap is -1"),
+        ({"data": None}, "data is not set: name the folder of the files of 'flickr8k_expert'"),
+    ],
+)
+def test_settings_that_cannot_be(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        judge_metrics_by_people(config(tmp_path, "flickr8k_expert", **({"metrics": "cider"} | changes)))
+
+
+def test_without_java_meteor_is_left_out_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> None:
+        raise JavaError("no Java runtime: 'java' is not on PATH")
+
+    monkeypatch.setattr(metrics_module, "find_java", none)
+    shown = judge_metrics_by_people(config(tmp_path, "flickr8k_expert", metrics="rouge,meteor"))
+    assert "| METEOR | – | – |" in shown
+    assert "- – METEOR: no Java runtime" in shown
+    assert content(tmp_path)["sets"][0]["left_out"] == {"METEOR": "no Java runtime: 'java' is not on PATH"}
+
+
+def test_a_failing_metric_is_named(tmp_path: Path) -> None:
+    class Failing(Length):
+        def __call__(self, prompts: Any, completions: Sequence[str], **columns: Any) -> list[float]:
+            return [float("nan")] * len(completions)
+
+    BUILDERS["flickr8k_expert"](tmp_path)
+    (part,) = load("flickr8k_expert", tmp_path, partial=True)
+    with pytest.raises(RewardError, match="returned nan for caption 0"):
+        score_set(part, Failing())
+
+
+def test_the_generated_world(tmp_path: Path) -> None:
+    settings = JudgeSetConfig("scenes", metrics="rouge", bootstrap=0, out=str(tmp_path / "out"))
+    settings.scenes = ScenesConfig(max_images=12)
+    shown = judge_metrics_by_people(settings)
+    rated, pairs = content(tmp_path)["sets"]
+    assert [figure["name"] for figure in rated["figures"]["ROUGE-L"]] == ["tau_b", "tau_c", "tau_b within images"]
+    assert pairs["figures"]["ROUGE-L"][-1]["name"] == "all pairs"
+    assert "Bold" not in shown, "nobody prints a figure of this set"
+    for changes, message in (
+        ({"data": "x"}, "data is of no use"),
+        ({"scenes": ScenesConfig(max_images=0)}, "max_images is 0"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            judge_metrics_by_people(JudgeSetConfig("scenes", metrics="rouge", out=str(tmp_path / "out"), **changes))
+    wrong = ScenesConfig(split="none", max_images=1)
+    with pytest.raises(DataError, match="split 'none' is not in the data"):
+        judge_metrics_by_people(JudgeSetConfig("scenes", metrics="rouge", out=str(tmp_path / "out"), scenes=wrong))
+
+
+def test_user_errors_end_with_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["judge", "--set", "aro", "--data", str(tmp_path), "--out", str(tmp_path / "out")])
+    assert ended.value.code == 1
+    assert "error: aro needs visual_genome_relation.json" in capsys.readouterr().err
+    assert issubclass(JudgingSetError, ValueError)
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.06])
+def test_the_published_table_of_flickr8k_expert(shared_data: Path, shift: float) -> None:
+    case = GOLDEN[0]
+    (part,) = load(case["set"], shared_data / "flickr8k")
+    # A perturbed golden value is seen; one metric is enough for that.
+    names = ["ROUGE-L"] if shift else list(case["toolkit"])
+    made = build_metrics("bleu,rouge,cider", {})
+    for name in names:
+        metric = made[name]
+        assert not isinstance(metric, LeftOut)
+        figure = score_set(part, metric)[0]
+        assert (figure.name, figure.count) == (case["figure"], case["judgements"])
+        assert figure.value is not None
+        equal = round(100 * figure.value + shift, 3) == case["toolkit"][name]
+        printed = round(100 * figure.value + shift, 1) == case["published"][name]
+        assert (equal and printed) == (shift == 0)
+
+
+def test_the_published_figure_of_flickr8k_crowdflower(shared_data: Path) -> None:
+    case = GOLDEN[1]
+    (part,) = load(case["set"], shared_data / "flickr8k")
+    metric = build_metrics("rouge", {})["ROUGE-L"]
+    assert not isinstance(metric, LeftOut)
+    figure = score_set(part, metric)[0]
+    assert (figure.name, figure.count) == (case["figure"], case["judgements"])
+    assert figure.value is not None
+    assert round(100 * figure.value, 1) == case["published"]["ROUGE-L"]
+
+
+def test_meteor_scores_equal_rows_once_and_tokenises(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def meteor(candidates: dict[str, str], references: dict[str, list[str]]) -> dict[str, tuple[float, list[float]]]:
+        calls.append((candidates, references))
+        return {"METEOR": (0.5, [0.1 * (number + 1) for number in range(len(candidates))])}
+
+    monkeypatch.setitem(metrics_module.SCORERS, "meteor", meteor)
+    metric = metrics_module.ToolkitMetric("meteor")
+    texts, references = ["A dog.", "A cat!", "A dog.", "A dog."], [["Dogs."], ["Cats"], ["Dogs."], ["A dog"]]
+    assert metric(None, texts, references=references) == pytest.approx([0.1, 0.2, 0.1, 0.3])
+    ((candidates, others),) = calls
+    assert list(candidates.values()) == ["a dog", "a cat", "a dog"]
+    assert list(others.values()) == [["dogs"], ["cats"], ["a dog"]]
+    assert metric.signature.startswith("METEOR[pycocoevalcap")

@@ -1,0 +1,142 @@
+"""Figures of agreement by hand and against scipy, their intervals, and what ties count."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import kendalltau
+
+from rewards.judging.bootstrap import drawn_weights, intervals, tau_intervals
+from rewards.judging.correlation import UndefinedCorrelation, tau_of_table
+from rewards.judging.figures import NO_REFERENCES, pair_figures, rated_figures, wins
+from rewards.judging.pairwise import pairwise_accuracy
+from rewards.judging.sets import CaptionPairs, RatedCaptions
+
+
+@pytest.mark.parametrize(("scores", "ratings"), [(5, 4), (40, 3), (2, 2), (3, 9)])
+def test_tau_of_a_table_is_that_of_its_items(scores: int, ratings: int) -> None:
+    generator = np.random.default_rng(10 * scores + ratings)
+    table = generator.integers(3, size=(ratings, scores))
+    table[ratings // 2] += table[0]  # some order
+    rated, scored = (np.repeat(axis.ravel(), table.ravel()) for axis in np.indices(table.shape))
+    expected = [kendalltau(scored, rated, variant=variant).statistic for variant in "bc"]
+    assert tau_of_table(table) == pytest.approx(expected, rel=1e-12)
+    empty = np.zeros((ratings, 1), int)
+    padded = np.hstack([empty, table[:, :1], empty, table[:, 1:]])
+    assert tau_of_table(padded) == pytest.approx(expected, rel=1e-12), "scores that do not occur are no values"
+
+
+def test_a_table_of_one_score_has_no_tau() -> None:
+    with pytest.raises(UndefinedCorrelation):
+        tau_of_table(np.array([[0, 2, 0], [0, 3, 0]]))
+
+
+def test_images_are_drawn_whole() -> None:
+    groups = ["a", "a", "b", "c", "c", "c"]
+    drawn = list(drawn_weights(groups, 50, seed=1))
+    assert all(w[0] == w[1] and w[3] == w[4] == w[5] and w[0] + w[2] + w[3] == 3 for w in drawn)
+    assert len({tuple(w) for w in drawn}) > 5
+    again = list(drawn_weights(groups, 50, seed=1))
+    assert all((a == b).all() for a, b in zip(drawn, again, strict=True))
+
+
+def test_intervals_have_the_known_width() -> None:
+    values = np.random.default_rng(0).normal(size=400)
+
+    def mean(weights: Any) -> list[float]:
+        return [float((weights * values).sum() / weights.sum())]
+
+    ((low, high),) = [bounds for bounds in intervals(mean, range(400), 2000, seed=0) if bounds is not None]
+    assert (low + high) / 2 == pytest.approx(values.mean(), abs=0.01)
+    assert high - low == pytest.approx(2 * 1.96 * values.std() / math.sqrt(400), rel=0.05)
+    assert intervals(mean, range(400), 0) == []
+
+
+def test_an_interval_that_is_not_defined_is_none() -> None:
+    assert tau_intervals([1, 2], [1, 2], ["a", "b"], 20) == [None, None], "some resamples have one image only"
+
+
+def rated_set(**changes: Any) -> RatedCaptions:
+    values: dict[str, Any] = {"captions": list("abcd"), "ratings": [1, 2, 2, 3], "image_ids": ["x", "x", "y", "y"]}
+    values |= {"name": "set", "images": None, "references": None, "published": "tau_b", "convention": ""}
+    return RatedCaptions(**(values | changes))
+
+
+def test_figures_of_rated_captions() -> None:
+    scores = [0.1, 0.4, 0.2, 0.3]
+    first, second = rated_figures(rated_set(), scores)
+    assert (first.name, first.published, second.name, second.published) == ("tau_b", True, "tau_c", False)
+    for figure, variant in ((first, "b"), (second, "c")):
+        assert figure.value == pytest.approx(kendalltau(scores, [1, 2, 2, 3], variant=variant).statistic)
+        assert (figure.count, figure.low) == (4, None)
+    within = rated_figures(rated_set(within_images=True), scores)[2]
+    assert (within.name, within.value) == ("tau_b within images", 1.0)
+    flat = rated_figures(rated_set(published="tau_c"), [1.0] * 4)
+    assert [figure.value for figure in flat] == [None, None]
+    assert "all 4 scores are 1" in flat[0].note
+    assert flat[0].name == "tau_c"
+
+
+def test_what_a_pair_counts() -> None:
+    first, second, preference = [2, 1, 1, 1, 5], [1, 2, 1, 2, 1], [1, 1, 1, 0, 0.5]
+    assert wins(first, second, preference).tolist() == [1, 0, 0, 1, 0.5]
+    assert wins(first, second, preference, "half").tolist() == [1, 0, 0.5, 1, 0.5]
+    with pytest.raises(ValueError, match="2 and 1 scores for 2 pairs"):
+        wins([1, 2], [1], [1, 1])
+    with pytest.raises(ValueError, match="not finite"):
+        wins([math.nan], [1], [1])
+
+
+def pair_set(**changes: Any) -> CaptionPairs:
+    values: dict[str, Any] = {"first": list("abc"), "second": list("def"), "preference": [1.0, 1.0, 1.0]}
+    values |= {"kinds": ["u", "u", "v"], "image_ids": ["1", "2", "3"], "images": None, "references": {}}
+    return CaptionPairs(**({"name": "set", "convention": ""} | values | changes))
+
+
+def test_accuracy_is_strict_and_that_of_pairwise_accuracy() -> None:
+    first, second = [2.0, 1.0, 1.0], [1.0, 1.0, 0.0]
+    found = pair_figures(pair_set(), {NO_REFERENCES: first}, {NO_REFERENCES: second})
+    expected = pairwise_accuracy(first, second, ["u", "u", "v"])
+    assert {figure.name: figure.value for figure in found} == {
+        "u": expected["u"],
+        "v": expected["v"],
+        "all pairs": pytest.approx(expected["all"]),
+    }
+    assert [figure.count for figure in found] == [2, 1, 3]
+    assert "33.3 % of pairs have equal scores, which count as wrong" in found[0].note
+    kinds = pair_figures(pair_set(summary="kinds"), {NO_REFERENCES: first}, {NO_REFERENCES: second})
+    assert (kinds[-1].name, kinds[-1].value) == ("mean of kinds", 0.75)
+
+
+def test_conditions_are_shown_or_averaged() -> None:
+    first = {"1 reference": [2.0, 1.0, 1.0], "4 references": [2.0, 2.0, 1.0]}
+    second = {name: [1.0, 1.5, 0.0] for name in first}
+    shown = pair_figures(pair_set(shown_kinds=False), first, second)
+    assert {figure.name: figure.value for figure in shown} == {
+        "1 reference, all pairs": pytest.approx(2 / 3),
+        "4 references, all pairs": 1.0,
+    }
+    (averaged,) = pair_figures(pair_set(shown_kinds=False, averaged=True), first, second)
+    assert (averaged.name, averaged.value) == ("all pairs", pytest.approx(5 / 6))
+    with pytest.raises(ValueError, match="expected the same"):
+        pair_figures(pair_set(), first, {})
+
+
+def test_pairs_have_intervals() -> None:
+    generator = np.random.default_rng(0)
+    count = 200
+    first, second = generator.normal(1, 1, count).tolist(), generator.normal(0, 1, count).tolist()
+    part = pair_set(
+        first=["a"] * count, second=["b"] * count, preference=[1.0] * count, kinds=["u", "v"] * 100,
+        image_ids=[str(n) for n in range(count)],
+    )  # fmt: skip
+    found = pair_figures(part, {"": first}, {"": second}, resamples=500)
+    for figure in found:
+        assert figure.low is not None
+        assert figure.high is not None
+        assert figure.low < figure.value < figure.high
+    width = 2 * 1.96 * math.sqrt(found[-1].value * (1 - found[-1].value) / count)
+    assert found[-1].high - found[-1].low == pytest.approx(width, rel=0.1)

@@ -1,0 +1,283 @@
+"""Loaders of human judgements: files of the published formats, counts, and the real sets where they are."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from rewards.base import RewardError
+from rewards.judging.sets import SETS, CaptionPairs, JudgingSetError, RatedCaptions, load
+from rewards.judging.sets.compositional import SUGARCREPE, Region
+from rewards.judging.sets.consensus import draw_references
+from rewards.judging.sets.flickr8k import OWN_REFERENCE, flickr8k_expert
+from tests.judging_sets_for_tests import BUILDERS, parquet
+
+DOCS = Path(__file__).parents[2] / "docs" / "judging.md"
+
+
+def rated(name: str, folder: Path, **kwargs: Any) -> RatedCaptions:
+    (part,) = load(name, folder, partial=True, kwargs=kwargs)
+    assert isinstance(part, RatedCaptions)
+    return part
+
+
+def pairs(name: str, folder: Path, **kwargs: Any) -> CaptionPairs:
+    (part,) = load(name, folder, partial=True, kwargs=kwargs)
+    assert isinstance(part, CaptionPairs)
+    return part
+
+
+def test_expert(tmp_path: Path) -> None:
+    BUILDERS["flickr8k_expert"](tmp_path)
+    found = rated("flickr8k_expert", tmp_path)
+    assert found.captions[:3] == ["a cat sits in place 1 ."] * 3, "each expert is a judgement, white space is single"
+    assert found.ratings == [1, 2, 1, 1, 1, 3]
+    assert found.excluded == {OWN_REFERENCE: 3}, "the caption of the image itself is left out, three times"
+    assert found.references is not None
+    assert list(found.references[0]) == [f"a dog runs in place {n} ." for n in range(5)]
+    assert (found.published, found.images) == ("tau_c", None)
+    (tmp_path / "Flickr8k_Dataset").mkdir()
+    assert rated("flickr8k_expert", tmp_path).images == [
+        tmp_path / "Flickr8k_Dataset" / name for name in ["1_a.jpg"] * 3 + ["2_b.jpg"] * 3
+    ]
+
+
+def test_crowdflower(tmp_path: Path) -> None:
+    BUILDERS["flickr8k_crowdflower"](tmp_path)
+    found = rated("flickr8k_crowdflower", tmp_path)
+    assert (found.ratings, found.published) == ([1, 0.25, 0], "tau_b")
+    assert found.references is not None
+    others = [f"a dog runs in place {n} ." for n in (1, 2, 3, 4)]
+    assert [list(found.references[row]) for row in (0, 1)] == [others] * 2, "for both captions of the image"
+
+
+def test_json_files_of_others(tmp_path: Path) -> None:
+    judgements = [{"caption": "a  cat", "rating": 2.0}, {"caption": "a dog", "rating": 4.0}]
+    item = {"image_path": "d/1_a.jpg", "ground_truth": ["a dog", "dogs"], "human_judgement": judgements}
+    (tmp_path / "flickr8k.json").write_text(json.dumps({"1_a": item}))
+    found = rated("flickr8k_expert", tmp_path)
+    assert (found.captions, found.image_ids, found.excluded) == (["a cat"], ["1_a.jpg"], {OWN_REFERENCE: 1})
+    (tmp_path / "crowdflower_flickr8k.json").write_text(json.dumps({"1_a": item}))
+    crowd = rated("flickr8k_crowdflower", tmp_path)
+    assert crowd.references == [["dogs"], ["dogs"]]
+
+
+def test_composite(tmp_path: Path) -> None:
+    BUILDERS["composite"](tmp_path)
+    found = rated("composite", tmp_path)
+    assert found.ratings == [5, 2, 1, *[5, 2, 1, 3] * 2]
+    assert found.captions[1] == "a thing; with a semicolon"
+    assert found.excluded == {"rows without an image": 6}
+    assert found.references is not None
+    assert list(found.references[0]) == [f"a dog runs in place {n} ." for n in (0, 2, 3, 4)], "less the judged one"
+    assert list(found.references[-1]) == [f"a bus in place {n}" for n in (0, 1, 2, 4)]
+    with pytest.raises(JudgingSetError, match=r"composite has 1 images in .*8k_correctness.csv, published are 997"):
+        load("composite", tmp_path)
+    with pytest.raises(JudgingSetError, match="composite has no judgements"):
+        load("composite", tmp_path, partial=True, kwargs={"aspect": "throughness"})
+
+
+def test_pascal50s(tmp_path: Path) -> None:
+    BUILDERS["pascal50s"](tmp_path)
+    found = pairs("pascal50s", tmp_path)
+    assert found.kinds == ["HC", "HI", "HM", "MM"]
+    assert found.preference == [1, 0, 0.5, 1]
+    assert found.first[1] == "two dogs", "the votes are of the triplets' order"
+    assert found.image_ids[3] == "2008_3.jpg"
+    assert list(found.references) == [f"draw {n}" for n in range(1, 6)]
+    assert all(len(set(texts)) == 5 for own in found.references.values() for texts in own)
+    assert all(text.startswith("reference") and " of 1" in text for text in found.references["draw 1"][1])
+    assert found.averaged
+    assert found.ties == "half"
+    (tmp_path / "JPEGImages").mkdir()
+    assert pairs("pascal50s", tmp_path).images[0] == tmp_path / "JPEGImages" / "2008_0.jpg"
+    with pytest.raises(JudgingSetError, match="pascal50s has 4 pairs, published are 4000"):
+        load("pascal50s", tmp_path)
+
+
+def test_references_are_drawn_reproducibly() -> None:
+    texts = [[str(n) for n in range(48)]] * 3
+    first = draw_references(texts, seed=0)
+    assert first == draw_references(texts, seed=0)
+    assert first != draw_references(texts, seed=1)
+    assert len({tuple(own[0]) for own in first.values()}) == 5, "the draws differ"
+    assert first["draw 1"][0] != first["draw 1"][1], "and so do the pairs of one draw"
+
+
+def test_abstract50s(tmp_path: Path) -> None:
+    BUILDERS["abstract50s"](tmp_path)
+    found = pairs("abstract50s", tmp_path)
+    assert (found.preference, found.image_ids) == ([1, 0], ["Scene0_0.png", "Scene1_0.png"])
+    assert not found.shown_kinds
+    (tmp_path / "abstract_candsB.json").write_text('[{"image_id": "x.png", "caption": "one cat"}]')
+    with pytest.raises(JudgingSetError, match="does not name the images of the 2 pairs"):
+        load("abstract50s", tmp_path, partial=True)
+
+
+def test_foil(tmp_path: Path) -> None:
+    BUILDERS["foil"](tmp_path)
+    found = pairs("foil", tmp_path)
+    assert list(zip(found.first, found.second, strict=True)) == [
+        ("a dog runs.", "a cat runs."),
+        ("a dog runs.", "a cow runs."),
+        ("a bus stops", "a car stops"),
+    ]
+    assert found.references["1 reference"] == [["a dog is running"], ["a dog is running"], ["a bus"]]
+    assert found.references["4 references"][0] == ["a dog is running", "the dog runs", "dog", "dogs run"]
+    assert set(found.preference) == {1}
+    once = pairs("foil", tmp_path, one_per_image=True)
+    assert once.image_ids == ["COCO_val2014_000000000007.jpg", "COCO_val2014_000000000008.jpg"]
+    assert sum(once.excluded.values()) == 1
+    (tmp_path / "captions_val2014.json").unlink()
+    assert pairs("foil", tmp_path).references == {}
+
+
+def test_sugarcrepe(tmp_path: Path) -> None:
+    BUILDERS["sugarcrepe"](tmp_path)
+    found = pairs("sugarcrepe", tmp_path)
+    assert found.kinds == [kind for kind in SUGARCREPE for _ in range(2)]
+    assert (found.first[0], found.second[0]) == ("a dog add_att", "a cat")
+    with pytest.raises(JudgingSetError, match=r"sugarcrepe has 2 pairs in .*add_att.json, published are 692"):
+        load("sugarcrepe", tmp_path)
+
+
+def test_aro(tmp_path: Path) -> None:
+    BUILDERS["aro"](tmp_path)
+    (tmp_path / "images").mkdir()
+    Image.linear_gradient("L").save(tmp_path / "images" / "5.jpg")
+    relations, attributes = load("aro", tmp_path, partial=True)
+    assert isinstance(relations, CaptionPairs)
+    assert relations.kinds == ["on", "on", "in"], "near and of are left out"
+    assert sum(relations.excluded.values()) == 2
+    assert attributes.excluded == {"pairs of attributes that occur less than 25 times": 24}
+    assert relations.images is not None
+    region = relations.images[0]
+    assert isinstance(region, Region)
+    assert region.box == (1, 2, 11, 10)
+    assert region.render().size == (10, 8)
+    with pytest.raises(RewardError, match=r"none\.jpg' cannot be read"):
+        Region(tmp_path / "none.jpg", (0, 0, 1, 1)).render()
+
+
+def test_polaris_as_csv(tmp_path: Path) -> None:
+    BUILDERS["polaris"](tmp_path)
+    found = rated("polaris", tmp_path)
+    assert (found.captions, found.ratings, found.image_ids) == (["a dog", "a cat"], [0.75, 0.5], ["1.jpg", "2.jpg"])
+    assert found.references == [["a dog runs", "a dog's"], ["cats"]]
+    with pytest.raises(JudgingSetError, match="polaris has 2 judgements of split test, published are 26122"):
+        load("polaris", tmp_path)
+    with pytest.raises(JudgingSetError, match="no split 'dev'"):
+        load("polaris", tmp_path, kwargs={"split": "dev"})
+
+
+@pytest.mark.parametrize(("name", "caption", "image"), [("polaris", "cand", "img"), ("nebula", "mt", "image")])
+def test_parquet(tmp_path: Path, name: str, caption: str, image: str) -> None:
+    pytest.importorskip("pyarrow")
+    content = io.BytesIO()
+    Image.new("RGB", (3, 2), "red").save(content, "PNG")
+    row = {caption: "a  dog", "refs": ["dogs", "a dog runs"], "human_score": 0.25, "file_name": "x.jpg"}
+    for number in (1, 0):
+        stored = {"bytes": content.getvalue() if number == 0 else b"none", "path": None}
+        parquet(
+            tmp_path / "data" / f"test-0000{number}-of-2.parquet", [{**row, caption: f"dog {number}", image: stored}]
+        )
+    found = rated(name, tmp_path)
+    assert (found.captions, found.ratings) == (["dog 0", "dog 1"], [0.25] * 2), "files in their order"
+    assert found.image_ids[0] == ("x.jpg" if name == "nebula" else "dogs\na dog runs")
+    assert found.images is not None
+    assert len(found.images) == 2
+    assert found.images[0].render().size == (3, 2)
+    with pytest.raises(RewardError, match="cannot be read"):
+        found.images[1].render()
+
+
+def test_any_file_of_ratings(tmp_path: Path) -> None:
+    line = {"image": "a.jpg", "caption": "A dog.", "rating": 3, "references": ["dogs"]}
+    (tmp_path / "mine.jsonl").write_text(json.dumps(line))
+    found = rated("ratings", tmp_path)
+    assert (found.name, found.ratings, found.within_images, found.published) == ("mine", [3.0], True, None)
+    assert rated("ratings", tmp_path / "mine.jsonl").captions == ["A dog."]
+    (tmp_path / "a.jpg").write_bytes(b"x")
+    assert rated("ratings", tmp_path).images == [tmp_path / "a.jpg"]
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_a_missing_file_is_named_with_its_source(tmp_path: Path, name: str) -> None:
+    with pytest.raises(JudgingSetError, match=r"Get it: |expected one, or the file itself"):
+        load(name, tmp_path)
+    with pytest.raises(JudgingSetError, match=r"'.*nowhere' is not there: expected the folder"):
+        load(name, tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "content", "message"),
+    [
+        ("flickr8k_expert", "ExpertAnnotations.txt", "1_a.jpg\t2_b.jpg#1\t1\t2", "line 1 has 4 fields"),
+        ("flickr8k_expert", "ExpertAnnotations.txt", "1_a.jpg\t2_b.jpg#1\t1\tx\t2", r"1_a\.jpg, 2_b\.jpg#1, is 'x'"),
+        ("flickr8k_expert", "ExpertAnnotations.txt", "1_a.jpg\t2_b.jpg#9\t1\t1\t2", "caption '2_b.jpg#9', which"),
+        ("flickr8k_expert", "ExpertAnnotations.txt", "9.jpg\t2_b.jpg#1\t1\t1\t2", "without captions, such as '9.jpg'"),
+        ("flickr8k_crowdflower", "Flickr8k.token.txt", "1_a.jpg\ta dog", "'1_a.jpg' is not a caption id"),
+        ("composite", "8k_correctness.csv", "a;b\n1;2", r"has the columns \['a', 'b'\]: expected Input.image_url"),
+        ("composite", "captions_val2014.json", "[1]", "is no COCO annotation file"),
+        ("pascal50s", "pair_pascal.mat", "text", "cannot be read as a MATLAB file"),
+        ("foil", "foilv1.0_test_2017.json", '{"images": []}', "expected an object with images and annotations"),
+        ("foil", "captions_val2014.json", '{"annotations": []}', "has no other caption of"),
+        ("sugarcrepe", "swap_obj.json", '{"0": {"filename": "a"}}', r"0: 'caption' is None: expected text"),
+        ("sugarcrepe", "swap_obj.json", "{", r"swap_obj.json: "),
+        ("aro", "visual_genome_relation.json", '[{"relation_name": ""}]', r"\[0\]: 'relation_name' is ''"),
+        ("aro", "visual_genome_attribution.json", '[{"attributes": ["red"]}]', "expected two"),
+        ("polaris", "polaris_test.csv", "a,b\n1,2", "expected mt, refs, score and imgid"),
+        ("polaris", "polaris_test.csv", "mt,refs,score,imgid\na,[,1,2", "expected a list of texts"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named(tmp_path: Path, name: str, file: str, content: str, message: str) -> None:
+    BUILDERS[name](tmp_path)
+    (tmp_path / file).write_text(content)
+    with pytest.raises(JudgingSetError, match=message):
+        load(name, tmp_path, partial=True)
+
+
+def test_unknown_names_and_arguments(tmp_path: Path) -> None:
+    with pytest.raises(JudgingSetError, match="'flickr' is not a set of judgements: expected one of flickr8k_expert"):
+        load("flickr", tmp_path)
+    with pytest.raises(JudgingSetError, match="composite does not take side; it takes: aspect"):
+        load("composite", tmp_path, kwargs={"side": 1})
+    BUILDERS["sugarcrepe"](tmp_path)
+    with pytest.raises(JudgingSetError, match=r"images = '.*x' is not a folder"):
+        load("sugarcrepe", tmp_path, tmp_path / "x", partial=True)
+
+
+def test_every_set_is_documented() -> None:
+    text = DOCS.read_text()
+    assert [name for name in [*SETS, "scenes"] if f"`{name}`" not in text] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "folder", "counts"),
+    [
+        ("flickr8k_expert", "flickr8k", [16_992]),
+        ("flickr8k_crowdflower", "flickr8k", [47_830]),
+        ("abstract50s", "abstract48s", [400]),
+        ("foil", "foil", [1_000]),
+        ("sugarcrepe", "sugarcrepe", [7_511]),
+    ],
+)
+def test_the_real_files_have_the_published_counts(shared_data: Path, name: str, folder: str, counts: list[int]) -> None:
+    parts = load(name, shared_data / folder)
+    assert [len(part.captions if isinstance(part, RatedCaptions) else part.first) for part in parts] == counts
+
+
+def test_both_forms_of_flickr8k_expert_are_the_same(shared_data: Path, tmp_path: Path) -> None:
+    raw = rated("flickr8k_expert", shared_data / "flickr8k")
+    (tmp_path / "flickr8k.json").symlink_to(shared_data / "flickr8k" / "flickr8k.json")
+    (made,) = flickr8k_expert(tmp_path)
+    rows = [
+        sorted(zip(part.image_ids, part.captions, part.ratings, map(tuple, part.references or ()), strict=True))
+        for part in (raw, made)
+    ]
+    assert rows[0] == rows[1]

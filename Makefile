@@ -23,7 +23,7 @@ endif
 
 help:
 	@echo "make demo       train, fine-tune and evaluate a captioner on the generated world (10 minutes on two cores)"
-	@echo "make test       run all tests"
+	@echo "make test       run all tests, on up to four cores"
 	@echo "make lint       ruff (rules and format) and mypy"
 	@echo "make format     let ruff format and mend what it can"
 	@echo "make doctor     versions, devices, what is missing and what that costs"
@@ -36,7 +36,8 @@ demo: $(STAMP)
 	$(OFFLINE) $(VENV_PYTHON) -m rl_caption demo $(ARGS)
 
 test: $(STAMP)
-	$(OFFLINE) $(VENV_PYTHON) -m pytest -q --durations=10 $(PYTEST_ARGS)
+	$(OFFLINE) OMP_NUM_THREADS=1 $(VENV_PYTHON) -m pytest -q -n auto --maxprocesses=4 --dist loadfile --durations=10 \
+		$(PYTEST_ARGS)
 
 lint: $(STAMP)
 	$(VENV_PYTHON) -m ruff check .

@@ -1,19 +1,23 @@
 """Dual encoders on long descriptions: specificity rates, agreement with the truth by length, retrieval and hubness.
 
-python benchmarks/specificity_study.py --data configs/scenes_scst_cider.yaml --split test \
-    --models before=CONTRASTIVE_FOLDER after=SPECS_FOLDER --out runs/specificity
+python benchmarks/specificity_study.py --data configs/scenes_long_xe.yaml --split test \
+    --models contrastive=runs/scenes/long_contrastive SPECS=runs/scenes/long_specificity --out runs/results/specificity
 
+A model is an exported folder, a run's folder (its best export), or RUN@last (the weights after the run's last step).
 Prints the tables and writes them to OUT/specificity.md and, unrounded, OUT/specificity.json. docs/judging.md says what
 they mean. Data that is not of the generated world needs ``long_reference`` in its rows, and has no truth to agree with.
 """
 
 import argparse
+import shutil
 from pathlib import Path
 
 import torch
 from reward_models import data_section, loaded
+from safetensors.torch import load_file, save_file
 
 from rl_caption.build import ConfigError, build_data, quiet_libraries, usable_split
+from rl_caption.checkpoint import newest_checkpoint
 from rl_caption.cli import find_own_modules, log_lines
 from rl_caption.data.files import write_json, write_text
 from rl_caption.errors import user_errors
@@ -23,10 +27,33 @@ from rl_caption.judging.report import reference_metrics
 from rl_caption.judging.specificity_study import CaptionLength, SpecificityStudy
 
 
+def exported(labelled: list[str], out: Path) -> list[str]:
+    """``LABEL=RUN`` to ``LABEL=RUN/export/best``; ``LABEL=RUN@last`` to the last weights, written below ``out``."""
+    found = []
+    for label, _, name in (argument.partition("=") for argument in labelled):
+        run, best = Path(name.removesuffix("@last")), Path(name.removesuffix("@last")) / "export" / "best"
+        if name.endswith("@last"):
+            newest = newest_checkpoint(run / "checkpoints")
+            if newest is None or not (best / "open_clip_config.json").is_file():
+                raise ConfigError(f"--models {label}={name}: {run} is no finished run of an open_clip model")
+            weights = load_file(newest / "model.safetensors")
+            folder = out / "models" / label
+            folder.mkdir(parents=True, exist_ok=True)
+            save_file(
+                {key.removeprefix("clip."): value for key, value in weights.items()},
+                folder / "open_clip_model.safetensors",
+            )
+            shutil.copy(best / "open_clip_config.json", folder)
+        else:
+            folder = best if best.is_dir() else run
+        found.append(f"{label}={folder}")
+    return found
+
+
 def run(arguments: argparse.Namespace) -> None:
     """Judge everything that was asked for, print and write it."""
     folder = check_writable(arguments.out)
-    models = loaded(arguments.models, arguments.device)
+    models = loaded(exported(arguments.models, folder), arguments.device)
     try:
         metrics = reference_metrics(arguments.metrics)
     except ValueError as error:
@@ -50,7 +77,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True, type=Path, help="YAML with a section 'data'")
     parser.add_argument("--split", default="test")
-    parser.add_argument("--models", nargs="+", required=True, metavar="LABEL=FOLDER", help="exported dual encoders")
+    parser.add_argument("--models", nargs="+", required=True, metavar="LABEL=FOLDER", help="dual encoders")
     parser.add_argument("--metrics", nargs="*", default=["cider", "rouge_l"], help="that need references only")
     parser.add_argument("--max-images", type=int, help="the first so many images of the split")
     parser.add_argument("--shuffle-rate", type=float, default=0.0, help="share of shuffled negative units, 0 to 1")

@@ -19,11 +19,12 @@ ifneq ($(shell $(VENV_PYTHON) -c pass 2>/dev/null && cat $(STAMP) 2>/dev/null),$
 $(STAMP): FORCE
 endif
 
-.PHONY: help install demo test lint format doctor clean distclean FORCE
+.PHONY: help install demo test bench lint format doctor clean distclean FORCE
 
 help:
 	@echo "make demo       train, fine-tune and evaluate a captioner on the generated world (10 minutes on two cores)"
 	@echo "make test       run all tests, on up to four cores"
+	@echo "make bench      speed and memory against baselines of the same run (ARGS=\"--only cider --json FILE\")"
 	@echo "make lint       ruff (rules and format) and mypy"
 	@echo "make format     let ruff format and mend what it can"
 	@echo "make doctor     versions, devices, what is missing and what that costs"
@@ -38,6 +39,9 @@ demo: $(STAMP)
 test: $(STAMP)
 	$(OFFLINE) OMP_NUM_THREADS=1 $(VENV_PYTHON) -m pytest -q -n auto --maxprocesses=4 --dist loadfile --durations=10 \
 		$(PYTEST_ARGS)
+
+bench: $(STAMP)
+	$(OFFLINE) $(VENV_PYTHON) -m benchmarks $(ARGS)
 
 lint: $(STAMP)
 	$(VENV_PYTHON) -m ruff check .

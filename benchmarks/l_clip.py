@@ -30,13 +30,13 @@ import numpy as np
 import open_clip
 import torch
 from accelerate import Accelerator
-from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.harness import Measurement, Timing, Timings, faster, paired, synchronise, table, timed
+from benchmarks.loading import write_images
 from rewards.clip.backbone import Backbone, load_backbone
 from rewards.clip.student import LCLIP, LCLIPConfig, trim_padding
 from rewards.clipscore import ClipScore
@@ -101,16 +101,6 @@ def random_captions(words: Sequence[str], count: int, seed: int) -> list[str]:
     """Captions of 7 to 20 words; the longest of many has 22 tokens of CLIP, start and end included."""
     draw = np.random.default_rng(seed)
     return [" ".join(draw.choice(words, draw.integers(7, 21))) for _ in range(count)]
-
-
-def write_images(folder: Path, count: int) -> list[Path]:
-    """JPEG files of 640 x 480, the usual size in COCO."""
-    draw = np.random.default_rng(0)
-    paths = [folder / f"{number}.jpg" for number in range(count)]
-    for path in paths:
-        blots = Image.fromarray(draw.integers(0, 256, (60, 80, 3), dtype=np.uint8))
-        blots.resize((640, 480), Image.Resampling.BICUBIC).save(path, quality=90)
-    return paths
 
 
 def load_encoders(shapes: Shapes, folder: Path, device: str) -> tuple[Backbone, Backbone]:

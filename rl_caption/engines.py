@@ -22,6 +22,9 @@ Engine = Literal["plain", "zero0", "zero1", "zero2", "zero3", "fsdp2"]
 OWNED_BY_TRAIN = ("optimizer", "scheduler", "fp16", "bf16", "amp", "torch_autocast")
 """Sections of a DeepSpeed configuration that this package decides, from its own ``train`` section."""
 
+USEFUL_BUCKET = 50_000_000
+"""Elements that are exchanged at once: 200 MB of float32."""
+
 
 class EngineError(ValueError):
     """An engine cannot do what the configuration asks for; the message names both and says what would be right."""
@@ -177,6 +180,7 @@ def prepare(accelerator: Accelerator, model: nn.Module, optimizer: Any) -> tuple
     if engine.startswith("zero"):
         plugin = accelerator.state.deepspeed_plugin
         accelerator.gradient_accumulation_steps = plugin.deepspeed_config["gradient_accumulation_steps"]
+        _size_buckets(plugin.deepspeed_config, model)
         # DeepSpeed calls some of torch's functions by names that torch is giving up.
         warnings.filterwarnings("ignore", message="`torch.distributed.* is deprecated", category=FutureWarning)
     prepared, optimizer = accelerator.prepare(model, optimizer)
@@ -186,6 +190,14 @@ def prepare(accelerator: Accelerator, model: nn.Module, optimizer: Any) -> tuple
         # It warns of writing into a view that a module returns; logits are never written into.
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     return prepared, optimizer
+
+
+def _size_buckets(config: dict[str, Any], model: nn.Module) -> None:
+    """DeepSpeed's buffers for gradients have 5e8 elements whatever the model; here, no more than are of use."""
+    zero = config.setdefault("zero_optimization", {})
+    if zero.get("reduce_bucket_size", "auto") == "auto":
+        sizes = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
+        zero["reduce_bucket_size"] = min(sum(sizes), max(USEFUL_BUCKET, *sizes))
 
 
 def whole_numel(parameter: Tensor) -> int:

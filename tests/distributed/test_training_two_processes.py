@@ -144,12 +144,18 @@ def launched(tmp_path: Path) -> Iterator[Any]:
     """Start a program under ``accelerate launch``, as typed; what is left of it at the end is killed."""
     started: list[psutil.Process] = []
 
-    def start(configuration: str, program: str, config: dict[str, Any]) -> subprocess.Popen[str]:
+    def start(configuration: str, program: str, config: dict[str, Any], *options: str) -> subprocess.Popen[str]:
         (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))
-        launcher = ["-m", "accelerate.commands.launch", "--config_file", f"configs/accelerate/{configuration}"]
+        launcher = [
+            "-m",
+            "accelerate.commands.launch",
+            "--config_file",
+            f"configs/accelerate/{configuration}",
+            *options,
+        ]
         command = [sys.executable, *launcher, f"scripts/{program}", "--config", str(tmp_path / "run.yaml")]
         environment = {k: v for k, v in os.environ.items() if not k.startswith("ACCELERATE_")}
-        environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(tmp_path)}
+        environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": f"{tmp_path}:{REPOSITORY}"}
         with (tmp_path / "log").open("w") as log:
             process = subprocess.Popen(
                 command, cwd=REPOSITORY, env=environment, stdout=log, stderr=subprocess.STDOUT, text=True
@@ -206,24 +212,36 @@ class Failing:
     signature = "failing"
     calls = 0
 
+    def __init__(self, killed=False):
+        self.killed = killed
+
     def __call__(self, prompts, completions, **columns):
         self.calls += 1
         broken = os.environ["RANK"] == "1" and self.calls > 2
+        if broken and self.killed:
+            os.kill(os.getpid(), 9)
         return [float("nan") if broken else 0.5] * len(completions)
 """
 
 
-def test_a_rank_that_fails_ends_the_job(one_xe: Path, tmp_path: Path, launched: Any) -> None:
+@pytest.mark.parametrize(("configuration", "killed"), [("cpu2.yaml", True), ("deepspeed_zero3.yaml", False)])
+def test_a_rank_that_fails_or_is_killed_ends_the_job(
+    one_xe: Path, tmp_path: Path, launched: Any, configuration: str, killed: bool
+) -> None:
     folder = tmp_path / "run"
     (tmp_path / "failing_reward.py").write_text(FAILS_ON_RANK_1)
     config = scst_config(folder, one_xe / "export/best", **{"train.max_steps": 1_000_000})
-    config["reward"]["terms"] = {"mine": {"target": "failing_reward:Failing"}}
-    launcher = launched("cpu2.yaml", "scst.py", config)
+    config["reward"]["terms"] = {"mine": {"target": "failing_reward:Failing", "kwargs": {"killed": killed}}}
+    launcher = launched(configuration, "scst.py", config, "--num_processes", "2")
     family = psutil.Process(launcher.pid)
-    code = launcher.wait(60)
+    code = launcher.wait(90)
     log = (tmp_path / "log").read_text()
     assert code != 0, log
-    assert "error: reward term 'mine': reward 'failing' returned nan for caption 0" in log
+    if killed:
+        assert "(local_rank: 1)" in log
+        assert "Signal 9 (SIGKILL)" in log
+    else:
+        assert "error: reward term 'mine': reward 'failing' returned nan for caption 0" in log
     assert not family.is_running()
     left = [p.pid for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in " ".join(p.info["cmdline"] or [])]
     assert not left

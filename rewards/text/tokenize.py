@@ -31,14 +31,16 @@ _EASY_WORD = re.compile(r"[A-Za-z]+(?:-[A-Za-z]+)*(?=,?(?: |$))")
 _LAST_LETTER = re.compile(r"[a-z]\.")
 _NUMBERED_END = re.compile(rf"(?:^|[\s(,]|(?:^|\s)[-'])(?i:{'|'.join(NUMBERED_ABBREVIATIONS)})\.\Z")
 _TESTED_CHARACTERS = re.compile(
-    "[\t -~\xa0-\xac\xae-\xb1\xb4-\xb8\xba-\u0148\u014a-\u017f\u200d\u2013-\u2015\u2018-\u201e\u2022\u2026"
+    "[\t\n -~\xa0-\xac\xae-\xb1\xb4-\xb8\xba-\u0148\u014a-\u017f\u200d\u2013-\u2015\u2018-\u201e\u2022\u2026"
     "\u2032\u2033\u20ac\u2122\u2190-\u21ff\u2500-\u27bf\ufe0f\U0001f000-\U0001faff]*"
 )
 _UNTESTED = re.compile(
     r"@|://|(?i:www\.|\.(?:com|net|org|edu))"  # addresses
     r"|<[A-Za-z!?/]|&#"  # marked-up text
     r"|[.,]\S*-\S*\.|-\S*\.\S*\."  # full stops after and before a hyphen
-    rf"|(?:^|[^A-Za-z])(?i:[a-z]|{'|'.join(NUMBERED_ABBREVIATIONS)})\.\s*$"  # the next line of a file would count
+    r"|\+\d+-|\d\)?[ \xa0]\d"  # telephone numbers; `10 1/2`, which the toolkit keeps as one token with a space
+    r"|['`\u2018\u2019][A-Za-z]{3,}\.\s*$"  # last words whose full stop depends on the next line of a file
+    rf"|(?<![A-Za-z])(?<![A-Za-z]['\u2019.])(?i:[a-z]|{'|'.join(NUMBERED_ABBREVIATIONS)})\.\s*$"
 )
 _OPENS_SENTENCE = re.compile(rf"\s*(?=[A-Z])(?i:{'|'.join(SENTENCE_OPENERS)}|m[rs]\.)(?:\s|$)")
 _LINE_BREAK = re.compile("[\n\r\x0b\x0c\u2028\u2029]")
@@ -47,8 +49,9 @@ _LINE_BREAK = re.compile("[\n\r\x0b\x0c\u2028\u2029]")
 def tokenize(text: str) -> list[str]:
     """Split a caption into lower-case tokens.
 
-    Equal to ``PTBTokenizer().tokenize`` of pycocoevalcap 1.2 followed by ``str.split``. (The toolkit's own tokens may
-    hold a no-break space, as in ``10 1/2``; its BLEU and CIDEr split there, and so does this function.)
+    Equal to ``PTBTokenizer().tokenize`` of pycocoevalcap 1.2 followed by ``str.split``, as far as was compared: see
+    ``is_tested``. (The toolkit's own tokens may hold a no-break space, as in ``10 1/2``; its BLEU and CIDEr split
+    there, and so does this function; its ROUGE-L and METEOR do not.)
 
     Args:
         text: one caption as a person or a model wrote it; line breaks count as spaces.
@@ -74,9 +77,10 @@ def is_tested(text: str) -> bool:
     """Whether ``text`` is of the class of captions on which ``tokenize`` was compared with the toolkit's tokeniser.
 
     The class: Latin letters and digits, the signs of ASCII, typographic quotes, dashes and symbols, emoji; without
-    addresses, markup, words with full stops around a hyphen, and a last word (one letter, ``no.``) whose full stop
-    depends on the next line of the toolkit's file. docs/evaluation.md says what was compared. Of other captions
-    nothing is known; most are tokenised equally.
+    addresses, markup, words with full stops around a hyphen, telephone numbers, numbers separated by a space, and
+    a last word (one letter, ``no.``) whose full stop depends on the next line of the toolkit's file.
+    docs/evaluation.md says what was compared. Most other captions are tokenised equally, too, but that is not
+    claimed.
     """
     return _TESTED_CHARACTERS.fullmatch(text) is not None and _UNTESTED.search(text) is None
 

@@ -8,12 +8,17 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
 from tqdm import tqdm
 
+from rl_caption.evaluation.errors import EvaluationError
 from rl_caption.evaluation.java import JavaError, find_java
-from rl_caption.evaluation.toolkit import METRIC_KEYS, SCORERS, UndefinedMetric, ptb_tokenize
+from rl_caption.evaluation.tokens import Tokenizer, tokenise
+from rl_caption.evaluation.toolkit import COUNTED, METRIC_KEYS, SCORERS, UndefinedMetric, spice
 
 if TYPE_CHECKING:
     from rl_caption.data.base import Row
@@ -21,7 +26,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Tokenizer = Literal["auto", "java", "python", "none"]
 DEFAULT_METRICS = tuple(SCORERS)
 HYGIENE_KEYS = {
     "length/mean": "length",
@@ -35,10 +39,6 @@ HYGIENE_KEYS = {
 """Our key -> the key of ``rewards.text.hygiene``."""
 JUDGE = "judge/"
 """What the keys of rewards that judge captions begin with (``rl_caption.evaluation.reward_scores``)."""
-
-
-class EvaluationError(ValueError):
-    """Captions cannot be evaluated as they are; the message says which, and what would be right."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,10 @@ class Evaluation:
     """Image id -> key -> value, for the metrics that are defined for one image."""
     bounds: dict[str, tuple[float, float]] = field(default_factory=dict)
     """Key of a judge -> smallest and largest possible score."""
+    intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Key -> confidence interval over images, where one was asked for (``rl_caption.evaluation.confidence``)."""
+    counts: dict[str, NDArray[np.float64]] = field(default_factory=dict, repr=False, compare=False)
+    """``bleu``, ``meteor`` -> [n, C], what their score of the whole set is a function of, summed over images."""
 
 
 def evaluate_captions(
@@ -67,6 +71,7 @@ def evaluate_captions(
     tokenizer: Tokenizer = "auto",
     training_captions: Iterable[str] | None = None,
     scenes: Mapping[str, Scene] | None = None,
+    spice_jars: str | Path | None = None,
 ) -> Evaluation:
     """Judge one caption per image against the references of its image.
 
@@ -77,11 +82,12 @@ def evaluate_captions(
         captions: image id -> caption, as the model wrote it (EOS removed).
         references: image id -> captions that people wrote, untokenised.
         metrics: names from ``bleu``, ``meteor``, ``rouge``, ``cider``, ``spice``.
-        tokenizer: of the n-gram metrics. ``java`` is the toolkit's PTB tokenizer, ``python`` this package's
-            approximation of it, ``auto`` is ``java`` where there is a Java runtime and ``python`` elsewhere, ``none``
-            takes text whose tokens are already separated by spaces.
+        tokenizer: of the n-gram metrics. ``java`` is the toolkit's PTB tokenizer, ``python`` this package's, ``auto``
+            is ``python`` for captions on which the two were compared, and ``java``, where there is a Java runtime, for
+            the others; ``none`` takes text whose tokens are already separated by spaces.
         training_captions: captions the model was trained on, untokenised; needed for ``captions/novel``.
         scenes: image id -> generated scene, where the data has one; every caption then needs a scene.
+        spice_jars: folder of SPICE's parser; None looks into the toolkit's own (see ``toolkit.spice``).
 
     Raises:
         EvaluationError: no captions, an unknown metric or tokenizer, captions whose image has no references or no
@@ -90,15 +96,21 @@ def evaluate_captions(
     """
     _check(captions, references, metrics, scenes)
     ids = list(captions)
-    used = _used_tokenizer(tokenizer)
-    candidates, tokenised_references = _tokenise(captions, references, used)
+    package = importlib.metadata.version("rl-caption")
+    tokens = tokenise(captions, references, tokenizer, package)
     values: dict[str, float] = {}
     per_image: dict[str, dict[str, float]] = {image_id: {} for image_id in ids}
     left_out: dict[str, str] = {}
+    counts: dict[str, NDArray[np.float64]] = {}
     for name in tqdm([name for name in SCORERS if name in metrics], desc="metrics", unit="metric", disable=None):
         logger.info("computing %s of %d captions", ", ".join(METRIC_KEYS[name]), len(ids))
         try:
-            scores = SCORERS[name](candidates, tokenised_references)
+            if name in COUNTED:
+                scores, counts[name] = COUNTED[name](tokens.captions, tokens.references)
+            elif name == "spice":
+                scores = spice(tokens.captions, tokens.references, spice_jars)
+            else:
+                scores = SCORERS[name](tokens.captions, tokens.references)
         except (JavaError, UndefinedMetric) as error:
             logger.info("%s left out: %s", ", ".join(METRIC_KEYS[name]), error)
             left_out.update(dict.fromkeys(METRIC_KEYS[name], str(error)))
@@ -113,9 +125,8 @@ def evaluate_captions(
     if scenes is not None:
         values.update(_judge_scenes(captions, scenes, per_image))
     _check_finite(values)
-    java = used == "java" or "METEOR" in values or "SPICE" in values
-    signature = _signature(captions, references, used, java)
-    return Evaluation(values, signature, len(ids), left_out, per_image)
+    signature = _signature(captions, references, tokens.name, "METEOR" in values or "SPICE" in values, package)
+    return Evaluation(values, signature, len(ids), left_out, per_image, counts=counts)
 
 
 def evaluate_rows(
@@ -125,6 +136,7 @@ def evaluate_rows(
     metrics: Sequence[str] = DEFAULT_METRICS,
     tokenizer: Tokenizer = "auto",
     training_captions: Iterable[str] | None = None,
+    spice_jars: str | Path | None = None,
 ) -> Evaluation:
     """Judge the decoded captions of a split; the oracle judges too where every row has its scene.
 
@@ -134,6 +146,7 @@ def evaluate_rows(
         metrics: as in ``evaluate_captions``.
         tokenizer: as in ``evaluate_captions``.
         training_captions: as in ``evaluate_captions``.
+        spice_jars: as in ``evaluate_captions``.
 
     Raises:
         EvaluationError: another number of captions than rows, an image id in two rows, or a row without references.
@@ -150,6 +163,7 @@ def evaluate_rows(
         metrics=metrics,
         tokenizer=tokenizer,
         training_captions=training_captions,
+        spice_jars=spice_jars,
         scenes={row["image_id"]: row["scene"] for row in rows} if rows and all("scene" in r for r in rows) else None,
     )
 
@@ -222,44 +236,6 @@ def _check_ids(captions: Mapping[str, str], references: Mapping[str, Sequence[st
         raise EvaluationError(f"{len(bare)} of {len(captions)} images have no reference caption, such as {bare[:3]}")
 
 
-def _used_tokenizer(tokenizer: str) -> str:
-    if tokenizer not in ("auto", "java", "python", "none"):
-        raise EvaluationError(f"tokenizer is {tokenizer!r}: expected auto, java, python or none")
-    if tokenizer in ("python", "none"):
-        return tokenizer
-    try:
-        find_java()
-    except JavaError as error:
-        if tokenizer == "java":
-            raise EvaluationError(f"tokenizer 'java' cannot be used: {error}") from error
-        logger.warning("%s: captions are tokenised in Python, see the signature", error)
-        return "python"
-    return "java"
-
-
-def _tokenise(
-    captions: Mapping[str, str], references: Mapping[str, Sequence[str]], tokenizer: str
-) -> tuple[dict[str, str], dict[str, list[str]]]:
-    """Tokenise the captions, and the references of their images. Returns tokens joined by spaces."""
-    # Two calls, as the toolkit makes them: the Java tokenizer looks at the next line to end an abbreviation.
-    texts = [text for image_id in captions for text in references[image_id]]
-    tokens = iter(_tokenise_texts(texts, tokenizer))
-    tokenised_references = {image_id: [next(tokens) for _ in references[image_id]] for image_id in captions}
-    candidates = _tokenise_texts(list(captions.values()), tokenizer)
-    return dict(zip(captions, candidates, strict=True)), tokenised_references
-
-
-def _tokenise_texts(texts: Sequence[str], tokenizer: str) -> list[str]:
-    if tokenizer == "java":
-        logger.info("tokenising %d texts with Java", len(texts))
-        return ptb_tokenize(texts)
-    if tokenizer == "python":
-        from rewards.text.tokenize import tokenize
-
-        return [" ".join(tokenize(text)) for text in texts]
-    return [" ".join(text.split()) for text in texts]
-
-
 def _hygiene(
     captions: Mapping[str, str], training_captions: Iterable[str] | None
 ) -> tuple[dict[str, float], dict[str, str]]:
@@ -293,18 +269,14 @@ def _check_finite(values: Mapping[str, float]) -> None:
             raise EvaluationError(f"{key} came out as {value!r}: every metric must be finite")
 
 
-def _signature(captions: Mapping[str, str], references: Mapping[str, Sequence[str]], tokenizer: str, java: bool) -> str:
+def _signature(
+    captions: Mapping[str, str], references: Mapping[str, Sequence[str]], tokenizer: str, java: bool, package: str
+) -> str:
     """Everything the numbers depend on, as parts joined by '+'."""
-    package = importlib.metadata.version("rl-caption")
-    tokenizers = {
-        "java": "PTB-java[corenlp3.4.1]",
-        "python": f"PTB-python[rl-caption{package}]",
-        "none": "none[split at spaces]",
-    }
     count = sum(len(references[image_id]) for image_id in captions)
     parts = [
         "COCO-captions",
-        f"tokenizer:{tokenizers[tokenizer]}",
+        f"tokenizer:{tokenizer}",
         "df:references of this call",
         "eos:not counted",
         f"references:{count}",

@@ -1,8 +1,8 @@
 """BLEU, METEOR, ROUGE-L, CIDEr and SPICE of the COCO caption toolkit (pycocoevalcap) on tokenised captions.
 
-BLEU, ROUGE-L and CIDEr are the toolkit's own classes. The tokenizer, METEOR and SPICE are its Java programs, started
-by this package instead of by the toolkit: same program, same input, same numbers, but with a time limit, without files
-in the package folder and without processes that outlive the call.
+BLEU, ROUGE-L and CIDEr are this package's, equal to the toolkit's to the last bit and faster. The tokenizer, METEOR
+and SPICE are its Java programs, started by this package instead of by the toolkit: same program, same input, same
+numbers, but with a time limit, without files in the package folder and without processes that outlive the call.
 
 Everywhere here ``candidates`` maps an image id to one caption and ``references`` the same ids to their captions; a
 caption is a string of tokens separated by single spaces.
@@ -12,19 +12,28 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
 import math
+import os
 import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from tqdm import tqdm
 
-from rl_caption.evaluation.java import JavaDialogue, JavaError, find_java, run_java
+from rl_caption.evaluation.java import Java, JavaDialogue, JavaError, find_java, run_java
+from rl_caption.evaluation.ngrams import ORDERS, Captions, bleu_counts, bleu_of_counts, cider_d_scores, count_captions
+
+logger = logging.getLogger(__name__)
 
 Scores = dict[str, tuple[float, list[float]]]
 """Metric key -> (score of the whole set, score of each image in the order of ``candidates``)."""
+Counted = tuple[Scores, NDArray[np.float64]]
+"""Scores, and [N, C] what the score of the whole set is a function of, summed over images."""
 
 # The tokenizer program reads all of these as the end of a line; a caption must stay on its own line.
 _LINE_BREAKS = re.compile("[\n\r\x0b\x0c\u2028\u2029]")
@@ -71,17 +80,27 @@ def ptb_tokenize(captions: Sequence[str], *, timeout: float | None = None) -> li
 
 def bleu(candidates: Mapping[str, str], references: Mapping[str, list[str]]) -> Scores:
     """BLEU-1..4, closest reference length, over the whole set (Papineni et al. 2002). Range [0, 1]."""
-    from pycocoevalcap.bleu.bleu import Bleu
+    return bleu_counted(candidates, references)[0]
 
-    totals, per_image = Bleu(4).compute_score(references, _single(candidates), verbose=0)
-    return {f"BLEU-{n}": _as_floats(totals[n - 1], per_image[n - 1]) for n in range(1, 5)}
+
+def bleu_counted(candidates: Mapping[str, str], references: Mapping[str, list[str]]) -> Counted:
+    """BLEU with what it adds up of each image: [N, 10], see ``ngrams.bleu_counts``."""
+    counts = bleu_counts(_counted_captions(candidates, references))
+    total, per_image = bleu_of_counts(counts.sum(axis=0)), [bleu_of_counts(row) for row in counts]
+    scores = {f"BLEU-{n + 1}": (total[n], [values[n] for values in per_image]) for n in range(ORDERS)}
+    return scores, counts.astype(np.float64)
 
 
 def rouge(candidates: Mapping[str, str], references: Mapping[str, list[str]]) -> Scores:
     """ROUGE-L F with beta 1.2, mean over images (Lin 2004). Range [0, 1]."""
-    from pycocoevalcap.rouge.rouge import Rouge
+    from rewards.text.rouge import rouge_l
 
-    return {"ROUGE-L": _as_floats(*Rouge().compute_score(references, _single(candidates)))}
+    # Split at spaces alone, as the toolkit does here: a no-break space within a token stays.
+    scores = [
+        rouge_l(caption.split(" "), [text.split(" ") for text in references[image_id]])
+        for image_id, caption in candidates.items()
+    ]
+    return {"ROUGE-L": (float(np.mean(np.array(scores))), scores)}
 
 
 def cider(candidates: Mapping[str, str], references: Mapping[str, list[str]]) -> Scores:
@@ -92,17 +111,32 @@ def cider(candidates: Mapping[str, str], references: Mapping[str, list[str]]) ->
     Raises:
         UndefinedMetric: one image only, or no image with a reference word: every weight would be 0.
     """
-    from pycocoevalcap.cider.cider import Cider
-
     if len(candidates) < 2:
         raise UndefinedMetric("CIDEr weighs words by how many images they occur in: it needs at least 2 images, got 1")
     if not any(text for texts in references.values() for text in texts):
         raise UndefinedMetric("no reference has a word after tokenisation")
-    return {"CIDEr": _as_floats(*Cider().compute_score(references, _single(candidates)))}
+    scores = cider_d_scores(_counted_captions(candidates, references))
+    return {"CIDEr": (float(np.mean(scores)), scores.tolist())}
+
+
+def _counted_captions(candidates: Mapping[str, str], references: Mapping[str, list[str]]) -> Captions:
+    return count_captions(
+        [caption.split() for caption in candidates.values()],
+        [[text.split() for text in references[image_id]] for image_id in candidates],
+    )
 
 
 def meteor(candidates: Mapping[str, str], references: Mapping[str, list[str]]) -> Scores:
     """METEOR 1.5 (``-l en -norm``), score of the whole set (Denkowski and Lavie 2014). Range [0, 1].
+
+    Raises:
+        JavaError: as for ``meteor_counted``.
+    """
+    return meteor_counted(candidates, references)[0]
+
+
+def meteor_counted(candidates: Mapping[str, str], references: Mapping[str, list[str]]) -> Counted:
+    """METEOR with what it adds up of each image: [N, 23], see ``confidence.meteor_of_sums``.
 
     Raises:
         JavaError: no Java, or the program failed or took too long (limit: 300 s plus one for every 10 images).
@@ -124,41 +158,87 @@ def meteor(candidates: Mapping[str, str], references: Mapping[str, list[str]]) -
             statistics.append(answer)
         program.write(" ||| ".join(["EVAL", *statistics]))
         scores = [_meteor_number(program.read()) for _ in range(len(statistics) + 1)]
-    return {"METEOR": (scores[-1], scores[:-1])}
+    counts = np.array([[float(number) for number in line.split()] for line in statistics])
+    return {"METEOR": (scores[-1], scores[:-1])}, counts
 
 
-def spice(candidates: Mapping[str, str], references: Mapping[str, list[str]]) -> Scores:
+def spice(candidates: Mapping[str, str], references: Mapping[str, list[str]], jars: str | Path | None = None) -> Scores:
     """SPICE 1.0, mean F over images (Anderson et al. 2016). Range [0, 1].
 
     The toolkit would download its parser's models; this only uses them where they are already there.
+
+    Args:
+        candidates: image id -> tokens.
+        references: image id -> tokens of each reference.
+        jars: folder with ``stanford-corenlp-3.6.0.jar`` and ``stanford-corenlp-3.6.0-models.jar``; None is the
+            toolkit's own folder ``spice/lib``.
 
     Raises:
         JavaError: no Java, no parser models, or the program failed or took too long (limit: 600 s plus one per image).
         UndefinedMetric: SPICE gave no score for an image.
     """
-    from pycocoevalcap.spice.get_stanford_models import JAR, SPICELIB
-    from pycocoevalcap.spice.spice import SPICE_JAR
-
     folder = _folder("spice.spice")
-    for jar in (f"{JAR}.jar", f"{JAR}-models.jar"):
-        if not (folder / SPICELIB / jar).is_file():
-            raise JavaError(f"pycocoevalcap does not ship {jar}, and it is not in its folder spice/{SPICELIB}")
-    java = find_java()
+    arguments = spice_arguments(folder, Path(jars) if jars is not None else None, find_java())
     ids = sorted(candidates)
     items = [{"image_id": image_id, "test": candidates[image_id], "refs": references[image_id]} for image_id in ids]
     with tempfile.TemporaryDirectory(prefix="spice-") as scratch:
         source, target = Path(scratch, "captions.json"), Path(scratch, "scores.json")
         source.write_text(json.dumps(items), encoding="utf-8")
-        arguments = ["-Xmx8G", "-jar", str(folder / SPICE_JAR), str(source), "-out", str(target), "-subset", "-silent"]
-        run_java(java, arguments, cwd=str(folder), name="SPICE", timeout=600 + len(ids))
+        arguments += [str(source), "-out", str(target), "-subset", "-silent"]
+        limit = 600 + len(ids)
+        logger.info(
+            "SPICE parses the captions of %d images and tells no progress; it is ended after %d s", len(ids), limit
+        )
+        run_java(find_java(), arguments, cwd=scratch, name="SPICE", timeout=limit)
         if not target.is_file():
             raise JavaError("SPICE ended without writing its scores")
-        scores = {item["image_id"]: item["scores"]["All"]["f"] for item in json.loads(target.read_text("utf-8"))}
+        scores = _spice_scores(target)
     for image_id in ids:
         value = scores.get(image_id)
         if not isinstance(value, int | float) or not math.isfinite(value):
             raise UndefinedMetric(f"SPICE gave {value!r} for image {image_id!r}")
     return {"SPICE": (float(np.mean([scores[i] for i in ids])), [float(scores[i]) for i in candidates])}
+
+
+# SPICE's libraries look into classes of the Java runtime, which it has refused since Java 16 unless it is told so.
+_OPENED = ("java.lang", "java.math", "java.net", "java.text", "java.util", "java.util.concurrent")
+
+
+def spice_arguments(folder: Path, jars: Path | None, java: Java) -> list[str]:
+    """The command line of SPICE up to its own arguments: memory, opened packages, class path, main class.
+
+    Args:
+        folder: the toolkit's, with ``spice-1.0.jar`` and its libraries in ``lib``.
+        jars: where the parser and its models are; None is ``lib``.
+        java: the runtime.
+
+    Raises:
+        JavaError: one of the parser's two jars is not there.
+    """
+    from pycocoevalcap.spice.get_stanford_models import JAR, SPICELIB
+    from pycocoevalcap.spice.spice import SPICE_JAR
+
+    parser = jars if jars is not None else folder / SPICELIB
+    names = [f"{JAR}.jar", f"{JAR}-models.jar"]
+    for name in names:
+        if not (parser / name).is_file():
+            where = f"the folder {str(parser)!r} (spice_jars)" if jars is not None else f"its folder spice/{SPICELIB}"
+            hint = "" if jars is not None else "; name the folder that has it by --spice_jars"
+            raise JavaError(f"pycocoevalcap does not ship {name}, and it is not in {where}{hint}")
+    major = java.version.split(".")[0]
+    opened = [] if major in ("1", "") else [f"--add-opens=java.base/{name}=ALL-UNNAMED" for name in _OPENED]
+    # By name, not by -jar: then the class path would be the one written into the jar, beside the toolkit.
+    path = os.pathsep.join(
+        [str(folder / SPICE_JAR), *(str(parser.resolve() / name) for name in names), str(folder / SPICELIB / "*")]
+    )
+    return ["-Xmx8G", *opened, "-cp", path, "edu.anu.spice.SpiceScorer"]
+
+
+def _spice_scores(target: Path) -> dict[str, Any]:
+    try:
+        return {item["image_id"]: item["scores"]["All"]["f"] for item in json.loads(target.read_text("utf-8"))}
+    except (ValueError, KeyError, TypeError) as error:
+        raise JavaError(f"SPICE wrote something else than scores: {type(error).__name__}: {error}") from error
 
 
 class UndefinedMetric(ValueError):
@@ -174,6 +254,12 @@ SCORERS: dict[str, Callable[[Mapping[str, str], Mapping[str, list[str]]], Scores
 }
 """Name of a metric -> function, in the order that papers print."""
 
+COUNTED: dict[str, Callable[[Mapping[str, str], Mapping[str, list[str]]], Counted]] = {
+    "bleu": bleu_counted,
+    "meteor": meteor_counted,
+}
+"""Metrics whose score of the whole set is not the mean over images."""
+
 METRIC_KEYS: dict[str, tuple[str, ...]] = {
     "bleu": ("BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4"),
     "meteor": ("METEOR",),
@@ -182,14 +268,6 @@ METRIC_KEYS: dict[str, tuple[str, ...]] = {
     "spice": ("SPICE",),
 }
 """Name of a metric -> the keys it is reported under."""
-
-
-def _single(candidates: Mapping[str, str]) -> dict[str, list[str]]:
-    return {image_id: [caption] for image_id, caption in candidates.items()}
-
-
-def _as_floats(total: float, per_image: Sequence[float]) -> tuple[float, list[float]]:
-    return float(total), [float(value) for value in per_image]
 
 
 def _meteor_number(line: str) -> float:

@@ -88,7 +88,7 @@ def test_karpathy_test_split_equals_the_toolkit(shared_data: Path) -> None:
     assert evaluation.n == case["n"]
     assert agree(evaluation.metrics, case["metrics"])
     assert "+ids:4982 of 5000+" in evaluation.signature
-    assert "tokenizer:PTB-java[corenlp3.4.1]" in evaluation.signature
+    assert "tokenizer:PTB[corenlp3.4.1]" in evaluation.signature
     for key in case["metrics"]:
         assert not agree(evaluation.metrics, {key: case["metrics"][key] * (1 + 1e-12)}), "the comparison sees nothing"
 
@@ -142,8 +142,8 @@ def test_without_java_meteor_is_left_out_by_name(without_java: None) -> None:
     assert "METEOR" not in evaluation.metrics
     assert evaluation.left_out["METEOR"] == "no Java runtime: 'java' is not on PATH"
     assert set(evaluation.metrics) >= {"BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "CIDEr"}
-    assert "tokenizer:PTB-python[" in evaluation.signature
-    assert "java" not in evaluation.signature
+    assert "tokenizer:PTB[corenlp3.4.1]" in evaluation.signature
+    assert "+java" not in evaluation.signature
 
 
 def test_java_tokenizer_without_java_is_refused(without_java: None) -> None:

@@ -77,7 +77,16 @@ def test_lines_with_a_number_below() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "a man's dog, 3.5 m long!", "“café” – 50% off… 😀\ufe0f", "the U.S. flag", "a near miss.", "10,000-seat"],
+    [
+        "",
+        "a man's dog, 3.5 m long!",
+        "“café” – 50% off… 😀\ufe0f",
+        "the U.S. flag",
+        "a near miss.",
+        "10,000-seat",
+        "two pizza's.",
+        "a t.v.\n",
+    ],
 )
 def test_captions_of_the_tested_class(text: str) -> None:
     assert is_tested(text)
@@ -85,7 +94,20 @@ def test_captions_of_the_tested_class(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["see a.example.com", "me@x", "http://x", "<b>bold</b>", "a K.", "fig. no.", "猫", "x\xady", "a.b-st.", "one\ntwo"],
+    [
+        "see a.example.com",
+        "me@x",
+        "http://x",
+        "<b>bold</b>",
+        "a K.",
+        "fig. no.",
+        "猫",
+        "x\xady",
+        "a.b-st.",
+        "10 1/2",
+        "+41-55-66",
+        "one\rtwo",
+    ],
 )
 def test_captions_outside_the_tested_class(text: str) -> None:
     assert not is_tested(text)

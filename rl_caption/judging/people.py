@@ -127,32 +127,46 @@ def score_set(part: JudgedSet, metric: Reward, resamples: int = 0, seed: int = 0
         RewardError: the metric failed.
     """
     if isinstance(part, RatedCaptions):
-        return rated_figures(part, _scores(part, metric, part.captions, part.references), resamples, seed)
+        (scores,) = _scores(part, metric, [(part.captions, part.references)])
+        return rated_figures(part, scores, resamples, seed)
     conditions: Mapping[str, Any] = part.references if "references" in metric.columns else {NO_REFERENCES: None}
-    first = {name: _scores(part, metric, part.first, own) for name, own in conditions.items()}
-    second = {name: _scores(part, metric, part.second, own) for name, own in conditions.items()}
+    sides = [(texts, references) for references in conditions.values() for texts in (part.first, part.second)]
+    scored = _scores(part, metric, sides)
+    first, second = (dict(zip(conditions, own, strict=True)) for own in (scored[::2], scored[1::2]))
     return pair_figures(part, first, second, resamples, seed)
 
 
-def _scores(part: JudgedSet, metric: Reward, texts: Sequence[str], references: Any) -> list[float]:
-    """Score [N] captions; a caption of an image that is judged several times is scored once."""
-    own = [()] * len(texts) if references is None else [tuple(row) for row in references]
+Side = tuple[Sequence[str], Sequence[Sequence[str]] | None]
+"""[N] captions of the N images of a set, and [N] lists of references."""
+
+
+def _scores(part: JudgedSet, metric: Reward, sides: Sequence[Side]) -> list[list[float]]:
+    """Score each of the sides, [N] captions; what is judged several times is scored once, all in one call.
+
+    CIDEr-D that takes document frequencies from what it is given is called for each side.
+    """
+    scorers: list[Any] = [metric]
+    if isinstance(metric, CiderD) and metric.df is None:
+        frequencies = [_document_frequencies(references or [], metric) for _, references in sides]
+        scorers = [CiderD(df, metric.eos, metric.n, metric.sigma) for df in frequencies]
     images = list(part.images) if "image" in metric.columns and part.images is not None else None
-    looked_at = [None] * len(texts) if images is None else [_identity(image) for image in images]
-    keys = list(zip(part.image_ids, looked_at, texts, own, strict=True))
-    places = {key: number for number, key in enumerate(keys)}
-    kept = list(places.values())
-    columns: dict[str, Any] = {"image_id": [part.image_ids[place] for place in kept]}
-    if references is not None:
-        columns["references"] = [list(own[place]) for place in kept]
-    if images is not None:
-        columns["image"] = [images[place] for place in kept]
-    scorer: Any = metric
-    if isinstance(metric, CiderD) and metric.df is None and references is not None:
-        scorer = CiderD(_document_frequencies(own, metric), metric.eos, metric.n, metric.sigma)
-    scores = checked_scores(metric, scorer(None, [texts[place] for place in kept], **columns), len(kept))
-    by_key = dict(zip(places, scores, strict=True))
-    return [by_key[key] for key in keys]
+    looked_at = [None] * len(part.image_ids) if images is None else [_identity(image) for image in images]
+    keys = [
+        list(zip(part.image_ids, looked_at, texts, map(tuple, references or [()] * len(texts)), strict=True))
+        for texts, references in sides
+    ]
+    found = []
+    for scorer, own in zip(scorers, [keys] if len(scorers) == 1 else [[side] for side in keys], strict=True):
+        places = {key: number for side in own for number, key in enumerate(side)}
+        columns: dict[str, Any] = {"image_id": [key[0] for key in places]}
+        if sides[0][1] is not None:
+            columns["references"] = [list(key[3]) for key in places]
+        if images is not None:
+            columns["image"] = [images[place] for place in places.values()]
+        scores = checked_scores(metric, scorer(None, [key[2] for key in places], **columns), len(places))
+        by_key = dict(zip(places, scores, strict=True))
+        found += [[by_key[key] for key in side] for side in own]
+    return found
 
 
 def _identity(image: ImageSource) -> Hashable:
@@ -160,9 +174,10 @@ def _identity(image: ImageSource) -> Hashable:
     return image if isinstance(image, str | Path | Region) else id(image)
 
 
-def _document_frequencies(references: Sequence[tuple[str, ...]], metric: CiderD) -> DocumentFrequencies:
-    tokens = {row: [tokenize(text) for text in row] for row in dict.fromkeys(references)}
-    return DocumentFrequencies.from_references((tokens[row] for row in references), eos=metric.eos, n=metric.n)
+def _document_frequencies(references: Sequence[Sequence[str]], metric: CiderD) -> DocumentFrequencies:
+    rows = [tuple(row) for row in references]
+    tokens = {row: [tokenize(text) for text in row] for row in dict.fromkeys(rows)}
+    return DocumentFrequencies.from_references((tokens[row] for row in rows), eos=metric.eos, n=metric.n)
 
 
 def _signature(metric: Reward) -> str:

@@ -35,9 +35,11 @@ class Length:
 
     def __init__(self) -> None:
         self.scored: list[str] = []
+        self.calls = 0
 
     def __call__(self, prompts: Any, completions: Sequence[str], **columns: Any) -> list[float]:
         self.scored += completions
+        self.calls += 1
         return [float(len(text.split())) for text in completions]
 
 
@@ -90,6 +92,13 @@ def test_equal_rows_are_scored_once(tmp_path: Path) -> None:
     metric = Length()
     assert {figure.count for figure in score_set(part, metric)} == {6}
     assert len(metric.scored) == 2, "three experts rated each of two captions"
+    BUILDERS["pascal50s"](tmp_path)
+    (pairs,) = load("pascal50s", tmp_path, partial=True)
+    draws = Length()
+    draws.columns = frozenset({"references"})
+    score_set(pairs, draws)
+    assert len(draws.scored) == 5 * 2 * 4, "a draw shows other references"
+    assert draws.calls == 1, "a Java program starts once"
 
 
 @pytest.mark.parametrize("name", ["abstract50s", "foil", "pascal50s", "composite", "polaris"])

@@ -76,6 +76,12 @@ def test_composite(tmp_path: Path) -> None:
     assert found.references is not None
     assert list(found.references[0]) == [f"a dog runs in place {n} ." for n in (0, 2, 3, 4)], "less the judged one"
     assert list(found.references[-1]) == [f"a bus in place {n}" for n in (0, 1, 2, 4)]
+    assert found.images is None
+    for name in ("Flickr8k_Dataset", "flickr30k-images", "val2014"):
+        (tmp_path / name).mkdir()
+    images = rated("composite", tmp_path).images
+    assert images is not None
+    assert images[-1] == tmp_path / "val2014" / "COCO_val2014_000000000012.jpg"
     with pytest.raises(JudgingSetError, match=r"composite has 1 images in .*8k_correctness.csv, published are 997"):
         load("composite", tmp_path)
     with pytest.raises(JudgingSetError, match="composite has no judgements"):
@@ -135,6 +141,17 @@ def test_foil(tmp_path: Path) -> None:
     assert sum(once.excluded.values()) == 1
     (tmp_path / "captions_val2014.json").unlink()
     assert pairs("foil", tmp_path).references == {}
+
+
+def test_foil_of_valse(tmp_path: Path) -> None:
+    pair = {"image_file": "COCO_val2014_000000000007.jpg", "caption": "a dog", "foil": "a cat"}
+    votes = [{"foil": 3 - number, "caption": number, "other": 0} for number in range(4)]
+    (tmp_path / "foil-it.json").write_text(json.dumps({str(n): {**pair, "mturk": own} for n, own in enumerate(votes)}))
+    found = pairs("foil", tmp_path)
+    assert (len(found.first), list(found.excluded.values())) == (2, [2])
+    (tmp_path / "foil-it.json").write_text(json.dumps({"0": pair}))
+    with pytest.raises(JudgingSetError, match="0: 'mturk' is None: expected votes"):
+        load("foil", tmp_path, partial=True)
 
 
 def test_sugarcrepe(tmp_path: Path) -> None:
@@ -263,7 +280,7 @@ def test_every_set_is_documented() -> None:
         ("flickr8k_expert", "flickr8k", [16_992]),
         ("flickr8k_crowdflower", "flickr8k", [47_830]),
         ("abstract50s", "abstract48s", [400]),
-        ("foil", "foil", [1_000]),
+        ("foil", "foil", [943]),
         ("sugarcrepe", "sugarcrepe", [7_511]),
     ],
 )

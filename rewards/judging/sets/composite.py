@@ -14,6 +14,7 @@ judgments"): here all captions with a rating are judged.
 from __future__ import annotations
 
 import csv
+import io
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -41,12 +42,10 @@ PARTS = {
     "coco": (2007, "captions_val2014.json", "the COCO annotations (annotations_trainval2014.zip, cocodataset.org)"),
 }
 """Part -> published number of images, file of references, where that is from."""
-IMAGE_FOLDERS = {
-    "8k": ("Flickr8k_Dataset", "Flicker8k_Dataset"),
-    "30k": ("flickr30k-images", "flickr30k_images"),
-    "coco": ("val2014", "train2014"),
-}
-_COCO_ID = re.compile(r"(\d+)\.\w+$")
+TRAIN_REFERENCES = "captions_train2014.json"
+"""Read, too, where it is there: captions of COCO's training images."""
+IMAGE_FOLDERS = {"8k": ("Flickr8k_Dataset", "Flicker8k_Dataset"), "30k": ("flickr30k-images", "flickr30k_images")}
+_COCO_NAME = re.compile(r"(?:COCO_(\w+)_)?(\d+)\.\w+$")
 
 
 def composite(
@@ -80,12 +79,12 @@ def composite(
         own = list(_judgements(path, skipped))
         check_count(name, f"images in {path}", len({image for image, _, _ in own}), published, partial)
         known = _references(require(folder, name, [file], source), part)
-        place = image_folder(folder, images, IMAGE_FOLDERS[part])
         for image, caption, rating in own:
             if _key(image, part) not in known:
-                raise JudgingSetError(f"{path} judges captions of {image!r}, of which {file} has none")
+                more = f" (of training images: {TRAIN_REFERENCES})" if part == "coco" else ""
+                raise JudgingSetError(f"{path} judges captions of {image!r}, of which {file} has none{more}")
             references[image] = known[_key(image, part)]
-            photos[image] = None if place is None else place / image
+            photos[image] = _photo(folder, images, part, image)
             rows.append((image, caption, rating))
     if not rows:
         raise JudgingSetError(f"{name} has no judgements in {str(folder)!r}. Get it: {SOURCE}")
@@ -94,10 +93,14 @@ def composite(
 
 def _judgements(path: Path, skipped: Counter[str]) -> Iterator[tuple[str, str, float]]:
     try:
-        with path.open(encoding="utf-8", errors="replace", newline="") as file:
-            content = list(csv.DictReader(file, delimiter=";"))
+        written = path.read_bytes()
     except OSError as error:
         raise JudgingSetError(f"{path}: {error}") from error
+    try:
+        text = written.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        text = written.decode("latin-1")  # as spreadsheets save it
+    content = list(csv.DictReader(io.StringIO(text, newline=""), delimiter=";"))
     head = list(content[0]) if content else []
     texts = [column for column in head if re.fullmatch(r"Input\.text\d+", column or "")]
     if "Input.image_url" not in head or not texts:
@@ -121,7 +124,16 @@ def _judgements(path: Path, skipped: Counter[str]) -> Iterator[tuple[str, str, f
 def _references(path: Path, part: str) -> dict[str, list[str]]:
     if part != "coco":
         return read_tokens(path)[1]
-    return coco_references(path)
+    train = path.with_name(TRAIN_REFERENCES)
+    return coco_references(path) | (coco_references(train) if train.is_file() else {})
+
+
+def _photo(folder: Path, images: Path | None, part: str, image: str) -> Path | None:
+    found = _COCO_NAME.search(image)
+    # COCO's folders are named in the names of its files: COCO_val2014_...
+    names = IMAGE_FOLDERS[part] if part in IMAGE_FOLDERS else ((found[1],) if found and found[1] else ())
+    place = image_folder(folder, images, names)
+    return None if place is None else place / image
 
 
 def coco_references(path: Path) -> dict[str, list[str]]:
@@ -148,8 +160,8 @@ def coco_references(path: Path) -> dict[str, list[str]]:
 def _key(image: str, part: str) -> str:
     if part != "coco":
         return image
-    found = _COCO_ID.search(image)
-    return str(int(found[1])) if found else image
+    found = _COCO_NAME.search(image)
+    return str(int(found[2])) if found else image
 
 
 def _rated(

@@ -8,7 +8,8 @@ Two files are read:
 
 - ``foilv1.0_test_2017.json``: all 99,480 pairs of the test set. ``one_per_image`` draws one for each image, as
   CLIPScore does (Hessel et al., EMNLP 2021, section 4.4); which ones it drew is not published. PAC-S uses 8,000 images.
-- ``foil-it.json``: the 1,000 pairs that VALSE checked with people (Parcalabescu et al., ACL 2022).
+- ``foil-it.json``: 1,000 pairs of VALSE (Parcalabescu et al., ACL 2022), each shown to three people. As there, those
+  are judged whose caption, and not the foil, at least two of the three found to be right: 943.
 
 References come from ``captions_val2014.json``; without it only metrics that need none can be judged.
 """
@@ -39,6 +40,8 @@ SOURCE = (
     "(https://github.com/Heidelberg-NLP/VALSE); captions_val2014.json and val2014 from https://cocodataset.org/"
 )
 PAIRS = {"foilv1.0_test_2017.json": 99_480, "foil-it.json": 1_000}
+MAJORITY = 2
+"""Of three people."""
 _COCO_ID = re.compile(r"(\d+)\.\w+$")
 
 
@@ -47,6 +50,8 @@ class _Pair(NamedTuple):
     """File name."""
     caption: str
     foil: str
+    votes: int | None = None
+    """People, of three, who found the caption right and the foil wrong; None where nobody was asked."""
 
 
 def foil(
@@ -69,7 +74,9 @@ def foil(
     content = read_json(path)
     pairs = list(_valse(content, path) if path.name == "foil-it.json" else _released(content, path))
     check_count(name, f"pairs in {path}", len(pairs), PAIRS[path.name], partial)
-    excluded: dict[str, int] = {}
+    agreed = [pair for pair in pairs if pair.votes is None or pair.votes >= MAJORITY]
+    excluded = {f"fewer than {MAJORITY} of 3 people found the caption right": len(pairs) - len(agreed)}
+    pairs = agreed
     if one_per_image:
         drawn = _one_each(pairs, seed)
         excluded["another pair of the image was drawn"] = len(pairs) - len(drawn)
@@ -122,7 +129,14 @@ def _valse(content: Any, path: Path) -> Iterator[_Pair]:
     if not isinstance(content, dict):
         raise JudgingSetError(f"{path} is not of VALSE: expected an object of id -> image_file, caption, foil")
     for key, item in content.items():
-        yield _Pair(*(text_of(item, field, f"{path}, {key}") for field in ("image_file", "caption", "foil")))
+        texts = (text_of(item, field, f"{path}, {key}") for field in ("image_file", "caption", "foil"))
+        asked = item.get("mturk")
+        votes = asked.get("caption") if isinstance(asked, dict) else None
+        if isinstance(votes, bool) or not isinstance(votes, int):
+            raise JudgingSetError(
+                f"{path}, {key}: 'mturk' is {asked!r:.80}: expected votes, with a number for 'caption'"
+            )
+        yield _Pair(*texts, votes)
 
 
 def _one_each(pairs: list[_Pair], seed: int) -> list[_Pair]:

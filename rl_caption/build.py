@@ -177,7 +177,7 @@ def build_captioner(config: ModelConfig, references: Sequence[list[str]], cache_
             "less with train.mixed_precision"
         )
     try:
-        captioner = load_captioner(config.init, cache_bytes, config.name == "huggingface", config.prompt, config.dtype)
+        captioner = load_captioner(config.init, cache_bytes, config.prompt, config.dtype)
     except CaptionerError as error:
         raise CaptionerError(f"model.init: {error}") from error
     if isinstance(captioner, TransformerCaptioner):

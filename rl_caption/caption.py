@@ -38,17 +38,19 @@ def find_images(paths: Sequence[str]) -> list[Path]:
     return list(dict.fromkeys(found))
 
 
-def caption_files(model: str | Path, paths: Sequence[Path], decoding: Decoding, batch_size: int = 32) -> dict[str, str]:
-    """Caption image files with a saved captioner: path -> caption.
+def caption_files(
+    model: str | Path, paths: Sequence[Path], decoding: Decoding, batch_size: int = 32, prompt: str | None = None
+) -> dict[str, str]:
+    """Caption image files with a saved captioner, or one on the hub: path -> caption.
 
     Raises:
-        CaptionerError: ``model`` is not a saved captioner over pixels.
+        CaptionerError: ``model`` is not a captioner over pixels.
         DataError: an image cannot be read; nothing is captioned then.
     """
     quiet_libraries()
-    captioner = load_captioner(model)
+    captioner = load_captioner(model, prompt=prompt)
     if captioner.input_kind != "pixels":
-        raise CaptionerError(f"--model {str(model)!r} reads region features, not photos")
+        raise CaptionerError(f"--model {str(model)!r} reads region features, not photos: use evaluate")
     for path in paths:
         load_image(path)
     accelerator = Accelerator()
@@ -60,7 +62,8 @@ def caption_files(model: str | Path, paths: Sequence[Path], decoding: Decoding, 
 def main(argv: list[str] | None = None) -> int:
     """``caption --model RUN/export/best PHOTO|FOLDER ...``"""
     parser = argparse.ArgumentParser(prog="caption", description="Caption photos with a trained captioner.")
-    parser.add_argument("--model", required=True, help="folder of a saved captioner, such as RUN/export/best")
+    parser.add_argument("--model", required=True, help="folder of a captioner, such as RUN/export/best, or hub name")
+    parser.add_argument("--prompt", help="what captions of a hub model go on from (default: as exported, or none)")
     parser.add_argument("--beams", type=int, default=1, help="beam width; 1 is greedy (default: 1)")
     parser.add_argument("--max_new_tokens", type=int, default=24, help="length limit in tokens (default: 24)")
     parser.add_argument("--out", help="also write the captions to this JSON file, in COCO result format")
@@ -69,7 +72,7 @@ def main(argv: list[str] | None = None) -> int:
     if min(arguments.beams, arguments.max_new_tokens) < 1:
         parser.error("--beams and --max_new_tokens must be at least 1")
     decoding = Decoding(num_beams=arguments.beams, max_new_tokens=arguments.max_new_tokens)
-    captions = caption_files(arguments.model, find_images(arguments.paths), decoding)
+    captions = caption_files(arguments.model, find_images(arguments.paths), decoding, prompt=arguments.prompt)
     for path, caption in captions.items():
         print(f"{path}\t{caption}")
     if arguments.out:

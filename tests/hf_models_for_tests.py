@@ -41,7 +41,8 @@ from tests.captioners_for_tests import REFERENCES
 SIDE = 16
 PROMPT = "a photo of"
 FAMILIES = ("blip", "git", "vit_gpt2", "vit_bert", "blip2", "instructblip")
-TEXTS = [caption for captions in REFERENCES for caption in captions] + [PROMPT, "a photo of the dog"]
+TEXTS = [*(caption for captions in REFERENCES for caption in captions), PROMPT]
+TEXTS += ["a man ' s dog , sitting . they don t run"]
 VISION = {
     "hidden_size": 24,
     "intermediate_size": 32,

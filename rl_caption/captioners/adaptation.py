@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any, cast
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from rl_caption.captioners.base import CaptionerError
+
+CHECKPOINTED = "_checkpoint_wrapped_module."
+"""What ``checkpoint_layers`` puts into the names of modules, but not into those of parameters and weights."""
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> list[str]:
@@ -23,7 +29,8 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> list[str]:
     Raises:
         CaptionerError: a pattern matches nothing; the message names near ones.
     """
-    names = [name for name, _ in model.named_parameters()]
+    # Tied weights have several names; each of them freezes the one tensor.
+    names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
             raise CaptionerError(
@@ -47,8 +54,10 @@ def _near(pattern: str, names: list[str]) -> list[str]:
     return difflib.get_close_matches(pattern.rstrip("*."), sorted(parts), n=4, cutoff=0.3) or names[:4]
 
 
-def add_lora(model: nn.Module, r: int, alpha: float, dropout: float, targets: Sequence[str] | str) -> None:
+def add_lora(model: nn.Module, r: int, alpha: float, dropout: float, targets: Sequence[str] | str) -> Any:
     """Put low-rank adapters (Hu et al. 2022) beside the weights of ``targets``; nothing else is trained from then on.
+
+    Adapters are float32, whatever the weights are.
 
     Args:
         model: is changed in place.
@@ -56,6 +65,9 @@ def add_lora(model: nn.Module, r: int, alpha: float, dropout: float, targets: Se
         alpha: the adapters' output is scaled by alpha / r.
         dropout: of the adapters' input.
         targets: names of modules, or ends of names; or one regular expression for whole names.
+
+    Returns:
+        What ``peft`` calls the adapters' configuration.
 
     Raises:
         CaptionerError: ``peft`` is not installed, a number is out of range, or no module is named so.
@@ -83,20 +95,17 @@ def add_lora(model: nn.Module, r: int, alpha: float, dropout: float, targets: Se
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
+    return config
 
 
-def plain_weights(model: nn.Module, weights: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """Weights of the model without adapters: each is added to the weight that it stands beside.
-
-    Args:
-        model: has adapters or not.
-        weights: its state, where the caller has gathered it from several processes.
-    """
-    state = dict(model.state_dict() if weights is None else weights)
+def plain_weights(model: nn.Module) -> dict[str, Tensor]:
+    """Weights of the model without adapters: each is added to the weight that it stands beside, in float32."""
+    state = dict(model.state_dict())
     merged = {name.replace(".base_layer.", "."): value for name, value in state.items() if ".lora_" not in name}
-    for name, module in model.named_modules():
+    for wrapped, module in model.named_modules():
         if not hasattr(module, "lora_A"):
             continue
+        name = wrapped.replace(CHECKPOINTED, "")
         adapter: Any = module
         for key, scale in adapter.scaling.items():
             low, high = state[f"{name}.lora_A.{key}.weight"], state[f"{name}.lora_B.{key}.weight"]
@@ -104,6 +113,26 @@ def plain_weights(model: nn.Module, weights: Mapping[str, Tensor] | None = None)
             weight = merged[f"{name}.weight"].float()
             merged[f"{name}.weight"] = weight + (change.T if adapter.fan_in_fan_out else change)
     return merged
+
+
+def save_adapters(model: nn.Module, config: Any, base: str, folder: Path) -> None:
+    """Write the adapters alone, as ``peft`` does: ``PeftModel.from_pretrained(base_model, folder)`` reads them.
+
+    Args:
+        model: has adapters.
+        config: what ``add_lora`` returned.
+        base: name of the model that they were trained beside.
+        folder: gets ``adapter_config.json`` and ``adapter_model.safetensors``.
+    """
+    weights = {
+        f"base_model.model.{name.replace('.default.', '.')}": value.detach().cpu().contiguous()
+        for name, value in model.state_dict().items()
+        if ".lora_" in name
+    }
+    config = copy.copy(config)
+    config.base_model_name_or_path, config.inference_mode = base, True
+    config.save_pretrained(folder)
+    save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
 
 
 def checkpoint_layers(model: nn.Module) -> None:

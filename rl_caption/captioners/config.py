@@ -15,12 +15,14 @@ class LoraConfig:
         alpha: the adapters' output is scaled by alpha / r.
         dropout: of the adapters' input.
         target_modules: ends of the names of the adapted modules; null takes the queries and values of the text model.
+        export_adapters: write them alone, too, as ``peft`` does: ``export/best/adapters``.
     """
 
     r: int = 16
     alpha: float = 32.0
     dropout: float = 0.0
     target_modules: list[str] | None = None
+    export_adapters: bool = False
 
 
 @dataclass
@@ -35,11 +37,12 @@ class ModelConfig:
         min_count: from scratch: words that occur less often in the training references become UNK.
         tokenizer: from scratch: a ``tokenizers`` tokenizer (folder or ``tokenizer.json``) instead of whole words.
         kwargs: from scratch: the shape, arguments of ``CaptionTransformerConfig``.
-        prompt: huggingface: what every caption goes on from, such as ``a photography of``; neither scored nor trained.
-            Null is the prompt that the folder was exported with, or none.
+        prompt: huggingface: what every caption goes on from, by a space, such as ``a photography of``; neither scored
+            nor trained. Null is the prompt that the folder was exported with, or none.
         freeze: huggingface: patterns of parameter names (``vision_model.*``) that are not trained; null freezes the
             vision tower of BLIP-2 and InstructBLIP, and nothing of the others.
-        lora: huggingface: train adapters instead of the weights; the export has them added to the weights.
+        lora: huggingface: train adapters instead of the weights, whatever ``freeze`` says; the export has them added
+            to the weights.
         gradient_checkpointing: huggingface: compute the layers' activations again in the backward pass: less memory.
         dtype: huggingface: of the weights; other than float32 only with ``lora``, which trains in float32.
     """

@@ -22,13 +22,14 @@ from rl_caption.captioners.adaptation import (
     freeze,
     freeze_unused,
     plain_weights,
+    save_adapters,
     trained_share,
 )
 from rl_caption.captioners.base import CaptionerError, Decoding, forbid
 from rl_caption.captioners.beam_search import beam_search
 from rl_caption.captioners.decoding import Tokens, decode_tokens
 from rl_caption.captioners.families import ADAPTERS, family_of
-from rl_caption.captioners.families.base import Family
+from rl_caption.captioners.families.base import Conventions, Family, plain_tokens
 from rl_caption.captioners.hf_policy import HuggingFacePolicy
 from rl_caption.data.base import DataError, Row, load_image
 
@@ -38,6 +39,8 @@ SETTINGS = "rl_caption.json"
 """Beside an exported model: its family and prompt."""
 Q_FORMER = "qformer_tokenizer"
 """Folder, inside a model's own, of InstructBLIP's second tokenizer."""
+ADAPTERS_FOLDER = "adapters"
+"""Folder, inside an exported model, of the low-rank adapters alone."""
 
 
 @dataclass(frozen=True)
@@ -71,10 +74,13 @@ class HuggingFaceCaptioner:
 
     input_kind = "pixels"
 
-    def __init__(self, policy: HuggingFacePolicy, processing: Processing, prompt: str = "") -> None:
+    def __init__(self, policy: HuggingFacePolicy, processing: Processing, prompt: str = "", name: str = "") -> None:
         self.policy = policy
         self.processing = processing
         self.prompt = prompt
+        self.name = name
+        self.adapters: Any = None
+        """Configuration of the adapters, where they are exported alone, too."""
         self.family = policy.family
         conventions = policy.conventions
         self.eos_token_id: int = conventions.eos
@@ -86,7 +92,11 @@ class HuggingFaceCaptioner:
         kept_out = {*tokenizer.all_special_ids, *conventions.forbidden, *range(len(tokenizer), vocabulary)}
         self.forbidden: tuple[int, ...] = tuple(sorted(i for i in kept_out - {conventions.eos} if i < vocabulary))
         self.special = Tokens(self.eos_token_id, self.pad_token_id, self.forbidden)
-        self.prompt_length = len(tokenizer(prompt, add_special_tokens=False)["input_ids"]) if prompt else 0
+        self.prompt_length = len(plain_tokens(tokenizer, prompt))
+        # WordPiece has "man ' s" for "man's". Transformers joined them when these models were published, and the
+        # rewards would count other words than the references have. BPE knows its spaces.
+        model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
+        self.rejoin = type(model).__name__ == "WordPiece"
 
     @classmethod
     def from_pretrained(
@@ -96,11 +106,13 @@ class HuggingFaceCaptioner:
 
         Args:
             name: of the model.
-            prompt: what every caption goes on from; None is the prompt that the folder was exported with, or none.
+            prompt: what every caption goes on from, by a space; None is the prompt that the folder was exported with,
+                or none.
             dtype: of the weights.
 
         Raises:
-            CaptionerError: no such model, a family without an adapter, or weights that are missing.
+            CaptionerError: no such model, a family without an adapter, or weights, tokenizer or image processor that
+                are missing or do not fit.
         """
         name = str(name)
         try:
@@ -116,27 +128,32 @@ class HuggingFaceCaptioner:
             family.check(config)
             model = _load_model(name, family, dtype)
             processing = Processing.from_pretrained(name, family)
-            prompt = _saved_prompt(name) if prompt is None else prompt
+            prompt = " ".join((_saved_prompt(name) if prompt is None else prompt).split())
             conventions = family.conventions(model, processing.tokenizer, processing.q_former_tokenizer, prompt)
+            _check_tokens(processing, conventions)
         except CaptionerError as error:
             raise CaptionerError(f"{name!r}: {error}") from error
         except (OSError, ValueError) as error:
             raise CaptionerError(f"{name!r} cannot be loaded as {family.name}: {error}") from error
         freeze_unused(model, family.never_trained)
-        return cls(HuggingFacePolicy(model, family, conventions), processing, prompt)
+        return cls(HuggingFacePolicy(model, family, conventions), processing, prompt, name)
 
     def adapt(self, frozen: Sequence[str] | None, lora: dict[str, Any] | None, checkpointed: bool) -> None:
         """Choose what is trained; see ``ModelConfig`` for the three.
 
         Raises:
-            CaptionerError: a pattern or a module's name matches nothing, or ``peft`` is missing.
+            CaptionerError: a pattern or a module's name matches nothing, nothing is left to train, or ``peft`` is
+                missing.
         """
         model = self.policy.model
-        if lora is not None:
-            targets = lora["target_modules"] or self.family.lora_targets
-            add_lora(model, lora["r"], lora["alpha"], lora["dropout"], targets)
         patterns = self.family.frozen if frozen is None else tuple(frozen)
         freeze(model, patterns)
+        if lora is not None:  # after freezing: adapters of a frozen part are trained
+            targets = lora["target_modules"] or self.family.lora_targets
+            config = add_lora(model, lora["r"], lora["alpha"], lora["dropout"], targets)
+            self.adapters = config if lora.get("export_adapters") else None
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            raise CaptionerError(f"model.freeze {list(patterns)} leaves nothing to train")
         if checkpointed:
             checkpoint_layers(model)
             self.policy.share_prefix = False
@@ -152,8 +169,13 @@ class HuggingFaceCaptioner:
             )
 
     def save_pretrained(self, policy: Any, path: Path) -> None:
-        """Write one plain model of Transformers (adapters are added to its weights) and what loads it again."""
+        """Write one plain model of Transformers (adapters are added to its weights) and what loads it again.
+
+        With ``model.lora.export_adapters``, ``path/adapters`` has the adapters alone, as ``peft`` writes them.
+        """
         policy.model.save_pretrained(path, state_dict=plain_weights(policy.model))
+        if self.adapters is not None:
+            save_adapters(policy.model, self.adapters, self.name, Path(path) / ADAPTERS_FOLDER)
         self.processing.save_pretrained(path, self.family, policy.config)
         settings = {"family": self.family.name, "prompt": self.prompt}
         (Path(path) / SETTINGS).write_text(json.dumps(settings, indent=1, ensure_ascii=False))
@@ -214,7 +236,7 @@ class HuggingFaceCaptioner:
         for ids in token_ids.tolist():
             end = ids.index(self.eos_token_id) if self.eos_token_id in ids else len(ids)
             text = self.processing.tokenizer.decode(
-                ids[:end], skip_special_tokens=True, clean_up_tokenization_spaces=False
+                ids[:end], skip_special_tokens=True, clean_up_tokenization_spaces=self.rejoin
             )
             captions.append(" ".join(text.split()))
         return captions
@@ -234,3 +256,21 @@ def _load_model(name: str, family: Family, dtype: str) -> Any:
 def _saved_prompt(name: str) -> str:
     settings = Path(name) / SETTINGS
     return str(json.loads(settings.read_text()).get("prompt", "")) if settings.is_file() else ""
+
+
+def _check_tokens(processing: Processing, conventions: Conventions) -> None:
+    """See to it that the tokenizer and the model speak of the same tokens.
+
+    Where a tokenizer's files are missing, Transformers makes one of special tokens alone, without a word.
+    """
+    vocabulary = conventions.vocab_size
+    for tokenizer in (processing.tokenizer, processing.q_former_tokenizer):
+        if tokenizer is not None and not set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids):
+            raise CaptionerError("the files of its tokenizer, such as tokenizer.json, are missing")
+    tokenizer = processing.tokenizer
+    largest = max(set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids))
+    for what, token in (("tokens up to", largest), ("EOS", conventions.eos)):
+        if not 0 <= token < vocabulary:
+            raise CaptionerError(
+                f"its tokenizer has {what} {token}, and its output layer {vocabulary}: they do not belong together"
+            )

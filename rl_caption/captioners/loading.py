@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,25 +12,33 @@ from rl_caption.captioners.huggingface import HuggingFaceCaptioner
 from rl_caption.captioners.modeling import CaptionTransformerConfig
 from rl_caption.captioners.transformer import TransformerCaptioner
 
+HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+"""``OWNER/MODEL``."""
+
 
 def load_captioner(
-    name: str | Path, cache_bytes: int = 0, on_hub: bool = False, prompt: str | None = None, dtype: str = "float32"
+    name: str | Path, cache_bytes: int = 0, prompt: str | None = None, dtype: str = "float32"
 ) -> TransformerCaptioner | HuggingFaceCaptioner:
     """Load what ``save_pretrained`` wrote, or a model of Transformers.
 
     Args:
-        name: a folder; with ``on_hub``, also a model's name on the hub.
+        name: a folder, or a model's name on the hub where no folder is called so.
         cache_bytes: memory for decoded images, where the captioner keeps them.
-        on_hub: whether ``name`` may be on the hub.
-        prompt: see ``HuggingFaceCaptioner.from_pretrained``.
+        prompt: see ``HuggingFaceCaptioner.from_pretrained``; a captioner from scratch takes none.
         dtype: of the weights of a model of Transformers.
 
     Raises:
-        CaptionerError: there is no captioner, or its weights do not fit.
+        CaptionerError: there is no captioner, its weights do not fit, or it takes no prompt.
     """
     kind = model_type(name)
-    if kind == CaptionTransformerConfig.model_type or (kind is None and not on_hub):
+    if kind == CaptionTransformerConfig.model_type:
+        if prompt:
+            raise CaptionerError(f"{str(name)!r} is a captioner from scratch, which takes no prompt")
         return TransformerCaptioner.from_pretrained(name, cache_bytes)
+    if kind is None and (Path(name).exists() or not HUB_NAME.fullmatch(str(name))):
+        raise CaptionerError(
+            f"{str(name)!r} is not a saved captioner: it has no config.json, and is no name on the hub (OWNER/MODEL)"
+        )
     return HuggingFaceCaptioner.from_pretrained(name, prompt, dtype)
 
 

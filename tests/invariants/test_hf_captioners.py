@@ -1,13 +1,17 @@
 """What must hold for every family of Transformers' captioners between sampling, scoring, decoding and saving."""
 
 import copy
+import itertools
 import json
 
 import pytest
 import torch
 import transformers
-from transformers import GenerationConfig
+from PIL import Image
+from transformers import AutoImageProcessor, AutoProcessor, AutoTokenizer, GenerationConfig
 
+from rewards.text.tokenize import tokenize
+from rl_caption.accumulation import dropout_off
 from rl_caption.captioners.adaptation import trained_share
 from rl_caption.captioners.base import Decoding, caption_mask, sample_tokens
 from rl_caption.captioners.huggingface import SETTINGS, HuggingFaceCaptioner
@@ -19,12 +23,23 @@ from tests.captioners_for_tests import tiny_rows
 from tests.hf_models_for_tests import FAMILIES, PROMPT, save_model, tiny_hf_captioner
 
 K, L = 4, 6
-PROMPTED = [*((family, PROMPT) for family in FAMILIES), ("blip", ""), ("git", ""), ("vit_gpt2", ""), ("blip2", "")]
+PROMPTED = [(family, prompt) for family in FAMILIES for prompt in (PROMPT, "")]
 
 
 @pytest.fixture(scope="module", params=PROMPTED, ids=[f"{family}-{prompt or 'plain'}" for family, prompt in PROMPTED])
 def case(request, tmp_path_factory):
-    captioner = tiny_hf_captioner(request.param[0], tmp_path_factory.mktemp("model"), request.param[1])
+    """Every family with and without a prompt, where its tokens matter."""
+    return loaded(*request.param, tmp_path_factory)
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family_case(request, tmp_path_factory):
+    """Every family with a prompt."""
+    return loaded(request.param, PROMPT, tmp_path_factory)
+
+
+def loaded(family, prompt, tmp_path_factory):
+    captioner = tiny_hf_captioner(family, tmp_path_factory.mktemp("model"), prompt)
     return captioner, captioner.preprocess(tiny_rows(3))
 
 
@@ -43,42 +58,93 @@ def own_logits(captioner, pixel_values, ids):
 
 
 def sample_slowly(captioner, inputs, noise, temperature):
-    """Every caption alone, token by token, by Transformers' own forward pass: the slow, obvious way."""
+    """Every caption alone, token by token, by Transformers' own forward pass: the slow, obvious way.
+
+    The first sample of an image ends after 1, 2, ... tokens: the numbers that draw it are set to those that draw EOS.
+    """
     tokens = torch.full(noise.shape, captioner.pad_token_id)
     scores = torch.zeros(noise.shape)
-    for image in range(noise.shape[0]):
+    for image, sample in itertools.product(range(noise.shape[0]), range(noise.shape[1])):
         pixel_values = inputs["pixel_values"][image : image + 1]
-        for sample in range(noise.shape[1]):
-            prefix = list(captioner.policy.conventions.start)
-            for position in range(noise.shape[2]):
-                logits = own_logits(captioner, pixel_values, prefix)[-1].float()
-                logits[list(captioner.forbidden)] = -torch.inf
-                chosen = int(sample_tokens(logits[None], noise[image, sample, position][None], temperature))
-                tokens[image, sample, position] = chosen
-                scores[image, sample, position] = (logits / temperature).log_softmax(-1)[chosen]
-                if chosen == captioner.eos_token_id:
-                    break
-                prefix.append(chosen)
+        prefix = list(captioner.policy.conventions.start)
+        for position in range(noise.shape[2]):
+            logits = own_logits(captioner, pixel_values, prefix)[-1].float()
+            logits[list(captioner.forbidden)] = -torch.inf
+            probabilities = (logits / temperature).softmax(-1)
+            if sample == 0 and position == image:
+                end = captioner.eos_token_id
+                noise[image, sample, position] = probabilities[:end].sum() + probabilities[end] / 2
+            chosen = int(sample_tokens(logits[None], noise[image, sample, position][None], temperature))
+            tokens[image, sample, position] = chosen
+            scores[image, sample, position] = probabilities.log()[chosen]
+            if chosen == captioner.eos_token_id:
+                break
+            prefix.append(chosen)
     return tokens, scores
 
 
 @torch.no_grad()
 def test_samples_are_transformers_own_and_teacher_forcing_gives_the_scores_they_were_sampled_with(case):
     captioner, inputs = case
-    inputs, noise = {"pixel_values": inputs["pixel_values"][:2]}, sampling_noise(2, 0, ["a", "b"], 2, L)
+    noise = sampling_noise(2, 0, ["a", "b", "c"], 2, L)
+    expected, scores = sample_slowly(captioner, inputs, noise, 1.3)
     decoding = Decoding(num_samples=2, temperature=1.3, max_new_tokens=L)
     tokens = captioner.generate(captioner.policy, inputs, decoding, noise)[:, :2]
-    expected, scores = sample_slowly(captioner, inputs, noise, 1.3)
     assert torch.equal(tokens, expected[..., : tokens.shape[-1]])
     mask = caption_mask(tokens, captioner.eos_token_id)
+    assert mask[:, 0].sum(-1).tolist() == [1, 2, 3], "captions of different lengths stand in one batch"
+    assert (tokens[~mask] == captioner.pad_token_id).all()
     rescored = token_logprobs(captioner.token_logits(captioner.policy, inputs, tokens), tokens, 1.3)
     assert torch.allclose(rescored[mask], scores[..., : tokens.shape[-1]][mask], atol=1e-4)
     assert not torch.isin(tokens[mask], torch.tensor(captioner.forbidden, dtype=torch.long)).any()
 
 
+def own_inputs(captioner, images):
+    """What Transformers' own processor makes of images and prompt, as the models' pages say."""
+    name, prompt = captioner.name, captioner.prompt
+    if captioner.family.name in ("VisionEncoderDecoder", "GIT"):
+        inputs = dict(AutoImageProcessor.from_pretrained(name, backend="pil")(images=images, return_tensors="pt"))
+        if prompt:
+            tokenizer = AutoTokenizer.from_pretrained(name)
+            start = captioner.policy.model.config.decoder_start_token_id if "Vision" in captioner.family.name else None
+            ids = [tokenizer.cls_token_id if start is None else start]
+            ids += tokenizer(prompt, add_special_tokens=False)["input_ids"]
+            inputs["input_ids" if start is None else "decoder_input_ids"] = torch.tensor([ids] * len(images))
+        return inputs
+    texts = [prompt] * len(images) if prompt or captioner.family.name == "InstructBLIP" else None
+    return dict(AutoProcessor.from_pretrained(name, backend="pil")(images=images, text=texts, return_tensors="pt"))
+
+
 @torch.no_grad()
-def test_greedy_beside_samples_is_the_arg_max_of_teacher_forcing(case):
-    captioner, inputs = case
+def test_greedy_captions_of_photos_are_those_of_transformers_processor_and_generate(case):
+    captioner, _ = case
+    images = [row["image"].resize((31 - 9 * i, 20 + i)) for i, row in enumerate(tiny_rows(2))] + [
+        Image.new("L", (18, 40), 90)
+    ]
+    rows = [{"image_id": str(i), "image": image, "references": []} for i, image in enumerate(images)]
+    inputs = captioner.preprocess(rows)
+    ours = captioner.decode(captioner.generate(captioner.policy, inputs, Decoding(max_new_tokens=L), None)[:, 0])
+    theirs = own_inputs(captioner, [image.convert("RGB") for image in images])
+    assert torch.equal(theirs["pixel_values"], inputs["pixel_values"])
+    settings = GenerationConfig(
+        do_sample=False,
+        max_new_tokens=L,
+        suppress_tokens=list(captioner.forbidden),
+        eos_token_id=captioner.eos_token_id,
+        pad_token_id=captioner.pad_token_id,
+        bos_token_id=captioner.policy.conventions.start[0],
+        decoder_start_token_id=captioner.policy.conventions.start[0],
+    )
+    generated = captioner.policy.model.generate(**theirs, generation_config=settings)
+    tokenizer = AutoTokenizer.from_pretrained(captioner.name)
+    texts = [" ".join(tokenizer.decode(ids, skip_special_tokens=True).split()) for ids in generated]
+    assert ours == [text.removeprefix(captioner.prompt).strip() for text in texts]
+    assert len(set(ours)) > 1
+
+
+@torch.no_grad()
+def test_greedy_beside_samples_is_the_arg_max_of_teacher_forcing(family_case):
+    captioner, inputs = family_case
     noise = sampling_noise(1, 0, ["a", "b", "c"], 2, L)
     tokens = captioner.generate(captioner.policy, inputs, Decoding(num_samples=2, max_new_tokens=L), noise)[:, 2:]
     mask = caption_mask(tokens, captioner.eos_token_id)
@@ -87,15 +153,33 @@ def test_greedy_beside_samples_is_the_arg_max_of_teacher_forcing(case):
 
 
 @torch.no_grad()
-def test_the_image_matters(case):
-    captioner, inputs = case
+@pytest.mark.parametrize("checkpointed", [False, True], ids=["plain", "checkpointed"])
+def test_a_policy_in_training_samples_and_scores_without_dropout(family_case, checkpointed):
+    captioner, inputs = family_case
+    ids = torch.tensor([[[5, 6, 7], [8, 9, 5]]]).repeat(3, 1, 1)
+    expected = captioner.token_logits(captioner.policy, inputs, ids)
+    noise, decoding = sampling_noise(1, 0, ["a", "b", "c"], 2, L), Decoding(num_samples=2, max_new_tokens=L)
+    samples = captioner.generate(captioner.policy, inputs, decoding, noise)
+    training = copy.deepcopy(captioner)
+    if checkpointed:
+        training.adapt(frozen=[], lora=None, checkpointed=True)
+    training.policy.train()
+    with dropout_off(training.policy):
+        assert torch.allclose(training.token_logits(training.policy, inputs, ids), expected, atol=1e-4)
+        assert torch.equal(training.generate(training.policy, inputs, decoding, noise), samples)
+    assert not torch.allclose(training.token_logits(training.policy, inputs, ids), expected, atol=1e-2), "dropout"
+
+
+@torch.no_grad()
+def test_the_image_matters(family_case):
+    captioner, inputs = family_case
     ids = torch.tensor([[[5, 6, 7]]]).repeat(3, 1, 1)
     logits = captioner.token_logits(captioner.policy, inputs, ids)
     assert (logits[0] - logits[1]).abs().max() > 1e-3
 
 
-def test_k_captions_at_once_have_the_gradient_of_one_at_a_time_and_every_trained_parameter_has_one(case):
-    captioner, inputs = case
+def test_k_captions_at_once_have_the_gradient_of_one_at_a_time_and_every_trained_parameter_has_one(family_case):
+    captioner, inputs = family_case
     policy = captioner.policy
     for parameter in policy.parameters():
         parameter.grad = None
@@ -122,8 +206,8 @@ def test_k_captions_at_once_have_the_gradient_of_one_at_a_time_and_every_trained
 
 
 @torch.no_grad()
-def test_the_image_is_encoded_once_for_all_captions(case):
-    captioner, inputs = case
+def test_the_image_is_encoded_once_for_all_captions(family_case):
+    captioner, inputs = family_case
     model = captioner.policy.model
     towers = {"GIT": "git.image_encoder", "VisionEncoderDecoder": "encoder"}
     tower = model.get_submodule(towers.get(captioner.family.name, "vision_model"))
@@ -138,8 +222,8 @@ def test_the_image_is_encoded_once_for_all_captions(case):
 
 
 @torch.no_grad()
-def test_beam_search_finds_captions_at_least_as_likely_as_greedy(case):
-    captioner, inputs = case
+def test_beam_search_finds_captions_at_least_as_likely_as_greedy(family_case):
+    captioner, inputs = family_case
     greedy = captioner.generate(captioner.policy, inputs, Decoding(max_new_tokens=L), None)
     beam = captioner.generate(captioner.policy, inputs, Decoding(num_beams=8, max_new_tokens=L, length_penalty=0), None)
 
@@ -154,7 +238,7 @@ def test_beam_search_finds_captions_at_least_as_likely_as_greedy(case):
 @pytest.mark.parametrize("length_penalty", [0.0, 1.0, -2.0])
 def test_beam_search_equals_transformers_generate(tmp_path, length_penalty):
     captioner = tiny_hf_captioner("vit_bert", tmp_path)
-    captioner.policy.model.decoder.cls.predictions.bias[captioner.eos_token_id] += 3.0
+    captioner.policy.model.decoder.cls.predictions.bias[captioner.eos_token_id] += 2.0
     inputs = captioner.preprocess(tiny_rows(8))
     decoding = Decoding(num_beams=4, max_new_tokens=8, length_penalty=length_penalty)
     ours = captioner.generate(captioner.policy, inputs, decoding, None)[:, 0]
@@ -176,8 +260,8 @@ def test_beam_search_equals_transformers_generate(tmp_path, length_penalty):
     assert not (finished.all() and (ours == ours[:1]).all())
 
 
-def test_samples_of_an_image_do_not_depend_on_the_batch_around_it(case):
-    captioner, _ = case
+def test_samples_of_an_image_do_not_depend_on_the_batch_around_it(family_case):
+    captioner, _ = family_case
     rows, decoding = tiny_rows(4), Decoding(num_samples=3, max_new_tokens=L)
 
     def texts(chosen):
@@ -191,8 +275,8 @@ def test_samples_of_an_image_do_not_depend_on_the_batch_around_it(case):
 
 
 @torch.no_grad()
-def test_generation_settings_of_the_model_change_nothing(case):
-    captioner, inputs = case
+def test_generation_settings_of_the_model_change_nothing(family_case):
+    captioner, inputs = family_case
     noise = sampling_noise(1, 0, ["a", "b", "c"], K, L)
     decoding = Decoding(num_samples=K, max_new_tokens=L)
     before = captioner.generate(captioner.policy, inputs, decoding, noise)
@@ -217,6 +301,15 @@ def test_texts_survive_encoding_and_decoding(case):
     assert cut == encoded[0][:2]
 
 
+@pytest.mark.parametrize("text", ["a man's dog, sitting.", "they don't run"])
+def test_rewards_read_the_words_of_a_caption_whatever_tokens_it_is_made_of(tmp_path, text):
+    """WordPiece decodes to ``man ' s``, whose words are others than those of the references."""
+    for family in ("vit_bert", "vit_gpt2"):
+        captioner = tiny_hf_captioner(family, tmp_path / family)
+        (ids,) = captioner.encode([text], 40)
+        assert tokenize(captioner.decode(torch.tensor([ids]))[0]) == tokenize(text), family
+
+
 def test_the_prompt_stands_before_a_caption_and_is_part_of_none(case):
     captioner, _ = case
     conventions, tokenizer = captioner.policy.conventions, captioner.processing.tokenizer
@@ -227,20 +320,20 @@ def test_the_prompt_stands_before_a_caption_and_is_part_of_none(case):
 
 
 @torch.no_grad()
-def test_save_and_load_keep_every_bit_and_transformers_own_classes_load_the_folder(case, tmp_path):
-    captioner, inputs = case
+def test_save_and_load_keep_every_bit_and_transformers_own_classes_load_the_folder(family_case, tmp_path):
+    captioner, inputs = family_case
     captioner.save_pretrained(captioner.policy, tmp_path)
-    loaded = load_captioner(tmp_path)
-    assert isinstance(loaded, HuggingFaceCaptioner)
+    again = load_captioner(tmp_path)
+    assert isinstance(again, HuggingFaceCaptioner)
     assert json.loads((tmp_path / SETTINGS).read_text()) == {
         "family": captioner.family.name,
         "prompt": captioner.prompt,
     }
-    loaded.policy.eval()
+    again.policy.eval()
     ids = torch.tensor([[[5, 6, 7], [8, 9, 5]]]).repeat(3, 1, 1)
-    assert torch.equal(loaded.preprocess(tiny_rows(3))["pixel_values"], inputs["pixel_values"])
+    assert torch.equal(again.preprocess(tiny_rows(3))["pixel_values"], inputs["pixel_values"])
     assert torch.equal(
-        captioner.token_logits(captioner.policy, inputs, ids), loaded.token_logits(loaded.policy, inputs, ids)
+        captioner.token_logits(captioner.policy, inputs, ids), again.token_logits(again.policy, inputs, ids)
     )
     if captioner.family.processor_class is not None:
         processor = transformers.AutoProcessor.from_pretrained(tmp_path)

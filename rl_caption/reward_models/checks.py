@@ -57,6 +57,7 @@ READ_BY: dict[str, tuple[Method, ...]] = {
     "train.short_captions": ("contrastive",),
     "train.freeze_positions": CLIP_TASKS,
     "train.shuffle_rate": ("specificity",),
+    "train.negatives": ("specificity",),
     "train.shuffle_per": ("specificity",),
     "train.plain_captions": CLIP_TASKS,
     "train.captions": (*CLIP_TASKS, "distill_text", "distill_dual"),

@@ -116,6 +116,8 @@ class RewardModelTrainConfig(TrainConfig):
         freeze_positions: ``contrastive``, ``specificity``: so many first positions stay as they are; 20 in Long-CLIP's
             training, 0 in SPECS's.
         shuffle_rate: ``specificity``: share of false details whose words are shuffled.
+        negatives: ``specificity``: false details come from the other captions of the ``batch`` (paper) or from all
+            captions of the training ``data`` (released code), the first of each image.
         shuffle_per: ``unit`` draws for each false detail (paper), ``row`` once for each caption (released code).
     """
 
@@ -126,6 +128,7 @@ class RewardModelTrainConfig(TrainConfig):
     short_captions: Literal["first_sentence", "references"] = "first_sentence"
     freeze_positions: int = 0
     shuffle_rate: float = 0.9
+    negatives: Literal["batch", "data"] = "batch"
     shuffle_per: Literal["unit", "row"] = "unit"
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+from rewards.text.detail_units import detail_units_of
 from rl_caption.data.base import Row
 from rl_caption.data.order import row_generator, step_indices
 from rl_caption.reward_models.batch import Captions, choose_caption
-from rl_caption.reward_models.triplets import Per, Triplet, make_triplets
+from rl_caption.reward_models.triplets import Donor, Per, Triplet, make_triplets
 
 ShortSource = Literal["first_sentence", "references"]
 _SEEDS = 2**31
@@ -38,15 +39,15 @@ def short_caption(row: Row, caption: str, step: int, source: ShortSource, seed: 
 class StepTriplets:
     """Triplets of the global batch of a step, by image id.
 
-    False details come from the whole global batch, so every process and micro-batch that makes a part of it has the
-    same ones, however the batch is split.
+    False details come from the whole global batch, or from ``donors``, so every process and micro-batch that makes a
+    part of it has the same ones, however the batch is split.
 
     Args:
         rows: of the training split.
         batch_size: images of one optimizer step.
         seed: of the data order and of all draws.
         captions: which reference a step learns.
-        shuffle_rate, per: as for ``make_triplets``.
+        shuffle_rate, per, donors: as for ``make_triplets``.
     """
 
     def __init__(
@@ -57,9 +58,10 @@ class StepTriplets:
         captions: Captions,
         shuffle_rate: float,
         per: Per,
+        donors: Sequence[Donor] | None = None,
     ) -> None:
         self.rows, self.batch_size, self.seed, self.captions = rows, batch_size, seed, captions
-        self.shuffle_rate, self.per = shuffle_rate, per
+        self.shuffle_rate, self.per, self.donors = shuffle_rate, per, donors
         self._step = -1
         self._made: dict[str, Triplet | None] = {}
 
@@ -71,9 +73,15 @@ class StepTriplets:
             ids = [row["image_id"] for row in batch]
             chosen = [choose_caption(row, self.captions, self.seed, step) for row in batch]
             seed = int(row_generator(self.seed, step, "triplets").integers(_SEEDS))
-            made = make_triplets(chosen, seed, self.shuffle_rate, self.per, image_ids=ids)
+            made = make_triplets(chosen, seed, self.shuffle_rate, self.per, image_ids=ids, donors=self.donors)
             self._step, self._made = step, dict(zip(ids, made, strict=True))
         return self._made
+
+
+def donors_of(rows: Sequence[Row]) -> list[Donor]:
+    """The detail units of the first reference of each row, to take false details from."""
+    units = detail_units_of([row["references"][0] for row in rows])
+    return [Donor(row["image_id"], own) for row, own in zip(rows, units, strict=True)]
 
 
 def validation_triplets(rows: Sequence[Row], seed: int) -> list[Triplet | None]:

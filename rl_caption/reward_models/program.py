@@ -20,7 +20,7 @@ from rl_caption.reward_models.batch import PairCollate, PixelCache, TokenCache
 from rl_caption.reward_models.checks import check_batch_norm, check_config
 from rl_caption.reward_models.config import CLIP_TASKS, LossConfig, RewardModelConfig
 from rl_caption.reward_models.encoders import ClipTowers, Towers, pretrained_clip, random_clip, save_clip
-from rl_caption.reward_models.long_texts import StepTriplets, short_caption, validation_triplets
+from rl_caption.reward_models.long_texts import StepTriplets, donors_of, short_caption, validation_triplets
 from rl_caption.reward_models.objectives import (
     REGULATOR_WEIGHT,
     TOWER_WEIGHT,
@@ -150,8 +150,9 @@ def _triplets(config: RewardModelConfig, rows: Sequence[Row]) -> StepTriplets | 
     train = config.train
     if config.task != "specificity":
         return None
+    donors = donors_of(rows) if train.negatives == "data" else None
     return StepTriplets(
-        rows, train.batch_size, train.seed, train.captions, shuffle_rate=train.shuffle_rate, per=train.shuffle_per
+        rows, train.batch_size, train.seed, train.captions, train.shuffle_rate, train.shuffle_per, donors
     )
 
 

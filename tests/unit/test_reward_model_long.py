@@ -30,7 +30,7 @@ from rl_caption.reward_models.config import RewardModelConfig, RewardModelTrainC
 from rl_caption.reward_models.encoders import ClipTowers, pretrained_clip, random_clip, save_clip
 from rl_caption.reward_models.long_texts import StepTriplets, first_sentence, short_caption, validation_triplets
 from rl_caption.reward_models.objectives import Contrastive
-from rl_caption.reward_models.program import _decays
+from rl_caption.reward_models.program import _decays, _triplets
 from rl_caption.reward_models.task import EmbeddingTask
 from rl_caption.reward_models.triplets import Triplet
 from rl_caption.reward_models.validation import embedding_validator
@@ -184,8 +184,6 @@ def test_validation_triplets_are_the_same_every_time() -> None:
 
 
 def test_the_program_reads_the_shuffle_of_the_configuration() -> None:
-    from rl_caption.reward_models.program import _triplets
-
     train = RewardModelTrainConfig(batch_size=8, seed=3, shuffle_rate=0.5, shuffle_per="row")
     made = _triplets(RewardModelConfig("specificity", train=train), ROWS)
     assert made is not None
@@ -213,3 +211,21 @@ def test_some_captions_are_as_a_captioner_writes_them() -> None:
             expected = without if own else with_marks
             assert [token for token in ids if token] == [token for token in expected if token]
     assert plain_form("A red circle, on 3.5 metres. It's big!") == "a red circle on 3.5 metres it 's big"
+
+
+def test_false_details_may_come_from_all_training_captions() -> None:
+    train = RewardModelTrainConfig(batch_size=4, seed=3, shuffle_rate=0.0, negatives="data")
+    given = _triplets(RewardModelConfig("specificity", train=train), ROWS)
+    assert given is not None
+    captions = {row["image_id"]: row["references"][0] for row in ROWS}
+    outside = 0
+    for step in range(4):
+        batch = {ROWS[index]["image_id"] for index in step_indices(len(ROWS), 4, step, 3)}
+        made = given(step)
+        assert made.keys() == batch
+        for image_id, triplet in made.items():
+            assert triplet is not None
+            detail = triplet.negative.removeprefix(triplet.base).strip(" ,")
+            assert any(detail in caption for other, caption in captions.items() if other != image_id)
+            outside += not any(detail in captions[other] for other in batch - {image_id})
+    assert outside > 0

@@ -2,8 +2,8 @@
 
     python -m benchmarks [--only NAME ...] [--device cuda] [--json FILE]
 
-Each row is a ratio against a baseline of the same run. ``--json`` writes a list of objects: name, baseline, ratio, unit,
-detail.
+Each row is a ratio against a baseline of the same run. ``--json`` writes a list of objects: name, baseline, ratio,
+unit, detail.
 """
 
 from __future__ import annotations

@@ -213,7 +213,15 @@ class _Places:
 
 @dataclass(frozen=True)
 class _Bank:
-    """The references of the images of one call, side by side; images with fewer references are padded with zeros."""
+    """The references of B images; images with fewer than R references are padded with zeros.
+
+    Attributes:
+        places: where each image's n-grams stand in ``weights``; keys are place + image * 2^32.
+        weights: [sum of G, R] tf times idf.
+        norms: [n, B, R].
+        lengths: [B, R] numbers of bigrams.
+        counts: [B] numbers of references.
+    """
 
     places: _Places
     weights: Array
@@ -223,6 +231,7 @@ class _Bank:
 
     @staticmethod
     def of(images: Sequence[PackedReferences], n: int) -> _Bank:
+        """Put the references of all images of a call side by side."""
         most = max(len(image.lengths) for image in images)
         sizes = np.array([len(image.ngrams) for image in images])
         weights = np.zeros((sizes.sum(), most))

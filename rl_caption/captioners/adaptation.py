@@ -5,19 +5,18 @@ from __future__ import annotations
 import copy
 import difflib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from rl_caption.captioners.base import CaptionerError
-
-CHECKPOINTED = "_checkpoint_wrapped_module."
-"""What ``checkpoint_layers`` puts into the names of modules, but not into those of parameters and weights."""
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> list[str]:
@@ -89,8 +88,8 @@ def add_lora(model: nn.Module, r: int, alpha: float, dropout: float, targets: Se
             warnings.filterwarnings("ignore", message=".*fan_in_fan_out.*")
             inject_adapter_in_model(config, model)
     except ValueError as error:
-        modules = [name for name, _ in model.named_modules()]
-        near = _near(wanted if isinstance(wanted, str) else wanted[0], modules)
+        ends = sorted({name.rpartition(".")[2] for name, _ in model.named_modules()} - {""})
+        near = _near(wanted if isinstance(wanted, str) else wanted[0], ends)
         raise CaptionerError(f"model.lora.target_modules: {error}; near ones are {near}") from error
     for parameter in model.parameters():
         if parameter.requires_grad:
@@ -102,10 +101,9 @@ def plain_weights(model: nn.Module) -> dict[str, Tensor]:
     """Weights of the model without adapters: each is added to the weight that it stands beside, in float32."""
     state = dict(model.state_dict())
     merged = {name.replace(".base_layer.", "."): value for name, value in state.items() if ".lora_" not in name}
-    for wrapped, module in model.named_modules():
+    for name, module in model.named_modules():
         if not hasattr(module, "lora_A"):
             continue
-        name = wrapped.replace(CHECKPOINTED, "")
         adapter: Any = module
         for key, scale in adapter.scaling.items():
             low, high = state[f"{name}.lora_A.{key}.weight"], state[f"{name}.lora_B.{key}.weight"]
@@ -138,21 +136,20 @@ def save_adapters(model: nn.Module, config: Any, base: str, folder: Path) -> Non
 def checkpoint_layers(model: nn.Module) -> None:
     """Keep no activations inside Transformer layers: they are computed again in the backward pass, in eval mode too.
 
-    Transformers' own switch works in training mode only, and self-critical training scores with dropout off.
+    Transformers' own switch works in training mode only, and self-critical training scores with dropout off. Names of
+    modules and weights stay as they are, which a wrapper around each layer would change.
     """
-    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
-        CheckpointImpl,
-        apply_activation_checkpointing,
-        checkpoint_wrapper,
-    )
     from transformers.modeling_layers import GradientCheckpointingLayer
 
-    def wrap(layer: nn.Module) -> nn.Module:
-        return checkpoint_wrapper(layer, checkpoint_impl=CheckpointImpl.NO_REENTRANT)
+    layers: list[Any] = [layer for layer in model.modules() if isinstance(layer, GradientCheckpointingLayer)]
+    for layer in layers:
+        layer.forward = partial(_recomputed, layer.forward)
 
-    apply_activation_checkpointing(
-        model, checkpoint_wrapper_fn=wrap, check_fn=lambda layer: isinstance(layer, GradientCheckpointingLayer)
-    )
+
+def _recomputed(forward: Callable[..., Any], *positional: Any, **named: Any) -> Any:
+    if not torch.is_grad_enabled():  # sampling
+        return forward(*positional, **named)
+    return checkpoint(forward, *positional, use_reentrant=False, **named)
 
 
 def trained_share(model: nn.Module) -> str:

@@ -14,7 +14,7 @@ from rl_caption.evaluation.table import COLUMNS, LEFT_OUT, Column
 PAPER_KEYS = ("BLEU-4", "METEOR", "ROUGE-L", "CIDEr", "SPICE")
 """Columns of the L-CLIPScore paper's tables; the judges follow."""
 TEXT_KEYS = ("captions/repeated_ngrams", "captions/bad_endings", "length/mean", "vocabulary/size")
-ORACLE_KEYS = ("oracle/f1", "oracle/unparsed")
+ORACLE_KEYS = ("oracle/f1", "oracle/precision", "oracle/recall", "oracle/unparsed")
 ALARM_HEADING = "first alarm, step"
 
 

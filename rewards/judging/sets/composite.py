@@ -30,7 +30,7 @@ from rewards.judging.sets.base import (
     require,
     single_spaced,
 )
-from rewards.judging.sets.flickr8k import read_tokens
+from rewards.judging.sets.flickr8k import read_tokens, references_without
 
 SOURCE = (
     "the AMT evaluation of 'From Images to Sentences through Scene Description Graphs' (Aditya et al., Arizona State "
@@ -88,7 +88,7 @@ def composite(
             rows.append((image, caption, rating))
     if not rows:
         raise JudgingSetError(f"{name} has no judgements in {str(folder)!r}. Get it: {SOURCE}")
-    return [_rated(name, rows, references, photos, skipped)]
+    return [_rated(folder, rows, references, photos, skipped)]
 
 
 def _judgements(path: Path, skipped: Counter[str]) -> Iterator[tuple[str, str, float]]:
@@ -165,24 +165,16 @@ def _key(image: str, part: str) -> str:
 
 
 def _rated(
-    name: str,
+    folder: Path,
     rows: list[tuple[str, str, float]],
     references: Mapping[str, list[str]],
     photos: Mapping[str, Path | None],
     skipped: Mapping[str, int],
 ) -> RatedCaptions:
-    judged: dict[str, set[str]] = {}
-    for image, caption, _ in rows:
-        judged.setdefault(image, set()).add(caption)
-    others = {image: [text for text in references[image] if text not in own] for image, own in judged.items()}
-    bare = [image for image, texts in others.items() if not texts]
-    if bare:
-        raise JudgingSetError(
-            f"{name}: all references of {len(bare)} images are judged, such as {bare[0]!r}: none is left"
-        )
+    others = references_without(rows, references, folder)
     found = [photo for image, _, _ in rows if (photo := photos[image]) is not None]
     return RatedCaptions(
-        name,
+        "composite",
         [caption for _, caption, _ in rows],
         [rating for _, _, rating in rows],
         [image for image, _, _ in rows],

@@ -7,7 +7,8 @@ of CLIPScore (Hessel et al., EMNLP 2021) and of those who compare with it:
   whose caption is among the image's five references are left out: 158 of 5,822, so that 16,992 judgements remain.
   Printed is tau_c.
 - CrowdFlower: the rating is the share of at least three people who said yes. All 47,830 pairs are judged; a caption
-  that is among the image's references is taken out of them, for all captions of that image. Printed is tau_b.
+  that is among the image's references is taken out of them, for all captions of that image. Printed is tau_b. Of equal
+  references one is taken out for each judgement, as the released code does (one image has two).
 
 Read are the files of the authors (``ExpertAnnotations.txt`` or ``CrowdFlowerAnnotations.txt``, with
 ``Flickr8k.token.txt``), or ``flickr8k.json`` and ``crowdflower_flickr8k.json``, which others have made from them. White
@@ -16,7 +17,7 @@ space is made single.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -38,6 +39,8 @@ SOURCE = (
 )
 IMAGE_FOLDERS = ("images", "Flickr8k_Dataset", "Flicker8k_Dataset")
 EXPERT_PAIRS, EXPERT_JUDGEMENTS, CROWD_JUDGEMENTS, CAPTIONS = 5_822, 16_992, 47_830, 40_460
+REFERENCES = 5
+"""Captions of an image."""
 OWN_REFERENCE = "the caption is one of the image's references"
 
 Judgement = tuple[str, str, float]
@@ -91,18 +94,33 @@ def flickr8k_crowdflower(folder: Path, images: Path | None = None, partial: bool
         ]
     _check_images(judgements, references, path)
     check_count(name, "judgements", len(judgements), CROWD_JUDGEMENTS, partial)
-    judged: dict[str, set[str]] = {}
-    for image, caption, _ in judgements:
-        judged.setdefault(image, set()).add(caption)
-    others = {image: [text for text in references[image] if text not in own] for image, own in judged.items()}
-    bare = [image for image, texts in others.items() if not texts]
-    if bare:
-        raise JudgingSetError(
-            f"{path}: all references of {len(bare)} images are judged, such as {bare[0]!r}: none is left"
-        )
+    # In the files of others they are out already, and such an image has fewer than five.
+    whole = {image: texts for image, texts in references.items() if len(texts) >= REFERENCES}
+    others = references | references_without(judgements, whole, path)
     seen = [others[image] for image, _, _ in judgements]
     convention = "the rating is the share of people who said yes; judged captions are not among the references"
     return [_rated(name, judgements, seen, image_folder(folder, images, IMAGE_FOLDERS), "tau_b", convention, {})]
+
+
+def references_without(
+    judgements: Sequence[Judgement], references: Mapping[str, list[str]], path: Path
+) -> dict[str, list[str]]:
+    """Take judged captions out of the references of their image: for each judgement one that is equal to it.
+
+    Returns:
+        Image -> what is left, for the images of ``references``.
+
+    Raises:
+        JudgingSetError: nothing is left for an image.
+    """
+    others = {image: list(texts) for image, texts in references.items()}
+    for image, caption, _ in judgements:
+        if caption in others.get(image, ()):
+            others[image].remove(caption)
+    bare = [image for image, texts in others.items() if not texts]
+    if bare:
+        raise JudgingSetError(f"{path}: all references of {len(bare)} images are judged, such as {bare[0]!r}")
+    return others
 
 
 def read_tokens(path: Path) -> tuple[dict[str, str], dict[str, list[str]]]:

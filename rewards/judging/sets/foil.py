@@ -129,14 +129,14 @@ def _valse(content: Any, path: Path) -> Iterator[_Pair]:
     if not isinstance(content, dict):
         raise JudgingSetError(f"{path} is not of VALSE: expected an object of id -> image_file, caption, foil")
     for key, item in content.items():
-        texts = (text_of(item, field, f"{path}, {key}") for field in ("image_file", "caption", "foil"))
+        image, caption, wrong = (text_of(item, field, f"{path}, {key}") for field in ("image_file", "caption", "foil"))
         asked = item.get("mturk")
         votes = asked.get("caption") if isinstance(asked, dict) else None
         if isinstance(votes, bool) or not isinstance(votes, int):
             raise JudgingSetError(
                 f"{path}, {key}: 'mturk' is {asked!r:.80}: expected votes, with a number for 'caption'"
             )
-        yield _Pair(*texts, votes)
+        yield _Pair(image, caption, wrong, votes)
 
 
 def _one_each(pairs: list[_Pair], seed: int) -> list[_Pair]:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rl_caption.captioners.families.base import Conventions, Family
 
@@ -51,8 +52,9 @@ class HuggingFacePolicy(nn.Module):
         return self.model.config
 
     @property
-    def _no_split_modules(self) -> Any:
-        return self.model._no_split_modules
+    def _no_split_modules(self) -> list[str]:
+        """What FSDP shards one by one: the layers that are there. Some models' own lists name classes that are not."""
+        return sorted({type(m).__name__ for m in self.model.modules() if isinstance(m, GradientCheckpointingLayer)})
 
     def forward(
         self,

@@ -1,0 +1,184 @@
+"""Which folders and names are a pretrained captioner, and what is said of those that are not."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import constants
+from tokenizers import Tokenizer
+
+from rl_caption.build import ConfigError, build_captioner, check_positions
+from rl_caption.caption import main
+from rl_caption.captioners.base import CaptionerError, Decoding
+from rl_caption.captioners.config import LoraConfig, ModelConfig
+from rl_caption.captioners.huggingface import HuggingFaceCaptioner
+from rl_caption.captioners.loading import load_captioner
+from rl_caption.cli import parse
+from rl_caption.config import DataConfig, DecodeConfig, EvaluateConfig, ScstConfig, XeConfig
+from rl_caption.evaluate import judge
+from tests.captioners_for_tests import REFERENCES, tiny_captioner, tiny_rows
+from tests.hf_models_for_tests import PROMPT, save_model
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+
+
+@pytest.fixture(scope="module")
+def blip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model("blip", tmp_path_factory.mktemp("models") / "blip")
+
+
+@pytest.fixture
+def broken(blip: Path, tmp_path: Path) -> Path:
+    """A copy to break."""
+    return Path(shutil.copytree(blip, tmp_path / "broken"))
+
+
+def put_on_hub(name: str, model: Path, hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub's cache stands for the hub: it is what a name resolves to once the files are there."""
+    cache = hub / f"models--{name.replace('/', '--')}"
+    shutil.copytree(model, cache / "snapshots" / "0123abc")
+    (cache / "refs").mkdir()
+    (cache / "refs" / "main").write_text("0123abc")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(hub))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+
+
+def build(**model: Any) -> Any:
+    return build_captioner(ModelConfig(**model), REFERENCES, cache_mb=0)
+
+
+def refusal(**model: Any) -> str:
+    with pytest.raises((CaptionerError, ConfigError)) as raised:
+        build(**model)
+    return str(raised.value)
+
+
+def test_a_folder_or_name_that_is_nothing_is_named(tmp_path: Path) -> None:
+    assert "model.init: 'runs/lost/export/best' is not a saved captioner" in refusal(init="runs/lost/export/best")
+    (tmp_path / "empty").mkdir()
+    message = refusal(name="huggingface", init=str(tmp_path / "empty"))
+    assert f"'{tmp_path / 'empty'}' is not a saved captioner: it has no config.json" in message
+    assert "model.init is not set: name a model on the hub" in refusal(name="huggingface")
+
+
+def test_another_kind_of_model_is_refused_with_those_that_are_known(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "clip"}))
+    message = refusal(init=str(tmp_path))
+    assert "is a 'clip': expected one of blip, git, vision-encoder-decoder, blip-2, instructblip" in message
+    (tmp_path / "config.json").write_text("[]")
+    assert f"{tmp_path / 'config.json'} is not the configuration of a captioner" in refusal(init=str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        ("processor_config.json", "cannot be loaded as BLIP: .*image processor"),
+        ("model.safetensors", "cannot be loaded as BLIP: .*model.safetensors"),
+        ("tokenizer*.json", "the files of its tokenizer, such as tokenizer.json, are missing"),
+    ],
+)
+def test_a_part_that_is_missing_is_named(broken: Path, file: str, message: str) -> None:
+    """Without tokenizer files, Transformers makes a tokenizer of special tokens alone."""
+    for path in broken.glob(file):
+        path.unlink()
+    with pytest.raises(CaptionerError, match=message) as raised:
+        build(init=str(broken))
+    assert str(broken) in str(raised.value)
+
+
+def test_weights_that_do_not_fit_are_named(broken: Path) -> None:
+    config = json.loads((broken / "config.json").read_text())
+    config["text_config"]["num_hidden_layers"] += 1
+    (broken / "config.json").write_text(json.dumps(config))
+    assert "weights are missing, such as text_decoder.bert.encoder.layer.2." in refusal(init=str(broken))
+
+
+def test_a_tokenizer_of_another_model_is_refused(broken: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(broken / "tokenizer.json"))
+    tokenizer.add_tokens(["several", "more", "words"])
+    tokenizer.save(str(broken / "tokenizer.json"))
+    message = refusal(init=str(broken))
+    assert "its tokenizer has tokens up to" in message
+    assert "do not belong together" in message
+
+
+def test_options_of_the_other_kind_of_captioner_are_refused(blip: Path, tmp_path: Path) -> None:
+    scratch = tiny_captioner()
+    scratch.save_pretrained(scratch.policy, tmp_path / "scratch")
+    folder = str(tmp_path / "scratch")
+    assert "takes no prompt" in refusal(init=folder, prompt=PROMPT)
+    assert "model.lora is for a model of Transformers" in refusal(init=folder, lora=LoraConfig())
+    assert "model.freeze is for a model of Transformers" in refusal(freeze=["encoder.*"])
+    assert "model.kwargs is for a captioner from scratch" in refusal(init=str(blip), kwargs={"d_model": 8})
+    assert "model.dtype is 'bfloat16': weights that are trained are float32" in refusal(
+        init=str(blip), dtype="bfloat16"
+    )
+    pattern = refusal(init=str(blip), freeze=["vision_tower.*"])
+    assert "model.freeze has 'vision_tower.*', which matches no parameter; near ones are ['vision_model" in pattern
+
+
+def test_white_space_of_a_prompt_is_single_spaces(blip: Path) -> None:
+    captioner = load_captioner(blip, prompt=f" {PROMPT.replace(' ', '  ')} ")
+    assert isinstance(captioner, HuggingFaceCaptioner)
+    assert captioner.prompt == PROMPT
+
+
+def test_every_program_takes_a_name_on_the_hub(
+    blip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    put_on_hub("someone/tiny-blip", blip, tmp_path / "hub", monkeypatch)
+    assert build(name="huggingface", init="someone/tiny-blip", prompt=PROMPT).prompt == PROMPT
+    assert "'someone/lost' is neither a folder with a config.json nor a model on the hub" in refusal(
+        init="someone/lost"
+    )
+
+    (row,) = tiny_rows(1)
+    row["image"].save(tmp_path / "photo.png")
+    words = ["--model", "someone/tiny-blip", "--prompt", PROMPT, "--max_new_tokens", "5"]
+    assert main([*words, str(tmp_path / "photo.png")]) == 0
+    printed = capsys.readouterr().out.strip().split("\t")[1]
+
+    record = {"image": "photo.png", "references": row["references"], "split": "test"}
+    (tmp_path / "photos.jsonl").write_text(json.dumps(record))
+    config = EvaluateConfig(
+        model="someone/tiny-blip",
+        prompt=PROMPT,
+        data=DataConfig(format="jsonl", path=str(tmp_path / "photos.jsonl")),
+        decode=DecodeConfig(max_new_tokens=5),
+        metrics=["bleu"],
+        tokenizer="python",
+        out=str(tmp_path / "out"),
+    )
+    judged = judge(config)
+    assert judged is not None
+    assert list(judged[1].values()) == [printed]
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("hf_*.yaml")), ids=lambda path: path.stem)
+def test_shipped_configurations_train_and_sample_what_their_names_stand_for(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tiny model of the family takes the place of the one on the hub."""
+    kind = XeConfig if path.stem.endswith("_xe") else ScstConfig
+    config = parse(kind, ["--config", str(path)], "test")
+    family = path.stem.removeprefix("hf_").removesuffix("_xe").removesuffix("_scst").removesuffix("_lora")
+    assert config.model.init is not None
+    put_on_hub(config.model.init, save_model(family, tmp_path / "tiny"), tmp_path / "hub", monkeypatch)
+    captioner = build_captioner(config.model, REFERENCES, cache_mb=0)
+    assert isinstance(captioner, HuggingFaceCaptioner)
+    names = {name for name, value in captioner.policy.named_parameters() if value.requires_grad}
+    assert names
+    assert all("lora_" in name for name in names) == (config.model.lora is not None)
+    length = config.train.max_target_tokens if isinstance(config, XeConfig) else config.rollout.max_new_tokens
+    check_positions(captioner, "length", length)
+    inputs = captioner.preprocess(tiny_rows(2))
+    captions = captioner.generate(captioner.policy, inputs, Decoding(max_new_tokens=length))
+    captioner.token_logits(captioner.policy, inputs, captions).sum().backward()
+    coco = parse(XeConfig, ["--config", str(CONFIGS / "coco_transformer_bu_xe.yaml")], "test").data
+    assert replace(config.data, num_workers=0) == replace(coco, num_workers=0, features_root=None, features_kwargs={})
+    assert config.train.batch_size % (config.train.micro_batch_size or 1) == 0

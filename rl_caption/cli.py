@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rl_caption.ablation.config import AblateConfig
+from rl_caption.command_line import switched_on, with_lists
 from rl_caption.config import EvaluateConfig, ScstConfig, XeConfig
 from rl_caption.judging.config import JudgeSetConfig
 from rl_caption.program_names import MODULES, SUMMARIES
@@ -45,7 +46,7 @@ def parse(kind: type[Config], arguments: Sequence[str], program: str) -> Config:
 
     from jsonargparse import ArgumentParser
 
-    arguments = _switched_on(arguments)
+    arguments = switched_on(arguments, "--report")
     places = [index for index, word in enumerate(arguments) if word == "--config" or word.startswith("--config=")]
     if len(places) > 1:
         raise UsageError("--config is given twice: one file, then overrides such as --train.lr 1e-5")
@@ -62,12 +63,6 @@ def parse(kind: type[Config], arguments: Sequence[str], program: str) -> Config:
     instance = parser.instantiate(namespace)
     values = {name: getattr(instance, name) for name in kind.__dataclass_fields__}  # type: ignore[attr-defined]
     return kind(**values)
-
-
-def _switched_on(arguments: Sequence[str]) -> list[str]:
-    """``--report`` without a value is ``--report=true``."""
-    followed = zip(arguments, [*arguments[1:], "--"][: len(arguments)], strict=True)
-    return ["--report=true" if word == "--report" and after.startswith("--") else word for word, after in followed]
 
 
 _ONE_ARGUMENT = re.compile(r"--([\w.]+)\.([^.=]+)\.kwargs\.([^.=]+)(?:=(.*))?", re.DOTALL)
@@ -243,10 +238,10 @@ def _warn_of_changes(stage: XeConfig | RewardModelConfig) -> None:
 
 def evaluate(arguments: Sequence[str]) -> int:
     """Judge captions of a split or of a file."""
-    config = parse(EvaluateConfig, arguments, "evaluate.py")
-    from rl_caption.evaluate import evaluate_split
+    config = parse(EvaluateConfig, with_lists(arguments, "--compare"), "evaluate.py")
+    from rl_caption.evaluate import compare_systems, evaluate_split
 
-    print(evaluate_split(config))
+    print(compare_systems(config) if config.compare else evaluate_split(config))
     return 0
 
 

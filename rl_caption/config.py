@@ -304,27 +304,37 @@ class EvaluateConfig:
     """``evaluate.py``: captions of a split, or of a file, against references.
 
     Args:
-        model: folder of a saved captioner, such as ``runs/NAME/export/best``.
+        model: folder of a saved captioner, such as ``runs/NAME/export/best``, or the name of a model on the hub.
+        prompt: what a model of Transformers goes on from; null is the prompt that it was exported with, or none.
         predictions: captions in COCO result format, instead of ``model``.
         references: file of references, where ``predictions`` do not belong to a split of ``data``.
         data: images and captions.
         split: of ``data``.
         decode: greedy or beam search.
-        metrics: which scores.
-        tokenizer: ``java`` (the toolkit's), ``python`` (ours), ``auto`` (Java where it is there).
+        compare: two files of captions in COCO result format, instead of ``model``: a paired test between them.
+        metrics: bleu, meteor, rouge, cider, spice: a list, or names with commas.
+        tokenizer: ``java`` (the toolkit's), ``python`` (ours), ``auto`` (ours, and Java for odd captions).
+        spice_jars: folder with the two jars of SPICE's parser (docs/evaluation.md).
+        bootstrap: resamples of images for the 95 % intervals and for the paired test; 0 computes no intervals.
+        seed: of the resamples.
         judges: heading to a reward whose mean is one more metric, such as CLIPScore (docs/evaluation.md).
         out: folder for ``predictions.json`` and ``scores.json``.
         report: write ``report.html`` there, too (docs/report.md).
     """
 
     model: str | None = None
+    prompt: str | None = None
     predictions: str | None = None
     references: str | None = None
+    compare: list[str] = field(default_factory=list)
     data: DataConfig = field(default_factory=DataConfig)
     split: str = "test"
     decode: DecodeConfig = field(default_factory=DecodeConfig)
-    metrics: list[str] = field(default_factory=lambda: ["bleu", "meteor", "rouge", "cider", "spice"])
+    metrics: str | list[str] = field(default_factory=lambda: ["bleu", "meteor", "rouge", "cider", "spice"])
     tokenizer: Literal["auto", "java", "python"] = "auto"
+    spice_jars: str | None = None
+    bootstrap: int = 1000
+    seed: int = 0
     judges: dict[str, JudgeConfig] = field(default_factory=dict)
     out: str = "evaluation"
     report: bool = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,14 @@ from rl_caption.config import EvaluateConfig
 from rl_caption.data.base import DataModule, Row
 from rl_caption.data.files import id_key, read_captions, read_references
 from rl_caption.evaluation import Evaluation, check_writable, evaluate_captions, format_table, write_evaluation
+from rl_caption.evaluation.comparison import check_same_images, folder_of, format_differences, write_comparison
+from rl_caption.evaluation.confidence import compare, with_intervals
 from rl_caption.evaluation.reward_scores import add_judges, check_judges
 from rl_caption.hacking.judges import build_judges
 from rl_caption.inference import caption_rows
 from rl_caption.launch import accelerator_kwargs, check_processes
 from rl_caption.report.program import write_report
+from rl_caption.report.run_page import unique_names
 from rl_caption.report.sources import Source, rows_of_config, rows_of_files
 from rl_caption.tracking import announce
 
@@ -38,13 +41,50 @@ def evaluate_split(config: EvaluateConfig) -> str:
     if judged is None:
         return ""
     evaluation, captions = judged
+    evaluation = with_intervals(evaluation, config.bootstrap, seed=config.seed)
     paths = write_evaluation(evaluation, captions, config.out)
     print(f"wrote {' and '.join(str(path) for path in paths)}", file=sys.stderr)
+    _report(config)
+    return format_table({Path(config.predictions).stem if config.predictions else str(config.model): evaluation})
+
+
+def compare_systems(config: EvaluateConfig) -> str:
+    """Judge two files of captions of the same images, test their differences, and return the tables.
+
+    Writes a folder for each system as ``evaluate_split`` does, and ``comparison.json``.
+
+    Raises:
+        ConfigError: not two files, or a ``model`` or ``predictions`` besides.
+        EvaluationError: the files have captions of different images; with counts.
+        DataError, RewardError: as for ``judge``.
+    """
+    if len(config.compare) != 2 or config.model is not None or config.predictions is not None:
+        raise ConfigError(f"compare names two files of captions, got {config.compare}, without model or predictions")
+    first, second = config.compare
+    if config.bootstrap < 1:
+        raise ConfigError(f"bootstrap is {config.bootstrap}: a comparison needs at least 1 resample")
+    out = check_writable(config.out)
+    check_same_images(read_captions(first, allow_empty=True), read_captions(second, allow_empty=True), config.compare)
+    names = unique_names([Path(path).with_suffix("") for path in config.compare])
+    found: dict[str, Evaluation] = {}
+    for name, path in zip(names, config.compare, strict=True):
+        judged = judge(replace(config, predictions=path, compare=[]))
+        assert judged is not None, "captions in files are judged by every process"
+        evaluation, captions = judged
+        found[name] = with_intervals(evaluation, config.bootstrap, seed=config.seed)
+        write_evaluation(found[name], captions, out / folder_of(name))
+    differences = compare(found[names[0]], found[names[1]], config.bootstrap, seed=config.seed)
+    file = write_comparison(differences, names, config.bootstrap, config.seed, out)
+    print(f"wrote {file} and a folder for each system", file=sys.stderr)
+    _report(config)
+    return "\n\n".join([format_table(found), format_differences(differences, names, config.bootstrap)])
+
+
+def _report(config: EvaluateConfig) -> None:
     if config.report:
         page = write_report(Path(config.out), _report_source(config))
         if page is not None:
             print(f"wrote {page}", file=sys.stderr)
-    return format_table({Path(config.predictions).stem if config.predictions else str(config.model): evaluation})
 
 
 def judge(
@@ -83,8 +123,9 @@ def judge(
     evaluation = evaluate_captions(
         captions,
         {row["image_id"]: row["references"] for row in rows},
-        metrics=config.metrics,
+        metrics=_names(config.metrics),
         tokenizer=config.tokenizer,
+        spice_jars=config.spice_jars,
         training_captions=_training_captions(data),
         scenes={row["image_id"]: row["scene"] for row in rows} if all("scene" in row for row in rows) else None,
     )
@@ -93,8 +134,9 @@ def judge(
 
 def _report_source(config: EvaluateConfig) -> Source:
     """Where the report finds references and images: the file of references, or the split."""
-    if config.predictions is not None and config.references is not None:
-        return rows_of_files(Path(config.references), by=id_key(config.predictions))
+    predictions = config.compare[0] if config.compare else config.predictions
+    if predictions is not None and config.references is not None:
+        return rows_of_files(Path(config.references), by=id_key(predictions))
     return rows_of_config(asdict(config.data), config.split)
 
 
@@ -105,8 +147,20 @@ def _judge_files(
     known = read_references(references, by=id_key(predictions))
     rows = [{"image_id": image_id, "references": known[image_id]} for image_id in captions if image_id in known]
     judges = _usable_judges(config, judges, list(known.values()), rows, f"a file of references ({references})")
-    evaluation = evaluate_captions(captions, known, metrics=config.metrics, tokenizer=config.tokenizer)
+    evaluation = evaluate_captions(
+        captions,
+        known,
+        metrics=_names(config.metrics),
+        tokenizer=config.tokenizer,
+        spice_jars=config.spice_jars,
+    )
     return add_judges(evaluation, rows, captions, judges), captions
+
+
+def _names(metrics: str | Sequence[str]) -> list[str]:
+    """Metrics of a list, or of names with commas."""
+    words = metrics.split(",") if isinstance(metrics, str) else metrics
+    return [word.strip() for word in words if word.strip()]
 
 
 def _usable_judges(
@@ -128,7 +182,7 @@ def _decode(config: EvaluateConfig, rows: Sequence[Row], accelerator: Accelerato
 
     folder = config.model or ""
     quiet_libraries()
-    captioner = load_captioner(folder)
+    captioner = load_captioner(folder, prompt=config.prompt)
     policy = captioner.policy.to(accelerator.device)
     decode = config.decode
     decoding = Decoding(

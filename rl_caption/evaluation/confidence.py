@@ -105,7 +105,8 @@ def with_intervals(
                 found.setdefault(key, []).append(column)
     ends = [(1 - level) / 2, (1 + level) / 2]
     intervals = {key: tuple(map(float, np.quantile(np.concatenate(parts), ends))) for key, parts in found.items()}
-    return replace(evaluation, intervals={key: (low, high) for key, (low, high) in intervals.items()})
+    how = f"{100 * level:g} % percentile bootstrap over images, {resamples} resamples, seed {seed}"
+    return replace(evaluation, intervals={key: (low, high) for key, (low, high) in intervals.items()}, interval=how)
 
 
 def compare(
@@ -119,8 +120,8 @@ def compare(
     smallest value is 1 / (resamples + 1). Several metrics are several tests; no correction is made for that.
 
     Args:
-        first: system A, with ``per_image`` in some order of images.
-        second: system B, of the same images.
+        first: system A.
+        second: system B, of the same images in any order.
         resamples: drawn sets of images, and tosses.
         level: of the interval.
         seed: of the draws.
@@ -131,8 +132,7 @@ def compare(
     _check_range(resamples, level)
     if resamples == 0:
         raise EvaluationError("resamples is 0: a comparison needs at least 1")
-    if list(first.per_image) != list(second.per_image):
-        raise EvaluationError("the two systems are compared on the same images, in the same order")
+    second = _in_order_of(first, second)
     count = first.n
     found: dict[str, Difference] = {}
     pairs = list(_paired(statistics_of(first), statistics_of(second)))
@@ -149,6 +149,22 @@ def compare(
         p = (as_large[key] + 1) / (resamples + 1)
         found[key] = Difference(first.metrics[key], second.metrics[key], float(low), float(high), p)
     return {key: found[key] for key in first.metrics if key in found}
+
+
+def _in_order_of(first: Evaluation, second: Evaluation) -> Evaluation:
+    if first.per_image.keys() != second.per_image.keys():
+        only = [len(a.per_image.keys() - b.per_image.keys()) for a, b in ((first, second), (second, first))]
+        raise EvaluationError(
+            f"two systems are compared on the same images: {only[0]} of {first.n} images of the first are not among "
+            f"those of the second, and {only[1]} of {second.n} the other way round"
+        )
+    places = {image_id: place for place, image_id in enumerate(second.per_image)}
+    order = [places[image_id] for image_id in first.per_image]
+    return replace(
+        second,
+        per_image={image_id: second.per_image[image_id] for image_id in first.per_image},
+        counts={name: counts[order] for name, counts in second.counts.items()},
+    )
 
 
 def _exchanged(pairs: Sequence[tuple[Statistic, Statistic]], count: int, resamples: int, seed: int) -> dict[str, int]:

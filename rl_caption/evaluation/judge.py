@@ -59,6 +59,8 @@ class Evaluation:
     """Key of a judge -> smallest and largest possible score."""
     intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
     """Key -> confidence interval over images, where one was asked for (``rl_caption.evaluation.confidence``)."""
+    interval: str = ""
+    """How the intervals were made, such as ``95 % percentile bootstrap over images, 1000 resamples, seed 0``."""
     counts: dict[str, NDArray[np.float64]] = field(default_factory=dict, repr=False, compare=False)
     """``bleu``, ``meteor`` -> [n, C], what their score of the whole set is a function of, summed over images."""
 

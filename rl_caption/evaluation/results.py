@@ -36,7 +36,8 @@ def write_evaluation(evaluation: Evaluation, captions: Mapping[str, str], out_di
 
     ``predictions.json`` is in COCO result format, ``[{"image_id", "caption"}]``; the ids are integers when all of
     them are decimal numbers without leading zeros, as in COCO, and strings otherwise. ``scores.json`` is
-    ``{"metrics", "signature", "n", "left_out"}``.
+    ``{"metrics", "signature", "n", "left_out"}`` and, where there are intervals, ``"intervals"`` (key -> [low, high])
+    and ``"interval"`` (how they were made).
 
     Returns:
         The paths of the two files.
@@ -54,6 +55,9 @@ def write_evaluation(evaluation: Evaluation, captions: Mapping[str, str], out_di
         "n": evaluation.n,
         "left_out": evaluation.left_out,
     }
+    if evaluation.intervals:
+        content["intervals"] = {key: list(bounds) for key, bounds in evaluation.intervals.items()}
+        content["interval"] = evaluation.interval
     try:
         write_json(predictions, rows)
         write_json(scores, content)

@@ -60,7 +60,7 @@ def format_table(
 
     Metrics are multiplied by 100, as papers print them, and the first line says so; the other headings name their
     unit, or the range of a judge, whose values are as computed. A value that could not be computed is "–", with its
-    reason below. The signatures are printed below too.
+    reason below. Intervals stand below their values. The signatures are printed below too.
 
     Args:
         rows: name of a system -> its evaluation.
@@ -86,7 +86,7 @@ def format_table(
         groups = [[key for key in group if key in known] for group in wanted]
     groups = [group for group in groups if group]
     blocks = [_block(rows, {key: every[key] for key in group}, markdown) for group in groups]
-    notes = [*_reasons(rows, [key for group in groups for key in group]), *_signatures(rows)]
+    notes = [*_reasons(rows, [key for group in groups for key in group]), *_intervals(rows), *_signatures(rows)]
     shown = " ".join(key for key in CAPTION_COLUMNS if any(key in group for group in groups))
     title = [f"x100: {shown} (CIDEr of 1.0 is printed as 100.00)"] if shown else []
     return "\n\n".join(["\n".join(part) for part in (title, *blocks) if part] + _paragraphs(notes, markdown))
@@ -116,9 +116,10 @@ def _range(bounds: tuple[float, float]) -> str:
 
 def _block(rows: Mapping[str, Evaluation], columns: Mapping[str, Column], markdown: bool) -> list[str]:
     cells = [["system", "n", *(column.heading for column in columns.values())]]
-    cells += [
-        [name, str(row.n), *(_cell(row, key, column) for key, column in columns.items())] for name, row in rows.items()
-    ]
+    for name, row in rows.items():
+        cells.append([name, str(row.n), *(_cell(row, key, column) for key, column in columns.items())])
+        if row.intervals.keys() & columns.keys():
+            cells.append(["", "", *(_interval(row, key, column) for key, column in columns.items())])
     if markdown:
         rule = ["---", *["---:"] * (len(columns) + 1)]
         escaped = [[cell.replace("|", "\\|") for cell in line] for line in cells]
@@ -135,6 +136,19 @@ def _cell(row: Evaluation, key: str, column: Column) -> str:
     if key not in row.metrics:
         return LEFT_OUT
     return f"{row.metrics[key] * column.factor:.{column.decimals}f}"
+
+
+def _interval(row: Evaluation, key: str, column: Column) -> str:
+    if key not in row.intervals:
+        return ""
+    low, high = (f"{value * column.factor:.{column.decimals}f}" for value in row.intervals[key])
+    return f"{low} to {high}"
+
+
+def _intervals(rows: Mapping[str, Evaluation]) -> list[str]:
+    """One note for each way in which the intervals were made."""
+    found = dict.fromkeys(row.interval for row in rows.values() if row.intervals)
+    return [f"intervals: {how}" for how in found]
 
 
 def _reasons(rows: Mapping[str, Evaluation], keys: Sequence[str]) -> list[str]:

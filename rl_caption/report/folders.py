@@ -13,9 +13,10 @@ import yaml
 
 from rl_caption.checkpoint import CheckpointError, newest_checkpoint, read_state
 from rl_caption.data.files import read_captions
+from rl_caption.evaluation.comparison import COMPARISON
 from rl_caption.report.errors import ReportError
 
-Kind = Literal["run", "evaluation", "ablation"]
+Kind = Literal["run", "evaluation", "ablation", "comparison"]
 STEP_PREFIX = "step-"
 
 
@@ -109,6 +110,7 @@ class EvaluationFolder:
         signature: what the numbers depend on.
         left_out: key -> reason.
         intervals: key -> (low, high), where the evaluation has confidence intervals.
+        interval: how they were made.
         captions: image id -> caption.
         settings: ``settings.json``, where an ablation wrote it: data, split.
     """
@@ -119,6 +121,7 @@ class EvaluationFolder:
     signature: str
     left_out: Mapping[str, str] = field(default_factory=dict)
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    interval: str = ""
     captions: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
 
@@ -168,8 +171,11 @@ def kind_of(path: Path) -> Kind:
         return "evaluation"
     if (path / "runs.csv").is_file():
         return "ablation"
+    if (path / COMPARISON).is_file():
+        return "comparison"
     raise ReportError(
-        f"{path} holds no run (config.yaml and metrics.jsonl), no evaluation (scores.json) and no ablation (runs.csv)"
+        f"{path} holds no run (config.yaml and metrics.jsonl), no evaluation (scores.json), no comparison "
+        "(comparison.json) and no ablation (runs.csv)"
     )
 
 
@@ -239,6 +245,7 @@ def read_evaluation(path: Path) -> EvaluationFolder:
         scores["signature"],
         scores.get("left_out", {}),
         {key: (low, high) for key, (low, high) in scores.get("intervals", {}).items()},
+        scores.get("interval", ""),
         read_captions(predictions, allow_empty=True) if predictions.is_file() else {},
         read_json(settings) if settings.is_file() else {},
     )

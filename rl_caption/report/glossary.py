@@ -1,4 +1,7 @@
-"""What logged keys mean: the tables of docs/metrics.md, where the documentation lies beside the package."""
+"""What logged keys mean: the tables of docs/metrics.md, of which the package has a copy.
+
+In the repository ``metrics.md`` is a link to it, so that there is one text; an installed package has the file.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-METRICS_PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
+METRICS_PAGE = Path(__file__).resolve().with_name("metrics.md")
 _ROW = re.compile(r"^\| `([^`]+)` \| (.+) \| (.+) \| (.+) \|$", re.MULTILINE)
 
 
@@ -28,8 +31,15 @@ def parse_definitions(page: str) -> dict[str, Definition]:
 
 @cache
 def definitions(page: Path = METRICS_PAGE) -> Mapping[str, Definition]:
-    """Those of ``page``; empty where it is not there (an installation without the documentation)."""
+    """Those of ``page``; empty where it is not there, which ``definitions_note`` says."""
     return parse_definitions(page.read_text(encoding="utf-8")) if page.is_file() else {}
+
+
+def definitions_note(page: Path = METRICS_PAGE) -> str:
+    """Where definitions are if not in the page; "" if they are."""
+    if definitions(page):
+        return ""
+    return "This installation lacks the definitions of logged keys; they are in docs/metrics.md of the source."
 
 
 def define(key: str, known: Mapping[str, Definition]) -> Definition | None:

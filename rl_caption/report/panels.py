@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from rl_caption.report.chart import Marks, Point, Series, smoothing_window
 from rl_caption.report.figure import figure
 from rl_caption.report.folders import RunFolder
-from rl_caption.report.glossary import Definition, define, definitions
+from rl_caption.report.glossary import Definition, define, definitions, definitions_note
 from rl_caption.report.markup import Markup, element, join
 
 TRAINING, VALIDATION = 0, 1
@@ -84,12 +84,25 @@ def run_panels(run: RunFolder) -> dict[str, list[Panel]]:
     for key in keys:
         if key not in found.shown:
             validated = key.startswith("val/")
-            found.add("Validation" if validated else "Other", key, {key: "validation" if validated else "training"})
+            title = TITLES.get(key, key)
+            found.add("Validation" if validated else "Other", title, {key: "validation" if validated else "training"})
     if "time/step" in found.known:
         speed = Panel(STEPS_PER_SECOND.capitalize(), {"time/step": STEPS_PER_SECOND}, lambda seconds: 1 / seconds)
         found.groups.setdefault("Optimisation and speed", []).append(speed)
     return found.groups
 
+
+TITLES = {
+    "val/retrieval_r1": "Retrieval, recall at 1",
+    "val/i2t_r1": "Image to caption, recall at 1",
+    "val/t2i_r1": "Caption to image, recall at 1",
+    "val/specificity": "Specificity",
+    "val/specificity_positive": "Specificity: a true detail more",
+    "val/specificity_negative": "Specificity: a false detail more",
+    "val/teacher_cosine_image": "Cosine to the teacher, images",
+    "val/teacher_cosine_text": "Cosine to the teacher, captions",
+}
+"""Validation keys of reward models -> what they are called."""
 
 FIXED: tuple[tuple[str, str, Mapping[str, str]], ...] = (
     *(
@@ -132,14 +145,16 @@ def run_curves(run: RunFolder) -> Markup:
     for heading, panels in run_panels(run).items():
         charts = [_panel(panel, _series_of(run, panel), marks) for panel in panels]
         groups.append(join(element("h3", heading), element("div", *charts, class_="charts")))
-    return join(element("p", reading_note(run), class_="note"), *groups)
+    lost = [element("p", definitions_note(), class_="note")] if definitions_note() else []
+    return join(element("p", reading_note(run), class_="note"), *lost, *groups)
 
 
 def reading_note(run: RunFolder) -> str:
     """How to read the charts of a run."""
     parts = ["Across: optimizer steps. Lines with dots are validations."]
     if any(line["step"] == 0 for line in run.lines):
-        parts.append("The hollow dot and the dotted line are step 0, the policy that training started from.")
+        what = "model" if "task" in run.config else "policy"
+        parts.append(f"The hollow dot and the dotted line are step 0, the {what} that training started from.")
     if run.state.get("best_step"):
         parts.append("The small triangle on the axis is the best validation.")
     if run.alarms:
@@ -179,21 +194,15 @@ def compared_curves(runs: Mapping[str, Sequence[RunFolder]]) -> Markup:
 def _compared_keys(runs: Sequence[RunFolder]) -> dict[str, dict[str, str]]:
     """Heading -> key -> title, of what compares between runs of different rewards."""
     keys = list(dict.fromkeys(key for run in runs for line in run.lines for key in line))
-    judged = {"val/cider": "CIDEr-D"} | {
-        key: key.removeprefix("val/judge/") for key in keys if key.startswith("val/judge/")
-    }
+    judges = [key for key in keys if key.startswith("val/judge/") and not same_in_all(runs, key, "val/cider")]
+    judged = {"val/cider": "CIDEr-D"} | {key: key.removeprefix("val/judge/") for key in judges}
     rewards = {
         "reward/total": "Reward (of each run, not comparable if rewards differ)",
         "val/reward": "Reward, validation",
     }
     rewards["advantage/abs"] = "Advantage, absolute"
     wanted = {
-        "Validation": judged
-        | {
-            key: key
-            for key in keys
-            if key in ("val/retrieval_r1", "val/teacher_cosine_image", "val/teacher_cosine_text")
-        },
+        "Validation": judged | {key: TITLES[key] for key in keys if key in TITLES},
         "Reward": rewards,
         "Signs of hacking": {f"val/{key}" if f"val/{key}" in keys else key: title for key, title in _HACKING.items()},
         "Policy": {
@@ -229,7 +238,7 @@ def _short_unit(unit: str) -> str:
 def title_of(key: str) -> str:
     """What a validation key is called in tables."""
     titles = {key: title for _, title, keys in FIXED for key in keys if key.startswith("val/hacking/")}
-    names = titles | {"val/cider": "CIDEr-D"}
+    names = titles | TITLES | {"val/cider": "CIDEr-D"}
     return names.get(
         key, key.removeprefix("val/").replace("judge/", "judge ").replace("reward/", "reward term ").capitalize()
     )
@@ -264,6 +273,12 @@ def _mean_over_seeds(panel: Panel, key: str, seeds: Sequence[RunFolder]) -> list
         for step, value in _points(run, panel, key):
             by_step.setdefault(step, []).append(value)
     return [(step, statistics.fmean(values)) for step, values in sorted(by_step.items())]
+
+
+def same_in_all(runs: Sequence[RunFolder], one: str, other: str) -> bool:
+    """Whether ``same`` holds in every run that has ``one``."""
+    having = [run for run in runs if run.series(one)]
+    return bool(having) and all(same(run, one, other) for run in having)
 
 
 def same(run: RunFolder, one: str, other: str) -> bool:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rewards.base import RewardError
 from rl_caption.data.base import DataError
+from rl_caption.report.comparisons import comparison_page, read_comparison
 from rl_caption.report.errors import ReportError
 from rl_caption.report.folders import kind_of, read_ablation, read_evaluation, read_run
 from rl_caption.report.gallery import MAX_IMAGES
@@ -26,7 +27,7 @@ def make_page(paths: Sequence[Path], source: Source | None = None, images: int =
     """The report of one folder, or of several of the same kind side by side.
 
     Args:
-        paths: folders of runs, of evaluations, or one of an ablation.
+        paths: folders of runs, of evaluations, or one of an ablation or of a comparison.
         source: references and images; None takes the data that the folders name.
         images: most images of the gallery.
 
@@ -44,6 +45,10 @@ def make_page(paths: Sequence[Path], source: Source | None = None, images: int =
         if len(paths) > 1:
             raise ReportError(f"one ablation makes a page, got {len(paths)}: {', '.join(map(str, paths))}")
         return ablation_page(read_ablation(paths[0]), source, images)
+    if kind == "comparison":
+        if len(paths) > 1:
+            raise ReportError(f"one comparison makes a page, got {len(paths)}: {', '.join(map(str, paths))}")
+        return comparison_page(read_comparison(paths[0]), source, images)
     if kind == "evaluation":
         evaluations = {name: read_evaluation(path) for name, path in zip(names, paths, strict=True)}
         return evaluations_page(evaluations, source, images)
@@ -73,7 +78,9 @@ def write_report(folder: Path, source: Source | None = None, images: int = MAX_I
 def main(argv: Sequence[str] | None = None) -> int:
     """Write a page and print its path."""
     parser = argparse.ArgumentParser(prog="report", description=__doc__)
-    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="of a run, an evaluation, an ablation")
+    parser.add_argument(
+        "folders", nargs="+", type=Path, metavar="FOLDER", help="of a run, an evaluation, a comparison, an ablation"
+    )
     parser.add_argument("--out", type=Path, help=f"the page (default: {REPORT} in the folder)")
     parser.add_argument("--images", type=int, default=MAX_IMAGES, help=f"most images of the gallery ({MAX_IMAGES})")
     parser.add_argument("--config", type=Path, help="YAML file whose section data names the references and images")

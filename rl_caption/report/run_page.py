@@ -5,19 +5,31 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from rl_caption.evaluation.judge import JUDGE
 from rl_caption.report.alarms import alarm_word, monitor_section, verdicts
 from rl_caption.report.chart import number
 from rl_caption.report.folders import RunFolder
 from rl_caption.report.gallery import MAX_IMAGES, Gallery, gallery_data, reference_scores
 from rl_caption.report.markup import Markup, element, join, table
 from rl_caption.report.page import Page, Section
-from rl_caption.report.panels import compared_curves, run_curves
+from rl_caption.report.panels import TITLES, compared_curves, run_curves, same_in_all
 from rl_caption.report.settings import settings_section
 from rl_caption.report.sources import Source, rows_of_config
 from rl_caption.report.tables import every_validation, run_results
 
 SAME_AS = {"cider": "CIDEr-D", "rouge_l": "ROUGE-L"}
 """Judges by which the gallery scores captions already."""
+
+TASKS = {
+    "contrastive": "contrastive, image against caption",
+    "specificity": "one more true detail scores higher",
+    "distill_image": "distillation, image tower",
+    "distill_text": "distillation, text tower",
+    "distill_dual": "distillation, both towers",
+}
+"""``task`` of a reward model's configuration -> what a page calls it."""
+HIGHER = ("val/retrieval_r1", "val/specificity", "val/teacher_cosine_image", "val/teacher_cosine_text")
+"""What validations of reward models are compared by."""
 
 
 def run_page(run: RunFolder, source: Source | None = None, images: int = MAX_IMAGES) -> Page:
@@ -107,12 +119,15 @@ def _subtitle(run: RunFolder) -> str:
     reward = " + ".join(f"{term.get('weight', 1):g} {name}" for name, term in terms.items())
     if reward:
         return f"Self-critical training on {reward}"
-    return "Training of a reward model" if "teacher" in run.config else "Cross-entropy training"
+    task = run.config.get("task")
+    if task is not None:
+        return f"Training of a reward model: {TASKS.get(task, task)}"
+    return "Cross-entropy training"
 
 
 def _tiles(run: RunFolder) -> Sequence[tuple[str, str, str]]:
     tiles = []
-    metric = run.state.get("metric") or "val/cider"
+    metric = run.state.get("metric") or next((key for key in ("val/cider", *HIGHER) if run.series(key)), "val/cider")
     values = run.series(metric)
     if values:
         step, best = max(values, key=lambda pair: pair[1])
@@ -138,15 +153,13 @@ def _tiles(run: RunFolder) -> Sequence[tuple[str, str, str]]:
 
 
 def _short(metric: str) -> str:
-    return {"val/cider": "CIDEr-D"}.get(metric, metric.removeprefix("val/judge/").removeprefix("val/"))
+    return ({"val/cider": "CIDEr-D"} | TITLES).get(metric, metric.removeprefix("val/judge/").removeprefix("val/"))
 
 
 def _compared_results(runs: Mapping[str, RunFolder]) -> Markup:
-    keys = (
-        "val/cider",
-        *dict.fromkeys(k for r in runs.values() for line in r.validations for k in line if "judge/" in k),
-    )
-    keys = (*keys, "val/retrieval_r1", "val/teacher_cosine_image", "val/teacher_cosine_text")
+    found = dict.fromkeys(key for run in runs.values() for line in run.validations for key in line if JUDGE in key)
+    judges = [key for key in found if not same_in_all([*runs.values()], key, "val/cider")]
+    keys = ("val/cider", *judges, *HIGHER)
     shown = [key for key in keys if any(run.series(key) for run in runs.values())]
     head = ["run", *(f"{_short(key)}, best validation" for key in shown), "alarm", "steps"]
     rows = []

@@ -16,7 +16,13 @@ from rl_caption.report.page import Page, Section
 from rl_caption.report.panels import compared_curves
 from rl_caption.report.settings import settings_section
 from rl_caption.report.sources import Source, rows_of_config
-from rl_caption.report.tables import System, evaluation_notes, one_evaluation, over_seeds, systems_tables
+from rl_caption.report.tables import (
+    System,
+    evaluation_notes,
+    one_evaluation,
+    over_seeds,
+    systems_tables,
+)
 
 ALPHA_KEYS = ("CIDEr", "BLEU-4", "METEOR", "oracle/f1", "length/mean", "captions/repeated_ngrams")
 

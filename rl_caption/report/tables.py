@@ -69,11 +69,8 @@ def run_results(run: RunFolder, steps: Mapping[str, int]) -> Markup:
         if len(lines) > 1:
             cells.append(_change(lines[0].get(key), lines[-1].get(key), spacing))
         rows.append(cells)
-    return table(
-        head,
-        rows,
-        "Greedy captions of the validation split, as logged; change: from the first to the last",
-    )
+    what = "The model on" if "task" in run.config else "Greedy captions of"
+    return table(head, rows, f"{what} the validation split, as logged; change: from the first to the last")
 
 
 def every_validation(run: RunFolder) -> Markup:
@@ -147,7 +144,8 @@ def evaluation_notes(evaluations: Mapping[str, EvaluationFolder]) -> Markup:
     else:
         lines = [Markup("<strong>The signatures differ, so the rows may not compare.</strong>")]
         lines += [join(f"{name}: ", element("code", signature)) for name, signature in signatures.items()]
-    return element("ul", *(element("li", line) for line in [*reasons, *lines]), class_="note")
+    intervals = dict.fromkeys(f"Intervals: {found.interval}" for found in evaluations.values() if found.interval)
+    return element("ul", *(element("li", line) for line in [*reasons, *intervals, *lines]), class_="note")
 
 
 def _label(system: System) -> Markup:

@@ -51,9 +51,20 @@ def test_the_page_works_in_a_browser(tmp_path: Path, kind: str) -> None:
     assert document.count("<article") == 24
     assert "24 shown of 30 images" in document
     assert document.count("<img") == 24
-    assert (
-        "alert(3)" not in re.sub(r"<script.*?</script>", "", document, flags=re.DOTALL) or "&lt;img src=x" in document
-    )
+    assert '<img src="x"' not in document, "a caption became an element"
+    assert document.count("<script") == 2, "the data and the page's own script"
+
+
+def test_a_caption_that_is_markup_is_shown_as_text(tmp_path: Path) -> None:
+    page = write_page(make_page([write_run(tmp_path / "run")], images=20), tmp_path / "report.html")
+    document, console = opened(page, "--dump-dom", "--window-size=1280,900")
+    shown = re.sub(r"<script.*?</script>", "", document, flags=re.DOTALL)
+    assert console == []
+    assert document.count("<article") == 20
+    assert "&lt;img src=x onerror=alert(3)&gt;" in re.sub(r"</?(mark|ins|b|em|span)[^>]*>", "", shown), "all are shown"
+    assert not re.search(r"<img[^>]* src=\"x\"", document), "a caption became an element"
+    assert not re.search(r"<[^>]* on[a-z]+=", document), "an element has a handler"
+    assert document.count("<script") == 2, "the data and the page's own script"
 
 
 def test_an_error_of_the_page_would_be_seen(tmp_path: Path) -> None:

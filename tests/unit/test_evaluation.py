@@ -25,6 +25,7 @@ from rl_caption.evaluation import (
     validation_cider,
 )
 from rl_caption.evaluation import toolkit as coco
+from rl_caption.evaluation.confidence import meteor_of_sums
 from rl_caption.evaluation.table import COLUMNS
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
@@ -134,7 +135,10 @@ def test_meteor_equals_the_toolkits_class() -> None:
     case = golden("karpathy_meteor.json")[0]
     # '|||' separates the fields of METEOR's input; the toolkit takes it out of captions but not of references.
     references = {**case["references"], "5": ["a ||| café in the park"]}
-    assert coco.meteor(case["captions"], references) == {"METEOR": (case["score"], case["per_image"])}
+    scores, counts = coco.meteor_counted(case["captions"], references)
+    assert scores == {"METEOR": (case["score"], case["per_image"])}
+    of_sums = meteor_of_sums(counts.sum(axis=0, keepdims=True), len(counts))[0, 0]
+    assert of_sums == pytest.approx(case["score"], rel=1e-12), "METEOR of a set is a function of its sums"
 
 
 def test_without_java_meteor_is_left_out_by_name(without_java: None) -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import math
 import re
+import tomllib
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rl_caption.cli import _switched_on
+from rl_caption.command_line import switched_on, with_lists
 from rl_caption.evaluation import validation_cider
+from rl_caption.report import panels
 from rl_caption.report.chart import (
     MAX_POINTS,
     Marks,
@@ -27,7 +29,7 @@ from rl_caption.report.errors import ReportError
 from rl_caption.report.figure import figure
 from rl_caption.report.folders import read_lines, read_run
 from rl_caption.report.gallery import Gallery, reference_scores, selected
-from rl_caption.report.glossary import METRICS_PAGE, define, definitions, parse_definitions
+from rl_caption.report.glossary import METRICS_PAGE, define, definitions, definitions_note, parse_definitions
 from rl_caption.report.markup import Markup, element, json_block
 from rl_caption.report.page import render
 from rl_caption.report.program import main, make_page, write_report
@@ -399,9 +401,56 @@ def test_a_report_that_cannot_be_written_does_not_end_a_finished_run(
 
 
 def test_a_bare_switch_is_true() -> None:
-    assert _switched_on(["--report"]) == ["--report=true"]
-    assert _switched_on(["--report", "--out", "x"]) == ["--report=true", "--out", "x"]
-    assert _switched_on(["--report", "false"]) == ["--report", "false"]
+    assert switched_on(["--report"], "--report") == ["--report=true"]
+    assert switched_on(["--report", "--out", "x"], "--report") == ["--report=true", "--out", "x"]
+    assert switched_on(["--report", "false"], "--report") == ["--report", "false"]
+
+
+def test_words_after_an_option_are_its_list() -> None:
+    assert with_lists(["--a", "--compare", "x", "y", "--b"], "--compare") == ["--a", '--compare=["x", "y"]', "--b"]
+    assert with_lists(["--compare", "x"], "--compare") == ['--compare=["x"]']
+    assert with_lists(["--compare=[x]"], "--compare") == ["--compare=[x]"]
+
+
+def test_a_reward_model_is_called_one_and_its_charts_have_names(tmp_path: Path) -> None:
+    lines = [{"step": step, "loss/total": 1.0, "val/specificity": step / 8, "val/i2t_r1": 0.5} for step in (0, 4)]
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "config.yaml").write_text("{task: specificity, teacher: {name: null}, train: {max_steps: 4}}")
+    text = render(make_page([folder]))
+    assert "Training of a reward model: one more true detail scores higher" in text
+    assert "Greedy captions" not in text
+    assert "the model that training started from" in text
+    charts = {label.partition(":")[0]: points for (label, _), points in drawn(Seen(text)).items()}
+    assert charts["Specificity"] == [[0, 0.0], [4, 0.5]]
+    assert charts["Image to caption, recall at 1"] == [[0, 0.5], [4, 0.5]]
+
+
+def test_a_judge_that_is_the_validations_cider_is_drawn_once(tmp_path: Path) -> None:
+    folders = []
+    for name in "ab":
+        folders.append(write_run(tmp_path / name))
+        lines = [json.loads(line) for line in (folders[-1] / "metrics.jsonl").read_text().splitlines()]
+        lines = [line | ({"val/judge/cider": line["val/cider"]} if "val/cider" in line else {}) for line in lines]
+        (folders[-1] / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for paths in (folders[:1], folders):
+        titles = [title.partition(":")[0] for title, _ in drawn(Seen(render(make_page(paths))))]
+        assert "CIDEr-D" in titles
+        assert "cider" not in titles
+    assert "cider, best validation" not in render(make_page(folders))
+
+
+def test_definitions_travel_with_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    documentation = Path(__file__).parents[2] / "docs" / "metrics.md"
+    assert METRICS_PAGE.parent.name == "report"
+    assert METRICS_PAGE.read_text() == documentation.read_text()
+    packaged = tomllib.loads((documentation.parents[1] / "pyproject.toml").read_text())["tool"]["setuptools"]
+    assert METRICS_PAGE.name in packaged["package-data"]["rl_caption.report"]
+    lost = tmp_path / "metrics.md"
+    assert definitions(lost) == {}
+    monkeypatch.setattr(panels, "definitions_note", lambda: definitions_note(lost))
+    assert "lacks the definitions of logged keys" in render(make_page([write_run(tmp_path / "run")]))
 
 
 def test_the_state_of_the_fixture_is_that_of_a_run() -> None:

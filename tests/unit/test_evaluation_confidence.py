@@ -1,0 +1,171 @@
+"""Intervals and paired tests, against scipy and against the metrics of resampled captions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from rl_caption.cli import evaluate
+from rl_caption.evaluation import Evaluation, EvaluationError, evaluate_captions
+from rl_caption.evaluation.comparison import check_same_images, format_differences
+from rl_caption.evaluation.confidence import bleu_of_sums, compare, meteor_of_sums, with_intervals
+from rl_caption.evaluation.ngrams import bleu_of_counts
+
+REFERENCES = {
+    "1": ["a dog runs in the park", "the dog is running in a park", "a small dog in the park"],
+    "2": ["a train on the tracks", "a train passing by the station", "a red train is on the tracks near a station"],
+    "3": ["a man riding a wave on a surfboard", "a surfer rides a big wave"],
+    "4": ["two people sitting on a bench", "a couple on a bench in the park"],
+}
+CAPTIONS = {
+    "1": "a dog in the park",
+    "2": "a train on the tracks near a station",
+    "3": "a man on a wave",
+    "4": "two people on a bench in a park with a a a",
+}
+
+
+def of_means(values: np.ndarray, key: str = "SPICE") -> Evaluation:
+    """An evaluation whose metric is the mean of ``values``."""
+    per_image = {str(number): {key: float(value)} for number, value in enumerate(values)}
+    return Evaluation({key: float(values.mean())}, "S", len(values), per_image=per_image)
+
+
+def test_intervals_equal_scipys() -> None:
+    values = np.random.default_rng(1).gamma(2.0, size=40)
+    found = with_intervals(of_means(values), 20000)
+    wanted = stats.bootstrap(
+        (values,), np.mean, n_resamples=20000, confidence_level=0.95, method="percentile", rng=np.random.default_rng(2)
+    )
+    low, high = found.intervals["SPICE"]
+    # Two draws of 20000 resamples: their quantiles differ by about 1 % of the width.
+    width = wanted.confidence_interval.high - wanted.confidence_interval.low
+    assert low == pytest.approx(wanted.confidence_interval.low, abs=0.04 * width)
+    assert high == pytest.approx(wanted.confidence_interval.high, abs=0.04 * width)
+    assert found.interval == "95 % percentile bootstrap over images, 20000 resamples, seed 0"
+    narrow = with_intervals(of_means(values), 2000, level=0.5).intervals["SPICE"]
+    assert narrow[1] - narrow[0] < 0.5 * width
+
+
+def test_p_equals_scipys_exact_test() -> None:
+    generator = np.random.default_rng(3)
+    first = generator.normal(size=9)
+    second = first + generator.normal(0.5, 1.0, size=9)
+    wanted = stats.permutation_test(
+        (second, first), lambda a, b, axis: np.mean(a - b, axis=axis), permutation_type="samples", vectorized=True
+    )
+    found = compare(of_means(first), of_means(second), 20000)["SPICE"]
+    assert wanted.null_distribution.size == 2**9, "scipy goes through all exchanges"
+    assert found.p == pytest.approx(wanted.pvalue, abs=4 * np.sqrt(wanted.pvalue / 20000))
+    assert found.value == pytest.approx(wanted.statistic, rel=1e-12)
+    assert found.low < found.value < found.high
+
+
+def test_equal_systems_do_not_differ() -> None:
+    one = evaluate_captions(CAPTIONS, REFERENCES, metrics=("bleu", "rouge", "cider"), tokenizer="none")
+    for found in compare(one, one, 50).values():
+        assert (found.value, found.low, found.high, found.p) == (0.0, 0.0, 0.0, 1.0)
+
+
+def test_the_smallest_p_is_one_of_all() -> None:
+    better = np.linspace(1.0, 2.0, 60)
+    assert compare(of_means(better - 0.9), of_means(better), 99)["SPICE"].p == 0.01
+
+
+def test_bleu_is_resampled_by_its_counts() -> None:
+    whole = evaluate_captions(CAPTIONS, REFERENCES, metrics=("bleu",), tokenizer="none")
+    counts = whole.counts["bleu"]
+    weights = np.array([[2, 0, 1, 1], [0, 0, 4, 0]])
+    found = bleu_of_sums(weights @ counts, 4)
+    for drawn, values in zip(weights, found, strict=True):
+        ids = [key for key, times in zip("1234", drawn, strict=True) for _ in range(times)]
+        again = evaluate_captions(
+            {str(place): CAPTIONS[key] for place, key in enumerate(ids)},
+            {str(place): REFERENCES[key] for place, key in enumerate(ids)},
+            metrics=("bleu",),
+            tokenizer="none",
+        )
+        assert values == pytest.approx([again.metrics[f"BLEU-{n}"] for n in (1, 2, 3, 4)], rel=1e-9)
+        assert values == pytest.approx(bleu_of_counts(drawn @ counts), rel=1e-9)
+
+
+def test_meteor_is_resampled_by_its_statistics() -> None:
+    # What METEOR 1.5 printed for SCORE and EVAL: a set of four captions, the last two without a match.
+    lines = [
+        "5 6 3 3 2 2 3 3 0 0 0 0 0 0 0 0 0 0 0 0 2 5 5",
+        "4 4 1 2 0 0 1 1 0 0 0 0 0 0 0 0 0 0 0 0 1 1 1",
+        "1 2 1 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0",
+        "0 2 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0",
+        "2 2 1 1 1 1 1 1 0 0 0 0 0 0 0 0 0 0 0 0 1 2 2",
+    ]
+    rows = np.array([[float(number) for number in line.split()] for line in lines])
+    assert meteor_of_sums(rows[:4], 4)[:, 0] == pytest.approx([0.3899751238121113, 0.048192771084337345, 0, 0])
+    assert meteor_of_sums(rows[4:], 1)[0, 0] == 1.0
+    assert meteor_of_sums(rows[:4].sum(axis=0, keepdims=True), 4)[0, 0] == pytest.approx(0.1581687622590482, rel=1e-12)
+
+
+def test_intervals_are_drawn_anew_from_their_seed() -> None:
+    one = evaluate_captions(CAPTIONS, REFERENCES, metrics=("bleu", "rouge", "cider"), tokenizer="none")
+    first, again, other = (with_intervals(one, 300, seed=seed).intervals for seed in (0, 0, 1))
+    assert first == again
+    assert first != other
+    assert set(first) == {"BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "ROUGE-L", "CIDEr"}
+    for key, (low, high) in first.items():
+        assert low <= one.metrics[key] <= high
+    assert with_intervals(one, 0) == one
+
+
+def test_bad_arguments_are_refused() -> None:
+    one = of_means(np.arange(4.0))
+    with pytest.raises(EvaluationError, match="resamples is -1"):
+        with_intervals(one, -1)
+    with pytest.raises(EvaluationError, match="level is 95"):
+        with_intervals(one, 10, level=95)
+    with pytest.raises(EvaluationError, match="2 of 4 images of the first are not among those of the second, and 0"):
+        compare(one, of_means(np.arange(2.0)), 10)
+    with pytest.raises(EvaluationError, match=r"1 of 2 images of a.json have no caption in b.json, such as \['2'\]"):
+        check_same_images({"1": "", "2": ""}, {"1": ""}, ["a.json", "b.json"])
+
+
+def test_systems_in_another_order_are_compared_image_by_image() -> None:
+    one = evaluate_captions(CAPTIONS, REFERENCES, metrics=("bleu", "cider"), tokenizer="none")
+    backwards = dict(reversed(CAPTIONS.items()))
+    other = evaluate_captions(backwards, REFERENCES, metrics=("bleu", "cider"), tokenizer="none")
+    assert all(found.p == 1.0 and found.low == found.high == 0.0 for found in compare(one, other, 50).values())
+
+
+def test_the_table_names_direction_and_units() -> None:
+    table = format_differences(compare(of_means(np.zeros(4)), of_means(np.ones(4)), 19), ["xe", "rl"], 19)
+    assert table.splitlines()[0].split("  ")[0] == "metric"
+    assert " ".join(table.splitlines()[2].split()).startswith("SPICE (x100) 0.00 100.00 +100.00 +100.00 to +100.00 0.")
+    assert "difference: rl minus xe" in table
+
+
+def test_command_compares_two_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    better = {key: texts[0] for key, texts in REFERENCES.items()}
+    for name, captions in (("xe", CAPTIONS), ("rl", better)):
+        rows = [{"image_id": int(key), "caption": text} for key, text in captions.items()]
+        (tmp_path / f"{name}.json").write_text(json.dumps(rows))
+    (tmp_path / "references.json").write_text(json.dumps(REFERENCES))
+    out = tmp_path / "out"
+    words = ["--compare", str(tmp_path / "xe.json"), str(tmp_path / "rl.json"), "--metrics", "bleu,cider"]
+    words += ["--references", str(tmp_path / "references.json"), "--out", str(out), "--bootstrap", "200"]
+    assert evaluate([*words, "--report"]) == 0
+    printed = capsys.readouterr().out
+    content = json.loads((out / "comparison.json").read_text())
+    assert content["systems"] == ["xe", "rl"]
+    found = content["differences"]["CIDEr"]
+    assert found["difference"] == found["second"] - found["first"] > 0
+    assert found["interval"][0] <= found["difference"] <= found["interval"][1]
+    assert {path.name for path in out.iterdir()} == {"xe", "rl", "comparison.json", "report.html"}
+    scores = json.loads((out / "xe" / "scores.json").read_text())
+    assert scores["intervals"].keys() >= {"BLEU-4", "CIDEr"}
+    assert scores["interval"].startswith("95 % percentile bootstrap over images, 200 resamples")
+    assert "difference: rl minus xe" in printed
+    page = (out / "report.html").read_text()
+    assert "Difference" in page
+    assert "paired bootstrap" in page

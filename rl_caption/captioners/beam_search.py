@@ -70,7 +70,11 @@ def beam_search(
         if not done[image]:
             pairs = zip(scores[image].tolist(), prefixes[image].tolist(), strict=True)
             finished[image] += [(score / len(ids) ** penalty, ids) for score, ids in pairs]
+    return _best(finished, special.pad, device).unsqueeze(1)
+
+
+def _best(finished: list[list[tuple[float, list[int]]]], pad: int, device: torch.device) -> Tensor:
+    """Token ids [B, T] of each image's caption of the highest score, padded."""
     chosen = [max(captions, key=lambda item: item[0])[1] for captions in finished]
     longest = max(len(ids) for ids in chosen)
-    padded = [ids + [special.pad] * (longest - len(ids)) for ids in chosen]
-    return torch.tensor(padded, device=device).unsqueeze(1)
+    return torch.tensor([ids + [pad] * (longest - len(ids)) for ids in chosen], device=device)

@@ -79,6 +79,7 @@ def decode_captions(
     cache: Any = None
 
     def next_logits(newest: Tensor | None) -> Tensor:
+        """Logits [rows, V] after ``newest`` [rows], or after BOS; extends the cache."""
         nonlocal cache
         if newest is None:
             newest = torch.full((rows,), config.bos_token_id, device=encoded[0].device)

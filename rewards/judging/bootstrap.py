@@ -13,9 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from rewards.judging.correlation import UndefinedCorrelation, tau_of_table
+from rewards.judging.correlation import UndefinedCorrelation, kendall_tau_b, kendall_tau_c, tau_of_table
 
 LEVEL = 0.95
+MAX_CELLS = 5_000_000
+"""Largest table of ratings by scores: 40 MB. Where nearly all ratings differ, resamples are correlated item by item."""
 Floats = NDArray[np.float64]
 Interval = tuple[float, float]
 
@@ -75,9 +77,13 @@ def tau_intervals(
     cells = rating_places * len(levels) + score_places
 
     def taus(weights: NDArray[np.int64]) -> Sequence[float]:
-        table = np.bincount(cells, weights, len(rated) * len(levels)).reshape(len(rated), len(levels))
         try:
-            return tau_of_table(table)
+            if len(rated) * len(levels) > MAX_CELLS:
+                items = np.repeat(np.arange(len(cells)), weights)
+                drawn = score_places[items].tolist(), rating_places[items].tolist()
+                return kendall_tau_b(*drawn), kendall_tau_c(*drawn)
+            table = np.bincount(cells, weights, len(rated) * len(levels))
+            return tau_of_table(table.reshape(len(rated), len(levels)))
         except UndefinedCorrelation:
             return np.nan, np.nan
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from scipy.stats import kendalltau
 
+from rewards.judging import bootstrap
 from rewards.judging.bootstrap import drawn_weights, intervals, tau_intervals
 from rewards.judging.correlation import UndefinedCorrelation, tau_of_table
 from rewards.judging.figures import NO_REFERENCES, pair_figures, rated_figures, wins
@@ -53,6 +54,16 @@ def test_intervals_have_the_known_width() -> None:
     assert (low + high) / 2 == pytest.approx(values.mean(), abs=0.01)
     assert high - low == pytest.approx(2 * 1.96 * values.std() / math.sqrt(400), rel=0.05)
     assert intervals(mean, range(400), 0) == []
+
+
+def test_ratings_that_nearly_all_differ_have_the_same_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = np.random.default_rng(0)
+    ratings = generator.normal(size=60).round(1)
+    scores, groups = ratings + generator.normal(size=60), np.arange(60) // 2
+    expected = tau_intervals(scores, ratings, groups.tolist(), 30)
+    monkeypatch.setattr(bootstrap, "MAX_CELLS", 100)
+    for found, wanted in zip(tau_intervals(scores, ratings, groups.tolist(), 30), expected, strict=True):
+        assert found == pytest.approx(wanted, abs=1e-12)
 
 
 def test_an_interval_that_is_not_defined_is_none() -> None:

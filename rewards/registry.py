@@ -14,6 +14,7 @@ from typing import Any
 from rewards.base import Reward
 
 REWARDS: dict[str, str] = {
+    "bertscore": "rewards.bertscore:BertScore",
     "bleu": "rewards.text.bleu:Bleu",
     "cider": "rewards.text.cider:CiderD",
     "clipscore": "rewards.clipscore:ClipScore",

@@ -1,0 +1,147 @@
+"""BERTScore of captions against references, by the package ``bert-score`` of its authors.
+
+Source: Zhang et al., "BERTScore: Evaluating Text Generation with BERT", ICLR 2020, section 3, F1. Captions
+and references go to the model's own tokeniser as they are, no PTB tokens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.metadata
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rewards.base import RewardError, as_texts, checked_scores
+from rewards.text.references import reference_lists
+
+
+class BertScore:
+    """BERTScore F1 of each caption: the best over the references of its image, in [-1, 1]; no rescaling.
+
+    Values of one model are squeezed into a small range (0.85 to 0.95, say), and compare with values of the same model,
+    layer and package only. A caption without a word gets 0, as in the package.
+    """
+
+    __name__ = "bertscore"
+    columns = frozenset({"references"})
+    bounds = (-1.0, 1.0)
+
+    def __init__(
+        self, model: str, layers: int | None = None, idf: bool = False, device: str | None = None, batch_size: int = 64
+    ) -> None:
+        """Load the model.
+
+        Args:
+            model: folder of a model of Transformers with its tokeniser, or a name on the hub, such as
+                ``roberta-large``, the package's choice for English.
+            layers: which layer's embeddings are compared, from 1; None is the package's choice, for the models that it
+                knows.
+            idf: weigh words by their inverse document frequency in the references of each call.
+            device: such as ``cuda``; None is the GPU where there is one.
+            batch_size: captions at once; changes no score but by rounding.
+
+        Raises:
+            ValueError: the package or the model is not there, or ``layers`` is needed or out of range.
+        """
+        if batch_size < 1:
+            raise ValueError(f"batch_size is {batch_size}: expected 1 or more")
+        try:
+            package: Any = importlib.import_module("bert_score")
+        except ModuleNotFoundError as error:
+            raise ValueError(
+                f"the reward 'bertscore' needs the package bert-score ({error}): pip install 'rl-caption[bertscore]'"
+            ) from error
+        known = importlib.import_module("bert_score.utils").model2layers
+        if layers is None and model not in known:
+            raise ValueError(f"bertscore: layers has to be set for the model {model!r}: bert-score knows none for it")
+        _check_folder(model, layers)
+        self.layers = layers if layers is not None else int(known[model])
+        self.model, self.idf, self.batch_size = model, idf, batch_size
+        try:
+            self._scorer = package.BERTScorer(
+                model_type=model, num_layers=self.layers, idf=idf, device=device, batch_size=batch_size
+            )
+        except (OSError, AssertionError) as error:
+            raise ValueError(
+                f"bertscore: the model {model!r} with layers {self.layers} cannot be used: {error}"
+            ) from error
+        _mend_tokenizer(self._scorer, model)
+        self._weights = _weights(self._scorer)
+
+    @property
+    def signature(self) -> str:
+        """Model with a hash of its weights, layer, idf, and the package's version."""
+        version = importlib.metadata.version("bert-score")
+        weighted = "idf" if self.idf else "no-idf"
+        return f"BERTScore-F1[{Path(self.model).name},{self._weights},L{self.layers},{weighted}]+bert-score{version}"
+
+    def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
+        """Score N captions by the column ``references`` (N lists of captions).
+
+        Raises:
+            RewardError: the column is missing or has another length, a row has no reference or one without a word, or
+                a score is not finite.
+        """
+        texts = as_texts(completions)
+        references = reference_lists(columns, self.__name__, len(texts))
+        for row, captions in enumerate(references):
+            for caption in captions:
+                if not caption.strip():
+                    raise RewardError(f"reward {self.__name__!r}: row {row} has a reference without a word")
+        scores = [0.0] * len(texts)
+        rows = [row for row, text in enumerate(texts) if text.strip()]
+        if rows:
+            if self.idf:
+                self._scorer._idf_dict = None
+                self._scorer.compute_idf([caption for captions in references for caption in captions])
+            found = self._scorer.score(
+                [texts[row] for row in rows], [list(references[row]) for row in rows], batch_size=self.batch_size
+            )[2].tolist()
+            for row, value in zip(rows, found, strict=True):
+                if not math.isfinite(value):
+                    raise RewardError(f"reward {self.__name__!r}: row {row} got {value!r} for {texts[row]!r:.80}")
+                scores[row] = min(1.0, max(-1.0, value))  # rounding passes 1 by 1e-7
+        return checked_scores(self, scores, len(texts))
+
+
+def _check_folder(model: str, layers: int | None) -> None:
+    folder = Path(model)
+    if not folder.is_dir():
+        return
+    file = folder / "config.json"
+    if not file.is_file():
+        raise ValueError(f"bertscore: {model} has no config.json: expected the folder of a model of Transformers")
+    kind = json.loads(file.read_text(encoding="utf-8")).get("model_type", "")
+    if "t5" in model and "t5" not in kind:
+        raise ValueError(f"bertscore: bert-score takes a model for T5 if its path has 't5' in it: rename {model}")
+
+
+def _mend_tokenizer(scorer: Any, model: str) -> None:
+    """Undo what Transformers 5 does to bert-score: the space before the first word, and a length without a limit.
+
+    GPT-2's and RoBERTa's tokenisers tell a word after a space from one without; bert-score asks for the space at every
+    call, which Transformers 5 ignores without a word.
+    """
+    from transformers import AutoTokenizer, GPT2Tokenizer, RobertaTokenizer
+
+    if isinstance(scorer._tokenizer, GPT2Tokenizer | RobertaTokenizer):
+        scorer._tokenizer = AutoTokenizer.from_pretrained(model, use_fast=False, add_prefix_space=True)
+    config = scorer._model.config
+    longest = getattr(config, "max_position_embeddings", None)
+    if longest is not None:
+        if "roberta" in config.model_type:  # positions start behind that of padding
+            longest -= config.pad_token_id + 1
+        scorer._tokenizer.model_max_length = min(scorer._tokenizer.model_max_length, longest)
+
+
+def _weights(scorer: Any) -> str:
+    """The first 12 digits of a hash of all weights that are used."""
+    digest = hashlib.sha256()
+    for name, value in sorted(scorer._model.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(value.detach().cpu().contiguous().flatten().view(-1).numpy().tobytes())
+    return digest.hexdigest()[:12]

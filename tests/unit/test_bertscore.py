@@ -1,0 +1,101 @@
+"""BERTScore on tiny random models: the greedy matching by hand, the tokenisers, and what is refused."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from rewards import RewardError
+from rewards.bertscore import BertScore
+from rewards.registry import build
+
+pytest.importorskip("bert_score", reason="the package bert-score is not installed")
+WORDS = "[PAD] [UNK] [CLS] [SEP] [MASK] a man dog on the wave park red runs".split()  # noqa: SIM905
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from transformers import BertConfig, BertModel, BertTokenizer
+
+    folder = tmp_path_factory.mktemp("bert")
+    torch.manual_seed(0)
+    (folder / "vocab.txt").write_text("\n".join(WORDS))
+    BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder)
+    shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    BertModel(BertConfig(vocab_size=len(WORDS), max_position_embeddings=32, **shape)).save_pretrained(folder)
+    return folder
+
+
+def by_hand(folder: Path, layers: int, caption: str, reference: str) -> float:
+    """Zhang et al. 2020, section 3: each token's best cosine on the other side; [CLS] and [SEP] are matched and do not count."""
+    from transformers import BertModel
+
+    model = BertModel.from_pretrained(folder).eval()
+    sides = []
+    for text in (caption, reference):
+        ids = torch.tensor([[2, *(WORDS.index(word) for word in text.split()), 3]])
+        with torch.no_grad():
+            states = model(ids, output_hidden_states=True).hidden_states[layers][0]
+        sides.append(torch.nn.functional.normalize(states, dim=-1))
+    cosines = sides[0] @ sides[1].T
+    precision, recall = cosines.max(dim=1).values[1:-1].mean(), cosines.max(dim=0).values[1:-1].mean()
+    return float(2 * precision * recall / (precision + recall))
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_scores_equal_the_equation(bert: Path, layers: int) -> None:
+    captions = ["a man on the wave", "the dog runs", ""]
+    references = [["a red dog"], ["a man", "red park a dog"], ["a dog"]]
+    found = BertScore(str(bert), layers)(None, captions, references=references)
+    for text, texts, value in list(zip(captions, references, found, strict=True))[:2]:
+        assert value == pytest.approx(max(by_hand(bert, layers, text, other) for other in texts), abs=1e-5)
+    assert found[2] == 0.0, "no word, no match"
+
+
+def test_the_signature_names_weights_and_layer(bert: Path) -> None:
+    one, two = BertScore(str(bert), 1), build("bertscore", model=str(bert), layers=2, idf=True)
+    assert one.signature.startswith(f"BERTScore-F1[{bert.name},")
+    assert ",L1,no-idf]+bert-score" in one.signature
+    assert ",L2,idf]+bert-score" in two.signature
+    assert two(None, ["a dog", "man"], references=[["a dog"], ["man"]]) == pytest.approx([1.0, 1.0], abs=1e-5)
+
+
+def test_long_captions_are_cut_where_the_model_ends(bert: Path) -> None:
+    assert len(BertScore(str(bert), 2)(None, ["a dog on the park " * 20], references=[["a dog"]])) == 1
+
+
+def test_the_first_word_has_its_space(tmp_path: Path) -> None:
+    """RoBERTa's tokeniser: ``dog`` at the start of a caption is the token of ``a dog``."""
+    from tokenizers import ByteLevelBPETokenizer
+    from transformers import RobertaConfig, RobertaModel, RobertaTokenizer
+
+    trained = ByteLevelBPETokenizer()
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    trained.train_from_iterator(["a dog runs in the park the dog"] * 50, vocab_size=300, special_tokens=special)
+    trained.save_model(str(tmp_path))
+    RobertaTokenizer.from_pretrained(str(tmp_path)).save_pretrained(tmp_path)
+    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    RobertaModel(RobertaConfig(vocab_size=310, max_position_embeddings=34, **shape)).save_pretrained(tmp_path)
+    scorer = BertScore(str(tmp_path), 1)
+    encode = importlib.import_module("bert_score.utils").sent_encode
+    ids = encode(scorer._scorer._tokenizer, "dog runs")
+    assert ids[1] == trained.encode(" dog").ids[0] != trained.encode("dog").ids[0]
+    assert len(encode(scorer._scorer._tokenizer, "dog " * 90)) == 32
+
+
+def test_bad_input_is_refused(bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="layers has to be set for the model"):
+        BertScore(str(bert))
+    with pytest.raises(ValueError, match="with layers 9 cannot be used"):
+        BertScore(str(bert), 9)
+    with pytest.raises(ValueError, match=r"has no config\.json"):
+        BertScore(str(tmp_path), 1)
+    with pytest.raises(RewardError, match="row 0 has a reference without a word"):
+        BertScore(str(bert), 1)(None, ["a dog"], references=[["a dog", " "]])
+    monkeypatch.setitem(sys.modules, "bert_score", None)
+    with pytest.raises(ValueError, match=r"needs the package bert-score .*pip install 'rl-caption\[bertscore\]'"):
+        BertScore(str(bert), 1)

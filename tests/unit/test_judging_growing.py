@@ -1,5 +1,6 @@
 """Growing captions, agreement by length, hubness, and the program that prints all of it."""
 
+import importlib
 import json
 import subprocess
 import sys
@@ -8,16 +9,20 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from safetensors.torch import save_file
 
 from rewards.clip.backbone import load_backbone
 from rewards.judging.hubness import hubness
 from rewards.text.detail_units import detail_units, prefixes
+from rl_caption.build import ConfigError
 from rl_caption.data.base import DataError
 from rl_caption.data.scenes import ScenesData, oracle
 from rl_caption.judging.growing import GrownCaption, grown_captions, make_chains, tau_by_length
 from rl_caption.judging.specificity_study import CaptionLength, SpecificityStudy
+from rl_caption.reward_models.encoders import random_clip, save_clip
 from rl_caption.reward_models.triplets import Donor
 from tests.clip_for_tests import tiny_student
+from tests.reward_models_for_tests import CLIP
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SCENES = {"num_train": 0, "num_val": 0, "num_test": 14, "num_unseen": 0, "image_size": 32}
@@ -129,3 +134,25 @@ def test_the_program(tmp_path):
     assert list(content["models"]) == ["before", "after"]
     for name in ("SR_neg, %", "10 to 19", "image to text R@1, %", "never near, %"):
         assert name in done.stdout
+
+
+def test_a_run_is_judged_by_its_best_export_or_by_its_last_step(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(REPOSITORY / "benchmarks"))
+    exported = importlib.import_module("specificity_study").exported
+    torch.manual_seed(0)
+    run, step = tmp_path / "run", tmp_path / "run" / "checkpoints" / "step-00000004"
+    best, shape = random_clip(None, CLIP)
+    save_clip(best, shape, run / "export" / "best")
+    last, _ = random_clip(None, CLIP)
+    step.mkdir(parents=True)
+    weights = {f"clip.{name}": value.clone() for name, value in last.state_dict().items()}
+    save_file(weights, step / "model.safetensors")
+    (step / "manifest.json").write_text("{}")
+    labelled = exported([f"best={run}", f"last={run}@last", f"as is={run}/export/best"], tmp_path)
+    folders = dict(item.split("=") for item in labelled)
+    assert folders["best"] == folders["as is"] == str(run / "export" / "best")
+    for label, model in (("best", best), ("last", last)):
+        found = load_backbone(folders[label]).model.state_dict()
+        assert all(torch.equal(found[name], value) for name, value in model.state_dict().items())
+    with pytest.raises(ConfigError, match="is no finished run"):
+        exported([f"last={tmp_path}@last"], tmp_path)

@@ -110,8 +110,8 @@ def pair_figures(
     found = []
     for name, values in won.items():
         tied = np.mean(np.asarray(first[name]) == np.asarray(second[name])) if name in first else 0.0
-        note = f"{100 * tied:.1f} % of pairs have equal scores, which count as {part.ties}" if tied else ""
         prefix = f"{name}, " if name else ""
+        note = f"{prefix}{100 * tied:.1f} % of pairs have equal scores, which count as {part.ties}" if tied else ""
         found += _accuracies(part, values, prefix, note, resamples, seed)
     return found
 

@@ -1,1 +1,1 @@
-"""How well metrics agree with the truth of the generated world."""
+"""How well metrics agree with people, and with the truth of the generated world."""

@@ -130,6 +130,8 @@ def test_conditions_are_shown_or_averaged() -> None:
         "1 reference, all pairs": pytest.approx(2 / 3),
         "4 references, all pairs": 1.0,
     }
+    (_, tied) = pair_figures(pair_set(shown_kinds=False), first, first)
+    assert tied.note == "4 references, 100.0 % of pairs have equal scores, which count as wrong"
     (averaged,) = pair_figures(pair_set(shown_kinds=False, averaged=True), first, second)
     assert (averaged.name, averaged.value) == ("all pairs", pytest.approx(5 / 6))
     with pytest.raises(ValueError, match="expected the same"):

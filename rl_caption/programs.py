@@ -25,6 +25,7 @@ from rl_caption.config import ModelConfig, ScstConfig, XeConfig
 from rl_caption.cross_entropy import CrossEntropyTask
 from rl_caption.data.checks import check_row_images
 from rl_caption.data.loader import Collate
+from rl_caption.engines import engine_of
 from rl_caption.fit import Trainee, fit
 from rl_caption.hacking.config import MonitorConfig
 from rl_caption.hacking.judges import build_judges
@@ -192,4 +193,8 @@ def _watched(trainee: Trainee, config: MonitorConfig, monitor: HackingMonitor) -
 
 
 def _frozen_copy(captioner: Captioner, stage: Stage) -> nn.Module:
-    return copy.deepcopy(captioner.policy).eval().requires_grad_(False).to(stage.accelerator.device)
+    """The policy as it is now; weights that are not trained are shared with it, where no engine shards them."""
+    policy = captioner.policy
+    shared = [value for value in policy.parameters() if not value.requires_grad]
+    memo: dict[int, object] = {id(value): value for value in shared} if engine_of(stage.accelerator) == "plain" else {}
+    return copy.deepcopy(policy, memo).eval().requires_grad_(False).to(stage.accelerator.device)

@@ -27,6 +27,7 @@ from transformers import (
     InstructBlipConfig,
     InstructBlipForConditionalGeneration,
     InstructBlipProcessor,
+    LlamaConfig,
     OPTConfig,
     PreTrainedTokenizerFast,
     VisionEncoderDecoderConfig,
@@ -210,14 +211,22 @@ def save_blip2(folder: Path) -> None:
 
 
 def save_instructblip(folder: Path) -> None:
-    """As Salesforce/instructblip-vicuna-7b, on OPT: the configuration's EOS does not fit the tokenizer."""
+    """As Salesforce/instructblip-vicuna-7b, on Llama: the configuration's EOS does not fit the tokenizer."""
     tokenizer = byte_tokenizer("<s>", "</s>", "<pad>", starts=True)
     images = BlipImageProcessor(size=image_size())
     processor = InstructBlipProcessor(images, tokenizer, bert_tokenizer(), num_query_tokens=3)
     config = InstructBlipConfig(
         vision_config=VISION,
         qformer_config=Q_FORMER,
-        text_config=OPTConfig(**opt_config(tokenizer, eos=9)).to_dict(),
+        text_config=LlamaConfig(
+            **TEXT,
+            intermediate_size=48,
+            vocab_size=len(tokenizer) + 5,
+            max_position_embeddings=40,
+            bos_token_id=tokenizer.bos_token_id,
+            eos_token_id=9,
+            pad_token_id=tokenizer.pad_token_id,
+        ).to_dict(),
         num_query_tokens=3,
         image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
     )

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from accelerate import Accelerator
 
 from rl_caption.captioners.adaptation import freeze
 from rl_caption.captioners.base import CaptionerError, Decoding
 from rl_caption.captioners.huggingface import ADAPTERS_FOLDER, HuggingFaceCaptioner
 from rl_caption.objectives import token_logprobs
+from rl_caption.programs import _frozen_copy
 from tests.captioners_for_tests import tiny_rows
 from tests.hf_models_for_tests import FAMILIES, PROMPT, save_model, tiny_hf_captioner
 
@@ -176,7 +179,40 @@ def test_adapters_beside_bfloat16_weights_are_float32_and_the_export_keeps_what_
     assert ours.shape[:2] == (2, 1)
 
 
-def test_the_smallest_captioner_has_no_adapters_to_export(tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_engines_shard_layers_that_are_there_and_find_weights_by_the_names_of_parameters(
+    family: str, folders: dict[str, Path]
+) -> None:
+    """FSDP refuses a class that is not in the model, as some models' own lists have; layers hold most weights."""
+    captioner = loaded(folders[family])
+    before = set(captioner.policy.state_dict())
+    captioner.adapt(frozen=[], lora=None, checkpointed=True)
+    kinds = [type(module).__name__ for module in captioner.policy.modules()]
+    assert set(captioner.policy._no_split_modules) <= set(kinds)
+    layers = 6 if family in BIG else 4  # two each of the vision tower, the text model, and the Q-Former
+    assert sum(kinds.count(name) for name in captioner.policy._no_split_modules) == layers
+    named = {name for name, _ in captioner.policy.named_parameters(remove_duplicate=False)}
+    assert set(captioner.policy.state_dict()) == before
+    assert named <= before
+
+
+def test_the_reference_policy_shares_what_is_not_trained(folders: dict[str, Path]) -> None:
+    pytest.importorskip("peft")
+    captioner = loaded(folders["blip2"])
+    captioner.adapt(frozen=None, lora=lora(), checkpointed=True)
+    before = logits(captioner)
+    stage: Any = SimpleNamespace(accelerator=Accelerator(cpu=True))
+    copied: Any = _frozen_copy(captioner, stage)
+    assert not any(value.requires_grad for value in copied.parameters())
+    for (name, value), (_, other) in zip(captioner.policy.named_parameters(), copied.named_parameters(), strict=True):
+        assert (value is other) == (not value.requires_grad), name
+    shaken(captioner)
+    with torch.no_grad():
+        after = captioner.token_logits(copied, captioner.preprocess(tiny_rows(2)), IDS)
+    assert torch.equal(after, before), "it stays where training started"
+
+
+def test_a_captioner_without_adapters_exports_none(tmp_path: Path) -> None:
     captioner = tiny_hf_captioner("git", tmp_path / "start")
     captioner.save_pretrained(captioner.policy, tmp_path / "export")
     assert not (tmp_path / "export" / ADAPTERS_FOLDER).exists()

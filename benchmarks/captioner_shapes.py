@@ -2,8 +2,8 @@
 
     python -m benchmarks.captioner_shapes
 
-Does scoring by teacher forcing give the log-probabilities that captions were sampled with, and does the image matter? One
-line a family. Needs 2 GB of memory and no network.
+Does scoring by teacher forcing give the log-probabilities that captions were sampled with, and does the image matter?
+One line a family. Needs 2 GB of memory and no network.
 """
 
 from __future__ import annotations

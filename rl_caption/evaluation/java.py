@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import shutil
+import signal
 import subprocess
 import tempfile
 import threading
@@ -77,16 +79,45 @@ def run_java(
     """
     command = [java.path, "-Dfile.encoding=UTF-8", *arguments]
     try:
-        done = subprocess.run(
-            command, input=text.encode("utf-8", "replace"), capture_output=True, cwd=cwd, timeout=timeout, check=False
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=cwd,
+            start_new_session=True,
         )
-    except subprocess.TimeoutExpired as error:
-        raise JavaError(f"{name} was not done after {timeout:g} s and was ended") from error
     except OSError as error:
         raise JavaError(f"{name} did not start: {error}") from error
-    if done.returncode != 0:
-        raise JavaError(f"{name} ended with status {done.returncode}: {_tail(done.stderr)}")
-    return done.stdout.decode("utf-8", "replace")
+    try:
+        output, errors = process.communicate(text.encode("utf-8", "replace"), timeout)
+    except subprocess.TimeoutExpired as error:
+        raise JavaError(f"{name} was not done after {timeout:g} s and was ended") from error
+    finally:
+        _end(process)
+    if process.returncode != 0:
+        raise JavaError(f"{name} ended with status {process.returncode}: {_tail(errors)}")
+    return output.decode("utf-8", "replace")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a program and whatever it started, wait for it, and close its pipes."""
+    _kill(process)
+    process.wait()
+    for stream in (process.stdin, process.stdout, process.stderr):
+        if stream is not None:
+            with contextlib.suppress(BrokenPipeError):  # bytes meant for a process that is gone
+                stream.close()
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is not None:
+        return
+    if hasattr(os, "killpg"):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # it leads a session of its own
+    else:
+        process.kill()
 
 
 class JavaDialogue:
@@ -114,6 +145,7 @@ class JavaDialogue:
                 stdout=subprocess.PIPE,
                 stderr=self._errors,
                 cwd=self._cwd,
+                start_new_session=True,
             )
         except OSError as error:
             self._errors.close()
@@ -127,17 +159,12 @@ class JavaDialogue:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._timer.cancel()
-        self._process.kill()
-        self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                with contextlib.suppress(BrokenPipeError):  # bytes meant for a process that is gone
-                    stream.close()
+        _end(self._process)
         self._errors.close()
 
     def _expire(self) -> None:
         self._expired.set()
-        self._process.kill()
+        _kill(self._process)
 
     def write(self, line: str) -> None:
         """Send one line.
@@ -165,7 +192,7 @@ class JavaDialogue:
         return line.decode("utf-8", "replace").strip()
 
     def _ended(self) -> JavaError:
-        self._process.kill()
+        _kill(self._process)
         status = self._process.wait()
         if self._expired.is_set():
             return JavaError(f"{self._name} was not done after {self._timeout:g} s and was ended")

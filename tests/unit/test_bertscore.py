@@ -31,7 +31,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def by_hand(folder: Path, layers: int, caption: str, reference: str) -> float:
-    """Zhang et al. 2020, section 3: each token's best cosine on the other side; [CLS] and [SEP] are matched and do not count."""
+    """Zhang et al. 2020, section 3: each token's best cosine on the other side; [CLS] and [SEP] may be matched only."""
     from transformers import BertModel
 
     model = BertModel.from_pretrained(folder).eval()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
 import time
 from pathlib import Path
 
@@ -36,6 +37,19 @@ def is_running(pid: int) -> bool:
     return True
 
 
+def is_gone(pid: int) -> bool:
+    """Whether a process that is not ours ends; it was sent SIGKILL, and someone else waits for it."""
+    for _ in range(500):
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except FileNotFoundError:
+            return True
+        if state == "Z":
+            return True
+        time.sleep(0.01)
+    return False
+
+
 def test_no_java_on_path_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(JavaError, match="'java' is not on PATH"):
@@ -65,6 +79,32 @@ def test_run_that_takes_too_long_is_ended(stand_in) -> None:
     java = stand_in("exec sleep 60")
     with pytest.raises(JavaError, match=r"the program was not done after 0\.2 s"):
         run_java(java, [], name="the program", timeout=0.2)
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks at processes through /proc")
+def test_what_a_wrapper_started_is_ended_too(stand_in, tmp_path: Path) -> None:
+    """A ``java`` that is a script with a child: the child holds the pipes, and would be waited for."""
+    java = stand_in(f"sleep 600 & echo $! > {tmp_path}/child; wait")
+    with pytest.raises(JavaError, match="was not done after"):
+        run_java(java, [], name="the program", timeout=2)
+    assert is_gone(int((tmp_path / "child").read_text()))
+    with JavaDialogue(java, [], name="the program", timeout=2) as program, pytest.raises(JavaError, match="2 s"):
+        program.read()
+    assert is_gone(int((tmp_path / "child").read_text()))
+
+
+def test_an_interrupted_run_leaves_no_process(stand_in, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    java = stand_in(f"echo $$ > {tmp_path}/pid; exec sleep 600")
+
+    def interrupted(*arguments: object) -> None:
+        while not (tmp_path / "pid").is_file() or not (tmp_path / "pid").read_text():
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess.Popen, "communicate", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_java(java, [], name="the program", timeout=30)
+    assert not is_running(int((tmp_path / "pid").read_text()))
 
 
 def test_run_passes_text_and_arguments(stand_in) -> None:

@@ -144,8 +144,8 @@ def tau_by_length(
 ) -> list[LengthBin]:
     """Compare [N] scores with oracle F1 in bins of words, and over all lengths.
 
-    Within a bin, captions hardly differ in length: a metric that pays for length alone is near 0 there, and high over
-    all lengths, where longer captions of a description tell more.
+    Longer captions of a description tell more, so a metric that pays for length alone agrees well over all lengths. It
+    does less so within a bin, where lengths differ less; give its tau beside that of a metric.
 
     Args:
         scores: [N] of the captions.

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 from tqdm import tqdm
 
@@ -49,23 +49,17 @@ def environment(engine: str) -> dict[str, str]:
 
 
 def held() -> int:
-    """Bytes of the storages of all tensors of this process."""
+    """Bytes of the storages of all tensors of this process, gradients among them."""
     gc.collect()
-    storages = {}
-    for item in gc.get_objects():
-        if issubclass(type(item), torch.Tensor) and not issubclass(type(item), DTensor):
-            storage = item.untyped_storage()
-            storages[storage.data_ptr()] = storage.nbytes()
+    kinds = (
+        item for item in gc.get_objects() if issubclass(type(item), Tensor) and not issubclass(type(item), DTensor)
+    )
+    tensors: list[Tensor] = list(kinds)
+    # Python sees a gradient once it has asked for it.
+    tensors += [leaf.grad for leaf in tensors if leaf.is_leaf and leaf.requires_grad and leaf.grad is not None]
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
     storages.pop(0, None)  # what FSDP has freed
     return sum(storages.values())
-
-
-def held_with_gradients(policy: nn.Module) -> int:
-    """``held``, once Python has asked for the gradients and so sees them."""
-    gradients = [parameter.grad for parameter in policy.parameters()]
-    bytes_held = held()
-    del gradients
-    return bytes_held
 
 
 def bucket_bytes(model: Any) -> int:
@@ -76,8 +70,9 @@ def bucket_bytes(model: Any) -> int:
 
 def measure(rank: int, processes: int, engine: str, port: int, queue: Any) -> None:
     """One process: put the bytes a parameter at each moment, and the number of parameters, into ``queue``."""
-    os.environ.update(environment(engine), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank))
-    os.environ.update(LOCAL_RANK=str(rank), WORLD_SIZE=str(processes), LOCAL_WORLD_SIZE=str(processes))
+    if processes > 1 or engine != "plain":  # a launcher; without one there is no DDP
+        os.environ.update(environment(engine), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank))
+        os.environ.update(LOCAL_RANK=str(rank), WORLD_SIZE=str(processes), LOCAL_WORLD_SIZE=str(processes))
     from rl_caption.accumulation import backward_all
     from rl_caption.build import build_accelerator
     from rl_caption.captioners.modeling import CaptionTransformer, CaptionTransformerConfig
@@ -100,7 +95,7 @@ def measure(rank: int, processes: int, engine: str, port: int, queue: Any) -> No
 
     def loss(moment: str | None = None) -> Tensor:
         if moment:
-            seen[moment] = held_with_gradients(policy)
+            seen[moment] = held()
         return model(**inputs).logits.float().mean()
 
     for _ in range(2):
@@ -110,7 +105,7 @@ def measure(rank: int, processes: int, engine: str, port: int, queue: Any) -> No
             policy(**inputs)
             seen["while sampling"] = held()
         backward_all(accelerator, model, [loss, partial(loss, "between micro-batches")])
-        seen["before the update"] = held_with_gradients(policy)
+        seen["before the update"] = held()
         if engine.startswith("zero"):
             deepspeed_step(model)
         else:
@@ -121,12 +116,12 @@ def measure(rank: int, processes: int, engine: str, port: int, queue: Any) -> No
     accelerator.wait_for_everyone()
 
 
-def together(engine: str, processes: int) -> dict[str, Any]:
-    """One row: the largest of the processes at each moment."""
+def together(engine: str, processes: int, start: str = "spawn") -> dict[str, Any]:
+    """One row: the largest of the processes at each moment. ``start`` is how multiprocessing starts them."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    context = multiprocessing.get_context("spawn")
+    context: Any = multiprocessing.get_context(start)
     queue = context.Queue()
     ranks = [
         context.Process(target=measure, args=(rank, processes, engine, port, queue), daemon=True)
@@ -147,12 +142,14 @@ def main() -> None:
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
     parser.add_argument("--json", type=Path, help="file for the rows, a list of objects")
     chosen = parser.parse_args()
-    rows = [together(engine, chosen.processes) for engine in tqdm(chosen.engines, disable=None)]
-    print(f"{chosen.processes} process(es), {rows[0]['parameters']:,} parameters; bytes a parameter and process")
+    print(f"{chosen.processes} process(es); bytes a parameter and process")
     print("| engine | " + " | ".join(MOMENTS) + " |")
-    print("| --- |" + " ---: |" * len(MOMENTS))
-    for row in rows:
-        print(f"| {row['engine']} | " + " | ".join(f"{row[key]:.2f}" for key in MOMENTS) + " |")
+    print("| --- |" + " ---: |" * len(MOMENTS), flush=True)
+    rows = []
+    for engine in tqdm(chosen.engines, disable=None):
+        rows.append(together(engine, chosen.processes))
+        print(f"| {engine} | " + " | ".join(f"{rows[-1][key]:.2f}" for key in MOMENTS) + " |", flush=True)
+    print(f"{rows[0]['parameters']:,} parameters, torch {torch.__version__}")
     if chosen.json:
         chosen.json.write_text(json.dumps(rows, indent=2) + "\n")
 

@@ -13,6 +13,7 @@ from safetensors.torch import load_model
 from rewards.base import Reward
 from rl_caption.ablation.config import AblateConfig
 from rl_caption.ablation.plan import weights_hash
+from rl_caption.captioners.huggingface import HuggingFaceCaptioner
 from rl_caption.captioners.loading import load_captioner
 from rl_caption.checkpoint import (
     CheckpointError,
@@ -28,6 +29,7 @@ from rl_caption.evaluate import judge
 from rl_caption.evaluation import Evaluation, write_evaluation
 from rl_caption.evaluation.judge import JUDGE as JUDGE
 from rl_caption.evaluation.reward_scores import signed
+from rl_caption.run_folder import read_config
 
 ALARM = "hacking/alarm"
 
@@ -123,6 +125,10 @@ def last_policy(run: Path, folder: Path) -> Path:
     if newest is None:
         raise CheckpointError(f"{run / 'checkpoints'} has no intact checkpoint: judge policy best, or train it again")
     captioner = load_captioner(run / "export" / "best")
+    lora = read_config(run / "config.yaml").get("model", {}).get("lora") if (run / "config.yaml").is_file() else None
+    if lora is not None and isinstance(captioner, HuggingFaceCaptioner):
+        # The export has adapters added to its weights, the checkpoint has them beside the weights.
+        captioner.adapt([], lora | {"export_adapters": False}, checkpointed=False)
     load_model(captioner.policy, newest / "model.safetensors")
     partial = folder.with_name(f".partial-{folder.name}")
     with write_errors(f"model {folder}", partial, run / "checkpoints"):

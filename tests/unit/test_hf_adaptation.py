@@ -10,11 +10,15 @@ from typing import Any
 import pytest
 import torch
 import transformers
+import yaml
 from accelerate import Accelerator
+from safetensors.torch import save_model as save_weights
 
+from rl_caption.ablation.outcome import last_policy
 from rl_caption.captioners.adaptation import freeze
 from rl_caption.captioners.base import CaptionerError, Decoding
 from rl_caption.captioners.huggingface import ADAPTERS_FOLDER, HuggingFaceCaptioner
+from rl_caption.checkpoint import seal
 from rl_caption.objectives import token_logprobs
 from rl_caption.programs import _frozen_copy
 from tests.captioners_for_tests import tiny_rows
@@ -210,6 +214,24 @@ def test_the_reference_policy_shares_what_is_not_trained(folders: dict[str, Path
     with torch.no_grad():
         after = captioner.token_logits(copied, captioner.preprocess(tiny_rows(2)), IDS)
     assert torch.equal(after, before), "it stays where training started"
+
+
+def test_an_ablation_judges_the_last_policy_of_a_run_that_trained_adapters(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    pytest.importorskip("peft")
+    captioner = loaded(folders["blip"])
+    captioner.adapt(frozen=None, lora=lora(), checkpointed=True)
+    captioner.save_pretrained(captioner.policy, tmp_path / "run" / "export" / "best")
+    last = logits(shaken(captioner))
+    checkpoint = tmp_path / "run" / "checkpoints" / "step-00000004"
+    checkpoint.mkdir(parents=True)
+    save_weights(captioner.policy, str(checkpoint / "model.safetensors"))
+    seal(checkpoint)
+    (tmp_path / "run" / "config.yaml").write_text(yaml.safe_dump({"model": {"lora": lora(export_adapters=True)}}))
+    judged = loaded(last_policy(tmp_path / "run", tmp_path / "last"))
+    assert torch.allclose(logits(judged), last, atol=1e-4)
+    assert not (tmp_path / "last" / ADAPTERS_FOLDER).exists(), "they belong beside another model than export/best"
 
 
 def test_a_captioner_without_adapters_exports_none(tmp_path: Path) -> None:

@@ -43,6 +43,9 @@ _UNTESTED = re.compile(
     rf"|(?<![A-Za-z])(?<![A-Za-z]['\u2019.])(?i:[a-z]|{'|'.join(NUMBERED_ABBREVIATIONS)})\.\s*$"
 )
 _OPENS_SENTENCE = re.compile(rf"\s*(?=[A-Z])(?i:{'|'.join(SENTENCE_OPENERS)}|m[rs]\.)(?:\s|$)")
+MOST_PLAIN_WORDS = 100_000
+_plain_words: set[str] = set()
+"""Words seen so far that are tokens wherever they stand between spaces: captions of a policy have hardly any others."""
 _LINE_BREAK = re.compile("[\n\r\x0b\x0c\u2028\u2029]")
 
 
@@ -61,6 +64,9 @@ def tokenize(text: str) -> list[str]:
         the tokens joined by spaces gives the same tokens, except for the few whose capitals or neighbours decided
         (``M&Ms``, ``Miss.``, ``y'all``) and runs of curly quotes, where the toolkit's tokeniser is not stable either.
     """
+    words = text.split()
+    if _plain_words.issuperset(words) and " ".join(words) == text:
+        return words
     easy = _EASY_CAPTION.fullmatch(text)
     if easy is not None:
         last = easy.group(1)
@@ -69,6 +75,8 @@ def tokenize(text: str) -> list[str]:
             if last is not None:
                 words = [word for word in (*words[:-1], words[-1].rstrip(".")) if word]
             if SPLIT_WORDS.isdisjoint(words):
+                if last is None and len(_plain_words) < MOST_PLAIN_WORDS:
+                    _plain_words.update(words)
                 return words
     return list(_scan(text))
 

@@ -1,52 +1,129 @@
-"""What the Python tokeniser changes in published scores, against the toolkit's Java tokeniser.
+"""The Python tokeniser against the toolkit's, and what tokens change in published scores.
 
-python benchmarks/tokenizer_agreement.py DATA [--meteor]
+python benchmarks/tokenizer_agreement.py DATA [--stream 500000] [--spaces]
 
-DATA holds ``refs.json`` (``[{"image_name", "captions"}]``) and ``predictions/*.json`` (rows of ``image_name`` and
-``caption``). Prints Markdown: how many captions get other tokens, and each score (x100) with both tokenisers, as the
-value with Java and, in brackets, what Python adds. Needs Java.
+DATA is a folder with ``coco_val2017_captions``, ``coco_karpathy_test``, ``flickr8k`` and ``long_captions``. Prints as
+Markdown: captions of each, how many are outside of the tested class (``rewards.text.tokenize.is_tested``), and how many
+have other tokens than by Java; the same for every string of one and two characters of the class, for all of three of
+the most telling ones, and for ``--stream`` random odd strings. ``--spaces`` prints instead what PTB tokens change in the
+scores of the four systems against plain white space. Needs Java.
 """
 
 import argparse
+import itertools
+import json
+import random
+from collections.abc import Iterator
 from pathlib import Path
 
-from rewards.text.tokenize import tokenize
+from rewards.text.tokenize import is_tested, tokenize, tokenize_lines
 from rl_caption.data.files import read_captions, read_references
-from rl_caption.evaluation import Evaluation, evaluate_captions, ptb_tokenize
+from rl_caption.evaluation import evaluate_captions, ptb_tokenize
 
-KEYS = ("BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "METEOR", "ROUGE-L", "CIDEr")
+KEYS = ("BLEU-1", "BLEU-4", "ROUGE-L", "CIDEr")
+WORDS = """
+    a an the man dog A The Man DOG NYC iPhone McDonald's dogs' can't cannot gonna it's o'clock 'em '90s t-shirt
+    black-and-white 10-year-old and/or w/ no. st. mr. u.s. a.m. b. p.m. etc. vs. ft. 3.5 .5 1,000 12:30 1/2 $5.50 £20
+    50% 2nd 90s 5pm 4x4 30° #1 ½ café naïve Straße foo_bar rock'n'roll Y'all O'Brien “hi” ‘ok’ don’t 😀 ☺ ™ … -- ...
+    """.split()  # noqa: SIM905
+PAIRS = [chr(number) for number in (*range(0x20, 0x7F), *range(0xA1, 0x180))] + list(
+    "\t\xa0–—‘’“”•…′″€™→☺😀\ufe0f\u200d"
+)
+TELLING = list("adsmtnxTAS015 .,:;-'\"`/\\()[&$%#*!?<>=_^~+|’“\té½😀")
+GAPS = [" ", " ", " ", "", "", "\t", "\xa0", "-", "/", ", ", ". "]
 
 
-def agreement(name: str, captions: list[str]) -> str:
-    pairs = [(java.split(), tokenize(text)) for java, text in zip(ptb_tokenize(captions), captions, strict=True)]
-    different = [(" ".join(java), " ".join(python)) for java, python in pairs if java != python]
-    examples = "; ".join(f"`{java}` / `{python}`" for java, python in different[:3])
-    return f"| {name} | {len(captions)} | {len(different)} | {examples or 'none'} |"
+def texts_of(content: object) -> Iterator[str]:
+    if isinstance(content, str):
+        yield from [content] if " " in content else []
+    elif isinstance(content, dict | list):
+        for value in content.values() if isinstance(content, dict) else content:
+            yield from texts_of(value)
 
 
-def difference(key: str, java: Evaluation, python: Evaluation) -> str:
-    a, b = 100 * java.metrics[key], 100 * python.metrics[key]
-    return f"{a:.4f} ({b - a:+.4f})" if b != a else f"{a:.4f} (=)"
+def corpora(data: Path) -> Iterator[tuple[str, list[str]]]:
+    annotations = json.loads((data / "coco_val2017_captions" / "captions_val2017.json").read_text())["annotations"]
+    yield "coco_val2017_captions", [annotation["caption"] for annotation in annotations]
+    karpathy = data / "coco_karpathy_test"
+    references = read_references(karpathy / "refs.json", by="image_name")
+    yield "coco_karpathy_test, references", [text for texts in references.values() for text in texts]
+    for path in sorted((karpathy / "predictions").glob("*.json")):
+        yield f"coco_karpathy_test, {path.stem}", list(read_captions(path, allow_empty=True).values())
+    lines = (data / "flickr8k" / "Flickr8k.token.txt").read_text(encoding="utf-8").splitlines()
+    yield "flickr8k", [line.split("\t", 1)[1] for line in lines]
+    for path in sorted((data / "long_captions").glob("*.jsonl")):
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        yield f"long_captions, {path.stem}", list(texts_of(rows))
+
+
+def odd_strings(count: int, seed: int = 0) -> list[str]:
+    draw = random.Random(seed)
+    digits = "0123456789"
+
+    def chunk() -> str:
+        kind = draw.random()
+        if kind < 0.5:
+            return draw.choice(WORDS)
+        if kind < 0.65:
+            parts = ["".join(draw.choices(digits, k=draw.randint(1, 4))) for _ in range(draw.randint(1, 3))]
+            number = draw.choice(["", "", "-", "+", "$", "£", "€"]) + draw.choice(".,:/-").join(parts)
+            return number + draw.choice(["", "", "st", "th", "%", "pm", "mm", "s", "x5", "°"])
+        if kind < 0.8:
+            head = draw.choice("dog it they I ca wo Y O d rock man is".split())  # noqa: SIM905
+            return head + draw.choice("'’`") + draw.choice("s S m d re ve ll t T n em clock".split())  # noqa: SIM905
+        return "".join(draw.choices(PAIRS, k=draw.randint(1, 4)))
+
+    return ["".join(chunk() + draw.choice(GAPS) for _ in range(draw.randint(0, 7))) for _ in range(count)]
+
+
+def row(name: str, texts: list[str], *, lines: bool) -> str:
+    """One line of the table. ``lines``: as one file, where the next line counts; else the tested class alone."""
+    outside = sum(not is_tested(text, in_lines=lines) for text in texts)
+    if not lines:
+        texts = [text for text in texts if is_tested(text)]
+    mine = tokenize_lines(texts) if lines else [tokenize(text) for text in texts]
+    different = sum(a != b.split() for a, b in zip(mine, ptb_tokenize(texts, timeout=1000), strict=True))
+    return f"| {name} | {len(texts):,} | {outside:,} | {different} |"
+
+
+def agreement(data: Path, stream: int) -> None:
+    print("| text | compared | outside of the tested class | tokens differ |\n| --- | ---: | ---: | ---: |")
+    for name, texts in corpora(data):
+        print(row(f"{name}, as a file", texts, lines=True), flush=True)
+    pairs = ["".join(pair) for length in (0, 1, 2) for pair in itertools.product(PAIRS, repeat=length)]
+    print(row("every string of up to two characters", pairs, lines=False), flush=True)
+    triples = ["".join(triple) for triple in itertools.product(TELLING, repeat=3)]
+    print(row(f"every string of three of {len(TELLING)} characters", triples, lines=False), flush=True)
+    if stream:
+        print(row("random odd strings", odd_strings(stream), lines=False))
+
+
+def spaces(data: Path) -> None:
+    print(f"| system, x100 (PTB - white space) | {' | '.join(KEYS)} |\n| --- |{' ---: |' * len(KEYS)}")
+    karpathy = data / "coco_karpathy_test"
+    references = read_references(karpathy / "refs.json", by="image_name")
+    for path in sorted((karpathy / "predictions").glob("*.json")):
+        captions = read_captions(path, allow_empty=True)
+        plain = {image_id: caption.lower() for image_id, caption in captions.items()}
+        known = {image_id: [text.lower() for text in references[image_id]] for image_id in captions}
+        ptb, split = (
+            evaluate_captions(texts, refs, metrics=("bleu", "rouge", "cider"), tokenizer=tokenizer).metrics
+            for texts, refs, tokenizer in ((captions, references, "auto"), (plain, known, "none"))
+        )
+        cells = [f"{100 * ptb[key]:.2f} ({100 * (ptb[key] - split[key]):+.2f})" for key in KEYS]
+        print(f"| {path.stem} | {' | '.join(cells)} |")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path, help="folder with refs.json and predictions/*.json")
-    parser.add_argument("--meteor", action="store_true", help="METEOR too (about 20 s a system and tokeniser)")
+    parser.add_argument("data", type=Path, help="folder of the data sets")
+    parser.add_argument("--stream", type=int, default=100_000, help="random odd strings")
+    parser.add_argument("--spaces", action="store_true", help="scores by PTB tokens against plain white space")
     arguments = parser.parse_args()
-    references = read_references(arguments.data / "refs.json", by="image_name")
-    systems = {path.stem: read_captions(path) for path in sorted((arguments.data / "predictions").glob("*.json"))}
-    print("| text | captions | tokens differ | first of them (Java / Python) |\n| --- | ---: | ---: | --- |")
-    print(agreement("references", [text for texts in references.values() for text in texts]))
-    for name, captions in systems.items():
-        print(agreement(name, list(captions.values())))
-    keys = [key for key in KEYS if key != "METEOR" or arguments.meteor]
-    metrics = ("bleu", "rouge", "cider", "meteor") if arguments.meteor else ("bleu", "rouge", "cider")
-    print(f"\n| system, x100 (Python - Java) | {' | '.join(keys)} |\n| --- |{' ---: |' * len(keys)}")
-    for name, captions in systems.items():
-        java = evaluate_captions(captions, references, metrics=metrics, tokenizer="java")
-        python = evaluate_captions(captions, references, metrics=metrics, tokenizer="python")
-        print(f"| {name} | {' | '.join(difference(key, java, python) for key in keys)} |")
+    if arguments.spaces:
+        spaces(arguments.data)
+    else:
+        agreement(arguments.data, arguments.stream)
 
 
 if __name__ == "__main__":

@@ -40,8 +40,9 @@ _UNTESTED = re.compile(
     r"|[.,]\S*-\S*\.|-\S*\.\S*\."  # full stops after and before a hyphen
     r"|\+\d+-|\d\)?[ \xa0]\d"  # telephone numbers; `10 1/2`, which the toolkit keeps as one token with a space
     r"|['`\u2018\u2019][A-Za-z]{3,}\.\s*$"  # last words whose full stop depends on the next line of a file
-    rf"|(?<![A-Za-z])(?<![A-Za-z]['\u2019.])(?i:[a-z]|{'|'.join(NUMBERED_ABBREVIATIONS)})\.\s*$"
+    r"|['`\u2018\u2019-](?i:" + "|".join(NUMBERED_ABBREVIATIONS) + r")\.\s*$"
 )
+_LOOKS_AHEAD = re.compile(rf"(?<![A-Za-z])(?<![A-Za-z]['\u2019.])(?i:[a-z]|{'|'.join(NUMBERED_ABBREVIATIONS)})\.\s*$")
 _OPENS_SENTENCE = re.compile(rf"\s*(?=[A-Z])(?i:{'|'.join(SENTENCE_OPENERS)}|m[rs]\.)(?:\s|$)")
 MOST_PLAIN_WORDS = 100_000
 _plain_words: set[str] = set()
@@ -81,16 +82,20 @@ def tokenize(text: str) -> list[str]:
     return list(_scan(text))
 
 
-def is_tested(text: str) -> bool:
+def is_tested(text: str, *, in_lines: bool = False) -> bool:
     """Whether ``text`` is of the class of captions on which ``tokenize`` was compared with the toolkit's tokeniser.
 
+    With ``in_lines``, whether ``tokenize_lines`` was: it sees the next line, on which a last word may depend.
+
     The class: Latin letters and digits, the signs of ASCII, typographic quotes, dashes and symbols, emoji; without
-    addresses, markup, words with full stops around a hyphen, telephone numbers, numbers separated by a space, and
-    a last word (one letter, ``no.``) whose full stop depends on the next line of the toolkit's file.
-    docs/evaluation.md says what was compared. Most other captions are tokenised equally, too, but that is not
+    addresses, markup, words with full stops around a hyphen, telephone numbers, numbers separated by a space, and,
+    unless ``in_lines``, a last word (one letter, ``no.``) whose full stop depends on the next line of the toolkit's
+    file. docs/evaluation.md says what was compared. Most other captions are tokenised equally, too, but that is not
     claimed.
     """
-    return _TESTED_CHARACTERS.fullmatch(text) is not None and _UNTESTED.search(text) is None
+    if _TESTED_CHARACTERS.fullmatch(text) is None or _UNTESTED.search(text) is not None:
+        return False
+    return in_lines or _LOOKS_AHEAD.search(text) is None
 
 
 def tokenize_lines(captions: Sequence[str]) -> list[list[str]]:

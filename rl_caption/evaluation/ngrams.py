@@ -161,7 +161,8 @@ def cider_d_scores(captions: Captions, sigma: float = 6.0) -> Floats:
 def _inverse_frequencies(entries: Entries, owner: Ints, images: int, log_images: float) -> Floats:
     """ln(images) - ln(images whose references have it) of every n-gram of one order."""
     of_references = entries.caption >= images
-    pairs = np.unique(owner[entries.caption[of_references]] * entries.grams + entries.gram[of_references])
+    pairs = np.sort(owner[entries.caption[of_references]] * entries.grams + entries.gram[of_references])
+    pairs = pairs[np.diff(pairs, prepend=-1) != 0]  # numpy.unique, faster
     frequency = np.bincount(pairs % entries.grams, minlength=entries.grams)
     logarithms = np.array([float(np.log(max(1.0, float(f)))) for f in range(int(frequency.max(initial=0)) + 1)])
     return log_images - logarithms[frequency]

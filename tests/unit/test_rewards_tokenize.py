@@ -125,6 +125,27 @@ GAPS = st.sampled_from([" ", " ", " ", " ", "", "", "\t", "\xa0", "-", "/", ", "
 ODD_CAPTIONS = st.lists(st.tuples(CHUNKS, GAPS).map("".join), max_size=7).map("".join)
 
 
+ENDS = "no. No. fig. art. ca. p. K. x-K. (K. 1K. no.| casino. piano U.S. pp. a.no. x,no. /K. ,K. $K. ...K. 's. t.v."
+NEXT_LINES = ["5 dogs", " 5 dogs", "A dog", "a dog", " A dog", "A", "The.", "Mr. X", "Then", "-5", "½", ""]
+
+
+@needs_java
+def test_ends_of_lines_equal_the_live_toolkit() -> None:
+    pairs = [
+        (start + end.replace("|", " "), line)
+        for start in ("", "x ", "x. ")
+        for end in ENDS.split()
+        for line in NEXT_LINES
+    ]
+    lines = [line for pair in pairs for line in pair]
+    expected = [text.split() for text in ptb_tokenize(lines)]
+    found = tokenize_lines(lines)
+    assert all(is_tested(line, in_lines=True) for line in lines)
+    assert [(line, tokens) for line, tokens in zip(lines, found, strict=True)] == list(
+        zip(lines, expected, strict=True)
+    )
+
+
 @needs_java
 def test_odd_captions_equal_the_live_toolkit() -> None:
     """Numbers, currencies, contractions, quotes, hyphens, slashes, emoji, accents, tabs, nothing at all: one batch."""

@@ -175,8 +175,18 @@ def autocast(accelerator: Accelerator) -> AbstractContextManager[Any]:
 
 
 def prepare(accelerator: Accelerator, model: nn.Module, optimizer: Any) -> tuple[nn.Module, Any]:
-    """Accelerate's ``prepare``, with what each engine needs besides. Called by every process."""
+    """Accelerate's ``prepare``, with what each engine needs besides. Called by every process.
+
+    Raises:
+        EngineError: a parameter without dimensions, which no engine can spread.
+    """
     engine = engine_of(accelerator)
+    scalars = [name for name, parameter in model.named_parameters() if parameter.dim() == 0]
+    if engine != "plain" and scalars:
+        raise EngineError(
+            f"{scalars[0]} is a parameter without dimensions, which {engine} cannot spread: give it the shape [1], or "
+            "take configs/accelerate/multi_gpu.yaml"
+        )
     if engine.startswith("zero"):
         plugin = accelerator.state.deepspeed_plugin
         accelerator.gradient_accumulation_steps = plugin.deepspeed_config["gradient_accumulation_steps"]

@@ -112,10 +112,8 @@ def open_stage(config: TrainingConfig) -> Iterator[Stage]:
 
 def _check_sharding(config: TrainingConfig, accelerator: Accelerator, micro: int) -> None:
     train, engine = config.train, engine_of(accelerator)
-    if engine == "fsdp2" and isinstance(config, RewardModelConfig):
-        raise EngineError(
-            "reward models do not train under FSDP: take configs/accelerate/multi_gpu.yaml, or a deepspeed_*.yaml"
-        )
+    if engine != "plain" and isinstance(config, RewardModelConfig):
+        raise EngineError(f"reward models do not train under {engine}: take configs/accelerate/multi_gpu.yaml")
     if engine.startswith("zero"):
         plugin: Any = accelerator.state.deepspeed_plugin
         fill_deepspeed_config(

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from huggingface_hub import constants
 from tokenizers import Tokenizer
+from transformers import Blip2Config, GitConfig, InstructBlipConfig
 
 from rl_caption.build import ConfigError, build_captioner, check_positions
 from rl_caption.caption import main
@@ -72,6 +73,22 @@ def test_another_kind_of_model_is_refused_with_those_that_are_known(tmp_path: Pa
     assert "is a 'clip': expected one of blip, git, vision-encoder-decoder, blip-2, instructblip" in message
     (tmp_path / "config.json").write_text("[]")
     assert f"{tmp_path / 'config.json'} is not the configuration of a captioner" in refusal(init=str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (Blip2Config(text_config={"model_type": "t5"}), "has the encoder-decoder language model 't5': expected"),
+        (InstructBlipConfig(text_config={"model_type": "t5"}), "has the encoder-decoder language model 't5': expected"),
+        (GitConfig(num_image_with_embedding=6), "reads videos of 6 frames"),
+    ],
+    ids=["blip2", "instructblip", "git"],
+)
+def test_variants_that_no_adapter_knows_are_refused_before_weights_are_read(
+    config: Any, message: str, tmp_path: Path
+) -> None:
+    config.save_pretrained(tmp_path)
+    assert message in refusal(init=str(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ python benchmarks/tokenizer_agreement.py DATA [--stream 500000] [--spaces]
 DATA is a folder with ``coco_val2017_captions``, ``coco_karpathy_test``, ``flickr8k`` and ``long_captions``. Prints as
 Markdown: captions of each, how many are outside of the tested class (``rewards.text.tokenize.is_tested``), and how many
 have other tokens than by Java; the same for every string of one and two characters of the class, for all of three of
-the most telling ones, and for ``--stream`` random odd strings. ``--spaces`` prints instead what PTB tokens change in the
-scores of the four systems against plain white space. Needs Java.
+the most telling ones, and for ``--stream`` random odd strings. ``--spaces`` prints instead what PTB tokens change in
+the scores of the four systems against plain white space. Needs Java.
 """
 
 import argparse

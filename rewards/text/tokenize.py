@@ -42,7 +42,10 @@ _UNTESTED = re.compile(
     r"|['`\u2018\u2019][A-Za-z]{3,}\.\s*$"  # last words whose full stop depends on the next line of a file
     r"|['`\u2018\u2019-](?i:" + "|".join(NUMBERED_ABBREVIATIONS) + r")\.\s*$"
 )
-_LOOKS_AHEAD = re.compile(rf"(?<![A-Za-z])(?<![A-Za-z]['\u2019.])(?i:[a-z]|{'|'.join(NUMBERED_ABBREVIATIONS)})\.\s*$")
+_LOOKS_AHEAD = re.compile(
+    rf"(?<![A-Za-z])(?<![A-Za-z]['\u2019.])(?i:[a-z]|{'|'.join(NUMBERED_ABBREVIATIONS)})\.\s*$"
+    r"|[^\sA-Za-z.]\S*\.[A-Za-z]\.\s*$"
+)
 _OPENS_SENTENCE = re.compile(rf"\s*(?=[A-Z])(?i:{'|'.join(SENTENCE_OPENERS)}|m[rs]\.)(?:\s|$)")
 MOST_PLAIN_WORDS = 100_000
 _plain_words: set[str] = set()

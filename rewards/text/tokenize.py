@@ -43,8 +43,8 @@ _UNTESTED = re.compile(
     r"|['`\u2018\u2019-](?i:" + "|".join(NUMBERED_ABBREVIATIONS) + r")\.\s*$"
 )
 _LOOKS_AHEAD = re.compile(
-    rf"(?<![A-Za-z])(?<![A-Za-z]['\u2019.])(?i:[a-z]|{'|'.join(NUMBERED_ABBREVIATIONS)})\.\s*$"
-    r"|[^\sA-Za-z.]\S*\.[A-Za-z]\.\s*$"
+    rf"(?<![A-Za-z])(?<![A-Za-z]\.)(?:(?<![A-Za-z]['\u2019])|(?![smdSMD]))(?i:[a-z]|{'|'.join(NUMBERED_ABBREVIATIONS)})"
+    r"\.\s*$|[^\sA-Za-z.]\S*\.[A-Za-z]\.\s*$"
 )
 _OPENS_SENTENCE = re.compile(rf"\s*(?=[A-Z])(?i:{'|'.join(SENTENCE_OPENERS)}|m[rs]\.)(?:\s|$)")
 MOST_PLAIN_WORDS = 100_000

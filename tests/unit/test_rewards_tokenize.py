@@ -125,7 +125,7 @@ GAPS = st.sampled_from([" ", " ", " ", " ", "", "", "\t", "\xa0", "-", "/", ", "
 ODD_CAPTIONS = st.lists(st.tuples(CHUNKS, GAPS).map("".join), max_size=7).map("".join)
 
 
-ENDS = "no. No. fig. ca. p. K. x-K. (K. 1K. no.| casino. piano U.S. pp. a.no. x,no. /K. $K. ...K. 's. t.v. 39mm/u.s."
+ENDS = "no. No. fig. ca. p. K. x-K. (K. 1K. no.| casino. piano U.S. pp. a.no. x,no. $K. ...K. 's. t.v. it't. 39mm/u.s."
 NEXT_LINES = ["5 dogs", " 5 dogs", "A dog", "a dog", " A dog", "A", "The.", "Mr. X", "Then", "-5", "½", ""]
 
 

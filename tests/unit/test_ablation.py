@@ -235,7 +235,7 @@ def test_jobs_that_still_run_are_asked_to_stop(tmp_path: Path) -> None:
 def test_a_job_that_starts_when_a_signal_arrives_is_stopped_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    started, start = [], subprocess.Popen
+    started, start, before = [], subprocess.Popen, signal.getsignal(signal.SIGINT)
 
     def interrupted(*arguments: Any, **named: Any) -> subprocess.Popen[bytes]:
         started.append(start(*arguments, **named))
@@ -252,7 +252,7 @@ def test_a_job_that_starts_when_a_signal_arrives_is_stopped_too(
     job.kill()
     job.wait()
     assert stopped == -signal.SIGTERM
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent has gone")

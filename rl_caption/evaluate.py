@@ -103,6 +103,10 @@ def judge(
     """
     if (config.model is None) == (config.predictions is None):
         raise ConfigError("set either model (a saved captioner) or predictions (a file in COCO result format)")
+    if config.bootstrap < 0:
+        raise ConfigError(f"bootstrap is {config.bootstrap}: expected 0 (no intervals) or a number of resamples")
+    if config.spice_jars is not None and not Path(config.spice_jars).is_dir():
+        raise ConfigError(f"spice_jars {config.spice_jars!r} is not a folder: name the one with SPICE's two jars")
     check_writable(config.out)
     if config.predictions is not None and config.references is not None:
         return _judge_files(config, config.predictions, config.references, judges)

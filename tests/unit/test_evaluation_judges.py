@@ -19,7 +19,7 @@ from rl_caption.ablation.config import AblateConfig
 from rl_caption.ablation.outcome import judged
 from rl_caption.build import ConfigError
 from rl_caption.config import DataConfig, EvaluateConfig, JudgeConfig
-from rl_caption.evaluate import evaluate_split, judge
+from rl_caption.evaluate import compare_systems, evaluate_split, judge
 from rl_caption.evaluation import EvaluationError
 from tests.captioners_for_tests import tiny_captioner, tiny_rows
 from tests.clip_for_tests import tiny_student
@@ -192,3 +192,13 @@ def test_a_grid_keeps_scores_whose_signature_lacks_the_judges(folder: Path, monk
     judges["L-CLIPS"] = SimpleNamespace(signature="other")
     with pytest.raises(AssertionError, match="takes long"):
         judged(*arguments)
+
+
+def test_bad_settings_are_refused_before_anything_is_judged(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="bootstrap is -1"):
+        judge(configuration(folder, bootstrap=-1))
+    with pytest.raises(ConfigError, match="spice_jars 'nowhere' is not a folder"):
+        judge(configuration(folder, spice_jars="nowhere"))
+    with pytest.raises(ConfigError, match=r"compare names two files of captions, got \['a'\]"):
+        compare_systems(configuration(folder, predictions=None, compare=["a"]))
+    assert not (folder / "out").exists()

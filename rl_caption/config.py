@@ -330,7 +330,7 @@ class EvaluateConfig:
     data: DataConfig = field(default_factory=DataConfig)
     split: str = "test"
     decode: DecodeConfig = field(default_factory=DecodeConfig)
-    metrics: str | list[str] = field(default_factory=lambda: ["bleu", "meteor", "rouge", "cider", "spice"])
+    metrics: list[str] | str = field(default_factory=lambda: ["bleu", "meteor", "rouge", "cider", "spice"])
     tokenizer: Literal["auto", "java", "python"] = "auto"
     spice_jars: str | None = None
     bootstrap: int = 1000

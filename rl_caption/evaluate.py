@@ -65,7 +65,7 @@ def compare_systems(config: EvaluateConfig) -> str:
         raise ConfigError(f"bootstrap is {config.bootstrap}: a comparison needs at least 1 resample")
     out = check_writable(config.out)
     check_same_images(read_captions(first, allow_empty=True), read_captions(second, allow_empty=True), config.compare)
-    names = unique_names([Path(path).with_suffix("") for path in config.compare])
+    names = uniquemetric_names([Path(path).with_suffix("") for path in config.compare])
     found: dict[str, Evaluation] = {}
     for name, path in zip(names, config.compare, strict=True):
         judged = judge(replace(config, predictions=path, compare=[]))
@@ -127,7 +127,7 @@ def judge(
     evaluation = evaluate_captions(
         captions,
         {row["image_id"]: row["references"] for row in rows},
-        metrics=_names(config.metrics),
+        metrics=metric_names(config.metrics),
         tokenizer=config.tokenizer,
         spice_jars=config.spice_jars,
         training_captions=_training_captions(data),
@@ -154,14 +154,14 @@ def _judge_files(
     evaluation = evaluate_captions(
         captions,
         known,
-        metrics=_names(config.metrics),
+        metrics=metric_names(config.metrics),
         tokenizer=config.tokenizer,
         spice_jars=config.spice_jars,
     )
     return add_judges(evaluation, rows, captions, judges), captions
 
 
-def _names(metrics: str | Sequence[str]) -> list[str]:
+def metric_names(metrics: str | Sequence[str]) -> list[str]:
     """Metrics of a list, or of names with commas."""
     words = metrics.split(",") if isinstance(metrics, str) else metrics
     return [word.strip() for word in words if word.strip()]

@@ -18,8 +18,9 @@ from rl_caption import evaluate as program
 from rl_caption.ablation.config import AblateConfig
 from rl_caption.ablation.outcome import judged
 from rl_caption.build import ConfigError
+from rl_caption.cli import parse
 from rl_caption.config import DataConfig, EvaluateConfig, JudgeConfig
-from rl_caption.evaluate import compare_systems, evaluate_split, judge
+from rl_caption.evaluate import compare_systems, evaluate_split, judge, metric_names
 from rl_caption.evaluation import EvaluationError
 from tests.captioners_for_tests import tiny_captioner, tiny_rows
 from tests.clip_for_tests import tiny_student
@@ -202,3 +203,8 @@ def test_bad_settings_are_refused_before_anything_is_judged(folder: Path) -> Non
     with pytest.raises(ConfigError, match=r"compare names two files of captions, got \['a'\]"):
         compare_systems(configuration(folder, predictions=None, compare=["a"]))
     assert not (folder / "out").exists()
+
+
+@pytest.mark.parametrize("given", ["[cider,bleu]", "cider,bleu", '["cider", "bleu"]', "cider, bleu"])
+def test_metrics_are_a_list_or_names_with_commas(given: str) -> None:
+    assert metric_names(parse(EvaluateConfig, ["--metrics", given], "evaluate.py").metrics) == ["cider", "bleu"]

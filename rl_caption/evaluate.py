@@ -65,7 +65,7 @@ def compare_systems(config: EvaluateConfig) -> str:
         raise ConfigError(f"bootstrap is {config.bootstrap}: a comparison needs at least 1 resample")
     out = check_writable(config.out)
     check_same_images(read_captions(first, allow_empty=True), read_captions(second, allow_empty=True), config.compare)
-    names = uniquemetric_names([Path(path).with_suffix("") for path in config.compare])
+    names = unique_names([Path(path).with_suffix("") for path in config.compare])
     found: dict[str, Evaluation] = {}
     for name, path in zip(names, config.compare, strict=True):
         judged = judge(replace(config, predictions=path, compare=[]))

@@ -103,6 +103,16 @@ def write_evaluation(folder: Path, cider: float, word: str = "red", **more: Any)
     return folder
 
 
+def write_comparison(folder: Path) -> Path:
+    """What ``evaluate.py --compare`` leaves of two systems."""
+    for name, cider in (("xe", 1.0), ("rl", 1.25)):
+        write_evaluation(folder / name, cider, name)
+    found = {"first": 1.0, "second": 1.25, "difference": 0.25, "interval": [0.125, 0.375], "p": 0.001}
+    content = {"systems": ["xe", "rl"], "resamples": 1000, "seed": 0, "differences": {"CIDEr": found}}
+    (folder / "comparison.json").write_text(json.dumps(content))
+    return folder
+
+
 def write_ablation(folder: Path) -> Path:
     """A start, and two systems of two seeds each, on an alpha grid."""
     write_evaluation(folder / "start" / "test", 1.0)

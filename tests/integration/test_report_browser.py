@@ -13,7 +13,7 @@ from PIL import Image
 
 from rl_caption.report.page import write_page
 from rl_caption.report.program import make_page
-from tests.report_for_tests import write_ablation, write_evaluation, write_run
+from tests.report_for_tests import write_ablation, write_comparison, write_evaluation, write_run
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 BROWSER = os.environ.get("RL_CAPTION_BROWSER") or next(filter(None, map(shutil.which, NAMES)), None)
@@ -37,10 +37,11 @@ def opened(page: Path, *options: str) -> tuple[str, list[str]]:
     return done.stdout, re.findall(r".*CONSOLE.*", done.stderr)
 
 
-@pytest.mark.parametrize("kind", ["run", "ablation", "evaluations"])
+@pytest.mark.parametrize("kind", ["run", "ablation", "evaluations", "comparison"])
 def test_the_page_works_in_a_browser(tmp_path: Path, kind: str) -> None:
     folders = {
         "run": lambda: [write_run(tmp_path / "run")],
+        "comparison": lambda: [write_comparison(tmp_path / "pair")],
         "ablation": lambda: [write_ablation(tmp_path / "grid")],
         "evaluations": lambda: [write_evaluation(tmp_path / name, 1.0, name) for name in ("red", "blue")],
     }[kind]()

@@ -35,7 +35,17 @@ from rl_caption.report.page import render
 from rl_caption.report.program import main, make_page, write_report
 from rl_caption.report.run_page import unique_names
 from rl_caption.report.sources import rows_of_config
-from tests.report_for_tests import DATA, EVIDENCE, LINES, NASTY, STATE, write_ablation, write_evaluation, write_run
+from tests.report_for_tests import (
+    DATA,
+    EVIDENCE,
+    LINES,
+    NASTY,
+    STATE,
+    write_ablation,
+    write_comparison,
+    write_evaluation,
+    write_run,
+)
 
 
 class Seen(HTMLParser):
@@ -359,6 +369,18 @@ def test_evaluations_side_by_side(tmp_path: Path) -> None:
     assert "The signatures differ" in text
     assert "no &lt;b&gt;jar&lt;/b&gt;" in text
     assert Seen(text).gallery["systems"] == ["one", "two"]
+
+
+def test_a_comparison_shows_its_test(tmp_path: Path) -> None:
+    folder = write_comparison(tmp_path / "pair")
+    text = render(make_page([folder]))
+    assert "Comparison: rl against xe" in text
+    row = ["CIDEr (x100)", "100.00", "125.00", "+25.00", "+12.50 to +37.50", "0.0010"]
+    assert row == re.findall(r"<t[hd][^>]*>([^<]*)</t[hd]>", text[text.index("CIDEr (x100)</th><td>") - 20 :])[:6]
+    assert Seen(text).gallery["systems"] == ["xe", "rl"]
+    (folder / "comparison.json").write_text("{}")
+    with pytest.raises(ReportError, match="has no 'systems'"):
+        make_page([folder])
 
 
 def test_runs_side_by_side(tmp_path: Path) -> None:

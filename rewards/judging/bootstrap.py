@@ -77,6 +77,7 @@ def tau_intervals(
     cells = rating_places * len(levels) + score_places
 
     def taus(weights: NDArray[np.int64]) -> Sequence[float]:
+        """tau_b and tau_c of one resample."""
         try:
             if len(rated) * len(levels) > MAX_CELLS:
                 items = np.repeat(np.arange(len(cells)), weights)

@@ -17,8 +17,8 @@ from tqdm import tqdm
 
 from rl_caption.evaluation.errors import EvaluationError
 from rl_caption.evaluation.java import JavaError, find_java
-from rl_caption.evaluation.tokens import Tokenizer, tokenise
-from rl_caption.evaluation.toolkit import COUNTED, METRIC_KEYS, SCORERS, UndefinedMetric, spice
+from rl_caption.evaluation.tokens import Tokenised, Tokenizer, tokenise
+from rl_caption.evaluation.toolkit import COUNTED, METRIC_KEYS, SCORERS, Scores, UndefinedMetric, spice
 
 if TYPE_CHECKING:
     from rl_caption.data.base import Row
@@ -107,12 +107,7 @@ def evaluate_captions(
     for name in tqdm([name for name in SCORERS if name in metrics], desc="metrics", unit="metric", disable=None):
         logger.info("computing %s of %d captions", ", ".join(METRIC_KEYS[name]), len(ids))
         try:
-            if name in COUNTED:
-                scores, counts[name] = COUNTED[name](tokens.captions, tokens.references)
-            elif name == "spice":
-                scores = spice(tokens.captions, tokens.references, spice_jars)
-            else:
-                scores = SCORERS[name](tokens.captions, tokens.references)
+            scores = _score(name, tokens, counts, spice_jars)
         except (JavaError, UndefinedMetric) as error:
             logger.info("%s left out: %s", ", ".join(METRIC_KEYS[name]), error)
             left_out.update(dict.fromkeys(METRIC_KEYS[name], str(error)))
@@ -129,6 +124,18 @@ def evaluate_captions(
     _check_finite(values)
     signature = _signature(captions, references, tokens.name, "METEOR" in values or "SPICE" in values, package)
     return Evaluation(values, signature, len(ids), left_out, per_image, counts=counts)
+
+
+def _score(
+    name: str, tokens: Tokenised, counts: dict[str, NDArray[np.float64]], spice_jars: str | Path | None
+) -> Scores:
+    """Scores of one metric by key; what is resampled of it goes into ``counts``."""
+    if name in COUNTED:
+        scores, counts[name] = COUNTED[name](tokens.captions, tokens.references)
+        return scores
+    if name == "spice":
+        return spice(tokens.captions, tokens.references, spice_jars)
+    return SCORERS[name](tokens.captions, tokens.references)
 
 
 def evaluate_rows(

@@ -159,6 +159,8 @@ def meteor_counted(candidates: Mapping[str, str], references: Mapping[str, list[
         program.write(" ||| ".join(["EVAL", *statistics]))
         scores = [_meteor_number(program.read()) for _ in range(len(statistics) + 1)]
     counts = np.array([[float(number) for number in line.split()] for line in statistics])
+    whole = (counts[:, 21] == counts[:, 0]) & (counts[:, 22] == counts[:, 1]) & (counts[:, 20] == 1)
+    counts[whole, 20] = 0.0  # a caption that equals its reference has no chunks in the sums of the set
     return {"METEOR": (scores[-1], scores[:-1])}, counts
 
 

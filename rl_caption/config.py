@@ -21,8 +21,8 @@ class DataConfig:
         image_root: folder of the images, relative to the JSON's folder or absolute.
         image_extension: replaces the extension that the JSON gives, such as ``.jpg``.
         flatten: ignore the folder (``filepath``) that the JSON gives.
-        features_root: region features: a folder with one file an image, or one .hdf5 or .h5 file; relative to the
-            working directory.
+        features_root: region features: a folder with one file an image, or one HDF5 file; relative to the working
+            directory.
         features_kwargs: how they are stored and read, such as ``{dim: 2048, box_features: normalised}`` (docs/data.md).
         augment: train on random views, ``horizontal``, ``vertical``, ``transpose``, ``crop``, ``shift``, ``rotate``;
             only where captions stay true of them.

@@ -87,11 +87,12 @@ def check_data(
     check_pixels: bool = True,
     check_images: bool = True,
     cache: str | Path | None = None,
+    check_values: bool = False,
 ) -> CheckReport:
     """Check some splits of a dataset: files, captions, ids, and images that are in two splits.
 
-    Images that are drawn when needed have no file to check. Of region features only the header is read here; their
-    values are checked when they are loaded.
+    Images that are drawn when needed have no file to check. Of region features only the header is read here, unless
+    ``check_values``; values are checked again when they are loaded.
 
     Args:
         data: the dataset.
@@ -103,6 +104,7 @@ def check_data(
         check_images: False where only features are read, and image files may be absent.
         cache: a JSON file that remembers the good images, so that the next run need not decode them again. What is
             remembered of features lies beside it.
+        check_values: read the values of all region features: finite, and boxes in the image.
 
     Returns:
         The report; with ``fail`` it has no problems.
@@ -118,7 +120,7 @@ def check_data(
     entries = [entry for split in names for entry in _read_split(data, split, check_images, findings)]
     if check_images:
         entries = _check_files(entries, num_workers, check_pixels, cache, findings)
-    _check_features(entries, num_workers, cache, findings)
+    _check_features(entries, num_workers, cache, check_values, findings)
     _check_duplicates(entries, findings)
     for kind, key in (
         (LEAKED_IDS, lambda entry: entry.image_id),
@@ -214,9 +216,11 @@ def _check_files(
     return checked
 
 
-def _check_features(entries: Sequence[_Entry], num_workers: int, cache: str | Path | None, findings: _Findings) -> None:
+def _check_features(
+    entries: Sequence[_Entry], num_workers: int, cache: str | Path | None, check_values: bool, findings: _Findings
+) -> None:
     having = [entry for entry in entries if entry.features is not None]
-    verdicts = check_features([entry.features for entry in having if entry.features], num_workers, cache)
+    verdicts = check_features([entry.features for entry in having if entry.features], num_workers, cache, check_values)
     for entry, error in zip(having, verdicts, strict=True):
         if error is not None:
             findings.add(BAD_FEATURES, f"{entry.split}: {error}")

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from rl_caption.data.check_report import SHOWN
 from rl_caption.data.json_stream import stream_lists
@@ -15,6 +16,15 @@ IMAGES = {"train": 113_287, "val": 5_000, "test": 5_000}
 """Images of Karpathy's splits; ``train`` has 82,783 and ``restval`` the other 30,504."""
 CAPTIONS = {"train": 566_747, "val": 25_010, "test": 25_010}
 """Their captions: together 616,767, the 414,113 of train2014 and the 202,654 of val2014."""
+
+
+class OfficialImage(NamedTuple):
+    """What an official caption file says of an image."""
+
+    file: str
+    """Folder and name, such as ``val2014/COCO_val2014_000000391895.jpg``."""
+    size: tuple[int, int]
+    """Width and height in pixels."""
 
 
 @dataclass
@@ -80,16 +90,21 @@ def compare_counts(counts: Mapping[str, Mapping[str, int]], findings: Findings) 
 
 
 def read_annotations(
-    path: Path, captions: dict[str, list[str]], sizes: dict[str, tuple[int, int]], findings: Findings
+    path: Path, captions: dict[str, list[str]], images: dict[str, OfficialImage], findings: Findings
 ) -> None:
-    """Add what an official caption file says: captions and (width, height) by image id."""
+    """Add what an official caption file says: captions and images by image id.
+
+    The folder of its images is in its name: ``captions_val2014.json``.
+    """
+    folder = path.stem.removeprefix("captions_")
     for key, index, item in stream_lists(path, ["images", "annotations"]):
         where = f"{path.name}, {key}[{index}]"
         if key == "images":
             try:
-                sizes[str(item["id"])] = int(item["width"]), int(item["height"])
+                size = int(item["width"]), int(item["height"])
+                images[str(item["id"])] = OfficialImage(f"{folder}/{item['file_name']}", size)
             except (TypeError, KeyError, ValueError):
-                findings.add("images without id, width and height", f"{where} is {item!r:.80}")
+                findings.add("images without id, file_name, width and height", f"{where} is {item!r:.80}")
             continue
         try:
             captions.setdefault(str(item["image_id"]), []).append(_plain(item["caption"]))
@@ -118,3 +133,14 @@ def compare_captions(
     for image_id in official:
         if image_id not in records and not subset:
             findings.add("annotated images that the file does not have", f"cocoid {image_id}")
+
+
+def compare_files(records: Mapping[str, Record], official: Mapping[str, OfficialImage], findings: Findings) -> None:
+    """Compare the folder and name of every image's file with the official ones."""
+    for image_id, record in records.items():
+        ours = f"{record.filepath}/{record.filename}"
+        if image_id in official and ours != official[image_id].file:
+            findings.add(
+                "images whose files have other names",
+                f"cocoid {image_id}: {ours}, officially {official[image_id].file}",
+            )

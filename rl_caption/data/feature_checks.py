@@ -1,4 +1,4 @@
-"""Are the region features of a dataset there, and of one shape? From headers, in parallel, without reading values."""
+"""Are the region features of a dataset there, and of one shape? In parallel, from headers, or with all values."""
 
 from __future__ import annotations
 
@@ -16,15 +16,20 @@ from rl_caption.data.image_files import in_parallel
 
 
 def check_features(
-    features: Sequence[ImageFeatures], num_workers: int = 4, cache: str | Path | None = None
+    features: Sequence[ImageFeatures],
+    num_workers: int = 4,
+    cache: str | Path | None = None,
+    check_values: bool = False,
 ) -> list[str | None]:
-    """Check every image's features by their headers.
+    """Check every image's features.
 
     Args:
         features: of N images.
         num_workers: threads, where files are many.
         cache: the file that remembers good images; good features are remembered beside it, as ``NAME.features.json``,
             by place, size and time of change, so that a second run reads only what is new.
+        check_values: read the values, too: that they are finite and, where boxes are read, that these lie in the image.
+            False reads headers alone.
 
     Returns:
         N times what is wrong, naming image, file and shape, or None. Where most images have D features, another
@@ -33,21 +38,19 @@ def check_features(
     memory = None if cache is None else Path(cache).with_suffix(".features.json")
     known = {} if memory is None else _read(memory)
     stamps = [None if memory is None else _stamp(item) for item in features]
-    outcomes: list[int | str | None] = [
-        known[stamp[0]][1] if stamp is not None and known.get(stamp[0], [None])[0] == stamp[1] else None
-        for stamp in stamps
-    ]
+    outcomes: list[int | str | None] = [_remembered(known, stamp, check_values) for stamp in stamps]
     unseen = [index for index, outcome in enumerate(outcomes) if outcome is None]
     threads = num_workers if all(item.store.parallel for item in features) else 1
-    found = in_parallel(lambda index: _width(features[index]), unseen, threads, "checking features")
-    for index, outcome in zip(unseen, found, strict=True):
-        outcomes[index] = outcome
+    title = "reading features" if check_values else "checking features"
+    found = in_parallel(lambda index: _width(features[index], check_values), unseen, threads, title)
+    for index, verdict in zip(unseen, found, strict=True):
+        outcomes[index] = verdict
     if memory is not None and unseen:
-        good = {
-            stamp[0]: [stamp[1], outcome]
-            for stamp, outcome in zip(stamps, outcomes, strict=True)
-            if stamp is not None and isinstance(outcome, int)
-        }
+        good = {}
+        for index in unseen:
+            stamp, outcome = stamps[index], outcomes[index]
+            if stamp is not None and isinstance(outcome, int):
+                good[stamp[0]] = [stamp[1], outcome, check_values]
         write_text(memory, json.dumps(known | good))
     usual = Counter(outcome for outcome in outcomes if isinstance(outcome, int)).most_common(1)
     return [_error(item, outcome, usual) for item, outcome in zip(features, outcomes, strict=True)]
@@ -61,11 +64,21 @@ def _error(item: ImageFeatures, outcome: int | str | None, usual: Sequence[tuple
     return f"{item.where}: D is {outcome}, others have {usual[0][0]}"
 
 
-def _width(item: ImageFeatures) -> int | str:
+def _width(item: ImageFeatures, check_values: bool) -> int | str:
     try:
-        return item.check()
+        return item.load().shape[1] if check_values else item.check()
     except DataError as error:
         return str(error)
+
+
+def _remembered(
+    known: dict[str, list[Any]], stamp: tuple[str, list[Any]] | None, check_values: bool
+) -> int | str | None:
+    """D, where the features have not changed since they were found to be good; values that were read count twice."""
+    entry = known.get(stamp[0]) if stamp is not None else None
+    if stamp is None or entry is None or len(entry) != 3 or entry[0] != stamp[1]:
+        return None
+    return entry[1] if entry[2] or not check_values else None
 
 
 def _stamp(item: ImageFeatures) -> tuple[str, list[Any]] | None:

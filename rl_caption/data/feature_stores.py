@@ -1,4 +1,4 @@
-"""Where region features lie: a folder with one ``.npz`` or ``.npy`` file per image, or one HDF5 file for all.
+"""Where region features lie: a folder with one ``.npz`` or ``.npy`` file per image, or (``feature_hdf5.py``) one file.
 
 A store reads arrays and headers; what is right about them is decided in ``features.py``. Stores are picklable and
 carry no open file to another process.
@@ -20,13 +20,9 @@ from numpy.typing import NDArray
 from rl_caption.data.base import DataError
 
 SUFFIXES = (".npz", ".npy")
-HDF5_SUFFIXES = (".hdf5", ".h5")
 FEATURE_KEYS = ("features", "x", "feat")
 BOX_KEYS = ("boxes", "bbox")
 SIZE_KEYS = ("image_w", "image_h")
-HDF5_PATTERNS = ("{image_id}_features", "{image_id}_grids", "{image_id}/features", "{image_id}")
-"""Keys of an image's features in an HDF5 file, where no pattern is given: the first that fits an image."""
-_BOXES_OF = {"{image_id}_features": "{image_id}_boxes", "{image_id}/features": "{image_id}/boxes"}
 # What numpy and zipfile raise on a file that is cut off, is not an array, or would have to be unpickled.
 _READ_ERRORS = (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error)
 
@@ -37,10 +33,14 @@ class Names(NamedTuple):
     image_id: str
     stem: str
     """Its file's name without folder and extension."""
+    folder: str
+    """The name of the folder that its file lies in, such as ``val2014``."""
 
     def fill(self, pattern: str) -> str:
-        """``pattern`` with ``{image_id}`` and ``{stem}`` replaced."""
-        return pattern.replace("{image_id}", self.image_id).replace("{stem}", self.stem)
+        """``pattern`` with ``{image_id}``, ``{stem}`` and ``{folder}`` replaced."""
+        for name, value in zip(self._fields, self, strict=True):
+            pattern = pattern.replace(f"{{{name}}}", value)
+        return pattern
 
 
 class Place(NamedTuple):
@@ -171,111 +171,6 @@ class FeatureFolder:
         return place.features, sum(s.st_size for s in found), max(s.st_mtime_ns for s in found)
 
 
-class FeatureHdf5:
-    """One HDF5 file for all images, a data set per image. Needs h5py (``pip install rl-caption[features]``).
-
-    The file is opened by the process that first reads from it, and not carried into another.
-
-    Args:
-        path: the file.
-        pattern: the key of an image's features, such as ``{image_id}_features``; None takes the first of
-            ``HDF5_PATTERNS`` that fits an image.
-        boxes_pattern: the key of its boxes; None is the one that goes with the key of the features.
-
-    Raises:
-        DataError: h5py is not installed, or the file is not HDF5.
-    """
-
-    parallel = False  # the HDF5 library reads one thing at a time
-
-    def __init__(self, path: Path, pattern: str | None = None, boxes_pattern: str | None = None) -> None:
-        self.path = path
-        self.pattern = pattern
-        self.boxes_pattern = boxes_pattern
-        self._opened: tuple[int, Any] | None = None
-        self._file()
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Pickle without the open file."""
-        return {**self.__dict__, "_opened": None}
-
-    def _file(self) -> Any:
-        process = os.getpid()
-        if self._opened is None or self._opened[0] != process:
-            try:
-                import h5py
-            except ImportError as error:
-                raise DataError(
-                    f"{self.path}: HDF5 needs h5py ({error}): pip install 'rl-caption[features]', or convert the file"
-                ) from error
-            try:
-                self._opened = process, h5py.File(self.path, "r", locking=False)
-            except OSError as error:
-                raise DataError(f"{self.path} is not a readable HDF5 file: {error}") from error
-        return self._opened[1]
-
-    def places(self, names: Sequence[Names]) -> list[Place]:
-        """The keys of each image, whether or not the file has them.
-
-        Raises:
-            DataError: no pattern was given, and none of the usual ones fits any image.
-        """
-        pattern = self.pattern or self._usual_pattern(names)
-        boxes = self.boxes_pattern or _BOXES_OF.get(pattern)
-        return [Place(name.fill(pattern), None if boxes is None else name.fill(boxes)) for name in names]
-
-    def _usual_pattern(self, names: Sequence[Names]) -> str:
-        file = self._file()
-        for name in names:
-            for pattern in HDF5_PATTERNS:
-                if isinstance(file.get(name.fill(pattern)), _dataset_class()):
-                    return pattern
-        shown = ", ".join(repr(key) for key, _ in zip(file, range(4), strict=False)) or "none"
-        first = names[0].image_id if names else "none"
-        raise DataError(
-            f"{self.path} has features of none of {len(names)} images: its keys are such as {shown}, the images' "
-            f"ids such as {first!r}; give the key as data.features_kwargs.pattern, such as {{image_id}}_features"
-        )
-
-    def _dataset(self, key: str, where: str) -> Any:
-        try:
-            found = self._file().get(key)
-        except (OSError, KeyError, RuntimeError) as error:
-            raise DataError(f"{where}: cannot be read: {error}") from error
-        if not isinstance(found, _dataset_class()):
-            raise DataError(f"{where}: no such key; expected a data set {key!r}")
-        return found
-
-    def header(self, place: Place, where: str) -> Header:
-        """Shapes of the data sets."""
-        features = self._dataset(place.features, where)
-        boxes = None if place.boxes is None else self._file().get(place.boxes)
-        known = None if boxes is None else (boxes.shape, boxes.dtype)
-        return Header([(features.shape, features.dtype)], known, None)
-
-    def arrays(self, place: Place, where: str, with_boxes: bool) -> Arrays:
-        """The values of the data sets; boxes only where they are asked for."""
-        try:
-            features = self._dataset(place.features, where)
-            if features.dtype.kind not in "fiu":
-                return Arrays([np.empty(0, features.dtype)], None, None)  # refused by its type, not read
-            boxes = None if place.boxes is None or not with_boxes else self._file().get(place.boxes)
-            return Arrays([features[()]], None if boxes is None else boxes[()], None)
-        except (OSError, RuntimeError) as error:
-            raise DataError(f"{where}: cannot be read: {error}") from error
-
-    def stamp(self, place: Place) -> tuple[str, int, int] | None:
-        """Path and key, bytes and time of change of the whole file."""
-        status = os.stat(self.path)
-        return f"{self.path}::{place.features}", status.st_size, status.st_mtime_ns
-
-
-def _dataset_class() -> type:
-    import h5py
-
-    return h5py.Dataset
-
-
 @contextmanager
 def _readable(path: str, where: str) -> Iterator[None]:
     """Turn what damaged or absent files raise into a ``DataError``."""
@@ -306,7 +201,7 @@ def _feature_keys(keys: Sequence[str], wanted: Sequence[str], where: str) -> lis
 def _size(archive: Mapping[str, Any], keys: Sequence[str]) -> tuple[float, float] | None:
     if not all(key in keys for key in SIZE_KEYS):
         return None
-    width, height = (float(archive[key]) for key in SIZE_KEYS)
+    width, height = (float(archive[key].item()) for key in SIZE_KEYS)
     return width, height
 
 

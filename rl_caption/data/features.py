@@ -21,7 +21,8 @@ from rl_caption.data.feature_arrays import (
     normalised_boxes,
     regions_and_width,
 )
-from rl_caption.data.feature_stores import HDF5_SUFFIXES, FeatureFolder, FeatureHdf5, Names, Place, Store
+from rl_caption.data.feature_hdf5 import FeatureHdf5
+from rl_caption.data.feature_stores import FeatureFolder, Names, Place, Store
 
 
 @dataclass(frozen=True)
@@ -30,9 +31,9 @@ class FeatureOptions:
 
     Args:
         dim: values of a stored region (2048 bottom-up, 2054 VinVL); None takes what the files have, all the same.
-        pattern: name of an image's file without extension, or key in the HDF5 file, made of ``{image_id}`` and
-            ``{stem}`` (the image file's name without extension); None is ``{image_id}``, and in HDF5 one of
-            ``HDF5_PATTERNS``.
+        pattern: name of an image's file without extension, or key in the HDF5 file, made of ``{image_id}``,
+            ``{stem}`` (the image file's name without extension) and ``{folder}`` (the name of that file's folder);
+            None is ``{image_id}``, and in HDF5 one of ``HDF5_PATTERNS``.
         arrays: folder: arrays of the ``.npz`` to put side by side, such as ``[features, spatial_features]``; empty
             takes ``features``, ``x`` or ``feat``.
         max_regions: regions after so many are left out, in the order of the file; None keeps all.
@@ -172,21 +173,19 @@ class ImageFeatures:
 
 
 def open_features(root: str | Path, options: FeatureOptions) -> Store:
-    """Open a folder, or an HDF5 file, of features.
+    """Open a folder of features, or an HDF5 file, whatever its name.
 
     Raises:
         DataError: it is neither, or an option is of the other kind.
     """
     path = Path(root)
-    if path.suffix in HDF5_SUFFIXES:
-        if not path.is_file():
-            raise DataError(f"features_root {str(root)!r} is not a file: expected HDF5")
+    if path.is_file():
         if options.arrays or options.boxes_root is not None:
             raise DataError("features_kwargs.arrays and boxes_root are for a folder of features, not for HDF5")
         return FeatureHdf5(path, options.pattern, options.boxes_pattern)
     if not path.is_dir():
         raise DataError(
-            f"features_root {str(root)!r} is not a folder: expected one .npz or .npy file per image, or a .hdf5 file"
+            f"features_root {str(root)!r} is neither a folder with one .npz or .npy file per image nor an HDF5 file"
         )
     if options.boxes_pattern is not None:
         raise DataError("features_kwargs.boxes_pattern is for HDF5, not for a folder: expected boxes_root")
@@ -209,7 +208,8 @@ def features_of(
     """
     store = open_features(root, options)
     images = [str(row["image"]) if isinstance(row["image"], str | Path) else None for row in rows]
-    names = [Names(row["image_id"], Path(image or "").stem) for row, image in zip(rows, images, strict=True)]
+    paths = [Path(image or "") for image in images]
+    names = [Names(row["image_id"], path.stem, path.parent.name) for row, path in zip(rows, paths, strict=True)]
     return [
         ImageFeatures(store, place, name.image_id, options, (sizes or {}).get(name.image_id), image)
         for place, name, image in zip(store.places(names), names, images, strict=True)

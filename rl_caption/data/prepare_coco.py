@@ -17,14 +17,15 @@ from rl_caption.data.base import DataError
 from rl_caption.data.checks import check_data, check_row_images
 from rl_caption.data.coco_checks import (
     Findings,
+    OfficialImage,
     compare_captions,
     compare_counts,
+    compare_files,
     count,
     read_annotations,
     read_records,
     split_of,
 )
-from rl_caption.data.feature_stores import HDF5_SUFFIXES
 from rl_caption.data.files import write_json, write_text
 from rl_caption.data.karpathy import KarpathyData, Record
 
@@ -56,13 +57,14 @@ def prepare(
     annotations: bool = True,
     subset: bool = False,
     check_pixels: bool = True,
+    check_values: bool = True,
     df: bool = False,
 ) -> dict[str, Any]:
     """Check the downloads and write ``out``: a second call changes nothing, and checks only what is new.
 
     ``out`` then holds ``dataset_coco.json`` (splits, raw captions and image sizes), ``captions_val.json`` and
-    ``captions_test.json`` (references in COCO annotation format), links ``images`` and ``features`` (or
-    ``features.hdf5``), ``document_frequencies.npz`` where asked for, and ``prepared.json`` (counts).
+    ``captions_test.json`` (references in COCO annotation format), links ``images`` and ``features``,
+    ``document_frequencies.npz`` where asked for, and ``prepared.json`` (counts).
 
     Args:
         out: the folder, such as ``data/coco``.
@@ -73,6 +75,7 @@ def prepare(
         annotations: compare with the official caption files; False does without them (and without image sizes).
         subset: the numbers of images and captions are those of a part of COCO, and are not compared.
         check_pixels: decode every image; False only looks whether the files exist.
+        check_values: read all features; False only looks at their shapes.
         df: also write the document frequencies of CIDEr-D (training split, EOS counted).
 
     Returns:
@@ -89,20 +92,21 @@ def prepare(
     counts = count(records)
     if not subset:
         compare_counts(counts, findings)
-    sizes: dict[str, tuple[int, int]] = {}
+    photos: dict[str, OfficialImage] = {}
     if annotations:
         official: dict[str, list[str]] = {}
         for name in ANNOTATIONS:
-            read_annotations(found[name], official, sizes, findings)
+            read_annotations(found[name], official, photos, findings)
         compare_captions(records, official, findings, subset)
+        compare_files(records, photos, findings)
     if findings.counts:
         hint = "" if subset else "\n(a part of COCO on purpose: --subset)"
         raise DataError(f"{found[KARPATHY]} is not ready:\n{findings}{hint}")
     summary: dict[str, Any] = {**counts, "compared_with_annotations": annotations}
-    _write_captions(out, records, sizes)
+    _write_captions(out, records, photos)
     if df:
         summary["document_frequencies"] = _document_frequencies(out, records)
-    summary["checked"] = _check_inputs(out, images, features, features_kwargs or {}, check_pixels)
+    summary["checked"] = _check_inputs(out, images, features, features_kwargs or {}, check_pixels, check_values)
     write_json(out / "prepared.json", summary)
     return summary
 
@@ -120,14 +124,14 @@ def _downloads(folder: Path, annotations: bool) -> dict[str, Path]:
     return {name: place for name, place in found.items() if place is not None}
 
 
-def _write_captions(out: Path, records: Mapping[str, Record], sizes: Mapping[str, tuple[int, int]]) -> None:
+def _write_captions(out: Path, records: Mapping[str, Record], photos: Mapping[str, OfficialImage]) -> None:
     def lines() -> Iterator[str]:
         """One image a line, so that the file can be looked at."""
         for image_id, record in records.items():
             item: dict[str, Any] = {"cocoid": _number(image_id), "split": record.split, "filepath": record.filepath}
             item |= {"filename": record.filename, "sentences": [{"raw": caption} for caption in record.references]}
-            if image_id in sizes:
-                item["width"], item["height"] = sizes[image_id]
+            if image_id in photos:
+                item["width"], item["height"] = photos[image_id].size
             yield json.dumps(item, ensure_ascii=False)
 
     _write_if_new(out / KARPATHY, '{"dataset": "coco", "images": [\n' + ",\n".join(lines()) + "\n]}\n")
@@ -189,39 +193,51 @@ def _check_inputs(
     features: str | Path | None,
     features_kwargs: Mapping[str, Any],
     check_pixels: bool,
+    check_values: bool,
 ) -> dict[str, str]:
     """Link and check image files and features; what cannot be checked is named with where to get it."""
-    names = ["features", *(f"features{suffix}" for suffix in HDF5_SUFFIXES)]
-    if features is not None:
-        suffix = Path(features).suffix
-        names = [f"features{suffix}" if suffix in HDF5_SUFFIXES else "features"]
-    checked = {}
-    for kind, given, places, source in (("images", images, ["images"], PIXELS), ("features", features, names, REGIONS)):
-        place = _linked(out, given, places)
+    checked, wrong = {}, []
+    for kind, given, source in (("images", images, PIXELS), ("features", features, REGIONS)):
+        place = _linked(out, given, kind)
         if place is None:
             logger.info("no %s to check. %s", kind, source)
             continue
         cache = out / f".checked_{kind}.json"
-        if kind == "images":
-            # Not for equal images in two splits: the splits are as they are published.
-            data = KarpathyData(out / KARPATHY, "images")
-            rows = [row for split in data.splits for row in data.split(split)]
-            check_row_images(rows, "training from pixels, or a reward that", check_pixels, cache)
-        else:
-            data = KarpathyData(out / KARPATHY, "images", features_root=place, features_kwargs=dict(features_kwargs))
-            check_data(data, data.splits, check_images=False, cache=cache)
+        try:
+            if kind == "images":
+                # Not for equal images in two splits: the splits are as they are published.
+                data = KarpathyData(out / KARPATHY, "images")
+                rows = [row for split in data.splits for row in data.split(split)]
+                check_row_images(rows, "training from pixels, or a reward that", check_pixels, cache)
+            else:
+                options = dict(features_kwargs)
+                data = KarpathyData(out / KARPATHY, "images", features_root=place, features_kwargs=options)
+                check_data(data, data.splits, check_images=False, cache=cache, check_values=check_values)
+        except DataError as error:
+            wrong.append(str(error))
+            continue
         logger.info("%s of %d images are usable", kind, sum(len(data.split(split)) for split in data.splits))
         checked[kind] = str(place)
+    if wrong:
+        raise DataError("\n".join(wrong))
     return checked
 
 
-def _linked(out: Path, given: str | Path | None, names: Sequence[str]) -> Path | None:
-    """What ``out`` has under one of ``names``: a link to ``given``, or what is there already; None for nothing."""
+def _linked(out: Path, given: str | Path | None, name: str) -> Path | None:
+    """What ``out`` has under ``name``: a link to ``given``, or what is there already; None for nothing.
+
+    The name is the same for a folder of features and for an HDF5 file, so that configurations need not tell them apart.
+    """
+    place = out / name
     if given is None:
-        return next((out / name for name in names if (out / name).exists()), None)
-    target, place = Path(given).resolve(), out / names[0]
+        if os.path.lexists(place) and not place.exists():
+            raise DataError(
+                f"{place} leads to {place.resolve()}, which does not exist: remove the link, or give --{name}"
+            )
+        return place if place.exists() else None
+    target = Path(given).resolve()
     if not target.exists():
-        raise DataError(f"{str(given)!r} does not exist: expected {names[0]}")
+        raise DataError(f"{str(given)!r} does not exist: expected {name}")
     if not os.path.lexists(place):
         place.symlink_to(target)
     elif place.resolve() != target:
@@ -246,7 +262,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--features_kwargs", default="{}", metavar="JSON", help='such as {"dim": 2048}')
     parser.add_argument("--without_annotations", action="store_true", help="do not compare with the official captions")
     parser.add_argument("--subset", action="store_true", help="a part of COCO: do not compare the counts")
-    parser.add_argument("--fast", action="store_true", help="look whether image files exist, without decoding them")
+    parser.add_argument("--fast", action="store_true", help="do not decode images, nor read values of features")
     parser.add_argument("--df", action="store_true", help="also write document frequencies of CIDEr-D")
     given = parser.parse_args(argv)
     try:
@@ -261,6 +277,7 @@ def main(argv: list[str] | None = None) -> int:
         features_kwargs,
         not given.without_annotations,
         given.subset,
+        not given.fast,
         not given.fast,
         given.df,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -94,9 +95,9 @@ def test_missing_features_are_an_error(tmp_path: Path) -> None:
         image(tmp_path, "391895").load()
     with pytest.raises(DataError, match=r"image '391895'.*no such file"):
         image(tmp_path, "391895").check()
-    with pytest.raises(DataError, match="is not a folder"):
+    with pytest.raises(DataError, match="is neither a folder"):
         image(tmp_path / "nothing")
-    with pytest.raises(DataError, match="is not a file: expected HDF5"):
+    with pytest.raises(DataError, match=r"neither a folder .* nor an HDF5 file"):
         image(tmp_path / "nothing.hdf5")
 
 
@@ -224,6 +225,85 @@ def test_an_open_hdf5_file_does_not_travel_to_other_processes(tmp_path: Path) ->
     with multiprocessing.get_context("fork").Pool(2) as pool:
         assert pool.map(_load, [found] * 4) == [total] * 4
     assert _load(found) == total
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="open files are listed in /proc")
+def test_a_forked_process_does_not_read_through_the_hdf5_handle_of_its_parent(tmp_path: Path) -> None:
+    path = hdf5(tmp_path / "f.hdf5", {"5": regions(5)})
+    found = image(path)
+    total = _load(found)  # open here
+
+    def descriptors() -> list[int]:
+        numbers = [int(name) for name in os.listdir("/proc/self/fd")]
+        return [number for number in numbers if _target(number) == str(path.resolve())]
+
+    (own,) = descriptors()
+    os.lseek(own, 0, os.SEEK_SET)
+    child = os.fork()
+    if child == 0:  # a position is shared with whoever has the same open file
+        right = _load(found) == total and [os.lseek(number, 7, os.SEEK_SET) for number in descriptors()] == [7]
+        os._exit(0 if right else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert os.lseek(own, 0, os.SEEK_CUR) == 0, "the child moved the position of the parent's open file"
+    assert _load(found) == total
+
+
+def _target(number: int) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{number}")
+    except OSError:  # the descriptor that listed the others
+        return ""
+
+
+def test_an_hdf5_file_needs_no_suffix(tmp_path: Path) -> None:
+    (tmp_path / "features").symlink_to(hdf5(tmp_path / "coco_detections.hdf5", {"5_features": regions(5)}))
+    np.testing.assert_array_equal(image(tmp_path / "features").load(4), regions(5))
+    (tmp_path / "other").write_text("a list of files")
+    with pytest.raises(DataError, match="other is not a readable HDF5 file"):
+        image(tmp_path / "other")
+
+
+def test_files_may_lie_in_a_folder_a_split(tmp_path: Path) -> None:
+    (tmp_path / "val2014").mkdir()
+    np.savez(tmp_path / "val2014" / "COCO_val2014_000000000005.jpg.npz", x=regions(2))
+    found = image(tmp_path, file="/images/val2014/COCO_val2014_000000000005.jpg", pattern="{folder}/{stem}.jpg")
+    assert found.check() == 4
+    with pytest.raises(DataError, match=r"pattern is '\{folder\}': expected \{image_id\} or \{stem\}"):
+        image(tmp_path, pattern="{folder}")
+
+
+def test_sizes_of_another_shape(tmp_path: Path) -> None:
+    box, options = np.array([[0, 0, 5, 2]], np.float32), {"box_features": "normalised"}
+    np.savez(tmp_path / "5.npz", features=regions(1), boxes=box, image_w=np.array([10]), image_h=np.array([[4]]))
+    np.testing.assert_allclose(image(tmp_path, **options).load()[0, 4:], [0, 0, 0.5, 0.5, 0.25])
+    np.savez(tmp_path / "6.npz", features=regions(1), boxes=box, image_w=np.array([10, 4]), image_h=4)
+    for read in (image(tmp_path, "6", **options).load, image(tmp_path, "6", **options).check):
+        with pytest.raises(DataError, match=r"image '6'.*cannot be read"):
+            read()
+
+
+def test_values_are_read_where_that_is_asked_for_and_then_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("1", "2", "3"):
+        np.save(tmp_path / f"{name}.npy", np.full((2, 4), np.inf if name == "2" else 1.0))
+    rows: list[Row] = [{"image_id": name, "image": "", "references": []} for name in ("1", "2", "3")]
+    found, cache, read = features_of(rows, tmp_path, FeatureOptions()), tmp_path / ".checked.json", []
+    original = ImageFeatures.load
+    monkeypatch.setattr(ImageFeatures, "load", lambda self: (read.append(self.image_id), original(self))[1])
+    assert check_features(found, 1, cache) == [None] * 3, "headers say nothing of values"
+    assert read == []
+    for expected in (["1", "2", "3"], ["2"]):
+        read.clear()
+        one, two, three = check_features(found, 1, cache, check_values=True)
+        assert (one, three, read) == (None, None, expected)
+        assert "image '2'" in str(two)
+        assert "expected finite float32 values" in str(two)
+    read.clear()
+    np.save(tmp_path / "2.npy", regions(2))
+    assert check_features(found, 1, cache) == [None] * 3, "values that were read need no other look at headers"
+    assert check_features(found, 1, cache, check_values=True) == [None] * 3
+    assert read == ["2"]
 
 
 def test_normalised_boxes_by_hand() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 
@@ -136,6 +137,62 @@ def test_images_and_features_that_are_missing_are_counted_and_named(tmp_path: Pa
     assert (out / "dataset_coco.json").is_file(), "the captions were right"
     with pytest.raises(DataError, match="features is there and is not"):
         prepare(out, downloads, features=photos)
+
+
+def test_values_of_features_are_read_unless_it_is_to_be_fast(tmp_path: Path) -> None:
+    downloads, features = write_downloads(tmp_path / "downloads"), write_features(tmp_path / "regions", 8)
+    np.savez(features / "105.npz", features=np.full((3, 8), np.inf, np.float16))
+    prepare(tmp_path / "coco", downloads, features=features, check_values=False)
+    with pytest.raises(DataError, match=r"1 missing or unusable features: .*image '105'.*features\[0, 0\] is inf"):
+        prepare(tmp_path / "coco", downloads, features=features)
+
+
+def test_problems_of_images_and_of_features_are_reported_together(tmp_path: Path) -> None:
+    downloads = write_downloads(tmp_path / "downloads")
+    photos, features = write_photos(tmp_path / "photos"), write_features(tmp_path / "regions", 8)
+    (photos / "val2014/COCO_val2014_000000000110.jpg").unlink()
+    (features / "106.npz").unlink()
+    with pytest.raises(DataError) as caught:
+        prepare(tmp_path / "coco", downloads, images=photos, features=features)
+    assert "000000000110.jpg" in str(caught.value)
+    assert "image '106'" in str(caught.value)
+    assert not (tmp_path / "coco/prepared.json").exists()
+
+
+def test_a_link_that_leads_nowhere_is_an_error(tmp_path: Path) -> None:
+    downloads, features = write_downloads(tmp_path / "downloads"), write_features(tmp_path / "regions", 8)
+    prepare(tmp_path / "coco", downloads, features=features)
+    features.rename(tmp_path / "moved")
+    with pytest.raises(DataError, match=r"coco/features leads to .*regions, which does not exist"):
+        prepare(tmp_path / "coco", downloads)
+
+
+def test_an_hdf5_file_takes_the_place_that_the_configurations_name(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "coco_detections.hdf5", "w") as file:
+        for number in range(18):
+            file[f"{100 + number}_features"] = np.ones((3, 8), np.float32)
+    options: dict[str, Any] = {"features": tmp_path / "coco_detections.hdf5", "features_kwargs": {"dim": 8}}
+    summary = prepare(tmp_path / "coco", write_downloads(tmp_path / "downloads"), **options)
+    assert summary["checked"]["features"] == str(tmp_path / "coco/features")
+    data = KarpathyData(tmp_path / "coco", "images", features_root=tmp_path / "coco/features")
+    assert data.split("test")[0]["features"].load(8).shape == (3, 8)
+
+
+def test_names_of_files_are_those_of_the_official_annotations(tmp_path: Path) -> None:
+    downloads = write_downloads(tmp_path / "downloads")
+
+    def damage(content: Any) -> None:
+        content["images"][9]["filename"] = "COCO_val2014_000000000110.jpg"
+        content["images"][12]["filepath"] = "train2014"
+
+    change(downloads / "dataset_coco.json", damage)
+    with pytest.raises(DataError, match="2 images whose files have other names") as caught:
+        prepare(tmp_path / "coco", downloads)
+    for part in (
+        "cocoid 109: val2014/COCO_val2014_000000000110.jpg, officially val2014/COCO_val2014_000000000109.jpg",
+        "cocoid 112: train2014/COCO_val2014_000000000112.jpg, officially val2014/COCO_val2014_000000000112.jpg",
+    ):
+        assert part in str(caught.value)
 
 
 def test_the_download_is_never_overwritten(tmp_path: Path) -> None:

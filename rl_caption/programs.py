@@ -11,10 +11,12 @@ from pathlib import Path
 from torch import nn
 
 from rewards.mixed import MixedReward
+from rewards.registry import load as load_term
 from rl_caption.advantages import ADVANTAGES
 from rl_caption.build import (
     ConfigError,
     build_captioner,
+    build_data,
     build_decoding,
     build_reward,
     check_positions,
@@ -135,6 +137,31 @@ def weights_fingerprint(model: str) -> str:
             for part in iter(lambda: weights.read(2**24), b""):
                 digest.update(part)
     return digest.hexdigest()[:8]
+
+
+def check_images_early(config: ScstConfig) -> None:
+    """Look for the image files that a reward wants and the captioner does not, before anything is trained first.
+
+    Only whether they exist, and only for rewards whose class says what they look at; the run itself checks all.
+
+    Raises:
+        ConfigError: an unknown reward, or an option that the data's format does not have.
+        DataError: the data cannot be read, or image files are missing.
+    """
+    if config.data.features_root is None:
+        return
+    names = []
+    for name, term in config.reward.terms.items():
+        try:
+            columns = getattr(load_term(term.target or name), "columns", None)
+        except ValueError as error:
+            raise ConfigError(f"reward.terms.{name}: {error}") from error
+        if isinstance(columns, frozenset) and "image" in columns:
+            names.append(name)
+    if names:
+        data = build_data(config.data)
+        rows = [row for split in ("train", config.eval.split) for row in data.split(split)]
+        check_row_images(rows, " and ".join(names), check_pixels=False)
 
 
 def _check_images(stage: Stage, columns: Mapping[str, frozenset[str]]) -> None:

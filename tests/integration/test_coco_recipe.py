@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from rl_caption.cli import parse
+from rl_caption.cli import parse, scst
 from rl_caption.config import ScstConfig
+from rl_caption.data.base import DataError
 from rl_caption.data.prepare_coco import prepare
 from rl_caption.score import score_files
 from tests.clip_for_tests import tiny_student
@@ -65,6 +67,10 @@ def test_the_recipe_of_the_paper_runs_from_downloads_to_scores(tmp_path: Path, m
     assert ended.code == 1
     assert "1 of 14 cannot be used" in ended.output
     assert photo.name in ended.output
+    shutil.rmtree("runs/coco/bu_xe")
+    with pytest.raises(DataError, match=r"ref_l_clipscore looks at images, and 1 of 14 cannot be used"):
+        scst(mix[1:])
+    assert not Path("runs/coco/bu_xe").exists(), "found only after the captioner had been trained"
 
 
 def test_the_recipes_differ_in_reward_baseline_and_learning_rate_alone() -> None:

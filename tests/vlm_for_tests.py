@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
+    AddedToken,
     Idefics3Config,
     Idefics3ForConditionalGeneration,
     Idefics3Processor,
@@ -26,6 +27,8 @@ WORDS = (
     "triangle star diamond cross two three . describe this image in one sentence what do you see ? "
     "user assistant system User : Assistant"
 )
+BANNED = range(12, 48)
+"""Ids that the generation settings of the tiny Qwen2-VL never write."""
 CONTENT = (
     "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
     "{% if part['type'] == 'image' %}IMAGE{% elif part['type'] == 'text' %}{{ part['text'] }}{% endif %}{% endfor %}"
@@ -62,8 +65,9 @@ def tiny_qwen2_vl(folder: Path) -> Path:
     policy = Qwen2VLForConditionalGeneration(config)
     # As the real one: two ids that end, and sampling settings that a training must not inherit.
     policy.generation_config.update(
-        eos_token_id=[ids["im_end"], ids["endoftext"]], pad_token_id=ids["endoftext"], do_sample=True, top_k=1
-    )
+        eos_token_id=[ids["im_end"], ids["endoftext"]], pad_token_id=ids["endoftext"], do_sample=True, top_k=1,
+        bad_words_ids=[[token] for token in BANNED],
+    )  # fmt: skip
     policy.save_pretrained(folder)
     images = Qwen2VLImageProcessorPil(patch_size=8, size={"shortest_edge": 16 * 16, "longest_edge": 32 * 32})
     videos = Qwen2VLVideoProcessor(patch_size=8)
@@ -75,6 +79,9 @@ def tiny_idefics3(folder: Path) -> Path:
     """Save an Idefics3 (the architecture of SmolVLM 1) of 50 thousand parameters with its processor."""
     specials = ["<|im_start|>", "<end_of_utterance>", "<image>", "<fake_token_around_image>", "<global-img>", "<pad>"]
     tokenizer = _tokenizer(specials, pad="<pad>", eos="<end_of_utterance>", bos="<|im_start|>")
+    # As the real one: special, yet not in the list of special tokens.
+    places = [f"<row_{row}_col_{column}>" for row in (1, 2) for column in (1, 2)]
+    tokenizer.add_tokens([AddedToken(place, special=True) for place in places])
     torch.manual_seed(0)
     config = Idefics3Config(
         text_config={
@@ -89,9 +96,7 @@ def tiny_idefics3(folder: Path) -> Path:
         image_token_id=2, scale_factor=2,
     )  # fmt: skip
     Idefics3ForConditionalGeneration(config).save_pretrained(folder)
-    images = Idefics3ImageProcessorPil(
-        do_image_splitting=False, size={"longest_edge": 32}, max_image_size={"longest_edge": 32}
-    )
+    images = Idefics3ImageProcessorPil(size={"longest_edge": 64}, max_image_size={"longest_edge": 32})  # 4 + 1 tiles
     Idefics3Processor(images, tokenizer, image_seq_len=4, chat_template=IDEFICS_TEMPLATE).save_pretrained(folder)
     return folder
 

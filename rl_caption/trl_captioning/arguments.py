@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 import sys
 from pathlib import Path
@@ -41,10 +42,15 @@ def trl_arguments(config: GrpoVlmConfig, num_processes: int) -> Any:
     wrong = unusable_arguments(given, known, {*arguments, *own}, kind.__name__)
     if wrong:
         raise ConfigError("; ".join(wrong))
+    if config.model.revision is not None and config.lora is None and config.train.kl_coef > 0:
+        arguments["model_init_kwargs"] = {"revision": config.model.revision}  # of the reference model
     try:
-        return kind(**arguments, **given)
+        made = kind(**arguments, **given)
     except (ValueError, TypeError) as error:
         raise ConfigError(f"TRL refuses this configuration (rollout, train, train.kwargs): {error}") from error
+    if made.n_gpu > 1:  # one process that sees several: Transformers would choose DataParallel, which TRL refuses
+        made._n_gpu = 1
+    return made
 
 
 def _arguments(config: GrpoVlmConfig, micro: int, num_processes: int) -> dict[str, Any]:
@@ -131,10 +137,46 @@ def newest_whole(checkpoints: Path) -> Path | None:
     return next((steps[step] for step in sorted(steps, reverse=True) if _is_whole(steps[step])), None)
 
 
+def step_of(checkpoint: Path) -> int:
+    """Optimizer steps after which ``checkpoint`` was written."""
+    return int(json.loads((checkpoint / "trainer_state.json").read_bytes())["global_step"])
+
+
+def steps_of_a_pass(arguments: Any, num_images: int) -> int:
+    """Optimizer steps of one pass over ``num_images``, as Transformers' trainer counts them for TRL's sampler."""
+    generations = num_images // (arguments.generation_batch_size // arguments.num_generations)
+    micro_batches = generations * arguments.num_iterations * arguments.steps_per_generation
+    return max(math.ceil(micro_batches / arguments.gradient_accumulation_steps), 1)
+
+
+def total_steps(arguments: Any, num_images: int) -> int:
+    """Optimizer steps of the whole training."""
+    if arguments.max_steps > 0:
+        return int(arguments.max_steps)
+    return math.ceil(arguments.num_train_epochs * steps_of_a_pass(arguments, num_images))
+
+
+def skip_epochs(trainer: Any, epochs: int) -> None:
+    """Let ``trainer`` order the images as if it had already gone through them ``epochs`` times.
+
+    The order of TRL's sampler is drawn anew at every pass, from a generator that no checkpoint holds: a continued run
+    would begin with the order of the first one.
+    """
+    make = trainer._get_train_sampler
+
+    def sampler(dataset: Any = None) -> Any:
+        made = make(dataset)
+        for _ in range(epochs):
+            next(iter(made))  # draws the order of a pass
+        return made
+
+    trainer._get_train_sampler = sampler
+
+
 def _is_whole(checkpoint: Path) -> bool:
     """Transformers writes ``trainer_state.json`` last."""
     try:
-        json.loads((checkpoint / "trainer_state.json").read_bytes())
-    except (OSError, ValueError):
+        step_of(checkpoint)
+    except (OSError, ValueError, KeyError, TypeError):
         return False
     return True

@@ -5,6 +5,9 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import Any
 
+from accelerate.utils import parse_flag_from_env
+
+from rl_caption.evaluation import DEFAULT_METRICS
 from rl_caption.trl_captioning.config import GrpoVlmConfig
 
 LOWEST: dict[str, float] = {
@@ -49,11 +52,16 @@ def mistakes(config: GrpoVlmConfig) -> list[str]:
             f"reward.normalize is {config.reward.normalize!r}: TRL adds up the terms itself, expected none; GRPO's own "
             "is train.kwargs {multi_objective_aggregation: normalize_then_sum}"
         )
-    for name, term in config.reward.terms.items():
+    for name in config.reward.terms:
         if "." in name or "/" in name:
             wrong.append(f"reward.terms.{name}: the name is part of a log key, expected neither dots nor slashes")
-        if term.weight == 0 and len(config.reward.terms) == 1:
-            wrong.append(f"reward.terms.{name}.weight is 0: expected a weight that rewards something")
+    if not any(term.weight for term in config.reward.terms.values()):
+        wrong.append(f"reward.terms {list(config.reward.terms)} all have weight 0: expected one that rewards something")
+    if config.model.dtype == "float16" and config.lora is None:
+        wrong.append("model.dtype is 'float16' without lora: its optimizer steps overflow, expected auto or float32")
+    unknown = sorted(set(config.eval.metrics) - set(DEFAULT_METRICS))
+    if unknown:
+        wrong.append(f"eval.metrics has {unknown}: known are {list(DEFAULT_METRICS)}")
     if not config.model.prompt.strip():
         wrong.append(f"model.prompt is {config.model.prompt!r}: expected what the model is asked")
     return wrong
@@ -74,6 +82,14 @@ def unusable_arguments(given: dict[str, Any], known: set[str], taken: set[str], 
     if double:
         wrong.append(f"train.kwargs has {double}: other keys of this configuration set them, see docs/trl.md")
     return wrong
+
+
+def sharding(arguments: Any) -> str | None:
+    """The engine that TRL's ``arguments`` or the launcher chose, where it shards the weights."""
+    if getattr(getattr(arguments, "deepspeed_plugin", None), "zero_stage", 0) == 3:
+        return "DeepSpeed ZeRO-3"
+    # Accelerate's launcher says it by this variable, which does not change the arguments.
+    return "FSDP" if arguments.fsdp or parse_flag_from_env("ACCELERATE_USE_FSDP") else None
 
 
 def _value(config: Any, key: str) -> Any:

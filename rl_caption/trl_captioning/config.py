@@ -20,7 +20,7 @@ class VlmConfig:
             small steps of a learning rate below 1e-5 are lost in bfloat16 weights.
         freeze: patterns of parameter names (``*visual*``) that are not trained and get no LoRA; null is the vision
             tower, ``[]`` freezes nothing.
-        prompt: what the model is asked; a row's own ``prompt`` goes before it.
+        prompt: what the model is asked, where a row has no ``prompt`` of its own.
         processor_kwargs: arguments of the processor, such as ``{max_pixels: 200704}`` of Qwen2-VL, which bounds the
             tokens of an image.
     """

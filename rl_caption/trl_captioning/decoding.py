@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from rewards.base import Reward
 from rl_caption.accumulation import dropout_off
 from rl_caption.data.base import Row, load_image
 from rl_caption.evaluation import Evaluation, evaluate_rows, write_evaluation
+from rl_caption.evaluation.judge import JUDGE
 from rl_caption.evaluation.reward_scores import add_judges
 from rl_caption.trl_captioning.config import GrpoVlmConfig
 from rl_caption.trl_captioning.model import Vlm, decoding_from_nothing
@@ -121,3 +123,18 @@ def evaluate_vlm(
     evaluation = add_judges(evaluation, rows, captions, judges)
     write_evaluation(evaluation, captions, folder)
     return evaluation
+
+
+def read_scores(folder: Path, judges: Mapping[str, Reward]) -> Evaluation | None:
+    """What ``evaluate_vlm`` wrote into ``folder``, without captions; None where it is not there.
+
+    Args:
+        folder: of one evaluation.
+        judges: their bounds are not in the file.
+    """
+    file = folder / "scores.json"
+    if not file.is_file():
+        return None
+    scores = json.loads(file.read_bytes())
+    bounds = {f"{JUDGE}{name}": reward.bounds for name, reward in judges.items()}
+    return Evaluation(scores["metrics"], scores["signature"], scores["n"], scores["left_out"], bounds=bounds)

@@ -71,7 +71,9 @@ def load_vlm(config: VlmConfig, dtype: torch.dtype) -> Vlm:
     declared = policy.generation_config.eos_token_id
     declared = declared if isinstance(declared, list) else [declared]
     ends = list(dict.fromkeys(end for end in (tokenizer.eos_token_id, *declared) if end is not None))
-    special = {*tokenizer.all_special_ids, shape.image_token_id} - set(ends)
+    # The list of named special tokens lacks some that no text shows either, such as SmolVLM's <row_1_col_1>.
+    unseen = (number for number, token in tokenizer.added_tokens_decoder.items() if token.special)
+    special = {*unseen, *tokenizer.all_special_ids, shape.image_token_id} - set(ends)
     return Vlm(policy, processor, ends, sorted(special), copy.deepcopy(policy.generation_config))
 
 
@@ -113,14 +115,18 @@ def lora_config(lora: VlmLoraConfig, policy: Any, patterns: list[str] | None) ->
         patterns: of names that get none; None is those of the vision tower.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is none, or one of ``patterns`` matches nothing.
     """
     from peft import LoraConfig
 
     frozen = VISION if patterns is None else patterns
+    modules = dict(policy.named_modules())
+    for each in patterns or []:
+        if not any(fnmatchcase(name, each) for name in modules):
+            raise ConfigError(f"model.freeze has {each!r}, which matches no module: with LoRA, modules are named")
     found = [
         name
-        for name, module in policy.named_modules()
+        for name, module in modules.items()
         if isinstance(module, torch.nn.Linear)
         and name.rsplit(".", 1)[-1] in lora.target_modules
         and not any(fnmatchcase(name, each) for each in frozen)

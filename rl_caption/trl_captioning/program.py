@@ -15,26 +15,34 @@ from typing import Any, cast
 import torch
 from accelerate import PartialState
 from tqdm import tqdm
-from transformers import PrinterCallback, TrainerCallback
+from transformers import GenerationConfig, PrinterCallback, TrainerCallback
 
 from rewards.base import Reward
 from rewards.mixed import MixedReward
 from rl_caption.build import ConfigError, build_data, build_reward, checked_splits, quiet_libraries, references_of
 from rl_caption.data.base import DataError, Row
-from rl_caption.evaluation import Evaluation, check_writable, format_table
+from rl_caption.evaluation import Evaluation, check_writable, find_java, format_table
 from rl_caption.evaluation.reward_scores import check_judges
 from rl_caption.hacking.judges import build_judges
 from rl_caption.launch import RunLock, check_processes
+from rl_caption.reward_columns import COLUMNS
 from rl_caption.run_folder import is_complete, remove_result, write_result, write_run_files
 from rl_caption.tracking import announce, append_line, drop_after
 from rl_caption.trainer import NonFiniteError
-from rl_caption.trl_captioning.arguments import find_trl_checkpoint, trl_arguments
-from rl_caption.trl_captioning.checks import missing_libraries, mistakes
+from rl_caption.trl_captioning.arguments import (
+    find_trl_checkpoint,
+    skip_epochs,
+    step_of,
+    steps_of_a_pass,
+    total_steps,
+    trl_arguments,
+)
+from rl_caption.trl_captioning.checks import missing_libraries, mistakes, sharding
 from rl_caption.trl_captioning.config import GrpoVlmConfig
-from rl_caption.trl_captioning.decoding import evaluate_vlm
+from rl_caption.trl_captioning.decoding import evaluate_vlm, read_scores
 from rl_caption.trl_captioning.model import HALF, Vlm, export, freeze_parameters, load_vlm, lora_config
 from rl_caption.trl_captioning.reward_functions import reward_functions
-from rl_caption.trl_captioning.rows import row_columns, trl_dataset
+from rl_caption.trl_captioning.rows import trl_dataset
 
 
 @dataclass(frozen=True)
@@ -74,11 +82,10 @@ def fine_tune(config: GrpoVlmConfig) -> str:
     arguments = trl_arguments(config, int(os.environ.get("WORLD_SIZE", "1")))
     state: Any = PartialState()
     check_processes(state.num_processes, config.train.num_processes)
-    zero = getattr(arguments.deepspeed_plugin, "zero_stage", 0)
-    if zero == 3 or arguments.fsdp:
+    if (engine := sharding(arguments)) is not None:
         raise ConfigError(
-            f"{'DeepSpeed ZeRO-3' if zero == 3 else 'FSDP'} shards the weights, which this program does not gather for "
-            "its export: use one process, plain data parallelism, or ZeRO-1 or 2"
+            f"{engine} shards the weights, which this program does not gather for its export: use one process, plain "
+            "data parallelism, or ZeRO-1 or 2"
         )
     if state.device.type == "cpu":
         here = int(os.environ.get("LOCAL_WORLD_SIZE", state.num_processes))
@@ -107,15 +114,20 @@ def _prepare(config: GrpoVlmConfig, state: Any, arguments: Any, checkpoint: Path
         )
     with state.main_process_first():
         reward = build_reward(config.reward, references_of(train_rows), folder)
-    known = {*row_columns(train_rows), "finished"}
+    known = {*COLUMNS, "finished"}
     for name, term in reward.rewards.items():
         if not term.columns <= known:
             raise ConfigError(
                 f"reward.terms.{name} needs the columns {sorted(term.columns - known)}: the data has {sorted(known)}"
             )
+    bare = [row["image_id"] for row in eval_rows if not row["references"]]
+    if bare:
+        raise DataError(f"{len(bare)} images of split {config.eval.split!r} have no reference, such as {bare[:3]}")
     judges: Mapping[str, Reward] = {}
     if state.is_main_process and config.eval.split is not None:
         check_writable(folder / "eval")
+        if config.eval.tokenizer == "java":
+            find_java()
         judges = build_judges(config.eval.judges, None, references_of(eval_rows), key="eval.judges")
         check_judges(judges, eval_rows, f"split {config.eval.split!r}")
     captions = {caption for captions in references_of(train_rows) for caption in captions}
@@ -125,20 +137,22 @@ def _prepare(config: GrpoVlmConfig, state: Any, arguments: Any, checkpoint: Path
 def _run(job: _Job) -> str:
     config, state = job.config, job.state
     vlm = load_vlm(config.model, _dtype(config, job.arguments))
+    trainer = _trainer(job, vlm)  # before the first captions, as it refuses what is wrong; new adapters change none
     tables: dict[str, Evaluation] = {}
-    if config.eval.before and job.eval_rows and job.checkpoint is None:
-        vlm.policy.to(state.device)
-        _evaluate(job, vlm, vlm.policy, f"{config.eval.split}-before", tables)
-    trainer = _trainer(job, vlm)
+    if config.eval.before and job.eval_rows:
+        name = f"{config.eval.split}-before"
+        found = read_scores(job.folder / "eval" / name, job.judges) if job.checkpoint is not None else None
+        if found is not None:
+            tables[name] = found
+        else:
+            vlm.policy.to(state.device)
+            _evaluate(job, vlm, vlm.policy, name, tables)
     if state.is_main_process:
         remove_result(job.folder)
         write_run_files(cast(Any, config), {"reward": job.reward.signature, "num_processes": state.num_processes})
-        step = int(job.checkpoint.name.split("-")[1]) if job.checkpoint else -1
-        drop_after(job.folder / "metrics.jsonl", step)
+        drop_after(job.folder / "metrics.jsonl", step_of(job.checkpoint) if job.checkpoint else -1)
     announce(state, f"{config.trainer} on {len(job.train_rows)} images with the reward {job.reward.signature}")
-    with warnings.catch_warnings():  # TRL calls Transformers by names that are on their way out, at every step
-        warnings.filterwarnings("ignore", r".*gradient_checkpointing", FutureWarning)
-        trainer.train(resume_from_checkpoint=str(job.checkpoint) if job.checkpoint else None)
+    step = _train(job, trainer)
     policy = trainer.accelerator.unwrap_model(trainer.model)
     if config.lora is not None:
         policy = policy.merge_and_unload()
@@ -149,7 +163,7 @@ def _run(job: _Job) -> str:
     if not state.is_main_process:
         return ""
     metrics = {name: evaluation.metrics for name, evaluation in tables.items()}
-    write_result(job.folder, {"step": trainer.state.global_step, "metrics": metrics, "reward": job.reward.signature})
+    write_result(job.folder, {"step": step, "metrics": metrics, "reward": job.reward.signature})
     return format_table(tables) if tables else ""
 
 
@@ -179,18 +193,37 @@ def _trainer(job: _Job, vlm: Vlm) -> Any:
     adapters = lora_config(config.lora, vlm.policy, config.model.freeze) if config.lora is not None else None
     if adapters is None:
         freeze_parameters(vlm.policy, config.model.freeze)
+    # ``generate`` fills what TRL leaves open from the model's own settings, a ban on repeated words, say.
+    vlm.policy.generation_config = GenerationConfig(eos_token_id=vlm.eos_token_ids)
     kind: Any = GRPOTrainer if config.trainer == "grpo" else RLOOTrainer
-    trainer = kind(
-        model=vlm.policy,
-        reward_funcs=functions,
-        args=job.arguments,
-        train_dataset=trl_dataset(job.train_rows, config.model.prompt),
-        processing_class=vlm.processor,
-        callbacks=[_Log(job.folder / "metrics.jsonl", job.reward)],
-        peft_config=adapters,
-    )
+    try:
+        trainer = kind(
+            model=vlm.policy,
+            reward_funcs=functions,
+            args=job.arguments,
+            train_dataset=trl_dataset(job.train_rows, config.model.prompt),
+            processing_class=vlm.processor,
+            callbacks=[_Log(job.folder / "metrics.jsonl", job.reward)],
+            peft_config=adapters,
+        )
+    except (ValueError, ImportError, NotImplementedError) as error:
+        raise ConfigError(f"TRL refuses this configuration (train.kwargs, run.trackers): {error}") from error
     trainer.remove_callback(PrinterCallback)  # prints every value, without a unit
+    if job.checkpoint is not None:
+        skip_epochs(trainer, step_of(job.checkpoint) // steps_of_a_pass(job.arguments, len(job.train_rows)))
     return trainer
+
+
+def _train(job: _Job, trainer: Any) -> int:
+    """Train to the end; return the number of the last step."""
+    checkpoint = job.checkpoint
+    if checkpoint is not None and step_of(checkpoint) >= total_steps(job.arguments, len(job.train_rows)):
+        trainer._load_from_checkpoint(str(checkpoint))  # train() would make one more step
+        return step_of(checkpoint)
+    with warnings.catch_warnings():  # TRL calls Transformers by names that are on their way out, at every step
+        warnings.filterwarnings("ignore", r".*gradient_checkpointing", FutureWarning)
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    return int(trainer.state.global_step)
 
 
 class _Log(TrainerCallback):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rl_caption.data.base import Row, load_image
+from rl_caption.reward_columns import COLUMNS
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -27,25 +28,21 @@ class _OpenRows:
     def __call__(self, batch: dict[str, list[int]]) -> dict[str, list[Any]]:
         images = {number: load_image(self.rows[number]["image"]) for number in dict.fromkeys(batch["row"])}
         rows = [self.rows[number] for number in batch["row"]]
-        columns = {key: [row[key] for row in rows] for key in row_columns(self.rows)}  # type: ignore[literal-required]
+        columns = {key: [row[key] for row in rows] for key in COLUMNS}  # type: ignore[literal-required]
         columns["prompt"] = [messages(row, self.prompt) for row in rows]
         columns["image"] = [images[number] for number in batch["row"]]
         return columns
 
 
-def row_columns(rows: Sequence[Row]) -> list[str]:
-    """Keys of the first row, which are the columns that rewards get, beside ``prompts`` and ``completion_ids``."""
-    return [key for key in rows[0] if key not in ("prompt", "features")]
-
-
 def trl_dataset(rows: Sequence[Row], prompt: str) -> Dataset:
-    """A dataset with the columns ``prompt`` (messages), ``image`` (PIL, RGB), ``references``, ``image_id``, ...
+    """A dataset with the columns ``prompt`` (messages), ``image`` (PIL, RGB), ``references`` and ``image_id``.
 
-    The table itself holds numbers of rows only: references stay lists of strings, scenes stay scenes, and no pixel is
+    Rewards are told what this package's own training tells them (``rl_caption.reward_columns``), the truth of a
+    generated scene not. The table itself holds numbers of rows only: references stay lists of strings, and no pixel is
     in memory before its batch. Equal images of a batch are one object, so that rewards encode them once.
 
     Args:
-        rows: at least one; all with the keys of the first.
+        rows: at least one.
         prompt: for rows without their own.
     """
     from datasets import Dataset

@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ import torch
 import yaml
 from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
+from trl import GRPOConfig
+from trl.trainer import rloo_trainer
 
 from rewards.base import RewardError
 from rl_caption.build import ConfigError
@@ -21,13 +24,14 @@ from rl_caption.checkpoint import CheckpointError
 from rl_caption.cli import main, parse
 from rl_caption.data.base import DataError, Row
 from rl_caption.trl_captioning.arguments import newest_whole, trl_arguments
+from rl_caption.trl_captioning.checks import sharding
 from rl_caption.trl_captioning.config import GrpoVlmConfig, VlmConfig
 from rl_caption.trl_captioning.decoding import caption_images
 from rl_caption.trl_captioning.model import load_vlm
 from rl_caption.trl_captioning.program import fine_tune
 from tests.clip_for_tests import noise_image
 from tests.training_for_tests import changed, lines
-from tests.vlm_for_tests import Recorder, tiny_idefics3, tiny_qwen2_vl
+from tests.vlm_for_tests import BANNED, Recorder, tiny_idefics3, tiny_qwen2_vl
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SCENES = {
@@ -86,17 +90,20 @@ def untimed(run: Path) -> list[dict[str, Any]]:
 
 def test_grpo_with_lora_trains_exports_and_is_judged(folder: Path, tmp_path: Path, capfd: Any) -> None:
     run = tmp_path / "run"
-    table = fine_tune(settings(folder, run, **{"eval.before": True}))
+    changes = {"eval.before": True, "train.max_steps": 4}
+    table = fine_tune(settings(folder, run, **changes))
     assert re.search(r"^test-before +2 ", table, re.MULTILINE)
     assert re.search(r"^test +2 ", table, re.MULTILINE)
-    assert "step 2/2  cider " in (printed := capfd.readouterr().err)
+    assert "step 4/4  cider " in (printed := capfd.readouterr().err)
     assert "words " in printed
     assert "(0 to 10)" in printed
 
     logged = lines(run)
-    assert [line["step"] for line in logged] == [1, 2]
-    # No settings are inherited: the model's own generation_config has top_k 1, with which samples would be equal.
-    assert len(Recorder.calls) == 2
+    assert [line["step"] for line in logged] == [1, 2, 3, 4]
+    # No settings are inherited: the model's own generation_config has top_k 1, with which samples would be equal, and
+    # bans most words.
+    assert len(Recorder.calls) == 4
+    assert set(BANNED) & {token for call in Recorder.calls for ids in call["completion_ids"] for token in ids}
     for call, line in zip(Recorder.calls, logged, strict=True):
         texts = [completion[-1]["content"] for completion in call["completions"]]
         assert len(texts) == 4
@@ -115,7 +122,7 @@ def test_grpo_with_lora_trains_exports_and_is_judged(folder: Path, tmp_path: Pat
     assert asked == {str(i): "what do you see ?" if i == 0 else "describe this image" for i in range(4)}
 
     result = json.loads((run / "result.json").read_text())
-    assert result["step"] == 2
+    assert result["step"] == 4
     assert set(result["metrics"]) == {"test", "test-before"}
     predictions = json.loads((run / "eval/test/predictions.json").read_text())
     assert [row["image_id"] for row in predictions] == [4, 5]
@@ -132,32 +139,46 @@ def test_grpo_with_lora_trains_exports_and_is_judged(folder: Path, tmp_path: Pat
     captions = caption_images(exported, exported.policy, rows, "describe this image", 6)
     assert [captions[str(row["image_id"])] for row in predictions] == [row["caption"] for row in predictions]
 
-    # Stopped after the first step, it goes on to the same result; a checkpoint that was cut off is passed over.
+    # Stopped in its second pass, it goes on to the same result; a checkpoint that was cut off is passed over.
+    order = [call["image_id"] for call in Recorder.calls]
+    assert order[3] != order[1], "a pass has its own order"
     stopped = tmp_path / "stopped"
     shutil.copytree(run, stopped)
-    for name in ("export", "eval"):
+    for name in ("export", "eval/test"):
         shutil.rmtree(stopped / name)
     (stopped / "result.json").unlink()
-    (stopped / "checkpoints/checkpoint-2/trainer_state.json").write_text('{"best')
-    assert newest_whole(stopped / "checkpoints") == stopped / "checkpoints/checkpoint-1"
-    again = settings(folder, stopped, **{"eval.before": True})
-    fine_tune(again)
+    (stopped / "checkpoints/checkpoint-4/trainer_state.json").write_text('{"best')
+    assert newest_whole(stopped / "checkpoints") == stopped / "checkpoints/checkpoint-3"
+    again = settings(folder, stopped, **changes)
+    Recorder.calls.clear()
+    assert fine_tune(again) == table, "with the scores from before the training"
+    assert [call["image_id"] for call in Recorder.calls] == order[3:]
     assert untimed(stopped) == untimed(run)
+    assert json.loads((stopped / "result.json").read_text()) == result
+    resumed = load_file(stopped / "export/last/model.safetensors")
+    assert all(torch.equal(resumed[name], after[name]) for name in after)
+    (stopped / "result.json").unlink()  # killed after the last step
+    assert fine_tune(again) == table
     resumed = load_file(stopped / "export/last/model.safetensors")
     assert all(torch.equal(resumed[name], after[name]) for name in after)
     assert main(["grpo_vlm", "--config", str(stopped.with_suffix(".yaml"))]) == 0
     assert "is complete" in capfd.readouterr().err
     with pytest.raises(CheckpointError, match=r"another configuration: train.lr: 0.01 -> 0.02"):
-        fine_tune(settings(folder, stopped, **{"eval.before": True, "train.lr": 0.02}))
+        fine_tune(settings(folder, stopped, **{**changes, "train.lr": 0.02}))
     with pytest.raises(CheckpointError, match=r"run\.resume is false"):
         fine_tune(settings(folder, stopped, **{"run.resume": False}))
 
 
-def test_rloo_with_all_weights_trains_and_is_judged(folder: Path, tmp_path: Path) -> None:
+def test_rloo_with_all_weights_trains_and_is_judged(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[dict[str, Any]] = []
+    load = rloo_trainer.create_model_from_path
+    monkeypatch.setattr(rloo_trainer, "create_model_from_path", lambda *a, **k: (loaded.append(k), load(*a, **k))[1])
     run = tmp_path / "run"
     changes = {
         "trainer": "rloo", "model.name": str(folder / "idefics3"), "lora": None, "data": SCENES, "train.kl_coef": 0.1,
-        "train.micro_batch_size": 1, "run.save_every": 2, "run.keep_checkpoints": 1,
+        "train.micro_batch_size": 1, "run.save_every": 5, "run.keep_checkpoints": 1, "model.revision": "main",
         "train.gradient_checkpointing": False, "eval.judges": {"rouge_l": {}},
     }  # fmt: skip
     table = fine_tune(settings(folder, run, **changes))
@@ -168,12 +189,24 @@ def test_rloo_with_all_weights_trains_and_is_judged(folder: Path, tmp_path: Path
     assert {"rewards/cider/mean", "rewards/words/mean", "kl", "entropy"} <= logged[0].keys()
     assert logged[0]["kl"] == pytest.approx(0, abs=1e-5)
     assert logged[1]["kl"] != 0
-    assert all("scene" in call for call in Recorder.calls), "every column of the data reaches the reward"
+    assert [given["revision"] for given in loaded] == ["main"], "the reference model is the starting model"
+    assert not any("scene" in call for call in Recorder.calls), "the truth is for the oracle alone"
+    hidden = {"<image>", "<global-img>", "<row_1_col_1>", "<row_2_col_2>", "<pad>", "<|im_start|>"}
+    vlm = load_vlm(VlmConfig(name=str(folder / "idefics3")), torch.float32)
+    hidden = set(vlm.processor.tokenizer.convert_tokens_to_ids(sorted(hidden)))
+    assert hidden <= set(vlm.suppressed)
+    assert not hidden & {token for call in Recorder.calls for ids in call["completion_ids"] for token in ids}
     before, after = (load_file(place / "model.safetensors") for place in (folder / "idefics3", run / "export/last"))
     moved = {name for name in before if not torch.equal(before[name], after[name])}
     assert moved
     assert not any("vision" in name for name in moved)
-    assert [path.name for path in (run / "checkpoints").glob("checkpoint-*")] == ["checkpoint-2"]
+    assert [path.name for path in (run / "checkpoints").glob("checkpoint-*")] == ["checkpoint-2"], "after the last step"
+    # Killed after its last step, it is exported and judged; so it is from a checkpoint in another place.
+    (run / "checkpoints/checkpoint-2").rename(tmp_path / "kept")
+    other = settings(folder, tmp_path / "other", **changes, **{"run.resume": str(tmp_path / "kept")})
+    assert fine_tune(other) == table
+    again = load_file(tmp_path / "other/export/last/model.safetensors")
+    assert all(torch.equal(again[name], after[name]) for name in after)
 
 
 @pytest.mark.parametrize("name", ["qwen2_vl", "idefics3"])
@@ -194,6 +227,11 @@ def test_captions_do_not_depend_on_the_batch(folder: Path, name: str) -> None:
         ({"rollout.num_samples": 1}, "rollout.num_samples is 1: expected at least 2"),
         ({"train.lr": 0.0}, "train.lr is 0.0: expected more than 0"),
         ({"lora.r": 0}, "lora.r is 0: expected at least 1"),
+        ({"eval.metrics": ["cidre"]}, r"eval.metrics has \['cidre'\]: known are \['bleu'"),
+        ({"reward.terms": {"cider": {"weight": 0}, "bleu": {"weight": 0}}}, "all have weight 0"),
+        ({"lora": None, "model.dtype": "float16"}, "model.dtype is 'float16' without lora"),
+        ({"model.freeze": ["*visuel*"]}, r"model.freeze has '\*visuel\*', which matches no module"),
+        ({"eval.before": True, "run.trackers": ["tensorbord"]}, "TRL refuses .*tensorbord"),
         ({"reward.normalize": "per_term"}, "reward.normalize is 'per_term'"),
         ({"data.features_root": "f"}, "data.features_root is 'f'"),
         ({"data.augment": ["crop"]}, "data.augment is"),
@@ -218,6 +256,29 @@ def test_mistakes_are_named_before_training(
     with pytest.raises((ConfigError, DataError, ValueError), match=message):
         fine_tune(settings(folder, tmp_path / "run", **changes))
     assert not (tmp_path / "run/metrics.jsonl").exists()
+    assert not list((tmp_path / "run").glob("eval/*")), "nothing was captioned"
+
+
+def test_sharded_weights_are_refused(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")  # as `accelerate launch --use_fsdp` does
+    with pytest.raises(ConfigError, match="FSDP shards the weights"):
+        fine_tune(settings(folder, tmp_path / "run"))
+    monkeypatch.delenv("ACCELERATE_USE_FSDP")
+    engine = SimpleNamespace(zero_stage=3)
+    assert sharding(SimpleNamespace(deepspeed_plugin=engine, fsdp=None)) == "DeepSpeed ZeRO-3"
+    engine.zero_stage = 2
+    assert sharding(SimpleNamespace(deepspeed_plugin=engine, fsdp=None)) is None
+
+
+def test_one_process_uses_one_device(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare = GRPOConfig.__post_init__
+
+    def sees_four(arguments: Any) -> None:
+        prepare(arguments)
+        arguments._n_gpu = 4
+
+    monkeypatch.setattr(GRPOConfig, "__post_init__", sees_four)
+    assert trl_arguments(settings(folder, tmp_path / "run"), 1).n_gpu == 1, "TRL refuses DataParallel"
 
 
 def test_missing_images_and_a_broken_reward_end_the_run(folder: Path, tmp_path: Path) -> None:

@@ -20,6 +20,20 @@ REFERENCES = [["a red circle", "one small red circle ."], ["the blue square", "a
 TEXT = ("bleu", "cider", "repetition", "rouge_l")
 
 
+def tiny_bert(folder: Path) -> Path:
+    """Save a BERT of random weights with a vocabulary of single letters."""
+    from transformers import BertConfig, BertModel, BertTokenizer
+
+    folder.mkdir()
+    letters = "abcdefghijklmnopqrstuvwxyz.?:"
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters, *(f"##{letter}" for letter in letters)]
+    (folder / "vocab.txt").write_text("\n".join(words))
+    BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder)
+    shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    BertModel(BertConfig(vocab_size=len(words), **shape)).save_pretrained(folder)
+    return folder
+
+
 def every_reward(folder: Path) -> dict[str, Reward]:
     """One reward of each registered name, with tiny random encoders, and a mixture."""
     clip = {"backbone": ARCHITECTURE, "pretrained": tiny_checkpoint(folder)}
@@ -27,6 +41,7 @@ def every_reward(folder: Path) -> dict[str, Reward]:
     arguments: dict[str, dict[str, Any]] = {name: {} for name in TEXT}
     arguments |= dict.fromkeys(("clipscore", "ref_clipscore", "specs"), clip)
     arguments |= dict.fromkeys(("l_clipscore", "ref_l_clipscore"), student)
+    arguments["bertscore"] = {"model": str(tiny_bert(folder / "bert")), "layers": 2}
     arguments["length_router"] = {"short": clip, "long": {"name": "specs", **clip}, "threshold": 4}
     rewards = {name: build(name, **given) for name, given in arguments.items()}
     mixed = MixedReward({name: (rewards[name], 0.5) for name in ("cider", "l_clipscore")})

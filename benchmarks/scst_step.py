@@ -103,6 +103,8 @@ def build_bench(shapes: Shapes, device: str, precision: str) -> Bench:
     features = torch.randn(shapes.images, shapes.regions, shapes.region_dim, device=device)
     mask = torch.ones(shapes.images, shapes.regions, dtype=torch.bool, device=device)
     accelerator = Accelerator(cpu=device == "cpu", mixed_precision=precision)
+    # As training does, and for the baselines too: see ``rl_caption.build.build_accelerator``.
+    torch.backends.cuda.enable_flash_sdp(device != "cpu" or precision != "bf16")
     captioner.policy.to(accelerator.device).eval()
     references = ([tokenize(caption) for caption in row["references"]] for row in rows)
     cider: Any = CiderD(DocumentFrequencies.from_references(references, eos=True))

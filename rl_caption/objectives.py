@@ -6,7 +6,7 @@ accumulation and data parallelism change nothing. B images, K captions each, L t
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -16,16 +16,66 @@ from rl_caption.captioners.base import FORBIDDEN_LOGIT
 LossReduction = Literal["token", "sequence"]
 
 
+CHUNK = 2**22
+"""Logits that are looked at together: whole ones of a batch would go through memory several times, and stay in it."""
+
+
 def token_logprobs(logits: Tensor, token_ids: Tensor, temperature: float = 1.0) -> Tensor:
     """Log-probability of each token under softmax(logits / temperature): [B, K, L, V], [B, K, L] -> [B, K, L]."""
-    scaled = logits / temperature
-    return scaled.gather(-1, token_ids.unsqueeze(-1)).squeeze(-1) - scaled.logsumexp(-1)
+    return token_logprobs_and_entropy(logits, token_ids, temperature)[0]
 
 
-def entropy(logits: Tensor, temperature: float = 1.0) -> Tensor:
-    """Entropy in nats of softmax(logits / temperature) at each position: [B, K, L, V] -> [B, K, L]."""
-    logprobs = (logits / temperature).log_softmax(-1)
-    return -(logprobs.exp() * logprobs).sum(-1)
+def token_logprobs_and_entropy(logits: Tensor, token_ids: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Log-probability of each token, and the entropy of what it was drawn from, in nats; both [B, K, L].
+
+    Neither keeps a tensor of the logits' size besides the logits, and the backward pass makes one, the gradient.
+
+    Args:
+        logits: [B, K, L, V], float32.
+        token_ids: [B, K, L].
+        temperature: the distribution is softmax(logits / temperature).
+
+    Returns:
+        Log-probabilities with gradient, entropies without.
+    """
+    result: tuple[Tensor, Tensor] = _TokenStatistics.apply(logits, token_ids, temperature)
+    return result
+
+
+class _TokenStatistics(torch.autograd.Function):
+    """``token_logprobs_and_entropy``, some rows of V logits at a time."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, token_ids: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        rows, ids = logits.flatten(0, -2), token_ids.flatten().unsqueeze(-1)
+        totals, entropies = rows.new_empty(len(rows)), rows.new_empty(len(rows))
+        for part in _parts(rows):
+            scaled = rows[part] / temperature
+            totals[part] = scaled.logsumexp(-1)
+            logprobs = scaled.sub_(totals[part].unsqueeze(-1))
+            entropies[part] = -(logprobs.exp() * logprobs).sum(-1)
+        ctx.save_for_backward(logits, ids, totals)
+        ctx.temperature = temperature
+        chosen = rows.gather(-1, ids).squeeze(-1) / temperature - totals
+        entropies = entropies.view(token_ids.shape)
+        ctx.mark_non_differentiable(entropies)
+        return chosen.view(token_ids.shape), entropies
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        logits, ids, totals = ctx.saved_tensors
+        rows, gradient = logits.flatten(0, -2), gradients[0].flatten().unsqueeze(-1) / ctx.temperature
+        result = torch.empty_like(rows)
+        for part in _parts(rows):
+            probabilities = (rows[part] / ctx.temperature).sub_(totals[part].unsqueeze(-1)).exp_()
+            torch.mul(probabilities, -gradient[part], out=result[part])
+        result.scatter_add_(-1, ids, gradient)
+        return result.view(logits.shape), None, None
+
+
+def _parts(rows: Tensor) -> list[slice]:
+    size = max(CHUNK // rows.shape[-1], 1)
+    return [slice(start, start + size) for start in range(0, len(rows), size)]
 
 
 def reduction_count(mask: Tensor, reduction: LossReduction) -> Tensor:

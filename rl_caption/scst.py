@@ -21,12 +21,12 @@ from rl_caption.engines import autocast, whole_weights
 from rl_caption.metrics import Averages
 from rl_caption.objectives import (
     LossReduction,
-    entropy,
     kl_penalty_sum,
     kl_to_reference,
     policy_gradient_sum,
     reduction_count,
     token_logprobs,
+    token_logprobs_and_entropy,
 )
 from rl_caption.rollout import sample_captions
 from rl_caption.rollout_log import log_rollout
@@ -110,11 +110,10 @@ class SelfCriticalTask:
     ) -> Tensor:
         temperature, mask = self.decoding.temperature, rollout.mask
         logits = self.captioner.token_logits(self.model, batch.inputs, rollout.token_ids)
-        logprobs = token_logprobs(logits, rollout.token_ids, temperature)
+        logprobs, entropy = token_logprobs_and_entropy(logits, rollout.token_ids, temperature)
         policy = policy_gradient_sum(logprobs, advantages.to(mask.device), mask)
         log.add_sum("loss/policy", policy.item(), reduction_count(mask, self.loss_reduction).item())
-        with torch.no_grad():
-            log.add("policy/entropy", entropy(logits, temperature)[mask])
+        log.add("policy/entropy", entropy[mask])
         loss = policy / count
         if self.ref_policy is not None:
             with torch.no_grad():

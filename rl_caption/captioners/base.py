@@ -116,9 +116,10 @@ def caption_mask(token_ids: Tensor, eos_token_id: int) -> Tensor:
 
 def forbid(logits: Tensor, token_ids: Sequence[int]) -> Tensor:
     """Float32 logits [..., V] with ``token_ids`` out of reach."""
-    logits = logits.float()
+    filled = logits.float()
     index = torch.tensor(list(token_ids), dtype=torch.long, device=logits.device)
-    return logits.index_fill(-1, index, FORBIDDEN_LOGIT)
+    fill = filled.index_fill if filled is logits else filled.index_fill_  # never into the model's own tensor
+    return fill(-1, index, FORBIDDEN_LOGIT)
 
 
 def sample_tokens(logits: Tensor, noise: Tensor, temperature: float) -> Tensor:

@@ -8,12 +8,12 @@ import torch
 from rl_caption.captioners.base import FORBIDDEN_LOGIT, caption_mask
 from rl_caption.objectives import (
     cross_entropy_sum,
-    entropy,
     kl_penalty_sum,
     kl_to_reference,
     policy_gradient_sum,
     reduction_count,
     token_logprobs,
+    token_logprobs_and_entropy,
 )
 
 EOS = 2
@@ -60,10 +60,24 @@ def test_temperature_scales_the_logits():
     assert torch.allclose(token_logprobs(logits, ids, 0.5), expected, atol=1e-6)
 
 
+@pytest.mark.parametrize("rows", [1, 2, 100])
+def test_logprobs_and_their_gradient_equal_torchs_own_some_rows_at_a_time(rows, monkeypatch):
+    monkeypatch.setattr("rl_caption.objectives.CHUNK", rows * 7)
+    logits = (5 * torch.randn(2, 3, 4, 7, dtype=torch.float64)).requires_grad_()
+    ids = torch.randint(0, 7, (2, 3, 4))
+    assert torch.autograd.gradcheck(lambda x: token_logprobs(x, ids, 1.7), logits)
+    found, entropy = token_logprobs_and_entropy(logits, ids, 1.7)
+    distribution = torch.distributions.Categorical(logits=logits / 1.7)
+    assert torch.allclose(found, distribution.log_prob(ids), rtol=0, atol=1e-12)
+    assert torch.allclose(entropy, distribution.entropy(), rtol=0, atol=1e-12)
+    assert not entropy.requires_grad
+
+
 def test_entropy_of_a_uniform_distribution_ignores_forbidden_tokens():
     logits = torch.zeros(1, 1, 1, 8)
     logits[..., :3] = FORBIDDEN_LOGIT
-    assert float(entropy(logits)) == pytest.approx(math.log(5), rel=1e-6)
+    _, entropy = token_logprobs_and_entropy(logits, torch.zeros(logits.shape[:-1], dtype=torch.long))
+    assert float(entropy) == pytest.approx(math.log(5), rel=1e-6)
 
 
 def test_k3_is_zero_at_equality_and_positive_elsewhere():

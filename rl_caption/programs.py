@@ -142,13 +142,14 @@ def weights_fingerprint(model: str) -> str:
 def check_images_early(config: ScstConfig) -> None:
     """Look for the image files that a reward wants and the captioner does not, before anything is trained first.
 
-    Only whether they exist, and only for rewards whose class says what they look at; the run itself checks all.
+    Only whether they exist, and only for rewards whose class says what they look at; the run itself checks all. Where
+    unusable rows are skipped, it is not known yet which rows are left, and nothing is looked for.
 
     Raises:
         ConfigError: an unknown reward, or an option that the data's format does not have.
         DataError: the data cannot be read, or image files are missing.
     """
-    if config.data.features_root is None:
+    if config.data.features_root is None or config.data.on_bad == "skip":
         return
     names = []
     for name, term in config.reward.terms.items():
@@ -160,7 +161,7 @@ def check_images_early(config: ScstConfig) -> None:
             names.append(name)
     if names:
         data = build_data(config.data)
-        rows = [row for split in ("train", config.eval.split) for row in data.split(split)]
+        rows = [*data.split("train"), *data.split(config.eval.split)[: config.eval.max_images]]
         check_row_images(rows, " and ".join(names), check_pixels=False)
 
 

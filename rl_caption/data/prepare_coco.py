@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from rewards.text.document_frequency import DocumentFrequencies
-from rewards.text.tokenize import tokenize
+from rewards.text.tokenize import TOKENIZER, tokenize
+from rl_caption import __version__
 from rl_caption.data.base import DataError
 from rl_caption.data.checks import check_data, check_row_images
 from rl_caption.data.coco_checks import (
@@ -166,10 +167,10 @@ def _write_if_new(path: Path, text: str) -> None:
 
 
 def _document_frequencies(out: Path, records: Mapping[str, Record]) -> str:
-    """Write them, unless those of the same captions are there already; return the digest of the captions."""
+    """Write them, unless those of the same captions are there already, by this version; return the digest of these."""
     path = out / "document_frequencies.npz"
     captions = [record.references for record in records.values() if split_of(record) == "train"]
-    digest = hashlib.sha256(json.dumps(captions).encode()).hexdigest()[:16]
+    digest = hashlib.sha256(json.dumps([__version__, TOKENIZER, captions]).encode()).hexdigest()[:16]
     try:
         known = json.loads((out / "prepared.json").read_bytes()).get("document_frequencies")
     except (OSError, ValueError):

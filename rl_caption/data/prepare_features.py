@@ -8,8 +8,9 @@ import binascii
 import json
 import logging
 import os
+import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -30,25 +31,30 @@ def convert_tsv(
     """Write ``OUT/<image_id>.npz`` for every line of TSV files. A line at a time is held in memory.
 
     The layouts are known by their columns: bottom-up attention (``image_id, image_w, image_h, num_boxes, boxes,
-    features``), and VinVL (``image_id``, and JSON with ``num_boxes`` and ``features``; or ``image_id, num_boxes,
-    features``); arrays are base64 of float32.
+    features``), LXMERT (ten, with objects and attributes) and VinVL (``image_id``, and JSON with ``num_boxes`` and
+    ``features``; or ``image_id, num_boxes, features``); arrays are base64 of float32.
     An image that is there already is left as it is, so that a conversion that was interrupted goes on.
 
     Args:
         paths: the files.
         out: the folder; made if absent.
-        dim: values of a region; None takes those of the first image for all.
+        dim: values of a region; None takes those of the first image for all, one that is there already before others.
         dtype: of the written features, ``float32`` or ``float16`` (half the space).
 
     Returns:
         Images written, and images that were there already.
 
     Raises:
-        DataError: a line is of neither layout, or its arrays do not fit; the message names file, line and image.
+        DataError: a line is of neither layout, or its arrays do not fit; the message names file, line and image. Also
+            where what is in ``out`` has another number of values, or the disk has too little space for the rest.
     """
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     present = {name.removesuffix(".npz") for name in os.listdir(folder) if name.endswith(".npz")}
+    if present:
+        first = min(present)
+        dim = as_image_features(folder / f"{first}.npz", first).load(dim).shape[1]
+    _check_space(paths, folder, present, dtype)
     written = kept = 0
     for path in paths:
         for number, columns in _lines(Path(path)):
@@ -70,10 +76,22 @@ def convert_tsv(
             _save(folder / f"{image_id}.npz", arrays)
             present.add(image_id)
             written += 1
-    if kept and not written:
-        first = next(iter(sorted(present)))
-        as_image_features(folder / f"{first}.npz", first).load(dim)
     return written, kept
+
+
+def _check_space(paths: Sequence[str | Path], folder: Path, present: Collection[str], dtype: str) -> None:
+    """Refuse to start what the disk cannot hold: base64 has four characters for three bytes of float32."""
+    try:
+        text = sum(os.path.getsize(path) for path in paths)
+    except OSError as error:
+        raise DataError(f"{error.filename} cannot be read: {error.strerror or error}") from error
+    done = sum(os.path.getsize(folder / f"{name}.npz") for name in present)
+    needed = text * 3 / 4 * np.dtype(dtype).itemsize / 4 - done
+    free = shutil.disk_usage(folder).free
+    logger.info("%s: about %.1f GB will be written, %.1f GB are free", folder, max(needed, 0) / 1e9, free / 1e9)
+    if needed > free:
+        hint = ", or half of it with dtype float16" if dtype == "float32" else ""
+        raise DataError(f"{folder} has {free / 1e9:.1f} GB of free space: expected about {needed / 1e9:.1f} GB{hint}")
 
 
 def _lines(path: Path) -> Iterator[tuple[int, list[bytes]]]:
@@ -96,10 +114,12 @@ def _lines(path: Path) -> Iterator[tuple[int, list[bytes]]]:
 
 def _arrays(columns: Sequence[bytes], where: str) -> dict[str, Any]:
     try:
-        if len(columns) == 6:
-            width, height, boxes = (int(value) for value in columns[1:4])
-            features = _matrix(columns[5], boxes, "features", where)
-            corners = _matrix(columns[4], boxes, "boxes", where)
+        if len(columns) in (6, 10):
+            # LXMERT's files have the height before the width, and what the detector sees in between.
+            width, height = map(int, columns[1:3] if len(columns) == 6 else columns[2:0:-1])
+            boxes = int(columns[-3])
+            features = _matrix(columns[-1], boxes, "features", where)
+            corners = _matrix(columns[-2], boxes, "boxes", where)
             check_boxes(corners.shape, corners.dtype, boxes, where)
             return {"features": features, "boxes": corners, "image_w": width, "image_h": height}
         if len(columns) == 3:
@@ -112,8 +132,8 @@ def _arrays(columns: Sequence[bytes], where: str) -> dict[str, Any]:
             raise
         raise DataError(f"{where}: {error!r}: expected num_boxes and base64 of float32") from error
     raise DataError(
-        f"{where}: {len(columns)} columns, expected 6 (image_id, image_w, image_h, num_boxes, boxes, features), 3 "
-        "(image_id, num_boxes, features) or 2 (image_id, JSON)"
+        f"{where}: {len(columns)} columns, expected 6 (image_id, image_w, image_h, num_boxes, boxes, features), 10 "
+        "(those of LXMERT), 3 (image_id, num_boxes, features) or 2 (image_id, JSON)"
     )
 
 
@@ -141,7 +161,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="prepare_features", description="Unpack published TSV files of region features to one .npz per image."
     )
-    parser.add_argument("tsv", nargs="+", metavar="TSV", help="bottom-up attention's or VinVL's files")
+    parser.add_argument("tsv", nargs="+", metavar="TSV", help="bottom-up attention's, LXMERT's or VinVL's files")
     parser.add_argument("--out", required=True, metavar="FOLDER", help="where NAME.npz are written")
     parser.add_argument("--dim", type=int, help="values of a region (default: those of the first image)")
     parser.add_argument("--dtype", choices=("float32", "float16"), default="float32", help="default: float32")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,9 @@ def features(image_id: int, rows: int = 3, dim: int = 8) -> np.ndarray:
 def line(image_id: int, layout: str, values: np.ndarray | None = None) -> str:
     values = features(image_id) if values is None else values
     count = len(values)
+    if layout == "lxmert":
+        detections = [text(np.ones(count))] * 4
+        return "\t".join(map(str, [image_id, 480, 640, *detections, count, text(np.ones((count, 4))), text(values)]))
     if layout == "bottom-up":
         return "\t".join(map(str, [image_id, 640, 480, count, text(np.ones((count, 4))), text(values)]))
     if layout == "vinvl":
@@ -34,12 +38,12 @@ def line(image_id: int, layout: str, values: np.ndarray | None = None) -> str:
     return f"{image_id}\t{count}\t{text(values)}"
 
 
-@pytest.mark.parametrize("layout", ["bottom-up", "vinvl", "three columns"])
+@pytest.mark.parametrize("layout", ["bottom-up", "lxmert", "vinvl", "three columns"])
 def test_each_line_becomes_a_file(tmp_path: Path, layout: str) -> None:
     (tmp_path / "a.tsv").write_text("\n".join(line(number, layout) for number in (5, 6)) + "\r\n")
     assert convert_tsv([tmp_path / "a.tsv"], tmp_path / "out") == (2, 0)
     np.testing.assert_array_equal(load_features(tmp_path / "out/6.npz", "6", 8), features(6))
-    if layout == "bottom-up":
+    if layout in ("bottom-up", "lxmert"):
         with np.load(tmp_path / "out/5.npz") as stored:
             assert stored["boxes"].shape == (3, 4)
             assert (int(stored["image_w"]), int(stored["image_h"])) == (640, 480)
@@ -63,6 +67,32 @@ def test_an_interrupted_conversion_goes_on(tmp_path: Path, monkeypatch: pytest.M
     assert convert_tsv([tmp_path / "a.tsv"], tmp_path / "out", dim=8) == (0, 5)
     with pytest.raises(DataError, match=r"\[3, 8\], expected \[regions, 9\]"):
         convert_tsv([tmp_path / "a.tsv"], tmp_path / "out", dim=9)
+
+
+def test_images_that_are_there_decide_the_number_of_values(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_text(line(5, "vinvl"))
+    (tmp_path / "b.tsv").write_text(line(6, "vinvl", features(6, dim=9)))
+    convert_tsv([tmp_path / "a.tsv"], tmp_path / "out")
+    with pytest.raises(DataError, match=r"b\.tsv, line 1, image '6': the shape is \[3, 9\], expected \[regions, 8\]"):
+        convert_tsv([tmp_path / "b.tsv"], tmp_path / "out")
+
+
+def test_too_little_space_is_found_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = features(5, rows=100, dim=300)  # 120 kB
+    (tmp_path / "a.tsv").write_text(line(5, "vinvl", values))
+    usage = shutil.disk_usage(tmp_path)
+    for free, dtype, enough in ((119_000, "float32", False), (121_000, "float32", True), (59_000, "float16", False)):
+        out = tmp_path / str(free)
+        monkeypatch.setattr(shutil, "disk_usage", lambda path, free=free: usage._replace(free=free))
+        if enough:
+            assert convert_tsv([tmp_path / "a.tsv"], out, dtype=dtype) == (1, 0)
+            continue
+        with pytest.raises(DataError, match=r"has 0\.0 GB of free space: expected about 0\.0 GB") as caught:
+            convert_tsv([tmp_path / "a.tsv"], out, dtype=dtype)
+        assert ("float16" in str(caught.value)) == (dtype == "float32"), "half the space, where that is left to do"
+        assert not [*out.iterdir()]
+    with pytest.raises(DataError, match=r"none\.tsv cannot be read"):
+        convert_tsv([tmp_path / "none.tsv"], tmp_path / "out")
 
 
 @pytest.mark.parametrize(

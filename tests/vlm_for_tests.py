@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,11 +23,15 @@ from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3I
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
 
+from tests.clip_for_tests import noise_image
+from tests.training_for_tests import changed
+
 WORDS = (
     "a an the and is are on in of left right red green blue yellow white black gray brown small large circle square "
     "triangle star diamond cross two three . describe this image in one sentence what do you see ? "
     "user assistant system User : Assistant"
 )
+RECORDER = "tests.vlm_for_tests:Recorder"
 BANNED = range(12, 48)
 """Ids that the generation settings of the tiny Qwen2-VL never write."""
 CONTENT = (
@@ -47,7 +52,7 @@ IDEFICS_TEMPLATE = (
 
 
 def tiny_qwen2_vl(folder: Path) -> Path:
-    """Save a Qwen2-VL of 63 thousand parameters with its processor; return its folder."""
+    """Save a Qwen2-VL of 64 thousand parameters with its processor; return its folder."""
     names = "endoftext im_start im_end vision_start vision_end image_pad video_pad"
     tokenizer = _tokenizer([f"<|{name}|>" for name in names.split()], pad="<|endoftext|>", eos="<|im_end|>")
     ids = dict(zip(names.split(), range(7), strict=True))
@@ -76,7 +81,7 @@ def tiny_qwen2_vl(folder: Path) -> Path:
 
 
 def tiny_idefics3(folder: Path) -> Path:
-    """Save an Idefics3 (the architecture of SmolVLM 1) of 50 thousand parameters with its processor."""
+    """Save an Idefics3 (the architecture of SmolVLM 1) of 42 thousand parameters with its processor."""
     specials = ["<|im_start|>", "<end_of_utterance>", "<image>", "<fake_token_around_image>", "<global-img>", "<pad>"]
     tokenizer = _tokenizer(specials, pad="<pad>", eos="<end_of_utterance>", bos="<|im_start|>")
     # As the real one: special, yet not in the list of special tokens.
@@ -99,6 +104,33 @@ def tiny_idefics3(folder: Path) -> Path:
     images = Idefics3ImageProcessorPil(size={"longest_edge": 64}, max_image_size={"longest_edge": 32})  # 4 + 1 tiles
     Idefics3Processor(images, tokenizer, image_seq_len=4, chat_template=IDEFICS_TEMPLATE).save_pretrained(folder)
     return folder
+
+
+def six_images(folder: Path) -> None:
+    """Write images and ``data.jsonl``, four to train on and two to test on; one row has its own prompt."""
+    rows: list[dict[str, Any]] = []
+    for number in range(6):
+        noise_image(number).save(folder / f"{number}.png")
+        split = "train" if number < 4 else "test"
+        references = [f"a red circle {number}", "two small stars ."]
+        rows.append({"image": f"{number}.png", "image_id": number, "references": references, "split": split})
+    rows[0]["prompt"] = "what do you see ?"
+    (folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def grpo_config(folder: Path, run: Path, **changes: Any) -> dict[str, Any]:
+    """LoRA on the model ``qwen2_vl`` and the data in ``folder``; ``changes`` are dotted keys."""
+    config = {
+        "model": {"name": str(folder / "qwen2_vl"), "prompt": "describe this image"},
+        "lora": {"r": 4},
+        "data": {"format": "jsonl", "path": str(folder / "data.jsonl")},
+        "rollout": {"num_samples": 2, "max_new_tokens": 6},
+        "reward": {"terms": {"cider": {"weight": 1.0}, "words": {"weight": 0.1, "target": RECORDER}}},
+        "train": {"max_steps": 2, "batch_size": 2, "lr": 0.01, "threads": 1, "mixed_precision": "no"},
+        "eval": {"split": "test", "tokenizer": "python", "metrics": ["bleu", "cider"]},
+        "run": {"dir": str(run), "save_every": 1, "log_every": 1},
+    }
+    return changed(config, changes)
 
 
 class Recorder:

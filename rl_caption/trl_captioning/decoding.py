@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -95,22 +96,33 @@ def evaluate_vlm(
     training_captions: set[str],
     judges: Mapping[str, Reward],
     folder: Path,
+    autocast: Callable[[], AbstractContextManager[Any]],
 ) -> Evaluation | None:
     """Caption ``rows``, judge the captions, write ``predictions.json`` and ``scores.json``; None beside process 0.
+
+    Args:
+        config: what to evaluate, and how.
+        vlm, policy, rows: as for ``caption_images``.
+        training_captions: as for ``evaluate_rows``.
+        judges: heading to reward.
+        folder: for the files.
+        autocast: the precision that captions are written in (that of the training), before it and after it alike; not
+            that of judges.
 
     Raises:
         EvaluationError, JavaError, RewardError: as for ``evaluate_rows`` and ``add_judges``.
     """
     eval_config = config.eval
-    captions = caption_images(
-        vlm,
-        policy,
-        rows,
-        config.model.prompt,
-        config.rollout.max_new_tokens,
-        eval_config.num_beams,
-        eval_config.batch_size,
-    )
+    with autocast():
+        captions = caption_images(
+            vlm,
+            policy,
+            rows,
+            config.model.prompt,
+            config.rollout.max_new_tokens,
+            eval_config.num_beams,
+            eval_config.batch_size,
+        )
     if not PartialState().is_main_process:
         return None
     evaluation = evaluate_rows(

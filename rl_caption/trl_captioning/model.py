@@ -43,8 +43,8 @@ class Vlm:
     generation_config: GenerationConfig
 
 
-def load_vlm(config: VlmConfig, dtype: torch.dtype) -> Vlm:
-    """Load ``model.name``.
+def load_processor(config: VlmConfig) -> tuple[Any, Any]:
+    """Load what is light of ``model.name``: its configuration and its processor.
 
     Raises:
         ConfigError: it is not there, is no decoder-only vision-language model, or its processor has no chat template.
@@ -59,12 +59,25 @@ def load_vlm(config: VlmConfig, dtype: torch.dtype) -> Vlm:
         processor = AutoProcessor.from_pretrained(
             name, revision=revision, padding_side="left", truncation_side="left", **config.processor_kwargs
         )
-        _check(shape, processor, name)
-        policy = AutoModelForImageTextToText.from_pretrained(name, revision=revision, dtype=dtype)
     except ConfigError:
         raise
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(f"model.name {name!r} cannot be loaded: {error}") from error
+    _check(shape, processor, name)
+    return shape, processor
+
+
+def load_vlm(config: VlmConfig, dtype: torch.dtype) -> Vlm:
+    """Load ``model.name``.
+
+    Raises:
+        ConfigError: as for ``load_processor``, and for its weights.
+    """
+    shape, processor = load_processor(config)
+    try:
+        policy = AutoModelForImageTextToText.from_pretrained(config.name, revision=config.revision, dtype=dtype)
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(f"model.name {config.name!r} cannot be loaded: {error}") from error
     tokenizer = processor.tokenizer
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token

@@ -6,8 +6,8 @@ import math
 import os
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -40,7 +40,7 @@ from rl_caption.trl_captioning.arguments import (
 from rl_caption.trl_captioning.checks import missing_libraries, mistakes, sharding
 from rl_caption.trl_captioning.config import GrpoVlmConfig
 from rl_caption.trl_captioning.decoding import evaluate_vlm, read_scores
-from rl_caption.trl_captioning.model import HALF, Vlm, export, freeze_parameters, load_vlm, lora_config
+from rl_caption.trl_captioning.model import HALF, Vlm, export, freeze_parameters, load_processor, load_vlm, lora_config
 from rl_caption.trl_captioning.reward_functions import reward_functions
 from rl_caption.trl_captioning.rows import trl_dataset
 
@@ -95,6 +95,7 @@ def fine_tune(config: GrpoVlmConfig) -> str:
         if checkpoint is not None and config.run.resume == "auto" and is_complete(Path(config.run.dir)):
             announce(state, f"{config.run.dir} is complete: remove it, or choose another run.dir")
             return ""
+        load_processor(config.model)  # a wrong model is told before the data are read
         return _run(_prepare(config, state, arguments, checkpoint))
 
 
@@ -118,7 +119,7 @@ def _prepare(config: GrpoVlmConfig, state: Any, arguments: Any, checkpoint: Path
     for name, term in reward.rewards.items():
         if not term.columns <= known:
             raise ConfigError(
-                f"reward.terms.{name} needs the columns {sorted(term.columns - known)}: the data has {sorted(known)}"
+                f"reward.terms.{name} needs the columns {sorted(term.columns - known)}: rewards get {sorted(known)}"
             )
     bare = [row["image_id"] for row in eval_rows if not row["references"]]
     if bare:
@@ -145,8 +146,7 @@ def _run(job: _Job) -> str:
         if found is not None:
             tables[name] = found
         else:
-            vlm.policy.to(state.device)
-            _evaluate(job, vlm, vlm.policy, name, tables)
+            _evaluate(job, vlm, vlm.policy, name, tables, trainer.accelerator.autocast)
     if state.is_main_process:
         remove_result(job.folder)
         write_run_files(cast(Any, config), {"reward": job.reward.signature, "num_processes": state.num_processes})
@@ -159,7 +159,7 @@ def _run(job: _Job) -> str:
     if state.is_main_process:
         export(vlm, policy, job.folder / "export" / "last")
     if job.eval_rows:
-        _evaluate(job, vlm, policy, config.eval.split or "", tables)
+        _evaluate(job, vlm, policy, config.eval.split or "", tables, trainer.accelerator.autocast)
     if not state.is_main_process:
         return ""
     metrics = {name: evaluation.metrics for name, evaluation in tables.items()}
@@ -174,10 +174,20 @@ def _dtype(config: GrpoVlmConfig, arguments: Any) -> torch.dtype:
     return HALF.get(precision, torch.float32) if config.lora is not None else torch.float32
 
 
-def _evaluate(job: _Job, vlm: Vlm, policy: Any, name: str, tables: dict[str, Evaluation]) -> None:
+def _evaluate(
+    job: _Job,
+    vlm: Vlm,
+    policy: Any,
+    name: str,
+    tables: dict[str, Evaluation],
+    autocast: Callable[[], AbstractContextManager[Any]],
+) -> None:
+    policy.to(job.state.device)
     announce(job.state, f"captioning {len(job.eval_rows)} images of {job.config.eval.split!r}")
     folder = job.folder / "eval" / name
-    evaluation = evaluate_vlm(job.config, vlm, policy, job.eval_rows, job.training_captions, job.judges, folder)
+    evaluation = evaluate_vlm(
+        job.config, vlm, policy, job.eval_rows, job.training_captions, job.judges, folder, autocast
+    )
     if evaluation is not None:
         tables[name] = evaluation
 

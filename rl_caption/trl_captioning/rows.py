@@ -20,13 +20,19 @@ def messages(row: Row, prompt: str) -> Messages:
 
 
 class _OpenRows:
-    """Turns numbers of rows into examples. Images are opened (or drawn) here, once for all samples of a batch."""
+    """Turns numbers of rows into examples. Images are opened (or drawn) here, once for all samples of a batch.
+
+    TRL reads a batch as often as it has micro-batches, and uses it once; so its images are kept until the next.
+    """
 
     def __init__(self, rows: Sequence[Row], prompt: str) -> None:
         self.rows, self.prompt = rows, prompt
+        self.opened: dict[int, Any] = {}
 
     def __call__(self, batch: dict[str, list[int]]) -> dict[str, list[Any]]:
-        images = {number: load_image(self.rows[number]["image"]) for number in dict.fromkeys(batch["row"])}
+        wanted, known = dict.fromkeys(batch["row"]), self.opened
+        images = {row: known[row] if row in known else load_image(self.rows[row]["image"]) for row in wanted}
+        self.opened = images
         rows = [self.rows[number] for number in batch["row"]]
         columns = {key: [row[key] for row in rows] for key in COLUMNS}  # type: ignore[literal-required]
         columns["prompt"] = [messages(row, self.prompt) for row in rows]

@@ -22,23 +22,22 @@ from rewards.base import RewardError
 from rl_caption.build import ConfigError
 from rl_caption.checkpoint import CheckpointError
 from rl_caption.cli import main, parse
-from rl_caption.data.base import DataError, Row
+from rl_caption.data.base import DataError, Row, load_image
+from rl_caption.trl_captioning import rows
 from rl_caption.trl_captioning.arguments import newest_whole, trl_arguments
 from rl_caption.trl_captioning.checks import sharding
 from rl_caption.trl_captioning.config import GrpoVlmConfig, VlmConfig
 from rl_caption.trl_captioning.decoding import caption_images
 from rl_caption.trl_captioning.model import load_vlm
 from rl_caption.trl_captioning.program import fine_tune
-from tests.clip_for_tests import noise_image
-from tests.training_for_tests import changed, lines
-from tests.vlm_for_tests import BANNED, Recorder, tiny_idefics3, tiny_qwen2_vl
+from tests.training_for_tests import lines
+from tests.vlm_for_tests import BANNED, RECORDER, Recorder, grpo_config, six_images, tiny_idefics3, tiny_qwen2_vl
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SCENES = {
     "format": "scenes",
     "kwargs": {"num_train": 8, "num_val": 2, "num_test": 2, "num_unseen": 0, "image_size": 32},
 }
-RECORDER = "tests.vlm_for_tests:Recorder"
 
 
 @pytest.fixture(autouse=True)
@@ -56,31 +55,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("vlm")
     tiny_qwen2_vl(folder / "qwen2_vl")
     tiny_idefics3(folder / "idefics3")
-    rows: list[dict[str, Any]] = []
-    for number in range(6):
-        noise_image(number).save(folder / f"{number}.png")
-        split = "train" if number < 4 else "test"
-        references = [f"a red circle {number}", "two small stars ."]
-        rows.append({"image": f"{number}.png", "image_id": number, "references": references, "split": split})
-    rows[0]["prompt"] = "what do you see ?"
-    (folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    six_images(folder)
     return folder
 
 
 def settings(folder: Path, run: Path, **changes: Any) -> GrpoVlmConfig:
     """A configuration, parsed from YAML as the program does it; ``changes`` are dotted keys."""
-    config = {
-        "model": {"name": str(folder / "qwen2_vl"), "prompt": "describe this image"},
-        "lora": {"r": 4},
-        "data": {"format": "jsonl", "path": str(folder / "data.jsonl")},
-        "rollout": {"num_samples": 2, "max_new_tokens": 6},
-        "reward": {"terms": {"cider": {"weight": 1.0}, "words": {"weight": 0.1, "target": RECORDER}}},
-        "train": {"max_steps": 2, "batch_size": 2, "lr": 0.01, "threads": 1, "mixed_precision": "no"},
-        "eval": {"split": "test", "tokenizer": "python", "metrics": ["bleu", "cider"]},
-        "run": {"dir": str(run), "save_every": 1, "log_every": 1},
-    }
     file = run.with_suffix(".yaml")
-    file.write_text(yaml.safe_dump(changed(config, changes)))
+    file.write_text(yaml.safe_dump(grpo_config(folder, run, **changes)))
     return parse(GrpoVlmConfig, ["--config", str(file)], "grpo_vlm.py")
 
 
@@ -244,7 +226,7 @@ def test_captions_do_not_depend_on_the_batch(folder: Path, name: str) -> None:
         ({"reward.terms": {"l_clipscore": {"kwargs": {"backbone": "no/where"}}}}, "reward.terms.l_clipscore: student"),
         ({"reward.terms": {"w": {"target": RECORDER, "kwargs": {"needs": "depth"}}}}, r"needs the columns \['depth'\]"),
         ({"eval.judges": {"w": {"target": RECORDER, "kwargs": {"needs": "depth"}}}}, "judges.w"),
-        ({"model.name": "no/where"}, "model.name 'no/where' cannot be loaded"),
+        ({"model.name": "no/where", "data.path": "no/where"}, "model.name 'no/where' cannot be loaded"),
         ({"lora.target_modules": ["q"]}, "lora.target_modules .* names no linear layer"),
         ({"lora": None, "model.freeze": ["*visuel*"]}, "model.freeze has .* matches no parameter"),
         ({"lora": None, "model.freeze": ["*"]}, "model.freeze .* leaves nothing to train"),
@@ -257,6 +239,20 @@ def test_mistakes_are_named_before_training(
         fine_tune(settings(folder, tmp_path / "run", **changes))
     assert not (tmp_path / "run/metrics.jsonl").exists()
     assert not list((tmp_path / "run").glob("eval/*")), "nothing was captioned"
+
+
+def test_images_are_opened_once_a_batch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[Any] = []
+    monkeypatch.setattr(rows, "load_image", lambda image: opened.append(image) or load_image(image))
+    images = [str(folder / f"{number}.png") for number in range(3)]
+    some: list[Row] = [{"image_id": image, "image": image, "references": ["a"]} for image in images]
+    dataset: Any = rows.trl_dataset(some, "describe this image")
+    for numbers in ([0, 0, 1, 1], [0, 0, 1, 1], [1, 1, 2, 2]):
+        examples = dataset.__getitems__(numbers)
+        assert [example["image_id"] for example in examples] == [images[number] for number in numbers]
+        assert examples[0]["image"] is examples[1]["image"]
+        assert examples[0]["image"].getpixel((3, 5)) == load_image(images[numbers[0]]).getpixel((3, 5))
+    assert opened == images
 
 
 def test_sharded_weights_are_refused(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

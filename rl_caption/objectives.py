@@ -47,6 +47,7 @@ class _TokenStatistics(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, token_ids: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and entropies; only the logarithm of each row's sum is kept."""
         rows, ids = logits.flatten(0, -2), token_ids.flatten().unsqueeze(-1)
         totals, entropies = rows.new_empty(len(rows)), rows.new_empty(len(rows))
         for part in _parts(rows):
@@ -63,6 +64,7 @@ class _TokenStatistics(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        """(1[token] - softmax) / temperature, times the gradient of the log-probability."""
         logits, ids, totals = ctx.saved_tensors
         rows, gradient = logits.flatten(0, -2), gradients[0].flatten().unsqueeze(-1) / ctx.temperature
         result = torch.empty_like(rows)

@@ -49,6 +49,9 @@ REGIONS = (
 )
 
 
+SUBSET_HINT = "\n(a part of COCO on purpose: --subset)"
+
+
 def prepare(
     out: str | Path,
     downloads: str | Path,
@@ -101,10 +104,9 @@ def prepare(
         compare_captions(records, official, findings, subset)
         compare_files(records, photos, findings)
     if findings.counts:
-        hint = "" if subset else "\n(a part of COCO on purpose: --subset)"
-        raise DataError(f"{found[KARPATHY]} is not ready:\n{findings}{hint}")
-    summary: dict[str, Any] = {**counts, "compared_with_annotations": annotations}
+        raise DataError(f"{found[KARPATHY]} is not ready:\n{findings}" + ("" if subset else SUBSET_HINT))
     _write_captions(out, records, photos)
+    summary: dict[str, Any] = {**counts, "compared_with_annotations": annotations}
     if df:
         summary["document_frequencies"] = _document_frequencies(out, records)
     summary["checked"] = _check_inputs(out, images, features, features_kwargs or {}, check_pixels, check_values)

@@ -105,7 +105,7 @@ def build_bench(shapes: Shapes, device: str, precision: str) -> Bench:
     accelerator = Accelerator(cpu=device == "cpu", mixed_precision=precision)
     # As training does, and for the baselines too: see ``rl_caption.build.build_accelerator``.
     torch.backends.cuda.enable_flash_sdp(device != "cpu" or precision != "bf16")
-    captioner.policy.to(accelerator.device).eval()
+    accelerator.prepare_model(captioner.policy).eval()  # its forward pass then computes in ``precision``
     references = ([tokenize(caption) for caption in row["references"]] for row in rows)
     cider: Any = CiderD(DocumentFrequencies.from_references(references, eos=True))
     batch = CaptionBatch(rows, {"region_features": features, "region_mask": mask})

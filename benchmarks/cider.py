@@ -90,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--samples", type=int, default=5, help="captions of each image")
     parser.add_argument("--references", type=Path, help="captions in COCO's format; random words by default")
     chosen = parser.parse_args(arguments)
-    rows = measure(chosen.images, chosen.samples, chosen.references, timing_of(chosen))
+    rows = measure(chosen.images, chosen.samples, chosen.references, timing_of(parser, chosen))
     report(rows, chosen.json, chosen.device)
 
 

@@ -103,14 +103,14 @@ def add_timing(parser: argparse.ArgumentParser, repeats: int = Timing.repeats) -
     parser.add_argument("--json", type=Path, help="file for the rows, a list of objects")
 
 
-def timing_of(chosen: argparse.Namespace) -> Timing:
+def timing_of(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> Timing:
     """Check those options and set the threads; ends the program where they do not go together."""
     if chosen.repeats < 1:
-        sys.exit(f"--repeats is {chosen.repeats}: expected at least 1")
+        parser.error(f"--repeats is {chosen.repeats}: expected at least 1")
     if chosen.json and not chosen.json.parent.is_dir():
-        sys.exit(f"--json: there is no folder {str(chosen.json.parent)!r}")
+        parser.error(f"--json: there is no folder {str(chosen.json.parent)!r}")
     if chosen.cpu_time and (chosen.device != "cpu" or chosen.threads != 1):
-        sys.exit("--cpu-time counts every thread and no GPU: it needs --device cpu and --threads 1")
+        parser.error("--cpu-time counts every thread and no GPU: it needs --device cpu and --threads 1")
     if chosen.threads:
         torch.set_num_threads(chosen.threads)
     return Timing(chosen.device, chosen.repeats, chosen.cpu_time)

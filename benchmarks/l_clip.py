@@ -16,12 +16,11 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,18 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.harness import Measurement, Timing, Timings, faster, paired, synchronise, table, timed
+from benchmarks.harness import (
+    Measurement,
+    Timing,
+    Timings,
+    add_timing,
+    faster,
+    paired,
+    report,
+    synchronise,
+    timed,
+    timing_of,
+)
 from benchmarks.loading import write_images
 from rewards.clip.backbone import Backbone, load_backbone
 from rewards.clip.student import LCLIP, LCLIPConfig, trim_padding
@@ -345,12 +355,9 @@ def measure_reward(
     return rows
 
 
-def machine(device: str) -> str:
-    """What the figures were measured on."""
-    where = (
-        torch.cuda.get_device_name(device) if device.startswith("cuda") else f"CPU, {torch.get_num_threads()} threads"
-    )
-    return f"Random weights, fp32, torch {torch.__version__}, open_clip {open_clip.__version__}, {where}"
+def machine() -> str:
+    """What is measured; ``report`` says on what."""
+    return f"Random weights, fp32, open_clip {open_clip.__version__}"
 
 
 def measure(shapes: Shapes, parts: Sequence[str], settings: Settings) -> list[Measurement]:
@@ -374,30 +381,19 @@ def measure(shapes: Shapes, parts: Sequence[str], settings: Settings) -> list[Me
 def main(arguments: Sequence[str] | None = None, shapes: Shapes = Shapes()) -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cpu", help="cpu or cuda:0")
+    add_timing(parser)
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="parts to run; all by default")
     parser.add_argument("--images", type=int, default=10, help="images of a self-critical step")
     parser.add_argument("--samples", type=int, default=5, help="captions sampled for each of them")
-    parser.add_argument("--repeats", type=int, default=5, help="rounds that are counted")
-    parser.add_argument("--threads", type=int, help="threads of the CPU; torch's choice by default")
-    parser.add_argument("--cpu-time", action="store_true", help="with --threads 1 on a busy machine: processor time")
-    parser.add_argument("--json", type=Path, help="file for the rows, a list of objects")
     chosen = parser.parse_args(arguments)
-    for name, least in (("images", 1), ("samples", 2), ("repeats", 1)):
+    for name, least in (("images", 1), ("samples", 2)):
         if getattr(chosen, name) < least:
             parser.error(f"--{name} is {getattr(chosen, name)}: expected at least {least}")
-    if chosen.json and not chosen.json.parent.is_dir():
-        parser.error(f"--json: there is no folder {str(chosen.json.parent)!r}")
-    if chosen.cpu_time and (chosen.device != "cpu" or chosen.threads != 1):
-        parser.error("--cpu-time counts every thread and no GPU: it needs --device cpu and --threads 1")
-    if chosen.threads:
-        torch.set_num_threads(chosen.threads)
-    print(machine(chosen.device) + (", processor time" if chosen.cpu_time else ""), flush=True)
-    settings = Settings(chosen.device, chosen.repeats, chosen.cpu_time, chosen.images, chosen.samples)
+    timing = timing_of(parser, chosen)
+    print(machine() + (", processor time" if timing.cpu_time else ""), flush=True)
+    settings = Settings(**vars(timing), images=chosen.images, samples=chosen.samples)
     rows = measure(shapes, chosen.only, settings)
-    print(table(rows))
-    if chosen.json:
-        chosen.json.write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
+    report(rows, chosen.json, chosen.device)
 
 
 if __name__ == "__main__":

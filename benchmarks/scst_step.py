@@ -262,7 +262,7 @@ def main(arguments: Sequence[str] | None = None, shapes: Shapes | None = None) -
         defaults.captioner, defaults.words, defaults.regions, defaults.region_dim, chosen.images,
         chosen.prefix_images, chosen.samples, defaults.tokens,
     )  # fmt: skip
-    report(measure(shapes, timing_of(chosen), chosen.precision), chosen.json, chosen.device)
+    report(measure(shapes, timing_of(parser, chosen), chosen.precision), chosen.json, chosen.device)
 
 
 if __name__ == "__main__":

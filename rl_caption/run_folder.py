@@ -51,19 +51,27 @@ def find_checkpoint(config: TrainingConfig) -> Path | None:
     newest = newest_checkpoint(folder / "checkpoints")
     if newest is None:
         return None
-    if resume in (False, "false"):
+    refuse_other_run(folder, newest.name, config)
+    return newest
+
+
+def refuse_other_run(folder: Path, newest: str, config: TrainingConfig) -> None:
+    """See to it that ``config`` may go on with the run in ``folder``, whose newest checkpoint is called ``newest``.
+
+    Raises:
+        CheckpointError: ``run.resume`` is false, or ``auto`` and the configuration is another than the run's.
+    """
+    if config.run.resume in (False, "false"):
         raise CheckpointError(
-            f"{folder} already holds a run ({newest.name}) and run.resume is false: choose another run.dir, remove the "
+            f"{folder} already holds a run ({newest}) and run.resume is false: choose another run.dir, remove the "
             "folder, or set run.resume to auto"
         )
-    if resume == "auto":
-        changed = changed_keys(folder / "config.yaml", config)
-        if changed:
-            raise CheckpointError(
-                f"{folder} holds a run ({newest.name}) of another configuration: {'; '.join(changed)}. Choose another "
-                "run.dir, or set run.resume to true to go on with the changed configuration"
-            )
-    return newest
+    changed = changed_keys(folder / "config.yaml", config) if config.run.resume == "auto" else []
+    if changed:
+        raise CheckpointError(
+            f"{folder} holds a run ({newest}) of another configuration: {'; '.join(changed)}. Choose another "
+            "run.dir, or set run.resume to true to go on with the changed configuration"
+        )
 
 
 def changed_keys(saved: Path, config: TrainingConfig) -> list[str]:

@@ -17,7 +17,7 @@ from rl_caption.checkpoint import CheckpointError
 from rl_caption.data.order import micro_batch_size
 from rl_caption.launch import accelerator_kwargs
 from rl_caption.precision import usable_precision
-from rl_caption.run_folder import changed_keys
+from rl_caption.run_folder import refuse_other_run
 from rl_caption.trl_captioning.checks import unusable_arguments
 from rl_caption.trl_captioning.config import GrpoVlmConfig
 
@@ -113,17 +113,7 @@ def find_trl_checkpoint(config: GrpoVlmConfig) -> Path | None:
     newest = newest_whole(folder / "checkpoints")
     if newest is None:
         return None
-    if resume in (False, "false"):
-        raise CheckpointError(
-            f"{folder} already holds a run ({newest.name}) and run.resume is false: choose another run.dir, remove the "
-            "folder, or set run.resume to auto"
-        )
-    changed = changed_keys(folder / "config.yaml", cast(Any, config)) if resume == "auto" else []
-    if changed:
-        raise CheckpointError(
-            f"{folder} holds a run ({newest.name}) of another configuration: {'; '.join(changed)}. Choose another "
-            "run.dir, or set run.resume to true to go on with the changed configuration"
-        )
+    refuse_other_run(folder, newest.name, cast(Any, config))
     return newest
 
 

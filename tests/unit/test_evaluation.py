@@ -28,21 +28,10 @@ from rl_caption.evaluation import (
 from rl_caption.evaluation import toolkit as coco
 from rl_caption.evaluation.confidence import meteor_of_sums
 from rl_caption.evaluation.table import COLUMNS
+from tests.captions_for_tests import CAPTIONS, REFERENCES
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 # Golden vector of CIDEr-D: pycocoevalcap 1.2 Cider and pyciderevalcap CiderD on these captions, split at spaces.
-REFERENCES = {
-    "1": ["a dog runs in the park", "the dog is running in a park", "a small dog in the park"],
-    "2": ["a train on the tracks", "a train passing by the station", "a red train is on the tracks near a station"],
-    "3": ["a man riding a wave on a surfboard", "a surfer rides a big wave"],
-    "4": ["two people sitting on a bench", "a couple on a bench in the park"],
-}
-CAPTIONS = {
-    "1": "a dog in the park",
-    "2": "a train on the tracks near a station",
-    "3": "a man on a wave",
-    "4": "two people on a bench in a park with a a a",
-}
 CIDER = {"1": 3.4911665004503494, "2": 4.637277509288021, "3": 1.766107140418223, "4": 2.065937268201736}
 JAVA_STAND_IN = """#!/bin/sh
 [ "$1" = -version ] && { echo 'openjdk version "17"' >&2; exit 0; }"""

@@ -14,19 +14,7 @@ from rl_caption.evaluation import Evaluation, EvaluationError, evaluate_captions
 from rl_caption.evaluation.comparison import check_same_images, format_differences
 from rl_caption.evaluation.confidence import bleu_of_sums, compare, meteor_of_sums, with_intervals
 from rl_caption.evaluation.ngrams import bleu_of_counts
-
-REFERENCES = {
-    "1": ["a dog runs in the park", "the dog is running in a park", "a small dog in the park"],
-    "2": ["a train on the tracks", "a train passing by the station", "a red train is on the tracks near a station"],
-    "3": ["a man riding a wave on a surfboard", "a surfer rides a big wave"],
-    "4": ["two people sitting on a bench", "a couple on a bench in the park"],
-}
-CAPTIONS = {
-    "1": "a dog in the park",
-    "2": "a train on the tracks near a station",
-    "3": "a man on a wave",
-    "4": "two people on a bench in a park with a a a",
-}
+from tests.captions_for_tests import CAPTIONS, REFERENCES
 
 
 def of_means(values: np.ndarray, key: str = "SPICE") -> Evaluation:

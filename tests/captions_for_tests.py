@@ -1,0 +1,14 @@
+"""Four images' captions and references, already in tokens that are separated by spaces."""
+
+REFERENCES = {
+    "1": ["a dog runs in the park", "the dog is running in a park", "a small dog in the park"],
+    "2": ["a train on the tracks", "a train passing by the station", "a red train is on the tracks near a station"],
+    "3": ["a man riding a wave on a surfboard", "a surfer rides a big wave"],
+    "4": ["two people sitting on a bench", "a couple on a bench in the park"],
+}
+CAPTIONS = {
+    "1": "a dog in the park",
+    "2": "a train on the tracks near a station",
+    "3": "a man on a wave",
+    "4": "two people on a bench in a park with a a a",
+}

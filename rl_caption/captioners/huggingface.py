@@ -208,22 +208,23 @@ class HuggingFaceCaptioner:
         rows = decoding.num_beams if decoding.num_beams > 1 else decoding.captions_per_image
         memory: Any = None
 
-        def next_logits(newest: Tensor | None) -> Tensor:
-            nonlocal memory
+        def next_logits(newest: Tensor | None, rows_that_go_on: Tensor | None = None) -> Tensor:
+            nonlocal memory, before
             if newest is None:
                 logits, memory = policy(pixel_values=pixel_values, rows=rows)
                 return logits
+            if rows_that_go_on is not None and len(rows_that_go_on) < len(before):
+                memory.cache.batch_select_indices(torch.searchsorted(before, rows_that_go_on))
+                memory.states, before = memory.states[: len(rows_that_go_on)], rows_that_go_on
             return policy(token_ids=newest, memory=memory)
 
+        images, device = pixel_values.shape[0], pixel_values.device
+        before = torch.arange(images * rows, device=device)
         with torch.no_grad():
             if decoding.num_beams == 1:
-                return decode_tokens(next_logits, pixel_values.shape[0], decoding, noise, self.special)
+                return decode_tokens(next_logits, images, decoding, noise, self.special, device)
             return beam_search(
-                next_logits,
-                lambda order: memory.cache.reorder_cache(order),
-                pixel_values.shape[0],
-                decoding,
-                self.special,
+                next_logits, lambda order: memory.cache.reorder_cache(order), images, decoding, self.special
             )
 
     def token_logits(self, model: nn.Module, inputs: dict[str, Tensor], token_ids: Tensor) -> Tensor:

@@ -3,10 +3,14 @@
 Pre-LN Transformer (Vaswani et al. 2017; pre-LN after Xiong et al. 2020). What differs from a text model is the shape of
 cross-attention: the N = B·K sequences of a batch attend to the memories of B images. The K sequences of one image are
 laid side by side as queries, so that the image's states are encoded once, projected once and never copied K times.
+
+The decoder computes only tokens that somebody asked for: padding after the end of a caption, and captions that ended
+while others are decoded, take part in attention as zeros and cost nothing elsewhere.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -101,6 +105,32 @@ class CaptionTransformerConfig(PreTrainedConfig):
         return (self.pad_token_id, self.bos_token_id, self.unk_token_id)
 
 
+@dataclass(frozen=True)
+class Layout:
+    """Where the P tokens that are computed stand in a grid of rows and columns.
+
+    Attributes:
+        rows, columns: of the grid.
+        places: [P] ascending places in the flattened grid; None where all of it is computed.
+    """
+
+    rows: int
+    columns: int
+    places: Tensor | None = None
+
+    def spread(self, states: Tensor) -> Tensor:
+        """[P, D] -> [rows, columns, D], zeros where nothing is computed."""
+        if self.places is not None:
+            grid = states.new_zeros(self.rows * self.columns, states.shape[-1])
+            states = grid.index_copy(0, self.places, states)
+        return states.unflatten(0, (self.rows, self.columns))
+
+    def gather(self, grid: Tensor) -> Tensor:
+        """[rows, columns, D] -> [P, D]."""
+        flat = grid.flatten(0, 1)
+        return flat if self.places is None else flat.index_select(0, self.places)
+
+
 class Attention(nn.Module):
     """Multi-head scaled dot-product attention with separate projections."""
 
@@ -122,18 +152,28 @@ class Attention(nn.Module):
         return self.split_heads(self.key(states)), self.split_heads(self.value(states))
 
     def forward(
-        self, states: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, causal: bool = False
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        mask: Tensor | None,
+        causal: bool = False,
+        layout: Layout | None = None,
     ) -> Tensor:
-        """Attend from ``states`` [N, T, D]; ``mask`` broadcasts to [N, H, T, S], True where attention is allowed."""
+        """Attend from projected ``queries`` [N, T, D]; with ``layout``, give back only the tokens [P, D] that it has.
+
+        ``mask`` broadcasts to [N, H, T, S], True where attention is allowed.
+        """
         attended = F.scaled_dot_product_attention(
-            self.split_heads(self.query(states)),
+            self.split_heads(queries),
             keys,
             values,
             attn_mask=mask,
             is_causal=causal,
             dropout_p=self.dropout if self.training else 0.0,
         )
-        return self.output(attended.transpose(1, 2).flatten(2))
+        merged = attended.transpose(1, 2).flatten(2)
+        return self.output(merged if layout is None else layout.gather(merged))
 
 
 class FeedForward(nn.Sequential):
@@ -157,7 +197,8 @@ class EncoderLayer(nn.Module):
     def forward(self, states: Tensor, mask: Tensor | None) -> Tensor:
         """``states`` [B, S, D] -> [B, S, D]; ``mask`` [B, 1, 1, S]."""
         normed = self.attention_norm(states)
-        states = states + self.dropout(self.attention(normed, *self.attention.keys_values(normed), mask))
+        attended = self.attention(self.attention.query(normed), *self.attention.keys_values(normed), mask)
+        states = states + self.dropout(attended)
         return states + self.dropout(self.ffn(self.ffn_norm(states)))
 
 
@@ -212,20 +253,33 @@ class DecoderLayer(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(
-        self, states: Tensor, memory: Tensor, memory_mask: Tensor | None, cache: EncoderDecoderCache | None
+        self,
+        states: Tensor,
+        layouts: tuple[Layout, Layout],
+        memory: Tensor,
+        memory_mask: Tensor | None,
+        cache: EncoderDecoderCache | None,
     ) -> Tensor:
-        """``states`` [B·K, T, D] with ``memory`` [B, S, D]; T > 1 only where the cache is empty."""
+        """``states`` [P, D] with ``memory`` [B, S, D].
+
+        ``layouts`` are those of self-attention, sequences by tokens (more than one token only where the cache is
+        empty), and of cross-attention, images by the tokens of their K sequences.
+        """
+        alone, beside = layouts
+        attention = self.self_attention
         normed = self.self_norm(states)
-        keys, values = self.self_attention.keys_values(normed)
+        keys, values = (
+            attention.split_heads(alone.spread(project(normed))) for project in (attention.key, attention.value)
+        )
         if cache is not None:
             keys, values = cache.self_attention_cache.update(keys, values, self.index)
-        causal = states.shape[1] > 1
-        states = states + self.dropout(self.self_attention(normed, keys, values, None, causal=causal))
-        normed = self.cross_norm(states)
+        queries = alone.spread(attention.query(normed))
+        states = states + self.dropout(attention(queries, keys, values, None, alone.columns > 1, alone))
         # The K sequences of an image become one sequence of K·T queries: no copy of the image's keys and values.
-        side_by_side = normed.reshape(memory.shape[0], -1, normed.shape[-1])
-        attended = self.cross_attention(side_by_side, *self._memory(memory, cache), memory_mask)
-        states = states + self.dropout(attended.reshape(normed.shape))
+        attention = self.cross_attention
+        queries = beside.spread(attention.query(self.cross_norm(states)))
+        attended = attention(queries, *self._memory(memory, cache), memory_mask, layout=beside)
+        states = states + self.dropout(attended)
         return states + self.dropout(self.ffn(self.ffn_norm(states)))
 
     def _memory(self, memory: Tensor, cache: EncoderDecoderCache | None) -> tuple[Tensor, Tensor]:
@@ -304,6 +358,7 @@ class CaptionTransformer(PreTrainedModel, GenerationMixin):
         encoder_outputs: BaseModelOutput | None = None,
         past_key_values: Cache | None = None,
         use_cache: bool = False,
+        token_mask: Tensor | None = None,
         **kwargs: Any,
     ) -> Seq2SeqLMOutput:
         """Next-token logits.
@@ -314,9 +369,11 @@ class CaptionTransformer(PreTrainedModel, GenerationMixin):
             decoder_input_ids: [B·K, T]: K sequences an image, those of one image adjacent. Padding stands on the right.
             encoder_outputs: states [B, S, D] computed before.
             past_key_values: cache of the tokens before; only the newest token is then passed.
+            token_mask: [B·K, T], True for the tokens whose next ones are asked for; of a sequence these are the first
+                ones. While decoding, the cache holds only the sequences that are True.
 
         Returns:
-            ``logits`` [B·K, T, V], float32 or the autocast type.
+            ``logits`` [B·K, T, V], float32 or the autocast type; with ``token_mask`` [P, V], one row for each True.
         """
         if encoder_outputs is None:
             encoder_outputs = self.encoder(pixel_values, region_features, region_mask)
@@ -327,18 +384,26 @@ class CaptionTransformer(PreTrainedModel, GenerationMixin):
             past_key_values = EncoderDecoderCache(DynamicCache(), DynamicCache())
         cache = past_key_values if isinstance(past_key_values, EncoderDecoderCache) else None
         start = cache.get_seq_length() if cache is not None else 0
-        length = decoder_input_ids.shape[1]
+        count, length = decoder_input_ids.shape
         if start + length > self.config.max_positions:
             raise ValueError(f"caption of {start + length} tokens: max_positions is {self.config.max_positions}")
-        positions = torch.arange(start, start + length, device=decoder_input_ids.device)
+        places = None if token_mask is None else token_mask.flatten().nonzero().squeeze(-1)
+        tokens = decoder_input_ids.flatten()
+        positions = torch.arange(start, start + length, device=tokens.device).repeat(count)
+        if places is not None:
+            tokens, positions = tokens[places], positions[places]
+        going_on = cache is not None and start > 0
+        alone = Layout(len(tokens), 1) if going_on else Layout(count, length, places)
+        beside = Layout(memory.shape[0], count * length // memory.shape[0], places)
         scale = self.config.d_model**0.5
-        states = self.token_embedding(decoder_input_ids) * scale + self.position_embedding(positions) * scale
+        states = self.token_embedding(tokens) * scale + self.position_embedding(positions) * scale
         states = self.embedding_dropout(states)
         memory_mask = region_mask[:, None, None, :].bool() if region_mask is not None else None
         for layer in self.layers:
-            states = layer(states, memory, memory_mask, cache)
+            states = layer(states, (alone, beside), memory, memory_mask, cache)
+        logits = self.lm_head(self.norm(states))
         return Seq2SeqLMOutput(
-            logits=self.lm_head(self.norm(states)),
+            logits=logits if places is not None else logits.unflatten(0, (count, length)),
             past_key_values=cache,
             encoder_last_hidden_state=memory,
         )

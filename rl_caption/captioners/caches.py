@@ -1,0 +1,49 @@
+"""A key-value cache that does not copy itself for every token."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+from transformers.cache_utils import Cache, DynamicLayer
+
+
+class RoomyLayer(DynamicLayer):
+    """Keys and values [N, H, T, D/H] of one layer, with room for ``room`` tokens. Not for training: it is written over.
+
+    Transformers' own layer makes a new tensor of all tokens for each one that is added.
+    """
+
+    def __init__(self, room: int) -> None:
+        super().__init__()
+        self.room = room
+        self.store: Any = None
+        """Keys and values [2, N, H, room, D/H]."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Add keys and values [N, H, T, D/H] of T tokens; return all that there are."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        start = self.get_seq_length()
+        end = start + key_states.shape[-2]
+        if not self._stored() or end > self.room:
+            self.room = max(self.room, end)
+            shape = (2, *key_states.shape[:-2], self.room, key_states.shape[-1])
+            store = key_states.new_empty(shape)
+            if start:  # rows have left or were repeated, or the room was too small
+                store[0, :, :, :start], store[1, :, :, :start] = self.keys, self.values
+            self.store = store
+        self.store[0, :, :, start:end], self.store[1, :, :, start:end] = key_states, value_states
+        self.keys, self.values = self.store[0, :, :, :end], self.store[1, :, :, :end]
+        return self.keys, self.values
+
+    def _stored(self) -> bool:
+        """Whether ``keys`` is still a part of ``store``: whoever selects, repeats or reorders rows makes a new one."""
+        return self.store is not None and self.keys.data_ptr() == self.store.data_ptr()
+
+
+def roomy_cache(room: int) -> Cache:
+    """A cache for captions of up to ``room`` tokens; a longer one makes room for itself."""
+    kind: Any = partial(RoomyLayer, room)
+    return Cache(layer_class_to_replicate=kind)

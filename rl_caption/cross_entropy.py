@@ -29,9 +29,11 @@ def xe_loss(
     """This micro-batch's share of the token-mean cross-entropy; ``tokens`` is the count of the global batch."""
     if batch.targets is None or batch.target_mask is None:
         raise ValueError("the batch has no targets: the loader was made without max_target_tokens")
-    logits = captioner.token_logits(model, batch.inputs, batch.targets)
-    loss = cross_entropy_sum(logits, batch.targets, batch.target_mask, label_smoothing)
-    log.add_sum("loss/xe", loss.item(), batch.target_mask.sum().item())
+    learned = batch.target_mask
+    computed = learned.flip(-1).cumsum(-1).flip(-1) > 0  # up to the last one; a word that is not learned is still read
+    logits = captioner.token_logits(model, batch.inputs, batch.targets, computed)
+    loss = cross_entropy_sum(logits, batch.targets[computed], learned[computed], label_smoothing)
+    log.add_sum("loss/xe", loss.item(), learned.sum().item())
     return loss / tokens
 
 

@@ -21,18 +21,18 @@ CHUNK = 2**22
 
 
 def token_logprobs(logits: Tensor, token_ids: Tensor, temperature: float = 1.0) -> Tensor:
-    """Log-probability of each token under softmax(logits / temperature): [B, K, L, V], [B, K, L] -> [B, K, L]."""
+    """Log-probability of each token under softmax(logits / temperature): [..., V], [...] -> [...]."""
     return token_logprobs_and_entropy(logits, token_ids, temperature)[0]
 
 
 def token_logprobs_and_entropy(logits: Tensor, token_ids: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Log-probability of each token, and the entropy of what it was drawn from, in nats; both [B, K, L].
+    """Log-probability of each token, and the entropy of what it was drawn from, in nats; both [...].
 
     Neither keeps a tensor of the logits' size besides the logits, and the backward pass makes one, the gradient.
 
     Args:
-        logits: [B, K, L, V], float32.
-        token_ids: [B, K, L].
+        logits: [..., V], float32.
+        token_ids: [...].
         temperature: the distribution is softmax(logits / temperature).
 
     Returns:
@@ -93,47 +93,45 @@ def policy_gradient_sum(logprobs: Tensor, advantages: Tensor, mask: Tensor) -> T
     the caption length, and the learning rate goes with them.
 
     Args:
-        logprobs: [B, K, L] with gradient.
+        logprobs: [P] with gradient, of the P tokens where ``mask`` is True, in order.
         advantages: [B, K], constant.
         mask: [B, K, L], True up to and including EOS.
 
     Returns:
-        Scalar: -sum over b, k, t of advantage[b, k] · logprobs[b, k, t].
+        Scalar: -sum over the tokens t of all captions b, k of advantage[b, k] · logprob[b, k, t].
     """
-    return -(advantages.detach().unsqueeze(-1) * logprobs * mask).sum()
+    weights = advantages.detach().to(mask.device).unsqueeze(-1).expand(mask.shape)[mask]
+    return -(weights * logprobs).sum()
 
 
 def kl_to_reference(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
     """Per-token estimate of KL(policy || reference) on the policy's own samples: the k3 estimator, unbiased and never
     negative (Schulman 2020, "Approximating KL divergence"): exp(d) - d - 1, d = log ref - log policy.
 
-    [B, K, L], [B, K, L] -> [B, K, L], in nats. For logs; as a loss its gradient is that of another divergence.
+    [...], [...] -> [...], in nats. For logs; as a loss its gradient is that of another divergence.
     """
     difference = reference_logprobs - logprobs
     return difference.exp() - difference - 1
 
 
-def kl_penalty_sum(logprobs: Tensor, reference_logprobs: Tensor, mask: Tensor) -> Tensor:
-    """KL to the reference policy as a loss: the k2 estimator, half the squared log-ratio, summed over tokens.
+def kl_penalty(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
+    """KL to the reference policy as a loss: the k2 estimator, half the squared log-ratio of each token.
 
     On the policy's own samples its gradient is an unbiased estimate of the gradient of each token's
     KL(policy || reference) (Tang and Munos 2025, "On a few pitfalls in KL divergence gradient estimation for RL").
 
-    Args:
-        logprobs: [B, K, L] with gradient.
-        reference_logprobs: [B, K, L], constant.
-        mask: [B, K, L].
+    [...] with gradient, [...] constant -> [...].
     """
-    return (0.5 * (logprobs - reference_logprobs.detach()).square() * mask).sum()
+    return 0.5 * (logprobs - reference_logprobs.detach()).square()
 
 
 def cross_entropy_sum(logits: Tensor, token_ids: Tensor, mask: Tensor, label_smoothing: float = 0.0) -> Tensor:
     """Cross-entropy with label smoothing (Szegedy et al. 2016), summed over tokens.
 
     Args:
-        logits: [B, C, L, V]; forbidden tokens stand at ``FORBIDDEN_LOGIT`` and take no smoothing mass.
-        token_ids: [B, C, L] references.
-        mask: [B, C, L], True for the tokens to learn.
+        logits: [P, V]; forbidden tokens stand at ``FORBIDDEN_LOGIT`` and take no smoothing mass.
+        token_ids: [P] tokens of references.
+        mask: [P], True for the tokens to learn.
         label_smoothing: share of the target spread evenly over the tokens that are not forbidden.
 
     Returns:

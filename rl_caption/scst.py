@@ -21,7 +21,7 @@ from rl_caption.engines import autocast, whole_weights
 from rl_caption.metrics import Averages
 from rl_caption.objectives import (
     LossReduction,
-    kl_penalty_sum,
+    kl_penalty,
     kl_to_reference,
     policy_gradient_sum,
     reduction_count,
@@ -108,20 +108,22 @@ class SelfCriticalTask:
     def _policy_loss(
         self, batch: CaptionBatch, rollout: Rollout, advantages: Tensor, count: Tensor, tokens: Tensor, log: Averages
     ) -> Tensor:
+        # Padding is not computed: what follows is [P], the tokens of all captions one after the other.
         temperature, mask = self.decoding.temperature, rollout.mask
-        logits = self.captioner.token_logits(self.model, batch.inputs, rollout.token_ids)
-        logprobs, entropy = token_logprobs_and_entropy(logits, rollout.token_ids, temperature)
-        policy = policy_gradient_sum(logprobs, advantages.to(mask.device), mask)
+        chosen = rollout.token_ids[mask]
+        logits = self.captioner.token_logits(self.model, batch.inputs, rollout.token_ids, mask)
+        logprobs, entropy = token_logprobs_and_entropy(logits, chosen, temperature)
+        policy = policy_gradient_sum(logprobs, advantages, mask)
         log.add_sum("loss/policy", policy.item(), reduction_count(mask, self.loss_reduction).item())
-        log.add("policy/entropy", entropy[mask])
+        log.add("policy/entropy", entropy)
         loss = policy / count
         if self.ref_policy is not None:
             with torch.no_grad():
-                ref_logits = self.captioner.token_logits(self.ref_policy, batch.inputs, rollout.token_ids)
-                ref_logprobs = token_logprobs(ref_logits, rollout.token_ids, temperature)
-                log.add("policy/kl", kl_to_reference(logprobs, ref_logprobs)[mask])
+                ref_logits = self.captioner.token_logits(self.ref_policy, batch.inputs, rollout.token_ids, mask)
+                ref_logprobs = token_logprobs(ref_logits, chosen, temperature)
+                log.add("policy/kl", kl_to_reference(logprobs, ref_logprobs))
             if self.kl_coef:
-                loss = loss + self.kl_coef * kl_penalty_sum(logprobs, ref_logprobs, mask) / tokens
+                loss = loss + self.kl_coef * kl_penalty(logprobs, ref_logprobs).sum() / tokens
         return loss
 
     def _xe_loss(self, batch: CaptionBatch, targets: Tensor, log: Averages) -> Tensor:

@@ -92,8 +92,13 @@ class Captioner(Protocol):
         """
         ...
 
-    def token_logits(self, model: nn.Module, inputs: dict[str, Tensor], token_ids: Tensor) -> Tensor:
+    def token_logits(
+        self, model: nn.Module, inputs: dict[str, Tensor], token_ids: Tensor, mask: Tensor | None = None
+    ) -> Tensor:
         """Teacher forcing: float32 logits [B, K, L, V] of every position of ``token_ids`` [B, K, L].
+
+        With ``mask`` [B, K, L], True for the first tokens of each caption, logits [P, V] of the P positions where it is
+        True, in order: what comes after a caption need not be computed.
 
         Tokens that ``generate`` never emits stand at ``FORBIDDEN_LOGIT``. The image is encoded once for its K captions.
         """

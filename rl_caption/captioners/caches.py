@@ -25,9 +25,11 @@ class RoomyLayer(DynamicLayer):
         """Add keys and values [N, H, T, D/H] of T tokens; return all that there are."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
+        assert self.keys is not None
         start = self.get_seq_length()
         end = start + key_states.shape[-2]
-        if not self._stored() or end > self.room:
+        # Whoever selects, repeats or reorders rows makes new keys, which are no longer a part of the store.
+        if self.store is None or self.keys.data_ptr() != self.store.data_ptr() or end > self.room:
             self.room = max(self.room, end)
             shape = (2, *key_states.shape[:-2], self.room, key_states.shape[-1])
             store = key_states.new_empty(shape)
@@ -37,10 +39,6 @@ class RoomyLayer(DynamicLayer):
         self.store[0, :, :, start:end], self.store[1, :, :, start:end] = key_states, value_states
         self.keys, self.values = self.store[0, :, :, :end], self.store[1, :, :, :end]
         return self.keys, self.values
-
-    def _stored(self) -> bool:
-        """Whether ``keys`` is still a part of ``store``: whoever selects, repeats or reorders rows makes a new one."""
-        return self.store is not None and self.keys.data_ptr() == self.store.data_ptr()
 
 
 def roomy_cache(room: int) -> Cache:

@@ -206,6 +206,8 @@ class HuggingFaceCaptioner:
         if self.max_tokens is not None:
             decoding = replace(decoding, max_new_tokens=min(decoding.max_new_tokens, self.max_tokens))
         rows = decoding.num_beams if decoding.num_beams > 1 else decoding.captions_per_image
+        images, device = pixel_values.shape[0], pixel_values.device
+        before = torch.arange(images * rows, device=device)
         memory: Any = None
 
         def next_logits(newest: Tensor | None, rows_that_go_on: Tensor | None = None) -> Tensor:
@@ -218,8 +220,6 @@ class HuggingFaceCaptioner:
                 memory.states, before = memory.states[: len(rows_that_go_on)], rows_that_go_on
             return policy(token_ids=newest, memory=memory)
 
-        images, device = pixel_values.shape[0], pixel_values.device
-        before = torch.arange(images * rows, device=device)
         with torch.no_grad():
             if decoding.num_beams == 1:
                 return decode_tokens(next_logits, images, decoding, noise, self.special, device)
@@ -227,9 +227,12 @@ class HuggingFaceCaptioner:
                 next_logits, lambda order: memory.cache.reorder_cache(order), images, decoding, self.special
             )
 
-    def token_logits(self, model: nn.Module, inputs: dict[str, Tensor], token_ids: Tensor) -> Tensor:
-        """Float32 logits [B, K, L, V] of ``token_ids`` [B, K, L]; see ``Captioner.token_logits``."""
-        return forbid(model(pixel_values=inputs["pixel_values"], token_ids=token_ids), self.forbidden)
+    def token_logits(
+        self, model: nn.Module, inputs: dict[str, Tensor], token_ids: Tensor, mask: Tensor | None = None
+    ) -> Tensor:
+        """Float32 logits [B, K, L, V] of ``token_ids`` [B, K, L], [P, V] where ``mask`` is True; see ``Captioner``."""
+        logits = model(pixel_values=inputs["pixel_values"], token_ids=token_ids)
+        return forbid(logits if mask is None else logits[mask], self.forbidden)
 
     def decode(self, token_ids: Tensor) -> list[str]:
         """Captions [N] of ``token_ids`` [N, L] up to EOS, without prompt and special tokens."""

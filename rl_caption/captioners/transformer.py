@@ -157,12 +157,15 @@ class TransformerCaptioner:
             )
         return tokens[:, 1:].unsqueeze(1)
 
-    def token_logits(self, model: nn.Module, inputs: dict[str, Tensor], token_ids: Tensor) -> Tensor:
-        """Float32 logits [B, K, L, V] of ``token_ids`` [B, K, L]; see ``Captioner.token_logits``."""
+    def token_logits(
+        self, model: nn.Module, inputs: dict[str, Tensor], token_ids: Tensor, mask: Tensor | None = None
+    ) -> Tensor:
+        """Float32 logits [B, K, L, V] of ``token_ids`` [B, K, L], [P, V] where ``mask`` is True; see ``Captioner``."""
         flat = token_ids.flatten(0, 1)
-        start = torch.full_like(flat[:, :1], self.bos_token_id)
-        output = model(**inputs, decoder_input_ids=torch.cat([start, flat[:, :-1]], dim=1))
-        return forbid(output.logits, self.forbidden).unflatten(0, token_ids.shape[:2])
+        before = torch.cat([torch.full_like(flat[:, :1], self.bos_token_id), flat[:, :-1]], dim=1)
+        asked = None if mask is None else mask.flatten(0, 1)
+        logits = forbid(model(**inputs, decoder_input_ids=before, token_mask=asked).logits, self.forbidden)
+        return logits if mask is not None else logits.unflatten(0, token_ids.shape[:2])
 
     def decode(self, token_ids: Tensor) -> list[str]:
         """Captions [N] of ``token_ids`` [N, L]: words joined by single spaces, no special tokens."""

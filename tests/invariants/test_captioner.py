@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from transformers.cache_utils import DynamicCache
 
 from rl_caption.captioners.base import Decoding, caption_mask, sample_tokens
+from rl_caption.captioners.caches import roomy_cache
 from rl_caption.captioners.transformer import TransformerCaptioner
 from rl_caption.objectives import token_logprobs
 from rl_caption.rollout import sample_captions, sampling_noise
@@ -53,6 +55,73 @@ def test_one_decode_equals_decoding_each_caption_alone_and_rescoring_gives_the_s
     logits = captioner.token_logits(captioner.policy, inputs, tokens[:, :6])
     rescored = token_logprobs(logits, tokens[:, :6], temperature)
     assert torch.allclose(rescored[mask], scores[..., : tokens.shape[-1]][mask], atol=2e-5)
+
+
+def ragged_captions(images: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids [B, 4, 6] of captions of 1 to 6 tokens, and their mask."""
+    torch.manual_seed(3)
+    ids = torch.randint(5, 12, (images, 4, 6))
+    for caption, length in enumerate((1, 6, 3, 4)):
+        ids[:, caption, length - 1 :] = 0
+        ids[:, caption, length - 1] = 2 if length < 6 else 5
+    return ids, caption_mask(ids, 2)
+
+
+def test_what_comes_after_a_caption_is_not_computed_and_changes_nothing(case):
+    captioner, inputs = case
+    ids, mask = ragged_captions()
+    widths = []
+    hook = captioner.policy.lm_head.register_forward_hook(lambda module, args, out: widths.append(out.shape[:-1]))
+
+    def gradients(logits):
+        captioner.policy.zero_grad()
+        (logits.log_softmax(-1) * torch.linspace(-1, 1, logits.shape[-1])).sum().backward()
+        return logits.detach(), [p.grad.clone() for p in captioner.policy.parameters()]
+
+    expected, whole = gradients(captioner.token_logits(captioner.policy, inputs, ids)[mask])
+    found, packed = gradients(captioner.token_logits(captioner.policy, inputs, ids, mask))
+    hook.remove()
+    assert widths == [(72,), (int(mask.sum()),)]
+    assert torch.allclose(found, expected, atol=1e-5)
+    for one, other in zip(packed, whole, strict=True):
+        assert torch.allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_captions_that_have_ended_are_decoded_no_further(case, monkeypatch):
+    captioner, inputs = case
+    captioner.policy.norm.bias.add_(3 * captioner.policy.lm_head.weight[captioner.eos_token_id])  # they do end
+    decoding = Decoding(num_samples=6, max_new_tokens=16, temperature=1.5)
+    noise = sampling_noise(0, 0, ["a", "b", "c"], 6, 16)
+
+    def decode(leaving):
+        monkeypatch.setattr("rl_caption.captioners.decoding.LEAVING", leaving)
+        rows = []
+        hook = captioner.policy.lm_head.register_forward_hook(lambda module, args, out: rows.append(len(out)))
+        tokens = captioner.generate(captioner.policy, inputs, decoding, noise)
+        hook.remove()
+        return tokens, rows
+
+    together, all_rows = decode(2.0)
+    tokens, rows = decode(1 / 8)
+    assert torch.equal(tokens, together)
+    assert all_rows == [21] * len(rows)
+    going_on = [21, *(int(count) for count in caption_mask(tokens, 2)[..., 1:].flatten(0, 1).sum(0))]
+    assert going_on[-1] < 16
+    assert rows != all_rows
+    assert all(alive <= count < alive * 8 / 7 + 1 for count, alive in zip(rows, going_on, strict=True))
+
+
+def test_a_cache_with_room_holds_what_transformers_own_holds():
+    torch.manual_seed(0)
+    roomy, plain = roomy_cache(3), DynamicCache()  # room for fewer tokens than come
+    for tokens, chosen in ((2, None), (1, [0, 2, 3]), (1, None), (2, [1, 1, 0])):
+        keys, values = torch.randn(2, 4 if roomy.get_seq_length() < 3 else 3, 2, tokens, 5)
+        for one, other in zip(roomy.update(keys, values, 0), plain.update(keys, values, 0), strict=True):
+            assert torch.equal(one, other)
+        if chosen is not None:
+            for cache in (roomy, plain):
+                cache.batch_select_indices(torch.tensor(chosen))
 
 
 @torch.no_grad()

@@ -14,8 +14,9 @@ from rewards.mixed import MixedReward
 from rl_caption.advantages import ADVANTAGES, NEEDS_GREEDY
 from rl_caption.captioners.base import Decoding, caption_mask
 from rl_caption.captioners.transformer import TransformerCaptioner
-from rl_caption.cross_entropy import CrossEntropyTask
+from rl_caption.cross_entropy import CrossEntropyTask, xe_loss
 from rl_caption.data.loader import Collate
+from rl_caption.metrics import Averages
 from rl_caption.rollout import sample_captions
 from rl_caption.scst import SelfCriticalTask
 from rl_caption.types import CaptionBatch
@@ -168,6 +169,21 @@ def test_cross_entropy_of_two_micro_batches_is_that_of_one() -> None:
     task = CrossEntropyTask(Accelerator(cpu=True), captioner, captioner.policy, label_smoothing=0.1)
     whole = gradient(captioner, task, batches_of(captioner, 8, 8))
     assert_equal_gradients(whole, gradient(captioner, task, batches_of(captioner, 8, 2)))
+
+
+def test_a_reference_word_that_is_not_learned_is_read_all_the_same() -> None:
+    captioner = tiny_captioner()
+    (batch,) = batches_of(captioner, 4, 4)
+    targets, learned = batch.targets, batch.target_mask
+    assert targets is not None
+    assert learned is not None
+    learned = learned.clone()
+    learned[:, :, 1] = False  # the second word of each reference, as one outside the vocabulary would be
+    batch = CaptionBatch(batch.rows, batch.inputs, targets, learned)
+    logprobs = captioner.token_logits(captioner.policy, batch.inputs, targets).log_softmax(-1)
+    expected = -logprobs.gather(-1, targets.unsqueeze(-1)).squeeze(-1)[learned].sum()
+    found = xe_loss(captioner, captioner.policy, batch, torch.tensor(1.0), 0.0, Averages())
+    assert found.item() == pytest.approx(expected.item(), rel=1e-6)
 
 
 @pytest.mark.parametrize("advantage", ["greedy", "leave_one_out", "mean", "group_norm"])

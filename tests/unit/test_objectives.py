@@ -8,7 +8,7 @@ import torch
 from rl_caption.captioners.base import FORBIDDEN_LOGIT, caption_mask
 from rl_caption.objectives import (
     cross_entropy_sum,
-    kl_penalty_sum,
+    kl_penalty,
     kl_to_reference,
     policy_gradient_sum,
     reduction_count,
@@ -38,7 +38,7 @@ def test_policy_gradient_equals_a_loop(tokens):
             for position in range(4):
                 if mask[image, sample, position]:
                     expected -= float(advantages[image, sample] * logprobs[image, sample, position])
-    assert float(policy_gradient_sum(logprobs, advantages, mask)) == pytest.approx(expected, rel=1e-5)
+    assert float(policy_gradient_sum(logprobs[mask], advantages, mask)) == pytest.approx(expected, rel=1e-5)
 
 
 def test_reductions_count_tokens_or_captions(tokens):
@@ -50,7 +50,8 @@ def test_reductions_count_tokens_or_captions(tokens):
 def test_a_better_sample_becomes_more_likely():
     logits = torch.zeros(1, 2, 1, 6, requires_grad=True)
     ids = torch.tensor([[[4], [5]]])
-    policy_gradient_sum(token_logprobs(logits, ids), torch.tensor([[1.0, -1.0]]), torch.ones(1, 2, 1)).backward()
+    mask = torch.ones(1, 2, 1, dtype=torch.bool)
+    policy_gradient_sum(token_logprobs(logits, ids)[mask], torch.tensor([[1.0, -1.0]]), mask).backward()
     assert logits.grad[0, 0, 0, 4] < 0 < logits.grad[0, 1, 0, 5]
 
 
@@ -98,7 +99,7 @@ def test_k3_and_the_gradient_of_k2_are_unbiased():
     kl = (logprobs.exp() * (logprobs - reference)).sum()
     assert (probabilities * kl_to_reference(logprobs, reference)).sum().item() == pytest.approx(kl.item(), rel=1e-9)
     exact = torch.autograd.grad(kl, logits, retain_graph=True)[0]
-    estimate = torch.autograd.grad(kl_penalty_sum(logprobs, reference, probabilities), logits)[0]
+    estimate = torch.autograd.grad((probabilities * kl_penalty(logprobs, reference)).sum(), logits)[0]
     assert torch.allclose(exact, estimate, atol=1e-12)
 
 

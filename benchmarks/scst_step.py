@@ -3,9 +3,9 @@
     python -m benchmarks.scst_step [--device cuda] [--images 50] [--precision bf16] [--length 20] [--json FILE]
 
 A 6 + 6-layer Transformer of width 512 over 36 region features of 2048 numbers, random weights, K samples and the greedy
-caption of each image, at most 20 tokens, CIDEr-D, gradient, clipping, Adam at learning rate 0. The captions end after as
-many tokens as people's captions in COCO have; ``--length 20`` lets none end before the limit. Two baselines do the same
-work on the same model:
+caption of each image, at most 20 tokens, CIDEr-D, gradient, clipping, Adam at learning rate 0. Captions end after as
+many tokens as people's captions in COCO have; ``--length 20`` lets none end before the limit. Two baselines do the
+same work on the same model:
 
 - generate: Transformers' ``generate`` for the greedy captions and again for the samples, pycocoevalcap's CIDEr, a
   second forward pass with gradient over images copied K times.
@@ -62,8 +62,8 @@ class Shapes:
     samples: int = 5
     tokens: int = 20
     length: float = 11.4
-    """Mean number of tokens of a caption, EOS included; ``tokens`` or more: no caption ends before the limit. The 25,010
-    captions of COCO's Karpathy test split have 10.4 words and a standard deviation of 2.4."""
+    """Mean number of tokens of a caption, EOS included; ``tokens`` or more: no caption ends before the limit. The
+    25,010 captions of COCO's Karpathy test split have 10.4 words and a standard deviation of 2.4."""
 
 
 LENGTH_DEVIATION = 2.4

@@ -57,7 +57,7 @@ def scores(policy: HuggingFacePolicy, pixel_values: Tensor, token_ids: Tensor) -
 
 def sample(policy: HuggingFacePolicy, pixel_values: Tensor) -> tuple[Tensor, Tensor]:
     """K captions of L tokens of one image, token by token: ids and their log-probabilities, both [1, K, L]."""
-    logits, memory = policy(pixel_values=pixel_values, rows=SAMPLES)
+    logits, memory = policy(pixel_values=pixel_values, captions=SAMPLES, max_tokens=TOKENS)
     tokens, found = [], []
     for _ in range(TOKENS):
         logprobs = logits.log_softmax(-1)

@@ -2,29 +2,71 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rl_caption.captioners.families.base import Conventions, Family
+from rl_caption.captioners.side_by_side import Places, share_images
 
 
 @dataclass
 class Memory:
-    """What one decode remembers: the image, and the tokens so far, in the model's own cache."""
+    """What one decode remembers: the images, and the tokens so far, in the model's own cache.
+
+    Attributes:
+        states: of the images [B, S, D].
+        cache: of the model.
+        shared: whether the captions of an image share what the cache has of it.
+        captions: of each image, when the decode began.
+        rows: [M] ascending places, among the B·captions that were begun, of those that go on.
+        images: those whose states are kept.
+    """
 
     states: Tensor
     cache: Any
+    shared: bool
+    captions: int
+    rows: Tensor
+    images: Tensor
+
+    @property
+    def tokens(self) -> Any:
+        """The part of the cache that has a row for every caption."""
+        return self.cache.self_attention_cache if self.shared else self.cache
+
+    def keep(self, rows: Tensor) -> None:
+        """Forget all captions but ``rows``, some of those that are there."""
+        if len(rows) == len(self.rows):
+            return
+        index = torch.searchsorted(self.rows, rows)
+        self.tokens.batch_select_indices(index)
+        self.rows = rows
+        if not self.shared:
+            return
+        image = torch.searchsorted(self.images, rows // self.captions)
+        left = image.unique()
+        if 2 * len(left) <= len(self.images):  # not every time: the keys and values of images are large
+            self.cache.cross_attention_cache.batch_select_indices(left)
+            self.states, self.images = self.states[left], self.images[left]
+            image = torch.searchsorted(left, image)
+        self.cache.places = Places.of(image)
+
+    def reorder(self, origin: Tensor) -> None:
+        """Let row n go on from the tokens of row ``origin[n]``, of the same image."""
+        self.tokens.reorder_cache(origin)
 
 
 class HuggingFacePolicy(nn.Module):
     """The model with its family's adapter and prompt.
 
-    Sampling and scoring run the image and the prompt once, and repeat their keys and values for the K captions.
+    Sampling and scoring run the image and the prompt once. Where the image is read by cross-attention, its K captions
+    share its keys and values; where it is a prefix of the text, these are repeated for each of them.
     All passes go through ``forward``, so that wrappers of the module (DDP, FSDP, ZeRO) see them.
 
     Args:
@@ -40,6 +82,8 @@ class HuggingFacePolicy(nn.Module):
         self.model: Any = model
         self.family = family
         self.conventions = conventions
+        if family.cross_attention:
+            share_images(family.text_model(model))
         self.share_prefix = True
         """Off where layers are checkpointed: running them again would fill the cache twice."""
         self.register_buffer("start", torch.tensor([conventions.start]), persistent=False)
@@ -60,56 +104,100 @@ class HuggingFacePolicy(nn.Module):
         self,
         pixel_values: Tensor | None = None,
         token_ids: Tensor | None = None,
-        rows: int = 1,
+        mask: Tensor | None = None,
+        captions: int = 1,
+        max_tokens: int = 0,
         memory: Memory | None = None,
+        rows: Tensor | None = None,
     ) -> Any:
         """One of three passes.
 
         Args:
             pixel_values: [B, 3, H, W].
-            token_ids: with ``pixel_values``, captions [B, K, L] to be scored; with ``memory``, the newest tokens [N].
-            rows: captions of an image that are to be decoded side by side.
+            token_ids: with ``pixel_values``, captions [B, K, L] to be scored; with ``memory``, the newest tokens [M].
+            mask: [B, K, L], the positions to be scored; all by default.
+            captions: of an image, that are to be decoded side by side.
+            max_tokens: that are to be decoded, so that the cache has room for them.
             memory: of the decode that goes on.
+            rows: [M] those of the captions that go on; all that did by default.
 
         Returns:
-            Logits [B, K, L, V] of ``token_ids``; or, to start a decode, logits [B·rows, V] of the first token and the
-            memory; or, to go on, logits [N, V] of the next token.
+            Logits [B, K, L, V] of ``token_ids``, or [P, V] of the P positions where ``mask`` is True; or, to start a
+            decode, logits [B·captions, V] of the first token and the memory; or, to go on, logits [M, V] of the next
+            token.
         """
         if memory is not None:
             assert token_ids is not None
+            if rows is not None:
+                memory.keep(rows)
             return self.family.decode(self.model, memory.states, token_ids.unsqueeze(1), memory.cache)[:, -1]
         assert pixel_values is not None
         states = self._encode(pixel_values)
         if token_ids is None:
-            return self._begin(states, rows)
-        return self._score(states, token_ids) if self.share_prefix else self._score_in_full(states, token_ids)
+            with self._output_of(_last):
+                return self._begin(states, captions, len(self.conventions.start) + max_tokens)
+        return self._score(states, token_ids, mask) if self.share_prefix else self._score_whole(states, token_ids, mask)
 
     def _encode(self, pixel_values: Tensor) -> Tensor:
         batch = pixel_values.shape[0]
         prompt = {name: getattr(self, name).expand(batch, -1) for name in self.conventions.prompt_inputs}
         return self.family.encode(self.model, pixel_values, **prompt)
 
-    def _begin(self, states: Tensor, rows: int) -> tuple[Tensor, Memory]:
-        cache: Cache | Any = self.family.cache()
-        logits = self.family.decode(self.model, states, self.start.expand(states.shape[0], -1), cache)[:, -1]
-        if rows > 1:
-            cache.batch_repeat_interleave(rows)
-        # The image is in the cache by now; of the states only the shape is read, so none are copied.
-        view = states[:1].detach().expand(states.shape[0] * rows, -1, -1)
-        return logits.repeat_interleave(rows, 0), Memory(view, cache)
+    def _begin(self, states: Tensor, captions: int, room: int | None) -> tuple[Tensor, Memory]:
+        batch, device = len(states), states.device
+        cache = self.family.cache(room if room is None or self.family.cross_attention else room + states.shape[1])
+        logits = self.family.decode(self.model, states, self.start.expand(batch, -1), cache)[:, -1]
+        rows, images = torch.arange(batch * captions, device=device), torch.arange(batch, device=device)
+        memory = Memory(states, cache, self.family.cross_attention, captions, rows, images)
+        if captions > 1:
+            memory.tokens.batch_repeat_interleave(captions)
+        return logits.repeat_interleave(captions, 0), memory
 
-    def _score(self, states: Tensor, token_ids: Tensor) -> Tensor:
-        captions = token_ids.shape[1]
-        first, memory = self._begin(states, captions)
+    def _score(self, states: Tensor, token_ids: Tensor, mask: Tensor | None) -> Tensor:
+        captions, length = token_ids.shape[1:]
+        first: list[Tensor] = []
+
+        def keep_last(hidden: Tensor) -> Tensor:
+            first.append(_last(hidden))
+            return first[0]
+
+        def of_all(hidden: Tensor) -> Tensor:
+            hidden = torch.cat([first[0].repeat_interleave(captions, 0), hidden], dim=1)
+            return hidden if mask is None else hidden[mask.flatten(0, 1)]
+
+        with self._output_of(keep_last):
+            logits, memory = self._begin(states, captions, None)
         before = token_ids.flatten(0, 1)[:, :-1]
-        logits = first.unsqueeze(1)
-        if before.shape[1]:
-            rest = self.family.decode(self.model, memory.states, before, memory.cache)
-            logits = torch.cat([logits, rest], dim=1)
-        return logits.unflatten(0, token_ids.shape[:2])
+        if length == 1:
+            return logits[mask.flatten()] if mask is not None else logits.unflatten(0, token_ids.shape)
+        with self._output_of(of_all):
+            logits = self.family.decode(self.model, memory.states, before, memory.cache)
+        return logits if mask is not None else logits.unflatten(0, token_ids.shape[:2])
 
-    def _score_in_full(self, states: Tensor, token_ids: Tensor) -> Tensor:
+    def _score_whole(self, states: Tensor, token_ids: Tensor, mask: Tensor | None) -> Tensor:
         flat, length = token_ids.flatten(0, 1), token_ids.shape[-1]
         whole = torch.cat([self.start.expand(flat.shape[0], -1), flat[:, :-1]], dim=1)
-        logits = self.family.decode(self.model, states.repeat_interleave(token_ids.shape[1], 0), whole, None)
-        return logits[:, -length:].unflatten(0, token_ids.shape[:2])
+        if not self.family.cross_attention:
+            states = states.repeat_interleave(token_ids.shape[1], 0)
+
+        def of_captions(hidden: Tensor) -> Tensor:
+            hidden = hidden[:, -length:]
+            return hidden if mask is None else hidden[mask.flatten(0, 1)]
+
+        with self._output_of(of_captions):
+            logits = self.family.decode(self.model, states, whole, None)
+        return logits if mask is not None else logits.unflatten(0, token_ids.shape[:2])
+
+    @contextmanager
+    def _output_of(self, chosen: Callable[[Tensor], Tensor]) -> Iterator[None]:
+        """The output layer computes logits of ``chosen(hidden)`` instead of all hidden states [N, T, D]."""
+        layer = self.family.text_model(self.model).get_output_embeddings()
+        hook = layer.register_forward_pre_hook(lambda _, arguments: (chosen(arguments[0]), *arguments[1:]))
+        try:
+            yield
+        finally:
+            hook.remove()
+
+
+def _last(hidden: Tensor) -> Tensor:
+    return hidden[:, -1:]

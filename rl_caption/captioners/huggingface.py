@@ -131,12 +131,13 @@ class HuggingFaceCaptioner:
             prompt = " ".join((_saved_prompt(name) if prompt is None else prompt).split())
             conventions = family.conventions(model, processing.tokenizer, processing.q_former_tokenizer, prompt)
             _check_tokens(processing, conventions)
+            policy = HuggingFacePolicy(model, family, conventions)
         except CaptionerError as error:
             raise CaptionerError(f"{name!r}: {error}") from error
         except (OSError, ValueError) as error:
             raise CaptionerError(f"{name!r} cannot be loaded as {family.name}: {error}") from error
         freeze_unused(model, family.never_trained)
-        return cls(HuggingFacePolicy(model, family, conventions), processing, prompt, name)
+        return cls(policy, processing, prompt, name)
 
     def adapt(self, frozen: Sequence[str] | None, lora: dict[str, Any] | None, checkpointed: bool) -> None:
         """Choose what is trained; see ``ModelConfig`` for the three.
@@ -205,34 +206,29 @@ class HuggingFaceCaptioner:
         pixel_values = inputs["pixel_values"]
         if self.max_tokens is not None:
             decoding = replace(decoding, max_new_tokens=min(decoding.max_new_tokens, self.max_tokens))
-        rows = decoding.num_beams if decoding.num_beams > 1 else decoding.captions_per_image
         images, device = pixel_values.shape[0], pixel_values.device
-        before = torch.arange(images * rows, device=device)
+        captions = decoding.num_beams if decoding.num_beams > 1 else decoding.captions_per_image
         memory: Any = None
 
-        def next_logits(newest: Tensor | None, rows_that_go_on: Tensor | None = None) -> Tensor:
-            nonlocal memory, before
+        def next_logits(newest: Tensor | None, rows: Tensor | None = None) -> Tensor:
+            nonlocal memory
             if newest is None:
-                logits, memory = policy(pixel_values=pixel_values, rows=rows)
+                logits, memory = policy(
+                    pixel_values=pixel_values, captions=captions, max_tokens=decoding.max_new_tokens
+                )
                 return logits
-            if rows_that_go_on is not None and len(rows_that_go_on) < len(before):
-                memory.cache.batch_select_indices(torch.searchsorted(before, rows_that_go_on))
-                memory.states, before = memory.states[: len(rows_that_go_on)], rows_that_go_on
-            return policy(token_ids=newest, memory=memory)
+            return policy(token_ids=newest, memory=memory, rows=rows)
 
         with torch.no_grad():
             if decoding.num_beams == 1:
                 return decode_tokens(next_logits, images, decoding, noise, self.special, device)
-            return beam_search(
-                next_logits, lambda order: memory.cache.reorder_cache(order), images, decoding, self.special
-            )
+            return beam_search(next_logits, lambda origin: memory.reorder(origin), images, decoding, self.special)
 
     def token_logits(
         self, model: nn.Module, inputs: dict[str, Tensor], token_ids: Tensor, mask: Tensor | None = None
     ) -> Tensor:
         """Float32 logits [B, K, L, V] of ``token_ids`` [B, K, L], [P, V] where ``mask`` is True; see ``Captioner``."""
-        logits = model(pixel_values=inputs["pixel_values"], token_ids=token_ids)
-        return forbid(logits if mask is None else logits[mask], self.forbidden)
+        return forbid(model(pixel_values=inputs["pixel_values"], token_ids=token_ids, mask=mask), self.forbidden)
 
     def decode(self, token_ids: Tensor) -> list[str]:
         """Captions [N] of ``token_ids`` [N, L] up to EOS, without prompt and special tokens."""

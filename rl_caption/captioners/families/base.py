@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from torch import Tensor
-from transformers.cache_utils import Cache
+from transformers.cache_utils import Cache, DynamicCache
 
 from rl_caption.captioners.base import CaptionerError
+from rl_caption.captioners.caches import roomy_cache
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class Family(Protocol):
         model_class: class of Transformers with ``from_pretrained``.
         processor_class: class of Transformers made of an image processor and tokenizers; None where there is none.
         q_former_tokenizer: whether there is a second tokenizer, in the subfolder ``qformer_tokenizer``.
+        cross_attention: whether the text reads the image by cross-attention; else the image is a prefix of the text.
         never_trained: patterns of parameters that no caption depends on; frozen, because processes that train together
             wait for their gradient.
         frozen: patterns frozen unless ``model.freeze`` says otherwise.
@@ -53,6 +55,7 @@ class Family(Protocol):
     model_class: str
     processor_class: str | None
     q_former_tokenizer: bool
+    cross_attention: bool
     never_trained: tuple[str, ...]
     frozen: tuple[str, ...]
     lora_targets: str
@@ -69,8 +72,12 @@ class Family(Protocol):
         """Tokens of this model."""
         ...
 
-    def cache(self) -> Cache:
-        """An empty key-value cache."""
+    def text_model(self, model: Any) -> Any:
+        """The part that reads tokens. Its ``get_output_embeddings()`` is the layer that makes logits."""
+        ...
+
+    def cache(self, room: int | None) -> Cache:
+        """An empty key-value cache: to decode with, for up to ``room`` tokens (or image states), or None to train."""
         ...
 
     def encode(self, model: Any, pixel_values: Tensor, **prompt_inputs: Tensor) -> Tensor:
@@ -78,12 +85,18 @@ class Family(Protocol):
         ...
 
     def decode(self, model: Any, states: Tensor, token_ids: Tensor, cache: Cache | None) -> Tensor:
-        """Next-token logits [N, T, V] of ``token_ids`` [N, T] with image states [N, S, D].
+        """Next-token logits [N, T, V] of ``token_ids`` [N, T], with image states [B, S, D].
 
-        ``cache`` holds the tokens before, and the image once the first call has passed; only the shape of ``states``
-        matters from then on. Without a cache, ``token_ids`` is the whole sequence.
+        With cross-attention the N rows are K captions of each of B images, side by side; without, N is B where the
+        image is read. ``cache`` holds the tokens before, and the image once the first call has passed; only the shape
+        of ``states`` matters from then on. Without a cache, ``token_ids`` is the whole sequence.
         """
         ...
+
+
+def tokens_cache(room: int | None) -> Cache:
+    """Keys and values of tokens: with room for ``room`` of them while decoding, or, with None, to train through."""
+    return DynamicCache() if room is None else roomy_cache(room)
 
 
 def first_token(what: str, *candidates: int | list[int] | None) -> int:

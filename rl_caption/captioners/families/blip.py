@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
-from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
+from transformers.cache_utils import Cache, DynamicCache
 
-from rl_caption.captioners.families.base import Conventions, first_token, plain_tokens
+from rl_caption.captioners.families.base import Conventions, first_token, plain_tokens, tokens_cache
+from rl_caption.captioners.side_by_side import SharedImageCache
 
 
 class Blip:
@@ -17,6 +18,7 @@ class Blip:
     model_class = "BlipForConditionalGeneration"
     processor_class = "BlipProcessor"
     q_former_tokenizer = False
+    cross_attention = True
     never_trained = ()
     frozen = ()
     lora_targets = r"text_decoder\..*\.(query|value)"
@@ -40,9 +42,13 @@ class Blip:
             max_tokens=text.max_position_embeddings - len(start) + 1,
         )
 
-    def cache(self) -> Cache:
+    def text_model(self, model: Any) -> Any:
+        """The decoder."""
+        return model.text_decoder
+
+    def cache(self, room: int | None) -> Cache:
         """Self-attention, and the image's keys and values for cross-attention."""
-        return EncoderDecoderCache(DynamicCache(), DynamicCache())
+        return SharedImageCache(tokens_cache(room), DynamicCache())
 
     def encode(self, model: Any, pixel_values: Tensor, **prompt_inputs: Tensor) -> Tensor:
         """States of the ViT."""

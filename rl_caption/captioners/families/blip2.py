@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, DynamicCache
+from transformers.cache_utils import Cache
 
 from rl_caption.captioners.base import CaptionerError
-from rl_caption.captioners.families.base import Conventions, first_token, plain_tokens
+from rl_caption.captioners.families.base import Conventions, first_token, plain_tokens, tokens_cache
 
 
 class Blip2:
@@ -19,6 +19,7 @@ class Blip2:
     model_class = "Blip2ForConditionalGeneration"
     processor_class = "Blip2Processor"
     q_former_tokenizer = False
+    cross_attention = False
     never_trained: tuple[str, ...] = ()
     frozen = ("vision_model.*",)
     lora_targets = r"language_model\..*\.(q_proj|v_proj)"
@@ -57,9 +58,13 @@ class Blip2:
             prompt_inputs=prompt_inputs,
         )
 
-    def cache(self) -> Cache:
+    def text_model(self, model: Any) -> Any:
+        """The language model."""
+        return model.language_model
+
+    def cache(self, room: int | None) -> Cache:
         """Queries, then text."""
-        return DynamicCache()
+        return tokens_cache(room)
 
     def encode(self, model: Any, pixel_values: Tensor, **prompt_inputs: Tensor) -> Tensor:
         """The queries' states [B, Q, D], projected to the width of the language model."""

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, DynamicCache
+from transformers.cache_utils import Cache
 
 from rl_caption.captioners.base import CaptionerError
-from rl_caption.captioners.families.base import Conventions, first_token, plain_tokens
+from rl_caption.captioners.families.base import Conventions, first_token, plain_tokens, tokens_cache
 
 
 class Git:
@@ -23,6 +23,7 @@ class Git:
     model_class = "GitForCausalLM"
     processor_class = "GitProcessor"
     q_former_tokenizer = False
+    cross_attention = False
     never_trained = ("git.img_temporal_embedding.*",)
     frozen = ()
     lora_targets = r"git\.encoder\..*\.(query|value)"
@@ -51,9 +52,13 @@ class Git:
             max_tokens=config.max_position_embeddings - len(start) + 1,
         )
 
-    def cache(self) -> Cache:
+    def text_model(self, model: Any) -> Any:
+        """The whole model: it has one Transformer."""
+        return model
+
+    def cache(self, room: int | None) -> Cache:
         """Patches, then text."""
-        return DynamicCache()
+        return tokens_cache(room)
 
     def encode(self, model: Any, pixel_values: Tensor, **prompt_inputs: Tensor) -> Tensor:
         """Patches projected to the width of the text."""

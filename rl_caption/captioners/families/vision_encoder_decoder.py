@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
-from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
+from transformers.cache_utils import Cache, DynamicCache
 
-from rl_caption.captioners.families.base import Conventions, first_token, plain_tokens
+from rl_caption.captioners.families.base import Conventions, first_token, plain_tokens, tokens_cache
+from rl_caption.captioners.side_by_side import SharedImageCache
 
 
 class VisionEncoderDecoder:
@@ -17,6 +18,7 @@ class VisionEncoderDecoder:
     model_class = "VisionEncoderDecoderModel"
     processor_class = None
     q_former_tokenizer = False
+    cross_attention = True
     never_trained = ("encoder.pooler.*",)
     frozen = ()
     lora_targets = r"decoder\..*\.(c_attn|q_attn|query|value|q_proj|v_proj)"
@@ -46,9 +48,13 @@ class VisionEncoderDecoder:
             max_tokens=None if positions is None else positions - len(start) + 1,
         )
 
-    def cache(self) -> Cache:
+    def text_model(self, model: Any) -> Any:
+        """The decoder."""
+        return model.decoder
+
+    def cache(self, room: int | None) -> Cache:
         """Self-attention, and the image's keys and values for cross-attention."""
-        return EncoderDecoderCache(DynamicCache(), DynamicCache())
+        return SharedImageCache(tokens_cache(room), DynamicCache())
 
     def encode(self, model: Any, pixel_values: Tensor, **prompt_inputs: Tensor) -> Tensor:
         """States of the encoder, projected to the decoder's width where the two differ."""

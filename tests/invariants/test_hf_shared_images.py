@@ -1,0 +1,236 @@
+"""Captions of an image that read one copy of it, captions that leave a decode, positions that are not scored."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers import BartConfig, RobertaConfig, TrOCRConfig, VisionEncoderDecoderConfig, VisionEncoderDecoderModel
+
+from rl_caption.captioners.adaptation import add_lora, checkpoint_layers
+from rl_caption.captioners.base import CaptionerError
+from rl_caption.captioners.families import family_of
+from rl_caption.captioners.families.base import Conventions
+from rl_caption.captioners.hf_policy import HuggingFacePolicy
+from rl_caption.captioners.side_by_side import share_images
+from tests.hf_models_for_tests import FAMILIES, SIDE, TEXT, VISION, save_model, tiny_hf_captioner
+
+B, K, L, VOCABULARY = 3, 4, 6, 40
+BART = {
+    "d_model": 32,
+    "decoder_layers": 2,
+    "decoder_attention_heads": 2,
+    "decoder_ffn_dim": 48,
+    "init_std": 0.3,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 32,
+}
+ROBERTA = {**TEXT, "intermediate_size": 48, "vocab_size": VOCABULARY, "max_position_embeddings": 40}
+OTHERS = {"bart": BartConfig(**BART), "trocr": TrOCRConfig(**BART), "roberta": RobertaConfig(**ROBERTA)}
+"""Decoders beside those of the families' tests."""
+CROSS_ATTENTION = ["blip", "vit_gpt2", "vit_bert", *OTHERS]
+
+
+def tiny_policy(kind: str, folder: Path) -> HuggingFacePolicy:
+    if kind not in OTHERS:
+        return tiny_hf_captioner(kind, folder, "a photo of").policy
+    torch.manual_seed(0)
+    config = VisionEncoderDecoderConfig.from_encoder_decoder_configs(
+        transformers.ViTConfig(**VISION), copy.deepcopy(OTHERS[kind])
+    )
+    conventions = Conventions(start=(5, 7), eos=2, pad=0, vocab_size=VOCABULARY)
+    return HuggingFacePolicy(VisionEncoderDecoderModel(config), family_of(config.model_type), conventions).eval()
+
+
+@pytest.fixture(scope="module", params=CROSS_ATTENTION)
+def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> HuggingFacePolicy:
+    return tiny_policy(request.param, tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module", params=[*FAMILIES, "bart"])
+def every(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> HuggingFacePolicy:
+    return tiny_policy(request.param, tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def pixels() -> Tensor:
+    return torch.randn(B, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture
+def ids() -> Tensor:
+    return torch.randint(5, 35, (B, K, L), generator=torch.Generator().manual_seed(2))
+
+
+@pytest.fixture
+def mask() -> Tensor:
+    """Captions of 1 to L tokens; those of one image are of any length."""
+    lengths = torch.tensor([[1, 6, 3, 2], [5, 5, 1, 4], [2, 1, 3, 1]])
+    return torch.arange(L) < lengths.unsqueeze(-1)
+
+
+def copied(policy: HuggingFacePolicy, pixels: Tensor, ids: Tensor) -> Tensor:
+    """Logits [B, K, L, V] by Transformers' decoder alone, with a copy of the image's states for every caption."""
+    states = policy.family.encode(policy.model, pixels).repeat_interleave(K, 0)
+    whole = torch.cat([policy.start.expand(B * K, -1), ids.flatten(0, 1)[:, :-1]], 1)
+    decoder = policy.family.text_model(policy.model)
+    logits = decoder(input_ids=whole, encoder_hidden_states=states, use_cache=False).logits
+    return logits[:, -L:].unflatten(0, (B, K))
+
+
+def gradients(policy: HuggingFacePolicy, logprobs: Tensor) -> dict[str, Tensor]:
+    policy.zero_grad()
+    (logprobs * torch.linspace(-1, 1, logprobs.numel()).view_as(logprobs)).sum().backward()
+    return {name: value.grad.clone() for name, value in policy.named_parameters() if value.grad is not None}
+
+
+def assert_same_gradients(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    largest = max(value.abs().max() for value in expected.values())
+    for name, value in expected.items():  # a bias of keys has no gradient but for rounding
+        assert (found[name] - value).abs().max() <= 1e-4 * max(value.abs().max(), 1e-2 * largest), name
+
+
+@pytest.mark.parametrize("how", ["plain", "checkpointed", "adapters"])
+def test_scores_and_gradients_are_those_of_a_copy_for_every_caption(
+    shared: HuggingFacePolicy, pixels: Tensor, ids: Tensor, mask: Tensor, how: str
+) -> None:
+    policy = copy.deepcopy(shared)
+    if how == "adapters":
+        pytest.importorskip("peft")
+        add_lora(policy.model, 2, 4.0, 0.0, policy.family.lora_targets)
+    if how == "checkpointed":
+        checkpoint_layers(policy.model)
+        policy.share_prefix = False
+    chosen = ids[mask].unsqueeze(-1)
+    found = policy(pixel_values=pixels, token_ids=ids, mask=mask).log_softmax(-1).gather(-1, chosen)
+    expected = copied(policy, pixels, ids)[mask].log_softmax(-1).gather(-1, chosen)
+    assert torch.allclose(found, expected, atol=1e-4)
+    assert_same_gradients(gradients(policy, found), gradients(policy, expected))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("checkpointed", [False, True], ids=["plain", "checkpointed"])
+def test_the_output_layer_computes_the_positions_that_are_asked_for(
+    every: HuggingFacePolicy, pixels: Tensor, ids: Tensor, mask: Tensor, checkpointed: bool
+) -> None:
+    every.share_prefix = not checkpointed
+    whole = every(pixel_values=pixels, token_ids=ids)
+    assert whole.shape[:3] == ids.shape
+    layer, seen = every.family.text_model(every.model).get_output_embeddings(), []
+    handle = layer.register_forward_hook(lambda module, arguments, output: seen.append(output.shape[:-1].numel()))
+    some = every(pixel_values=pixels, token_ids=ids, mask=mask)
+    one = every(pixel_values=pixels, token_ids=ids[..., :1], mask=mask[..., :1])
+    handle.remove()
+    every.share_prefix = True
+    assert torch.allclose(some, whole[mask], atol=1e-4)
+    assert torch.allclose(one, whole[:, :, 0].flatten(0, 1), atol=1e-4)
+    assert mask.sum() in seen
+    assert max(seen) == mask.sum(), "no call computes more"
+
+
+@torch.no_grad()
+def test_captions_that_leave_change_nothing_for_those_that_stay(
+    every: HuggingFacePolicy, pixels: Tensor, ids: Tensor
+) -> None:
+    whole = every(pixel_values=pixels, token_ids=ids).flatten(0, 1)
+    first, memory = every(pixel_values=pixels, captions=K, max_tokens=L)
+    assert torch.allclose(first, whole[:, 0], atol=1e-4)
+    # All; some of every image; those of two images, unevenly; those of one image; one caption.
+    for position, kept in enumerate([[*range(B * K)], [0, 1, 2, 5, 6, 10, 11], [1, 5, 6], [5, 6], [6]]):
+        rows = torch.tensor(kept)
+        logits = every(token_ids=ids.flatten(0, 1)[rows, position], memory=memory, rows=rows)
+        assert torch.allclose(logits, whole[rows, position + 1], atol=1e-4), kept
+        assert {layer.keys.shape[0] for layer in memory.tokens.layers} == {len(kept)}
+    if memory.shared:
+        assert {layer.keys.shape[0] for layer in memory.cache.cross_attention_cache.layers} == {1}
+
+
+@torch.no_grad()
+def test_beams_go_on_from_other_beams_of_their_image(every: HuggingFacePolicy, pixels: Tensor, ids: Tensor) -> None:
+    _, memory = every(pixel_values=pixels, captions=K, max_tokens=L)
+    flat = ids.flatten(0, 1)
+    every(token_ids=flat[:, 0], memory=memory)
+    origin = torch.tensor([1, 1, 0, 3, 4, 4, 4, 4, 11, 10, 9, 8])
+    memory.reorder(origin)
+    logits = every(token_ids=flat[:, 1], memory=memory)
+    prefixes = torch.stack([flat[origin, 0], flat[:, 1], flat[:, 2]], -1).unflatten(0, (B, K))
+    assert torch.allclose(logits, every(pixel_values=pixels, token_ids=prefixes)[:, :, 2].flatten(0, 1), atol=1e-4)
+
+
+def cache_bytes(cache: Any) -> int:
+    return sum(tensor.nbytes for layer in cache.layers for tensor in (layer.keys, layer.values))
+
+
+@torch.no_grad()
+def test_the_cache_holds_an_image_once_whatever_the_number_of_captions(
+    shared: HuggingFacePolicy, pixels: Tensor
+) -> None:
+    sizes = []
+    for captions in (1, K):
+        _, memory = shared(pixel_values=pixels, captions=captions, max_tokens=L)
+        shared(token_ids=torch.full((B * captions,), 5), memory=memory)
+        sizes.append((cache_bytes(memory.cache.cross_attention_cache), cache_bytes(memory.tokens)))
+    layers, states, width = 2, (SIDE // VISION["patch_size"]) ** 2 + 1, 32
+    assert sizes[0][0] == sizes[1][0] == 2 * layers * B * states * width * 4
+    assert sizes[1][1] == K * sizes[0][1]
+
+
+def test_an_image_is_kept_once_for_the_backward_pass(
+    shared: HuggingFacePolicy, pixels: Tensor, ids: Tensor, mask: Tensor
+) -> None:
+    def kept(call: Any) -> int:
+        found: dict[int, int] = {}
+
+        def note(tensor: Tensor) -> Tensor:
+            found[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            result = call()  # holds what is kept, so that no address is used twice
+        assert result.requires_grad
+        return sum(found.values())
+
+    layers, states, width = 2, (SIDE // VISION["patch_size"]) ** 2 + 1, 32
+    copies = 2 * layers * B * (K - 1) * states * width * 4
+    everywhere = torch.ones_like(mask)
+    ours = kept(lambda: shared(pixel_values=pixels, token_ids=ids, mask=everywhere).log_softmax(-1))
+    theirs = kept(lambda: copied(shared, pixels, ids)[everywhere].log_softmax(-1))
+    assert theirs - ours >= copies
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", ["blip", "vit_gpt2", "vit_bert"])
+def test_the_model_alone_computes_what_it_did(family: str, tmp_path: Path, pixels: Tensor, ids: Tensor) -> None:
+    policy = tiny_hf_captioner(family, tmp_path).policy
+    fresh = type(policy.model).from_pretrained(tmp_path).eval()
+    text, alone = policy.family.text_model(policy.model), policy.family.text_model(fresh)
+    states = policy.family.encode(fresh, pixels)
+    whole = ids[:, 0]
+    assert torch.equal(
+        text(input_ids=whole, encoder_hidden_states=states).logits,
+        alone(input_ids=whole, encoder_hidden_states=states).logits,
+    )
+    for options in ({"do_sample": False, "num_beams": 3}, {"do_sample": True, "num_return_sequences": 3}):
+        drawn = []
+        for model in (policy.model, fresh):
+            torch.manual_seed(0)
+            drawn.append(model.generate(pixel_values=pixels, max_new_tokens=L, **options))
+        assert torch.equal(*drawn)
+    with pytest.raises((RuntimeError, ValueError)):  # five captions of three images
+        text(input_ids=ids.flatten(0, 1)[:5], encoder_hidden_states=states)
+
+
+def test_cross_attention_of_another_kind_is_refused(tmp_path: Path) -> None:
+    save_model("vit_gpt2", tmp_path)
+    model = VisionEncoderDecoderModel.from_pretrained(tmp_path)
+    for block in model.decoder.transformer.h:
+        block.looks = block.crossattention
+        block.crossattention = nn.Identity()
+    with pytest.raises(CaptionerError, match="GPT2LMHeadModel has no cross-attention of a known kind"):
+        share_images(model.decoder)

@@ -43,6 +43,13 @@ def loading(timing: Timing) -> list[Measurement]:
     return benchmark.measure(64, timing)
 
 
+def memory(timing: Timing) -> list[Measurement]:
+    """Peak memory of the step against two other loops, and what fits a card."""
+    from benchmarks import memory as benchmark
+
+    return benchmark.measure(benchmark.Shapes(), timing, ["no", "bf16"])
+
+
 def startup(timing: Timing) -> list[Measurement]:
     """Imports and ``--help``."""
     from benchmarks import startup as benchmark
@@ -54,6 +61,7 @@ BENCHMARKS: dict[str, Callable[[Timing], list[Measurement]]] = {
     "step": step,
     "cider": cider,
     "l_clip": l_clip,
+    "memory": memory,
     "loading": loading,
     "startup": startup,
 }

@@ -91,6 +91,12 @@ class Bench:
         self.optimizer.step()
         self.optimizer.zero_grad()
 
+    @torch.no_grad()
+    def encode(self, batch: CaptionBatch) -> None:
+        """The encoder alone, as before decoding; it is a part of that too."""
+        with self.accelerator.autocast():
+            self.policy.encoder(**batch.inputs)
+
     def part(self, images: int) -> CaptionBatch:
         """The first images of the batch."""
         return CaptionBatch(self.batch.rows[:images], {key: value[:images] for key, value in self.batch.inputs.items()})
@@ -155,7 +161,7 @@ def our_step(bench: Bench, batch: CaptionBatch, phases: bool = False) -> None:
     if phases:
         times = log.reduce(bench.accelerator)
         started = time.perf_counter()
-        encode(bench, batch)
+        bench.encode(batch)
         synchronise(bench.accelerator.device.type)
         times["time/encode"] = time.perf_counter() - started
         times["time/rollout"] -= times["time/encode"]
@@ -263,12 +269,6 @@ def lengths_of(bench: Bench, batch: CaptionBatch) -> str:
     decoding = Decoding(num_samples=bench.shapes.samples, max_new_tokens=bench.shapes.tokens)
     lengths = sample_captions(bench.captioner, bench.policy, batch, decoding, seed=0, step=0).mask.sum(-1).double()
     return f"{lengths.mean():.1f} tokens a caption ({int(lengths.min())} to {int(lengths.max())})"
-
-
-def encode(bench: Bench, batch: CaptionBatch) -> None:
-    """The encoder alone, as before decoding; it is a part of ``decode`` too."""
-    with torch.no_grad(), bench.accelerator.autocast():
-        bench.policy.encoder(**batch.inputs)
 
 
 def memory_rows(variants: dict[str, Callable[[], object]]) -> list[Measurement]:

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from pycocoevalcap.cider.cider import Cider
-from torch import Tensor
+from torch import Tensor, nn
 
 from benchmarks.harness import Measurement, Timing, add_timing, faster, report, synchronise, timed, timing_of
 from rewards.mixed import MixedReward
@@ -105,40 +105,59 @@ class Bench:
 def build_bench(shapes: Shapes, device: str, precision: str) -> Bench:
     """Random weights, features and captions."""
     torch.manual_seed(0)
-    draw = np.random.default_rng(0)
     words = [f"word{number}" for number in range(shapes.words - 4)]
     captioner = TransformerCaptioner.from_scratch(
         [[" ".join(words)]], min_count=1, input_kind="regions", feature_dim=shapes.region_dim, **shapes.captioner
     )
-    rows: list[Row] = [
-        {"image_id": str(number), "references": [" ".join(draw.choice(words, 11)) for _ in range(5)]}
-        for number in range(shapes.images)
-    ]
     features = torch.randn(shapes.images, shapes.regions, shapes.region_dim, device=device)
     mask = torch.ones(shapes.images, shapes.regions, dtype=torch.bool, device=device)
-    accelerator = Accelerator(cpu=device == "cpu", mixed_precision=precision)
-    # As training does, and for the baselines too: see ``rl_caption.build.build_accelerator``.
-    torch.backends.cuda.enable_flash_sdp(device != "cpu" or precision != "bf16")
-    accelerator.prepare_model(captioner.policy).eval()  # its forward pass then computes in ``precision``
-    references = ([tokenize(caption) for caption in row["references"]] for row in rows)
-    cider: Any = CiderD(DocumentFrequencies.from_references(references, eos=True))
+    accelerator = prepare(captioner.policy, device, precision)
+    rows = random_rows(words, shapes.images)
     batch = CaptionBatch(rows, {"region_features": features, "region_mask": mask})
     if shapes.length < shapes.tokens:
         end_captions(captioner, batch.inputs, shapes)
-    return Bench(shapes, accelerator, captioner, MixedReward({"cider": (cider, 1.0)}), batch)
+    return Bench(shapes, accelerator, captioner, cider_of(rows), batch)
+
+
+def random_rows(words: Sequence[str], images: int) -> list[Row]:
+    """Images with five references of eleven words."""
+    draw = np.random.default_rng(0)
+    return [
+        {"image_id": str(number), "references": [" ".join(draw.choice(words, 11)) for _ in range(5)]}
+        for number in range(images)
+    ]
+
+
+def prepare(policy: nn.Module, device: str, precision: str) -> Accelerator:
+    """As training does, and for the baselines too: see ``rl_caption.build.build_accelerator``."""
+    accelerator = Accelerator(cpu=device == "cpu", mixed_precision=precision)
+    torch.backends.cuda.enable_flash_sdp(device != "cpu" or precision != "bf16")
+    accelerator.prepare_model(policy).eval()  # its forward pass then computes in ``precision``
+    return accelerator
+
+
+def cider_of(rows: Sequence[Row]) -> MixedReward:
+    """CIDEr-D, with document frequencies of these rows."""
+    references = ([tokenize(caption) for caption in row["references"]] for row in rows)
+    reward: Any = CiderD(DocumentFrequencies.from_references(references, eos=True))
+    return MixedReward({"cider": (reward, 1.0)})
+
+
+def ending_logits(shapes: Shapes) -> Tensor:
+    """Log-odds [T] of P(length = t + 1 | length > t), of lengths that are about normally distributed."""
+    lengths = torch.distributions.Normal(shapes.length, LENGTH_DEVIATION)
+    edges = lengths.cdf(torch.arange(shapes.tokens + 1, dtype=torch.float64) + 0.5)
+    return ((edges[1:] - edges[:-1]) / (1 - edges[:-1])).logit()
 
 
 @torch.no_grad()
 def end_captions(captioner: TransformerCaptioner, inputs: dict[str, Tensor], shapes: Shapes) -> None:
     """Add a little of EOS's vector to every position's, so that lengths are about normally distributed.
 
-    What is wanted of position t is P(length = t + 1 | length > t); what there is, is measured on captions without
-    end; a few rounds bring the two together.
+    What there is, is measured on captions without end; a few rounds bring it and what is wanted together.
     """
     policy, eos = captioner.policy, captioner.eos_token_id
-    lengths = torch.distributions.Normal(shapes.length, LENGTH_DEVIATION)
-    edges = lengths.cdf(torch.arange(shapes.tokens + 1, dtype=torch.float64) + 0.5)
-    ending = ((edges[1:] - edges[:-1]) / (1 - edges[:-1])).logit()
+    ending = ending_logits(shapes)
     few = {key: value[:10] for key, value in inputs.items()}
     noise = torch.rand(len(few["region_mask"]), 8, shapes.tokens, device=policy.device)
     tokens = captioner.generate(policy, few, Decoding(8, False, max_new_tokens=shapes.tokens), noise)

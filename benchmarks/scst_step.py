@@ -273,13 +273,20 @@ def measure(shapes: Shapes, timing: Timing, precision: str) -> list[Measurement]
         faster(times, f"step, {at}", f"generate twice, {at}", note),
         faster(times, f"step, {few}", f"prefix with gradient, {few}", note),
     ]
-    for name, found in bench.phases.items():
-        seconds = statistics.median(found[-timing.repeats :])
-        step = statistics.median(map(sum, zip(*bench.phases.values(), strict=True)))
-        detail = f"{seconds:.3g} s of elapsed time"
-        rows.append(Measurement(f"{name}, {at}", f"step, {at}", seconds / step, "of the time", detail))
+    rows += phase_rows(bench, f"step, {at}", timing.repeats)
     if timing.device.startswith("cuda"):
         rows += memory_rows(variants)
+    return rows
+
+
+def phase_rows(bench: Bench, step: str, repeats: int) -> list[Measurement]:
+    """Shares of the parts of the newest steps that kept them."""
+    rows = []
+    whole = statistics.median(map(sum, zip(*bench.phases.values(), strict=True)))
+    for name, found in bench.phases.items():
+        seconds = statistics.median(found[-repeats:])
+        detail = f"{seconds:.3g} s of elapsed time"
+        rows.append(Measurement(step.replace("step", name), step, seconds / whole, "of the time", detail))
     return rows
 
 

@@ -16,6 +16,7 @@ import torch
 import transformers
 from torch import Tensor
 
+from rl_caption.captioners.decoding import Prefixes
 from rl_caption.captioners.families import family_of
 from rl_caption.captioners.families.base import Conventions
 from rl_caption.captioners.hf_policy import HuggingFacePolicy
@@ -57,13 +58,16 @@ def scores(policy: HuggingFacePolicy, pixel_values: Tensor, token_ids: Tensor) -
 
 def sample(policy: HuggingFacePolicy, pixel_values: Tensor) -> tuple[Tensor, Tensor]:
     """K captions of L tokens of one image, token by token: ids and their log-probabilities, both [1, K, L]."""
-    logits, memory = policy(pixel_values=pixel_values, captions=SAMPLES, max_tokens=TOKENS)
+    logits, memory = policy(pixel_values=pixel_values, max_tokens=TOKENS)
+    logits = logits.expand(SAMPLES, -1)
+    image = torch.zeros(SAMPLES, dtype=torch.long)
     tokens, found = [], []
-    for _ in range(TOKENS):
+    for position in range(TOKENS):
         logprobs = logits.log_softmax(-1)
         tokens.append(torch.multinomial(logprobs.exp(), 1)[:, 0])
         found.append(logprobs.gather(1, tokens[-1].unsqueeze(1))[:, 0])
-        logits = policy(token_ids=tokens[-1], memory=memory)
+        origin = image if position == 0 else None  # all go on from the one image
+        logits = policy(prefixes=Prefixes(tokens[-1], origin, image), memory=memory)
     return torch.stack(tokens, 1)[None], torch.stack(found, 1)[None]
 
 

@@ -128,8 +128,10 @@ def forbid(logits: Tensor, token_ids: Sequence[int]) -> Tensor:
 
 
 def sample_tokens(logits: Tensor, noise: Tensor, temperature: float) -> Tensor:
-    """Invert the cumulative distribution of softmax(logits / temperature) [N, V] at ``noise`` [N] in [0, 1) -> [N]."""
+    """Draw K tokens from each softmax(logits / temperature) [N, V] by inverting its cumulative distribution -> [N, K].
+
+    ``noise`` [N, K] is uniform in [0, 1).
+    """
     cumulative = (logits / temperature).softmax(-1).cumsum(-1)
     # Float32 sums end a little off 1, and noise * total may round up to the total: stay strictly inside.
-    targets = (noise * (1 - 1e-6) * cumulative[:, -1]).unsqueeze(-1)
-    return torch.searchsorted(cumulative, targets, right=True).squeeze(-1)
+    return torch.searchsorted(cumulative, noise * (1 - 1e-6) * cumulative[:, -1:], right=True)

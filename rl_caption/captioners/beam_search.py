@@ -8,13 +8,12 @@ import torch
 from torch import Tensor
 
 from rl_caption.captioners.base import Decoding, forbid
-from rl_caption.captioners.decoding import Tokens
+from rl_caption.captioners.decoding import Prefixes, Tokens
 
 
 @torch.no_grad()
 def beam_search(
-    next_logits: Callable[[Tensor | None], Tensor],
-    reorder: Callable[[Tensor], None],
+    next_logits: Callable[[Prefixes | None], Tensor],
     batch: int,
     decoding: Decoding,
     special: Tokens,
@@ -26,8 +25,7 @@ def beam_search(
     ``early_stopping=False``); captions that reach the length limit count as finished.
 
     Args:
-        next_logits: from the newest token of every beam [B·W] (None: no token yet) to logits of the next [B·W, V].
-        reorder: told which row [B·W] each beam goes on from, before the next call of ``next_logits``.
+        next_logits: from B·W prefixes to logits of their next tokens [B·W, V]; from None to those of the first [B, V].
         batch: B.
         decoding: W, length limit L, length penalty.
         special: end, padding, and what is never chosen.
@@ -38,8 +36,9 @@ def beam_search(
     width, limit, penalty = decoding.num_beams, decoding.max_new_tokens, decoding.length_penalty
     finished: list[list[tuple[float, list[int]]]] = [[] for _ in range(batch)]
     done = [False] * batch
-    logits = next_logits(None)
+    logits = next_logits(None).repeat_interleave(width, 0)
     device = logits.device
+    images = torch.arange(batch, device=device).repeat_interleave(width)
     scores = torch.full((batch, width), -torch.inf, device=device)
     scores[:, 0] = 0.0  # all beams are equal at first: only one counts
     prefixes = torch.empty(batch, width, 0, dtype=torch.long, device=device)
@@ -64,8 +63,8 @@ def beam_search(
             done[image] = done[image] or (len(kept) == width and kept[-1][0] >= attainable)
         if all(done) or length == limit:
             break
-        reorder(rows)
-        logits = next_logits(token.flatten())
+        before = images if length == 1 else rows  # at first there was one prefix an image
+        logits = next_logits(Prefixes(token.flatten(), before, images))
     for image in range(batch):
         if not done[image]:
             pairs = zip(scores[image].tolist(), prefixes[image].tolist(), strict=True)

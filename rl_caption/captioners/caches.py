@@ -26,6 +26,7 @@ class RoomyLayer(DynamicLayer):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         assert self.keys is not None
+        assert self.values is not None
         start = self.get_seq_length()
         end = start + key_states.shape[-2]
         # Whoever selects, repeats or reorders rows makes new keys, which are no longer a part of the store.

@@ -1,6 +1,7 @@
 """One decode for the K samples and the greedy caption of every image, with a KV cache and the image encoded once.
 
-Captions that have ended leave the batch: the longest one alone is not as dear as all.
+Captions of an image that have begun with the same words are one row until they part, and captions that have ended
+leave the batch. Every caption is drawn with its own random numbers, so what is drawn is what would be without.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from rl_caption.captioners.base import Decoding, forbid, sample_tokens
 from rl_caption.captioners.caches import roomy_cache
 from rl_caption.captioners.modeling import CaptionTransformer
+from rl_caption.captioners.side_by_side import Places
 
 
 @dataclass(frozen=True)
@@ -27,28 +29,42 @@ class Tokens:
 
 
 LEAVING = 1 / 8
-"""Captions that have ended leave the batch once they are this share of it: each leave-taking copies the cache once."""
+"""Where no captions part, those that have ended leave once they are this share of the rows: it copies the cache."""
+
+
+@dataclass(frozen=True)
+class Prefixes:
+    """M different beginnings of captions, those of an image next to each other.
+
+    Attributes:
+        newest: [M] their newest tokens.
+        origin: [M] which prefix of the call before each goes on from; None: each from the one in its place.
+        image: [M] images, ascending.
+    """
+
+    newest: Tensor
+    origin: Tensor | None
+    image: Tensor
 
 
 @torch.no_grad()
 def decode_tokens(
-    next_logits: Callable[[Tensor | None, Tensor], Tensor],
+    next_logits: Callable[[Prefixes | None], Tensor],
     batch: int,
     decoding: Decoding,
     noise: Tensor | None,
     special: Tokens,
-    device: torch.device,
+    together: bool = True,
 ) -> Tensor:
     """Sample K captions and decode the greedy one of each of B images, side by side.
 
     Args:
-        next_logits: from the newest tokens [M] (None: no token yet) of the rows [M] that go on to logits of the next
-            [M, V]. Rows are ascending places among the B·(K + 1) captions; from call to call some may have left.
+        next_logits: from M prefixes to logits of their next tokens [M, V]; None is the empty prefix of every image.
         batch: B.
         decoding: K, temperature, length limit L.
         noise: [B, K, L] uniform numbers in [0, 1), one for each token that is sampled.
         special: end, padding, and what is never chosen.
-        device: of the tokens.
+        together: captions with the same prefix are one row; off where dropout is to differ between them.
 
     Returns:
         Token ids [B, K (+ 1), T], T <= L: samples, then the greedy caption; padded after EOS.
@@ -56,27 +72,36 @@ def decode_tokens(
     samples, per_image, limit = decoding.num_samples, decoding.captions_per_image, decoding.max_new_tokens
     if samples and noise is None:
         raise ValueError("sampling needs noise [B, K, L]: one uniform number for each token")
-    rows = torch.arange(batch * per_image, device=device)
-    tokens = torch.full((len(rows), limit), special.pad, device=device)
-    ended = torch.zeros(len(rows), dtype=torch.bool, device=device)
-    newest: Tensor | None = None
+    logits = forbid(next_logits(None), special.forbidden)
+    images = torch.arange(batch, device=logits.device)
+    captions = torch.arange(batch * per_image, device=logits.device)  # those that go on
+    prefix, image = images.repeat_interleave(per_image), images  # prefix of each caption, image of each prefix
+    tokens = torch.full((len(captions), limit), special.pad, device=logits.device)
     for position in range(limit):
-        logits = forbid(next_logits(newest, rows), special.forbidden)
-        newest = logits.argmax(-1)
+        chosen = logits.argmax(-1, keepdim=True)
         if noise is not None and samples:
-            image, caption = rows // per_image, rows % per_image
-            # The greedy caption, which stands last, draws with its neighbour's numbers, in vain.
-            drawn = sample_tokens(logits, noise[image, caption.clamp(max=samples - 1), position], decoding.temperature)
-            newest = torch.where(caption < samples, drawn, newest)
-        newest = newest.masked_fill(ended, special.pad)
-        tokens[rows, position] = newest
-        ended |= newest == special.eos
-        left = int(ended.sum())
-        if left == len(rows):
-            return tokens[:, : position + 1].unflatten(0, (batch, per_image))
-        if left >= LEAVING * len(rows):
-            rows, newest, ended = rows[~ended], newest[~ended], ended[~ended]
-    return tokens.unflatten(0, (batch, per_image))
+            drawn = sample_tokens(logits, noise[image, :, position], decoding.temperature)
+            chosen = torch.cat([drawn, chosen], dim=1)
+        newest = chosen[prefix, captions % per_image]
+        tokens[captions, position] = newest
+        goes_on = newest != special.eos
+        if position + 1 == limit or not goes_on.any():
+            break
+        captions, newest, origin = captions[goes_on], newest[goes_on], prefix[goes_on]
+        if together:
+            vocabulary = logits.shape[-1]
+            pairs, prefix = torch.unique(origin * vocabulary + newest, return_inverse=True)
+            newest, origin = pairs % vocabulary, pairs // vocabulary
+        else:
+            prefix = torch.arange(len(captions), device=logits.device)
+        prefixes = Prefixes(newest, origin, image[origin])
+        if len(newest) > (1 - LEAVING) * len(image) and bool((origin.diff() > 0).all()):
+            # None have parted and few have ended: all stay where they are, the ended ones with padding to come.
+            in_place = torch.full_like(image, special.pad).index_copy_(0, origin, newest)
+            prefix, prefixes = origin[prefix], Prefixes(in_place, None, image)
+        image = prefixes.image
+        logits = forbid(next_logits(prefixes), special.forbidden)
+    return tokens[:, : position + 1].unflatten(0, (batch, per_image))
 
 
 @torch.no_grad()
@@ -87,29 +112,29 @@ def decode_captions(
     config = policy.config
     encoded = policy.encoder(**inputs)
     device, batch = encoded[0].device, encoded[0].shape[0]
-    count = batch * decoding.captions_per_image
     cache = EncoderDecoderCache(roomy_cache(decoding.max_new_tokens), DynamicCache())
-    before = torch.arange(count, device=device)
 
-    def next_logits(newest: Tensor | None, rows: Tensor) -> Tensor:
-        """Logits [M, V] after ``newest`` [M], or after BOS; extends the cache of ``rows`` and forgets the others."""
-        nonlocal before
-        if len(rows) < len(before):
-            cache.self_attention_cache.batch_select_indices(torch.searchsorted(before, rows))
-            before = rows
-        ids = torch.full((count,), config.bos_token_id, device=device)
-        if newest is not None:
-            ids[rows] = newest
-        mask = torch.zeros(count, dtype=torch.bool, device=device).index_fill_(0, rows, True)
+    def next_logits(prefixes: Prefixes | None) -> Tensor:
+        """Logits [M, V] after M prefixes; extends the cache, which has a row for each of them."""
+        if prefixes is None:
+            tokens, mask = torch.full((batch, 1), config.bos_token_id, device=device), None
+        else:
+            if prefixes.origin is not None:
+                cache.self_attention_cache.batch_select_indices(prefixes.origin)
+            places = Places.of(prefixes.image)
+            tokens = torch.full((batch, places.width), config.pad_token_id, device=device)
+            tokens[places.image, places.slot] = prefixes.newest
+            mask = torch.zeros_like(tokens, dtype=torch.bool)
+            mask[places.image, places.slot] = True
         output = policy(
             region_mask=inputs.get("region_mask"),
             encoder_outputs=encoded,
-            decoder_input_ids=ids.unsqueeze(1),
+            decoder_input_ids=tokens.view(-1, 1),
             past_key_values=cache,
             use_cache=True,
-            token_mask=mask.unsqueeze(1) if len(rows) < count else None,
+            token_mask=None if mask is None else mask.view(-1, 1),
         )
         return output.logits.flatten(0, -2)
 
     special = Tokens(config.eos_token_id, config.pad_token_id, config.forbidden_token_ids)
-    return decode_tokens(next_logits, batch, decoding, noise, special, device)
+    return decode_tokens(next_logits, batch, decoding, noise, special, together=not policy.training)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from rl_caption.captioners.decoding import Prefixes
 from rl_caption.captioners.families.base import Conventions, Family
 from rl_caption.captioners.side_by_side import Places, share_images
 
@@ -23,43 +24,34 @@ class Memory:
         states: of the images [B, S, D].
         cache: of the model.
         shared: whether the captions of an image share what the cache has of it.
-        captions: of each image, when the decode began.
-        rows: [M] ascending places, among the B·captions that were begun, of those that go on.
-        images: those whose states are kept.
+        images: [B] those whose states are kept, ascending.
     """
 
     states: Tensor
     cache: Any
     shared: bool
-    captions: int
-    rows: Tensor
     images: Tensor
 
     @property
     def tokens(self) -> Any:
-        """The part of the cache that has a row for every caption."""
+        """The part of the cache that has a row for every prefix."""
         return self.cache.self_attention_cache if self.shared else self.cache
 
-    def keep(self, rows: Tensor) -> None:
-        """Forget all captions but ``rows``, some of those that are there."""
-        if len(rows) == len(self.rows):
+    def go_on(self, prefixes: Prefixes) -> None:
+        """Keep what ``prefixes`` go on from, in their order."""
+        if prefixes.origin is None:
             return
-        index = torch.searchsorted(self.rows, rows)
-        self.tokens.batch_select_indices(index)
-        self.rows = rows
+        self.tokens.batch_select_indices(prefixes.origin)
         if not self.shared:
             return
-        image = torch.searchsorted(self.images, rows // self.captions)
+        image = torch.searchsorted(self.images, prefixes.image)
         left = image.unique()
         if 2 * len(left) <= len(self.images):  # not every time: the keys and values of images are large
             self.cache.cross_attention_cache.batch_select_indices(left)
             self.states, self.images = self.states[left], self.images[left]
             image = torch.searchsorted(left, image)
-        self.cache.places = Places.of(image)
-
-    def reorder(self, origin: Tensor) -> None:
-        """Let row n go on from the tokens of row ``origin[n]``, of the same image."""
-        self.tokens.reorder_cache(origin)
+        places = Places.of(image)
+        self.cache.places = places if len(image) < len(self.images) * places.width else None
 
 
 class HuggingFacePolicy(nn.Module):
@@ -105,37 +97,33 @@ class HuggingFacePolicy(nn.Module):
         pixel_values: Tensor | None = None,
         token_ids: Tensor | None = None,
         mask: Tensor | None = None,
-        captions: int = 1,
         max_tokens: int = 0,
         memory: Memory | None = None,
-        rows: Tensor | None = None,
+        prefixes: Prefixes | None = None,
     ) -> Any:
         """One of three passes.
 
         Args:
             pixel_values: [B, 3, H, W].
-            token_ids: with ``pixel_values``, captions [B, K, L] to be scored; with ``memory``, the newest tokens [M].
+            token_ids: captions [B, K, L] to be scored.
             mask: [B, K, L], the positions to be scored; all by default.
-            captions: of an image, that are to be decoded side by side.
             max_tokens: that are to be decoded, so that the cache has room for them.
             memory: of the decode that goes on.
-            rows: [M] those of the captions that go on; all that did by default.
+            prefixes: M of them, with which it goes on.
 
         Returns:
             Logits [B, K, L, V] of ``token_ids``, or [P, V] of the P positions where ``mask`` is True; or, to start a
-            decode, logits [B·captions, V] of the first token and the memory; or, to go on, logits [M, V] of the next
-            token.
+            decode, logits [B, V] of the first token and the memory; or, to go on, logits [M, V] of the next token.
         """
         if memory is not None:
-            assert token_ids is not None
-            if rows is not None:
-                memory.keep(rows)
-            return self.family.decode(self.model, memory.states, token_ids.unsqueeze(1), memory.cache)[:, -1]
+            assert prefixes is not None
+            memory.go_on(prefixes)
+            return self.family.decode(self.model, memory.states, prefixes.newest.unsqueeze(1), memory.cache)[:, -1]
         assert pixel_values is not None
         states = self._encode(pixel_values)
         if token_ids is None:
             with self._output_of(_last):
-                return self._begin(states, captions, len(self.conventions.start) + max_tokens)
+                return self._begin(states, len(self.conventions.start) + max_tokens)
         return self._score(states, token_ids, mask) if self.share_prefix else self._score_whole(states, token_ids, mask)
 
     def _encode(self, pixel_values: Tensor) -> Tensor:
@@ -143,15 +131,11 @@ class HuggingFacePolicy(nn.Module):
         prompt = {name: getattr(self, name).expand(batch, -1) for name in self.conventions.prompt_inputs}
         return self.family.encode(self.model, pixel_values, **prompt)
 
-    def _begin(self, states: Tensor, captions: int, room: int | None) -> tuple[Tensor, Memory]:
-        batch, device = len(states), states.device
-        cache = self.family.cache(room if room is None or self.family.cross_attention else room + states.shape[1])
+    def _begin(self, states: Tensor, room: int | None) -> tuple[Tensor, Memory]:
+        batch, shared = len(states), self.family.cross_attention
+        cache = self.family.cache(room if room is None or shared else room + states.shape[1])
         logits = self.family.decode(self.model, states, self.start.expand(batch, -1), cache)[:, -1]
-        rows, images = torch.arange(batch * captions, device=device), torch.arange(batch, device=device)
-        memory = Memory(states, cache, self.family.cross_attention, captions, rows, images)
-        if captions > 1:
-            memory.tokens.batch_repeat_interleave(captions)
-        return logits.repeat_interleave(captions, 0), memory
+        return logits, Memory(states, cache, shared, torch.arange(batch, device=states.device))
 
     def _score(self, states: Tensor, token_ids: Tensor, mask: Tensor | None) -> Tensor:
         captions, length = token_ids.shape[1:]
@@ -166,10 +150,12 @@ class HuggingFacePolicy(nn.Module):
             return hidden if mask is None else hidden[mask.flatten(0, 1)]
 
         with self._output_of(keep_last):
-            logits, memory = self._begin(states, captions, None)
-        before = token_ids.flatten(0, 1)[:, :-1]
+            logits, memory = self._begin(states, None)
         if length == 1:
-            return logits[mask.flatten()] if mask is not None else logits.unflatten(0, token_ids.shape)
+            logits = logits.unsqueeze(1).expand(-1, captions, -1).unsqueeze(2)
+            return logits if mask is None else logits[mask]
+        memory.tokens.batch_repeat_interleave(captions)
+        before = token_ids.flatten(0, 1)[:, :-1]
         with self._output_of(of_all):
             logits = self.family.decode(self.model, memory.states, before, memory.cache)
         return logits if mask is not None else logits.unflatten(0, token_ids.shape[:2])

@@ -27,7 +27,7 @@ from rl_caption.captioners.adaptation import (
 )
 from rl_caption.captioners.base import CaptionerError, Decoding, forbid
 from rl_caption.captioners.beam_search import beam_search
-from rl_caption.captioners.decoding import Tokens, decode_tokens
+from rl_caption.captioners.decoding import Prefixes, Tokens, decode_tokens
 from rl_caption.captioners.families import ADAPTERS, family_of
 from rl_caption.captioners.families.base import Conventions, Family, plain_tokens
 from rl_caption.captioners.hf_policy import HuggingFacePolicy
@@ -206,23 +206,20 @@ class HuggingFaceCaptioner:
         pixel_values = inputs["pixel_values"]
         if self.max_tokens is not None:
             decoding = replace(decoding, max_new_tokens=min(decoding.max_new_tokens, self.max_tokens))
-        images, device = pixel_values.shape[0], pixel_values.device
-        captions = decoding.num_beams if decoding.num_beams > 1 else decoding.captions_per_image
+        images = pixel_values.shape[0]
         memory: Any = None
 
-        def next_logits(newest: Tensor | None, rows: Tensor | None = None) -> Tensor:
+        def next_logits(prefixes: Prefixes | None) -> Tensor:
             nonlocal memory
-            if newest is None:
-                logits, memory = policy(
-                    pixel_values=pixel_values, captions=captions, max_tokens=decoding.max_new_tokens
-                )
+            if prefixes is None:
+                logits, memory = policy(pixel_values=pixel_values, max_tokens=decoding.max_new_tokens)
                 return logits
-            return policy(token_ids=newest, memory=memory, rows=rows)
+            return policy(prefixes=prefixes, memory=memory)
 
         with torch.no_grad():
-            if decoding.num_beams == 1:
-                return decode_tokens(next_logits, images, decoding, noise, self.special, device)
-            return beam_search(next_logits, lambda origin: memory.reorder(origin), images, decoding, self.special)
+            if decoding.num_beams > 1:
+                return beam_search(next_logits, images, decoding, self.special)
+            return decode_tokens(next_logits, images, decoding, noise, self.special, together=not policy.training)
 
     def token_logits(
         self, model: nn.Module, inputs: dict[str, Tensor], token_ids: Tensor, mask: Tensor | None = None

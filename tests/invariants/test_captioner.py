@@ -33,7 +33,9 @@ def decode_with_scores(captioner, inputs, decoding, noise):
                 logits = policy(**one, decoder_input_ids=torch.tensor([prefix])).logits[0, -1].float()
                 logits[list(captioner.forbidden)] = -torch.inf
                 logprobs = (logits / decoding.temperature).log_softmax(-1)
-                chosen = int(sample_tokens(logits[None], noise[image, sample, position][None], decoding.temperature))
+                chosen = int(
+                    sample_tokens(logits[None], noise[image, sample, position].view(1, 1), decoding.temperature)
+                )
                 tokens[image, sample, position], scores[image, sample, position] = chosen, logprobs[chosen]
                 if chosen == captioner.eos_token_id:
                     break
@@ -88,28 +90,53 @@ def test_what_comes_after_a_caption_is_not_computed_and_changes_nothing(case):
 
 
 @torch.no_grad()
-def test_captions_that_have_ended_are_decoded_no_further(case, monkeypatch):
+@pytest.mark.parametrize("temperature", [1.5, 0.7])
+def test_a_row_is_decoded_for_each_different_prefix_that_has_not_ended(case, monkeypatch, temperature):
     captioner, inputs = case
-    captioner.policy.norm.bias.add_(3 * captioner.policy.lm_head.weight[captioner.eos_token_id])  # they do end
-    decoding = Decoding(num_samples=6, max_new_tokens=16, temperature=1.5)
+    captioner.policy.norm.bias.add_(3 * captioner.policy.lm_head.weight[captioner.eos_token_id])  # captions do end
+    decoding = Decoding(num_samples=6, max_new_tokens=16, temperature=temperature)
     noise = sampling_noise(0, 0, ["a", "b", "c"], 6, 16)
 
     def decode(leaving):
         monkeypatch.setattr("rl_caption.captioners.decoding.LEAVING", leaving)
         rows = []
-        hook = captioner.policy.lm_head.register_forward_hook(lambda module, args, out: rows.append(len(out)))
+        hook = captioner.policy.lm_head.register_forward_hook(
+            lambda module, args, out: rows.append(len(out.squeeze(1)))
+        )
         tokens = captioner.generate(captioner.policy, inputs, decoding, noise)
         hook.remove()
         return tokens, rows
 
-    together, all_rows = decode(2.0)
-    tokens, rows = decode(1 / 8)
-    assert torch.equal(tokens, together)
-    assert all_rows == [21] * len(rows)
-    going_on = [21, *(int(count) for count in caption_mask(tokens, 2)[..., 1:].flatten(0, 1).sum(0))]
-    assert going_on[-1] < 16
-    assert rows != all_rows
-    assert all(alive <= count < alive * 8 / 7 + 1 for count, alive in zip(rows, going_on, strict=True))
+    tokens, rows = decode(0.0)
+    mask = caption_mask(tokens, captioner.eos_token_id)
+    going_on = [3]
+    for length in range(1, tokens.shape[-1]):
+        of = [
+            (image, tuple(ids)) for image in range(3) for ids in tokens[image, mask[image, :, length], :length].tolist()
+        ]
+        going_on.append(len(set(of)))
+    assert rows == going_on
+    assert rows[1] < 21, "some captions begin alike"
+    assert rows[-1] < max(rows), "and some end before others"
+    expected, _ = decode_with_scores(captioner, inputs, decoding, noise)
+    assert torch.equal(tokens[:, :6], expected[..., : tokens.shape[-1]])
+    fewer_moves, more_rows = decode(1 / 2)
+    assert torch.equal(fewer_moves, tokens)
+    assert sum(more_rows) > sum(rows)
+
+
+def test_with_dropout_equal_beginnings_are_decoded_apart():
+    captioner = tiny_captioner(dropout=0.5)
+    inputs = captioner.preprocess(tiny_rows(3))
+    decoding = Decoding(num_samples=40, with_greedy=False, temperature=1e-4, max_new_tokens=8)
+    noise = sampling_noise(0, 0, ["a", "b", "c"], 40, 8)
+    captioner.policy.train()
+    noisy = captioner.generate(captioner.policy, inputs, decoding, noise)
+    captioner.policy.eval()
+    still = captioner.generate(captioner.policy, inputs, decoding, noise)
+    different = [[len(image.unique(dim=0)) for image in tokens] for tokens in (noisy, still)]
+    assert different[1] == [1, 1, 1]
+    assert min(different[0]) > 5
 
 
 def test_a_cache_with_room_holds_what_transformers_own_holds():
@@ -154,9 +181,9 @@ def test_beam_search_finds_captions_at_least_as_likely_as_greedy(case):
 def test_sampling_follows_the_full_distribution():
     """Chi-squared of 50,000 draws against the softmax, over all tokens."""
     torch.manual_seed(0)
-    logits = torch.randn(1, 30).repeat(50_000, 1)
-    noise = sampling_noise(3, 0, ["x"], 50_000, 1).flatten()
-    counts = torch.bincount(sample_tokens(logits, noise, 1.3), minlength=30)
+    logits = torch.randn(1, 30)
+    noise = sampling_noise(3, 0, ["x"], 50_000, 1).squeeze(-1)
+    counts = torch.bincount(sample_tokens(logits, noise, 1.3)[0], minlength=30)
     expected = (logits[0] / 1.3).softmax(-1) * 50_000
     statistic = float(((counts - expected) ** 2 / expected).sum())
     assert statistic < 58.3, "99.9 % quantile of chi-squared with 29 degrees of freedom"

@@ -74,7 +74,7 @@ def sample_slowly(captioner, inputs, noise, temperature):
             if sample == 0 and position == image:
                 end = captioner.eos_token_id
                 noise[image, sample, position] = probabilities[:end].sum() + probabilities[end] / 2
-            chosen = int(sample_tokens(logits[None], noise[image, sample, position][None], temperature))
+            chosen = int(sample_tokens(logits[None], noise[image, sample, position].view(1, 1), temperature))
             tokens[image, sample, position] = chosen
             scores[image, sample, position] = probabilities.log()[chosen]
             if chosen == captioner.eos_token_id:

@@ -14,6 +14,7 @@ from transformers import BartConfig, RobertaConfig, TrOCRConfig, VisionEncoderDe
 
 from rl_caption.captioners.adaptation import add_lora, checkpoint_layers
 from rl_caption.captioners.base import CaptionerError
+from rl_caption.captioners.decoding import Prefixes
 from rl_caption.captioners.families import family_of
 from rl_caption.captioners.families.base import Conventions
 from rl_caption.captioners.hf_policy import HuggingFacePolicy
@@ -135,32 +136,30 @@ def test_the_output_layer_computes_the_positions_that_are_asked_for(
 
 
 @torch.no_grad()
-def test_captions_that_leave_change_nothing_for_those_that_stay(
+def test_prefixes_that_part_leave_or_change_places_change_nothing(
     every: HuggingFacePolicy, pixels: Tensor, ids: Tensor
 ) -> None:
-    whole = every(pixel_values=pixels, token_ids=ids).flatten(0, 1)
-    first, memory = every(pixel_values=pixels, captions=K, max_tokens=L)
-    assert torch.allclose(first, whole[:, 0], atol=1e-4)
-    # All; some of every image; those of two images, unevenly; those of one image; one caption.
-    for position, kept in enumerate([[*range(B * K)], [0, 1, 2, 5, 6, 10, 11], [1, 5, 6], [5, 6], [6]]):
-        rows = torch.tensor(kept)
-        logits = every(token_ids=ids.flatten(0, 1)[rows, position], memory=memory, rows=rows)
-        assert torch.allclose(logits, whole[rows, position + 1], atol=1e-4), kept
-        assert {layer.keys.shape[0] for layer in memory.tokens.layers} == {len(kept)}
+    first, memory = every(pixel_values=pixels, max_tokens=L)
+    known = [[image, []] for image in range(B)]
+    # Beginnings part; go on; change places within their image, as beams do; leave; one image and one caption are left.
+    for position, origins in enumerate(
+        [[0, 0, 0, 1, 1, 2], None, [1, 1, 0, 4, 3, 5, 5], [0, 2, 3, 4, 4, 6], [2, 3, 3], [1]]
+    ):
+        before = list(range(len(known))) if origins is None else origins
+        tokens = ids.flatten(0, 1)[: len(before), position]
+        known = [
+            [known[origin][0], [*known[origin][1], int(token)]] for origin, token in zip(before, tokens, strict=True)
+        ]
+        images = torch.tensor([image for image, _ in known])
+        origin = None if origins is None else torch.tensor(origins)
+        logits = every(prefixes=Prefixes(tokens, origin, images), memory=memory)
+        for row, (image, prefix) in enumerate(known):
+            whole = every(pixel_values=pixels[image : image + 1], token_ids=torch.tensor([[[*prefix, 5]]]))
+            assert torch.allclose(logits[row], whole[0, 0, -1], atol=1e-4), (position, row)
+            assert torch.allclose(first[image], whole[0, 0, 0], atol=1e-4)
+        assert {layer.keys.shape[0] for layer in memory.tokens.layers} == {len(known)}
     if memory.shared:
         assert {layer.keys.shape[0] for layer in memory.cache.cross_attention_cache.layers} == {1}
-
-
-@torch.no_grad()
-def test_beams_go_on_from_other_beams_of_their_image(every: HuggingFacePolicy, pixels: Tensor, ids: Tensor) -> None:
-    _, memory = every(pixel_values=pixels, captions=K, max_tokens=L)
-    flat = ids.flatten(0, 1)
-    every(token_ids=flat[:, 0], memory=memory)
-    origin = torch.tensor([1, 1, 0, 3, 4, 4, 4, 4, 11, 10, 9, 8])
-    memory.reorder(origin)
-    logits = every(token_ids=flat[:, 1], memory=memory)
-    prefixes = torch.stack([flat[origin, 0], flat[:, 1], flat[:, 2]], -1).unflatten(0, (B, K))
-    assert torch.allclose(logits, every(pixel_values=pixels, token_ids=prefixes)[:, :, 2].flatten(0, 1), atol=1e-4)
 
 
 def cache_bytes(cache: Any) -> int:
@@ -173,8 +172,9 @@ def test_the_cache_holds_an_image_once_whatever_the_number_of_captions(
 ) -> None:
     sizes = []
     for captions in (1, K):
-        _, memory = shared(pixel_values=pixels, captions=captions, max_tokens=L)
-        shared(token_ids=torch.full((B * captions,), 5), memory=memory)
+        _, memory = shared(pixel_values=pixels, max_tokens=L)
+        images = torch.arange(B).repeat_interleave(captions)
+        shared(prefixes=Prefixes(torch.full((B * captions,), 5), images, images), memory=memory)
         sizes.append((cache_bytes(memory.cache.cross_attention_cache), cache_bytes(memory.tokens)))
     layers, states, width = 2, (SIDE // VISION["patch_size"]) ** 2 + 1, 32
     assert sizes[0][0] == sizes[1][0] == 2 * layers * B * states * width * 4

@@ -10,18 +10,15 @@ Scale: scores here are in [0, 10], as the toolkit's are. Papers print the toolki
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tqdm import tqdm
-
 from rewards.base import as_texts, checked_scores, required_column
 from rewards.text.document_frequency import EOS, DocumentFrequencies, NGram, ngram_counts
 from rewards.text.legacy_pickle import load_legacy_pickle
-from rewards.text.packed_cider import PackedCiderD, can_pack
+from rewards.text.packed_cider import PackedCiderD
 from rewards.text.references import reference_lists
 from rewards.text.tokenize import TOKENIZER, tokenize
 
@@ -183,7 +180,7 @@ class CiderD:
         eos: bool = True,
         n: int = 4,
         sigma: float = 6.0,
-        cache_images: int = 4096,
+        cache_images: int = 200_000,
     ) -> None:
         """Choose the document frequencies.
 
@@ -194,7 +191,8 @@ class CiderD:
             eos: EOS is a token.
             n: longest n-grams, at least 1.
             sigma: width of the length penalty in tokens, above 0.
-            cache_images: images whose weighted references are kept (about 50 kB each), least recently used out first.
+            cache_images: images whose references are kept (about 2.5 kB each), least recently used out first. An epoch
+                comes to each image once: what holds fewer than the training images saves nothing.
 
         Raises:
             ValueError: a parameter is out of range, or ``df`` was counted with other tokens, EOS or n-gram orders.
@@ -207,7 +205,6 @@ class CiderD:
         self.eos, self.n, self.sigma, self.cache_images = eos, n, sigma, cache_images
         if self.df is not None:
             self._check_df(self.df)
-        self._cache: OrderedDict[tuple[str, ...], ReferenceVectors] = OrderedDict()
 
     @property
     def signature(self) -> str:
@@ -227,9 +224,7 @@ class CiderD:
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle without what can be made again."""
-        state = {**self.__dict__, "_cache": OrderedDict()}
-        state.pop("_packed", None)
-        return state
+        return {name: value for name, value in self.__dict__.items() if name != "_packed"}
 
     def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
         """Score N captions.
@@ -251,40 +246,18 @@ class CiderD:
         ends = self._ends(columns, len(texts))
         if not texts:
             return []
-        candidates = [[*tokenize(text), *end] for text, end in zip(texts, ends, strict=True)]
-        scores = self._at_once(candidates, keys)
-        if scores is None:
-            scores = self._one_by_one(candidates, keys, columns)
+        packed = self._packed
+        if packed is None:
+            packed = PackedCiderD(self._df_of_call(keys, columns), self.n, self.sigma, len(texts))
+        images = packed.references(keys, self._reference_tokens)
+        candidates = packed.numbers([[*tokenize(text), *end] for text, end in zip(texts, ends, strict=True)])
+        scores = packed.scores(candidates, [images[key] for key in keys])
         # Rounding may exceed the largest score in the last digit.
         return checked_scores(self, [min(score, self.bounds[1]) for score in scores], len(texts))
 
     @cached_property
     def _packed(self) -> PackedCiderD | None:
-        if self.df is None or not can_pack(self.df, self.n):
-            return None
-        return PackedCiderD(self.df, self.n, self.sigma, self.cache_images)
-
-    def _at_once(self, candidates: Sequence[Tokens], keys: Sequence[tuple[str, ...]]) -> list[float] | None:
-        """Scores of all, equal to those of ``_one_by_one``; None where n-grams or words do not allow it."""
-        if self._packed is None:
-            return None
-        images = {}
-        for key in dict.fromkeys(keys):
-            packed = self._packed.cached(key) or self._packed.references(key, self._reference_tokens(key))
-            if packed is None:
-                return None
-            images[key] = packed
-        return self._packed.scores(candidates, [images[key] for key in keys])
-
-    def _one_by_one(
-        self, candidates: Sequence[Tokens], keys: Sequence[tuple[str, ...]], columns: Mapping[str, Any]
-    ) -> list[float]:
-        df, cache = (self.df, self._cache) if self.df is not None else (self._df_of_call(keys, columns), OrderedDict())
-        rows = tqdm(candidates, "CIDEr-D", unit="caption", leave=False, delay=2, disable=None)
-        return [
-            similarity(candidate, self._vectors(key, df, cache), df, self.n, self.sigma)
-            for candidate, key in zip(rows, keys, strict=True)
-        ]
+        return None if self.df is None else PackedCiderD(self.df, self.n, self.sigma, self.cache_images)
 
     def _ends(self, columns: Mapping[str, Any], count: int) -> list[list[str]]:
         if not self.eos:
@@ -301,19 +274,6 @@ class CiderD:
         return DocumentFrequencies.from_references(
             ([tokenize(caption) for caption in captions] for captions in images.values()), eos=self.eos, n=self.n
         )
-
-    def _vectors(
-        self, key: tuple[str, ...], df: DocumentFrequencies, cache: OrderedDict[tuple[str, ...], ReferenceVectors]
-    ) -> ReferenceVectors:
-        vectors = cache.get(key)
-        if vectors is None:
-            vectors = reference_vectors(self._reference_tokens(key), df, self.n)
-            cache[key] = vectors
-            if len(cache) > self.cache_images:
-                cache.popitem(last=False)
-        else:
-            cache.move_to_end(key)
-        return vectors
 
     def _reference_tokens(self, captions: Sequence[str]) -> list[list[str]]:
         end = [EOS] if self.eos else []

@@ -7,20 +7,18 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
 from tqdm import tqdm
 
+from rewards.text.ngram_table import Array, NGram, NGramTable, count_documents, numbered, table_of_counts, table_of_rows
 from rewards.text.tokenize import TOKENIZER
 
 EOS = "<eos>"
 """The end-of-sentence token, where it counts as a word."""
-
-NGram = tuple[str, ...]
 
 
 def ngram_counts(tokens: Sequence[str], n: int = 4) -> dict[NGram, int]:
@@ -40,7 +38,11 @@ def ngram_counts(tokens: Sequence[str], n: int = 4) -> dict[NGram, int]:
 class DocumentFrequencies:
     """Immutable n-gram document frequencies. Looking up an unknown n-gram gives 0 and stores nothing.
 
+    They are held in arrays (``table``). The first look-up of a single n-gram makes a dict of all, which takes about
+    ten times the memory; scorers of many captions use the arrays.
+
     Attributes:
+        table: the n-grams and their counts.
         documents: number of documents (images, or captions).
         log_documents: its natural logarithm, as the scorer uses it.
         n: longest n-grams that are counted.
@@ -50,7 +52,7 @@ class DocumentFrequencies:
     """
 
     __slots__ = (
-        "_counts",
+        "_by_ngram",
         "_fingerprint",
         "_inverse_by_count",
         "document",
@@ -58,22 +60,24 @@ class DocumentFrequencies:
         "eos",
         "log_documents",
         "n",
+        "table",
         "tokenizer",
     )
 
+    table: NGramTable
     documents: int
     log_documents: float
     n: int
     eos: bool
     tokenizer: str
     document: str
-    _counts: dict[NGram, float]
+    _by_ngram: dict[NGram, float] | None
     _inverse_by_count: dict[float, float]
     _fingerprint: str | None
 
     def __init__(
         self,
-        counts: Mapping[NGram, float],
+        counts: Mapping[NGram, float] | NGramTable,
         log_documents: float,
         *,
         n: int = 4,
@@ -84,25 +88,28 @@ class DocumentFrequencies:
         """Wrap counts that exist already; ``from_references`` makes them.
 
         Raises:
-            ValueError: ``document`` is unknown, ``log_documents`` is not the logarithm of at least one document, or an
-                n-gram is counted in more documents than there are (counts and number are of different corpora).
+            ValueError: ``document`` is unknown, ``log_documents`` is not the logarithm of at least one document, an
+                n-gram has more than ``n`` words, or is counted in more documents than there are (counts and number
+                are of different corpora).
         """
         if document not in ("image", "caption"):
             raise ValueError(f"document is {document!r}: expected 'image' or 'caption'")
         if not (math.isfinite(log_documents) and log_documents >= 0):
             raise ValueError(f"log_documents is {log_documents!r}: expected the logarithm of one document or more")
         documents = round(math.exp(log_documents))
-        if counts and max(counts.values()) > documents:
-            ngram, count = max(counts.items(), key=lambda item: item[1])
+        table = counts if isinstance(counts, NGramTable) else table_of_counts(counts, n)
+        if table.counts.max(initial=0) > documents:
+            ngram, count = table.most_frequent()
             raise ValueError(
                 f"n-gram {ngram} occurs in {count} of {documents} documents: the counts and the number of documents "
                 "are not of one corpus"
             )
         values = {
-            "_counts": dict(counts),
+            "_by_ngram": None,
             # The logarithm is NumPy's, once per distinct count, so that scores equal the reference scorer's to the bit.
             "_inverse_by_count": {
-                count: float(log_documents - np.log(max(1.0, float(count)))) for count in {0, *counts.values()}
+                count: float(log_documents - np.log(max(1.0, float(count))))
+                for count in {0, *numbered(table.counts)[1].tolist()} - {-1}
             },
             "_fingerprint": None,
             "document": document,
@@ -110,8 +117,11 @@ class DocumentFrequencies:
             "eos": eos,
             "log_documents": float(log_documents),
             "n": n,
+            "table": table,
             "tokenizer": tokenizer,
         }
+        for array in (table.keys, table.counts):
+            array.flags.writeable = False
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
@@ -138,22 +148,13 @@ class DocumentFrequencies:
         Raises:
             ValueError: there is no caption.
         """
-        end = [EOS] if eos else []
-        counts: dict[NGram, int] = {}
-        documents = 0
-        for captions in tqdm(references, "document frequencies", unit="image", leave=False, delay=2, disable=None):
-            parts = [captions] if document == "image" else [[caption] for caption in captions]
-            for part in parts:
-                documents += 1
-                seen: dict[NGram, None] = {}
-                for tokens in part:
-                    seen.update(dict.fromkeys(ngram_counts([*tokens, *end], n)))
-                for ngram in seen:
-                    counts[ngram] = counts.get(ngram, 0) + 1
+        images = tqdm(references, "document frequencies", unit="image", leave=False, delay=2, disable=None)
+        parts = images if document == "image" else ([caption] for captions in images for caption in captions)
+        table, documents = count_documents(parts, n, [EOS] if eos else [])
         if documents == 0:
             raise ValueError("document frequencies need at least one image with captions; there is none")
         logarithm = float(np.log(float(documents)))
-        return cls(counts, logarithm, n=n, eos=eos, tokenizer=tokenizer, document=document)
+        return cls(table, logarithm, n=n, eos=eos, tokenizer=tokenizer, document=document)
 
     def __getitem__(self, ngram: NGram) -> float:
         """Return the number of documents with this n-gram, 0 for an unknown one."""
@@ -165,7 +166,7 @@ class DocumentFrequencies:
 
     def __len__(self) -> int:
         """Return the number of different n-grams."""
-        return len(self._counts)
+        return len(self.table)
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Refuse: every score depends on these numbers."""
@@ -173,7 +174,7 @@ class DocumentFrequencies:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by content."""
-        return _rebuild, (self._counts, self.log_documents, self.n, self.eos, self.tokenizer, self.document)
+        return _rebuild, (self.table, self.log_documents, self.n, self.eos, self.tokenizer, self.document)
 
     def __repr__(self) -> str:
         """Describe the corpus in one line."""
@@ -186,13 +187,29 @@ class DocumentFrequencies:
         """Return ln(documents) - ln(max(1, document frequency)) of an n-gram; unknown ones get ln(documents)."""
         return self._inverse_by_count[self._counts.get(ngram, 0)]
 
+    def inverses(self) -> Array:
+        """``inverse`` of the n-gram of every place of ``table``, float64."""
+        index, unique = numbered(self.table.counts)
+        by_count = [self._inverse_by_count[max(count, 0)] for count in unique.tolist()]
+        return np.array(by_count, np.float64)[index]
+
+    def items(self) -> Iterator[tuple[NGram, float]]:
+        """Every n-gram with the number of documents that have it, by length, then by words."""
+        return iter(self._counts.items())
+
     def words(self) -> list[str]:
         """Every word of the n-grams, sorted."""
-        return sorted(set(chain.from_iterable(self._counts)))
+        return list(self.table.words)
 
-    def ngrams(self, order: int) -> list[NGram]:
-        """The n-grams of ``order`` words."""
-        return [ngram for ngram in self._counts if len(ngram) == order]
+    @property
+    def _counts(self) -> dict[NGram, float]:
+        if self._by_ngram is None:
+            counts: dict[NGram, float] = {}
+            for order in range(1, self.table.n + 1):
+                counts.update(zip(self.table.ngrams(order), self.table.rows(order)[1].tolist(), strict=True))
+            object.__setattr__(self, "_by_ngram", counts)
+        assert self._by_ngram is not None
+        return self._by_ngram
 
     @property
     def fingerprint(self) -> str:
@@ -231,12 +248,15 @@ class DocumentFrequencies:
                 arrays = {name: stored[name] for name in stored.files}
             fingerprint = arrays.pop("fingerprint").tobytes().decode()
             header = json.loads(arrays["header"].tobytes())
-            words = arrays["vocabulary"].tobytes().decode().split("\n")
-            counts: dict[NGram, float] = {}
-            for order in range(1, header["n"] + 1):
-                numbers = _whole_if_possible(arrays[f"counts_{order}"])
-                for row, count in zip(arrays[f"ngrams_{order}"].tolist(), numbers, strict=True):
-                    counts[tuple(words[index] for index in row)] = count
+            orders = range(1, header["n"] + 1)
+            vocabulary = arrays["vocabulary"].tobytes().decode()
+            found = _digest(arrays)
+            if found == fingerprint:
+                table = table_of_rows(
+                    vocabulary.split("\n") if vocabulary else [],
+                    [arrays.pop(f"ngrams_{order}") for order in orders],
+                    [arrays.pop(f"counts_{order}") for order in orders],
+                )
         except FileNotFoundError:
             raise
         except (OSError, ValueError, KeyError, IndexError, AttributeError) as error:
@@ -244,11 +264,10 @@ class DocumentFrequencies:
                 f"{path} does not hold document frequencies: {error}. Expected a file written by "
                 "DocumentFrequencies.save; use load_legacy_pickle for pickles of other packages"
             ) from error
-        found = _digest(arrays)
         if found != fingerprint:
             raise ValueError(f"{path} is damaged: its content has fingerprint {found}, it was saved as {fingerprint}")
         made = cls(
-            counts,
+            table,
             header["log_documents"],
             n=header["n"],
             eos=header["eos"],
@@ -261,26 +280,20 @@ class DocumentFrequencies:
     def _arrays(self) -> dict[str, np.ndarray]:
         """Return the content in a canonical order: sorted vocabulary, sorted n-grams."""
         header = {name: getattr(self, name) for name in ("log_documents", "n", "eos", "tokenizer", "document")}
-        words = self.words()
-        index = {word: number for number, word in enumerate(words)}
         arrays = {
             "header": _bytes_array(json.dumps(header, sort_keys=True)),
-            "vocabulary": _bytes_array("\n".join(words)),
+            "vocabulary": _bytes_array("\n".join(self.table.words)),
         }
         for order in range(1, self.n + 1):
-            ngrams = self.ngrams(order)
-            rows = np.array([[index[word] for word in ngram] for ngram in ngrams], dtype=np.int32).reshape(-1, order)
-            counts = np.array([self._counts[ngram] for ngram in ngrams], dtype=np.float64)
-            ranks = np.lexsort(rows.T[::-1])
-            arrays[f"ngrams_{order}"] = np.ascontiguousarray(rows[ranks])
-            arrays[f"counts_{order}"] = np.ascontiguousarray(counts[ranks])
+            rows, counts = self.table.rows(order)
+            arrays[f"ngrams_{order}"], arrays[f"counts_{order}"] = rows, counts.astype(np.float64)
         return arrays
 
 
 def _rebuild(
-    counts: dict[NGram, float], log_documents: float, n: int, eos: bool, tokenizer: str, document: str
+    table: NGramTable, log_documents: float, n: int, eos: bool, tokenizer: str, document: str
 ) -> DocumentFrequencies:
-    return DocumentFrequencies(counts, log_documents, n=n, eos=eos, tokenizer=tokenizer, document=document)
+    return DocumentFrequencies(table, log_documents, n=n, eos=eos, tokenizer=tokenizer, document=document)
 
 
 def _bytes_array(text: str) -> np.ndarray:
@@ -291,10 +304,5 @@ def _digest(arrays: dict[str, np.ndarray]) -> str:
     digest = hashlib.sha256()
     for name in sorted(arrays):
         digest.update(f"{name}{arrays[name].dtype.str}{arrays[name].shape}".encode())
-        digest.update(arrays[name].tobytes())
+        digest.update(np.ascontiguousarray(arrays[name]).data)
     return digest.hexdigest()[:16]
-
-
-def _whole_if_possible(counts: np.ndarray) -> list[Any]:
-    """Python ints where all counts are whole: small ones are shared objects, which saves memory."""
-    return counts.astype(np.int64).tolist() if np.array_equal(counts, np.floor(counts)) else counts.tolist()

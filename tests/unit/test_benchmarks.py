@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import __main__ as every
-from benchmarks import cider, loading, scst_step
+from benchmarks import cider, coco_scale, loading, scst_step
 from benchmarks.harness import Timing
 from tests.captioners_for_tests import SHAPE
 
@@ -33,6 +33,20 @@ def test_self_critical_step_and_both_baselines_run() -> None:
     shares = [row.ratio for row in rows[2:]]
     assert len(shares) == len(scst_step.PHASES)
     assert sum(shares) == pytest.approx(1.0)
+
+
+def test_document_frequencies_of_a_small_corpus_both_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def here(task: str, variant: str, folder: Path, timing: Timing, images: int) -> dict[str, float]:
+        if task == "cache":
+            return coco_scale.cache_figures(folder, images)
+        return coco_scale.child(task, variant, folder, timing.cpu_time)
+
+    monkeypatch.setattr(coco_scale, "run", here)
+    rows = coco_scale.measure(160, None, Timing(repeats=1), tmp_path)
+    assert {"dict of tuples", "pickle", "pycocoevalcap's scorer"} < {row.baseline for row in rows}
+    assert "160 images" in rows[0].detail
+    with pytest.raises(SystemExit):
+        coco_scale.main(["--images", "3"])
 
 
 @pytest.mark.parametrize(("options", "said"), [(["--repeats", "0"], "--repeats is 0"), (["--cpu-time"], "--threads 1")])

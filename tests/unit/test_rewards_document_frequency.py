@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 import os
 import pickle
-from collections import defaultdict
+import random
+from collections import Counter, defaultdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from rewards.text.document_frequency import EOS, DocumentFrequencies
+from rewards.text import ngram_table
+from rewards.text.document_frequency import EOS, DocumentFrequencies, ngram_counts
 from rewards.text.legacy_pickle import load_legacy_pickle
 
 CORPUS = [[["a", "dog"], ["a", "red", "dog"]], [["a", "cat"]], [["the", "café"]]]
@@ -19,6 +22,42 @@ CORPUS = [[["a", "dog"], ["a", "red", "dog"]], [["a", "cat"]], [["the", "café"]
 
 def counted(document: str = "image", eos: bool = False) -> DocumentFrequencies:
     return DocumentFrequencies.from_references(CORPUS, document=document, eos=eos)  # type: ignore[arg-type]
+
+
+def counted_plainly(corpus: list[list[list[str]]], document: str, n: int) -> dict[tuple[str, ...], int]:
+    """What the definition says, n-gram by n-gram."""
+    parts = corpus if document == "image" else [[caption] for captions in corpus for caption in captions]
+    found: Counter[tuple[str, ...]] = Counter()
+    for part in parts:
+        found.update({ngram for tokens in part for ngram in ngram_counts(tokens, n)})
+    return dict(found)
+
+
+@pytest.mark.parametrize("document", ["image", "caption"])
+@pytest.mark.parametrize("chunk", [1, 7, 1 << 20])
+def test_counts_are_those_of_the_definition(document: Any, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ngram_table, "CHUNK_TOKENS", chunk)
+    source = random.Random(chunk)
+    words = [f"w{number}" for number in range(6)]
+    corpus = [[source.choices(words, k=source.randint(0, 7)) for _ in range(source.randint(0, 4))] for _ in range(30)]
+    df = DocumentFrequencies.from_references(corpus, document=document, eos=False, n=5)
+    expected = counted_plainly(corpus, document, 5)
+    assert dict(df.items()) == expected
+    assert [(df[ngram], df.inverse(ngram)) for ngram in expected] == [
+        (count, df.log_documents - np.log(max(1.0, float(count)))) for count in expected.values()
+    ]
+    assert DocumentFrequencies(expected, df.log_documents, n=5, eos=False, document=document).fingerprint == (
+        df.fingerprint
+    )
+
+
+def test_fingerprint_and_file_of_earlier_versions(tmp_path: Path) -> None:
+    # Recorded with version 0.1.0 when it held a dict of tuples (commit dc70266).
+    assert (counted().fingerprint, counted(eos=True).fingerprint) == ("d545c617ded3d0d0", "b3e7a3c7f54333cc")
+    df = DocumentFrequencies({("a",): 2.5, ("b", "a"): 1}, math.log(7), n=2, eos=False, tokenizer="mine")
+    assert df.fingerprint == "f7090c3bca2a6379"
+    df.save(tmp_path / "df.npz")
+    assert dict(DocumentFrequencies.load(tmp_path / "df.npz").items()) == {("a",): 2.5, ("b", "a"): 1}
 
 
 def test_an_ngram_counts_once_per_image_or_once_per_caption() -> None:
@@ -43,6 +82,8 @@ def test_looking_up_stores_nothing_and_nothing_can_be_set() -> None:
         assert df["unseen", str(index)] == 0
         assert df.inverse(("unseen", str(index))) == math.log(3)
     assert len(df) == before
+    with pytest.raises(ValueError, match="read-only"):
+        df.table.counts[0] = 5
     with pytest.raises(AttributeError, match="immutable"):
         df.documents = 5
     with pytest.raises(TypeError):
@@ -54,7 +95,7 @@ def test_saved_and_loaded_is_the_same(tmp_path: Path) -> None:
     path = tmp_path / "new" / "df.npz"
     df.save(path)
     loaded = DocumentFrequencies.load(path)
-    assert loaded._counts == df._counts
+    assert dict(loaded.items()) == dict(df.items())
     for name in ("documents", "log_documents", "n", "eos", "tokenizer", "document", "fingerprint"):
         assert getattr(loaded, name) == getattr(df, name)
     assert [entry.name for entry in path.parent.iterdir()] == ["df.npz"]
@@ -108,8 +149,10 @@ def test_impossible_corpora_are_refused() -> None:
         DocumentFrequencies.from_references([], eos=False)
     with pytest.raises(ValueError, match="'sentence'"):
         DocumentFrequencies({}, 1.0, eos=False, document="sentence")
-    with pytest.raises(ValueError, match="occurs in 9 of 3 documents"):
-        DocumentFrequencies({("a",): 9}, math.log(3), eos=False)
+    with pytest.raises(ValueError, match=r"n-gram \('a', 'b'\) occurs in 9 of 3 documents"):
+        DocumentFrequencies({("a",): 3, ("a", "b"): 9, ("b", "a"): 2}, math.log(3), eos=False)
+    with pytest.raises(ValueError, match=r"n-gram \('a', 'b'\) has 2 words: expected 1 to n = 1"):
+        DocumentFrequencies({("a", "b"): 1}, math.log(3), eos=False, n=1)
 
 
 # pickles of other packages
@@ -117,7 +160,7 @@ def test_impossible_corpora_are_refused() -> None:
 
 def legacy(ref_len: object, eos: bool = False) -> dict[str, object]:
     counts: dict[tuple[str, ...], float] = defaultdict(float)
-    counts.update({ngram: float(count) for ngram, count in counted(eos=eos)._counts.items()})
+    counts.update({ngram: float(count) for ngram, count in counted(eos=eos).items()})
     return {"document_frequency": counts, "ref_len": ref_len}
 
 
@@ -129,7 +172,7 @@ def test_both_conventions_of_ref_len(ref_len: object, protocol: int, tmp_path: P
     df = load_legacy_pickle(path)
     assert df.documents == 113287
     assert df.log_documents == pytest.approx(math.log(113287), rel=1e-15)
-    assert df._counts == counted()._counts
+    assert dict(df.items()) == dict(counted().items())
     assert not df.eos
 
 

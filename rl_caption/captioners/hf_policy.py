@@ -37,14 +37,14 @@ class Memory:
         """The part of the cache that has a row for every prefix."""
         return self.cache.self_attention_cache if self.shared else self.cache
 
-    def go_on(self, prefixes: Prefixes) -> None:
-        """Keep what ``prefixes`` go on from, in their order."""
-        if prefixes.origin is None:
+    def go_on(self, origin: Tensor | None, image: Tensor) -> None:
+        """Keep what prefixes of the images [M] go on from, in their order; see ``Prefixes``."""
+        if origin is None:
             return
-        self.tokens.batch_select_indices(prefixes.origin)
+        self.tokens.batch_select_indices(origin)
         if not self.shared:
             return
-        image = torch.searchsorted(self.images, prefixes.image)
+        image = torch.searchsorted(self.images, image)
         left = image.unique()
         if 2 * len(left) <= len(self.images):  # not every time: the keys and values of images are large
             self.cache.cross_attention_cache.batch_select_indices(left)
@@ -117,7 +117,7 @@ class HuggingFacePolicy(nn.Module):
         """
         if memory is not None:
             assert prefixes is not None
-            memory.go_on(prefixes)
+            memory.go_on(prefixes.origin, prefixes.image)
             return self.family.decode(self.model, memory.states, prefixes.newest.unsqueeze(1), memory.cache)[:, -1]
         assert pixel_values is not None
         states = self._encode(pixel_values)
@@ -139,6 +139,9 @@ class HuggingFacePolicy(nn.Module):
 
     def _score(self, states: Tensor, token_ids: Tensor, mask: Tensor | None) -> Tensor:
         captions, length = token_ids.shape[1:]
+        flat, asked = token_ids.flatten(0, 1), None if mask is None else mask.flatten(0, 1)
+        rows = torch.arange(len(flat), device=flat.device) if asked is None else asked.any(-1).nonzero().squeeze(-1)
+        image = rows // captions
         first: list[Tensor] = []
 
         def keep_last(hidden: Tensor) -> Tensor:
@@ -146,18 +149,17 @@ class HuggingFacePolicy(nn.Module):
             return first[0]
 
         def of_all(hidden: Tensor) -> Tensor:
-            hidden = torch.cat([first[0].repeat_interleave(captions, 0), hidden], dim=1)
-            return hidden if mask is None else hidden[mask.flatten(0, 1)]
+            hidden = torch.cat([first[0][image], hidden], dim=1)
+            return hidden if asked is None else hidden[asked[rows]]
 
         with self._output_of(keep_last):
             logits, memory = self._begin(states, None)
         if length == 1:
             logits = logits.unsqueeze(1).expand(-1, captions, -1).unsqueeze(2)
             return logits if mask is None else logits[mask]
-        memory.tokens.batch_repeat_interleave(captions)
-        before = token_ids.flatten(0, 1)[:, :-1]
+        memory.go_on(image, image)
         with self._output_of(of_all):
-            logits = self.family.decode(self.model, memory.states, before, memory.cache)
+            logits = self.family.decode(self.model, memory.states, flat[rows, :-1], memory.cache)
         return logits if mask is not None else logits.unflatten(0, token_ids.shape[:2])
 
     def _score_whole(self, states: Tensor, token_ids: Tensor, mask: Tensor | None) -> Tensor:

@@ -27,7 +27,7 @@ MASKS = ("attention_mask", "encoder_attention_mask")
 
 @dataclass(frozen=True)
 class Places:
-    """Where M captions stand when some of an image's have ended: image [M], ascending, and place in it [M].
+    """Where M captions stand that are not as many for every image: image [M], ascending, and place in it [M].
 
     Attributes:
         image, slot: of each caption.
@@ -45,13 +45,13 @@ class Places:
         return cls(image, slot, int(slot.max()) + 1)
 
     def together(self, states: Tensor, images: int) -> Tensor:
-        """[M, 1, D] -> [images, width, D], zeros where no caption stands."""
-        grid = states.new_zeros(images, self.width, states.shape[-1])
-        return grid.index_put((self.image, self.slot), states.squeeze(1))
+        """[M, T, D] -> [images, width·T, D], zeros where no caption stands."""
+        grid = states.new_zeros(images, self.width, *states.shape[1:])
+        return grid.index_put((self.image, self.slot), states).flatten(1, 2)
 
     def apart(self, grid: Tensor) -> Tensor:
-        """[images, width, D] -> [M, 1, D]."""
-        return grid[self.image, self.slot].unsqueeze(1)
+        """[images, width·T, D] -> [M, T, D]."""
+        return grid.unflatten(1, (self.width, -1))[self.image, self.slot]
 
 
 class SharedImageCache(EncoderDecoderCache):

@@ -21,6 +21,13 @@ def step(timing: Timing) -> list[Measurement]:
     return scst_step.measure(scst_step.Shapes(), timing, "no")
 
 
+def hf_step(timing: Timing) -> list[Measurement]:
+    """A self-critical step of pretrained captioners against two other loops."""
+    from benchmarks import hf_step as benchmark
+
+    return benchmark.measure_all(timing)
+
+
 def cider(timing: Timing) -> list[Measurement]:
     """CIDEr-D against the reference scorer."""
     from benchmarks import cider as benchmark
@@ -59,6 +66,7 @@ def startup(timing: Timing) -> list[Measurement]:
 
 BENCHMARKS: dict[str, Callable[[Timing], list[Measurement]]] = {
     "step": step,
+    "hf_step": hf_step,
     "cider": cider,
     "l_clip": l_clip,
     "memory": memory,

@@ -1,0 +1,232 @@
+"""A self-critical step of pretrained captioners, in their real shapes with random weights, against the usual loop.
+
+    python -m benchmarks.hf_step [--models blip vit_gpt2] [--device cuda] [--precision bf16] [--images 50] [--json FILE]
+
+BLIP base at 384 pixels and ViT base with GPT-2 at 224; K samples and the greedy caption of each image, at most 20
+tokens, captions as long as people's, CIDEr-D, gradient, clipping, Adam at learning rate 0. The loops against it do the
+same work on the same model: Transformers' ``generate`` for the greedy captions and again for the samples,
+pycocoevalcap's CIDEr, and a second forward pass, with gradient,
+
+- images copied: over the images copied K times, each of which is encoded;
+- states copied: over copies of the states of images that are encoded once.
+
+Peak memory is counted as in ``benchmarks.memory``. The first loop does not fit a GPU at 50 images: ``--copied states``.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate.state import AcceleratorState
+from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers.models import WordLevel
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerFast
+
+from benchmarks.captioner_shapes import blip, vit_gpt2
+from benchmarks.harness import Measurement, Timing, add_timing, faster, report, timed, timing_of
+from benchmarks.memory import MIB, count_peak
+from benchmarks.scst_step import (
+    Bench,
+    Shapes,
+    cider_of,
+    ending_logits,
+    lengths_of,
+    our_step,
+    phase_rows,
+    prepare,
+    random_rows,
+    toolkit_rewards,
+)
+from rl_caption.captioners.base import caption_mask, forbid
+from rl_caption.captioners.families import family_of
+from rl_caption.captioners.hf_policy import HuggingFacePolicy
+from rl_caption.captioners.huggingface import HuggingFaceCaptioner, Processing
+from rl_caption.types import CaptionBatch
+
+COPIED = ("images", "states")
+SHAPES = Shapes(images=2)
+
+
+@torch.no_grad()
+def decided_blip() -> Any:
+    """BLIP base with larger embeddings: else all words would be about as likely, and all positions alike."""
+    model = blip()
+    for module in model.text_decoder.modules():
+        if isinstance(module, nn.Embedding):
+            module.weight *= 5.0
+    return model
+
+
+MODELS: dict[str, tuple[str, Callable[[], Any], int]] = {
+    "blip": ("BLIP base, 384 px", decided_blip, 384),
+    "vit_gpt2": ("ViT + GPT-2, 224 px", vit_gpt2, 224),
+}
+"""Name to what is printed, the model, and the side of its images."""
+
+
+class HuggingFaceBench(Bench):
+    """One model of Transformers, one reward, and batches of it."""
+
+    @torch.no_grad()
+    def encode(self, batch: CaptionBatch) -> None:
+        """The encoder alone, as before decoding; it is a part of that too."""
+        with self.accelerator.autocast():
+            self.policy.family.encode(self.policy.model, **batch.inputs)
+
+
+def build_bench(make: Callable[[], Any], side: int, shapes: Shapes, device: str, precision: str) -> HuggingFaceBench:
+    """Random weights, pixels and captions; captions end as ``shapes`` says."""
+    torch.manual_seed(0)
+    model = make()
+    tokenizer = word_tokenizer(model)
+    family = family_of(model.config.model_type)
+    policy = HuggingFacePolicy(model, family, family.conventions(model, tokenizer, None, ""))
+    policy.to(device).eval()
+    captioner: Any = HuggingFaceCaptioner(policy, Processing(None, tokenizer))
+    pixel_values = torch.randn(shapes.images, 3, side, side, device=device)
+    end_captions(captioner, pixel_values[:4], shapes)
+    AcceleratorState._reset_state()  # another precision than that of a model before
+    accelerator = prepare(policy, device, precision)
+    rows = random_rows([word for word in tokenizer.get_vocab() if word.startswith("word")], shapes.images)
+    return HuggingFaceBench(
+        shapes, accelerator, captioner, cider_of(rows), CaptionBatch(rows, {"pixel_values": pixel_values})
+    )
+
+
+def word_tokenizer(model: Any) -> PreTrainedTokenizerFast:
+    """A word for every token, but for those that begin, end and pad captions."""
+    if model.config.model_type == "blip":
+        text = model.config.text_config
+        special = {"pad_token": text.pad_token_id, "sep_token": text.sep_token_id}
+        size = text.bos_token_id
+    else:
+        size = model.config.decoder.vocab_size
+        special = {"bos_token": size - 2, "eos_token": size - 1}
+        for config in (model.config, model.generation_config):
+            config.decoder_start_token_id = size - 2
+            config.eos_token_id = config.pad_token_id = size - 1
+    names = {token: f"[{name}]" for name, token in special.items()}
+    vocabulary = {names.get(token, f"word{token}"): token for token in range(size)}
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token=next(iter(names.values()))))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **{name: f"[{name}]" for name in special})
+
+
+@torch.no_grad()
+def end_captions(captioner: HuggingFaceCaptioner, pixel_values: Tensor, shapes: Shapes) -> None:
+    """Let EOS become likely with the position: its row of the output layer is fitted by ridge regression."""
+    policy, eos = captioner.policy, captioner.eos_token_id
+    text = policy.family.text_model(policy.model)
+    layer = text.get_output_embeddings()
+    words = sorted({*range(policy.conventions.vocab_size)} - {*captioner.forbidden, eos})
+    drawn = np.random.default_rng(0).choice(words, (len(pixel_values), 8, shapes.tokens))
+    tokens = torch.tensor(drawn, device=pixel_values.device)
+    ending = ending_logits(shapes).to(pixel_values)
+    hidden: list[Tensor] = []
+    hook = layer.register_forward_hook(lambda module, arguments, output: hidden.append(arguments[0]))
+    logits = captioner.token_logits(policy, {"pixel_values": pixel_values}, tokens)
+    hook.remove()
+    logits[..., eos] = -torch.inf
+    wanted = (ending + logits.logsumexp(-1)).flatten().double()
+    states = hidden[-1].flatten(0, 1).double()
+    products = states.T @ states
+    products.diagonal().add_(1e-2 * products.diagonal().mean())
+    layer.weight[eos] = torch.linalg.solve(products, states.T @ wanted).to(layer.weight)
+
+
+def generate_step(bench: Bench, batch: CaptionBatch, copied: str) -> None:
+    """Baseline: ``generate`` twice, pycocoevalcap, a second forward pass over copies of ``images`` or ``states``."""
+    policy, captioner, samples = bench.policy, bench.captioner, bench.shapes.samples
+    pixel_values = batch.inputs["pixel_values"]
+    options = {
+        "pixel_values": pixel_values,
+        "max_new_tokens": bench.shapes.tokens,
+        "suppress_tokens": list(captioner.forbidden),
+    }
+    with torch.no_grad(), bench.accelerator.autocast():
+        best = policy.model.generate(**options, do_sample=False)[:, 1:]
+        drawn = policy.model.generate(**options, do_sample=True, top_k=0, num_return_sequences=samples)
+    tokens = drawn[:, 1:]
+    rewards = toolkit_rewards(bench, batch, captioner.decode(tokens), captioner.decode(best))
+    with bench.accelerator.autocast():
+        if copied == "images":
+            states = policy.family.encode(policy.model, pixel_values.repeat_interleave(samples, 0))
+        else:
+            states = policy.family.encode(policy.model, pixel_values).repeat_interleave(samples, 0)
+        decoder = policy.family.text_model(policy.model)
+        logits = decoder(input_ids=drawn[:, :-1], encoder_hidden_states=states, use_cache=False).logits
+    mask = caption_mask(tokens, captioner.eos_token_id)
+    logprobs = forbid(logits, captioner.forbidden).log_softmax(-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+    loss = -(logprobs * rewards.unsqueeze(1) * mask).sum() / mask.sum()
+    bench.accelerator.backward(loss)
+    bench.update()
+
+
+def measure(
+    models: dict[str, tuple[str, Callable[[], Any], int]],
+    shapes: Shapes,
+    timing: Timing,
+    precision: str,
+    copied: Sequence[str],
+) -> list[Measurement]:
+    """Time and memory of the steps of each model, and the phases of ours."""
+    rows: list[Measurement] = []
+    for label, make, side in models.values():
+        rows += measure_model(
+            build_bench(make, side, shapes, timing.device, precision), label, timing, precision, copied
+        )
+    return rows
+
+
+def measure_all(timing: Timing) -> list[Measurement]:
+    """What ``python -m benchmarks`` shows: few images on a CPU, a usual step in bf16 on a GPU."""
+    if timing.device.startswith("cuda"):
+        return measure(MODELS, replace(SHAPES, images=50), timing, "bf16", ["states"])
+    return measure(MODELS, SHAPES, timing, "no", COPIED)
+
+
+def measure_model(bench: Bench, label: str, timing: Timing, precision: str, copied: Sequence[str]) -> list[Measurement]:
+    """The rows of one model."""
+    batch, ours = bench.batch, f"step, {label}, {bench.shapes.images} images"
+    steps: dict[str, Callable[[Bench, CaptionBatch], None]] = {ours: our_step}
+    steps |= {f"generate twice, {what} copied": partial(generate_step, copied=what) for what in copied}
+    times = timed({name: partial(step, bench, batch) for name, step in steps.items()}, timing, ours)
+    for _ in range(timing.repeats):
+        our_step(bench, batch, phases=True)
+    note = f"; {bench.shapes.samples} samples and the greedy caption, {lengths_of(bench, batch)}, {precision}"
+    rows = [faster(times, ours, name, note) for name in steps if name != ours]
+    rows += phase_rows(bench, ours, timing.repeats)
+    peaks = {name: count_peak(step, bench, batch) for name, step in steps.items()}
+    held = f"; weights, moments and inputs {peaks[ours].held / MIB:.0f} MiB beside"
+    for name in list(steps)[1:]:
+        detail = f"{peaks[ours].step / MIB:.0f} MiB against {peaks[name].step / MIB:.0f} MiB{held}"
+        rows.append(Measurement(f"{ours}: peak memory", name, peaks[name].step / peaks[ours].step, "x less", detail))
+    return rows
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_timing(parser, repeats=3)
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), help="all by default")
+    parser.add_argument("--images", type=int, default=SHAPES.images, help="images of a step")
+    parser.add_argument("--samples", type=int, default=SHAPES.samples, help="captions sampled of each image")
+    parser.add_argument("--length", type=float, default=SHAPES.length, help="mean tokens of a caption")
+    parser.add_argument("--precision", choices=["no", "bf16", "fp16"], default="no", help="of autocast")
+    parser.add_argument("--copied", nargs="+", choices=COPIED, default=list(COPIED), help="loops to compare with")
+    chosen = parser.parse_args(arguments)
+    timing = timing_of(parser, chosen)
+    shapes = replace(SHAPES, images=chosen.images, samples=chosen.samples, length=chosen.length)
+    found = measure({name: MODELS[name] for name in chosen.models}, shapes, timing, chosen.precision, chosen.copied)
+    report(found, chosen.json, chosen.device)
+
+
+if __name__ == "__main__":
+    main()

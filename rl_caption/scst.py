@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -77,6 +77,7 @@ class SelfCriticalTask:
         with dropout_off(self.model, enabled=not self.dropout):
             started = time.perf_counter()
             with whole_weights(self.accelerator, self.model):  # once for all micro-batches
+                batches = [self._encoded(batch) for batch in batches]
                 rollouts = [self._sample(batch, step) for batch in batches]
             sampled = time.perf_counter()
             scores = score_rollouts(self.reward, rollouts, batches, self.accelerator)
@@ -100,6 +101,10 @@ class SelfCriticalTask:
         log.add("time/update", time.perf_counter() - scored)
         self.samples = log_rollout(batches, rollouts, scores, advantages, log)
         return log
+
+    def _encoded(self, batch: CaptionBatch) -> CaptionBatch:
+        with torch.no_grad(), autocast(self.accelerator):
+            return replace(batch, inputs=self.captioner.image_states(self.captioner.policy, batch.inputs))
 
     def _sample(self, batch: CaptionBatch, step: int) -> Rollout:
         with torch.no_grad(), autocast(self.accelerator):

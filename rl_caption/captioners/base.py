@@ -82,6 +82,14 @@ class Captioner(Protocol):
         """Reference captions to token ids with EOS. One that is too long is cut at ``max_tokens``, without EOS."""
         ...
 
+    def image_states(self, policy: nn.Module, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """What ``generate`` and ``token_logits`` may be given instead of ``inputs`` until the weights change.
+
+        Where no weight of the image encoder is trained these are its outputs, so that a step encodes an image once;
+        elsewhere ``inputs`` itself.
+        """
+        ...
+
     def generate(
         self, policy: nn.Module, inputs: dict[str, Tensor], decoding: Decoding, noise: Tensor | None
     ) -> Tensor:

@@ -97,14 +97,18 @@ class HuggingFacePolicy(nn.Module):
         pixel_values: Tensor | None = None,
         token_ids: Tensor | None = None,
         mask: Tensor | None = None,
+        states: Tensor | None = None,
+        encode: bool = False,
         max_tokens: int = 0,
         memory: Memory | None = None,
         prefixes: Prefixes | None = None,
     ) -> Any:
-        """One of three passes.
+        """One of four passes.
 
         Args:
             pixel_values: [B, 3, H, W].
+            states: [B, S, D], of these images, in place of ``pixel_values``.
+            encode: only make these states.
             token_ids: captions [B, K, L] to be scored.
             mask: [B, K, L], the positions to be scored; all by default.
             max_tokens: that are to be decoded, so that the cache has room for them.
@@ -112,15 +116,18 @@ class HuggingFacePolicy(nn.Module):
             prefixes: M of them, with which it goes on.
 
         Returns:
-            Logits [B, K, L, V] of ``token_ids``, or [P, V] of the P positions where ``mask`` is True; or, to start a
-            decode, logits [B, V] of the first token and the memory; or, to go on, logits [M, V] of the next token.
+            Logits [B, K, L, V] of ``token_ids``, or [P, V] of the P positions where ``mask`` is True; or states; or, to
+            start a decode, logits [B, V] of the first token and the memory; or, to go on, logits [M, V] of the next.
         """
         if memory is not None:
             assert prefixes is not None
             memory.go_on(prefixes.origin, prefixes.image)
             return self.family.decode(self.model, memory.states, prefixes.newest.unsqueeze(1), memory.cache)[:, -1]
-        assert pixel_values is not None
-        states = self._encode(pixel_values)
+        if states is None:
+            assert pixel_values is not None
+            states = self._encode(pixel_values)
+        if encode:
+            return states
         if token_ids is None:
             with self._output_of(_last):
                 return self._begin(states, len(self.conventions.start) + max_tokens)

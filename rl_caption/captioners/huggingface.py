@@ -79,6 +79,8 @@ class HuggingFaceCaptioner:
         self.processing = processing
         self.prompt = prompt
         self.name = name
+        self.encoder_trained: bool | None = None
+        """Whether a gradient flows into the image's states; None until somebody looks."""
         self.adapters: Any = None
         """Configuration of the adapters, where they are exported alone, too."""
         self.family = policy.family
@@ -196,6 +198,17 @@ class HuggingFaceCaptioner:
         encoded = self.processing.tokenizer(whole, add_special_tokens=False)["input_ids"]
         return [[*ids[self.prompt_length :], self.eos_token_id][:max_tokens] for ids in encoded]
 
+    def image_states(self, policy: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """States of the images where nothing that they depend on is trained, else ``inputs``; see ``Captioner``."""
+        if self.encoder_trained is None:
+            with torch.enable_grad():
+                some = policy(pixel_values=inputs["pixel_values"][:1], encode=True)
+            self.encoder_trained = bool(some.requires_grad)
+        if self.encoder_trained:
+            return inputs
+        with torch.no_grad():
+            return {"states": policy(pixel_values=inputs["pixel_values"], encode=True)}
+
     def generate(
         self, policy: Any, inputs: dict[str, Tensor], decoding: Decoding, noise: Tensor | None = None
     ) -> Tensor:
@@ -203,16 +216,15 @@ class HuggingFaceCaptioner:
 
         Nothing comes from the model's generation settings: no suppressed tokens, penalties or lengths.
         """
-        pixel_values = inputs["pixel_values"]
         if self.max_tokens is not None:
             decoding = replace(decoding, max_new_tokens=min(decoding.max_new_tokens, self.max_tokens))
-        images = pixel_values.shape[0]
+        images = len(next(iter(inputs.values())))
         memory: Any = None
 
         def next_logits(prefixes: Prefixes | None) -> Tensor:
             nonlocal memory
             if prefixes is None:
-                logits, memory = policy(pixel_values=pixel_values, max_tokens=decoding.max_new_tokens)
+                logits, memory = policy(**inputs, max_tokens=decoding.max_new_tokens)
                 return logits
             return policy(prefixes=prefixes, memory=memory)
 
@@ -225,7 +237,7 @@ class HuggingFaceCaptioner:
         self, model: nn.Module, inputs: dict[str, Tensor], token_ids: Tensor, mask: Tensor | None = None
     ) -> Tensor:
         """Float32 logits [B, K, L, V] of ``token_ids`` [B, K, L], [P, V] where ``mask`` is True; see ``Captioner``."""
-        return forbid(model(pixel_values=inputs["pixel_values"], token_ids=token_ids, mask=mask), self.forbidden)
+        return forbid(model(**inputs, token_ids=token_ids, mask=mask), self.forbidden)
 
     def decode(self, token_ids: Tensor) -> list[str]:
         """Captions [N] of ``token_ids`` [N, L] up to EOS, without prompt and special tokens."""

@@ -16,8 +16,9 @@ from transformers import PreTrainedTokenizerFast
 
 from rewards.text.tokenize import tokenize
 from rl_caption.captioners.base import CaptionerError, Decoding, forbid
+from rl_caption.captioners.configuration import CaptionTransformerConfig
 from rl_caption.captioners.decoding import decode_captions
-from rl_caption.captioners.modeling import CaptionTransformer, CaptionTransformerConfig
+from rl_caption.captioners.modeling import CaptionTransformer
 from rl_caption.captioners.vocabulary import build_vocabulary, is_word_level, load_tokenizer
 from rl_caption.data.base import DataError, Row, load_image
 from rl_caption.data.feature_arrays import pad_features
@@ -135,6 +136,10 @@ class TransformerCaptioner:
         prepared = [" ".join(tokenize(text)) for text in texts] if self.word_level else list(texts)
         encoded = self.tokenizer(prepared, add_special_tokens=False)["input_ids"]
         return [[*ids, self.eos_token_id][:max_tokens] for ids in encoded]
+
+    def image_states(self, policy: nn.Module, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """``inputs``: the encoder is always trained."""
+        return inputs
 
     def generate(
         self, policy: Any, inputs: dict[str, Tensor], decoding: Decoding, noise: Tensor | None = None

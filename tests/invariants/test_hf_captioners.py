@@ -221,6 +221,42 @@ def test_the_image_is_encoded_once_for_all_captions(family_case):
     assert seen == [3, 3, 3], "sampling, scoring and beam search each encode 3 images"
 
 
+def test_a_frozen_encoder_sees_an_image_once_a_step_and_the_gradient_is_the_same(family_case):
+    captioner, inputs = family_case
+    policy = captioner.policy
+    policy.zero_grad()
+    assert captioner.image_states(policy, inputs) is inputs, "a trained encoder has to be run again"
+    policy(pixel_values=inputs["pixel_values"], encode=True).sum().backward()
+    encoder = [parameter for parameter in policy.parameters() if parameter.grad is not None]
+    policy.zero_grad()
+    ids = torch.tensor([[[5, 6, 7, 8], [9, 6, 5, 5]]]).repeat(3, 1, 1)
+    found = []
+    try:
+        for parameter in encoder:
+            parameter.requires_grad_(False)
+        captioner.encoder_trained = None
+        states = captioner.image_states(policy, inputs)
+        assert set(states) == {"states"}
+        noise = sampling_noise(1, 0, ["a", "b", "c"], K, L)
+        decoding = Decoding(num_samples=K, max_new_tokens=L)
+        for given in (inputs, states):
+            logprobs = token_logprobs(captioner.token_logits(policy, given, ids), ids)
+            policy.zero_grad()
+            logprobs.sum().backward()
+            gradient = {name: p.grad.clone() for name, p in policy.named_parameters() if p.grad is not None}
+            found.append((captioner.generate(policy, given, decoding, noise), logprobs.detach(), gradient))
+    finally:
+        for parameter in encoder:
+            parameter.requires_grad_(True)
+        captioner.encoder_trained = None
+        policy.zero_grad()
+    (tokens, logprobs, gradient), (tokens_again, logprobs_again, gradient_again) = found
+    assert torch.equal(tokens, tokens_again)
+    assert torch.equal(logprobs, logprobs_again)
+    assert gradient.keys() == gradient_again.keys()
+    assert all(torch.equal(value, gradient_again[name]) for name, value in gradient.items())
+
+
 @torch.no_grad()
 def test_beam_search_finds_captions_at_least_as_likely_as_greedy(family_case):
     captioner, inputs = family_case

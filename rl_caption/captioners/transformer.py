@@ -36,6 +36,12 @@ class TransformerCaptioner:
         self.cache_bytes = cache_bytes
         self.cached: dict[tuple[str, str], np.ndarray] = {}
         self.word_level = is_word_level(tokenizer)
+        self.joins_words = self.word_level and tokenizer.backend_tokenizer.decoder is None
+        special = set(tokenizer.all_special_ids)
+        self.words = [
+            "" if number in special else token
+            for number, token in enumerate(tokenizer.convert_ids_to_tokens(range(len(tokenizer))))
+        ]
         config = policy.config
         if len(tokenizer) != config.vocab_size:
             raise ValueError(f"the tokenizer has {len(tokenizer)} tokens, the model {config.vocab_size}")
@@ -174,6 +180,8 @@ class TransformerCaptioner:
 
     def decode(self, token_ids: Tensor) -> list[str]:
         """Captions [N] of ``token_ids`` [N, L]: words joined by single spaces, no special tokens."""
+        if self.joins_words:  # in a tenth of the tokenizer's time, which is seen beside a step on a GPU
+            return [" ".join(filter(None, map(self.words.__getitem__, ids))) for ids in token_ids.tolist()]
         return self.tokenizer.batch_decode(
             token_ids.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False
         )

@@ -264,6 +264,16 @@ def test_save_and_load_keep_every_bit(case, tmp_path):
     assert loaded.encode(["A red dog!"], 9) == captioner.encode(["A red dog!"], 9)
 
 
+def test_words_are_joined_as_the_tokenizer_joins_them():
+    captioner = tiny_captioner()
+    ids = torch.randint(0, len(captioner.tokenizer), (50, 9), generator=torch.Generator().manual_seed(0))
+    expected = captioner.tokenizer.batch_decode(
+        ids.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False
+    )
+    assert captioner.decode(ids) == expected
+    assert len(set(expected)) == 50
+
+
 def test_words_survive_encoding_and_decoding():
     captioner = tiny_captioner()
     ids = captioner.encode(["A red circle, on a grey field."], 16)

@@ -40,7 +40,7 @@ from rl_caption.advantages import greedy
 from rl_caption.captioners.base import Decoding, forbid
 from rl_caption.captioners.transformer import TransformerCaptioner
 from rl_caption.data.base import Row
-from rl_caption.rollout import sample_captions
+from rl_caption.rollout import once_each, sample_captions
 from rl_caption.scst import SelfCriticalTask
 from rl_caption.types import CaptionBatch
 
@@ -64,6 +64,8 @@ class Shapes:
     length: float = 11.4
     """Mean number of tokens of a caption, EOS included; ``tokens`` or more: no caption ends before the limit. The
     25,010 captions of COCO's Karpathy test split have 10.4 words and a standard deviation of 2.4."""
+    temperature: float = 1.0
+    """Below 1, samples of an image begin alike and are equal, as those of a policy in the midst of its training are."""
 
 
 LENGTH_DEVIATION = 2.4
@@ -84,6 +86,12 @@ class Bench:
         self.policy = self.captioner.policy
         self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=0.0)
         self.cider = Cider()
+
+    @property
+    def decoding(self) -> Decoding:
+        """Samples and the greedy caption."""
+        shapes = self.shapes
+        return Decoding(shapes.samples, True, shapes.temperature, shapes.tokens)
 
     def update(self) -> None:
         """Clip, step, and forget the gradient."""
@@ -160,20 +168,20 @@ def end_captions(captioner: TransformerCaptioner, inputs: dict[str, Tensor], sha
     ending = ending_logits(shapes)
     few = {key: value[:10] for key, value in inputs.items()}
     noise = torch.rand(len(few["region_mask"]), 8, shapes.tokens, device=policy.device)
-    tokens = captioner.generate(policy, few, Decoding(8, False, max_new_tokens=shapes.tokens), noise)
+    tokens = captioner.generate(policy, few, Decoding(8, False, shapes.temperature, shapes.tokens), noise)
     for _ in range(10):
-        ends = captioner.token_logits(policy, few, tokens).softmax(-1)[..., eos].flatten(0, 1)
+        ends = (captioner.token_logits(policy, few, tokens) / shapes.temperature).softmax(-1)[..., eos].flatten(0, 1)
         goes_on = torch.cat([torch.ones_like(ends[:, :1]), (1 - ends[:, :-1]).cumprod(-1)], -1)
         found = (goes_on * ends).sum(0) / goes_on.sum(0)
         missing = ending.to(found) - found.logit(1e-9)
         vector = policy.token_embedding.weight[eos]
-        share = 2 * missing / (policy.config.d_model**0.5 * vector.square().sum())
+        share = 2 * shapes.temperature * missing / (policy.config.d_model**0.5 * vector.square().sum())
         policy.position_embedding.weight[: shapes.tokens] += share.unsqueeze(1) * vector
 
 
 def our_step(bench: Bench, batch: CaptionBatch, phases: bool = False) -> None:
     """The step of the package; ``phases`` keeps how long its parts took."""
-    decoding = Decoding(num_samples=bench.shapes.samples, with_greedy=True, max_new_tokens=bench.shapes.tokens)
+    decoding = bench.decoding
     task = SelfCriticalTask(bench.accelerator, bench.captioner, bench.policy, bench.reward, greedy, decoding)
     log = task.training_step([batch], step=0)
     bench.update()
@@ -190,11 +198,16 @@ def our_step(bench: Bench, batch: CaptionBatch, phases: bool = False) -> None:
 
 def generate_step(bench: Bench, batch: CaptionBatch) -> None:
     """Baseline: ``generate`` twice, pycocoevalcap, a second forward pass."""
-    policy, samples = bench.policy, bench.shapes.samples
+    policy, samples, temperature = bench.policy, bench.shapes.samples, bench.shapes.temperature
     with torch.no_grad(), bench.accelerator.autocast():
         best = policy.generate(**batch.inputs, do_sample=False, max_new_tokens=bench.shapes.tokens)
         drawn = policy.generate(
-            **batch.inputs, do_sample=True, top_k=0, num_return_sequences=samples, max_new_tokens=bench.shapes.tokens
+            **batch.inputs,
+            do_sample=True,
+            top_k=0,
+            temperature=temperature,
+            num_return_sequences=samples,
+            max_new_tokens=bench.shapes.tokens,
         )
     rewards = toolkit_rewards(bench, batch, bench.captioner.decode(drawn), bench.captioner.decode(best))
     inputs = {key: value.repeat_interleave(samples, 0) for key, value in batch.inputs.items()}
@@ -202,7 +215,7 @@ def generate_step(bench: Bench, batch: CaptionBatch) -> None:
         logits = policy(**inputs, decoder_input_ids=drawn[:, :-1]).logits
     logits = forbid(logits, bench.captioner.forbidden)
     tokens, mask = drawn[:, 1:], drawn[:, 1:] != bench.captioner.pad_token_id
-    logprobs = logits.log_softmax(-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+    logprobs = (logits / temperature).log_softmax(-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
     loss = -(logprobs * rewards.unsqueeze(1) * mask).sum() / mask.sum()
     bench.accelerator.backward(loss)
     bench.update()
@@ -232,7 +245,8 @@ def decode_by_prefix(bench: Bench, inputs: dict[str, Tensor], sample: bool) -> t
     chosen_logprobs = []
     for _ in range(bench.shapes.tokens):
         output = policy(region_mask=inputs["region_mask"], encoder_outputs=encoded, decoder_input_ids=prefix)
-        logprobs = forbid(output.logits[:, -1], captioner.forbidden).log_softmax(-1)
+        logits = forbid(output.logits[:, -1], captioner.forbidden) / bench.shapes.temperature
+        logprobs = logits.log_softmax(-1)
         token = torch.multinomial(logprobs.exp(), 1) if sample else logprobs.argmax(-1, keepdim=True)
         chosen_logprobs.append(logprobs.gather(-1, token))
         prefix = torch.cat([prefix, token], 1)
@@ -291,10 +305,12 @@ def phase_rows(bench: Bench, step: str, repeats: int) -> list[Measurement]:
 
 
 def lengths_of(bench: Bench, batch: CaptionBatch) -> str:
-    """How long sampled captions are."""
-    decoding = Decoding(num_samples=bench.shapes.samples, max_new_tokens=bench.shapes.tokens)
-    lengths = sample_captions(bench.captioner, bench.policy, batch, decoding, seed=0, step=0).mask.sum(-1).double()
-    return f"{lengths.mean():.1f} tokens a caption ({int(lengths.min())} to {int(lengths.max())})"
+    """How long sampled captions are, and how many of them another one of their image equals."""
+    rollout = sample_captions(bench.captioner, bench.policy, batch, bench.decoding, seed=0, step=0)
+    lengths = rollout.mask.sum(-1).double()
+    again = 1 - once_each(rollout.token_ids, rollout.mask)[0].any(-1).double().mean()
+    shortest, longest = int(lengths.min()), int(lengths.max())
+    return f"{lengths.mean():.1f} tokens a caption ({shortest} to {longest}), {again:.0%} drawn before"
 
 
 def memory_rows(variants: dict[str, Callable[[], object]]) -> list[Measurement]:
@@ -324,11 +340,13 @@ def main(arguments: Sequence[str] | None = None, shapes: Shapes | None = None) -
     parser.add_argument("--prefix-images", type=int, default=defaults.prefix_images, help="images with the prefix loop")
     parser.add_argument("--samples", type=int, default=defaults.samples, help="captions sampled of each image")
     parser.add_argument("--length", type=float, default=defaults.length, help="mean tokens of a caption")
+    parser.add_argument("--temperature", type=float, default=defaults.temperature, help="below 1, samples are alike")
     parser.add_argument("--precision", choices=["no", "bf16", "fp16"], default="no", help="of autocast")
     chosen = parser.parse_args(arguments)
     shapes = Shapes(
         defaults.captioner, defaults.words, defaults.regions, defaults.region_dim, chosen.images,
         chosen.prefix_images, chosen.samples, defaults.tokens, chosen.length,
+        chosen.temperature,
     )  # fmt: skip
     report(measure(shapes, timing_of(parser, chosen), chosen.precision), chosen.json, chosen.device)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -61,10 +61,17 @@ class CaptionBatch:
 
     def to(self, device: torch.device) -> CaptionBatch:
         """The batch with its tensors on ``device``."""
-        inputs = {name: tensor.to(device, non_blocking=True) for name, tensor in self.inputs.items()}
+        return self._with(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def pin_memory(self) -> CaptionBatch:
+        """The batch in page-locked memory, from where a GPU copies while it computes; called by the loader."""
+        return self._with(Tensor.pin_memory)
+
+    def _with(self, change: Callable[[Tensor], Tensor]) -> CaptionBatch:
+        inputs = {name: change(tensor) for name, tensor in self.inputs.items()}
         if self.targets is None or self.target_mask is None:
             return CaptionBatch(self.rows, inputs)
-        return CaptionBatch(self.rows, inputs, self.targets.to(device), self.target_mask.to(device))
+        return CaptionBatch(self.rows, inputs, change(self.targets), change(self.target_mask))
 
 
 @dataclass(frozen=True)

@@ -34,9 +34,15 @@ class PairBatch:
 
     def to(self, device: torch.device) -> PairBatch:
         """The batch with its tensors on ``device``."""
+        return self._with(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def pin_memory(self) -> PairBatch:
+        """The batch in page-locked memory, from where a GPU copies while it computes; called by the loader."""
+        return self._with(Tensor.pin_memory)
+
+    def _with(self, change: Callable[[Tensor], Tensor]) -> PairBatch:
         inputs, targets = (
-            {name: tensor.to(device, non_blocking=True) for name, tensor in own.items()}
-            for own in (self.inputs, self.targets)
+            {name: change(tensor) for name, tensor in own.items()} for own in (self.inputs, self.targets)
         )
         return PairBatch(self.rows, inputs, self.captions, targets)
 

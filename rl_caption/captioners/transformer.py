@@ -40,7 +40,7 @@ class TransformerCaptioner:
         special = set(tokenizer.all_special_ids)
         self.words = [
             "" if number in special else token
-            for number, token in enumerate(tokenizer.convert_ids_to_tokens(range(len(tokenizer))))
+            for number, token in enumerate(tokenizer.convert_ids_to_tokens(list(range(len(tokenizer)))))
         ]
         config = policy.config
         if len(tokenizer) != config.vocab_size:

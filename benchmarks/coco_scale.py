@@ -27,6 +27,7 @@ import numpy as np
 from pycocoevalcap.cider.cider_scorer import CiderScorer, precook
 from tqdm import tqdm
 
+from benchmarks.cider import in_letters
 from benchmarks.harness import Measurement, Timing, add_timing, paired, report, timing_of
 from rewards.text.cider import CiderD
 from rewards.text.document_frequency import EOS, DocumentFrequencies
@@ -55,11 +56,6 @@ def seed_captions(path: Path | None) -> list[list[str]]:
         ["a", *(() if short else (adjective,)), noun, verb, preposition, "the", other]
         for short, adjective, noun, verb, preposition, other in zip(draw.random(20_000) < 0.4, *parts, strict=True)
     ]
-
-
-def in_letters(number: int) -> str:
-    """A word for a number: letters only, which are one token."""
-    return "".join(chr(ord("a") + int(digit)) for digit in str(number))
 
 
 class TrigramModel:

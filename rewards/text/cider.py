@@ -10,16 +10,22 @@ Scale: scores here are in [0, 10], as the toolkit's are. Papers print the toolki
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rewards.base import as_texts, checked_scores, required_column
+import numpy as np
+
+from rewards.base import RewardError, as_texts, checked_scores, required_column
 from rewards.text.document_frequency import EOS, DocumentFrequencies, NGram, ngram_counts
 from rewards.text.legacy_pickle import load_legacy_pickle
+from rewards.text.ngram_table import Array
 from rewards.text.packed_cider import PackedCiderD
+from rewards.text.reference_bank import Bank
 from rewards.text.references import reference_lists
+from rewards.text.token_cider import TokenCiderD, WordVocabulary
 from rewards.text.tokenize import TOKENIZER, tokenize
 
 Tokens = Sequence[str]
@@ -202,6 +208,7 @@ class CiderD:
                 f"n = {n}, sigma = {sigma}, cache_images = {cache_images}: expected n >= 1 and the rest > 0"
             )
         self.df = _loaded(df)
+        self.vocabulary: WordVocabulary | None = None
         self.eos, self.n, self.sigma, self.cache_images = eos, n, sigma, cache_images
         if self.df is not None:
             self._check_df(self.df)
@@ -224,7 +231,7 @@ class CiderD:
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle without what can be made again."""
-        return {name: value for name, value in self.__dict__.items() if name != "_packed"}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_packed", "_tokens")}
 
     def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
         """Score N captions.
@@ -233,38 +240,76 @@ class CiderD:
             prompts: unused.
             completions: N captions (strings or TRL messages).
             **columns: ``references`` (N lists of captions); ``finished`` (N booleans, absent: all true);
-                ``image_id`` (N strings, only used to tell images apart where ``df`` is None).
+                ``image_id`` (N strings, only used to tell images apart where ``df`` is None); ``completion_ids`` (a
+                tensor [N, L], see ``bind_vocabulary``; of no account without one).
 
         Returns:
             N scores in [0, 10].
 
         Raises:
-            RewardError: a column is missing or has another length, a row has no reference, or one is not a string.
+            RewardError: a column is missing or has another shape, a row has no reference, or one is not a string.
         """
         texts = as_texts(completions)
         keys = reference_lists(columns, self.__name__, len(texts))
-        ends = self._ends(columns, len(texts))
+        finished = self._finished(columns, len(texts))
+        ids = self._token_ids(columns, len(texts))
         if not texts:
             return []
         packed = self._packed
         if packed is None:
             packed = PackedCiderD(self._df_of_call(keys, columns), self.n, self.sigma, len(texts))
-        images = packed.references(keys, self._reference_tokens)
-        candidates = packed.numbers([[*tokenize(text), *end] for text, end in zip(texts, ends, strict=True)])
-        scores = packed.scores(candidates, [images[key] for key in keys])
+        images = {id(key): key for key in keys}  # captions of an image share one list of references
+        row = {identity: number for number, identity in enumerate(images)}
+        owner = np.array([row[id(key)] for key in keys])
+        bank = Bank.of(packed.references(list(images.values()), self._reference_tokens))
+
+        def tokens_of(rows: Iterable[int]) -> list[list[str]]:
+            found = [tokenize(texts[row]) for row in rows]
+            if not self.eos:
+                return found
+            return [[*own, EOS] if finished[row] else own for own, row in zip(found, rows, strict=True)]
+
+        if ids is None or self._tokens is None or bank.has_extra(packed.size):
+            scores = packed.scores(packed.numbers(tokens_of(range(len(texts)))), owner, bank)
+        else:
+            scores = self._tokens.scores(ids, finished, owner, bank, tokens_of)
         # Rounding may exceed the largest score in the last digit.
-        return checked_scores(self, [min(score, self.bounds[1]) for score in scores], len(texts))
+        return checked_scores(self, np.minimum(scores, self.bounds[1]).tolist(), len(texts))
+
+    def bind_vocabulary(self, vocabulary: WordVocabulary) -> None:
+        """Take the column ``completion_ids`` for ids of this vocabulary from now on, where it is a tensor [N, L].
+
+        Captions are then scored from their ids, on the ids' device, with the same scores as from their text. Lists of
+        ids, such as TRL's, are not looked at: they are of another model's vocabulary.
+        """
+        self.vocabulary = vocabulary
+        self.__dict__.pop("_tokens", None)
 
     @cached_property
     def _packed(self) -> PackedCiderD | None:
         return None if self.df is None else PackedCiderD(self.df, self.n, self.sigma, self.cache_images)
 
-    def _ends(self, columns: Mapping[str, Any], count: int) -> list[list[str]]:
-        if not self.eos:
-            return [[]] * count
-        if columns.get("finished") is None:
-            return [[EOS]] * count
-        return [[EOS] if done else [] for done in required_column(dict(columns), "finished", self.__name__, count)]
+    @cached_property
+    def _tokens(self) -> TokenCiderD | None:
+        if self._packed is None or self.vocabulary is None:
+            return None
+        return TokenCiderD(self._packed, self.vocabulary, self.eos)
+
+    def _token_ids(self, columns: Mapping[str, Any], count: int) -> Any:
+        """The tensor of word ids, where there is one and the reward knows the words."""
+        ids, torch = columns.get("completion_ids"), sys.modules.get("torch")
+        if self.vocabulary is None or torch is None or not isinstance(ids, torch.Tensor):
+            return None
+        if ids.ndim != 2 or len(ids) != count:
+            raise RewardError(
+                f"reward {self.__name__!r}: completion_ids have the shape {list(ids.shape)}: expected [{count}, tokens]"
+            )
+        return ids
+
+    def _finished(self, columns: Mapping[str, Any], count: int) -> Array:
+        if not self.eos or columns.get("finished") is None:
+            return np.ones(count, bool)
+        return np.array([bool(done) for done in required_column(dict(columns), "finished", self.__name__, count)])
 
     def _df_of_call(self, keys: Sequence[tuple[str, ...]], columns: Mapping[str, Any]) -> DocumentFrequencies:
         identities: Sequence[Any] = keys

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -18,6 +18,7 @@ import numpy as np
 from rewards.text.document_frequency import DocumentFrequencies
 from rewards.text.ngram_table import WORD_BITS, Array, numbered
 from rewards.text.places import Places
+from rewards.text.reference_bank import IMAGE_BITS, Bank, PackedReferences
 
 MOST_TOKENS = 1 << 18
 """Tokens that are scored, or weighed, at once."""
@@ -25,25 +26,6 @@ MOST_IMAGES = 256
 """Images whose references are weighed at once."""
 MOST_EXTRA = 1 << 18
 """N-grams of references that the document frequencies lack; when there are more, all references are forgotten."""
-IMAGE_BITS = 40
-"""In keys of an image's n-grams, the place has so many bits and the number of the image those above."""
-
-
-@dataclass(frozen=True, eq=False)
-class PackedReferences:
-    """The n-grams of one image's R references.
-
-    Attributes:
-        places: [G] ascending places of their n-grams.
-        counts: [G, R] how often each reference has them, in the smallest type that holds it.
-        norms: [R, n] Euclidean norms of each order's tf-idf vector.
-        lengths: [R] number of bigrams: tokens - 1.
-    """
-
-    places: Array
-    counts: Array
-    norms: Array
-    lengths: Array
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,8 +76,8 @@ class PackedCiderD:
         self._penalties = np.empty(0)
 
     def references(
-        self, keys: Iterable[Hashable], tokens_of: Callable[[Any], Sequence[Sequence[str]]]
-    ) -> dict[Hashable, PackedReferences]:
+        self, keys: Sequence[Hashable], tokens_of: Callable[[Any], Sequence[Sequence[str]]]
+    ) -> list[PackedReferences]:
         """The references of images, from the cache, or made for all new ones at once.
 
         Args:
@@ -119,7 +101,7 @@ class PackedCiderD:
             self._cache.move_to_end(key)
         while len(self._cache) > self.cache_images:
             self._cache.popitem(last=False)
-        return found  # type: ignore[return-value]
+        return [own for key in keys if (own := found[key]) is not None]
 
     def numbers(self, captions: Sequence[Sequence[str]]) -> Captions:
         """Tokens to word numbers, for ``scores``; words that are not known get numbers above all others."""
@@ -131,26 +113,23 @@ class PackedCiderD:
         flat = map(self.words.__getitem__, chain.from_iterable(captions))
         return Captions(np.fromiter(flat, np.int64, lengths.sum()), lengths)
 
-    def scores(self, captions: Captions, references: Sequence[PackedReferences]) -> list[float]:
-        """Score N captions, each against its image's references (the same object for the same image), in [0, 10]."""
-        images = {id(own): own for own in references}
-        of_image = {identity: number for number, identity in enumerate(images)}
-        owner = np.fromiter((of_image[id(own)] for own in references), np.int64, len(references))
-        bank = Bank.of(list(images.values()), self.inverse, self.n)
+    def scores(self, captions: Captions, owner: Array, bank: Bank) -> Array:
+        """Scores [N] of captions against the references of image ``owner`` [N], in [0, 10] but for rounding."""
         parts = [self._scores(part, owner[rows], bank) for rows, part in captions.parts()]
-        return list(np.concatenate(parts).tolist()) if parts else []
+        return np.concatenate(parts) if parts else np.empty(0)
 
     def _scores(self, captions: Captions, owner: Array, bank: Bank) -> Array:
         count = len(owner)
         grams = self._ngrams(captions)
-        weights = grams.counts * self.inverse[np.minimum(grams.places, self.size)]
+        inverse = self.inverse[np.minimum(grams.places, self.size)]
+        weights = grams.counts * inverse
         norms = _norms(weights, grams.bins, self.n * count).reshape(self.n, count)
-        values = bank.products(grams, weights, owner, (self.n, count))  # [n, N, R]
+        values = _products(grams, inverse, weights, owner, bank, self.n)  # [n, N, R]
         scale = norms[..., None] * bank.norms[:, owner]
         values = np.divide(values, scale, out=values, where=scale != 0)
         lengths = np.maximum(captions.lengths - 1, 0)
         values *= self.penalties(np.abs(lengths[:, None] - bank.lengths[owner]))
-        return one_after_the_other(one_after_the_other(values).T) / self.n / bank.counts[owner] * 10.0
+        return one_after_the_other(one_after_the_other(values).T) / self.n / bank.references[owner] * 10.0
 
     def _weigh_references(self, images: Sequence[Sequence[Sequence[str]]]) -> list[PackedReferences]:
         sizes = np.fromiter(map(len, images), np.int64, len(images))
@@ -159,7 +138,7 @@ class PackedCiderD:
         grams = self._ngrams(captions, keep=True)
         weights = grams.counts * self.inverse[np.minimum(grams.places, self.size)]
         norms = np.ascontiguousarray(_norms(weights, grams.bins, self.n * count).reshape(self.n, count).T)
-        caption, image = grams.bins % max(count, 1), np.repeat(np.arange(len(images)), sizes)
+        caption, image = grams.captions, np.repeat(np.arange(len(images)), sizes)
         starts = np.cumsum(sizes) - sizes
         index, unique = numbered(image[caption] << IMAGE_BITS | grams.places)
         counts = np.zeros((len(unique), sizes.max()), np.min_scalar_type(grams.counts.max(initial=1)))
@@ -183,32 +162,25 @@ class PackedCiderD:
         total, most, count = len(words), int(words.max(initial=0)) + 1, len(lengths)
         row = np.repeat(np.arange(count), lengths)
         left = np.repeat(np.cumsum(lengths), lengths) - np.arange(total)  # tokens to the caption's end, own included
-        keys, positions = row * most + words, np.arange(total)
+        positions = again = np.arange(total)  # where n-grams begin, and which of them may stand there again
+        keys = row * most + words
         places = np.where(words < self.known_words, words, -1)
         every = []
         for order in range(1, self.n + 1):
-            # Sorted by n-gram of a caption, then by position: the first of each, and how many follow.
-            ordered = np.sort(keys * total + positions)
-            number, at = np.divmod(ordered, max(total, 1))
-            new = np.ones(len(ordered), bool)
-            new[1:] = number[1:] != number[:-1]
-            (heads,) = np.nonzero(new)
-            counts = np.zeros(total, np.int64)
-            counts[at[heads]] = np.diff(heads, append=len(ordered))
-            same = np.empty(total, np.int64)
-            same[at] = np.cumsum(new)
-            (first,) = np.nonzero(counts)
+            repeats = _repeats(keys, again, total)
+            first = positions[repeats.counts[positions] > 0]
             own = places[first]
             if keep or self._extra:
                 self._place_extra(own, words, first, order, keep)
-            every.append((own, counts[first], (order - 1) * count + row[first]))
+            every.append((own, repeats.counts[first], row[first], np.full(len(first), order - 1)))
             if order == self.n:
                 break
             positions = positions[left[positions] > order]
-            last = words[positions + order]
-            keys = same[positions] * most + last
-            places = self._longer(places, positions, last, total)
-        return _NGrams(*(np.concatenate(parts) for parts in zip(*every, strict=True)))
+            places = self._longer(places, positions, words[positions + order], total)
+            again = repeats.positions[left[repeats.positions] > order]
+            keys = repeats.numbers[again] * most + words[again + order]
+        found, counts, rows, orders = (np.concatenate(parts) for parts in zip(*every, strict=True))
+        return _NGrams(found, counts, rows, orders, count)
 
     def _place_extra(self, places: Array, words: Array, first: Array, order: int, keep: bool) -> None:
         """Fill in the places of n-grams that only references have; they begin at ``first``."""
@@ -249,8 +221,45 @@ class _NGrams:
     """[M] -1 for an unknown one."""
     counts: Array
     """[M] how often they occur in their caption."""
-    bins: Array
-    """[M] (order - 1) * N + caption."""
+    captions: Array
+    """[M] the caption."""
+    orders: Array
+    """[M] words - 1."""
+    size: int
+    """N"""
+
+    @property
+    def bins(self) -> Array:
+        """[M] order * N + caption."""
+        return self.orders * self.size + self.captions
+
+
+@dataclass(frozen=True, eq=False)
+class _Repeats:
+    """Which n-grams of one length stand in their caption more than once. T positions."""
+
+    counts: Array
+    """[T] how often the n-gram that begins here occurs in its caption; 0 where it stood before."""
+    numbers: Array
+    """[T] equal for equal n-grams, where they are repeated."""
+    positions: Array
+    """Where repeated ones begin."""
+
+
+def _repeats(keys: Array, positions: Array, total: int) -> _Repeats:
+    """Compare n-grams by their ``keys`` [P], which begin at ``positions`` [P]; all others stand once."""
+    bits = total.bit_length()
+    ordered = np.sort(keys << bits | positions)  # by n-gram of a caption, then by position
+    numbers, at = ordered >> bits, ordered & ((1 << bits) - 1)
+    new = np.ones(len(ordered) + 1, bool)
+    np.not_equal(numbers[1:], numbers[:-1], out=new[1:-1])
+    (heads,) = np.nonzero(new)
+    number = np.cumsum(new[:-1])
+    counts, numbered = np.ones(total, np.int64), np.zeros(total, np.int64)
+    counts[at] = 0
+    counts[at[heads[:-1]]] = heads[1:] - heads[:-1]
+    numbered[at] = number
+    return _Repeats(counts, numbered, at[~(new[:-1] & new[1:])])
 
 
 class _Words(dict[str, int]):
@@ -271,57 +280,18 @@ class _Words(dict[str, int]):
             del self[word]
 
 
-@dataclass(frozen=True, eq=False)
-class Bank:
-    """The references of B images side by side; images with fewer than R references are padded with zeros.
-
-    Attributes:
-        keys: [sum of G] ascending: image * 2^40 + place.
-        weights: [sum of G, R] tf times idf.
-        norms: [n, B, R].
-        lengths: [B, R] numbers of bigrams.
-        counts: [B] numbers of references.
-    """
-
-    keys: Array
-    weights: Array
-    norms: Array
-    lengths: Array
-    counts: Array
-
-    @staticmethod
-    def of(images: Sequence[PackedReferences], inverse: Array, n: int) -> Bank:
-        """Put the references of all images of a call side by side; ``inverse`` is by place, its last of all others."""
-        numbers = np.array([len(image.lengths) for image in images])
-        sizes = np.array([len(image.places) for image in images])
-        most = int(numbers.max())
-        places = np.concatenate([image.places for image in images])
-        if (numbers == most).all():
-            counts = np.concatenate([image.counts for image in images])
-            norms = np.stack([image.norms for image in images])
-            lengths = np.stack([image.lengths for image in images])
-        else:
-            counts = np.zeros((len(places), most))
-            norms, lengths = np.zeros((len(images), most, n)), np.zeros((len(images), most), np.int32)
-            start = 0
-            for row, image in enumerate(images):
-                counts[start : start + sizes[row], : numbers[row]] = image.counts
-                norms[row, : numbers[row]], lengths[row, : numbers[row]] = image.norms, image.lengths
-                start += sizes[row]
-        weights = counts * inverse[np.minimum(places, len(inverse) - 1)][:, None]
-        keys = np.repeat(np.arange(len(images)) << IMAGE_BITS, sizes) | places
-        return Bank(keys, weights, np.ascontiguousarray(norms.transpose(2, 0, 1)), lengths, numbers)
-
-    def products(self, grams: _NGrams, weights: Array, owner: Array, shape: tuple[int, int]) -> Array:
-        """[n, N, R] clipped products of the captions' vectors with those of the references of image ``owner`` [N]."""
-        (known,) = np.nonzero(grams.places >= 0)
-        bins = grams.bins[known]
-        rows = Places(self.keys).of(grams.places[known] | (owner[bins % shape[1]] << IMAGE_BITS))
-        (there,) = np.nonzero(rows >= 0)
-        shared, bins = self.weights[rows[there]], bins[there]
-        clipped = np.minimum(weights[known[there], None], shared) * shared
-        sums = [np.bincount(bins, clipped[:, number], shape[0] * shape[1]) for number in range(shared.shape[1])]
-        return np.stack(sums, -1).astype(np.float64, copy=False).reshape(*shape, -1)  # empty ones are whole numbers
+def _products(grams: _NGrams, inverse: Array, weights: Array, owner: Array, bank: Bank, n: int) -> Array:
+    """[n, N, R] clipped products of the captions' vectors with those of the references of image ``owner`` [N]."""
+    (known,) = np.nonzero(grams.places >= 0)
+    rows = bank.rows(grams.places[known], owner[grams.captions[known]])
+    (there,) = np.nonzero(rows >= 0)
+    both = known[there]
+    shared = bank.counts[rows[there]] * inverse[both, None]
+    clipped = np.minimum(weights[both, None], shared) * shared
+    bins = grams.bins[both]
+    sums = [np.bincount(bins, clipped[:, number], n * grams.size) for number in range(shared.shape[1])]
+    # Sums of nothing are whole numbers.
+    return np.stack(sums, -1).astype(np.float64, copy=False).reshape(n, grams.size, -1)
 
 
 def _norms(weights: Array, bins: Array, size: int) -> Array:

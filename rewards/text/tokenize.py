@@ -28,6 +28,7 @@ PUNCTUATION = frozenset(["''", "'", "``", "`", "-LRB-", "-RRB-", "-LCB-", "-RCB-
 
 _EASY_CAPTION = re.compile(r"(?:[A-Za-z]+(?:-[A-Za-z]+)*(?:, | +|$))*(?:([A-Za-z]+)[ ]*\.)?\s*")
 _EASY_WORD = re.compile(r"[A-Za-z]+(?:-[A-Za-z]+)*(?=,?(?: |$))")
+_PLAIN_WORD = re.compile(r"[a-z]+(?:-[a-z]+)*")
 _LAST_LETTER = re.compile(r"[a-z]\.")
 _NUMBERED_END = re.compile(rf"(?:^|[\s(,]|(?:^|\s)[-'])(?i:{'|'.join(NUMBERED_ABBREVIATIONS)})\.\Z")
 _TESTED_CHARACTERS = re.compile(
@@ -83,6 +84,11 @@ def tokenize(text: str) -> list[str]:
                     _plain_words.update(words)
                 return words
     return list(_scan(text))
+
+
+def is_plain(word: str) -> bool:
+    """Whether ``word`` is a token as it stands wherever it stands between spaces and other such words."""
+    return _PLAIN_WORD.fullmatch(word) is not None and word not in SPLIT_WORDS
 
 
 def is_tested(text: str, *, in_lines: bool = False) -> bool:

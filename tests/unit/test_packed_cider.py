@@ -13,6 +13,7 @@ from rewards.text.document_frequency import EOS, DocumentFrequencies
 from rewards.text.ngram_table import NGramTable, find
 from rewards.text.packed_cider import PackedCiderD
 from rewards.text.places import Places
+from rewards.text.reference_bank import Bank
 
 WORDS = ["a", "dog", "on", "the", "beach", "red", "ball", EOS]
 Captions = list[list[str]]
@@ -25,8 +26,10 @@ candidate = st.lists(st.sampled_from([*WORDS, "new", "newer"]), max_size=12)
 def scores(packed: PackedCiderD, candidates: Captions, references: list[Captions]) -> list[float]:
     """What ``CiderD`` does, from tokens."""
     keys = [tuple(map(tuple, own)) for own in references]
-    images = packed.references(keys, lambda key: key)
-    return packed.scores(packed.numbers(candidates), [images[key] for key in keys])
+    unique = list(dict.fromkeys(keys))
+    bank = Bank.of(packed.references(unique, lambda key: key))
+    owner = np.array([unique.index(key) for key in keys])
+    return packed.scores(packed.numbers(candidates), owner, bank).tolist()
 
 
 @settings(deadline=None, max_examples=150)

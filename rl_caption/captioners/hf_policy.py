@@ -13,7 +13,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rl_caption.captioners.decoding import Prefixes
 from rl_caption.captioners.families.base import Conventions, Family
-from rl_caption.captioners.side_by_side import Places, share_images
+from rl_caption.captioners.side_by_side import Places
 
 
 @dataclass
@@ -74,8 +74,7 @@ class HuggingFacePolicy(nn.Module):
         self.model: Any = model
         self.family = family
         self.conventions = conventions
-        if family.cross_attention:
-            share_images(family.text_model(model))
+        family.prepare(model)
         self.share_prefix = True
         """Off where layers are checkpointed: running them again would fill the cache twice."""
         self.register_buffer("start", torch.tensor([conventions.start]), persistent=False)

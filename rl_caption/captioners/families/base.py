@@ -68,6 +68,14 @@ class Family(Protocol):
         """
         ...
 
+    def prepare(self, model: Any) -> None:
+        """Change how, not what, a loaded model computes; names of modules and weights stay as they are.
+
+        Raises:
+            CaptionerError: the model is not what the adapter knows.
+        """
+        ...
+
     def conventions(self, model: Any, tokenizer: Any, q_former_tokenizer: Any, prompt: str) -> Conventions:
         """Tokens of this model."""
         ...

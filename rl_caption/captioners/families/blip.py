@@ -8,7 +8,8 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache
 
 from rl_caption.captioners.families.base import Conventions, first_token, plain_tokens, tokens_cache
-from rl_caption.captioners.side_by_side import SharedImageCache
+from rl_caption.captioners.families.blip_attention import fuse_attention
+from rl_caption.captioners.side_by_side import SharedImageCache, share_images
 
 
 class Blip:
@@ -25,6 +26,11 @@ class Blip:
 
     def check(self, config: Any) -> None:
         """Every BLIP captioner is known."""
+
+    def prepare(self, model: Any) -> None:
+        """Captions share an image; attention is fused."""
+        share_images(model.text_decoder)
+        fuse_attention(model)
 
     def conventions(self, model: Any, tokenizer: Any, q_former_tokenizer: Any, prompt: str) -> Conventions:
         """[DEC] (``bos_token_id``, beyond BERT's vocabulary), the prompt; EOS is ``sep_token_id``.

@@ -32,6 +32,9 @@ class Blip2:
                 "a decoder-only one, such as OPT (Salesforce/blip2-opt-2.7b)"
             )
 
+    def prepare(self, model: Any) -> None:
+        """Nothing is changed."""
+
     def conventions(self, model: Any, tokenizer: Any, q_former_tokenizer: Any, prompt: str) -> Conventions:
         """BOS (</s> for OPT), the prompt; EOS is the configuration's, a line break where BLIP-2 was trained on OPT."""
         text = model.config.text_config

@@ -36,6 +36,9 @@ class Git:
                 "expected one that reads images"
             )
 
+    def prepare(self, model: Any) -> None:
+        """Nothing is changed."""
+
     def conventions(self, model: Any, tokenizer: Any, q_former_tokenizer: Any, prompt: str) -> Conventions:
         """[CLS], the prompt; EOS is [SEP]."""
         config = model.config

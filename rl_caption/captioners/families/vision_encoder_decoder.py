@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache
 
 from rl_caption.captioners.families.base import Conventions, first_token, plain_tokens, tokens_cache
-from rl_caption.captioners.side_by_side import SharedImageCache
+from rl_caption.captioners.side_by_side import SharedImageCache, share_images
 
 
 class VisionEncoderDecoder:
@@ -25,6 +25,10 @@ class VisionEncoderDecoder:
 
     def check(self, config: Any) -> None:
         """Every pair of encoder and decoder is taken."""
+
+    def prepare(self, model: Any) -> None:
+        """Captions share an image."""
+        share_images(model.decoder)
 
     def conventions(self, model: Any, tokenizer: Any, q_former_tokenizer: Any, prompt: str) -> Conventions:
         """What the pair's configuration says, then its generation settings, its decoder, its tokenizer."""

@@ -38,9 +38,10 @@ from rewards.text.document_frequency import DocumentFrequencies
 from rewards.text.tokenize import tokenize
 from rl_caption.advantages import greedy
 from rl_caption.captioners.base import Decoding, forbid
+from rl_caption.captioners.prefixes import different_prefixes
 from rl_caption.captioners.transformer import TransformerCaptioner
 from rl_caption.data.base import Row
-from rl_caption.rollout import once_each, sample_captions
+from rl_caption.rollout import sample_captions
 from rl_caption.scst import SelfCriticalTask
 from rl_caption.types import CaptionBatch
 
@@ -305,12 +306,14 @@ def phase_rows(bench: Bench, step: str, repeats: int) -> list[Measurement]:
 
 
 def lengths_of(bench: Bench, batch: CaptionBatch) -> str:
-    """How long sampled captions are, and how many of them another one of their image equals."""
+    """How long sampled captions are, and how many of their tokens have a beginning that no other one has."""
     rollout = sample_captions(bench.captioner, bench.policy, batch, bench.decoding, seed=0, step=0)
     lengths = rollout.mask.sum(-1).double()
-    again = 1 - once_each(rollout.token_ids, rollout.mask)[0].any(-1).double().mean()
+    different = different_prefixes(rollout.token_ids, rollout.mask)[0].sum() / rollout.mask.sum()
     shortest, longest = int(lengths.min()), int(lengths.max())
-    return f"{lengths.mean():.1f} tokens a caption ({shortest} to {longest}), {again:.0%} drawn before"
+    return (
+        f"{lengths.mean():.1f} tokens a caption ({shortest} to {longest}), {different:.0%} after different beginnings"
+    )
 
 
 def memory_rows(variants: dict[str, Callable[[], object]]) -> list[Measurement]:

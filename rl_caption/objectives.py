@@ -20,59 +20,62 @@ CHUNK = 2**22
 """Logits that are looked at together: whole ones of a batch would go through memory several times, and stay in it."""
 
 
-def token_logprobs(logits: Tensor, token_ids: Tensor, temperature: float = 1.0) -> Tensor:
+def token_logprobs(logits: Tensor, token_ids: Tensor, temperature: float = 1.0, place: Tensor | None = None) -> Tensor:
     """Log-probability of each token under softmax(logits / temperature): [..., V], [...] -> [...]."""
-    return token_logprobs_and_entropy(logits, token_ids, temperature)[0]
+    return token_logprobs_and_entropy(logits, token_ids, temperature, place)[0]
 
 
-def token_logprobs_and_entropy(logits: Tensor, token_ids: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+def token_logprobs_and_entropy(
+    logits: Tensor, token_ids: Tensor, temperature: float = 1.0, place: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Log-probability of each token, and the entropy of what it was drawn from, in nats; both [...].
 
     Neither keeps a tensor of the logits' size besides the logits, and the backward pass makes one, the gradient.
 
     Args:
-        logits: [..., V], float32.
-        token_ids: [...].
+        logits: [..., V], float32; with ``place`` [U, V].
+        token_ids: [...]; with ``place`` [P].
         temperature: the distribution is softmax(logits / temperature).
+        place: [P], for each token the row of its logits, which others may share; None: each has its own.
 
     Returns:
         Log-probabilities with gradient, entropies without.
     """
-    result: tuple[Tensor, Tensor] = _TokenStatistics.apply(logits, token_ids, temperature)
-    return result
+    ids = token_ids.flatten()
+    rows = torch.arange(len(ids), device=ids.device) if place is None else place
+    result: tuple[Tensor, Tensor] = _TokenStatistics.apply(logits.flatten(0, -2), ids, rows, temperature)
+    return result[0].view(token_ids.shape), result[1][rows].view(token_ids.shape)
 
 
 class _TokenStatistics(torch.autograd.Function):
-    """``token_logprobs_and_entropy``, some rows of V logits at a time."""
+    """``token_logprobs_and_entropy`` of U rows of V logits and P tokens, some rows at a time."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, token_ids: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        """Log-probabilities and entropies; only the logarithm of each row's sum is kept."""
-        rows, ids = logits.flatten(0, -2), token_ids.flatten().unsqueeze(-1)
+    def forward(ctx: Any, rows: Tensor, ids: Tensor, place: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        """Log-probabilities [P] and entropies [U]; only the logarithm of each row's sum is kept."""
         totals, entropies = rows.new_empty(len(rows)), rows.new_empty(len(rows))
         for part in _parts(rows):
             scaled = rows[part] / temperature
             totals[part] = scaled.logsumexp(-1)
             logprobs = scaled.sub_(totals[part].unsqueeze(-1))
             entropies[part] = -(logprobs.exp() * logprobs).sum(-1)
-        ctx.save_for_backward(logits, ids, totals)
+        ctx.save_for_backward(rows, ids, place, totals)
         ctx.temperature = temperature
-        chosen = rows.gather(-1, ids).squeeze(-1) / temperature - totals
-        entropies = entropies.view(token_ids.shape)
         ctx.mark_non_differentiable(entropies)
-        return chosen.view(token_ids.shape), entropies
+        return rows[place, ids] / temperature - totals[place], entropies
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        """(1[token] - softmax) / temperature, times the gradient of the log-probability."""
-        logits, ids, totals = ctx.saved_tensors
-        rows, gradient = logits.flatten(0, -2), gradients[0].flatten().unsqueeze(-1) / ctx.temperature
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        """(1[token] - softmax) / temperature, times the gradient of the log-probability, summed over a row's tokens."""
+        rows, ids, place, totals = ctx.saved_tensors
+        gradient = gradients[0] / ctx.temperature
+        together = torch.zeros_like(totals).index_add_(0, place, gradient).unsqueeze(-1)
         result = torch.empty_like(rows)
         for part in _parts(rows):
             probabilities = (rows[part] / ctx.temperature).sub_(totals[part].unsqueeze(-1)).exp_()
-            torch.mul(probabilities, -gradient[part], out=result[part])
-        result.scatter_add_(-1, ids, gradient)
-        return result.view(logits.shape), None, None
+            torch.mul(probabilities, -together[part], out=result[part])
+        result.view(-1).scatter_add_(0, place * rows.shape[-1] + ids, gradient)
+        return result, None, None, None
 
 
 def _parts(rows: Tensor) -> list[slice]:

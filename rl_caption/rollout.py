@@ -52,21 +52,3 @@ def sample_captions(
         greedy_finished=finished[:, samples] if decoding.with_greedy else None,
         greedy_token_ids=token_ids[:, samples] if decoding.with_greedy else None,
     )
-
-
-def once_each(token_ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Which tokens to score so that equal captions of an image are scored once, and where each finds its score.
-
-    Args:
-        token_ids: [B, K, L], padded.
-        mask: [B, K, L], True for the tokens of captions.
-
-    Returns:
-        ``scored`` [B, K, L], True for the Q tokens of the captions that no earlier one of their image equals; and
-        ``index`` [P], for each of the P tokens of ``mask`` its place among these Q.
-    """
-    equal = (token_ids.unsqueeze(1) == token_ids.unsqueeze(2)).all(-1)
-    first = equal.long().argmax(-1)  # [B, K] the first caption that each one equals, mostly itself
-    scored = mask & (first == torch.arange(first.shape[1], device=first.device)).unsqueeze(-1)
-    places = torch.zeros_like(token_ids).masked_scatter(scored, torch.arange(scored.numel(), device=first.device))
-    return scored, places.gather(1, first.unsqueeze(-1).expand_as(places))[mask]

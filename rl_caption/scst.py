@@ -28,7 +28,7 @@ from rl_caption.objectives import (
     token_logprobs,
     token_logprobs_and_entropy,
 )
-from rl_caption.rollout import once_each, sample_captions
+from rl_caption.rollout import sample_captions
 from rl_caption.rollout_log import log_rollout
 from rl_caption.scoring import score_rollouts
 from rl_caption.types import CaptionBatch, Rollout
@@ -114,24 +114,27 @@ class SelfCriticalTask:
         self, batch: CaptionBatch, rollout: Rollout, advantages: Tensor, count: Tensor, tokens: Tensor, log: Averages
     ) -> Tensor:
         temperature, mask = self.decoding.temperature, rollout.mask
-        # Neither padding is computed nor, without dropout, a caption that an earlier one equals. What follows is [P],
-        # the tokens of all captions one after the other.
-        scored, place = once_each(rollout.token_ids, mask) if not self.dropout else (mask, slice(None))
-        ids = rollout.token_ids[scored]
-        logits = self.captioner.token_logits(self.model, batch.inputs, rollout.token_ids, scored)
-        logprobs, entropy = (each[place] for each in token_logprobs_and_entropy(logits, ids, temperature))
+        # What follows is [P], the tokens of all captions one after the other; ``place`` is where their logits are.
+        ids = rollout.token_ids[mask]
+        logits, place = self._logits(self.model, batch, rollout)
+        logprobs, entropy = token_logprobs_and_entropy(logits, ids, temperature, place)
         policy = policy_gradient_sum(logprobs, advantages, mask)
         log.add_sum("loss/policy", policy.item(), reduction_count(mask, self.loss_reduction).item())
         log.add("policy/entropy", entropy)
         loss = policy / count
         if self.ref_policy is not None:
             with torch.no_grad():
-                ref_logits = self.captioner.token_logits(self.ref_policy, batch.inputs, rollout.token_ids, scored)
-                ref_logprobs = token_logprobs(ref_logits, ids, temperature)[place]
+                ref_logits, place = self._logits(self.ref_policy, batch, rollout)
+                ref_logprobs = token_logprobs(ref_logits, ids, temperature, place)
                 log.add("policy/kl", kl_to_reference(logprobs, ref_logprobs))
             if self.kl_coef:
                 loss = loss + self.kl_coef * kl_penalty(logprobs, ref_logprobs).sum() / tokens
         return loss
+
+    def _logits(self, model: nn.Module, batch: CaptionBatch, rollout: Rollout) -> tuple[Tensor, Tensor | None]:
+        if self.dropout:  # equal beginnings would have to be equally noisy
+            return self.captioner.token_logits(model, batch.inputs, rollout.token_ids, rollout.mask), None
+        return self.captioner.prefix_logits(model, batch.inputs, rollout.token_ids, rollout.mask)
 
     def _xe_loss(self, batch: CaptionBatch, targets: Tensor, log: Averages) -> Tensor:
         return self.xe_weight * xe_loss(self.captioner, self.model, batch, targets, self.label_smoothing, log)

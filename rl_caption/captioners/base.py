@@ -112,6 +112,17 @@ class Captioner(Protocol):
         """
         ...
 
+    def prefix_logits(
+        self, model: nn.Module, inputs: dict[str, Tensor], token_ids: Tensor, mask: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """``token_logits`` with what captions of an image have in common computed once; not for dropout.
+
+        Returns:
+            Logits [U, V] of the U different prefixes of an image's captions, and for each of the P tokens of ``mask``
+            the place [P] of its logits among them.
+        """
+        ...
+
     def decode(self, token_ids: Tensor) -> list[str]:
         """Captions of ``token_ids`` [N, L], without special tokens."""
         ...

@@ -13,7 +13,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rl_caption.captioners.decoding import Prefixes
 from rl_caption.captioners.families.base import Conventions, Family
-from rl_caption.captioners.side_by_side import Places
+from rl_caption.captioners.side_by_side import Places, places_of
 
 
 @dataclass
@@ -130,7 +130,9 @@ class HuggingFacePolicy(nn.Module):
         if token_ids is None:
             with self._output_of(_last):
                 return self._begin(states, len(self.conventions.start) + max_tokens)
-        return self._score(states, token_ids, mask) if self.share_prefix else self._score_whole(states, token_ids, mask)
+        # What a row of cross-attention reads is shared anyway; in one pass it is there for one layer at a time.
+        whole = self.family.cross_attention or not self.share_prefix
+        return self._score_whole(states, token_ids, mask) if whole else self._score(states, token_ids, mask)
 
     def _encode(self, pixel_values: Tensor) -> Tensor:
         batch = pixel_values.shape[0]
@@ -144,9 +146,9 @@ class HuggingFacePolicy(nn.Module):
         return logits, Memory(states, cache, shared, torch.arange(batch, device=states.device))
 
     def _score(self, states: Tensor, token_ids: Tensor, mask: Tensor | None) -> Tensor:
+        """Image and prompt once, then the captions."""
         captions, length = token_ids.shape[1:]
-        flat, asked = token_ids.flatten(0, 1), None if mask is None else mask.flatten(0, 1)
-        rows = torch.arange(len(flat), device=flat.device) if asked is None else asked.any(-1).nonzero().squeeze(-1)
+        flat, asked, rows = _asked(token_ids, mask)
         image = rows // captions
         first: list[Tensor] = []
 
@@ -156,7 +158,7 @@ class HuggingFacePolicy(nn.Module):
 
         def of_all(hidden: Tensor) -> Tensor:
             hidden = torch.cat([first[0][image], hidden], dim=1)
-            return hidden if asked is None else hidden[asked[rows]]
+            return hidden if asked is None else hidden[asked]
 
         with self._output_of(keep_last):
             logits, memory = self._begin(states, None)
@@ -169,17 +171,22 @@ class HuggingFacePolicy(nn.Module):
         return logits if mask is not None else logits.unflatten(0, token_ids.shape[:2])
 
     def _score_whole(self, states: Tensor, token_ids: Tensor, mask: Tensor | None) -> Tensor:
-        flat, length = token_ids.flatten(0, 1), token_ids.shape[-1]
-        whole = torch.cat([self.start.expand(flat.shape[0], -1), flat[:, :-1]], dim=1)
-        if not self.family.cross_attention:
-            states = states.repeat_interleave(token_ids.shape[1], 0)
+        """Prompt and caption of every row in one pass, without a cache."""
+        captions, length = token_ids.shape[1:]
+        flat, asked, rows = _asked(token_ids, mask)
+        whole = torch.cat([self.start.expand(len(rows), -1), flat[rows, :-1]], dim=1)
+        cache = None
+        if self.family.cross_attention:
+            cache = places_of(rows // captions, len(states))
+        else:
+            states = states[rows // captions]
 
         def of_captions(hidden: Tensor) -> Tensor:
             hidden = hidden[:, -length:]
-            return hidden if mask is None else hidden[mask.flatten(0, 1)]
+            return hidden if asked is None else hidden[asked]
 
         with self._output_of(of_captions):
-            logits = self.family.decode(self.model, states, whole, None)
+            logits = self.family.decode(self.model, states, whole, cache)
         return logits if mask is not None else logits.unflatten(0, token_ids.shape[:2])
 
     @contextmanager
@@ -191,6 +198,16 @@ class HuggingFacePolicy(nn.Module):
             yield
         finally:
             hook.remove()
+
+
+def _asked(token_ids: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Captions [B·K, L]; of the M that have something to be scored, what [M, L], and which they are [M]."""
+    flat = token_ids.flatten(0, 1)
+    if mask is None:
+        return flat, None, torch.arange(len(flat), device=flat.device)
+    asked = mask.flatten(0, 1)
+    rows = asked.any(-1).nonzero().squeeze(-1)
+    return flat, asked[rows], rows
 
 
 def _last(hidden: Tensor) -> Tensor:

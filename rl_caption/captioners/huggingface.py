@@ -31,6 +31,7 @@ from rl_caption.captioners.decoding import Prefixes, Tokens, decode_tokens
 from rl_caption.captioners.families import ADAPTERS, family_of
 from rl_caption.captioners.families.base import Conventions, Family, plain_tokens
 from rl_caption.captioners.hf_policy import HuggingFacePolicy
+from rl_caption.captioners.prefixes import different_prefixes
 from rl_caption.data.base import DataError, Row, load_image
 
 logger = logging.getLogger(__name__)
@@ -238,6 +239,13 @@ class HuggingFaceCaptioner:
     ) -> Tensor:
         """Float32 logits [B, K, L, V] of ``token_ids`` [B, K, L], [P, V] where ``mask`` is True; see ``Captioner``."""
         return forbid(model(**inputs, token_ids=token_ids, mask=mask), self.forbidden)
+
+    def prefix_logits(
+        self, model: nn.Module, inputs: dict[str, Tensor], token_ids: Tensor, mask: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Logits [U, V] and places [P]; see ``Captioner``. Captions that others begin with are not decoded at all."""
+        first, slot = different_prefixes(token_ids, mask)
+        return self.token_logits(model, inputs, token_ids, first), slot[mask]
 
     def decode(self, token_ids: Tensor) -> list[str]:
         """Captions [N] of ``token_ids`` [N, L] up to EOS, without prompt and special tokens."""

@@ -32,18 +32,27 @@ class Layout:
     Attributes:
         rows, columns: of the grid.
         places: [P] ascending places in the flattened grid; None where all of it is computed.
+        sources: [rows·columns] which of the P tokens a place of the grid has the states of, where one stands for
+            several; of places without a token any. None where each stands for itself.
     """
 
     rows: int
     columns: int
     places: Tensor | None = None
+    sources: Tensor | None = None
 
-    def spread(self, states: Tensor) -> Tensor:
+    def queries(self, states: Tensor) -> Tensor:
         """[P, D] -> [rows, columns, D], zeros where nothing is computed."""
         if self.places is not None:
             grid = states.new_zeros(self.rows * self.columns, states.shape[-1])
             states = grid.index_copy_(0, self.places, states)
         return states.unflatten(0, (self.rows, self.columns))
+
+    def keys(self, states: Tensor) -> Tensor:
+        """[P, D] -> [rows, columns, D], the states of every token, its own or those of the one that stands for it."""
+        if self.sources is None:
+            return self.queries(states)
+        return states.index_select(0, self.sources).unflatten(0, (self.rows, self.columns))
 
     def gather(self, grid: Tensor) -> Tensor:
         """[rows, columns, D] -> [P, D]."""
@@ -189,15 +198,15 @@ class DecoderLayer(nn.Module):
         attention = self.self_attention
         normed = self.self_norm(states)
         keys, values = (
-            attention.split_heads(alone.spread(project(normed))) for project in (attention.key, attention.value)
+            attention.split_heads(alone.keys(project(normed))) for project in (attention.key, attention.value)
         )
         if cache is not None:
             keys, values = cache.self_attention_cache.update(keys, values, self.index)
-        queries = alone.spread(attention.query(normed))
+        queries = alone.queries(attention.query(normed))
         states = states + self.dropout(attention(queries, keys, values, None, alone.columns > 1, alone))
         # The K sequences of an image become one sequence of K·T queries: no copy of the image's keys and values.
         attention = self.cross_attention
-        queries = beside.spread(attention.query(self.cross_norm(states)))
+        queries = beside.queries(attention.query(self.cross_norm(states)))
         attended = attention(queries, *self._memory(memory, cache), memory_mask, layout=beside)
         states = states + self.dropout(attended)
         return states + self.dropout(self.ffn(self.ffn_norm(states)))
@@ -279,6 +288,7 @@ class CaptionTransformer(PreTrainedModel, GenerationMixin):
         past_key_values: Cache | None = None,
         use_cache: bool = False,
         token_mask: Tensor | None = None,
+        token_slot: Tensor | None = None,
         **kwargs: Any,
     ) -> Seq2SeqLMOutput:
         """Next-token logits.
@@ -289,8 +299,10 @@ class CaptionTransformer(PreTrainedModel, GenerationMixin):
             decoder_input_ids: [B·K, T]: K sequences an image, those of one image adjacent. Padding stands on the right.
             encoder_outputs: states [B, S, D] computed before.
             past_key_values: cache of the tokens before; only the newest token is then passed.
-            token_mask: [B·K, T], True for the tokens whose next ones are asked for; of a sequence these are the first
-                ones. While decoding, the cache holds only the sequences that are True.
+            token_mask: [B·K, T], True for the tokens whose next ones are asked for; without ``token_slot`` these are
+                the first ones of a sequence. While decoding, the cache holds only the sequences that are True.
+            token_slot: [B·K, T], for each token the place, among those of ``token_mask``, of the one with the same
+                prefix; see ``different_prefixes``. Not with a cache.
 
         Returns:
             ``logits`` [B·K, T, V], float32 or the autocast type; with ``token_mask`` [P, V], one row for each True.
@@ -313,7 +325,11 @@ class CaptionTransformer(PreTrainedModel, GenerationMixin):
         if places is not None:
             tokens, positions = tokens[places], positions[places]
         going_on = cache is not None and start > 0
-        alone = Layout(len(tokens), 1) if going_on else Layout(count, length, places)
+        alone = (
+            Layout(len(tokens), 1)
+            if going_on
+            else Layout(count, length, places, None if token_slot is None else token_slot.flatten())
+        )
         beside = Layout(memory.shape[0], count * length // memory.shape[0], places)
         scale = self.config.d_model**0.5
         states = self.token_embedding(tokens) * scale + self.position_embedding(positions) * scale

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.cache_utils import EncoderDecoderCache
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from rl_caption.captioners.base import CaptionerError
 
@@ -62,6 +62,35 @@ class SharedImageCache(EncoderDecoderCache):
     """
 
     places: Places | None = None
+
+
+class _Passing(DynamicCache):
+    """Gives back what it is told, and keeps none of it."""
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        return key_states, value_states
+
+
+class _Forgetful(dict[int, bool]):
+    """Layers whose keys and values are kept: none, ever."""
+
+    def __setitem__(self, layer: int, kept: bool) -> None:
+        pass
+
+
+def places_of(image: Tensor, images: int) -> SharedImageCache | None:
+    """What whole sequences of the images [M], ascending, are decoded with; None where every image has as many.
+
+    Nothing is kept in it, so that a layer may be run again in the backward pass.
+    """
+    places = Places.of(image)
+    if len(image) == images * places.width:
+        return None
+    cache = SharedImageCache(_Passing(), _Passing())
+    cache.is_updated, cache.places = _Forgetful(), places
+    return cache
 
 
 def share_images(decoder: nn.Module) -> None:

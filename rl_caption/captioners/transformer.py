@@ -19,6 +19,7 @@ from rl_caption.captioners.base import CaptionerError, Decoding, forbid
 from rl_caption.captioners.configuration import CaptionTransformerConfig
 from rl_caption.captioners.decoding import decode_captions
 from rl_caption.captioners.modeling import CaptionTransformer
+from rl_caption.captioners.prefixes import different_prefixes
 from rl_caption.captioners.vocabulary import build_vocabulary, is_word_level, load_tokenizer
 from rl_caption.data.base import DataError, Row, load_image
 from rl_caption.data.feature_arrays import pad_features
@@ -172,11 +173,24 @@ class TransformerCaptioner:
         self, model: nn.Module, inputs: dict[str, Tensor], token_ids: Tensor, mask: Tensor | None = None
     ) -> Tensor:
         """Float32 logits [B, K, L, V] of ``token_ids`` [B, K, L], [P, V] where ``mask`` is True; see ``Captioner``."""
+        logits = self._forward(model, inputs, token_ids, mask, None)
+        return logits if mask is not None else logits.unflatten(0, token_ids.shape[:2])
+
+    def prefix_logits(
+        self, model: nn.Module, inputs: dict[str, Tensor], token_ids: Tensor, mask: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Logits [U, V] and places [P]; see ``Captioner``."""
+        first, slot = different_prefixes(token_ids, mask)
+        return self._forward(model, inputs, token_ids, first, slot), slot[mask]
+
+    def _forward(
+        self, model: nn.Module, inputs: dict[str, Tensor], token_ids: Tensor, mask: Tensor | None, slot: Tensor | None
+    ) -> Tensor:
         flat = token_ids.flatten(0, 1)
         before = torch.cat([torch.full_like(flat[:, :1], self.bos_token_id), flat[:, :-1]], dim=1)
-        asked = None if mask is None else mask.flatten(0, 1)
-        logits = forbid(model(**inputs, decoder_input_ids=before, token_mask=asked).logits, self.forbidden)
-        return logits if mask is not None else logits.unflatten(0, token_ids.shape[:2])
+        asked, shared = (None if each is None else each.flatten(0, 1) for each in (mask, slot))
+        output = model(**inputs, decoder_input_ids=before, token_mask=asked, token_slot=shared)
+        return forbid(output.logits, self.forbidden)
 
     def decode(self, token_ids: Tensor) -> list[str]:
         """Captions [N] of ``token_ids`` [N, L]: words joined by single spaces, no special tokens."""

@@ -6,6 +6,7 @@ from transformers.cache_utils import DynamicCache
 
 from rl_caption.captioners.base import Decoding, caption_mask, sample_tokens
 from rl_caption.captioners.caches import roomy_cache
+from rl_caption.captioners.prefixes import different_prefixes
 from rl_caption.captioners.transformer import TransformerCaptioner
 from rl_caption.objectives import token_logprobs
 from rl_caption.rollout import sample_captions, sampling_noise
@@ -86,6 +87,38 @@ def test_what_comes_after_a_caption_is_not_computed_and_changes_nothing(case):
     assert widths == [(72,), (int(mask.sum()),)]
     assert torch.allclose(found, expected, atol=1e-5)
     for one, other in zip(packed, whole, strict=True):
+        assert torch.allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_a_prefix_stands_for_all_captions_that_begin_with_it():
+    ids = torch.tensor([[[5, 6, 2, 0], [5, 2, 0, 0], [5, 6, 2, 0], [5, 6, 7, 2]], [[5, 6, 2, 0]] * 4])
+    first, slot = different_prefixes(ids, caption_mask(ids, 2))
+    expected = [[[1, 1, 1, 0], [0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 1]], [[1, 1, 1, 0]] + [[0] * 4] * 3]
+    assert torch.equal(first, torch.tensor(expected, dtype=torch.bool))
+    assert slot[0].tolist() == [[0, 1, 2, 0], [0, 1, 0, 0], [0, 1, 2, 0], [0, 1, 2, 3]]
+    assert slot[1].tolist() == [[4, 5, 6, 0]] * 4, "those of another image are others"
+
+
+def test_what_captions_have_in_common_is_computed_once_and_changes_nothing(case):
+    captioner, inputs = case
+    ids, mask = ragged_captions()
+    ids[:, 1, :3] = ids[:, 3, :3]
+    ids[:, 2, :2] = ids[:, 3, :2]
+    ids[1, 3] = ids[1, 1].where(mask[1, 3], 0)  # cut off where the other goes on
+    chosen = ids[mask].unsqueeze(-1)
+
+    def gradients(logprobs):
+        captioner.policy.zero_grad()
+        (logprobs * torch.linspace(-1, 2, len(logprobs))).sum().backward()
+        return logprobs.detach(), [p.grad.clone() for p in captioner.policy.parameters()]
+
+    plain = captioner.token_logits(captioner.policy, inputs, ids, mask).log_softmax(-1).gather(-1, chosen).squeeze(-1)
+    expected, whole = gradients(plain)
+    logits, place = captioner.prefix_logits(captioner.policy, inputs, ids, mask)
+    assert len(logits) == int(different_prefixes(ids, mask)[0].sum()) < int(mask.sum()) == len(place)
+    found, shared = gradients(token_logprobs(logits, ids[mask], 1.0, place))
+    assert torch.allclose(found, expected, atol=1e-5)
+    for one, other in zip(shared, whole, strict=True):
         assert torch.allclose(one, other, rtol=1e-4, atol=1e-5)
 
 

@@ -221,6 +221,32 @@ def test_the_image_is_encoded_once_for_all_captions(family_case):
     assert seen == [3, 3, 3], "sampling, scoring and beam search each encode 3 images"
 
 
+def test_what_captions_have_in_common_is_scored_once(family_case):
+    captioner, inputs = family_case
+    policy = captioner.policy
+    ids = torch.tensor([[[5, 6, 7, 8], [5, 6, 9, 9], [5, 6, 7, 8], [5, 6, 0, 0]]]).repeat(3, 1, 1)
+    mask = torch.ones_like(ids, dtype=torch.bool)
+    mask[:, 3, 3:] = False  # all that this caption's tokens depend on is in others
+    found = []
+    for shared in (False, True):
+        policy.zero_grad()
+        if shared:
+            logits, place = captioner.prefix_logits(policy, inputs, ids, mask)
+            assert len(logits) == 3 * 5
+            logprobs = token_logprobs(logits, ids[mask], 1.0, place)
+        else:
+            logprobs = token_logprobs(captioner.token_logits(policy, inputs, ids, mask), ids[mask])
+        (logprobs * torch.linspace(-1, 2, len(logprobs))).sum().backward()
+        gradient = {name: p.grad.clone() for name, p in policy.named_parameters() if p.grad is not None}
+        found.append((logprobs.detach(), gradient))
+    policy.zero_grad()
+    (expected, whole), (logprobs, gradient) = found
+    assert torch.allclose(logprobs, expected, atol=1e-4)
+    largest = max(value.abs().max() for value in whole.values())
+    for name, value in whole.items():  # a bias of keys has no gradient but for rounding
+        assert (gradient[name] - value).abs().max() <= 1e-4 * max(value.abs().max(), 1e-2 * largest), name
+
+
 def test_a_frozen_encoder_sees_an_image_once_a_step_and_the_gradient_is_the_same(family_case):
     captioner, inputs = family_case
     policy = captioner.policy

@@ -74,6 +74,17 @@ def test_logprobs_and_their_gradient_equal_torchs_own_some_rows_at_a_time(rows, 
     assert not entropy.requires_grad
 
 
+def test_tokens_may_share_a_row_of_logits(monkeypatch):
+    monkeypatch.setattr("rl_caption.objectives.CHUNK", 2 * 7)
+    logits = (5 * torch.randn(5, 7, dtype=torch.float64)).requires_grad_()
+    ids, place = torch.tensor([3, 3, 6, 0, 1, 2]), torch.tensor([4, 4, 4, 0, 2, 2])  # row 1 is nobody's
+    assert torch.autograd.gradcheck(lambda x: token_logprobs(x, ids, 1.7, place), logits)
+    found, entropy = token_logprobs_and_entropy(logits, ids, 1.7, place)
+    own, own_entropy = token_logprobs_and_entropy(logits[place], ids, 1.7)
+    assert torch.equal(found, own)
+    assert torch.equal(entropy, own_entropy)
+
+
 def test_entropy_of_a_uniform_distribution_ignores_forbidden_tokens():
     logits = torch.zeros(1, 1, 1, 8)
     logits[..., :3] = FORBIDDEN_LOGIT

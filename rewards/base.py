@@ -53,6 +53,8 @@ def as_texts(completions: Sequence[Any]) -> list[str]:
     Raises:
         RewardError: an item is neither a string nor a list of ``{"role", "content"}`` messages.
     """
+    if set(map(type, completions)) == {str}:
+        return list(completions)
     return [_as_text(completion, row) for row, completion in enumerate(completions)]
 
 

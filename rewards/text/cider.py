@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -251,28 +251,26 @@ class CiderD:
         """
         texts = as_texts(completions)
         keys = reference_lists(columns, self.__name__, len(texts))
-        finished = self._finished(columns, len(texts))
+        ended = self._ended(columns, len(texts))
         ids = self._token_ids(columns, len(texts))
         if not texts:
             return []
         packed = self._packed
         if packed is None:
             packed = PackedCiderD(self._df_of_call(keys, columns), self.n, self.sigma, len(texts))
-        images = {id(key): key for key in keys}  # captions of an image share one list of references
-        row = {identity: number for number, identity in enumerate(images)}
-        owner = np.array([row[id(key)] for key in keys])
+        identities = list(map(id, keys))  # captions of an image share one list of references
+        images = dict(zip(identities, keys, strict=True))
+        row = dict(zip(images, range(len(images)), strict=True))
+        owner = np.fromiter(map(row.__getitem__, identities), np.int64, len(keys))
         bank = Bank.of(packed.references(list(images.values()), self._reference_tokens))
 
-        def tokens_of(rows: Iterable[int]) -> list[list[str]]:
-            found = [tokenize(texts[row]) for row in rows]
-            if not self.eos:
-                return found
-            return [[*own, EOS] if finished[row] else own for own, row in zip(found, rows, strict=True)]
+        def tokens_of(rows: Sequence[int]) -> list[list[str]]:
+            return [[*tokenize(texts[row]), *([EOS] if ended[row] else [])] for row in rows]
 
         if ids is None or self._tokens is None or bank.has_extra(packed.size):
             scores = packed.scores(packed.numbers(tokens_of(range(len(texts)))), owner, bank)
         else:
-            scores = self._tokens.scores(ids, finished, owner, bank, tokens_of)
+            scores = self._tokens.scores(ids, ended, owner, bank, tokens_of)
         # Rounding may exceed the largest score in the last digit.
         return checked_scores(self, np.minimum(scores, self.bounds[1]).tolist(), len(texts))
 
@@ -293,7 +291,7 @@ class CiderD:
     def _tokens(self) -> TokenCiderD | None:
         if self._packed is None or self.vocabulary is None:
             return None
-        return TokenCiderD(self._packed, self.vocabulary, self.eos)
+        return TokenCiderD(self._packed, self.vocabulary)
 
     def _token_ids(self, columns: Mapping[str, Any], count: int) -> Any:
         """The tensor of word ids, where there is one and the reward knows the words."""
@@ -306,9 +304,10 @@ class CiderD:
             )
         return ids
 
-    def _finished(self, columns: Mapping[str, Any], count: int) -> Array:
+    def _ended(self, columns: Mapping[str, Any], count: int) -> Array:
+        """[N] whether EOS is a caption's last token."""
         if not self.eos or columns.get("finished") is None:
-            return np.ones(count, bool)
+            return np.full(count, self.eos)
         return np.array([bool(done) for done in required_column(dict(columns), "finished", self.__name__, count)])
 
     def _df_of_call(self, keys: Sequence[tuple[str, ...]], columns: Mapping[str, Any]) -> DocumentFrequencies:

@@ -10,16 +10,20 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from typing import Any
 
 import numpy as np
 
-from rewards.text.document_frequency import DocumentFrequencies
+from rewards.text.document_frequency import EOS, DocumentFrequencies
 from rewards.text.ngram_table import WORD_BITS, Array, numbered
 from rewards.text.places import Places
 from rewards.text.reference_bank import IMAGE_BITS, Bank, PackedReferences
+from rewards.text.tokenize import is_plain
 
+TokensOf = Callable[[Sequence[int]], Sequence[Sequence[str]]]
+"""From rows of a call to the tokens of their captions."""
 MOST_TOKENS = 1 << 18
 """Tokens that are scored, or weighed, at once."""
 MOST_IMAGES = 256
@@ -30,15 +34,25 @@ MOST_EXTRA = 1 << 18
 
 @dataclass(frozen=True, eq=False)
 class Captions:
-    """N captions as word numbers.
+    """Captions as word numbers.
 
     Attributes:
         words: [T] of all captions, one after the other.
-        lengths: [N] tokens of each.
+        lengths: [M] tokens of each.
+        rows: [M] the row of each among the N that are scored, of several the last one counts; None: M = N.
     """
 
     words: Array
     lengths: Array
+    rows: Array | None = None
+
+    def replaced(self, rows: Array, others: Captions) -> Captions:
+        """These N captions, but in ``rows`` the ``others``."""
+        return Captions(
+            np.concatenate([self.words, others.words]),
+            np.concatenate([self.lengths, others.lengths]),
+            np.concatenate([np.arange(len(self.lengths)), rows]),
+        )
 
     def parts(self) -> Iterator[tuple[slice, Captions]]:
         """Runs of captions of at most ``MOST_TOKENS`` tokens, or of one."""
@@ -115,8 +129,15 @@ class PackedCiderD:
 
     def scores(self, captions: Captions, owner: Array, bank: Bank) -> Array:
         """Scores [N] of captions against the references of image ``owner`` [N], in [0, 10] but for rounding."""
-        parts = [self._scores(part, owner[rows], bank) for rows, part in captions.parts()]
-        return np.concatenate(parts) if parts else np.empty(0)
+        rows = captions.rows
+        owners = owner if rows is None else owner[rows]
+        parts = [self._scores(part, owners[some], bank) for some, part in captions.parts()]
+        scores = np.concatenate(parts) if parts else np.empty(0)
+        if rows is None:
+            return scores
+        found = np.empty(len(owner))
+        found[rows] = scores
+        return found
 
     def _scores(self, captions: Captions, owner: Array, bank: Bank) -> Array:
         count = len(owner)
@@ -199,6 +220,14 @@ class PackedCiderD:
         longer = np.full(total, -1)
         longer[at] = np.where(found >= 0, found + self.known_words, -1)
         return longer
+
+    @cached_property
+    def plain_words(self) -> dict[str | None, int]:
+        """Numbers of the words that need no tokeniser; that of EOS is under None, as no text has it."""
+        plain: dict[str | None, int] = {
+            word: number for word, number in self.words.items() if number < self.known_words and is_plain(word)
+        }
+        return plain | {None: min(self.words.get(EOS, self.known_words), self.known_words)}
 
     def penalties(self, difference: Array) -> Array:
         """The length penalty by the difference in tokens; Python's power, whose last digit NumPy's need not have."""

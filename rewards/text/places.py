@@ -8,14 +8,12 @@ from rewards.text.ngram_table import Array, find
 
 _MULTIPLIERS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)
 
-MANY = 1 << 18
-
 
 class Places:
     """Index of keys in an ascending array of different ones, by hashing; binary search in millions takes longer.
 
-    A table has room for two to four times its keys, or eight to sixteen times where they are not ``MANY``. Where two
-    want a slot, the loser goes to the next table; what loses in all of them is searched for.
+    A table has room for two to four times its keys. Where two want a slot, the loser goes to the next table; what loses
+    in all of them is searched for.
     """
 
     def __init__(self, keys: Array) -> None:
@@ -23,7 +21,7 @@ class Places:
         self._tables: list[tuple[np.uint64, np.uint64, Array]] = []
         left = np.arange(len(keys), dtype=np.int32)
         for multiplier in _MULTIPLIERS:
-            shift = 64 - max(8, ((2 if len(left) > MANY else 8) * len(left)).bit_length())
+            shift = 64 - max(8, (2 * len(left)).bit_length())
             table = np.full(1 << (64 - shift), -1, np.int32)
             self._tables.append((np.uint64(multiplier), np.uint64(shift), table))
             slots = self._slots(keys[left], len(self._tables) - 1)

@@ -27,6 +27,8 @@ def _checked(captions: Any, row: int, reward: str) -> tuple[str, ...]:
         raise RewardError(
             f"reward {reward!r}: references of row {row} are {captions!r:.80}: expected a list of strings"
         )
+    if set(map(type, captions)) == {str}:
+        return tuple(captions)
     if not captions:
         raise RewardError(f"reward {reward!r}: row {row} has no reference; it needs at least one per image")
     for caption in captions:

@@ -7,15 +7,13 @@ at every position of every order, so that no shape depends on the data and nothi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rewards.text.document_frequency import EOS
 from rewards.text.ngram_table import WORD_BITS, Array
-from rewards.text.packed_cider import Captions, PackedCiderD
+from rewards.text.packed_cider import Captions, PackedCiderD, TokensOf
 from rewards.text.reference_bank import IMAGE_BITS, Bank
 from rewards.text.tokenize import is_plain
 
@@ -46,36 +44,26 @@ class TokenCiderD:
     Args:
         packed: document frequencies and references.
         vocabulary: what the ids mean.
-        eos: whether ``<eos>`` is a word.
     """
 
-    def __init__(self, packed: PackedCiderD, vocabulary: WordVocabulary, eos: bool) -> None:
-        self.packed, self.eos = packed, eos
+    def __init__(self, packed: PackedCiderD, vocabulary: WordVocabulary) -> None:
+        self.packed = packed
         self.eos_token_id = vocabulary.eos_token_id
         size, known = len(vocabulary.words), packed.known_words
         self.not_plain = known + 1 + size
         numbers = np.full(size + 1, self.not_plain)  # last: of ids that are no token's
         for token, word in enumerate(vocabulary.words):
-            if is_plain(word):
-                number = packed.words.get(word, known)
-                numbers[token] = number if number < known else known + 1 + token  # what df lacks equals itself alone
-        eos_word = packed.words.get(EOS, known)
-        self.numbers, self.eos_word = numbers, min(eos_word, known)
+            if is_plain(word):  # what df lacks equals itself alone
+                numbers[token] = packed.plain_words.get(word, known + 1 + token)
+        self.numbers, self.eos_word = numbers, packed.plain_words[None]
         self._on_device: dict[Any, DeviceTables] = {}
 
-    def scores(
-        self,
-        ids: Tensor,
-        finished: Array,
-        owner: Array,
-        bank: Bank,
-        tokens_of: Callable[[Sequence[int]], Sequence[Sequence[str]]],
-    ) -> Array:
+    def scores(self, ids: Tensor, ended: Array, owner: Array, bank: Bank, tokens_of: TokensOf) -> Array:
         """Score N captions.
 
         Args:
             ids: [N, L] token ids, anything after EOS; on any device.
-            finished: [N] whether ``<eos>`` ends the caption, where it is a word.
+            ended: [N] whether ``<eos>`` is the last word.
             owner: [N] row of its image in the bank.
             bank: references of B images, all of whose n-grams have document frequencies.
             tokens_of: the tokens of the texts of some rows, with ``<eos>``: of captions with other than plain words.
@@ -83,7 +71,6 @@ class TokenCiderD:
         Returns:
             [N] scores in [0, 10] but for rounding.
         """
-        ended = finished & self.eos
         if ids.device.type == "cuda":
             scores = self.on_device(ids, ended, owner, bank).cpu().numpy()
             (rest,) = np.nonzero(np.isnan(scores))
@@ -93,15 +80,9 @@ class TokenCiderD:
             return scores
         captions, plain = self.captions(ids.cpu().numpy().astype(np.int64, copy=False), ended)
         (rest,) = np.nonzero(~plain)
-        if not len(rest):
-            return self.packed.scores(captions, owner, bank)
-        others = self.packed.numbers(tokens_of(rest.tolist()))
-        both = Captions(
-            np.concatenate([captions.words, others.words]), np.concatenate([captions.lengths, others.lengths])
-        )
-        scores = self.packed.scores(both, np.concatenate([owner, owner[rest]]), bank)
-        scores[rest] = scores[len(ids) :]
-        return scores[: len(ids)]
+        if len(rest):
+            captions = captions.replaced(rest, self.packed.numbers(tokens_of(rest.tolist())))
+        return self.packed.scores(captions, owner, bank)
 
     def captions(self, ids: Array, ended: Array) -> tuple[Captions, Array]:
         """Word numbers of token ids [N, L], with ``<eos>`` where a caption ``ended`` [N]; whether all are plain [N].

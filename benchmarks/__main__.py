@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from benchmarks.harness import Measurement, Timing, add_timing, report, timing_of
 
@@ -57,6 +58,20 @@ def memory(timing: Timing) -> list[Measurement]:
     return benchmark.measure(benchmark.Shapes(), timing, ["no", "bf16"])
 
 
+def evaluation(timing: Timing) -> list[Measurement]:
+    """The Karpathy test table against pycocoevalcap with Java."""
+    from benchmarks import evaluation as benchmark
+
+    return benchmark.measure(timing)
+
+
+def processes(timing: Timing) -> list[Measurement]:
+    """Steps of two processes against one."""
+    from benchmarks import processes as benchmark
+
+    return benchmark.measure(replace(benchmark.Shapes(), images=benchmark.IMAGES), timing)
+
+
 def startup(timing: Timing) -> list[Measurement]:
     """Imports and ``--help``."""
     from benchmarks import startup as benchmark
@@ -69,7 +84,9 @@ BENCHMARKS: dict[str, Callable[[Timing], list[Measurement]]] = {
     "hf_step": hf_step,
     "cider": cider,
     "l_clip": l_clip,
+    "evaluation": evaluation,
     "memory": memory,
+    "processes": processes,
     "loading": loading,
     "startup": startup,
 }

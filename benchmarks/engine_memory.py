@@ -4,8 +4,9 @@
 
 A captioner from scratch takes two steps as trainings take them. In the second one the storages of all tensors that the
 process holds are added up, each once, at four moments, and divided by the number of parameters; DDP's buckets, which
-Python does not see, are what DDP reports. Inputs and activations are gone at these moments or do not count beside
-the weights. Precision is float32; mixed precision by ``train.mixed_precision`` keeps weights, gradients and moments so.
+Python sees only where gradients are views of them, are what DDP reports. Inputs and activations are gone at these
+moments or do not count beside the weights. Precision is float32; mixed precision by ``train.mixed_precision`` keeps
+weights, gradients and moments so.
 """
 
 from __future__ import annotations
@@ -48,8 +49,22 @@ def environment(engine: str) -> dict[str, str]:
     }
 
 
-def held() -> int:
-    """Bytes of the storages of all tensors of this process, gradients among them."""
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def launched(rank: int, processes: int, port: int) -> dict[str, str]:
+    """What a launcher tells one of its processes on this machine."""
+    names = ("RANK", "LOCAL_RANK"), ("WORLD_SIZE", "LOCAL_WORLD_SIZE")
+    numbers = dict.fromkeys(names[0], str(rank)) | dict.fromkeys(names[1], str(processes))
+    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **numbers}
+
+
+def held(model: Any) -> int:
+    """Bytes of the storages of all tensors of this process, gradients among them, and of DDP's buckets."""
     gc.collect()
     kinds = (
         item for item in gc.get_objects() if issubclass(type(item), Tensor) and not issubclass(type(item), DTensor)
@@ -59,23 +74,30 @@ def held() -> int:
     tensors += [leaf.grad for leaf in tensors if leaf.is_leaf and leaf.requires_grad and leaf.grad is not None]
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
     storages.pop(0, None)  # what FSDP has freed
-    return sum(storages.values())
+    buckets = bucket_sizes(model)
+    # Python sees a bucket through gradients that are, or were, views of it.
+    seen = {view.untyped_storage().data_ptr() for view in tensors if view._is_view()}
+    for place in seen & storages.keys():
+        if storages[place] in buckets:
+            del storages[place]
+    return sum(storages.values()) + sum(buckets)
 
 
-def bucket_bytes(model: Any) -> int:
-    """DDP's buckets, copies of all gradients."""
+def bucket_sizes(model: Any) -> list[int]:
+    """Bytes of each of DDP's buckets, together as large as all gradients; none without DDP."""
     report = model._get_ddp_logging_data() if hasattr(model, "_get_ddp_logging_data") else {}
-    return sum(map(int, str(report.get("bucket_sizes", "0")).split(",")))
+    sizes = report.get("rebuilt_bucket_sizes") or report.get("bucket_sizes")
+    return [int(size) for size in str(sizes).split(",")] if sizes else []
 
 
 def measure(rank: int, processes: int, engine: str, port: int, queue: Any) -> None:
     """One process: put the bytes a parameter at each moment, and the number of parameters, into ``queue``."""
     if processes > 1 or engine != "plain":  # a launcher; without one there is no DDP
-        os.environ.update(environment(engine), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank))
-        os.environ.update(LOCAL_RANK=str(rank), WORLD_SIZE=str(processes), LOCAL_WORLD_SIZE=str(processes))
+        os.environ.update(environment(engine) | launched(rank, processes, port))
     from rl_caption.accumulation import backward_all
     from rl_caption.build import build_accelerator
-    from rl_caption.captioners.modeling import CaptionTransformer, CaptionTransformerConfig
+    from rl_caption.captioners.configuration import CaptionTransformerConfig
+    from rl_caption.captioners.modeling import CaptionTransformer
     from rl_caption.config import RunConfig, TrainConfig
     from rl_caption.engines import deepspeed_step, engine_of, fill_deepspeed_config, prepare, whole_weights
 
@@ -96,32 +118,29 @@ def measure(rank: int, processes: int, engine: str, port: int, queue: Any) -> No
 
     def loss(moment: str | None = None) -> Tensor:
         if moment:
-            seen[moment] = held()
+            seen[moment] = held(model)
         return model(**inputs).logits.float().mean()
 
     for _ in range(2):
         optimizer.zero_grad()
-        seen["between steps"] = held()
+        seen["between steps"] = held(model)
         with whole_weights(accelerator, model), torch.no_grad():
             policy(**inputs)
-            seen["while sampling"] = held()
+            seen["while sampling"] = held(model)
         backward_all(accelerator, model, [loss, partial(loss, "between micro-batches")])
-        seen["before the update"] = held()
+        seen["before the update"] = held(model)
         if engine.startswith("zero"):
             deepspeed_step(model)
         else:
             accelerator.clip_grad_norm_(list(model.parameters()), 1.0)
             optimizer.step()
-    buckets = bucket_bytes(model)
-    queue.put((count, {moment: (value + buckets) / count for moment, value in seen.items()}))
+    queue.put((count, {moment: value / count for moment, value in seen.items()}))
     accelerator.wait_for_everyone()
 
 
 def together(engine: str, processes: int, start: str = "spawn") -> dict[str, Any]:
     """One row: the largest of the processes at each moment. ``start`` is how multiprocessing starts them."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     context: Any = multiprocessing.get_context(start)
     queue = context.Queue()
     ranks = [

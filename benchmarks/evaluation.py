@@ -1,25 +1,50 @@
-"""Time of the Karpathy test table without METEOR and SPICE, by pycocoevalcap and by this package, in one run.
+"""The Karpathy test table without METEOR and SPICE, by this package and by pycocoevalcap, in one run.
 
-python benchmarks/evaluation.py DATA [--system magic_result] [--meteor]
+    python -m benchmarks.evaluation [DATA] [--system magic_result] [--meteor] [--images 5000] [--json FILE]
 
-DATA holds ``refs.json`` and ``predictions/*.json``. Both start from captions as written and end with BLEU-1 to 4,
-ROUGE-L and CIDEr; pycocoevalcap in its usual way, with its Java tokeniser. Prints seconds, their ratio, and whether all
-scores are equal to the last bit. ``--meteor`` compares METEOR of every system with the toolkit's, untimed. Needs Java.
+DATA holds ``refs.json`` and ``predictions/*.json``; without it, captions are random words, capitals and punctuation,
+as many as the Karpathy test split has. Both start from captions as written and end with BLEU-1 to 4, ROUGE-L and CIDEr;
+pycocoevalcap in its usual way, with its Java tokeniser. Whether all scores are equal to the last bit is told.
+``--meteor`` compares METEOR with the toolkit's, untimed. Needs Java.
 """
+
+from __future__ import annotations
 
 import argparse
 import contextlib
 import io
-import time
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
+import numpy as np
+
+from benchmarks.harness import Measurement, Timing, add_timing, faster, report, timed, timing_of
+from rewards.text.tokenize import _scan
 from rl_caption.data.files import read_captions, read_references
 from rl_caption.evaluation import evaluate_captions
+from rl_caption.evaluation.java import JavaError, find_java
 
 METRICS = ("bleu", "rouge", "cider")
+IMAGES = 5000
+"""Of the Karpathy test split, with five references each."""
+Captions = dict[str, str]
+References = dict[str, list[str]]
 
 
-def by_toolkit(captions: dict[str, str], references: dict[str, list[str]], meteor: bool) -> dict[str, float]:
+def by_package(captions: Captions, references: References, metrics: Sequence[str] = METRICS) -> dict[str, float]:
+    """Scores of this package."""
+    return evaluate_captions(captions, references, metrics=metrics).metrics
+
+
+def from_nothing(captions: Captions, references: References) -> dict[str, float]:
+    """``by_package`` as a program calls it, once: no caption was tokenised before."""
+    _scan.cache_clear()
+    return by_package(captions, references)
+
+
+def by_toolkit(captions: Captions, references: References, meteor: bool = False) -> dict[str, float]:
+    """Scores of pycocoevalcap, under this package's names."""
     from pycocoevalcap.bleu.bleu import Bleu
     from pycocoevalcap.cider.cider import Cider
     from pycocoevalcap.meteor.meteor import Meteor
@@ -27,38 +52,90 @@ def by_toolkit(captions: dict[str, str], references: dict[str, list[str]], meteo
     from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
 
     tokenizer = PTBTokenizer()
-    gts = tokenizer.tokenize({key: [{"caption": text} for text in references[key]] for key in captions})
-    res = tokenizer.tokenize({key: [{"caption": text}] for key, text in captions.items()})
+    written = tokenizer.tokenize({key: [{"caption": text} for text in references[key]] for key in captions})
+    found = tokenizer.tokenize({key: [{"caption": text}] for key, text in captions.items()})
     if meteor:
-        return {"METEOR": Meteor().compute_score(gts, res)[0]}
+        return {"METEOR": Meteor().compute_score(written, found)[0]}
     with contextlib.redirect_stdout(io.StringIO()):
-        bleu, _ = Bleu(4).compute_score(gts, res)
+        bleu, _ = Bleu(4).compute_score(written, found)
     scores = {f"BLEU-{n + 1}": value for n, value in enumerate(bleu)}
-    return scores | {"ROUGE-L": Rouge().compute_score(gts, res)[0], "CIDEr": Cider().compute_score(gts, res)[0]}
+    return scores | {
+        "ROUGE-L": Rouge().compute_score(written, found)[0],
+        "CIDEr": Cider().compute_score(written, found)[0],
+    }
 
 
-def main() -> None:
+def generated(images: int) -> tuple[Captions, References]:
+    """A caption and five references of each image; some words of the caption are those of a reference."""
+    draw = np.random.default_rng(0)
+    letters = list("etaoinshrdlu")
+    words = ["".join(draw.choice(letters, draw.integers(2, 9))) for _ in range(9000)]
+
+    def sentence() -> list[str]:
+        drawn = [words[number % len(words)] for number in draw.zipf(1.4, draw.integers(8, 13)).tolist()]
+        return ["A", *drawn[:4], *(["and"] if draw.random() < 0.8 else [","]), *drawn[4:], "."]
+
+    references, captions = {}, {}
+    for number in range(images):
+        own = [sentence() for _ in range(5)]
+        references[str(number)] = [" ".join(each[:-1]) + each[-1] for each in own]
+        captions[str(number)] = " ".join([*own[draw.integers(5)][:7], *sentence()[7:]]).lower()
+    return captions, references
+
+
+def systems_of(data: Path | None, system: str | None, images: int) -> list[tuple[str, Captions, References]]:
+    """Name, captions and references of every system."""
+    if data is None:
+        return [("generated captions", *generated(images))]
+    references = read_references(data / "refs.json", by="image_name")
+    files = sorted((data / "predictions").glob(f"{system or '*'}.json"))
+    if not files:
+        raise SystemExit(f"there is no {system or '*'}.json in {data / 'predictions'}")
+    return [(path.stem, read_captions(path, allow_empty=True), references) for path in files]
+
+
+def compare(captions: Captions, references: References, meteor: bool) -> str:
+    """Whether both give the same scores."""
+    ours, theirs = by_package(captions, references), by_toolkit(captions, references)
+    if meteor:
+        ours |= by_package(captions, references, ("meteor",))
+        theirs |= by_toolkit(captions, references, meteor=True)
+    unequal = [key for key, value in theirs.items() if ours[key] != value]
+    return f"differ: {', '.join(unequal)}" if unequal else f"{len(theirs)} scores equal to the bit"
+
+
+def measure(
+    timing: Timing, images: int = IMAGES, data: Path | None = None, system: str | None = None, meteor: bool = False
+) -> list[Measurement]:
+    """Time both on every system; elapsed time, because the toolkit's tokeniser is a process of its own."""
+    try:
+        find_java()
+    except JavaError as error:
+        raise SystemExit(f"pycocoevalcap's tokeniser needs Java: {error}") from error
+    rows = []
+    for name, captions, references in systems_of(data, system, images):
+        note = f"; {len(captions)} images, {compare(captions, references, meteor)}"
+        variants: dict[str, Callable[[], object]] = {
+            f"evaluation, {name}": partial(from_nothing, captions, references),
+            "pycocoevalcap with Java": partial(by_toolkit, captions, references),
+        }
+        times = timed(variants, Timing("cpu", timing.repeats), f"evaluation, {name}")
+        rows.append(faster(times, *variants, note))
+    return rows
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path, help="folder with refs.json and predictions/*.json")
+    add_timing(parser, repeats=1)
+    parser.add_argument("data", type=Path, nargs="?", help="folder with refs.json and predictions/*.json")
     parser.add_argument("--system", help="one file of predictions (default: all)")
     parser.add_argument("--meteor", action="store_true", help="compare METEOR, too")
-    arguments = parser.parse_args()
-    references = read_references(arguments.data / "refs.json", by="image_name")
-    print("| system | images | pycocoevalcap, s | rl-caption, s | ratio | scores |\n|---|---:|---:|---:|---:|---|")
-    for path in sorted((arguments.data / "predictions").glob(f"{arguments.system or '*'}.json")):
-        captions = read_captions(path, allow_empty=True)
-        started = time.perf_counter()
-        mine = evaluate_captions(captions, references, metrics=METRICS).metrics
-        between = time.perf_counter()
-        theirs = by_toolkit(captions, references, meteor=False)
-        ended = time.perf_counter()
-        if arguments.meteor:
-            mine |= evaluate_captions(captions, references, metrics=("meteor",)).metrics
-            theirs |= by_toolkit(captions, references, meteor=True)
-        unequal = [key for key, value in theirs.items() if mine[key] != value]
-        equal = f"{len(theirs)} equal" if not unequal else f"differ: {', '.join(unequal)}"
-        own, other = between - started, ended - between
-        print(f"| {path.stem} | {len(captions)} | {other:.1f} | {own:.1f} | {own / other:.2f} | {equal} |", flush=True)
+    parser.add_argument("--images", type=int, default=IMAGES, help="images of generated captions")
+    chosen = parser.parse_args(arguments)
+    timing = timing_of(parser, chosen)
+    rows = measure(timing, chosen.images, chosen.data, chosen.system, chosen.meteor)
+    report(rows, chosen.json, "cpu")
 
 
 if __name__ == "__main__":

@@ -51,8 +51,6 @@ class Curve:
     title: str
     x_name: str
     expected: str
-    linear: bool
-    """Draw the line of costs in proportion to the size, for comparison; else the flat one."""
     variants: Callable[[Sizes, str], dict[int, Callable[[], object]]]
 
 
@@ -146,30 +144,30 @@ def start_up(sizes: Sizes, device: str) -> dict[int, Callable[[], object]]:
 CURVES: dict[str, Curve] = {
     "samples": Curve(
         "Step, samples an image (K)", "K", "less than linear: one encoding and one greedy caption an image",
-        True, by_samples,
+        by_samples,
     ),
     "images": Curve(
         "Step, images", "images", "a little less than linear: the update costs the same whatever the batch",
-        True, by_images,
+        by_images,
     ),
     "length": Curve(
         "Step, tokens of every caption", "tokens", "about linear: attention among a caption's tokens is small",
-        True, by_length,
+        by_length,
     ),
     "limit": Curve(
         "Step, limit of tokens (captions of 11)", "tokens", "flat: captions that have ended leave the batch",
-        False, by_limit,
+        by_limit,
     ),
     "references": Curve(
-        "CIDEr-D of 250 captions, references", "references", "less than linear: references are looked up once",
-        True, by_references,
+        "CIDEr-D of 250 captions, references", "number", "less than linear: references are looked up once",
+        by_references,
     ),
     "dataset": Curve(
         "CIDEr-D of 250 captions, training images", "images", "flat, or with the logarithm: frequencies are looked up",
-        False, by_dataset,
+        by_dataset,
     ),
     "start_up": Curve(
-        "Document frequencies, training images", "images", "linear: every caption is read once", True, start_up,
+        "Document frequencies, training images", "images", "linear: every caption is read once", start_up,
     ),
 }  # fmt: skip
 
@@ -242,7 +240,7 @@ def drawing(seen: Sequence[Seen]) -> str:
     rows = -(-len(seen) // COLUMNS)
     width, height = COLUMNS * cell_width, rows * cell_height + HEADING
     parts = [panel(one, (n % COLUMNS) * cell_width, (n // COLUMNS) * cell_height) for n, one in enumerate(seen)]
-    key = "Time against that of the smallest size: median and range of the rounds. Dotted: in proportion, or constant."
+    key = "Time against that of the smallest size: median and range of the rounds. Dotted: in proportion."
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
         f'role="img" aria-label="{escape(key)}"><style>{STYLE}</style><rect class="paper" width="100%" height="100%"/>'
@@ -255,11 +253,8 @@ def panel(one: Seen, left: int, top: int) -> str:
     first = min(one.ratios)
     reach = [max(abs(value - one.middle[size]) for value in values) for size, values in one.ratios.items()]
     line = Series("measured", list(one.middle.items()), 0, marks=True, errors=reach)
-    plain = [(size, size / first if one.curve.linear else 1.0) for size in one.ratios]
-    chart = line_chart(
-        [Series("in proportion" if one.curve.linear else "constant", plain, 6), line], one.curve.title,
-        x_name=one.curve.x_name, from_zero=False,
-    )  # fmt: skip
+    plain = Series("in proportion", [(size, size / first) for size in one.ratios], 6)
+    chart = line_chart([plain, line], one.curve.title, x_name=one.curve.x_name)
     placed = chart.replace(
         "<svg ", f'<svg x="{left + MARGIN}" y="{top + HEADING}" width="{WIDTH}" height="{HEIGHT}" ', 1
     )

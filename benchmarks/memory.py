@@ -16,6 +16,7 @@ is compared at the usual lengths too. Baselines are those of ``benchmarks.scst_s
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -34,7 +35,7 @@ from rl_caption.types import CaptionBatch
 
 Step = Callable[[Bench, CaptionBatch], None]
 STEPS: dict[str, Step] = {"step": our_step, "generate twice": generate_step, "prefix with gradient": prefix_step}
-SMALL = ((8, 4), (16, 4), (8, 8))
+SMALL = ((11, 4), (16, 4), (11, 8))
 """Images and captions of each: enough that log-probabilities are taken in parts, as in large steps."""
 CARDS = (24, 80, 141)
 """Sizes of cards in GB."""
@@ -82,6 +83,7 @@ def count_peak(step: Step, bench: Bench, batch: CaptionBatch) -> Peak:
         before = torch.cuda.memory_allocated()
         step(bench, batch)
         return Peak(before, torch.cuda.max_memory_allocated() - before, Counter())
+    gc.collect()  # what is released in the step should have been made in it
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it prints a line at every start and end otherwise
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, record_shapes=True) as profiler:
         step(bench, batch)
@@ -189,6 +191,7 @@ def measure(
         rows += predicted(peaks, growths, shapes, PRECISIONS[precision])
         weights = sum(parameter.nbytes for parameter in bench.policy.parameters())
         rows += [fits(card, growths, shapes.samples, PRECISIONS[precision], weights) for card in CARDS]
+    AcceleratorState._reset_state()  # what comes next may have another precision
     return rows
 
 

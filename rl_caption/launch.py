@@ -202,27 +202,28 @@ def _advice(num_processes: int) -> str:
 
 
 def accelerator_kwargs() -> dict[str, Any]:
-    """Return arguments for ``Accelerator`` with which the processes of a launcher find each other without a GPU.
+    """Return arguments for ``Accelerator`` with which a launcher's processes find each other, without a GPU too.
 
-    Accelerate otherwise ignores ``torchrun`` and ``accelerate launch --multi_gpu`` on a machine without an accelerator
-    it knows, unless ``ACCELERATE_USE_CPU=true`` is set. Empty where nothing needs to be said.
+    Accelerate alone ignores launchers there, unless ``ACCELERATE_USE_CPU=true``. DDP's gradients lie in its buffers.
     """
+    if int(os.environ.get("LOCAL_RANK", "-1")) < 0:
+        return {}
     import torch
+    from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
+
+    from rl_caption.engines import deepspeed_without_compiler, wanted_engine
 
     device = torch.accelerator.current_accelerator()
-    launched = int(os.environ.get("LOCAL_RANK", "-1")) >= 0
     # Apple's GPU takes part in no process group, so processes that train together are on the CPU there too.
-    if not launched or (device is not None and device.type != "mps"):
+    on_cpu = device is None or device.type == "mps"
+    if wanted_engine() != "deepspeed":
+        handlers = {"kwargs_handlers": [DistributedDataParallelKwargs(gradient_as_bucket_view=True)]}
+        return handlers | {"cpu": True} if on_cpu else handlers
+    if not on_cpu:
         return {}
-    if os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true":
-        # cpu=True would quietly turn DeepSpeed into plain data parallelism.
-        from accelerate.utils import InitProcessGroupKwargs
-
-        from rl_caption.engines import deepspeed_without_compiler
-
-        deepspeed_without_compiler()
-        return {"kwargs_handlers": [InitProcessGroupKwargs(backend="gloo")]}
-    return {"cpu": True}
+    deepspeed_without_compiler()
+    # cpu=True would quietly turn DeepSpeed into plain data parallelism.
+    return {"kwargs_handlers": [InitProcessGroupKwargs(backend="gloo")]}
 
 
 def die_with_launcher() -> bool:

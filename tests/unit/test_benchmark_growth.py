@@ -34,7 +34,6 @@ def test_every_curve_is_measured_and_drawn(tmp_path: Path) -> None:
     for chart, row in zip(charts, rows, strict=True):
         measured = dict(map(tuple, chart["series"][1]["points"]))
         assert list(measured.values()) == [1, pytest.approx(row.ratio)]
-    assert [chart["series"][0]["name"] for chart in charts].count("constant") == 2
 
 
 def test_each_size_is_what_the_step_gets(monkeypatch: pytest.MonkeyPatch) -> None:

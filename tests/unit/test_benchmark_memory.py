@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
+from accelerate.state import AcceleratorState
 
 from benchmarks import memory
 from benchmarks.harness import Timing
@@ -38,7 +41,13 @@ def few_logits_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rl_caption.objectives.CHUNK", 4 * SHAPES.words)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
+def state_of_this_file_alone() -> Iterator[None]:
+    yield
+    AcceleratorState._reset_state()  # other tests may have another precision
+
+
+@pytest.fixture
 def bench() -> Bench:
     return memory.prepared(SHAPES, "no", "cpu")
 

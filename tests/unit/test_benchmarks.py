@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import __main__ as every
-from benchmarks import cider, coco_scale, loading, scst_step
+from benchmarks import cider, coco_scale, evaluation, growth, loading, memory, processes, scst_step
 from benchmarks.harness import Timing
 from tests.captioners_for_tests import SHAPE
 
@@ -51,7 +51,8 @@ def test_document_frequencies_of_a_small_corpus_both_ways(tmp_path: Path, monkey
 
 @pytest.mark.parametrize(("options", "said"), [(["--repeats", "0"], "--repeats is 0"), (["--cpu-time"], "--threads 1")])
 def test_options_are_checked(options: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    for main in (every.main, cider.main, loading.main, scst_step.main):
+    programs = (every, cider, evaluation, growth, loading, memory, processes, scst_step)
+    for main in (program.main for program in programs):
         with pytest.raises(SystemExit):
             main(options)
         assert said in capsys.readouterr().err

@@ -166,7 +166,10 @@ def test_accelerator_kwargs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.accelerator.current_accelerator", lambda: None)
     assert launch.accelerator_kwargs() == {}, "a single process needs nothing"
     monkeypatch.setenv("LOCAL_RANK", "1")
-    assert launch.accelerator_kwargs() == {"cpu": True}
+    on_cpu = launch.accelerator_kwargs()
+    assert on_cpu.keys() == {"cpu", "kwargs_handlers"}
+    assert on_cpu["cpu"] is True
+    assert [handler.gradient_as_bucket_view for handler in on_cpu["kwargs_handlers"]] == [True]
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
     (handler,) = launch.accelerator_kwargs()["kwargs_handlers"]
     assert handler.backend == "gloo"
@@ -174,6 +177,8 @@ def test_accelerator_kwargs(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("torch.accelerator.current_accelerator", lambda: torch.device("cuda"))
     assert launch.accelerator_kwargs() == {}
+    monkeypatch.delenv("ACCELERATE_USE_DEEPSPEED")
+    assert launch.accelerator_kwargs() == {"kwargs_handlers": on_cpu["kwargs_handlers"]}
 
 
 # ---------------------------------------------------------------------------------------------- life and death

@@ -1,6 +1,7 @@
 """A self-critical step of pretrained captioners, in their real shapes with random weights, against the usual loop.
 
     python -m benchmarks.hf_step [--models blip vit_gpt2] [--device cuda] [--precision bf16] [--images 50] [--json FILE]
+    python -m benchmarks.hf_step --fits                     # the largest step for a card, from the bytes of small ones
 
 BLIP base at 384 pixels and ViT base with GPT-2 at 224; K samples and the greedy caption of each image, at most 20
 tokens, captions as long as people's, CIDEr-D, gradient, clipping, Adam at learning rate 0. The loops against it do the
@@ -10,7 +11,8 @@ pycocoevalcap's CIDEr, and a second forward pass, with gradient,
 - images copied: over the images copied K times, each of which is encoded;
 - states copied: over copies of the states of images that are encoded once.
 
-Peak memory is counted as in ``benchmarks.memory``. The first loop does not fit a GPU at 50 images: ``--copied states``.
+Peak memory is counted as in ``benchmarks.memory``, whose bytes of a step, an image and a caption ``--fits`` counts with
+captions of 20 tokens, against states copied. The first loop does not fit a GPU at 50 images: ``--copied states``.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from transformers import PreTrainedTokenizerFast
 
 from benchmarks.captioner_shapes import blip, vit_gpt2
 from benchmarks.harness import Measurement, Timing, add_timing, faster, report, timed, timing_of
-from benchmarks.memory import MIB, count_peak
+from benchmarks.memory import CARDS, MIB, PRECISIONS, Step, count_peak, fits, growth_of
 from benchmarks.scst_step import (
     Bench,
     Shapes,
@@ -52,6 +54,8 @@ from rl_caption.types import CaptionBatch
 
 COPIED = ("images", "states")
 SHAPES = Shapes(images=2)
+FITS = ((4, 5), (6, 5), (4, 8))
+"""Images and captions of each, for ``--fits``."""
 
 
 @torch.no_grad()
@@ -91,7 +95,8 @@ def build_bench(make: Callable[[], Any], side: int, shapes: Shapes, device: str,
     policy.to(device).eval()
     captioner: Any = HuggingFaceCaptioner(policy, Processing(None, tokenizer))
     pixel_values = torch.randn(shapes.images, 3, side, side, device=device)
-    end_captions(captioner, pixel_values[:4], shapes)
+    if shapes.length < shapes.tokens:
+        end_captions(captioner, pixel_values[:4], shapes)
     AcceleratorState._reset_state()  # another precision than that of a model before
     accelerator = prepare(policy, device, precision)
     rows = random_rows([word for word in tokenizer.get_vocab() if word.startswith("word")], shapes.images)
@@ -195,7 +200,7 @@ def measure_all(timing: Timing) -> list[Measurement]:
 def measure_model(bench: Bench, label: str, timing: Timing, precision: str, copied: Sequence[str]) -> list[Measurement]:
     """The rows of one model."""
     batch, ours = bench.batch, f"step, {label}, {bench.shapes.images} images"
-    steps: dict[str, Callable[[Bench, CaptionBatch], None]] = {ours: our_step}
+    steps: dict[str, Step] = {ours: our_step}
     steps |= {f"generate twice, {what} copied": partial(generate_step, copied=what) for what in copied}
     times = timed({name: partial(step, bench, batch) for name, step in steps.items()}, timing, ours)
     for _ in range(timing.repeats):
@@ -211,6 +216,32 @@ def measure_model(bench: Bench, label: str, timing: Timing, precision: str, copi
     return rows
 
 
+def what_fits(
+    label: str, make: Callable[[], Any], side: int, shapes: Shapes, device: str, precision: str
+) -> list[Measurement]:
+    """The largest steps for several cards, where no caption ends before the limit."""
+    images = max(images for images, _ in FITS)
+    shapes = replace(shapes, images=images, length=float(shapes.tokens))
+    bench = build_bench(make, side, shapes, device, precision)
+    torch.backends.cuda.enable_flash_sdp(True)  # as on a GPU
+    our_step(bench, bench.part(1))  # its moments are there from now on
+    steps: dict[str, Step] = {"step": our_step, "generate twice": partial(generate_step, copied="states")}
+    growths = {name: growth_of(step, bench, FITS) for name, step in steps.items()}
+    ours, theirs = growths["step"], growths["generate twice"]
+    detail = " against ".join(
+        f"{one.fixed / MIB:.0f} MiB + {one.image / MIB:.0f} MiB an image + {one.caption / MIB:.1f} MiB a caption"
+        for one in (ours, theirs)
+    )
+    kind = f"{label}, {PRECISIONS[precision]}"
+    rows = [
+        Measurement(
+            f"{kind}: bytes", "generate twice, states copied", theirs.caption / ours.caption, "x a caption", detail
+        )
+    ]
+    weights = sum(parameter.nbytes for parameter in bench.policy.parameters())
+    return rows + [fits(card, growths, shapes.samples, kind, weights) for card in CARDS]
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -219,12 +250,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--images", type=int, default=SHAPES.images, help="images of a step")
     parser.add_argument("--samples", type=int, default=SHAPES.samples, help="captions sampled of each image")
     parser.add_argument("--length", type=float, default=SHAPES.length, help="mean tokens of a caption")
-    parser.add_argument("--precision", choices=["no", "bf16", "fp16"], default="no", help="of autocast")
+    parser.add_argument("--precision", choices=list(PRECISIONS), default="no", help="of autocast")
     parser.add_argument("--copied", nargs="+", choices=COPIED, default=list(COPIED), help="loops to compare with")
+    parser.add_argument("--fits", action="store_true", help="what fits a card instead")
     chosen = parser.parse_args(arguments)
     timing = timing_of(parser, chosen)
     shapes = replace(SHAPES, images=chosen.images, samples=chosen.samples, length=chosen.length)
-    found = measure({name: MODELS[name] for name in chosen.models}, shapes, timing, chosen.precision, chosen.copied)
+    models = {name: MODELS[name] for name in chosen.models}
+    if chosen.fits:
+        found = [row for model in models.values() for row in what_fits(*model, shapes, timing.device, chosen.precision)]
+    else:
+        found = measure(models, shapes, timing, chosen.precision, chosen.copied)
     report(found, chosen.json, chosen.device)
 
 

@@ -38,6 +38,15 @@ def test_the_step_and_both_loops_run(name: str, tmp_path: Path) -> None:
     assert min(memory.values()) > 0
 
 
+def test_what_fits_is_computed_from_small_steps(tmp_path: Path) -> None:
+    save_model("blip", tmp_path)
+    rows = hf_step.what_fits("Tiny", lambda: CLASSES["blip"].from_pretrained(tmp_path), SIDE, SHAPES, "cpu", "no")
+    assert rows[0].name == "Tiny, float32: bytes"
+    assert [row.name.split(",")[0] for row in rows[1:]] == [
+        f"images x 3 captions in {card} GB" for card in (24, 80, 141)
+    ]
+
+
 def test_captions_end_and_both_loops_take_the_same_samples_the_same_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

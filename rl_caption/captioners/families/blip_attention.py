@@ -37,7 +37,7 @@ def fuse_attention(model: nn.Module) -> None:
 
 def _image_attention(attention: Any, written_out: Callable[..., Any], hidden_states: Tensor, **options: Any) -> Any:
     """[B, S, D] -> [B, S, D], no probabilities."""
-    if _slower_fused(hidden_states):
+    if _fused_off(hidden_states):
         return written_out(hidden_states, **options)
     qkv = attention.qkv(hidden_states).unflatten(-1, (3, attention.num_heads, -1))
     query, key, value = qkv.permute(2, 0, 3, 1, 4)
@@ -55,7 +55,7 @@ def _text_attention(
     **options: Any,
 ) -> Any:
     """[N, T, D] -> [N, T, D], no probabilities; to ``encoder_hidden_states`` [N, S, D] where they are given."""
-    if _slower_fused(hidden_states):
+    if _fused_off(hidden_states):
         return written_out(
             hidden_states, attention_mask, encoder_hidden_states, encoder_attention_mask, past_key_values, **options
         )
@@ -84,6 +84,6 @@ def _fused(attention: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tens
     return F.scaled_dot_product_attention(query, key, value, mask, dropout).transpose(1, 2).flatten(2)
 
 
-def _slower_fused(states: Tensor) -> bool:
-    """On a CPU in bf16 the fused kernel's backward pass is the slower one."""
-    return states.device.type == "cpu" and (torch.is_autocast_enabled("cpu") or states.dtype == torch.bfloat16)
+def _fused_off(states: Tensor) -> bool:
+    """Whether a CPU does without its fused kernel, as in bf16 (``rl_caption.build``): its substitute is slower."""
+    return states.device.type == "cpu" and not torch.backends.cuda.flash_sdp_enabled()

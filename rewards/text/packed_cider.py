@@ -317,10 +317,10 @@ def _products(grams: _NGrams, inverse: Array, weights: Array, owner: Array, bank
     both = known[there]
     shared = bank.counts[rows[there]] * inverse[both, None]
     clipped = np.minimum(weights[both, None], shared) * shared
-    bins = grams.bins[both]
-    sums = [np.bincount(bins, clipped[:, number], n * grams.size) for number in range(shared.shape[1])]
-    # Sums of nothing are whole numbers.
-    return np.stack(sums, -1).astype(np.float64, copy=False).reshape(n, grams.size, -1)
+    most = shared.shape[1]
+    bins = grams.bins[both, None] * most + np.arange(most)
+    sums = np.bincount(bins.ravel(), clipped.ravel(), n * grams.size * most)  # each in the order of n-grams
+    return sums.astype(np.float64, copy=False).reshape(n, grams.size, most)  # sums of nothing are whole numbers
 
 
 def _norms(weights: Array, bins: Array, size: int) -> Array:

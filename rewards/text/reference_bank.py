@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,8 +15,7 @@ IMAGE_BITS = 40
 """In keys of an image's n-grams, the place has so many bits and the number of the image those above."""
 
 
-@dataclass(frozen=True, eq=False)
-class PackedReferences:
+class PackedReferences(NamedTuple):
     """The n-grams of one image's R references.
 
     Attributes:
@@ -52,23 +52,24 @@ class Bank:
     @staticmethod
     def of(images: Sequence[PackedReferences]) -> Bank:
         """Put the references of all images of a call side by side."""
-        numbers = np.array([len(image.lengths) for image in images])
-        sizes = np.array([len(image.places) for image in images])
+        every_place, every_count, every_norm, every_length = zip(*images, strict=True)
+        numbers = np.fromiter(map(len, every_length), np.int64, len(images))
+        sizes = np.fromiter(map(len, every_place), np.int64, len(images))
         most = int(numbers.max())
         keys = np.repeat(np.arange(len(images)) << IMAGE_BITS, sizes)
-        keys |= np.concatenate([image.places for image in images])
+        keys |= np.concatenate(every_place)
         rows = np.arange(most) < numbers[:, None]  # [B, R]
         lengths = np.zeros(rows.shape, np.int32)
-        lengths[rows] = np.concatenate([image.lengths for image in images])
+        lengths[rows] = np.concatenate(every_length)
         norms = np.zeros((*rows.shape, images[0].norms.shape[1]))
-        norms[rows] = np.concatenate([image.norms for image in images])
+        norms[rows] = np.concatenate(every_norm)
         if rows.all():
-            counts = np.concatenate([image.counts for image in images])
+            counts = np.concatenate(every_count)
         else:
-            counts = np.zeros((len(keys), most), np.result_type(*{image.counts.dtype for image in images}))
+            counts = np.zeros((len(keys), most), np.result_type(*{own.dtype for own in every_count}))
             ends = np.cumsum(sizes)
-            for image, start, end in zip(images, ends - sizes, ends, strict=True):
-                counts[start:end, : len(image.lengths)] = image.counts
+            for own, start, end in zip(every_count, ends - sizes, ends, strict=True):
+                counts[start:end, : own.shape[1]] = own
         return Bank(keys, counts, np.ascontiguousarray(norms.transpose(2, 0, 1)), lengths, numbers)
 
     def has_extra(self, size: int) -> bool:

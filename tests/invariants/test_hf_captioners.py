@@ -303,7 +303,14 @@ def test_beam_search_equals_transformers_generate(tmp_path, length_penalty):
     captioner.policy.model.decoder.cls.predictions.bias[captioner.eos_token_id] += 2.0
     inputs = captioner.preprocess(tiny_rows(8))
     decoding = Decoding(num_beams=4, max_new_tokens=8, length_penalty=length_penalty)
+    rows = []
+    hook = captioner.policy.model.decoder.register_forward_pre_hook(
+        lambda module, arguments, named: rows.append(len(named["input_ids"])), with_kwargs=True
+    )
     ours = captioner.generate(captioner.policy, inputs, decoding, None)[:, 0]
+    hook.remove()
+    assert rows[:2] == [8, 32]
+    assert rows[-1] < 32, "images that are done leave"
     settings = GenerationConfig(
         num_beams=4,
         do_sample=False,

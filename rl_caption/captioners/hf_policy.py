@@ -57,8 +57,8 @@ class Memory:
 class HuggingFacePolicy(nn.Module):
     """The model with its family's adapter and prompt.
 
-    Sampling and scoring run the image and the prompt once. Where the image is read by cross-attention, its K captions
-    share its keys and values; where it is a prefix of the text, these are repeated for each of them.
+    An image is encoded once. Where it is read by cross-attention, its K captions share its keys and values; where it is a
+    prefix of the text, these (and those of the prompt) are computed once and repeated for each of them.
     All passes go through ``forward``, so that wrappers of the module (DDP, FSDP, ZeRO) see them.
 
     Args:
@@ -130,7 +130,7 @@ class HuggingFacePolicy(nn.Module):
         if token_ids is None:
             with self._output_of(_last):
                 return self._begin(states, len(self.conventions.start) + max_tokens)
-        # What a row of cross-attention reads is shared anyway; in one pass it is there for one layer at a time.
+        # With cross-attention the image is shared anyway, and in one pass the backward pass frees it layer by layer.
         whole = self.family.cross_attention or not self.share_prefix
         return self._score_whole(states, token_ids, mask) if whole else self._score(states, token_ids, mask)
 

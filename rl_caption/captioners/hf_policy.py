@@ -57,8 +57,8 @@ class Memory:
 class HuggingFacePolicy(nn.Module):
     """The model with its family's adapter and prompt.
 
-    An image is encoded once. Where it is read by cross-attention, its K captions share its keys and values; where it is a
-    prefix of the text, these (and those of the prompt) are computed once and repeated for each of them.
+    An image is encoded once. Where it is read by cross-attention, its K captions share its keys and values; where it is
+    a prefix of the text, these (and those of the prompt) are computed once and repeated for each of them.
     All passes go through ``forward``, so that wrappers of the module (DDP, FSDP, ZeRO) see them.
 
     Args:

@@ -142,7 +142,7 @@ class PackedCiderD:
     def _scores(self, captions: Captions, owner: Array, bank: Bank) -> Array:
         count = len(owner)
         grams = self._ngrams(captions)
-        inverse = self.inverse[np.minimum(grams.places, self.size)]
+        inverse = self.inverse.take(np.minimum(grams.places, self.size))
         weights = grams.counts * inverse
         norms = _norms(weights, grams.bins, self.n * count).reshape(self.n, count)
         values = _products(grams, inverse, weights, owner, bank, self.n)  # [n, N, R]
@@ -189,19 +189,20 @@ class PackedCiderD:
         every = []
         for order in range(1, self.n + 1):
             repeats = _repeats(keys, again, total)
-            first = positions[repeats.counts[positions] > 0]
-            own = places[first]
+            first = positions[repeats.counts.take(positions) > 0]
+            own = places.take(first)
             if keep or self._extra:
                 self._place_extra(own, words, first, order, keep)
-            every.append((own, repeats.counts[first], row[first], np.full(len(first), order - 1)))
+            caption = row.take(first)
+            every.append((own, repeats.counts.take(first), caption, (order - 1) * count + caption))
             if order == self.n:
                 break
-            positions = positions[left[positions] > order]
-            places = self._longer(places, positions, words[positions + order], total)
-            again = repeats.positions[left[repeats.positions] > order]
-            keys = repeats.numbers[again] * most + words[again + order]
-        found, counts, rows, orders = (np.concatenate(parts) for parts in zip(*every, strict=True))
-        return _NGrams(found, counts, rows, orders, count)
+            positions = positions[left.take(positions) > order]
+            places = self._longer(places, positions, words.take(positions + order), total)
+            again = repeats.positions[left.take(repeats.positions) > order]
+            keys = repeats.numbers.take(again) * most + words.take(again + order)
+        found, counts, rows, bins = (np.concatenate(parts) for parts in zip(*every, strict=True))
+        return _NGrams(found, counts, rows, bins)
 
     def _place_extra(self, places: Array, words: Array, first: Array, order: int, keep: bool) -> None:
         """Fill in the places of n-grams that only references have; they begin at ``first``."""
@@ -214,9 +215,9 @@ class PackedCiderD:
 
     def _longer(self, places: Array, positions: Array, last: Array, total: int) -> Array:
         """Places [T] of the n-grams that begin at ``positions`` and go on with the word ``last``; elsewhere -1."""
-        (known,) = np.nonzero(places[positions] >= 0)
-        at = positions[known]
-        found = self._places.of(places[at] << WORD_BITS | last[known])
+        (known,) = np.nonzero(places.take(positions) >= 0)
+        at = positions.take(known)
+        found = self._places.of(places.take(at) << WORD_BITS | last.take(known))
         longer = np.full(total, -1)
         longer[at] = np.where(found >= 0, found + self.known_words, -1)
         return longer
@@ -252,15 +253,8 @@ class _NGrams:
     """[M] how often they occur in their caption."""
     captions: Array
     """[M] the caption."""
-    orders: Array
-    """[M] words - 1."""
-    size: int
-    """N"""
-
-    @property
-    def bins(self) -> Array:
-        """[M] order * N + caption."""
-        return self.orders * self.size + self.captions
+    bins: Array
+    """[M] (order - 1) * N + caption."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -312,15 +306,15 @@ class _Words(dict[str, int]):
 def _products(grams: _NGrams, inverse: Array, weights: Array, owner: Array, bank: Bank, n: int) -> Array:
     """[n, N, R] clipped products of the captions' vectors with those of the references of image ``owner`` [N]."""
     (known,) = np.nonzero(grams.places >= 0)
-    rows = bank.rows(grams.places[known], owner[grams.captions[known]])
+    rows = bank.rows(grams.places.take(known), owner.take(grams.captions.take(known)))
     (there,) = np.nonzero(rows >= 0)
-    both = known[there]
-    shared = bank.counts[rows[there]] * inverse[both, None]
-    clipped = np.minimum(weights[both, None], shared) * shared
+    both = known.take(there)
+    shared = bank.counts.take(rows.take(there), axis=0) * inverse.take(both)[:, None]
+    clipped = np.minimum(weights.take(both)[:, None], shared) * shared
     most = shared.shape[1]
-    bins = grams.bins[both, None] * most + np.arange(most)
-    sums = np.bincount(bins.ravel(), clipped.ravel(), n * grams.size * most)  # each in the order of n-grams
-    return sums.astype(np.float64, copy=False).reshape(n, grams.size, most)  # sums of nothing are whole numbers
+    bins = grams.bins.take(both)[:, None] * most + np.arange(most)
+    sums = np.bincount(bins.ravel(), clipped.ravel(), n * len(owner) * most)  # each in the order of n-grams
+    return sums.astype(np.float64, copy=False).reshape(n, len(owner), most)  # sums of nothing are whole numbers
 
 
 def _norms(weights: Array, bins: Array, size: int) -> Array:

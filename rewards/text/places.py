@@ -32,22 +32,23 @@ class Places:
 
     def _slots(self, keys: Array, number: int) -> Array:
         multiplier, shift, _ = self._tables[number]
-        return (keys.view(np.uint64) * multiplier) >> shift
+        return ((keys.view(np.uint64) * multiplier) >> shift).view(np.int64)
 
     def of(self, wanted: Array) -> Array:
         """Index of each of ``wanted`` [M] int64, -1 for what is not there."""
         if not len(self.keys):
             return np.full(len(wanted), -1, np.int32)
-        found = self._tables[0][2][self._slots(wanted, 0)]
-        (left,) = np.nonzero(self.keys[found] != wanted)  # nobody has the slot, or another key
-        left = left[found[left] >= 0]
+        # ``take`` is faster than square brackets.
+        found = self._tables[0][2].take(self._slots(wanted, 0))
+        (left,) = np.nonzero(self.keys.take(found) != wanted)  # nobody has the slot (index -1), or another key
+        left = left[found.take(left) >= 0]
         for number in range(1, len(self._tables)):
             if not len(left):
                 return found
-            keys = wanted[left]
-            again = self._tables[number][2][self._slots(keys, number)]
+            keys = wanted.take(left)
+            again = self._tables[number][2].take(self._slots(keys, number))
             found[left] = again
-            left = left[(again >= 0) & (self.keys[again] != keys)]
+            left = left[(again >= 0) & (self.keys.take(again) != keys)]
         if len(left):
             found[left] = find(self.keys, wanted[left])
         return found

@@ -14,21 +14,20 @@ def reference_lists(columns: dict[str, Any], reward: str, count: int) -> list[tu
     Raises:
         RewardError: the column is missing or has another length, a row has no reference, or one is not a string.
     """
-    checked: dict[int, tuple[str, ...]] = {}  # the samples of an image share one list
     rows = required_column(columns, "references", reward, count)
-    for row, captions in enumerate(rows):
-        if id(captions) not in checked:
-            checked[id(captions)] = _checked(captions, row, reward)
-    return [checked[id(captions)] for captions in rows]
+    identities = list(map(id, rows))  # the samples of an image share one list
+    first = dict(zip(reversed(identities), reversed(range(count)), strict=True))
+    checked = {identity: _checked(rows[row], row, reward) for identity, row in first.items()}
+    return list(map(checked.__getitem__, identities))
 
 
 def _checked(captions: Any, row: int, reward: str) -> tuple[str, ...]:
+    if type(captions) in (list, tuple) and set(map(type, captions)) == {str}:
+        return tuple(captions)
     if isinstance(captions, str) or not isinstance(captions, Sequence):
         raise RewardError(
             f"reward {reward!r}: references of row {row} are {captions!r:.80}: expected a list of strings"
         )
-    if set(map(type, captions)) == {str}:
-        return tuple(captions)
     if not captions:
         raise RewardError(f"reward {reward!r}: row {row} has no reference; it needs at least one per image")
     for caption in captions:

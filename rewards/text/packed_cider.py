@@ -162,7 +162,8 @@ class PackedCiderD:
         caption, image = grams.captions, np.repeat(np.arange(len(images)), sizes)
         starts = np.cumsum(sizes) - sizes
         index, unique = numbered(image[caption] << IMAGE_BITS | grams.places)
-        counts = np.zeros((len(unique), sizes.max()), np.min_scalar_type(grams.counts.max(initial=1)))
+        small = grams.counts.max(initial=0) < 256
+        counts = np.zeros((len(unique), sizes.max()), np.uint8 if small else np.int32)
         counts[index, caption - starts[image[caption]]] = grams.counts
         places = (unique & ((1 << IMAGE_BITS) - 1)).astype(np.int32)
         lengths = np.maximum(captions.lengths - 1, 0).astype(np.int32)

@@ -20,7 +20,7 @@ class PackedReferences(NamedTuple):
 
     Attributes:
         places: [G] ascending places of their n-grams.
-        counts: [G, R] how often each reference has them, in the smallest type that holds it.
+        counts: [G, R] how often each reference has them, in one byte where that holds it.
         norms: [R, n] Euclidean norms of each order's tf-idf vector.
         lengths: [R] number of bigrams: tokens - 1.
     """

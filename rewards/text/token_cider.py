@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+MOST_PAIRS = 1 << 26
+"""Pairs of positions that ``device_scores`` compares at once, a byte each."""
+
+
 @dataclass(frozen=True)
 class WordVocabulary:
     """The tokens of a word-level captioner.
@@ -104,6 +108,8 @@ class TokenCiderD:
 
     def on_device(self, ids: Tensor, ended: Array, owner: Array, bank: Bank) -> Tensor:
         """What ``scores`` returns (NaN where words are not plain), made by ``device_scores`` where ``ids`` are."""
+        import torch
+
         device = ids.device
         if device not in self._on_device:
             packed = self.packed
@@ -115,9 +121,10 @@ class TokenCiderD:
         longest = max(ids.shape[1] + 1, int(bank.lengths.max(initial=0)))
         penalties = self.packed.penalty_table(longest)
         references = DeviceReferences(*(_on(getattr(bank, field.name), device) for field in fields(bank)))
-        return device_scores(
-            ids, _on(ended, device), _on(owner, device), references, _on(penalties, device), self._on_device[device]
-        )
+        tables, length_penalties = self._on_device[device], _on(penalties, device)
+        rows = max(1, MOST_PAIRS // (ids.shape[1] + 1) ** 2)
+        parts = zip(ids.split(rows), _on(ended, device).split(rows), _on(owner, device).split(rows), strict=True)
+        return torch.cat([device_scores(*part, references, length_penalties, tables) for part in parts])
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from rewards.base import RewardError
 from rewards.mixed import MixedReward
+from rewards.text import token_cider
 from rewards.text.cider import CiderD
 from rewards.text.document_frequency import DocumentFrequencies
 from rewards.text.reference_bank import Bank
@@ -163,6 +164,17 @@ def test_references_that_were_not_counted_go_by_the_text() -> None:
     reward, texts, own = bound(), ["a zebra", "zebra red"], [["a zebra"], ["zebra red dog"]]
     ids, _ = ids_of([text.split() for text in texts], WORDS, 5)
     assert reward(None, texts, references=own, completion_ids=ids) == CiderD(reward.df)(None, texts, references=own)
+
+
+def test_words_that_come_hundreds_of_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts, own = ["a " * 299 + "dog", "a dog", "red"], [["a " * 400 + "dog", "the dog"], ["a dog"], ["red beach"]]
+    ids, finished = ids_of([text.split() for text in texts], WORDS, 301)
+    monkeypatch.setattr(token_cider, "MOST_PAIRS", 2 * 302**2)  # two captions at once
+    reward = CiderD(DocumentFrequencies.from_references([[text.split() for text in texts] for texts in own], eos=True))
+    expected = reward(None, texts, references=own)
+    reward.bind_vocabulary(WordVocabulary(WORDS, EOS_ID))
+    assert reward(None, texts, references=own, completion_ids=ids) == expected
+    assert dense_scores(reward, ids, finished, own) == expected
 
 
 @pytest.mark.parametrize("shape", [(1, 4), (2,), (3, 4)])

@@ -54,8 +54,8 @@ from rl_caption.types import CaptionBatch
 
 COPIED = ("images", "states")
 SHAPES = Shapes(images=2)
-FITS = ((4, 5), (6, 5), (4, 8))
-"""Images and captions of each, for ``--fits``."""
+FITS = ((4, 12), (6, 12), (4, 20))
+"""Images and captions of each, for ``--fits``: with fewer captions, gradients of weights would be most of the peak."""
 
 
 @torch.no_grad()

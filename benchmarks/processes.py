@@ -82,7 +82,6 @@ def build_steps(bench: Bench, threads: int, folder: Path) -> dict[str, Any]:
 
     from rl_caption.advantages import greedy
     from rl_caption.build import build_accelerator
-    from rl_caption.captioners.base import Decoding
     from rl_caption.config import RunConfig, TrainConfig
     from rl_caption.engines import prepare
     from rl_caption.scst import SelfCriticalTask
@@ -91,8 +90,8 @@ def build_steps(bench: Bench, threads: int, folder: Path) -> dict[str, Any]:
 
     AcceleratorState._reset_state(reset_partial_state=True)  # the benchmark's model was built alone
     accelerator = build_accelerator(TrainConfig(threads=threads), RunConfig(dir=str(folder)))
-    decoding = Decoding(num_samples=bench.shapes.samples, max_new_tokens=bench.shapes.tokens)
-    policy = bench.policy
+    policy, decoding = bench.policy, bench.decoding
+    policy._is_accelerate_prepared = False  # else it would stay alone
     model, optimizer = prepare(accelerator, policy, torch.optim.Adam(policy.parameters()))
 
     def step(model: nn.Module, batch: CaptionBatch) -> dict[str, float]:
@@ -103,10 +102,11 @@ def build_steps(bench: Bench, threads: int, folder: Path) -> dict[str, Any]:
             max_steps=1, folder=folder, state=TrainState(),
         )  # fmt: skip
         trainer._step([batch])
-        return task.own
+        return task.own | {"gradient": float(policy.get_output_embeddings().weight.grad.norm())}
+
+    numbers = torch.zeros(sum(parameter.numel() for parameter in policy.parameters()))
 
     def exchange(batch: CaptionBatch) -> dict[str, float]:
-        numbers = torch.zeros(sum(parameter.numel() for parameter in policy.parameters()))
         torch.distributed.all_reduce(numbers)
         return {}
 
@@ -162,8 +162,17 @@ class Team:
         return found
 
 
-def measure(shapes: Shapes, timing: Timing, processes: int = 2, start: str = "spawn") -> list[Measurement]:
+Round = dict[str, list[dict[str, float]]]
+"""Variant -> what each of its processes took, in seconds."""
+
+
+def measure(shapes: Shapes, timing: Timing, processes: int = 2) -> list[Measurement]:
     """Images/s of processes together against one; ``shapes.images`` is for each process."""
+    return table_of(take_rounds(shapes, timing.repeats, processes), shapes, processes)
+
+
+def take_rounds(shapes: Shapes, repeats: int, processes: int, start: str = "spawn") -> list[Round]:
+    """Every variant in turn within a round; a first round, which is not counted, warms up."""
     with ExitStack() as stack:
 
         def team(count: int, threads: int) -> Team:
@@ -179,14 +188,13 @@ def measure(shapes: Shapes, timing: Timing, processes: int = 2, start: str = "sp
             "without exchange": (several, "apart"),
             "exchange alone": (several, "exchange"),
         }
-        rounds = [
+        return [
             {name: workers.take(word) for name, (workers, word) in variants.items()}
-            for _ in tqdm(range(timing.repeats + 1), "processes", leave=False, disable=None)
+            for _ in tqdm(range(repeats + 1), "processes", leave=False, disable=None)
         ][1:]
-    return table_of(rounds, shapes, processes)
 
 
-def table_of(rounds: Sequence[dict[str, list[dict[str, float]]]], shapes: Shapes, processes: int) -> list[Measurement]:
+def table_of(rounds: Sequence[Round], shapes: Shapes, processes: int) -> list[Measurement]:
     """Ratios within each round; a step is as long as its slowest process."""
     names = list(rounds[0])
     times = {name: [max(took["seconds"] for took in one[name]) for one in rounds] for name in names}

@@ -7,7 +7,6 @@ import multiprocessing
 import pytest
 
 from benchmarks import processes
-from benchmarks.harness import Timing
 from benchmarks.scst_step import Shapes
 from tests.captioners_for_tests import SHAPE
 
@@ -19,7 +18,11 @@ def test_two_processes_train_together_and_apart() -> None:
     shapes = Shapes(
         captioner={**SHAPE, "num_heads": 2}, words=40, regions=3, region_dim=6, images=2, samples=2, tokens=4
     )
-    rows = processes.measure(shapes, Timing(repeats=1), start="forkserver")
+    (found,) = processes.take_rounds(shapes, repeats=1, processes=2, start="forkserver")
+    gradients = {name: {took["gradient"] for took in found[name]} for name in ("2 processes", "without exchange")}
+    assert len(gradients["2 processes"]) == 1, "the mean of both"
+    assert len(gradients["without exchange"]) == 2, "each has its own"
+    rows = processes.table_of([found], shapes, processes=2)
     assert [row.baseline for row in rows[:3]] == [
         "one process, 1 thread", "one process, 2 threads", "one process, 1 thread",
     ]  # fmt: skip

@@ -260,12 +260,17 @@ class CiderD:
             packed = PackedCiderD(self._df_of_call(keys, columns), self.n, self.sigma, len(texts))
         identities = list(map(id, keys))  # captions of an image share one list of references
         images = dict(zip(identities, keys, strict=True))
-        row = dict(zip(images, range(len(images)), strict=True))
-        owner = np.fromiter(map(row.__getitem__, identities), np.int64, len(keys))
+        number = dict(zip(images, range(len(images)), strict=True))
+        owner = np.fromiter(map(number.__getitem__, identities), np.int64, len(keys))
         bank = Bank.of(packed.references(list(images.values()), self._reference_tokens))
+        ends = ended.tolist()
 
         def tokens_of(rows: Sequence[int]) -> list[list[str]]:
-            return [[*tokenize(texts[row]), *([EOS] if ended[row] else [])] for row in rows]
+            found = [tokenize(texts[row]) for row in rows]
+            for tokens, row in zip(found, rows, strict=True):
+                if ends[row]:
+                    tokens.append(EOS)
+            return found
 
         if ids is None or self._tokens is None or bank.has_extra(packed.size):
             scores = packed.scores(packed.numbers(tokens_of(range(len(texts)))), owner, bank)

@@ -28,7 +28,7 @@ PUNCTUATION = frozenset(["''", "'", "``", "`", "-LRB-", "-RRB-", "-LCB-", "-RCB-
 
 _EASY_CAPTION = re.compile(r"(?:[A-Za-z]+(?:-[A-Za-z]+)*(?:, | +|$))*(?:([A-Za-z]+)[ ]*\.)?\s*")
 _EASY_WORD = re.compile(r"[A-Za-z]+(?:-[A-Za-z]+)*(?=,?(?: |$))")
-_PLAIN_WORD = re.compile(r"[a-z]+(?:-[a-z]+)*")
+_PLAIN_WORD = re.compile(r"[a-z]+(?:-[a-z]+)*|'s|n't")
 _LAST_LETTER = re.compile(r"[a-z]\.")
 _NUMBERED_END = re.compile(rf"(?:^|[\s(,]|(?:^|\s)[-'])(?i:{'|'.join(NUMBERED_ABBREVIATIONS)})\.\Z")
 _TESTED_CHARACTERS = re.compile(

@@ -12,6 +12,7 @@ import pytest
 from benchmarks import growth
 from benchmarks.harness import Timing
 from benchmarks.scst_step import Shapes
+from rewards.text.document_frequency import DocumentFrequencies
 from tests.captioners_for_tests import SHAPE
 
 SIZES = growth.Sizes(
@@ -49,9 +50,21 @@ def test_each_size_is_what_the_step_gets(monkeypatch: pytest.MonkeyPatch) -> Non
     assert seen == [(2, 1, 4), (2, 3, 4), (1, 2, 4), (2, 2, 4), (2, 2, 2), (2, 2, 4), (2, 2, 3), (2, 2, 4)]
 
 
-def test_more_references_and_more_training_images_are_scored() -> None:
-    few, more = growth.by_references(SIZES, "cpu").values()
-    assert len(few.keywords["references"][0]) == 1  # type: ignore[attr-defined]
-    assert len(more.keywords["references"][0]) == 2  # type: ignore[attr-defined]
-    small, large = growth.start_up(SIZES, "cpu").values()
-    assert [small().documents, large().documents] == [50, 60]  # type: ignore[attr-defined]
+def test_more_references_and_more_training_images_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[int, int]] = []
+
+    class Reward:
+        def __init__(self, df: DocumentFrequencies) -> None:
+            self.df = df
+
+        def __call__(self, prompts: None, completions: list[str], references: list[list[str]]) -> None:
+            seen.append((len(references[0]), self.df.documents))
+
+    monkeypatch.setattr(growth, "CiderD", Reward)
+    monkeypatch.setattr(growth, "TIMES", 1)
+    for name in ("references", "dataset"):
+        for call in growth.CURVES[name].variants(SIZES, "cpu").values():
+            call()
+    assert seen == [(1, 50), (2, 50), (5, 50), (5, 60)]
+    counted: list[DocumentFrequencies] = [call() for call in growth.start_up(SIZES, "cpu").values()]  # type: ignore[misc]
+    assert [df.documents for df in counted] == [50, 60]

@@ -5,7 +5,8 @@
 The steps are the trainer's, on the CPU, with the captioner and the reward of ``benchmarks.scst_step``; processes are
 started and joined (DDP over gloo) as the programs do it. Every process has one thread and ``--images`` images, whether
 it is alone or not, so that twice the images in the same time would be twice as fast. For information: one process with
-as many threads. Where the rest goes is told by the same processes without the exchange of gradients.
+as many threads. Where the rest goes is told by the same processes without the exchange of gradients, and by processor
+time, which other programs on the machine touch little.
 """
 
 from __future__ import annotations
@@ -69,9 +70,10 @@ def work(rank: int, processes: int, threads: int, shapes: Shapes, port: int, pip
         inputs = {name: values[rows] for name, values in bench.batch.inputs.items()}
         batch = CaptionBatch(bench.batch.rows[rows], inputs)
         while (word := pipe.recv()) is not None:
-            started = time.perf_counter()
+            started, computed = time.perf_counter(), time.process_time()
             details = steps[word](batch)
-            pipe.send({"seconds": time.perf_counter() - started, **details})
+            took = {"seconds": time.perf_counter() - started, "computed": time.process_time() - computed}
+            pipe.send(took | details)
     if processes > 1:
         torch.distributed.destroy_process_group()
 
@@ -207,6 +209,12 @@ def table_of(rounds: Sequence[Round], shapes: Shapes, processes: int) -> list[Me
     rows = [
         faster(each, name, baseline, note) for name, baseline in ((several, one), (several, threaded), (apart, one))
     ]
+    work = [statistics.fmean(took["computed"] for took in found[several]) for found in rounds]
+    ratios = paired(work, [found[one][0]["computed"] for found in rounds])
+    detail = (
+        f"{statistics.median(work):.3g} s for {shapes.images} images; rounds {min(ratios):.2f} to {max(ratios):.2f}"
+    )
+    rows.append(Measurement(f"{several}: processor time of each", one, statistics.median(ratios), "x the time", detail))
     lost = [(a - b) / a for a, b in zip(times[several], times[apart], strict=True)]
     bare, size = paired(times[alone], times[several]), statistics.median(times[alone])
     waits = [spread([took["time/rollout"] + took["time/reward"] for took in found[several]]) for found in rounds]

@@ -51,7 +51,6 @@ class Curve:
     """One cost against one size."""
 
     title: str
-    x_name: str
     expected: str
     variants: Callable[[Sizes, str], dict[int, Callable[[], object]]]
 
@@ -151,32 +150,32 @@ def start_up(sizes: Sizes, device: str) -> dict[int, Callable[[], object]]:
 
 CURVES: dict[str, Curve] = {
     "samples": Curve(
-        "Step, samples an image (K)", "K", "less than linear: one encoding and one greedy caption an image",
+        "Step, samples an image (K)", "less than linear: one encoding and one greedy caption an image",
         by_samples,
     ),
     "images": Curve(
-        "Step, images", "images", "a little less than linear: the update costs the same whatever the batch",
+        "Step, images", "a little less than linear: the update costs the same whatever the batch",
         by_images,
     ),
     "length": Curve(
-        "Step, tokens of every caption", "tokens", "about linear: attention among a caption's tokens is small",
+        "Step, tokens of every caption", "about linear: attention among a caption's tokens is small",
         by_length,
     ),
     "limit": Curve(
-        "Step, limit of tokens (captions of 11)", "tokens", "flat: captions that have ended leave the batch",
+        "Step, limit of tokens (captions of 11)", "flat: captions that have ended leave the batch",
         by_limit,
     ),
     "references": Curve(
-        f"CIDEr-D of {TIMES} x 250 captions, references", "number", "less than linear: references are looked up once",
+        f"CIDEr-D of {TIMES} x 250 captions, references", "less than linear: references are looked up once",
         by_references,
     ),
     "dataset": Curve(
-        f"CIDEr-D of {TIMES} x 250 captions, training images", "images",
+        f"CIDEr-D of {TIMES} x 250 captions, training images",
         "flat, or with the logarithm: frequencies are looked up",
         by_dataset,
     ),
     "start_up": Curve(
-        "Document frequencies, training images", "images", "linear: every caption is read once", start_up,
+        "Document frequencies, training images", "linear: every caption is read once", start_up,
     ),
 }  # fmt: skip
 
@@ -263,7 +262,7 @@ def panel(one: Seen, left: int, top: int) -> str:
     reach = [max(abs(value - one.middle[size]) for value in values) for size, values in one.ratios.items()]
     line = Series("measured", list(one.middle.items()), 0, marks=True, errors=reach)
     plain = Series("in proportion", [(size, size / first) for size in one.ratios], 6)
-    chart = line_chart([plain, line], one.curve.title, x_name=one.curve.x_name)
+    chart = line_chart([plain, line], one.curve.title, x_name="size")
     placed = chart.replace(
         "<svg ", f'<svg x="{left + MARGIN}" y="{top + HEADING}" width="{WIDTH}" height="{HEIGHT}" ', 1
     )

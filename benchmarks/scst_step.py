@@ -156,7 +156,7 @@ def ending_logits(shapes: Shapes) -> Tensor:
     """Log-odds [T] of P(length = t + 1 | length > t), of lengths that are about normally distributed."""
     lengths = torch.distributions.Normal(shapes.length, LENGTH_DEVIATION)
     edges = lengths.cdf(torch.arange(shapes.tokens + 1, dtype=torch.float64) + 0.5)
-    return ((edges[1:] - edges[:-1]) / (1 - edges[:-1])).logit()
+    return ((edges[1:] - edges[:-1]) / (1 - edges[:-1])).nan_to_num(1.0).logit(1e-6)  # all have ended by then
 
 
 @torch.no_grad()

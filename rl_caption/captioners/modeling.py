@@ -45,7 +45,8 @@ class Layout:
         """[P, D] -> [rows, columns, D], zeros where nothing is computed."""
         if self.places is not None:
             grid = states.new_zeros(self.rows * self.columns, states.shape[-1])
-            states = grid.index_copy_(0, self.places, states)
+            grid[self.places] = states  # index_copy_ would keep ``states`` for its backward pass
+            states = grid
         return states.unflatten(0, (self.rows, self.columns))
 
     def keys(self, states: Tensor) -> Tensor:

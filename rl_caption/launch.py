@@ -202,10 +202,8 @@ def _advice(num_processes: int) -> str:
 
 
 def accelerator_kwargs() -> dict[str, Any]:
-    """Return arguments for ``Accelerator`` with which a launcher's processes find each other, without a GPU too.
-
-    Accelerate alone ignores launchers there, unless ``ACCELERATE_USE_CPU=true``. DDP's gradients lie in its buffers.
-    """
+    """Return arguments for ``Accelerator``: a launcher's processes find each other, without a GPU too (Accelerate alone
+    then ignores launchers, unless ``ACCELERATE_USE_CPU=true``), and DDP's gradients lie in its buckets."""
     if int(os.environ.get("LOCAL_RANK", "-1")) < 0:
         return {}
     import torch

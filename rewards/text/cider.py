@@ -304,9 +304,8 @@ class CiderD:
         if self.vocabulary is None or torch is None or not isinstance(ids, torch.Tensor):
             return None
         if ids.ndim != 2 or len(ids) != count:
-            raise RewardError(
-                f"reward {self.__name__!r}: completion_ids have the shape {list(ids.shape)}: expected [{count}, tokens]"
-            )
+            found = f"completion_ids have the shape {list(ids.shape)}: expected [{count}, tokens]"
+            raise RewardError(f"reward {self.__name__!r}: {found}")
         return ids
 
     def _ended(self, columns: Mapping[str, Any], count: int) -> Array:

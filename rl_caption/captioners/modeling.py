@@ -302,16 +302,15 @@ class CaptionTransformer(PreTrainedModel, GenerationMixin):
             past_key_values: cache of the tokens before; only the newest token is then passed.
             token_mask: [B·K, T], True for the tokens whose next ones are asked for; without ``token_slot`` these are
                 the first ones of a sequence. While decoding, the cache holds only the sequences that are True.
-            token_slot: [B·K, T], for each token the place, among those of ``token_mask``, of the one with the same
-                prefix; see ``different_prefixes``. Not with a cache.
+            token_slot: [B·K, T], the place of each token's prefix among ``token_mask``'s (``different_prefixes``).
 
         Returns:
             ``logits`` [B·K, T, V], float32 or the autocast type; with ``token_mask`` [P, V], one row for each True.
         """
-        if encoder_outputs is None:
-            encoder_outputs = self.encoder(pixel_values, region_features, region_mask)
         if decoder_input_ids is None:
             raise ValueError("decoder_input_ids is missing: the captioner reads the tokens before the next one")
+        if encoder_outputs is None:
+            encoder_outputs = self.encoder(pixel_values, region_features, region_mask)
         memory = encoder_outputs[0]
         if use_cache and past_key_values is None:
             past_key_values = EncoderDecoderCache(DynamicCache(), DynamicCache())
@@ -325,12 +324,8 @@ class CaptionTransformer(PreTrainedModel, GenerationMixin):
         positions = torch.arange(start, start + length, device=tokens.device).repeat(count)
         if places is not None:
             tokens, positions = tokens[places], positions[places]
-        going_on = cache is not None and start > 0
-        alone = (
-            Layout(len(tokens), 1)
-            if going_on
-            else Layout(count, length, places, None if token_slot is None else token_slot.flatten())
-        )
+        sources = None if token_slot is None else token_slot.flatten()
+        alone = Layout(len(tokens), 1) if start else Layout(count, length, places, sources)
         beside = Layout(memory.shape[0], count * length // memory.shape[0], places)
         scale = self.config.d_model**0.5
         states = self.token_embedding(tokens) * scale + self.position_embedding(positions) * scale

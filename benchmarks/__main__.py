@@ -99,8 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", nargs="+", choices=BENCHMARKS, default=list(BENCHMARKS), help="all by default")
     chosen = parser.parse_args(arguments)
     timing = timing_of(parser, chosen)
-    rows = [row for name in chosen.only for row in BENCHMARKS[name](timing)]
-    report(rows, chosen.json, chosen.device)
+    report((BENCHMARKS[name](timing) for name in chosen.only), chosen.json, chosen.device)
 
 
 if __name__ == "__main__":

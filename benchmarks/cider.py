@@ -115,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--references", type=Path, help="captions in COCO's format; random words by default")
     chosen = parser.parse_args(arguments)
     rows = measure(chosen.images, chosen.samples, chosen.references, timing_of(parser, chosen))
-    report(rows, chosen.json, chosen.device)
+    report([rows], chosen.json, chosen.device)
 
 
 if __name__ == "__main__":

@@ -343,7 +343,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     else:
         with tempfile.TemporaryDirectory() as folder:
             rows = measure(chosen.images, chosen.references, timing_of(parser, chosen), Path(folder))
-        report(rows, chosen.json, chosen.device)
+        report([rows], chosen.json, chosen.device)
 
 
 if __name__ == "__main__":

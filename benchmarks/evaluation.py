@@ -135,7 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     chosen = parser.parse_args(arguments)
     timing = timing_of(parser, chosen)
     rows = measure(timing, chosen.images, chosen.data, chosen.system, chosen.meteor)
-    report(rows, chosen.json, "cpu")
+    report([rows], chosen.json, "cpu")
 
 
 if __name__ == "__main__":

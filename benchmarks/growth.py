@@ -18,7 +18,6 @@ from html import escape
 from pathlib import Path
 
 import numpy as np
-from accelerate.state import AcceleratorState
 
 from benchmarks.harness import Measurement, Timing, add_timing, paired, report, timed, timing_of
 from benchmarks.scst_step import Bench, Shapes, build_bench, our_step
@@ -57,7 +56,6 @@ class Curve:
 
 def bench_of(shapes: Shapes, device: str) -> Bench:
     """Captions stop by length alone, so that other sizes leave their lengths as they are."""
-    AcceleratorState._reset_state()
     return build_bench(shapes, device, "no")
 
 
@@ -279,7 +277,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     timing = timing_of(parser, chosen)
     if chosen.svg and not chosen.svg.parent.is_dir():
         parser.error(f"--svg: there is no folder {str(chosen.svg.parent)!r}")
-    report(measure(Sizes(), chosen.only, timing, chosen.svg), chosen.json, chosen.device)
+    report([measure(Sizes(), chosen.only, timing, chosen.svg)], chosen.json, chosen.device)
 
 
 if __name__ == "__main__":

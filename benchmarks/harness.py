@@ -79,11 +79,12 @@ def faster(times: Timings, name: str, baseline: str, note: str = "") -> Measurem
     return Measurement(name, baseline, statistics.median(ratios), "x as fast", detail + note)
 
 
-def table(rows: Iterable[Measurement]) -> str:
+HEADER = "| what | against | ratio | unit | detail |\n| --- | --- | ---: | --- | --- |"
+
+
+def lines(rows: Iterable[Measurement]) -> str:
     """Markdown, one line a row."""
-    lines = ["| what | against | ratio | unit | detail |", "| --- | --- | ---: | --- | --- |"]
-    lines += [f"| {row.name} | {row.baseline} | {row.ratio:.3g} | {row.unit} | {row.detail} |" for row in rows]
-    return "\n".join(lines)
+    return "\n".join(f"| {row.name} | {row.baseline} | {row.ratio:.3g} | {row.unit} | {row.detail} |" for row in rows)
 
 
 def machine(device: str) -> str:
@@ -116,9 +117,19 @@ def timing_of(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> Ti
     return Timing(chosen.device, chosen.repeats, chosen.cpu_time)
 
 
-def report(rows: Sequence[Measurement], path: Path | None, device: str) -> None:
-    """Print the machine and the table; write the rows as JSON where a file is named."""
-    print(machine(device), flush=True)
-    print(table(rows))
-    if path:
-        path.write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
+def report(groups: Iterable[Sequence[Measurement]], path: Path | None, device: str) -> None:
+    """Print the machine and the table, and write the rows as JSON where a file is named: each group once it is there.
+
+    Args:
+        groups: what some benchmarks found, one after the other.
+        path: of the JSON file.
+        device: that was measured.
+    """
+    print(machine(device))
+    print(HEADER, flush=True)
+    rows: list[Measurement] = []
+    for group in groups:
+        rows += group
+        print(lines(group), flush=True)
+        if path:
+            path.write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n")

@@ -25,7 +25,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from accelerate.state import AcceleratorState
 from tokenizers import Tokenizer, pre_tokenizers
 from tokenizers.models import WordLevel
 from torch import Tensor, nn
@@ -97,7 +96,6 @@ def build_bench(make: Callable[[], Any], side: int, shapes: Shapes, device: str,
     pixel_values = torch.randn(shapes.images, 3, side, side, device=device)
     if shapes.length < shapes.tokens:
         end_captions(captioner, pixel_values[:4], shapes)
-    AcceleratorState._reset_state()  # another precision than that of a model before
     accelerator = prepare(policy, device, precision)
     rows = random_rows([word for word in tokenizer.get_vocab() if word.startswith("word")], shapes.images)
     return HuggingFaceBench(
@@ -261,7 +259,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         found = [row for model in models.values() for row in what_fits(*model, shapes, timing.device, chosen.precision)]
     else:
         found = measure(models, shapes, timing, chosen.precision, chosen.copied)
-    report(found, chosen.json, chosen.device)
+    report([found], chosen.json, chosen.device)
 
 
 if __name__ == "__main__":

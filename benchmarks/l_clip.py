@@ -393,7 +393,7 @@ def main(arguments: Sequence[str] | None = None, shapes: Shapes = Shapes()) -> N
     print(machine() + (", processor time" if timing.cpu_time else ""), flush=True)
     settings = Settings(**vars(timing), images=chosen.images, samples=chosen.samples)
     rows = measure(shapes, chosen.only, settings)
-    report(rows, chosen.json, chosen.device)
+    report([rows], chosen.json, chosen.device)
 
 
 if __name__ == "__main__":

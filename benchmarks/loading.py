@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add_timing(parser)
     parser.add_argument("--images", type=int, default=64)
     chosen = parser.parse_args(arguments)
-    report(measure(chosen.images, timing_of(parser, chosen)), chosen.json, chosen.device)
+    report([measure(chosen.images, timing_of(parser, chosen))], chosen.json, chosen.device)
 
 
 if __name__ == "__main__":

@@ -140,7 +140,6 @@ def fit(sizes: Sequence[tuple[int, int]], bytes_of: Sequence[int]) -> Growth:
 
 def prepared(shapes: Shapes, precision: str, device: str) -> Bench:
     """A model that has taken a step, so that its moments are there."""
-    AcceleratorState._reset_state()  # another precision than the one before
     bench = build_bench(shapes, device, precision)
     torch.backends.cuda.enable_flash_sdp(True)
     our_step(bench, bench.part(1))
@@ -247,7 +246,7 @@ def main(arguments: Sequence[str] | None = None, shapes: Shapes | None = None) -
     chosen = parser.parse_args(arguments)
     shapes = replace(defaults, images=chosen.images, prefix_images=chosen.prefix_images, samples=chosen.samples)
     rows = measure(shapes, timing_of(parser, chosen), chosen.precision, tensors=chosen.tensors)
-    report(rows, chosen.json, chosen.device)
+    report([rows], chosen.json, chosen.device)
 
 
 if __name__ == "__main__":

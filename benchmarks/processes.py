@@ -248,7 +248,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if chosen.processes < 2:
         parser.error(f"--processes is {chosen.processes}: expected at least 2")
     rows = measure(replace(Shapes(), images=chosen.images), timing, chosen.processes)
-    report(rows, chosen.json, chosen.device)
+    report([rows], chosen.json, chosen.device)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from pycocoevalcap.cider.cider import Cider
 from torch import Tensor, nn
 
@@ -139,6 +140,7 @@ def random_rows(words: Sequence[str], images: int) -> list[Row]:
 
 def prepare(policy: nn.Module, device: str, precision: str) -> Accelerator:
     """As training does, and for the baselines too: see ``rl_caption.build.build_accelerator``."""
+    AcceleratorState._reset_state()  # a benchmark before may have had another precision
     accelerator = Accelerator(cpu=device == "cpu", mixed_precision=precision)
     torch.backends.cuda.enable_flash_sdp(device != "cpu" or precision != "bf16")
     accelerator.prepare_model(policy).eval()  # its forward pass then computes in ``precision``
@@ -351,7 +353,7 @@ def main(arguments: Sequence[str] | None = None, shapes: Shapes | None = None) -
         chosen.prefix_images, chosen.samples, defaults.tokens, chosen.length,
         chosen.temperature,
     )  # fmt: skip
-    report(measure(shapes, timing_of(parser, chosen), chosen.precision), chosen.json, chosen.device)
+    report([measure(shapes, timing_of(parser, chosen), chosen.precision)], chosen.json, chosen.device)
 
 
 if __name__ == "__main__":

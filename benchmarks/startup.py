@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_timing(parser)
     chosen = parser.parse_args(arguments)
-    report(measure(timing_of(parser, chosen)), chosen.json, chosen.device)
+    report([measure(timing_of(parser, chosen))], chosen.json, chosen.device)
 
 
 if __name__ == "__main__":

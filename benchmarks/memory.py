@@ -30,7 +30,7 @@ from torch.profiler import ProfilerActivity, profile
 from tqdm import tqdm
 
 from benchmarks.harness import Measurement, Timing, add_timing, report, timing_of
-from benchmarks.scst_step import Bench, Shapes, build_bench, generate_step, lengths_of, our_step, prefix_step
+from benchmarks.scst_step import Bench, Shapes, add_sizes, build_bench, generate_step, lengths_of, our_step, prefix_step
 from rl_caption.types import CaptionBatch
 
 Step = Callable[[Bench, CaptionBatch], None]
@@ -238,9 +238,7 @@ def main(arguments: Sequence[str] | None = None, shapes: Shapes | None = None) -
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_timing(parser)
     defaults = shapes or Shapes()
-    parser.add_argument("--images", type=int, default=defaults.images, help="images of a step")
-    parser.add_argument("--prefix-images", type=int, default=defaults.prefix_images, help="images with the prefix loop")
-    parser.add_argument("--samples", type=int, default=defaults.samples, help="captions sampled of each image")
+    add_sizes(parser, defaults)
     parser.add_argument("--precision", nargs="+", choices=PRECISIONS, default=list(PRECISIONS), help="of autocast")
     parser.add_argument("--tensors", type=int, default=0, help="print so many operators that hold most at the peak")
     chosen = parser.parse_args(arguments)

@@ -21,7 +21,7 @@ import io
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -336,23 +336,25 @@ def memory_rows(variants: dict[str, Callable[[], object]]) -> list[Measurement]:
     ]  # fmt: skip
 
 
+def add_sizes(parser: argparse.ArgumentParser, defaults: Shapes) -> None:
+    """How many images and captions a step has."""
+    parser.add_argument("--images", type=int, default=defaults.images, help="images of a step")
+    parser.add_argument("--prefix-images", type=int, default=defaults.prefix_images, help="images with the prefix loop")
+    parser.add_argument("--samples", type=int, default=defaults.samples, help="captions sampled of each image")
+
+
 def main(arguments: Sequence[str] | None = None, shapes: Shapes | None = None) -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_timing(parser)
     defaults = shapes or Shapes()
-    parser.add_argument("--images", type=int, default=defaults.images, help="images of a step")
-    parser.add_argument("--prefix-images", type=int, default=defaults.prefix_images, help="images with the prefix loop")
-    parser.add_argument("--samples", type=int, default=defaults.samples, help="captions sampled of each image")
+    add_sizes(parser, defaults)
     parser.add_argument("--length", type=float, default=defaults.length, help="mean tokens of a caption")
     parser.add_argument("--temperature", type=float, default=defaults.temperature, help="below 1, samples are alike")
     parser.add_argument("--precision", choices=["no", "bf16", "fp16"], default="no", help="of autocast")
     chosen = parser.parse_args(arguments)
-    shapes = Shapes(
-        defaults.captioner, defaults.words, defaults.regions, defaults.region_dim, chosen.images,
-        chosen.prefix_images, chosen.samples, defaults.tokens, chosen.length,
-        chosen.temperature,
-    )  # fmt: skip
+    names = ("images", "prefix_images", "samples", "length", "temperature")
+    shapes = replace(defaults, **{name: getattr(chosen, name) for name in names})
     report([measure(shapes, timing_of(parser, chosen), chosen.precision)], chosen.json, chosen.device)
 
 

@@ -187,11 +187,11 @@ class DocumentFrequencies:
         """Return ln(documents) - ln(max(1, document frequency)) of an n-gram; unknown ones get ln(documents)."""
         return self._inverse_by_count[self._counts.get(ngram, 0)]
 
-    def inverses(self) -> Array:
-        """``inverse`` of the n-gram of every place of ``table``, float64."""
+    def inverses(self) -> tuple[Array, Array]:
+        """``inverse`` of the n-gram of every place of ``table``: its index int32 among those of the D counts [D]."""
         index, unique = numbered(self.table.counts)
         by_count = [self._inverse_by_count[max(count, 0)] for count in unique.tolist()]
-        return np.array(by_count, np.float64)[index]
+        return index.astype(np.int32), np.array(by_count, np.float64)
 
     def items(self) -> Iterator[tuple[NGram, float]]:
         """Every n-gram with the number of documents that have it, by length, then by words."""

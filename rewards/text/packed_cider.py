@@ -84,7 +84,10 @@ class PackedCiderD:
         self.size = df.table.starts[n]
         self.keys = df.table.keys[: self.size - self.known_words]
         self._places = Places(self.keys)
-        self.inverse = np.append(df.inverses()[: self.size], df.log_documents)  # last: of an n-gram that is not there
+        kinds, inverses = df.inverses()
+        self.kinds = np.append(kinds[: self.size], np.int32(len(inverses)))  # last: of an n-gram that is not there
+        self.inverses = np.append(inverses, df.log_documents)
+        self.squares = squared(self.inverses)
         self._extra: dict[tuple[int, ...], int] = {}
         self._cache: OrderedDict[Hashable, PackedReferences] = OrderedDict()
         self._penalties = np.empty(0)
@@ -142,9 +145,7 @@ class PackedCiderD:
     def _scores(self, captions: Captions, owner: Array, bank: Bank) -> Array:
         count = len(owner)
         grams = self._ngrams(captions)
-        inverse = self.inverse.take(np.minimum(grams.places, self.size))
-        weights = grams.counts * inverse
-        norms = _norms(weights, grams.bins, self.n * count).reshape(self.n, count)
+        inverse, weights, norms = self._weighed(grams, count)
         values = _products(grams, inverse, weights, owner, bank, self.n)  # [n, N, R]
         scale = norms[..., None] * bank.norms[:, owner]
         values = np.divide(values, scale, out=values, where=scale != 0)
@@ -157,8 +158,7 @@ class PackedCiderD:
         captions = self._numbers([tokens for own in images for tokens in own])
         count = len(captions.lengths)
         grams = self._ngrams(captions, keep=True)
-        weights = grams.counts * self.inverse[np.minimum(grams.places, self.size)]
-        norms = np.ascontiguousarray(_norms(weights, grams.bins, self.n * count).reshape(self.n, count).T)
+        norms = np.ascontiguousarray(self._weighed(grams, count)[2].T)
         caption, image = grams.captions, np.repeat(np.arange(len(images)), sizes)
         starts = np.cumsum(sizes) - sizes
         index, unique = numbered(image[caption] << IMAGE_BITS | grams.places)
@@ -177,6 +177,16 @@ class PackedCiderD:
             )
             for first, last, start, size in zip(ends[:-1], ends[1:], starts, sizes, strict=True)
         ]
+
+    def _weighed(self, grams: _NGrams, count: int) -> tuple[Array, Array, Array]:
+        """Inverse document frequencies [M], tf-idf weights [M], and the norms [n, count] of the captions' vectors."""
+        kinds = self.kinds.take(np.minimum(grams.places, self.size))
+        inverse, squares = self.inverses.take(kinds), self.squares.take(kinds)
+        weights = grams.counts * inverse
+        (repeated,) = np.nonzero(grams.counts > 1)
+        squares[repeated] = [weight**2 for weight in weights.take(repeated).tolist()]
+        sums = np.bincount(grams.bins, squares, self.n * count)  # each in the order of n-grams
+        return inverse, weights, np.sqrt(sums.astype(np.float64, copy=False)).reshape(self.n, count)
 
     def _ngrams(self, captions: Captions, keep: bool = False) -> _NGrams:
         """The different n-grams of every caption. With ``keep``, those that have no place get one."""
@@ -235,6 +245,12 @@ class PackedCiderD:
         """The length penalty by the difference in tokens; Python's power, whose last digit NumPy's need not have."""
         table = self.penalty_table(int(difference.max(initial=0)))
         return table[difference]
+
+    def square_table(self, most: int) -> Array:
+        """[D, most + 1] squared weights of an n-gram by the index of its inverse document frequency, and its count."""
+        return np.array(
+            [[(float(count) * inverse) ** 2 for count in range(most + 1)] for inverse in self.inverses.tolist()]
+        )
 
     def penalty_table(self, most: int) -> Array:
         """Length penalties of differences from 0 to at least ``most`` tokens."""
@@ -318,9 +334,10 @@ def _products(grams: _NGrams, inverse: Array, weights: Array, owner: Array, bank
     return sums.astype(np.float64, copy=False).reshape(n, len(owner), most)  # sums of nothing are whole numbers
 
 
-def _norms(weights: Array, bins: Array, size: int) -> Array:
-    """Euclidean norms [size] of the weights of each bin, added up in their order."""
-    return np.sqrt(np.bincount(bins, weights**2, size).astype(np.float64, copy=False))
+def squared(values: Array) -> Array:
+    """Squares [M] by Python's power, as the reference scorer takes them: NumPy's differ in one last digit of 1,200."""
+    index, unique = numbered(values)
+    return np.array([value**2 for value in unique.tolist()], np.float64)[index]
 
 
 def one_after_the_other(values: Array) -> Array:

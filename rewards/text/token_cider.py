@@ -7,7 +7,7 @@ at every position of every order, so that no shape depends on the data and nothi
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 MOST_PAIRS = 1 << 26
 """Pairs of positions that ``device_scores`` compares at once, a byte each."""
+MORE_TOKENS = 32
+"""Tables for captions of a length hold captions of up to so many more tokens: lengths differ from step to step."""
 
 
 @dataclass(frozen=True)
@@ -111,20 +113,28 @@ class TokenCiderD:
         import torch
 
         device = ids.device
-        if device not in self._on_device:
-            packed = self.packed
-            self._on_device[device] = DeviceTables(
-                keys=_on(packed.keys, device), inverse=_on(packed.inverse, device),
-                numbers=_on(self.numbers, device), known_words=packed.known_words, n=packed.n,
-                eos_token_id=self.eos_token_id, eos_word=self.eos_word, not_plain=self.not_plain,
-            )  # fmt: skip
+        tables = self._tables(device, ids.shape[1] + 1)
         longest = max(ids.shape[1] + 1, int(bank.lengths.max(initial=0)))
-        penalties = self.packed.penalty_table(longest)
+        length_penalties = _on(self.packed.penalty_table(longest), device)
         references = DeviceReferences(*(_on(getattr(bank, field.name), device) for field in fields(bank)))
-        tables, length_penalties = self._on_device[device], _on(penalties, device)
         rows = max(1, MOST_PAIRS // (ids.shape[1] + 1) ** 2)
         parts = zip(ids.split(rows), _on(ended, device).split(rows), _on(owner, device).split(rows), strict=True)
         return torch.cat([device_scores(*part, references, length_penalties, tables) for part in parts])
+
+    def _tables(self, device: torch.device, most: int) -> DeviceTables:
+        """What captions of up to ``most`` tokens look up on ``device``."""
+        tables, packed = self._on_device.get(device), self.packed
+        if tables is None:
+            tables = DeviceTables(
+                keys=_on(packed.keys, device), kinds=_on(packed.kinds, device),
+                inverses=_on(packed.inverses, device), squares=_on(packed.square_table(most + MORE_TOKENS), device),
+                numbers=_on(self.numbers, device), known_words=packed.known_words, n=packed.n,
+                eos_token_id=self.eos_token_id, eos_word=self.eos_word, not_plain=self.not_plain,
+            )  # fmt: skip
+        elif tables.squares.shape[1] <= most:
+            tables = replace(tables, squares=_on(packed.square_table(most + MORE_TOKENS), device))
+        self._on_device[device] = tables
+        return tables
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,8 +143,12 @@ class DeviceTables:
 
     keys: Tensor
     """[P - V] int64, ascending, see ``NGramTable``."""
-    inverse: Tensor
-    """[P + 1] float64: inverse document frequencies by place; the last one is of what is not there."""
+    kinds: Tensor
+    """[P + 1] int32: the index of a place's inverse document frequency; the last one is of what is not there."""
+    inverses: Tensor
+    """[D] float64, the different inverse document frequencies."""
+    squares: Tensor
+    """[D, C] float64: squared weights of n-grams that a caption has 0 to C - 1 times, more than it has tokens."""
     numbers: Tensor
     """[T + 1] int64: word numbers by token; ``not_plain`` for other than plain words, and for what is no token."""
     known_words: int
@@ -176,11 +190,12 @@ def device_scores(
 
     words, length, plain = _words(ids, ended, tables)
     counts, places = _counted(words, length, tables)  # [n, N, W]
-    inverse = tables.inverse[torch.where(places < 0, len(tables.inverse) - 1, places)]
+    kinds = tables.kinds[torch.where(places < 0, len(tables.kinds) - 1, places)].long()
+    inverse, squares = tables.inverses[kinds], tables.squares[kinds, counts]
     weights = counts * inverse
     shared = _shared(places, owner, references) * inverse.unsqueeze(-1)  # [n, N, W, R]
     clipped = torch.minimum(weights.unsqueeze(-1), shared) * shared
-    sums = _sum_in_order(torch.cat([clipped, (weights * weights).unsqueeze(-1)], -1).movedim(2, -1))
+    sums = _sum_in_order(torch.cat([clipped, squares.unsqueeze(-1)], -1).movedim(2, -1))
     products, norms = sums[..., :-1], _root(sums[..., -1:])  # [n, N, R], [n, N, 1]
     scale = norms * references.norms[:, owner]
     values = torch.where(scale != 0, products / scale, products)

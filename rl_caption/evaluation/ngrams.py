@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rewards.text.bleu import Matches, bleu_of
+from rewards.text.packed_cider import squared
 
 Tokens = Sequence[str]
 Ints = NDArray[np.int64]
@@ -146,7 +147,7 @@ def cider_d_scores(captions: Captions, sigma: float = 6.0) -> Floats:
     total = np.zeros(images)
     for entries, matched in captions.orders:
         weights = entries.times * _inverse_frequencies(entries, captions.owner, images, log_images)[entries.gram]
-        norms = np.sqrt(np.bincount(entries.caption, weights=weights * weights, minlength=rows).astype(np.float64))
+        norms = np.sqrt(np.bincount(entries.caption, weights=squared(weights), minlength=rows).astype(np.float64))
         own, theirs = weights[matched.candidate], weights[matched.reference]
         value = np.bincount(
             entries.caption[matched.reference], weights=np.minimum(own, theirs) * theirs, minlength=rows

@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pycocoevalcap.cider.cider import Cider
 
 from rewards.base import RewardError
 from rewards.mixed import MixedReward
@@ -25,6 +26,7 @@ from rewards.text.token_cider import TokenCiderD, WordVocabulary
 from rewards.text.tokenize import is_plain, tokenize
 from rl_caption.build import read_token_ids
 from rl_caption.captioners.base import Decoding
+from rl_caption.evaluation.ngrams import cider_d_scores, count_captions
 from rl_caption.rollout import sample_captions
 from rl_caption.scoring import term_scores
 from rl_caption.types import CaptionBatch
@@ -136,6 +138,23 @@ def test_real_references(device: str, shared_data: Path) -> None:
     differing = [value for value, score in zip(dense, expected, strict=True) if value != score]
     assert np.isnan(differing).all()
     assert len(differing) < 0.05 * len(dense), "captions of other than plain words are few"
+
+
+def test_squares_are_those_of_the_toolkit() -> None:
+    """(ln 46 - ln 8)² by C's power, which the toolkit takes, is another double than the product (glibc 2.36)."""
+    words = ("<pad>", "<eos>", "left", "right", "none", "new")
+    own = [[" ".join(["left"] * (image < 8) + ["right"] * (image < 9)) or "none"] for image in range(46)]
+    texts = ["left right new", "right left left right"] * 23
+    expected = Cider().compute_score(dict(enumerate(own)), {row: [text] for row, text in enumerate(texts)})[1].tolist()
+    tokens = [[text.split() for text in texts] for texts in own]
+    assert cider_d_scores(count_captions([text.split() for text in texts], tokens)).tolist() == expected
+    reward = CiderD(DocumentFrequencies.from_references(tokens, eos=False), eos=False)
+    assert reward(None, texts, references=own) == expected
+    reward.bind_vocabulary(WordVocabulary(words, EOS_ID))
+    for longest in (4, 60):  # the second is longer than the tables of the first
+        ids, finished = ids_of([text.split() for text in texts], words, longest)
+        assert reward(None, texts, references=own, finished=finished, completion_ids=ids) == expected
+        assert dense_scores(reward, ids, finished, own) == expected
 
 
 def bound() -> CiderD:

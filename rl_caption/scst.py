@@ -124,7 +124,8 @@ class SelfCriticalTask:
         loss = policy / count
         if self.ref_policy is not None:
             with torch.no_grad():
-                ref_logits, place = self._logits(self.ref_policy, batch, rollout)
+                with autocast(self.accelerator):  # computed as the policy is, so that equal weights have no divergence
+                    ref_logits, place = self._logits(self.ref_policy, batch, rollout)
                 ref_logprobs = token_logprobs(ref_logits, ids, temperature, place)
                 log.add("policy/kl", kl_to_reference(logprobs, ref_logprobs))
             if self.kl_coef:

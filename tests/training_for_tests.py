@@ -188,7 +188,8 @@ def run_together(
     processes, outputs = [], [file.with_suffix(f".{rank}.log") for rank in range(count)]
     for rank, output in enumerate(outputs):
         environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "LOCAL_RANK": str(rank)}
-        environment |= {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), **(engine or {})}
+        environment |= {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "OMP_NUM_THREADS": "1"}
+        environment |= engine or {}
         how = {"environment": environment, "kill": kill if rank == 0 else None}
         processes.append(
             context.Process(target=_child, args=([program, "--config", str(file)], str(output)), kwargs=how)

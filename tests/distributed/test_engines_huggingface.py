@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 from transformers import AutoModelForImageTextToText, AutoTokenizer
 
 from rl_caption.captioners.loading import load_captioner
@@ -17,17 +19,36 @@ from tests.training_for_tests import files, lines, run, run_together, scst_confi
 
 pytestmark = pytest.mark.distributed
 
-FULL: dict[str, Any] = {"model.freeze": ["encoder.embeddings.*"]}
-LORA: dict[str, Any] = {"model.lora": {"r": 2}}
+TRAINED: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("vit_gpt2", {"model.freeze": ["encoder.embeddings.*"]}),
+    "gpt2_adapters": ("vit_gpt2", {"model.lora": {"r": 2}}),
+    "blip": ("blip", {"model.freeze": []}),
+    "blip_decoder": ("blip", {"model.freeze": ["vision_model.*"]}),
+    "git_decoder": ("git", {"model.freeze": ["*image_encoder.*", "*visual_projection.*"]}),
+}
+"""Family of the model, and what of it is trained."""
+ENCODED_ONCE = {"gpt2_adapters", "blip_decoder", "git_decoder"}
+"""Nothing that the states of an image depend on is trained, so that a step makes them once."""
 
 
 class Letters:
-    """A reward that captions of random models get more or less of: the share of letters."""
+    """A reward that captions of random models get more or less of: the share of letters.
+
+    It is called between sampling and the update, and in validation, and prints how often an image encoder was by then.
+    """
 
     __name__, columns, bounds, signature = "letters", frozenset[str](), (0.0, 1.0), "letters"
 
+    def __init__(self) -> None:
+        self.encoded = 0
+        register_module_forward_pre_hook(self._count)
+
     def __call__(self, prompts: object, completions: list[str], **columns: object) -> list[float]:
+        print(f"encoder: {self.encoded} calls", flush=True)
         return [sum(map(str.isalpha, text)) / max(len(text), 1) for text in completions]
+
+    def _count(self, module: nn.Module, inputs: object) -> None:
+        self.encoded += type(module).__name__ in ENCODERS
 
 
 class Later:
@@ -43,6 +64,7 @@ class Later:
         return [1 - 1 / self.calls] * len(completions)
 
 
+ENCODERS = ("ViTModel", "BlipVisionModel", "GitVisionModel")
 OPTIONS = {
     "reward.terms": {"letters": {"target": f"{__name__}:Letters"}},
     "monitor": {"judges": {"later": {"target": f"{__name__}:Later"}}, "best_by": "later"},
@@ -56,39 +78,54 @@ OPTIONS = {
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """ViT + GPT-2, whose output layer is tied to the embedding."""
-    return save_model("vit_gpt2", tmp_path_factory.mktemp("model") / "vit_gpt2")
+def plain(tmp_path_factory: pytest.TempPathFactory):
+    """A function of what is trained: folders of the model, and of two steps of one plain process from it."""
+    made: dict[str, tuple[Path, Path]] = {}
+    models: dict[str, Path] = {}
 
-
-@pytest.fixture(scope="module")
-def plain(model: Path, tmp_path_factory: pytest.TempPathFactory):
-    """A function of what is trained: the folder of two steps of one plain process."""
-    made: dict[str, Path] = {}
-
-    def plain_run(name: str, trained: dict[str, Any]) -> Path:
+    def plain_run(name: str) -> tuple[Path, Path]:
+        family, options = TRAINED[name]
+        if family not in models:
+            models[family] = save_model(family, tmp_path_factory.mktemp("model") / family)
         if name not in made:
-            made[name] = tmp_path_factory.mktemp("plain") / name
-            ended = run(scst_config(made[name], model, **OPTIONS, **trained), made[name], "scst")
+            model, folder = models[family], tmp_path_factory.mktemp("plain") / name
+            ended = run(scst_config(folder, model, **OPTIONS, **options), folder, "scst")
             assert ended.code == 0, ended.output
+            made[name] = model, folder
         return made[name]
 
     return plain_run
 
 
-@pytest.mark.parametrize(("trained", "engine"), [("full", "zero3"), ("full", "fsdp2"), ("lora", "zero2")])
-def test_two_processes_train_and_export_as_one(model: Path, plain, tmp_path: Path, trained: str, engine: str) -> None:
-    options = {"full": FULL, "lora": LORA}[trained]
-    alone, folder = plain(trained, options), tmp_path / "run"
-    for ended in run_together(
-        2, scst_config(folder, model, **OPTIONS, **options), folder, "scst", None, ENGINES[engine]
-    ):
+@pytest.mark.parametrize(
+    ("trained", "engine"),
+    [
+        ("gpt2", "zero3"),
+        ("gpt2", "fsdp2"),
+        ("gpt2_adapters", "zero2"),
+        ("blip", "zero2"),
+        ("blip", "zero3"),
+        ("blip", "fsdp2"),
+        ("blip_decoder", "zero2"),
+        ("blip_decoder", "zero3"),
+        ("blip_decoder", "fsdp2"),
+        ("git_decoder", "zero3"),
+    ],
+)
+def test_two_processes_train_and_export_as_one(plain, tmp_path: Path, trained: str, engine: str) -> None:
+    model, alone = plain(trained)
+    folder, log_alone = tmp_path / "run", alone.with_suffix(".log").read_text()
+    config = scst_config(folder, model, **OPTIONS, **TRAINED[trained][1])
+    for ended in run_together(2, config, folder, "scst", None, ENGINES[engine]):
         assert ended.code == 0, ended.output
     log = (tmp_path / "run.0.log").read_text()
-    counts = [re.findall(r"scst: ([\d,]+) trained", text) for text in (log, alone.with_suffix(".log").read_text())]
+    counts = [re.findall(r"scst: ([\d,]+) trained", text) for text in (log, log_alone)]
     assert counts[0] == counts[1] != []
     assert f"engine {engine}, 2 x 2 images a step and process" in log
     assert "Warning:" not in log  # of Python's, such as torch's of what it does with the wrapped module
+    # From one step's rewards to the next, for each micro-batch: sampling, and what a loss reads: policy, reference, XE.
+    calls = 1 if trained in ENCODED_ONCE else 4
+    assert [encoder_calls(text) for text in (log, log_alone)] == [2 * calls, 4 * calls]
     for a, b in zip(untimed(alone), untimed(folder), strict=True):
         assert a == pytest.approx(b, rel=2e-5, abs=1e-6)
     samples = [
@@ -98,21 +135,45 @@ def test_two_processes_train_and_export_as_one(model: Path, plain, tmp_path: Pat
     assert len(samples[0]) == 8
     assert samples[0] == samples[1]
     assert files(folder / "export/best") == files(alone / "export/best")
-    start, expected, found = weights(model), weights(alone / "export/best"), weights(folder / "export/best")
+    assert_same_weights(model, alone / "export/best", folder / "export/best")
+    export = str(folder / "export/best")
+    _, report = AutoModelForImageTextToText.from_pretrained(export, output_loading_info=True)
+    assert not any(report.values()), report
+    assert len(AutoTokenizer.from_pretrained(export)) == len(AutoTokenizer.from_pretrained(model))
+    assert load_captioner(export).decode(torch.tensor([[5, 6]]))
+
+
+def test_states_in_bf16_are_read_by_the_reference_policy(plain, tmp_path: Path) -> None:
+    """FSDP2 makes them in bf16, and does not shard the reference policy, whose weights are float32."""
+    (model, alone), folder = plain("blip_decoder"), tmp_path / "run"
+    options = OPTIONS | TRAINED["blip_decoder"][1] | {"train.mixed_precision": "bf16"}
+    for ended in run_together(2, scst_config(folder, model, **options), folder, "scst", None, ENGINES["fsdp2"]):
+        assert ended.code == 0, ended.output
+    assert encoder_calls((tmp_path / "run.0.log").read_text()) == 2
+    (expected, *_), (found, *_) = ([line for line in untimed(made) if "policy/kl" in line] for made in (alone, folder))
+    assert found["policy/kl"] == pytest.approx(0, abs=1e-3)  # of the starting policy to itself
+    assert found["loss/xe"] == pytest.approx(expected["loss/xe"], rel=0.01)
+    assert found["loss/xe"] != expected["loss/xe"]
+
+
+def encoder_calls(log: str) -> int:
+    """From the rewards of the first step to those of the second; validation before and after has other counts."""
+    _, first, second, _ = dict.fromkeys(re.findall(r"encoder: (\d+) calls", log))
+    return int(second) - int(first)
+
+
+def assert_same_weights(model: Path, alone: Path, together: Path) -> None:
+    """The same are changed, and they are equal to 1e-4."""
+    start, expected, found = weights(model), weights(alone), weights(together)
     assert start.keys() == expected.keys() == found.keys()
     changed = {name for name, tensor in expected.items() if not torch.equal(tensor, start[name])}
     assert changed
     assert changed == {name for name, tensor in found.items() if not torch.equal(tensor, start[name])}
     for name, tensor in expected.items():
         # The bias of the keys has no gradient but rounding errors, which Adam scales up to full steps.
-        if name.endswith("c_attn.bias"):
+        if name.endswith(("c_attn.bias", "qkv.bias")):
             (query, _, value), parts = tensor.chunk(3), found[name].chunk(3)
             assert torch.allclose(parts[0], query, atol=1e-4), name
             assert torch.allclose(parts[2], value, atol=1e-4), name
         elif not name.endswith("key.bias"):
             assert torch.allclose(found[name], tensor, atol=1e-4), name
-    export = str(folder / "export/best")
-    _, report = AutoModelForImageTextToText.from_pretrained(export, output_loading_info=True)
-    assert not any(report.values()), report
-    assert len(AutoTokenizer.from_pretrained(export)) == len(AutoTokenizer.from_pretrained(model))
-    assert load_captioner(export).decode(torch.tensor([[5, 6]]))

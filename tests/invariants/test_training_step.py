@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from torch import Tensor
 
 from rewards.mixed import MixedReward
@@ -362,6 +365,21 @@ def test_kl_to_the_starting_policy_is_0_at_the_start_and_so_is_its_gradient() ->
     assert_equal_gradients(plain, gradient(captioner, task, batches), atol=1e-6)
     assert task.log.reduce(task.accelerator)["policy/kl"] == pytest.approx(0.0, abs=1e-9)
     assert all(p.grad is None for p in start.parameters())
+
+
+def test_kl_to_the_starting_policy_is_0_in_bf16() -> None:
+    """Computed in float32, the starting policy would differ from itself by what bf16 rounds."""
+    captioner = tiny_captioner()
+    start = copy.deepcopy(captioner.policy).eval()
+    AcceleratorState._reset_state()
+    try:
+        accelerator = Accelerator(cpu=True, mixed_precision="bf16")
+        model = accelerator.prepare_model(captioner.policy)
+        task = replace(scst_task(captioner, ref_policy=start, kl_coef=0.1), accelerator=accelerator, model=model)
+        gradient(captioner, task, batches_of(captioner, 4, 4))
+        assert task.log.reduce(accelerator)["policy/kl"] == 0
+    finally:
+        AcceleratorState._reset_state()
 
 
 def test_kl_pulls_towards_the_reference_policy() -> None:

@@ -1,4 +1,8 @@
-"""Advantages of sampled captions: how much better than its baseline a sample scored. Pure functions of tensors."""
+"""Advantages of sampled captions: how much better than its baseline a sample scored. Pure functions of tensors.
+
+Means are taken in float64, where those of equal float32 rewards are exact: a group of equal rewards has advantage 0,
+not 1e-7, of which Adam would make a whole step.
+"""
 
 from __future__ import annotations
 
@@ -38,12 +42,12 @@ def leave_one_out(rewards: Tensor, greedy_rewards: Tensor | None = None) -> Tens
     samples = rewards.shape[1]
     if samples < 2:
         raise ValueError("advantage 'leave_one_out' needs num_samples of at least 2")
-    return (rewards - rewards.mean(1, keepdim=True)) * (samples / (samples - 1))
+    return (_centred(rewards) * (samples / (samples - 1))).to(rewards.dtype)
 
 
 def mean(rewards: Tensor, greedy_rewards: Tensor | None = None) -> Tensor:
     """Baseline of a sample: the mean of all K, itself included (Cornia et al. 2020, eq. 8), [B, K] -> [B, K]."""
-    return rewards - rewards.mean(1, keepdim=True)
+    return _centred(rewards).to(rewards.dtype)
 
 
 def group_norm(rewards: Tensor, greedy_rewards: Tensor | None = None) -> Tensor:
@@ -53,12 +57,17 @@ def group_norm(rewards: Tensor, greedy_rewards: Tensor | None = None) -> Tensor:
     """
     if rewards.shape[1] < 2:
         raise ValueError("advantage 'group_norm' needs num_samples of at least 2")
-    return (rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-4)
+    return (_centred(rewards) / (rewards.double().std(1, keepdim=True) + 1e-4)).to(rewards.dtype)
 
 
 def none(rewards: Tensor, greedy_rewards: Tensor | None = None) -> Tensor:
     """No baseline: plain REINFORCE (Williams 1992), [B, K] -> [B, K]."""
     return rewards.clone()
+
+
+def _centred(rewards: Tensor) -> Tensor:
+    """[B, K] float64, less the mean of each image."""
+    return rewards.double() - rewards.double().mean(1, keepdim=True)
 
 
 ADVANTAGES: dict[str, AdvantageFn] = {

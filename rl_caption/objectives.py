@@ -52,27 +52,34 @@ class _TokenStatistics(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, ids: Tensor, place: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        """Log-probabilities [P] and entropies [U]; only the logarithm of each row's sum is kept."""
-        totals, entropies = rows.new_empty(len(rows)), rows.new_empty(len(rows))
+        """Log-probabilities [P] and entropies [U]; of each row its largest logit and the logarithm of its sum are kept.
+
+        The largest one is subtracted before anything else: where all logits are far from 0, as GPT-2's are, their last
+        digits would be lost.
+        """
+        highest, totals, entropies = rows.new_empty(3, len(rows), 1)
         for part in _parts(rows):
-            scaled = rows[part] / temperature
-            totals[part] = scaled.logsumexp(-1)
-            logprobs = scaled.sub_(totals[part].unsqueeze(-1))
-            entropies[part] = -(logprobs.exp() * logprobs).sum(-1)
-        ctx.save_for_backward(rows, ids, place, totals)
+            highest[part] = rows[part].amax(-1, keepdim=True)
+            below = (rows[part] - highest[part]).div_(temperature)
+            weights = below.exp()
+            sums = weights.sum(-1, keepdim=True)
+            totals[part] = sums.log()
+            entropies[part] = totals[part] - below.mul_(weights).sum(-1, keepdim=True) / sums
+        ctx.save_for_backward(rows, ids, place, highest, totals)
         ctx.temperature = temperature
+        entropies = entropies.squeeze(-1)
         ctx.mark_non_differentiable(entropies)
-        return rows[place, ids] / temperature - totals[place], entropies
+        return (rows[place, ids] - highest[place, 0]) / temperature - totals[place, 0], entropies
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         """(1[token] - softmax) / temperature, times the gradient of the log-probability, summed over a row's tokens."""
-        rows, ids, place, totals = ctx.saved_tensors
+        rows, ids, place, highest, totals = ctx.saved_tensors
         gradient = gradients[0] / ctx.temperature
-        together = torch.zeros_like(totals).index_add_(0, place, gradient).unsqueeze(-1)
+        together = torch.zeros_like(totals).index_add_(0, place, gradient.unsqueeze(-1))
         result = torch.empty_like(rows)
         for part in _parts(rows):
-            probabilities = (rows[part] / ctx.temperature).sub_(totals[part].unsqueeze(-1)).exp_()
+            probabilities = (rows[part] - highest[part]).div_(ctx.temperature).sub_(totals[part]).exp_()
             torch.mul(probabilities, -together[part], out=result[part])
         result.view(-1).scatter_add_(0, place * rows.shape[-1] + ids, gradient)
         return result, None, None, None

@@ -43,6 +43,15 @@ def test_a_constant_added_to_every_reward_changes_nothing(name):
     assert torch.allclose(plain, shifted, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["greedy", "leave_one_out", "mean", "group_norm"])
+@pytest.mark.parametrize("samples", [2, 3, 5, 6, 7, 16])
+def test_equal_rewards_have_no_advantage_at_all(name, samples):
+    rewards = torch.rand(200, 1, generator=torch.Generator().manual_seed(0)).expand(-1, samples)
+    advantages = ADVANTAGES[name](rewards, rewards[:, 0])
+    assert advantages.dtype == torch.float32
+    assert not advantages.any()
+
+
 def test_without_a_baseline_a_constant_does_change_them():
     assert not torch.allclose(none(REWARDS), none(REWARDS + 3.0))
 

@@ -74,6 +74,21 @@ def test_logprobs_and_their_gradient_equal_torchs_own_some_rows_at_a_time(rows, 
     assert not entropy.requires_grad
 
 
+def test_logits_far_from_zero_lose_no_digits():
+    torch.manual_seed(4)
+    logits = (3 * torch.randn(64, 2000) - 1000).requires_grad_()
+    ids, weights = torch.randint(0, 2000, (64,)), torch.randn(64)
+    found, entropy = token_logprobs_and_entropy(logits, ids)
+    (gradient,) = torch.autograd.grad((found * weights).sum(), logits)
+    exact = logits.detach().double().requires_grad_()
+    distribution = torch.distributions.Categorical(logits=exact)
+    logprobs = distribution.log_prob(ids)
+    (expected,) = torch.autograd.grad((logprobs * weights).sum(), exact)
+    assert (found - logprobs).abs().max() < 2e-6
+    assert (entropy - distribution.entropy()).abs().max() < 2e-6
+    assert (gradient - expected).abs().max() < 1e-6 * expected.abs().max()
+
+
 def test_tokens_may_share_a_row_of_logits(monkeypatch):
     monkeypatch.setattr("rl_caption.objectives.CHUNK", 2 * 7)
     logits = (5 * torch.randn(5, 7, dtype=torch.float64)).requires_grad_()

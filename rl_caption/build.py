@@ -36,7 +36,7 @@ from rl_caption.data.jsonl import JsonLinesData
 from rl_caption.data.karpathy import KarpathyData
 from rl_caption.data.long import LongCaptions
 from rl_caption.data.scenes import ScenesData
-from rl_caption.engines import fsdp_arguments, settle_engine, use_fsdp, wanted_engine
+from rl_caption.engines import engine_of, fsdp_arguments, settle_engine, use_fsdp, wanted_engine
 from rl_caption.launch import accelerator_kwargs, check_processes
 from rl_caption.precision import asked_precision, usable_precision
 from rl_caption.tracking import announce
@@ -231,6 +231,19 @@ def build_decoding(config: ScstConfig) -> Decoding:
     )
 
 
+def check_cuda_graph(accelerator: Accelerator) -> None:
+    """Look whether decoding can be recorded at all.
+
+    Raises:
+        ConfigError: there is no GPU, or the engine moves the weights.
+    """
+    engine = engine_of(accelerator)
+    if accelerator.device.type != "cuda":
+        raise ConfigError(f"rollout.cuda_graph is on: it needs a CUDA device, this run is on {accelerator.device}")
+    if engine in ("zero3", "fsdp2"):
+        raise ConfigError(f"rollout.cuda_graph is on: {engine} gathers the weights anew at every step; turn it off")
+
+
 def build_reward(config: RewardConfig, references: Sequence[list[str]], folder: Path | None = None) -> MixedReward:
     """The mixture of rewards.
 
@@ -281,8 +294,8 @@ def _encoder_wanted(name: str, arguments: dict[str, Any]) -> str | None:
     if not (isinstance(kind, type) and issubclass(kind, ClipScore)):
         return None
     given = {key: parameter.default for key, parameter in inspect.signature(kind).parameters.items()} | arguments
-    keys = ("backbone", "pretrained", "device", "precision", "batch_size", "truncate", "context_length")
-    return repr([given.get(key) for key in (*keys, "cache_dir", "cache_images")])
+    keys = ("backbone", "pretrained", "tuned_from", "mlp_deltas", "device", "precision", "batch_size", "truncate")
+    return repr([given.get(key) for key in (*keys, "context_length", "cache_dir", "cache_images")])
 
 
 def _frequencies(config: RewardConfig, references: Sequence[list[str]], folder: Path | None) -> DocumentFrequencies:

@@ -80,6 +80,8 @@ def out_of_range(config: TrainingConfig) -> list[str]:
         samples, advantage = config.rollout.num_samples, config.train.advantage
         if advantage in NEED_TWO_SAMPLES and samples < 2:
             wrong.append(f"rollout.num_samples is {samples}: train.advantage {advantage} compares at least 2")
+        if config.rollout.cuda_graph and config.rollout.dropout:
+            wrong.append("rollout.cuda_graph and rollout.dropout are both on: every replay would drop the same units")
         for name, value in vars(config.monitor.thresholds).items():
             if value is not None and not value >= 0:
                 wrong.append(f"monitor.thresholds.{name} is {value}: expected at least 0")

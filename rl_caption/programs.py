@@ -19,11 +19,13 @@ from rl_caption.build import (
     build_data,
     build_decoding,
     build_reward,
+    check_cuda_graph,
     check_positions,
     read_token_ids,
     references_of,
 )
 from rl_caption.captioners.base import Captioner
+from rl_caption.captioners.replay import ReplayedGenerate
 from rl_caption.config import ModelConfig, ScstConfig, XeConfig
 from rl_caption.cross_entropy import CrossEntropyTask
 from rl_caption.data.checks import check_row_images
@@ -70,6 +72,8 @@ def train_scst(config: ScstConfig) -> TrainState:
         )
     train, rollout = config.train, config.rollout
     with open_stage(config) as stage:
+        if rollout.cuda_graph:
+            check_cuda_graph(stage.accelerator)
         captioner = _captioner(stage, config.model, ("rollout.max_new_tokens", rollout.max_new_tokens))
         with stage.accelerator.main_process_first():
             reward = build_reward(config.reward, references_of(stage.train_rows), stage.folder)
@@ -106,6 +110,7 @@ def train_scst(config: ScstConfig) -> TrainState:
                 kl_coef=train.kl_coef,
                 xe_weight=train.xe_weight,
                 label_smoothing=train.label_smoothing,
+                generate=ReplayedGenerate(captioner) if rollout.cuda_graph else None,
             )
 
         state = fit(stage, trainee, task, collate, scst_signature(reward.signature, config))

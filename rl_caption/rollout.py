@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rl_caption.captioners.base import Captioner, Decoding, caption_mask
+from rl_caption.captioners.base import Captioner, Decoding, Generate, caption_mask
 from rl_caption.data.order import row_generator
 from rl_caption.types import CaptionBatch, Rollout
 
@@ -27,9 +27,18 @@ def sampling_noise(seed: int, step: int, image_ids: Sequence[str], num_samples: 
 
 @torch.no_grad()
 def sample_captions(
-    captioner: Captioner, policy: nn.Module, batch: CaptionBatch, decoding: Decoding, seed: int, step: int
+    captioner: Captioner,
+    policy: nn.Module,
+    batch: CaptionBatch,
+    decoding: Decoding,
+    seed: int,
+    step: int,
+    generate: Generate | None = None,
 ) -> Rollout:
     """Draw K captions of each of B images (and the greedy ones, if ``decoding`` asks for them) from ``policy``.
+
+    Args:
+        generate: in place of the captioner's own, such as ``captioners.replay.ReplayedGenerate``.
 
     Returns:
         A ``Rollout`` whose tensors lie on the device of ``batch``.
@@ -37,7 +46,7 @@ def sample_captions(
     samples = decoding.num_samples
     noise = sampling_noise(seed, step, batch.image_ids, samples, decoding.max_new_tokens)
     device = next(iter(batch.inputs.values())).device
-    token_ids = captioner.generate(policy, batch.inputs, decoding, noise.to(device))
+    token_ids = (generate or captioner.generate)(policy, batch.inputs, decoding, noise.to(device))
     finished = (token_ids == captioner.eos_token_id).any(-1)
     texts = captioner.decode(token_ids.flatten(0, 1))
     rows = decoding.captions_per_image

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from rewards.mixed import MixedReward
 from rl_caption.accumulation import backward_all, dropout_off, global_count
 from rl_caption.advantages import AdvantageFn
-from rl_caption.captioners.base import Captioner, Decoding
+from rl_caption.captioners.base import Captioner, Decoding, Generate
 from rl_caption.cross_entropy import target_count, xe_loss
 from rl_caption.engines import autocast, whole_weights
 from rl_caption.metrics import Averages
@@ -52,6 +52,7 @@ class SelfCriticalTask:
         kl_coef: weight of the KL penalty, token mean.
         xe_weight: weight of the cross-entropy on the references, token mean.
         label_smoothing: of that cross-entropy.
+        generate: in place of the captioner's own, such as ``captioners.replay.ReplayedGenerate``.
     """
 
     accelerator: Accelerator
@@ -67,6 +68,7 @@ class SelfCriticalTask:
     kl_coef: float = 0.0
     xe_weight: float = 0.0
     label_smoothing: float = 0.0
+    generate: Generate | None = None
     name: str = "scst"
     samples: list[dict[str, Any]] = field(default_factory=list)
     """Captions and rewards of the newest step, for the log."""
@@ -108,7 +110,8 @@ class SelfCriticalTask:
 
     def _sample(self, batch: CaptionBatch, step: int) -> Rollout:
         with torch.no_grad(), autocast(self.accelerator):
-            return sample_captions(self.captioner, self.captioner.policy, batch, self.decoding, self.seed, step)
+            policy, decoding = self.captioner.policy, self.decoding
+            return sample_captions(self.captioner, policy, batch, decoding, self.seed, step, self.generate)
 
     def _policy_loss(
         self, batch: CaptionBatch, rollout: Rollout, advantages: Tensor, count: Tensor, tokens: Tensor, log: Averages

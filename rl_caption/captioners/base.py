@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +32,8 @@ class Decoding:
         max_new_tokens: length limit L in tokens, EOS included.
         num_beams: above 1 means beam search instead (``num_samples`` must be 0).
         length_penalty: beam search only; scores are divided by length**length_penalty.
+        fixed_shapes: decode every caption to the length limit, so that nothing depends on what is drawn: the captions
+            are the same, and a CUDA graph can be made of it. Not for beam search.
     """
 
     num_samples: int = 0
@@ -39,6 +42,7 @@ class Decoding:
     max_new_tokens: int = 24
     num_beams: int = 1
     length_penalty: float = 1.0
+    fixed_shapes: bool = False
 
     def __post_init__(self) -> None:
         if self.temperature <= 0:
@@ -47,6 +51,8 @@ class Decoding:
             raise ValueError(f"max_new_tokens is {self.max_new_tokens}: it must be at least 1")
         if self.num_beams > 1 and self.num_samples:
             raise ValueError("beam search gives one caption an image: num_samples must be 0")
+        if self.num_beams > 1 and self.fixed_shapes:
+            raise ValueError("beam search looks at scores as it goes: fixed_shapes must be off")
         if self.num_beams == 1 and not self.num_samples and not self.with_greedy:
             raise ValueError("nothing to decode: num_samples is 0 and with_greedy is False")
 
@@ -54,6 +60,10 @@ class Decoding:
     def captions_per_image(self) -> int:
         """Rows an image: K samples, then the greedy (or beam) caption."""
         return self.num_samples + int(self.with_greedy or self.num_beams > 1)
+
+
+Generate = Callable[[Any, dict[str, Tensor], Decoding, Tensor | None], Tensor]
+"""``Captioner.generate``."""
 
 
 class Captioner(Protocol):
@@ -141,9 +151,21 @@ def caption_mask(token_ids: Tensor, eos_token_id: int) -> Tensor:
 def forbid(logits: Tensor, token_ids: Sequence[int]) -> Tensor:
     """Float32 logits [..., V] with ``token_ids`` out of reach."""
     filled = logits.float()
+    if not logits.requires_grad:  # by slices: a tensor of token ids would have to be sent to the device every time
+        filled = filled.clone() if filled is logits else filled  # never into the model's own tensor
+        for start, end in _ranges(tuple(token_ids)):
+            filled[..., start:end] = FORBIDDEN_LOGIT
+        return filled
     index = torch.tensor(list(token_ids), dtype=torch.long, device=logits.device)
-    fill = filled.index_fill if filled is logits else filled.index_fill_  # never into the model's own tensor
-    return fill(-1, index, FORBIDDEN_LOGIT)
+    return (filled.index_fill if filled is logits else filled.index_fill_)(-1, index, FORBIDDEN_LOGIT)
+
+
+@cache
+def _ranges(numbers: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Begin and end of every run of consecutive numbers."""
+    starts = sorted(set(numbers) - {number + 1 for number in numbers})
+    ends = sorted({number + 1 for number in numbers} - set(numbers))
+    return list(zip(starts, ends, strict=True))
 
 
 def sample_tokens(logits: Tensor, noise: Tensor, temperature: float) -> Tensor:

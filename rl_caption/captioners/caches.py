@@ -20,6 +20,8 @@ class RoomyLayer(DynamicLayer):
         self.room = room
         self.store: Any = None
         """Keys and values [2, N, H, room, D/H]."""
+        self.shown: Any = None
+        """Keys and values as they were given out last, which are a part of the store."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Add keys and values [N, H, T, D/H] of T tokens; return all that there are."""
@@ -30,7 +32,7 @@ class RoomyLayer(DynamicLayer):
         start = self.get_seq_length()
         end = start + key_states.shape[-2]
         # Whoever selects, repeats or reorders rows makes new keys, which are no longer a part of the store.
-        if self.store is None or self.keys.data_ptr() != self.store.data_ptr() or end > self.room:
+        if self.shown is None or self.keys is not self.shown[0] or self.values is not self.shown[1] or end > self.room:
             self.room = max(self.room, end)
             shape = (2, *key_states.shape[:-2], self.room, key_states.shape[-1])
             store = key_states.new_empty(shape)
@@ -38,7 +40,7 @@ class RoomyLayer(DynamicLayer):
                 store[0, :, :, :start], store[1, :, :, :start] = self.keys, self.values
             self.store = store
         self.store[0, :, :, start:end], self.store[1, :, :, start:end] = key_states, value_states
-        self.keys, self.values = self.store[0, :, :, :end], self.store[1, :, :, :end]
+        self.shown = self.keys, self.values = self.store[0, :, :, :end], self.store[1, :, :, :end]
         return self.keys, self.values
 
 

@@ -40,16 +40,22 @@ class Prefixes:
         newest: [M] their newest tokens.
         origin: [M] which prefix of the call before each goes on from; None: each from the one in its place.
         image: [M] images, ascending.
+        per_image: how many every image has, where that is known without looking.
     """
 
     newest: Tensor
     origin: Tensor | None
     image: Tensor
+    per_image: int | None = None
+
+
+NextLogits = Callable[[Prefixes | None], Tensor]
+"""From M prefixes to logits of their next tokens [M, V]; None is the empty prefix of every image."""
 
 
 @torch.no_grad()
 def decode_tokens(
-    next_logits: Callable[[Prefixes | None], Tensor],
+    next_logits: NextLogits,
     batch: int,
     decoding: Decoding,
     noise: Tensor | None,
@@ -59,7 +65,7 @@ def decode_tokens(
     """Sample K captions and decode the greedy one of each of B images, side by side.
 
     Args:
-        next_logits: from M prefixes to logits of their next tokens [M, V]; None is the empty prefix of every image.
+        next_logits: the model.
         batch: B.
         decoding: K, temperature, length limit L.
         noise: [B, K, L] uniform numbers in [0, 1), one for each token that is sampled.
@@ -67,11 +73,13 @@ def decode_tokens(
         together: captions with the same prefix are one row; off where dropout is to differ between them.
 
     Returns:
-        Token ids [B, K (+ 1), T], T <= L: samples, then the greedy caption; padded after EOS.
+        Token ids [B, K (+ 1), T], T <= L (L with ``fixed_shapes``): samples, then the greedy caption; padded after EOS.
     """
     samples, per_image, limit = decoding.num_samples, decoding.captions_per_image, decoding.max_new_tokens
     if samples and noise is None:
         raise ValueError("sampling needs noise [B, K, L]: one uniform number for each token")
+    if decoding.fixed_shapes:
+        return _decode_fixed(next_logits, batch, decoding, noise, special)
     logits = forbid(next_logits(None), special.forbidden)
     images = torch.arange(batch, device=logits.device)
     captions = torch.arange(batch * per_image, device=logits.device)  # those that go on
@@ -84,8 +92,8 @@ def decode_tokens(
             chosen = torch.cat([drawn, chosen], dim=1)
         newest = chosen[prefix, captions % per_image]
         tokens[captions, position] = newest
-        goes_on = newest != special.eos
-        if position + 1 == limit or not goes_on.any():
+        (goes_on,) = (newest != special.eos).nonzero(as_tuple=True)
+        if position + 1 == limit or not len(goes_on):
             break
         captions, newest, origin = captions[goes_on], newest[goes_on], prefix[goes_on]
         if together:
@@ -104,6 +112,30 @@ def decode_tokens(
     return tokens[:, : position + 1].unflatten(0, (batch, per_image))
 
 
+def _decode_fixed(
+    next_logits: NextLogits, batch: int, decoding: Decoding, noise: Tensor | None, special: Tokens
+) -> Tensor:
+    """``decode_tokens`` of B·R rows to the length limit, padding included: no value is looked at on the way."""
+    samples, rows = decoding.num_samples, decoding.captions_per_image
+    logits = forbid(next_logits(None), special.forbidden).unsqueeze(1).expand(-1, rows, -1)  # [B, R, V]
+    image = torch.arange(batch, device=logits.device).repeat_interleave(rows)
+    ended = torch.zeros(batch, rows, dtype=torch.bool, device=logits.device)
+    tokens: list[Tensor] = []
+    for position in range(decoding.max_new_tokens):
+        if position:
+            origin = image if position == 1 else None
+            newest = Prefixes(tokens[-1].flatten(), origin, image, rows)
+            logits = forbid(next_logits(newest), special.forbidden).unflatten(0, (batch, rows))
+        parts = [logits[:, samples:].argmax(-1)]
+        if noise is not None and samples:
+            each = noise[:, :, position].flatten().unsqueeze(1)
+            drawn = sample_tokens(logits[:, :samples].flatten(0, 1), each, decoding.temperature)
+            parts.insert(0, drawn.unflatten(0, (batch, samples)).squeeze(-1))
+        tokens.append(torch.cat(parts, dim=1).masked_fill(ended, special.pad))
+        ended = ended | (tokens[-1] == special.eos)
+    return torch.stack(tokens, dim=-1)
+
+
 @torch.no_grad()
 def decode_captions(
     policy: CaptionTransformer, inputs: dict[str, Tensor], decoding: Decoding, noise: Tensor | None
@@ -116,25 +148,34 @@ def decode_captions(
 
     def next_logits(prefixes: Prefixes | None) -> Tensor:
         """Logits [M, V] after M prefixes; extends the cache, which has a row for each of them."""
+        places = None
         if prefixes is None:
-            tokens, mask = torch.full((batch, 1), config.bos_token_id, device=device), None
+            tokens = torch.full((batch,), config.bos_token_id, device=device)
         else:
             if prefixes.origin is not None:
                 cache.self_attention_cache.batch_select_indices(prefixes.origin)
-            places = Places.of(prefixes.image)
-            tokens = torch.full((batch, places.width), config.pad_token_id, device=device)
-            tokens[places.image, places.slot] = prefixes.newest
-            mask = torch.zeros_like(tokens, dtype=torch.bool)
-            mask[places.image, places.slot] = True
+            tokens, places = _grid(prefixes, batch, config.pad_token_id)
         output = policy(
             region_mask=inputs.get("region_mask"),
             encoder_outputs=encoded,
-            decoder_input_ids=tokens.view(-1, 1),
+            decoder_input_ids=tokens.unsqueeze(1),
             past_key_values=cache,
             use_cache=True,
-            token_mask=None if mask is None else mask.view(-1, 1),
+            token_places=places,
         )
         return output.logits.flatten(0, -2)
 
     special = Tokens(config.eos_token_id, config.pad_token_id, config.forbidden_token_ids)
     return decode_tokens(next_logits, batch, decoding, noise, special, together=not policy.training)
+
+
+def _grid(prefixes: Prefixes, images: int, pad: int) -> tuple[Tensor, Tensor | None]:
+    """The newest tokens, as many for every image, [images · width]; where those of the M prefixes are, if less."""
+    if prefixes.per_image is not None:
+        return prefixes.newest, None
+    places = Places.of(prefixes.image)
+    if len(prefixes.newest) == images * places.width:
+        return prefixes.newest, None
+    flat = places.image * places.width + places.slot
+    tokens = torch.full((images * places.width,), pad, device=flat.device)
+    return tokens.index_copy_(0, flat, prefixes.newest), flat

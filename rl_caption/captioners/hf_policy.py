@@ -37,12 +37,12 @@ class Memory:
         """The part of the cache that has a row for every prefix."""
         return self.cache.self_attention_cache if self.shared else self.cache
 
-    def go_on(self, origin: Tensor | None, image: Tensor) -> None:
+    def go_on(self, origin: Tensor | None, image: Tensor, per_image: int | None = None) -> None:
         """Keep what prefixes of the images [M] go on from, in their order; see ``Prefixes``."""
         if origin is None:
             return
         self.tokens.batch_select_indices(origin)
-        if not self.shared:
+        if not self.shared or per_image is not None:
             return
         image = torch.searchsorted(self.images, image)
         left = image.unique()
@@ -120,7 +120,7 @@ class HuggingFacePolicy(nn.Module):
         """
         if memory is not None:
             assert prefixes is not None
-            memory.go_on(prefixes.origin, prefixes.image)
+            memory.go_on(prefixes.origin, prefixes.image, prefixes.per_image)
             return self.family.decode(self.model, memory.states, prefixes.newest.unsqueeze(1), memory.cache)[:, -1]
         if states is None:
             assert pixel_values is not None

@@ -290,6 +290,7 @@ class CaptionTransformer(PreTrainedModel, GenerationMixin):
         use_cache: bool = False,
         token_mask: Tensor | None = None,
         token_slot: Tensor | None = None,
+        token_places: Tensor | None = None,
         **kwargs: Any,
     ) -> Seq2SeqLMOutput:
         """Next-token logits.
@@ -303,6 +304,7 @@ class CaptionTransformer(PreTrainedModel, GenerationMixin):
             token_mask: [B·K, T], True for the tokens whose next ones are asked for; without ``token_slot`` these are
                 the first ones of a sequence. While decoding, the cache holds only the sequences that are True.
             token_slot: [B·K, T], the place of each token's prefix among ``token_mask``'s (``different_prefixes``).
+            token_places: [P], where ``token_mask`` is True in B·K·T, ascending; instead of it, where that is known.
 
         Returns:
             ``logits`` [B·K, T, V], float32 or the autocast type; with ``token_mask`` [P, V], one row for each True.
@@ -319,7 +321,7 @@ class CaptionTransformer(PreTrainedModel, GenerationMixin):
         count, length = decoder_input_ids.shape
         if start + length > self.config.max_positions:
             raise ValueError(f"caption of {start + length} tokens: max_positions is {self.config.max_positions}")
-        places = None if token_mask is None else token_mask.flatten().nonzero().squeeze(-1)
+        places = token_places if token_mask is None else token_mask.flatten().nonzero().squeeze(-1)
         tokens = decoder_input_ids.flatten()
         positions = torch.arange(start, start + length, device=tokens.device).repeat(count)
         if places is not None:

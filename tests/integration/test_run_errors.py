@@ -131,6 +131,8 @@ def test_values_that_cannot_work_are_named(tmp_path: Path, changes: dict[str, An
     ("changes", "part"),
     [
         ({"rollout.num_samples": 1, "train.advantage": "leave_one_out"}, "leave_one_out compares at least 2"),
+        ({"rollout.cuda_graph": True}, "rollout.cuda_graph is on: it needs a CUDA device, this run is on cpu"),
+        ({"rollout.cuda_graph": True, "rollout.dropout": True}, "rollout.cuda_graph and rollout.dropout are both on"),
         ({"rollout.max_new_tokens": 40}, "rollout.max_new_tokens is 40: the captioner has positions for 16"),
         ({"rollout.temperature": 0.0}, "rollout.temperature is 0.0: expected more than 0"),
         ({"reward.terms": {"ciderr": {"weight": 1.0}}}, "reward.terms.ciderr"),

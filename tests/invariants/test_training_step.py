@@ -14,40 +14,16 @@ from accelerate.state import AcceleratorState
 from torch import Tensor
 
 from rewards.mixed import MixedReward
-from rl_caption.advantages import ADVANTAGES, NEEDS_GREEDY
-from rl_caption.captioners.base import Decoding, caption_mask
+from rl_caption.advantages import ADVANTAGES
+from rl_caption.captioners.base import caption_mask
 from rl_caption.captioners.transformer import TransformerCaptioner
 from rl_caption.cross_entropy import CrossEntropyTask, xe_loss
-from rl_caption.data.loader import Collate
 from rl_caption.metrics import Averages
 from rl_caption.rollout import sample_captions
 from rl_caption.scst import SelfCriticalTask
 from rl_caption.types import CaptionBatch
-from tests.captioners_for_tests import tiny_captioner, tiny_rows
-
-LENGTH = 8
-
-
-class WordCount:
-    """A reward that differs between most captions: share of words with an ``a``, plus length / 10, plus ``shift``."""
-
-    __name__ = "words"
-    columns: frozenset[str] = frozenset()
-    bounds = (-10.0, 10.0)
-    signature = "words"
-
-    def __init__(self, shift: float = 0.0) -> None:
-        self.shift = shift
-
-    def __call__(self, prompts: Any, completions: Any, **columns: Any) -> list[float]:
-        words = [text.split() for text in completions]
-        return [self.shift + len(w) / 10 + sum("a" in x for x in w) / (len(w) + 1) for w in words]
-
-
-def batches_of(captioner: TransformerCaptioner, count: int, size: int) -> list[CaptionBatch]:
-    rows = tiny_rows(count)
-    collate = Collate(captioner, max_target_tokens=LENGTH, seed=3)
-    return [collate([(row, 0) for row in rows[start : start + size]]) for start in range(0, count, size)]
+from tests.captioners_for_tests import tiny_captioner
+from tests.steps_for_tests import LENGTH, WordCount, assert_equal_gradients, batches_of, gradient, norm, scst_task
 
 
 class Letters:
@@ -70,41 +46,6 @@ def normalised_task(captioner: TransformerCaptioner, letters: Letters, advantage
     terms = {"words": (WordCount(), 0.7), "letters": (letters, 0.3)}
     task.reward = MixedReward(terms, normalize="per_term")
     return task
-
-
-def scst_task(captioner: TransformerCaptioner, shift: float = 0.0, **options: Any) -> SelfCriticalTask:
-    advantage = options.pop("advantage", "leave_one_out")
-    decoding = Decoding(
-        num_samples=options.pop("num_samples", 4),
-        with_greedy=advantage in NEEDS_GREEDY,
-        temperature=options.pop("temperature", 1.0),
-        max_new_tokens=LENGTH,
-    )
-    reward = MixedReward({"words": (WordCount(shift), 1.0)})
-    return SelfCriticalTask(
-        Accelerator(cpu=True), captioner, captioner.policy, reward, ADVANTAGES[advantage], decoding, **options
-    )
-
-
-def gradient(
-    captioner: TransformerCaptioner, task: Any, batches: list[CaptionBatch], step: int = 0
-) -> dict[str, Tensor]:
-    """The step's gradient by parameter; parameters without one are left out."""
-    captioner.policy.zero_grad()
-    captioner.policy.train()
-    task.log = task.training_step(batches, step)
-    return {n: p.grad.clone() for n, p in captioner.policy.named_parameters() if p.grad is not None}
-
-
-def norm(gradients: dict[str, Tensor]) -> float:
-    return float(torch.stack([g.norm() for g in gradients.values()]).norm())
-
-
-def assert_equal_gradients(one: dict[str, Tensor], other: dict[str, Tensor], atol: float = 1e-6) -> None:
-    assert one.keys() == other.keys()
-    assert norm(one) > 1e-3, "a gradient of zero proves nothing"
-    for name in one:
-        assert torch.allclose(one[name], other[name], atol=atol), name
 
 
 def perturbed(captioner: TransformerCaptioner) -> torch.nn.Module:

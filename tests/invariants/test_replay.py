@@ -1,0 +1,181 @@
+"""Decoding at fixed shapes: the same captions, and nothing that a CUDA graph could not record.
+
+No GPU is needed: tracing with fake tensors, which have shapes and no values, fails wherever recording would have to
+look at a value, and what was traced is kernels and addresses alone, as a graph is.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from rl_caption.captioners import replay
+from rl_caption.captioners.base import CaptionerError, Decoding
+from rl_caption.captioners.replay import ReplayedGenerate
+from rl_caption.rollout import sampling_noise
+from tests.captioners_for_tests import region_inputs, tiny_captioner, tiny_rows
+from tests.hf_models_for_tests import FAMILIES, PROMPT, tiny_hf_captioner
+from tests.steps_for_tests import assert_equal_gradients, batches_of, gradient, scst_task
+
+K, L = 3, 6
+IDS = ["a", "b", "c"]
+SAMPLING = Decoding(num_samples=K, max_new_tokens=L, temperature=1.2)
+
+
+class Tracing:
+    """Records by tracing; counts."""
+
+    def __init__(self) -> None:
+        self.recorded = 0
+
+    def __call__(self, function: Callable[..., Tensor], example: dict[str, Tensor]) -> Callable[..., Tensor]:
+        self.recorded += 1
+        names = list(example)
+        traced = make_fx(
+            lambda *tensors: function(**dict(zip(names, tensors, strict=True))),
+            tracing_mode="fake",
+            _allow_non_fake_inputs=True,  # weights
+        )(*example.values())
+        return lambda **given: traced(*(given[name] for name in names))
+
+
+def scratch(kind: str) -> tuple[Any, dict[str, Tensor]]:
+    captioner = tiny_captioner(input_kind=kind, **({"feature_dim": 6} if kind == "regions" else {}))
+    inputs = region_inputs(3) if kind == "regions" else captioner.preprocess(tiny_rows(3))
+    return captioner, inputs
+
+
+@pytest.fixture(params=["pixels", "regions", *FAMILIES])
+def case(request: Any, tmp_path: Path) -> tuple[Any, dict[str, Tensor]]:
+    if request.param in FAMILIES:
+        captioner = tiny_hf_captioner(request.param, tmp_path, PROMPT)
+        with torch.no_grad():
+            pixels = captioner.preprocess(tiny_rows(3))["pixel_values"]
+            inputs = {"states": captioner.policy(pixel_values=pixels, encode=True)}
+    else:
+        captioner, inputs = scratch(request.param)
+    captioner.policy.eval()
+    return captioner, inputs
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("decoding", [SAMPLING, replace(SAMPLING, with_greedy=False), Decoding(max_new_tokens=L)])
+def test_captions_of_fixed_shapes_are_those_of_the_tree(case: Any, decoding: Decoding) -> None:
+    captioner, inputs = case
+    noise = sampling_noise(3, 0, IDS, decoding.num_samples, L) if decoding.num_samples else None
+    tree = captioner.generate(captioner.policy, inputs, decoding, noise)
+    fixed = captioner.generate(captioner.policy, inputs, replace(decoding, fixed_shapes=True), noise)
+    assert fixed.shape == (3, decoding.captions_per_image, L)
+    assert torch.equal(fixed[..., : tree.shape[-1]], tree)
+    assert (fixed[..., tree.shape[-1] :] == captioner.pad_token_id).all()
+
+
+@torch.no_grad()
+def test_a_recording_gives_the_captions_of_other_images_noise_and_weights(case: Any) -> None:
+    captioner, inputs = case
+    tracing = Tracing()
+    generate = ReplayedGenerate(captioner, tracing)
+    seen = []
+    for step in range(3):
+        noise = sampling_noise(0, step, IDS, K, L)
+        changed = {name: tensor + step if tensor.is_floating_point() else tensor for name, tensor in inputs.items()}
+        found = generate(captioner.policy, changed, SAMPLING, noise)
+        assert torch.equal(found, captioner.generate(captioner.policy, changed, SAMPLING, noise))
+        seen.append(found.tolist())
+        for parameter in captioner.policy.parameters():
+            parameter.mul_(1.02)
+    assert tracing.recorded == 1
+    assert seen[0] != seen[1] != seen[2]
+
+
+@torch.no_grad()
+def test_what_was_recorded_is_thrown_away_when_weights_move() -> None:
+    captioner, inputs = scratch("regions")
+    captioner.policy.eval()
+    tracing = Tracing()
+    generate, noise = ReplayedGenerate(captioner, tracing), sampling_noise(0, 0, IDS, K, L)
+    before = generate(captioner.policy, inputs, SAMPLING, noise)
+    for parameter in captioner.policy.parameters():
+        parameter.data = parameter.data.flip(0).clone()
+    after = generate(captioner.policy, inputs, SAMPLING, noise)
+    assert tracing.recorded == 2
+    assert torch.equal(after, captioner.generate(captioner.policy, inputs, SAMPLING, noise))
+    assert after.shape != before.shape or not torch.equal(after, before)
+
+
+@torch.no_grad()
+def test_every_shape_and_every_decoding_is_recorded_until_there_are_too_many(monkeypatch: Any) -> None:
+    captioner, inputs = scratch("regions")
+    captioner.policy.eval()
+    monkeypatch.setattr(replay, "MOST", 3)
+    tracing = Tracing()
+    generate = ReplayedGenerate(captioner, tracing)
+    for images, decoding in ((3, SAMPLING), (2, SAMPLING), (3, SAMPLING), (3, replace(SAMPLING, temperature=0.5))):
+        part = {name: tensor[:images] for name, tensor in inputs.items()}
+        noise = sampling_noise(0, 0, IDS[:images], K, L)
+        expected = captioner.generate(captioner.policy, part, decoding, noise)
+        assert torch.equal(generate(captioner.policy, part, decoding, noise), expected)
+    assert tracing.recorded == 3
+    with pytest.raises(CaptionerError, match=r"more than 3 shapes.*rollout.cuda_graph"):
+        generate(captioner.policy, {n: t[:1] for n, t in inputs.items()}, SAMPLING, sampling_noise(0, 0, IDS[:1], K, L))
+
+
+def test_what_cannot_be_replayed_is_refused() -> None:
+    captioner, inputs = scratch("regions")
+    captioner.policy.train()
+    with pytest.raises(ValueError, match="eval mode"):
+        ReplayedGenerate(captioner, Tracing())(captioner.policy, inputs, SAMPLING, sampling_noise(0, 0, IDS, K, L))
+    with pytest.raises(ValueError, match="fixed_shapes must be off"):
+        Decoding(num_beams=3, fixed_shapes=True)
+
+
+@torch.no_grad()
+def test_the_decode_of_the_tree_cannot_be_traced() -> None:
+    """The checks above would see it if a fixed decode looked at a value."""
+    captioner, inputs = scratch("regions")
+    captioner.policy.eval()
+    noise = sampling_noise(0, 0, IDS, K, L)
+
+    def tree(noise: Tensor, **inputs: Tensor) -> Tensor:
+        return captioner.generate(captioner.policy, inputs, SAMPLING, noise)
+
+    with pytest.raises(RuntimeError, match=r"aten\.nonzero|data-dependent"):
+        Tracing()(tree, {**inputs, "noise": noise})
+
+
+def test_a_step_that_replays_has_the_same_captions_and_the_same_gradient() -> None:
+    captioner = tiny_captioner()
+    batches = batches_of(captioner, 4, 2)
+    plain, replayed = scst_task(captioner, advantage="greedy"), scst_task(captioner, advantage="greedy")
+    tracing = Tracing()
+    replayed.generate = ReplayedGenerate(captioner, tracing)
+    for step in range(2):
+        expected = gradient(captioner, plain, batches, step)
+        assert_equal_gradients(gradient(captioner, replayed, batches, step), expected, atol=0)
+        assert replayed.samples == plain.samples
+    assert tracing.recorded == 1
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@torch.no_grad()
+@pytest.mark.parametrize("case", ["regions", "vit_gpt2"], indirect=True)
+def test_a_cuda_graph_gives_the_same_captions(case: Any) -> None:
+    captioner, inputs = case
+    captioner.policy.cuda()
+    for precision in (torch.float32, torch.bfloat16):
+        generate = ReplayedGenerate(captioner)
+        with torch.autocast("cuda", torch.bfloat16, enabled=precision == torch.bfloat16):
+            for step in range(3):
+                noise = sampling_noise(0, step, IDS, K, L).cuda()
+                given = {name: (t + step if t.is_floating_point() else t).cuda() for name, t in inputs.items()}
+                fixed = captioner.generate(captioner.policy, given, replace(SAMPLING, fixed_shapes=True), noise)
+                found = generate(captioner.policy, given, SAMPLING, noise)
+                assert torch.equal(found, fixed[..., : found.shape[-1]])
+                for parameter in captioner.policy.parameters():
+                    parameter.mul_(1.02)
+        assert len(generate.recordings) == 1

@@ -21,6 +21,7 @@ from rewards.text.references import reference_lists
 
 if TYPE_CHECKING:
     from rewards.clip.backbone import DualEncoder
+    from rewards.clip.tuned import MlpDeltas
 
 PREFIX = "A photo depicts "
 Floats = NDArray[np.floating[Any]]
@@ -91,7 +92,7 @@ class ClipScore:
         if isinstance(backbone, str | Path):
             if str(backbone) == "ViT-B-32" and pretrained is None:
                 pretrained = "openai"
-            backbone = _load(str(backbone), pretrained, device, precision, batch_size, truncate, context_length)
+            backbone = load_encoder(str(backbone), pretrained, device, precision, batch_size, truncate, context_length)
         if not isinstance(backbone, CachedEncoder):
             backbone = CachedEncoder(backbone, cache_dir, cache_images)
         self.backbone, self.prefix, self.w = backbone, prefix, float(w)
@@ -237,7 +238,7 @@ def _cosines(left: Floats, right: Floats) -> Floats:
     return (left.astype(np.float64) * right.astype(np.float64)).sum(axis=1)
 
 
-def _load(
+def load_encoder(
     name: str,
     pretrained: str | None,
     device: str | None,
@@ -245,11 +246,20 @@ def _load(
     batch_size: int,
     truncate: bool,
     context_length: int | None,
+    tuned_from: str | None = None,
+    mlp_deltas: MlpDeltas = "ignored",
 ) -> DualEncoder:
+    """Load a dual encoder for a score; ``device`` None is as for ``ClipScore``, the rest as for ``load_backbone``.
+
+    Raises:
+        ValueError: as for ``load_backbone``.
+    """
     import torch
 
     from rewards.clip.backbone import load_backbone
 
     # With its number: plain "cuda" would follow a later change of the current device, and the weights would not.
     device = device or (f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu")
-    return load_backbone(name, pretrained, device, precision, batch_size, truncate, context_length)
+    return load_backbone(
+        name, pretrained, device, precision, batch_size, truncate, context_length, tuned_from, mlp_deltas
+    )

@@ -9,7 +9,6 @@ import hashlib
 import json
 import pickle
 import warnings
-import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from rewards.base import RewardError
 from rewards.clip.embedding_cache import ImageSource, chunks
 from rewards.clip.long import load_file, stretch_student, stretch_text_tower
 from rewards.clip.preprocessing import Preprocessing, pixels, preprocessing_of
+from rewards.clip.tuned import MlpDeltas, load_tuned
 
 PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _UNLOADABLE = (
@@ -69,6 +69,7 @@ class _Loaded:
     trims: bool
     """Whether padding cannot change a text embedding, so that ids may be cut after the longest caption."""
     encode_text: Callable[[Tensor], Tensor]
+    note: str = ""  # what the signature says of the source beside its name
 
 
 class Backbone:
@@ -83,6 +84,8 @@ class Backbone:
         batch_size: int = 64,
         truncate: bool = True,
         context_length: int | None = None,
+        tuned_from: str | None = None,
+        mlp_deltas: MlpDeltas = "ignored",
     ) -> None:
         """Load the weights; the arguments are those of ``load_backbone``."""
         if precision not in PRECISIONS:
@@ -91,15 +94,15 @@ class Backbone:
             raise ValueError(f"batch_size = {batch_size}: expected at least 1")
         self.name, self.pretrained, self.device = str(name), pretrained, device
         self.precision, self.batch_size, self.truncate = precision, batch_size, truncate
-        self._stretched = context_length
-        self._loaded: _Loaded | None = _load(self.name, pretrained, device, precision, context_length)
+        self._source = (self.name, pretrained, device, precision, context_length, tuned_from, mlp_deltas)
+        self._loaded: _Loaded | None = _load(*self._source)
         self.context_length = self._loaded.context_length
         self.fingerprint = _fingerprint(self._loaded, precision)
         source = Path(self.name).name if Path(self.name).is_dir() else self.name
         label = f"{source}/{Path(pretrained).name}" if pretrained else source
-        self.signature = f"{label},{self.fingerprint[:12]},{precision}" + ("" if truncate else ",no truncation")
-        if context_length is not None:
-            self.signature += f",{context_length} tokens"
+        notes = [self._loaded.note, "" if truncate else "no truncation"]
+        notes.append("" if context_length is None else f"{context_length} tokens")
+        self.signature = ",".join([label, self.fingerprint[:12], precision, *filter(None, notes)])
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle without the network."""
@@ -123,7 +126,7 @@ class Backbone:
     def _parts(self) -> _Loaded:
         if self._loaded is None:
             try:
-                loaded = _load(self.name, self.pretrained, self.device, self.precision, self._stretched)
+                loaded = _load(*self._source)
             except (ValueError, OSError) as error:
                 raise RewardError(str(error)) from error
             if _fingerprint(loaded, self.precision) != self.fingerprint:
@@ -205,6 +208,8 @@ def load_backbone(
     batch_size: int = 64,
     truncate: bool = True,
     context_length: int | None = None,
+    tuned_from: str | None = None,
+    mlp_deltas: MlpDeltas = "ignored",
 ) -> Backbone:
     """Load a frozen dual encoder.
 
@@ -221,20 +226,33 @@ def load_backbone(
         truncate: cut captions above the context length, as CLIPScore does; False raises instead (CLIP's BPE only).
         context_length: stretch the text tower to so many positions, the first 20 kept (``rewards.clip.long``): 248 for
             CLIP's 77. Not for students with ``pad_attention: full``. None leaves it as it is.
+        tuned_from, mlp_deltas: for a file in the form of PAC-S or PAC-S++ (``rewards.clip.tuned``): the tag of
+            open_clip whose weights were tuned, and what becomes of its MLPs' low-rank updates.
 
     Raises:
         ValueError: an argument is wrong, or the weights cannot be found, downloaded or loaded.
     """
-    return Backbone(name, pretrained, device, precision, batch_size, truncate, context_length)
+    return Backbone(name, pretrained, device, precision, batch_size, truncate, context_length, tuned_from, mlp_deltas)
 
 
-def _load(name: str, pretrained: str | None, device: str, precision: str, context_length: int | None) -> _Loaded:
+def _load(
+    name: str,
+    pretrained: str | None,
+    device: str,
+    precision: str,
+    context_length: int | None,
+    tuned_from: str | None,
+    mlp_deltas: MlpDeltas,
+) -> _Loaded:
     label = f"{name!r}" + (f" with weights {pretrained!r}" if pretrained else "")
     try:
+        if tuned_from is not None and pretrained is None:
+            raise ValueError(f"tuned_from is {tuned_from!r}: it goes with 'pretrained', a checkpoint file")
         if Path(name).is_dir() and not (Path(name) / "open_clip_config.json").is_file():
             loaded = _load_student(name, pretrained, context_length)
         else:
-            loaded = _load_open_clip(f"local-dir:{name}" if Path(name).is_dir() else name, pretrained, context_length)
+            source = f"local-dir:{name}" if Path(name).is_dir() else name
+            loaded = _load_open_clip(source, pretrained, context_length, tuned_from, mlp_deltas)
         loaded.model.requires_grad_(False).eval().to(device=device, dtype=PRECISIONS[precision])
     except ModuleNotFoundError as error:
         raise ValueError(f"{label} needs {error.name}: install 'rl-caption[clip]'") from error
@@ -266,7 +284,9 @@ def _load_student(folder: str, pretrained: str | None, stretched: int | None) ->
     )
 
 
-def _load_open_clip(name: str, pretrained: str | None, stretched: int | None) -> _Loaded:
+def _load_open_clip(
+    name: str, pretrained: str | None, stretched: int | None, tuned_from: str | None, mlp_deltas: MlpDeltas
+) -> _Loaded:
     import open_clip
 
     has_weights = name.startswith(("hf-hub:", "local-dir:"))
@@ -276,18 +296,17 @@ def _load_open_clip(name: str, pretrained: str | None, stretched: int | None) ->
             if has_weights
             else "an architecture needs 'pretrained': a tag of open_clip (see open_clip.list_pretrained()) or a file"
         )
-    if pretrained is not None and Path(pretrained).is_file() and _is_torchscript(Path(pretrained)):
-        model: Any = open_clip.load_openai_model(pretrained, precision="fp32", device="cpu")
-    else:
-        tag: dict[str, Any] = open_clip.get_pretrained_cfg(name, pretrained) if pretrained else {}
-        # The tag knows the activation; the architecture ViT-B-32 alone would run OpenAI's weights with another one.
-        quick_gelu = bool(tag and tag.get("quick_gelu"))
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="QuickGELU mismatch")
-            if pretrained is not None and Path(pretrained).is_file():
-                model = load_file(name, Path(pretrained), quick_gelu)
-            else:
-                model = open_clip.create_model(name, pretrained, force_quick_gelu=quick_gelu, require_pretrained=True)
+    tag: dict[str, Any] = open_clip.get_pretrained_cfg(name, pretrained) if pretrained else {}
+    # The tag knows the activation; the architecture ViT-B-32 alone would run OpenAI's weights with another one.
+    quick_gelu, note = bool(tag and tag.get("quick_gelu")), ""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="QuickGELU mismatch")
+        if pretrained is not None and tuned_from is not None:
+            model, note = load_tuned(name, Path(pretrained), tuned_from, mlp_deltas)
+        elif pretrained is not None and Path(pretrained).is_file():
+            model = load_file(name, Path(pretrained), quick_gelu)
+        else:
+            model = open_clip.create_model(name, pretrained, force_quick_gelu=quick_gelu, require_pretrained=True)
     if stretched is not None:
         stretch_text_tower(model, stretched)
     native = isinstance(model, open_clip.CLIP)
@@ -301,14 +320,8 @@ def _load_open_clip(name: str, pretrained: str | None, stretched: int | None) ->
         architecture=repr(model) + json.dumps(open_clip.get_model_config(name), sort_keys=True),
         trims=causal,
         encode_text=(lambda ids: causal_text_features(model, ids)) if causal else model.encode_text,
+        note=note,
     )
-
-
-def _is_torchscript(path: Path) -> bool:
-    if not zipfile.is_zipfile(path):
-        return False
-    with zipfile.ZipFile(path) as archive:
-        return any(entry.endswith("/constants.pkl") for entry in archive.namelist())
 
 
 def causal_text_features(model: Any, ids: Tensor) -> Tensor:

@@ -7,12 +7,15 @@ of CLIP's BPE, start and end included.
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import safetensors
+import safetensors.torch
 import torch
 from torch import Tensor, nn
 
@@ -163,12 +166,17 @@ def read_state(path: Path) -> dict[str, Tensor]:
     Raises:
         OSError, RuntimeError, ValueError, pickle.UnpicklingError: it is not such a file.
     """
-    from open_clip.factory import load_state_dict
-
-    state = load_state_dict(str(path), device="cpu", weights_only=True)
-    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+    if path.suffix == ".safetensors":
+        try:
+            stored: Any = safetensors.torch.load_file(path)
+        except safetensors.SafetensorError as error:
+            raise ValueError(f"{path} is not a safetensors file: {error}") from error
+    else:
+        stored = torch.load(path, map_location="cpu", weights_only=True)
+    state = stored.get("state_dict", stored) if isinstance(stored, dict) else stored
+    if not isinstance(state, dict) or not state or not all(isinstance(value, Tensor) for value in state.values()):
         raise ValueError(f"{path} holds something other than tensors by key")
-    return state
+    return {str(key).removeprefix("module."): value for key, value in state.items()}
 
 
 def load_released(name: str, state: Mapping[str, Tensor]) -> Any:
@@ -197,13 +205,16 @@ def load_released(name: str, state: Mapping[str, Tensor]) -> Any:
 def load_file(name: str, path: Path, quick_gelu: bool = False) -> Any:
     """Build the architecture ``name`` with the weights of a file and as many positions as the file has.
 
-    open_clip by itself would shrink or grow the table of positions to the architecture's number, without a word.
+    open_clip by itself would shrink or grow the table of positions to the architecture's number, without a word. An
+    archive that OpenAI released (TorchScript) has its own architecture and activation.
 
     Raises:
         OSError, RuntimeError, ValueError, pickle.UnpicklingError: the file does not hold such weights.
     """
     import open_clip
 
+    if _is_torchscript(path):
+        return open_clip.load_openai_model(str(path), precision="fp32", device="cpu")
     context_length = None
     if path.suffix not in (".npz", ".npy"):  # of big_vision, which open_clip converts
         state = read_state(path)
@@ -220,6 +231,13 @@ def load_file(name: str, path: Path, quick_gelu: bool = False) -> Any:
         force_context_length=context_length,
         require_pretrained=True,
     )
+
+
+def _is_torchscript(path: Path) -> bool:
+    if not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        return any(entry.endswith("/constants.pkl") for entry in archive.namelist())
 
 
 @lru_cache(maxsize=1)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from rewards.base import Reward, RewardError, required_column
+from rewards.clip.backbone import load_backbone
 from rewards.mixed import MixedReward
 from rewards.registry import available, build
 from rewards.text.cider import CiderD
@@ -41,6 +42,8 @@ def every_reward(folder: Path) -> dict[str, Reward]:
     arguments: dict[str, dict[str, Any]] = {name: {} for name in TEXT}
     arguments |= dict.fromkeys(("clipscore", "ref_clipscore", "specs"), clip)
     arguments |= dict.fromkeys(("l_clipscore", "ref_l_clipscore"), student)
+    loaded = {"backbone": load_backbone(ARCHITECTURE, clip["pretrained"])}
+    arguments |= dict.fromkeys(("pac_s", "ref_pac_s"), loaded)
     arguments["bertscore"] = {"model": str(tiny_bert(folder / "bert")), "layers": 2}
     arguments["length_router"] = {"short": clip, "long": {"name": "specs", **clip}, "threshold": 4}
     rewards = {name: build(name, **given) for name, given in arguments.items()}

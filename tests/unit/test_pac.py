@@ -1,0 +1,479 @@
+"""PAC-S and RefPAC-S, and checkpoints in the form of the released ones, against a forward pass written out here."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import open_clip
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import conv2d, layer_norm, normalize
+
+import rewards.clip.backbone as backbone_module
+from rewards.base import Reward, RewardError
+from rewards.clip.backbone import load_backbone
+from rewards.clip.tuned import low_rank_delta, merge_low_rank
+from rewards.pac import RELEASED, PacScore, RefPacScore
+from rewards.registry import build, describe
+from rl_caption.build import ConfigError, build_reward
+from rl_caption.config import DataConfig, EvaluateConfig, RewardConfig, RewardTerm
+from rl_caption.evaluate import evaluate_split
+from rl_caption.hacking.config import JudgeConfig
+from rl_caption.hacking.judges import build_judges
+from rl_caption.score import main
+from tests.clip_for_tests import ARCHITECTURE, TINY, noise_image, tiny_checkpoint
+
+CAPTIONS = ["a cat", "two dogs play", "a red bus"]
+REFERENCES = [["one cat sits", "a grey cat"], ["dogs in a park"], ["a bus", "one cat sits"]]
+ROWS: dict[str, list[Any]] = {"image": [noise_image(seed) for seed in (1, 2, 3)], "references": REFERENCES}
+PREFIX = "A photo depicts "
+MEANS = {"openai": [0.48145466, 0.4578275, 0.40821073], "laion2b_s32b_b82k": [0.5] * 3}
+STDS = {"openai": [0.26862954, 0.26130258, 0.27577711], "laion2b_s32b_b82k": [0.5] * 3}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where the files are; the tiny architecture has the tags that ViT-L/14 has in open_clip."""
+    place = tmp_path_factory.mktemp("pac")
+    tiny_checkpoint(place)
+    tags = open_clip.pretrained._PRETRAINED
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(tags, ARCHITECTURE, tags["ViT-L-14"])
+        yield place
+
+
+def weights() -> dict[str, Tensor]:
+    """A state with OpenAI's keys."""
+    torch.manual_seed(19)  # a seed under which the cosines of all rows are above 0, with and without updates
+    return {key: value.clone() for key, value in open_clip.CLIP(**TINY).state_dict().items()}  # type: ignore[arg-type]
+
+
+def low_rank_weights() -> dict[str, Tensor]:
+    """A state as PAC-S++ saves it: rank 4, factors of every weight of the blocks and of the patches' kernel."""
+    state = weights()
+    draw = torch.Generator().manual_seed(7)
+    for key, weight in list(state.items()):
+        if key == "visual.conv1.weight":
+            rows, columns, rank = weight.shape[0] * 16, weight.shape[1] * 16, 4 * 16
+        elif ".resblocks." in key and weight.ndim == 2:
+            (rows, columns), rank = weight.shape, 4
+        else:
+            continue
+        owner = f"{key}_" if key.endswith("in_proj_weight") else key.removesuffix("weight")
+        state[f"{owner}lora_A"] = 0.5 * torch.randn(rank, columns, generator=draw)
+        state[f"{owner}lora_B"] = 0.5 * torch.randn(rows, rank, generator=draw)
+    return state
+
+
+def saved(state: dict[str, Tensor], path: Path) -> str:
+    torch.save({"state_dict": state, "epoch": 3}, path)
+    return str(path)
+
+
+def backbone_of(state: dict[str, Tensor], path: Path, tag: str = "openai", **more: Any) -> Any:
+    return load_backbone(ARCHITECTURE, saved(state, path), tuned_from=tag, **more)
+
+
+class WrittenOut:
+    """CLIP's forward pass from a state with OpenAI's keys; W x + 0.25 B A x wherever there are factors A and B."""
+
+    def __init__(self, state: dict[str, Tensor], tag: str = "openai", mlp: str = "ignored") -> None:
+        self.state = {key: value.double() for key, value in state.items()}
+        self.tag, self.mlp = tag, mlp
+
+    def linear(self, x: Tensor, owner: str, weight: str = "weight") -> Tensor:
+        state, joint = self.state, "." if weight == "weight" else ".in_proj_weight_"
+        found = x @ state[f"{owner}.{weight}"].T + state[f"{owner}.{weight.replace('weight', 'bias')}"]
+        if f"{owner}{joint}lora_A" in state and (".mlp." not in owner or self.mlp == "added"):
+            found = found + 0.25 * (x @ state[f"{owner}{joint}lora_A"].T) @ state[f"{owner}{joint}lora_B"].T
+        return found
+
+    def norm(self, x: Tensor, owner: str) -> Tensor:
+        return layer_norm(x, x.shape[-1:], self.state[f"{owner}.weight"], self.state[f"{owner}.bias"])
+
+    def activation(self, x: Tensor) -> Tensor:
+        if self.tag == "openai":
+            return x * torch.sigmoid(1.702 * x)
+        return 0.5 * x * (1 + torch.erf(x / math.sqrt(2)))
+
+    def blocks(self, x: Tensor, owner: str, layers: int, causal: bool) -> Tensor:
+        for layer in range(layers):
+            block = f"{owner}.resblocks.{layer}"
+            qkv = self.linear(self.norm(x, f"{block}.ln_1"), f"{block}.attn", "in_proj_weight")
+            q, k, v = (part.unflatten(-1, (2, -1)).transpose(0, 1) for part in qkv.chunk(3, dim=-1))  # two heads
+            scores = q @ k.transpose(1, 2) / math.sqrt(q.shape[-1])
+            if causal:
+                scores = scores.masked_fill(torch.ones(scores.shape[1:]).triu(1).bool(), -math.inf)
+            heads = (scores.softmax(-1) @ v).transpose(0, 1).flatten(1)
+            x = x + self.linear(heads, f"{block}.attn.out_proj")
+            inner = self.activation(self.linear(self.norm(x, f"{block}.ln_2"), f"{block}.mlp.c_fc"))
+            x = x + self.linear(inner, f"{block}.mlp.c_proj")
+        return x
+
+    def image(self, image: Any) -> Tensor:
+        state = self.state
+        transform = open_clip.image_transform(32, is_train=False, mean=MEANS[self.tag], std=STDS[self.tag])
+        pixels, kernel = transform(image)[None].double(), state["visual.conv1.weight"]
+        patches = conv2d(pixels, kernel, stride=16)
+        if "visual.conv1.lora_A" in state:
+            product = state["visual.conv1.lora_B"] @ state["visual.conv1.lora_A"]
+            numbers = torch.arange(product.numel())  # one after another, row by row, they fill the kernel
+            delta = torch.zeros_like(kernel)
+            delta[torch.unravel_index(numbers, kernel.shape)] = product[numbers // 48, numbers % 48]
+            patches = patches + 0.25 * conv2d(pixels, delta, stride=16)
+        x = torch.cat([state["visual.class_embedding"][None], patches.flatten(2)[0].T])
+        x = self.norm(x + state["visual.positional_embedding"], "visual.ln_pre")
+        x = self.norm(self.blocks(x, "visual.transformer", 1, causal=False)[0], "visual.ln_post")
+        return normalize(x @ state["visual.proj"], dim=0)
+
+    def text(self, text: str) -> Tensor:
+        ids = open_clip.tokenize([text])[0]
+        x = self.state["token_embedding.weight"][ids] + self.state["positional_embedding"]
+        x = self.norm(self.blocks(x, "transformer", 2, causal=True)[ids.argmax()], "ln_final")
+        return normalize(x @ self.state["text_projection"], dim=0)
+
+    def scores(self, w: float = 2.0, prefix: str = PREFIX) -> tuple[list[float], list[float]]:
+        """PAC-S and RefPAC-S of CAPTIONS."""
+        plain, with_references = [], []
+        for caption, image, references in zip(CAPTIONS, ROWS["image"], REFERENCES, strict=True):
+            embedded = self.text(prefix + caption)
+            a = w * max(float(embedded @ self.image(image)), 0.0)
+            b = max(*(float(embedded @ self.text(prefix + reference)) for reference in references), 0.0)
+            plain.append(a)
+            with_references.append(2 * a * b / (a + b))
+        return plain, with_references
+
+
+@pytest.mark.parametrize("tag", ["openai", "laion2b_s32b_b82k"])
+@pytest.mark.parametrize("layout", ["openai", "open_clip", "module", "archive", "half"])
+def test_scores_of_a_checkpoint_equal_the_forward_pass_written_out(folder: Path, tag: str, layout: str) -> None:
+    state = stored = weights()
+    if layout == "open_clip":  # of its class with two towers
+        text = ("transformer.", "token_embedding.", "positional_embedding", "ln_final.", "text_projection")
+        stored = {f"text.{key}" if key.startswith(text) else key: value for key, value in state.items()}
+        assert sum(key.startswith("text.") for key in stored) == 29
+    elif layout == "module":
+        stored = {f"module.{key}": value for key, value in state.items()}
+    elif layout == "archive":
+        stored = state | {"input_resolution": torch.tensor(32), "context_length": torch.tensor(77)}
+    elif layout == "half":
+        stored = {key: value.half() for key, value in state.items()}
+        state = {key: value.float() for key, value in stored.items()}
+    path = saved(stored, folder / f"{layout}.pth")
+    plain, with_references = WrittenOut(state, tag).scores()
+    assert all(plain), "a row that scores 0 shows nothing"
+    arguments: Any = {"backbone": ARCHITECTURE, "pretrained": path, "tuned_from": tag}
+    assert PacScore(**arguments)(None, CAPTIONS, **ROWS) == pytest.approx(plain, abs=2e-6)
+    assert RefPacScore(**arguments)(None, CAPTIONS, **ROWS) == pytest.approx(with_references, abs=2e-6)
+
+
+def test_activation_and_preprocessing_are_those_of_the_tag(folder: Path) -> None:
+    path, files = folder / "tag.pth", {}
+    for tag in MEANS:
+        backbone = backbone_of(weights(), path, tag)
+        files[tag] = PacScore(backbone)(None, CAPTIONS, **ROWS)
+        assert backbone.preprocessing.mean == tuple(MEANS[tag])
+        assert backbone.preprocessing.std == tuple(STDS[tag])
+        assert f",tuned from {tag}" in backbone.signature
+        quick = any(isinstance(part, open_clip.transformer.QuickGELU) for part in backbone.model.modules())
+        assert quick == (tag == "openai")
+    assert files["openai"] != pytest.approx(files["laion2b_s32b_b82k"], abs=1e-3), "the tags could be exchanged unseen"
+
+
+@pytest.mark.parametrize("mlp", ["ignored", "added"])
+def test_low_rank_updates_equal_the_unmerged_forward_pass(folder: Path, mlp: Any) -> None:
+    state = low_rank_weights()
+    found = {key for key in state if "lora" in key}
+    block = "visual.transformer.resblocks.0"
+    assert {"visual.conv1.lora_A", f"{block}.attn.in_proj_weight_lora_B", f"{block}.attn.out_proj.lora_A"} <= found
+    assert {"transformer.resblocks.1.mlp.c_fc.lora_A", "transformer.resblocks.1.mlp.c_proj.lora_B"} <= found
+    backbone = backbone_of(state, folder / "low_rank.pth", mlp_deltas=mlp)
+    assert not any("lora" in key for key in backbone.model.state_dict())
+    assert f"tuned from openai,MLP deltas {mlp}" in backbone.signature
+    expected, plain = WrittenOut(state, mlp=mlp), WrittenOut(weights())
+    for image in ROWS["image"]:
+        embedding = backbone.encode_images([image])[0].double()
+        assert torch.allclose(embedding, expected.image(image), atol=2e-6)
+        assert not torch.allclose(embedding, plain.image(image), atol=1e-2)
+    for caption in CAPTIONS:
+        embedding = backbone.encode_texts([caption])[0].double()
+        assert torch.allclose(embedding, expected.text(caption), atol=2e-6)
+        assert not torch.allclose(embedding, plain.text(caption), atol=1e-2)
+
+
+def test_the_two_ways_with_mlps_are_not_the_same_score(folder: Path) -> None:
+    path = saved(low_rank_weights(), folder / "low_rank.pth")
+    arguments: Any = {"backbone": ARCHITECTURE, "pretrained": path, "tuned_from": "openai"}
+    default, added = PacScore(**arguments), PacScore(**arguments, mlp_deltas="added")
+    assert default(None, CAPTIONS, **ROWS) == PacScore(**arguments, mlp_deltas="ignored")(None, CAPTIONS, **ROWS)
+    assert default(None, CAPTIONS, **ROWS) != pytest.approx(added(None, CAPTIONS, **ROWS), abs=1e-3)
+    assert default.signature.replace("ignored", "added") != added.signature, "the weights differ, so does their hash"
+    with pytest.raises(ValueError, match="mlp_deltas is 'merged': expected one of ignored, added"):
+        PacScore(**arguments | {"mlp_deltas": "merged"})
+
+
+def test_each_kind_of_factor_is_merged_on_its_own() -> None:
+    """Rank 1 and 2 by hand; alpha is 1, so the scale is 1 / r."""
+    linear = low_rank_delta(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[2.0, 0.0]]), (1, 2))
+    assert linear.tolist() == [[1.0, 2.0]]
+    kernel = low_rank_delta(torch.tensor([[1.0, 2.0], [0.0, 1.0]]), torch.eye(2), (1, 1, 2, 2))
+    assert kernel.tolist() == [[[[1.0, 2.0], [0.0, 1.0]]]]
+    a, b, weight = torch.ones(1, 2), torch.ones(3, 1), torch.zeros(3, 2)
+    names = {"x.in_proj_weight": "x.in_proj_weight_", "x.mlp.c_fc.weight": "x.mlp.c_fc."}
+    state = dict.fromkeys(names, weight) | {"x.bias": torch.zeros(3, dtype=torch.float16)}
+    state |= {f"{owner}lora_{factor}": value for owner in names.values() for factor, value in (("A", a), ("B", b))}
+    for way, expected in (("ignored", 0.0), ("added", 1.0)):
+        merged = merge_low_rank(state, way)  # type: ignore[arg-type]
+        assert merged.keys() == {*names, "x.bias"}
+        assert merged["x.in_proj_weight"].tolist() == [[1.0, 1.0]] * 3
+        assert merged["x.mlp.c_fc.weight"].tolist() == [[expected] * 2] * 3
+        assert merged["x.bias"].dtype == torch.float32
+    assert weight.sum() == 0, "what was read is not changed"
+
+
+def without(key: str) -> dict[str, Tensor]:
+    return {name: value for name, value in low_rank_weights().items() if name != key}
+
+
+IN_PROJ = "visual.transformer.resblocks.0.attn.in_proj_weight"
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        (without("ln_final.bias"), r"broken\.pth.*1 missing: ln_final\.bias"),
+        (weights() | {"visual.head": torch.zeros(2)}, r"broken\.pth.*1 unexpected: visual\.head"),
+        (weights() | {"visual.proj": torch.zeros(3)}, r"broken\.pth.*visual\.proj has \[3\], not \[64, 16\]"),
+        (without(f"{IN_PROJ}_lora_B"), rf"broken\.pth.*update of {IN_PROJ}: its lora_B is missing"),
+        (without("visual.conv1.weight"), r"update of visual\.conv1\.weight: its weight is missing"),
+        (
+            low_rank_weights() | {"visual.conv1.lora_A": torch.zeros(4, 48)},
+            r"conv1\.weight: A is \[4, 48\] and B \[1024, 64\]: .*\[n, 48\] and \[1024, n\], n a multiple of 16",
+        ),
+        (
+            low_rank_weights() | {f"{IN_PROJ}_lora_A": torch.zeros(4, 9)},
+            r"in_proj_weight: A is \[4, 9\] and B \[192, 4\]: .*\[192, 64\] expected \[n, 64\] and \[192, n\]$",
+        ),
+        ({"epoch": Path("x")}, r"broken\.pth"),
+        ({}, r"broken\.pth holds something other than tensors by key"),
+    ],
+)
+def test_files_that_do_not_fit_are_named(folder: Path, state: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        backbone_of(state, folder / "broken.pth")
+
+
+def test_a_checkpoint_is_never_replaced_by_other_weights(folder: Path, tmp_path: Path) -> None:
+    where = r"clip_ViT-B-32\.pth or openClip_ViT-L-14\.pth; the repository aimagelab/pacscore"
+    for score in (PacScore, RefPacScore):
+        for given, said in (({}, "is not given"), ({"backbone": "ViT-B-32"}, "is not given")):
+            with pytest.raises(ValueError, match=f"'pretrained' {said}: .*{where}"):
+                score(**given)  # type: ignore[arg-type]
+        for name in ("openai", "no/such.pth"):
+            with pytest.raises(ValueError, match=f"'pretrained' is '{name}', which is no file: .*{where}"):
+                score("ViT-B-32", name)
+    path = saved(weights(), folder / "mine.pth")
+    for some in ({"backbone": ARCHITECTURE}, {"tuned_from": "openai"}, {}):
+        with pytest.raises(
+            ValueError, match=r"mine\.pth' was tuned from is not known .* say 'backbone' and 'tuned_from'"
+        ):
+            PacScore(pretrained=path, **some)  # type: ignore[arg-type]
+    with pytest.raises(
+        ValueError, match=r"tuned_from is 'opnai', .* expected one of its tags \(openai, .*laion2b_s32b"
+    ):
+        PacScore(ARCHITECTURE, path, tuned_from="opnai")
+    with pytest.raises(ValueError, match=r"xlm-roberta-base-ViT-B-32 has other towers than CLIP's"):
+        PacScore("xlm-roberta-base-ViT-B-32", path, tuned_from="laion5b_s13b_b90k")
+    with pytest.raises(ValueError, match="it goes with 'pretrained', a checkpoint file"):
+        load_backbone(str(tmp_path), tuned_from="openai")
+    damaged = tmp_path / "damaged.safetensors"
+    damaged.write_bytes(b"nothing")
+    with pytest.raises(ValueError, match=r"damaged\.safetensors is not a safetensors file"):
+        PacScore(ARCHITECTURE, str(damaged), tuned_from="openai")
+
+
+def test_released_files_are_known_by_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, (architecture, tag) in RELEASED.items():
+        assert open_clip.get_pretrained_cfg(architecture, tag), f"{name}: open_clip has no {architecture} of {tag}"
+    laion = open_clip.get_pretrained_cfg("ViT-L-14", "laion2b_s32b_b82k")
+    assert (tuple(laion["mean"]), tuple(laion["std"]), laion.get("quick_gelu")) == ((0.5,) * 3, (0.5,) * 3, None)
+    assert open_clip.get_pretrained_cfg("ViT-B-32", "openai")["quick_gelu"]
+    monkeypatch.setitem(RELEASED, "clip_ViT-B-32.pth", (ARCHITECTURE, "openai"))
+    path = saved(weights(), folder / "clip_ViT-B-32.pth")
+    reward = PacScore(pretrained=path)
+    assert reward(None, CAPTIONS, **ROWS) == pytest.approx(WrittenOut(weights()).scores()[0], abs=2e-6)
+    assert reward.signature == (
+        f"pac_s[{ARCHITECTURE}/clip_ViT-B-32.pth,{reward.backbone.encoder.fingerprint[:12]},"
+        "fp32,tuned from openai,prefix='A photo depicts ',w2]"
+    )
+    again = RefPacScore(pretrained=path, tuned_from="laion2b_s32b_b82k", truncate=False)
+    assert again.signature.endswith(
+        "fp32,tuned from laion2b_s32b_b82k,no truncation,prefix='A photo depicts ',w2,clipped references]"
+    )
+
+
+class Fixed:
+    """Every image has one cosine with every caption, every reference another; remembers the texts."""
+
+    fingerprint, signature, context_length = "fixed", "fixed", 77
+
+    def __init__(self, image: float, reference: float) -> None:
+        self.image, self.reference, self.texts = image, reference, list[str]()
+
+    def encode_images(self, images: Any) -> Tensor:
+        return torch.tensor([[self.image, math.sqrt(1 - self.image**2)]]).repeat(len(images), 1)
+
+    def encode_texts(self, texts: Any) -> Tensor:
+        self.texts += texts
+        there = [self.reference, math.sqrt(1 - self.reference**2)]
+        return torch.tensor([there if "reference" in text else [1.0, 0.0] for text in texts])
+
+
+@pytest.mark.parametrize(
+    ("image", "reference", "pac", "clipped", "unclipped"),
+    [
+        (0.4, 0.5, 0.8, 0.8 / 1.3, 0.8 / 1.3),  # 2 * 0.8 * 0.5 / 1.3
+        (1.0, 1.0, 2.0, 4 / 3, 4 / 3),
+        (0.4, -0.5, 0.8, 0.0, -0.8 / 0.3),
+        (-0.4, 0.5, 0.0, 0.0, 0.0),
+        (-0.4, -0.5, 0.0, 0.0, 0.0),
+    ],
+)
+def test_formulas_by_hand(image: float, reference: float, pac: float, clipped: float, unclipped: float) -> None:
+    encoder = Fixed(image, reference)
+    rows = {"image": [noise_image(1)], "references": [["a reference"]]}
+    plain, paper, released = PacScore(encoder), RefPacScore(encoder), RefPacScore(encoder, clip_references=False)
+    assert plain(None, ["caption"], **rows) == pytest.approx([pac], abs=1e-6)
+    assert paper(None, ["caption"], **rows) == pytest.approx([clipped], abs=1e-6)
+    assert released(None, ["caption"], **rows) == pytest.approx([unclipped], abs=1e-5)
+    assert set(encoder.texts) == {"A photo depicts caption", "A photo depicts a reference"}
+    assert (plain.bounds, paper.bounds, released.bounds) == ((0, 2), (0, 4 / 3), (-math.inf, math.inf))
+    assert PacScore(encoder, w=1).bounds == (0, 1)
+    assert (plain.columns, paper.columns) == ({"image"}, {"image", "references"})
+    with pytest.raises(RewardError, match="'ref_pac_s' needs the column 'references'"):
+        paper(None, ["caption"], image=rows["image"])
+
+
+def test_they_describe_themselves(folder: Path) -> None:
+    assert describe("pac_s").endswith("(in [0, 2]; columns: image)")
+    assert describe("ref_pac_s").endswith("(in [0, 1.33333]; columns: image, references)")
+    arguments = {"backbone": ARCHITECTURE, "pretrained": saved(weights(), folder / "mine.pth"), "tuned_from": "openai"}
+    for name in ("pac_s", "ref_pac_s"):
+        reward = build(name, **arguments)
+        assert isinstance(reward, Reward)
+        assert (reward.__name__, reward.bounds) == (name, type(reward).bounds)
+    exported = folder / "exported"
+    exported.mkdir()
+    (exported / "open_clip_config.json").write_text(json.dumps({"model_cfg": TINY, "preprocess_cfg": {}}))
+    torch.save(weights(), exported / "open_clip_pytorch_model.bin")
+    assert build("pac_s", backbone=str(exported)).signature.startswith("pac_s[exported,")
+
+
+def test_terms_of_a_mixture_share_one_network(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original, loads = backbone_module._load, []
+
+    def counted(*source: Any) -> Any:
+        loads.append(source)
+        return original(*source)
+
+    monkeypatch.setattr(backbone_module, "_load", counted)
+    arguments = {
+        "backbone": ARCHITECTURE,
+        "pretrained": saved(low_rank_weights(), folder / "low_rank.pth"),
+        "tuned_from": "openai",
+    }
+    terms = {
+        "cider": RewardTerm(0.5),
+        "pac_s": RewardTerm(0.2, kwargs=arguments),
+        "ref_pac_s": RewardTerm(0.3, kwargs=arguments),
+    }
+    reward: Any = build_reward(RewardConfig(terms=terms), REFERENCES)
+    assert len(loads) == 1
+    assert reward.rewards["pac_s"].backbone is reward.rewards["ref_pac_s"].backbone
+    plain, with_references = WrittenOut(low_rank_weights()).scores()
+    found = reward.terms(None, CAPTIONS, **ROWS)
+    assert found["pac_s"] == pytest.approx(plain, abs=5e-6)
+    assert found["ref_pac_s"] == pytest.approx(with_references, abs=5e-6)
+    expected = [0.5 * c + 0.2 * a + 0.3 * b for c, a, b in zip(found["cider"], plain, with_references, strict=True)]
+    assert reward(None, CAPTIONS, **ROWS) == pytest.approx(expected, abs=5e-6)
+    for other in ({"mlp_deltas": "added"}, {"tuned_from": "laion2b_s32b_b82k"}):
+        loads.clear()
+        terms["ref_pac_s"] = RewardTerm(0.3, kwargs=arguments | other)
+        apart: Any = build_reward(RewardConfig(terms=terms), REFERENCES)
+        assert len(loads) == 2
+        assert apart.rewards["pac_s"].backbone is not apart.rewards["ref_pac_s"].backbone
+    with pytest.raises(ConfigError, match=r"judges\.other .* scores of one and the same encoder"):
+        build_judges({"other": JudgeConfig("pac_s", arguments | {"w": 1.0})}, reward, REFERENCES, "judges")
+    with pytest.raises(ConfigError, match=r"reward\.terms\.pac_s: 'pretrained' is not given"):
+        build_reward(RewardConfig(terms={"pac_s": RewardTerm()}), REFERENCES)
+
+
+def test_pickles_without_its_network(tmp_path: Path) -> None:
+    path = tmp_path / "low_rank.pth"
+    reward = RefPacScore(ARCHITECTURE, saved(low_rank_weights(), path), tuned_from="openai", mlp_deltas="added")
+    scores, stored = reward(None, CAPTIONS, **ROWS), pickle.dumps(reward)
+    assert len(stored) < 4000
+    again = pickle.loads(stored)
+    assert (again(None, CAPTIONS, **ROWS), again.signature) == (scores, reward.signature)
+    saved(weights(), path)
+    with pytest.raises(RewardError, match="not those it was pickled with"):
+        pickle.loads(stored)(None, CAPTIONS, **ROWS)
+
+
+def test_programs_know_them_by_name(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = {"backbone": ARCHITECTURE, "pretrained": saved(weights(), folder / "mine.pth"), "tuned_from": "openai"}
+    (tmp_path / "images").mkdir()
+    ids = ["one", "two", "three"]
+    for image_id, image in zip(ids, ROWS["image"], strict=True):
+        image.save(tmp_path / "images" / f"{image_id}.png")
+    captions, references = tmp_path / "captions.json", tmp_path / "references.json"
+    captions.write_text(json.dumps([{"image_id": i, "caption": c} for i, c in zip(ids, CAPTIONS, strict=True)]))
+    references.write_text(json.dumps(dict(zip(ids, REFERENCES, strict=True))))
+    for name, values in zip(("pac_s", "ref_pac_s"), WrittenOut(weights()).scores(), strict=True):
+        given = ["--reward", name, "--captions", str(captions), "--references", str(references)]
+        given += ["--images", str(tmp_path / "images"), "--out", str(tmp_path / f"{name}.json")]
+        assert main([*given, "--kwargs", json.dumps(arguments)]) == 0
+        found = json.loads((tmp_path / f"{name}.json").read_text())["scores"]
+        assert list(found.values()) == pytest.approx(values, abs=2e-6)
+        assert f"{name} {np.mean(values):.4f}" in capsys.readouterr().out
+    with (tmp_path / "data.jsonl").open("w") as file:
+        for image_id, own in zip(ids, REFERENCES, strict=True):
+            row = {"image": f"images/{image_id}.png", "image_id": image_id, "references": own, "split": "test"}
+            file.write(json.dumps(row) + "\n")
+    judges = {"pac_s": JudgeConfig(None, arguments), "RefPAC-S": JudgeConfig("ref_pac_s", arguments)}
+    data = DataConfig(format="jsonl", path=str(tmp_path / "data.jsonl"))
+    out = tmp_path / "out"
+    config = EvaluateConfig(
+        predictions=str(captions), data=data, metrics=["cider"], tokenizer="python", judges=judges, out=str(out)
+    )
+    assert "pac_s, 0 to 2" in " ".join(evaluate_split(config).split())
+    written = json.loads((out / "scores.json").read_text())
+    for name, values in zip(judges, WrittenOut(weights()).scores(), strict=True):
+        assert written["metrics"][f"judge/{name}"] == pytest.approx(np.mean(values), abs=2e-6)
+    assert "+judge/RefPAC-S[ref_pac_s[" in written["signature"]
+
+
+@pytest.mark.parametrize(("file", "pac", "ref_pac"), [("good", 0.8264, 0.8393), ("bad", 0.5772, 0.6357)])
+def test_released_example_under_released_weights(file: str, pac: float, ref_pac: float) -> None:
+    """Numbers of the README of aimagelab/pacscore: its folder ``example`` under ``clip_ViT-B-32.pth``, in float32."""
+    example, path = (os.environ.get(f"RL_CAPTION_PAC_{name}") for name in ("EXAMPLE", "WEIGHTS"))
+    if not example or not path:
+        pytest.skip("RL_CAPTION_PAC_EXAMPLE and RL_CAPTION_PAC_WEIGHTS do not name the released example and weights")
+    captions = json.loads((Path(example) / f"{file}_captions.json").read_text())
+    references = json.loads((Path(example) / "refs.json").read_text())
+    rows = {
+        "image": [next((Path(example) / "images").glob(f"{name}.*")) for name in captions],
+        "references": [references[name] for name in captions],
+    }
+    encoder = load_backbone("ViT-B-32", path, tuned_from="openai")
+    for reward, expected in ((PacScore(encoder), pac), (RefPacScore(encoder), ref_pac)):
+        # Published with four digits.
+        assert np.mean(reward(None, list(captions.values()), **rows)) == pytest.approx(expected, abs=1e-4)

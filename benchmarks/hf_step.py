@@ -45,6 +45,7 @@ from benchmarks.scst_step import (
     random_rows,
     toolkit_rewards,
 )
+from rewards.mixed import MixedReward
 from rl_caption.captioners.base import caption_mask, forbid
 from rl_caption.captioners.families import family_of
 from rl_caption.captioners.hf_policy import HuggingFacePolicy
@@ -98,9 +99,8 @@ def build_bench(make: Callable[[], Any], side: int, shapes: Shapes, device: str,
         end_captions(captioner, pixel_values[:4], shapes)
     accelerator = prepare(policy, device, precision)
     rows = random_rows([word for word in tokenizer.get_vocab() if word.startswith("word")], shapes.images)
-    return HuggingFaceBench(
-        shapes, accelerator, captioner, cider_of(rows), CaptionBatch(rows, {"pixel_values": pixel_values})
-    )
+    reward = MixedReward({"cider": (cider_of(rows), 1.0)})
+    return HuggingFaceBench(shapes, accelerator, captioner, reward, CaptionBatch(rows, {"pixel_values": pixel_values}))
 
 
 def word_tokenizer(model: Any) -> PreTrainedTokenizerFast:

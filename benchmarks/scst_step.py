@@ -11,6 +11,8 @@ same work on the same model:
   second forward pass with gradient over images copied K times.
 - prefix: sampling with gradient as in early implementations. Every token decodes the whole prefix again, without a
   cache. It needs much memory, so that it is compared at ``--prefix-images`` images.
+
+``benchmarks.memory`` says what memory each of them needs.
 """
 
 from __future__ import annotations
@@ -116,9 +118,7 @@ def build_bench(shapes: Shapes, device: str, precision: str) -> Bench:
     """Random weights, features and captions."""
     torch.manual_seed(0)
     words = [f"word{number}" for number in range(shapes.words - 4)]
-    captioner = TransformerCaptioner.from_scratch(
-        [[" ".join(words)]], min_count=1, input_kind="regions", feature_dim=shapes.region_dim, **shapes.captioner
-    )
+    captioner = random_captioner(words, shapes)
     features = torch.randn(shapes.images, shapes.regions, shapes.region_dim, device=device)
     mask = torch.ones(shapes.images, shapes.regions, dtype=torch.bool, device=device)
     accelerator = prepare(captioner.policy, device, precision)
@@ -126,7 +126,14 @@ def build_bench(shapes: Shapes, device: str, precision: str) -> Bench:
     batch = CaptionBatch(rows, {"region_features": features, "region_mask": mask})
     if shapes.length < shapes.tokens:
         end_captions(captioner, batch.inputs, shapes)
-    return Bench(shapes, accelerator, captioner, cider_of(rows), batch)
+    return Bench(shapes, accelerator, captioner, MixedReward({"cider": (cider_of(rows), 1.0)}), batch)
+
+
+def random_captioner(words: Sequence[str], shapes: Shapes) -> TransformerCaptioner:
+    """Random weights, over region features."""
+    return TransformerCaptioner.from_scratch(
+        [[" ".join(words)]], min_count=1, input_kind="regions", feature_dim=shapes.region_dim, **shapes.captioner
+    )
 
 
 def random_rows(words: Sequence[str], images: int) -> list[Row]:
@@ -147,11 +154,10 @@ def prepare(policy: nn.Module, device: str, precision: str) -> Accelerator:
     return accelerator
 
 
-def cider_of(rows: Sequence[Row]) -> MixedReward:
+def cider_of(rows: Sequence[Row]) -> Any:
     """CIDEr-D, with document frequencies of these rows."""
     references = ([tokenize(caption) for caption in row["references"]] for row in rows)
-    reward: Any = CiderD(DocumentFrequencies.from_references(references, eos=True))
-    return MixedReward({"cider": (reward, 1.0)})
+    return CiderD(DocumentFrequencies.from_references(references, eos=True))
 
 
 def ending_logits(shapes: Shapes) -> Tensor:
@@ -272,7 +278,7 @@ def toolkit_rewards(bench: Bench, batch: CaptionBatch, samples: Sequence[str], b
 
 
 def measure(shapes: Shapes, timing: Timing, precision: str) -> list[Measurement]:
-    """Time the steps; then the phases of ours, and on a GPU peak memory."""
+    """Time the steps; then the phases of ours."""
     bench = build_bench(shapes, timing.device, precision)
     whole, small = bench.part(shapes.images), bench.part(shapes.prefix_images)
     at, few = f"{shapes.images} images", f"{shapes.prefix_images} images"
@@ -290,10 +296,7 @@ def measure(shapes: Shapes, timing: Timing, precision: str) -> list[Measurement]
         faster(times, f"step, {at}", f"generate twice, {at}", note),
         faster(times, f"step, {few}", f"prefix with gradient, {few}", note),
     ]
-    rows += phase_rows(bench, f"step, {at}", timing.repeats)
-    if timing.device.startswith("cuda"):
-        rows += memory_rows(variants)
-    return rows
+    return rows + phase_rows(bench, f"step, {at}", timing.repeats)
 
 
 def phase_rows(bench: Bench, step: str, repeats: int) -> list[Measurement]:
@@ -316,24 +319,6 @@ def lengths_of(bench: Bench, batch: CaptionBatch) -> str:
     return (
         f"{lengths.mean():.1f} tokens a caption ({shortest} to {longest}), {different:.0%} after different beginnings"
     )
-
-
-def memory_rows(variants: dict[str, Callable[[], object]]) -> list[Measurement]:
-    """Peak memory of each step on the GPU against the step of the package."""
-    peaks = {}
-    for name, call in variants.items():
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-        call()
-        peaks[name] = torch.cuda.max_memory_allocated()
-    pairs = zip(list(peaks)[1::2], list(peaks)[::2], strict=False)
-    return [
-        Measurement(
-            f"{ours}: peak memory", theirs, peaks[theirs] / peaks[ours], "x less",
-            f"{peaks[ours] / 2**30:.2f} GiB against {peaks[theirs] / 2**30:.2f} GiB",
-        )
-        for theirs, ours in pairs
-    ]  # fmt: skip
 
 
 def add_sizes(parser: argparse.ArgumentParser, defaults: Shapes) -> None:

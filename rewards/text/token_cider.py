@@ -261,6 +261,8 @@ def _find(keys: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
 
 def _shared(places: Tensor, owner: Tensor, references: DeviceReferences) -> Tensor:
     """How often the n-grams at ``places`` [n, N, W] are in each reference of the caption's own image: [n, N, W, R]."""
+    if not len(references.keys):  # no reference has a word
+        return references.counts.new_zeros(*places.shape, references.counts.shape[1])
     found, there = _find(references.keys, owner.view(1, -1, 1) << IMAGE_BITS | places)
     return references.counts[found] * (there & (places >= 0)).unsqueeze(-1)
 

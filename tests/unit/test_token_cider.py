@@ -157,6 +157,14 @@ def test_squares_are_those_of_the_toolkit() -> None:
         assert dense_scores(reward, ids, finished, own) == expected
 
 
+def test_references_without_words() -> None:
+    reward, own = CiderD(DocumentFrequencies.from_references([[["a"]], [["dog"]]], eos=False), eos=False), [["", "."]]
+    reward.bind_vocabulary(WordVocabulary(WORDS, EOS_ID))
+    ids, finished = ids_of([["a"]], WORDS, 3)
+    assert reward(None, ["a"], references=own, completion_ids=ids) == [0.0]
+    assert dense_scores(reward, ids, finished, own) == [0.0]
+
+
 def bound() -> CiderD:
     corpus = [[["a", "dog"], ["the", "dog"]], [["a", "red", "beach"]]]
     reward = CiderD(DocumentFrequencies.from_references(corpus, eos=True))

@@ -1,6 +1,6 @@
 """Dual encoders on long descriptions: specificity rates, agreement with the truth by length, retrieval and hubness.
 
-python benchmarks/specificity_study.py --data configs/scenes_long_xe.yaml --split test \
+python -m benchmarks.specificity_study --data configs/scenes_long_xe.yaml --split test \
     --models contrastive=runs/scenes/long_contrastive SPECS=runs/scenes/long_specificity --out runs/results/specificity
 
 A model is an exported folder, a run's folder (its best export), or RUN@last (the weights after the run's last step).
@@ -8,22 +8,19 @@ Prints the tables and writes them to OUT/specificity.md and, unrounded, OUT/spec
 they mean. Data that is not of the generated world needs ``long_reference`` in its rows, and has no truth to agree with.
 """
 
+from __future__ import annotations
+
 import argparse
 import shutil
 from pathlib import Path
 
-import torch
-from reward_models import data_section, loaded
 from safetensors.torch import load_file, save_file
 
-from rl_caption.build import ConfigError, build_data, quiet_libraries, usable_split
+from benchmarks.judged import judged, options, run_program, write_tables
+from rl_caption.build import ConfigError
 from rl_caption.checkpoint import newest_checkpoint
-from rl_caption.cli import find_own_modules, log_lines
-from rl_caption.data.files import write_json, write_text
-from rl_caption.errors import user_errors
 from rl_caption.evaluation import check_writable
 from rl_caption.judging.growing import EDGES
-from rl_caption.judging.report import reference_metrics
 from rl_caption.judging.specificity_study import CaptionLength, SpecificityStudy
 
 
@@ -53,48 +50,29 @@ def exported(labelled: list[str], out: Path) -> list[str]:
 def run(arguments: argparse.Namespace) -> None:
     """Judge everything that was asked for, print and write it."""
     folder = check_writable(arguments.out)
-    models = loaded(exported(arguments.models, folder), arguments.device)
-    try:
-        metrics = reference_metrics(arguments.metrics)
-    except ValueError as error:
-        raise ConfigError(f"--metrics: {error}") from error
-    data = build_data(data_section(arguments.data))
-    rows = list(data.split(usable_split(data, arguments.split))[: arguments.max_images])
-    study = SpecificityStudy(rows, arguments.seed, arguments.shuffle_rate, arguments.edges, arguments.processes)
-    for name, metric in {"words": CaptionLength(), **metrics}.items():
+    found = judged(arguments, exported(arguments.models, folder))
+    study = SpecificityStudy(found.rows, arguments.seed, arguments.shuffle_rate, arguments.edges, arguments.processes)
+    for name, metric in {"words": CaptionLength(), **found.metrics}.items():
         study.judge_metric(name, metric)
-    for label, backbone in models.items():
+    for label, backbone in found.models.items():
         study.judge_model(label, backbone)
-    text = study.markdown()
-    settings = {key: str(value) if isinstance(value, Path) else value for key, value in vars(arguments).items()}
-    write_text(folder / "specificity.md", text)
-    write_json(folder / "specificity.json", {"arguments": settings, **study.content()})
-    print(text)
+    write_tables(arguments, "specificity", study.markdown(), study.content())
 
 
 def main() -> None:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", required=True, type=Path, help="YAML with a section 'data'")
-    parser.add_argument("--split", default="test")
-    parser.add_argument("--models", nargs="+", required=True, metavar="LABEL=FOLDER", help="dual encoders")
-    parser.add_argument("--metrics", nargs="*", default=["cider", "rouge_l"], help="that need references only")
-    parser.add_argument("--max-images", type=int, help="the first so many images of the split")
+    parser = options(__doc__, ["cider", "rouge_l"])
     parser.add_argument("--shuffle-rate", type=float, default=0.0, help="share of shuffled negative units, 0 to 1")
     parser.add_argument("--edges", nargs="+", type=int, default=list(EDGES), help="fewest words of each bin")
     parser.add_argument("--processes", type=int, default=1, help="that cut descriptions into units")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--seed", type=int, default=0, help="of negatives")
-    parser.add_argument("--out", required=True, type=Path)
     arguments = parser.parse_args()
+    if not arguments.models:
+        parser.error("--models: expected at least one LABEL=FOLDER")
     if arguments.max_images is not None and arguments.max_images < 3:
         parser.error(f"--max-images {arguments.max_images}: expected at least 3")
     if not 0 <= arguments.shuffle_rate <= 1 or arguments.processes < 1:
         parser.error("--shuffle-rate must be within 0 and 1, --processes at least 1")
-    find_own_modules()
-    quiet_libraries()
-    with log_lines(), user_errors():
-        run(arguments)
+    run_program(run, arguments)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@
 
 ``--configs`` is how the names of four configurations begin (``scenes``_teacher, _image, _text and _lclip.yaml).
 Finished runs are kept, an interrupted one goes on. Further arguments, such as ``--train.threads=1``, are overrides for
-every training. Everything is done by the commands that a user would type; at the end benchmarks/reward_models.py judges
+every training. Everything is done by the commands that a user would type; at the end benchmarks.reward_models judges
 them all.
 """
 
@@ -76,7 +76,7 @@ def main() -> None:
     judged = ["--data", str(data), "--split", arguments.split, "--out", str(arguments.out / "tables")]
     judged += ["--models", *(f"{label}={folder}" for label, folder in models.items())]
     judged += ["--captioner", arguments.captioner] if arguments.captioner else []
-    program(str(Path(__file__).with_name("reward_models.py")), *judged)
+    program("-m", "benchmarks.reward_models", *judged)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """Growing captions, agreement by length, hubness, and the program that prints all of it."""
 
-import importlib
 import json
 import subprocess
 import sys
@@ -11,6 +10,7 @@ import torch
 import yaml
 from safetensors.torch import save_file
 
+from benchmarks.specificity_study import exported
 from rewards.clip.backbone import load_backbone
 from rewards.judging.hubness import hubness
 from rewards.text.detail_units import detail_units, prefixes
@@ -123,7 +123,15 @@ def test_the_program(tmp_path):
     models = [f"{label}={tiny_student(tmp_path / label)}" for label in ("before", "after")]
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump({"data": {"format": "scenes", "kwargs": SCENES}}))
-    command = [sys.executable, "benchmarks/specificity_study.py", "--data", str(config), "--out", str(tmp_path / "out")]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.specificity_study",
+        "--data",
+        str(config),
+        "--out",
+        str(tmp_path / "out"),
+    ]
     command += ["--models", *models, "--device", "cpu", "--max-images", "12"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
@@ -136,9 +144,7 @@ def test_the_program(tmp_path):
         assert name in done.stdout
 
 
-def test_a_run_is_judged_by_its_best_export_or_by_its_last_step(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(REPOSITORY / "benchmarks"))
-    exported = importlib.import_module("specificity_study").exported
+def test_a_run_is_judged_by_its_best_export_or_by_its_last_step(tmp_path):
     torch.manual_seed(0)
     run, step = tmp_path / "run", tmp_path / "run" / "checkpoints" / "step-00000004"
     best, shape = random_clip(None, CLIP)

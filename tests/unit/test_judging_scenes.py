@@ -12,7 +12,7 @@ import pytest
 import torch
 import yaml
 
-from benchmarks.reward_models import data_section, loaded
+from benchmarks.judged import data_section, loaded
 from rewards.clip.backbone import load_backbone
 from rewards.clipscore import ClipScore, RefClipScore
 from rewards.judging.embeddings import RememberingEncoder
@@ -223,9 +223,9 @@ def test_the_program(tmp_path):
     config.write_text(yaml.safe_dump(content))
     out = tmp_path / "out"
     command = [
-        sys.executable, "benchmarks/reward_models.py", "--data", str(config), "--out", str(out), "--max-images", "10",
+        sys.executable, "-m", "benchmarks.reward_models", "--data", str(config), "--out", str(out),
         "--models", f"tiny={tmp_path / 'student'}", "--captioner", str(tmp_path / "captioner"),
-        "--temperatures", "0.5", "1", "--max-new-tokens", "8", "--device", "cpu",
+        "--temperatures", "0.5", "1", "--max-new-tokens", "8", "--device", "cpu", "--max-images", "10",
     ]  # fmt: skip
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
@@ -245,6 +245,8 @@ def test_the_program_refuses_wrong_arguments_by_name(tmp_path):
     with pytest.raises(ConfigError, match=r"--models empty: backbone .* cannot be loaded"):
         loaded([f"empty={tmp_path}"], "cpu")
     config = tmp_path / "config.yaml"
+    with pytest.raises(ConfigError, match=r"--data .*config.yaml cannot be read: No such file"):
+        data_section(config)
     config.write_text("rollout: {num_samples: 2}")
     with pytest.raises(ConfigError, match="has no section 'data'"):
         data_section(config)

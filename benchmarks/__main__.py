@@ -40,8 +40,7 @@ def l_clip(timing: Timing) -> list[Measurement]:
     """L-CLIP against CLIP ViT-B/32, alone and as a reward."""
     from benchmarks import l_clip as benchmark
 
-    settings = benchmark.Settings(timing.device, timing.repeats, timing.cpu_time)
-    return benchmark.measure(benchmark.Shapes(), benchmark.PARTS, settings)
+    return benchmark.measure(benchmark.Shapes(), benchmark.PARTS, timing)
 
 
 def loading(timing: Timing) -> list[Measurement]:

@@ -28,12 +28,9 @@ from typing import Any
 import numpy as np
 import open_clip
 import torch
-from accelerate import Accelerator
 from safetensors.torch import save_file
-from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
+from benchmarks import scst_step
 from benchmarks.harness import (
     Measurement,
     Timing,
@@ -46,25 +43,21 @@ from benchmarks.harness import (
     timed,
     timing_of,
 )
+from benchmarks.l_clip_size import measure_size
 from benchmarks.loading import write_images
+from benchmarks.scst_step import cider_of, prepare, random_captioner
 from rewards.clip.backbone import Backbone, load_backbone
-from rewards.clip.student import LCLIP, LCLIPConfig, trim_padding
+from rewards.clip.student import LCLIP, LCLIPConfig
 from rewards.clipscore import ClipScore
 from rewards.l_clipscore import LClipScore
 from rewards.mixed import MixedReward
-from rewards.text.cider import CiderD
-from rewards.text.document_frequency import DocumentFrequencies
-from rewards.text.tokenize import tokenize
 from rl_caption.advantages import leave_one_out
 from rl_caption.captioners.base import Decoding
-from rl_caption.captioners.transformer import TransformerCaptioner
 from rl_caption.data.base import Row
 from rl_caption.data.loader import Collate
 from rl_caption.scst import SelfCriticalTask
 
 PARTS = ("size", "step", "reward")
-FULL_LENGTH = 77
-"""Positions of a text that is not trimmed."""
 FULL, CACHED, TRIMMED = "full forward", "images cached", "images cached, text trimmed"
 
 
@@ -74,27 +67,11 @@ class Shapes:
 
     teacher: str = "ViT-B-32-quickgelu"
     student: LCLIPConfig = field(default_factory=LCLIPConfig)
-    captioner: dict[str, Any] = field(default_factory=dict)
-    """Differences from ``CaptionTransformerConfig``: 6 + 6 layers of width 512."""
-    words: int = 10_000
-    regions: int = 36
-    region_dim: int = 2048
-    max_new_tokens: int = 20
+    step: scst_step.Shapes = field(default_factory=lambda: scst_step.Shapes(images=10))
+    """The captioner and a self-critical step of it; captions end where random weights end them, not at ``length``."""
     pairs: int = 128
     images: int = 50
     captions: int = 6
-
-
-@dataclass(frozen=True)
-class Settings(Timing):
-    """How it is measured."""
-
-    images: int = 10
-    """Images of a self-critical step."""
-    samples: int = 5
-
-
-Encode = Callable[[Tensor], Tensor]
 
 
 # Inputs: random words of CLIP's vocabulary, JPEG files of coloured blots, random region features.
@@ -130,107 +107,10 @@ def untrimmed(encoder: Backbone) -> Backbone:
     return full
 
 
-# Part 1: size and speed of the models.
+# A self-critical step.
 
 
-def parameters(module: nn.Module) -> int:
-    """Number of weights."""
-    return sum(parameter.numel() for parameter in module.parameters())
-
-
-def multiply_adds(call: Callable[[], object]) -> float:
-    """Multiply-adds of a call's matrix products. Fused kernels, which the counter does not know, are opened up."""
-    fused = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-            call()
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fused)
-    return counter.get_total_flops() / 2
-
-
-def measure_size(shapes: Shapes, teacher: Backbone, settings: Settings) -> list[Measurement]:
-    """Parameters, arithmetic and time of embedding pixels and token ids."""
-    parts, device = teacher._parts(), settings.device
-    model: Any = parts.model
-    factorised = LCLIP(shapes.student).to(device).eval()
-    plain = LCLIP(replace(shapes.student, embedding_rank=None)).to(device).eval()
-    encoders: dict[str, tuple[Encode, Encode]] = {
-        "CLIP": (model.encode_image, parts.encode_text),
-        "L-CLIP": (factorised.encode_image, factorised.encode_text),
-        "L-CLIP, plain table": (plain.encode_image, plain.encode_text),
-    }
-    captions = random_captions(caption_words(shapes.words), shapes.pairs, seed=0)
-    ids = parts.tokenizer(captions, context_length=FULL_LENGTH).to(device)
-    size = shapes.student.image_size
-    pixels = torch.randn(shapes.pairs, 3, size, size, device=device)
-    short = trim_padding(ids)
-    inputs = {"images": pixels, f"texts of {FULL_LENGTH}": ids, f"texts cut to {short.shape[1]}": short}
-
-    counts = {
-        "CLIP": parameters(model) - 1,  # without the temperature
-        "L-CLIP": parameters(factorised),
-        "L-CLIP, plain table": parameters(plain),
-    }
-    rows = [parameter_row(name, counts) for name in counts if name != "CLIP"]
-    variants = {
-        f"{name}: {what}": partial(towers[what != "images"], tensor)
-        for name, towers in encoders.items()
-        for what, tensor in inputs.items()
-    }
-    with torch.no_grad():
-        single = {name: partial(variant.func, variant.args[0][:1]) for name, variant in variants.items()}
-        rows += arithmetic_rows({name: [multiply_adds(variant)] for name, variant in single.items()})
-        return rows + speed_rows(timed(variants, settings, "embedding pairs"))
-
-
-def parameter_row(name: str, counts: dict[str, int]) -> Measurement:
-    """How many times fewer parameters than CLIP."""
-    count, whole = counts[name], counts["CLIP"]
-    detail = f"{count:,} against {whole:,}; {4 * count / 1e6:.1f} MB against {4 * whole / 1e6:.1f} MB in fp32"
-    paper = "; paper 2.93" if name == "L-CLIP" else ""
-    return Measurement(f"{name}: parameters", "CLIP: parameters", whole / count, "x fewer", detail + paper)
-
-
-def with_pairs(values: Timings) -> Timings:
-    """Add what a pair takes: the image, then the text."""
-    return values | {
-        key.replace(": texts", ": images and texts"): [sum(both) for both in zip(values[images], texts, strict=True)]
-        for key, texts in values.items()
-        if ": texts" in key
-        for images in (key.split(":")[0] + ": images",)
-    }
-
-
-def arithmetic_rows(counts: Timings) -> list[Measurement]:
-    """How many times fewer multiply-adds than CLIP."""
-    rows = []
-    for key, (count,) in with_pairs(counts).items():
-        name, what = key.split(": ")
-        if name == "L-CLIP":
-            (before,) = with_pairs(counts)[f"CLIP: {what}"]
-            detail = f"{count / 1e9:.3g} against {before / 1e9:.3g} billion multiply-adds each"
-            rows.append(Measurement(f"{key}, arithmetic", f"CLIP: {what}", before / count, "x fewer", detail))
-    return rows
-
-
-def speed_rows(times: Timings) -> list[Measurement]:
-    """Times of one tower, and sums of both, against CLIP."""
-    times = with_pairs(times)
-    rows = []
-    for key in times:
-        name, what = key.split(": ")
-        if name == "L-CLIP" or (name != "CLIP" and "texts" in what):  # the image towers of both L-CLIPs are one
-            paper = "; paper 1.82" if key == f"L-CLIP: images and texts of {FULL_LENGTH}" else ""
-            rows.append(faster(times, key, f"CLIP: {what}", paper))
-    return rows
-
-
-# Part 2: a self-critical step.
-
-
-def caption_rows(shapes: Shapes, folder: Path, images: Sequence[Path], words: Sequence[str]) -> list[Row]:
+def caption_rows(shapes: scst_step.Shapes, folder: Path, images: Sequence[Path], words: Sequence[str]) -> list[Row]:
     """Images with five references and region features each."""
     draw = np.random.default_rng(1)
     rows: list[Row] = []
@@ -244,8 +124,7 @@ def caption_rows(shapes: Shapes, folder: Path, images: Sequence[Path], words: Se
 
 def step_rewards(rows: Sequence[Row], student: Backbone) -> dict[str, Callable[[], MixedReward]]:
     """The rewards of a step; one that is made anew has no cached embeddings."""
-    references = ([tokenize(caption) for caption in row["references"]] for row in rows)
-    cider: Any = CiderD(DocumentFrequencies.from_references(references, eos=True))
+    cider = cider_of(rows)
 
     def mixed(encoder: Backbone) -> MixedReward:
         l_clips: Any = LClipScore(encoder)
@@ -261,17 +140,15 @@ def step_rewards(rows: Sequence[Row], student: Backbone) -> dict[str, Callable[[
 
 
 def measure_step(
-    shapes: Shapes, rows: Sequence[Row], student: Backbone, words: Sequence[str], settings: Settings
+    shapes: scst_step.Shapes, rows: Sequence[Row], student: Backbone, words: Sequence[str], timing: Timing
 ) -> list[Measurement]:
     """Whole steps: sampling, reward, scoring with gradient, clipping, Adam (learning rate 0: all steps are alike)."""
     torch.manual_seed(0)
-    captioner = TransformerCaptioner.from_scratch(
-        [[" ".join(words)]], min_count=1, input_kind="regions", feature_dim=shapes.region_dim, **shapes.captioner
-    )
-    accelerator = Accelerator(cpu=settings.device == "cpu")
-    policy = captioner.policy.to(accelerator.device).train()
+    captioner = random_captioner(words, shapes)
+    policy = captioner.policy
+    accelerator = prepare(policy, timing.device, "no")
     batch = Collate(captioner)([(row, 0) for row in rows]).to(accelerator.device)
-    decoding = Decoding(num_samples=settings.samples, with_greedy=False, max_new_tokens=shapes.max_new_tokens)
+    decoding = Decoding(num_samples=shapes.samples, with_greedy=False, max_new_tokens=shapes.tokens)
     optimizer = torch.optim.Adam(policy.parameters(), lr=0.0)
     logs: dict[str, list[dict[str, float]]] = {}
 
@@ -282,14 +159,14 @@ def measure_step(
         log = task.training_step([batch], step=0)
         accelerator.clip_grad_norm_(policy.parameters(), 1.0)
         optimizer.step()
-        synchronise(settings.device)
+        synchronise(timing.device)
         log.add("time/step", time.perf_counter() - started)
         logs.setdefault(name, []).append(log.reduce(accelerator))
 
     variants = {name: partial(step, name, make) for name, make in step_rewards(rows, student).items()}
-    times = timed(variants, settings, "self-critical steps")
+    times = timed(variants, timing, "self-critical steps")
     counted = {name: found[1:] for name, found in logs.items()}
-    return step_rows(times, counted, f"{len(rows)} x {settings.samples} captions")
+    return step_rows(times, counted, f"{len(rows)} x {shapes.samples} captions")
 
 
 def step_rows(times: Timings, logs: dict[str, list[dict[str, float]]], batch: str) -> list[Measurement]:
@@ -312,7 +189,7 @@ def step_rows(times: Timings, logs: dict[str, list[dict[str, float]]], batch: st
     return rows
 
 
-# Part 3: the reward alone.
+# The reward alone.
 
 
 def reward_variants(
@@ -344,10 +221,10 @@ def measure_reward(
     words: Sequence[str],
     teacher: Backbone,
     student: Backbone,
-    settings: Settings,
+    timing: Timing,
 ) -> list[Measurement]:
     """Time of one call for all captions: L-CLIPScore against CLIPScore alike, and both against their full forward."""
-    times = timed(reward_variants(shapes, images, words, teacher, student), settings, "rewards")
+    times = timed(reward_variants(shapes, images, words, teacher, student), timing, "rewards")
     note = f"; {len(images) * shapes.captions} captions of {len(images)} images"
     rows = [faster(times, f"L-CLIPScore, {how}", f"CLIPScore, {how}", note) for how in (FULL, CACHED, TRIMMED)]
     for name in ("L-CLIPScore", "CLIPScore"):
@@ -360,21 +237,22 @@ def machine() -> str:
     return f"Random weights, fp32, open_clip {open_clip.__version__}"
 
 
-def measure(shapes: Shapes, parts: Sequence[str], settings: Settings) -> list[Measurement]:
+def measure(shapes: Shapes, parts: Sequence[str], timing: Timing) -> list[Measurement]:
     """Run the parts that are asked for."""
     rows: list[Measurement] = []
+    step = shapes.step
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        teacher, student = load_encoders(shapes, folder, settings.device)
-        words = caption_words(shapes.words)
-        images = write_images(folder, max(shapes.images, settings.images))
+        teacher, student = load_encoders(shapes, folder, timing.device)
+        words = caption_words(step.words)
+        images = write_images(folder, max(shapes.images, step.images))
         if "size" in parts:
-            rows += measure_size(shapes, teacher, settings)
+            rows += measure_size(shapes.student, teacher, random_captions(words, shapes.pairs, seed=0), timing)
         if "step" in parts:
-            batch = caption_rows(shapes, folder, images[: settings.images], words)
-            rows += measure_step(shapes, batch, student, words, settings)
+            batch = caption_rows(step, folder, images[: step.images], words)
+            rows += measure_step(step, batch, student, words, timing)
         if "reward" in parts:
-            rows += measure_reward(shapes, images[: shapes.images], words, teacher, student, settings)
+            rows += measure_reward(shapes, images[: shapes.images], words, teacher, student, timing)
     return rows
 
 
@@ -383,16 +261,16 @@ def main(arguments: Sequence[str] | None = None, shapes: Shapes = Shapes()) -> N
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_timing(parser)
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="parts to run; all by default")
-    parser.add_argument("--images", type=int, default=10, help="images of a self-critical step")
-    parser.add_argument("--samples", type=int, default=5, help="captions sampled for each of them")
+    parser.add_argument("--images", type=int, default=shapes.step.images, help="images of a self-critical step")
+    parser.add_argument("--samples", type=int, default=shapes.step.samples, help="captions sampled for each of them")
     chosen = parser.parse_args(arguments)
     for name, least in (("images", 1), ("samples", 2)):
         if getattr(chosen, name) < least:
             parser.error(f"--{name} is {getattr(chosen, name)}: expected at least {least}")
     timing = timing_of(parser, chosen)
     print(machine() + (", processor time" if timing.cpu_time else ""), flush=True)
-    settings = Settings(**vars(timing), images=chosen.images, samples=chosen.samples)
-    rows = measure(shapes, chosen.only, settings)
+    step = replace(shapes.step, images=chosen.images, samples=chosen.samples)
+    rows = measure(replace(shapes, step=step), chosen.only, timing)
     report([rows], chosen.json, chosen.device)
 
 

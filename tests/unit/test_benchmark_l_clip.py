@@ -9,6 +9,7 @@ import open_clip
 import pytest
 import torch
 
+from benchmarks import scst_step
 from benchmarks.l_clip import (
     CACHED,
     FULL,
@@ -17,10 +18,10 @@ from benchmarks.l_clip import (
     caption_words,
     load_encoders,
     main,
-    multiply_adds,
     reward_variants,
     write_images,
 )
+from benchmarks.l_clip_size import multiply_adds
 from rewards.clip.student import LCLIP, LCLIPConfig
 from tests.captioners_for_tests import SHAPE
 from tests.clip_for_tests import ARCHITECTURE, tiny_checkpoint
@@ -34,10 +35,8 @@ STUDENT = LCLIPConfig(
 @pytest.fixture
 def tiny(tmp_path: Path) -> Shapes:
     tiny_checkpoint(tmp_path)  # makes the architecture known
-    return Shapes(
-        teacher=ARCHITECTURE, student=STUDENT, captioner={**SHAPE, "num_heads": 2}, words=60, regions=3, region_dim=6,
-        max_new_tokens=5, pairs=3, images=3, captions=2,
-    )  # fmt: skip
+    step = scst_step.Shapes(captioner={**SHAPE, "num_heads": 2}, words=60, regions=3, region_dim=6, tokens=5)
+    return Shapes(teacher=ARCHITECTURE, student=STUDENT, step=step, pairs=3, images=3, captions=2)
 
 
 def test_every_part_runs_and_writes_its_rows(tiny: Shapes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -75,7 +74,9 @@ def test_caching_and_trimming_change_no_score(tiny: Shapes, tmp_path: Path) -> N
     teacher, student = load_encoders(tiny, tmp_path, "cpu")
     read: list[int] = []
     student._parts().model.text.register_forward_pre_hook(lambda module, inputs: read.append(inputs[0].shape[1]))
-    variants = reward_variants(tiny, write_images(tmp_path, tiny.images), caption_words(tiny.words), teacher, student)
+    variants = reward_variants(
+        tiny, write_images(tmp_path, tiny.images), caption_words(tiny.step.words), teacher, student
+    )
     for name in ("CLIPScore", "L-CLIPScore"):
         scores = variants[f"{name}, {FULL}"]()
         assert len(set(scores)) > 2
@@ -89,7 +90,9 @@ def test_images_are_embedded_once_only_where_they_are_cached(tiny: Shapes, tmp_p
     teacher, student = load_encoders(tiny, tmp_path, "cpu")
     seen: list[int] = []
     student._parts().model.image.register_forward_pre_hook(lambda module, inputs: seen.append(len(inputs[0])))
-    variants = reward_variants(tiny, write_images(tmp_path, tiny.images), caption_words(tiny.words), teacher, student)
+    variants = reward_variants(
+        tiny, write_images(tmp_path, tiny.images), caption_words(tiny.step.words), teacher, student
+    )
     for how, expected in ((FULL, [3, 3]), (CACHED, [3]), (TRIMMED, [3])):
         seen.clear()
         variants[f"L-CLIPScore, {how}"]()

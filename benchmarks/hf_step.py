@@ -38,6 +38,7 @@ from benchmarks.scst_step import (
     Shapes,
     cider_of,
     ending_logits,
+    learn,
     lengths_of,
     our_step,
     phase_rows,
@@ -167,9 +168,7 @@ def generate_step(bench: Bench, batch: CaptionBatch, copied: str) -> None:
         logits = decoder(input_ids=drawn[:, :-1], encoder_hidden_states=states, use_cache=False).logits
     mask = caption_mask(tokens, captioner.eos_token_id)
     logprobs = forbid(logits, captioner.forbidden).log_softmax(-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
-    loss = -(logprobs * rewards.unsqueeze(1) * mask).sum() / mask.sum()
-    bench.accelerator.backward(loss)
-    bench.update()
+    learn(bench, logprobs, rewards, mask)
 
 
 def measure(

@@ -225,9 +225,7 @@ def generate_step(bench: Bench, batch: CaptionBatch) -> None:
     logits = forbid(logits, bench.captioner.forbidden)
     tokens, mask = drawn[:, 1:], drawn[:, 1:] != bench.captioner.pad_token_id
     logprobs = (logits / temperature).log_softmax(-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
-    loss = -(logprobs * rewards.unsqueeze(1) * mask).sum() / mask.sum()
-    bench.accelerator.backward(loss)
-    bench.update()
+    learn(bench, logprobs, rewards, mask)
 
 
 def prefix_step(bench: Bench, batch: CaptionBatch) -> None:
@@ -241,6 +239,11 @@ def prefix_step(bench: Bench, batch: CaptionBatch) -> None:
     rewards = toolkit_rewards(bench, batch, captioner.decode(drawn), captioner.decode(best))
     ended = (drawn == captioner.eos_token_id).cumsum(-1) - (drawn == captioner.eos_token_id).long()
     mask = ended == 0
+    learn(bench, logprobs, rewards, mask)
+
+
+def learn(bench: Bench, logprobs: Tensor, rewards: Tensor, mask: Tensor) -> None:
+    """REINFORCE, the mean over tokens, as the baselines have it: [N, T], [N], [N, T]."""
     loss = -(logprobs * rewards.unsqueeze(1) * mask).sum() / mask.sum()
     bench.accelerator.backward(loss)
     bench.update()

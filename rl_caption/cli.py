@@ -111,7 +111,7 @@ def xe(arguments: Sequence[str]) -> int:
 def scst(arguments: Sequence[str]) -> int:
     """Fine-tune a captioner by self-critical sequence training."""
     config = parse(ScstConfig, arguments, "scst.py")
-    from rl_caption.programs import check_images_early, train_scst, train_xe
+    from rl_caption.programs import check_images_early, check_weights_early, train_scst, train_xe
     from rl_caption.run_folder import is_complete
     from rl_caption.stage import leave_process_group
 
@@ -124,6 +124,7 @@ def scst(arguments: Sequence[str]) -> int:
     _check_start(config, stage)
     models = _reward_models_to_train(config.reward_models)
     if stage is not None or models:
+        check_weights_early(config, [model.run.dir for model in models])
         check_images_early(config)
     if stage is not None:
         train_xe(stage)

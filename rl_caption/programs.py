@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,6 +46,9 @@ from rl_caption.tracking import announce
 from rl_caption.trainer import Task
 from rl_caption.types import TrainState
 from rl_caption.validation import caption_validator
+
+CHECKPOINTS = (".pt", ".pth", ".bin", ".safetensors", ".npz")
+"""Endings of checkpoint files; a tag of open_clip has none."""
 
 
 def train_xe(config: XeConfig) -> TrainState:
@@ -144,6 +147,28 @@ def weights_fingerprint(model: str) -> str:
             for part in iter(lambda: weights.read(2**24), b""):
                 digest.update(part)
     return digest.hexdigest()[:8]
+
+
+def check_weights_early(config: ScstConfig, to_come: Sequence[str]) -> None:
+    """Look for the checkpoint files that rewards and judges name, before anything is trained first.
+
+    Only whether they exist; the run itself loads them.
+
+    Args:
+        config: of the run.
+        to_come: folders of runs that are trained first; files in them are not looked for.
+
+    Raises:
+        ConfigError: a file is missing; the key is named.
+    """
+    asked = {f"reward.terms.{name}": term.kwargs for name, term in config.reward.terms.items()}
+    asked |= {f"monitor.judges.{name}": judge.kwargs for name, judge in (config.monitor.judges or {}).items()}
+    folders = [Path(folder).resolve() for folder in to_come]
+    for key, kwargs in asked.items():
+        file = Path(str(kwargs.get("pretrained")))
+        is_made = any(file.resolve().is_relative_to(folder) for folder in folders)
+        if file.suffix in CHECKPOINTS and not file.is_file() and not is_made:
+            raise ConfigError(f"{key}.kwargs.pretrained is {str(file)!r}: there is no such file")
 
 
 def check_images_early(config: ScstConfig) -> None:

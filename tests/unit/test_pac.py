@@ -24,13 +24,16 @@ from rewards.clip.tuned import low_rank_delta, merge_low_rank
 from rewards.pac import RELEASED, PacScore, RefPacScore
 from rewards.registry import build, describe
 from rl_caption.build import ConfigError, build_reward
-from rl_caption.config import DataConfig, EvaluateConfig, RewardConfig, RewardTerm
+from rl_caption.cli import parse, scst
+from rl_caption.config import DataConfig, EvaluateConfig, RewardConfig, RewardTerm, ScstConfig
 from rl_caption.evaluate import evaluate_split
 from rl_caption.hacking.config import JudgeConfig
 from rl_caption.hacking.judges import build_judges
+from rl_caption.programs import check_weights_early
 from rl_caption.score import main
 from tests.clip_for_tests import ARCHITECTURE, TINY, noise_image, tiny_checkpoint
 
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 CAPTIONS = ["a cat", "two dogs play", "a red bus"]
 REFERENCES = [["one cat sits", "a grey cat"], ["dogs in a park"], ["a bus", "one cat sits"]]
 ROWS: dict[str, list[Any]] = {"image": [noise_image(seed) for seed in (1, 2, 3)], "references": REFERENCES}
@@ -459,6 +462,30 @@ def test_programs_know_them_by_name(folder: Path, tmp_path: Path, capsys: pytest
     for name, values in zip(judges, WrittenOut(weights()).scores(), strict=True):
         assert written["metrics"][f"judge/{name}"] == pytest.approx(np.mean(values), abs=2e-6)
     assert "+judge/RefPAC-S[ref_pac_s[" in written["signature"]
+
+
+def test_a_missing_checkpoint_is_found_before_the_captioner_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("configs").symlink_to(CONFIGS)
+    arguments = ["--config", "configs/coco_transformer_bu_scst_pac.yaml"]
+    missing = r"reward\.terms\.ref_pac_s\.kwargs\.pretrained is 'checkpoints/clip_ViT-B-32\.pth': there is no such file"
+    with pytest.raises(ConfigError, match=missing):
+        scst(arguments)
+    config = parse(ScstConfig, arguments, "test")
+    check_weights_early(config, ["checkpoints"])
+    with pytest.raises(ConfigError, match=missing):
+        check_weights_early(config, ["checkpoint"])
+    Path("checkpoints").mkdir()
+    Path("checkpoints/clip_ViT-B-32.pth").touch()
+    check_weights_early(config, [])
+    config.monitor.judges = {
+        "fine": JudgeConfig("clipscore", {"pretrained": "openai"}),
+        "other": JudgeConfig("pac_s", {"pretrained": "a.pt"}),
+    }
+    with pytest.raises(ConfigError, match=r"monitor\.judges\.other\.kwargs\.pretrained is 'a\.pt'"):
+        check_weights_early(config, [])
 
 
 @pytest.mark.parametrize(("file", "pac", "ref_pac"), [("good", 0.8264, 0.8393), ("bad", 0.5772, 0.6357)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rewards.base import Reward
+from rewards.clip.backbone import Backbone
 from rewards.clipscore import ClipScore
 from rewards.mixed import MixedReward
 from rewards.registry import build
@@ -76,7 +77,16 @@ def _check_held_out(judge: Reward, key: str, used: Reward, term: str) -> None:
         raise ConfigError(f"{key} is the reward's term {term!r} ({used.signature}): {rule}")
     both = f"{key} ({judge.signature}) and the reward's term {term!r} ({used.signature})"
     if isinstance(judge, ClipScore) and isinstance(used, ClipScore):
-        if judge.backbone.encoder.fingerprint == used.backbone.encoder.fingerprint:
+        if _same_encoder(judge, used):
             raise ConfigError(f"{both} are scores of one and the same encoder: {rule}")
     elif any(isinstance(judge, kind) and isinstance(used, kind) for kind in N_GRAM_JUDGES.values()):
         raise ConfigError(f"{both} are one metric with other arguments: {rule}")
+
+
+def _same_encoder(judge: ClipScore, used: ClipScore) -> bool:
+    """Whether both have the same weights, or read them from the same place, in another precision, say."""
+    mine, theirs = judge.backbone.encoder, used.backbone.encoder
+    if isinstance(mine, Backbone) and isinstance(theirs, Backbone):
+        same_place = (mine.name, mine.pretrained) == (theirs.name, theirs.pretrained)
+        return same_place or mine.fingerprint == theirs.fingerprint
+    return mine.fingerprint == theirs.fingerprint

@@ -327,7 +327,13 @@ def test_a_term_with_other_arguments_is_no_judge(term: str, kwargs: Any, judge: 
 def test_a_judge_on_the_encoder_of_a_term_is_refused(tmp_path: Path) -> None:
     student, other = tiny_student(tmp_path / "student"), tiny_student(tmp_path / "other", pad_attention="full")
     reward = MixedReward({"mine": (build("l_clipscore", backbone=student), 1.0)})
-    for target, more in (("l_clipscore", {"w": 1.0}), ("l_clipscore", {"prefix": "A "}), ("ref_l_clipscore", {})):
+    others: list[tuple[str, dict[str, Any]]] = [
+        ("l_clipscore", {"w": 1.0}),
+        ("l_clipscore", {"prefix": "A "}),
+        ("l_clipscore", {"precision": "bf16"}),
+        ("ref_l_clipscore", {}),
+    ]
+    for target, more in others:
         judges = {"other": JudgeConfig(target, {"backbone": str(student), **more})}
         with pytest.raises(
             ConfigError, match=r"judges.other \(.*l_clipscore.* and the reward's term 'mine' .* encoder"

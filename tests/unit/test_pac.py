@@ -413,8 +413,9 @@ def test_terms_of_a_mixture_share_one_network(folder: Path, monkeypatch: pytest.
         apart: Any = build_reward(RewardConfig(terms=terms), REFERENCES)
         assert len(loads) == 2
         assert apart.rewards["pac_s"].backbone is not apart.rewards["ref_pac_s"].backbone
-    with pytest.raises(ConfigError, match=r"judges\.other .* scores of one and the same encoder"):
-        build_judges({"other": JudgeConfig("pac_s", arguments | {"w": 1.0})}, reward, REFERENCES, "judges")
+    for more in ({"w": 1.0}, {"mlp_deltas": "added"}):
+        with pytest.raises(ConfigError, match=r"judges\.other .* scores of one and the same encoder"):
+            build_judges({"other": JudgeConfig("pac_s", arguments | more)}, reward, REFERENCES, "judges")
     with pytest.raises(ConfigError, match=r"reward\.terms\.pac_s: 'pretrained' is not given"):
         build_reward(RewardConfig(terms={"pac_s": RewardTerm()}), REFERENCES)
 

@@ -50,6 +50,13 @@ def loading(timing: Timing) -> list[Measurement]:
     return benchmark.measure(64, timing)
 
 
+def launches(timing: Timing) -> list[Measurement]:
+    """Kernels, waits and bytes of the step that a GPU would be asked for, counted on the CPU."""
+    from benchmarks import launches as benchmark
+
+    return benchmark.measure(benchmark.Shapes(), "no")
+
+
 def memory(timing: Timing) -> list[Measurement]:
     """Peak memory of the step against two other loops, and what fits a card."""
     from benchmarks import memory as benchmark
@@ -84,6 +91,7 @@ BENCHMARKS: dict[str, Callable[[Timing], list[Measurement]]] = {
     "cider": cider,
     "l_clip": l_clip,
     "evaluation": evaluation,
+    "launches": launches,
     "memory": memory,
     "processes": processes,
     "loading": loading,

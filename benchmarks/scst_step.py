@@ -40,7 +40,7 @@ from rewards.text.cider import CiderD
 from rewards.text.document_frequency import DocumentFrequencies
 from rewards.text.tokenize import tokenize
 from rl_caption.advantages import greedy
-from rl_caption.captioners.base import Decoding, forbid
+from rl_caption.captioners.base import Decoding, Generate, forbid
 from rl_caption.captioners.prefixes import different_prefixes
 from rl_caption.captioners.transformer import TransformerCaptioner
 from rl_caption.data.base import Row
@@ -85,6 +85,8 @@ class Bench:
     reward: MixedReward
     batch: CaptionBatch
     phases: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in PHASES})
+    updates: bool = True
+    """Off where only what leads to the gradient is looked at."""
 
     def __post_init__(self) -> None:
         self.policy = self.captioner.policy
@@ -99,8 +101,9 @@ class Bench:
 
     def update(self) -> None:
         """Clip, step, and forget the gradient."""
-        torch.nn.utils.clip_grad_norm_(self.policy.parameters(), 1.0)
-        self.optimizer.step()
+        if self.updates:
+            torch.nn.utils.clip_grad_norm_(self.policy.parameters(), 1.0)
+            self.optimizer.step()
         self.optimizer.zero_grad()
 
     @torch.no_grad()
@@ -188,10 +191,11 @@ def end_captions(captioner: TransformerCaptioner, inputs: dict[str, Tensor], sha
         policy.position_embedding.weight[: shapes.tokens] += share.unsqueeze(1) * vector
 
 
-def our_step(bench: Bench, batch: CaptionBatch, phases: bool = False) -> None:
-    """The step of the package; ``phases`` keeps how long its parts took."""
+def our_step(bench: Bench, batch: CaptionBatch, phases: bool = False, generate: Generate | None = None) -> None:
+    """The package's step; ``phases`` keeps how long its parts took, ``generate`` decodes in place of the captioner."""
     decoding = bench.decoding
     task = SelfCriticalTask(bench.accelerator, bench.captioner, bench.policy, bench.reward, greedy, decoding)
+    task.generate = generate
     log = task.training_step([batch], step=0)
     bench.update()
     if phases:

@@ -173,6 +173,7 @@ def sample_tokens(logits: Tensor, noise: Tensor, temperature: float) -> Tensor:
 
     ``noise`` [N, K] is uniform in [0, 1).
     """
-    cumulative = (logits / temperature).softmax(-1).cumsum(-1)
+    scaled = logits if temperature == 1 else logits / temperature
+    cumulative = scaled.softmax(-1).cumsum(-1)
     # Float32 sums end a little off 1, and noise * total may round up to the total: stay strictly inside.
     return torch.searchsorted(cumulative, noise * (1 - 1e-6) * cumulative[:, -1:], right=True)

@@ -120,18 +120,19 @@ def _decode_fixed(
     logits = forbid(next_logits(None), special.forbidden).unsqueeze(1).expand(-1, rows, -1)  # [B, R, V]
     image = torch.arange(batch, device=logits.device).repeat_interleave(rows)
     ended = torch.zeros(batch, rows, dtype=torch.bool, device=logits.device)
+    # The greedy caption is drawn like the others, for nothing: leaving it out would copy the logits.
+    numbers = None if noise is None else torch.nn.functional.pad(noise, (0, 0, 0, rows - samples))  # [B, R, L]
     tokens: list[Tensor] = []
     for position in range(decoding.max_new_tokens):
         if position:
             origin = image if position == 1 else None
             newest = Prefixes(tokens[-1].flatten(), origin, image, rows)
             logits = forbid(next_logits(newest), special.forbidden).unflatten(0, (batch, rows))
-        parts = [logits[:, samples:].argmax(-1)]
-        if noise is not None and samples:
-            each = noise[:, :, position].flatten().unsqueeze(1)
-            drawn = sample_tokens(logits[:, :samples].flatten(0, 1), each, decoding.temperature)
-            parts.insert(0, drawn.unflatten(0, (batch, samples)).squeeze(-1))
-        tokens.append(torch.cat(parts, dim=1).masked_fill(ended, special.pad))
+        chosen = logits[:, samples:].argmax(-1)
+        if numbers is not None and samples:
+            drawn = sample_tokens(logits.flatten(0, 1), numbers[:, :, position].reshape(-1, 1), decoding.temperature)
+            chosen = torch.cat([drawn.view(batch, rows)[:, :samples], chosen], dim=1)
+        tokens.append(chosen.masked_fill(ended, special.pad))
         ended = ended | (tokens[-1] == special.eos)
     return torch.stack(tokens, dim=-1)
 

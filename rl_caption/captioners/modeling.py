@@ -10,7 +10,6 @@ while others are decoded, take part in attention as zeros and cost nothing elsew
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,42 +22,18 @@ from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
 from rl_caption.captioners.configuration import CaptionTransformerConfig
 from rl_caption.captioners.encoder import PixelEmbedding, RegionEmbedding
+from rl_caption.captioners.layout import Layout
 
 
-@dataclass(frozen=True)
-class Layout:
-    """Where the P tokens that are computed stand in a grid of rows and columns.
+def additive_mask(mask: Tensor, states: Tensor) -> Tensor:
+    """[B, S], True for what may be looked at -> [B, 1, 1, S] of 0 and -inf, in the type that attention computes in.
 
-    Attributes:
-        rows, columns: of the grid.
-        places: [P] ascending places in the flattened grid; None where all of it is computed.
-        sources: [rows·columns] which of the P tokens a place of the grid has the states of, where one stands for
-            several; of places without a token any. None where each stands for itself.
+    Attention would make it of a mask of truth values itself, in every layer.
     """
-
-    rows: int
-    columns: int
-    places: Tensor | None = None
-    sources: Tensor | None = None
-
-    def queries(self, states: Tensor) -> Tensor:
-        """[P, D] -> [rows, columns, D], zeros where nothing is computed."""
-        if self.places is not None:
-            grid = states.new_zeros(self.rows * self.columns, states.shape[-1])
-            grid[self.places] = states  # index_copy_ would keep ``states`` for its backward pass
-            states = grid
-        return states.unflatten(0, (self.rows, self.columns))
-
-    def keys(self, states: Tensor) -> Tensor:
-        """[P, D] -> [rows, columns, D], the states of every token, its own or those of the one that stands for it."""
-        if self.sources is None:
-            return self.queries(states)
-        return states.index_select(0, self.sources).unflatten(0, (self.rows, self.columns))
-
-    def gather(self, grid: Tensor) -> Tensor:
-        """[rows, columns, D] -> [P, D]."""
-        flat = grid.flatten(0, 1)
-        return flat if self.places is None else flat.index_select(0, self.places)
+    kind = states.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else states.dtype
+    shape = (len(mask), 1, 1, mask.shape[1])
+    return torch.zeros(shape, dtype=dtype, device=mask.device).masked_fill(~mask.bool().view(shape), -torch.inf)
 
 
 class Attention(nn.Module):
@@ -92,7 +67,7 @@ class Attention(nn.Module):
     ) -> Tensor:
         """Attend from projected ``queries`` [N, T, D]; with ``layout``, give back only the tokens [P, D] that it has.
 
-        ``mask`` broadcasts to [N, H, T, S], True where attention is allowed.
+        ``mask`` broadcasts to [N, H, T, S] and is added to the scores (``additive_mask``).
         """
         attended = F.scaled_dot_product_attention(
             self.split_heads(queries),
@@ -162,7 +137,7 @@ class Encoder(nn.Module):
         if inputs is None:
             raise ValueError(f"the model reads {self.main_input_name!r}, which is missing")
         states = self.dropout(self.embedding(inputs))
-        mask = region_mask[:, None, None, :].bool() if region_mask is not None else None
+        mask = None if region_mask is None else additive_mask(region_mask, states)
         for layer in self.layers:
             states = layer(states, mask)
         return BaseModelOutput(last_hidden_state=self.norm(states))
@@ -332,7 +307,7 @@ class CaptionTransformer(PreTrainedModel, GenerationMixin):
         scale = self.config.d_model**0.5
         states = self.token_embedding(tokens) * scale + self.position_embedding(positions) * scale
         states = self.embedding_dropout(states)
-        memory_mask = region_mask[:, None, None, :].bool() if region_mask is not None else None
+        memory_mask = None if region_mask is None else additive_mask(region_mask, states)
         for layer in self.layers:
             states = layer(states, (alone, beside), memory, memory_mask, cache)
         logits = self.lm_head(self.norm(states))

@@ -18,8 +18,11 @@ class CaptionerError(ValueError):
     """A saved captioner cannot be used; the message names the folder and what is wrong with it."""
 
 
-FORBIDDEN_LOGIT = -1e4
-"""Logit of tokens that a caption may not contain: probability 0 in float32, yet finite, so that entropy is defined."""
+FORBIDDEN_LOGIT = -1e9
+"""Logit of tokens that a caption may not contain: probability 0 in float32 at all ``TEMPERATURES``, yet finite, so that
+entropy is defined."""
+TEMPERATURES = (1e-6, 1e6)
+"""Lowest and highest: below, float32 cannot hold logits / temperature; above, it cannot tell forbidden tokens apart."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +48,13 @@ class Decoding:
     fixed_shapes: bool = False
 
     def __post_init__(self) -> None:
-        if self.temperature <= 0:
-            raise ValueError(f"temperature is {self.temperature}: it must be above 0")
+        lowest, highest = TEMPERATURES
+        if not lowest <= self.temperature <= highest:
+            raise ValueError(f"temperature is {self.temperature}: expected {lowest:g} to {highest:g}")
+        if self.num_samples < 0 or self.num_beams < 1:
+            raise ValueError(
+                f"num_samples is {self.num_samples} and num_beams {self.num_beams}: expected at least 0 and 1"
+            )
         if self.max_new_tokens < 1:
             raise ValueError(f"max_new_tokens is {self.max_new_tokens}: it must be at least 1")
         if self.num_beams > 1 and self.num_samples:
@@ -171,9 +179,13 @@ def _ranges(numbers: tuple[int, ...]) -> list[tuple[int, int]]:
 def sample_tokens(logits: Tensor, noise: Tensor, temperature: float) -> Tensor:
     """Draw K tokens from each softmax(logits / temperature) [N, V] by inverting its cumulative distribution -> [N, K].
 
-    ``noise`` [N, K] is uniform in [0, 1).
+    ``noise`` [N, K] is uniform in [0, 1). A token of probability 0 is never drawn; NaN gives any token.
     """
     scaled = logits if temperature == 1 else logits / temperature
-    cumulative = scaled.softmax(-1).cumsum(-1)
+    probabilities = scaled.softmax(-1)
+    cumulative = probabilities.cumsum(-1)
     # Float32 sums end a little off 1, and noise * total may round up to the total: stay strictly inside.
-    return torch.searchsorted(cumulative, noise * (1 - 1e-6) * cumulative[:, -1:], right=True)
+    drawn = torch.searchsorted(cumulative, noise * (1 - 1e-6) * cumulative[:, -1:], right=True)
+    # A GPU adds up in parallel: the sum up to a token of probability 0 may round to another number than the one before.
+    drawn = drawn.clamp_(max=logits.shape[-1] - 1)
+    return torch.where(probabilities.gather(-1, drawn) > 0, drawn, probabilities.argmax(-1, keepdim=True))

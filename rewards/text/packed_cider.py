@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from rewards.text.document_frequency import EOS, DocumentFrequencies
+from rewards.text.key_index import KeyIndex
 from rewards.text.ngram_table import WORD_BITS, Array, numbered
-from rewards.text.places import Places
 from rewards.text.reference_bank import IMAGE_BITS, Bank, PackedReferences
 from rewards.text.tokenize import is_plain
 
@@ -83,7 +83,7 @@ class PackedCiderD:
         self.words = _Words(df.table.words)
         self.size = df.table.starts[n]
         self.keys = df.table.keys[: self.size - self.known_words]
-        self._places = Places(self.keys)
+        self._key_index = KeyIndex(self.keys)
         kinds, inverses = df.inverses()
         self.kinds = np.append(kinds[: self.size], np.int32(len(inverses)))  # last: of an n-gram that is not there
         self.inverses = np.append(inverses, df.log_documents)
@@ -228,7 +228,7 @@ class PackedCiderD:
         """Places [T] of the n-grams that begin at ``positions`` and go on with the word ``last``; elsewhere -1."""
         (known,) = np.nonzero(places.take(positions) >= 0)
         at = positions.take(known)
-        found = self._places.of(places.take(at) << WORD_BITS | last.take(known))
+        found = self._key_index.find(places.take(at) << WORD_BITS | last.take(known))
         longer = np.full(total, -1)
         longer[at] = np.where(found >= 0, found + self.known_words, -1)
         return longer

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rewards.text.key_index import KeyIndex
 from rewards.text.ngram_table import Array
-from rewards.text.places import Places
 
 IMAGE_BITS = 40
 """In keys of an image's n-grams, the place has so many bits and the number of the image those above."""
@@ -78,4 +78,4 @@ class Bank:
 
     def rows(self, places: Array, owner: Array) -> Array:
         """Rows [M] of ``counts`` for n-grams at ``places`` [M] in the references of images ``owner`` [M]; -1: none."""
-        return Places(self.keys).of(places | (owner << IMAGE_BITS))
+        return KeyIndex(self.keys).find(places | (owner << IMAGE_BITS))

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from rewards.text import packed_cider
 from rewards.text.cider import CiderD, cider_d
 from rewards.text.document_frequency import EOS, DocumentFrequencies
+from rewards.text.key_index import KeyIndex
 from rewards.text.ngram_table import NGramTable, find
 from rewards.text.packed_cider import PackedCiderD
-from rewards.text.places import Places
 from rewards.text.reference_bank import Bank
 
 WORDS = ["a", "dog", "on", "the", "beach", "red", "ball", EOS]
@@ -105,18 +105,18 @@ def test_references_leave_the_cache_when_it_is_full() -> None:
 
 @settings(deadline=None)
 @given(st.sets(st.integers(-5, 2**40), max_size=300), st.lists(st.integers(-9, 2**40), max_size=50))
-def test_places_are_found(keys: set[int], others: list[int]) -> None:
+def test_keys_are_found(keys: set[int], others: list[int]) -> None:
     ascending = np.array(sorted(keys), np.int64)
     wanted = np.array([*keys, *others], np.int64)
     expected = [sorted(keys).index(key) if key in keys else -1 for key in wanted.tolist()]
-    assert Places(ascending).of(wanted).tolist() == expected
+    assert KeyIndex(ascending).find(wanted).tolist() == expected
     assert find(ascending, wanted).tolist() == expected
 
 
-def test_places_that_lose_every_slot_are_searched_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rewards.text.places._MULTIPLIERS", (0, 0))  # every key wants the same slot
+def test_keys_that_lose_every_slot_are_searched_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rewards.text.key_index._MULTIPLIERS", (0, 0))  # every key wants the same slot
     keys = np.arange(0, 40, 2)
-    assert Places(keys).of(np.arange(-1, 41)).tolist() == [
+    assert KeyIndex(keys).find(np.arange(-1, 41)).tolist() == [
         key // 2 if key in range(0, 40, 2) else -1 for key in range(-1, 41)
     ]
 

@@ -9,7 +9,7 @@ from rewards.text.ngram_table import Array, find
 _MULTIPLIERS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)
 
 
-class Places:
+class KeyIndex:
     """Index of keys in an ascending array of different ones, by hashing; binary search in millions takes longer.
 
     A table has room for two to four times its keys. Where two want a slot, the loser goes to the next table; what loses
@@ -34,13 +34,14 @@ class Places:
         multiplier, shift, _ = self._tables[number]
         return ((keys.view(np.uint64) * multiplier) >> shift).view(np.int64)
 
-    def of(self, wanted: Array) -> Array:
+    def find(self, wanted: Array) -> Array:
         """Index of each of ``wanted`` [M] int64, -1 for what is not there."""
         if not len(self.keys):
             return np.full(len(wanted), -1, np.int32)
         # ``take`` is faster than square brackets.
         found = self._tables[0][2].take(self._slots(wanted, 0))
-        (left,) = np.nonzero(self.keys.take(found) != wanted)  # nobody has the slot (index -1), or another key
+        # Nobody has the slot, or another key. Index -1 takes the last key, which is not wanted there: it has its slot.
+        (left,) = np.nonzero(self.keys.take(found) != wanted)
         left = left[found.take(left) >= 0]
         for number in range(1, len(self._tables)):
             if not len(left):

@@ -17,7 +17,7 @@ from rl_caption.accumulation import backward_all, dropout_off, global_count
 from rl_caption.advantages import AdvantageFn
 from rl_caption.captioners.base import Captioner, Decoding, Generate
 from rl_caption.cross_entropy import target_count, xe_loss
-from rl_caption.engines import autocast, whole_weights
+from rl_caption.engines import autocast, engine_of, whole_weights
 from rl_caption.metrics import Averages
 from rl_caption.objectives import (
     LossReduction,
@@ -78,9 +78,11 @@ class SelfCriticalTask:
         log = Averages()
         with dropout_off(self.model, enabled=not self.dropout):
             started = time.perf_counter()
+            # With one micro-batch, the states that captions are drawn from can be those that they are scored with.
+            once = len(batches) == 1 and not self.dropout and engine_of(self.accelerator) == "plain"
             with whole_weights(self.accelerator, self.model):  # once for all micro-batches
-                batches = [self._encoded(batch) for batch in batches]
-                rollouts = [self._sample(batch, step) for batch in batches]
+                encoded = [self._encoded(batch, once) for batch in batches]
+                rollouts = [self._sample(batch, step) for batch in encoded]
             sampled = time.perf_counter()
             scores = score_rollouts(self.reward, rollouts, batches, self.accelerator)
             scored = time.perf_counter()
@@ -90,12 +92,12 @@ class SelfCriticalTask:
             count = global_count(self.accelerator, torch.stack(counts).sum())
             tokens = global_count(self.accelerator, torch.stack([r.mask.sum() for r in rollouts]).sum())
             losses = [
-                partial(self._policy_loss, batch, rollout, advantage, count, tokens, log)
-                for batch, rollout, advantage in zip(batches, rollouts, advantages, strict=True)
+                partial(self._policy_loss, *parts, count, tokens, log)
+                for parts in zip(batches, encoded, rollouts, advantages, strict=True)
             ]
             if self.xe_weight:
                 targets = target_count(self.accelerator, batches)
-                losses += [partial(self._xe_loss, batch, targets, log) for batch in batches]
+                losses += [partial(self._xe_loss, *parts, targets, log) for parts in zip(batches, encoded, strict=True)]
             share = backward_all(self.accelerator, self.model, losses)
         log.add_sum("loss/total", share, 1 / self.accelerator.num_processes)
         log.add("time/rollout", sampled - started)
@@ -104,8 +106,8 @@ class SelfCriticalTask:
         self.samples = log_rollout(batches, rollouts, scores, advantages, log)
         return log
 
-    def _encoded(self, batch: CaptionBatch) -> CaptionBatch:
-        with torch.no_grad(), autocast(self.accelerator):
+    def _encoded(self, batch: CaptionBatch, gradient: bool) -> CaptionBatch:
+        with torch.set_grad_enabled(gradient), autocast(self.accelerator):
             return replace(batch, inputs=self.captioner.image_states(self.captioner.policy, batch.inputs))
 
     def _sample(self, batch: CaptionBatch, step: int) -> Rollout:
@@ -114,12 +116,19 @@ class SelfCriticalTask:
             return sample_captions(self.captioner, policy, batch, decoding, self.seed, step, self.generate)
 
     def _policy_loss(
-        self, batch: CaptionBatch, rollout: Rollout, advantages: Tensor, count: Tensor, tokens: Tensor, log: Averages
+        self,
+        batch: CaptionBatch,
+        encoded: CaptionBatch,
+        rollout: Rollout,
+        advantages: Tensor,
+        count: Tensor,
+        tokens: Tensor,
+        log: Averages,
     ) -> Tensor:
         temperature, mask = self.decoding.temperature, rollout.mask
         # What follows is [P], the tokens of all captions one after the other; ``place`` is where their logits are.
         ids = rollout.token_ids[mask]
-        logits, place = self._logits(self.model, batch, rollout)
+        logits, place = self._logits(self.model, encoded, rollout)
         logprobs, entropy = token_logprobs_and_entropy(logits, ids, temperature, place)
         policy = policy_gradient_sum(logprobs, advantages, mask)
         log.add_sum("loss/policy", policy.item(), reduction_count(mask, self.loss_reduction).item())
@@ -128,7 +137,7 @@ class SelfCriticalTask:
         if self.ref_policy is not None:
             with torch.no_grad():
                 with autocast(self.accelerator):  # computed as the policy is, so that equal weights have no divergence
-                    ref_logits, place = self._logits(self.ref_policy, batch, rollout)
+                    ref_logits, place = self._logits(self.ref_policy, _lasting(batch, encoded), rollout)
                 ref_logprobs = token_logprobs(ref_logits, ids, temperature, place)
                 log.add("policy/kl", kl_to_reference(logprobs, ref_logprobs))
             if self.kl_coef:
@@ -140,5 +149,11 @@ class SelfCriticalTask:
             return self.captioner.token_logits(model, batch.inputs, rollout.token_ids, rollout.mask), None
         return self.captioner.prefix_logits(model, batch.inputs, rollout.token_ids, rollout.mask)
 
-    def _xe_loss(self, batch: CaptionBatch, targets: Tensor, log: Averages) -> Tensor:
+    def _xe_loss(self, batch: CaptionBatch, encoded: CaptionBatch, targets: Tensor, log: Averages) -> Tensor:
+        batch = _lasting(batch, encoded)
         return self.xe_weight * xe_loss(self.captioner, self.model, batch, targets, self.label_smoothing, log)
+
+
+def _lasting(batch: CaptionBatch, encoded: CaptionBatch) -> CaptionBatch:
+    """What other passes read: states with gradient are the policy's alone, and good for one backward pass."""
+    return batch if any(tensor.requires_grad for tensor in encoded.inputs.values()) else encoded

@@ -103,8 +103,8 @@ class Captioner(Protocol):
     def image_states(self, policy: nn.Module, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         """What ``generate`` and ``token_logits`` may be given instead of ``inputs`` until the weights change.
 
-        Where no weight of the image encoder is trained these are its outputs, so that a step encodes an image once;
-        elsewhere ``inputs`` itself.
+        The image encoder's outputs, so that a step encodes an image once. Those of an encoder that is trained only
+        where gradients are enabled, and with gradient; elsewhere ``inputs`` itself, as states without would not do.
         """
         ...
 

@@ -143,8 +143,8 @@ def decode_captions(
 ) -> Tensor:
     """``decode_tokens`` with the from-scratch captioner; ``policy`` is in eval mode if dropout is to be off."""
     config = policy.config
-    encoded = policy.encoder(**inputs)
-    device, batch = encoded[0].device, encoded[0].shape[0]
+    states = inputs["states"] if "states" in inputs else policy.encoder(**inputs).last_hidden_state
+    device, batch = states.device, len(states)
     cache = EncoderDecoderCache(roomy_cache(decoding.max_new_tokens), DynamicCache())
 
     def next_logits(prefixes: Prefixes | None) -> Tensor:
@@ -158,7 +158,7 @@ def decode_captions(
             tokens, places = _grid(prefixes, batch, config.pad_token_id)
         output = policy(
             region_mask=inputs.get("region_mask"),
-            encoder_outputs=encoded,
+            states=states,
             decoder_input_ids=tokens.unsqueeze(1),
             past_key_values=cache,
             use_cache=True,

@@ -200,15 +200,14 @@ class HuggingFaceCaptioner:
         return [[*ids[self.prompt_length :], self.eos_token_id][:max_tokens] for ids in encoded]
 
     def image_states(self, policy: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """States of the images where nothing that they depend on is trained, else ``inputs``; see ``Captioner``."""
+        """States, without gradient only where nothing that they depend on is trained; see ``Captioner``."""
         if self.encoder_trained is None:
             with torch.enable_grad():
                 some = policy(pixel_values=inputs["pixel_values"][:1], encode=True)
             self.encoder_trained = bool(some.requires_grad)
-        if self.encoder_trained:
+        if self.encoder_trained and not torch.is_grad_enabled():
             return inputs
-        with torch.no_grad():
-            return {"states": policy(pixel_values=inputs["pixel_values"], encode=True)}
+        return {"states": policy(pixel_values=inputs["pixel_values"], encode=True)}
 
     def generate(
         self, policy: Any, inputs: dict[str, Tensor], decoding: Decoding, noise: Tensor | None = None

@@ -259,6 +259,7 @@ class CaptionTransformer(PreTrainedModel, GenerationMixin):
         pixel_values: Tensor | None = None,
         region_features: Tensor | None = None,
         region_mask: Tensor | None = None,
+        states: Tensor | None = None,
         decoder_input_ids: Tensor | None = None,
         encoder_outputs: BaseModelOutput | None = None,
         past_key_values: Cache | None = None,
@@ -274,7 +275,8 @@ class CaptionTransformer(PreTrainedModel, GenerationMixin):
             pixel_values: [B, 3, S, S], normalised.
             region_features, region_mask: [B, R, F] and [B, R] (True for real regions).
             decoder_input_ids: [B·K, T]: K sequences an image, those of one image adjacent. Padding stands on the right.
-            encoder_outputs: states [B, S, D] computed before.
+            states: [B, S, D], of these images, in place of ``pixel_values`` or ``region_features``.
+            encoder_outputs: the same, as ``generate`` has them.
             past_key_values: cache of the tokens before; only the newest token is then passed.
             token_mask: [B·K, T], True for the tokens whose next ones are asked for; without ``token_slot`` these are
                 the first ones of a sequence. While decoding, the cache holds only the sequences that are True.
@@ -286,9 +288,9 @@ class CaptionTransformer(PreTrainedModel, GenerationMixin):
         """
         if decoder_input_ids is None:
             raise ValueError("decoder_input_ids is missing: the captioner reads the tokens before the next one")
-        if encoder_outputs is None:
-            encoder_outputs = self.encoder(pixel_values, region_features, region_mask)
-        memory = encoder_outputs[0]
+        if states is None:
+            encoded = encoder_outputs or self.encoder(pixel_values, region_features, region_mask)
+            states = encoded[0]
         if use_cache and past_key_values is None:
             past_key_values = EncoderDecoderCache(DynamicCache(), DynamicCache())
         cache = past_key_values if isinstance(past_key_values, EncoderDecoderCache) else None
@@ -303,16 +305,16 @@ class CaptionTransformer(PreTrainedModel, GenerationMixin):
             tokens, positions = tokens[places], positions[places]
         sources = None if token_slot is None else token_slot.flatten()
         alone = Layout(len(tokens), 1) if start else Layout(count, length, places, sources)
-        beside = Layout(memory.shape[0], count * length // memory.shape[0], places)
+        beside = Layout(len(states), count * length // len(states), places)
         scale = self.config.d_model**0.5
-        states = self.token_embedding(tokens) * scale + self.position_embedding(positions) * scale
-        states = self.embedding_dropout(states)
-        memory_mask = None if region_mask is None else additive_mask(region_mask, states)
+        hidden = self.token_embedding(tokens) * scale + self.position_embedding(positions) * scale
+        hidden = self.embedding_dropout(hidden)
+        memory_mask = None if region_mask is None else additive_mask(region_mask, hidden)
         for layer in self.layers:
-            states = layer(states, (alone, beside), memory, memory_mask, cache)
-        logits = self.lm_head(self.norm(states))
+            hidden = layer(hidden, (alone, beside), states, memory_mask, cache)
+        logits = self.lm_head(self.norm(hidden))
         return Seq2SeqLMOutput(
             logits=logits if places is not None else logits.unflatten(0, (count, length)),
             past_key_values=cache,
-            encoder_last_hidden_state=memory,
+            encoder_last_hidden_state=states,
         )

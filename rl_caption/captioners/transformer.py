@@ -144,9 +144,12 @@ class TransformerCaptioner:
         encoded = self.tokenizer(prepared, add_special_tokens=False)["input_ids"]
         return [[*ids, self.eos_token_id][:max_tokens] for ids in encoded]
 
-    def image_states(self, policy: nn.Module, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """``inputs``: the encoder is always trained."""
-        return inputs
+    def image_states(self, policy: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """States where gradients are enabled, as the encoder is always trained; see ``Captioner``."""
+        if not torch.is_grad_enabled():
+            return inputs
+        mask = {name: inputs[name] for name in ("region_mask",) if name in inputs}
+        return {"states": policy.encoder(**inputs).last_hidden_state, **mask}
 
     def generate(
         self, policy: Any, inputs: dict[str, Tensor], decoding: Decoding, noise: Tensor | None = None

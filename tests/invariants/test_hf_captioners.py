@@ -247,11 +247,11 @@ def test_what_captions_have_in_common_is_scored_once(family_case):
         assert (gradient[name] - value).abs().max() <= 1e-4 * max(value.abs().max(), 1e-2 * largest), name
 
 
-def test_a_frozen_encoder_sees_an_image_once_a_step_and_the_gradient_is_the_same(family_case):
+@pytest.mark.parametrize("frozen", [False, True])
+def test_states_that_are_kept_for_a_step_give_the_same_captions_and_the_same_gradient(family_case, frozen):
     captioner, inputs = family_case
     policy = captioner.policy
     policy.zero_grad()
-    assert captioner.image_states(policy, inputs) is inputs, "a trained encoder has to be run again"
     policy(pixel_values=inputs["pixel_values"], encode=True).sum().backward()
     encoder = [parameter for parameter in policy.parameters() if parameter.grad is not None]
     policy.zero_grad()
@@ -259,10 +259,14 @@ def test_a_frozen_encoder_sees_an_image_once_a_step_and_the_gradient_is_the_same
     found = []
     try:
         for parameter in encoder:
-            parameter.requires_grad_(False)
+            parameter.requires_grad_(not frozen)
         captioner.encoder_trained = None
+        with torch.no_grad():
+            without = captioner.image_states(policy, inputs)
+        assert (without is inputs) != frozen, "states without gradient would leave a trained encoder without one"
         states = captioner.image_states(policy, inputs)
-        assert set(states) == {"states"}
+        assert states.keys() == {"states"}
+        assert states["states"].requires_grad != frozen
         noise = sampling_noise(1, 0, ["a", "b", "c"], K, L)
         decoding = Decoding(num_samples=K, max_new_tokens=L)
         for given in (inputs, states):

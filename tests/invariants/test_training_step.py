@@ -344,3 +344,23 @@ def test_the_same_step_twice_is_the_same_to_the_bit(make: Callable[[Any], Any]) 
     assert_equal_gradients(
         gradient(captioner, make(captioner), batches), gradient(captioner, make(captioner), batches), atol=0
     )
+
+
+@pytest.mark.parametrize(
+    ("micro_batches", "options", "expected"),
+    [
+        (1, {}, 1),
+        (2, {}, 2 * 2),  # all are decoded before the first is scored: their states would have to be kept
+        (1, {"dropout": True}, 2),
+        (1, {"xe_weight": 0.5}, 1 + 1),
+    ],
+)
+def test_an_image_is_encoded_once_where_its_states_can_be_kept(
+    micro_batches: int, options: dict[str, Any], expected: int
+) -> None:
+    captioner = tiny_captioner()
+    seen = []
+    captioner.policy.encoder.register_forward_hook(lambda *_: seen.append(1))
+    found = gradient(captioner, scst_task(captioner, **options), batches_of(captioner, 4, 4 // micro_batches))
+    assert len(seen) == expected
+    assert any(name.startswith("encoder") and g.abs().max() > 0 for name, g in found.items())

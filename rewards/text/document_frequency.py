@@ -220,8 +220,15 @@ class DocumentFrequencies:
         return self._fingerprint
 
     def save(self, path: str | Path) -> None:
-        """Write an ``.npz`` of plain arrays (no pickle), whole or not at all."""
+        """Write an ``.npz`` of plain arrays (no pickle), whole or not at all.
+
+        Raises:
+            ValueError: a word has a line break, by which words are told apart in the file.
+        """
         path = Path(path)
+        broken = [word for word in self.table.words if "\n" in word]
+        if broken:
+            raise ValueError(f"{path} was not written: the word {broken[0]!r} has a line break; tokens have none")
         arrays = self._arrays()
         arrays["fingerprint"] = _bytes_array(self.fingerprint)
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -96,7 +96,8 @@ def table_of_rows(words: Sequence[str], rows: Sequence[Array], counts: Sequence[
     """
     for row in rows:
         if row.size and not (row.min() >= 0 and row.max() < len(words)):
-            raise ValueError(f"an n-gram has word {row.max()} of {len(words)} words")
+            wrong = row.min() if row.min() < 0 else row.max()
+            raise ValueError(f"an n-gram has the word number {wrong}: expected 0 to {len(words) - 1}")
     made = _table_of_closed_rows(words, rows, counts)
     if made is None:
         made = _table_of_closed_rows(words, *_with_beginnings(rows, counts))

@@ -129,6 +129,13 @@ def test_damaged_and_foreign_files_are_refused(tmp_path: Path) -> None:
         DocumentFrequencies.load(tmp_path / "absent.npz")
 
 
+def test_words_that_a_file_cannot_tell_apart_are_not_saved(tmp_path: Path) -> None:
+    df = DocumentFrequencies({("a\nb", "c"): 1, ("d",): 2}, math.log(3), eos=False)
+    with pytest.raises(ValueError, match=r"the word 'a\\nb' has a line break"):
+        df.save(tmp_path / "df.npz")
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "df.npz"
     counted().save(path)

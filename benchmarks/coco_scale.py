@@ -1,10 +1,11 @@
-"""CIDEr-D's document frequencies and caches at the size of COCO's training split: 113,287 images, five captions each.
+"""Reading, document frequencies and caches at the size of COCO's training split: 113,287 images, five captions each.
 
     python -m benchmarks.coco_scale [--images 113287] [--references FILE] [--repeats 1] [--json FILE]
 
 Captions are drawn from a trigram model of the captions in FILE (COCO's format) or of a built-in grammar's, with some
 rare words strewn in. Every step is measured in a process of its own, against what users of pycocoevalcap's scorer do:
-a dict of tuples, pickled, and its ``CiderScorer``. Peak memory is that of the process less what it had before.
+a dict of tuples, pickled, and its ``CiderScorer``; reading Karpathy's JSON, against ``json.loads`` of all of it. Peak
+memory is that of the process less what it had before.
 """
 
 from __future__ import annotations
@@ -20,110 +21,22 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import numpy as np
 from pycocoevalcap.cider.cider_scorer import CiderScorer, precook
-from tqdm import tqdm
 
-from benchmarks.cider import in_letters
+from benchmarks.coco_captions import CAPTIONS, read_captions, write_captions, write_splits
 from benchmarks.harness import Measurement, Timing, add_timing, paired, report, timing_of
 from rewards.text.cider import CiderD
 from rewards.text.document_frequency import EOS, DocumentFrequencies
 from rewards.text.tokenize import tokenize
+from rl_caption.data.base import Row
+from rl_caption.data.karpathy import KarpathyData
 
 COCO_IMAGES = 113_287
-CAPTIONS = 5
 BATCH = 50
 Figures = dict[str, float]
-
-
-# Captions
-
-
-def seed_captions(path: Path | None) -> list[list[str]]:
-    """Tokens of the captions that the model is made of."""
-    if path is not None:
-        return [tokenize(item["caption"]) for item in json.loads(path.read_text())["annotations"]]
-    draw = np.random.default_rng(0)
-
-    def some(kind: str, count: int) -> np.ndarray:
-        return np.array([f"{kind}-{in_letters(int(number))}" for number in np.minimum(draw.zipf(1.3, 20_000), count)])
-
-    parts = [some("adjective", 400), some("noun", 3000), some("verb", 600), some("preposition", 20), some("noun", 3000)]
-    return [
-        ["a", *(() if short else (adjective,)), noun, verb, preposition, "the", other]
-        for short, adjective, noun, verb, preposition, other in zip(draw.random(20_000) < 0.4, *parts, strict=True)
-    ]
-
-
-class TrigramModel:
-    """Next words after two words as often as in the captions it is made of; in some draws after one word."""
-
-    backoff = 0.3
-    rare_words, rare = 20_000, 0.004
-
-    def __init__(self, captions: Sequence[Sequence[str]]) -> None:
-        """Count what follows what."""
-        self.words = ["", *sorted({word for tokens in captions for word in tokens})]  # 0: begin and end
-        number = {word: index for index, word in enumerate(self.words)}
-        flat = [index for tokens in captions for index in (0, 0, *map(number.__getitem__, tokens), 0)]
-        words = np.array(flat)
-        inner = np.repeat(True, len(words) - 2)
-        lengths = np.cumsum([len(tokens) + 3 for tokens in captions])[:-1]
-        inner[lengths - 2] = inner[lengths - 1] = False  # trigrams that reach into the next caption
-        triples = np.stack([words[:-2], words[1:-1], words[2:]])[:, inner]
-        self.pairs = triples[0] * len(self.words) + triples[1]
-        ranks = np.argsort(self.pairs, kind="stable")
-        self.pairs, self.after_pair = self.pairs[ranks], triples[2][ranks]
-        ranks = np.argsort(triples[1], kind="stable")
-        self.singles, self.after_single = triples[1][ranks], triples[2][ranks]
-
-    def draw(self, count: int, seed: int, longest: int = 30) -> list[list[str]]:
-        """Captions of 1 to ``longest`` words."""
-        draw = np.random.default_rng(seed)
-        before, last = np.zeros(count, np.int64), np.zeros(count, np.int64)
-        steps = []
-        for _ in range(longest):
-            chosen = self._next(self.pairs, self.after_pair, before * len(self.words) + last, draw)
-            other = self._next(self.singles, self.after_single, last, draw)
-            chosen = np.where((draw.random(count) < self.backoff) & (last > 0), other, chosen)
-            if steps:
-                chosen[steps[-1] == 0] = 0
-            steps.append(chosen)
-            before, last = last, chosen
-        drawn = np.stack(steps, 1)
-        tail = np.minimum(draw.zipf(1.2, drawn.shape), self.rare_words) + len(self.words) - 1
-        drawn = np.where((drawn > 0) & (draw.random(drawn.shape) < self.rare), tail, drawn)
-        words = [*self.words, *(f"rare-{in_letters(number)}" for number in range(self.rare_words))]
-        return [[words[index] for index in row if index] or ["empty"] for row in drawn.tolist()]
-
-    @staticmethod
-    def _next(contexts: np.ndarray, after: np.ndarray, wanted: np.ndarray, draw: np.random.Generator) -> np.ndarray:
-        low, high = np.searchsorted(contexts, wanted), np.searchsorted(contexts, wanted, side="right")
-        return after[np.minimum(low + (draw.random(len(wanted)) * (high - low)).astype(np.int64), len(after) - 1)]
-
-
-def write_captions(folder: Path, images: int, references: Path | None) -> str:
-    """Write ``captions.txt``, a line each, five lines an image; say how they compare with those of the model."""
-    seeds = seed_captions(references)
-    model = TrigramModel(seeds)
-    part = 20_000
-    with open(folder / "captions.txt", "w") as file:
-        for seed in tqdm(range(-(-images // part)), "captions", leave=False, disable=None):
-            drawn = model.draw(CAPTIONS * min(part, images - seed * part), seed)
-            file.writelines(" ".join(tokens) + "\n" for tokens in drawn)
-    alike = model.draw(len(seeds), 10**6)
-    made, real = (len(DocumentFrequencies.from_references([part], eos=True)) for part in (alike, seeds))
-    return f"as many captions as the model is made of have {made / real:.2f}x as many different n-grams as those"
-
-
-def read_captions(folder: Path, images: int | None = None) -> Iterator[list[str]]:
-    """The captions of each image."""
-    with open(folder / "captions.txt") as file:
-        lines = (line.rstrip("\n") for line in file)
-        yield from itertools.islice(map(list, zip(*[lines] * CAPTIONS, strict=True)), images)
 
 
 # What is measured, each in a process of its own
@@ -163,6 +76,24 @@ def load_plain(folder: Path) -> defaultdict[tuple[str, ...], float]:
         return defaultdict(float, pickle.load(file)["document_frequency"])
 
 
+def splits_streamed(folder: Path) -> Sequence[Row]:
+    """Rows of Karpathy's JSON, as trainings read them."""
+    return KarpathyData(folder).split("train")
+
+
+def splits_whole(folder: Path) -> list[Row]:
+    """The same rows of all of the JSON at once."""
+    records = json.loads((folder / "dataset.json").read_bytes())["images"]
+    return [
+        {
+            "image_id": str(record["cocoid"]),
+            "image": str(folder / record["filepath"] / record["filename"]),
+            "references": [sentence["raw"] for sentence in record["sentences"]],
+        }
+        for record in records
+    ]
+
+
 def batches(folder: Path) -> list[tuple[list[str], list[list[str]]]]:
     """Two batches of 50 images: five captions of each, taken from the next image, and each caption's references."""
     images = list(read_captions(folder, 3 * BATCH))
@@ -195,7 +126,10 @@ def ready_plain(folder: Path) -> Callable[[list[str], list[list[str]]], list[flo
 
 
 COUNT = {"arrays": count_arrays, "plain": count_plain}
-LOAD: dict[str, Callable[[Path], object]] = {"arrays": load_arrays, "plain": load_plain}
+LOAD: dict[str, dict[str, Callable[[Path], object]]] = {
+    "load": {"arrays": load_arrays, "plain": load_plain},
+    "splits": {"arrays": splits_streamed, "plain": splits_whole},
+}
 READY = {"arrays": ready_arrays, "plain": ready_plain}
 
 
@@ -206,6 +140,11 @@ def memory_mb(peak: bool = False) -> float:
     return int(lines[key].split()[0]) * 1024 / 1e6
 
 
+def grown_mb(before: float, peak: bool = False) -> float:
+    """How much memory has grown; a page at least, as tiny corpora find room in what the process has."""
+    return max(memory_mb(peak) - before, 0.004)
+
+
 def child(task: str, variant: str, folder: Path, cpu_time: bool) -> Figures:
     """Measure one task in this process."""
     clock = time.process_time if cpu_time else time.perf_counter
@@ -214,20 +153,21 @@ def child(task: str, variant: str, folder: Path, cpu_time: bool) -> Figures:
     if task == "count":
         kept, save = COUNT[variant](folder)
         found["seconds"] = clock() - start
-        found["peak_mb"] = memory_mb(peak=True) - before
+        found["peak_mb"] = grown_mb(before, peak=True)
         start = clock()
         save()
         found["save_seconds"] = clock() - start
-        found["save_peak_mb"] = memory_mb(peak=True) - before
+        found["save_peak_mb"] = grown_mb(before, peak=True)
         found["ngrams"] = len(kept)  # type: ignore[arg-type]
-    elif task == "load":
-        kept = LOAD[variant](folder)
+    elif task in LOAD:
+        kept = LOAD[task][variant](folder)
         found["seconds"] = clock() - start
-        found["peak_mb"] = memory_mb(peak=True) - before
+        found["peak_mb"] = grown_mb(before, peak=True)
+        found["kept_mb"] = grown_mb(before)
     else:
         score = READY[variant](folder)
         found["seconds"] = clock() - start
-        found["peak_mb"] = memory_mb(peak=True) - before
+        found["peak_mb"] = grown_mb(before, peak=True)
         for name, batch in zip(("first", "other"), batches(folder), strict=True):
             gc.collect()
             start = clock()
@@ -316,6 +256,14 @@ def measure(images: int, references: Path | None, timing: Timing, folder: Path) 
         ratio(ready, "first_seconds", "first batch, 250 captions of 50 images", scorer, "x as fast"),
         ratio(ready, "other_seconds", "a batch of other images", scorer, "x as fast"),
         ratio(ready, "again_seconds", "a batch of known images", scorer, "x as fast"),
+    ]
+    write_splits(folder)
+    size = (folder / "dataset.json").stat().st_size / 1e6
+    splits = compared("splits", timing, folder, images)
+    rows += [
+        ratio(splits, "seconds", f"Karpathy's JSON ({size:.0f} MB) to rows", "json.loads", "x as fast"),
+        ratio(splits, "peak_mb", "memory while it is read", "json.loads", "x less"),
+        ratio(splits, "kept_mb", "memory of the process from then on", "json.loads", "x less"),
     ]
     some = min(images, 40_000)
     kept = run("cache", "arrays", folder, timing, some)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -18,10 +19,12 @@ _SPACE = " \t\r\n"
 def stream_lists(path: str | Path, keys: Collection[str]) -> Iterator[tuple[str, int, Any]]:
     """Yield (key, index, item) of the lists under the given top-level keys, in the order of the file.
 
-    The file's text is held in memory, but of its objects only one item. A progress bar is shown on a terminal.
+    The file's text is held in memory, but of its objects only one item. The main process shows a progress bar on a
+    terminal where it takes long.
 
     Raises:
-        DataError: the file cannot be read, is not a JSON object, or lacks one of the lists.
+        DataError: the file cannot be read, is not a JSON object, or lacks one of the lists, or has it twice. What is
+            wrong behind an item is found after it was yielded.
     """
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
@@ -37,9 +40,12 @@ def stream_lists(path: str | Path, keys: Collection[str]) -> Iterator[tuple[str,
             unit="B",
             unit_scale=True,
             leave=False,
-            disable=not sys.stderr.isatty(),
+            delay=2,
+            disable=os.environ.get("RANK", "0") != "0" or not sys.stderr.isatty(),
         ) as bar:
             for key, index, item, end in _walk(text, keys):
+                if index < 0 and key in found:
+                    raise ValueError(f"there are two lists {key!r}")
                 found.add(key)
                 if end - bar.n > 2**20:
                     bar.update(end - bar.n)
@@ -57,6 +63,8 @@ def _walk(text: str, keys: Collection[str]) -> Iterator[tuple[str, int, Any, int
     decode = json.JSONDecoder().raw_decode
     at = _skip(text, 0, "{")
     while text[at] != "}":
+        if text[at] != '"':
+            raise ValueError(f'expected " at character {at}')
         key, at = decode(text, at)
         at = _skip(text, _skip(text, at), ":")
         if key in keys and text[at] == "[":
@@ -66,19 +74,24 @@ def _walk(text: str, keys: Collection[str]) -> Iterator[tuple[str, int, Any, int
             while text[at] != "]":
                 item, at = decode(text, at)
                 yield key, index, item, at
-                index, at = index + 1, _skip(text, at)
-                if text[at] == ",":
-                    at = _skip(text, at, ",")
-                elif text[at] != "]":
-                    raise ValueError(f"expected , or ] at character {at}")
+                index, at = index + 1, _next(text, at, "]")
             at = _skip(text, at, "]")
         else:
             _, at = decode(text, at)
-            at = _skip(text, at)
-        if text[at] == ",":
-            at = _skip(text, at, ",")
-        elif text[at] != "}":
-            raise ValueError(f"expected , or }} at character {at}")
+        at = _next(text, at, "}")
+    if text[at + 1 :].strip(_SPACE):
+        raise ValueError(f"there is more behind the object, at character {at + 1}")
+
+
+def _next(text: str, at: int, last: str) -> int:
+    """The position of the next item, or of ``last``, the bracket that ends them."""
+    at = _skip(text, at)
+    if text[at] == last:
+        return at
+    at = _skip(text, at, ",")
+    if text[at] == last:
+        raise ValueError(f"expected another item at character {at}")
+    return at
 
 
 def _skip(text: str, at: int, expected: str = "") -> int:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.feature_arrays import ImageSize
+from rl_caption.data.json_stream import stream_lists
 from rl_caption.data.rows import add_features, grouped_by_split, rows_of
 
 _EXTENSIONS = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".webp", ".bmp", ".JPG", ".JPEG", ".PNG", ".TIF")
@@ -70,8 +71,7 @@ class KarpathyData:
         self._layout = _Layout(self.path.parent / (image_root or ""), image_extension, flatten)
         self._restval_as_train = restval_as_train
         sizes: dict[str, ImageSize] = {}
-        rows = (self._row(record, where, sizes) for record, where in _read_records(self.path))
-        self._rows = grouped_by_split(rows, self.path, max_images)
+        self._rows = grouped_by_split(self._read_rows(sizes), self.path, max_images)
         add_features(self._rows, features_root, features_kwargs, sizes)
 
     @property
@@ -82,6 +82,14 @@ class KarpathyData:
     def split(self, name: str) -> Sequence[Row]:
         """Return the rows of one split, in the order of the file. Raises ``DataError`` for an unknown name."""
         return rows_of(self._rows, name, self.path)
+
+    def _read_rows(self, sizes: dict[str, ImageSize]) -> Iterator[tuple[str, Row]]:
+        try:
+            for record, where in _read_records(self.path):
+                yield self._row(record, where, sizes)
+        except DataError:
+            _whole_list(self.path)  # a bracket too few makes records that are wrong: say rather that it is not JSON
+            raise
 
     def _row(self, record: dict[str, Any], where: str, sizes: dict[str, ImageSize]) -> tuple[str, Row]:
         split, image_id, filepath, filename, references = read_record(record, where)
@@ -178,6 +186,26 @@ def _json_file(path: Path) -> Path:
 
 def _read_records(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
     """Yield every record with the words that name it in messages."""
+    for index, record in _images(path):
+        where = f"{path}, images[{index}]"
+        if not isinstance(record, dict):
+            raise DataError(f"{where} is {record!r:.80}, expected an object")
+        yield record, where
+
+
+def _images(path: Path) -> Iterator[tuple[int, Any]]:
+    """Yield the items of the list ``images`` with their numbers; all of COCO's at once take 0.8 GB, mostly tokens."""
+    index = -1
+    try:
+        for _, index, record in stream_lists(path, ["images"]):
+            yield index, record
+    except DataError:
+        if index >= 0:
+            raise
+        yield from enumerate(_whole_list(path))  # another encoding of JSON, or a message that says what is wrong
+
+
+def _whole_list(path: Path) -> list[Any]:
     try:
         content = json.loads(path.read_bytes())
     except ValueError as error:  # not UTF-8, or not JSON
@@ -185,11 +213,7 @@ def _read_records(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
     records = content.get("images") if isinstance(content, dict) else None
     if not isinstance(records, list):
         raise DataError(f"{path} is not Karpathy JSON: expected an object with a list 'images'")
-    for index, record in enumerate(records):
-        where = f"{path}, images[{index}]"
-        if not isinstance(record, dict):
-            raise DataError(f"{where} is {record!r:.80}, expected an object")
-        yield record, where
+    return records
 
 
 def _text(record: dict[str, Any], key: str, where: str) -> str:

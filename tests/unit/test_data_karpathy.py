@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,36 @@ def test_wrong_files_are_named(tmp_path: Path) -> None:
             KarpathyData(tmp_path / "dataset_a.json")
     with pytest.raises(DataError, match=r"no split 'dev'.*it has train"):
         KarpathyData(tmp_path / "dataset_b.json").split("dev")
+
+
+def test_damage_is_named_before_records_that_it_spoils(tmp_path: Path) -> None:
+    path = write(tmp_path, [record(1), record(2)])
+    whole = path.read_text(encoding="utf-8")
+    for damaged in (whole[:-20], whole.replace('"sentences"', '], "sentences"', 1), whole + "}"):
+        path.write_text(damaged, encoding="utf-8")
+        with pytest.raises(DataError, match=r"dataset.*\.json is not JSON: .* line 1 column \d+"):
+            KarpathyData(tmp_path)
+
+
+def test_other_encodings_of_json_are_read(tmp_path: Path) -> None:
+    path = write(tmp_path, [record(1), record(2)])
+    expected = KarpathyData(tmp_path).split("train")
+    path.write_text(path.read_text(encoding="utf-8"), encoding="utf-16")
+    assert KarpathyData(tmp_path).split("train") == expected
+
+
+def test_tokens_are_not_kept_in_memory(tmp_path: Path) -> None:
+    sentences = [
+        {"raw": "a dog runs", "tokens": [f"{word} of {caption}" for word in range(40)]} for caption in range(5)
+    ]
+    path = write(tmp_path, [record(number, sentences=sentences) for number in range(200)])
+    peaks = []
+    for read in (lambda: KarpathyData(tmp_path), lambda: json.loads(path.read_bytes())):
+        tracemalloc.start()
+        read()
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[0] < peaks[1] / 2
 
 
 def explanation(data: KarpathyData) -> str:

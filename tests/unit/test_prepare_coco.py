@@ -219,8 +219,13 @@ def test_the_counts_are_those_of_the_official_files() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ['{"images": [1, 2', '{"images": [1 2]}', '{"images" [1]}', "[1]", "", '{"images": [1], "a": 1 "b": 2}']
-)
+    "text",
+    [
+        '{"images": [1, 2', '{"images": [1 2]}', '{"images" [1]}', "[1]", "", '{"images": [1], "a": 1 "b": 2}',
+        '{"images": [1,]}', '{"images": [1],}', '{"images": [1]} {}', '{1: 2, "images": [1]}',
+        '{"images": [1], "images": [2]}',
+    ],
+)  # fmt: skip
 def test_a_damaged_file_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "f.json").write_text(text)
     with pytest.raises(DataError, match=r"f\.json is not a JSON object, or is cut off"):

@@ -13,7 +13,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rl_caption.captioners.decoding import Prefixes
 from rl_caption.captioners.families.base import Conventions, Family
-from rl_caption.captioners.side_by_side import Places, places_of
+from rl_caption.captioners.side_by_side import Places, cache_of_places
 
 
 @dataclass
@@ -177,7 +177,7 @@ class HuggingFacePolicy(nn.Module):
         whole = torch.cat([self.start.expand(len(rows), -1), flat[rows, :-1]], dim=1)
         cache = None
         if self.family.cross_attention:
-            cache = places_of(rows // captions, len(states))
+            cache = cache_of_places(rows // captions, len(states))
         else:
             states = states[rows // captions]
 

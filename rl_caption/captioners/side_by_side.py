@@ -80,10 +80,11 @@ class _Forgetful(dict[int, bool]):
         pass
 
 
-def places_of(image: Tensor, images: int) -> SharedImageCache | None:
-    """What whole sequences of the images [M], ascending, are decoded with; None where every image has as many.
+def cache_of_places(image: Tensor, images: int) -> SharedImageCache | None:
+    """A cache that says where whole sequences of the images [M], ascending, stand; None where every image has as many.
 
-    Nothing is kept in it, so that a layer may be run again in the backward pass.
+    Transformers' decoders hand it on to cross-attention. It keeps nothing, so that a layer may be run again in the
+    backward pass.
     """
     places = Places.of(image)
     if len(image) == images * places.width:

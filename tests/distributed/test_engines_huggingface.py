@@ -126,21 +126,25 @@ def test_two_processes_train_and_export_as_one(plain, tmp_path: Path, trained: s
     # From one step's rewards to the next, for each micro-batch: sampling, and what a loss reads: policy, reference, XE.
     calls = 1 if trained in ENCODED_ONCE else 4
     assert [encoder_calls(text) for text in (log, log_alone)] == [2 * calls, 4 * calls]
-    for a, b in zip(untimed(alone), untimed(folder), strict=True):
-        assert a == pytest.approx(b, rel=2e-5, abs=1e-6)
-    samples = [
-        [(line["step"], line["image_id"], line["samples"], line["greedy"]) for line in lines(made, "samples.jsonl")]
-        for made in (alone, folder)
-    ]
-    assert len(samples[0]) == 8
-    assert samples[0] == samples[1]
+    assert_same_steps(alone, folder)
     assert files(folder / "export/best") == files(alone / "export/best")
-    assert_same_weights(model, alone / "export/best", folder / "export/best")
+    assert_same_weights(model, alone, folder)
     export = str(folder / "export/best")
     _, report = AutoModelForImageTextToText.from_pretrained(export, output_loading_info=True)
     assert not any(report.values()), report
     assert len(AutoTokenizer.from_pretrained(export)) == len(AutoTokenizer.from_pretrained(model))
     assert load_captioner(export).decode(torch.tensor([[5, 6]]))
+
+
+def test_states_with_gradient_are_shared_under_ddp(plain, tmp_path: Path) -> None:
+    """With one micro-batch, captions are drawn from the states that they are scored with."""
+    (model, alone), folder = plain("blip"), tmp_path / "run"
+    options = OPTIONS | TRAINED["blip"][1] | {"train.micro_batch_size": 4}
+    for ended in run_together(2, scst_config(folder, model, **options), folder, "scst"):
+        assert ended.code == 0, ended.output
+    assert encoder_calls((tmp_path / "run.0.log").read_text()) == 3  # these, of the reference policy, of cross-entropy
+    assert_same_steps(alone, folder)
+    assert_same_weights(model, alone, folder)
 
 
 def test_states_in_bf16_are_read_by_the_reference_policy(plain, tmp_path: Path) -> None:
@@ -162,9 +166,24 @@ def encoder_calls(log: str) -> int:
     return int(second) - int(first)
 
 
+def assert_same_steps(alone: Path, together: Path) -> None:
+    """Log, captions and rewards of two runs."""
+    for a, b in zip(untimed(alone), untimed(together), strict=True):
+        assert a == pytest.approx(b, rel=2e-5, abs=1e-6)
+    samples = [
+        [
+            tuple(map(line.get, ("step", "image_id", "samples", "rewards", "greedy")))
+            for line in lines(made, "samples.jsonl")
+        ]
+        for made in (alone, together)
+    ]
+    assert len(samples[0]) == 8
+    assert samples[0] == samples[1]
+
+
 def assert_same_weights(model: Path, alone: Path, together: Path) -> None:
-    """The same are changed, and they are equal to 1e-4."""
-    start, expected, found = weights(model), weights(alone), weights(together)
+    """Of the exports of two runs from the model: the same are changed, and they are equal to 1e-4."""
+    start, expected, found = (weights(folder) for folder in (model, alone / "export/best", together / "export/best"))
     assert start.keys() == expected.keys() == found.keys()
     changed = {name for name, tensor in expected.items() if not torch.equal(tensor, start[name])}
     assert changed

@@ -169,6 +169,7 @@ class TransformerCaptioner:
                 num_beams=decoding.num_beams,
                 length_penalty=decoding.length_penalty,
                 max_new_tokens=decoding.max_new_tokens,
+                renormalize_logits=True,  # without what no caption may contain, as when sampling and scoring
             )
         return tokens[:, 1:].unsqueeze(1)
 

@@ -5,7 +5,9 @@ import torch
 from transformers.cache_utils import DynamicCache
 
 from rl_caption.captioners.base import Decoding, caption_mask, sample_tokens
+from rl_caption.captioners.beam_search import beam_search
 from rl_caption.captioners.caches import roomy_cache
+from rl_caption.captioners.decoding import Tokens
 from rl_caption.captioners.prefixes import different_prefixes
 from rl_caption.captioners.transformer import TransformerCaptioner
 from rl_caption.objectives import token_logprobs
@@ -208,6 +210,30 @@ def test_beam_search_finds_captions_at_least_as_likely_as_greedy(case):
         return (logprobs * caption_mask(ids, captioner.eos_token_id)).sum(-1)
 
     assert (total(beam) >= total(greedy) - 1e-4).all()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("seed", "width", "limit", "penalty"), [(3, 3, 3, 0.0), (28, 2, 3, 1.0), (14, 3, 8, 2.0)])
+def test_beam_search_is_over_the_distribution_that_is_sampled_from(seed, width, limit, penalty):
+    """As ``beam_search`` of prefixes one by one; these policies would say <unk> or <bos> if they could."""
+    captioner, inputs = tiny_captioner(seed=seed, input_kind="regions"), region_inputs()
+    decoding = Decoding(num_beams=width, max_new_tokens=limit, length_penalty=penalty)
+    known = [(image, [captioner.bos_token_id]) for image in range(3)]
+
+    def next_logits(prefixes):
+        nonlocal known
+        if prefixes is not None:
+            rows = zip(prefixes.origin.tolist(), prefixes.newest.tolist(), strict=True)
+            known = [(known[origin][0], [*known[origin][1], token]) for origin, token in rows]
+        logits = []
+        for image, prefix in known:
+            one = {key: value[image : image + 1] for key, value in inputs.items()}
+            logits.append(captioner.policy(**one, decoder_input_ids=torch.tensor([prefix])).logits[0, -1])
+        return torch.stack(logits)
+
+    special = Tokens(captioner.eos_token_id, captioner.pad_token_id, captioner.forbidden)
+    expected = captioner.decode(beam_search(next_logits, 3, decoding, special)[:, 0])
+    assert captioner.decode(captioner.generate(captioner.policy, inputs, decoding, None)[:, 0]) == expected
 
 
 @torch.no_grad()

@@ -223,12 +223,11 @@ class RefClipScore(ClipScore):
 
     def _with_references(self, scores: Floats, captions: Floats, references: list[tuple[str, ...]]) -> Floats:
         known = self._embed_references(references)
-        best = np.array(
-            [
-                max(_cosines(caption[None], np.stack([known[text] for text in own])))
-                for caption, own in zip(captions, references, strict=True)
-            ]
-        )
+        place = {text: row for row, text in enumerate(known)}
+        counts = [len(own) for own in references]  # at least 1 each
+        pairs = np.repeat(captions, counts, axis=0), np.stack(list(known.values()))
+        cosines = _cosines(pairs[0], pairs[1][[place[text] for own in references for text in own]])
+        best = np.maximum.reduceat(cosines, np.cumsum([0, *counts[:-1]]))
         best = np.clip(best, 0.0 if self.clip_references else -1.0, 1.0)
         return harmonic_mean(scores, best)
 

@@ -18,12 +18,16 @@ import torch
 from torch import Tensor, nn
 
 from rewards.base import RewardError
+from rewards.clip.captions import causal_text_features, embed_by_length, looked_up
 from rewards.clip.embedding_cache import ImageSource, chunks
 from rewards.clip.long import load_file, stretch_student, stretch_text_tower
 from rewards.clip.preprocessing import Preprocessing, pixels, preprocessing_of
 from rewards.clip.tuned import MlpDeltas, load_tuned
 
 PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+TEXTS = 16
+"""Times ``batch_size`` captions are tokenised and sorted together, and then encoded in batches of as many tokens as
+``batch_size`` captions of full length have."""
 _UNLOADABLE = (
     OSError,
     ValueError,
@@ -177,13 +181,13 @@ class Backbone:
         Raises:
             RewardError: a caption is too long and ``truncate`` is off.
         """
-        parts, batches = self._parts(), []
-        for batch in chunks(texts, self.batch_size, "embedding captions"):
-            ids = self.token_ids(list(batch))
-            if parts.trims:
-                ids = ids[:, : int(ids.argmax(dim=1).max()) + 1]  # EOT is the largest id
-            batches.append(_features(parts.encode_text(ids.to(self.device)), normalize).cpu())
-        return torch.cat(batches) if batches else torch.zeros(0, 0)
+        parts, groups = self._parts(), []
+        for group in chunks(texts, TEXTS * self.batch_size, "embedding captions"):
+            ids = self.token_ids(list(group))
+            lengths = ids.argmax(dim=1) + 1 if parts.trims else torch.full((len(ids),), ids.shape[1])  # EOT is largest
+            found = embed_by_length(parts.encode_text, ids, lengths, self.batch_size * ids.shape[1], self.device)
+            groups.append(_features(found, normalize).cpu())
+        return torch.cat(groups) if groups else torch.zeros(0, 0)
 
     def token_ids(self, texts: list[str]) -> Tensor:
         """What the text encoder reads of N captions: [N, ``context_length``], padded. Raises as ``encode_texts``."""
@@ -196,8 +200,7 @@ class Backbone:
                         f"caption {text!r:.80} has {count} tokens, {self.name} reads {self.context_length}: "
                         "shorten it, or score with truncate=True"
                     )
-        ids: Tensor = parts.tokenizer(texts, context_length=self.context_length)
-        return ids
+        return parts.tokenizer(texts, context_length=self.context_length)
 
 
 def load_backbone(
@@ -275,7 +278,7 @@ def _load_student(folder: str, pretrained: str | None, stretched: int | None) ->
     context_length = int(getattr(config, "context_length", 77))
     return _Loaded(
         model=model,
-        tokenizer=open_clip.SimpleTokenizer(context_length=context_length),
+        tokenizer=looked_up(open_clip.SimpleTokenizer(context_length=context_length)),
         preprocessing=Preprocessing(int(getattr(config, "image_size", 224))),
         context_length=context_length,
         architecture=repr(config),
@@ -314,7 +317,7 @@ def _load_open_clip(
     context_length = int(getattr(model, "context_length", 77))
     return _Loaded(
         model=model,
-        tokenizer=open_clip.get_tokenizer(name, context_length=context_length),
+        tokenizer=looked_up(open_clip.get_tokenizer(name, context_length=context_length)),
         preprocessing=preprocessing_of(model.visual),
         context_length=context_length,
         architecture=repr(model) + json.dumps(open_clip.get_model_config(name), sort_keys=True),
@@ -322,18 +325,6 @@ def _load_open_clip(
         encode_text=(lambda ids: causal_text_features(model, ids)) if causal else model.encode_text,
         note=note,
     )
-
-
-def causal_text_features(model: Any, ids: Tensor) -> Tensor:
-    """Encode ids [B, L] of any L. Under a causal mask nothing after EOT reaches the embedding, so L may be short."""
-    length, dtype = ids.shape[1], model.transformer.get_cast_dtype()
-    hidden = model.token_embedding(ids).to(dtype) + model.positional_embedding[:length].to(dtype)
-    mask = model.attn_mask[:length, :length].to(dtype)
-    hidden = model.ln_final(model.transformer(hidden, attn_mask=mask))
-    pooled = hidden[torch.arange(len(ids), device=ids.device), ids.argmax(dim=1)]
-    if model.text_projection is None:
-        return pooled
-    return model.text_projection(pooled) if callable(model.text_projection) else pooled @ model.text_projection
 
 
 def _fingerprint(loaded: _Loaded, precision: str) -> str:

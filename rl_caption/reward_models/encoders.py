@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from rewards.clip.backbone import causal_text_features, load_backbone
+from rewards.clip.backbone import load_backbone
+from rewards.clip.captions import causal_text_features
 from rewards.clip.long import KEEP, stretch_text_tower
 from rewards.clip.preprocessing import Preprocessing, preprocessing_of
 from rewards.clip.student import check_state, state_shapes

@@ -176,11 +176,13 @@ def _ranges(numbers: tuple[int, ...]) -> list[tuple[int, int]]:
     return list(zip(starts, ends, strict=True))
 
 
-def sample_tokens(logits: Tensor, noise: Tensor, temperature: float) -> Tensor:
+def sample_tokens(logits: Tensor, noise: Tensor, temperature: float, best: Tensor | None = None) -> Tensor:
     """Draw K tokens from each softmax(logits / temperature) [N, V] by inverting its cumulative distribution -> [N, K].
 
-    ``noise`` [N, K] is uniform in [0, 1). A token of probability 0 is never drawn; NaN gives any token.
+    ``noise`` [N, K] is uniform in [0, 1). A token of probability 0 is never drawn; NaN gives any token. ``best`` [N, 1]
+    is the arg max of the logits, where it is there already.
     """
+    best = logits.argmax(-1, keepdim=True) if best is None else best
     scaled = logits if temperature == 1 else logits / temperature
     probabilities = scaled.softmax(-1)
     cumulative = probabilities.cumsum(-1)
@@ -188,4 +190,4 @@ def sample_tokens(logits: Tensor, noise: Tensor, temperature: float) -> Tensor:
     drawn = torch.searchsorted(cumulative, noise * (1 - 1e-6) * cumulative[:, -1:], right=True)
     # A GPU adds up in parallel: the sum up to a token of probability 0 may round to another number than the one before.
     drawn = drawn.clamp_(max=logits.shape[-1] - 1)
-    return torch.where(probabilities.gather(-1, drawn) > 0, drawn, probabilities.argmax(-1, keepdim=True))
+    return torch.where(probabilities.gather(-1, drawn) > 0, drawn, best)

@@ -86,10 +86,10 @@ def decode_tokens(
     prefix, image = images.repeat_interleave(per_image), images  # prefix of each caption, image of each prefix
     tokens = torch.full((len(captions), limit), special.pad, device=logits.device)
     for position in range(limit):
-        chosen = logits.argmax(-1, keepdim=True)
+        chosen = best = logits.argmax(-1, keepdim=True)
         if noise is not None and samples:
-            drawn = sample_tokens(logits, noise[image, :, position], decoding.temperature)
-            chosen = torch.cat([drawn, chosen], dim=1)
+            drawn = sample_tokens(logits, noise[image, :, position], decoding.temperature, best)
+            chosen = torch.cat([drawn, best], dim=1)
         newest = chosen[prefix, captions % per_image]
         tokens[captions, position] = newest
         (goes_on,) = (newest != special.eos).nonzero(as_tuple=True)
@@ -128,10 +128,11 @@ def _decode_fixed(
             origin = image if position == 1 else None
             newest = Prefixes(tokens[-1].flatten(), origin, image, rows)
             logits = forbid(next_logits(newest), special.forbidden).unflatten(0, (batch, rows))
-        chosen = logits[:, samples:].argmax(-1)
+        chosen = best = logits.argmax(-1)
         if numbers is not None and samples:
-            drawn = sample_tokens(logits.flatten(0, 1), numbers[:, :, position].reshape(-1, 1), decoding.temperature)
-            chosen = torch.cat([drawn.view(batch, rows)[:, :samples], chosen], dim=1)
+            each = numbers[:, :, position].reshape(-1, 1)
+            drawn = sample_tokens(logits.flatten(0, 1), each, decoding.temperature, best.view(-1, 1))
+            chosen = torch.cat([drawn.view(batch, rows)[:, :samples], best[:, samples:]], dim=1)
         tokens.append(chosen.masked_fill(ended, special.pad))
         ended = ended | (tokens[-1] == special.eos)
     return torch.stack(tokens, dim=-1)

@@ -1,4 +1,4 @@
-"""One decode for the K samples and the greedy caption of every image, with a KV cache and the image encoded once.
+"""One decode for the K samples and the greedy caption of every image, whatever the model.
 
 Captions of an image that have begun with the same words are one row until they part, and captions that have ended
 leave the batch. Every caption is drawn with its own random numbers, so what is drawn is what would be without.
@@ -11,12 +11,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from rl_caption.captioners.base import Decoding, forbid, sample_tokens
-from rl_caption.captioners.caches import roomy_cache
-from rl_caption.captioners.modeling import CaptionTransformer
-from rl_caption.captioners.side_by_side import Places
 
 
 @dataclass(frozen=True)
@@ -136,48 +132,3 @@ def _decode_fixed(
         tokens.append(chosen.masked_fill(ended, special.pad))
         ended = ended | (tokens[-1] == special.eos)
     return torch.stack(tokens, dim=-1)
-
-
-@torch.no_grad()
-def decode_captions(
-    policy: CaptionTransformer, inputs: dict[str, Tensor], decoding: Decoding, noise: Tensor | None
-) -> Tensor:
-    """``decode_tokens`` with the from-scratch captioner; ``policy`` is in eval mode if dropout is to be off."""
-    config = policy.config
-    states = inputs["states"] if "states" in inputs else policy.encoder(**inputs).last_hidden_state
-    device, batch = states.device, len(states)
-    cache = EncoderDecoderCache(roomy_cache(decoding.max_new_tokens), DynamicCache())
-
-    def next_logits(prefixes: Prefixes | None) -> Tensor:
-        """Logits [M, V] after M prefixes; extends the cache, which has a row for each of them."""
-        places = None
-        if prefixes is None:
-            tokens = torch.full((batch,), config.bos_token_id, device=device)
-        else:
-            if prefixes.origin is not None:
-                cache.self_attention_cache.batch_select_indices(prefixes.origin)
-            tokens, places = _grid(prefixes, batch, config.pad_token_id)
-        output = policy(
-            region_mask=inputs.get("region_mask"),
-            states=states,
-            decoder_input_ids=tokens.unsqueeze(1),
-            past_key_values=cache,
-            use_cache=True,
-            token_places=places,
-        )
-        return output.logits.flatten(0, -2)
-
-    special = Tokens(config.eos_token_id, config.pad_token_id, config.forbidden_token_ids)
-    return decode_tokens(next_logits, batch, decoding, noise, special, together=not policy.training)
-
-
-def _grid(prefixes: Prefixes, images: int, pad: int) -> tuple[Tensor, Tensor | None]:
-    """The newest tokens, as many for every image, [images · width]; where those of the M prefixes are, if less."""
-    if prefixes.per_image is not None:
-        return prefixes.newest, None
-    places = Places.of(prefixes.image)
-    if len(prefixes.newest) == images * places.width:
-        return prefixes.newest, None
-    flat = places.image * places.width + places.slot
-    tokens = torch.full((images * places.width,), pad, device=flat.device)
-    return tokens.index_copy_(0, flat, prefixes.newest), flat

@@ -13,13 +13,17 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from rewards.text.tokenize import tokenize
 from rl_caption.captioners.base import CaptionerError, Decoding, forbid
+from rl_caption.captioners.beam_search import beam_search
+from rl_caption.captioners.caches import roomy_cache
 from rl_caption.captioners.configuration import CaptionTransformerConfig
-from rl_caption.captioners.decoding import decode_captions
+from rl_caption.captioners.decoding import NextLogits, Prefixes, Tokens, decode_tokens
 from rl_caption.captioners.modeling import CaptionTransformer
 from rl_caption.captioners.prefixes import different_prefixes
+from rl_caption.captioners.side_by_side import Places
 from rl_caption.captioners.vocabulary import build_vocabulary, is_word_level, load_tokenizer
 from rl_caption.data.base import DataError, Row, load_image
 from rl_caption.data.feature_arrays import pad_features
@@ -55,6 +59,7 @@ class TransformerCaptioner:
         self.image_size: int = config.image_size
         self.feature_dim: int = config.feature_dim
         self.forbidden: tuple[int, ...] = config.forbidden_token_ids
+        self.special = Tokens(self.eos_token_id, self.pad_token_id, self.forbidden)
 
     @classmethod
     def from_scratch(
@@ -154,24 +159,17 @@ class TransformerCaptioner:
     def generate(
         self, policy: Any, inputs: dict[str, Tensor], decoding: Decoding, noise: Tensor | None = None
     ) -> Tensor:
-        """New tokens [B, captions_per_image, T]; see ``Captioner.generate``. Beam search is Transformers' own.
+        """New tokens [B, captions_per_image, T]; see ``Captioner.generate``.
 
         T is at most ``max_new_tokens`` and at most the model's ``max_positions``.
         """
         longest = min(decoding.max_new_tokens, policy.config.max_positions)
         decoding = replace(decoding, max_new_tokens=longest)
-        if decoding.num_beams == 1:
-            return decode_captions(policy, inputs, decoding, noise)
         with torch.no_grad():
-            tokens = policy.generate(
-                **inputs,
-                do_sample=False,
-                num_beams=decoding.num_beams,
-                length_penalty=decoding.length_penalty,
-                max_new_tokens=decoding.max_new_tokens,
-                renormalize_logits=True,  # without what no caption may contain, as when sampling and scoring
-            )
-        return tokens[:, 1:].unsqueeze(1)
+            next_logits, images = next_logits_of(policy, inputs, longest)
+            if decoding.num_beams > 1:
+                return beam_search(next_logits, images, decoding, self.special)
+            return decode_tokens(next_logits, images, decoding, noise, self.special, together=not policy.training)
 
     def token_logits(
         self, model: nn.Module, inputs: dict[str, Tensor], token_ids: Tensor, mask: Tensor | None = None
@@ -203,3 +201,43 @@ class TransformerCaptioner:
         return self.tokenizer.batch_decode(
             token_ids.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
+
+
+def next_logits_of(policy: CaptionTransformer, inputs: dict[str, Tensor], room: int) -> tuple[NextLogits, int]:
+    """What continues captions of B images token by token, with a cache that has room for so many; and B."""
+    states = inputs["states"] if "states" in inputs else policy.encoder(**inputs).last_hidden_state
+    cache = EncoderDecoderCache(roomy_cache(room), DynamicCache())
+    config, images = policy.config, len(states)
+
+    def next_logits(prefixes: Prefixes | None) -> Tensor:
+        """Logits [M, V] after M prefixes; extends the cache, which has a row for each of them."""
+        places = None
+        if prefixes is None:
+            tokens = torch.full((images,), config.bos_token_id, device=states.device)
+        else:
+            if prefixes.origin is not None:
+                cache.self_attention_cache.batch_select_indices(prefixes.origin)
+            tokens, places = _grid(prefixes, images, config.pad_token_id)
+        output = policy(
+            region_mask=inputs.get("region_mask"),
+            states=states,
+            decoder_input_ids=tokens.unsqueeze(1),
+            past_key_values=cache,
+            use_cache=True,
+            token_places=places,
+        )
+        return output.logits.flatten(0, -2)
+
+    return next_logits, images
+
+
+def _grid(prefixes: Prefixes, images: int, pad: int) -> tuple[Tensor, Tensor | None]:
+    """The newest tokens, as many for every image, [images · width]; where those of the M prefixes are, if less."""
+    if prefixes.per_image is not None:
+        return prefixes.newest, None
+    places = Places.of(prefixes.image)
+    if len(prefixes.newest) == images * places.width:
+        return prefixes.newest, None
+    flat = places.image * places.width + places.slot
+    tokens = torch.full((images * places.width,), pad, device=flat.device)
+    return tokens.index_copy_(0, flat, prefixes.newest), flat

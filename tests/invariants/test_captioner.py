@@ -198,6 +198,23 @@ def test_greedy_beside_samples_equals_transformers_generate(case):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize(("beams", "length_penalty"), [(2, 0.0), (4, 1.0), (5, 2.0)])
+def test_beam_search_equals_transformers_own(case, beams, length_penalty):
+    captioner, inputs = case
+    decoding = Decoding(num_beams=beams, max_new_tokens=8, length_penalty=length_penalty)
+    found = captioner.generate(captioner.policy, inputs, decoding, None)[:, 0]
+    own = captioner.policy.generate(
+        **inputs,
+        do_sample=False,
+        num_beams=beams,
+        length_penalty=length_penalty,
+        max_new_tokens=8,
+        renormalize_logits=True,  # without what no caption may contain
+    )
+    assert captioner.decode(found) == captioner.decode(own[:, 1:])
+
+
+@torch.no_grad()
 def test_beam_search_finds_captions_at_least_as_likely_as_greedy(case):
     captioner, inputs = case
     greedy = captioner.generate(captioner.policy, inputs, Decoding(max_new_tokens=8), None)

@@ -18,7 +18,7 @@ class Averages:
 
     def add(self, name: str, values: Tensor | Iterable[float] | float) -> None:
         """Count every element of ``values`` once."""
-        tensor = values.detach() if isinstance(values, Tensor) else torch.tensor(_flat(values))
+        tensor = values.detach() if isinstance(values, Tensor) else torch.tensor(_flat(values), dtype=torch.float64)
         self.add_sum(name, tensor.double().sum().item(), tensor.numel())
 
     def add_sum(self, name: str, total: float, count: float) -> None:

@@ -23,6 +23,8 @@ Record = Callable[[Decode, dict[str, Tensor]], Decode]
 
 WARM_UP = 3
 """Calls before recording, in which libraries choose their kernels and take their workspace."""
+ALIKE = 0.95
+"""Share of captions that a new recording must have in common with what was recorded."""
 MOST = 8
 """Recordings that are kept; each holds the memory of a whole decode."""
 
@@ -30,8 +32,8 @@ MOST = 8
 class ReplayedGenerate:
     """``Captioner.generate`` without beam search: recorded once for every shape of its inputs, then replayed.
 
-    Captions are those of ``Captioner.generate`` with ``Decoding.fixed_shapes``. The policy is in eval mode. A policy
-    whose weights have moved is recorded again.
+    Captions are those of ``Captioner.generate`` with ``Decoding.fixed_shapes``, which every new recording is compared
+    with. The policy is in eval mode. A policy whose weights have moved is recorded again.
 
     Args:
         captioner: whose ``generate`` looks at no value while it decodes with ``fixed_shapes``.
@@ -50,7 +52,8 @@ class ReplayedGenerate:
         """New tokens [B, captions_per_image, T]; see ``Captioner.generate``.
 
         Raises:
-            CaptionerError: the policy cannot be recorded, or there are more shapes of inputs than ``MOST``.
+            CaptionerError: the policy cannot be recorded, a recording gives other captions than what was recorded, or
+                there are more shapes of inputs than ``MOST``.
             ValueError: the policy is in training mode: every replay would have the same dropout.
         """
         if policy.training:
@@ -70,7 +73,10 @@ class ReplayedGenerate:
                     f"inputs of more than {MOST} shapes, the newest {shapes}: rollout.cuda_graph needs images of few "
                     "sizes; turn it off"
                 )
-            self.recordings[key] = self.record(self._decode(policy, decoding), given)
+            decode = self._decode(policy, decoding)
+            replay = self.record(decode, given)
+            _check(replay(**given), decode(**given))
+            self.recordings[key] = replay
         tokens = self.recordings[key](**given)
         longest = caption_mask(tokens, self.captioner.eos_token_id).flatten(0, 1).any(0).sum()
         return tokens[..., : int(longest)]
@@ -84,6 +90,16 @@ class ReplayedGenerate:
     @staticmethod
     def _device(given: dict[str, Tensor]) -> str:
         return next(iter(given.values())).device.type
+
+
+def _check(replayed: Tensor, decoded: Tensor) -> None:
+    """Compare captions [B, R, L] of a recording with those of what was recorded; near ties may fall either way."""
+    same = (replayed == decoded).all(-1).double().mean().item()
+    if same < ALIKE:
+        raise CaptionerError(
+            f"of the captions that a recording gives, {same:.0%} are those of what was recorded, expected {ALIKE:.0%}: "
+            "turn rollout.cuda_graph off"
+        )
 
 
 def record_cuda_graph(function: Decode, example: dict[str, Tensor]) -> Decode:

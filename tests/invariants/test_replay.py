@@ -125,6 +125,22 @@ def test_every_shape_and_every_decoding_is_recorded_until_there_are_too_many(mon
         generate(captioner.policy, {n: t[:1] for n, t in inputs.items()}, SAMPLING, sampling_noise(0, 0, IDS[:1], K, L))
 
 
+@torch.no_grad()
+def test_a_recording_that_gives_other_captions_is_refused() -> None:
+    captioner, inputs = scratch("regions")
+    captioner.policy.eval()
+
+    def deaf(function: Callable[..., Tensor], example: dict[str, Tensor]) -> Callable[..., Tensor]:
+        tokens = function(**{**example, "noise": 1 - example["noise"]})
+        return lambda **_: tokens
+
+    generate, noise = ReplayedGenerate(captioner, deaf), sampling_noise(0, 0, IDS, K, L)
+    with pytest.raises(
+        CaptionerError, match=r"are those of what was recorded, expected 95%: turn rollout.cuda_graph off"
+    ):
+        generate(captioner.policy, inputs, SAMPLING, noise)
+
+
 def test_what_cannot_be_replayed_is_refused() -> None:
     captioner, inputs = scratch("regions")
     captioner.policy.train()

@@ -43,10 +43,11 @@ from benchmarks.harness import (
     timed,
     timing_of,
 )
-from benchmarks.l_clip_size import measure_size
+from benchmarks.l_clip_size import FULL_LENGTH, measure_size
 from benchmarks.loading import write_images
 from benchmarks.scst_step import cider_of, prepare, random_captioner
 from rewards.clip.backbone import Backbone, load_backbone
+from rewards.clip.captions import WordTokens
 from rewards.clip.student import LCLIP, LCLIPConfig
 from rewards.clipscore import ClipScore
 from rewards.l_clipscore import LClipScore
@@ -229,7 +230,15 @@ def measure_reward(
     rows = [faster(times, f"L-CLIPScore, {how}", f"CLIPScore, {how}", note) for how in (FULL, CACHED, TRIMMED)]
     for name in ("L-CLIPScore", "CLIPScore"):
         rows += [faster(times, f"{name}, {how}", f"{name}, {FULL}", note) for how in (CACHED, TRIMMED)]
-    return rows
+    return [*rows, token_row(random_captions(words, len(images) * shapes.captions, seed=3), timing)]
+
+
+def token_row(captions: Sequence[str], timing: Timing) -> Measurement:
+    """Time of turning captions into CLIP's tokens, words looked up, as in training once they have been seen."""
+    own: Any = open_clip.SimpleTokenizer(context_length=FULL_LENGTH)
+    names = f"tokens of {len(captions)} captions, words looked up", "open_clip's tokenizer"
+    calls = (partial(tokens, captions, context_length=FULL_LENGTH) for tokens in (WordTokens(own), own))
+    return faster(timed(dict(zip(names, calls, strict=True)), timing, "tokens"), *names)
 
 
 def machine() -> str:

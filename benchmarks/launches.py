@@ -4,159 +4,35 @@
 
 A GPU is slowed down less by arithmetic than by what is counted here: small kernels cost some microseconds each to
 start, a value that the host looks at empties the queue, and decoding is bound by the bytes that its kernels read and
-write. The counts are those of operators of PyTorch on a CPU: one kernel for each operator that makes or changes a
-tensor, views free, attention fused. Several operators start more than one kernel on a GPU, and the optimizer's update
-is left out, which is the same for every loop. The loops are those of ``benchmarks.scst_step``.
-
-A wait is a value, a shape or a copy that the host needs from a tensor on the device (one that depends on weights or
-inputs), or a tensor that is made from Python numbers on the device, which waits too.
+write. How it is counted: ``benchmarks.device_work``. Attention is the fused one; the optimizer's update, which is the same
+for every loop, is left out. The loops are those of ``benchmarks.scst_step``.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
+from benchmarks.cider import token_ids
+from benchmarks.device_work import Work, counting
 from benchmarks.harness import Measurement, report
+from benchmarks.l_clip import caption_words, random_captions
 from benchmarks.scst_step import Bench, Shapes, add_sizes, build_bench, generate_step, our_step, prefix_step
+from rewards.clip.backbone import load_backbone
+from rewards.clip.student import LCLIP, LCLIPConfig
+from rewards.text.cider import CiderD
+from rewards.text.document_frequency import DocumentFrequencies
+from rewards.text.reference_bank import Bank
 from rl_caption.rollout import sample_captions
 from rl_caption.types import CaptionBatch
-
-aten = torch.ops.aten
-FREE = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten._unsafe_view, aten.lift_fresh}
-"""Operators that start nothing, beside views."""
-PART_READ = {aten.embedding, aten.index_select, aten.index, aten.gather}
-"""Operators that read as much of their first tensor as they return."""
-PART_WRITTEN = {
-    aten.index_put,
-    aten.index_put_,
-    aten._index_put_impl_,
-    aten.index_copy_,
-    aten.index_add_,
-    aten.scatter_,
-}
-"""Operators that write as much of their first tensor as their last one has."""
-WAITING = {
-    aten._local_scalar_dense, aten.nonzero, aten._unique2, aten.unique_dim, aten.unique_consecutive,
-    aten.masked_select, aten.equal,
-}  # fmt: skip
-"""Operators whose value or shape the host needs."""
-TO_HOST = {Tensor.tolist, Tensor.numpy, Tensor.cpu}
-
-
-@dataclass
-class Work:
-    """Counts of one call."""
-
-    kernels: int = 0
-    waits: int = 0
-    moved: int = 0
-    """Bytes that kernels read and write."""
-    operators: Counter[str] = field(default_factory=Counter)
-    """Kernels by operator."""
-    waited: Counter[str] = field(default_factory=Counter)
-
-
-class _Operators(TorchDispatchMode):
-    """Counts operators, and remembers which tensors would lie on the device."""
-
-    def __init__(self, on_device: Sequence[Tensor]) -> None:
-        super().__init__()
-        self.work = Work()
-        self.known: dict[int, StorageWeakRef] = {}
-        self.remember(on_device)
-
-    def remember(self, tensors: Sequence[Tensor]) -> None:
-        for tensor in tensors:
-            reference = StorageWeakRef(tensor.untyped_storage())
-            self.known[reference.cdata] = reference  # a held reference keeps its number from being given out again
-
-    def is_on_device(self, tensor: Tensor) -> bool:
-        return tensor.untyped_storage()._cdata in self.known
-
-    def wait(self, name: str) -> None:
-        self.work.waits += 1
-        self.work.waited[name] += 1
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
-        made = [each for each in tree_leaves(result) if isinstance(each, Tensor)]
-        packet = func.overloadpacket
-        if any(map(self.is_on_device, given)):
-            self.remember(made)
-            if packet in WAITING or (packet in PART_READ | PART_WRITTEN and _by_mask(args)):
-                self.wait(str(packet))
-        if not func.is_view and packet not in FREE and (made or packet in WAITING):
-            self.work.kernels += 1
-            self.work.operators[str(packet)] += 1
-            self.work.moved += _moved(func, args, given, made)
-        return result
-
-
-class _Copies(TorchFunctionMode):
-    """Tells of tensors that go to the host, and of Python numbers that go to the device."""
-
-    def __init__(self, operators: _Operators) -> None:
-        super().__init__()
-        self.operators = operators
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func in TO_HOST and self.operators.is_on_device(args[0]):
-            self.operators.wait(func.__name__)
-        result = func(*args, **kwargs)
-        if func is torch.tensor and kwargs.get("device") is not None and result.numel():
-            self.operators.wait("torch.tensor")
-        return result
-
-
-def _by_mask(args: Sequence[Any]) -> bool:
-    """Whether an index is a mask: where its entries are True has to be found first."""
-    return any(isinstance(index, Tensor) and index.dtype == torch.bool for index in tree_leaves(args[1:2]))
-
-
-def _moved(func: Any, args: Sequence[Any], given: Sequence[Tensor], made: Sequence[Tensor]) -> int:
-    """Bytes that an operator reads and writes."""
-    packet = func.overloadpacket
-    written = [args[index] for index, each in enumerate(func._schema.arguments) if each.is_write and index < len(args)]
-    fresh = sum(_bytes(tensor) for tensor in made if not any(tensor is other for other in written))
-    if packet in PART_READ:
-        return 2 * fresh
-    if packet in PART_WRITTEN:
-        return 2 * _bytes(given[-1])
-    only_written = packet in (aten.copy_, aten.fill_, aten.zero_)
-    read = sum(_bytes(tensor) for tensor in given if not (only_written and any(tensor is other for other in written)))
-    return read + fresh + sum(map(_bytes, filter(torch.is_tensor, written)))
-
-
-def _bytes(tensor: Tensor) -> int:
-    """Of the numbers that differ: what ``expand`` repeats is read once."""
-    count = tensor.element_size()
-    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
-        count *= size if stride else 1
-    return count
-
-
-@contextlib.contextmanager
-def counting(on_device: Sequence[Tensor]) -> Iterator[Work]:
-    """Count what happens inside; ``on_device`` are the tensors that would lie on a GPU before."""
-    operators = _Operators(on_device)
-    with operators, _Copies(operators):
-        yield operators.work
 
 
 def count(step: Callable[[Bench, CaptionBatch], object], bench: Bench, batch: CaptionBatch, *known: Tensor) -> Work:
@@ -181,8 +57,8 @@ def least_bytes(bench: Bench, batch: CaptionBatch, tokens: int) -> int:
     return size * (tokens * weights + states * 2 * config.d_model * config.decoder_layers)
 
 
-def measure(shapes: Shapes, precision: str) -> list[Measurement]:
-    """Counts of the three steps, and of decoding alone."""
+def measure(shapes: Shapes, precision: str, student: LCLIPConfig | None = None) -> list[Measurement]:
+    """Counts of the three steps, of decoding alone, and of rewards."""
     bench = build_bench(shapes, "cpu", precision)
     torch.backends.cuda.enable_flash_sdp(True)  # as on a GPU
     bench.updates = False
@@ -192,17 +68,55 @@ def measure(shapes: Shapes, precision: str) -> list[Measurement]:
     tokens = torch.cat([drawn.token_ids, drawn.greedy_token_ids.unsqueeze(1)], 1)  # type: ignore[union-attr]
     replayed = partial(our_step, generate=lambda *_: tokens)  # one launch, which is not counted
     generate, prefix = count(generate_step, bench, whole), count(prefix_step, bench, few)
+    beside = count(replayed, bench, whole, tokens)
     return [
         *against(f"step, {at}", count(our_step, bench, whole), f"generate twice, {at}", generate),
-        *against(
-            f"step beside a replayed decode, {at}",
-            count(replayed, bench, whole, tokens),
-            f"generate twice, {at}",
-            generate,
-        )[:2],
+        *against(f"step beside a replayed decode, {at}", beside, f"generate twice, {at}", generate)[:2],
         *against(f"step, {at_few}", count(our_step, bench, few), f"prefix with gradient, {at_few}", prefix),
         *decoding_rows(bench),
+        *reward_rows(shapes, student or LCLIPConfig(), f"step beside a replayed decode, {at}", beside),
     ]
+
+
+def reward_rows(shapes: Shapes, student: LCLIPConfig, name: str, step: Work) -> list[Measurement]:
+    """Kernels of what scores the captions of a step on the device, against those of the rest of the step."""
+    each, words = shapes.samples + 1, caption_words(shapes.words)
+    captions = random_captions(words, shapes.images * each, seed=0)
+    found = {"CIDEr-D": count_cider(captions, each), "L-CLIPS of cached images": count_l_clip(captions, student)}
+    return [
+        Measurement(
+            f"{reward}, {len(captions)} captions: kernels", name, work.kernels / step.kernels, "x",
+            f"{work.kernels:,} against {step.kernels:,}; {work.waits} waits, {work.moved / 1e6:,.0f} MB moved",
+        )
+        for reward, work in found.items()
+    ]  # fmt: skip
+
+
+def count_cider(captions: Sequence[str], each: int) -> Work:
+    """Work of CIDEr-D from token ids where they are; ``each`` captions of every image, which are its references too."""
+    images = [tuple(captions[start : start + each][:5]) for start in range(0, len(captions), each)]
+    tokens = [[text.split() for text in own] for own in images]
+    reward = CiderD(DocumentFrequencies.from_references(tokens, eos=True))
+    ids = token_ids(captions, reward)
+    packed, scorer = reward._packed, reward._tokens  # by hand: on a CPU the reward would take NumPy's arrays
+    assert packed is not None
+    assert scorer is not None
+    bank = Bank.of(packed.references(images, reward._reference_tokens))
+    owner, ended = np.arange(len(captions)) // each, np.ones(len(captions), bool)
+    with counting([ids]) as work:
+        scorer.on_device(ids, ended, owner, bank)
+    work.waits = 1  # the scores; the square root that is NumPy's on a CPU is torch's on a GPU
+    return work
+
+
+def count_l_clip(captions: Sequence[str], config: LCLIPConfig) -> Work:
+    """Work of embedding captions by L-CLIP; the images' embeddings are there."""
+    with tempfile.TemporaryDirectory() as folder:
+        LCLIP(config).save_pretrained(folder)
+        encoder = load_backbone(folder)
+    with counting(list(encoder._parts().model.parameters())) as work:
+        encoder.encode_texts(captions)
+    return work
 
 
 def decoding_rows(bench: Bench) -> list[Measurement]:

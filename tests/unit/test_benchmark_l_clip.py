@@ -47,7 +47,7 @@ def test_every_part_runs_and_writes_its_rows(tiny: Shapes, tmp_path: Path, capsy
     printed = capsys.readouterr().out
     assert printed.startswith("Random weights")
     assert all(row["name"] in printed for row in rows)
-    assert len({(row["name"], row["baseline"]) for row in rows}) == len(rows) == 2 + 5 + 9 + 7 + 7
+    assert len({(row["name"], row["baseline"]) for row in rows}) == len(rows) == 2 + 5 + 9 + 7 + 8
     shares = [row["ratio"] for row in rows if row["name"].startswith("reward's share")]
     assert len(shares) == 4
     assert all(share < 1 for share in shares)

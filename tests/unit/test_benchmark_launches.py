@@ -10,14 +10,16 @@ from accelerate.state import AcceleratorState
 from torch import Tensor
 
 from benchmarks import launches
-from benchmarks.launches import counting
+from benchmarks.device_work import counting
 from benchmarks.scst_step import Shapes
+from rewards.clip.student import LCLIPConfig
 from tests.captioners_for_tests import SHAPE
 
 SHAPES = Shapes(
     captioner={**SHAPE, "num_heads": 2}, words=400, regions=3, region_dim=6, images=4, prefix_images=2, samples=3,
     tokens=4,
 )  # fmt: skip
+STUDENT = LCLIPConfig(embed_dim=16, image_size=32, image_width=32, image_heads=4, text_width=32, text_heads=4)
 FLOAT, LONG = 4, 8
 
 
@@ -85,10 +87,14 @@ def test_the_backward_pass_is_counted() -> None:
 
 
 def test_the_table_compares_the_loops_and_decoding_with_what_must_be_read() -> None:
-    rows = {row.name: row for row in launches.measure(SHAPES, "no")}
+    rows = {row.name: row for row in launches.measure(SHAPES, "no", STUDENT)}
     kernels = rows["step, 4 images: kernels"]
     assert kernels.baseline == "generate twice, 4 images"
     assert kernels.ratio > 1
     assert rows["step, 2 images: bytes moved"].baseline == "prefix with gradient, 2 images"
     assert "0.0 waits a token" in rows["decode at fixed shapes, 4 images: bytes moved"].detail
     assert all(row.ratio > 1 for name, row in rows.items() if name.startswith("decode"))
+    cider, l_clip = rows["CIDEr-D, 16 captions: kernels"], rows["L-CLIPS of cached images, 16 captions: kernels"]
+    assert cider.baseline == l_clip.baseline == "step beside a replayed decode, 4 images"
+    assert " 1 waits" in cider.detail
+    assert " 1 waits" in l_clip.detail

@@ -1,8 +1,8 @@
 """What a call would ask of a GPU, counted on a CPU: kernels, times the host waits for the device, bytes moved.
 
-One kernel for each operator of PyTorch that makes or changes a tensor; views are free. Several operators start more than
-one kernel on a GPU. A wait is a value, a shape or a copy that the host needs from a tensor on the device (one that depends
-on tensors that are said to lie there), or a tensor that is made from Python numbers on the device, which waits too.
+One kernel for each operator of PyTorch that makes or changes a tensor; views are free. Several operators start more
+than one kernel on a GPU. A wait is a value, a shape or a copy that the host needs from a tensor on the device (one that
+depends on tensors that are said to lie there), or a tensor that is made from Python numbers there, which waits too.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
 
 A GPU is slowed down less by arithmetic than by what is counted here: small kernels cost some microseconds each to
 start, a value that the host looks at empties the queue, and decoding is bound by the bytes that its kernels read and
-write. How it is counted: ``benchmarks.device_work``. Attention is the fused one; the optimizer's update, which is the same
-for every loop, is left out. The loops are those of ``benchmarks.scst_step``.
+write. How it is counted: ``benchmarks.device_work``. Attention is the fused one; the optimizer's update, which is the
+same for every loop, is left out. The loops are those of ``benchmarks.scst_step``.
 """
 
 from __future__ import annotations

@@ -275,8 +275,7 @@ class CaptionTransformer(PreTrainedModel, GenerationMixin):
             pixel_values: [B, 3, S, S], normalised.
             region_features, region_mask: [B, R, F] and [B, R] (True for real regions).
             decoder_input_ids: [B·K, T]: K sequences an image, those of one image adjacent. Padding stands on the right.
-            states: [B, S, D], of these images, in place of ``pixel_values`` or ``region_features``.
-            encoder_outputs: the same, as ``generate`` has them.
+            states, encoder_outputs: states [B, S, D] of these images, in place of the two; in a tuple in ``generate``.
             past_key_values: cache of the tokens before; only the newest token is then passed.
             token_mask: [B·K, T], True for the tokens whose next ones are asked for; without ``token_slot`` these are
                 the first ones of a sequence. While decoding, the cache holds only the sequences that are True.
@@ -289,8 +288,7 @@ class CaptionTransformer(PreTrainedModel, GenerationMixin):
         if decoder_input_ids is None:
             raise ValueError("decoder_input_ids is missing: the captioner reads the tokens before the next one")
         if states is None:
-            encoded = encoder_outputs or self.encoder(pixel_values, region_features, region_mask)
-            states = encoded[0]
+            states = (encoder_outputs or self.encoder(pixel_values, region_features, region_mask))[0]
         if use_cache and past_key_values is None:
             past_key_values = EncoderDecoderCache(DynamicCache(), DynamicCache())
         cache = past_key_values if isinstance(past_key_values, EncoderDecoderCache) else None
@@ -306,9 +304,7 @@ class CaptionTransformer(PreTrainedModel, GenerationMixin):
         sources = None if token_slot is None else token_slot.flatten()
         alone = Layout(len(tokens), 1) if start else Layout(count, length, places, sources)
         beside = Layout(len(states), count * length // len(states), places)
-        scale = self.config.d_model**0.5
-        hidden = self.token_embedding(tokens) * scale + self.position_embedding(positions) * scale
-        hidden = self.embedding_dropout(hidden)
+        hidden = self._embed(tokens, positions)
         memory_mask = None if region_mask is None else additive_mask(region_mask, hidden)
         for layer in self.layers:
             hidden = layer(hidden, (alone, beside), states, memory_mask, cache)
@@ -318,3 +314,9 @@ class CaptionTransformer(PreTrainedModel, GenerationMixin):
             past_key_values=cache,
             encoder_last_hidden_state=states,
         )
+
+    def _embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """[P] and [P] -> [P, D]."""
+        scale = self.config.d_model**0.5
+        embedded = self.token_embedding(tokens) * scale + self.position_embedding(positions) * scale
+        return self.embedding_dropout(embedded)

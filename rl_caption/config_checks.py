@@ -19,6 +19,8 @@ LOWEST: dict[str, float] = {
     "loss.max_scale": 1,
     "loss.short": 0,
     "loss.pca_rank": 1,
+    "loss.positive_images": 0,
+    "loss.positive_captions": 0,
     "loss.alpha": 0,
     "loss.beta": 0,
     "loss.gamma": 0,
@@ -26,6 +28,7 @@ LOWEST: dict[str, float] = {
     "model.context_length": 2,
     "model.keep_positions": 0,
     "train.freeze_positions": 0,
+    "train.lora_rank": 1,
     "rollout.num_samples": 1,
     "rollout.max_new_tokens": 1,
     "train.max_steps": 1,
@@ -58,6 +61,7 @@ ABOVE_ZERO = (
     "train.decay_epochs",
     "train.grad_clip_norm",
     "train.grad_clip_value",
+    "train.lora_alpha",
     "rollout.temperature",
 )
 NEED_TWO_SAMPLES = frozenset({"leave_one_out", "group_norm"})

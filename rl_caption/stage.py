@@ -29,6 +29,9 @@ from rl_caption.reward_models.config import RewardModelConfig, TrainingConfig
 from rl_caption.run_folder import find_checkpoint
 from rl_caption.types import TrainState
 
+CHECKED_IMAGES = ".checked_images.json"
+"""In the run's folder: the image files that were found good."""
+
 
 @dataclass(frozen=True)
 class Stage:
@@ -135,7 +138,7 @@ def leave_process_group() -> None:
 def _rows(config: TrainingConfig, accelerator: Accelerator) -> tuple[Sequence[Row], Sequence[Row]]:
     data = build_data(config.data)
     splits = ("train", usable_split(data, config.eval.split))
-    rows = checked_splits(config.data, data, splits, accelerator, Path(config.run.dir) / ".checked_images.json")
+    rows = checked_splits(config.data, data, splits, accelerator, Path(config.run.dir) / CHECKED_IMAGES)
     val = rows[config.eval.split]
     if config.eval.max_images is not None:
         val = val[: config.eval.max_images]

@@ -59,7 +59,8 @@ def reward_model_config(folder: Path, task: str, **changes: Any) -> dict[str, An
 def chain(folder: Path) -> dict[str, dict[str, Any]]:
     """Configurations of teacher, both towers and the whole student, each warm-started by a YAML file in ``folder``.
 
-    And of ``long``, the teacher with more positions, and ``specific``, which goes on from that.
+    And of ``pac``, which goes on from the teacher with generated images and captions; of ``long``, the teacher with
+    more positions; and of ``specific``, which goes on from that.
     """
     teacher = {"teacher.name": str(folder / "teacher/export/best"), "warm_start": [str(folder / "teacher.yaml")]}
     towers = {
@@ -81,11 +82,17 @@ def chain(folder: Path) -> dict[str, dict[str, Any]]:
         "warm_start": [str(folder / "long.yaml")],
         "data.long_captions": True,
     }
+    positive = {
+        "model": {"init": str(folder / "teacher/export/best")},
+        "warm_start": [str(folder / "teacher.yaml")],
+        "data.kwargs.positives": True,
+    }
     return {
         "teacher": reward_model_config(folder / "teacher", "contrastive"),
         "image": reward_model_config(folder / "image", "distill_image", **teacher),
         "text": reward_model_config(folder / "text", "distill_text", **teacher),
         "dual": reward_model_config(folder / "dual", "distill_dual", **towers),
+        "pac": reward_model_config(folder / "pac", "positive_augmented", **positive),
         "long": reward_model_config(folder / "long", "contrastive", **long),
         "specific": reward_model_config(folder / "specific", "specificity", **specific),
     }

@@ -41,6 +41,10 @@ class Row(TypedDict):
     """The generated scene behind the image, where the truth is known (``data.format: scenes``)."""
     long_reference: NotRequired[str]
     """One long description, where the data has one."""
+    positive_captions: NotRequired[list[str]]
+    """Captions that were generated for the image."""
+    positive_images: NotRequired[list[ImageSource]]
+    """Images that were generated for the references, in their order."""
     short_references: NotRequired[list[str]]
     """The captions that people wrote, where ``references`` is the long description (``data.long_captions``)."""
 

@@ -12,15 +12,26 @@ from typing import Any
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.rows import add_features, grouped_by_split, rows_of
 
-KEYS = ("image", "references", "split", "image_id", "prompt", "long_reference")
+KEYS = (
+    "image",
+    "references",
+    "split",
+    "image_id",
+    "prompt",
+    "long_reference",
+    "positive_captions",
+    "positive_images",
+)
 
 
 class JsonLinesData:
     """A JSON lines file as a ``DataModule``.
 
     Each line is an object with ``image`` (a path), ``references`` (a list of captions as people wrote them) and
-    optionally ``split`` (``"train"`` if absent), ``image_id`` (the image path as given if absent), ``prompt`` and
-    ``long_reference``. Other keys are ignored, except a misspelling of one of these. Empty lines are skipped.
+    optionally ``split`` (``"train"`` if absent), ``image_id`` (the image path as given if absent), ``prompt``,
+    ``long_reference``, ``positive_captions`` (generated for the image) and ``positive_images`` (paths; generated for
+    the references, in their order). Other keys are ignored, except a misspelling of one of these. Empty lines are
+    skipped.
 
     Args:
         path: the file, UTF-8.
@@ -94,6 +105,10 @@ def _read_row(line: bytes, where: str, image_root: Path) -> tuple[str, Row]:
         row["prompt"] = _text(item, "prompt", where)
     if "long_reference" in item:
         row["long_reference"] = _text(item, "long_reference", where)
+    if "positive_captions" in item:
+        row["positive_captions"] = _texts(item, "positive_captions", where)
+    if "positive_images" in item:
+        row["positive_images"] = [os.path.join(image_root, path) for path in _texts(item, "positive_images", where)]
     return _text(item, "split", where) if "split" in item else "train", row
 
 
@@ -102,6 +117,13 @@ def _text(item: Mapping[str, Any], key: str, where: str) -> str:
     if not isinstance(value, str) or not value.strip():
         raise DataError(f"{where}: {key!r} is {value!r:.80}, expected a string that is not empty")
     return value
+
+
+def _texts(item: Mapping[str, Any], key: str, where: str) -> list[str]:
+    values = item[key]
+    if not isinstance(values, list) or not all(isinstance(value, str) and value.strip() for value in values):
+        raise DataError(f"{where}: {key!r} is {values!r:.80}, expected a list of strings that are not empty")
+    return values
 
 
 def _check_spelling(item: Mapping[str, Any], where: str) -> None:

@@ -22,6 +22,7 @@ SAME_AS = {"cider": "CIDEr-D", "rouge_l": "ROUGE-L"}
 
 TASKS = {
     "contrastive": "contrastive, image against caption",
+    "positive_augmented": "contrastive, with generated images and captions",
     "specificity": "one more true detail scores higher",
     "distill_image": "distillation, image tower",
     "distill_text": "distillation, text tower",

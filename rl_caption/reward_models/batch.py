@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +13,7 @@ from torch import Tensor
 from rewards.clip.preprocessing import Preprocessing, open_image
 from rewards.text.tokenize import tokenize
 from rl_caption.data.augment import augment
-from rl_caption.data.base import Row
+from rl_caption.data.base import ImageSource, Row
 from rl_caption.data.order import row_generator
 from rl_caption.reward_models.triplets import Triplet
 
@@ -60,13 +60,16 @@ class PixelCache:
         self.cached: dict[tuple[str, str], Tensor] = {}
 
     def __call__(self, row: Row) -> Tensor:
-        """Normalised pixels [3, S, S], float32.
+        """Normalised pixels [3, S, S] of a row's image, float32.
 
         Raises:
             RewardError: the image is missing or unreadable.
         """
-        source = row["image"]
-        key = (row["image_id"], str(source) if isinstance(source, str | Path) else "")
+        return self.pixels_of(row["image_id"], row["image"])
+
+    def pixels_of(self, image_id: str, source: ImageSource) -> Tensor:
+        """The same of any image; one that is no file is known by ``image_id`` alone."""
+        key = (image_id, str(source) if isinstance(source, str | Path) else "")
         square = self.cached.get(key)
         if square is None:
             square = self.preprocessing.square(open_image(source))
@@ -114,10 +117,16 @@ class TokenCache:
 
 def choose_caption(row: Row, captions: Captions, seed: int, step: int) -> str:
     """The reference of an image that a step learns: a pure function of (seed, step, image id)."""
-    references = row["references"]
-    if captions == "first":
-        return references[0]
-    return references[int(row_generator(seed, step, f"caption/{row['image_id']}").integers(len(references)))]
+    return row["references"][caption_index(row, captions, seed, step)]
+
+
+def caption_index(row: Row, captions: Captions, seed: int, step: int) -> int:
+    """Which reference ``choose_caption`` takes."""
+    return 0 if captions == "first" else _drawn(row["references"], row, seed, step, "caption")
+
+
+def _drawn(items: Sequence[Any], row: Row, seed: int, step: int, what: str) -> int:
+    return int(row_generator(seed, step, f"{what}/{row['image_id']}").integers(len(items)))
 
 
 def triplet_texts(triplets: Sequence[Triplet | None], tokens: TokenCache) -> tuple[dict[str, list[str]], Tensor]:
@@ -153,6 +162,9 @@ class PairCollate:
         short: from (row, caption, step) to a short caption, the input ``text_short``; None leaves it out.
         triplets: from a step to the triplets of its images, the inputs ``text_base``, ``text_positive`` and
             ``text_negative``; None leaves them out.
+        positives: which positives to add: ``image`` the image that was generated for the chosen caption, the input
+            ``image_generated``; ``text`` a random caption that was generated for the image, the input
+            ``text_generated``.
         plain_captions: share of (image, step) whose texts are in the form that a word-level captioner writes, in
             [0, 1]; which ones is a pure function of (seed, step, image id).
     """
@@ -167,10 +179,12 @@ class PairCollate:
         short: Callable[[Row, str, int], str] | None = None,
         triplets: Callable[[int], Mapping[str, Triplet | None]] | None = None,
         plain_captions: float = 0.0,
+        positives: Collection[Literal["image", "text"]] = (),
     ) -> None:
         self.pixels, self.tokens, self.captions = pixels, tokens, captions
         self.augmentations, self.seed = tuple(augmentations), seed
         self.short, self.triplets, self.plain_captions = short, triplets, plain_captions
+        self.positives = frozenset(positives)
 
     def __call__(self, items: Sequence[tuple[Row, int]]) -> PairBatch:
         """Make a batch."""
@@ -178,9 +192,13 @@ class PairCollate:
         plain = [self._is_plain(row, step) for row, step in items]
         inputs = {}
         if self.pixels is not None:
-            inputs["image"] = torch.stack([self._view(row, step) for row, step in items])
+            inputs["image"] = torch.stack([self._view(row["image_id"], row["image"], step) for row, step in items])
+            if "image" in self.positives:
+                inputs["image_generated"] = torch.stack([self._generated_view(row, step) for row, step in items])
         if self.tokens is not None:
             inputs["text"] = self.tokens(_formed(chosen, plain))
+            if "text" in self.positives:
+                inputs["text_generated"] = self.tokens(_formed([self._generated(*item) for item in items], plain))
         targets: dict[str, Tensor] = {}
         if self.tokens is not None and self.short is not None:
             shorts = [self.short(row, caption, step) for (row, step), caption in zip(items, chosen, strict=True)]
@@ -197,9 +215,17 @@ class PairCollate:
             return False
         return float(row_generator(self.seed, step, f"plain/{row['image_id']}").random()) < self.plain_captions
 
-    def _view(self, row: Row, step: int) -> Tensor:
+    def _view(self, image_id: str, source: ImageSource, step: int) -> Tensor:
         assert self.pixels is not None
-        pixels = self.pixels(row)
+        pixels = self.pixels.pixels_of(image_id, source)
         if not self.augmentations:
             return pixels
-        return augment(pixels, self.augmentations, self.seed, step, row["image_id"])
+        return augment(pixels, self.augmentations, self.seed, step, image_id)
+
+    def _generated_view(self, row: Row, step: int) -> Tensor:
+        place = caption_index(row, self.captions, self.seed, step)
+        return self._view(f"{row['image_id']}/generated/{place}", row["positive_images"][place], step)
+
+    def _generated(self, row: Row, step: int) -> str:
+        captions = row["positive_captions"]
+        return captions[_drawn(captions, row, self.seed, step, "generated")]

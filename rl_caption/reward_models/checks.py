@@ -24,6 +24,7 @@ from rl_caption.reward_models.config import (
 )
 from rl_caption.reward_models.encoders import random_clip
 from rl_caption.reward_models.students import check_names, student_shape
+from rl_caption.reward_models.trainable import is_frozen
 
 TOKENS = 49408
 """Of CLIP's tokenizer, the only one here."""
@@ -47,6 +48,8 @@ READ_BY: dict[str, tuple[Method, ...]] = {
     "loss.max_scale": CLIP_TASKS,
     "loss.short": ("contrastive",),
     "loss.pca_rank": ("contrastive",),
+    "loss.positive_images": ("positive_augmented",),
+    "loss.positive_captions": ("positive_augmented",),
     "loss.alpha": ("specificity",),
     "loss.beta": ("specificity",),
     "loss.gamma": ("specificity",),
@@ -55,6 +58,9 @@ READ_BY: dict[str, tuple[Method, ...]] = {
     "loss.symmetric": ("specificity",),
     "train.label_smoothing": ("contrastive",),
     "train.short_captions": ("contrastive",),
+    "train.trainable": ("positive_augmented",),
+    "train.lora_rank": ("positive_augmented",),
+    "train.lora_alpha": ("positive_augmented",),
     "train.freeze_positions": CLIP_TASKS,
     "train.shuffle_rate": ("specificity",),
     "train.negatives": ("specificity",),
@@ -80,6 +86,12 @@ def check_config(config: RewardModelConfig) -> None:
         wrong.append(f"teacher.name is not set: {config.task} distils a teacher, such as ViT-B-32 or a folder")
     if config.model.init is not None and config.model.kwargs:
         wrong.append("model.kwargs is set together with model.init, which has the shape: leave it out")
+    trains_parts = config.task == "positive_augmented" and config.train.trainable != "all"
+    if trains_parts and config.model.init is None:
+        wrong.append(
+            f"train.trainable is {config.train.trainable!r} with random weights, most of which would stay random: set "
+            "model.init, or train.trainable all"
+        )
     wrong += _wrong_with_long(config)
     if wrong:
         raise ConfigError("; ".join(wrong))
@@ -88,6 +100,7 @@ def check_config(config: RewardModelConfig) -> None:
         if network is not None:
             _check_vocabulary(network.token_embedding.num_embeddings, "model.kwargs.text_cfg.vocab_size")
             started = processes_started(os.environ)
+            network.requires_grad_(not trains_parts)
             check_batch_norm(network, config.train, started[1] if started else 1)
     elif config.model.init is None:
         _check_student(config.model)
@@ -128,12 +141,14 @@ def check_batch_norm(network: nn.Module, train: RewardModelTrainConfig, processe
     """Refuse batch norm where a step has several micro-batches, in one process or several.
 
     It normalises by the statistics of one micro-batch of one process: the step would depend on the split, and the
-    running statistics, which the exported model uses, on the process.
+    running statistics, which the exported model uses, on the process. Frozen layers keep theirs (``ClipTowers``).
 
     Raises:
-        ConfigError: ``network`` has such a layer, and a step has more than one micro-batch.
+        ConfigError: ``network`` trains such a layer, and a step has more than one micro-batch.
     """
-    layers = [name for name, module in network.named_modules() if isinstance(module, _BatchNorm)]
+    layers = [
+        name for name, module in network.named_modules() if isinstance(module, _BatchNorm) and not is_frozen(module)
+    ]
     micro = train.micro_batch_size or train.batch_size
     if not layers or (processes == 1 and micro == train.batch_size):
         return

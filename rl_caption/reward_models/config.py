@@ -7,8 +7,10 @@ from typing import Any, Literal, TypeAlias
 
 from rl_caption.config import DataConfig, EvalConfig, RunConfig, ScstConfig, TrainConfig, XeConfig
 
-Method: TypeAlias = Literal["contrastive", "specificity", "distill_image", "distill_text", "distill_dual"]
-CLIP_TASKS: tuple[Method, ...] = ("contrastive", "specificity")
+Method: TypeAlias = Literal[
+    "contrastive", "positive_augmented", "specificity", "distill_image", "distill_text", "distill_dual"
+]
+CLIP_TASKS: tuple[Method, ...] = ("contrastive", "positive_augmented", "specificity")
 """Those that train an open_clip model; the others distil one."""
 
 
@@ -17,18 +19,19 @@ class EncoderConfig:
     """The model to train.
 
     Args:
-        name: ``contrastive``, ``specificity``: an open_clip architecture such as ``ViT-B-32``.
-        kwargs: from random weights, the shape. ``contrastive``, ``specificity``: open_clip's model JSON
+        name: of what ``contrastive``, ``positive_augmented`` and ``specificity`` train, an open_clip model: its
+            architecture, such as ``ViT-B-32``.
+        kwargs: from random weights, the shape. Of an open_clip model, its model JSON
             ``{embed_dim, vision_cfg, text_cfg}``, laid over the architecture ``name`` where there is one. Otherwise
             arguments of ``LCLIPConfig``.
-        init: weights to go on from. ``contrastive``, ``specificity``: a folder of an open_clip model, or with ``name``
+        init: weights to go on from. Of an open_clip model, its folder, or with ``name``
             a tag such as ``openai`` or a checkpoint file, also in Long-CLIP's layout. ``distill_image``,
             ``distill_text``: a folder that such a run exported.
             ``distill_dual``: a folder of a whole L-CLIP.
         image_init: ``distill_dual``: the folder that ``distill_image`` exported; null starts from random weights.
         text_init: ``distill_dual``: the folder that ``distill_text`` exported; null starts from random weights.
-        context_length: ``contrastive``, ``specificity``: stretch the text tower of ``init`` to so many tokens, as
-            Long-CLIP does (77 to 248); null leaves it as it is.
+        context_length: of an open_clip model: stretch the text tower of ``init`` to so many tokens, as Long-CLIP does
+            (77 to 248); null leaves it as it is.
         keep_positions: the first positions, which are not stretched; 20 in Long-CLIP.
     """
 
@@ -65,17 +68,20 @@ class TeacherConfig:
 
 @dataclass
 class LossConfig:
-    """Weights of the terms of the loss; docs/reward_models.md and docs/specs.md. Null is the published code's value.
+    """Weights of the terms of the loss; docs/reward_models.md, pac.md and specs.md. Null is the published code's value.
 
     Args:
         l1: distance (mean absolute difference) of raw embeddings, a tower. Null: 1/2 for one tower, 1/6 for both.
         cosine: 1 - cosine to the teacher's embedding, a tower. Null: the same.
         regulator: the Similarity Regulator, ``distill_dual`` only; 0 leaves it out. Null: 1/30.
         regulator_reduction: ``mean`` over diagonal and other pairs each (released code), or ``sum`` (paper).
-        max_scale: ``contrastive``, ``specificity``: largest factor of the cosines (inverse temperature).
+        max_scale: of an open_clip model: largest factor of the cosines (inverse temperature).
         short: ``contrastive``: weight of Long-CLIP's second term, between short captions and the principal components
             of the images; 0 leaves it out, 1 in Long-CLIP.
         pca_rank: how many components.
+        positive_images: ``positive_augmented``: weight of the term between images that were generated for captions, and
+            these captions; 0 leaves it out.
+        positive_captions: of the term between images and captions that were generated for them; 0 leaves it out.
         alpha: ``specificity``: weight of the contrastive term.
         beta: of the positive hinge: one more true detail scores higher.
         gamma: of the negative hinge: one more false detail scores lower.
@@ -91,6 +97,8 @@ class LossConfig:
     max_scale: float = 100.0
     short: float = 0.0
     pca_rank: int = 32
+    positive_images: float = 0.05
+    positive_captions: float = 0.1
     alpha: float = 1.0
     beta: float = 8.0
     gamma: float = 0.8
@@ -105,7 +113,11 @@ class RewardModelTrainConfig(TrainConfig):
 
     Args:
         captions: the caption of an image that a step learns: a ``random`` reference, or always the ``first``.
-        plain_captions: ``contrastive``, ``specificity``: share of captions learnt in the form that a captioner with a
+        trainable: ``positive_augmented``: the last ``projections`` of both towers and the temperature (PAC-S), ``lora``
+            (low-rank updates in both towers, PAC-S++), or ``all``.
+        lora_rank: of these updates.
+        lora_alpha: their scale is ``lora_alpha / lora_rank``.
+        plain_captions: of an open_clip model: share of captions learnt in the form that a captioner with a
             vocabulary of words writes, lower case without punctuation; for rewards of such captioners.
         freeze_patch_embed: ``distill_image``: copy patch projection, class token and, where they fit, positions from
             the teacher, and freeze them.
@@ -113,7 +125,7 @@ class RewardModelTrainConfig(TrainConfig):
             weights is always trained.
         short_captions: ``contrastive`` with ``loss.short``: the short caption is the ``first_sentence`` of the caption
             (Long-CLIP), or a random one of the image's short ``references`` (``data.long_captions``).
-        freeze_positions: ``contrastive``, ``specificity``: so many first positions stay as they are; 20 in Long-CLIP's
+        freeze_positions: of an open_clip model: so many first positions stay as they are; 20 in Long-CLIP's
             training, 0 in SPECS's.
         shuffle_rate: ``specificity``: share of false details whose words are shuffled.
         negatives: ``specificity``: false details come from the other captions of the ``batch`` (paper) or from all
@@ -122,6 +134,9 @@ class RewardModelTrainConfig(TrainConfig):
     """
 
     captions: Literal["random", "first"] = "random"
+    trainable: Literal["projections", "lora", "all"] = "projections"
+    lora_rank: int = 4
+    lora_alpha: float = 1.0
     plain_captions: float = 0.0
     freeze_patch_embed: bool = True
     freeze_text: bool = True
@@ -137,9 +152,9 @@ class RewardModelConfig:
     """``train_reward_model.py``: a dual encoder, or a tower of one.
 
     Args:
-        task: ``contrastive`` (InfoNCE on image-caption pairs), ``specificity`` (SPECS: triplets of growing captions),
-            ``distill_image`` and ``distill_text`` (stage 1 of
-            L-CLIP, one tower), ``distill_dual`` (stage 2, both).
+        task: ``contrastive`` (InfoNCE on image-caption pairs), ``positive_augmented`` (PAC-S: also on generated images
+            and captions), ``specificity`` (SPECS: triplets of growing captions), ``distill_image`` and ``distill_text``
+            (stage 1 of L-CLIP, one tower), ``distill_dual`` (stage 2, both).
         warm_start: configurations of reward models to train first, where they are not there yet.
         model: what is trained.
         teacher: what is distilled.

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from rewards.clip.backbone import load_backbone
 from rewards.clip.captions import causal_text_features
@@ -18,6 +19,7 @@ from rewards.clip.long import KEEP, stretch_text_tower
 from rewards.clip.preprocessing import Preprocessing, preprocessing_of
 from rewards.clip.student import check_state, state_shapes
 from rl_caption.build import ConfigError
+from rl_caption.reward_models.trainable import is_frozen, merged_state
 
 
 class Towers(nn.Module):
@@ -50,6 +52,14 @@ class ClipTowers(nn.Module):
         if frozen_positions:
             later = (torch.arange(len(clip.positional_embedding)) >= frozen_positions)[:, None]
             clip.positional_embedding.register_hook(lambda gradient: gradient * later.to(gradient.device))
+
+    def train(self, mode: bool = True) -> ClipTowers:
+        """As of any module; frozen batch norm stays as in evaluation: its statistics belong to its weights."""
+        super().train(mode)
+        for module in self.modules():
+            if isinstance(module, _BatchNorm) and is_frozen(module):
+                module.eval()
+        return self
 
     def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         """As ``Towers.forward``, and ``scale``, the inverse temperature, a scalar."""
@@ -186,9 +196,9 @@ def _check_native(shape: dict[str, Any], key: str) -> None:
 
 
 def save_clip(model: Any, shape: dict[str, Any], folder: Path) -> None:
-    """Write a folder that ``load_backbone`` and ``open_clip.create_model('local-dir:...')`` read."""
+    """Write a folder that ``load_backbone`` and ``open_clip.create_model('local-dir:...')`` read; updates merged."""
     folder.mkdir(parents=True, exist_ok=True)
-    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in merged_state(model).items()}
     save_file(weights, folder / "open_clip_model.safetensors", metadata={"format": "pt"})
     used = preprocessing_of(model.visual)
     record = {

@@ -41,6 +41,45 @@ def info_nce(
     return _cross_entropies(scale * cosine_matrix(images, texts), label_smoothing, symmetric)
 
 
+def summed_info_nce(images: Tensor, texts: Tensor, scale: Tensor | float) -> Tensor:
+    """``CE(scale * S, i) + CE(scale * Sᵀ, i)``, both directions of ``info_nce`` without the half; a scalar, nats."""
+    return 2 * info_nce(images, texts, scale)
+
+
+def positive_augmented_info_nce(
+    images: Tensor,
+    texts: Tensor,
+    scale: Tensor | float,
+    positive_images: tuple[float, Tensor] | None = None,
+    positive_texts: tuple[float, Tensor] | None = None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """``l(V, T) + λv l(V', T) + λt l(V, T')`` with l the ``summed_info_nce`` (Sarto et al., CVPR 2023, section 3.1).
+
+    Images V' were generated for the captions T, captions T' for the images V: further views of the same pairs. Only
+    other rows are negatives, and V' and T' do not meet.
+
+    Args:
+        images, texts: V and T, [B, D].
+        scale: factor of the cosines.
+        positive_images: λv (0.05 in the paper) and V', [B, D], row i belonging to text i; None leaves the term out.
+        positive_texts: λt (0.1 in the paper) and T', [B, D], row i belonging to image i; None leaves the term out.
+
+    Returns:
+        Scalar, nats, 0 and up; and its terms before their weights: ``pairs``, ``images`` and ``captions``.
+    """
+    loss = summed_info_nce(images, texts, scale)
+    terms = {"pairs": loss}
+    if positive_images is not None:
+        weight, generated = positive_images
+        terms["images"] = summed_info_nce(generated, texts, scale)
+        loss = loss + weight * terms["images"]
+    if positive_texts is not None:
+        weight, generated = positive_texts
+        terms["captions"] = summed_info_nce(images, generated, scale)
+        loss = loss + weight * terms["captions"]
+    return loss, terms
+
+
 def _cross_entropies(logits: Tensor, label_smoothing: float, symmetric: bool = True) -> Tensor:
     own = torch.arange(len(logits), device=logits.device)
     to_images = F.cross_entropy(logits.T, own, label_smoothing=label_smoothing)

@@ -18,6 +18,7 @@ from rl_caption.reward_models.losses import (
     hinge,
     info_nce,
     l1_distance,
+    positive_augmented_info_nce,
     short_info_nce,
     similarity_regulator,
 )
@@ -71,6 +72,30 @@ def _contrastive_metrics(student: Embeddings) -> dict[str, Tensor]:
         texts_found = (cosines.argmax(dim=1) == own).float().mean()
         images_found = (cosines.argmax(dim=0) == own).float().mean()
     return {"contrastive/scale": student["scale"], "contrastive/accuracy": (texts_found + images_found) / 2}
+
+
+@dataclass(frozen=True)
+class PositiveAugmented:
+    """``positive_augmented_info_nce`` of ``image``, ``text``, ``image_generated`` and ``text_generated``.
+
+    Args:
+        images: weight of generated images; 0 leaves them out.
+        captions: of generated captions; 0 leaves them out.
+    """
+
+    images: float = 0.05
+    captions: float = 0.1
+
+    def __call__(self, student: Embeddings, teacher: Embeddings) -> tuple[Tensor, dict[str, Tensor]]:
+        """Scalar loss in nats; terms are logged unweighted."""
+        loss, terms = positive_augmented_info_nce(
+            student["image"],
+            student["text"],
+            student["scale"],
+            (self.images, student["image_generated"]) if self.images else None,
+            (self.captions, student["text_generated"]) if self.captions else None,
+        )
+        return loss, _contrastive_metrics(student) | {f"positive/{name}": term for name, term in terms.items()}
 
 
 @dataclass(frozen=True)

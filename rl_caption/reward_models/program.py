@@ -27,8 +27,10 @@ from rl_caption.reward_models.objectives import (
     Contrastive,
     Distillation,
     Objective,
+    PositiveAugmented,
     Specificity,
 )
+from rl_caption.reward_models.positives import check_positives
 from rl_caption.reward_models.students import (
     Tower,
     build_dual,
@@ -39,14 +41,16 @@ from rl_caption.reward_models.students import (
 )
 from rl_caption.reward_models.task import EmbeddingTask, batch_targets
 from rl_caption.reward_models.teacher import Teacher
+from rl_caption.reward_models.trainable import train_only
 from rl_caption.reward_models.validation import embedding_validator
-from rl_caption.stage import Stage, open_stage
+from rl_caption.stage import CHECKED_IMAGES, Stage, open_stage
 from rl_caption.tracking import announce
 from rl_caption.trainer import Task
 from rl_caption.types import TrainState
 
 TOWERS_OF: dict[str, tuple[Tower, ...]] = {
     "contrastive": ("image", "text"),
+    "positive_augmented": ("image", "text"),
     "specificity": ("image", "text"),
     "distill_image": ("image",),
     "distill_text": ("text",),
@@ -82,6 +86,7 @@ def train_reward_model(config: RewardModelConfig) -> TrainState:
         check_batch_norm(model.network, config.train, stage.accelerator.num_processes)
         if teacher is not None:
             _check_same_view(config, teacher, model)
+        positives = _positives(config, stage)
         pixels, tokens = _inputs(stage, config, model, "text" in towers)
         collate = PairCollate(
             pixels if "image" in towers else None,
@@ -92,6 +97,7 @@ def train_reward_model(config: RewardModelConfig) -> TrainState:
             _short_captions(config),
             _triplets(config, stage.train_rows),
             config.train.plain_captions,
+            positives,
         )
         is_specific = config.task == "specificity"
         trainee = Trainee(
@@ -146,6 +152,19 @@ def _short_captions(config: RewardModelConfig) -> Callable[[Row, str, int], str]
     return partial(short_caption, source=config.train.short_captions, seed=config.train.seed)
 
 
+def _positives(config: RewardModelConfig, stage: Stage) -> list[Tower]:
+    """The kinds of positives that the loss reads, found to be there."""
+    if config.task != "positive_augmented":
+        return []
+    weights: dict[Tower, float] = {"image": config.loss.positive_images, "text": config.loss.positive_captions}
+    wanted = [kind for kind, weight in weights.items() if weight]
+    with stage.accelerator.main_process_first():  # the others then find the verdicts in the cache
+        check_positives(
+            stage.train_rows, wanted, config.train.captions, config.data.check_images, stage.folder / CHECKED_IMAGES
+        )
+    return wanted
+
+
 def _triplets(config: RewardModelConfig, rows: Sequence[Row]) -> StepTriplets | None:
     train = config.train
     if config.task != "specificity":
@@ -161,6 +180,8 @@ def objective(config: RewardModelConfig) -> Objective:
     towers, loss = TOWERS_OF[config.task], config.loss
     if config.task == "contrastive":
         return Contrastive(config.train.label_smoothing, loss.short, loss.pca_rank)
+    if config.task == "positive_augmented":
+        return PositiveAugmented(loss.positive_images, loss.positive_captions)
     if config.task == "specificity":
         return Specificity(loss.alpha, loss.beta, loss.gamma, loss.margin_units, loss.max_margin, loss.symmetric)
     dual = len(towers) > 1
@@ -199,6 +220,8 @@ def _clip_model(config: RewardModelConfig) -> EmbeddingModel:
         clip, shape = random_clip(model.name, model.kwargs)
         preprocessing = preprocessing_of(clip.visual)
     network = ClipTowers(clip, config.loss.max_scale, config.train.freeze_positions)
+    if config.task == "positive_augmented":
+        train_only(clip, config.train.trainable, config.train.lora_rank, config.train.lora_alpha)
     return EmbeddingModel(
         network,
         preprocessing,

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from rewards.clip.backbone import load_backbone
 from rewards.l_clipscore import LClipScore
+from rewards.pac import PacScore
 from rl_caption.data.scenes import ScenesData
 from tests.reward_models_for_tests import CLIP, DATA, chain, reward_model_config
 from tests.training_for_tests import Kill, assert_same_run, changed, files, lines, run, scst_config, xe_config
@@ -178,11 +179,14 @@ def test_validation_chooses_the_best_and_logs_the_teacher(trained: Path) -> None
         ("teacher", Kill("rl_caption.trainer:Trainer._step", 4)),
         ("image", Kill("accelerate:Accelerator.save_state", 2, "after")),
         ("dual", Kill("rl_caption.checkpoint:os.rename", 4, "after")),
+        ("pac", Kill("rl_caption.trainer:Trainer._step", 4)),
     ],
 )
 def test_killed_and_started_again(trained: Path, tmp_path: Path, stage: str, kill: Kill) -> None:
     folder = tmp_path / stage
     config = changed(chain(trained)[stage], {"run.dir": str(folder)})
+    if stage == "pac":  # no part of the chain that ends in the student
+        assert run(chain(trained)["pac"], trained / "pac", "reward_model").code == 0
     assert run(config, folder, "reward_model", kill=kill).code == -signal.SIGKILL
     ended = run(config, folder, "reward_model")
     assert ended.code == 0, ended.output
@@ -200,6 +204,38 @@ def test_fine_tuning_starts_from_the_folder(trained: Path, tmp_path: Path) -> No
     assert lines(folder)[0]["step"] == 0
     assert lines(folder)[0]["val/retrieval_r1"] == pytest.approx(best)
     assert load_backbone(str(folder / "export/best")).context_length == CLIP["text_cfg"]["context_length"]
+
+
+@pytest.mark.parametrize("what", ["projections", "lora"])
+def test_tuned_on_positives_it_is_a_model_for_pac_s(trained: Path, tmp_path: Path, what: str) -> None:
+    folder, start = tmp_path / "tuned", trained / "teacher/export/best"
+    config = changed(chain(trained)["pac"], {"run.dir": str(folder), "train.trainable": what, "train.max_steps": 2})
+    ended = run(config, folder, "reward_model")
+    assert ended.code == 0, ended.output
+    logged = [line for line in lines(folder) if "loss/total" in line]
+    for line in logged:
+        terms = [line[f"positive/{name}"] for name in ("pairs", "images", "captions")]
+        assert len(set(terms)) == 3
+        assert line["loss/total"] == pytest.approx(terms[0] + 0.05 * terms[1] + 0.1 * terms[2], rel=1e-5)
+    result = json.loads((folder / "result.json").read_text())
+    values = [line["val/retrieval_r1"] for line in lines(folder) if "val/retrieval_r1" in line]
+    assert result["best_metric"] == max(values)
+    assert values[0] == pytest.approx(json.loads((trained / "teacher/result.json").read_text())["best_metric"])
+    before = load_file(start / "open_clip_model.safetensors")
+    after = load_file(folder / "export/best/open_clip_model.safetensors")
+    assert before.keys() == after.keys(), "updates are merged"
+    row = ScenesData(**DATA["kwargs"]).split("val")[0]
+    reward = PacScore(str(folder / "export/best"), prefix="")
+    assert 0 <= reward(None, ["a red circle"], image=[row["image"]])[0] <= 2
+
+
+def test_positives_that_are_not_there_are_named_before_training(trained: Path, tmp_path: Path) -> None:
+    config = changed(chain(trained)["pac"], {"run.dir": str(tmp_path / "run"), "data.kwargs.positives": False})
+    ended = run(config, tmp_path / "run", "reward_model")
+    assert ended.code == 1
+    assert "train 'train-000000' has no positive_captions" in ended.output
+    assert "A weight of 0 (loss.positive_captions, loss.positive_images) needs none" in ended.output
+    assert "Traceback" not in ended.output
 
 
 def test_with_augmentation_the_teacher_sees_the_same_view(trained: Path, tmp_path: Path) -> None:

@@ -11,11 +11,12 @@ from torch import Tensor, nn
 
 from rewards.clip.student import LCLIP, LCLIPConfig
 from rl_caption.reward_models.batch import PairBatch
-from rl_caption.reward_models.config import RewardModelConfig
+from rl_caption.reward_models.config import CLIP_TASKS, RewardModelConfig
 from rl_caption.reward_models.encoders import ClipTowers, Towers, random_clip
 from rl_caption.reward_models.objectives import Contrastive
 from rl_caption.reward_models.program import objective
 from rl_caption.reward_models.task import EmbeddingTask, Target, batch_targets
+from rl_caption.reward_models.trainable import train_only
 from tests.reward_models_for_tests import CLIP, STUDENT
 
 EOT = 49407
@@ -27,7 +28,9 @@ def pairs(count: int, seed: int = 0) -> dict[str, Tensor]:
     ids = torch.randint(1, 49000, (count, 6), generator=generator)
     ids[:, 4], ids[:, 5] = EOT, 0
     texts = {name: ids.roll(shift, 0) for shift, name in enumerate(("text", *TRIPLET))}
-    return {"image": torch.randn(count, 3, 32, 32, generator=generator), **texts}
+    image = torch.randn(count, 3, 32, 32, generator=generator)
+    generated = {"image_generated": image.flip(-1), "text_generated": ids.roll(4, 0)}
+    return {"image": image, **texts, **generated}
 
 
 def split(inputs: dict[str, Tensor], size: int) -> list[PairBatch]:
@@ -68,7 +71,7 @@ class Lookup:
 
 
 def target_of(task: str) -> Target | None:
-    return {"contrastive": None, "specificity": batch_targets, "distill_dual": Lookup(8)}[task]
+    return {"specificity": batch_targets, "distill_dual": Lookup(8)}.get(task)
 
 
 def step(network: nn.Module, task: str, batches: list[PairBatch]) -> tuple[dict[str, Tensor], dict[str, float]]:
@@ -90,7 +93,7 @@ def assert_equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
         assert torch.allclose(one[name], other[name], atol=atol), name
 
 
-NETWORKS = {"contrastive": clip_towers, "specificity": clip_towers, "distill_dual": student_towers}
+NETWORKS = dict.fromkeys(CLIP_TASKS, clip_towers) | {"distill_dual": student_towers}
 
 
 @pytest.mark.parametrize("task", sorted(NETWORKS))
@@ -163,6 +166,32 @@ def test_a_frozen_tower_gets_no_gradient_and_changes_none() -> None:
     frozen, _ = step(network, "distill_dual", split(inputs, 4))
     assert all(name.startswith("towers.image.") for name in frozen)
     assert_equal({name: value for name, value in whole.items() if name in frozen}, frozen)
+
+
+PROJECTIONS = {"clip.visual.proj", "clip.text_projection", "clip.logit_scale"}
+
+
+@pytest.mark.parametrize(("what", "tower"), [("projections", "ViT"), ("projections", "ResNet"), ("lora", "ViT")])
+def test_only_what_is_trained_gets_a_gradient_and_micro_batches_do_not_change_it(what: Any, tower: str) -> None:
+    shape = {"layers": [1, 1, 1, 1], "width": 8, "head_width": 8, "patch_size": None} if tower == "ResNet" else {}
+    network, inputs = clip_towers(**shape), pairs(8)
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    train_only(network.clip, what)
+    network.train()
+    whole, logged = step(network, "positive_augmented", split(inputs, 8))
+    parts, again = step(network, "positive_augmented", split(inputs, 4))
+    assert_equal(whole, parts)
+    assert again == pytest.approx(logged, rel=1e-5)
+    if what == "lora":
+        assert all(name.endswith((".lora_a", ".lora_b")) for name in whole)
+        assert len(whole) == 2 * (4 + 4 + 1), "four weights of a block in either tower, and the patches' kernel"
+    elif tower == "ViT":
+        assert whole.keys() == PROJECTIONS
+    else:
+        pool = {name for name in before if name.startswith("clip.visual.attnpool.")}
+        assert whole.keys() == pool | {"clip.text_projection", "clip.logit_scale"}
+    after = network.state_dict()
+    assert all(torch.equal(after[name], value) for name, value in before.items() if name in after), "batch norm's, too"
 
 
 def test_keys_of_captions_stay_integers() -> None:

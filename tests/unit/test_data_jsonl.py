@@ -28,7 +28,13 @@ def test_defaults_and_options(tmp_path: Path) -> None:
         {"image": "in/a.jpg", "references": ["a dog", "a brown dog"]},
         "",
         {"image": "b.jpg", "references": [], "split": "test", "image_id": 7, "prompt": "a photo of", "source": "mine"},
-        {"image": str(tmp_path / "else" / "c.jpg"), "references": ["a cat"], "long_reference": "A cat. It sleeps."},
+        {
+            "image": str(tmp_path / "else" / "c.jpg"),
+            "references": ["a cat"],
+            "long_reference": "A cat. It sleeps.",
+            "positive_captions": ["a tabby"],
+            "positive_images": ["made/c.png"],
+        },
     )
     data = JsonLinesData(path)
     assert data.splits == ("train", "test")
@@ -40,6 +46,8 @@ def test_defaults_and_options(tmp_path: Path) -> None:
     }
     assert third["image"] == str(tmp_path / "else" / "c.jpg")
     assert third["long_reference"] == "A cat. It sleeps."
+    assert third["positive_captions"] == ["a tabby"]
+    assert third["positive_images"] == [str(tmp_path / "made/c.png")]
     (second,) = data.split("test")
     assert (second["image_id"], second["prompt"], second["references"]) == ("7", "a photo of", [])
     relative = JsonLinesData(path, image_root="photos").split("test")[0]
@@ -71,6 +79,9 @@ def test_features_are_found_by_image_id_with_and_without_a_folder(tmp_path: Path
         ({"image": "a.jpg", "references": ["a"], "split": 3}, "'split' is 3"),
         ({"image": "a.jpg", "references": ["a"], "image_id": True}, "'image_id' is True"),
         ({"image": "a.jpg", "references": ["a"], "prompt": ""}, "'prompt' is ''"),
+        ({"image": "a.jpg", "references": ["a"], "positive_images": "b.jpg"}, "'positive_images' is 'b.jpg', expected"),
+        ({"image": "a.jpg", "references": ["a"], "positive_captions": ["b", ""]}, "'positive_captions' is .'b', ''., "),
+        ({"image": "a.jpg", "references": ["a"], "positive_image": ["a"]}, "did you mean 'positive_images'"),
         ({"image": "a.jpg", "references": ["a"], "splits": "test"}, "unknown key 'splits': did you mean 'split'"),
         ({"image": "a.jpg", "reference": ["a"]}, "unknown key 'reference': did you mean 'references'"),
     ],

@@ -53,6 +53,9 @@ def test_batch_norm_wants_one_micro_batch(tmp_path: Path) -> None:
     save_clip(*random_clip(None, RESNET), tmp_path)
     tuned = RewardModelConfig(model=EncoderConfig(init=str(tmp_path)), train=PARTS)
     assert "batch norm" in refused(tuned)
+    check_config(replace(tuned, task="positive_augmented"))  # its batch norm is frozen
+    everything = replace(tuned, task="positive_augmented", train=replace(PARTS, trainable="all"))
+    assert "batch norm" in refused(everything)
 
 
 def test_batch_norm_wants_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,6 +96,16 @@ def test_the_network_itself_is_checked_too() -> None:
         ),
         (contrastive(train=RewardModelTrainConfig(lr=-1)), "train.lr is -1"),
         (
+            RewardModelConfig("positive_augmented", model=EncoderConfig(kwargs=CLIP)),
+            "train.trainable is 'projections' with random weights",
+        ),
+        (
+            RewardModelConfig(
+                "positive_augmented", model=EncoderConfig(init="x"), train=RewardModelTrainConfig(lora_rank=0)
+            ),
+            "train.lora_rank is 0: expected at least 1",
+        ),
+        (
             RewardModelConfig(model=EncoderConfig(kwargs=CLIP, context_length=248)),
             "model.context_length stretches model.init, which is not set",
         ),
@@ -128,13 +141,15 @@ def test_mistakes_are_found_before_the_data(
     ("task", "section", "name", "value", "message"),
     [
         ("distill_text", "loss", "max_scale", 50.0, "loss.max_scale is 50.0, but distill_text does not read it"),
-        ("distill_text", "data", "augment", ["crop"], "read by contrastive and specificity and distill_image"),
+        ("distill_text", "data", "augment", ["crop"], "positive_augmented and specificity and distill_image"),
         ("distill_image", "train", "captions", "first", "train.captions is 'first', but distill_image"),
         ("distill_image", "loss", "regulator", 0.1, "read by distill_dual"),
         ("distill_image", "model", "text_init", "x", "model.text_init is 'x', but distill_image"),
         ("contrastive", "loss", "beta", 4.0, "loss.beta is 4.0, but contrastive does not read it"),
         ("specificity", "loss", "short", 1.0, "loss.short is 1.0, but specificity does not read it"),
-        ("distill_dual", "model", "context_length", 248, "read by contrastive and specificity"),
+        ("distill_dual", "model", "context_length", 248, "read by contrastive and positive_augmented and specificity"),
+        ("contrastive", "train", "trainable", "lora", "train.trainable is 'lora', but contrastive does not read it"),
+        ("specificity", "loss", "positive_images", 0.0, "read by positive_augmented"),
         ("contrastive", "teacher", "name", "x", "teacher.name is 'x', but contrastive"),
         ("contrastive", "train", "freeze_text", False, "train.freeze_text is False, but contrastive"),
         ("distill_dual", "train", "freeze_patch_embed", False, "read by distill_image"),

@@ -13,8 +13,8 @@ from rl_caption.data.karpathy import KarpathyData
 from rl_caption.data.scenes import Scene, SceneImage, ScenesData, export, make_scene, oracle
 from rl_caption.data.scenes.__main__ import main
 from rl_caption.data.scenes.images import _Cache
-from rl_caption.data.scenes.module import content_key
-from rl_caption.data.scenes.world import COLOURS, SHAPES, UNSEEN_PAIRS
+from rl_caption.data.scenes.module import belongs, content_key
+from rl_caption.data.scenes.world import COLOURS, RADIUS, SHAPES, UNSEEN_PAIRS, Thing, moves
 
 DATA = ScenesData(num_train=400, num_val=80, num_test=80, num_unseen=80)
 
@@ -52,6 +52,41 @@ def test_rows_are_made_when_looked_at() -> None:
     assert [row["image_id"] for row in rows[2:4]] == ["train-000002", "train-000003"]
     with pytest.raises(IndexError):
         rows[10**9]
+
+
+def test_positives_are_true_of_the_scene_and_of_its_captions_and_stay_in_the_split() -> None:
+    with_positives = ScenesData(num_train=200, num_val=20, num_test=0, num_unseen=20, positives=True)
+    elsewhere = 0
+    for split in ("train", "val", "test_unseen"):
+        for row, plain in zip(with_positives.split(split), DATA.split(split), strict=False):
+            assert plain == {key: value for key, value in row.items() if not key.startswith("positive")}
+            captions, images = row["positive_captions"], row["positive_images"]
+            assert len(set(captions) - set(row["references"])) == len(images) == 5
+            assert all(oracle(caption, row["scene"]).precision == 1 for caption in captions)
+            for image, caption in zip(images, row["references"], strict=True):
+                assert isinstance(image, SceneImage)
+                assert oracle(caption, image.scene) == oracle(caption, row["scene"])
+                assert oracle(row["long_reference"], image.scene) == (1, 1, 1, 0)
+                assert belongs(image.scene, split)
+                assert Scene.from_dict(image.scene.to_dict()) == image.scene
+                elsewhere += image.scene != row["scene"]
+    assert elsewhere > 1000, "crowded scenes alone stay where they are"
+    with pytest.raises(DataError, match="captions_per_image=11, positives=True: expected 1 to 10"):
+        ScenesData(captions_per_image=11, positives=True)
+
+
+def test_moved_things_keep_off_the_edges_and_their_offsets() -> None:
+    for seed in range(40):
+        scene = make_scene(seed)
+        ways = moves(scene)
+        assert scene in ways
+        assert len(set(ways)) == len(ways)
+        for moved in ways:
+            steps = {(new.x - old.x, new.y - old.y) for new, old in zip(moved.things, scene.things, strict=True)}
+            assert len(steps) == 1
+            assert all(RADIUS[t.size] < min(t.x, t.y, 1000 - t.x, 1000 - t.y) for t in moved.things)
+    alone = Scene("white", (Thing("circle", "red", "small", "plain", 500, 500),))
+    assert len(moves(alone)) == 49, "the grid has 7 x 7 points"
 
 
 def test_changing_a_row_does_not_change_the_data() -> None:

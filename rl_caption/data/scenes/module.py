@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import Any, overload
 
 from rl_caption.data.base import DataError, Row
+from rl_caption.data.scenes.draws import Draws
 from rl_caption.data.scenes.images import SceneImage
 from rl_caption.data.scenes.language import long_reference, references
-from rl_caption.data.scenes.world import PAIRS, SEEN_PAIRS, UNSEEN_PAIRS, Scene, make_scene
+from rl_caption.data.scenes.world import PAIRS, SEEN_PAIRS, UNSEEN_PAIRS, Scene, make_scene, moves
 
 SPLITS = ("train", "val", "test", "test_unseen")
 _BUCKETS = 8
@@ -31,6 +32,8 @@ class ScenesData:
         image_size: side of the images in pixels, at least 16.
         seed: which scenes and captions. The first n scenes of a split do not depend on the split's size.
         captions_per_image: short references per image, 1 to 20.
+        positives: rows also have ``positive_captions``, as many in other words, and ``positive_images``, one for each
+            reference: the same things elsewhere in the image. ``captions_per_image`` is then at most 10.
 
     Raises:
         DataError: a parameter is out of its range.
@@ -45,6 +48,7 @@ class ScenesData:
         image_size: int = 64,
         seed: int = 0,
         captions_per_image: int = 5,
+        positives: bool = False,
     ) -> None:
         sizes = {"num_train": num_train, "num_val": num_val, "num_test": num_test, "num_unseen": num_unseen}
         for name, size in sizes.items():
@@ -52,10 +56,11 @@ class ScenesData:
                 raise DataError(f"{name}={size}: expected 0 or more scenes")
         if image_size < 16:
             raise DataError(f"image_size={image_size}: expected at least 16 pixels")
-        if not 1 <= captions_per_image <= 20:
-            raise DataError(f"captions_per_image={captions_per_image}: expected 1 to 20")
+        most = 10 if positives else 20
+        if not 1 <= captions_per_image <= most:
+            raise DataError(f"captions_per_image={captions_per_image}, positives={positives}: expected 1 to {most}")
         self._rows = {
-            split: _SceneRows(split, size, image_size, seed, captions_per_image)
+            split: _SceneRows(split, size, image_size, seed, captions_per_image, positives)
             for split, size in zip(SPLITS, sizes.values(), strict=True)
         }
 
@@ -78,13 +83,16 @@ class ScenesData:
 class _SceneRows(Sequence[Row]):
     """Rows of one split, made on demand and kept (about 3 KB each, without pixels)."""
 
-    def __init__(self, split: str, size: int, image_size: int, seed: int, captions_per_image: int) -> None:
+    def __init__(
+        self, split: str, size: int, image_size: int, seed: int, captions_per_image: int, positives: bool = False
+    ) -> None:
         self._split = split
         self._size = size
         self._image_size = image_size
         self._seed = seed
         self._captions_per_image = captions_per_image
-        self._made: dict[int, tuple[Scene, list[str], str]] = {}
+        self._positives = positives
+        self._made: dict[int, Row] = {}
 
     def __len__(self) -> int:
         return self._size
@@ -108,18 +116,34 @@ class _SceneRows(Sequence[Row]):
 
     def _row(self, index: int) -> Row:
         if index not in self._made:
-            scene = split_scene(self._split, index, self._seed)
-            wording = _number(f"{self._seed}/{self._split}/{index}/captions")
-            shorts = references(scene, wording, self._captions_per_image)
-            self._made[index] = (scene, shorts, long_reference(scene, wording))
-        scene, shorts, long = self._made[index]
-        return Row(
+            self._made[index] = self._new_row(index)
+        made = self._made[index]
+        return {**made, "references": list(made["references"])}
+
+    def _new_row(self, index: int) -> Row:
+        scene, count = split_scene(self._split, index, self._seed), self._captions_per_image
+        wording = _number(f"{self._seed}/{self._split}/{index}/captions")
+        # The first captions do not depend on how many are asked for.
+        captions = references(scene, wording, 2 * count if self._positives else count)
+        row = Row(
             image_id=f"{self._split}-{index:06d}",
             image=SceneImage(scene, self._image_size),
-            references=list(shorts),
-            long_reference=long,
+            references=captions[:count],
+            long_reference=long_reference(scene, wording),
             scene=scene,
         )
+        if self._positives:
+            row["positive_captions"] = captions[count:]
+            row["positive_images"] = [
+                SceneImage(moved, self._image_size) for moved in self._moved(scene, f"{self._seed}/{index}", count)
+            ]
+        return row
+
+    def _moved(self, scene: Scene, key: str, count: int) -> list[Scene]:
+        """Scenes of this split in which all that is true of ``scene`` is true; ``scene`` itself where there is none."""
+        others = [moved for moved in moves(scene) if moved != scene and belongs(moved, self._split)] or [scene]
+        order = Draws("moved", key, self._split).shuffled(others)
+        return [order[place % len(order)] for place in range(count)]
 
 
 def split_scene(split: str, index: int, seed: int) -> Scene:
@@ -131,9 +155,14 @@ def split_scene(split: str, index: int, seed: int) -> Scene:
             scene = make_scene(number, PAIRS, leading_pairs=UNSEEN_PAIRS)
         else:
             scene = make_scene(number, SEEN_PAIRS)
-        if _number(content_key(scene)) % _BUCKETS in _SPLIT_BUCKETS[split]:
+        if belongs(scene, split):
             return scene
         attempt += 1
+
+
+def belongs(scene: Scene, split: str) -> bool:
+    """Return whether the content of a scene may be in a split."""
+    return _number(content_key(scene)) % _BUCKETS in _SPLIT_BUCKETS[split]
 
 
 def content_key(scene: Scene) -> str:

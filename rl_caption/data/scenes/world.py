@@ -194,6 +194,29 @@ def make_scene(
             return Scene(background, tuple(sorted(things, key=lambda thing: (order[thing.size], thing.x, thing.y))))
 
 
+def moves(scene: Scene) -> list[Scene]:
+    """Return the scene with all things moved together by steps of the grid, wherever they stay inside the image.
+
+    Looks, numbers and relations stay, so whatever is true of the scene is true of each. Where it is, is one of them.
+    """
+    across = _steps([(thing.x, RADIUS[thing.size] + _EDGE) for thing in scene.things])
+    down = _steps([(thing.y, RADIUS[thing.size] + _EDGE) for thing in scene.things])
+    return [_moved(scene, _STEP * right, _STEP * below) for right in across for below in down]
+
+
+def _steps(places: Sequence[tuple[int, int]]) -> range:
+    """By how many steps of the grid, either way, all places may move and stay ``low`` from both edges."""
+    return range(
+        max(-((at - low) // _STEP) for at, low in places),
+        min((1000 - low - at) // _STEP for at, low in places) + 1,
+    )
+
+
+def _moved(scene: Scene, right: int, below: int) -> Scene:
+    things = (dataclasses.replace(thing, x=thing.x + right, y=thing.y + below) for thing in scene.things)
+    return Scene(scene.background, tuple(things))
+
+
 def _counts(draws: Draws, total: int) -> list[int]:
     """Split the number of things into kinds; about a third of the larger scenes have things that look the same."""
     if total == 1 or not draws.chance(0.35):

@@ -86,13 +86,7 @@ def check_config(config: RewardModelConfig) -> None:
         wrong.append(f"teacher.name is not set: {config.task} distils a teacher, such as ViT-B-32 or a folder")
     if config.model.init is not None and config.model.kwargs:
         wrong.append("model.kwargs is set together with model.init, which has the shape: leave it out")
-    trains_parts = config.task == "positive_augmented" and config.train.trainable != "all"
-    if trains_parts and config.model.init is None:
-        wrong.append(
-            f"train.trainable is {config.train.trainable!r} with random weights, most of which would stay random: set "
-            "model.init, or train.trainable all"
-        )
-    wrong += _wrong_with_long(config)
+    wrong += [*_wrong_with_parts(config), *_wrong_with_long(config)]
     if wrong:
         raise ConfigError("; ".join(wrong))
     if config.task in CLIP_TASKS:
@@ -100,10 +94,29 @@ def check_config(config: RewardModelConfig) -> None:
         if network is not None:
             _check_vocabulary(network.token_embedding.num_embeddings, "model.kwargs.text_cfg.vocab_size")
             started = processes_started(os.environ)
-            network.requires_grad_(not trains_parts)
+            network.requires_grad_(not _trains_parts(config))
             check_batch_norm(network, config.train, started[1] if started else 1)
     elif config.model.init is None:
         _check_student(config.model)
+
+
+def _trains_parts(config: RewardModelConfig) -> bool:
+    return config.task == "positive_augmented" and config.train.trainable != "all"
+
+
+def _wrong_with_parts(config: RewardModelConfig) -> list[str]:
+    """What is wrong with what says which weights are trained; a sentence each."""
+    train, default, found = config.train, RewardModelTrainConfig(), []
+    if _trains_parts(config) and config.model.init is None:
+        found.append(
+            f"train.trainable is {train.trainable!r} with random weights, most of which would stay random: set "
+            "model.init, or train.trainable all"
+        )
+    for name in ("lora_rank", "lora_alpha"):
+        value = getattr(train, name)
+        if config.task == "positive_augmented" and train.trainable != "lora" and value != getattr(default, name):
+            found.append(f"train.{name} is {value}, but train.trainable is {train.trainable!r}: leave it out, or lora")
+    return found
 
 
 def _wrong_with_long(config: RewardModelConfig) -> list[str]:

@@ -37,9 +37,9 @@ def check_positives(
         if "text" in wanted and not row.get("positive_captions"):
             wrong.append(f"train {row['image_id']!r} has no positive_captions")
         if "image" in wanted:
-            images, needed = row.get("positive_images", []), 1 if captions == "first" else len(row["references"])
-            if len(images) < needed or (captions == "random" and len(images) > needed):
-                wrong.append(f"train {row['image_id']!r} has {len(images)} positive_images for {needed} reference(s)")
+            images, texts = row.get("positive_images", []), len(row["references"])
+            if not (1 if captions == "first" else texts) <= len(images) <= texts:
+                wrong.append(f"train {row['image_id']!r} has {len(images)} positive_images for {texts} reference(s)")
             paths |= {str(image): row["image_id"] for image in images if isinstance(image, str | Path)}
     if wrong:
         raise DataError(

@@ -13,7 +13,7 @@ from tests.training_for_tests import run, run_two, untimed, weights
 
 pytestmark = pytest.mark.distributed
 
-STAGES = ("teacher", "image", "text", "dual", "long", "specific")
+STAGES = ("teacher", "image", "text", "dual", "pac", "long", "specific")
 
 
 @pytest.fixture(scope="module")
@@ -23,8 +23,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     for folder in (one, two):
         for name, config in chain(folder).items():
             (folder / f"{name}.yaml").write_text(yaml.safe_dump(config))
+    ends = ("dual", "pac", "long")
     last = {
-        folder: chain(folder)["specific"] | {"warm_start": [str(folder / f"{name}.yaml") for name in ("dual", "long")]}
+        folder: chain(folder)["specific"] | {"warm_start": [str(folder / f"{name}.yaml") for name in ends]}
         for folder in (one, two)
     }
     ended = run(last[one], one / "specific", "reward_model")

@@ -106,6 +106,12 @@ def test_the_network_itself_is_checked_too() -> None:
             "train.lora_rank is 0: expected at least 1",
         ),
         (
+            RewardModelConfig(
+                "positive_augmented", model=EncoderConfig(init="x"), train=RewardModelTrainConfig(lora_alpha=8.0)
+            ),
+            "train.lora_alpha is 8.0, but train.trainable is 'projections'",
+        ),
+        (
             RewardModelConfig(model=EncoderConfig(kwargs=CLIP, context_length=248)),
             "model.context_length stretches model.init, which is not set",
         ),

@@ -236,6 +236,9 @@ def test_positives_that_are_not_there_are_named_before_training(trained: Path, t
     assert "train 'train-000000' has no positive_captions" in ended.output
     assert "A weight of 0 (loss.positive_captions, loss.positive_images) needs none" in ended.output
     assert "Traceback" not in ended.output
+    off = {"loss": {"positive_captions": 0.0, "positive_images": 0.0}, "train.max_steps": 1}
+    ended = run(changed(config, off), tmp_path / "run", "reward_model")
+    assert ended.code == 0, ended.output
 
 
 def test_with_augmentation_the_teacher_sees_the_same_view(trained: Path, tmp_path: Path) -> None:

@@ -204,7 +204,7 @@ def measure_model(bench: Bench, label: str, timing: Timing, precision: str, copi
         our_step(bench, batch, phases=True)
     note = f"; {bench.shapes.samples} samples and the greedy caption, {lengths_of(bench, batch)}, {precision}"
     rows = [faster(times, ours, name, note) for name in steps if name != ours]
-    rows += phase_rows(bench, ours, timing.repeats)
+    rows += phase_rows(bench, ours, timing.repeats, batch)
     peaks = {name: count_peak(step, bench, batch) for name, step in steps.items()}
     held = f"; weights, moments and inputs {peaks[ours].held / MIB:.0f} MiB beside"
     for name in list(steps)[1:]:

@@ -25,6 +25,7 @@ from benchmarks.cider import token_ids
 from benchmarks.device_work import Work, counting
 from benchmarks.harness import Measurement, report
 from benchmarks.l_clip import caption_words, random_captions
+from benchmarks.limits import least_bytes
 from benchmarks.scst_step import Bench, Shapes, add_sizes, build_bench, generate_step, our_step, prefix_step
 from rewards.clip.backbone import load_backbone
 from rewards.clip.student import LCLIP, LCLIPConfig
@@ -40,21 +41,6 @@ def count(step: Callable[[Bench, CaptionBatch], object], bench: Bench, batch: Ca
     with counting([*bench.policy.parameters(), *batch.inputs.values(), *known]) as work:
         step(bench, batch)
     return work
-
-
-def least_bytes(bench: Bench, batch: CaptionBatch, tokens: int) -> int:
-    """What decoding cannot but read: each token the decoder's weights once, and keys and values once.
-
-    Every caption is taken to be ``tokens`` long; no two begin alike. The images' states are given.
-    """
-    config, autocast = bench.policy.config, bench.accelerator.mixed_precision != "no"
-    size = 2 if autocast else 4
-    encoder = sum(parameter.numel() for parameter in bench.policy.encoder.parameters())
-    weights = sum(parameter.numel() for parameter in bench.policy.parameters()) - encoder
-    regions = batch.inputs["region_features"].shape[:2].numel()
-    captions = len(batch.rows) * bench.decoding.captions_per_image
-    states = tokens * regions + captions * tokens * (tokens + 1) // 2  # looked at, image and captions
-    return size * (tokens * weights + states * 2 * config.d_model * config.decoder_layers)
 
 
 def measure(shapes: Shapes, precision: str, student: LCLIPConfig | None = None) -> list[Measurement]:
@@ -73,7 +59,7 @@ def measure(shapes: Shapes, precision: str, student: LCLIPConfig | None = None) 
         *against(f"step, {at}", count(our_step, bench, whole), f"generate twice, {at}", generate),
         *against(f"step beside a replayed decode, {at}", beside, f"generate twice, {at}", generate)[:2],
         *against(f"step, {at_few}", count(our_step, bench, few), f"prefix with gradient, {at_few}", prefix),
-        *decoding_rows(bench),
+        *decoding_rows(bench, precision),
         *reward_rows(shapes, student or LCLIPConfig(), f"step beside a replayed decode, {at}", beside),
     ]
 
@@ -119,7 +105,7 @@ def count_l_clip(captions: Sequence[str], config: LCLIPConfig) -> Work:
     return work
 
 
-def decoding_rows(bench: Bench) -> list[Measurement]:
+def decoding_rows(bench: Bench, precision: str) -> list[Measurement]:
     """Kernels, waits and bytes of decoding, as a tree and at fixed shapes."""
     shapes, batch = bench.shapes, bench.batch
     rows, noise = [], torch.rand(shapes.images, shapes.samples, shapes.tokens)
@@ -127,7 +113,8 @@ def decoding_rows(bench: Bench) -> list[Measurement]:
         on_device = [*bench.policy.parameters(), *batch.inputs.values(), noise]
         with torch.no_grad(), bench.accelerator.autocast(), counting(on_device) as work:
             tokens = bench.captioner.generate(bench.policy, batch.inputs, decoding, noise).shape[-1]
-        least = least_bytes(bench, batch, tokens)
+        lengths = torch.full((shapes.images * (shapes.samples + 1),), tokens)
+        least = least_bytes(bench.policy, lengths, shapes.images * shapes.regions, 4 if precision == "no" else 2)
         detail = (
             f"{work.moved / 1e6:,.0f} MB against {least / 1e6:,.0f} MB in {tokens} tokens; "
             f"{work.kernels / tokens:.0f} kernels and {work.waits / tokens:.1f} waits a token"

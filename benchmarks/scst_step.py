@@ -35,6 +35,7 @@ from pycocoevalcap.cider.cider import Cider
 from torch import Tensor, nn
 
 from benchmarks.harness import Measurement, Timing, add_timing, faster, report, synchronise, timed, timing_of
+from benchmarks.limits import limit_rows
 from rewards.mixed import MixedReward
 from rewards.text.cider import CiderD
 from rewards.text.document_frequency import DocumentFrequencies
@@ -42,6 +43,7 @@ from rewards.text.tokenize import tokenize
 from rl_caption.advantages import greedy
 from rl_caption.captioners.base import Decoding, Generate, forbid
 from rl_caption.captioners.prefixes import different_prefixes
+from rl_caption.captioners.replay import ReplayedGenerate
 from rl_caption.captioners.transformer import TransformerCaptioner
 from rl_caption.data.base import Row
 from rl_caption.rollout import sample_captions
@@ -295,6 +297,9 @@ def measure(shapes: Shapes, timing: Timing, precision: str) -> list[Measurement]
         f"step, {few}": partial(our_step, bench, small),
         f"prefix with gradient, {few}": partial(prefix_step, bench, small),
     }
+    replayed = f"step, decode replayed, {at}"
+    if timing.device.startswith("cuda"):
+        variants[replayed] = partial(our_step, bench, whole, generate=ReplayedGenerate(bench.captioner))
     times = timed(variants, timing, "self-critical steps")
     for _ in range(timing.repeats):
         our_step(bench, whole, phases=True)
@@ -303,16 +308,21 @@ def measure(shapes: Shapes, timing: Timing, precision: str) -> list[Measurement]
         faster(times, f"step, {at}", f"generate twice, {at}", note),
         faster(times, f"step, {few}", f"prefix with gradient, {few}", note),
     ]
-    return rows + phase_rows(bench, f"step, {at}", timing.repeats)
+    if replayed in times:
+        rows.append(faster(times, replayed, f"generate twice, {at}", note))
+    rows += phase_rows(bench, f"step, {at}", timing.repeats, whole)
+    return rows + limit_rows(bench.captioner, whole.inputs, bench.decoding, bench.accelerator, timing)
 
 
-def phase_rows(bench: Bench, step: str, repeats: int) -> list[Measurement]:
-    """Shares of the parts of the newest steps that kept them."""
+def phase_rows(bench: Bench, step: str, repeats: int, batch: CaptionBatch) -> list[Measurement]:
+    """Shares of the parts of the newest steps that kept them, and tokens a second."""
+    rollout = sample_captions(bench.captioner, bench.policy, batch, bench.decoding, seed=0, step=0)
+    tokens = int(rollout.mask.sum()) * bench.decoding.captions_per_image // bench.decoding.num_samples
     rows = []
     whole = statistics.median(map(sum, zip(*bench.phases.values(), strict=True)))
     for name, found in bench.phases.items():
         seconds = statistics.median(found[-repeats:])
-        detail = f"{seconds:.3g} s of elapsed time"
+        detail = f"{seconds:.3g} s of elapsed time, {tokens / seconds:,.0f} tokens a second"
         rows.append(Measurement(step.replace("step", name), step, seconds / whole, "of the time", detail))
     return rows
 

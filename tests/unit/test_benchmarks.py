@@ -30,9 +30,10 @@ def test_self_critical_step_and_both_baselines_run() -> None:
     )  # fmt: skip
     rows = scst_step.measure(shapes, Timing(repeats=1), "no")
     assert [row.baseline for row in rows[:2]] == ["generate twice, 3 images", "prefix with gradient, 2 images"]
-    shares = [row.ratio for row in rows[2:]]
+    shares = [row.ratio for row in rows if row.unit == "of the time"]
     assert len(shares) == len(scst_step.PHASES)
     assert sum(shares) == pytest.approx(1.0)
+    assert [row.unit for row in rows[2 + len(shares) :]] == ["of the limit"]
 
 
 def test_document_frequencies_of_a_small_corpus_both_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

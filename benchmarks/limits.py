@@ -35,7 +35,7 @@ def least_bytes(policy: CaptionTransformer, lengths: Tensor, states: int, size: 
 
 def copy_bandwidth(device: str, numbers: int = 2**26, repeats: int = 5) -> float:
     """Bytes that a copy of so many float32 numbers reads and writes in a second; the best of some."""
-    source = torch.zeros(numbers, device=device)
+    source = torch.ones(numbers, device=device)  # zeros may be one page that is read again and again
     target = torch.zeros_like(source)
     seconds = []
     for _ in range(repeats + 1):

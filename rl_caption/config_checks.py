@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from rl_caption.captioners.base import TEMPERATURES
 from rl_caption.config import ScstConfig
 from rl_caption.reward_models.config import TrainingConfig
 
@@ -84,6 +85,9 @@ def out_of_range(config: TrainingConfig) -> list[str]:
         samples, advantage = config.rollout.num_samples, config.train.advantage
         if advantage in NEED_TWO_SAMPLES and samples < 2:
             wrong.append(f"rollout.num_samples is {samples}: train.advantage {advantage} compares at least 2")
+        lowest, highest = TEMPERATURES
+        if config.rollout.temperature > 0 and not lowest <= config.rollout.temperature <= highest:
+            wrong.append(f"rollout.temperature is {config.rollout.temperature}: expected {lowest:g} to {highest:g}")
         if config.rollout.cuda_graph and config.rollout.dropout:
             wrong.append("rollout.cuda_graph and rollout.dropout are both on: every replay would drop the same units")
         for name, value in vars(config.monitor.thresholds).items():

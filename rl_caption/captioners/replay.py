@@ -66,7 +66,8 @@ class ReplayedGenerate:
             self.weights = addresses
         given = inputs if noise is None else {**inputs, "noise": noise}
         shapes = tuple((name, tuple(tensor.shape), tensor.dtype) for name, tensor in given.items())
-        key = (decoding, torch.is_autocast_enabled(self._device(given)), shapes)
+        device = next(iter(given.values())).device.type
+        key = (decoding, torch.is_autocast_enabled(device), shapes)
         if key not in self.recordings:
             if len(self.recordings) == MOST:
                 raise CaptionerError(
@@ -86,10 +87,6 @@ class ReplayedGenerate:
             return self.captioner.generate(policy, inputs, replace(decoding, fixed_shapes=True), noise)
 
         return decode
-
-    @staticmethod
-    def _device(given: dict[str, Tensor]) -> str:
-        return next(iter(given.values())).device.type
 
 
 def _check(replayed: Tensor, decoded: Tensor) -> None:

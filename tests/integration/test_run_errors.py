@@ -135,6 +135,7 @@ def test_values_that_cannot_work_are_named(tmp_path: Path, changes: dict[str, An
         ({"rollout.cuda_graph": True, "rollout.dropout": True}, "rollout.cuda_graph and rollout.dropout are both on"),
         ({"rollout.max_new_tokens": 40}, "rollout.max_new_tokens is 40: the captioner has positions for 16"),
         ({"rollout.temperature": 0.0}, "rollout.temperature is 0.0: expected more than 0"),
+        ({"rollout.temperature": 1e-9}, "rollout.temperature is 1e-09: expected 1e-06 to 1e+06"),
         ({"reward.terms": {"ciderr": {"weight": 1.0}}}, "reward.terms.ciderr"),
         ({"reward.terms": {}}, "reward.terms is empty"),
         ({"model.init": None}, "model.init is not set"),

@@ -109,6 +109,11 @@ def _any_of(words: Iterable[str]) -> str:
     return "(?:" + "|".join(sorted(words, key=len, reverse=True)) + ")"
 
 
+def _any_case(words: Iterable[str]) -> str:
+    """The words in any case, but for one letter of ``mfg``, ``mtg``, ``pte`` and the like, which has to be small."""
+    return f"(?i:{re.sub('(?<=[|:]m)[ft](?=g)|(?<=[|:p]pt)[ey]', lambda letter: f'(?-i:{letter[0]})', _any_of(words))})"
+
+
 SLASHED_FRACTIONS = {"¼": "1/4", "½": "1/2", "¾": "3/4", "⅓": "1/3", "⅔": "2/3"}
 _CURRENCY = {"¢": "cents", "£": "#", "¤": "$", "₠": "$", "€": "$", "\x80": "$"}
 _BRACKETS = {"(": "-lrb-", ")": "-rrb-", "[": "-lsb-", "]": "-rsb-", "{": "-lcb-", "}": "-rcb-"}
@@ -116,6 +121,7 @@ _QUOTES = dict(zip("\u2018\u201b\u2039\x91\u2019\u203a\x92", "````'''", strict=T
     "\u201c": "``", "\xab": "``", "\x93": "``", "\u201d": "''", "\xbb": "''", "\x94": "''"
 }  # fmt: skip
 _ENTITIES = {"&amp;": "&", "&lt;": "<", "&gt;": ">"}
+_AMPERSAND = re.compile("&amp;", re.IGNORECASE)
 
 
 def _same(text: str) -> str:
@@ -138,6 +144,10 @@ def _quotes(text: str) -> str | None:
     return "".join(_QUOTES.get(sign, sign) for sign in text)
 
 
+def _ampersands(text: str) -> str:
+    return _AMPERSAND.sub("&", text)
+
+
 def _long_dash(text: str) -> str | None:
     return text if len(text) > 4 else None
 
@@ -151,13 +161,16 @@ def token_classes() -> tuple[TokenClass, ...]:
     names = {
         "L": f"[{_as_class_body(letters)}]",
         "A": f"[{_as_class_body(letters | digits)}]",
-        "Q": "(?:['\u2019\x92]|&apos;)",
-        "QX": "(?:['\u2019\x92`\u2018\u201b\x91]|&apos;)",
+        "Q": "(?:['\u2019\x92]|(?i:&apos;))",
+        "QX": "(?:['\u2019\x92`\u2018\u201b\x91]|(?i:&apos;))",
         "H": "[-_\u058a\u2010\u2011]",
         "SP": "[ \\t\xa0\u2000-\u200a\u3000]",
+        "NL": "[ \\t\n\xa0\u2000-\u200a\u3000]",
     }
     names["PART"] = "(?:[dDoOlL]{QX}{A})?{A}+".format(**names)
-    names["WORD"] = "{L}{A}*(?:[.!?]{L}{A}*)*".format(**names)
+    head, tail = f"(?:{names['L']}|{_ACCENTED})", f"(?:{names['A']}|{_ACCENTED})*"
+    names["LE"] = head
+    names["WORD"] = rf"{head}{tail}(?:[.!?]{head}{tail})*"
     return tuple(_compiled(pattern, names, write) for pattern, write in (*_words(), *_numbers(), *_signs(symbols)))
 
 
@@ -168,8 +181,9 @@ def _compiled(pattern: str, names: dict[str, str], write: Callable[[str], str | 
 
 
 # In the patterns below <L> is a letter, <A> a letter or digit, <Q> an apostrophe, <QX> an apostrophe or quote, <H> a
-# joining hyphen, <SP> a space. A group named "ahead" is looked at and not consumed; it counts for the length.
+# joining hyphen, <SP> a space, <NL> a space or line end, <LE> a letter or the entity of one. A group named "ahead" is looked at and not consumed; it counts for the length.
 _CLITIC = "<Q>(?:[msdMSD]|[rR][eE]|[vV][eE]|[lL][lL])"
+_ACCENTED = "(?i:&[aeiou](?:acute|grave|uml);)"  # an entity that counts as a letter; only these, and in any case
 _Rules = list[tuple[str, Callable[[str], str | None]]]
 
 
@@ -178,8 +192,10 @@ def _words() -> _Rules:
     fixed_words = _any_of(["cap<Q>n", "c<Q>est", "dunkin<Q>", "somethin<Q>", "ol<Q>"])
     free_apostrophes = _any_of(["<Q>em", "<Q>till?", "<Q>cause", "<Q>[2-9]0s", "<Q>n<Q>?"])
     split_heads = _any_of(f"{word[:3]}(?={word[3:]}[^A-Za-z0-9])" for word in SPLIT_WORDS)
-    abbreviations = rf"(?i:(?:ed|ph)\.d|{_any_of(ABBREVIATIONS)})\."
+    abbreviations = rf"(?:(?i:(?:ed|ph)\.d)|{_any_case(ABBREVIATIONS)})\."
     capitalised = "(?:" + "|".join(f"{w[0]}(?i:{w[1:]})" for w in CAPITALISED_ABBREVIATIONS) + ")"
+    hyphenated = r"[A-Za-z0-9][A-Za-z0-9.,\xad]*(?:-(?:[A-Za-z](?:\.[A-Za-z])+\.|[A-Za-z0-9\xad]+))+"
+    company = r"[A-Z]+(?:(?:(?i:&amp;)|[+&])[A-Z]+)+"
     return [
         (r"'[tT](?P<ahead>(?i:is|was))", _same),
         (rf"<WORD>(?P<ahead>{_CLITIC})", _same),
@@ -196,15 +212,15 @@ def _words() -> _Rules:
         (r"(?i:c\+\+|c#|f#)", _same),
         (r"<WORD>", _same),
         (rf"(?i:{split_heads})(?P<ahead>[a-zA-Z]+[^A-Za-z0-9])", _same),
-        (rf"(?:(?i:{_any_of(CLOSING_ABBREVIATIONS)}|(?:ed|ph)\.d)|{capitalised})\.(?P<ahead>[\s\S]{{2}})", _same),
+        (rf"(?:{_any_case(CLOSING_ABBREVIATIONS)}|(?i:(?:ed|ph)\.d)|{capitalised})\.(?P<ahead>[\s\S]{{2}})", _same),
         (r"<PART>(?:<H><PART>)*", _same),
-        (r"(?:<WORD>|<PART>(?:<H><PART>)*)\.(?P<ahead>[,;:\u3001])", _same),
-        (r"[A-Za-z0-9][A-Za-z0-9.,\xad]*(?:-(?:[A-Za-z](?:\.[A-Za-z])+\.|[A-Za-z0-9\xad]+))+", _same),
-        (r"[A-Z]+(?:[+&][A-Z]+)+", _same),
+        (rf"(?:<WORD>|<PART>(?:<H><PART>)*|{hyphenated}|{company})\.(?P<ahead>[,;:\u3001])", _ampersands),
+        (hyphenated, _same),
+        (company, _ampersands),
         (r"[A-Za-z0-9]+(?:-[A-Za-z]+){0,2}(?:\\?/[A-Za-z0-9]+(?:-[A-Za-z]+){0,2}){1,2}", _same),
-        (rf"[A-Za-z](?P<ahead>\.<SP>+(?=[A-Z])(?i:{_any_of(SENTENCE_OPENERS)}|m[rs]\.)(?:<SP>|$))", _same),
+        (rf"[A-Za-z](?P<ahead>\.<NL>+(?=[A-Z])(?i:{_any_of(SENTENCE_OPENERS)}|m[rs]\.)<NL>)", _same),
         (rf"{abbreviations}|{capitalised}\.|[A-Za-z](?:\.[A-Za-z])*\.", _same),
-        (rf"(?i:{_any_of(NUMBERED_ABBREVIATIONS)})\.(?P<ahead><SP>?\d)", _same),
+        (rf"(?i:{_any_of(NUMBERED_ABBREVIATIONS)})\.(?P<ahead><NL>?\d)", _same),
         (rf"<A>+(?:\.<A>+)*\.(?i:{_any_of(FILE_ENDINGS)})(?P<ahead><SP>|[.?!,]|$)", _same),
     ]
 
@@ -226,7 +242,7 @@ def _signs(symbols: set[int]) -> _Rules:
     last = r'[^ \t\n"<>|(){}.!?,-]'
     label = r'[^\s"<>|(){}.]'  # between the dots of a mail address
     name = r"[A-Za-z][A-Za-z0-9:._-]*"
-    tag = rf"""</?{name}(?: +{name}(?:=["'][^"']*["'])?)* */?>|<[!?][A-Za-z-][^>]*>"""
+    tag = rf"""</?{name}(?: +{name}(?:=["'][^"']*["'])?)* */?>|<[!?][A-Za-z-][^>\n]*>"""
     mouth = re.escape("()[]{|\\@dDpPO")
     eye = r"[-^=~<>x']"
     return [
@@ -236,7 +252,7 @@ def _signs(symbols: set[int]) -> _Rules:
         (rf"{host}+(?:\.{host}+)*\.(?:com|net|org|edu)(?:/{inside}+{last})?", _same),
         (rf"<?[A-Za-z0-9](?:{label}|\.)*@{label}+(?:\.{label}+)*>?", _same),
         (r"@[a-zA-Z_][a-zA-Z_0-9]*", _same),
-        (r"#<L>+", _same),
+        (r"#<LE>+", _same),
         (rf"[<>]?[:;=][-o*']?[{mouth}](?P<ahead>[^A-Za-z0-9]|$)", _rounds),
         (rf"{eye}_{eye}|\({eye}[-_.]?{eye}\)|\([\^=~<>x']-`\)", _rounds),
         (r"[A-Z]*\$", _same),
@@ -247,12 +263,13 @@ def _signs(symbols: set[int]) -> _Rules:
         (f"[{''.join(_CURRENCY)}]", _CURRENCY.__getitem__),
         (r"[()\[\]{}]", _BRACKETS.__getitem__),
         # Dashes, dots and straight quotes are punctuation that the caption toolkit removes.
-        (r"[\u2013-\u2015\x96\x97]|&[mn]dash;|\.{3,5}|(?:\.[ \xa0]){2,4}\.|[.\u2026]|\"|&quot;|''", _drop),
+        (r"[\u2013-\u2015\x96\x97]|(?i:&(?:md|[mn]dash|nbsp);)|\.{3,5}|(?:\.[ \xa0]){2,4}\.|[.\u2026]|\"|&quot;|''", _drop),
         (r"[`\u2018-\u201f\u2039\u203a\xab\xbb\x91-\x94]{1,2}", _quotes),
         # An apostrophe before a word is a quote, so that a clitic or 'n is not read into it.
         (r"'(?P<ahead>[A-Za-z][^ \t\n\r\xa0])", _drop),
         (_CLITIC, _plain_apostrophe),
-        (r"&(?:amp|lt|gt);", _ENTITIES.__getitem__),
-        (r"&#[0-9]+;", _same),
+        (r"(?i:&(?:amp|lt|gt);)", lambda text: _ENTITIES[text.lower()]),
+        (r"&apos;", _drop),
+        (r"&#[0-9]+;|(?i:&(?:ht|tl|ur|lr|q[clr]|[oc]dq|quot|apos);)", _same),
         (rf"[{_as_class_body(symbols)}/%+]", _same),
     ]

@@ -15,7 +15,6 @@ from functools import lru_cache
 from rewards.text.ptb_rules import (
     ABBREVIATIONS,
     NUMBERED_ABBREVIATIONS,
-    SENTENCE_OPENERS,
     SPLIT_WORDS,
     token_classes,
 )
@@ -26,11 +25,10 @@ TOKENIZER = "ptb"
 PUNCTUATION = frozenset(["''", "'", "``", "`", "-LRB-", "-RRB-", "-LCB-", "-RCB-", *".?!,:;-", "--", "..."])
 """Tokens that the toolkit removes. It looks for upper-case bracket names among lower-cased tokens: brackets stay."""
 
+_MAY_KEEP_STOP = ABBREVIATIONS.union(NUMBERED_ABBREVIATIONS)
 _EASY_CAPTION = re.compile(r"(?:[A-Za-z]+(?:-[A-Za-z]+)*(?:, | +|$))*(?:([A-Za-z]+)[ ]*\.)?\s*")
 _EASY_WORD = re.compile(r"[A-Za-z]+(?:-[A-Za-z]+)*(?=,?(?: |$))")
 _PLAIN_WORD = re.compile(r"[a-z]+(?:-[a-z]+)*|'s|n't")
-_LAST_LETTER = re.compile(r"[a-z]\.")
-_NUMBERED_END = re.compile(rf"(?:^|[\s(,]|(?:^|\s)[-'])(?i:{'|'.join(NUMBERED_ABBREVIATIONS)})\.\Z")
 _TESTED_CHARACTERS = re.compile(
     "[\t\n -~\xa0-\xac\xae-\xb1\xb4-\xb8\xba-\u0148\u014a-\u017f\u200d\u2013-\u2015\u2018-\u201e\u2022\u2026"
     "\u2032\u2033\u20ac\u2122\u2190-\u21ff\u2500-\u27bf\ufe0f\U0001f000-\U0001faff]*"
@@ -40,17 +38,11 @@ _UNTESTED = re.compile(
     r"|<[A-Za-z!?/]|&#"  # marked-up text
     r"|[.,]\S*-\S*\.|-\S*\.\S*\."  # full stops after and before a hyphen
     r"|\+\d+-|\d\)?[ \xa0]\d"  # telephone numbers; `10 1/2`, which the toolkit keeps as one token with a space
-    r"|['`\u2018\u2019][A-Za-z]{3,}\.\s*$"  # last words whose full stop depends on the next line of a file
-    r"|['`\u2018\u2019-](?i:" + "|".join(NUMBERED_ABBREVIATIONS) + r")\.\s*$"
 )
-_LOOKS_AHEAD = re.compile(
-    rf"(?<![A-Za-z])(?<![A-Za-z]\.)(?:(?<![A-Za-z]['\u2019])|(?![smdSMD]))(?i:[a-z]|{'|'.join(NUMBERED_ABBREVIATIONS)})"
-    r"\.\s*$|[^\sA-Za-z.]\S*\.[A-Za-z]\.\s*$"
-)
-_OPENS_SENTENCE = re.compile(rf"\s*(?=[A-Z])(?i:{'|'.join(SENTENCE_OPENERS)}|m[rs]\.)(?:\s|$)")
 MOST_PLAIN_WORDS = 100_000
 _plain_words: set[str] = set()
 """Words seen so far that are tokens wherever they stand between spaces: captions of a policy have hardly any others."""
+_LAST_WORD = re.compile(r"[A-Za-z]\.\s*\Z")
 _LINE_BREAK = re.compile("[\n\r\x0b\x0c\u2028\u2029]")
 
 
@@ -72,18 +64,25 @@ def tokenize(text: str) -> list[str]:
     words = text.split()
     if _plain_words.issuperset(words) and " ".join(words) == text:
         return words
+    easy = _easy_tokens(text)
+    return list(_scan(text)) if easy is None else easy
+
+
+def _easy_tokens(text: str) -> list[str] | None:
+    """Tokens of a caption of plain words, whose full stop, if it has one, ends the sentence; None for any other."""
     easy = _EASY_CAPTION.fullmatch(text)
-    if easy is not None:
-        last = easy.group(1)
-        if last is None or (len(last) > 1 and last.lower() not in ABBREVIATIONS and not last[0].isupper()):
-            words = text.replace(",", " ").lower().split()
-            if last is not None:
-                words = [word for word in (*words[:-1], words[-1].rstrip(".")) if word]
-            if SPLIT_WORDS.isdisjoint(words):
-                if last is None and len(_plain_words) < MOST_PLAIN_WORDS:
-                    _plain_words.update(words)
-                return words
-    return list(_scan(text))
+    if easy is None:
+        return None
+    words, last = text.replace(",", " ").lower().split(), easy.group(1)
+    if last is not None:
+        if len(last) == 1 or last.lower() in _MAY_KEEP_STOP or last[0].isupper():
+            return None
+        words = [word for word in (*words[:-1], words[-1].rstrip(".")) if word]
+    if not SPLIT_WORDS.isdisjoint(words):
+        return None
+    if last is None and len(_plain_words) < MOST_PLAIN_WORDS:
+        _plain_words.update(words)
+    return words
 
 
 def is_plain(word: str) -> bool:
@@ -104,7 +103,12 @@ def is_tested(text: str, *, in_lines: bool = False) -> bool:
     """
     if _TESTED_CHARACTERS.fullmatch(text) is None or _UNTESTED.search(text) is not None:
         return False
-    return in_lines or _LOOKS_AHEAD.search(text) is None
+    return in_lines or not _may_look_ahead(text) or all(_scan(text, line) == _scan(text) for line in ("5", "The dog"))
+
+
+def _may_look_ahead(text: str) -> bool:
+    """Whether the tokens of ``text`` may depend on the next line: its last word has a full stop and is not plain."""
+    return _LAST_WORD.search(text) is not None and _easy_tokens(text) is None
 
 
 def tokenize_lines(captions: Sequence[str]) -> list[list[str]]:
@@ -116,32 +120,26 @@ def tokenize_lines(captions: Sequence[str]) -> list[list[str]]:
     keeps its full stop if the next caption begins with a digit; ``tokenize`` never does. Use this function where parity
     with the toolkit's scores on a whole file matters.
     """
-    tokens = [tokenize(caption) for caption in captions]
-    for index, words in enumerate(tokens[:-1]):
-        lost = (
-            bool(words)
-            and _LAST_LETTER.fullmatch(words[-1]) is not None
-            and captions[index].rstrip()[-2:].lower() == words[-1]
-            and _OPENS_SENTENCE.match(captions[index + 1]) is not None
-        )
-        if lost:
-            words[-1] = words[-1][0]
-        if captions[index + 1][:1].isdigit() and _NUMBERED_END.search(captions[index]):
-            words[-1] += "."
-    return tokens
+    tokens, following = [], ""
+    for caption in reversed(captions):
+        line = _LINE_BREAK.sub(" ", caption)
+        tokens.append(list(_scan(line, following)) if _may_look_ahead(line) else tokenize(line))
+        following = line if line.strip() else f"{line}\n{following}"  # it looks beyond empty lines
+    return tokens[::-1]
 
 
 @lru_cache(maxsize=65536)
-def _scan(text: str) -> tuple[str, ...]:
-    """Tokenise any caption by the longest match at each position."""
-    text = _LINE_BREAK.sub(" ", text.strip()).replace("\xad", "") + "\n"
-    has_address = "@" in text
+def _scan(text: str, following: str = "") -> tuple[str, ...]:
+    """Tokenise any caption by the longest match at each position. ``following``: the lines after it."""
+    text = _LINE_BREAK.sub(" ", text).replace("\xad", "")
+    has_address, length = "@" in text, len(text)
+    text = f"{text}\n{following}\n" if following else f"{text}\n"
     position, tokens = 0, []
-    while position < len(text):
+    while position < length:
         if text[position].isspace():
             position += 1
             continue
-        word = None if has_address else _EASY_WORD.match(text, position)
+        word = None if has_address else _EASY_WORD.match(text, position, length)
         if word is not None and word.group().lower() not in SPLIT_WORDS:
             tokens.append(word.group())
             position = word.end()

@@ -13,9 +13,10 @@ import argparse
 import itertools
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from rewards.text import ptb_rules
 from rewards.text.tokenize import is_tested, tokenize, tokenize_lines
 from rl_caption.data.files import read_captions, read_references
 from rl_caption.evaluation import evaluate_captions, ptb_tokenize
@@ -26,6 +27,19 @@ WORDS = """
     black-and-white 10-year-old and/or w/ no. st. mr. u.s. a.m. b. p.m. etc. vs. ft. 3.5 .5 1,000 12:30 1/2 $5.50 £20
     50% 2nd 90s 5pm 4x4 30° #1 ½ café naïve Straße foo_bar rock'n'roll Y'all O'Brien “hi” ‘ok’ don’t 😀 ☺ ™ … -- ...
     """.split()  # noqa: SIM905
+ENTITIES = """
+    &amp; &AMP; &Amp; &nbsp; &NBSP; &apos; &Apos; &quot; &Quot; &eacute; &Eacute; &EACUTE; &agrave; &uuml; &ntilde;
+    &ccedil; &copy; &reg; &hellip; &mdash; &ndash; &md; &ldquo; &rsquo; &lt; &gt; &LT; &#39; &#x27; &#160; &HT; &qc;
+    &odq; &amp &nbsp & ;
+    """.split()  # noqa: SIM905
+ADDRESSES = """
+    @ me@x.com @home :// http://a.b/c https://x.org www. www.a.com a.com b.net x.org/d .com a.doc file.txt <b> </b>
+    <br/> <a href='x'> <!-- --> <?xml < > +41 (044) 0445 66778 ++ 1999-12-31
+    """.split()  # noqa: SIM905
+ABBREVIATED = sorted(
+    f"{word}."
+    for word in (*ptb_rules.ABBREVIATIONS, *ptb_rules.CAPITALISED_ABBREVIATIONS, *ptb_rules.NUMBERED_ABBREVIATIONS)
+)
 PAIRS = [chr(number) for number in (*range(0x20, 0x7F), *range(0xA1, 0x180))] + list(
     "\t\xa0–—‘’“”•…′″€™→☺😀\ufe0f\u200d"
 )
@@ -57,23 +71,39 @@ def corpora(data: Path) -> Iterator[tuple[str, list[str]]]:
 
 
 def odd_strings(count: int, seed: int = 0) -> list[str]:
+    """``count`` strings of up to seven pieces: words, entities, abbreviations, numbers, clitics, addresses, signs."""
     draw = random.Random(seed)
-    digits = "0123456789"
+    heads = "dog it they I ca wo Y O d rock man is A B M AT R Q".split()  # noqa: SIM905
+    tails = "s S m d re ve ll t T n em clock 80s M T B 90 til tis".split()  # noqa: SIM905
 
-    def chunk() -> str:
-        kind = draw.random()
-        if kind < 0.5:
-            return draw.choice(WORDS)
-        if kind < 0.65:
-            parts = ["".join(draw.choices(digits, k=draw.randint(1, 4))) for _ in range(draw.randint(1, 3))]
-            number = draw.choice(["", "", "-", "+", "$", "£", "€"]) + draw.choice(".,:/-").join(parts)
-            return number + draw.choice(["", "", "st", "th", "%", "pm", "mm", "s", "x5", "°"])
-        if kind < 0.8:
-            head = draw.choice("dog it they I ca wo Y O d rock man is".split())  # noqa: SIM905
-            return head + draw.choice("'’`") + draw.choice("s S m d re ve ll t T n em clock".split())  # noqa: SIM905
-        return "".join(draw.choices(PAIRS, k=draw.randint(1, 4)))
+    def number() -> str:
+        parts = ["".join(draw.choices("0123456789", k=draw.randint(1, 4))) for _ in range(draw.randint(1, 3))]
+        sign, unit = (
+            draw.choice(["", "", "-", "+", "$", "£", "€"]),
+            ["", "", "st", "th", "%", "pm", "mm", "s", "x5", "°"],
+        )
+        return sign + draw.choice([*".,:/- \xa0", ""]).join(parts) + draw.choice(unit)
 
-    return ["".join(chunk() + draw.choice(GAPS) for _ in range(draw.randint(0, 7))) for _ in range(count)]
+    def abbreviation() -> str:
+        word = draw.choice(ABBREVIATED)
+        return draw.choice([word, word.upper(), word.capitalize(), word[:-1]])
+
+    kinds: list[tuple[float, Callable[[], str]]] = [
+        (0.3, lambda: draw.choice(WORDS)),
+        (0.12, lambda: draw.choice(ENTITIES)),
+        (0.12, abbreviation),
+        (0.12, number),
+        (0.12, lambda: draw.choice(heads) + draw.choice("'’`&+-./") + draw.choice(tails)),
+        (0.06, lambda: draw.choice(ADDRESSES)),
+        (0.16, lambda: "".join(draw.choices(PAIRS, k=draw.randint(1, 4)))),
+    ]
+    weights, makers = zip(*kinds, strict=True)
+
+    def string() -> str:
+        pieces = draw.choices(makers, weights, k=draw.randint(0, 7))
+        return "".join(make() + draw.choice(GAPS) for make in pieces)
+
+    return [string() for _ in range(count)]
 
 
 def row(name: str, texts: list[str], *, lines: bool) -> str:
@@ -81,8 +111,9 @@ def row(name: str, texts: list[str], *, lines: bool) -> str:
     outside = sum(not is_tested(text, in_lines=lines) for text in texts)
     if not lines:
         texts = [text for text in texts if is_tested(text)]
-    mine = tokenize_lines(texts) if lines else [tokenize(text) for text in texts]
-    different = sum(a != b.split() for a, b in zip(mine, ptb_tokenize(texts, timeout=1000), strict=True))
+    mine = tokenize_lines(texts) if lines else [" ".join(tokenize(text)) for text in texts]
+    found = ptb_tokenize(texts, timeout=1000)
+    different = sum(a != (b if lines else " ".join(b.split())) for a, b in zip(mine, found, strict=True))
     return f"| {name} | {len(texts):,} | {outside:,} | {different} |"
 
 

@@ -171,7 +171,8 @@ def token_classes() -> tuple[TokenClass, ...]:
     head, tail = f"(?:{names['L']}|{_ACCENTED})", f"(?:{names['A']}|{_ACCENTED})*"
     names["LE"] = head
     names["WORD"] = rf"{head}{tail}(?:[.!?]{head}{tail})*"
-    return tuple(_compiled(pattern, names, write) for pattern, write in (*_words(), *_numbers(), *_signs(symbols)))
+    rules = (*_addresses(), *_words(), *_numbers(), *_signs(symbols))
+    return tuple(_compiled(pattern, names, write) for pattern, write in rules)
 
 
 def _compiled(pattern: str, names: dict[str, str], write: Callable[[str], str | None]) -> TokenClass:
@@ -180,11 +181,29 @@ def _compiled(pattern: str, names: dict[str, str], write: Callable[[str], str | 
     return TokenClass(re.compile(pattern), write)
 
 
-# In the patterns below <L> is a letter, <A> a letter or digit, <Q> an apostrophe, <QX> an apostrophe or quote, <H> a
-# joining hyphen, <SP> a space, <NL> a space or line end, <LE> a letter or the entity of one. A group named "ahead" is looked at and not consumed; it counts for the length.
+# In the patterns below <L> is a letter, <LE> a letter or the entity of one, <A> a letter or digit, <Q> an apostrophe,
+# <QX> an apostrophe or quote, <H> a joining hyphen, <SP> a space, <NL> a space or line end. A group named "ahead" is
+# looked at and not consumed; it counts for the length.
 _CLITIC = "<Q>(?:[msdMSD]|[rR][eE]|[vV][eE]|[lL][lL])"
 _ACCENTED = "(?i:&[aeiou](?:acute|grave|uml);)"  # an entity that counts as a letter; only these, and in any case
+_NAME = r"[A-Za-z][A-Za-z0-9:._-]*"
+_TAG = rf"""</?{_NAME}(?: +{_NAME}(?:=["'][^"']*["'])?)* */?>|<[!?][A-Za-z-][^>\n]*>"""  # of marked-up text
 _Rules = list[tuple[str, Callable[[str], str | None]]]
+
+
+def _addresses() -> _Rules:
+    last = r'[^ \t\n"<>|(){}.!?,-]'
+    pair = "[\U00010000-\U0010ffff]"  # two characters for the toolkit's tokeniser
+    path = rf"""/(?:[^ \t\n"<>|()]+{last}|{pair})"""
+    host = r"""[^ \t\n\r\f"`'<>|.!?(){},-_$]"""  # `,-_` is a range: no digits, no capitals
+    label = r'[^\s"<>|(){}.]'  # between the dots of a mail address
+    return [
+        (_TAG, _same),
+        (rf'https?://(?:[^ \t\n"<>|(){{}}]+{last}|{pair})', _same),
+        (rf'(?i:www)\.(?:[^ \t\n\r\f"<>|.!?(){{}},]+\.)+[A-Za-z]{{2,4}}(?:{path})?', _same),
+        (rf"{host}+(?:\.{host}+)*\.(?:com|net|org|edu)(?:{path})?", _same),
+        (rf"(?:<|(?i:&lt;))?[A-Za-z0-9](?:{label}|\.)*@{label}+(?:\.{label}+)*>?", _same),
+    ]
 
 
 def _words() -> _Rules:
@@ -214,11 +233,14 @@ def _words() -> _Rules:
         (rf"(?i:{split_heads})(?P<ahead>[a-zA-Z]+[^A-Za-z0-9])", _same),
         (rf"(?:{_any_case(CLOSING_ABBREVIATIONS)}|(?i:(?:ed|ph)\.d)|{capitalised})\.(?P<ahead>[\s\S]{{2}})", _same),
         (r"<PART>(?:<H><PART>)*", _same),
-        (rf"(?:<WORD>|<PART>(?:<H><PART>)*|{hyphenated}|{company})\.(?P<ahead>[,;:\u3001])", _ampersands),
+        *(
+            (rf"{word}\.(?P<ahead>[,;:\u3001])", _ampersands)
+            for word in (company, hyphenated, "<WORD>", "<PART>(?:<H><PART>)*")
+        ),
         (hyphenated, _same),
         (company, _ampersands),
         (r"[A-Za-z0-9]+(?:-[A-Za-z]+){0,2}(?:\\?/[A-Za-z0-9]+(?:-[A-Za-z]+){0,2}){1,2}", _same),
-        (rf"[A-Za-z](?P<ahead>\.<NL>+(?=[A-Z])(?i:{_any_of(SENTENCE_OPENERS)}|m[rs]\.)<NL>)", _same),
+        (rf"[A-Za-z](?P<ahead>\.<NL>+(?:(?=[A-Z])(?i:{_any_of(SENTENCE_OPENERS)}|m[rs]\.)|{_TAG})<NL>)", _same),
         (rf"{abbreviations}|{capitalised}\.|[A-Za-z](?:\.[A-Za-z])*\.", _same),
         (rf"(?i:{_any_of(NUMBERED_ABBREVIATIONS)})\.(?P<ahead><NL>?\d)", _same),
         (rf"<A>+(?:\.<A>+)*\.(?i:{_any_of(FILE_ENDINGS)})(?P<ahead><SP>|[.?!,]|$)", _same),
@@ -231,26 +253,15 @@ def _numbers() -> _Rules:
         (r"(?:\d{1,4}[- \xa0])?\d{1,4}(?:\\?/|\u2044)\d{1,4}", _same),
         (r"\d{1,2}[-/]\d{1,2}[-/]\d{2,4}", _same),
         # Telephone numbers: two or three groups of digits and a last one, which may follow at once.
-        (r"(?:\(\d{2,3}\) ?|(?:\d{2,4}[- ]){1,2})\d{3,4}[- ]?\d{3,5}", _rounds),
+        (r"(?:\(\d{2,3}\)[ \xa0]?|(?:\+\+?)?(?:\d{2,4}[- \xa0]){1,2})\d{3,4}[- \xa0]?\d{3,5}", _rounds),
         (f"[{''.join(SLASHED_FRACTIONS)}]", SLASHED_FRACTIONS.__getitem__),
     ]
 
 
 def _signs(symbols: set[int]) -> _Rules:
-    inside = r'[^ \t\n"<>|()]'  # of an address in the web
-    host = r"[a-z*+~#%&\u00a1-\u1fff\u2010-\u2027\u2030-\uffff]"  # signs before a host's name stay with it
-    last = r'[^ \t\n"<>|(){}.!?,-]'
-    label = r'[^\s"<>|(){}.]'  # between the dots of a mail address
-    name = r"[A-Za-z][A-Za-z0-9:._-]*"
-    tag = rf"""</?{name}(?: +{name}(?:=["'][^"']*["'])?)* */?>|<[!?][A-Za-z-][^>\n]*>"""
     mouth = re.escape("()[]{|\\@dDpPO")
     eye = r"[-^=~<>x']"
     return [
-        (tag, _same),
-        (rf"https?://{inside}+{last}", _same),
-        (rf"(?i:www)(?:\.[A-Za-z0-9_-]+)*\.[A-Za-z]{{2,4}}(?:/{inside}+{last})?", _same),
-        (rf"{host}+(?:\.{host}+)*\.(?:com|net|org|edu)(?:/{inside}+{last})?", _same),
-        (rf"<?[A-Za-z0-9](?:{label}|\.)*@{label}+(?:\.{label}+)*>?", _same),
         (r"@[a-zA-Z_][a-zA-Z_0-9]*", _same),
         (r"#<LE>+", _same),
         (rf"[<>]?[:;=][-o*']?[{mouth}](?P<ahead>[^A-Za-z0-9]|$)", _rounds),
@@ -263,7 +274,10 @@ def _signs(symbols: set[int]) -> _Rules:
         (f"[{''.join(_CURRENCY)}]", _CURRENCY.__getitem__),
         (r"[()\[\]{}]", _BRACKETS.__getitem__),
         # Dashes, dots and straight quotes are punctuation that the caption toolkit removes.
-        (r"[\u2013-\u2015\x96\x97]|(?i:&(?:md|[mn]dash|nbsp);)|\.{3,5}|(?:\.[ \xa0]){2,4}\.|[.\u2026]|\"|&quot;|''", _drop),
+        (
+            r"[\u2013-\u2015\x96\x97]|(?i:&(?:md|[mn]dash|nbsp);)|\.{3,5}|(?:\.[ \xa0]){2,4}\.|[.\u2026]|\"|&quot;|''",
+            _drop,
+        ),
         (r"[`\u2018-\u201f\u2039\u203a\xab\xbb\x91-\x94]{1,2}", _quotes),
         # An apostrophe before a word is a quote, so that a clitic or 'n is not read into it.
         (r"'(?P<ahead>[A-Za-z][^ \t\n\r\xa0])", _drop),

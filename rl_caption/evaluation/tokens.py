@@ -69,7 +69,7 @@ def _tokenise(texts: Sequence[str], tokenizer: str) -> tuple[list[str], int]:
         return ptb_tokenize(texts), 0
     from rewards.text.tokenize import is_tested, tokenize_lines
 
-    tokens = [" ".join(words) for words in tokenize_lines(texts)]
+    tokens = tokenize_lines(texts)
     others = [row for row, text in enumerate(texts) if not is_tested(text, in_lines=True)]
     if not others or tokenizer == "python":
         return tokens, len(others)

@@ -169,7 +169,7 @@ def token_classes() -> tuple[TokenClass, ...]:
     }
     names["PART"] = "(?:[dDoOlL]{QX}{A})?{A}+".format(**names)
     head, tail = f"(?:{names['L']}|{_ACCENTED})", f"(?:{names['A']}|{_ACCENTED})*"
-    names["LE"] = head
+    names |= {"LE": head, "AE": tail.removesuffix("*")}
     names["WORD"] = rf"{head}{tail}(?:[.!?]{head}{tail})*"
     rules = (*_addresses(), *_words(), *_numbers(), *_signs(symbols))
     return tuple(_compiled(pattern, names, write) for pattern, write in rules)
@@ -181,9 +181,9 @@ def _compiled(pattern: str, names: dict[str, str], write: Callable[[str], str | 
     return TokenClass(re.compile(pattern), write)
 
 
-# In the patterns below <L> is a letter, <LE> a letter or the entity of one, <A> a letter or digit, <Q> an apostrophe,
-# <QX> an apostrophe or quote, <H> a joining hyphen, <SP> a space, <NL> a space or line end. A group named "ahead" is
-# looked at and not consumed; it counts for the length.
+# In the patterns below <L> is a letter, <LE> a letter or the entity of one, <A> and <AE> the same or a digit, <Q> an
+# apostrophe, <QX> an apostrophe or quote, <H> a joining hyphen, <SP> a space, <NL> a space or line end. A group named
+# "ahead" is looked at and not consumed; it counts for the length.
 _CLITIC = "<Q>(?:[msdMSD]|[rR][eE]|[vV][eE]|[lL][lL])"
 _ACCENTED = "(?i:&[aeiou](?:acute|grave|uml);)"  # an entity that counts as a letter; only these, and in any case
 _NAME = r"[A-Za-z][A-Za-z0-9:._-]*"
@@ -201,7 +201,7 @@ def _addresses() -> _Rules:
         (_TAG, _same),
         (rf'https?://(?:[^ \t\n"<>|(){{}}]+{last}|{pair})', _same),
         (rf'(?i:www)\.(?:[^ \t\n\r\f"<>|.!?(){{}},]+\.)+[A-Za-z]{{2,4}}(?:{path})?', _same),
-        (rf"{host}+(?:\.{host}+)*\.(?:com|net|org|edu)(?:{path})?", _same),
+        (rf"{host}+(?:\.{host}+)*\.(?i:com|net|org|edu)(?:{path})?", _same),
         (rf"(?:<|(?i:&lt;))?[A-Za-z0-9](?:{label}|\.)*@{label}+(?:\.{label}+)*>?", _same),
     ]
 
@@ -243,7 +243,7 @@ def _words() -> _Rules:
         (rf"[A-Za-z](?P<ahead>\.<NL>+(?:(?=[A-Z])(?i:{_any_of(SENTENCE_OPENERS)}|m[rs]\.)|{_TAG})<NL>)", _same),
         (rf"{abbreviations}|{capitalised}\.|[A-Za-z](?:\.[A-Za-z])*\.", _same),
         (rf"(?i:{_any_of(NUMBERED_ABBREVIATIONS)})\.(?P<ahead><NL>?\d)", _same),
-        (rf"<A>+(?:\.<A>+)*\.(?i:{_any_of(FILE_ENDINGS)})(?P<ahead><SP>|[.?!,]|$)", _same),
+        (rf"<AE>+(?:\.<AE>+)*\.(?i:{_any_of(FILE_ENDINGS)})(?P<ahead><SP>|[.?!,]|$)", _same),
     ]
 
 

@@ -37,6 +37,8 @@ MOST_PLAIN_WORDS = 100_000
 _plain_words: set[str] = set()
 """Words seen so far that are tokens wherever they stand between spaces: captions of a policy have hardly any others."""
 _LAST_WORD = re.compile(r"[A-Za-z]\.\s*\Z")
+_SPACES = re.compile("[ \t][ \t\xa0\u2000-\u200a\u3000]*|\n")
+"""A run of spaces. One that begins with a no-break space may be the beginning of an address."""
 _LINE_BREAK = re.compile("[\n\r\x0b\x0c\u2028\u2029]")
 
 
@@ -59,7 +61,9 @@ def tokenize(text: str) -> list[str]:
     if _plain_words.issuperset(words) and " ".join(words) == text:
         return words
     easy = _easy_tokens(text)
-    return " ".join(_scan(text)).split() if easy is None else easy
+    if easy is not None:
+        return easy
+    return " ".join(token for token in _scan(text) if token not in PUNCTUATION).split()
 
 
 def _easy_tokens(text: str) -> list[str] | None:
@@ -121,22 +125,24 @@ def tokenize_lines(captions: Sequence[str]) -> list[str]:
         line = _LINE_BREAK.sub(" ", caption)
         words = _easy_tokens(line)
         if words is None:
-            words = list(_scan(line, following if _LAST_WORD.search(line) else ""))
-        tokens.append(" ".join(words).rstrip())
+            scanned = " ".join(_scan(line, following if _LAST_WORD.search(line) else ""))
+            words = [token for token in scanned.rstrip().split(" ") if token not in PUNCTUATION]
+        tokens.append(" ".join(words))
         following = line if line.strip() else f"{line}\n{following}"  # it looks beyond empty lines
     return tokens[::-1]
 
 
 @lru_cache(maxsize=65536)
 def _scan(text: str, following: str = "") -> tuple[str, ...]:
-    """Tokenise any caption by the longest match at each position. ``following``: the lines after it."""
+    """All tokens of a caption, by the longest match at each position. ``following``: the lines after it."""
     text = _LINE_BREAK.sub(" ", text).replace("\xad", "")
     has_address, length = "@" in text, len(text)
     text = f"{text}\n{following}\n" if following else f"{text}\n"
     position, tokens = 0, []
     while position < length:
-        if text[position] in " \t\n":
-            position += 1
+        space = _SPACES.match(text, position)
+        if space is not None:
+            position = space.end()
             continue
         word = None if has_address else _EASY_WORD.match(text, position, length)
         if word is not None and word.group().lower() not in SPLIT_WORDS:
@@ -146,7 +152,7 @@ def _scan(text: str, following: str = "") -> tuple[str, ...]:
         written, position = _longest_token(text, position)
         if written is not None:
             tokens.append(written)
-    return tuple(token.replace(" ", "\xa0") for token in map(str.lower, tokens) if token not in PUNCTUATION)
+    return tuple(token.lower().replace(" ", "\xa0") for token in tokens)
 
 
 def _longest_token(text: str, position: int) -> tuple[str | None, int]:

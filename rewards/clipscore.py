@@ -6,6 +6,7 @@ section 3. Captions and references are embedded as they were written; no PTB tok
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -16,13 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rewards.base import as_texts, checked_scores, required_column
-from rewards.clip.embedding_cache import CachedEncoder
+from rewards.clip.embedding_cache import CachedEncoder, is_main_process
 from rewards.text.references import reference_lists
 
 if TYPE_CHECKING:
     from rewards.clip.backbone import DualEncoder
     from rewards.clip.tuned import MlpDeltas
 
+logger = logging.getLogger(__name__)
 PREFIX = "A photo depicts "
 Floats = NDArray[np.floating[Any]]
 
@@ -48,6 +50,8 @@ class ClipScore:
     __name__ = "clipscore"
     columns = frozenset({"image"})
     bounds = (0.0, 2.5)
+    clips = True
+    """Whether all cosines below 0 score 0."""
 
     def __init__(
         self,
@@ -96,6 +100,7 @@ class ClipScore:
         if not isinstance(backbone, CachedEncoder):
             backbone = CachedEncoder(backbone, cache_dir, cache_images)
         self.backbone, self.prefix, self.w = backbone, prefix, float(w)
+        self._told = False
         self.bounds = (0.0, self.w)
         self.cache_references = cache_references
         self._references: OrderedDict[str, Floats] = OrderedDict()
@@ -131,7 +136,16 @@ class ClipScore:
         if not texts:
             return []
         captions = self._embed_texts(texts)
-        scores = self._scores(_cosines(captions, self.backbone.embed_images(images)))
+        cosines = _cosines(captions, self.backbone.embed_images(images))
+        if self.clips and not self._told and 2 * (below := int((cosines < 0).sum())) > len(texts):
+            self._told = True
+            if is_main_process():
+                logger.warning(
+                    "%s: %d of %d captions score 0, as their cosines under %s are below 0: nothing tells them apart. "
+                    "Weights that are trained as SPECS's are want the reward specs with scale: shifted",
+                    self.__name__, below, len(texts), self.backbone.signature,
+                )  # fmt: skip
+        scores = self._scores(cosines)
         return checked_scores(self, self._with_references(scores, captions, references).tolist(), len(texts))
 
     def _scores(self, cosines: Floats) -> Floats:

@@ -74,6 +74,7 @@ class _Loaded:
     """Whether padding cannot change a text embedding, so that ids may be cut after the longest caption."""
     encode_text: Callable[[Tensor], Tensor]
     note: str = ""  # what the signature says of the source beside its name
+    long_layout: bool = False
 
 
 class Backbone:
@@ -101,6 +102,8 @@ class Backbone:
         self._source = (self.name, pretrained, device, precision, context_length, tuned_from, mlp_deltas)
         self._loaded: _Loaded | None = _load(*self._source)
         self.context_length = self._loaded.context_length
+        self.long_layout = self._loaded.long_layout
+        """Whether the file has the layout of Long-CLIP's and SPECS's released weights."""
         self.fingerprint = _fingerprint(self._loaded, precision)
         source = Path(self.name).name if Path(self.name).is_dir() else self.name
         label = f"{source}/{Path(pretrained).name}" if pretrained else source
@@ -301,13 +304,13 @@ def _load_open_clip(
         )
     tag: dict[str, Any] = open_clip.get_pretrained_cfg(name, pretrained) if pretrained else {}
     # The tag knows the activation; the architecture ViT-B-32 alone would run OpenAI's weights with another one.
-    quick_gelu, note = bool(tag and tag.get("quick_gelu")), ""
+    quick_gelu, note, long_layout = bool(tag and tag.get("quick_gelu")), "", False
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="QuickGELU mismatch")
         if pretrained is not None and tuned_from is not None:
             model, note = load_tuned(name, Path(pretrained), tuned_from, mlp_deltas)
         elif pretrained is not None and Path(pretrained).is_file():
-            model = load_file(name, Path(pretrained), quick_gelu)
+            model, long_layout = load_file(name, Path(pretrained), quick_gelu)
         else:
             model = open_clip.create_model(name, pretrained, force_quick_gelu=quick_gelu, require_pretrained=True)
     if stretched is not None:
@@ -324,6 +327,7 @@ def _load_open_clip(
         trims=causal,
         encode_text=(lambda ids: causal_text_features(model, ids)) if causal else model.encode_text,
         note=note,
+        long_layout=long_layout,
     )
 
 

@@ -94,7 +94,7 @@ def chunks(items: Sequence[T], size: int, title: str) -> Iterator[Sequence[T]]:
     Only the first of several processes shows anything.
     """
     start = logged = time.monotonic()
-    shows = _is_main_process()
+    shows = is_main_process()
     with tqdm(total=len(items), desc=title, leave=False, delay=2, disable=None if shows else True) as bar:
         for first in range(0, len(items), size):
             chunk = items[first : first + size]
@@ -107,7 +107,7 @@ def chunks(items: Sequence[T], size: int, title: str) -> Iterator[Sequence[T]]:
                 logger.info("%s: %d of %d, %.1f per second, %.0f s left", title, done, len(items), rate, left)
 
 
-def _is_main_process() -> bool:
+def is_main_process() -> bool:
     """Whether this is process 0 of those that train together; before they have met, the launcher's ``RANK`` says it."""
     torch = sys.modules.get("torch")  # a process that has not imported it is in no group
     if torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized():

@@ -49,8 +49,8 @@ class PacScore(ClipScore):
         batch_size: int = 64,
         truncate: bool = True,
         cache_dir: str | Path | None = None,
-        cache_images: int = 200_000,
-        cache_references: int = 50_000,
+        cache_images: int | None = None,
+        cache_references: int | None = None,
         context_length: int | None = None,
     ) -> None:
         """Load the dual encoder. There is no default: without weights that were tuned for it, it would not be PAC-S.
@@ -108,8 +108,8 @@ class RefPacScore(RefClipScore):
         batch_size: int = 64,
         truncate: bool = True,
         cache_dir: str | Path | None = None,
-        cache_images: int = 200_000,
-        cache_references: int = 50_000,
+        cache_images: int | None = None,
+        cache_references: int | None = None,
         context_length: int | None = None,
     ) -> None:
         """Load the dual encoder.

@@ -50,7 +50,7 @@ class Specs(ClipScore):
         batch_size: int = 64,
         truncate: bool = False,
         cache_dir: str | Path | None = None,
-        cache_images: int = 200_000,
+        cache_images: int | None = None,
         context_length: int | None = None,
     ) -> None:
         """Load the dual encoder.
@@ -124,8 +124,8 @@ class LengthRouter:
     """A short-caption score below a number of tokens, a long-caption score from there on.
 
     The SPECS paper recommends CLIP below 60 tokens and SPECS above. Tokens are those of CLIP's BPE, without start and
-    end. A caption is scored by one of the two alone. The default pair, CLIPScore with w = 1 and SPECS, is in [0, 1], yet
-    of two encoders: scores compare within one side only.
+    end. A caption is scored by one of the two alone. The default pair, CLIPScore with w = 1 and SPECS, is in [0, 1],
+    yet of two encoders: scores compare within one side only.
     """
 
     __name__ = "length_router"

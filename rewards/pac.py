@@ -12,19 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rewards.clip.embedding_cache import CachedEncoder
+from rewards.clip.tuned import RELEASED
 from rewards.clipscore import PREFIX, ClipScore, RefClipScore, load_encoder
 
 if TYPE_CHECKING:
     from rewards.clip.backbone import DualEncoder
     from rewards.clip.tuned import MlpDeltas
-
-RELEASED = {
-    "clip_ViT-B-32.pth": ("ViT-B-32", "openai"),
-    "openClip_ViT-L-14.pth": ("ViT-L-14", "laion2b_s32b_b82k"),
-    "PAC++_clip_ViT-B-32.pth": ("ViT-B-32", "openai"),
-    "PAC++_clip_ViT-L-14.pth": ("ViT-L-14", "openai"),
-}
-"""Files of the repository aimagelab/pacscore -> architecture of open_clip, and the tag whose weights were tuned."""
 
 
 class PacScore(ClipScore):

@@ -6,8 +6,8 @@ section 3. Captions and references are embedded as they were written; no PTB tok
 
 from __future__ import annotations
 
+import logging
 import math
-from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,13 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rewards.base import as_texts, checked_scores, required_column
-from rewards.clip.embedding_cache import CachedEncoder
+from rewards.clip.embedding_cache import CachedEncoder, EmbeddingCache, entry_bytes, is_main_process
 from rewards.text.references import reference_lists
 
 if TYPE_CHECKING:
     from rewards.clip.backbone import DualEncoder
     from rewards.clip.tuned import MlpDeltas
 
+logger = logging.getLogger(__name__)
 PREFIX = "A photo depicts "
 Floats = NDArray[np.floating[Any]]
 
@@ -48,6 +49,8 @@ class ClipScore:
     __name__ = "clipscore"
     columns = frozenset({"image"})
     bounds = (0.0, 2.5)
+    clips = True
+    """Whether all cosines below 0 score 0."""
 
     def __init__(
         self,
@@ -60,8 +63,8 @@ class ClipScore:
         batch_size: int = 64,
         truncate: bool = True,
         cache_dir: str | Path | None = None,
-        cache_images: int = 200_000,
-        cache_references: int = 50_000,
+        cache_images: int | None = None,
+        cache_references: int | None = None,
         context_length: int | None = None,
     ) -> None:
         """Load the dual encoder.
@@ -80,14 +83,15 @@ class ClipScore:
             truncate: cut captions that are longer than the encoder's context (77 tokens), as the released code does;
                 False raises instead.
             cache_dir: folder that keeps image embeddings between runs; None keeps them in memory only.
-            cache_images: image embeddings kept in memory, about 2 kB each.
-            cache_references: reference embeddings kept in memory, about 2 kB each.
+            cache_images: image embeddings kept in memory, about 2.3 kB each; None is as many as there are, up to a
+                fifth of the available memory (``EmbeddingCache``).
+            cache_references: the same of reference embeddings.
             context_length: stretch the text tower to so many tokens (248 for CLIP's 77); None leaves it as it is.
 
         Raises:
             ValueError: an argument is wrong, or the weights cannot be found or loaded.
         """
-        if not (math.isfinite(w) and w > 0) or cache_references < 1:
+        if not (math.isfinite(w) and w > 0) or (cache_references is not None and cache_references < 1):
             raise ValueError(f"w = {w}, cache_references = {cache_references}: expected w > 0 and at least 1")
         if isinstance(backbone, str | Path):
             if str(backbone) == "ViT-B-32" and pretrained is None:
@@ -96,18 +100,42 @@ class ClipScore:
         if not isinstance(backbone, CachedEncoder):
             backbone = CachedEncoder(backbone, cache_dir, cache_images)
         self.backbone, self.prefix, self.w = backbone, prefix, float(w)
+        self._told = False
         self.bounds = (0.0, self.w)
-        self.cache_references = cache_references
-        self._references: OrderedDict[str, Floats] = OrderedDict()
+        self._references = EmbeddingCache(backbone.encoder.fingerprint, None, cache_references)
 
     @property
     def signature(self) -> str:
         """Metric, backbone with weights, prefix and w."""
         return f"{self.__name__}[{self.backbone.signature},prefix={self.prefix!r},w{self.w:g}]"
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Pickle without embeddings; the backbone pickles without its network."""
-        return {**self.__dict__, "_references": OrderedDict()}
+    def plan_caches(self, images: int, references: int) -> None:
+        """Log how much memory the embeddings of a data set take; warn if a cache is too small for them.
+
+        Args:
+            images: how many the data set has; 0 where another score with the same encoder tells of them.
+            references: how many different ones it has.
+        """
+        parts = [("images", images, self.backbone.images)]
+        parts += [("references", references, self._references)] if "references" in self.columns else []
+        parts = [part for part in parts if part[1]]
+        if not parts or not is_main_process():
+            return
+        width = self.backbone.embed_texts(["a"]).shape[1]
+        kept = [min(count, cache.room(width)) for _, count, cache in parts]
+        logger.info(
+            "%s: embeddings of %s are kept in memory, %.0f MB in each process",
+            self.__name__,
+            " and ".join(f"{held:,} {kind}" for held, (kind, _, _) in zip(kept, parts, strict=True)),
+            sum(kept) * entry_bytes(width) / 1e6,
+        )
+        for held, (kind, count, cache) in zip(kept, parts, strict=True):
+            if held < count and cache.folder is None:
+                logger.warning(
+                    "%s: the data has %s %s, its cache has room for %s: the others are embedded again in every epoch. "
+                    "Raise cache_%s, or, where it is not set, free memory",
+                    self.__name__, f"{count:,}", kind, f"{held:,}", kind,
+                )  # fmt: skip
 
     def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
         """Score N captions.
@@ -131,7 +159,16 @@ class ClipScore:
         if not texts:
             return []
         captions = self._embed_texts(texts)
-        scores = self._scores(_cosines(captions, self.backbone.embed_images(images)))
+        cosines = _cosines(captions, self.backbone.embed_images(images))
+        if self.clips and not self._told and 2 * (below := int((cosines < 0).sum())) > len(texts):
+            self._told = True
+            if is_main_process():
+                logger.warning(
+                    "%s: %d of %d captions score 0, as their cosines under %s are below 0: nothing tells them apart. "
+                    "Weights that are trained as SPECS's are want the reward specs with scale: shifted",
+                    self.__name__, below, len(texts), self.backbone.signature,
+                )  # fmt: skip
+        scores = self._scores(cosines)
         return checked_scores(self, self._with_references(scores, captions, references).tolist(), len(texts))
 
     def _scores(self, cosines: Floats) -> Floats:
@@ -149,20 +186,6 @@ class ClipScore:
         rows = {text: row for row, text in enumerate(distinct)}
         embeddings = self.backbone.embed_texts([self.prefix + text for text in distinct])
         return embeddings[[rows[text] for text in texts]]
-
-    def _embed_references(self, references: Sequence[tuple[str, ...]]) -> dict[str, Floats]:
-        """Return the embedding of every reference of the call; the samples of an image share theirs."""
-        wanted = list(dict.fromkeys(text for captions in references for text in captions))
-        known = {text: self._references[text] for text in wanted if text in self._references}
-        missing = [text for text in wanted if text not in known]
-        if missing:
-            known.update(zip(missing, map(np.copy, self._embed_texts(missing)), strict=True))
-        for text in wanted:
-            self._references[text] = known[text]
-            self._references.move_to_end(text)
-        while len(self._references) > self.cache_references:
-            self._references.popitem(last=False)
-        return known
 
 
 class RefClipScore(ClipScore):
@@ -191,8 +214,8 @@ class RefClipScore(ClipScore):
         batch_size: int = 64,
         truncate: bool = True,
         cache_dir: str | Path | None = None,
-        cache_images: int = 200_000,
-        cache_references: int = 50_000,
+        cache_images: int | None = None,
+        cache_references: int | None = None,
         context_length: int | None = None,
     ) -> None:
         """Load the dual encoder.
@@ -222,11 +245,10 @@ class RefClipScore(ClipScore):
         return reference_lists(columns, self.__name__, count)
 
     def _with_references(self, scores: Floats, captions: Floats, references: list[tuple[str, ...]]) -> Floats:
-        known = self._embed_references(references)
-        place = {text: row for row, text in enumerate(known)}
+        written = [self.prefix + text for own in references for text in own]
+        embedded = self._references.embed(written, self.backbone.embed_texts, str, "reference")
         counts = [len(own) for own in references]  # at least 1 each
-        pairs = np.repeat(captions, counts, axis=0), np.stack(list(known.values()))
-        cosines = _cosines(pairs[0], pairs[1][[place[text] for own in references for text in own]])
+        cosines = _cosines(np.repeat(captions, counts, axis=0), embedded)
         best = np.maximum.reduceat(cosines, np.cumsum([0, *counts[:-1]]))
         best = np.clip(best, 0.0 if self.clip_references else -1.0, 1.0)
         return harmonic_mean(scores, best)

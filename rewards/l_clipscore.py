@@ -34,8 +34,8 @@ class LClipScore(ClipScore):
         batch_size: int = 64,
         truncate: bool = True,
         cache_dir: str | Path | None = None,
-        cache_images: int = 200_000,
-        cache_references: int = 50_000,
+        cache_images: int | None = None,
+        cache_references: int | None = None,
         context_length: int | None = None,
     ) -> None:
         """Load the student.
@@ -71,8 +71,8 @@ class RefLClipScore(RefClipScore):
         batch_size: int = 64,
         truncate: bool = True,
         cache_dir: str | Path | None = None,
-        cache_images: int = 200_000,
-        cache_references: int = 50_000,
+        cache_images: int | None = None,
+        cache_references: int | None = None,
         context_length: int | None = None,
     ) -> None:
         """Load the student.

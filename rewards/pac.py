@@ -12,19 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rewards.clip.embedding_cache import CachedEncoder
+from rewards.clip.tuned import RELEASED
 from rewards.clipscore import PREFIX, ClipScore, RefClipScore, load_encoder
 
 if TYPE_CHECKING:
     from rewards.clip.backbone import DualEncoder
     from rewards.clip.tuned import MlpDeltas
-
-RELEASED = {
-    "clip_ViT-B-32.pth": ("ViT-B-32", "openai"),
-    "openClip_ViT-L-14.pth": ("ViT-L-14", "laion2b_s32b_b82k"),
-    "PAC++_clip_ViT-B-32.pth": ("ViT-B-32", "openai"),
-    "PAC++_clip_ViT-L-14.pth": ("ViT-L-14", "openai"),
-}
-"""Files of the repository aimagelab/pacscore -> architecture of open_clip, and the tag whose weights were tuned."""
 
 
 class PacScore(ClipScore):
@@ -49,8 +42,8 @@ class PacScore(ClipScore):
         batch_size: int = 64,
         truncate: bool = True,
         cache_dir: str | Path | None = None,
-        cache_images: int = 200_000,
-        cache_references: int = 50_000,
+        cache_images: int | None = None,
+        cache_references: int | None = None,
         context_length: int | None = None,
     ) -> None:
         """Load the dual encoder. There is no default: without weights that were tuned for it, it would not be PAC-S.
@@ -108,8 +101,8 @@ class RefPacScore(RefClipScore):
         batch_size: int = 64,
         truncate: bool = True,
         cache_dir: str | Path | None = None,
-        cache_images: int = 200_000,
-        cache_references: int = 50_000,
+        cache_images: int | None = None,
+        cache_references: int | None = None,
         context_length: int | None = None,
     ) -> None:
         """Load the dual encoder.

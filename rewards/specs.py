@@ -6,6 +6,7 @@ released code for ``scale="shifted"``. Captions go to CLIP's BPE as they are: no
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -13,12 +14,13 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from rewards.base import Reward, RewardError, as_texts, checked_scores, required_column
-from rewards.clip.embedding_cache import CachedEncoder
+from rewards.clip.embedding_cache import CachedEncoder, is_main_process
 from rewards.clipscore import ClipScore, Floats
 
 if TYPE_CHECKING:
     from rewards.clip.backbone import DualEncoder
 
+logger = logging.getLogger(__name__)
 Scale = Literal["clipped", "shifted"]
 
 
@@ -31,8 +33,8 @@ def specs_score(cosines: Floats, scale: Scale = "clipped") -> Floats:
 class Specs(ClipScore):
     """SPECS: cosine of image and long caption under a specificity-tuned dual encoder; no references.
 
-    Source: the SPECS paper, section 3. Released weights want ``scale="shifted"``: their cosines are often negative,
-    so that clipping would make most captions equal.
+    Source: the SPECS paper, section 3. Cosines of the released weights are often negative, so that clipping would make
+    most captions equal: for them ``shifted`` is the default, as in the released code.
     """
 
     __name__ = "specs"
@@ -42,13 +44,13 @@ class Specs(ClipScore):
         self,
         backbone: str | Path | DualEncoder | CachedEncoder,
         pretrained: str | None = None,
-        scale: Scale = "clipped",
+        scale: Scale | None = None,
         device: str | None = None,
         precision: str = "fp32",
         batch_size: int = 64,
         truncate: bool = False,
         cache_dir: str | Path | None = None,
-        cache_images: int = 200_000,
+        cache_images: int | None = None,
         context_length: int | None = None,
     ) -> None:
         """Load the dual encoder.
@@ -57,20 +59,29 @@ class Specs(ClipScore):
             backbone: folder that ``train_reward_model.py`` exported, or what ``load_backbone`` takes, such as
                 ``ViT-B-32`` with ``pretrained: spec.pt``, or an encoder that is loaded already.
             pretrained: checkpoint file, with an architecture.
-            scale: ``clipped`` at 0 (paper), or ``shifted`` to (cosine + 1) / 2 (released code).
+            scale: ``clipped`` at 0 (paper), or ``shifted`` to (cosine + 1) / 2 (released code). None is ``shifted``
+                for a file in the layout of the released weights, else ``clipped``.
             truncate: cut captions above the encoder's context; False raises and names the row.
             device, precision, batch_size, cache_dir, cache_images, context_length: as for ``ClipScore``.
 
         Raises:
             ValueError: an argument is wrong, or the weights cannot be found or loaded.
         """
-        if scale not in get_args(Scale):
+        if scale not in (None, *get_args(Scale)):
             raise ValueError(f"scale is {scale!r}: expected one of {', '.join(get_args(Scale))}")
         super().__init__(
             backbone, pretrained, "", 1.0, device, precision, batch_size, truncate, cache_dir, cache_images,
             context_length=context_length,
         )  # fmt: skip
-        self.scale, self.truncate = scale, truncate
+        released = getattr(self.backbone.encoder, "long_layout", False)
+        self.scale: Scale = scale or ("shifted" if released else "clipped")
+        self.truncate, self.clips = truncate, self.scale == "clipped"
+        if released and is_main_process():
+            why = f"{self.backbone.signature} has the layout of released weights, whose cosines are often below 0"
+            if scale is None:
+                logger.info("%s: %s: scale is 'shifted', (cosine + 1) / 2, as in the released code", self.__name__, why)
+            elif self.clips:
+                logger.warning("%s: %s: clipped, all such captions score 0. Set scale: shifted", self.__name__, why)
 
     @property
     def signature(self) -> str:
@@ -113,8 +124,8 @@ class LengthRouter:
     """A short-caption score below a number of tokens, a long-caption score from there on.
 
     The SPECS paper recommends CLIP below 60 tokens and SPECS above. Tokens are those of CLIP's BPE, without start and
-    end. A caption is scored by one of the two alone. The default pair, CLIPScore with w = 1 and SPECS clipped at 0, are
-    cosines in [0, 1], yet of two encoders: scores compare within one side only.
+    end. A caption is scored by one of the two alone. The default pair, CLIPScore with w = 1 and SPECS, is in [0, 1],
+    yet of two encoders: scores compare within one side only.
     """
 
     __name__ = "length_router"

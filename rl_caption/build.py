@@ -248,8 +248,8 @@ def build_reward(config: RewardConfig, references: Sequence[list[str]], folder: 
     """The mixture of rewards.
 
     Where ``reward.df`` is null, document frequencies are counted from ``references`` (one document an image) and
-    written to ``folder/document_frequencies.npz``, if there is a folder. CLIP-based terms whose arguments ask for the
-    same network and cache share one.
+    written to ``folder/document_frequencies.npz``, if there is a folder (of a run: then CLIP-based terms also log what
+    their caches of embeddings take). CLIP-based terms whose arguments ask for the same network and cache share one.
 
     Raises:
         ConfigError: no terms, an unknown reward or argument, weights that are not there, or document frequencies made
@@ -273,6 +273,8 @@ def build_reward(config: RewardConfig, references: Sequence[list[str]], folder: 
         if wanted is not None and isinstance(reward, ClipScore):
             encoders[wanted] = reward.backbone
         terms[name] = (reward, term.weight)
+    if folder is not None:
+        _plan_caches([reward for reward, _ in terms.values()], references)
     try:
         return MixedReward(terms, config.normalize)
     except ValueError as error:
@@ -286,6 +288,16 @@ def read_token_ids(reward: MixedReward, captioner: Captioner) -> None:
     for term in reward.rewards.values():
         if isinstance(term, CiderD):
             term.bind_vocabulary(WordVocabulary(tuple(captioner.words), captioner.eos_token_id))
+
+
+def _plan_caches(rewards: Sequence[Any], references: Sequence[list[str]]) -> None:
+    """Let CLIP-based rewards say what the embeddings of the training data take; a shared encoder says it once."""
+    scores = [reward for reward in rewards if isinstance(reward, ClipScore)]
+    texts = len({text for own in references for text in own}) if scores else 0
+    seen: set[int] = set()
+    for score in scores:
+        score.plan_caches(0 if id(score.backbone) in seen else len(references), texts)
+        seen.add(id(score.backbone))
 
 
 def _encoder_wanted(name: str, arguments: dict[str, Any]) -> str | None:

@@ -128,6 +128,85 @@ def polaris_csv(folder: Path) -> None:
     (folder / "polaris_test.csv").write_text("\n".join(lines))
 
 
+def pascal50s_json(folder: Path) -> None:
+    """One pair of each kind, the kinds in the order of the file that circulates."""
+    content = {
+        kind: [
+            {
+                "image": f"VOC2012/JPEGImages/2008_{kind}.jpg",
+                "captions": [f"a dog {kind}", "a  cat"],
+                "label": label,
+                "references": [f"reference {number}" for number in range(5)],
+            }
+        ]
+        for kind, label in (("HI", 0), ("HC", 1), ("MM", 0), ("HM", 1))
+    }
+    write_json(folder / "pascal_50s.json", content)
+
+
+def rated_json(name: str) -> Callable[[Path], None]:
+    def build(folder: Path) -> None:
+        rows = [
+            {"imgid": "59cf", "mt": "a  dog", "refs": ["dogs ", "a dog runs"], "score": 1.0},
+            {"imgid": "aa0c", "mt": "a cat", "refs": ["cats"], "score": 0.55},
+        ]
+        write_json(folder / f"{name}_test.json", rows)
+
+    return build
+
+
+def coco_captions(folder: Path) -> None:
+    annotations = [
+        {"image_id": image, "id": 10 * image + number, "caption": f"{words}  in place {number}."}
+        for image, words in ((7, "A dog runs"), (8, "A cat sits"))
+        for number in range(5)
+    ]
+    write_json(folder / "captions_val2014.json", {"images": [], "annotations": annotations})
+
+
+def thumb(folder: Path) -> None:
+    """Two images, each with the captions of two systems and one of COCO's."""
+    coco_captions(folder)
+    rows = []
+    for image, words in ((7, "A dog runs"), (8, "A cat sits")):
+        for number, (system, text) in enumerate(
+            [("Up-Down", "a thing"), ("VinVL-base", words), ("Human", f"{words} in place 2")]
+        ):
+            rows.append(
+                {
+                    "SYS": system, "seg_id": str(image), "set_id": image, "hyp": text,
+                    "image": f"COCO_val2014_{image:012}.jpg", "P": 3.0 + number, "R": 5.0 - number, "Fl": -0.0,
+                    "Inc": -0.0, "Con": -0.1 * number, "human_score": 4.0 - 0.1 * number,
+                }
+            )  # fmt: skip
+    (folder / "mscoco_THumB-1.0.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+
+
+def cxc(folder: Path) -> None:
+    coco_captions(folder)
+    rows = ["caption,image,agg_score,sampling_method"]
+    for sentence, image, score, how in ((70, 7, 5.0, "original"), (71, 8, 1.8, "intrasim"), (71, 7, 4.2, "original")):
+        rows.append(f"COCO_val2014:sentid:{sentence},COCO_val2014_{image:012}.jpg,{score},c2i_{how}")
+    (folder / "sits_test.csv").write_text("\n".join(rows) + "\n")
+
+
+def ratings_lines(folder: Path) -> None:
+    rows = [{"image": f"{n}.jpg", "caption": "A dog.", "rating": n, "references": ["dogs"], "group": n} for n in (1, 2)]
+    (folder / "mine.jsonl").write_text("\n".join(map(json.dumps, rows)))
+
+
+def flickr8k_json(folder: Path) -> None:
+    judgements = [{"caption": "a  cat", "rating": 2.0}, {"caption": "a dog", "rating": 4.0}]
+    item = {"image_path": "d/1_a.jpg", "ground_truth": ["a dog", "dogs"], "human_judgement": judgements}
+    write_json(folder / "flickr8k.json", {"1_a": item})
+
+
+def foil_of_valse(folder: Path) -> None:
+    pair = {"image_file": "COCO_val2014_000000000007.jpg", "caption": "a dog", "foil": "a cat"}
+    votes = {"caption": 3, "foil": 0, "other": 0}
+    write_json(folder / "foil-it.json", {"0": {**pair, "mturk": votes}, "1": {**pair, "mturk": votes}})
+
+
 def parquet(path: Path, rows: list[dict[str, Any]]) -> None:
     import pyarrow
     from pyarrow.parquet import write_table
@@ -146,4 +225,15 @@ BUILDERS: dict[str, Callable[[Path], None]] = {
     "sugarcrepe": sugarcrepe,
     "aro": aro,
     "polaris": polaris_csv,
+    "nebula": rated_json("nebula"),
+    "thumb": thumb,
+    "cxc": cxc,
+    "ratings": ratings_lines,
 }
+OTHER_FORMS: list[tuple[str, Callable[[Path], None]]] = [
+    ("flickr8k_expert", flickr8k_json),
+    ("pascal50s", pascal50s_json),
+    ("foil", foil_of_valse),
+    ("polaris", rated_json("polaris")),
+]
+"""Set -> builder of another of the forms in which it is read."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import pickle
 import warnings
 from collections.abc import Callable, Sequence
@@ -19,11 +20,12 @@ from torch import Tensor, nn
 
 from rewards.base import RewardError
 from rewards.clip.captions import causal_text_features, embed_by_length, looked_up
-from rewards.clip.embedding_cache import ImageSource, chunks
+from rewards.clip.embedding_cache import ImageSource, chunks, is_main_process
 from rewards.clip.long import load_file, stretch_student, stretch_text_tower
 from rewards.clip.preprocessing import Preprocessing, pixels, preprocessing_of
-from rewards.clip.tuned import MlpDeltas, load_tuned
+from rewards.clip.tuned import RELEASED, MlpDeltas, load_tuned
 
+logger = logging.getLogger(__name__)
 PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 TEXTS = 16
 """Times ``batch_size`` captions are tokenised and sorted together, and then encoded in batches of as many tokens as
@@ -74,6 +76,7 @@ class _Loaded:
     """Whether padding cannot change a text embedding, so that ids may be cut after the longest caption."""
     encode_text: Callable[[Tensor], Tensor]
     note: str = ""  # what the signature says of the source beside its name
+    long_layout: bool = False
 
 
 class Backbone:
@@ -101,6 +104,8 @@ class Backbone:
         self._source = (self.name, pretrained, device, precision, context_length, tuned_from, mlp_deltas)
         self._loaded: _Loaded | None = _load(*self._source)
         self.context_length = self._loaded.context_length
+        self.long_layout = self._loaded.long_layout
+        """Whether the file has the layout of Long-CLIP's and SPECS's released weights."""
         self.fingerprint = _fingerprint(self._loaded, precision)
         source = Path(self.name).name if Path(self.name).is_dir() else self.name
         label = f"{source}/{Path(pretrained).name}" if pretrained else source
@@ -220,9 +225,10 @@ def load_backbone(
         name: an open_clip architecture (``ViT-B-32``); a hub id (``hf-hub:organisation/model``); a local folder, of a
             student or of an open_clip model (with ``open_clip_config.json``).
         pretrained: with an architecture only: a tag of open_clip (``openai``) or a checkpoint file. A file that OpenAI
-            released (a TorchScript archive) is recognised, and so is one in the layout of Long-CLIP and SPECS (a second
-            table of positions). Other files of OpenAI's weights need the architecture ``ViT-B-32-quickgelu``, since
-            the file does not tell its activation. The file decides how many positions the text tower has.
+            released (a TorchScript archive) is recognised, and so are one in the layout of Long-CLIP and SPECS (two
+            tables of positions) and one of PAC-S under its own name (``tuned.RELEASED``). Other files of OpenAI's
+            weights need the architecture ``ViT-B-32-quickgelu``, since the file does not tell its activation; a log
+            line says which one was taken. The file decides how many positions the text tower has.
         device: such as ``cpu`` or ``cuda``.
         precision: ``fp32``, ``fp16`` or ``bf16``. Published GPU scores are of fp16 and differ in the fourth digit.
         batch_size: images or captions at once.
@@ -301,15 +307,26 @@ def _load_open_clip(
         )
     tag: dict[str, Any] = open_clip.get_pretrained_cfg(name, pretrained) if pretrained else {}
     # The tag knows the activation; the architecture ViT-B-32 alone would run OpenAI's weights with another one.
-    quick_gelu, note = bool(tag and tag.get("quick_gelu")), ""
+    quick_gelu, note, layout = bool(tag and tag.get("quick_gelu")), "", None
+    known = RELEASED.get(Path(pretrained or "").name)
+    if tuned_from is None and known is not None and known[0] == name and Path(str(pretrained)).is_file():
+        tuned_from = known[1]  # whichever score asks: the architecture alone may have another activation and mean
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="QuickGELU mismatch")
         if pretrained is not None and tuned_from is not None:
             model, note = load_tuned(name, Path(pretrained), tuned_from, mlp_deltas)
         elif pretrained is not None and Path(pretrained).is_file():
-            model = load_file(name, Path(pretrained), quick_gelu)
+            model, layout = load_file(name, Path(pretrained), quick_gelu)
         else:
             model = open_clip.create_model(name, pretrained, force_quick_gelu=quick_gelu, require_pretrained=True)
+    preprocessing = preprocessing_of(model.visual)
+    if layout == "plain" and is_main_process():
+        logger.info(
+            "%s says neither activation nor preprocessing: those of %s are taken, %s and mean %s. OpenAI's weights "
+            "have QuickGELU (ViT-B-32-quickgelu)",
+            pretrained, name, "QuickGELU" if (open_clip.get_model_config(name) or {}).get("quick_gelu") else "GELU",
+            preprocessing.mean,
+        )  # fmt: skip
     if stretched is not None:
         stretch_text_tower(model, stretched)
     native = isinstance(model, open_clip.CLIP)
@@ -318,12 +335,13 @@ def _load_open_clip(
     return _Loaded(
         model=model,
         tokenizer=looked_up(open_clip.get_tokenizer(name, context_length=context_length)),
-        preprocessing=preprocessing_of(model.visual),
+        preprocessing=preprocessing,
         context_length=context_length,
         architecture=repr(model) + json.dumps(open_clip.get_model_config(name), sort_keys=True),
         trims=causal,
         encode_text=(lambda ids: causal_text_features(model, ids)) if causal else model.encode_text,
         note=note,
+        long_layout=layout == "long",
     )
 
 

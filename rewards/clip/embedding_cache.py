@@ -11,12 +11,12 @@ import sys
 import tempfile
 import time
 import zlib
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 from PIL import Image
 from tqdm import tqdm
@@ -28,7 +28,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_CHUNK = 256
+MEMORY_SHARE = 0.2
+"""Of the memory that is available, divided among this machine's processes: the most that a cache takes by itself."""
+_ENTRY_BYTES = 250
+"""What an entry takes beside its numbers: key, array object, places in the dictionary."""
+_CHUNK = 1024
 _CHECKSUM_BYTES = 16
 _LOG_SECONDS = 10.0
 UNREADABLE = (
@@ -94,7 +98,7 @@ def chunks(items: Sequence[T], size: int, title: str) -> Iterator[Sequence[T]]:
     Only the first of several processes shows anything.
     """
     start = logged = time.monotonic()
-    shows = _is_main_process()
+    shows = is_main_process()
     with tqdm(total=len(items), desc=title, leave=False, delay=2, disable=None if shows else True) as bar:
         for first in range(0, len(items), size):
             chunk = items[first : first + size]
@@ -107,7 +111,7 @@ def chunks(items: Sequence[T], size: int, title: str) -> Iterator[Sequence[T]]:
                 logger.info("%s: %d of %d, %.1f per second, %.0f s left", title, done, len(items), rate, left)
 
 
-def _is_main_process() -> bool:
+def is_main_process() -> bool:
     """Whether this is process 0 of those that train together; before they have met, the launcher's ``RANK`` says it."""
     torch = sys.modules.get("torch")  # a process that has not imported it is in no group
     if torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -123,30 +127,40 @@ class EmbeddingCache:
     the checksum and is computed again. Files are written whole or not at all, so processes may share a folder.
     """
 
-    def __init__(self, fingerprint: str, folder: str | Path | None = None, max_entries: int = 200_000) -> None:
+    def __init__(self, fingerprint: str, folder: str | Path | None = None, max_entries: int | None = None) -> None:
         """Open the cache.
 
         Args:
             fingerprint: of the model's weights and preprocessing; other fingerprints never share an entry.
             folder: where embeddings are kept on disk, about 2 kB each; None keeps none.
-            max_entries: embeddings kept in memory (about 2 kB each), least recently used out first.
+            max_entries: embeddings kept in memory; None is as many as ``MEMORY_SHARE`` has room for. A full cache keeps
+                what it has: over epochs of whatever order, the share of the data that is found is then the share that
+                it has room for, where dropping the least recently used would find next to nothing.
 
         Raises:
             ValueError: ``max_entries`` is below 1.
             OSError: the folder cannot be made.
         """
-        if max_entries < 1:
+        if max_entries is not None and max_entries < 1:
             raise ValueError(f"max_entries = {max_entries}: expected at least 1")
         self.fingerprint, self.max_entries = fingerprint, max_entries
         self.folder = None if folder is None else Path(folder) / fingerprint
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
-        self._memory: OrderedDict[str, Embeddings] = OrderedDict()
+        self._memory: dict[str, Embeddings] = {}
         self._write_failed = False
+
+    def room(self, width: int) -> int:
+        """How many embeddings of ``width`` numbers memory holds in all; without ``max_entries``, asked once."""
+        if self.max_entries is None:
+            processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+            free = MEMORY_SHARE * psutil.virtual_memory().available / processes
+            self.max_entries = max(int(free / entry_bytes(width)), 1)
+        return self.max_entries
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle without the embeddings in memory."""
-        return {**self.__dict__, "_memory": OrderedDict()}
+        return {**self.__dict__, "_memory": {}}
 
     def embed(
         self,
@@ -182,8 +196,9 @@ class EmbeddingCache:
                     raise RewardError(f"{kind} {_named(sources[key])} has an embedding that is not finite")
                 found[key] = row.copy()
                 self._write(key, found[key])
-        for key in sources:
-            self._remember(key, found[key])
+        for key, embedding in found.items():
+            if len(self._memory) < self.room(len(embedding)):
+                self._memory[key] = embedding
         return np.stack([found[key] for key in keys]) if keys else np.zeros((0, 0), np.float32)
 
     def _key(self, identity: str) -> str:
@@ -192,12 +207,6 @@ class EmbeddingCache:
     def _known(self, key: str) -> Embeddings | None:
         known = self._memory.get(key)
         return self._read(key) if known is None else known
-
-    def _remember(self, key: str, embedding: Embeddings) -> None:
-        self._memory[key] = embedding
-        self._memory.move_to_end(key)
-        if len(self._memory) > self.max_entries:
-            self._memory.popitem(last=False)
 
     def _path(self, key: str) -> Path | None:
         return None if self.folder is None else self.folder / key[:2] / f"{key}.emb"
@@ -239,7 +248,9 @@ class EmbeddingCache:
 class CachedEncoder:
     """A frozen dual encoder with the embeddings of the images that it has seen. Rewards of a mixture may share one."""
 
-    def __init__(self, encoder: DualEncoder, cache_dir: str | Path | None = None, cache_images: int = 200_000) -> None:
+    def __init__(
+        self, encoder: DualEncoder, cache_dir: str | Path | None = None, cache_images: int | None = None
+    ) -> None:
         """Open the cache; ``cache_dir`` and ``cache_images`` are ``folder`` and ``max_entries`` of ``EmbeddingCache``.
 
         Raises:
@@ -247,16 +258,21 @@ class CachedEncoder:
             OSError: the folder cannot be made.
         """
         self.encoder, self.signature = encoder, encoder.signature
-        self._images = EmbeddingCache(encoder.fingerprint, cache_dir, cache_images)
+        self.images = EmbeddingCache(encoder.fingerprint, cache_dir, cache_images)
 
     def embed_images(self, images: Sequence[ImageSource]) -> Embeddings:
         """Return [N, D] embeddings of length 1, float32; an image is encoded once. Raises as ``EmbeddingCache``."""
-        return self._images.embed(images, lambda missing: self.encoder.encode_images(missing).numpy())
+        return self.images.embed(images, lambda missing: self.encoder.encode_images(missing).numpy())
 
     def embed_texts(self, texts: Sequence[str]) -> Embeddings:
         """Return [N, D] embeddings of length 1, float32, not cached. Raises as the encoder does."""
         embeddings: Embeddings = self.encoder.encode_texts(texts).numpy()
         return embeddings
+
+
+def entry_bytes(width: int) -> int:
+    """Memory of one embedding of ``width`` numbers, in bytes."""
+    return 4 * width + _ENTRY_BYTES
 
 
 def _checksum(key: str, content: bytes) -> bytes:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import safetensors
 import safetensors.torch
@@ -22,6 +22,8 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from rewards.clip.student import LCLIP
 
+Layout = Literal["archive", "long", "plain"]
+"""Of a file: OpenAI's TorchScript archive, Long-CLIP's and SPECS's two tables of positions, or weights by key alone."""
 KEEP = 20
 """Positions that Long-CLIP leaves as they are: most captions that CLIP was trained on end before."""
 POSITIONS = "positional_embedding"
@@ -202,11 +204,14 @@ def load_released(name: str, state: Mapping[str, Tensor]) -> Any:
     return model.float()
 
 
-def load_file(name: str, path: Path, quick_gelu: bool = False) -> Any:
+def load_file(name: str, path: Path, quick_gelu: bool = False) -> tuple[Any, Layout]:
     """Build the architecture ``name`` with the weights of a file and as many positions as the file has.
 
     open_clip by itself would shrink or grow the table of positions to the architecture's number, without a word. An
     archive that OpenAI released (TorchScript) has its own architecture and activation.
+
+    Returns:
+        The model, and the layout of the file.
 
     Raises:
         OSError, RuntimeError, ValueError, pickle.UnpicklingError: the file does not hold such weights.
@@ -214,23 +219,24 @@ def load_file(name: str, path: Path, quick_gelu: bool = False) -> Any:
     import open_clip
 
     if _is_torchscript(path):
-        return open_clip.load_openai_model(str(path), precision="fp32", device="cpu")
+        return open_clip.load_openai_model(str(path), precision="fp32", device="cpu"), "archive"
     context_length = None
     if path.suffix not in (".npz", ".npy"):  # of big_vision, which open_clip converts
         state = read_state(path)
         if is_released_layout(state):
-            return load_released(name, state)
+            return load_released(name, state), "long"
         text: dict[str, Any] = (open_clip.get_model_config(name) or {}).get("text_cfg", {})
         table = state.get(POSITIONS, state.get(f"text.{POSITIONS}"))
         if table is not None and not text.get("embed_cls"):  # a class token has a row of its own
             context_length = len(table)
-    return open_clip.create_model(
+    model = open_clip.create_model(
         name,
         str(path),
         force_quick_gelu=quick_gelu,
         force_context_length=context_length,
         require_pretrained=True,
     )
+    return model, "plain"
 
 
 def _is_torchscript(path: Path) -> bool:

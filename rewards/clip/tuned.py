@@ -25,6 +25,13 @@ from rewards.clip.student import check_state, state_shapes
 MlpDeltas = Literal["ignored", "added"]
 ALPHA = 1.0
 """Numerator of the updates' scale alpha / r, as PAC-S++ has it; files do not say. Its r of 4 makes the scale 0.25."""
+RELEASED = {
+    "clip_ViT-B-32.pth": ("ViT-B-32", "openai"),
+    "openClip_ViT-L-14.pth": ("ViT-L-14", "laion2b_s32b_b82k"),
+    "PAC++_clip_ViT-B-32.pth": ("ViT-B-32", "openai"),
+    "PAC++_clip_ViT-L-14.pth": ("ViT-L-14", "openai"),
+}
+"""Files of the repository aimagelab/pacscore -> architecture of open_clip, and the tag whose weights were tuned."""
 _FACTOR = re.compile(r"(?P<owner>.+)(?P<joint>_|\.)lora_(?P<factor>[AB])")
 _MLP = re.compile(r".+\.mlp\.c_(fc|proj)\.weight")
 _ARCHIVE_KEYS = ("input_resolution", "context_length", "vocab_size")

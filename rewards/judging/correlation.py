@@ -73,6 +73,50 @@ def tau_of_table(table: NDArray[Any]) -> tuple[float, float]:
     return 2 * balance / math.sqrt(different[0] * different[1]), 2 * balance * smaller / (total**2 * (smaller - 1))
 
 
+def sampled_spearman(
+    scores: Sequence[float], ratings: Sequence[float], queries: Sequence[Hashable], samples: int = 1000, seed: int = 0
+) -> NDArray[np.float64]:
+    """Compute Spearman's correlation of samples of [N] items: half of the queries, one item of each.
+
+    Source: Parekh et al., "Crisscrossed Captions", EACL 2021, section 5, which prints the mean over the samples.
+
+    Args:
+        scores: [N].
+        ratings: [N].
+        queries: [N] what each item belongs to.
+        samples: how many.
+        seed: of the samples.
+
+    Returns:
+        [samples], in [-1, 1].
+
+    Raises:
+        UndefinedCorrelation: all scores or all ratings of a sample are equal.
+        ValueError: as for ``kendall_tau_b``, or another number of queries.
+    """
+    from scipy.stats import rankdata
+
+    check_scores(scores, ratings)
+    if len(queries) != len(scores):
+        raise ValueError(f"{len(queries)} queries for {len(scores)} scores: expected one for each")
+    numbers = {query: number for number, query in enumerate(dict.fromkeys(queries))}
+    owners = np.array([numbers[query] for query in queries])
+    order, counts = np.argsort(owners, kind="stable"), np.bincount(owners)
+    starts = np.cumsum(counts) - counts
+    both = np.array([scores, ratings], np.float64)
+    generator, found = np.random.default_rng(seed), np.empty(samples)
+    for sample in range(samples):
+        chosen = generator.permutation(len(counts))[: max(len(counts) // 2, 1)]
+        items = order[starts[chosen] + generator.integers(counts[chosen])]
+        drawn = both[:, items]
+        if (drawn == drawn[:, :1]).all(axis=1).any():
+            raise UndefinedCorrelation(
+                f"all scores or all ratings of a sample of {len(items)} items are equal: Spearman's r is not defined"
+            )
+        found[sample] = np.corrcoef(rankdata(drawn, axis=1))[0, 1]
+    return found
+
+
 class GroupedTau(NamedTuple):
     """Tau_b within groups, averaged."""
 

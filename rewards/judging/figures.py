@@ -9,7 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rewards.judging.bootstrap import Interval, intervals, tau_intervals
-from rewards.judging.correlation import UndefinedCorrelation, grouped_tau_b, kendall_tau_b, kendall_tau_c
+from rewards.judging.correlation import (
+    UndefinedCorrelation,
+    grouped_tau_b,
+    kendall_tau_b,
+    kendall_tau_c,
+    sampled_spearman,
+)
+from rewards.judging.human import pearson
 from rewards.judging.sets.base import CaptionPairs, RatedCaptions
 
 Floats = NDArray[np.float64]
@@ -46,7 +53,8 @@ def rated_figures(part: RatedCaptions, scores: Sequence[float], resamples: int =
         seed: of the resamples.
 
     Returns:
-        ``tau_c`` and ``tau_b``, the published one first, and ``tau_b within images`` where the set asks for it.
+        ``tau_c`` and ``tau_b``, and ``pearson`` or ``spearman`` where that is published, the published one first, and
+        ``tau_b within images`` where the set asks for it.
 
     Raises:
         ValueError: another number of scores, fewer than two, or one that is not finite.
@@ -62,10 +70,44 @@ def rated_figures(part: RatedCaptions, scores: Sequence[float], resamples: int =
         bounds = tau_intervals(scores, part.ratings, part.image_ids, resamples, seed) or [None, None]
         for (name, value), own in zip(taus.items(), bounds, strict=True):
             found.append(_figure(name, value, count, own, name == part.published))
+    if part.published == "pearson":
+        found.append(_pearson(part, scores, resamples, seed))
+    elif part.published == "spearman":
+        found.append(_sampled_spearman(part, scores, seed))
     found.sort(key=lambda figure: not figure.published)
     if part.within_images:
         found.append(_within_images(part, scores))
     return found
+
+
+def _pearson(part: RatedCaptions, scores: Sequence[float], resamples: int, seed: int) -> Figure:
+    name, count = "pearson", len(part.captions)
+    both = np.array([scores, part.ratings], np.float64)
+
+    def correlation(weights: NDArray[np.int64]) -> Floats:
+        with np.errstate(invalid="ignore"):  # a resample may have one value only: NaN
+            return np.asarray(np.corrcoef(np.repeat(both, weights, axis=1)))[:1, 1]
+
+    try:
+        value = pearson(scores, part.ratings)
+    except UndefinedCorrelation as error:
+        return Figure(name, None, count, published=True, note=str(error))
+    bounds = intervals(correlation, part.image_ids, resamples, seed) or [None]
+    return _figure(name, value, count, bounds[0])
+
+
+def _sampled_spearman(part: RatedCaptions, scores: Sequence[float], seed: int) -> Figure:
+    name, count = "spearman", len(part.captions)
+    try:
+        found = sampled_spearman(scores, part.ratings, part.captions, seed=seed)
+    except UndefinedCorrelation as error:
+        return Figure(name, None, count, published=True, note=str(error))
+    note = (
+        f"spearman is the mean over {len(found)} samples of half of the captions, each with one of its images; their "
+    )
+    return Figure(
+        name, float(found.mean()), count, published=True, note=f"{note}standard deviation is {100 * found.std():.1f}"
+    )
 
 
 def _within_images(part: RatedCaptions, scores: Sequence[float]) -> Figure:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,10 +16,10 @@ from rewards.judging.correlation import (
     kendall_tau_b,
     kendall_tau_c,
 )
+from rewards.judging.sets.base import JudgingSetError, json_lines, read_json, text_of
 
-
-class RatingsError(ValueError):
-    """A file of ratings cannot be used; the message names the file, the row, the value and what would be right."""
+RatingsError = JudgingSetError
+"""Its earlier name."""
 
 
 @dataclass(frozen=True)
@@ -59,27 +58,23 @@ def read_ratings(path: str | Path) -> Ratings:
       left out, as in the loader of PAC-S.
 
     Raises:
-        RatingsError: no such file, no ratings, or a row is wrong.
+        JudgingSetError: no such file, no ratings, or a row is wrong.
     """
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise RatingsError(f"{path}: {error}") from error
-    try:
-        whole = json.loads(text)
-    except json.JSONDecodeError:
-        whole = None
+        whole = read_json(path)
+    except JudgingSetError:
+        whole = None  # lines, or not JSON: then the line is named
     is_flickr = isinstance(whole, dict) and all(
         isinstance(value, dict) and "human_judgement" in value for value in whole.values()
     )
-    rows = list(_flickr8k_rows(whole, path) if is_flickr and whole else _line_rows(text, path))
+    rows = list(_flickr8k_rows(whole, path) if is_flickr and whole else _line_rows(path))
     if not rows:
-        raise RatingsError(f"{path} has no ratings: expected JSON lines with 'image', 'caption' and 'rating'")
+        raise JudgingSetError(f"{path} has no ratings: expected JSON lines with 'image', 'caption' and 'rating'")
     with_references = [row for row in rows if row["references"] is not None]
     if with_references and len(with_references) < len(rows):
         first = next(row for row in rows if row["references"] is None)
-        raise RatingsError(f"{first['where']} has no 'references', other rows have: expected them in all or in none")
+        raise JudgingSetError(f"{first['where']} has no 'references', other rows have: expected them in all or in none")
     return Ratings(
         [row["image"] for row in rows],
         [row["caption"] for row in rows],
@@ -89,64 +84,50 @@ def read_ratings(path: str | Path) -> Ratings:
     )
 
 
-def _line_rows(text: str, path: Path) -> Iterator[dict[str, Any]]:
-    for number, line in enumerate(text.split("\n"), start=1):
-        if line.strip():
-            where = f"{path}, line {number}"
-            try:
-                item = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise RatingsError(f"{where} is not JSON ({error}): {line!r:.80}") from error
-            if not isinstance(item, dict):
-                raise RatingsError(f"{where} is {line!r:.80}: expected an object with 'image', 'caption' and 'rating'")
-            image = _string(item, "image", where)
-            group = item.get("group", image)
-            if not isinstance(group, str | int):
-                raise RatingsError(f"{where}: 'group' is {group!r:.80}: expected a string or a whole number")
-            rating = _number(item.get("rating"), where)
-            references = _references(item["references"], f"{where}: 'references'") if "references" in item else None
-            yield {
-                "where": where, "image": image, "caption": _string(item, "caption", where), "rating": rating,
-                "group": str(group), "references": references,
-            }  # fmt: skip
+def _line_rows(path: Path) -> Iterator[dict[str, Any]]:
+    for where, item in json_lines(path):
+        image = text_of(item, "image", where)
+        group = item.get("group", image)
+        if not isinstance(group, str | int):
+            raise JudgingSetError(f"{where}: 'group' is {group!r:.80}: expected a string or a whole number")
+        references = _references(item["references"], f"{where}: 'references'") if "references" in item else None
+        yield {
+            "where": where, "image": image, "caption": text_of(item, "caption", where),
+            "rating": _number(item.get("rating"), where), "group": str(group), "references": references,
+        }  # fmt: skip
 
 
 def _flickr8k_rows(content: Mapping[str, Any], path: Path) -> Iterator[dict[str, Any]]:
     for image_id, item in content.items():
-        image = _string(item, "image_path", f"{path}, {image_id!r}")
+        image = text_of(item, "image_path", f"{path}, {image_id!r}")
         references = _references(item.get("ground_truth"), f"{path}, {image_id!r}: 'ground_truth'")
         if not isinstance(item["human_judgement"], list):
-            raise RatingsError(f"{path}, {image_id!r}: 'human_judgement' is no list of objects with caption and rating")
+            raise JudgingSetError(
+                f"{path}, {image_id!r}: 'human_judgement' is no list of objects with caption and rating"
+            )
         for index, judgement in enumerate(item["human_judgement"]):
             where = f"{path}, {image_id!r}, human_judgement {index}"
             if not isinstance(judgement, dict):
-                raise RatingsError(f"{where} is {judgement!r:.80}: expected an object with 'caption' and 'rating'")
+                raise JudgingSetError(f"{where} is {judgement!r:.80}: expected an object with 'caption' and 'rating'")
             rating = judgement.get("rating")
             if isinstance(rating, float) and math.isnan(rating):
                 continue
             yield {
-                "where": where, "image": image, "caption": " ".join(_string(judgement, "caption", where).split()),
+                "where": where, "image": image, "caption": " ".join(text_of(judgement, "caption", where).split()),
                 "rating": _number(rating, where), "group": image_id,
                 "references": [" ".join(text.split()) for text in references],
             }  # fmt: skip
 
 
-def _string(item: Mapping[str, Any], key: str, where: str) -> str:
-    value = item.get(key)
-    if not isinstance(value, str) or not value.strip():
-        raise RatingsError(f"{where}: {key!r} is {value!r:.80}: expected text")
-    return value
-
-
 def _number(value: Any, where: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise RatingsError(f"{where}: 'rating' is {value!r:.80}: expected a finite number")
+        raise JudgingSetError(f"{where}: 'rating' is {value!r:.80}: expected a finite number")
     return float(value)
 
 
 def _references(value: Any, where: str) -> list[str]:
     if not isinstance(value, list) or not value or not all(isinstance(text, str) and text.strip() for text in value):
-        raise RatingsError(f"{where} is {value!r:.80}: expected a list of at least one text")
+        raise JudgingSetError(f"{where} is {value!r:.80}: expected a list of at least one text")
     return list(value)
 
 

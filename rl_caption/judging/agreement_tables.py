@@ -72,7 +72,7 @@ def as_markdown(result: SetResult, resamples: int) -> str:
 
 def heading(name: str) -> str:
     """Return the name of a figure with its unit."""
-    return f"{name}, x100" if name.startswith("tau") else f"{name}, % right"
+    return f"{name}, x100" if name.startswith(("tau", "pearson", "spearman")) else f"{name}, % right"
 
 
 def _cell(figure: Figure | None) -> str:

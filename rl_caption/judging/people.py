@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
@@ -90,7 +91,7 @@ def _check_part(heading: str, columns: frozenset[str], part: JudgedSet) -> None:
                 "(docs/judging.md says where to get them)"
             )
         files = {image.path if isinstance(image, Region) else image for image in part.images}
-        lost = sorted(str(file) for file in files if isinstance(file, str | Path) and not Path(file).is_file())
+        lost = sorted(str(file) for file in files if isinstance(file, str | Path) and not os.path.isfile(file))
         if lost:
             raise ConfigError(
                 f"{heading} looks at images, and {len(lost)} of {len(files)} of {part.name} are not there, such as "

@@ -7,6 +7,7 @@ import logging
 import pickle
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from torch.nn.functional import normalize
 from rewards.base import RewardError
 from rewards.clip import embedding_cache
 from rewards.clip.backbone import Backbone, DualEncoder, load_backbone
-from rewards.clip.embedding_cache import EmbeddingCache, image_identity
+from rewards.clip.embedding_cache import MEMORY_SHARE, EmbeddingCache, entry_bytes, image_identity
 from rewards.clip.preprocessing import Preprocessing, pixels
 from rewards.clip.student import LCLIP
 from tests.clip_for_tests import ARCHITECTURE, TINY, Drawn, noise_image, tiny_checkpoint, tiny_student
@@ -295,14 +296,32 @@ def test_cache_sees_a_changed_file(tmp_path: Path) -> None:
         cache.embed([path], encode)
 
 
-def test_cache_in_memory_is_bounded() -> None:
-    encode, cache = CountingEncoder(), EmbeddingCache("f", max_entries=2)
-    images = [noise_image(seed) for seed in range(4)]
-    assert cache.embed(images, encode).shape == (4, 3)
-    cache.embed(images[2:], encode)
-    assert len(encode.seen) == 4
-    cache.embed(images[:1], encode)
-    assert len(encode.seen) == 5
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_a_cache_of_half_the_data_finds_half_of_it_in_every_epoch(shuffled: bool) -> None:
+    """Least recently used out first would find none of it in order, and little more in random orders."""
+    encoded: list[str] = []
+
+    def encode(texts: Sequence[str]) -> np.ndarray:
+        encoded.extend(texts)
+        return np.array([[float(text)] for text in texts], np.float32)
+
+    cache, texts = EmbeddingCache("f", max_entries=50), [str(number) for number in range(100)]
+    generator = np.random.default_rng(0)
+    for epoch in range(4):
+        order = generator.permutation(100) if shuffled else np.arange(100)
+        for batch in order.reshape(10, 10):
+            assert cache.embed([texts[row] for row in batch], encode, str)[:, 0].tolist() == batch.tolist()
+        assert len(encoded) == 100 + 50 * epoch
+
+
+def test_a_cache_without_a_bound_takes_its_share_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=1_000_000))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    cache = EmbeddingCache("f")
+    assert cache.room(512) == int(MEMORY_SHARE * 1_000_000 / 2 / entry_bytes(512))
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=0))
+    assert cache.room(512) > 1, "it is asked once"
+    assert EmbeddingCache("f").room(512) == 1
     with pytest.raises(ValueError, match="max_entries = 0"):
         EmbeddingCache("f", max_entries=0)
 

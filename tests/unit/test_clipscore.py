@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import pickle
@@ -197,10 +198,35 @@ def test_other_weights_do_not_share_embeddings(
 
 
 def test_references_in_memory_are_bounded(backbone: Backbone, columns: dict[str, Any]) -> None:
-    reward = RefClipScore(backbone, cache_references=2)
+    counted = Counted(backbone)
+    reward = RefClipScore(counted, cache_references=2)
     first = reward(None, CAPTIONS, **columns)
-    assert len(reward._references) == 2
+    assert counted.texts == 2 + 4
     assert reward(None, CAPTIONS, **columns) == pytest.approx(first, abs=1e-6)
+    assert counted.texts == 2 + 4 + 2 + 2, "two of four references are known"
+
+
+@pytest.mark.parametrize(
+    ("given", "warned"),
+    [({}, []), ({"cache_references": 3}, ["cache_references"]), ({"cache_images": 2}, ["cache_images"])],
+)
+def test_what_caches_take_is_said_before_training(
+    backbone: Backbone, caplog: pytest.LogCaptureFixture, given: dict[str, int], warned: list[str]
+) -> None:
+    reward = RefClipScore(backbone, **given)
+    with caplog.at_level(logging.INFO, "rewards"):
+        reward.plan_caches(images=4, references=9)
+    line, *warnings = [record for record in caplog.records if record.name.startswith("rewards")]
+    assert line.levelno == logging.INFO
+    assert (
+        f"{given.get('cache_images', 4)} images and {given.get('cache_references', 9)} references" in line.getMessage()
+    )
+    assert [record.levelno for record in warnings] == [logging.WARNING] * len(warned)
+    assert all(option in record.getMessage() for option, record in zip(warned, warnings, strict=True))
+    caplog.clear()
+    with caplog.at_level(logging.INFO, "rewards"):
+        ClipScore(backbone).plan_caches(images=0, references=9)
+    assert not caplog.records, "this score has no references, and another one told of its images"
 
 
 def test_bad_rows_are_named(backbone: Backbone, columns: dict[str, Any], tmp_path: Path) -> None:

@@ -7,15 +7,18 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 
 from rewards.base import RewardError
+from rewards.judging.correlation import sampled_spearman
+from rewards.judging.figures import pair_figures, rated_figures
 from rewards.judging.sets import SETS, CaptionPairs, JudgingSetError, RatedCaptions, load
 from rewards.judging.sets.compositional import SUGARCREPE, Region
 from rewards.judging.sets.consensus import draw_references
 from rewards.judging.sets.flickr8k import OWN_REFERENCE, flickr8k_expert
-from tests.judging_sets_for_tests import BUILDERS, parquet
+from tests.judging_sets_for_tests import BUILDERS, parquet, pascal50s_json, rated_json
 
 DOCS = Path(__file__).parents[2] / "docs" / "judging.md"
 
@@ -125,7 +128,9 @@ def test_abstract50s(tmp_path: Path) -> None:
     assert (found.preference, found.image_ids) == ([1, 0], ["Scene0_0.png", "Scene1_0.png"])
     assert not found.shown_kinds
     (tmp_path / "abstract_candsB.json").write_text('[{"image_id": "x.png", "caption": "one cat"}]')
-    with pytest.raises(JudgingSetError, match="does not name the images of the 2 pairs"):
+    with pytest.raises(
+        JudgingSetError, match=r"abstract_candsB\.json has 1 items: expected one for each of the 2 pairs"
+    ):
         load("abstract50s", tmp_path, partial=True)
 
 
@@ -217,6 +222,89 @@ def test_parquet(tmp_path: Path, name: str, caption: str, image: str) -> None:
         found.images[1].render()
 
 
+def test_pascal50s_as_json(tmp_path: Path) -> None:
+    pascal50s_json(tmp_path)
+    found = pairs("pascal50s", tmp_path)
+    assert found.kinds == ["HC", "HI", "HM", "MM"]
+    assert found.preference == [0, 1, 0, 1], "the label is the place of the better caption"
+    assert (found.first[0], found.second[0], found.image_ids[0]) == ("a dog HC", "a cat", "2008_HC.jpg")
+    assert [[len(texts) for texts in own] for own in found.references.values()] == [[5] * 4]
+    (tmp_path / "VOC2012" / "JPEGImages").mkdir(parents=True)
+    assert pairs("pascal50s", tmp_path).images[0] == tmp_path / "VOC2012" / "JPEGImages" / "2008_HC.jpg"
+    won = {name: [1.0, 0, 0, 0] for name in found.references}
+    lost = {name: [0.0, 1, 1, 0] for name in found.references}
+    figures = {figure.name: figure.value for figure in pair_figures(found, won, lost)}
+    assert figures == {"HC": 0, "HI": 0, "HM": 1, "MM": 0.5, "mean of kinds": 0.375}
+    with pytest.raises(JudgingSetError, match="pascal50s has 4 pairs, published are 4000"):
+        load("pascal50s", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["nebula", "polaris"])
+def test_ratings_as_json(tmp_path: Path, name: str) -> None:
+    rated_json(name)(tmp_path)
+    found = rated(name, tmp_path)
+    assert (found.captions, found.ratings, found.image_ids) == (["a dog", "a cat"], [1, 0.55], ["59cf.jpg", "aa0c.jpg"])
+    assert found.references == [["dogs", "a dog runs"], ["cats"]]
+    assert (found.images, found.published) == (None, "tau_c")
+    (tmp_path / name.capitalize()).mkdir()
+    assert rated(name, tmp_path).images == [tmp_path / name.capitalize() / image for image in ("59cf.jpg", "aa0c.jpg")]
+    with pytest.raises(JudgingSetError, match=rf"{name} has 2 judgements of split test, published are"):
+        load(name, tmp_path)
+
+
+def test_thumb(tmp_path: Path) -> None:
+    BUILDERS["thumb"](tmp_path)
+    systems, everyone = load("thumb", tmp_path, partial=True)
+    assert isinstance(systems, RatedCaptions)
+    assert isinstance(everyone, RatedCaptions)
+    assert (systems.captions, systems.ratings) == (["a thing", "A dog runs", "a thing", "A cat sits"], [4.0, 3.9] * 2)
+    assert len(everyone.captions) == 6
+    assert systems.references is not None
+    assert list(systems.references[0]) == [f"A dog runs in place {n}." for n in (0, 1, 3, 4)], (
+        "less the judged person's"
+    )
+    precision, _ = load("thumb", tmp_path, partial=True, kwargs={"aspect": "precision"})
+    assert isinstance(precision, RatedCaptions)
+    assert precision.ratings == [3, 4, 3, 4]
+    figure, *_ = rated_figures(systems, [1.0, 0.0, 0.75, 0.0], resamples=10)
+    assert (figure.name, figure.published) == ("pearson", True)
+    assert figure.value == pytest.approx(np.corrcoef([1, 0, 0.75, 0], [4, 3.9, 4, 3.9])[0, 1])
+    with pytest.raises(JudgingSetError, match="thumb has 6 judgements, published are 2500"):
+        load("thumb", tmp_path)
+    (tmp_path / "captions_val2014.json").unlink()
+    assert rated_parts("thumb", tmp_path)[0].references is None
+
+
+def rated_parts(name: str, folder: Path) -> list[RatedCaptions]:
+    return [part for part in load(name, folder, partial=True) if isinstance(part, RatedCaptions)]
+
+
+def test_cxc(tmp_path: Path) -> None:
+    BUILDERS["cxc"](tmp_path)
+    found = rated("cxc", tmp_path)
+    assert found.captions == ["A dog runs in place 0.", *["A dog runs in place 1."] * 2]
+    assert (found.ratings, found.published) == ([5, 1.8, 4.2], "spearman")
+    assert found.references is not None
+    assert [len(own) for own in found.references] == [4, 5, 4], "the judged caption is no reference of its own image"
+    assert next(iter(found.references[1])) == "A cat sits in place 0."
+    figure, *_ = rated_figures(found, [1.0, 2.0, 3.0])
+    assert (figure.name, figure.value) == ("spearman", None), "one of two captions has no correlation"
+    with pytest.raises(JudgingSetError, match=r"sits_val\.csv.*Crisscrossed"):
+        rated("cxc", tmp_path, split="val")
+
+
+def test_spearman_of_samples_is_of_half_of_the_queries_and_one_item_of_each() -> None:
+    """Each query has one item that scores as it is rated and one that does not: the share decides."""
+    queries = [number for number in range(40) for _ in range(2)]
+    ratings = [float(number) for number in queries]
+    right = sampled_spearman(ratings, ratings, queries, samples=5)
+    assert right.tolist() == pytest.approx([1] * 5)
+    mixed = [float(number if place % 2 else -number) for place, number in enumerate(queries)]
+    found = sampled_spearman(mixed, ratings, queries, samples=200)
+    assert abs(found.mean()) < 0.1 < found.std()
+    assert found.tolist() == sampled_spearman(mixed, ratings, queries, samples=200).tolist()
+
+
 def test_any_file_of_ratings(tmp_path: Path) -> None:
     line = {"image": "a.jpg", "caption": "A dog.", "rating": 3, "references": ["dogs"]}
     (tmp_path / "mine.jsonl").write_text(json.dumps(line))
@@ -244,15 +332,15 @@ def test_a_missing_file_is_named_with_its_source(tmp_path: Path, name: str) -> N
         ("flickr8k_expert", "ExpertAnnotations.txt", "9.jpg\t2_b.jpg#1\t1\t1\t2", "without captions, such as '9.jpg'"),
         ("flickr8k_crowdflower", "Flickr8k.token.txt", "1_a.jpg\ta dog", "'1_a.jpg' is not a caption id"),
         ("composite", "8k_correctness.csv", "a;b\n1;2", r"has the columns \['a', 'b'\]: expected Input.image_url"),
-        ("composite", "captions_val2014.json", "[1]", "is no COCO annotation file"),
+        ("composite", "captions_val2014.json", "[1]", r"captions_val2014\.json is \[1\].*'annotations'"),
         ("pascal50s", "pair_pascal.mat", "text", "cannot be read as a MATLAB file"),
-        ("foil", "foilv1.0_test_2017.json", '{"images": []}', "expected an object with images and annotations"),
-        ("foil", "captions_val2014.json", '{"annotations": []}', "has no other caption of"),
+        ("foil", "foilv1.0_test_2017.json", '{"images": []}', r"foilv1.*'annotations'"),
+        ("foil", "captions_val2014.json", '{"annotations": []}', "of which captions_val2014.json has no other"),
         ("sugarcrepe", "swap_obj.json", '{"0": {"filename": "a"}}', r"0: 'caption' is None: expected text"),
-        ("sugarcrepe", "swap_obj.json", "{", r"swap_obj.json: "),
+        ("sugarcrepe", "swap_obj.json", "{", r"swap_obj\.json is not JSON"),
         ("aro", "visual_genome_relation.json", '[{"relation_name": ""}]', r"\[0\]: 'relation_name' is ''"),
         ("aro", "visual_genome_attribution.json", '[{"attributes": ["red"]}]', "expected two"),
-        ("polaris", "polaris_test.csv", "a,b\n1,2", "expected mt, refs, score and imgid"),
+        ("polaris", "polaris_test.csv", "a,b\n1,2", "expected mt, refs, score, imgid"),
         ("polaris", "polaris_test.csv", "mt,refs,score,imgid\na,[,1,2", "expected a list of texts"),
     ],
 )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import pickle
@@ -378,6 +379,26 @@ def test_they_describe_themselves(folder: Path) -> None:
     (exported / "open_clip_config.json").write_text(json.dumps({"model_cfg": TINY, "preprocess_cfg": {}}))
     torch.save(weights(), exported / "open_clip_pytorch_model.bin")
     assert build("pac_s", backbone=str(exported)).signature.startswith("pac_s[exported,")
+
+
+def test_a_released_file_is_known_to_every_score(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The architecture alone would run it with GELU and CLIP's mean: other numbers, and nothing would say so."""
+    monkeypatch.setitem(RELEASED, "released.pth", (ARCHITECTURE, "laion2b_s32b_b82k"))
+    path = saved(weights(), folder / "released.pth")
+    expected = load_backbone(ARCHITECTURE, path, tuned_from="laion2b_s32b_b82k")
+    found: Any = build("clipscore", backbone=ARCHITECTURE, pretrained=path)
+    assert found.backbone.encoder.fingerprint == expected.fingerprint
+    assert found.backbone.encoder.preprocessing.mean == (0.5, 0.5, 0.5)
+    assert "tuned from laion2b_s32b_b82k" in found.signature
+
+
+def test_what_is_taken_for_a_plain_file_is_said(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = saved(weights(), folder / "plain.pth")
+    with caplog.at_level(logging.INFO, "rewards"):
+        load_backbone(ARCHITECTURE, path)
+        load_backbone(ARCHITECTURE, path, tuned_from="openai")
+    (line,) = [record.getMessage() for record in caplog.records if record.name.startswith("rewards")]
+    assert all(part in line for part in ("plain.pth", "GELU", "0.4814"))
 
 
 def test_terms_of_a_mixture_share_one_network(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

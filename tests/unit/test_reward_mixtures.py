@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import pickle
 from collections.abc import Mapping
@@ -205,6 +206,18 @@ def test_terms_that_ask_for_something_else_do_not_share(loads: list[str], tmp_pa
         other = {"backbone": str(tiny_student(tmp_path / "other"))}
     build_reward(clip_terms(student, **other), [])
     assert len(loads) == 2
+
+
+def test_terms_that_share_an_encoder_say_once_what_the_embeddings_of_the_data_take(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config, references = clip_terms(tiny_student(tmp_path / "student")), [["a dog", "dogs"], ["a cat", "a dog"]]
+    with caplog.at_level(logging.INFO, "rewards"):
+        build_reward(config, references)
+        assert not caplog.records, "without a run's folder nothing will be kept"
+        build_reward(config, references, tmp_path)
+    told = [record.getMessage() for record in caplog.records if record.name.startswith("rewards")]
+    assert [("2 images" in line, "3 references" in line) for line in told] == [(True, False), (False, True)]
 
 
 def test_document_frequencies_are_only_written_where_there_is_a_folder(tmp_path: Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import pickle
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -50,6 +52,64 @@ def test_published_values_are_of_the_shifted_scale() -> None:
     cosines = 2 * published - 1
     assert specs_score(cosines, "shifted") == pytest.approx(published)
     assert specs_score(cosines, "clipped").tolist() == [0, 0, 0]
+
+
+def released_file(folder: Path) -> str:
+    """A small model in the layout of SPECS's released weights: OpenAI's keys and a second table of positions."""
+    state = torch.load(tiny_checkpoint(folder), weights_only=True)
+    table = torch.randn(248, 16, generator=torch.Generator().manual_seed(1))
+    torch.save({**state, "positional_embedding": table, "positional_embedding_res": table}, folder / "spec.pt")
+    return str(folder / "spec.pt")
+
+
+@pytest.mark.parametrize(
+    ("rank", "given", "used", "level"),
+    [
+        ("0", {}, "shifted", logging.INFO),
+        ("0", {"scale": "shifted"}, "shifted", None),
+        ("0", {"scale": "clipped"}, "clipped", logging.WARNING),
+        ("1", {"scale": "clipped"}, "clipped", None),
+    ],
+)
+def test_released_weights_are_shifted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,
+    rank: str, given: dict[str, Any], used: str, level: int | None,
+) -> None:  # fmt: skip
+    """Their cosines are often negative: clipped, the three captions would score 0 all alike."""
+    monkeypatch.setenv("RANK", rank)
+    with caplog.at_level(logging.INFO):
+        reward: Any = build("specs", backbone=ARCHITECTURE, pretrained=released_file(tmp_path), **given)
+    assert reward.scale == used
+    assert reward.signature.endswith(f",{used}]")
+    told = [record for record in caplog.records if record.name.startswith("rewards")]
+    assert [record.levelno for record in told] == ([level] if level else [])
+    assert all("spec.pt" in record.getMessage() for record in told)
+    images, texts = [noise_image(1)] * 3, ["a cat", "two dogs", "a red bus on a street"]
+    encoder = reward.backbone.encoder
+    opposite = -encoder.encode_texts(texts).mean(0, keepdim=True)
+    monkeypatch.setattr(encoder, "encode_images", lambda images: opposite)
+    assert len(set(reward(None, texts, image=images))) == (3 if used == "shifted" else 1)
+
+
+def test_other_weights_are_clipped_as_in_the_paper(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        reward: Any = build("specs", backbone=ARCHITECTURE, pretrained=tiny_checkpoint(tmp_path))
+    assert reward.scale == "clipped"
+    assert not [record for record in caplog.records if record.name == "rewards.specs"]
+
+
+@pytest.mark.parametrize(
+    ("reward", "said"),
+    [(Specs(Angles()), 1), (ClipScore(Angles(), prefix=""), 1), (Specs(Angles(), scale="shifted"), 0)],
+)
+def test_scores_that_are_mostly_clipped_to_0_are_warned_of_once(
+    reward: ClipScore, said: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    reward(None, CAPTIONS, **ROWS)
+    assert caplog.text == "", "one of four cosines is below 0"
+    for _ in range(2):
+        reward(None, ["95", "120", "180", "0"], **ROWS)
+    assert caplog.text.count("3 of 4") == said
 
 
 def test_rounding_does_not_leave_the_bounds() -> None:

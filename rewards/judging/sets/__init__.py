@@ -27,6 +27,8 @@ SETS: dict[str, str] = {
     "aro": "rewards.judging.sets.compositional:aro",
     "polaris": "rewards.judging.sets.polaris:polaris",
     "nebula": "rewards.judging.sets.polaris:nebula",
+    "thumb": "rewards.judging.sets.thumb:thumb",
+    "cxc": "rewards.judging.sets.cxc:cxc",
     "ratings": "rewards.judging.sets.ratings:ratings",
 }
 """Name -> ``module:function``."""

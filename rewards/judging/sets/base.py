@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -30,8 +33,8 @@ class RatedCaptions:
     """[N], not opened; None where the set was found without its images."""
     references: Sequence[Sequence[str]] | None
     """[N] lists, or None where the set has none."""
-    published: Literal["tau_b", "tau_c"] | None
-    """Which of Kendall's two correlations papers print for this set; None where nobody does."""
+    published: Literal["tau_b", "tau_c", "pearson", "spearman"] | None
+    """Which correlation papers print for this set; None where nobody does. ``spearman`` is that of CxC's protocol."""
     convention: str
     """What is compared with what, in a line."""
     excluded: Mapping[str, int] = field(default_factory=dict)
@@ -115,16 +118,88 @@ def check_count(name: str, what: str, found: int, published: int, partial: bool)
         )
 
 
-def read_json(path: Path) -> Any:
-    """Read a JSON file.
+def read_text(path: Path, fallback: str | None = None) -> str:
+    """Read a text file in UTF-8, or in the encoding ``fallback`` where it is not that.
 
     Raises:
-        JudgingSetError: it cannot be read, or is not JSON.
+        JudgingSetError: it cannot be read, is in another encoding, or is damaged (NUL bytes).
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        content = path.read_bytes()
+    except OSError as error:
         raise JudgingSetError(f"{path}: {error}") from error
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        if fallback is None:
+            line = content.count(b"\n", 0, error.start) + 1
+            raise JudgingSetError(f"{path}, line {line}: {error}: expected text in UTF-8") from error
+        text = content.decode(fallback)
+    if "\0" in text:
+        line = text.count("\n", 0, text.index("\0")) + 1
+        raise JudgingSetError(f"{path}, line {line} has NUL bytes: the file is damaged, get it again")
+    return text
+
+
+def parse_json(text: str, where: str) -> Any:
+    """Parse JSON.
+
+    Raises:
+        JudgingSetError: it is none, or is nested too deeply.
+    """
+    try:
+        return json.loads(text, parse_int=_whole_number)
+    except (ValueError, RecursionError) as error:
+        raise JudgingSetError(f"{where} is not JSON that can be read ({error}): {text!r:.80}") from error
+
+
+def _whole_number(digits: str) -> float:
+    """What no number of a set can be becomes infinite, so that whoever knows the row refuses it."""
+    return int(digits) if len(digits) < 300 else float("inf")
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file. Raises as ``read_text`` and ``parse_json``."""
+    return parse_json(read_text(path), str(path))
+
+
+def json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield where each object of a file of JSON lines stands, and the object; empty lines are skipped.
+
+    Raises:
+        JudgingSetError: it cannot be read, or a line is no object.
+    """
+    for number, line in enumerate(read_text(path).split("\n"), start=1):
+        if line.strip():
+            where = f"{path}, line {number}"
+            item = parse_json(line, where)
+            if not isinstance(item, dict):
+                raise JudgingSetError(f"{where} is {line!r:.80}: expected an object")
+            yield where, item
+
+
+def csv_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield where each row of a CSV file with a header stands, and its fields by column.
+
+    Args:
+        path: the file.
+        columns: which it must have; it may have others.
+
+    Raises:
+        JudgingSetError: it cannot be read, lacks a column, or a row has more or fewer fields than the header.
+    """
+    reader = csv.reader(io.StringIO(read_text(path), newline=""))
+    try:
+        head = next(reader, [])
+        if not set(columns) <= set(head):
+            raise JudgingSetError(f"{path} has the columns {head[:20]!r:.200}: expected {', '.join(columns)}")
+        for row in reader:
+            where = f"{path}, line {reader.line_num}"
+            if len(row) != len(head):
+                raise JudgingSetError(f"{where} has {len(row)} fields: expected {len(head)}, as in the first line")
+            yield where, dict(zip(head, row, strict=True))
+    except csv.Error as error:
+        raise JudgingSetError(f"{path}, line {reader.line_num}: {error}") from error
 
 
 def tab_rows(path: Path, columns: int) -> list[list[str]]:
@@ -133,12 +208,8 @@ def tab_rows(path: Path, columns: int) -> list[list[str]]:
     Raises:
         JudgingSetError: it cannot be read, or a line has another number of fields.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise JudgingSetError(f"{path}: {error}") from error
     rows = []
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(read_text(path).split("\n"), start=1):
         if line.strip():
             fields = line.rstrip("\r").split("\t")
             if len(fields) != columns:
@@ -149,6 +220,23 @@ def tab_rows(path: Path, columns: int) -> list[list[str]]:
     return rows
 
 
+def list_of(content: Any, path: Path, key: str | None = None) -> list[dict[str, Any]]:
+    """Return the objects of a JSON list, or of the one under ``key`` of an object.
+
+    Raises:
+        JudgingSetError: there is no such list, or one of its items is no object.
+    """
+    found = content if key is None else content.get(key) if isinstance(content, dict) else None
+    name = "" if key is None else key
+    if not isinstance(found, list):
+        wanted = f"an object with {key!r}, a list of objects" if key else "a list of objects"
+        raise JudgingSetError(f"{path} is {content!r:.80}: expected {wanted}")
+    for number, item in enumerate(found):
+        if not isinstance(item, dict):
+            raise JudgingSetError(f"{path}, {name}[{number}] is {item!r:.80}: expected an object")
+    return found
+
+
 def text_of(item: Any, key: str, where: str) -> str:
     """Return ``item[key]``, which must be text.
 
@@ -156,9 +244,23 @@ def text_of(item: Any, key: str, where: str) -> str:
         JudgingSetError: ``item`` is no object, or the value is no text.
     """
     value = item.get(key) if isinstance(item, dict) else None
-    if not isinstance(value, str) or not value.strip():
+    if not isinstance(value, str) or not value.strip() or "\0" in value:
         raise JudgingSetError(f"{where}: {key!r} is {value!r:.80}: expected text")
     return value
+
+
+def texts_of(value: Any, where: str) -> list[str]:
+    """Return a list of texts with single spaces, less empty ones.
+
+    Raises:
+        JudgingSetError: it is none, or has no text.
+    """
+    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+        raise JudgingSetError(f"{where} is {value!r:.80}: expected a list of texts")
+    texts = [single_spaced(text) for text in value if text.strip()]
+    if not texts:
+        raise JudgingSetError(f"{where} is {value!r:.80}: expected at least one text")
+    return texts
 
 
 def number_of(text: Any, where: str) -> float:
@@ -168,10 +270,10 @@ def number_of(text: Any, where: str) -> float:
         JudgingSetError: it is none, or is not finite.
     """
     try:
-        value = float(text)
-    except (TypeError, ValueError) as error:
+        value = math.nan if isinstance(text, bool) else float(text)
+    except (TypeError, ValueError, OverflowError) as error:
         raise JudgingSetError(f"{where} is {text!r:.80}: expected a number") from error
-    if value != value or value in (float("inf"), float("-inf")):
+    if not math.isfinite(value):
         raise JudgingSetError(f"{where} is {text!r:.80}: expected a finite number")
     return value
 

@@ -19,17 +19,19 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from rewards.judging.sets.base import (
     JudgingSetError,
     RatedCaptions,
     check_count,
     image_folder,
-    read_json,
+    number_of,
+    read_text,
     require,
     single_spaced,
 )
+from rewards.judging.sets.coco import coco_id, coco_references
 from rewards.judging.sets.flickr8k import read_tokens, references_without
 
 SOURCE = (
@@ -45,7 +47,7 @@ PARTS = {
 TRAIN_REFERENCES = "captions_train2014.json"
 """Read, too, where it is there: captions of COCO's training images."""
 IMAGE_FOLDERS = {"8k": ("Flickr8k_Dataset", "Flicker8k_Dataset"), "30k": ("flickr30k-images", "flickr30k_images")}
-_COCO_NAME = re.compile(r"(?:COCO_(\w+)_)?(\d+)\.\w+$")
+_COCO_FOLDER = re.compile(r"COCO_(\w+)_\d+\.\w+$")
 
 
 def composite(
@@ -82,7 +84,7 @@ def composite(
         for image, caption, rating in own:
             if _key(image, part) not in known:
                 more = f" (of training images: {TRAIN_REFERENCES})" if part == "coco" else ""
-                raise JudgingSetError(f"{path} judges captions of {image!r}, of which {file} has none{more}")
+                raise JudgingSetError(f"{path} judges captions of {image!r:.80}, of which {file} has none{more}")
             references[image] = known[_key(image, part)]
             photos[image] = _photo(folder, images, part, image)
             rows.append((image, caption, rating))
@@ -92,22 +94,18 @@ def composite(
 
 
 def _judgements(path: Path, skipped: Counter[str]) -> Iterator[tuple[str, str, float]]:
+    text = read_text(path, "latin-1")  # as spreadsheets save it
     try:
-        written = path.read_bytes()
-    except OSError as error:
+        content = list(csv.DictReader(io.StringIO(text, newline=""), delimiter=";"))
+    except csv.Error as error:
         raise JudgingSetError(f"{path}: {error}") from error
-    try:
-        text = written.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        text = written.decode("latin-1")  # as spreadsheets save it
-    content = list(csv.DictReader(io.StringIO(text, newline=""), delimiter=";"))
     head = list(content[0]) if content else []
     texts = [column for column in head if re.fullmatch(r"Input\.text\d+", column or "")]
     if "Input.image_url" not in head or not texts:
         raise JudgingSetError(
-            f"{path} has the columns {head[:40]}: expected Input.image_url, Input.text1, Answer.Q1Answer"
+            f"{path} has the columns {head[:40]!r:.400}: expected Input.image_url, Input.text1, Answer.Q1Answer"
         )
-    for row in content:
+    for number, row in enumerate(content, start=1):
         url = row.get("Input.image_url") or ""
         if not url.strip():
             skipped["rows without an image"] += 1
@@ -116,7 +114,8 @@ def _judgements(path: Path, skipped: Counter[str]) -> Iterator[tuple[str, str, f
             answer = row.get(f"Answer.Q{column.removeprefix('Input.text')}Answer") or ""
             caption = single_spaced(row[column] or "")
             if caption and answer.strip().isdigit():
-                yield url.strip().rsplit("/", 1)[-1], caption, float(answer)
+                rating = number_of(answer, f"{path}, row {number}: the rating of {column}")
+                yield url.strip().rsplit("/", 1)[-1], caption, rating
             else:
                 skipped["captions without a rating"] += 1
 
@@ -129,39 +128,14 @@ def _references(path: Path, part: str) -> dict[str, list[str]]:
 
 
 def _photo(folder: Path, images: Path | None, part: str, image: str) -> Path | None:
-    found = _COCO_NAME.search(image)
-    # COCO's folders are named in the names of its files: COCO_val2014_...
-    names = IMAGE_FOLDERS[part] if part in IMAGE_FOLDERS else ((found[1],) if found and found[1] else ())
+    found = _COCO_FOLDER.search(image)  # COCO's folders are named in the names of its files: COCO_val2014_...
+    names = IMAGE_FOLDERS[part] if part in IMAGE_FOLDERS else ((found[1],) if found else ())
     place = image_folder(folder, images, names)
     return None if place is None else place / image
 
 
-def coco_references(path: Path) -> dict[str, list[str]]:
-    """Read a COCO annotation file of captions.
-
-    Returns:
-        Id of an image, as text -> its captions in the order of the file, with single spaces.
-
-    Raises:
-        JudgingSetError: it is something else.
-    """
-    content: Any = read_json(path)
-    found: dict[str, list[str]] = {}
-    try:
-        for annotation in content["annotations"]:
-            found.setdefault(str(annotation["image_id"]), []).append(single_spaced(annotation["caption"]))
-    except (KeyError, TypeError, AttributeError) as error:
-        raise JudgingSetError(
-            f"{path} is no COCO annotation file: expected annotations with image_id and caption"
-        ) from error
-    return found
-
-
 def _key(image: str, part: str) -> str:
-    if part != "coco":
-        return image
-    found = _COCO_NAME.search(image)
-    return str(int(found[2])) if found else image
+    return coco_id(image) if part == "coco" else image
 
 
 def _rated(

@@ -27,6 +27,7 @@ from rewards.judging.sets.base import (
     JudgingSetError,
     check_count,
     image_folder,
+    list_of,
     number_of,
     read_json,
     require,
@@ -74,6 +75,8 @@ def sugarcrepe(folder: Path, images: Path | None = None, partial: bool = False) 
         check_count(name, f"pairs in {path}", len(content), published, partial)
         fields = ("filename", "caption", "negative_caption")
         rows += [(kind, *(text_of(item, field, f"{path}, {key}") for field in fields)) for key, item in content.items()]
+    if not rows:
+        raise JudgingSetError(f"{name} has no pairs in {str(folder)!r}. Get it: {SUGARCREPE_SOURCE}")
     photos = image_folder(folder, images, ["val2017", "images"])
     kinds, files, captions, negatives = (list(column) for column in zip(*rows, strict=True))
     return [
@@ -122,9 +125,7 @@ def aro(folder: Path, images: Path | None = None, partial: bool = False) -> list
 def _aro(folder: Path, part: str, published: int, photos: Path | None, partial: bool) -> CaptionPairs:
     name = f"aro {part}"
     path = require(folder, "aro", [f"visual_genome_{part}.json"], ARO_SOURCE)
-    content = read_json(path)
-    if not isinstance(content, list):
-        raise JudgingSetError(f"{path} is not of ARO: expected a list of objects with true_caption and false_caption")
+    content = list_of(read_json(path), path)
     check_count(name, "pairs", len(content), published, partial)
     rows = [(_kind(item, part, f"{path}, [{number}]"), item, number) for number, item in enumerate(content)]
     often = Counter(kind for kind, _, _ in rows)
@@ -158,7 +159,7 @@ def _aro(folder: Path, part: str, published: int, photos: Path | None, partial: 
 def _kind(item: Any, part: str, where: str) -> str:
     if part == "relation":
         return text_of(item, "relation_name", where)
-    attributes = item.get("attributes") if isinstance(item, dict) else None
+    attributes = item.get("attributes")
     if not isinstance(attributes, list) or len(attributes) != 2:
         raise JudgingSetError(f"{where}: 'attributes' is {attributes!r:.80}: expected two")
     return f"{attributes[0]}_{attributes[1]}"

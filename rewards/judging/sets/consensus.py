@@ -9,6 +9,10 @@ without references need no draws. Where people are divided evenly, the released 
 caption is better. Here such a pair counts one half whatever the metric says, which is what that comes to on average,
 and needs no seed; so does a pair to which a metric gives equal scores.
 
+``pascal_50s.json``, in which Pascal-50S circulates (in the repositories of FLEUR, Lee et al., ACL 2024, and of EXPERT),
+has 5 references that somebody drew and a label instead of the votes: metrics with references have one draw then, and
+evenly divided people are a side that somebody chose.
+
 Pascal-50S has 4,000 pairs, 1,000 of each kind: HC (both by people, both right), HI (both by people, one of another
 image), HM (a person's and a system's), MM (two systems'). The public files of Abstract-50S, 400 pairs, do not tell
 HC from HI: its kinds are not reported.
@@ -16,43 +20,67 @@ HC from HI: its kinds are not reported.
 
 from __future__ import annotations
 
-from pathlib import Path
+import struct
+import zlib
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 
-from rewards.judging.sets.base import CaptionPairs, JudgingSetError, check_count, image_folder, read_json, require
+from rewards.judging.sets.base import (
+    CaptionPairs,
+    JudgingSetError,
+    check_count,
+    image_folder,
+    list_of,
+    read_json,
+    require,
+    text_of,
+    texts_of,
+)
 
-SOURCE = "the PASCAL-50S and ABSTRACT-50S datasets and the consensus annotations, https://vrama91.github.io/cider/"
+SOURCE = (
+    "the PASCAL-50S and ABSTRACT-50S datasets and the consensus annotations, https://vrama91.github.io/cider/, or "
+    "pascal_50s.json from https://github.com/Yebin46/FLEUR"
+)
 VOTES, REFERENCES, DRAWS = 48, 5, 5
 KINDS = {1: "HC", 2: "HI", 3: "HM", 4: "MM"}
+
+PHOTOS = ["JPEGImages", "VOC2010/JPEGImages", "VOC2012/JPEGImages", "images"]
+_NOT_AS_EXPECTED = (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError)
+"""What reading MATLAB's structures raises where they are others."""
+_UNREADABLE = (OSError, EOFError, MemoryError, NotImplementedError, struct.error, zlib.error)
 
 Triplet = tuple[str, str, str, int]
 """Reference, first caption, second caption, vote: 1 for the first, -1 for the second."""
 
 
 def pascal50s(folder: Path, images: Path | None = None, partial: bool = False, seed: int = 0) -> list[CaptionPairs]:
-    """Read Pascal-50S: ``consensus_pascal.mat`` (votes) and ``pair_pascal.mat`` (images and kinds).
+    """Read Pascal-50S: ``consensus_pascal.mat`` (votes) and ``pair_pascal.mat`` (images and kinds), or
+    ``pascal_50s.json``.
 
     Args:
-        folder: of the two files, or the one above their ``pyCIDErConsensus``.
-        images: folder of the photos (``JPEGImages`` of VOC2010); None looks below ``folder``.
+        folder: of the files, or the one above their ``pyCIDErConsensus``.
+        images: folder of the photos (``JPEGImages`` of VOC2010 or VOC2012); None looks below ``folder``.
         partial: accept other numbers than the published ones.
-        seed: which references are drawn.
+        seed: which references are drawn; of no effect on the JSON file.
 
     Raises:
         JudgingSetError: a file is missing or wrong, or has another number of pairs.
     """
     name = "pascal50s"
     place = _annotations(folder)
-    votes = _triplets(require(place, name, ["consensus_pascal.mat"], SOURCE), name)
+    file = require(place, name, ["consensus_pascal.mat", "pascal_50s.json"], SOURCE)
+    if file.suffix == ".json":
+        return [_pascal_json(file, image_folder(folder, images, PHOTOS), partial)]
+    votes = _triplets(file, name)
     path = require(place, name, ["pair_pascal.mat"], SOURCE)
     content = _mat(path)
     try:
         rows = [[str(_plain(row[field])).strip() for field in range(3)] for row in content["new_input"].ravel()]
         files, written = [row[0] for row in rows], [tuple(row[1:]) for row in rows]
         kinds = [KINDS[int(kind)] for kind in content["category"].ravel()]
-    except (KeyError, IndexError, TypeError, ValueError) as error:
+    except _NOT_AS_EXPECTED as error:
         raise JudgingSetError(
             f"{path} is not of Pascal-50S: expected new_input (image, first, second) and category"
         ) from error
@@ -67,8 +95,44 @@ def pascal50s(folder: Path, images: Path | None = None, partial: bool = False, s
                 f"{path}: pair {number} has the captions {captions!r:.120}, the votes are of {pair[0][1:3]!r:.120}"
             )
     check_count(name, "pairs", len(pairs), 4000, partial)
-    photos = image_folder(folder, images, ["JPEGImages", "VOC2010/JPEGImages", "images"])
+    photos = image_folder(folder, images, PHOTOS)
     return [_pairs(name, pairs, kinds, files, None if photos is None else [photos / file for file in files], seed)]
+
+
+def _pascal_json(path: Path, photos: Path | None, partial: bool) -> CaptionPairs:
+    content = read_json(path)
+    rows = [
+        (kind, item, f"{path}, {kind}[{number}]")
+        for kind in KINDS.values()
+        for number, item in enumerate(list_of(content, path, kind))
+    ]
+    check_count("pascal50s", "pairs", len(rows), 4000, partial)
+    captions = [texts_of(item.get("captions"), f"{where}: 'captions'") for _, item, where in rows]
+    for own, (_, item, where) in zip(captions, rows, strict=True):
+        if len(own) != 2 or item.get("label") not in (0, 1):
+            raise JudgingSetError(
+                f"{where} has {len(own)} captions and the label {item.get('label')!r:.80}: expected two, and 0 or 1"
+            )
+    files = [PurePosixPath(text_of(item, "image", where)).name for _, item, where in rows]
+    return CaptionPairs(
+        "pascal50s",
+        [first for first, _ in captions],
+        [second for _, second in captions],
+        [1.0 - item["label"] for _, item, _ in rows],
+        [kind for kind, _, _ in rows],
+        files,
+        None if photos is None else [photos / file for file in files],
+        {
+            f"{REFERENCES} references": [
+                texts_of(item.get("references"), f"{where}: 'references'") for _, item, where in rows
+            ]
+        },
+        "the caption that the label names scores higher; metrics with references see those of the file; equal scores "
+        "count one half",
+        averaged=True,
+        ties="half",
+        summary="kinds",
+    )
 
 
 def abstract50s(folder: Path, images: Path | None = None, partial: bool = False, seed: int = 0) -> list[CaptionPairs]:
@@ -118,7 +182,7 @@ def _mat(path: Path) -> dict[str, Any]:
 
     try:
         content: dict[str, Any] = loadmat(path)
-    except (OSError, ValueError, MatReadError, NotImplementedError) as error:
+    except (*_NOT_AS_EXPECTED, *_UNREADABLE, MatReadError) as error:
         raise JudgingSetError(f"{path} cannot be read as a MATLAB file: {error}") from error
     return content
 
@@ -144,7 +208,7 @@ def _triplets(path: Path, name: str) -> list[Triplet]:
         try:
             reference, first, second = (str(_plain(row[field])).strip() for field in "ABC")
             vote = int(_plain(row[rating]))
-        except (TypeError, ValueError) as error:
+        except _NOT_AS_EXPECTED as error:
             raise JudgingSetError(f"{path}, triplet {number} of {name}: {error}") from error
         if vote not in (1, -1):
             raise JudgingSetError(f"{path}, triplet {number} has the vote {vote}: expected 1 (first) or -1 (second)")
@@ -163,13 +227,15 @@ def _by_pair(triplets: list[Triplet], name: str) -> list[list[Triplet]]:
 
 
 def _names(path: Path, pairs: list[list[Triplet]]) -> list[str]:
-    content = read_json(path)
-    names = [item.get("image_id") for item in content if isinstance(item, dict)] if isinstance(content, list) else []
-    captions = [str(item.get("caption")).strip() for item in content] if len(names) == len(pairs) else []
-    fitting = [text in pair[0][1:3] for text, pair in zip(captions, pairs, strict=False)]
-    if len(fitting) != len(pairs) or not all(fitting) or not all(isinstance(name, str) for name in names):
-        raise JudgingSetError(f"{path} does not name the images of the {len(pairs)} pairs in their order")
-    return [str(name) for name in names]
+    content = list_of(read_json(path), path)
+    if len(content) != len(pairs):
+        raise JudgingSetError(
+            f"{path} has {len(content)} items: expected one for each of the {len(pairs)} pairs, in order"
+        )
+    for number, (item, pair) in enumerate(zip(content, pairs, strict=True)):
+        if text_of(item, "caption", f"{path}, [{number}]").strip() not in pair[0][1:3]:
+            raise JudgingSetError(f"{path}, [{number}]: {item['caption']!r:.80} is no caption of pair {number}")
+    return [text_of(item, "image_id", f"{path}, [{number}]") for number, item in enumerate(content)]
 
 
 def _pairs(

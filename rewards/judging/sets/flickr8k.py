@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from rewards.judging.human import RatingsError, read_ratings
+from rewards.judging.human import read_ratings
 from rewards.judging.sets.base import (
     JudgingSetError,
     RatedCaptions,
@@ -67,7 +67,11 @@ def flickr8k_expert(folder: Path, images: Path | None = None, partial: bool = Fa
         rows = tab_rows(path, 5)
         check_count(name, f"pairs in {path}", len(rows), EXPERT_PAIRS, partial)
         judgements = [
-            (image, _caption(captions, caption, path), number_of(score, f"{path}: a rating of {image}, {caption},"))
+            (
+                image,
+                _caption(captions, caption, path),
+                number_of(score, f"{path}: a rating of {image:.80}, {caption:.80},"),
+            )
             for image, caption, *scores in rows
             for score in scores
         ]
@@ -89,7 +93,11 @@ def flickr8k_crowdflower(folder: Path, images: Path | None = None, partial: bool
     else:
         captions, references = _captions(folder, name, partial)
         judgements = [
-            (image, _caption(captions, caption, path), number_of(share, f"{path}: the share of {image}, {caption},"))
+            (
+                image,
+                _caption(captions, caption, path),
+                number_of(share, f"{path}: the share of {image:.80}, {caption:.80},"),
+            )
             for image, caption, share, _, _ in tab_rows(path, 5)
         ]
     _check_images(judgements, references, path)
@@ -119,7 +127,7 @@ def references_without(
             others[image].remove(caption)
     bare = [image for image, texts in others.items() if not texts]
     if bare:
-        raise JudgingSetError(f"{path}: all references of {len(bare)} images are judged, such as {bare[0]!r}")
+        raise JudgingSetError(f"{path}: all references of {len(bare)} images are judged, such as {bare[0]!r:.80}")
     return others
 
 
@@ -152,7 +160,7 @@ def _captions(folder: Path, name: str, partial: bool) -> tuple[dict[str, str], d
 
 def _caption(captions: dict[str, str], caption_id: str, path: Path) -> str:
     if caption_id not in captions:
-        raise JudgingSetError(f"{path} judges the caption {caption_id!r}, which Flickr8k.token.txt does not have")
+        raise JudgingSetError(f"{path} judges the caption {caption_id!r:.80}, which Flickr8k.token.txt does not have")
     return captions[caption_id]
 
 
@@ -160,15 +168,12 @@ def _check_images(judgements: Sequence[Judgement], references: dict[str, list[st
     unknown = [image for image, _, _ in judgements if image not in references]
     if unknown:
         raise JudgingSetError(
-            f"{path}: {len(unknown)} judgements are of images without captions, such as {unknown[0]!r}"
+            f"{path}: {len(unknown)} judgements are of images without captions, such as {unknown[0]!r:.80}"
         )
 
 
 def _from_json(path: Path) -> tuple[list[Judgement], dict[str, list[str]]]:
-    try:
-        rated = read_ratings(path)
-    except RatingsError as error:
-        raise JudgingSetError(str(error)) from error
+    rated = read_ratings(path)
     if rated.references is None:
         raise JudgingSetError(f"{path} has no references: expected 'ground_truth' for every image")
     names = [Path(image).name for image in rated.images]

@@ -16,7 +16,6 @@ References come from ``captions_val2014.json``; without it only metrics that nee
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,12 +27,12 @@ from rewards.judging.sets.base import (
     JudgingSetError,
     check_count,
     image_folder,
+    list_of,
     read_json,
     require,
-    single_spaced,
     text_of,
 )
-from rewards.judging.sets.composite import coco_references
+from rewards.judging.sets.coco import coco_id, coco_references, letters
 
 SOURCE = (
     "foilv1.0_test_2017.json from https://foilunitn.github.io/, or foil-it.json from VALSE "
@@ -42,7 +41,6 @@ SOURCE = (
 PAIRS = {"foilv1.0_test_2017.json": 99_480, "foil-it.json": 1_000}
 MAJORITY = 2
 """Of three people."""
-_COCO_ID = re.compile(r"(\d+)\.\w+$")
 
 
 class _Pair(NamedTuple):
@@ -83,7 +81,7 @@ def foil(
         pairs = drawn
     references: dict[str, list[list[str]]] = {}
     if (folder / "captions_val2014.json").is_file():
-        others = _others(pairs, coco_references(folder / "captions_val2014.json"))
+        others = _others(pairs, coco_references(folder / "captions_val2014.json"), path)
         references = {"1 reference": [texts[:1] for texts in others], "4 references": [texts[:4] for texts in others]}
     photos = image_folder(folder, images, ["val2014", "images"])
     return [
@@ -104,25 +102,34 @@ def foil(
 
 
 def _released(content: Any, path: Path) -> Iterator[_Pair]:
-    if not isinstance(content, dict) or not {"images", "annotations"} <= content.keys():
-        raise JudgingSetError(f"{path} is not of FOIL: expected an object with images and annotations")
-    names = {image["id"]: text_of(image, "file_name", f"{path}, image {image['id']}") for image in content["images"]}
+    names: dict[Any, str] = {}
+    for number, image in enumerate(list_of(content, path, "images")):
+        where = f"{path}, images[{number}]"
+        names[_id(image, "id", where)] = text_of(image, "file_name", where)
     true: dict[Any, str] = {}
-    for number, item in enumerate(content["annotations"]):
-        where = f"{path}, annotation {number}"
-        if not isinstance(item, dict) or not isinstance(item.get("foil"), bool) or item.get("image_id") not in names:
+    wrong: list[tuple[Any, Any, str]] = []
+    for number, item in enumerate(list_of(content, path, "annotations")):
+        where = f"{path}, annotations[{number}]"
+        own, of, caption = _id(item, "id", where), _id(item, "image_id", where), text_of(item, "caption", where)
+        if not isinstance(item.get("foil"), bool) or of not in names:
             raise JudgingSetError(
-                f"{where} is {item!r:.120}: expected id, image_id of an image, caption, and foil (true or false)"
+                f"{where} is {item!r:.120}: expected image_id of one of the images, and foil (true or false)"
             )
-        if not item["foil"]:
-            true[item["id"]] = text_of(item, "caption", where)
-    for item in content["annotations"]:
         if item["foil"]:
-            if item["id"] not in true:
-                raise JudgingSetError(
-                    f"{path}: the foil of annotation {item['id']!r} has no caption that it was made from"
-                )
-            yield _Pair(names[item["image_id"]], true[item["id"]], text_of(item, "caption", f"{path}, {item['id']}"))
+            wrong.append((own, of, caption))
+        else:
+            true[own] = caption
+    for own, of, caption in wrong:
+        if own not in true:
+            raise JudgingSetError(f"{path}: the foil of annotation {own!r:.80} has no caption that it was made from")
+        yield _Pair(names[of], true[own], caption)
+
+
+def _id(item: dict[str, Any], key: str, where: str) -> int | str:
+    value = item.get(key)
+    if not isinstance(value, int | str):
+        raise JudgingSetError(f"{where}: {key!r} is {value!r:.80}: expected an id")
+    return value
 
 
 def _valse(content: Any, path: Path) -> Iterator[_Pair]:
@@ -147,20 +154,14 @@ def _one_each(pairs: list[_Pair], seed: int) -> list[_Pair]:
     return [members[int(generator.integers(len(members)))] for members in own.values()]
 
 
-def _others(pairs: list[_Pair], references: dict[str, list[str]]) -> list[list[str]]:
+def _others(pairs: list[_Pair], references: dict[str, list[str]], path: Path) -> list[list[str]]:
     found = []
     for pair in pairs:
-        number = _COCO_ID.search(pair.image)
-        known = references.get(str(int(number[1])) if number else pair.image, [])
-        # Case, punctuation and spaces differ between the copies of COCO's captions that sets are made from.
-        left = [text for text in known if _letters(text) != _letters(pair.caption)]
+        known = references.get(coco_id(pair.image), [])
+        left = [text for text in known if letters(text) != letters(pair.caption)]
         if not left:
             raise JudgingSetError(
-                f"captions_val2014.json has no other caption of {pair.image!r}: expected at least one"
+                f"{path} judges captions of {pair.image!r:.80}, of which captions_val2014.json has no other caption"
             )
         found.append(left)
     return found
-
-
-def _letters(text: str) -> str:
-    return single_spaced(re.sub(r"[^\w ]", " ", text.lower()))

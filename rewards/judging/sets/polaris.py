@@ -5,13 +5,14 @@ ratings), and Matsuda, Wada and Sugiura, "DENEB: A Hallucination-Robust Automati
 Captioning", ACCV 2024 (32,978). Ratings are in [0, 1]. Printed is tau_c on the test split.
 
 Both are published as Parquet files with the images in them, ``data/SPLIT-....parquet``; Polaris also as
-``polaris_SPLIT.csv`` (``mt``, ``refs``, ``score``, ``imgid``) with a folder ``images``. Parquet needs ``pyarrow``.
+``polaris_SPLIT.csv`` (``mt``, ``refs``, ``score``, ``imgid``) with a folder ``images``. Parquet needs ``pyarrow``. Both
+circulate as ``nebula_SPLIT.json`` and ``polaris_SPLIT.json`` (in the repository of EXPERT, Kim et al., 2025): a list of
+objects with the fields of the CSV file, ``imgid`` without the ending ``.jpg`` of the image's file.
 """
 
 from __future__ import annotations
 
 import ast
-import csv
 import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,14 +27,20 @@ from rewards.judging.sets.base import (
     JudgingSetError,
     RatedCaptions,
     check_count,
+    csv_rows,
     image_folder,
+    list_of,
     number_of,
+    read_json,
     single_spaced,
+    text_of,
+    texts_of,
 )
 
 SOURCES = {
     "polaris": "the dataset yuwd/Polaris on the Hugging Face hub, Parquet files or polaris_test.csv and images.tar.gz",
-    "nebula": "the dataset Ka2ukiMatsuda/Nebula on the Hugging Face hub, Parquet files",
+    "nebula": "the dataset Ka2ukiMatsuda/Nebula on the Hugging Face hub, Parquet files; or nebula_test.json from "
+    "https://github.com/hjkim811/EXPERT",
 }
 COUNTS = {
     "polaris": {"train": 78_630, "validation": 26_268, "test": 26_122},
@@ -50,7 +57,8 @@ def polaris(
 
     Args:
         folder: of the files, or the one above their ``data``.
-        images: folder of the images that the CSV file names; None looks below ``folder``. Parquet files have theirs.
+        images: folder of the images that a CSV or JSON file names; None looks below ``folder``. Parquet files have
+            theirs.
         partial: accept another number of judgements than the published one.
         split: ``train``, ``validation`` or ``test``.
 
@@ -58,16 +66,22 @@ def polaris(
         JudgingSetError: a file is missing or wrong, or has another number of judgements.
     """
     _check_split("polaris", split)
-    table = folder / f"polaris_{'val' if split == 'validation' else split}.csv"
-    if table.is_file():
-        return [_from_csv(table, split, image_folder(folder, images, ["images"]), partial)]
-    return [_from_parquet("polaris", folder, split, partial)]
+    return [_read("polaris", folder, images, split, partial)]
 
 
 def nebula(folder: Path, images: Path | None = None, partial: bool = False, split: str = "test") -> list[RatedCaptions]:
     """Read Nebula; arguments and errors as for ``polaris``, with the splits ``train``, ``valid`` and ``test``."""
     _check_split("nebula", split)
-    return [_from_parquet("nebula", folder, split, partial)]
+    return [_read("nebula", folder, images, split, partial)]
+
+
+def _read(name: str, folder: Path, images: Path | None, split: str, partial: bool) -> RatedCaptions:
+    stem = f"{name}_{'val' if split in ('valid', 'validation') else split}"
+    for path in (folder / f"{stem}.csv", folder / f"{stem}.json"):
+        if path.is_file():
+            photos = image_folder(folder, images, ["images", name.capitalize()])
+            return _from_table(name, path, split, photos, partial)
+    return _from_parquet(name, folder, split, partial)
 
 
 def _check_split(name: str, split: str) -> None:
@@ -75,40 +89,31 @@ def _check_split(name: str, split: str) -> None:
         raise JudgingSetError(f"{name} has no split {split!r}: expected one of {list(COUNTS[name])}")
 
 
-def _from_csv(path: Path, split: str, photos: Path | None, partial: bool) -> RatedCaptions:
+def _from_table(name: str, path: Path, split: str, photos: Path | None, partial: bool) -> RatedCaptions:
     captions, ratings, ids, references = [], [], [], []
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            for number, row in enumerate(csv.DictReader(file), start=2):
-                if not {"mt", "refs", "score", "imgid"} <= row.keys():
-                    raise JudgingSetError(
-                        f"{path} has the columns {list(row)[:20]}: expected mt, refs, score and imgid"
-                    )
-                captions.append(single_spaced(row["mt"]))
-                ratings.append(number_of(row["score"], f"{path}, line {number}: 'score'"))
-                ids.append(row["imgid"])
-                references.append(_listed(row["refs"], f"{path}, line {number}: 'refs'"))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise JudgingSetError(f"{path}: {error}") from error
+    for where, row in _json_rows(path) if path.suffix == ".json" else csv_rows(path, ["mt", "refs", "score", "imgid"]):
+        captions.append(single_spaced(text_of(row, "mt", where)))
+        ratings.append(number_of(row.get("score"), f"{where}: 'score'"))
+        ids.append(text_of(row, "imgid", where) + (".jpg" if path.suffix == ".json" else ""))
+        refs = row.get("refs")
+        references.append(
+            _listed(refs, f"{where}: 'refs'") if isinstance(refs, str) else texts_of(refs, f"{where}: 'refs'")
+        )
     images = None if photos is None else [photos / name for name in ids]
-    return _rated("polaris", split, captions, ratings, ids, images, references, partial)
+    return _rated(name, split, captions, ratings, ids, images, references, partial)
+
+
+def _json_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    for number, item in enumerate(list_of(read_json(path), path)):
+        yield f"{path}, [{number}]", item
 
 
 def _listed(text: str, where: str) -> list[str]:
     try:
         texts = ast.literal_eval(text)  # the file holds Python's own form of a list
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError) as error:
         raise JudgingSetError(f"{where} is {text!r:.80}: expected a list of texts") from error
-    return _texts(texts, where)
-
-
-def _texts(value: Any, where: str) -> list[str]:
-    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
-        raise JudgingSetError(f"{where} is {value!r:.80}: expected a list of texts")
-    texts = [single_spaced(text) for text in value if text.strip()]
-    if not texts:
-        raise JudgingSetError(f"{where} is {value!r:.80}: expected at least one text")
-    return texts
+    return texts_of(texts, where)
 
 
 def _from_parquet(name: str, folder: Path, split: str, partial: bool) -> RatedCaptions:
@@ -122,12 +127,9 @@ def _from_parquet(name: str, folder: Path, split: str, partial: bool) -> RatedCa
         named = [] if name == "polaris" else ["file_name"]
         for number, row in enumerate(_rows(path, [CAPTION_FIELDS[name], "human_score", "refs", *named])):
             where = f"{path}, row {number}"
-            caption = row[CAPTION_FIELDS[name]]
-            if not isinstance(caption, str):
-                raise JudgingSetError(f"{where}: {CAPTION_FIELDS[name]!r} is {caption!r:.80}: expected text")
-            captions.append(single_spaced(caption))
+            captions.append(single_spaced(text_of(row, CAPTION_FIELDS[name], where)))
             ratings.append(number_of(row["human_score"], f"{where}: 'human_score'"))
-            references.append(_texts(row["refs"], f"{where}: 'refs'"))
+            references.append(texts_of(row["refs"], f"{where}: 'refs'"))
             # Polaris names no image: rows with the same references are of the same one.
             ids.append(str(row["file_name"]) if named else "\n".join(references[-1]))
     return _rated(name, split, captions, ratings, ids, StoredImages(files, picture), references, partial)
@@ -150,7 +152,7 @@ def _batches(path: Path, columns: list[str]) -> Iterator[Any]:
             if missing:
                 raise JudgingSetError(f"{path} has the columns {file.schema_arrow.names}: expected {columns}")
             yield from file.iter_batches(columns=columns)
-    except (OSError, ArrowException) as error:
+    except (OSError, ArrowException, ValueError) as error:
         raise JudgingSetError(f"{path} cannot be read: {error}") from error
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
-from rewards.judging.human import RatingsError, read_ratings
+from rewards.judging.human import read_ratings
 from rewards.judging.sets.base import JudgingSetError, RatedCaptions, image_folder
 
 
@@ -28,10 +29,7 @@ def ratings(
         if len(files) != 1:
             raise JudgingSetError(f"{str(folder)!r} has {len(files)} .jsonl files: expected one, or the file itself")
         path = files[0]
-    try:
-        rated = read_ratings(path)
-    except RatingsError as error:
-        raise JudgingSetError(str(error)) from error
+    rated = read_ratings(path)
     place = image_folder(path.parent, images, ()) or path.parent
     found = [place / name for name in rated.images]
     return [
@@ -40,7 +38,7 @@ def ratings(
             rated.captions,
             rated.ratings,
             rated.groups,
-            found if found[0].is_file() else None,
+            found if os.path.isfile(found[0]) else None,
             rated.references,
             None,
             "each line is a judgement",

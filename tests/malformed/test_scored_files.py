@@ -1,0 +1,109 @@
+"""Damaged images and captions under CLIP-based scores: one message that names the file, and no score."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import struct
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rewards.base import RewardError
+from rewards.clip.backbone import Backbone, load_backbone
+from rl_caption.cli import main as run
+from rl_caption.data.base import DataError
+from rl_caption.score import score_files
+from tests.clip_for_tests import ARCHITECTURE, noise_image, tiny_checkpoint, tiny_student
+
+REWARDS = ["clipscore", "ref_clipscore", "l_clipscore", "ref_l_clipscore", "pac_s", "ref_pac_s", "specs"]
+
+
+def saved(kind: str) -> bytes:
+    stream = io.BytesIO()
+    noise_image(1).save(stream, kind)
+    return stream.getvalue()
+
+
+def png(width: int, height: int) -> bytes:
+    """A file that says it is so large and has next to no pixels."""
+    parts = ((b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)), (b"IDAT", zlib.compress(b"x")))
+    chunks = [
+        struct.pack(">I", len(own)) + name + own + struct.pack(">I", zlib.crc32(name + own)) for name, own in parts
+    ]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+
+
+IMAGES: dict[str, Callable[[], bytes]] = {
+    "empty": lambda: b"",
+    "text": lambda: b"no image",
+    "zeros": lambda: bytes(1000),
+    "half a JPEG": lambda: saved("JPEG")[:400],
+    "head of a JPEG": lambda: saved("JPEG")[:20],
+    "half a PNG": lambda: saved("PNG")[: len(saved("PNG")) // 2],
+    "no pixels": lambda: png(0, 5),
+    "too few pixels": lambda: png(30, 30),
+    "bomb": lambda: png(60_000, 60_000),
+    "SVG": lambda: b"<svg xmlns='http://www.w3.org/2000/svg'/>",
+}
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Backbone:
+    return load_backbone(ARCHITECTURE, tiny_checkpoint(tmp_path_factory.mktemp("weights")))
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, Any]:
+    """Three images with captions and references."""
+    (tmp_path / "images").mkdir()
+    for name in "abc":
+        noise_image(ord(name)).save(tmp_path / "images" / f"{name}.png")
+    captions = [{"image_id": name, "caption": f"a dog {name}"} for name in "abc"]
+    (tmp_path / "captions.json").write_text(json.dumps(captions))
+    (tmp_path / "references.json").write_text(json.dumps({name: ["dogs"] for name in "abc"}))
+    return {
+        "captions": tmp_path / "captions.json",
+        "references": tmp_path / "references.json",
+        "images": tmp_path / "images",
+    }
+
+
+@pytest.mark.parametrize("reward", REWARDS)
+def test_a_damaged_image_is_named(encoder: Backbone, files: dict[str, Any], tmp_path: Path, reward: str) -> None:
+    assert len(score_files(reward, **files, kwargs={"backbone": encoder})["scores"]) == 3
+    for content in IMAGES.values():
+        (tmp_path / "images" / "b.png").write_bytes(content())
+        with pytest.raises(RewardError, match=r"images/b\.png"):
+            score_files(reward, **files, kwargs={"backbone": encoder}, out=tmp_path / "out.json")
+    assert not (tmp_path / "out.json").exists()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "", "[", "null", "[1]", '[{"image_id": "a"}]', '[{"image_id": "a", "caption": 5}]', "\0" * 100,
+        '[{"image_id": [], "caption": "a"}]', '[{"image_id": ' + "9" * 5_000 + ', "caption": "a"}]',
+    ],
+    ids=lambda content: content[:40],
+)  # fmt: skip
+def test_damaged_captions_are_named(encoder: Backbone, files: dict[str, Any], content: str) -> None:
+    files["captions"].write_text(content)
+    with pytest.raises(DataError, match=r"captions\.json"):
+        score_files("clipscore", **files, kwargs={"backbone": encoder})
+
+
+def test_the_program_prints_one_line(files: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "images" / "b.png").write_bytes(b"")
+    arguments = [f"--{name}={path}" for name, path in files.items()]
+    options = json.dumps({"backbone": os.fspath(tiny_student(tmp_path / "student"))})
+    with pytest.raises(SystemExit) as ended:
+        run(["score", "--reward", "ref_l_clipscore", *arguments, "--kwargs", options])
+    assert ended.value.code == 1
+    errors = [line for line in capsys.readouterr().err.splitlines() if "error:" in line or "Traceback" in line]
+    assert len(errors) == 1
+    assert "b.png" in errors[0]

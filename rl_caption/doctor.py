@@ -193,15 +193,12 @@ def config_findings(config: ScstConfig) -> Iterator[Finding]:
     from rewards.base import RewardError
     from rl_caption import build, reward_scales
     from rl_caption.captioners.base import CaptionerError
-    from rl_caption.config_checks import out_of_range
     from rl_caption.data.base import DataError
     from rl_caption.data.checks import check_data
     from rl_caption.launch import accelerator_kwargs
     from rl_caption.precision import usable_precision
 
     build.quiet_libraries()
-    for wrong in out_of_range(config):
-        yield Finding("numbers", wrong, "the run does not start", fatal=True)
     try:
         data = build.build_data(config.data)
         with_images = config.data.features_root is None

@@ -14,7 +14,6 @@ from rl_caption.ablation.config import AblateConfig
 from rl_caption.ablation.grid import Cell, bases_of, make_cells, mistakes
 from rl_caption.build import ConfigError, build_data, usable_split
 from rl_caption.config import ScstConfig, XeConfig
-from rl_caption.config_checks import out_of_range
 from rl_caption.data.base import DataModule, Row
 from rl_caption.data.files import write_json
 from rl_caption.evaluation.toolkit import SCORERS
@@ -180,10 +179,10 @@ def _planned(cell: Cell, base: ScstConfig, config: AblateConfig, parse: Parse) -
     arguments.append(f"--run.dir={folder / 'run'}")
     # Before the cell's own overrides, which may ask for another number.
     arguments += [f"--train.threads={threads}", *cell.arguments()]
-    resolved: ScstConfig = parse(ScstConfig, arguments, f"cell {cell.system!r}: scst.py")
-    wrong = out_of_range(resolved)
-    if wrong:
-        raise ConfigError(f"cell {cell.system!r}: {'; '.join(wrong)}")
+    try:
+        resolved: ScstConfig = parse(ScstConfig, arguments, f"cell {cell.system!r}: scst.py")
+    except ConfigError as error:
+        raise ConfigError(f"cell {cell.system!r}: {error}") from error
     return PlannedCell(cell, resolved, folder)
 
 

@@ -93,7 +93,7 @@ def test_a_cell_replaces_the_reward_as_a_whole(tmp_path: Path) -> None:
         ({"seeds": []}, "seeds is []"),
         ({"seeds": [1, 1]}, "seeds is [1, 1]"),
         ({"jobs": 0}, "jobs is 0: expected at least 1"),
-        ({"alpha": replace(ALPHA, values=[1.5])}, "alpha.values has 1.5: expected 0 to 1"),
+        ({"alpha": replace(ALPHA, values=[1.5])}, "alpha.values[0] is 1.5: expected at most 1"),
         ({"alpha": replace(ALPHA, values=[0.5, 0.5])}, "label 'alpha=0.5' stands for 2 cells"),
         ({"alpha": replace(ALPHA, against=ALPHA.terms)}, "['rouge_l'] are in terms and in against"),
         ({"cells": {"start": CellConfig({"cider": RewardTerm()})}}, "label 'start' is that of the starting policy"),
@@ -146,7 +146,7 @@ def test_nothing_starts_before_everything_is_checked(tmp_path: Path, capsys: Any
     judge = grid(judges={"B": JudgeConfig("blue")})
     assert "judges.B: reward 'blue' is unknown" in refusal(judge, tmp_path, text)
     low = grid(cells={"L": CellConfig({"cider": RewardTerm()}, {"train.lr": -1.0})})
-    assert "cell 'L': train.lr is -1.0" in refusal(low, tmp_path, text)
+    assert f"cell 'L': {tmp_path}/base.yaml: train.lr is -1.0" in refusal(low, tmp_path, text)
     with pytest.raises(SystemExit):
         refusal(grid(cells={"L": CellConfig({"cider": RewardTerm()}, {"train.lrr": 1.0})}), tmp_path, text)
     assert "cell 'L'" in capsys.readouterr().err

@@ -215,7 +215,6 @@ def test_configuration_whose_student_its_reward_models_make(tmp_path: Path, caps
             "'none/yet'",
         ),
         ({"data": {"format": "karpathy", "path": "none/there"}}, "data", "none/there"),
-        ({"warm_start": "x", "train.lr": -1.0}, "numbers", "train.lr is -1.0: expected more than 0"),
     ],
 )
 def test_what_a_configuration_lacks_is_said(

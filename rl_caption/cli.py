@@ -21,7 +21,7 @@ from types import NoneType
 from typing import Any, TypeVar, get_args, get_type_hints
 
 from rl_caption.ablation.config import AblateConfig
-from rl_caption.command_line import odd_word, switched_on, with_lists
+from rl_caption.command_line import Chain, data_overrides, odd_word, switched_on, value_at, with_lists
 from rl_caption.config import EvaluateConfig, ScstConfig, XeConfig
 from rl_caption.config_files import ConfigFileError, load, read_mapping
 from rl_caption.errors import ConfigError
@@ -149,7 +149,7 @@ def _with_whole_dictionaries(kind: type[Any], parser: Any, arguments: Sequence[s
     before = parser.parse_args(rest)
     whole: dict[str, dict[str, Any]] = {}
     for place, keys, text in given:
-        inner = whole.setdefault(".".join(place), deepcopy(_value_at(before, place) or {}))
+        inner = whole.setdefault(".".join(place), deepcopy(value_at(before, place) or {}))
         for key in keys[:-1]:
             inner = inner.setdefault(key, {})
         inner[keys[-1]] = _argument(text)
@@ -175,11 +175,20 @@ def _dictionary_depth(kind: Any, parts: Sequence[str]) -> int | None:
     return None
 
 
-def _value_at(config: Any, place: Sequence[str]) -> Any:
-    """What stands at a dotted key; None where there is nothing."""
-    for part in place:
-        config = config.get(part) if isinstance(config, dict) else getattr(config, part, None)
-    return config
+def _chain(kind: type[Any], arguments: Sequence[str], program: str) -> Chain:
+    rest, overrides = data_overrides(arguments)
+    return Chain(read(kind, rest, program) if overrides else None, overrides)
+
+
+def _parse_earlier(kind: type[Config], file: str, program: str, chain: Chain) -> Config:
+    """The configuration of a run before a run."""
+    arguments = ["--config", file]
+    return parse(kind, [*arguments, *chain.overrides_of(file, read(kind, arguments, program))], program)
+
+
+def _say(chain: Chain) -> None:
+    if str(chain) and os.environ.get("RANK", "0") == "0":
+        logger.info("%s", chain)
 
 
 def xe(arguments: Sequence[str]) -> int:
@@ -200,14 +209,15 @@ def scst(arguments: Sequence[str]) -> int:
     from rl_caption.run_folder import is_complete
     from rl_caption.stage import leave_process_group
 
-    stage = None
+    stage, chain = None, _chain(ScstConfig, arguments, "scst.py")
     if config.warm_start is not None:
-        stage = parse(XeConfig, ["--config", config.warm_start], "train_xe.py")
+        stage = _parse_earlier(XeConfig, config.warm_start, "train_xe.py", chain)
         if is_complete(Path(stage.run.dir)):
             _warn_of_changes(stage)
             stage = None
     _check_start(config, stage)
-    models = _reward_models_to_train(config.reward_models)
+    models = _reward_models_to_train(config.reward_models, chain)
+    _say(chain)
     if stage is not None or models:
         check_weights_early(config, [model.run.dir for model in models])
         check_images_early(config)
@@ -238,13 +248,18 @@ def reward_model(arguments: Sequence[str]) -> int:
     from rl_caption.reward_models.program import train_reward_model
     from rl_caption.stage import leave_process_group
 
-    if _reward_models_trained(_reward_models_to_train(config.warm_start, config)):
+    chain = _chain(RewardModelConfig, arguments, "train_reward_model.py")
+    models = _reward_models_to_train(config.warm_start, chain, config)
+    _say(chain)
+    if _reward_models_trained(models):
         train_reward_model(config)
     leave_process_group()
     return 0
 
 
-def _reward_models_to_train(paths: Sequence[str], last: RewardModelConfig | None = None) -> list[RewardModelConfig]:
+def _reward_models_to_train(
+    paths: Sequence[str], chain: Chain, last: RewardModelConfig | None = None
+) -> list[RewardModelConfig]:
     """The reward models of ``paths`` that are not there yet, after those that they start from.
 
     All of them, and ``last``, which comes after them, are checked before any is trained.
@@ -253,7 +268,7 @@ def _reward_models_to_train(paths: Sequence[str], last: RewardModelConfig | None
 
     missing: dict[Path, RewardModelConfig] = {}
     complete: dict[Path, RewardModelConfig] = {}
-    _collect(paths, (), missing, complete)
+    _collect(paths, (), chain, missing, complete)
     for stage in complete.values():
         _warn_of_changes(stage)
     to_train = [*missing.values()]
@@ -271,6 +286,7 @@ def _reward_models_to_train(paths: Sequence[str], last: RewardModelConfig | None
 def _collect(
     paths: Sequence[str],
     above: tuple[str, ...],
+    chain: Chain,
     missing: dict[Path, RewardModelConfig],
     complete: dict[Path, RewardModelConfig],
 ) -> None:
@@ -280,12 +296,12 @@ def _collect(
     for path in paths:
         if path in above:
             raise UsageError(f"warm_start goes round in a circle: {' -> '.join((*above, path))}")
-        stage = parse(RewardModelConfig, ["--config", path], "train_reward_model.py")
+        stage = _parse_earlier(RewardModelConfig, path, "train_reward_model.py", chain)
         folder = Path(stage.run.dir).resolve()
         if is_complete(folder):
             complete[folder] = stage
         else:
-            _collect(stage.warm_start, (*above, path), missing, complete)
+            _collect(stage.warm_start, (*above, path), chain, missing, complete)
             missing.setdefault(folder, stage)
 
 

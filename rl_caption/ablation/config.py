@@ -46,6 +46,8 @@ class AblateConfig:
     Args:
         base: configuration of ``scst.py`` that all cells share; its ``model.init`` is the starting policy.
         bases: name to such a configuration, in place of ``base``: the grid is run on each (pixels and regions, say).
+        data: keys laid over the ``data`` of every base, such as ``{path: /disk/coco}``; earlier runs on the same data
+            take them, too.
         cells: label to reward and overrides.
         alpha: further cells, labelled ``alpha=VALUE``.
         reward_models: configurations of reward models to train first, where they are not there yet.
@@ -65,6 +67,7 @@ class AblateConfig:
 
     base: str | None = None
     bases: dict[str, str] = field(default_factory=dict)
+    data: dict = field(default_factory=dict)
     cells: dict[str, CellConfig] = field(default_factory=dict)
     alpha: AlphaConfig | None = None
     reward_models: list[str] = field(default_factory=list)

@@ -14,8 +14,9 @@ import yaml
 
 from rl_caption.ablation.config import AblateConfig
 from rl_caption.ablation.grid import bases_of, make_cells, mistakes
+from rl_caption.build import build_data
 from rl_caption.cli import parse
-from rl_caption.config import EvaluateConfig, RewardTerm, ScstConfig, XeConfig
+from rl_caption.config import DataConfig, EvaluateConfig, RewardTerm, ScstConfig, XeConfig
 from rl_caption.config_checks import mistakes as config_mistakes
 from rl_caption.errors import ConfigError
 from rl_caption.judging.config import JudgeSetConfig
@@ -241,3 +242,13 @@ def test_what_would_have_no_effect_is_refused(
     with pytest.raises(ConfigError) as refused:
         parse(kind, ["--config", str(tmp_path / "a.yaml")], "test")
     assert all(part in str(refused.value) for part in (*parts, "a.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("seed", 1.5), ("seed", True), ("seed", -1), ("num_train", "many"), ("num_val", 10**12), ("positives", 1)],
+)
+def test_arguments_of_the_generated_world_are_of_their_type(key: str, value: Any) -> None:
+    with pytest.raises(ConfigError) as refused:
+        build_data(DataConfig(format="scenes", kwargs={key: value}))
+    assert f"data.kwargs.{key} is {value!r}: expected" in str(refused.value)

@@ -125,6 +125,15 @@ def test_an_unknown_program_is_refused(capsys: Any) -> None:
     assert "'train' is not one of xe, scst" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("word", ["a\0b", "a\udc80b", "9" * 400])
+@pytest.mark.parametrize("name", ["score", "caption", "scst", "doctor"])
+def test_words_that_no_option_can_mean_are_refused_by_every_program(name: str, word: str, capsys: Any) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([name, "--config", word])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.count("error:") == 1
+
+
 CHAIN = {
     "teacher": "task: contrastive\ndata: {path: old, image_root: images}\nrun: {dir: D/teacher}",
     "other": "task: contrastive\ndata: {path: another, image_root: images}\nrun: {dir: D/other}",

@@ -123,7 +123,7 @@ def test_null_is_legal_or_refused_by_name(kind: type[Any], tmp_path: Path, capsy
 def test_odd_values_are_refused_by_name_or_taken_as_they_are(kind: type[Any], tmp_path: Path, capsys: Any) -> None:
     draws = random.Random(kind.__name__)
     keys = [key for key, _ in keys_of(kind)]
-    for key in draws.choices(keys, k=40):
+    for key in draws.choices(keys, k=20):
         value = draws.choice(ODD)
         config, message = outcome_of_file(kind, written(changed(shipped(kind), key, value)), tmp_path, capsys)
         assert key[-1] in message if config is None else holds(config, key, value), (key, value, message)

@@ -29,8 +29,7 @@ from tqdm import tqdm
 from rewards.base import Reward, checked_scores
 from rl_caption.build import build_data
 from rl_caption.cli import parse
-from rl_caption.config import DataConfig, ScstConfig
-from rl_caption.config_checks import out_of_range
+from rl_caption.config import DataConfig
 from rl_caption.data.base import Row
 from rl_caption.data.files import write_json, write_text
 from rl_caption.data.scenes.oracle import oracle
@@ -303,8 +302,8 @@ def read_monitor(path: Path) -> dict[str, Any]:
     """Read the file of ``--monitor``: what it has of ``thresholds`` and ``judges``.
 
     Raises:
-        StudyError: it is not YAML, has other keys, or a threshold is out of range.
-        UsageError: a key of ``thresholds`` or of a judge is not known, or a value is of another type.
+        StudyError: it is not YAML, or has other keys.
+        UsageError, ConfigError: as for ``parse``.
     """
     try:
         given = yaml.safe_load(path.read_text())
@@ -318,9 +317,6 @@ def read_monitor(path: Path) -> dict[str, Any]:
             f"{path} has {given!r:.200}: expected thresholds and judges, as under monitor in a configuration"
         )
     monitor = parse(MonitorConfig, ["--config", str(path)], "scst.py")
-    wrong = out_of_range(ScstConfig(monitor=monitor))
-    if wrong:
-        raise StudyError(f"{path}: {'; '.join(wrong)}")
     read = asdict(monitor)
     return {key: {name: read[key][name] for name in value} for key, value in given.items()}
 

@@ -8,7 +8,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 from accelerate import Accelerator
@@ -37,13 +37,13 @@ from rl_caption.data.karpathy import KarpathyData
 from rl_caption.data.long import LongCaptions
 from rl_caption.data.scenes import ScenesData
 from rl_caption.engines import engine_of, fsdp_arguments, settle_engine, use_fsdp, wanted_engine
+from rl_caption.errors import ConfigError as ConfigError
 from rl_caption.launch import accelerator_kwargs, check_processes
 from rl_caption.precision import asked_precision, usable_precision
+from rl_caption.ranges import shown, wrong_values
 from rl_caption.tracking import announce
 
-
-class ConfigError(ValueError):
-    """A configuration cannot be built; the message names the key, the value, and what would be right."""
+TYPE_NAMES: dict[Any, str] = {int: "a whole number", bool: "true or false", str: "text"}
 
 
 def build_accelerator(train: TrainConfig, run: RunConfig) -> Accelerator:
@@ -323,6 +323,16 @@ def _checked(target: Any, options: dict[str, Any], key: str) -> dict[str, Any]:
     unknown = sorted(set(options) - known)
     if unknown:
         raise ConfigError(f"{key} has {unknown}: {target.__name__} takes {sorted(known)}")
+    hints = get_type_hints(target.__init__, include_extras=True)
+    wrong = []
+    for name, value in options.items():
+        kind = getattr(hints.get(name), "__origin__", hints.get(name))  # of Annotated
+        if kind in TYPE_NAMES and type(value) is not kind:
+            wrong.append(f"{key}.{name} is {shown(value)}: expected {TYPE_NAMES[kind]}")
+        else:
+            wrong += wrong_values(value, hints.get(name, Any), f"{key}.{name}")
+    if wrong:
+        raise ConfigError("; ".join(wrong))
     return options
 
 

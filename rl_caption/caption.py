@@ -14,6 +14,7 @@ from rl_caption.captioners.base import CaptionerError, Decoding
 from rl_caption.captioners.loading import load_captioner
 from rl_caption.data.base import DataError, Row, load_image
 from rl_caption.inference import caption_rows
+from rl_caption.ranges import Beams, Tokens, wrong_values
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp"})
 
@@ -69,8 +70,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", help="also write the captions to this JSON file, in COCO result format")
     parser.add_argument("paths", nargs="+", metavar="PHOTO|FOLDER")
     arguments = parser.parse_args(argv)
-    if min(arguments.beams, arguments.max_new_tokens) < 1:
-        parser.error("--beams and --max_new_tokens must be at least 1")
+    wrong = [
+        *wrong_values(arguments.beams, Beams, "--beams"),
+        *wrong_values(arguments.max_new_tokens, Tokens, "--max_new_tokens"),
+    ]
+    if wrong:
+        parser.error("; ".join(wrong))
     decoding = Decoding(num_beams=arguments.beams, max_new_tokens=arguments.max_new_tokens)
     captions = caption_files(arguments.model, find_images(arguments.paths), decoding, prompt=arguments.prompt)
     for path, caption in captions.items():

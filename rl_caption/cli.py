@@ -13,14 +13,21 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import is_dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from types import NoneType
+from typing import Any, TypeVar, get_args, get_type_hints
 
 from rl_caption.ablation.config import AblateConfig
-from rl_caption.command_line import switched_on, with_lists
+from rl_caption.command_line import Chain, data_overrides, odd_word, switched_on, value_at, with_lists
 from rl_caption.config import EvaluateConfig, ScstConfig, XeConfig
+from rl_caption.config_files import ConfigFileError, load, read_mapping
+from rl_caption.errors import ConfigError
 from rl_caption.judging.config import JudgeSetConfig
 from rl_caption.program_names import MODULES, SUMMARIES
+from rl_caption.ranges import wrong_values
 from rl_caption.reward_models.config import RewardModelConfig
 from rl_caption.trl_captioning.config import GrpoVlmConfig
 
@@ -37,64 +44,151 @@ class UsageError(SystemExit):
 
 
 def parse(kind: type[Config], arguments: Sequence[str], program: str) -> Config:
-    """Read a configuration from ``--config FILE`` and overrides; unknown keys and bad values end the program.
+    """Read a configuration from ``--config FILE`` and overrides, and check it.
 
     The file comes first and there is one of it: an override placed before ``--config`` would be lost silently, and a
     second file would replace whole dictionaries.
+
+    Raises:
+        UsageError: a file that is no configuration, a key that does not exist, or a value of another type.
+        ConfigError: a value is null or out of its range, or does not fit another.
     """
+    from rl_caption.config_checks import check
+
+    config = read(kind, arguments, program)
+    try:
+        check(config)
+    except ConfigError as error:
+        raise ConfigError(f"{_file_of(arguments) or program}: {error}") from error
+    return config
+
+
+def read(kind: type[Config], arguments: Sequence[str], program: str) -> Config:
+    """As ``parse``, but what one value says about another is not checked."""
     from argparse import ArgumentError
 
+    arguments = switched_on(arguments, "--report")
+    _refuse_odd_words(arguments)
+    file, words = _file_of(arguments), list(arguments)
+    parser: Any = _parser(kind)  # type: ignore[arg-type]  # a class is hashable
+    parser.prog = program
+    try:
+        if file is not None:
+            values = read_mapping(file)
+            _refuse_values(values, kind, file)
+            words = [f"--config={json.dumps(values, ensure_ascii=False)}", *words[1 if "=" in words[0] else 2 :]]
+        namespace = parser.parse_args(_with_whole_dictionaries(kind, parser, words))
+    except (ArgumentError, ConfigFileError, OSError) as error:
+        path = re.sub(r"Group '(\S+)' does not accept option '(\S+)'", r"Option '\1.\2' is not accepted", str(error))
+        place = program if file is None else f"--config {file}"
+        raise UsageError(f"{place}: {path}; {program} --help lists every key") from error
+    _refuse_values(namespace, kind, file or program)
+    instance = parser.instantiate(namespace)
+    return kind(**{name: getattr(instance, name) for name in kind.__dataclass_fields__})  # type: ignore[attr-defined]
+
+
+@cache
+def _parser(kind: type[Any]) -> Any:
+    """The parser of a configuration class; making it takes longer than parsing."""
     from jsonargparse import ArgumentParser
 
-    arguments = switched_on(arguments, "--report")
+    parser = ArgumentParser(description=(kind.__doc__ or "").split("\n")[0], exit_on_error=False)
+    parser.add_argument("--config", action="config", help="YAML file with any of the keys below")
+    parser.add_class_arguments(kind, None, as_group=False)
+    return parser
+
+
+def _file_of(arguments: Sequence[str]) -> str | None:
+    """The file of ``--config``."""
     places = [index for index, word in enumerate(arguments) if word == "--config" or word.startswith("--config=")]
     if len(places) > 1:
         raise UsageError("--config is given twice: one file, then overrides such as --train.lr 1e-5")
-    if places and places[0] != 0:
+    if not places:
+        return None
+    if places[0] != 0:
         raise UsageError(f"--config must come first: {arguments[0]} before it would be lost")
-    parser = ArgumentParser(prog=program, description=(kind.__doc__ or "").split("\n")[0], exit_on_error=False)
-    parser.add_argument("--config", action="config", help="YAML file with any of the keys below")
-    parser.add_class_arguments(kind, None, as_group=False)
-    try:
-        namespace = parser.parse_args(_with_whole_kwargs(parser, arguments))
-    except ArgumentError as error:
-        path = re.sub(r"Group '(\S+)' does not accept option '(\S+)'", r"Option '\1.\2' is not accepted", str(error))
-        raise UsageError(f"{' '.join(arguments[:2])}: {path}; {program} --help lists every key") from error
-    instance = parser.instantiate(namespace)
-    values = {name: getattr(instance, name) for name in kind.__dataclass_fields__}  # type: ignore[attr-defined]
-    return kind(**values)
+    if arguments[0] == "--config" and len(arguments) < 2:
+        raise UsageError("--config names no file")
+    return arguments[0].partition("=")[2] if "=" in arguments[0] else arguments[1]
 
 
-_ONE_ARGUMENT = re.compile(r"--([\w.]+)\.([^.=]+)\.kwargs\.([^.=]+)(?:=(.*))?", re.DOTALL)
-"""``--TABLE.NAME.kwargs.KEY``, as in ``--judges.l_clipscore.kwargs.backbone``."""
+def _refuse_odd_words(arguments: Sequence[str]) -> None:
+    wrong = odd_word(arguments)
+    if wrong is not None:
+        raise UsageError(wrong)
 
 
-def _with_whole_kwargs(parser: Any, arguments: Sequence[str]) -> list[str]:
-    """Replace ``--TABLE.NAME.kwargs.KEY VALUE`` by all of NAME's ``kwargs``, where TABLE holds things by their names.
+def _refuse_values(values: Any, kind: type[Any], place: str) -> None:
+    wrong = list(wrong_values(values, kind))
+    if wrong:
+        raise ConfigError(f"{place}: {'; '.join(wrong)}")
 
-    The parser does not reach into a dictionary of something that stands in a dictionary itself.
+
+def _with_whole_dictionaries(kind: type[Any], parser: Any, arguments: Sequence[str]) -> list[str]:
+    """Replace ``--SECTION.kwargs.KEY VALUE`` by all of ``SECTION.kwargs``.
+
+    The parser reaches into no dictionary inside another, and it does not tell apart the number 1 and the text "1" that
+    a dictionary holds already.
     """
-    from jsonargparse import ArgumentParser
-
-    rest, given, words, defaults = [], [], list(arguments), parser.get_defaults()
+    rest: list[str] = []
+    given: list[tuple[list[str], list[str], str]] = []
+    words = list(arguments)
     while words:
         word = words.pop(0)
-        found = _ONE_ARGUMENT.fullmatch(word)
-        if not found or not isinstance(defaults.get(found[1]), dict) or (found[4] is None and not words):
+        option, equals, value = word.partition("=")
+        parts = option[2:].split(".") if option.startswith("--") else []
+        depth = _dictionary_depth(kind, parts)
+        if depth is None or depth == len(parts):
             rest.append(word)
+        elif not (equals or words):
+            raise UsageError(f"{word} has no value")
         else:
-            given.append((found[1], found[2], found[3], words.pop(0) if found[4] is None else found[4]))
+            given.append((parts[:depth], parts[depth:], value if equals else words.pop(0)))
     if not given:
         return rest
     before = parser.parse_args(rest)
-    value = ArgumentParser(exit_on_error=False)
-    value.add_argument("--value", type=Any)
     whole: dict[str, dict[str, Any]] = {}
-    for table, name, key, text in given:
-        known = before[table].get(name)
-        kwargs = whole.setdefault(f"--{table}.{name}.kwargs", dict(known.kwargs or {}) if known else {})
-        kwargs[key] = value.parse_args([f"--value={text}"]).value
-    return [*rest, *(f"{option}={json.dumps(kwargs)}" for option, kwargs in whole.items())]
+    for place, keys, text in given:
+        inner = whole.setdefault(".".join(place), deepcopy(value_at(before, place) or {}))
+        for key in keys[:-1]:
+            inner = inner.setdefault(key, {})
+        inner[keys[-1]] = _argument(text)
+    return [*rest, *(f"--{place}={json.dumps(values)}" for place, values in whole.items())]
+
+
+def _argument(text: str) -> Any:
+    """A word as YAML; as it is where that is text, too, or no YAML: ``a # b`` is no comment here."""
+    try:
+        value = load(text)
+    except ConfigFileError:
+        return text
+    return text if isinstance(value, str) else value
+
+
+def _dictionary_depth(kind: Any, parts: Sequence[str]) -> int | None:
+    """How many of ``parts``, a dotted key of ``kind``, lead to a dictionary of free arguments (``kwargs``)."""
+    for depth, part in enumerate(parts, 1):
+        inner = get_type_hints(kind).get(part) if is_dataclass(kind) else (get_args(kind) or (None,))[-1]
+        kind = get_args(inner)[0] if NoneType in get_args(inner) else inner  # X | None
+        if kind is dict:
+            return depth
+    return None
+
+
+def _chain(kind: type[Any], arguments: Sequence[str], program: str) -> Chain:
+    rest, overrides = data_overrides(arguments)
+    return Chain(read(kind, rest, program) if overrides else None, overrides)
+
+
+def _parse_earlier(kind: type[Config], file: str, program: str, chain: Chain) -> Config:
+    """The configuration of a run before a run."""
+    arguments = ["--config", file]
+    return parse(kind, [*arguments, *chain.overrides_of(file, read(kind, arguments, program))], program)
+
+
+def _say(chain: Chain) -> None:
+    if str(chain) and os.environ.get("RANK", "0") == "0":
+        logger.info("%s", chain)
 
 
 def xe(arguments: Sequence[str]) -> int:
@@ -115,14 +209,15 @@ def scst(arguments: Sequence[str]) -> int:
     from rl_caption.run_folder import is_complete
     from rl_caption.stage import leave_process_group
 
-    stage = None
+    stage, chain = None, _chain(ScstConfig, arguments, "scst.py")
     if config.warm_start is not None:
-        stage = parse(XeConfig, ["--config", config.warm_start], "train_xe.py")
+        stage = _parse_earlier(XeConfig, config.warm_start, "train_xe.py", chain)
         if is_complete(Path(stage.run.dir)):
             _warn_of_changes(stage)
             stage = None
     _check_start(config, stage)
-    models = _reward_models_to_train(config.reward_models)
+    models = _reward_models_to_train(config.reward_models, chain)
+    _say(chain)
     if stage is not None or models:
         check_weights_early(config, [model.run.dir for model in models])
         check_images_early(config)
@@ -136,22 +231,15 @@ def scst(arguments: Sequence[str]) -> int:
 
 
 def _check_start(config: ScstConfig, stage: XeConfig | None) -> None:
-    """Check what a self-critical run asks for before ``stage``, which makes its captioner, is trained."""
-    from rl_caption.build import ConfigError
-    from rl_caption.config_checks import out_of_range
-
-    wrong = out_of_range(config)
+    """Check that ``stage``, a run to come, makes the captioner that a self-critical run starts from."""
     if stage is not None:
-        wrong += [f"{config.warm_start}: {line}" for line in out_of_range(stage)]
         init = config.model.init
         if init is None or not (
             Path(init).exists() or Path(init).resolve().is_relative_to(Path(stage.run.dir).resolve())
         ):
-            wrong.append(
+            raise ConfigError(
                 f"model.init is {init!r}, but {config.warm_start} makes {stage.run.dir}/export/best: name that"
             )
-    if wrong:
-        raise ConfigError("; ".join(wrong))
 
 
 def reward_model(arguments: Sequence[str]) -> int:
@@ -160,23 +248,27 @@ def reward_model(arguments: Sequence[str]) -> int:
     from rl_caption.reward_models.program import train_reward_model
     from rl_caption.stage import leave_process_group
 
-    if _reward_models_trained(_reward_models_to_train(config.warm_start, config)):
+    chain = _chain(RewardModelConfig, arguments, "train_reward_model.py")
+    models = _reward_models_to_train(config.warm_start, chain, config)
+    _say(chain)
+    if _reward_models_trained(models):
         train_reward_model(config)
     leave_process_group()
     return 0
 
 
-def _reward_models_to_train(paths: Sequence[str], last: RewardModelConfig | None = None) -> list[RewardModelConfig]:
+def _reward_models_to_train(
+    paths: Sequence[str], chain: Chain, last: RewardModelConfig | None = None
+) -> list[RewardModelConfig]:
     """The reward models of ``paths`` that are not there yet, after those that they start from.
 
     All of them, and ``last``, which comes after them, are checked before any is trained.
     """
-    from rl_caption.build import ConfigError
     from rl_caption.reward_models.checks import check_config, check_inputs
 
     missing: dict[Path, RewardModelConfig] = {}
     complete: dict[Path, RewardModelConfig] = {}
-    _collect(paths, (), missing, complete)
+    _collect(paths, (), chain, missing, complete)
     for stage in complete.values():
         _warn_of_changes(stage)
     to_train = [*missing.values()]
@@ -194,6 +286,7 @@ def _reward_models_to_train(paths: Sequence[str], last: RewardModelConfig | None
 def _collect(
     paths: Sequence[str],
     above: tuple[str, ...],
+    chain: Chain,
     missing: dict[Path, RewardModelConfig],
     complete: dict[Path, RewardModelConfig],
 ) -> None:
@@ -203,12 +296,12 @@ def _collect(
     for path in paths:
         if path in above:
             raise UsageError(f"warm_start goes round in a circle: {' -> '.join((*above, path))}")
-        stage = parse(RewardModelConfig, ["--config", path], "train_reward_model.py")
+        stage = _parse_earlier(RewardModelConfig, path, "train_reward_model.py", chain)
         folder = Path(stage.run.dir).resolve()
         if is_complete(folder):
             complete[folder] = stage
         else:
-            _collect(stage.warm_start, (*above, path), missing, complete)
+            _collect(stage.warm_start, (*above, path), chain, missing, complete)
             missing.setdefault(folder, stage)
 
 
@@ -339,5 +432,6 @@ def run(name: str, arguments: Sequence[str]) -> int:
 
             die_with_launcher()
             return PROGRAMS[name](arguments)
+        _refuse_odd_words(arguments)
         module: Any = importlib.import_module(MODULES[name])
         return module.main(list(arguments))

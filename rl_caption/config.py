@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Literal
 
 from rl_caption.captioners.config import LoraConfig as LoraConfig
 from rl_caption.captioners.config import ModelConfig as ModelConfig
 from rl_caption.hacking.config import JudgeConfig as JudgeConfig
 from rl_caption.hacking.config import MonitorConfig
+from rl_caption.ranges import (
+    BatchSize,
+    Beams,
+    LearningRate,
+    Mebibytes,
+    Positive,
+    Probability,
+    Range,
+    Resamples,
+    Seed,
+    Steps,
+    Temperature,
+    Tokens,
+    Weight,
+    Workers,
+)
 
 
 @dataclass
@@ -41,16 +57,16 @@ class DataConfig:
     image_extension: str | None = None
     flatten: bool = False
     features_root: str | None = None
-    features_kwargs: dict[str, Any] = field(default_factory=dict)
+    features_kwargs: dict = field(default_factory=dict)
     augment: list[Literal["horizontal", "vertical", "transpose", "crop", "shift", "rotate"]] = field(
         default_factory=list
     )
     on_bad: Literal["fail", "skip"] = "fail"
     check_images: bool = True
-    num_workers: int = 0
-    cache_mb: int = 1024
+    num_workers: Annotated[int, Range(min=0, max=1024)] = 0
+    cache_mb: Mebibytes = 1024
     long_captions: bool = False
-    kwargs: dict[str, Any] = field(default_factory=dict)
+    kwargs: dict = field(default_factory=dict)
 
 
 @dataclass
@@ -63,9 +79,9 @@ class RewardTerm:
         kwargs: arguments of the reward.
     """
 
-    weight: float = 1.0
+    weight: Annotated[float, Range(min=-(10**6), max=10**6)] = 1.0
     target: str | None = None
-    kwargs: dict[str, Any] = field(default_factory=dict)
+    kwargs: dict = field(default_factory=dict)
 
 
 @dataclass
@@ -101,9 +117,9 @@ class RolloutConfig:
             place (no ZeRO-3, no FSDP) and ``dropout`` off.
     """
 
-    num_samples: int = 5
-    temperature: float = 1.0
-    max_new_tokens: int = 24
+    num_samples: Annotated[int, Range(min=1, max=4096)] = 5
+    temperature: Temperature = 1.0
+    max_new_tokens: Tokens = 24
     dropout: bool = False
     cuda_graph: bool = False
 
@@ -136,25 +152,25 @@ class TrainConfig:
         label_smoothing: of the cross-entropy.
     """
 
-    max_steps: int | None = None
-    epochs: float = 1.0
-    batch_size: int = 50
-    micro_batch_size: int | None = None
-    lr: float = 5e-4
+    max_steps: Steps | None = None
+    epochs: Positive = 1.0
+    batch_size: BatchSize = 50
+    micro_batch_size: BatchSize | None = None
+    lr: LearningRate = 5e-4
     schedule: Literal["constant", "linear", "cosine", "step", "noam"] = "constant"
-    warmup_steps: int = 0
-    decay: float = 0.8
-    decay_every: int = 1000
-    decay_epochs: float | None = None
-    betas: tuple[float, float] = (0.9, 0.999)
-    weight_decay: float = 0.0
-    grad_clip_norm: float | None = 1.0
-    grad_clip_value: float | None = None
+    warmup_steps: Annotated[int, Range(min=0, max=10**9)] = 0
+    decay: Annotated[float, Range(above=0, max=1)] = 0.8
+    decay_every: Steps = 1000
+    decay_epochs: Positive | None = None
+    betas: tuple[Probability, Probability] = (0.9, 0.999)
+    weight_decay: Weight = 0.0
+    grad_clip_norm: Positive | None = 1.0
+    grad_clip_value: Positive | None = None
     mixed_precision: Literal["no", "bf16", "fp16", "auto"] = "no"
-    num_processes: int | None = None
-    threads: int | None = None
-    seed: int = 0
-    label_smoothing: float = 0.0
+    num_processes: Workers | None = None
+    threads: Workers | None = None
+    seed: Seed = 0
+    label_smoothing: Probability = 0.0
 
 
 @dataclass
@@ -166,9 +182,9 @@ class XeTrainConfig(TrainConfig):
         max_target_tokens: longest reference in tokens, EOS included; the rest is cut off.
     """
 
-    label_smoothing: float = 0.1
-    captions_per_image: int | None = 5
-    max_target_tokens: int = 24
+    label_smoothing: Probability = 0.1
+    captions_per_image: Steps | None = 5
+    max_target_tokens: Tokens = 24
 
 
 @dataclass
@@ -184,11 +200,11 @@ class ScstTrainConfig(TrainConfig):
         xe_weight: weight of a cross-entropy term on the references, token mean.
     """
 
-    lr: float = 5e-6
+    lr: LearningRate = 5e-6
     advantage: Literal["leave_one_out", "greedy", "mean", "group_norm", "none"] = "leave_one_out"
     loss_reduction: Literal["token", "sequence"] = "token"
-    kl_coef: float = 0.0
-    xe_weight: float = 0.0
+    kl_coef: Weight = 0.0
+    xe_weight: Weight = 0.0
 
 
 @dataclass
@@ -204,11 +220,11 @@ class EvalConfig:
             model (CIDEr-D of a captioner, unless a judge is named); null never stops early.
     """
 
-    every: int | None = None
+    every: Steps | None = None
     split: str = "val"
-    max_images: int | None = None
-    batch_size: int = 64
-    patience: int | None = None
+    max_images: Steps | None = None
+    batch_size: BatchSize = 64
+    patience: Steps | None = None
 
 
 @dataclass
@@ -229,10 +245,10 @@ class RunConfig:
 
     dir: str = "runs/run"
     resume: bool | str = "auto"
-    save_every: int | None = None
-    keep_checkpoints: int = 2
-    log_every: int = 10
-    log_samples: int = 2
+    save_every: Steps | None = None
+    keep_checkpoints: Steps = 2
+    log_every: Steps = 10
+    log_samples: Annotated[int, Range(min=0, max=10**6)] = 2
     trackers: list[str] = field(default_factory=list)
 
 
@@ -297,10 +313,10 @@ class DecodeConfig:
         batch_size: images at a time.
     """
 
-    num_beams: int = 1
-    max_new_tokens: int = 24
-    length_penalty: float = 1.0
-    batch_size: int = 64
+    num_beams: Beams = 1
+    max_new_tokens: Tokens = 24
+    length_penalty: Annotated[float, Range(min=-100, max=100)] = 1.0
+    batch_size: BatchSize = 64
 
 
 @dataclass
@@ -337,8 +353,8 @@ class EvaluateConfig:
     metrics: list[str] | str = field(default_factory=lambda: ["bleu", "meteor", "rouge", "cider", "spice"])
     tokenizer: Literal["auto", "java", "python"] = "auto"
     spice_jars: str | None = None
-    bootstrap: int = 1000
-    seed: int = 0
+    bootstrap: Resamples = 1000
+    seed: Seed = 0
     judges: dict[str, JudgeConfig] = field(default_factory=dict)
     out: str = "evaluation"
     report: bool = False

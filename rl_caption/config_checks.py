@@ -1,102 +1,94 @@
-"""Ranges of configuration values, checked before anything is loaded."""
+"""What a configuration alone tells to be wrong, found before anything is loaded."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from rl_caption.captioners.base import TEMPERATURES
-from rl_caption.config import ScstConfig
-from rl_caption.reward_models.config import TrainingConfig
+from rl_caption.config import DataConfig, EvaluateConfig, RolloutConfig, ScstConfig, TrainConfig
+from rl_caption.errors import ConfigError
+from rl_caption.ranges import wrong_values
 
-LOWEST: dict[str, float] = {
-    "data.num_workers": 0,
-    "data.cache_mb": 0,
-    "model.min_count": 1,
-    "teacher.batch_size": 1,
-    "teacher.cache_mb": 0,
-    "loss.l1": 0,
-    "loss.cosine": 0,
-    "loss.regulator": 0,
-    "loss.max_scale": 1,
-    "loss.short": 0,
-    "loss.pca_rank": 1,
-    "loss.positive_images": 0,
-    "loss.positive_captions": 0,
-    "loss.alpha": 0,
-    "loss.beta": 0,
-    "loss.gamma": 0,
-    "loss.max_margin": 0,
-    "model.context_length": 2,
-    "model.keep_positions": 0,
-    "train.freeze_positions": 0,
-    "train.lora_rank": 1,
-    "rollout.num_samples": 1,
-    "rollout.max_new_tokens": 1,
-    "train.max_steps": 1,
-    "train.batch_size": 1,
-    "train.micro_batch_size": 1,
-    "train.warmup_steps": 0,
-    "train.decay_every": 1,
-    "train.weight_decay": 0,
-    "train.num_processes": 1,
-    "train.threads": 1,
-    "train.seed": 0,
-    "train.label_smoothing": 0,
-    "train.captions_per_image": 1,
-    "train.max_target_tokens": 1,
-    "train.kl_coef": 0,
-    "train.xe_weight": 0,
-    "eval.every": 1,
-    "eval.max_images": 1,
-    "eval.batch_size": 1,
-    "eval.patience": 1,
-    "run.save_every": 1,
-    "run.keep_checkpoints": 1,
-    "run.log_every": 1,
-    "run.log_samples": 0,
-}
-"""Smallest value of a key. A key that is null, or that the program does not have, is not checked."""
-ABOVE_ZERO = (
-    "train.epochs",
-    "train.lr",
-    "train.decay_epochs",
-    "train.grad_clip_norm",
-    "train.grad_clip_value",
-    "train.lora_alpha",
-    "rollout.temperature",
-)
 NEED_TWO_SAMPLES = frozenset({"leave_one_out", "group_norm"})
+READ_BY = {
+    "path": ("karpathy", "jsonl"),
+    "image_root": ("karpathy", "jsonl"),
+    "image_extension": ("karpathy",),
+    "flatten": ("karpathy",),
+    "features_root": ("karpathy", "jsonl"),
+    "features_kwargs": ("karpathy", "jsonl"),
+}
+"""Key of ``data`` -> the formats that read it; keys that are not here are read by all."""
 
 
-def out_of_range(config: TrainingConfig) -> list[str]:
-    """What is wrong with the numbers of ``config``, one sentence each: key, value, and what would be right."""
-    wrong = []
-    for key, lowest in LOWEST.items():
-        value = _value(config, key)
-        if value is not None and not value >= lowest:
-            wrong.append(f"{key} is {value}: expected at least {lowest}")
-    for key in ABOVE_ZERO:
-        value = _value(config, key)
-        if value is not None and not value > 0:
-            wrong.append(f"{key} is {value}: expected more than 0")
-    if config.train.label_smoothing >= 1:
-        wrong.append(f"train.label_smoothing is {config.train.label_smoothing}: expected less than 1")
+def check(config: Any) -> None:
+    """Refuse a configuration that has ``mistakes``.
+
+    Raises:
+        ConfigError: all of them.
+    """
+    wrong = mistakes(config)
+    if wrong:
+        raise ConfigError("; ".join(wrong))
+
+
+def mistakes(config: Any) -> list[str]:
+    """What is wrong with a configuration of any program, one sentence each: key, value, and what would be right.
+
+    Ranges stand where an option is defined; here is what one option says about another.
+    """
+    wrong = [*wrong_values(config, type(config))]
+    if wrong:
+        return wrong
     if isinstance(config, ScstConfig):
-        samples, advantage = config.rollout.num_samples, config.train.advantage
-        if advantage in NEED_TWO_SAMPLES and samples < 2:
-            wrong.append(f"rollout.num_samples is {samples}: train.advantage {advantage} compares at least 2")
-        lowest, highest = TEMPERATURES
-        if config.rollout.temperature > 0 and not lowest <= config.rollout.temperature <= highest:
-            wrong.append(f"rollout.temperature is {config.rollout.temperature}: expected {lowest:g} to {highest:g}")
-        if config.rollout.cuda_graph and config.rollout.dropout:
-            wrong.append("rollout.cuda_graph and rollout.dropout are both on: every replay would drop the same units")
-        for name, value in vars(config.monitor.thresholds).items():
-            if value is not None and not value >= 0:
-                wrong.append(f"monitor.thresholds.{name} is {value}: expected at least 0")
+        wrong += _wrong_rollout(config.rollout, config.train.advantage)
+    if isinstance(config, EvaluateConfig):
+        wrong += _wrong_evaluation(config)
+    if isinstance(getattr(config, "train", None), TrainConfig):
+        wrong += _wrong_schedule(config.train)
+    if isinstance(getattr(config, "data", None), DataConfig):
+        wrong += _wrong_data(config.data, "data")
+    if hasattr(config, "scenes"):
+        wrong += _wrong_data(config.scenes.data, "scenes.data")
     return wrong
 
 
-def _value(config: Any, key: str) -> Any:
-    for part in key.split("."):
-        config = getattr(config, part, None)
-    return config
+def _wrong_rollout(rollout: RolloutConfig, advantage: str) -> list[str]:
+    wrong = []
+    if advantage in NEED_TWO_SAMPLES and rollout.num_samples < 2:
+        wrong.append(f"rollout.num_samples is {rollout.num_samples}: train.advantage {advantage} compares at least 2")
+    if rollout.cuda_graph and rollout.dropout:
+        wrong.append("rollout.cuda_graph and rollout.dropout are both on: every replay would drop the same units")
+    return wrong
+
+
+def _wrong_schedule(train: TrainConfig) -> list[str]:
+    default = TrainConfig()
+    given = [key for key in ("decay", "decay_every", "decay_epochs") if getattr(train, key) != getattr(default, key)]
+    if given and train.schedule != "step":
+        return [
+            f"train.{key} is {getattr(train, key)}: train.schedule {train.schedule} has no such decay, leave it out "
+            "or set the schedule to step"
+            for key in given
+        ]
+    if {"decay_every", "decay_epochs"} <= set(given):
+        return [f"train.decay_every is {train.decay_every}, and train.decay_epochs {train.decay_epochs}: set one"]
+    return []
+
+
+def _wrong_data(data: DataConfig, key: str) -> list[str]:
+    default = DataConfig()
+    return [
+        f"{key}.{name} is {getattr(data, name)!r}: {key}.format {data.format} does not read it "
+        f"(read by {' and '.join(formats)}), leave it out"
+        for name, formats in READ_BY.items()
+        if data.format not in formats and getattr(data, name) != getattr(default, name)
+    ]
+
+
+def _wrong_evaluation(config: EvaluateConfig) -> list[str]:
+    wrong = []
+    if config.references is not None and config.predictions is None and not config.compare:
+        wrong.append(f"references is {config.references!r}: it goes with predictions; a model is judged on data.split")
+    if config.prompt is not None and config.model is None:
+        wrong.append(f"prompt is {config.prompt!r}: it is what a model goes on from, and model is not set")
+    return wrong

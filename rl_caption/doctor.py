@@ -33,13 +33,23 @@ NEEDED = {
     "pycocoevalcap": "evaluate has no BLEU, METEOR, ROUGE-L and CIDEr",
     "tqdm": "nothing runs",
     "psutil": "nothing runs",
+    "scipy": "no monitor of reward hacking, and no correlations in judge",
+    "textblob": "captions are not cut into details (SPECS)",
 }
+"""Package that every installation has -> what is not possible without it."""
 OPTIONAL = {
-    "open_clip_torch": "no CLIP-based rewards (extra: clip)",
-    "trl": "the rewards cannot be tried in TRL's trainers (extra: trl); this package's own trainer does not use it",
-    "deepspeed": "no ZeRO sharding over several GPUs (extra: deepspeed, Linux only)",
-    "tensorboard": "no TensorBoard logs (extra: tensorboard); metrics.jsonl is written all the same",
+    "open_clip_torch": ("clip", "no CLIP-based rewards, no reward models"),
+    "peft": ("peft", "no LoRA (model.lora, and lora of grpo_vlm)"),
+    "trl": ("trl", "no grpo_vlm; this package's own trainer does not use it"),
+    "deepspeed": ("deepspeed", "no ZeRO sharding over several GPUs (Linux only)"),
+    "tensorboard": ("tensorboard", "no TensorBoard logs; metrics.jsonl is written all the same"),
+    "matplotlib": ("report", "ablate draws no alpha.png; its tables are written all the same"),
+    "h5py": ("features", "region features in HDF5 files cannot be read; folders of .npz and .npy can"),
+    "bert-score": ("bertscore", "no BERTScore"),
+    "pyarrow": ("parquet", "judge cannot read Polaris and Nebula"),
 }
+"""Package -> the extra that installs it, and what is not possible without it."""
+TAGGER_DATA = "averaged_perceptron_tagger_eng"
 NO_JAVA = "METEOR, SPICE and the PTB tokenizer are left out of evaluate; training does not use Java"
 GB = 1e9
 LITTLE_DISK_GB = 5.0
@@ -67,9 +77,9 @@ def package_findings() -> Iterator[Finding]:
     for package, cost in NEEDED.items():
         version = _version(package)
         yield Finding(package, version or "missing", "" if version else cost, fatal=version is None)
-    for package, cost in OPTIONAL.items():
+    for package, (extra, cost) in OPTIONAL.items():
         version = _version(package)
-        yield Finding(package, version or "missing", "" if version else cost)
+        yield Finding(package, version or "missing", "" if version else f"{cost} (pip install 'rl-caption[{extra}]')")
 
 
 def torchvision_findings() -> Iterator[Finding]:
@@ -146,6 +156,19 @@ def java_findings() -> Iterator[Finding]:
     yield _jar_finding("SPICE", spice, cost)
 
 
+def tagger_findings() -> Iterator[Finding]:
+    """Yield whether NLTK's tagger has its data; the default tagger of detail units, TextBlob's, brings its own."""
+    try:
+        import nltk
+
+        path = nltk.data.find(f"taggers/{TAGGER_DATA}")
+    except (ImportError, LookupError):
+        cost = f"no NltkTagger, only the default tagger (python -m nltk.downloader {TAGGER_DATA})"
+        yield Finding("NLTK tagger", f"{TAGGER_DATA} is missing", cost)
+    else:
+        yield Finding("NLTK tagger", str(path))
+
+
 def machine_findings() -> Iterator[Finding]:
     """Yield the interpreter, the compiler (DeepSpeed builds operators at first use) and the space for runs."""
     yield Finding("Python", f"{platform.python_version()} ({sys.executable})")
@@ -180,6 +203,7 @@ SECTIONS = {
     "Image processing": torchvision_findings,
     "Devices": device_findings,
     "Evaluation": java_findings,
+    "Details of captions": tagger_findings,
 }
 
 
@@ -193,15 +217,12 @@ def config_findings(config: ScstConfig) -> Iterator[Finding]:
     from rewards.base import RewardError
     from rl_caption import build, reward_scales
     from rl_caption.captioners.base import CaptionerError
-    from rl_caption.config_checks import out_of_range
     from rl_caption.data.base import DataError
     from rl_caption.data.checks import check_data
     from rl_caption.launch import accelerator_kwargs
     from rl_caption.precision import usable_precision
 
     build.quiet_libraries()
-    for wrong in out_of_range(config):
-        yield Finding("numbers", wrong, "the run does not start", fatal=True)
     try:
         data = build.build_data(config.data)
         with_images = config.data.features_root is None

@@ -7,11 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
+class ConfigError(ValueError):
+    """A configuration is not usable; the message names the key, the value, and what would be right."""
+
+
 def expected_errors() -> tuple[type[Exception], ...]:
     """The errors whose message says what would be right. Imported on demand: this is only needed once one is raised."""
     from rewards.base import RewardError
     from rewards.judging.sets import JudgingSetError
-    from rl_caption.build import ConfigError
     from rl_caption.captioners.base import CaptionerError
     from rl_caption.checkpoint import CheckpointError
     from rl_caption.data.base import DataError

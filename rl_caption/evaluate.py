@@ -14,6 +14,7 @@ from rewards.base import Reward
 from rl_caption.build import ConfigError, build_data, quiet_libraries, references_of, usable_split
 from rl_caption.captioners.base import Decoding
 from rl_caption.config import EvaluateConfig
+from rl_caption.config_checks import check
 from rl_caption.data.base import DataModule, Row
 from rl_caption.data.files import id_key, read_captions, read_references
 from rl_caption.evaluation import Evaluation, check_writable, evaluate_captions, format_table, write_evaluation
@@ -103,8 +104,7 @@ def judge(
     """
     if (config.model is None) == (config.predictions is None):
         raise ConfigError("set either model (a saved captioner) or predictions (a file in COCO result format)")
-    if config.bootstrap < 0:
-        raise ConfigError(f"bootstrap is {config.bootstrap}: expected 0 (no intervals) or a number of resamples")
+    check(config)
     if config.spice_jars is not None and not Path(config.spice_jars).is_dir():
         raise ConfigError(f"spice_jars {config.spice_jars!r} is not a folder: name the one with SPICE's two jars")
     check_writable(config.out)

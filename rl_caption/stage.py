@@ -20,7 +20,7 @@ from rl_caption.build import (
     usable_split,
 )
 from rl_caption.checkpoint import CheckpointError, read_state
-from rl_caption.config_checks import out_of_range
+from rl_caption.config_checks import check
 from rl_caption.data.base import Row
 from rl_caption.data.order import micro_batch_size
 from rl_caption.engines import EngineError, engine_of, fill_deepspeed_config
@@ -97,9 +97,7 @@ def open_stage(config: TrainingConfig) -> Iterator[Stage]:
     Raises:
         ConfigError, DataError, CheckpointError, EngineError, LaunchError: what is wrong, and what would be right.
     """
-    wrong = out_of_range(config)
-    if wrong:
-        raise ConfigError("; ".join(wrong))
+    check(config)
     accelerator = build_accelerator(config.train, config.run)
     try:
         micro = micro_batch_size(config.train.batch_size, config.train.micro_batch_size, accelerator.num_processes)

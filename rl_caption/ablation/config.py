@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Literal
 
 from rl_caption.config import RewardTerm
 from rl_caption.hacking.config import JudgeConfig
+from rl_caption.ranges import Beams, Range, Seed, Share, Workers
 
 
 @dataclass
@@ -19,7 +20,7 @@ class AlphaConfig:
         against: weighted by 1 - alpha.
     """
 
-    values: list[float]
+    values: list[Share]
     terms: dict[str, RewardTerm]
     against: dict[str, RewardTerm] = field(default_factory=lambda: {"cider": RewardTerm()})
 
@@ -35,7 +36,7 @@ class CellConfig:
     """
 
     terms: dict[str, RewardTerm]
-    overrides: dict[str, Any] = field(default_factory=dict)
+    overrides: dict = field(default_factory=dict)
 
 
 @dataclass
@@ -45,6 +46,8 @@ class AblateConfig:
     Args:
         base: configuration of ``scst.py`` that all cells share; its ``model.init`` is the starting policy.
         bases: name to such a configuration, in place of ``base``: the grid is run on each (pixels and regions, say).
+        data: keys laid over the ``data`` of every base, such as ``{path: /disk/coco}``; earlier runs on the same data
+            take them, too.
         cells: label to reward and overrides.
         alpha: further cells, labelled ``alpha=VALUE``.
         reward_models: configurations of reward models to train first, where they are not there yet.
@@ -64,17 +67,18 @@ class AblateConfig:
 
     base: str | None = None
     bases: dict[str, str] = field(default_factory=dict)
+    data: dict = field(default_factory=dict)
     cells: dict[str, CellConfig] = field(default_factory=dict)
     alpha: AlphaConfig | None = None
     reward_models: list[str] = field(default_factory=list)
-    seeds: list[int] = field(default_factory=lambda: [0])
+    seeds: list[Seed] = field(default_factory=lambda: [0])
     split: str = "test"
     policy: Literal["last", "best"] = "last"
-    num_beams: int = 1
+    num_beams: Beams = 1
     metrics: list[str] = field(default_factory=lambda: ["bleu", "meteor", "rouge", "cider", "spice"])
     tokenizer: Literal["auto", "java", "python"] = "auto"
     judges: dict[str, JudgeConfig] = field(default_factory=dict)
-    show_images: int = 12
-    jobs: int = 1
+    show_images: Annotated[int, Range(min=0, max=10**4)] = 12
+    jobs: Workers = 1
     out: str = "runs/ablation"
     report: bool = True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,6 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from rl_caption import config_checks
 from rl_caption.ablation.config import AblateConfig, AlphaConfig
 from rl_caption.config import RewardTerm
 
@@ -110,16 +110,13 @@ def _mixture(grid: AlphaConfig, alpha: float) -> dict[str, RewardTerm]:
 
 def mistakes(config: AblateConfig) -> list[str]:
     """What is wrong with the grid itself, one sentence each: key, value, and what would be right."""
-    wrong = []
+    wrong = config_checks.mistakes(config)
     if (config.base is None) == (not config.bases):
         wrong.append("set either base (one configuration of scst.py) or bases (name to configuration)")
     if not config.cells and config.alpha is None:
         wrong.append("there is no cell: set cells, alpha, or both")
-    if not config.seeds or len(set(config.seeds)) != len(config.seeds) or min(config.seeds) < 0:
-        wrong.append(f"seeds is {config.seeds}: expected different whole numbers of at least 0, and at least one")
-    for key, lowest in (("jobs", 1), ("num_beams", 1), ("show_images", 0)):
-        if getattr(config, key) < lowest:
-            wrong.append(f"{key} is {getattr(config, key)}: expected at least {lowest}")
+    if not config.seeds or len(set(config.seeds)) != len(config.seeds):
+        wrong.append(f"seeds is {config.seeds}: expected different whole numbers, and at least one")
     wrong += _wrong_alphas(config.alpha) if config.alpha is not None else []
     wrong += _wrong_names(config)
     for label, cell in config.cells.items():
@@ -129,7 +126,7 @@ def mistakes(config: AblateConfig) -> list[str]:
 
 
 def _wrong_alphas(grid: AlphaConfig) -> list[str]:
-    wrong = [f"alpha.values has {alpha}: expected 0 to 1" for alpha in grid.values if not 0 <= alpha <= 1]
+    wrong = []
     if not grid.values:
         wrong.append("alpha.values is empty: expected at least one number from 0 to 1")
     both = sorted(set(grid.terms) & set(grid.against))
@@ -142,9 +139,9 @@ def _wrong_weights(key: str, terms: Mapping[str, RewardTerm]) -> list[str]:
     if not terms:
         return [f"{key} is empty: name at least one reward, such as cider"]
     return [
-        f"{key}.{name}.weight is {term.weight}: expected a finite number, not 0"
+        f"{key}.{name}.weight is {term.weight}: expected a number other than 0"
         for name, term in terms.items()
-        if not math.isfinite(term.weight) or term.weight == 0
+        if term.weight == 0
     ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -11,16 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from rl_caption.ablation.config import AblateConfig
-from rl_caption.ablation.grid import Cell, bases_of, make_cells, mistakes
+from rl_caption.ablation.grid import Cell, as_argument, bases_of, make_cells, mistakes
 from rl_caption.build import ConfigError, build_data, usable_split
+from rl_caption.command_line import Chain
 from rl_caption.config import ScstConfig, XeConfig
-from rl_caption.config_checks import out_of_range
 from rl_caption.data.base import DataModule, Row
 from rl_caption.data.files import write_json
 from rl_caption.evaluation.toolkit import SCORERS
 from rl_caption.reward_models.config import RewardModelConfig
 from rl_caption.run_folder import changed_keys, is_complete
 
+logger = logging.getLogger(__name__)
 Parse = Callable[[type[Any], Sequence[str], str], Any]
 """``rl_caption.cli.parse``: class of the configuration, arguments, name of the program in messages."""
 
@@ -79,6 +81,8 @@ class Plan:
     cells: list[PlannedCell]
     reward_models: dict[str, str]
     """Configurations of the reward models that have to be trained first -> their run folders."""
+    overrides: dict[str, list[str]]
+    """Configurations of runs before the cells -> what they take of the grid's ``data``."""
 
 
 def make_plan(config: AblateConfig, parse: Parse) -> Plan:
@@ -96,13 +100,14 @@ def make_plan(config: AblateConfig, parse: Parse) -> Plan:
     ]
     if wrong:
         raise ConfigError("; ".join(wrong))
-    bases = {name: _base(name, file, config.split, parse) for name, file in bases_of(config).items()}
+    overrides: dict[str, list[str]] = {}
+    bases = {name: _base(name, file, config, parse, overrides) for name, file in bases_of(config).items()}
     planned = [_planned(cell, bases[cell.base].config, config, parse) for cell in make_cells(config)]
     _check_what_is_there(planned)
     files = [*config.reward_models, *(file for base in bases.values() for file in base.config.reward_models)]
     models = {file: parse(RewardModelConfig, ["--config", file], "train_reward_model.py").run.dir for file in files}
     missing = {file: folder for file, folder in models.items() if not is_complete(Path(folder))}
-    return Plan(bases, planned, missing)
+    return Plan(bases, planned, missing, overrides)
 
 
 def threads_of_a_job(cores: int, jobs: int) -> int:
@@ -146,13 +151,32 @@ def fix_start(cell: PlannedCell, base: Base, rewards: Mapping[str, str]) -> None
         )
 
 
-def _base(name: str, file: str, split: str, parse: Parse) -> Base:
-    config: ScstConfig = parse(ScstConfig, ["--config", file], "scst.py")
+def data_arguments(values: Mapping[str, Any], key: str = "data") -> list[str]:
+    """What the grid's ``data`` adds to the command line of ``scst.py --config BASE``."""
+    return [
+        word
+        for name, value in values.items()
+        for word in (
+            data_arguments(value, f"{key}.{name}")
+            if isinstance(value, Mapping)
+            else [f"--{key}.{name}={as_argument(value)}"]
+        )
+    ]
+
+
+def _base(name: str, file: str, grid: AblateConfig, parse: Parse, overrides: dict[str, list[str]]) -> Base:
+    words, split = data_arguments(grid.data), grid.split
+    config: ScstConfig = parse(ScstConfig, ["--config", file, *words], "scst.py")
+    chain = Chain(parse(ScstConfig, ["--config", file], "scst.py"), words)
+    for first in [*grid.reward_models, *config.reward_models]:
+        model: RewardModelConfig = parse(RewardModelConfig, ["--config", first], "train_reward_model.py")
+        overrides.setdefault(first, chain.overrides_of(first, model))
     if config.model.init is None:
         raise ConfigError(f"{file}: model.init is not set: it is the policy that all cells start from")
     warm_start = None
     if config.warm_start is not None:
         stage: XeConfig = parse(XeConfig, ["--config", config.warm_start], "train_xe.py")
+        overrides[config.warm_start] = chain.overrides_of(config.warm_start, stage)
         if not is_complete(Path(stage.run.dir)):
             warm_start = (stage, config.warm_start)
             made, init = Path(stage.run.dir) / "export" / "best", Path(config.model.init)
@@ -165,6 +189,8 @@ def _base(name: str, file: str, split: str, parse: Parse) -> Base:
             f"{file}: model.init {config.model.init!r} is not a saved captioner, and no warm_start is left that would "
             "make it: train one with train_xe.py"
         )
+    if str(chain):
+        logger.info("%s", chain)
     data: DataModule = build_data(config.data)
     rows = data.split(usable_split(data, split))
     if not rows:
@@ -177,13 +203,14 @@ def _planned(cell: Cell, base: ScstConfig, config: AblateConfig, parse: Parse) -
     threads = base.train.threads or threads_of_a_job(os.cpu_count() or 1, config.jobs)
     # What comes before the cells is made once, and not by each of them.
     arguments = ["--config", bases_of(config)[cell.base], "--warm_start=null", "--reward_models=[]"]
+    arguments += data_arguments(config.data)
     arguments.append(f"--run.dir={folder / 'run'}")
     # Before the cell's own overrides, which may ask for another number.
     arguments += [f"--train.threads={threads}", *cell.arguments()]
-    resolved: ScstConfig = parse(ScstConfig, arguments, f"cell {cell.system!r}: scst.py")
-    wrong = out_of_range(resolved)
-    if wrong:
-        raise ConfigError(f"cell {cell.system!r}: {'; '.join(wrong)}")
+    try:
+        resolved: ScstConfig = parse(ScstConfig, arguments, f"cell {cell.system!r}: scst.py")
+    except ConfigError as error:
+        raise ConfigError(f"cell {cell.system!r}: {error}") from error
     return PlannedCell(cell, resolved, folder)
 
 

@@ -134,7 +134,9 @@ def _make_starts(grid: _Grid) -> None:
         if base.warm_start is not None:
             stage, file = base.warm_start
             log = grid.out / "start" / base.name / "cross_entropy.log"
-            jobs[stage.run.dir] = Job(f"cross-entropy ({stage.run.dir})", _program("xe", file), log)
+            jobs[stage.run.dir] = Job(
+                f"cross-entropy ({stage.run.dir})", _program("xe", file, *grid.plan.overrides[file]), log
+            )
     for folder, job in jobs.items():
         _run_first(job, Path(folder))
     for base in grid.plan.bases.values():
@@ -150,7 +152,9 @@ def _make_reward_models(plan: Plan, config: AblateConfig, parse: Parse) -> None:
         check_rewards(plan.cells, to_come)
     for index, (file, folder) in enumerate(plan.reward_models.items()):
         log = Path(config.out) / "start" / f"reward_model{index}.log"
-        _run_first(Job(f"reward model ({folder})", _program("reward_model", file), log), Path(folder))
+        _run_first(
+            Job(f"reward model ({folder})", _program("reward_model", file, *plan.overrides[file]), log), Path(folder)
+        )
 
 
 def _run_first(job: Job, folder: Path) -> None:
@@ -202,8 +206,8 @@ def _job(planned: PlannedCell) -> Job:
     return Job(planned.name, _program("scst", str(file)), planned.folder / "log.txt")
 
 
-def _program(name: str, file: str) -> Sequence[str]:
-    return [sys.executable, "-m", "rl_caption", name, "--config", file]
+def _program(name: str, file: str, *overrides: str) -> Sequence[str]:
+    return [sys.executable, "-m", "rl_caption", name, "--config", file, *overrides]
 
 
 def _how_it_ended(ended: EndedJob) -> str:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from rl_caption.data.base import Row
+from rl_caption.ranges import TEMPERATURES
 
 
 class CaptionerError(ValueError):
@@ -21,8 +22,6 @@ class CaptionerError(ValueError):
 FORBIDDEN_LOGIT = -1e9
 """Logit of tokens that a caption may not contain: probability 0 in float32 at all ``TEMPERATURES``, yet finite, so that
 entropy is defined."""
-TEMPERATURES = (1e-6, 1e6)
-"""Lowest and highest: below, float32 cannot hold logits / temperature; above, it cannot tell forbidden tokens apart."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +47,9 @@ class Decoding:
     fixed_shapes: bool = False
 
     def __post_init__(self) -> None:
-        lowest, highest = TEMPERATURES
-        if not lowest <= self.temperature <= highest:
-            raise ValueError(f"temperature is {self.temperature}: expected {lowest:g} to {highest:g}")
+        expected = TEMPERATURES.expected(self.temperature)
+        if expected is not None:
+            raise ValueError(f"temperature is {self.temperature}: expected {expected}")
         if self.num_samples < 0 or self.num_beams < 1:
             raise ValueError(
                 f"num_samples is {self.num_samples} and num_beams {self.num_beams}: expected at least 0 and 1"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
+
+from rl_caption.ranges import Positive, Probability, Rank, Steps
 
 
 @dataclass
@@ -18,9 +20,9 @@ class LoraConfig:
         export_adapters: write them alone, too, as ``peft`` does: ``export/best/adapters``.
     """
 
-    r: int = 16
-    alpha: float = 32.0
-    dropout: float = 0.0
+    r: Rank = 16
+    alpha: Positive = 32.0
+    dropout: Probability = 0.0
     target_modules: list[str] | None = None
     export_adapters: bool = False
 
@@ -49,9 +51,9 @@ class ModelConfig:
 
     name: Literal["transformer", "huggingface"] = "transformer"
     init: str | None = None
-    min_count: int = 5
+    min_count: Steps = 5
     tokenizer: str | None = None
-    kwargs: dict[str, Any] = field(default_factory=dict)
+    kwargs: dict = field(default_factory=dict)
     prompt: str | None = None
     freeze: list[str] | None = None
     lora: LoraConfig | None = None

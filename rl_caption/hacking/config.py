@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from rl_caption.hacking.rule import Thresholds
 
@@ -18,7 +17,7 @@ class JudgeConfig:
     """
 
     target: str | None = None
-    kwargs: dict[str, Any] = field(default_factory=dict)
+    kwargs: dict = field(default_factory=dict)
 
 
 @dataclass

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from rewards.text.hygiene import hygiene
 from rewards.text.tokenize import tokenize
+from rl_caption.ranges import Weight
 
 DIVERSITY_SAMPLE = 42
 """Tokens of the samples of HD-D, as its authors chose."""
@@ -45,19 +46,19 @@ class Thresholds:
         kl: divergence from the starting policy, in nats a token, above which the policy has left it; None is off.
     """
 
-    judge_fall: float = 0.05
-    judge_slip: float = 0.1
-    reward_kept: float = 0.5
-    judge_errors: float = 3.0
-    slip_errors: float = 4.5
-    repeated_ngrams: float = 0.1
-    bad_endings: float = 0.2
-    duplicates: float = 0.5
-    length: float = 0.3
-    vocabulary: float = 0.3
-    diversity: float = 0.5
-    entropy: float = 0.0
-    kl: float | None = None
+    judge_fall: Weight = 0.05
+    judge_slip: Weight = 0.1
+    reward_kept: Weight = 0.5
+    judge_errors: Weight = 3.0
+    slip_errors: Weight = 4.5
+    repeated_ngrams: Weight = 0.1
+    bad_endings: Weight = 0.2
+    duplicates: Weight = 0.5
+    length: Weight = 0.3
+    vocabulary: Weight = 0.3
+    diversity: Weight = 0.5
+    entropy: Weight = 0.0
+    kl: Weight | None = None
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from rl_caption.config import DataConfig
 from rl_caption.hacking.config import JudgeConfig
+from rl_caption.ranges import Resamples, Seed, Steps, Temperature
 
 
 @dataclass
@@ -32,10 +32,10 @@ class JudgeSetConfig:
     images: str | None = None
     metrics: str | list[str] = "bleu,rouge,cider,meteor"
     judges: dict[str, JudgeConfig] = field(default_factory=dict)
-    set_kwargs: dict[str, Any] = field(default_factory=dict)
+    set_kwargs: dict = field(default_factory=dict)
     partial: bool = False
-    bootstrap: int = 1000
-    seed: int = 0
+    bootstrap: Resamples = 1000
+    seed: Seed = 0
     scenes: ScenesConfig = field(default_factory=lambda: ScenesConfig())
     out: str = "agreement"
 
@@ -55,5 +55,5 @@ class ScenesConfig:
     data: DataConfig = field(default_factory=lambda: DataConfig(format="scenes"))
     split: str = "test"
     captioner: str | None = None
-    temperatures: list[float] = field(default_factory=lambda: [0.5, 1.0, 1.5])
-    max_images: int | None = None
+    temperatures: list[Temperature] = field(default_factory=lambda: [0.5, 1.0, 1.5])
+    max_images: Steps | None = None

@@ -18,6 +18,7 @@ from rewards.text.cider import CiderD
 from rewards.text.document_frequency import DocumentFrequencies
 from rewards.text.tokenize import tokenize
 from rl_caption.build import ConfigError, quiet_libraries
+from rl_caption.config_checks import check
 from rl_caption.evaluation import JavaError, check_writable
 from rl_caption.judging.agreement_tables import SetResult, write_results
 from rl_caption.judging.config import JudgeSetConfig
@@ -38,8 +39,7 @@ def judge_metrics_by_people(config: JudgeSetConfig) -> str:
         EvaluationError: the results cannot be written.
     """
     quiet_libraries()
-    if config.bootstrap < 0:
-        raise ConfigError(f"bootstrap is {config.bootstrap}: expected 0 or more resamples")
+    check(config)
     folder = check_writable(config.out)
     parts = _read(config)
     for heading, columns in columns_before_built(config.metrics, config.judges).items():

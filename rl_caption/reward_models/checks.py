@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from rl_caption.build import ConfigError
-from rl_caption.config_checks import out_of_range
+from rl_caption.config_checks import mistakes
 from rl_caption.launch import processes_started
 from rl_caption.reward_models.config import (
     CLIP_TASKS,
@@ -81,7 +81,7 @@ def check_config(config: RewardModelConfig) -> None:
     Raises:
         ConfigError: a value is out of range, is not read by the task, is missing, or does not fit another.
     """
-    wrong = [*out_of_range(config), *ignored_keys(config)]
+    wrong = [*mistakes(config), *ignored_keys(config)]
     if config.task not in CLIP_TASKS and config.teacher.name is None:
         wrong.append(f"teacher.name is not set: {config.task} distils a teacher, such as ViT-B-32 or a folder")
     if config.model.init is not None and config.model.kwargs:
@@ -124,10 +124,6 @@ def _wrong_with_long(config: RewardModelConfig) -> list[str]:
     model, loss, train, found = config.model, config.loss, config.train, []
     if model.context_length is not None and model.init is None:
         found.append("model.context_length stretches model.init, which is not set: put it into model.kwargs.text_cfg")
-    for name in ("shuffle_rate", "plain_captions"):
-        share = getattr(train, name)
-        if not 0 <= share <= 1:
-            found.append(f"train.{name} is {share}: expected 0 to 1")
     if loss.short and loss.pca_rank >= train.batch_size:
         found.append(
             f"loss.pca_rank is {loss.pca_rank} with train.batch_size {train.batch_size}: expected less, or the "

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 from rl_caption.config import DataConfig, EvalConfig, RunConfig, ScstConfig, TrainConfig, XeConfig
+from rl_caption.ranges import BatchSize, Mebibytes, Positions, Positive, Range, Rank, Share, Weight
 
 Method: TypeAlias = Literal[
     "contrastive", "positive_augmented", "specificity", "distill_image", "distill_text", "distill_dual"
@@ -36,12 +37,12 @@ class EncoderConfig:
     """
 
     name: str | None = None
-    kwargs: dict[str, Any] = field(default_factory=dict)
+    kwargs: dict = field(default_factory=dict)
     init: str | None = None
     image_init: str | None = None
     text_init: str | None = None
-    context_length: int | None = None
-    keep_positions: int = 20
+    context_length: Annotated[int, Range(min=2, max=16384)] | None = None
+    keep_positions: Positions = 20
 
 
 @dataclass
@@ -61,8 +62,8 @@ class TeacherConfig:
     name: str | None = None
     pretrained: str | None = None
     precision: Literal["fp32", "fp16", "bf16"] = "fp32"
-    batch_size: int = 64
-    cache_mb: int = 2048
+    batch_size: BatchSize = 64
+    cache_mb: Mebibytes = 2048
     cache_dir: str | None = None
 
 
@@ -90,20 +91,20 @@ class LossConfig:
         symmetric: contrastive term of ``specificity`` in both directions; false is caption to image (released code).
     """
 
-    l1: float | None = None
-    cosine: float | None = None
-    regulator: float | None = None
+    l1: Weight | None = None
+    cosine: Weight | None = None
+    regulator: Weight | None = None
     regulator_reduction: Literal["mean", "sum"] = "mean"
-    max_scale: float = 100.0
-    short: float = 0.0
-    pca_rank: int = 32
-    positive_images: float = 0.05
-    positive_captions: float = 0.1
-    alpha: float = 1.0
-    beta: float = 8.0
-    gamma: float = 0.8
+    max_scale: Annotated[float, Range(min=1, max=10**6)] = 100.0
+    short: Weight = 0.0
+    pca_rank: Rank = 32
+    positive_images: Weight = 0.05
+    positive_captions: Weight = 0.1
+    alpha: Weight = 1.0
+    beta: Weight = 8.0
+    gamma: Weight = 0.8
     margin_units: Literal["logit", "cosine"] = "logit"
-    max_margin: float | None = None
+    max_margin: Weight | None = None
     symmetric: bool = False
 
 
@@ -135,14 +136,14 @@ class RewardModelTrainConfig(TrainConfig):
 
     captions: Literal["random", "first"] = "random"
     trainable: Literal["projections", "lora", "all"] = "projections"
-    lora_rank: int = 4
-    lora_alpha: float = 1.0
-    plain_captions: float = 0.0
+    lora_rank: Rank = 4
+    lora_alpha: Positive = 1.0
+    plain_captions: Share = 0.0
     freeze_patch_embed: bool = True
     freeze_text: bool = True
     short_captions: Literal["first_sentence", "references"] = "first_sentence"
-    freeze_positions: int = 0
-    shuffle_rate: float = 0.9
+    freeze_positions: Positions = 0
+    shuffle_rate: Share = 0.9
     negatives: Literal["batch", "data"] = "batch"
     shuffle_per: Literal["unit", "row"] = "unit"
 

@@ -7,42 +7,16 @@ from typing import Any
 
 from accelerate.utils import parse_flag_from_env
 
+from rl_caption import config_checks
 from rl_caption.evaluation import DEFAULT_METRICS
 from rl_caption.trl_captioning.config import GrpoVlmConfig
-
-LOWEST: dict[str, float] = {
-    "lora.r": 1,
-    "data.num_workers": 0,
-    "rollout.num_samples": 2,
-    "rollout.max_new_tokens": 1,
-    "train.max_steps": 1,
-    "train.batch_size": 1,
-    "train.micro_batch_size": 1,
-    "train.warmup_steps": 0,
-    "train.weight_decay": 0,
-    "train.kl_coef": 0,
-    "train.num_processes": 1,
-    "train.threads": 1,
-    "train.seed": 0,
-    "eval.max_images": 1,
-    "eval.batch_size": 1,
-    "eval.num_beams": 1,
-    "run.save_every": 1,
-    "run.keep_checkpoints": 1,
-    "run.log_every": 1,
-}
-ABOVE_ZERO = ("lora.alpha", "rollout.temperature", "train.epochs", "train.lr", "train.grad_clip_norm")
-"""As in ``rl_caption.config_checks``: a key that is null, or in a section that is null, is not checked."""
 
 
 def mistakes(config: GrpoVlmConfig) -> list[str]:
     """What is wrong with ``config``, one sentence each: key, value, and what would be right."""
-    values = {key: _value(config, key) for key in (*LOWEST, *ABOVE_ZERO)}
-    wrong = [
-        f"{key} is {value}: expected " + (f"at least {LOWEST[key]:g}" if key in LOWEST else "more than 0")
-        for key, value in values.items()
-        if value is not None and not (value >= LOWEST[key] if key in LOWEST else value > 0)
-    ]
+    wrong = config_checks.mistakes(config)
+    if config.rollout.num_samples < 2:
+        wrong.append(f"rollout.num_samples is {config.rollout.num_samples}: expected at least 2")
     if config.data.features_root is not None:
         wrong.append(f"data.features_root is {config.data.features_root!r}: a vision-language model sees pixels, null")
     if config.data.augment:
@@ -90,9 +64,3 @@ def sharding(arguments: Any) -> str | None:
         return "DeepSpeed ZeRO-3"
     # Accelerate's launcher says it by this variable, which does not change the arguments.
     return "FSDP" if arguments.fsdp or parse_flag_from_env("ACCELERATE_USE_FSDP") else None
-
-
-def _value(config: Any, key: str) -> Any:
-    for part in key.split("."):
-        config = getattr(config, part, None)
-    return config

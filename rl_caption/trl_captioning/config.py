@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Literal
 
 from rl_caption.config import DataConfig, RewardConfig, RolloutConfig
 from rl_caption.hacking.config import JudgeConfig
+from rl_caption.ranges import BatchSize, Beams, LearningRate, Positive, Range, Rank, Seed, Steps, Weight, Workers
 
 
 @dataclass
@@ -30,7 +31,7 @@ class VlmConfig:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     freeze: list[str] | None = None
     prompt: str = "Describe this image in one sentence."
-    processor_kwargs: dict[str, Any] = field(default_factory=dict)
+    processor_kwargs: dict = field(default_factory=dict)
 
 
 @dataclass
@@ -43,8 +44,8 @@ class VlmLoraConfig:
         target_modules: ends of the names of the linear layers that get one. The language-model head cannot.
     """
 
-    r: int = 16
-    alpha: int = 32
+    r: Rank = 16
+    alpha: Rank = 32
     target_modules: list[str] = field(
         default_factory=lambda: ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
     )
@@ -77,23 +78,23 @@ class VlmTrainConfig:
             that other keys set.
     """
 
-    max_steps: int | None = None
-    epochs: float = 1.0
-    batch_size: int = 8
-    micro_batch_size: int | None = 1
-    lr: float = 1e-5
+    max_steps: Steps | None = None
+    epochs: Positive = 1.0
+    batch_size: BatchSize = 8
+    micro_batch_size: BatchSize | None = 1
+    lr: LearningRate = 1e-5
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    warmup_steps: int = 0
-    weight_decay: float = 0.0
-    grad_clip_norm: float = 1.0
-    kl_coef: float = 0.0
+    warmup_steps: Annotated[int, Range(min=0, max=10**9)] = 0
+    weight_decay: Weight = 0.0
+    grad_clip_norm: Positive = 1.0
+    kl_coef: Weight = 0.0
     mask_truncated: bool = False
     mixed_precision: Literal["auto", "no", "bf16", "fp16"] = "auto"
     gradient_checkpointing: bool = True
-    num_processes: int | None = None
-    threads: int | None = None
-    seed: int = 0
-    kwargs: dict[str, Any] = field(default_factory=dict)
+    num_processes: Workers | None = None
+    threads: Workers | None = None
+    seed: Seed = 0
+    kwargs: dict = field(default_factory=dict)
 
 
 @dataclass
@@ -112,10 +113,10 @@ class VlmEvalConfig:
     """
 
     split: str | None = "test"
-    max_images: int | None = None
+    max_images: Steps | None = None
     before: bool = False
-    batch_size: int = 8
-    num_beams: int = 1
+    batch_size: BatchSize = 8
+    num_beams: Beams = 1
     metrics: list[str] = field(default_factory=lambda: ["bleu", "meteor", "rouge", "cider", "spice"])
     tokenizer: Literal["auto", "java", "python"] = "auto"
     judges: dict[str, JudgeConfig] = field(default_factory=dict)
@@ -138,9 +139,9 @@ class VlmRunConfig:
 
     dir: str = "runs/grpo_vlm"
     resume: bool | str = "auto"
-    save_every: int = 100
-    keep_checkpoints: int = 2
-    log_every: int = 10
+    save_every: Steps = 100
+    keep_checkpoints: Steps = 2
+    log_every: Steps = 10
     trackers: list[str] = field(default_factory=list)
 
 

@@ -111,7 +111,7 @@ def test_mistakes_anywhere_in_the_chain_come_before_its_first_run(tmp_path: Path
     configs = written(tmp_path)
     for name, changes, message in (
         ("text", {"loss.max_scale": 7.0}, "text, which comes first: loss.max_scale is 7.0, but distill_text"),
-        ("image", {"train.lr": -1.0}, "image, which comes first: train.lr is -1.0"),
+        ("image", {"train.lr": -1.0}, "image.yaml: train.lr is -1.0"),
         ("dual", {"model.image_init": str(tmp_path / "elsewhere")}, "model.image_init is"),
     ):
         wrong = changed(configs[name], changes)

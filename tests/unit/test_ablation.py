@@ -93,7 +93,7 @@ def test_a_cell_replaces_the_reward_as_a_whole(tmp_path: Path) -> None:
         ({"seeds": []}, "seeds is []"),
         ({"seeds": [1, 1]}, "seeds is [1, 1]"),
         ({"jobs": 0}, "jobs is 0: expected at least 1"),
-        ({"alpha": replace(ALPHA, values=[1.5])}, "alpha.values has 1.5: expected 0 to 1"),
+        ({"alpha": replace(ALPHA, values=[1.5])}, "alpha.values[0] is 1.5: expected at most 1"),
         ({"alpha": replace(ALPHA, values=[0.5, 0.5])}, "label 'alpha=0.5' stands for 2 cells"),
         ({"alpha": replace(ALPHA, against=ALPHA.terms)}, "['rouge_l'] are in terms and in against"),
         ({"cells": {"start": CellConfig({"cider": RewardTerm()})}}, "label 'start' is that of the starting policy"),
@@ -146,11 +146,31 @@ def test_nothing_starts_before_everything_is_checked(tmp_path: Path, capsys: Any
     judge = grid(judges={"B": JudgeConfig("blue")})
     assert "judges.B: reward 'blue' is unknown" in refusal(judge, tmp_path, text)
     low = grid(cells={"L": CellConfig({"cider": RewardTerm()}, {"train.lr": -1.0})})
-    assert "cell 'L': train.lr is -1.0" in refusal(low, tmp_path, text)
+    assert f"cell 'L': {tmp_path}/base.yaml: train.lr is -1.0" in refusal(low, tmp_path, text)
     with pytest.raises(SystemExit):
         refusal(grid(cells={"L": CellConfig({"cider": RewardTerm()}, {"train.lrr": 1.0})}), tmp_path, text)
     assert "cell 'L'" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_data_of_the_grid_reach_all_runs_on_the_same_data(tmp_path: Path) -> None:
+    (tmp_path / "xe.yaml").write_text(SMALL_WORLD + f"run: {{dir: {tmp_path}/xe}}\n")
+    (tmp_path / "teacher.yaml").write_text(f"data: {{format: scenes}}\nrun: {{dir: {tmp_path}/teacher}}\n")
+    start = f"warm_start: {tmp_path}/xe.yaml\nmodel: {{init: {tmp_path}/xe/export/best}}\n"
+    (tmp_path / "base.yaml").write_text(SMALL_WORLD + start)
+    (tmp_path / "grid.yaml").write_text(
+        f"base: {tmp_path}/base.yaml\nout: {tmp_path}/out\nreward_models: [{tmp_path}/teacher.yaml]\n"
+        "cells: {L: {terms: {cider: {weight: 1.0}}}}\n"
+    )
+    words = ["--config", f"{tmp_path}/grid.yaml", "--data.kwargs.num_test", "3", "--data.cache_mb=7"]
+    plan = make_plan(parse(AblateConfig, words, "ablate.py"), parse)
+    assert len(plan.bases[""].rows) == 3
+    assert [(cell.config.data.kwargs["num_test"], cell.config.data.cache_mb) for cell in plan.cells] == [(3, 7)]
+    assert plan.cells[0].config.data.kwargs["num_train"] == 4, "what is not named stays"
+    assert plan.overrides == {
+        f"{tmp_path}/xe.yaml": ["--data.kwargs.num_test=3", "--data.cache_mb=7"],
+        f"{tmp_path}/teacher.yaml": ["--data.cache_mb=7"],
+    }
 
 
 def test_rewards_of_all_cells_are_tried_before_reward_models_are_trained(tmp_path: Path) -> None:

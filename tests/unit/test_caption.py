@@ -90,10 +90,15 @@ def test_errors_are_one_message(model: str, photos: Path, arguments: list[str], 
     assert "Traceback" not in message
 
 
-def test_a_beam_of_no_width_is_refused(model: str, photos: Path) -> None:
+@pytest.mark.parametrize("option", ["--beams", "--max_new_tokens"])
+@pytest.mark.parametrize("value", ["0", "100000", "1.5"])
+def test_numbers_out_of_range_are_refused(option: str, value: str, model: str, photos: Path, capsys: Any) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(["--model", model, "--beams", "0", str(photos)])
+        main(["--model", model, option, value, str(photos)])
     assert ended.value.code == 2
+    message = capsys.readouterr().err
+    assert option in message
+    assert value in message
 
 
 def test_a_captioner_over_region_features_is_refused(tmp_path: Path, photos: Path, capsys: Any) -> None:

@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
-from rl_caption.cli import SUMMARIES, main, parse
+from rl_caption import programs
+from rl_caption.cli import SUMMARIES, main, parse, reward_model, scst
 from rl_caption.config import EvaluateConfig, JudgeConfig, ScstConfig, XeConfig
+from rl_caption.reward_models import checks, program
+from rl_caption.run_folder import write_result
 
 FILE = """
 reward:
@@ -120,3 +123,81 @@ def test_an_unknown_program_is_refused(capsys: Any) -> None:
         main(["train"])
     assert ended.value.code == 2
     assert "'train' is not one of xe, scst" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("word", ["a\0b", "a\udc80b", "9" * 400])
+@pytest.mark.parametrize("name", ["score", "caption", "scst", "doctor"])
+def test_words_that_no_option_can_mean_are_refused_by_every_program(name: str, word: str, capsys: Any) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([name, "--config", word])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.count("error:") == 1
+
+
+CHAIN = {
+    "teacher": "task: contrastive\ndata: {path: old, image_root: images}\nrun: {dir: D/teacher}",
+    "other": "task: contrastive\ndata: {path: another, image_root: images}\nrun: {dir: D/other}",
+    "model": "task: distill_image\nwarm_start: [D/teacher.yaml, D/other.yaml]\n"
+    "teacher: {name: D/teacher/export/best}\ndata: {path: old, image_root: images}\nrun: {dir: D/model}",
+    "xe": "data: {path: old, image_root: pictures, kwargs: {max_images: {train: 9}}}\nrun: {dir: D/xe}",
+    "scst": "warm_start: D/xe.yaml\nreward_models: [D/model.yaml]\nmodel: {init: D/xe/export/best}\n"
+    "data: {path: old, image_root: images, kwargs: {max_images: {train: 9}}}",
+}
+
+
+@pytest.fixture
+def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Configuration files that start from one another; program's folder -> configuration that it would train."""
+    found: dict[str, Any] = {}
+    for name, text in CHAIN.items():
+        (tmp_path / f"{name}.yaml").write_text(text.replace("D/", f"{tmp_path}/"))
+
+    def train(config: Any) -> None:
+        found[Path(config.run.dir).name] = config
+        write_result(Path(config.run.dir), {})
+
+    monkeypatch.chdir(tmp_path)
+    for place in ("train_xe", "train_scst", "check_images_early", "check_weights_early"):
+        monkeypatch.setattr(programs, place, train if place.startswith("train") else lambda *_: None)
+    monkeypatch.setattr(program, "train_reward_model", train)
+    monkeypatch.setattr(checks, "check_config", lambda _: None)
+    return found
+
+
+def test_overrides_of_data_reach_earlier_runs_on_the_same_data(
+    trained: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    arguments = ["--config", f"{tmp_path}/scst.yaml", "--data.path", "new", "--data.image_root=photos", "--train.lr=1"]
+    assert scst([*arguments, "--data.kwargs.max_images.train", "5"]) == 0
+    assert {name: (config.data.path, config.data.image_root) for name, config in trained.items()} == {
+        "xe": ("new", "pictures"),
+        "teacher": ("new", "photos"),
+        "other": ("another", "photos"),
+        "model": ("new", "photos"),
+        "run": ("new", "photos"),
+    }
+    kwargs = {name: config.data.kwargs for name, config in trained.items()}
+    assert kwargs["xe"] == kwargs["run"] == {"max_images": {"train": 5}}
+    assert kwargs["model"] == {}
+    assert trained["xe"].train.lr != 1, "of data only"
+    (line,) = [record.message for record in caplog.records if "--data.path=new" in record.message]
+    assert f"{tmp_path}/xe.yaml (data.image_root 'pictures')" in line
+    assert f"{tmp_path}/other.yaml (data.path 'another')" in line
+
+
+def test_a_reward_model_moves_those_that_it_starts_from(trained: dict[str, Any], tmp_path: Path) -> None:
+    assert reward_model(["--config", f"{tmp_path}/model.yaml", "--data.path=new"]) == 0
+    assert {name: config.data.path for name, config in trained.items()} == {
+        "teacher": "new",
+        "other": "another",
+        "model": "new",
+    }
+
+
+def test_without_overrides_every_run_has_its_own_data(
+    trained: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert scst(["--config", f"{tmp_path}/scst.yaml"]) == 0
+    assert {config.data.path for config in trained.values()} == {"old", "another"}
+    assert "--data" not in caplog.text

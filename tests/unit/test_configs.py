@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Iterator
+from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 import yaml
 
 from rl_caption.ablation.config import AblateConfig
 from rl_caption.ablation.grid import bases_of, make_cells, mistakes
+from rl_caption.build import build_data
 from rl_caption.cli import parse
-from rl_caption.config import EvaluateConfig, ScstConfig, XeConfig
-from rl_caption.config_checks import ABOVE_ZERO, LOWEST, out_of_range
+from rl_caption.config import DataConfig, EvaluateConfig, RewardTerm, ScstConfig, XeConfig
+from rl_caption.config_checks import mistakes as config_mistakes
+from rl_caption.errors import ConfigError
+from rl_caption.judging.config import JudgeSetConfig
+from rl_caption.ranges import Range
 from rl_caption.reward_models.config import RewardModelConfig
-from rl_caption.trl_captioning.checks import ABOVE_ZERO as VLM_ABOVE_ZERO
-from rl_caption.trl_captioning.checks import LOWEST as VLM_LOWEST
 from rl_caption.trl_captioning.checks import mistakes as vlm_mistakes
 from rl_caption.trl_captioning.config import GrpoVlmConfig
 
@@ -57,8 +62,6 @@ def test_it_parses_and_its_numbers_are_in_range(path: Path) -> None:
         assert mistakes(config) == []
     elif isinstance(config, GrpoVlmConfig):
         assert vlm_mistakes(config) == []
-    elif not isinstance(config, EvaluateConfig):
-        assert out_of_range(config) == []
     written = yaml.safe_load(path.read_text())
     for section, values in written.items():
         for key, value in values.items() if isinstance(values, dict) else ():
@@ -126,7 +129,6 @@ def test_every_cell_of_a_grid_is_a_configuration_whose_reward_models_are_made(pa
     for cell in make_cells(config):
         base = str(CONFIGS.parent / bases_of(config)[cell.base])
         planned = parse(ScstConfig, ["--config", base, *cell.arguments()], "test")
-        assert out_of_range(planned) == []
         kwargs = [term.kwargs for term in planned.reward.terms.values()] + [j.kwargs for j in config.judges.values()]
         assert {given["backbone"] for given in kwargs if "backbone" in given} <= models
 
@@ -153,28 +155,100 @@ def test_launcher_configurations_load(path: Path) -> None:
     assert config.mixed_precision == (path.stem if path.stem in ("bf16", "fp16") else "no")
 
 
-def test_range_checks_name_keys_that_exist() -> None:
-    for key in (*LOWEST, *ABOVE_ZERO):
-        section, name = key.split(".")
-        owners = [getattr(kind(), section, None) for kind in (XeConfig, ScstConfig, RewardModelConfig)]
-        assert any(hasattr(owner, name) for owner in owners), f"{key} is a key of no program"
-    for key in (*VLM_LOWEST, *VLM_ABOVE_ZERO):
-        section, name = key.split(".")
-        assert hasattr(getattr(GrpoVlmConfig(), section), name), f"{key} is a key of no program"
+PROGRAMS = (XeConfig, ScstConfig, RewardModelConfig, EvaluateConfig, JudgeSetConfig, AblateConfig, GrpoVlmConfig)
 
 
-def test_defaults_are_in_range() -> None:
-    assert vlm_mistakes(GrpoVlmConfig()) == []
-    assert out_of_range(XeConfig()) == []
-    assert out_of_range(ScstConfig()) == []
-    assert out_of_range(RewardModelConfig()) == []
+def options(kind: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted key and annotation of every option of a configuration, those of lists and dictionaries included."""
+    if is_dataclass(kind):
+        for name, hint in get_type_hints(kind, include_extras=True).items():
+            yield from options(hint, f"{key}.{name}" if key else name)
+    elif get_origin(kind) is not Annotated and get_args(kind) and get_origin(kind) is not Literal:
+        for inner in get_args(kind):
+            yield from options(inner, key)
+    else:
+        yield key, kind
 
 
-@pytest.mark.parametrize("key", sorted({*LOWEST, *ABOVE_ZERO} - {"data.num_workers"}))
-def test_values_below_the_range_are_named(key: str) -> None:
-    section, name = key.split(".")
-    config: Any = next(
-        c for c in (XeConfig(), ScstConfig(), RewardModelConfig()) if hasattr(getattr(c, section, None), name)
-    )
-    setattr(getattr(config, section), name, -1)
-    assert any(line.startswith(f"{key} is -1: expected") for line in out_of_range(config))
+@pytest.mark.parametrize("kind", PROGRAMS, ids=lambda kind: kind.__name__)
+def test_every_number_has_a_range_with_two_ends(kind: type[Any]) -> None:
+    for key, hint in options(kind):
+        assert hint not in (int, float), f"{key} has no range"
+        if get_origin(hint) is Annotated:
+            (given,) = hint.__metadata__
+            assert isinstance(given, Range)
+            assert all(given.expected(value) for value in (-math.inf, math.inf, math.nan)), key
+
+
+@pytest.mark.parametrize("kind", PROGRAMS, ids=lambda kind: kind.__name__)
+def test_defaults_are_in_range(kind: type[Any]) -> None:
+    assert config_mistakes(kind(set="x") if kind is JudgeSetConfig else kind()) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "value"),
+    [
+        (XeConfig, "train.batch_size", 0),
+        (XeConfig, "train.batch_size", 10**12),
+        (XeConfig, "train.seed", -1),
+        (XeConfig, "train.seed", 2**32),
+        (XeConfig, "train.betas", (0.9, 1.0)),
+        (XeConfig, "train.lr", math.nan),
+        (XeConfig, "train.lr", math.inf),
+        (XeConfig, "eval.max_images", 0),
+        (XeConfig, "data.kwargs", {"a": [math.inf]}),
+        (ScstConfig, "rollout.num_samples", 10**9),
+        (ScstConfig, "rollout.temperature", 1e9),
+        (ScstConfig, "reward.terms", {"cider": RewardTerm(weight=math.nan)}),
+        (ScstConfig, "run.dir", "a\0b"),
+        (ScstConfig, "run.dir", "a\udc80b"),
+        (RewardModelConfig, "train.shuffle_rate", 1.5),
+        (EvaluateConfig, "decode.num_beams", 100000),
+        (EvaluateConfig, "seed", -1),
+        (JudgeSetConfig, "scenes.temperatures", [1.0, 0.0]),
+        (AblateConfig, "seeds", [0, -1]),
+        (GrpoVlmConfig, "lora.r", 0),
+    ],
+)
+def test_values_out_of_range_are_named(kind: type[Any], key: str, value: Any) -> None:
+    config = kind(set="x") if kind is JudgeSetConfig else kind()
+    *path, name = key.split(".")
+    owner = config
+    for part in path:
+        owner = getattr(owner, part)
+    setattr(owner, name, value)
+    (line,) = config_mistakes(config)
+    assert line.startswith(key)
+    assert ": expected" in line
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "parts"),
+    [
+        (XeConfig, "data: {format: scenes, path: d.json}", ("data.path", "'d.json'", "karpathy")),
+        (XeConfig, "data: {format: jsonl, path: d, flatten: true}", ("data.flatten", "karpathy")),
+        (XeConfig, "train: {decay_epochs: 3}", ("train.decay_epochs", "3", "step")),
+        (XeConfig, "train: {schedule: step, decay_every: 5, decay_epochs: 3}", ("train.decay_every", "decay_epochs")),
+        (ScstConfig, "rollout: {num_samples: 1}", ("rollout.num_samples is 1", "leave_one_out")),
+        (EvaluateConfig, "{model: m, references: r.json}", ("references", "'r.json'")),
+        (EvaluateConfig, "{predictions: p.json, prompt: a}", ("prompt", "'a'")),
+        (JudgeSetConfig, "{set: scenes, scenes: {data: {path: x}}}", ("scenes.data.path",)),
+    ],
+)
+def test_what_would_have_no_effect_is_refused(
+    kind: type[Any], text: str, parts: tuple[str, ...], tmp_path: Path
+) -> None:
+    (tmp_path / "a.yaml").write_text(text)
+    with pytest.raises(ConfigError) as refused:
+        parse(kind, ["--config", str(tmp_path / "a.yaml")], "test")
+    assert all(part in str(refused.value) for part in (*parts, "a.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("seed", 1.5), ("seed", True), ("seed", -1), ("num_train", "many"), ("num_val", 10**12), ("positives", 1)],
+)
+def test_arguments_of_the_generated_world_are_of_their_type(key: str, value: Any) -> None:
+    with pytest.raises(ConfigError) as refused:
+        build_data(DataConfig(format="scenes", kwargs={key: value}))
+    assert f"data.kwargs.{key} is {value!r}: expected" in str(refused.value)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.metadata
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -65,7 +67,41 @@ def test_missing_needed_package_is_fatal(monkeypatch: pytest.MonkeyPatch, capsys
 def test_missing_extra_is_not_fatal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     hide_package(monkeypatch, "open_clip_torch")
     assert doctor.main([]) == 0
-    assert line_after(capsys.readouterr().out, "open_clip_torch") == "-> no CLIP-based rewards (extra: clip)"
+    cost = line_after(capsys.readouterr().out, "open_clip_torch")
+    assert cost.startswith("-> no CLIP-based rewards")
+    assert "rl-caption[clip]" in cost
+
+
+@pytest.mark.parametrize("package", sorted(doctor.OPTIONAL))
+def test_every_optional_package_that_is_missing_is_named_with_its_extra(
+    package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hide_package(monkeypatch, package)
+    (found,) = [finding for finding in doctor.package_findings() if finding.name == package]
+    assert found.value == "missing"
+    assert f"rl-caption[{doctor.OPTIONAL[package][0]}]" in found.cost
+    assert not found.fatal
+
+
+def test_the_packages_are_those_of_the_project_file() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+
+    def names(requirements: list[str]) -> set[str]:
+        return {re.match(r"[\w-]+", text)[0] for text in requirements} - {"rl-caption"}
+
+    assert set(doctor.NEEDED) == names(project["dependencies"])
+    extras = project["optional-dependencies"]
+    assert {(extra, name) for name, (extra, _) in doctor.OPTIONAL.items()} == {
+        (extra, name) for extra in extras.keys() - {"dev"} for name in names(extras[extra])
+    }
+
+
+def test_data_of_the_tagger_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "TAGGER_DATA", "nowhere_eng")
+    (finding,) = doctor.tagger_findings()
+    assert "nowhere_eng" in finding.value
+    assert finding.cost
+    assert not finding.fatal
 
 
 @pytest.mark.parametrize(
@@ -215,7 +251,6 @@ def test_configuration_whose_student_its_reward_models_make(tmp_path: Path, caps
             "'none/yet'",
         ),
         ({"data": {"format": "karpathy", "path": "none/there"}}, "data", "none/there"),
-        ({"warm_start": "x", "train.lr": -1.0}, "numbers", "train.lr is -1.0: expected more than 0"),
     ],
 )
 def test_what_a_configuration_lacks_is_said(

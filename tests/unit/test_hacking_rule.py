@@ -19,7 +19,7 @@ from rewards.registry import build
 from rewards.text.document_frequency import DocumentFrequencies
 from rl_caption.build import ConfigError
 from rl_caption.config import ScstConfig
-from rl_caption.config_checks import out_of_range
+from rl_caption.config_checks import mistakes
 from rl_caption.data.base import Row
 from rl_caption.evaluation import validation_cider
 from rl_caption.hacking.config import JudgeConfig, MonitorConfig
@@ -245,7 +245,8 @@ def test_thresholds_are_used() -> None:
 @pytest.mark.parametrize("value", [-0.1, math.nan])
 def test_a_threshold_below_0_is_refused(value: float) -> None:
     config = ScstConfig(monitor=MonitorConfig(thresholds=Thresholds(length=value)))
-    assert out_of_range(config) == [f"monitor.thresholds.length is {value}: expected at least 0"]
+    (line,) = mistakes(config)
+    assert line.startswith(f"monitor.thresholds.length is {value}: expected ")
 
 
 def test_a_judge_of_other_images_is_refused() -> None:

@@ -117,7 +117,7 @@ def test_the_network_itself_is_checked_too() -> None:
         ),
         (
             RewardModelConfig("specificity", train=RewardModelTrainConfig(shuffle_rate=1.5)),
-            "train.shuffle_rate is 1.5: expected 0 to 1",
+            "train.shuffle_rate is 1.5: expected at most 1",
         ),
         (
             RewardModelConfig(loss=LossConfig(short=1.0, pca_rank=8), train=WHOLE),

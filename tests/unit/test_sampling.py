@@ -19,7 +19,7 @@ def noise_to_its_ends(rows: int) -> Tensor:
     return noise
 
 
-@pytest.mark.parametrize("temperature", [*TEMPERATURES, 1e-3, 1.0, 90.0, 1e3])
+@pytest.mark.parametrize("temperature", [TEMPERATURES.min, TEMPERATURES.max, 1e-3, 1.0, 90.0, 1e3])
 @pytest.mark.parametrize("scale", [0.0, 3.0, 1e4])
 def test_forbidden_tokens_are_never_drawn_and_have_no_probability(temperature: float, scale: float) -> None:
     torch.manual_seed(0)
@@ -59,7 +59,7 @@ def test_a_policy_of_nan_draws_some_token_so_that_the_loss_can_say_so() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"temperature": math.inf}, "temperature is inf: expected 1e-06 to 1e\\+06"),
+        ({"temperature": math.inf}, "temperature is inf: expected at most 1000000"),
         ({"temperature": math.nan}, "temperature is nan"),
         ({"temperature": 0.0}, "temperature is 0.0"),
         ({"num_samples": -1}, "num_samples is -1 and num_beams 1: expected at least 0 and 1"),

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any, overload
+from typing import Annotated, Any, TypeAlias, overload
 
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.scenes.draws import Draws
 from rl_caption.data.scenes.images import SceneImage
 from rl_caption.data.scenes.language import long_reference, references
 from rl_caption.data.scenes.world import PAIRS, SEEN_PAIRS, UNSEEN_PAIRS, Scene, make_scene, moves
+from rl_caption.ranges import Range, Seed
 
+Scenes: TypeAlias = Annotated[int, Range(min=0, max=10**9)]
 SPLITS = ("train", "val", "test", "test_unseen")
 _BUCKETS = 8
 _SPLIT_BUCKETS = {"train": range(2, 8), "val": range(0, 1), "test": range(1, 2), "test_unseen": range(0, 8)}
@@ -41,12 +43,12 @@ class ScenesData:
 
     def __init__(
         self,
-        num_train: int = 4000,
-        num_val: int = 400,
-        num_test: int = 400,
-        num_unseen: int = 400,
-        image_size: int = 64,
-        seed: int = 0,
+        num_train: Scenes = 4000,
+        num_val: Scenes = 400,
+        num_test: Scenes = 400,
+        num_unseen: Scenes = 400,
+        image_size: Annotated[int, Range(min=16, max=4096)] = 64,
+        seed: Seed = 0,
         captions_per_image: int = 5,
         positives: bool = False,
     ) -> None:

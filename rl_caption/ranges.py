@@ -1,0 +1,125 @@
+"""Ranges of configuration values: stated where an option is defined, as ``Annotated[int, Range(min=1, max=1024)]``, and
+checked by one function for every configuration."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, TypeAlias, Union, get_args, get_origin, get_type_hints
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """The numbers that an option may have. ``min`` and ``max`` are allowed themselves, ``above`` and ``below`` not."""
+
+    min: float = -math.inf
+    max: float = math.inf
+    above: float = -math.inf
+    below: float = math.inf
+
+    def expected(self, value: float) -> str | None:
+        """What would be right instead of ``value``; None if it is in the range."""
+        if value != value:
+            return f"a number, {self}"
+        if value <= self.above:
+            return f"more than {self.above:g}"
+        if value < self.min:
+            return f"at least {self.min:.10g}"
+        if value >= self.below < math.inf:
+            return f"less than {self.below:g}"
+        return f"at most {self.max:.10g}" if value > self.max else None
+
+    def __str__(self) -> str:
+        low = f"more than {self.above:g}" if math.isfinite(self.above) else f"at least {self.min:.10g}"
+        return f"{low} and " + (
+            f"less than {self.below:g}" if math.isfinite(self.below) else f"at most {self.max:.10g}"
+        )
+
+    __repr__ = __str__  # in --help
+
+
+# Upper bounds are far beyond any use: they stop a slip of the keyboard before it becomes an allocation.
+Seed: TypeAlias = Annotated[int, Range(min=0, max=2**32 - 1)]
+"""What Python, NumPy and PyTorch all accept."""
+Steps: TypeAlias = Annotated[int, Range(min=1, max=10**9)]
+"""A number of steps, images or words."""
+BatchSize: TypeAlias = Annotated[int, Range(min=1, max=10**6)]
+Tokens: TypeAlias = Annotated[int, Range(min=1, max=16384)]
+"""Length of a caption."""
+Beams: TypeAlias = Annotated[int, Range(min=1, max=1024)]
+Mebibytes: TypeAlias = Annotated[int, Range(min=0, max=2**24)]
+Workers: TypeAlias = Annotated[int, Range(min=1, max=65536)]
+"""Processes or threads."""
+LearningRate: TypeAlias = Annotated[float, Range(above=0, max=100)]
+Positive: TypeAlias = Annotated[float, Range(above=0, max=10**9)]
+Weight: TypeAlias = Annotated[float, Range(min=0, max=10**6)]
+"""Of a term of a loss, or a threshold."""
+Rank: TypeAlias = Annotated[int, Range(min=1, max=65536)]
+Positions: TypeAlias = Annotated[int, Range(min=0, max=16384)]
+Resamples: TypeAlias = Annotated[int, Range(min=0, max=10**6)]
+TEMPERATURES = Range(min=1e-6, max=1e6)
+"""Below, float32 cannot hold logits / temperature; above, it cannot tell forbidden tokens apart."""
+Temperature: TypeAlias = Annotated[float, TEMPERATURES]
+Share: TypeAlias = Annotated[float, Range(min=0, max=1)]
+Probability: TypeAlias = Annotated[float, Range(min=0, below=1)]
+"""Of dropout, smoothing or a running average: 1 would leave nothing."""
+
+
+def wrong_values(value: Any, kind: Any, key: str = "") -> Iterator[str]:
+    """Yield what is wrong with ``value``: a sentence each, with key and value.
+
+    Wrong is null where the annotation does not have it, a number out of its range or not finite, something else where
+    a dataclass is meant, and text with control characters or lone surrogates; other types are the parser's.
+
+    Args:
+        value: of the annotation ``kind``; of a dataclass its instance, or a mapping or namespace with some of its keys.
+        kind: a dataclass of options, or the annotation of one of them.
+        key: dotted name of the value.
+    """
+    options = [option for option in get_args(kind) if option is not types.NoneType] if _is_union(kind) else [kind]
+    if value is None:
+        if kind is not Any and types.NoneType not in get_args(kind):
+            yield f"{key} is null: expected a value; leave the line out for the default"
+        return
+    kind = options[0] if len(options) == 1 else Any
+    if dataclasses.is_dataclass(kind):
+        hints = get_type_hints(kind, include_extras=True)
+        given = value if isinstance(value, Mapping) else getattr(value, "__dict__", None)
+        if given is None:
+            yield f"{key} is {shown(value)}: expected options such as {', '.join(list(hints)[:3])}"
+            return
+        for name in [name for name in hints if name in given]:
+            yield from wrong_values(given[name], hints[name], f"{key}.{name}" if key else name)
+    elif get_origin(kind) is Annotated and isinstance(value, int | float) and not isinstance(value, bool):
+        expected = kind.__metadata__[0].expected(value)
+        if expected is not None:
+            yield f"{key} is {shown(value)}: expected {expected}"
+    elif isinstance(value, Mapping):
+        inner = get_args(kind)[1] if get_origin(kind) is dict else Any
+        for name, item in value.items():
+            yield from [*wrong_values(name, str, f"a name in {key}"), *wrong_values(item, inner, f"{key}.{name}")]
+    elif isinstance(value, list | tuple):
+        inners = get_args(kind) if get_origin(kind) in (list, tuple) else (Any,)
+        for place, item in enumerate(value):
+            yield from wrong_values(item, inners[place % len(inners)], f"{key}[{place}]")
+    elif isinstance(value, str) and not is_text(value):
+        yield f"{key} is {shown(value)}: expected text without control characters, in UTF-8"
+    elif isinstance(value, float) and not math.isfinite(value):
+        yield f"{key} is {value}: expected a finite number"
+
+
+def _is_union(kind: Any) -> bool:
+    return get_origin(kind) in (Union, types.UnionType)
+
+
+def shown(value: Any) -> str:
+    """The value as a message shows it, cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def is_text(value: str) -> bool:
+    """Whether a file can be named so: no NUL or other control characters, no lone surrogates."""
+    return not any((ord(char) < 32 and char not in "\t\n\r") or 0xD800 <= ord(char) < 0xE000 for char in value)

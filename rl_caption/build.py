@@ -37,13 +37,10 @@ from rl_caption.data.karpathy import KarpathyData
 from rl_caption.data.long import LongCaptions
 from rl_caption.data.scenes import ScenesData
 from rl_caption.engines import engine_of, fsdp_arguments, settle_engine, use_fsdp, wanted_engine
+from rl_caption.errors import ConfigError as ConfigError
 from rl_caption.launch import accelerator_kwargs, check_processes
 from rl_caption.precision import asked_precision, usable_precision
 from rl_caption.tracking import announce
-
-
-class ConfigError(ValueError):
-    """A configuration cannot be built; the message names the key, the value, and what would be right."""
 
 
 def build_accelerator(train: TrainConfig, run: RunConfig) -> Accelerator:

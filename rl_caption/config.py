@@ -313,11 +313,13 @@ class EvaluateConfig:
         predictions: captions in COCO result format, instead of ``model``.
         references: file of references, where ``predictions`` do not belong to a split of ``data``.
         data: images and captions.
-        split: of ``data``.
+        split: of ``data``, or of ``references`` that have splits (Karpathy JSON); null is ``test``, and all images of
+            references without splits.
         decode: greedy or beam search.
         compare: two files of captions in COCO result format, instead of ``model``: a paired test between them.
         metrics: bleu, meteor, rouge, cider, spice: a list, or names with commas.
-        tokenizer: ``java`` (the toolkit's), ``python`` (ours), ``auto`` (ours, and Java for odd captions).
+        tokenizer: ``java`` (the toolkit's), ``python`` (ours), ``auto`` (ours, and Java for odd captions), ``none`` (of
+            text that is tokenised already: split at spaces, nothing lower-cased or removed).
         spice_jars: folder with the two jars of SPICE's parser (docs/evaluation.md).
         bootstrap: resamples of images for the 95 % intervals and for the paired test; 0 computes no intervals.
         seed: of the resamples.
@@ -332,10 +334,10 @@ class EvaluateConfig:
     references: str | None = None
     compare: list[str] = field(default_factory=list)
     data: DataConfig = field(default_factory=DataConfig)
-    split: str = "test"
+    split: str | None = None
     decode: DecodeConfig = field(default_factory=DecodeConfig)
     metrics: list[str] | str = field(default_factory=lambda: ["bleu", "meteor", "rouge", "cider", "spice"])
-    tokenizer: Literal["auto", "java", "python"] = "auto"
+    tokenizer: Literal["auto", "java", "python", "none"] = "auto"
     spice_jars: str | None = None
     bootstrap: int = 1000
     seed: int = 0

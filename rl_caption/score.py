@@ -12,7 +12,7 @@ from typing import Any
 from rewards.base import Reward, checked_scores
 from rewards.registry import available, build, describe, parameters
 from rl_caption.data.base import DataError
-from rl_caption.data.files import find_images, id_key, read_captions, read_references, references_for, write_json
+from rl_caption.data.files import find_images, read_captions, read_references, references_for, write_json
 
 SCALE_OF_CIDER = (
     "CIDEr-D is on the scale [0, 10] of the COCO toolkit, where 1.30 is what papers print as CIDEr 130.0 (times 100)."
@@ -58,7 +58,7 @@ def score_files(
     texts = read_captions(captions, allow_empty=True)
     columns: dict[str, Any] = {"image_id": list(texts)}
     if references is not None:
-        known = read_references(references, split, by=id_key(captions))
+        known = read_references(references, split, by=texts.by)
         columns["references"] = references_for(texts, known, references)
     if images is not None:
         columns["image"] = find_images(images, texts)

@@ -32,6 +32,17 @@ def check_writable(out_dir: str | Path) -> Path:
     return folder
 
 
+def check_writable_file(path: str | Path) -> None:
+    """See to it that a file can be written, as ``check_writable`` does for a folder.
+
+    Raises:
+        EvaluationError: it is a folder, or its folder cannot be written to.
+    """
+    if Path(path).is_dir():
+        raise EvaluationError(f"results cannot be written to {str(path)!r}: it is a folder; name a file")
+    check_writable(Path(path).parent)
+
+
 def write_evaluation(evaluation: Evaluation, captions: Mapping[str, str], out_dir: str | Path) -> tuple[Path, Path]:
     """Write ``predictions.json`` and ``scores.json``, each at once or not at all.
 

@@ -201,7 +201,7 @@ class EvalConfig:
         max_images: the first so many images of the split; null takes all.
         batch_size: images decoded at a time, in each process.
         patience: stop after so many validations in a row without a better value of the metric that chooses the best
-            model (CIDEr-D of a captioner, unless a judge is named); null never stops early.
+            model; null never stops early.
     """
 
     every: int | None = None
@@ -209,6 +209,25 @@ class EvalConfig:
     max_images: int | None = None
     batch_size: int = 64
     patience: int | None = None
+
+
+@dataclass
+class CaptionEvalConfig(EvalConfig):
+    """Validation of a captioner during training.
+
+    Args:
+        every: optimizer steps between two validations; null is once an epoch. One more follows the last step.
+        split: its name.
+        max_images: the first so many images of the split; null takes all.
+        batch_size: images decoded at a time, in each process.
+        patience: stop after so many validations in a row without a better value of the metric that chooses the best
+            model (CIDEr-D, unless a judge is named); null never stops early.
+        num_beams: width of beam search; null decodes greedily.
+        length_penalty: of beam search: log-probabilities are divided by length**length_penalty; null is 0, their sum.
+    """
+
+    num_beams: int | None = None
+    length_penalty: float | None = None
 
 
 @dataclass
@@ -244,14 +263,14 @@ class XeConfig:
         model: the captioner.
         data: images and captions.
         train: optimisation.
-        eval: validation; captions are decoded greedily.
+        eval: validation.
         run: folder, resume, logs.
     """
 
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     train: XeTrainConfig = field(default_factory=XeTrainConfig)
-    eval: EvalConfig = field(default_factory=EvalConfig)
+    eval: CaptionEvalConfig = field(default_factory=CaptionEvalConfig)
     run: RunConfig = field(default_factory=RunConfig)
 
 
@@ -267,7 +286,7 @@ class ScstConfig:
         rollout: sampling.
         reward: what samples are scored by.
         train: optimisation.
-        eval: validation; captions are decoded greedily.
+        eval: validation.
         monitor: signs of reward hacking.
         run: folder, resume, logs.
         report: write ``report.html`` into the run's folder at its end (docs/report.md).
@@ -280,7 +299,7 @@ class ScstConfig:
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
     train: ScstTrainConfig = field(default_factory=ScstTrainConfig)
-    eval: EvalConfig = field(default_factory=EvalConfig)
+    eval: CaptionEvalConfig = field(default_factory=CaptionEvalConfig)
     monitor: MonitorConfig = field(default_factory=MonitorConfig)
     run: RunConfig = field(default_factory=RunConfig)
     report: bool = True
@@ -293,7 +312,8 @@ class DecodeConfig:
     Args:
         num_beams: 1 is greedy.
         max_new_tokens: length limit in tokens, EOS included.
-        length_penalty: beam search only.
+        length_penalty: of beam search: log-probabilities are divided by length**length_penalty. 1 compares means, as
+            Transformers does; 0 compares sums, as self-critical.pytorch does (docs/coco.md).
         batch_size: images at a time.
     """
 

@@ -50,6 +50,7 @@ LOWEST: dict[str, float] = {
     "eval.max_images": 1,
     "eval.batch_size": 1,
     "eval.patience": 1,
+    "eval.num_beams": 1,
     "run.save_every": 1,
     "run.keep_checkpoints": 1,
     "run.log_every": 1,

@@ -44,7 +44,7 @@ class _Images:
     """What captions are judged against."""
 
     references: References
-    rows: Sequence[Mapping[str, Any]]
+    rows: Sequence[Any]
     """One for each image: ``image_id``, ``references`` and what else the data has."""
     source: str
     """Where they come from, for messages."""
@@ -89,7 +89,7 @@ def compare_systems(config: EvaluateConfig) -> str:
     _check_settings(config)
     out = Path(config.out)
     systems = [read_captions(path, allow_empty=True) for path in config.compare]
-    check_same_images(*systems, config.compare)
+    check_same_images(systems[0], systems[1], config.compare)
     names = unique_names([Path(path).with_suffix("") for path in config.compare])
     images = _images(config, systems[0].by)
     captions = [_of_images(system, images, path) for system, path in zip(systems, config.compare, strict=True)]

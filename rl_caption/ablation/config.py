@@ -53,6 +53,7 @@ class AblateConfig:
         policy: which weights of a run are judged: ``last``, after its last step, or ``best`` by its validation, whose
             CIDEr-D is at its best before a reward without CIDEr-D has done anything.
         num_beams: of decoding for the judgement; 1 is greedy.
+        length_penalty: of beam search, as in ``evaluate.py``.
         metrics: which scores.
         tokenizer: as in ``evaluate.py``.
         judges: heading to a reward that is a further column, trained on or not; the first one is drawn over alpha.
@@ -71,8 +72,9 @@ class AblateConfig:
     split: str = "test"
     policy: Literal["last", "best"] = "last"
     num_beams: int = 1
+    length_penalty: float = 1.0
     metrics: list[str] = field(default_factory=lambda: ["bleu", "meteor", "rouge", "cider", "spice"])
-    tokenizer: Literal["auto", "java", "python"] = "auto"
+    tokenizer: Literal["auto", "java", "python", "none"] = "auto"
     judges: dict[str, JudgeConfig] = field(default_factory=dict)
     show_images: int = 12
     jobs: int = 1

@@ -11,7 +11,7 @@ import tempfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 from rl_caption.data.base import DataError
 
@@ -310,7 +310,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _is_text(value: Any) -> bool:
+def _is_text(value: Any) -> TypeGuard[str]:
     """Whether ``value`` is a string that can be written: JSON's ``"\\ud800"`` is half of a character."""
     if not isinstance(value, str):
         return False

@@ -165,6 +165,14 @@ def test_there_are_enough_cases() -> None:
     assert len(CASES) >= 120
 
 
+def run(arguments: list[str]) -> Any:
+    """The exit code of a program, called in this process."""
+    try:
+        return main(arguments)
+    except SystemExit as ended:
+        return ended.code
+
+
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(("role", "content"), CASES)
 def test_a_damaged_file_is_named_or_rightly_read(
@@ -173,30 +181,33 @@ def test_a_damaged_file_is_named_or_rightly_read(
     files = {name: tmp_path / f"{name}.json" for name in FORMS}
     for name, path in files.items():
         path.write_text(json.dumps(FORMS[name][0]), encoding="utf-8")
-    damaged = files[role]
+    damaged, out = files[role], tmp_path / "out" / "scores.json"
     damaged.unlink()
     if isinstance(content, bytes):
         damaged.write_bytes(content)
     else:
         content(damaged)
-    out = tmp_path / "out"
-    given = [f"--references={files['references']}", f"--predictions={files['predictions']}", f"--out={out}"]
-    code: Any = 0
-    try:
-        code = main(["evaluate", *given, "--metrics=rouge,cider", "--tokenizer=python", "--bootstrap=0"])
-    except SystemExit as ended:
-        code = ended.code
-    said = capsys.readouterr().err
-    errors = [line for line in said.splitlines() if line.startswith("error:")]
-    if code == 0:
-        read = {name: plainly_read(path, name) for name, path in files.items()}
-        expected = evaluate_captions(read["predictions"], read["references"], metrics=["rouge", "cider"])
-        scores = json.loads((out / "scores.json").read_text(encoding="utf-8"))
-        assert (scores["n"], scores["metrics"]) == (len(read["predictions"]), expected.metrics)
-        assert errors == []
-    else:
-        assert code == 1
-        assert len(errors) == 1, said
-        assert str(damaged) in errors[0]
-        assert len(said) < 2000
-        assert not (out / "scores.json").exists()
+    predictions, references = f"={files['predictions']}", f"={files['references']}"
+    evaluate = ["--metrics=rouge", "--tokenizer=python", "--bootstrap=0", f"--out={out.parent}"]
+    for arguments in (
+        ["evaluate", f"--predictions{predictions}", f"--references{references}", *evaluate],
+        ["score", f"--captions{predictions}", f"--references{references}", "--reward=rouge_l", f"--out={out}"],
+    ):
+        code = run(arguments)
+        said = capsys.readouterr().err
+        errors = [line for line in said.splitlines() if line.startswith("error:")]
+        if code == 0:
+            assert errors == []
+            read = {name: plainly_read(path, name) for name, path in files.items()}
+            expected = evaluate_captions(read["predictions"], read["references"], metrics=["rouge"])
+            found = json.loads(out.read_text(encoding="utf-8"))
+            mean = found["mean"] if "mean" in found else found["metrics"]["ROUGE-L"]
+            assert mean == pytest.approx(expected.metrics["ROUGE-L"], rel=1e-12)
+            assert expected.n == found.get("n", len(found.get("scores", ())))
+            out.unlink()
+        else:
+            assert code == 1
+            assert len(errors) == 1, said
+            assert str(damaged) in errors[0]
+            assert len(said) < 2000
+            assert not out.exists()

@@ -159,9 +159,7 @@ def test_pipes_are_read_once(compared: bool, files: dict[str, str]) -> None:
         pipes[name] = f"/dev/fd/{reading}"
     config = configured(files, references=pipes["references"], predictions=pipes["a"])
     if compared:
-        config = configured(
-            files, references=pipes["references"], predictions=None, compare=[pipes["a"], pipes["b"]], report=True
-        )
+        config = configured(files, references=pipes["references"], predictions=None, compare=[pipes["a"], pipes["b"]])
         assert "difference" in compare_systems(config)
     else:
         assert scored(config) == scored(configured(files))

@@ -1,11 +1,13 @@
 """The Karpathy test table without METEOR and SPICE, by this package and by pycocoevalcap, in one run.
 
-    python -m benchmarks.evaluation [DATA] [--system magic_result] [--meteor] [--images 5000] [--json FILE]
+    python -m benchmarks.evaluation [DATA] [--system magic_result] [--meteor] [--commands] [--images 5000] [--json FILE]
 
 DATA holds ``refs.json`` and ``predictions/*.json``; without it, captions are random words, capitals and punctuation,
 as many as the Karpathy test split has. Both start from captions as written and end with BLEU-1 to 4, ROUGE-L and CIDEr;
 pycocoevalcap in its usual way, with its Java tokeniser. Whether all scores are equal to the last bit is told.
-``--meteor`` compares METEOR with the toolkit's, untimed. Needs Java.
+``--meteor`` compares METEOR with the toolkit's, untimed. ``--commands`` times whole commands instead, imports and files
+included: ``evaluate`` (with its intervals), ``evaluate --compare`` (with its test) and ``score --reward cider``, each
+against a Python process that imports pycocoevalcap, reads the same files and computes the same metrics. Needs Java.
 """
 
 from __future__ import annotations
@@ -13,6 +15,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import json
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -94,6 +100,54 @@ def systems_of(data: Path | None, system: str | None, images: int) -> list[tuple
     return [(path.stem, read_captions(path, allow_empty=True), references) for path in files]
 
 
+TOOLKIT = """
+import importlib, json, sys
+from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
+
+metrics, references, *systems = sys.argv[1:]
+references = json.load(open(references))
+tokenizer = PTBTokenizer()
+written = tokenizer.tokenize({key: [{"caption": text} for text in texts] for key, texts in references.items()})
+for system in systems:
+    rows = json.load(open(system))
+    found = tokenizer.tokenize({row["image_id"]: [{"caption": row["caption"]}] for row in rows})
+    for name in metrics.split(","):
+        scorer = getattr(importlib.import_module(f"pycocoevalcap.{name.lower()}.{name.lower()}"), name)()
+        print(name, scorer.compute_score(written, found)[0])
+"""
+"""A program that judges files with pycocoevalcap."""
+
+
+def run_command(arguments: Sequence[str]) -> None:
+    """Run a Python process to its end."""
+    subprocess.run([sys.executable, *arguments], check=True, capture_output=True)
+
+
+def commands(name: str, captions: Captions, references: References, timing: Timing, folder: Path) -> list[Measurement]:
+    """Whole commands on the same files, in pairs."""
+    files = [str(folder / f"{part}.json") for part in ("references", "a", "b")]
+    rows = [{"image_id": key, "caption": text} for key, text in captions.items()]
+    for file, content in zip(files, ({key: references[key] for key in captions}, rows, rows[::-1]), strict=True):
+        Path(file).write_text(json.dumps(content))
+    known, first, second = files
+    evaluate = ["evaluate", "--metrics", ",".join(METRICS), "--references", known, "--out", str(folder)]
+    score = ["score", "--reward", "cider", "--references", known, "--captions", first]
+    pairs = {
+        "evaluate": ([*evaluate, "--predictions", first], ["Bleu,Rouge,Cider", known, first]),
+        "evaluate --compare": ([*evaluate, "--compare", first, second], ["Bleu,Rouge,Cider", known, first, second]),
+        "score --reward cider": (score, ["Cider", known, first]),
+    }
+    found = []
+    for command, (ours, theirs) in pairs.items():
+        variants: dict[str, Callable[[], object]] = {
+            f"{command}, {name}": partial(run_command, ["-m", "rl_caption", *ours]),
+            "pycocoevalcap as a program": partial(run_command, ["-c", TOOLKIT, *theirs]),
+        }
+        times = timed(variants, Timing("cpu", timing.repeats), f"{command}, {name}")
+        found.append(faster(times, *variants, f"; {len(captions)} images"))
+    return found
+
+
 def compare(captions: Captions, references: References, meteor: bool) -> str:
     """Whether both give the same scores."""
     ours, theirs = by_package(captions, references), by_toolkit(captions, references)
@@ -105,7 +159,12 @@ def compare(captions: Captions, references: References, meteor: bool) -> str:
 
 
 def measure(
-    timing: Timing, images: int = IMAGES, data: Path | None = None, system: str | None = None, meteor: bool = False
+    timing: Timing,
+    images: int = IMAGES,
+    data: Path | None = None,
+    system: str | None = None,
+    meteor: bool = False,
+    whole_commands: bool = False,
 ) -> list[Measurement]:
     """Time both on every system; elapsed time, because the toolkit's tokeniser is a process of its own."""
     try:
@@ -114,6 +173,10 @@ def measure(
         raise SystemExit(f"pycocoevalcap's tokeniser needs Java: {error}") from error
     rows = []
     for name, captions, references in systems_of(data, system, images):
+        if whole_commands:
+            with tempfile.TemporaryDirectory() as folder:
+                rows += commands(name, captions, references, timing, Path(folder))
+            continue
         note = f"; {len(captions)} images, {compare(captions, references, meteor)}"
         variants: dict[str, Callable[[], object]] = {
             f"evaluation, {name}": partial(from_nothing, captions, references),
@@ -131,10 +194,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("data", type=Path, nargs="?", help="folder with refs.json and predictions/*.json")
     parser.add_argument("--system", help="one file of predictions (default: all)")
     parser.add_argument("--meteor", action="store_true", help="compare METEOR, too")
+    parser.add_argument("--commands", action="store_true", help="time whole commands")
     parser.add_argument("--images", type=int, default=IMAGES, help="images of generated captions")
     chosen = parser.parse_args(arguments)
     timing = timing_of(parser, chosen)
-    rows = measure(timing, chosen.images, chosen.data, chosen.system, chosen.meteor)
+    rows = measure(timing, chosen.images, chosen.data, chosen.system, chosen.meteor, chosen.commands)
     report([rows], chosen.json, "cpu")
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rewards.clip.embedding_cache import CachedEncoder
-from rewards.clip.tuned import RELEASED
 from rewards.clipscore import PREFIX, ClipScore, RefClipScore, load_encoder
 
 if TYPE_CHECKING:
@@ -137,6 +136,8 @@ def _tuned_encoder(
     context_length: int | None,
 ) -> DualEncoder:
     """Load a folder, or a file after what is known of it."""
+    from rewards.clip.tuned import RELEASED  # imports torch
+
     if backbone is None or not Path(backbone).is_dir():
         if pretrained is None or not Path(pretrained).is_file():
             given = "is not given" if pretrained is None else f"is {str(pretrained)!r}, which is no file"

@@ -13,6 +13,7 @@ from rl_caption.ranges import (
     BatchSize,
     Beams,
     LearningRate,
+    LengthPenalty,
     Mebibytes,
     Positive,
     Probability,
@@ -217,7 +218,7 @@ class EvalConfig:
         max_images: the first so many images of the split; null takes all.
         batch_size: images decoded at a time, in each process.
         patience: stop after so many validations in a row without a better value of the metric that chooses the best
-            model (CIDEr-D of a captioner, unless a judge is named); null never stops early.
+            model; null never stops early.
     """
 
     every: Steps | None = None
@@ -225,6 +226,25 @@ class EvalConfig:
     max_images: Steps | None = None
     batch_size: BatchSize = 64
     patience: Steps | None = None
+
+
+@dataclass
+class CaptionEvalConfig(EvalConfig):
+    """Validation of a captioner during training.
+
+    Args:
+        every: optimizer steps between two validations; null is once an epoch. One more follows the last step.
+        split: its name.
+        max_images: the first so many images of the split; null takes all.
+        batch_size: images decoded at a time, in each process.
+        patience: stop after so many validations in a row without a better value of the metric that chooses the best
+            model (CIDEr-D, unless a judge is named); null never stops early.
+        num_beams: width of beam search; null decodes greedily.
+        length_penalty: of beam search: log-probabilities are divided by length**length_penalty; null is 0, their sum.
+    """
+
+    num_beams: Beams | None = None
+    length_penalty: LengthPenalty | None = None
 
 
 @dataclass
@@ -260,14 +280,14 @@ class XeConfig:
         model: the captioner.
         data: images and captions.
         train: optimisation.
-        eval: validation; captions are decoded greedily.
+        eval: validation.
         run: folder, resume, logs.
     """
 
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     train: XeTrainConfig = field(default_factory=XeTrainConfig)
-    eval: EvalConfig = field(default_factory=EvalConfig)
+    eval: CaptionEvalConfig = field(default_factory=CaptionEvalConfig)
     run: RunConfig = field(default_factory=RunConfig)
 
 
@@ -283,7 +303,7 @@ class ScstConfig:
         rollout: sampling.
         reward: what samples are scored by.
         train: optimisation.
-        eval: validation; captions are decoded greedily.
+        eval: validation.
         monitor: signs of reward hacking.
         run: folder, resume, logs.
         report: write ``report.html`` into the run's folder at its end (docs/report.md).
@@ -296,7 +316,7 @@ class ScstConfig:
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
     train: ScstTrainConfig = field(default_factory=ScstTrainConfig)
-    eval: EvalConfig = field(default_factory=EvalConfig)
+    eval: CaptionEvalConfig = field(default_factory=CaptionEvalConfig)
     monitor: MonitorConfig = field(default_factory=MonitorConfig)
     run: RunConfig = field(default_factory=RunConfig)
     report: bool = True
@@ -309,13 +329,14 @@ class DecodeConfig:
     Args:
         num_beams: 1 is greedy.
         max_new_tokens: length limit in tokens, EOS included.
-        length_penalty: beam search only.
+        length_penalty: of beam search: log-probabilities are divided by length**length_penalty. 1 compares means, as
+            Transformers does; 0 compares sums, as self-critical.pytorch does (docs/coco.md).
         batch_size: images at a time.
     """
 
     num_beams: Beams = 1
     max_new_tokens: Tokens = 24
-    length_penalty: Annotated[float, Range(min=-100, max=100)] = 1.0
+    length_penalty: LengthPenalty = 1.0
     batch_size: BatchSize = 64
 
 
@@ -329,11 +350,13 @@ class EvaluateConfig:
         predictions: captions in COCO result format, instead of ``model``.
         references: file of references, where ``predictions`` do not belong to a split of ``data``.
         data: images and captions.
-        split: of ``data``.
+        split: of ``data``, or of ``references`` that have splits (Karpathy JSON); null is ``test``, and all images of
+            references without splits.
         decode: greedy or beam search.
         compare: two files of captions in COCO result format, instead of ``model``: a paired test between them.
         metrics: bleu, meteor, rouge, cider, spice: a list, or names with commas.
-        tokenizer: ``java`` (the toolkit's), ``python`` (ours), ``auto`` (ours, and Java for odd captions).
+        tokenizer: ``java`` (the toolkit's), ``python`` (ours), ``auto`` (ours, and Java for odd captions), ``none`` (of
+            text that is tokenised already: split at spaces, nothing lower-cased or removed).
         spice_jars: folder with the two jars of SPICE's parser (docs/evaluation.md).
         bootstrap: resamples of images for the 95 % intervals and for the paired test; 0 computes no intervals.
         seed: of the resamples.
@@ -348,10 +371,10 @@ class EvaluateConfig:
     references: str | None = None
     compare: list[str] = field(default_factory=list)
     data: DataConfig = field(default_factory=DataConfig)
-    split: str = "test"
+    split: str | None = None
     decode: DecodeConfig = field(default_factory=DecodeConfig)
     metrics: list[str] | str = field(default_factory=lambda: ["bleu", "meteor", "rouge", "cider", "spice"])
-    tokenizer: Literal["auto", "java", "python"] = "auto"
+    tokenizer: Literal["auto", "java", "python", "none"] = "auto"
     spice_jars: str | None = None
     bootstrap: Resamples = 1000
     seed: Seed = 0

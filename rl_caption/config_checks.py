@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from rl_caption.config import DataConfig, EvaluateConfig, RolloutConfig, ScstConfig, TrainConfig
@@ -47,6 +48,9 @@ def mistakes(config: Any) -> list[str]:
         wrong += _wrong_schedule(config.train)
     if isinstance(getattr(config, "data", None), DataConfig):
         wrong += _wrong_data(config.data, "data")
+    if isinstance(getattr(config, "data", None), dict):  # of a grid
+        known = [field.name for field in dataclasses.fields(DataConfig)]
+        wrong += [f"data.{key} is no option: expected {', '.join(known)}" for key in config.data if key not in known]
     if hasattr(config, "scenes"):
         wrong += _wrong_data(config.scenes.data, "scenes.data")
     return wrong

@@ -11,34 +11,26 @@ class ConfigError(ValueError):
     """A configuration is not usable; the message names the key, the value, and what would be right."""
 
 
-def expected_errors() -> tuple[type[Exception], ...]:
-    """The errors whose message says what would be right. Imported on demand: this is only needed once one is raised."""
-    from rewards.base import RewardError
-    from rewards.judging.sets import JudgingSetError
-    from rl_caption.captioners.base import CaptionerError
-    from rl_caption.checkpoint import CheckpointError
-    from rl_caption.data.base import DataError
-    from rl_caption.engines import EngineError
-    from rl_caption.evaluation import EvaluationError, JavaError
-    from rl_caption.launch import LaunchError
-    from rl_caption.report.errors import ReportError
-    from rl_caption.trainer import NonFiniteError
+EXPECTED = {
+    "rewards.base": ("RewardError",),
+    "rewards.judging.sets": ("JudgingSetError",),
+    "rl_caption.captioners.base": ("CaptionerError",),
+    "rl_caption.checkpoint": ("CheckpointError",),
+    "rl_caption.data.base": ("DataError",),
+    "rl_caption.engines": ("EngineError",),
+    "rl_caption.errors": ("ConfigError",),
+    "rl_caption.evaluation": ("EvaluationError", "JavaError"),
+    "rl_caption.launch": ("LaunchError",),
+    "rl_caption.report.errors": ("ReportError",),
+    "rl_caption.trainer": ("NonFiniteError",),
+}
+"""Module -> its errors whose message says what would be right."""
 
-    return (
-        ConfigError,
-        CaptionerError,
-        DataError,
-        EngineError,
-        EvaluationError,
-        JavaError,
-        JudgingSetError,
-        CheckpointError,
-        LaunchError,
-        ReportError,
-        RewardError,
-        NonFiniteError,
-        OSError,
-    )
+
+def expected_errors() -> tuple[type[Exception], ...]:
+    """The errors of ``EXPECTED`` that can have been raised, those of imported modules, and ``OSError``."""
+    found = (getattr(sys.modules.get(module), name, None) for module, names in EXPECTED.items() for name in names)
+    return (*(error for error in found if error is not None), OSError)
 
 
 @contextmanager

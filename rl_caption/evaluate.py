@@ -1,52 +1,76 @@
-"""The evaluation program: captions of a split, decoded here or read from a file, against references."""
+"""The evaluation program: captions of a split, decoded here or read from a file, against references.
+
+Captions in files are judged without importing torch: whatever a model or a data set needs is imported where it is used.
+"""
 
 from __future__ import annotations
 
+import logging
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from accelerate import Accelerator
-
-from rewards.base import Reward
-from rl_caption.build import ConfigError, build_data, quiet_libraries, references_of, usable_split
-from rl_caption.captioners.base import Decoding
+from rewards.base import Reward, RewardError
 from rl_caption.config import EvaluateConfig
 from rl_caption.config_checks import check
-from rl_caption.data.base import DataModule, Row
-from rl_caption.data.files import id_key, read_captions, read_references
+from rl_caption.data.files import References, read_captions, read_references, references_for
+from rl_caption.errors import ConfigError
 from rl_caption.evaluation import Evaluation, check_writable, evaluate_captions, format_table, write_evaluation
-from rl_caption.evaluation.comparison import check_same_images, folder_of, format_differences, write_comparison
+from rl_caption.evaluation.comparison import (
+    check_same_images,
+    folder_of,
+    format_differences,
+    unique_names,
+    write_comparison,
+)
 from rl_caption.evaluation.confidence import compare, with_intervals
+from rl_caption.evaluation.errors import EvaluationError
 from rl_caption.evaluation.reward_scores import add_judges, check_judges
-from rl_caption.hacking.judges import build_judges
-from rl_caption.inference import caption_rows
-from rl_caption.launch import accelerator_kwargs, check_processes
-from rl_caption.report.program import write_report
-from rl_caption.report.run_page import unique_names
-from rl_caption.report.sources import Source, rows_of_config, rows_of_files
-from rl_caption.tracking import announce
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+    from rl_caption.data.base import DataModule, Row
+
+logger = logging.getLogger(__name__)
+SPLIT = "test"
+"""The split that is judged where none is named."""
+
+
+@dataclass(frozen=True)
+class _Images:
+    """What captions are judged against."""
+
+    references: References
+    rows: Sequence[Any]
+    """One for each image: ``image_id``, ``references`` and what else the data has."""
+    source: str
+    """Where they come from, for messages."""
+    data: DataModule | None = None
+    """None for a file of references."""
 
 
 def evaluate_split(config: EvaluateConfig) -> str:
     """Decode (or read) captions, judge them, write ``predictions.json`` and ``scores.json``, return the table.
 
-    Empty in every process but the main one.
+    Empty in every process but the main one. Where a judge or the writing fails, what was computed is printed.
 
     Raises:
         ConfigError, EvaluationError, DataError, RewardError: as for ``judge``.
     """
-    judged = judge(config)
+    judged = _judged(config)
     if judged is None:
         return ""
-    evaluation, captions = judged
-    evaluation = with_intervals(evaluation, config.bootstrap, seed=config.seed)
-    paths = write_evaluation(evaluation, captions, config.out)
+    evaluation, captions, images = judged
+    found = {_name(config): with_intervals(evaluation, config.bootstrap, seed=config.seed)}
+    with _printed_on_failure(found):
+        paths = write_evaluation(found[_name(config)], captions, config.out)
     print(f"wrote {' and '.join(str(path) for path in paths)}", file=sys.stderr)
-    _report(config)
-    return format_table({Path(config.predictions).stem if config.predictions else str(config.model): evaluation})
+    _report(config, images)
+    return format_table(found)
 
 
 def compare_systems(config: EvaluateConfig) -> str:
@@ -61,31 +85,27 @@ def compare_systems(config: EvaluateConfig) -> str:
     """
     if len(config.compare) != 2 or config.model is not None or config.predictions is not None:
         raise ConfigError(f"compare names two files of captions, got {config.compare}, without model or predictions")
-    first, second = config.compare
     if config.bootstrap < 1:
         raise ConfigError(f"bootstrap is {config.bootstrap}: a comparison needs at least 1 resample")
-    out = check_writable(config.out)
-    check_same_images(read_captions(first, allow_empty=True), read_captions(second, allow_empty=True), config.compare)
+    _check_settings(config)
+    out = Path(config.out)
+    systems = [read_captions(path, allow_empty=True) for path in config.compare]
+    check_same_images(systems[0], systems[1], config.compare)
     names = unique_names([Path(path).with_suffix("") for path in config.compare])
+    images = _images(config, systems[0].by)
+    captions = [_of_images(system, images, path) for system, path in zip(systems, config.compare, strict=True)]
+    judges = _usable_judges(config, None, images, captions[0])
     found: dict[str, Evaluation] = {}
-    for name, path in zip(names, config.compare, strict=True):
-        judged = judge(replace(config, predictions=path, compare=[]))
-        assert judged is not None, "captions in files are judged by every process"
-        evaluation, captions = judged
-        found[name] = with_intervals(evaluation, config.bootstrap, seed=config.seed)
-        write_evaluation(found[name], captions, out / folder_of(name))
-    differences = compare(found[names[0]], found[names[1]], config.bootstrap, seed=config.seed)
-    file = write_comparison(differences, names, config.bootstrap, config.seed, out)
+    with _printed_on_failure(found):
+        for name, own in zip(names, captions, strict=True):
+            evaluation = _scored(config, own, images, judges, name)
+            found[name] = with_intervals(evaluation, config.bootstrap, seed=config.seed)
+            write_evaluation(found[name], own, out / folder_of(name))
+        differences = compare(found[names[0]], found[names[1]], config.bootstrap, seed=config.seed)
+        file = write_comparison(differences, names, config.bootstrap, config.seed, out)
     print(f"wrote {file} and a folder for each system", file=sys.stderr)
-    _report(config)
+    _report(config, images)
     return "\n\n".join([format_table(found), format_differences(differences, names, config.bootstrap)])
-
-
-def _report(config: EvaluateConfig) -> None:
-    if config.report:
-        page = write_report(Path(config.out), _report_source(config))
-        if page is not None:
-            print(f"wrote {page}", file=sys.stderr)
 
 
 def judge(
@@ -100,65 +120,149 @@ def judge(
     Raises:
         ConfigError: both or neither of ``model`` and ``predictions`` are set, or a judge cannot be built.
         EvaluationError, DataError: unusable captions, references or images.
-        RewardError: a judge failed.
+        RewardError: a judge failed. What was computed before is printed.
     """
+    found = _judged(config, judges)
+    return None if found is None else found[:2]
+
+
+def _judged(
+    config: EvaluateConfig, judges: Mapping[str, Reward] | None = None
+) -> tuple[Evaluation, dict[str, str], _Images] | None:
     if (config.model is None) == (config.predictions is None):
         raise ConfigError("set either model (a saved captioner) or predictions (a file in COCO result format)")
     check(config)
-    if config.spice_jars is not None and not Path(config.spice_jars).is_dir():
-        raise ConfigError(f"spice_jars {config.spice_jars!r} is not a folder: name the one with SPICE's two jars")
-    check_writable(config.out)
-    if config.predictions is not None and config.references is not None:
-        return _judge_files(config, config.predictions, config.references, judges)
-    data = build_data(config.data)
-    rows = captioned = list(data.split(usable_split(data, config.split)))
+    _check_settings(config)
     if config.predictions is not None:
-        captions = read_captions(config.predictions, allow_empty=True)
-        captioned = [row for row in rows if row["image_id"] in captions]
-        judges = _usable_judges(config, judges, references_of(rows), captioned, f"split {config.split!r}")
+        read = read_captions(config.predictions, allow_empty=True)
+        images = _images(config, read.by)
+        captions = _of_images(read, images, config.predictions)
+        judges = _usable_judges(config, judges, images, captions)
     else:
+        from accelerate import Accelerator
+
+        from rl_caption.launch import accelerator_kwargs, check_processes
+
+        images = _images(config)
         accelerator = Accelerator(**accelerator_kwargs())
         check_processes(accelerator.num_processes)
         if accelerator.is_main_process:
-            judges = _usable_judges(config, judges, references_of(rows), rows, f"split {config.split!r}")
-        captions = _decode(config, rows, accelerator)
+            judges = _usable_judges(config, judges, images, images.references)
+        captions = _decode(config, images.rows, accelerator)
         if not accelerator.is_main_process:
             return None
+    return _scored(config, captions, images, judges or {}, _name(config)), captions, images
+
+
+def _check_settings(config: EvaluateConfig) -> None:
+    if config.spice_jars is not None and not Path(config.spice_jars).is_dir():
+        raise ConfigError(f"spice_jars {config.spice_jars!r} is not a folder: name the one with SPICE's two jars")
+    check_writable(config.out)
+
+
+def _name(config: EvaluateConfig) -> str:
+    return Path(config.predictions).stem if config.predictions else str(config.model)
+
+
+def _images(config: EvaluateConfig, by: Any = "image_id") -> _Images:
+    """The images of the split, of data or of the file of references; a file without splits has all of its images."""
+    if config.references is not None:
+        known = read_references(config.references, config.split or SPLIT, by=by, has_splits=config.split is not None)
+        rows = [{"image_id": image_id, "references": texts} for image_id, texts in known.items()]
+        return _Images(known, rows, f"a file of references ({config.references})")
+    from rl_caption.build import build_data, usable_split
+
+    data = build_data(config.data)
+    split = config.split or SPLIT
+    own = list(data.split(usable_split(data, split)))
+    known = References((row["image_id"], row["references"]) for row in own)
+    return _Images(known, own, f"split {split!r}", data)
+
+
+def _of_images(captions: Mapping[str, str], images: _Images, path: str) -> dict[str, str]:
+    """The captions of these images; says which are of other splits, and which images have none.
+
+    Raises:
+        DataError: a caption of an image that is in no split, or has no references, or no caption of these images.
+    """
+    known = images.references
+    outside = [image_id for image_id in captions if image_id not in known]
+    others = _in_other_splits(images) if outside else frozenset()
+    chosen = {image_id: text for image_id, text in captions.items() if image_id not in others}
+    if outside and not chosen:
+        raise EvaluationError(
+            f"{path} has no caption of {images.source}: all {len(captions)} are of other splits; set --split"
+        )
+    references_for(chosen, known, f"{path} and {images.source}")
+    if len(chosen) < len(captions):
+        logger.warning(
+            "WARNING: %d of %d captions of %s are of images of other splits and are left out; %s is judged (--split)",
+            len(captions) - len(chosen), len(captions), path, images.source,
+        )  # fmt: skip
+    missing = [image_id for image_id, texts in known.items() if texts and image_id not in chosen]
+    if missing:
+        logger.warning(
+            "WARNING: %s has no caption of %d of %d images of %s (first: %s): the others alone are judged, in "
+            "references and document frequencies too",
+            path, len(missing), len(known), images.source, ", ".join(map(repr, missing[:3])),
+        )  # fmt: skip
+    return chosen
+
+
+def _in_other_splits(images: _Images) -> frozenset[str]:
+    if images.data is None:
+        return images.references.elsewhere
+    rows = (row for split in images.data.splits for row in images.data.split(split))
+    return frozenset(row["image_id"] for row in rows) - images.references.keys()
+
+
+def _scored(
+    config: EvaluateConfig,
+    captions: Mapping[str, str],
+    images: _Images,
+    judges: Mapping[str, Reward],
+    name: str,
+) -> Evaluation:
+    """Metrics and judges; where a judge fails, the table of what was computed is printed."""
+    rows = images.rows
     evaluation = evaluate_captions(
         captions,
-        {row["image_id"]: row["references"] for row in rows},
+        images.references,
         metrics=metric_names(config.metrics),
         tokenizer=config.tokenizer,
         spice_jars=config.spice_jars,
-        training_captions=_training_captions(data),
+        training_captions=_training_captions(images.data),
         scenes={row["image_id"]: row["scene"] for row in rows} if all("scene" in row for row in rows) else None,
     )
-    return add_judges(evaluation, captioned, captions, judges or {}), captions
+    found = {name: evaluation}
+    captioned = [row for row in rows if row["image_id"] in captions]
+    with _printed_on_failure(found):
+        for judge_name, reward in judges.items():
+            found[name] = add_judges(found[name], captioned, captions, {judge_name: reward})
+    return found[name]
 
 
-def _report_source(config: EvaluateConfig) -> Source:
-    """Where the report finds references and images: the file of references, or the split."""
-    predictions = config.compare[0] if config.compare else config.predictions
-    if predictions is not None and config.references is not None:
-        return rows_of_files(Path(config.references), by=id_key(predictions))
-    return rows_of_config(asdict(config.data), config.split)
+@contextmanager
+def _printed_on_failure(found: Mapping[str, Evaluation]) -> Iterator[None]:
+    """Inside the ``with``, an error that ends the program does not take along what was computed before."""
+    try:
+        yield
+    except (RewardError, EvaluationError):
+        if found:
+            print(format_table(found))
+        raise
 
 
-def _judge_files(
-    config: EvaluateConfig, predictions: str, references: str, judges: Mapping[str, Reward] | None
-) -> tuple[Evaluation, dict[str, str]]:
-    captions = read_captions(predictions, allow_empty=True)
-    known = read_references(references, by=id_key(predictions))
-    rows = [{"image_id": image_id, "references": known[image_id]} for image_id in captions if image_id in known]
-    judges = _usable_judges(config, judges, list(known.values()), rows, f"a file of references ({references})")
-    evaluation = evaluate_captions(
-        captions,
-        known,
-        metrics=metric_names(config.metrics),
-        tokenizer=config.tokenizer,
-        spice_jars=config.spice_jars,
-    )
-    return add_judges(evaluation, rows, captions, judges), captions
+def _report(config: EvaluateConfig, images: _Images) -> None:
+    if not config.report:
+        return
+    from rl_caption.report.program import write_report
+    from rl_caption.report.sources import rows_of_references, source_of
+
+    source = rows_of_references(images.references) if images.data is None else source_of(images.rows)
+    page = write_report(Path(config.out), source)
+    if page is not None:
+        print(f"wrote {page}", file=sys.stderr)
 
 
 def metric_names(metrics: str | Sequence[str]) -> list[str]:
@@ -168,21 +272,25 @@ def metric_names(metrics: str | Sequence[str]) -> list[str]:
 
 
 def _usable_judges(
-    config: EvaluateConfig,
-    judges: Mapping[str, Reward] | None,
-    references: Sequence[list[str]],
-    rows: Sequence[Mapping[str, Any]],
-    source: str,
+    config: EvaluateConfig, judges: Mapping[str, Reward] | None, images: _Images, captioned: Mapping[str, Any]
 ) -> Mapping[str, Reward]:
-    """The judges, built unless they are given, of whom each finds in ``rows`` what it needs."""
-    if judges is None:
+    """The judges, built unless they are given, of whom each finds what it needs in the rows of ``captioned``."""
+    if judges is None and config.judges:
+        from rl_caption.hacking.judges import build_judges
+
+        references = [texts for texts in images.references.values() if texts]
         judges = build_judges(config.judges, None, references, key="judges")
-    check_judges(judges, rows, source)
-    return judges
+    rows = [row for row in images.rows if row["image_id"] in captioned]
+    check_judges(judges or {}, rows, images.source)
+    return judges or {}
 
 
 def _decode(config: EvaluateConfig, rows: Sequence[Row], accelerator: Accelerator) -> dict[str, str]:
+    from rl_caption.build import quiet_libraries
+    from rl_caption.captioners.base import Decoding
     from rl_caption.captioners.loading import load_captioner
+    from rl_caption.inference import caption_rows
+    from rl_caption.tracking import announce
 
     folder = config.model or ""
     quiet_libraries()
@@ -193,11 +301,11 @@ def _decode(config: EvaluateConfig, rows: Sequence[Row], accelerator: Accelerato
         max_new_tokens=decode.max_new_tokens, num_beams=decode.num_beams, length_penalty=decode.length_penalty
     )
     how = f"beam search of width {decode.num_beams}" if decode.num_beams > 1 else "greedy"
-    announce(accelerator, f"captioning {len(rows)} images of {config.split!r} ({how}) with {folder}")
+    announce(accelerator, f"captioning {len(rows)} images of {config.split or SPLIT!r} ({how}) with {folder}")
     return caption_rows(captioner, policy, rows, decoding, decode.batch_size, accelerator, progress="captioning")
 
 
-def _training_captions(data: DataModule) -> set[str] | None:
-    if "train" not in data.splits:
+def _training_captions(data: DataModule | None) -> set[str] | None:
+    if data is None or "train" not in data.splits:
         return None
-    return {caption for captions in references_of(data.split("train")) for caption in captions}
+    return {caption for row in data.split("train") for caption in row["references"]}

@@ -49,6 +49,7 @@ BatchSize: TypeAlias = Annotated[int, Range(min=1, max=10**6)]
 Tokens: TypeAlias = Annotated[int, Range(min=1, max=16384)]
 """Length of a caption."""
 Beams: TypeAlias = Annotated[int, Range(min=1, max=1024)]
+LengthPenalty: TypeAlias = Annotated[float, Range(min=-100, max=100)]
 Mebibytes: TypeAlias = Annotated[int, Range(min=0, max=2**24)]
 Workers: TypeAlias = Annotated[int, Range(min=1, max=65536)]
 """Processes or threads."""

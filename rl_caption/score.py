@@ -11,8 +11,10 @@ from typing import Any
 
 from rewards.base import Reward, checked_scores
 from rewards.registry import available, build, describe, parameters
+from rewards.text.tokenizers import TOKENIZERS
 from rl_caption.data.base import DataError
-from rl_caption.data.files import find_images, id_key, read_captions, read_references, references_for, write_json
+from rl_caption.data.files import find_images, read_captions, read_references, references_for, write_json
+from rl_caption.evaluation.results import check_writable_file
 
 SCALE_OF_CIDER = (
     "CIDEr-D is on the scale [0, 10] of the COCO toolkit, where 1.30 is what papers print as CIDEr 130.0 (times 100)."
@@ -29,6 +31,7 @@ def score_files(
     eos: bool = False,
     split: str | None = None,
     kwargs: Mapping[str, Any] | None = None,
+    tokenizer: str | None = None,
 ) -> dict[str, Any]:
     """Score every caption of a file.
 
@@ -44,6 +47,8 @@ def score_files(
         eos: EOS is a token of CIDEr-D. Published scores are without.
         split: which split of a Karpathy JSON the references are taken from; None takes all.
         kwargs: further arguments of the reward.
+        tokenizer: of n-gram rewards: ``ptb`` (None), or ``none`` for text that is tokenised already, which is split at
+            white space, nothing lower-cased or removed.
 
     Returns:
         ``{"reward", "signature", "mean", "scores": {image_id: value}}``, in the reward's own scale: its bounds. For
@@ -52,13 +57,16 @@ def score_files(
     Raises:
         DataError: a file is not what it should be, a captioned image has no references or no file, or the reward does
             not take the arguments.
+        EvaluationError: ``out`` cannot be written; found before anything is scored.
         RewardError: the reward failed.
     """
-    scorer = _build(reward, df, eos, kwargs or {})
+    if out is not None:
+        check_writable_file(out)
+    scorer = _build(reward, {"df": df, "eos": eos, "tokenizer": tokenizer}, kwargs or {})
     texts = read_captions(captions, allow_empty=True)
     columns: dict[str, Any] = {"image_id": list(texts)}
     if references is not None:
-        known = read_references(references, split, by=id_key(captions))
+        known = read_references(references, split, by=texts.by)
         columns["references"] = references_for(texts, known, references)
     if images is not None:
         columns["image"] = find_images(images, texts)
@@ -75,12 +83,12 @@ def score_files(
     return result
 
 
-def _build(reward: str, df: str | Path | None, eos: bool, kwargs: Mapping[str, Any]) -> Reward:
+def _build(reward: str, options: Mapping[str, Any], kwargs: Mapping[str, Any]) -> Reward:
     try:
         taken = parameters(reward)
         arguments = dict(kwargs)
-        for name, value in (("df", df), ("eos", eos)):
-            if name in taken:
+        for name, value in options.items():
+            if name in taken and value is not None:
                 arguments = {name: value} | arguments
             elif value:
                 raise DataError(f"reward {reward!r} has no {name!r}: leave it out")
@@ -116,25 +124,33 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--images", metavar="DIR", help="folder of the images, for rewards that look at them")
     parser.add_argument("--df", metavar="F", help="document frequencies (default: those of the references)")
     parser.add_argument("--eos", action="store_true", help="count EOS as a token (default: as published, without)")
+    parser.add_argument(
+        "--tokenizer",
+        choices=tuple(TOKENIZERS),
+        help="of n-gram rewards; none: of text that is tokenised already, which is split at white space (default: ptb)",
+    )
     parser.add_argument("--kwargs", metavar="JSON", default="{}", help="further arguments of the reward, as an object")
     parser.add_argument("--out", metavar="F", help="where {reward, signature, mean, scores} is written")
     given = parser.parse_args(argv)
+    if given.out is not None:
+        check_writable_file(given.out)
     result = score_files(
         given.reward,
         given.captions,
         given.references,
         given.images,
         given.df,
-        given.out,
-        given.eos,
-        given.split,
-        _json_object(given.kwargs),
+        eos=given.eos,
+        split=given.split,
+        kwargs=_json_object(given.kwargs),
+        tokenizer=given.tokenizer,
     )
     print(f"{result['reward']} {result['mean']:.6f} (mean of {len(result['scores'])} captions)")
     print(f"signature {result['signature']}")
     if result["reward"] == "cider":
         print(SCALE_OF_CIDER)
     if given.out is not None:
+        write_json(given.out, result)
         print(f"written to {given.out}")
     return 0
 

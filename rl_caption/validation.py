@@ -1,4 +1,4 @@
-"""Validation of a captioner during training: greedy captions of the validation split, and what they are worth."""
+"""Validation of a captioner during training: captions of the validation split, and what they are worth."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from accelerate.utils import broadcast_object_list
 
 from rewards.base import RewardError
 from rl_caption.captioners.base import Captioner, Decoding
+from rl_caption.config import CaptionEvalConfig
 from rl_caption.data.files import write_json
 from rl_caption.evaluation import validation_cider
 from rl_caption.hacking.monitor import HackingMonitor
@@ -22,15 +23,19 @@ from rl_caption.types import Validation
 def caption_validator(
     stage: Stage, captioner: Captioner, max_new_tokens: int, monitor: HackingMonitor | None = None
 ) -> Callable[[int, Mapping[str, float]], Validation]:
-    """A function of the step, and of what it logged, that captions the validation images greedily.
+    """A function of the step, and of what it logged, that captions the validation images as ``config.eval`` says.
 
     Every process calls it.
     It writes the captions to ``eval/step-N/predictions.json`` in COCO result format and, with a ``monitor``, the scores
     of every image by the judges to ``eval/step-N/judges.json``.
     """
     references = {row["image_id"]: row["references"] for row in stage.val_rows}
-    decoding = Decoding(max_new_tokens=max_new_tokens)
-    batch_size = stage.config.eval.batch_size
+    settings = stage.config.eval
+    assert isinstance(settings, CaptionEvalConfig), "of a captioner"
+    decoding = Decoding(
+        max_new_tokens=max_new_tokens, num_beams=settings.num_beams or 1, length_penalty=settings.length_penalty or 0.0
+    )
+    batch_size = settings.batch_size
     accelerator = stage.accelerator
 
     def validate(step: int, logged: Mapping[str, float]) -> Validation:

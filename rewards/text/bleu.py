@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 from rewards.base import as_texts, checked_scores
 from rewards.text.document_frequency import NGram, ngram_counts
 from rewards.text.references import reference_lists
-from rewards.text.tokenize import tokenize
+from rewards.text.tokenize import TOKENIZER
+from rewards.text.tokenizers import tokenizer_of
 
 Tokens = Sequence[str]
 
@@ -101,24 +102,24 @@ def _counted(candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]
 class Bleu:
     """Sentence BLEU-n of each caption against its image's references, in [0, 1].
 
-    Captions and references are given as written and tokenised by ``rewards.text.tokenize``. The mean over captions is
+    Captions and references are given as written and tokenised by ``tokenizer``. The mean over captions is
     not the corpus BLEU that papers print; that is ``corpus_bleu``.
     """
 
     columns = frozenset({"references"})
     bounds = (0.0, 1.0)
 
-    def __init__(self, n: int = 4) -> None:
-        """Choose the longest n-grams, ``n`` >= 1; the log key is ``bleu<n>``."""
+    def __init__(self, n: int = 4, tokenizer: str = TOKENIZER) -> None:
+        """Choose the longest n-grams, ``n`` >= 1 (log key ``bleu<n>``), and the tokenizer, ``ptb`` or ``none``."""
         if n < 1:
             raise ValueError(f"n is {n}: expected 1 or more")
-        self.n = n
+        self.n, self.tokenizer, self._tokenize = n, tokenizer, tokenizer_of(tokenizer)
         self.__name__ = f"bleu{n}"
 
     @property
     def signature(self) -> str:
         """Variant, such as ``BLEU[n4,closest]+ptb``."""
-        return f"BLEU[n{self.n},closest]+ptb"
+        return f"BLEU[n{self.n},closest]+{self.tokenizer}"
 
     def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
         """Score N captions by the column ``references`` (N lists of captions).
@@ -129,7 +130,7 @@ class Bleu:
         texts = as_texts(completions)
         references = reference_lists(columns, self.__name__, len(texts))
         scores = [
-            bleu_of(count_matches(tokenize(text), [tokenize(caption) for caption in captions], self.n))[-1]
+            bleu_of(count_matches(self._tokenize(text), [self._tokenize(caption) for caption in captions], self.n))[-1]
             for text, captions in zip(texts, references, strict=True)
         ]
         return checked_scores(self, scores, len(texts))

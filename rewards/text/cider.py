@@ -9,6 +9,7 @@ Scale: scores here are in [0, 10], as the toolkit's are. Papers print the toolki
 
 from __future__ import annotations
 
+import logging
 import math
 import sys
 from collections.abc import Mapping, Sequence
@@ -26,8 +27,10 @@ from rewards.text.packed_cider import PackedCiderD
 from rewards.text.reference_bank import Bank
 from rewards.text.references import reference_lists
 from rewards.text.token_cider import TokenCiderD, WordVocabulary
-from rewards.text.tokenize import TOKENIZER, tokenize
+from rewards.text.tokenize import TOKENIZER
+from rewards.text.tokenizers import tokenizer_of
 
+logger = logging.getLogger(__name__)
 Tokens = Sequence[str]
 
 
@@ -168,8 +171,8 @@ def _scores(
 class CiderD:
     """CIDEr-D of each caption against its image's references, in [0, 10]; papers print it times 100.
 
-    Captions and references are given as written; both are tokenised by ``rewards.text.tokenize``. With EOS as a
-    token, ``<eos>`` ends every reference, every document and every candidate whose ``finished`` column is true.
+    Captions and references are given as written; both are tokenised by ``tokenizer``. With EOS as a token, ``<eos>``
+    ends every reference, every document and every candidate whose ``finished`` column is true.
     Without it, captions that break off ("a man with a") are paid too well and training finds them.
 
     Source: Vedantam et al., CVPR 2015, section 6; EOS as in Hu, Cavicchioli and Capotondi, "A request for clarity
@@ -187,6 +190,7 @@ class CiderD:
         n: int = 4,
         sigma: float = 6.0,
         cache_images: int = 200_000,
+        tokenizer: str = TOKENIZER,
     ) -> None:
         """Choose the document frequencies.
 
@@ -199,6 +203,7 @@ class CiderD:
             sigma: width of the length penalty in tokens, above 0.
             cache_images: images whose references are kept (about 2.5 kB each), least recently used out first. An epoch
                 comes to each image once: what holds fewer than the training images saves nothing.
+            tokenizer: ``ptb``, or ``none`` for text that is tokenised already (``rewards.text.tokenizers``).
 
         Raises:
             ValueError: a parameter is out of range, or ``df`` was counted with other tokens, EOS or n-gram orders.
@@ -207,6 +212,8 @@ class CiderD:
             raise ValueError(
                 f"n = {n}, sigma = {sigma}, cache_images = {cache_images}: expected n >= 1 and the rest > 0"
             )
+        self.tokenizer, self._tokenize = tokenizer, tokenizer_of(tokenizer)
+        self._warned = False
         self.df = _loaded(df)
         self.vocabulary: WordVocabulary | None = None
         self.eos, self.n, self.sigma, self.cache_images = eos, n, sigma, cache_images
@@ -217,12 +224,14 @@ class CiderD:
     def signature(self) -> str:
         """Variant in the style of SacreEOS, such as ``STANDARD_wInit+Cider-D[n4,s6.0]+df[1fb8e70b]``.
 
-        The last part is the start of the fingerprint of the document frequencies, where they are fixed.
+        The last parts are the start of the fingerprint of the document frequencies, where they are fixed, and the
+        tokenizer, where it is not ``ptb``.
         """
         standard = "STANDARD" if self.eos else "NO<EOS>"
         init = "w/oInit" if self.df is None else "wInit"
         counted = "" if self.df is None else f"+df[{self.df.fingerprint[:8]}]"
-        return f"{standard}_{init}+Cider-D[n{self.n},s{float(self.sigma)}]{counted}"
+        tokens = "" if self.tokenizer == TOKENIZER else f"+tokenizer:{self.tokenizer}"
+        return f"{standard}_{init}+Cider-D[n{self.n},s{float(self.sigma)}]{counted}{tokens}"
 
     @property
     def fingerprint(self) -> str | None:
@@ -255,9 +264,10 @@ class CiderD:
         ids = self._token_ids(columns, len(texts))
         if not texts:
             return []
-        packed = self._packed
-        if packed is None:
-            packed = PackedCiderD(self._df_of_call(keys, columns), self.n, self.sigma, len(texts))
+        df, packed = self.df, self._packed
+        if df is None or packed is None:
+            df = self._df_of_call(keys, columns)
+            packed = PackedCiderD(df, self.n, self.sigma, len(texts))
         identities = list(map(id, keys))  # captions of an image share one list of references
         images = dict(zip(identities, keys, strict=True))
         number = dict(zip(images, range(len(images)), strict=True))
@@ -266,7 +276,7 @@ class CiderD:
         ends = ended.tolist()
 
         def tokens_of(rows: Sequence[int]) -> list[list[str]]:
-            found = [tokenize(texts[row]) for row in rows]
+            found = [self._tokenize(texts[row]) for row in rows]
             for tokens, row in zip(found, rows, strict=True):
                 if ends[row]:
                     tokens.append(EOS)
@@ -276,6 +286,8 @@ class CiderD:
             scores = packed.scores(packed.numbers(tokens_of(range(len(texts)))), owner, bank)
         else:
             scores = self._tokens.scores(ids, ended, owner, bank, tokens_of)
+        if not scores.any():
+            self._warn_of_no_weight(df)
         # Rounding may exceed the largest score in the last digit.
         return checked_scores(self, np.minimum(scores, self.bounds[1]).tolist(), len(texts))
 
@@ -320,12 +332,27 @@ class CiderD:
             identities = required_column(dict(columns), "image_id", self.__name__, len(keys))
         images = dict(zip(identities, keys, strict=True))
         return DocumentFrequencies.from_references(
-            ([tokenize(caption) for caption in captions] for captions in images.values()), eos=self.eos, n=self.n
+            ([self._tokenize(caption) for caption in captions] for captions in images.values()),
+            eos=self.eos,
+            n=self.n,
+            tokenizer=self.tokenizer,
         )
+
+    def _warn_of_no_weight(self, df: DocumentFrequencies) -> None:
+        """Say once, of scores that are all 0, that they could be nothing else."""
+        counts = df.table.counts
+        if not self._warned and (counts[counts > 0] == df.documents).all():
+            self._warned = True
+            logger.warning(
+                "WARNING: reward %r is 0 for every caption: each n-gram is in all documents that were counted (%d), so "
+                "that none has a weight; give document frequencies (df) of more images",
+                self.__name__,
+                df.documents,
+            )
 
     def _reference_tokens(self, captions: Sequence[str]) -> list[list[str]]:
         end = [EOS] if self.eos else []
-        return [[*tokenize(caption), *end] for caption in captions]
+        return [[*self._tokenize(caption), *end] for caption in captions]
 
     def _check_df(self, df: DocumentFrequencies) -> None:
         if df.eos != self.eos:
@@ -334,10 +361,10 @@ class CiderD:
                 f"the document frequencies were counted {counted} <eos> and the reward was asked for eos={self.eos}: "
                 f"scores would mix both conventions. Pass eos={df.eos}, or count them again"
             )
-        if df.tokenizer != TOKENIZER:
+        if df.tokenizer != self.tokenizer:
             raise ValueError(
                 f"the document frequencies are of tokens made by {df.tokenizer!r}, this reward's are made by "
-                f"{TOKENIZER!r}: their n-grams would not meet. Count them again from the training captions"
+                f"{self.tokenizer!r}: their n-grams would not meet. Pass that tokenizer, or count them again"
             )
         if df.n < self.n:
             raise ValueError(f"the document frequencies count n-grams up to {df.n}, the reward needs {self.n}")

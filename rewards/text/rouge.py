@@ -11,7 +11,8 @@ from typing import Any
 
 from rewards.base import as_texts, checked_scores
 from rewards.text.references import reference_lists
-from rewards.text.tokenize import tokenize
+from rewards.text.tokenize import TOKENIZER
+from rewards.text.tokenizers import tokenizer_of
 
 Tokens = Sequence[str]
 
@@ -60,7 +61,7 @@ def rouge_l(candidate: Tokens, references: Sequence[Tokens], beta: float = 1.2) 
 class RougeL:
     """ROUGE-L of each caption against its image's references, in [0, 1].
 
-    Captions and references are given as written and tokenised by ``rewards.text.tokenize``. The mean over captions is
+    Captions and references are given as written and tokenised by ``tokenizer``. The mean over captions is
     the corpus score that papers print (times 100).
     """
 
@@ -68,16 +69,16 @@ class RougeL:
     columns = frozenset({"references"})
     bounds = (0.0, 1.0)
 
-    def __init__(self, beta: float = 1.2) -> None:
-        """Choose ``beta`` > 0, the weight of recall; the toolkit's is 1.2."""
+    def __init__(self, beta: float = 1.2, tokenizer: str = TOKENIZER) -> None:
+        """Choose ``beta`` > 0, the weight of recall (the toolkit's is 1.2), and the tokenizer, ``ptb`` or ``none``."""
         if not beta > 0:
             raise ValueError(f"beta is {beta}: expected a number above 0")
-        self.beta = beta
+        self.beta, self.tokenizer, self._tokenize = beta, tokenizer, tokenizer_of(tokenizer)
 
     @property
     def signature(self) -> str:
         """Variant, such as ``ROUGE-L[b1.2]+ptb``."""
-        return f"ROUGE-L[b{float(self.beta)}]+ptb"
+        return f"ROUGE-L[b{float(self.beta)}]+{self.tokenizer}"
 
     def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
         """Score N captions by the column ``references`` (N lists of captions).
@@ -88,7 +89,7 @@ class RougeL:
         texts = as_texts(completions)
         references = reference_lists(columns, self.__name__, len(texts))
         scores = [
-            rouge_l(tokenize(text), [tokenize(caption) for caption in captions], self.beta)
+            rouge_l(self._tokenize(text), [self._tokenize(caption) for caption in captions], self.beta)
             for text, captions in zip(texts, references, strict=True)
         ]
         return checked_scores(self, scores, len(texts))

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from rl_caption.config import RewardTerm
 from rl_caption.hacking.config import JudgeConfig
-from rl_caption.ranges import Beams, Range, Seed, Share, Workers
+from rl_caption.ranges import Beams, LengthPenalty, Range, Seed, Share, Workers
 
 
 @dataclass
@@ -56,6 +56,7 @@ class AblateConfig:
         policy: which weights of a run are judged: ``last``, after its last step, or ``best`` by its validation, whose
             CIDEr-D is at its best before a reward without CIDEr-D has done anything.
         num_beams: of decoding for the judgement; 1 is greedy.
+        length_penalty: of beam search, as in ``evaluate.py``.
         metrics: which scores.
         tokenizer: as in ``evaluate.py``.
         judges: heading to a reward that is a further column, trained on or not; the first one is drawn over alpha.
@@ -75,8 +76,9 @@ class AblateConfig:
     split: str = "test"
     policy: Literal["last", "best"] = "last"
     num_beams: Beams = 1
+    length_penalty: LengthPenalty = 1.0
     metrics: list[str] = field(default_factory=lambda: ["bleu", "meteor", "rouge", "cider", "spice"])
-    tokenizer: Literal["auto", "java", "python"] = "auto"
+    tokenizer: Literal["auto", "java", "python", "none"] = "auto"
     judges: dict[str, JudgeConfig] = field(default_factory=dict)
     show_images: Annotated[int, Range(min=0, max=10**4)] = 12
     jobs: Workers = 1

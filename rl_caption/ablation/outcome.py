@@ -74,7 +74,7 @@ def judged(
     Raises:
         EvaluationError, CaptionerError, DataError, RewardError: as for ``evaluate.py`` and the judges.
     """
-    decode = DecodeConfig(num_beams=config.num_beams, max_new_tokens=max_new_tokens)
+    decode = DecodeConfig(config.num_beams, max_new_tokens, config.length_penalty)
     settings: dict[str, Any] = {
         "weights": weights_hash(model),
         "data": asdict(data),

@@ -2,42 +2,61 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
+import reprlib
+import stat
 import tempfile
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 from rl_caption.data.base import DataError
 
 IdKey = Literal["image_id", "image_name"]
 _SHOWN = 3
+_short = reprlib.Repr()
+_short.maxstring = _short.maxlong = _short.maxother = 80
 
 
-def read_captions(path: str | Path, *, allow_empty: bool = False) -> dict[str, str]:
+class Captions(dict[str, str]):
+    """Image id -> caption, in the order of the file."""
+
+    by: IdKey = "image_id"
+    """The key by which the file names its images; references are found by the same one."""
+
+
+class References(dict[str, list[str]]):
+    """Image id -> captions that people wrote for it, in the order of the file; of some images there may be none."""
+
+    elsewhere: frozenset[str] = frozenset()
+    """Ids of the images in other splits of the file than the one that was asked for."""
+
+
+def read_captions(path: str | Path, *, allow_empty: bool = False) -> Captions:
     """Read one caption per image: COCO result format, ``[{"image_id": …, "caption": …}, …]``.
 
-    ``image_name`` in place of ``image_id`` is accepted; ``id_key`` says which of them a file has.
+    ``image_name`` in place of ``image_id`` is accepted.
 
     Args:
-        path: the JSON file.
+        path: the JSON file, plain or gzip, or a pipe such as ``/dev/stdin``.
         allow_empty: accept captions without a word, which a model may well produce.
 
-    Returns:
-        Image id -> caption, in the order of the file.
-
     Raises:
-        DataError: not such a file, an image twice, or an empty caption; with counts and the first offenders.
+        DataError: not such a file, a key of an object or an image twice, or an empty caption; with counts and the
+            first offenders.
     """
-    key = id_key(path)
-    captions: dict[str, str] = {}
+    captions = Captions()
     twice, empty = [], []
     for index, row in enumerate(_rows(_content(path), path)):
-        image_id = _id(row.get(key), f"{path}, [{index}].{key}")
+        if index == 0 and "image_id" not in row and "image_name" in row:
+            captions.by = "image_name"
+        image_id = _id(row.get(captions.by), f"{path}, [{index}].{captions.by}")
         caption = row.get("caption")
-        if not isinstance(caption, str):
-            raise DataError(f"{path}, [{index}].caption is {caption!r:.80}: expected a string")
+        if not _is_text(caption):
+            raise DataError(f"{path}, [{index}].caption is {_shown(caption)}: expected a string of whole characters")
         if not caption.strip():
             empty.append(image_id)
         if image_id in captions:
@@ -51,14 +70,9 @@ def read_captions(path: str | Path, *, allow_empty: bool = False) -> dict[str, s
     return captions
 
 
-def id_key(path: str | Path) -> IdKey:
-    """Return whether a file in COCO result format names its images by ``image_id`` or by ``image_name``."""
-    for row in _rows(_content(path), path):
-        return "image_name" if "image_id" not in row and "image_name" in row else "image_id"
-    return "image_id"
-
-
-def read_references(path: str | Path, split: str | None = None, *, by: IdKey = "image_id") -> dict[str, list[str]]:
+def read_references(
+    path: str | Path, split: str | None = None, *, by: IdKey = "image_id", has_splits: bool = True
+) -> References:
     """Read the captions that people wrote for each image.
 
     The format is told by the content: ``{image_id: [str, …]}``; COCO annotations (``images`` and ``annotations``);
@@ -66,48 +80,47 @@ def read_references(path: str | Path, split: str | None = None, *, by: IdKey = "
     ``{"image_id": …, "captions": [str, …]}``.
 
     Args:
-        path: the JSON file.
+        path: the JSON file, plain or gzip, or a pipe such as ``/dev/stdin``.
         split: Karpathy JSON only: ``train`` (with ``restval``), ``val`` or ``test``; None takes all.
         by: what the result's keys are. ``image_name`` is ``file_name`` in COCO annotations, ``filename`` in Karpathy
-            JSON, ``image_name`` in a list.
-
-    Returns:
-        Image id -> references as written, in the order of the file; images without any are left out.
+            JSON, ``image_name`` in a list, and the key itself in ``{name: [str, …]}``.
+        has_splits: refuse a ``split`` of a file that has none; False takes all of such a file.
 
     Raises:
-        DataError: no such format, an image twice, an empty reference, or a split that is not there.
+        DataError: no such format, a key of an object or an image twice, an empty reference, or a split that is not
+            there.
     """
     content = _content(path)
-    is_karpathy = isinstance(content, dict) and isinstance(content.get("images"), list) and "annotations" not in content
-    if split is not None and not is_karpathy:
+    if isinstance(content, dict) and isinstance(content.get("images"), list) and "annotations" not in content:
+        rows = list(_rows(content["images"], f"{path}, images"))
+        everything = split is None or not (has_splits or any(row.get("split") for row in rows))
+        chosen = rows if everything else _of_split(rows, split, path)
+        references = _collected(_karpathy(chosen, path, by), path)
+        references.elsewhere = frozenset(str(_karpathy_id(row, by)) for row in rows) - references.keys()
+        return references
+    if split is not None and has_splits:
         raise DataError(f"{path} has no splits: only Karpathy JSON has them; leave split {split!r} out")
-    if is_karpathy:
-        pairs = _karpathy(content["images"], path, split, by)
-    elif isinstance(content, dict) and "annotations" in content:
-        pairs = _coco(content, path, by)
-    elif isinstance(content, dict):
-        if by != "image_id":
-            raise DataError(f"{path} has no image names: its keys are image ids")
-        pairs = iter(content.items())
-    else:
-        pairs = ((row.get(by), row.get("captions")) for row in _rows(content, path))
-    return _collected(pairs, path)
+    if not isinstance(content, dict):
+        return _collected(((row.get(by), row.get("captions")) for row in _rows(content, path)), path)
+    return _collected(_coco(content, path, by) if "annotations" in content else content.items(), path)
 
 
-def _collected(pairs: Iterable[tuple[Any, Any]], path: str | Path) -> dict[str, list[str]]:
-    references: dict[str, list[str]] = {}
+def _collected(pairs: Iterable[tuple[Any, Any]], path: str | Path) -> References:
+    references = References()
     twice, empty = [], []
     for index, (raw_id, captions) in enumerate(pairs):
         image_id = _id(raw_id, f"{path}, id of image {index}")
-        if not isinstance(captions, list) or not all(isinstance(caption, str) for caption in captions):
-            raise DataError(f"{path}: captions of image {image_id!r} are {captions!r:.80}: expected a list of strings")
+        if not isinstance(captions, list) or not all(map(_is_text, captions)):
+            raise DataError(
+                f"{path}: captions of image {_shown(image_id)} are {_shown(captions)}: expected a list of strings of "
+                "whole characters"
+            )
         if image_id in references:
             twice.append(image_id)
         if any(not caption.strip() for caption in captions):
             empty.append(image_id)
-        if captions:
-            references[image_id] = list(captions)
-    if not references:
+        references[image_id] = list(captions)
+    if not any(references.values()):
         raise DataError(f"{path} has no references: expected at least one image with captions")
     _refuse(twice, "listed more than once", path, "expected every image once")
     _refuse(empty, "with an empty reference", path, "expected text in every reference")
@@ -135,22 +148,30 @@ def _coco(content: Mapping[str, Any], path: str | Path, by: IdKey) -> Iterator[t
     return ((names[image_id], texts) for image_id, texts in captions.items())
 
 
-def _karpathy(records: Any, path: str | Path, split: str | None, by: IdKey) -> Iterator[tuple[Any, Any]]:
-    rows = list(_rows(records, f"{path}, images"))
-    if split is not None:
-        wanted = {"train", "restval"} if split == "train" else {split}
-        splits = dict.fromkeys(str(row.get("split")) for row in rows)
-        rows = [row for row in rows if row.get("split") in wanted]
-        if not rows:
-            raise DataError(f"no split {split!r} in {path}: it has {', '.join(splits)}")
+def _karpathy(rows: Iterable[dict[str, Any]], path: str | Path, by: IdKey) -> Iterator[tuple[Any, Any]]:
     for row in rows:
         sentences = row.get("sentences")
         if not isinstance(sentences, list):
             raise DataError(
-                f"{path}: 'sentences' of image {row.get('filename')!r} is {sentences!r:.80}: expected a list"
+                f"{path}: 'sentences' of image {_shown(row.get('filename'))} is {_shown(sentences)}: expected a list"
             )
-        image_id = row.get("cocoid", row.get("imgid")) if by == "image_id" else row.get("filename")
-        yield image_id, [_sentence(sentence) for sentence in sentences]
+        yield _karpathy_id(row, by), [_sentence(sentence) for sentence in sentences]
+
+
+def _karpathy_id(row: dict[str, Any], by: IdKey) -> Any:
+    return row.get("cocoid", row.get("imgid")) if by == "image_id" else row.get("filename")
+
+
+def _of_split(rows: Sequence[dict[str, Any]], split: str | None, path: str | Path) -> list[dict[str, Any]]:
+    wanted = ("train", "restval") if split == "train" else (split,)
+    for index, row in enumerate(rows):
+        if not isinstance(row.get("split"), str):
+            raise DataError(f"{path}, images[{index}].split is {_shown(row.get('split'))}: expected a string")
+    found = [row for row in rows if row.get("split") in wanted]
+    if not found:
+        names = dict.fromkeys(row["split"] for row in rows)
+        raise DataError(f"no split {split!r} in {path}: it has {', '.join(names)}")
+    return found
 
 
 def _sentence(sentence: Any) -> Any:
@@ -177,7 +198,9 @@ def references_for(
     ids = list(image_ids)
     missing = [image_id for image_id in ids if image_id not in references]
     known = next(iter(references), "none")
-    _refuse(missing, "captioned but without references", source, f"its ids are such as {known!r}", len(ids))
+    _refuse(missing, "captioned but without references", source, f"its ids are such as {_shown(known)}", len(ids))
+    bare = [image_id for image_id in ids if not references[image_id]]
+    _refuse(bare, "captioned, and their list of references is empty", source, "expected at least one", len(ids))
     return [list(references[image_id]) for image_id in ids]
 
 
@@ -244,31 +267,82 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def _content(path: str | Path) -> Any:
+    data = _bytes(path)
+    if not data.strip():
+        raise DataError(f"{path} is empty: expected JSON")
     try:
-        return json.loads(Path(path).read_bytes())
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
-    except ValueError as error:  # not UTF-8, or not JSON
+        return json.loads(data, object_pairs_hook=_object)
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from error
+    except RecursionError as error:
+        raise DataError(f"{path} cannot be read as JSON: its brackets are nested too deeply") from error
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise DataError(f"{path} is not JSON: {error}") from error
+    except ValueError as error:  # a number of too many digits
+        raise DataError(f"{path} cannot be read as JSON: {error}") from error
+
+
+def _bytes(path: str | Path) -> bytes:
+    """All of a file or of a pipe, which can be read once; what gzip packed is unpacked, whatever the file is called."""
+    try:
+        if stat.S_ISFIFO(os.stat(path).st_mode) and not str(path).startswith(("/dev/", "/proc/")):
+            raise DataError(f"{path} is a named pipe, which may have no writer: name a file, or pipe into /dev/stdin")
+        data = Path(path).read_bytes()
+    except DataError:
+        raise
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        raise DataError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    if data[:2] != b"\x1f\x8b":
+        return data
+    try:
+        return gzip.decompress(data)
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path} is a damaged gzip file: {error}") from error
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object, of which ``json`` alone would silently keep the last of several equal keys."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        key = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise DataError(f"an object has the key {_shown(key)} more than once: expected every key once")
+    return found
+
+
+def _is_text(value: Any) -> TypeGuard[str]:
+    """Whether ``value`` is a string that can be written: JSON's ``"\\ud800"`` is half of a character."""
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _shown(value: Any) -> str:
+    """``repr``, cut: of anything that JSON may hold, however long or deep."""
+    return _short.repr(value)
 
 
 def _rows(content: Any, where: str | Path) -> Iterator[dict[str, Any]]:
     if not isinstance(content, list):
-        raise DataError(f"{where} is {content!r:.80}: expected a list of objects")
+        raise DataError(f"{where} is {_shown(content)}: expected a list of objects")
     for index, row in enumerate(content):
         if not isinstance(row, dict):
-            raise DataError(f"{where}, [{index}] is {row!r:.80}: expected an object")
+            raise DataError(f"{where}, [{index}] is {_shown(row)}: expected an object")
         yield row
 
 
 def _id(value: Any, where: str) -> str:
-    if isinstance(value, bool) or not isinstance(value, int | str) or value == "":
-        raise DataError(f"{where} is {value!r:.80}: expected a whole number or a string")
+    if isinstance(value, bool) or not (isinstance(value, int) or _is_text(value)) or value == "":
+        raise DataError(f"{where} is {_shown(value)}: expected a whole number or a string of whole characters")
     return str(value)
 
 
 def _refuse(image_ids: Sequence[str], problem: str, path: str | Path, expected: str, total: int | None = None) -> None:
     if image_ids:
-        first = ", ".join(repr(image_id) for image_id in list(dict.fromkeys(image_ids))[:_SHOWN])
+        first = ", ".join(_shown(image_id) for image_id in list(dict.fromkeys(image_ids))[:_SHOWN])
         count = f"{len(image_ids)} of {total}" if total is not None else f"{len(image_ids)}"
         raise DataError(f"{path}: {count} images are {problem} (first: {first}); {expected}")

@@ -19,6 +19,16 @@ def folder_of(name: str) -> str:
     return name.replace("/", "-")
 
 
+def unique_names(paths: Sequence[Path]) -> list[str]:
+    """A short name for each folder: its own or, where two are the same, with as many parents as tell them apart."""
+    parts = [path.resolve().parts for path in paths]
+    for depth in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(found[-depth:]) for found in parts]
+        if len(set(names)) == len(names):
+            return names
+    return [str(path) for path in paths]
+
+
 def check_same_images(first: Collection[str], second: Collection[str], sources: Sequence[str]) -> None:
     """See to it that two files have captions of the same images, before anything long starts.
 

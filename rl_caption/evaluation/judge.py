@@ -105,13 +105,13 @@ def evaluate_captions(
     left_out: dict[str, str] = {}
     counts: dict[str, NDArray[np.float64]] = {}
     for name in tqdm([name for name in SCORERS if name in metrics], desc="metrics", unit="metric", disable=None):
-        logger.info("computing %s of %d captions", ", ".join(METRIC_KEYS[name]), len(ids))
         try:
             scores = _score(name, tokens, counts, spice_jars)
         except (JavaError, UndefinedMetric) as error:
             logger.info("%s left out: %s", ", ".join(METRIC_KEYS[name]), error)
             left_out.update(dict.fromkeys(METRIC_KEYS[name], str(error)))
             continue
+        logger.info("computed %s of %d captions", ", ".join(METRIC_KEYS[name]), len(ids))
         for key, (total, image_scores) in scores.items():
             values[key] = total
             for image_id, score in zip(ids, image_scores, strict=True):

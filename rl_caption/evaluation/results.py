@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -31,13 +32,24 @@ def check_writable(out_dir: str | Path) -> Path:
     return folder
 
 
+def check_writable_file(path: str | Path) -> None:
+    """See to it that a file can be written, as ``check_writable`` does for a folder.
+
+    Raises:
+        EvaluationError: it is a folder, or its folder cannot be written to.
+    """
+    if Path(path).is_dir():
+        raise EvaluationError(f"results cannot be written to {str(path)!r}: it is a folder; name a file")
+    check_writable(Path(path).parent)
+
+
 def write_evaluation(evaluation: Evaluation, captions: Mapping[str, str], out_dir: str | Path) -> tuple[Path, Path]:
     """Write ``predictions.json`` and ``scores.json``, each at once or not at all.
 
     ``predictions.json`` is in COCO result format, ``[{"image_id", "caption"}]``; the ids are integers when all of
-    them are decimal numbers without leading zeros, as in COCO, and strings otherwise. ``scores.json`` is
-    ``{"metrics", "signature", "n", "left_out"}`` and, where there are intervals, ``"intervals"`` (key -> [low, high])
-    and ``"interval"`` (how they were made).
+    them are decimal numbers of up to 18 digits without leading zeros, as in COCO, and strings otherwise.
+    ``scores.json`` is ``{"metrics", "signature", "n", "left_out"}`` and, where there are intervals, ``"intervals"``
+    (key -> [low, high]) and ``"interval"`` (how they were made).
 
     Returns:
         The paths of the two files.
@@ -68,6 +80,6 @@ def write_evaluation(evaluation: Evaluation, captions: Mapping[str, str], out_di
 
 def _result_ids(image_ids: Iterable[str]) -> dict[str, int | str]:
     ids = list(image_ids)
-    if all(image_id.isascii() and image_id.isdecimal() and str(int(image_id)) == image_id for image_id in ids):
+    if all(re.fullmatch("0|[1-9][0-9]{0,17}", image_id) for image_id in ids):
         return {image_id: int(image_id) for image_id in ids}
     return {image_id: image_id for image_id in ids}

@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from rewards.text.document_frequency import ngram_counts
 from rl_caption.evaluation.java import Java, JavaDialogue, JavaError, find_java, run_java
 from rl_caption.evaluation.ngrams import ORDERS, Captions, bleu_counts, bleu_of_counts, cider_d_scores, count_captions
 
@@ -109,13 +110,20 @@ def cider(candidates: Mapping[str, str], references: Mapping[str, list[str]]) ->
     Document frequencies are those of ``references``.
 
     Raises:
-        UndefinedMetric: one image only, or no image with a reference word: every weight would be 0.
+        UndefinedMetric: one image only, no image with a reference word, or the same n-grams in the references of every
+            image: every weight would be 0.
     """
     if len(candidates) < 2:
         raise UndefinedMetric("CIDEr weighs words by how many images they occur in: it needs at least 2 images, got 1")
     if not any(text for texts in references.values() for text in texts):
         raise UndefinedMetric("no reference has a word after tokenisation")
     scores = cider_d_scores(_counted_captions(candidates, references))
+    if not scores.any():
+        ngrams = {frozenset(g for t in references[i] for g in ngram_counts(t.split(), ORDERS)) for i in candidates}
+        if len(ngrams) == 1:
+            raise UndefinedMetric(
+                f"the references of all {len(candidates)} images have the same n-grams: no weight is left"
+            )
     return {"CIDEr": (float(np.mean(scores)), scores.tolist())}
 
 
@@ -145,8 +153,9 @@ def meteor_counted(candidates: Mapping[str, str], references: Mapping[str, list[
 
     folder = _folder("meteor.meteor")
     arguments = ["-Xmx2G", "-jar", str(folder / METEOR_JAR), "-", "-", "-stdio", "-l", "en", "-norm"]
-    limit = 300 + len(candidates) / 10
-    with JavaDialogue(find_java(), arguments, cwd=str(folder), name="METEOR", timeout=limit) as program:
+    limit, java = 300 + len(candidates) / 10, find_java()
+    logger.info("computing METEOR of %d captions with Java %s", len(candidates), java.version)
+    with JavaDialogue(java, arguments, cwd=str(folder), name="METEOR", timeout=limit) as program:
         statistics = []
         for image_id, caption in tqdm(candidates.items(), desc="METEOR", unit="caption", disable=None):
             # '|||' separates the fields of a line, so that it cannot occur within one.

@@ -9,12 +9,13 @@ from pathlib import Path
 
 from rewards.base import RewardError
 from rl_caption.data.base import DataError
+from rl_caption.evaluation.comparison import unique_names
 from rl_caption.report.comparisons import comparison_page, read_comparison
 from rl_caption.report.errors import ReportError
 from rl_caption.report.folders import kind_of, read_ablation, read_evaluation, read_run
 from rl_caption.report.gallery import MAX_IMAGES
 from rl_caption.report.page import Page, write_page
-from rl_caption.report.run_page import compared_runs_page, run_page, unique_names
+from rl_caption.report.run_page import compared_runs_page, run_page
 from rl_caption.report.sources import Source, rows_of_config, rows_of_files
 from rl_caption.report.system_pages import ablation_page, evaluations_page
 from rl_caption.run_folder import read_config

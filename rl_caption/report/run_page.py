@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from rl_caption.evaluation.judge import JUDGE
 from rl_caption.report.alarms import alarm_word, monitor_section, verdicts
@@ -172,13 +171,3 @@ def _compared_results(runs: Mapping[str, RunFolder]) -> Markup:
         note = f"step {line['step']}" if line else "no validation"
         rows.append([join(name, element("small", note)), *cells, alarm_word(run), f"{run.last_step:,}"])
     return table(head, rows, "Validation at the best step of each run, as logged")
-
-
-def unique_names(paths: Sequence[Path]) -> list[str]:
-    """A short name for each folder: its own or, where two are the same, with as many parents as tell them apart."""
-    parts = [path.resolve().parts for path in paths]
-    for depth in range(1, max(map(len, parts)) + 1):
-        names = ["/".join(found[-depth:]) for found in parts]
-        if len(set(names)) == len(names):
-            return names
-    return [str(path) for path in paths]

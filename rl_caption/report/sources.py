@@ -48,5 +48,11 @@ def rows_of_files(references: Path, image_folder: Path | None = None, by: IdKey 
     files: Mapping[str, str] = {}
     if image_folder is not None:
         files = dict(zip(known, find_images(image_folder, known), strict=True))
-    rows = {i: Row(image_id=i, image=files.get(i, ""), references=texts) for i, texts in known.items()}
-    return Source(rows, "" if files else "No images are shown: no folder of images was named.")
+    return rows_of_references(known, files)
+
+
+def rows_of_references(references: Mapping[str, list[str]], files: Mapping[str, str] | None = None) -> Source:
+    """Rows of the images that have references, and their files where there are any."""
+    images = files or {}
+    rows = {i: Row(image_id=i, image=images.get(i, ""), references=texts) for i, texts in references.items() if texts}
+    return Source(rows, "" if images else "No images are shown: no folder of images was named.")

@@ -30,6 +30,17 @@ def test_generated_captions_and_a_folder(tmp_path: Path, monkeypatch: pytest.Mon
     assert evaluation.compare(captions, references, meteor=False) == "differ: BLEU-1"
 
 
+def test_whole_commands_judge_the_same_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[list[str]] = []
+    monkeypatch.setattr(evaluation, "run_command", lambda arguments: calls.append(list(arguments)))
+    rows = evaluation.commands("mine", *evaluation.generated(3), Timing(repeats=1), tmp_path)
+    assert [row.name for row in rows] == ["evaluate, mine", "evaluate --compare, mine", "score --reward cider, mine"]
+    for ours, theirs in zip(calls[::2], calls[1::2], strict=True):
+        files = {word for word in ours if word.endswith(".json")}
+        assert files == {word for word in theirs if word.endswith(".json")}
+        assert all(Path(file).is_file() for file in files)
+
+
 def test_nothing_is_known_before_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
     captions, references = evaluation.generated(2)
     evaluation.by_package(captions, references)

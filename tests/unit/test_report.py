@@ -14,6 +14,7 @@ import pytest
 
 from rl_caption.command_line import switched_on, with_lists
 from rl_caption.evaluation import validation_cider
+from rl_caption.evaluation.comparison import unique_names
 from rl_caption.report import panels
 from rl_caption.report.chart import (
     MAX_POINTS,
@@ -33,7 +34,6 @@ from rl_caption.report.glossary import METRICS_PAGE, define, definitions, defini
 from rl_caption.report.markup import Markup, element, json_block
 from rl_caption.report.page import render
 from rl_caption.report.program import main, make_page, write_report
-from rl_caption.report.run_page import unique_names
 from rl_caption.report.sources import rows_of_config
 from tests.report_for_tests import (
     DATA,

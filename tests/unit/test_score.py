@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,10 +12,13 @@ from typing import Any
 
 import pytest
 
+from rewards.text.cider import cider_d
 from rewards.text.document_frequency import DocumentFrequencies
+from rewards.text.rouge import rouge_l
 from rewards.text.tokenize import tokenize
 from rl_caption.data.base import DataError
 from rl_caption.data.files import find_images, read_captions, read_references, references_for, write_json
+from rl_caption.evaluation import EvaluationError
 from rl_caption.score import main, score_files
 
 CASE = json.loads((Path(__file__).parents[1] / "golden" / "cider_four_images.json").read_text())["cases"][0]
@@ -240,6 +244,53 @@ def test_what_cannot_be_scored_is_explained(arguments: dict[str, Any], message: 
     references = saved(tmp_path, "references.json", REFERENCES)
     with pytest.raises(DataError, match=message):
         score_files(**{"reward": "cider", "captions": captions, "references": references, **arguments})
+
+
+def test_text_that_is_tokenised_already_is_scored_as_it_is(tmp_path: Path) -> None:
+    """The tokenizer would remove ``.`` and lower-case the rest."""
+    captions = saved(tmp_path, "c.json", [{**row, "caption": f"A {row['caption']} ."} for row in CAPTIONS])
+    references = saved(
+        tmp_path, "r.json", {key: [f"A {text} ." for text in texts] for key, texts in REFERENCES.items()}
+    )
+    tokens = {key: [["A", *text.split(), "."] for text in texts] for key, texts in REFERENCES.items()}
+    candidates = [["A", *row["caption"].split(), "."] for row in CAPTIONS]
+    df = DocumentFrequencies.from_references(tokens.values(), eos=False, tokenizer="none")
+    found = score_files("cider", captions, references, tokenizer="none")
+    assert list(found["scores"].values()) == pytest.approx(cider_d(candidates, list(tokens.values()), df), rel=1e-12)
+    assert found["signature"].endswith("+tokenizer:none")
+    assert found["scores"] != score_files("cider", captions, references)["scores"]
+    rouge = [rouge_l(candidate, texts) for candidate, texts in zip(candidates, tokens.values(), strict=True)]
+    found = score_files("rouge_l", captions, references, tokenizer="none")
+    assert (list(found["scores"].values()), found["signature"][-5:]) == (rouge, "+none")
+    found = score_files("bleu", captions, references, tokenizer="none")
+    assert found["signature"].endswith("+none")
+    assert found["scores"] != score_files("bleu", captions, references)["scores"]
+    df.save(tmp_path / "df.npz")
+    assert score_files("cider", captions, references, df=tmp_path / "df.npz", tokenizer="none")["mean"] > 0
+    with pytest.raises(DataError, match=r"'none'.*'ptb'"):
+        score_files("cider", captions, references, df=tmp_path / "df.npz")
+    with pytest.raises(DataError, match="'repetition' has no 'tokenizer'"):
+        score_files("repetition", captions, tokenizer="none")
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_scores_that_can_only_be_0_are_warned_of(count: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    captions = saved(tmp_path, "c.json", CAPTIONS[:count])
+    same = dict.fromkeys(REFERENCES, REFERENCES["1"])
+    result = score_files("cider", captions, saved(tmp_path, "r.json", same))
+    assert result["mean"] == 0
+    (warning,) = [record.message for record in caplog.records]
+    assert f"({count})" in warning
+    caplog.clear()
+    score_files("cider", saved(tmp_path, "c.json", CAPTIONS), saved(tmp_path, "r.json", REFERENCES))
+    assert not caplog.records
+
+
+def test_a_result_that_cannot_be_written_is_known_before_anything_is_read(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for out in (tmp_path, tmp_path / "file" / "s.json"):
+        with pytest.raises(EvaluationError, match=re.escape(str(out.parent))):
+            main(["--reward", "cider", "--captions", "absent.json", "--out", str(out)])
 
 
 class Bright:

@@ -8,13 +8,13 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from rl_caption.launch import LAUNCHER_VARIABLE
+from rl_caption.launch import LAUNCHER_VARIABLE, stop_signals_handled_by
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ def own_devices(count: int, environment: Mapping[str, str]) -> list[str]:
 
 @contextmanager
 def signals_as_exit() -> Iterator[None]:
-    """Turn SIGTERM and Ctrl-C into ``SystemExit``, so that ``finally`` blocks run; in the main thread only."""
+    """Turn ``STOP_SIGNALS`` into ``SystemExit``, so that ``finally`` blocks run; in the main thread only."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -107,32 +107,22 @@ def signals_as_exit() -> Iterator[None]:
     def leave(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    with _handled_by(leave):
+    with stop_signals_handled_by(leave):
         yield
 
 
 @contextmanager
 def _signals_held() -> Iterator[None]:
-    """Let SIGTERM and Ctrl-C wait until the end of the ``with``; in the main thread only, which alone gets them."""
+    """Let ``STOP_SIGNALS`` wait until the end of the ``with``; in the main thread only, which alone gets them."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     arrived: list[int] = []
     # Not a signal mask: the jobs would inherit it, and could not be stopped.
-    with _handled_by(lambda number, frame: arrived.append(number)):
+    with stop_signals_handled_by(lambda number, frame: arrived.append(number)):
         yield
     for number in arrived:
         signal.raise_signal(number)
-
-
-@contextmanager
-def _handled_by(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    before = {number: signal.signal(number, handler) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, earlier in before.items():
-            signal.signal(number, earlier)
 
 
 def _start(job: Job, device: str | None) -> _Running:

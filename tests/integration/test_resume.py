@@ -153,10 +153,12 @@ def test_killed_again_and_again_at_any_moment(whole_xe: Path, tmp_path: Path) ->
     assert_same_run(folder, whole_xe)
 
 
-@pytest.mark.parametrize("step", [3, 4, 6])
-def test_sigterm_saves_ends_with_0_and_resumes_to_the_same_weights(whole_xe: Path, tmp_path: Path, step: int) -> None:
+@pytest.mark.parametrize(("step", "number"), [(3, signal.SIGTERM), (4, signal.SIGINT), (6, signal.SIGHUP)])
+def test_a_signal_saves_ends_with_0_and_resumes_to_the_same_weights(
+    whole_xe: Path, tmp_path: Path, step: int, number: int
+) -> None:
     folder = tmp_path / "run"
-    stopped = run(xe_config(folder), folder, kill=Kill("rl_caption.trainer:Trainer._step", step, number=signal.SIGTERM))
+    stopped = run(xe_config(folder), folder, kill=Kill("rl_caption.trainer:Trainer._step", step, number=number))
     assert stopped.code == 0, stopped.output
     assert f"terminated: checkpoint of step {step} saved" in stopped.output
     assert files(folder / f"checkpoints/step-{step:08d}") == CHECKPOINT_FILES

@@ -230,6 +230,36 @@ def test_killed_launcher_takes_its_training_along_and_a_shell_does_not(
         parent.wait()
 
 
+SIGNALLED = """
+import os, signal, sys, time
+from rl_caption import launch
+seconds, ignored = float(sys.argv[1]), sys.argv[2] == "ignored"
+launch.SAME_REQUEST_SECONDS = seconds
+if ignored:  # by nohup
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+with launch.stop_requests() as asked:
+    os.kill(os.getpid(), signal.SIGHUP)
+    print(asked(), flush=True)
+    os.kill(os.getpid(), signal.SIGTERM)
+    print(asked(), flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("seconds", "hangup", "code", "printed"),
+    [
+        (60, "heard", 0, "True\nTrue\n"),
+        (0, "heard", -signal.SIGTERM, "True\n"),
+        (0, "ignored", 0, "False\nTrue\n"),
+    ],
+    ids=["one request", "a second request", "nohup"],
+)
+def test_the_first_signal_asks_and_a_later_one_ends(seconds: float, hangup: str, code: int, printed: str) -> None:
+    command = [sys.executable, "-c", SIGNALLED, str(seconds), hangup]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (code, printed), done.stderr
+
+
 # ---------------------------------------------------------------------------------------------- the lock
 
 HOLDER = """

@@ -145,7 +145,11 @@ def launched(tmp_path: Path) -> Iterator[Any]:
     started: list[psutil.Process] = []
 
     def start(
-        configuration: str, program: str, config: dict[str, Any], *options: str, launcher: str = "accelerate.commands.launch"
+        configuration: str,
+        program: str,
+        config: dict[str, Any],
+        *options: str,
+        launcher: str = "accelerate.commands.launch",
     ) -> subprocess.Popen[str]:
         (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))
         environment = {k: v for k, v in os.environ.items() if not k.startswith("ACCELERATE_")}

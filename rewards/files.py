@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 _LEFTOVER = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
-_LEFTOVER_SECONDS = 60.0
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -63,14 +62,19 @@ def write_errors(path: Path, temporary: Path | None = None) -> Iterator[None]:
         raise OSError(error.errno or errno.EIO, reason, str(path)) from error
 
 
-def remove_leftovers(folder: str | Path) -> None:
-    """Remove what ``atomic_write`` left in ``folder`` when its process was killed; files of the last minute stay.
+def remove_leftovers(folder: str | Path, older_than: float = 60.0) -> None:
+    """Remove what ``atomic_write`` left in ``folder`` when its process was killed.
 
     Folders in it are not looked into. A folder that is not there has none.
+
+    Args:
+        folder: where files are written.
+        older_than: seconds since their last change; younger ones may belong to a process that still writes them. 0
+            where no other process can, as in a locked run folder.
     """
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         for entry in os.scandir(folder):
             if _LEFTOVER.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
                 with contextlib.suppress(FileNotFoundError):  # another process removes them, too
-                    if time.time() - entry.stat().st_mtime > _LEFTOVER_SECONDS:
+                    if time.time() - entry.stat().st_mtime > older_than:
                         os.unlink(entry.path)

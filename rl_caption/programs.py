@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +24,7 @@ from rl_caption.build import (
     references_of,
 )
 from rl_caption.captioners.base import Captioner
+from rl_caption.captioners.loading import weights_hash
 from rl_caption.captioners.replay import ReplayedGenerate
 from rl_caption.config import ModelConfig, ScstConfig, XeConfig
 from rl_caption.cross_entropy import CrossEntropyTask
@@ -138,15 +138,8 @@ def scst_signature(reward: str, config: ScstConfig) -> str:
 
 def weights_fingerprint(model: str) -> str:
     """Eight digits of the hash of a folder's weights; the name itself where a model is on the hub."""
-    files = sorted(Path(model).glob("*.safetensors"))
-    if not files:
-        return model
-    digest = hashlib.sha256()
-    for file in files:
-        with file.open("rb") as weights:
-            for part in iter(lambda: weights.read(2**24), b""):
-                digest.update(part)
-    return digest.hexdigest()[:8]
+    found = weights_hash(model)
+    return model if found == model else found[:8]
 
 
 def check_weights_early(config: ScstConfig, to_come: Sequence[str]) -> None:

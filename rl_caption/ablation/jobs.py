@@ -58,7 +58,7 @@ def run_jobs(
     Args:
         jobs: in the order in which they start.
         at_once: running at a time.
-        devices: names for ``CUDA_VISIBLE_DEVICES`` that are dealt out, one a job, where there are several.
+        devices: names for ``CUDA_VISIBLE_DEVICES``; each of several jobs at a time has its share of several devices.
         poll_seconds: between two looks at the jobs.
     """
     waiting, running = list(jobs), dict[int, _Running]()
@@ -67,7 +67,7 @@ def run_jobs(
         for slot in range(at_once):
             if slot not in running and waiting:
                 with _signals_held():  # a job that has started but is not noted would be left behind
-                    running[slot] = _start(waiting.pop(0), device_of(slot, at_once, devices))
+                    running[slot] = _start(waiting.pop(0), devices_of(slot, at_once, devices))
 
     try:
         fill()
@@ -86,9 +86,13 @@ def run_jobs(
         _stop(list(running.values()))
 
 
-def device_of(slot: int, at_once: int, devices: Sequence[str]) -> str | None:
-    """The one device that the jobs of a slot see; None for all of them, where jobs or devices are fewer than two."""
-    return devices[slot % len(devices)] if at_once > 1 and len(devices) > 1 else None
+def devices_of(slot: int, at_once: int, devices: Sequence[str]) -> str | None:
+    """The devices that the jobs of a slot see; None for all of them, where jobs or devices are fewer than two."""
+    if at_once < 2 or len(devices) < 2:
+        return None
+    share = max(len(devices) // at_once, 1)
+    first = slot * share % len(devices)
+    return ",".join(devices[first : first + share])
 
 
 def own_devices(count: int, environment: Mapping[str, str]) -> list[str]:

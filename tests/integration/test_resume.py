@@ -52,6 +52,8 @@ KILLS = {
     "while export/best is away": Kill("rl_caption.checkpoint:os.rename", 3, "after"),
     "after the new export/best": Kill("rl_caption.checkpoint:os.rename", 4, "after"),
     "in the middle of removing the old export": Kill("rl_caption.checkpoint:shutil.rmtree", 1, "half"),
+    "before env.json has its name": Kill("rewards.files:os.replace", 2),
+    "before the captions of a validation have their name": Kill("rewards.files:os.replace", 3),
     "before the result": Kill("rl_caption.trainer:write_result", 1),
 }
 CHECKPOINT_FILES = {
@@ -125,12 +127,19 @@ def test_cross_entropy_killed_and_started_again(whole_xe: Path, tmp_path: Path, 
 @pytest.mark.parametrize(
     "kill",
     [
+        Kill("rewards.files:os.replace", 1),
         Kill("rl_caption.trainer:Trainer._validate", 1, "after"),
         Kill("rl_caption.trainer:Trainer._step", 4),
         Kill("rl_caption.scoring:checked_scores", 3),
         Kill("accelerate:Accelerator.save_state", 1, "after"),
     ],
-    ids=["after validating the starting point", "in a step", "while scoring", "while saving"],
+    ids=[
+        "before the document frequencies have their name",
+        "after validating the starting point",
+        "in a step",
+        "while scoring",
+        "while saving",
+    ],
 )
 def test_self_critical_training_killed_and_started_again(
     whole_xe: Path, whole_scst: Path, tmp_path: Path, kill: Kill

@@ -14,6 +14,7 @@ from rl_caption.ablation.grid import bases_of, make_cells, mistakes
 from rl_caption.cli import parse
 from rl_caption.config import EvaluateConfig, ScstConfig, XeConfig
 from rl_caption.config_checks import ABOVE_ZERO, LOWEST, out_of_range
+from rl_caption.programs import selecting_metric
 from rl_caption.reward_models.config import RewardModelConfig
 from rl_caption.trl_captioning.checks import ABOVE_ZERO as VLM_ABOVE_ZERO
 from rl_caption.trl_captioning.checks import LOWEST as VLM_LOWEST
@@ -74,6 +75,15 @@ def test_a_self_critical_run_starts_from_what_its_warm_start_makes(path: Path) -
     stage = parse(XeConfig, ["--config", str(CONFIGS.parent / config.warm_start)], "test")
     assert config.model.init == f"{stage.run.dir}/export/best"
     assert config.data == stage.data
+
+
+@pytest.mark.parametrize("path", TRAINING, ids=names(TRAINING))
+def test_a_self_critical_run_names_the_metric_that_chooses_its_export(path: Path) -> None:
+    config = parse(program_of(path), ["--config", str(path)], "test")
+    if isinstance(config, ScstConfig):
+        assert config.monitor.best_by is not None
+        metric = selecting_metric(config.monitor, config.reward.terms, config.monitor.judges or {})
+        assert (metric == "val/cider") == ("cider" in config.reward.terms), "a reward without CIDEr-D may lower it"
 
 
 def made_by(files: list[str]) -> set[str]:

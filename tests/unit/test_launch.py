@@ -59,6 +59,7 @@ def wait_until(condition, seconds: float = LONG_ENOUGH_S) -> bool:  # type: igno
             "python3 /venv/bin/torchrun --nproc_per_node 2 s.py",
             LauncherCall("torchrun", ("--nproc_per_node", "2", "s.py")),
         ),
+        ("python -m rl_caption.launch --cpu s.py", LauncherCall("rl_caption.launch", ("--cpu", "s.py"))),
         ("python -m torch.distributed.run s.py", LauncherCall("torch.distributed.run", ("s.py",))),
         ("python /venv/bin/accelerate env", None),
         ("python scripts/scst.py accelerate launch --num_processes 2", None),
@@ -228,6 +229,25 @@ def test_killed_launcher_takes_its_training_along_and_a_shell_does_not(
         (tmp_path / "stop").touch()
         parent.kill()
         parent.wait()
+
+
+@pytest.mark.parametrize(
+    ("script", "code"),
+    [
+        ("pass", 0),
+        ("import sys; sys.exit(3)", 3),
+        ("import os, signal, time; os.kill(os.getppid(), signal.SIGTERM); time.sleep(60)", 128 + signal.SIGTERM),
+    ],
+    ids=["done", "failed", "stopped before training"],
+)
+def test_the_launcher_ends_with_the_code_of_its_process(
+    script: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (launch.LAUNCHER_VARIABLE, "PET_SIGNALS_TO_HANDLE"):
+        monkeypatch.setenv(name, "")  # put back afterwards
+    (tmp_path / "script.py").write_text(script)
+    config = str(REPOSITORY / "configs/accelerate/cpu.yaml")
+    assert launch.main(["--config_file", config, str(tmp_path / "script.py")]) == code
 
 
 SIGNALLED = """

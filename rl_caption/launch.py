@@ -3,6 +3,9 @@
 Several natural commands start another number of training processes than they were asked for, and end with 0:
 ``accelerate launch --cpu --num_processes 2`` runs one process, and ``torchrun --nproc_per_node 2`` on a machine without
 a GPU runs two copies that never exchange a gradient. Here that is found out before the first step.
+
+``python -m rl_caption.launch`` is ``accelerate launch`` for schedulers: it passes SIGTERM, SIGINT and SIGHUP on, and
+waits until the training has saved its checkpoint.
 """
 
 from __future__ import annotations
@@ -16,12 +19,13 @@ import os
 import shlex
 import signal
 import socket
+import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import IO, Any
 
 import psutil
@@ -29,11 +33,15 @@ import psutil
 logger = logging.getLogger(__name__)
 
 WORLD_SIZE_VARIABLES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "LOCAL_WORLD_SIZE")
-ACCELERATE_PROGRAMS = ("accelerate", "accelerate-launch", "accelerate.commands.launch")
+ACCELERATE_PROGRAMS = ("accelerate", "accelerate-launch", "accelerate.commands.launch", "rl_caption.launch")
 OTHER_LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "deepspeed.launcher.launch")
 LAUNCHER_VARIABLE = "RL_CAPTION_LAUNCHER"
 """Environment variable in which a program of this package that starts others gives them its process id."""
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""What schedulers, Ctrl-C and closed terminals send to a program that is to end."""
+SAME_REQUEST_SECONDS = 2.0
+"""Signals so close together are one request: a launcher passes on what its whole process group got."""
 
 
 class LaunchError(RuntimeError):
@@ -254,6 +262,87 @@ def die_with_launcher() -> bool:
     return True
 
 
+@contextlib.contextmanager
+def stop_signals_handled_by(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Inside the ``with``, ``handler`` is called for ``STOP_SIGNALS``; ignored ones (``nohup``) stay ignored."""
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    before = {number: earlier for number, earlier in before.items() if earlier is not signal.SIG_IGN}
+    for number in before:
+        signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
+
+
+@contextlib.contextmanager
+def stop_requests() -> Iterator[Callable[[], bool]]:
+    """Inside the ``with``, one of ``STOP_SIGNALS`` only makes the yielded function return True; a later one ends the
+    process at once.
+
+    Not later ones, but parts of the first: what arrives within ``SAME_REQUEST_SECONDS``, and what the kernel sends when
+    the launcher ends (``die_with_launcher``).
+    """
+    first: float | None = None
+    parent = os.getppid()
+
+    def note(number: int, frame: FrameType | None) -> None:
+        nonlocal first
+        if first is None:
+            first = time.monotonic()
+        elif time.monotonic() - first > SAME_REQUEST_SECONDS and os.getppid() == parent:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+
+    with stop_signals_handled_by(note):
+        yield lambda: first is not None
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """``accelerate launch`` that passes ``STOP_SIGNALS`` on to the training processes and waits for them to save.
+
+    Accelerate's own launcher ends at once and leaves its process behind, so that a scheduler takes the job for ended;
+    with several processes it kills them after 30 s and ends with code 1 and a traceback.
+
+    Args:
+        arguments: of ``accelerate launch``; default: of this process.
+
+    Returns:
+        0 where all processes ended with 0, as they do when they have saved; 128 + signal where they were stopped before
+        there was anything to save; a failing process's code otherwise.
+    """
+    from accelerate.commands.launch import launch_command as launch
+    from accelerate.commands.launch import launch_command_parser
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    die_with_launcher()
+    os.environ[LAUNCHER_VARIABLE] = str(os.getpid())
+    # torchrun's own handlers, which would kill the processes after a time, are put on another signal.
+    os.environ["PET_SIGNALS_TO_HANDLE"] = "SIGQUIT"
+    stopped: list[int] = []
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        children = psutil.Process().children()
+        if not children:
+            raise SystemExit(128 + number)
+        stopped.append(number)
+        for child in children:
+            with contextlib.suppress(psutil.Error):
+                child.send_signal(number)
+
+    try:
+        with stop_signals_handled_by(pass_on):
+            launch(launch_command_parser().parse_args(arguments))
+    except subprocess.CalledProcessError as error:
+        return 128 + stopped[0] if stopped else error.returncode if error.returncode > 0 else 128 - error.returncode
+    except ChildFailedError:
+        if not stopped:
+            raise
+        return 128 + stopped[0]
+    return 0
+
+
 class RunLock:
     """Context manager: at most one training writes to a run folder; to be held by the main process.
 
@@ -346,3 +435,7 @@ def _overwrite(file: IO[str], text: str) -> None:
     file.truncate()
     file.write(text)
     file.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from torch import nn
 
 from rewards.mixed import MixedReward
 from rewards.registry import load as load_term
+from rewards.text.cider import CiderD
 from rl_caption.advantages import ADVANTAGES
 from rl_caption.build import (
     ConfigError,
@@ -25,6 +25,7 @@ from rl_caption.build import (
     references_of,
 )
 from rl_caption.captioners.base import Captioner
+from rl_caption.captioners.loading import weights_hash
 from rl_caption.captioners.replay import ReplayedGenerate
 from rl_caption.config import ModelConfig, ScstConfig, XeConfig
 from rl_caption.cross_entropy import CrossEntropyTask
@@ -138,15 +139,8 @@ def scst_signature(reward: str, config: ScstConfig) -> str:
 
 def weights_fingerprint(model: str) -> str:
     """Eight digits of the hash of a folder's weights; the name itself where a model is on the hub."""
-    files = sorted(Path(model).glob("*.safetensors"))
-    if not files:
-        return model
-    digest = hashlib.sha256()
-    for file in files:
-        with file.open("rb") as weights:
-            for part in iter(lambda: weights.read(2**24), b""):
-                digest.update(part)
-    return digest.hexdigest()[:8]
+    found = weights_hash(model)
+    return model if found == model else found[:8]
 
 
 def check_weights_early(config: ScstConfig, to_come: Sequence[str]) -> None:
@@ -239,17 +233,37 @@ def _monitor(config: MonitorConfig, reward: MixedReward, stage: Stage) -> Hackin
 
 
 def _watched(trainee: Trainee, config: MonitorConfig, monitor: HackingMonitor) -> Trainee:
-    """The trainee with the monitor's memory, and the judge that chooses its best model where one is to."""
-    trainee = replace(trainee, notes=monitor.notes)
+    """The trainee with the monitor's memory, and the metric that chooses its best model."""
+    reward = monitor.reward
+    metric = selecting_metric(config, reward.rewards, monitor.judges)
+    bounds = {"val/cider": CiderD.bounds, "val/reward": reward.bounds}
+    bounds |= {f"val/reward/{name}": term.bounds for name, term in reward.rewards.items()}
+    bounds |= {f"val/judge/{name}": judge.bounds for name, judge in monitor.judges.items()}
+    low, high = bounds[metric]
+    return replace(trainee, notes=monitor.notes, metric=metric, metric_range=f"{low:g} to {high:g}")
+
+
+def selecting_metric(config: MonitorConfig, terms: Collection[str], judges: Collection[str]) -> str:
+    """Key of the validation metric that chooses ``export/best`` (docs/metrics.md); higher is better.
+
+    Args:
+        config: of the monitor.
+        terms, judges: names of the run's.
+
+    Raises:
+        ConfigError: ``best_by`` names none of them.
+    """
     name = config.best_by
-    if name is None and config.stop:
-        name = next(iter(monitor.judges), None)
     if name is None:
-        return trainee
-    if name not in monitor.judges:
-        raise ConfigError(f"monitor.best_by is {name!r}: the judges of this run are {list(monitor.judges)}")
-    low, high = monitor.judges[name].bounds
-    return replace(trainee, metric=f"val/judge/{name}", metric_range=f"{low:g} to {high:g}")
+        return f"val/judge/{next(iter(judges))}" if config.stop and judges else "val/cider"
+    known = ["val/cider", "val/reward", *(f"val/reward/{term}" for term in terms)]
+    if name in judges:
+        return f"val/judge/{name}"
+    if name not in known:
+        raise ConfigError(
+            f"monitor.best_by is {name!r}: the judges of this run are {list(judges)}, other metrics are {known}"
+        )
+    return name
 
 
 def _frozen_copy(captioner: Captioner, stage: Stage) -> nn.Module:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
+from rewards.files import remove_leftovers
 from rl_caption.build import (
     ConfigError,
     build_accelerator,
@@ -105,6 +106,9 @@ def open_stage(config: TrainingConfig) -> Iterator[Stage]:
         raise ConfigError(str(error)) from error
     _check_sharding(config, accelerator, micro)
     with RunLock(config.run.dir) if accelerator.is_main_process else nullcontext():
+        if accelerator.is_main_process:
+            for folder in (Path(config.run.dir), *Path(config.run.dir).glob("eval/*")):
+                remove_leftovers(folder, older_than=0)
         with accelerator.main_process_first():  # it clears away what a killed save left; the others then find order
             checkpoint = find_checkpoint(config)
         train_rows, val_rows = _rows(config, accelerator)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -28,6 +27,7 @@ from rl_caption.checkpoint import (
     write_errors,
 )
 from rl_caption.engines import deepspeed_step, engine_of, whole_weights
+from rl_caption.launch import stop_requests
 from rl_caption.metrics import Averages
 from rl_caption.run_folder import remove_result, write_result
 from rl_caption.schedules import Schedule
@@ -114,7 +114,8 @@ class Trainer:
     _skipped: int = field(default=0, init=False)
 
     def fit(self) -> TrainState:
-        """Train to ``max_steps``, to the end of patience, or to SIGTERM (which saves a checkpoint first).
+        """Train to ``max_steps``, to the end of patience, or to SIGTERM, SIGINT or SIGHUP (which
+        save a checkpoint first; a second one ends the process at once).
 
         Raises:
             NonFiniteError: before the optimizer has touched the weights.
@@ -126,7 +127,7 @@ class Trainer:
         if self.accelerator.is_main_process and not self._finished():
             remove_result(self.folder)
         try:
-            with _TerminationFlag() as terminated:
+            with stop_requests() as terminated:
                 if self.state.global_step == 0 and self.validate_first:
                     self._validate(log)
                 while not self._finished():
@@ -308,18 +309,3 @@ class Trainer:
 def _number(norm: Tensor) -> float:
     """A gradient's norm; sharded gradients have a sharded one."""
     return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
-
-
-class _TerminationFlag:
-    """Inside the ``with``, SIGTERM raises a flag instead of ending the process."""
-
-    def __enter__(self) -> Callable[[], bool]:
-        self.raised = False
-        self.previous = signal.signal(signal.SIGTERM, self._raise)
-        return lambda: self.raised
-
-    def _raise(self, signum: int, frame: Any) -> None:
-        self.raised = True
-
-    def __exit__(self, *error: object) -> None:
-        signal.signal(signal.SIGTERM, self.previous)

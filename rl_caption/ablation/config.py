@@ -61,7 +61,10 @@ class AblateConfig:
         tokenizer: as in ``evaluate.py``.
         judges: heading to a reward that is a further column, trained on or not; the first one is drawn over alpha.
         show_images: the first so many images of the split whose captions are shown side by side.
-        jobs: runs at a time, each in its own process with its share of the CPU cores.
+        jobs: runs at a time, each in its own process with its share of the CPU cores and GPUs.
+        launch: file for ``--config_file`` of ``accelerate launch``, by which cross-entropy runs and cells are then
+            started; null starts each as one process. The number of processes is ``train.num_processes`` of the base, or
+            else the file's, or else that of a run's GPUs.
         out: folder of all runs and of the report.
         report: write ``report.html`` there, too (docs/report.md).
     """
@@ -82,5 +85,6 @@ class AblateConfig:
     judges: dict[str, JudgeConfig] = field(default_factory=dict)
     show_images: Annotated[int, Range(min=0, max=10**4)] = 12
     jobs: Workers = 1
+    launch: str | None = None
     out: str = "runs/ablation"
     report: bool = True

@@ -8,13 +8,13 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from rl_caption.launch import LAUNCHER_VARIABLE
+from rl_caption.launch import LAUNCHER_VARIABLE, stop_signals_handled_by
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ def run_jobs(
     Args:
         jobs: in the order in which they start.
         at_once: running at a time.
-        devices: names for ``CUDA_VISIBLE_DEVICES`` that are dealt out, one a job, where there are several.
+        devices: names for ``CUDA_VISIBLE_DEVICES``; each of several jobs at a time has its share of several devices.
         poll_seconds: between two looks at the jobs.
     """
     waiting, running = list(jobs), dict[int, _Running]()
@@ -67,7 +67,7 @@ def run_jobs(
         for slot in range(at_once):
             if slot not in running and waiting:
                 with _signals_held():  # a job that has started but is not noted would be left behind
-                    running[slot] = _start(waiting.pop(0), device_of(slot, at_once, devices))
+                    running[slot] = _start(waiting.pop(0), devices_of(slot, at_once, devices))
 
     try:
         fill()
@@ -86,9 +86,13 @@ def run_jobs(
         _stop(list(running.values()))
 
 
-def device_of(slot: int, at_once: int, devices: Sequence[str]) -> str | None:
-    """The one device that the jobs of a slot see; None for all of them, where jobs or devices are fewer than two."""
-    return devices[slot % len(devices)] if at_once > 1 and len(devices) > 1 else None
+def devices_of(slot: int, at_once: int, devices: Sequence[str]) -> str | None:
+    """The devices that the jobs of a slot see; None for all of them, where jobs or devices are fewer than two."""
+    if at_once < 2 or len(devices) < 2:
+        return None
+    share = max(len(devices) // at_once, 1)
+    first = slot * share % len(devices)
+    return ",".join(devices[first : first + share])
 
 
 def own_devices(count: int, environment: Mapping[str, str]) -> list[str]:
@@ -99,7 +103,7 @@ def own_devices(count: int, environment: Mapping[str, str]) -> list[str]:
 
 @contextmanager
 def signals_as_exit() -> Iterator[None]:
-    """Turn SIGTERM and Ctrl-C into ``SystemExit``, so that ``finally`` blocks run; in the main thread only."""
+    """Turn ``STOP_SIGNALS`` into ``SystemExit``, so that ``finally`` blocks run; in the main thread only."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -107,32 +111,22 @@ def signals_as_exit() -> Iterator[None]:
     def leave(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    with _handled_by(leave):
+    with stop_signals_handled_by(leave):
         yield
 
 
 @contextmanager
 def _signals_held() -> Iterator[None]:
-    """Let SIGTERM and Ctrl-C wait until the end of the ``with``; in the main thread only, which alone gets them."""
+    """Let ``STOP_SIGNALS`` wait until the end of the ``with``; in the main thread only, which alone gets them."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     arrived: list[int] = []
     # Not a signal mask: the jobs would inherit it, and could not be stopped.
-    with _handled_by(lambda number, frame: arrived.append(number)):
+    with stop_signals_handled_by(lambda number, frame: arrived.append(number)):
         yield
     for number in arrived:
         signal.raise_signal(number)
-
-
-@contextmanager
-def _handled_by(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    before = {number: signal.signal(number, handler) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, earlier in before.items():
-            signal.signal(number, earlier)
 
 
 def _start(job: Job, device: str | None) -> _Running:

@@ -12,9 +12,8 @@ from safetensors.torch import load_model
 
 from rewards.base import Reward
 from rl_caption.ablation.config import AblateConfig
-from rl_caption.ablation.plan import weights_hash
 from rl_caption.captioners.huggingface import HuggingFaceCaptioner
-from rl_caption.captioners.loading import load_captioner
+from rl_caption.captioners.loading import load_captioner, weights_hash
 from rl_caption.checkpoint import (
     CheckpointError,
     is_intact,
@@ -60,16 +59,18 @@ class Outcome:
 
 
 def judged(
-    model: Path,
+    model: str | Path,
     data: DataConfig,
     max_new_tokens: int,
     config: AblateConfig,
     judges: Mapping[str, Reward],
     folder: Path,
+    prompt: str | None = None,
 ) -> tuple[Evaluation, dict[str, str]]:
     """Caption the split with a model, judge the captions and write them into ``folder``, unless they are there.
 
-    They are made anew where the model's weights, the data, the decoding, the metrics or a judge has changed.
+    They are made anew where the model's weights, the data, the decoding, the metrics or a judge has changed. ``prompt``
+    is that of a model that was not exported with one.
 
     Raises:
         EvaluationError, CaptionerError, DataError, RewardError: as for ``evaluate.py`` and the judges.
@@ -84,6 +85,8 @@ def judged(
         "tokenizer": config.tokenizer,
         "judges": {name: reward.signature for name, reward in judges.items()},
     }
+    if prompt is not None:
+        settings["prompt"] = prompt
     settings = json.loads(json.dumps(settings))
     kept = _kept(folder, settings, judges)
     if kept is not None:
@@ -92,6 +95,7 @@ def judged(
     found = judge(
         EvaluateConfig(
             model=str(model),
+            prompt=prompt,
             data=data,
             split=config.split,
             decode=decode,

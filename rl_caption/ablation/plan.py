@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -11,14 +10,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+import yaml
+
 from rl_caption.ablation.config import AblateConfig
 from rl_caption.ablation.grid import Cell, as_argument, bases_of, make_cells, mistakes
 from rl_caption.build import ConfigError, build_data, usable_split
+from rl_caption.captioners.loading import is_captioner, weights_hash
 from rl_caption.command_line import Chain
 from rl_caption.config import ScstConfig, XeConfig
 from rl_caption.data.base import DataModule, Row
 from rl_caption.data.files import write_json
 from rl_caption.evaluation.toolkit import SCORERS
+from rl_caption.launch import requested_processes
 from rl_caption.reward_models.config import RewardModelConfig
 from rl_caption.run_folder import changed_keys, is_complete
 
@@ -44,9 +48,9 @@ class Base:
     rows: Sequence[Row]
 
     @property
-    def init(self) -> Path:
-        """Folder of the starting policy."""
-        return Path(self.config.model.init or "")
+    def init(self) -> str:
+        """The starting policy: a folder, or a name on the hub."""
+        return self.config.model.init or ""
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,8 @@ class Plan:
     """Configurations of the reward models that have to be trained first -> their run folders."""
     overrides: dict[str, list[str]]
     """Configurations of runs before the cells -> what they take of the grid's ``data``."""
+    processes: dict[str, int]
+    """Name of a base -> processes of each of its runs."""
 
 
 def make_plan(config: AblateConfig, parse: Parse) -> Plan:
@@ -102,22 +108,35 @@ def make_plan(config: AblateConfig, parse: Parse) -> Plan:
         raise ConfigError("; ".join(wrong))
     overrides: dict[str, list[str]] = {}
     bases = {name: _base(name, file, config, parse, overrides) for name, file in bases_of(config).items()}
-    planned = [_planned(cell, bases[cell.base].config, config, parse) for cell in make_cells(config)]
+    processes = {name: processes_of_a_run(config, base.config) for name, base in bases.items()}
+    planned = [
+        _planned(cell, bases[cell.base].config, config, processes[cell.base], parse) for cell in make_cells(config)
+    ]
     _check_what_is_there(planned)
     files = [*config.reward_models, *(file for base in bases.values() for file in base.config.reward_models)]
     models = {file: parse(RewardModelConfig, ["--config", file], "train_reward_model.py").run.dir for file in files}
     missing = {file: folder for file, folder in models.items() if not is_complete(Path(folder))}
-    return Plan(bases, planned, missing, overrides)
+    return Plan(bases, planned, missing, overrides, processes)
 
 
-def threads_of_a_job(cores: int, jobs: int) -> int:
-    """CPU threads of one of ``jobs`` trainings that share the cores, at least 1."""
-    return max(cores // jobs, 1)
+def processes_of_a_run(config: AblateConfig, base: ScstConfig) -> int:
+    """Processes of each run of a base: 1 without ``launch``, else see there.
+
+    Raises:
+        ConfigError: ``launch`` is not a configuration of ``accelerate launch``.
+    """
+    if config.launch is None:
+        return 1
+    try:
+        in_file = requested_processes(["--config_file", config.launch, "scst.py"], Path.cwd())
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"launch {config.launch!r} is no configuration of accelerate launch: {error}") from error
+    return base.train.num_processes or in_file or max(torch.cuda.device_count() // config.jobs, 1)
 
 
-def weights_hash(model: Path) -> str:
-    """SHA-256 of a saved captioner's weights."""
-    return hashlib.sha256((model / "model.safetensors").read_bytes()).hexdigest()
+def threads_of_a_process(cores: int, processes: int) -> int:
+    """CPU threads of one of ``processes`` that share the cores, at least 1."""
+    return max(cores // processes, 1)
 
 
 def fix_start(cell: PlannedCell, base: Base, rewards: Mapping[str, str]) -> None:
@@ -133,7 +152,7 @@ def fix_start(cell: PlannedCell, base: Base, rewards: Mapping[str, str]) -> None
     """
     note, now = cell.folder / "start.json", weights_hash(base.init)
     if not note.is_file():
-        write_json(note, {"model.init": str(base.init), "sha256": now, "rewards": dict(rewards)})
+        write_json(note, {"model.init": base.init, "sha256": now, "rewards": dict(rewards)})
         return
     before = json.loads(note.read_text())
     noted = before.get("rewards", {})  # grids of earlier versions have none
@@ -180,14 +199,14 @@ def _base(name: str, file: str, grid: AblateConfig, parse: Parse, overrides: dic
         if not is_complete(Path(stage.run.dir)):
             warm_start = (stage, config.warm_start)
             made, init = Path(stage.run.dir) / "export" / "best", Path(config.model.init)
-            if init.resolve() != made.resolve() and not (init / "model.safetensors").is_file():
+            if init.resolve() != made.resolve() and not is_captioner(init):
                 raise ConfigError(
                     f"{file}: model.init is {config.model.init!r}, but warm_start makes {str(made)!r}: name that one"
                 )
-    if warm_start is None and not (Path(config.model.init) / "model.safetensors").is_file():
+    if warm_start is None and not is_captioner(config.model.init):
         raise ConfigError(
-            f"{file}: model.init {config.model.init!r} is not a saved captioner, and no warm_start is left that would "
-            "make it: train one with train_xe.py"
+            f"{file}: model.init {config.model.init!r} is not a saved captioner (it has no config.json), nor a name on "
+            "the hub (OWNER/MODEL), and no warm_start is left that would make it: train one with train_xe.py"
         )
     if str(chain):
         logger.info("%s", chain)
@@ -198,9 +217,9 @@ def _base(name: str, file: str, grid: AblateConfig, parse: Parse, overrides: dic
     return Base(name, config, warm_start, rows)
 
 
-def _planned(cell: Cell, base: ScstConfig, config: AblateConfig, parse: Parse) -> PlannedCell:
+def _planned(cell: Cell, base: ScstConfig, config: AblateConfig, processes: int, parse: Parse) -> PlannedCell:
     folder = cell.folder(Path(config.out))
-    threads = base.train.threads or threads_of_a_job(os.cpu_count() or 1, config.jobs)
+    threads = base.train.threads or threads_of_a_process(os.cpu_count() or 1, config.jobs * processes)
     # What comes before the cells is made once, and not by each of them.
     arguments = ["--config", bases_of(config)[cell.base], "--warm_start=null", "--reward_models=[]"]
     arguments += data_arguments(config.data)

@@ -16,6 +16,7 @@ import yaml
 from tqdm import tqdm
 
 from rewards.base import Reward
+from rewards.files import remove_leftovers
 from rl_caption.ablation.config import AblateConfig
 from rl_caption.ablation.grid import START
 from rl_caption.ablation.jobs import EndedJob, Job, own_devices, run_jobs, signals_as_exit
@@ -32,6 +33,7 @@ from rl_caption.ablation.plan import (
 from rl_caption.ablation.report import write_report
 from rl_caption.ablation.rewards import check_names, check_rewards, make_judges, runs_to_come
 from rl_caption.build import ConfigError, quiet_libraries
+from rl_caption.captioners.loading import is_captioner
 from rl_caption.data.files import write_text
 from rl_caption.errors import expected_errors
 from rl_caption.evaluation import Evaluation, check_writable
@@ -67,6 +69,7 @@ class _Grid:
             self.config,
             self.judges[base.name],
             self.out / "start" / base.name / self.config.split,
+            base.config.model.prompt,
         )
         name = f"{base.name}/{START}" if base.name else START
         return Outcome(name, base.name, None, None, evaluation, captions)
@@ -109,6 +112,8 @@ def run_ablation(config: AblateConfig, parse: Parse) -> int:
     # One line a captioner is enough here.
     logging.getLogger("rl_caption.evaluation").setLevel(logging.WARNING)
     with RunLock(config.out, wait_seconds=10.0), signals_as_exit():
+        for folder in Path(config.out).glob("**/"):
+            remove_leftovers(folder)
         plan = make_plan(config, parse)
         check_names(plan.cells, config)
         _make_reward_models(plan, config, parse)
@@ -134,14 +139,13 @@ def _make_starts(grid: _Grid) -> None:
         if base.warm_start is not None:
             stage, file = base.warm_start
             log = grid.out / "start" / base.name / "cross_entropy.log"
-            jobs[stage.run.dir] = Job(
-                f"cross-entropy ({stage.run.dir})", _program("xe", file, *grid.plan.overrides[file]), log
-            )
+            program = _launched(grid, base.name, "xe", file, *grid.plan.overrides[file])
+            jobs[stage.run.dir] = Job(f"cross-entropy ({stage.run.dir})", program, log)
     for folder, job in jobs.items():
         _run_first(job, Path(folder))
     for base in grid.plan.bases.values():
-        if not (base.init / "model.safetensors").is_file():
-            raise ConfigError(f"warm_start is done, but model.init {str(base.init)!r} is not there: name what it made")
+        if not is_captioner(base.init):
+            raise ConfigError(f"warm_start is done, but model.init {base.init!r} is not there: name what it made")
 
 
 def _make_reward_models(plan: Plan, config: AblateConfig, parse: Parse) -> None:
@@ -153,7 +157,12 @@ def _make_reward_models(plan: Plan, config: AblateConfig, parse: Parse) -> None:
     for index, (file, folder) in enumerate(plan.reward_models.items()):
         log = Path(config.out) / "start" / f"reward_model{index}.log"
         _run_first(
-            Job(f"reward model ({folder})", _program("reward_model", file, *plan.overrides[file]), log), Path(folder)
+            Job(
+                f"reward model ({folder})",
+                [sys.executable, *_program("reward_model", file, *plan.overrides[file])],
+                log,
+            ),
+            Path(folder),
         )
 
 
@@ -170,7 +179,7 @@ def _run_cells(grid: _Grid) -> None:
     cells = {cell.name: cell for cell in grid.plan.cells}
     for cell in cells.values():
         fix_start(cell, grid.plan.bases[cell.cell.base], grid.rewards[cell.name])
-    missing = [_job(cell) for cell in cells.values() if not cell.done]
+    missing = [_job(cell, grid) for cell in cells.values() if not cell.done]
     done = [cell for cell in cells.values() if cell.done]
     _say(f"{len(cells)} runs: {len(done)} are there, {len(missing)} to train, {grid.config.jobs} at a time")
     devices = own_devices(torch.cuda.device_count(), os.environ)
@@ -200,14 +209,25 @@ def _judge(grid: _Grid, cell: PlannedCell, bar: tqdm, how: str) -> None:
     bar.update()
 
 
-def _job(planned: PlannedCell) -> Job:
+def _job(planned: PlannedCell, grid: _Grid) -> Job:
     file = planned.folder / "scst.yaml"
     write_text(file, yaml.safe_dump(plain(planned.config), sort_keys=False))
-    return Job(planned.name, _program("scst", str(file)), planned.folder / "log.txt")
+    program = _launched(grid, planned.cell.base, "scst", str(file))
+    return Job(planned.name, program, planned.folder / "log.txt")
 
 
-def _program(name: str, file: str, *overrides: str) -> Sequence[str]:
-    return [sys.executable, "-m", "rl_caption", name, "--config", file, *overrides]
+def _program(name: str, file: str, *overrides: str) -> list[str]:
+    return ["-m", "rl_caption", name, "--config", file, *overrides]
+
+
+def _launched(grid: _Grid, base: str, name: str, file: str, *overrides: str) -> Sequence[str]:
+    """The command of a training, on as many processes as the runs of ``base`` have."""
+    program = _program(name, file, *overrides)
+    if grid.config.launch is None:
+        return [sys.executable, *program]
+    # Port 0: any free one, so that runs beside each other do not meet.
+    options = ["--config_file", grid.config.launch, "--num_processes", str(grid.plan.processes[base])]
+    return [sys.executable, "-m", "rl_caption.launch", *options, "--main_process_port", "0", *program]
 
 
 def _how_it_ended(ended: EndedJob) -> str:

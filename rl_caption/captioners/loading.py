@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from pathlib import Path
@@ -35,11 +36,31 @@ def load_captioner(
         if prompt:
             raise CaptionerError(f"{str(name)!r} is a captioner from scratch, which takes no prompt")
         return TransformerCaptioner.from_pretrained(name, cache_bytes)
-    if kind is None and (Path(name).exists() or not HUB_NAME.fullmatch(str(name))):
+    if not is_captioner(name):
         raise CaptionerError(
             f"{str(name)!r} is not a saved captioner: it has no config.json, and is no name on the hub (OWNER/MODEL)"
         )
     return HuggingFaceCaptioner.from_pretrained(name, prompt, dtype)
+
+
+def is_captioner(name: str | Path) -> bool:
+    """Whether ``name`` is a folder with a ``config.json``, or a name on the hub (which is not asked)."""
+    on_hub = HUB_NAME.fullmatch(str(name)) is not None and not Path(name).exists()
+    return on_hub or model_type(name) is not None
+
+
+def weights_hash(model: str | Path) -> str:
+    """SHA-256 of the weights in a captioner's or a checkpoint's folder, in one file or in several; the name itself of a
+    model on the hub, whose weights may not be here."""
+    files = [file for end in ("model*.safetensors", "pytorch_model*.bin") for file in sorted(Path(model).glob(end))]
+    if not files:
+        return str(model)
+    digest = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as weights:
+            for part in iter(lambda: weights.read(2**24), b""):
+                digest.update(part)
+    return digest.hexdigest()
 
 
 def model_type(name: str | Path) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -12,6 +13,7 @@ from rl_caption.captioners.base import Captioner
 from rl_caption.data.augment import AUGMENTATIONS, augment
 from rl_caption.data.base import Row
 from rl_caption.data.order import row_generator
+from rl_caption.launch import STOP_SIGNALS
 from rl_caption.types import Batch, CaptionBatch
 
 
@@ -112,5 +114,12 @@ def row_loader(
         # A generator of its own: otherwise every new iterator would draw from, and so shift, the global random state.
         generator=torch.Generator(),
         persistent_workers=False,
+        worker_init_fn=_leave_signals_to_the_training if num_workers else None,
         pin_memory=torch.cuda.is_available(),
     )
+
+
+def _leave_signals_to_the_training(worker: int) -> None:
+    """A signal to the whole job must not take the workers away from a training that still saves; they end with it."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)

@@ -28,7 +28,8 @@ class MonitorConfig:
         judges: name to reward, none of them a term of the reward; null takes n-gram metrics that the reward lacks.
         thresholds: what counts as evidence.
         stop: end the run at the first alarm.
-        best_by: judge that chooses ``export/best``; null is validation CIDEr-D or, with ``stop``, the first judge.
+        best_by: what chooses ``export/best``: a judge's name, ``val/cider``, ``val/reward`` or ``val/reward/TERM``;
+            null is ``val/cider`` or, with ``stop``, the first judge.
         kl: log the KL divergence to the starting policy also where ``train.kl_coef`` is 0; keeps a second model.
     """
 

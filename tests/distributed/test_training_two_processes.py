@@ -141,21 +141,30 @@ def test_both_stages_in_one_command(tmp_path: Path) -> None:
 
 @pytest.fixture
 def launched(tmp_path: Path) -> Iterator[Any]:
-    """Start a program under ``accelerate launch``, as typed; what is left of it at the end is killed."""
+    """Start a program under a launcher, as typed; what is left of it at the end is killed."""
     started: list[psutil.Process] = []
 
-    def start(configuration: str, program: str, config: dict[str, Any], *options: str) -> subprocess.Popen[str]:
+    def start(
+        configuration: str,
+        program: str,
+        config: dict[str, Any],
+        *options: str,
+        launcher: str = "accelerate.commands.launch",
+    ) -> subprocess.Popen[str]:
         (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))
-        launcher = [
-            "-m",
-            "accelerate.commands.launch",
-            "--config_file",
-            f"configs/accelerate/{configuration}",
-            *options,
-        ]
-        command = [sys.executable, *launcher, f"scripts/{program}", "--config", str(tmp_path / "run.yaml")]
         environment = {k: v for k, v in os.environ.items() if not k.startswith("ACCELERATE_")}
         environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": f"{tmp_path}:{REPOSITORY}"}
+        if launcher == SLURM:
+            (tmp_path / "srun").write_text('#!/bin/sh\n"$@"\n')
+            (tmp_path / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+            for file in ("srun", "python"):
+                (tmp_path / file).chmod(0o755)
+            environment |= {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+            environment |= {"LAUNCH": f"configs/accelerate/{configuration}"}
+            command = ["bash", SLURM, str(tmp_path / "run.yaml")]
+        else:
+            command = [sys.executable, "-m", launcher, "--config_file", f"configs/accelerate/{configuration}", *options]
+            command += [f"scripts/{program}", "--config", str(tmp_path / "run.yaml")]
         with (tmp_path / "log").open("w") as log:
             process = subprocess.Popen(
                 command, cwd=REPOSITORY, env=environment, stdout=log, stderr=subprocess.STDOUT, text=True
@@ -170,35 +179,80 @@ def launched(tmp_path: Path) -> Iterator[Any]:
                 child.kill()
 
 
-def workers_of(launcher: int, folder: Path, count: int) -> list[psutil.Process]:
-    """The training processes, once the run has logged a few steps."""
+def wait_for_steps(launcher: int, folder: Path, count: int) -> None:
+    """Until the run, of so many processes, has logged a few steps."""
     deadline = time.monotonic() + 60
     log = folder / "metrics.jsonl"
     while not log.exists() or log.read_text().count("\n") < 3:
         assert time.monotonic() < deadline, "the run did not start"
         time.sleep(0.1)
-    workers = [p for p in psutil.Process(launcher).children(recursive=True) if "scripts/" in " ".join(p.cmdline())]
-    assert len(workers) == count
-    return workers
+    family = psutil.Process(launcher).children(recursive=True)
+    ranks = {rank for process in family if (rank := process.environ().get("RANK")) is not None}
+    assert len(ranks or {"0"}) == count
 
 
-@pytest.mark.parametrize(("configuration", "count"), [("cpu.yaml", 1), ("cpu2.yaml", 2)])
-def test_sigterm_to_the_launcher_saves_and_ends_everything(
-    tmp_path: Path, launched: Any, configuration: str, count: int
+SLOW = """
+import time
+from pathlib import Path
+
+class Slow:
+    __name__, columns, bounds, signature = "slow", frozenset(), (0.0, 1.0), "slow"
+
+    def __init__(self, marker):
+        self.marker = Path(marker)
+
+    def __call__(self, prompts, completions, **columns):
+        time.sleep(self.marker.exists())
+        return [0.5] * len(completions)
+"""
+SLURM = "scripts/slurm_scst.sh"
+
+
+@pytest.mark.parametrize(
+    ("launcher", "configuration", "count", "number", "everyone"),
+    [
+        ("rl_caption.launch", "cpu.yaml", 1, signal.SIGINT, True),
+        ("rl_caption.launch", "cpu.yaml", 1, signal.SIGHUP, False),
+        (SLURM, "cpu2.yaml", 2, signal.SIGTERM, True),
+        ("rl_caption.launch", "cpu2.yaml", 2, signal.SIGTERM, False),
+    ],
+    ids=["Ctrl-C", "launcher of one", "Slurm", "launcher of two"],
+)
+def test_a_signal_saves_before_the_launcher_ends(
+    one_xe: Path,
+    tmp_path: Path,
+    launched: Any,
+    launcher: str,
+    configuration: str,
+    count: int,
+    number: signal.Signals,
+    everyone: bool,
 ) -> None:
-    folder = tmp_path / "run"
-    endless = xe_config(folder, **{"train.max_steps": 1_000_000, "eval.every": 1_000_000})
-    launcher = launched(configuration, "train_xe.py", endless)
-    workers = workers_of(launcher.pid, folder, count)
-    launcher.send_signal(signal.SIGTERM)
-    launcher.wait(60)
-    _, alive = psutil.wait_procs(workers, timeout=30)
-    assert not alive, (tmp_path / "log").read_text()
+    """What a scheduler does: a signal, to the launcher or to all processes of a job, and an end to all that is left."""
+    folder, marker = tmp_path / "run", tmp_path / "slow"
+    (tmp_path / "slow_reward.py").write_text(SLOW)
+    config = scst_config(folder, one_xe / "export/best", **{"train.max_steps": 1_000_000, "eval.every": 1_000_000})
+    config["reward"]["terms"] = {"slow": {"target": "slow_reward:Slow", "kwargs": {"marker": str(marker)}}}
+    config["data"]["num_workers"] = int(everyone)
+    job = launched(configuration, "scst.py", config, launcher=launcher)
+    wait_for_steps(job.pid, folder, count)
+    first = psutil.Process(job.pid)
+    if launcher == SLURM:  # it signals the processes of a step, but neither the script nor the srun that wait for it
+        ((first,),) = (srun.children() for srun in first.children())
+    family = [first, *first.children(recursive=True)]
+    marker.touch()
+    for process in family if everyone else family[:1]:
+        process.send_signal(number)
+    code = job.wait(30)
+    left = [process for process in family if process.is_running()]
+    for process in left:
+        process.kill()
+    log = (tmp_path / "log").read_text()
+    assert code == 0, log
+    assert "Traceback" not in log
+    assert not left
     (checkpoint,) = (folder / "checkpoints").iterdir()
-    assert (
-        f"terminated: checkpoint of step {int(checkpoint.name.removeprefix('step-'))} saved"
-        in (tmp_path / "log").read_text()
-    )
+    assert f"terminated: checkpoint of step {int(checkpoint.name.removeprefix('step-'))} saved" in log
     assert lines(folder)[-1]["step"] == int(checkpoint.name.removeprefix("step-"))
 
 

@@ -154,8 +154,12 @@ def test_watching_the_divergence_does_not_change_the_training(
     start: Path, spoiled: tuple[Path, Ended], tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
-    ended = spoil(folder, start, **{"monitor.kl": True})
+    ended = spoil(folder, start, **{"monitor.kl": True, "monitor.best_by": "val/reward"})
     assert ended.code == 0, ended.output
+    rewards = {line["step"]: line["val/reward"] for line in validations(folder)}
+    result = json.loads((folder / "result.json").read_text())
+    assert (result["best_step"], result["best_metric"]) == max(rewards.items(), key=lambda item: item[1])
+    assert result["best_step"] > 0, "CIDEr-D, which falls, would have chosen the start"
     divergence = [line["policy/kl"] for line in lines(folder) if "policy/kl" in line]
     assert divergence[0] == 0.0
     assert divergence[-1] > 0.1
@@ -169,6 +173,7 @@ def test_watching_the_divergence_does_not_change_the_training(
     ("monitor", "message"),
     [
         ({"best_by": "rouge_l"}, "monitor.best_by is 'rouge_l': the judges of this run are ['cider']"),
+        ({"best_by": "val/reward/rouge_l"}, "'val/reward/repetition'"),
         ({"judges": {"mine": {"target": "word_reward:Circles"}}}, "monitor.judges.mine is the reward's term 'circles'"),
         ({"judges": {"rogue_l": {}}}, "monitor.judges.rogue_l: reward 'rogue_l' is unknown. Did you mean 'rouge_l'?"),
     ],

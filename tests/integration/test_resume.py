@@ -14,6 +14,7 @@ import pytest
 import torch
 import yaml
 
+from tests.reward_models_for_tests import reward_model_config
 from tests.training_for_tests import (
     Kill,
     assert_same_run,
@@ -52,6 +53,8 @@ KILLS = {
     "while export/best is away": Kill("rl_caption.checkpoint:os.rename", 3, "after"),
     "after the new export/best": Kill("rl_caption.checkpoint:os.rename", 4, "after"),
     "in the middle of removing the old export": Kill("rl_caption.checkpoint:shutil.rmtree", 1, "half"),
+    "before env.json has its name": Kill("rewards.files:os.replace", 2),
+    "before the captions of a validation have their name": Kill("rewards.files:os.replace", 3),
     "before the result": Kill("rl_caption.trainer:write_result", 1),
 }
 CHECKPOINT_FILES = {
@@ -125,12 +128,19 @@ def test_cross_entropy_killed_and_started_again(whole_xe: Path, tmp_path: Path, 
 @pytest.mark.parametrize(
     "kill",
     [
+        Kill("rewards.files:os.replace", 1),
         Kill("rl_caption.trainer:Trainer._validate", 1, "after"),
         Kill("rl_caption.trainer:Trainer._step", 4),
         Kill("rl_caption.scoring:checked_scores", 3),
         Kill("accelerate:Accelerator.save_state", 1, "after"),
     ],
-    ids=["after validating the starting point", "in a step", "while scoring", "while saving"],
+    ids=[
+        "before the document frequencies have their name",
+        "after validating the starting point",
+        "in a step",
+        "while scoring",
+        "while saving",
+    ],
 )
 def test_self_critical_training_killed_and_started_again(
     whole_xe: Path, whole_scst: Path, tmp_path: Path, kill: Kill
@@ -153,10 +163,12 @@ def test_killed_again_and_again_at_any_moment(whole_xe: Path, tmp_path: Path) ->
     assert_same_run(folder, whole_xe)
 
 
-@pytest.mark.parametrize("step", [3, 4, 6])
-def test_sigterm_saves_ends_with_0_and_resumes_to_the_same_weights(whole_xe: Path, tmp_path: Path, step: int) -> None:
+@pytest.mark.parametrize(("step", "number"), [(3, signal.SIGTERM), (4, signal.SIGINT), (6, signal.SIGHUP)])
+def test_a_signal_saves_ends_with_0_and_resumes_to_the_same_weights(
+    whole_xe: Path, tmp_path: Path, step: int, number: int
+) -> None:
     folder = tmp_path / "run"
-    stopped = run(xe_config(folder), folder, kill=Kill("rl_caption.trainer:Trainer._step", step, number=signal.SIGTERM))
+    stopped = run(xe_config(folder), folder, kill=Kill("rl_caption.trainer:Trainer._step", step, number=number))
     assert stopped.code == 0, stopped.output
     assert f"terminated: checkpoint of step {step} saved" in stopped.output
     assert files(folder / f"checkpoints/step-{step:08d}") == CHECKPOINT_FILES
@@ -165,6 +177,29 @@ def test_sigterm_saves_ends_with_0_and_resumes_to_the_same_weights(whole_xe: Pat
     if step == 3:  # pruning keeps the two newest, as in the run that was never stopped
         assert_same_run(folder, whole_xe)
     assert untimed(folder) == untimed(whole_xe)
+
+
+def test_a_chain_that_signals_stop_in_each_of_its_stages_goes_on(
+    whole_xe: Path, whole_scst: Path, tmp_path: Path
+) -> None:
+    """Cross-entropy, a reward model, self-critical training, by one command."""
+    teacher = reward_model_config(tmp_path / "teacher", "contrastive", **{"train.max_steps": 2})
+    for name, stage in {"xe": xe_config(tmp_path / "xe"), "teacher": teacher}.items():
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(stage))
+    chain = {"warm_start": str(tmp_path / "xe.yaml"), "reward_models": [str(tmp_path / "teacher.yaml")]}
+    config = scst_config(tmp_path / "scst", tmp_path / "xe/export/best", **chain)
+    # Steps of each call of the command: 3 of 6; the other 3, and 1 of 2 of the teacher; the other one, and 2 of 4.
+    for steps, newest in ((3, "xe/checkpoints/step-00000003"), (4, "teacher/checkpoints/step-00000001"), (3, "scst")):
+        stop = Kill("rl_caption.trainer:Trainer._step", steps, number=signal.SIGTERM)
+        stopped = run(config, tmp_path / "scst", "scst", kill=stop)
+        assert stopped.code == 0, stopped.output
+        assert stopped.output.count("terminated: checkpoint of step") == 1
+        assert (tmp_path / newest).is_dir()
+        assert (tmp_path / "scst").exists() == (newest == "scst")
+    ended = run(config, tmp_path / "scst", "scst")
+    assert ended.code == 0, ended.output
+    assert_same_run(tmp_path / "xe", whole_xe)
+    assert untimed(tmp_path / "scst") == untimed(whole_scst)
 
 
 def test_a_finished_run_started_again_changes_nothing(whole_xe: Path, tmp_path: Path) -> None:

@@ -20,15 +20,16 @@ from rewards.mixed import MixedReward
 from rewards.registry import build
 from rl_caption.ablation.config import AblateConfig, AlphaConfig, CellConfig
 from rl_caption.ablation.grid import alpha_cells, make_cells, mistakes
-from rl_caption.ablation.jobs import Job, device_of, own_devices, run_jobs, signals_as_exit
+from rl_caption.ablation.jobs import Job, devices_of, own_devices, run_jobs, signals_as_exit
 from rl_caption.ablation.outcome import Outcome, first_alarm
-from rl_caption.ablation.plan import Base, Plan, make_plan, threads_of_a_job
+from rl_caption.ablation.plan import Base, Plan, make_plan, threads_of_a_process
 from rl_caption.ablation.plot import NoMatplotlib, draw_alpha, points
 from rl_caption.ablation.report import formula
 from rl_caption.ablation.rewards import check_names, check_rewards, make_judges, runs_to_come
 from rl_caption.ablation.side_by_side import captions_page
 from rl_caption.ablation.table import alarm_text, grouped, markdown_tables, notes, runs_csv, summary_csv
 from rl_caption.build import ConfigError
+from rl_caption.captioners.loading import weights_hash
 from rl_caption.cli import parse
 from rl_caption.config import RewardTerm, ScstConfig
 from rl_caption.data.base import Row
@@ -128,12 +129,12 @@ SMALL_WORLD = "data: {format: scenes, kwargs: {num_train: 4, num_val: 2, num_tes
 def test_nothing_starts_before_everything_is_checked(tmp_path: Path, capsys: Any) -> None:
     assert "model.init is not set" in refusal(grid(), tmp_path)
     text = SMALL_WORLD + f"model: {{init: {tmp_path}/start}}\n"
-    assert "is not a saved captioner, and no warm_start" in refusal(grid(), tmp_path, text)
+    assert f"'{tmp_path}/start' is not a saved captioner" in refusal(grid(), tmp_path, text)
     (tmp_path / "xe.yaml").write_text(f"run: {{dir: {tmp_path}/xe}}\n")
     warm = f"warm_start: {tmp_path}/xe.yaml\n"
     assert f"makes '{tmp_path}/xe/export/best'" in refusal(grid(), tmp_path, text + warm)
     (tmp_path / "start").mkdir()
-    (tmp_path / "start/model.safetensors").write_bytes(b"0")
+    (tmp_path / "start/config.json").write_text("{}")
     assert "metrics has 'ciderr'" in refusal(grid(metrics=["ciderr"]), tmp_path, text)
     wrong = grid(cells={"L": CellConfig({"l_clipscore": RewardTerm(kwargs={"backbones": "nowhere"})})})
     assert "cell 'L': reward.terms.l_clipscore.kwargs has ['backbones']" in refusal(wrong, tmp_path, text)
@@ -143,6 +144,9 @@ def test_nothing_starts_before_everything_is_checked(tmp_path: Path, capsys: Any
         check_rewards(plan.cells)
     with pytest.raises(ConfigError, match=r"^judges\.L: student folder 'nowhere'"):
         make_judges(grid(judges={"L": JudgeConfig("l_clipscore", {"backbone": "nowhere"})}), plan.bases)
+    (tmp_path / "launch.yaml").write_text("nonsense: 1\n")
+    for launch in ("nowhere.yaml", "launch.yaml"):
+        assert f"launch '{tmp_path / launch}' is" in refusal(grid(launch=str(tmp_path / launch)), tmp_path, text)
     judge = grid(judges={"B": JudgeConfig("blue")})
     assert "judges.B: reward 'blue' is unknown" in refusal(judge, tmp_path, text)
     low = grid(cells={"L": CellConfig({"cider": RewardTerm()}, {"train.lr": -1.0})})
@@ -173,9 +177,33 @@ def test_data_of_the_grid_reach_all_runs_on_the_same_data(tmp_path: Path) -> Non
     }
 
 
+def test_the_start_may_be_on_the_hub_and_runs_have_processes(tmp_path: Path) -> None:
+    text = SMALL_WORLD + "model: {name: huggingface, init: Owner/model}\ntrain: {num_processes: null}\n"
+    (tmp_path / "base.yaml").write_text(text)
+    plan = planned(grid(launch="configs/accelerate/cpu2.yaml"), tmp_path)
+    assert (plan.bases[""].init, plan.processes) == ("Owner/model", {"": 2})
+    (tmp_path / "base.yaml").write_text(text.replace("null", "3"))
+    assert planned(grid(launch="configs/accelerate/multi_gpu.yaml"), tmp_path).processes == {"": 3}
+    assert planned(grid(), tmp_path).processes == {"": 1}
+
+
+def test_weights_are_known_by_a_hash_in_one_file_or_in_several(tmp_path: Path) -> None:
+    shards = [tmp_path / f"model-0000{part}-of-00002.safetensors" for part in (1, 2)]
+    for shard in shards:
+        shard.write_bytes(b"0")
+    (tmp_path / "optimizer.safetensors").write_bytes(b"0")
+    found = [weights_hash(tmp_path)]
+    for shard in (*shards, tmp_path / "optimizer.safetensors"):
+        shard.write_bytes(b"1")
+        found.append(weights_hash(tmp_path))
+    assert len(set(found)) == 3
+    assert found[2] == found[3]
+    assert weights_hash("Owner/model") == "Owner/model"
+
+
 def test_rewards_of_all_cells_are_tried_before_reward_models_are_trained(tmp_path: Path) -> None:
     (tmp_path / "start").mkdir()
-    (tmp_path / "start/model.safetensors").write_bytes(b"0")
+    (tmp_path / "start/config.json").write_text("{}")
     (tmp_path / "teacher.yaml").write_text(f"run: {{dir: {tmp_path}/teacher}}\n")
     (tmp_path / "lclip.yaml").write_text(f"run: {{dir: {tmp_path}/lclip}}\nwarm_start: [{tmp_path}/teacher.yaml]\n")
     (tmp_path / "base.yaml").write_text(SMALL_WORLD + f"model: {{init: {tmp_path}/start}}\n")
@@ -308,10 +336,11 @@ def test_a_job_whose_parent_was_killed_before_it_looked_ends() -> None:
 
 
 def test_cores_and_devices_are_shared_out() -> None:
-    assert [threads_of_a_job(cores, jobs) for cores, jobs in ((8, 1), (8, 3), (2, 4))] == [8, 2, 1]
-    assert [device_of(slot, 3, ["0", "1"]) for slot in range(3)] == ["0", "1", "0"]
-    assert device_of(0, 1, ["0", "1"]) is None
-    assert device_of(1, 2, ["0"]) is None
+    assert [threads_of_a_process(cores, jobs) for cores, jobs in ((8, 1), (8, 3), (2, 4))] == [8, 2, 1]
+    assert [devices_of(slot, 3, ["0", "1"]) for slot in range(3)] == ["0", "1", "0"]
+    assert [devices_of(slot, 2, ["0", "1", "4", "6", "7"]) for slot in range(2)] == ["0,1", "4,6"]
+    assert devices_of(0, 1, ["0", "1"]) is None
+    assert devices_of(1, 2, ["0"]) is None
     assert own_devices(2, {}) == ["0", "1"]
     assert own_devices(2, {"CUDA_VISIBLE_DEVICES": "4,6"}) == ["4", "6"]
     assert own_devices(0, {}) == []

@@ -20,6 +20,7 @@ from rl_caption.config import DataConfig, EvaluateConfig, RewardTerm, ScstConfig
 from rl_caption.config_checks import mistakes as config_mistakes
 from rl_caption.errors import ConfigError
 from rl_caption.judging.config import JudgeSetConfig
+from rl_caption.programs import selecting_metric
 from rl_caption.ranges import Range
 from rl_caption.reward_models.config import RewardModelConfig
 from rl_caption.trl_captioning.checks import mistakes as vlm_mistakes
@@ -83,6 +84,15 @@ def test_coco_is_evaluated_as_in_the_literature() -> None:
     """self-critical.pytorch compares beams by the sum of their log-probabilities, 5 of them and 20 words."""
     config = parse(EvaluateConfig, ["--config", str(CONFIGS / "coco_evaluate.yaml")], "test")
     assert (config.decode.num_beams, config.decode.length_penalty, config.decode.max_new_tokens) == (5, 0.0, 20)
+
+
+@pytest.mark.parametrize("path", TRAINING, ids=names(TRAINING))
+def test_a_self_critical_run_names_the_metric_that_chooses_its_export(path: Path) -> None:
+    config = parse(program_of(path), ["--config", str(path)], "test")
+    if isinstance(config, ScstConfig):
+        assert config.monitor.best_by is not None
+        metric = selecting_metric(config.monitor, config.reward.terms, config.monitor.judges or {})
+        assert (metric == "val/cider") == ("cider" in config.reward.terms), "a reward without CIDEr-D may lower it"
 
 
 def made_by(files: list[str]) -> set[str]:

@@ -59,6 +59,7 @@ def wait_until(condition, seconds: float = LONG_ENOUGH_S) -> bool:  # type: igno
             "python3 /venv/bin/torchrun --nproc_per_node 2 s.py",
             LauncherCall("torchrun", ("--nproc_per_node", "2", "s.py")),
         ),
+        ("python -m rl_caption.launch --cpu s.py", LauncherCall("rl_caption.launch", ("--cpu", "s.py"))),
         ("python -m torch.distributed.run s.py", LauncherCall("torch.distributed.run", ("s.py",))),
         ("python /venv/bin/accelerate env", None),
         ("python scripts/scst.py accelerate launch --num_processes 2", None),
@@ -228,6 +229,55 @@ def test_killed_launcher_takes_its_training_along_and_a_shell_does_not(
         (tmp_path / "stop").touch()
         parent.kill()
         parent.wait()
+
+
+@pytest.mark.parametrize(
+    ("script", "code"),
+    [
+        ("pass", 0),
+        ("import sys; sys.exit(3)", 3),
+        ("import os, signal, time; os.kill(os.getppid(), signal.SIGTERM); time.sleep(60)", 128 + signal.SIGTERM),
+    ],
+    ids=["done", "failed", "stopped before training"],
+)
+def test_the_launcher_ends_with_the_code_of_its_process(
+    script: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (launch.LAUNCHER_VARIABLE, "PET_SIGNALS_TO_HANDLE"):
+        monkeypatch.setenv(name, "")  # put back afterwards
+    (tmp_path / "script.py").write_text(script)
+    config = str(REPOSITORY / "configs/accelerate/cpu.yaml")
+    assert launch.main(["--config_file", config, str(tmp_path / "script.py")]) == code
+
+
+SIGNALLED = """
+import os, signal, sys, time
+from rl_caption import launch
+seconds, ignored = float(sys.argv[1]), sys.argv[2] == "ignored"
+launch.SAME_REQUEST_SECONDS = seconds
+if ignored:  # by nohup
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+with launch.stop_requests() as asked:
+    os.kill(os.getpid(), signal.SIGHUP)
+    print(asked(), flush=True)
+    os.kill(os.getpid(), signal.SIGTERM)
+    print(asked(), flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("seconds", "hangup", "code", "printed"),
+    [
+        (60, "heard", 0, "True\nTrue\n"),
+        (0, "heard", -signal.SIGTERM, "True\n"),
+        (0, "ignored", 0, "False\nTrue\n"),
+    ],
+    ids=["one request", "a second request", "nohup"],
+)
+def test_the_first_signal_asks_and_a_later_one_ends(seconds: float, hangup: str, code: int, printed: str) -> None:
+    command = [sys.executable, "-c", SIGNALLED, str(seconds), hangup]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (code, printed), done.stderr
 
 
 # ---------------------------------------------------------------------------------------------- the lock

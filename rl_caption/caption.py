@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from rl_caption.build import quiet_libraries
 from rl_caption.captioners.base import CaptionerError, Decoding
 from rl_caption.captioners.loading import load_captioner
 from rl_caption.data.base import DataError, Row, load_image
+from rl_caption.data.files import write_json
 from rl_caption.inference import caption_rows
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp"})
@@ -77,5 +77,5 @@ def main(argv: list[str] | None = None) -> int:
         print(f"{path}\t{caption}")
     if arguments.out:
         records = [{"image_id": path, "caption": caption} for path, caption in captions.items()]
-        Path(arguments.out).write_text(json.dumps(records, indent=1, ensure_ascii=False))
+        write_json(arguments.out, records)
     return 0

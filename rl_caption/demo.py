@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+from rewards.files import atomic_write
 from rl_caption.build import build_data
 from rl_caption.config import DataConfig, DecodeConfig, EvaluateConfig, JudgeConfig
 from rl_caption.data.base import Row, load_image
@@ -92,5 +93,6 @@ def _judge_all(models: dict[str, Path], run: dict, student: str, folder: Path) -
 def _draw(rows: list[Row], captions: dict[str, dict[str, str]], folder: Path) -> Path:
     shown = {f"{name}:": [texts[row["image_id"]] for row in rows] for name, texts in captions.items()}
     path = folder / "before_and_after.png"
-    caption_sheet([load_image(row["image"]) for row in rows], shown).save(path)
+    with atomic_write(path) as file:
+        caption_sheet([load_image(row["image"]) for row in rows], shown).save(file, "PNG")
     return path

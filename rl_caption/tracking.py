@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from pathlib import Path
@@ -11,6 +10,8 @@ from typing import Any
 
 from accelerate import Accelerator
 from tqdm import tqdm
+
+from rewards.files import atomic_write, write_errors
 
 SUMMARY_KEYS = (
     "loss/total",
@@ -97,7 +98,7 @@ def clock(seconds: float) -> str:
 
 def append_line(path: Path, record: dict[str, Any]) -> None:
     """Append one JSON line in a single write."""
-    with path.open("a") as handle:
+    with write_errors(path), path.open("a", encoding="utf-8") as handle:
         handle.write(json.dumps(record, ensure_ascii=False) + "\n")
 
 
@@ -113,6 +114,5 @@ def drop_after(path: Path, step: int) -> None:
             continue
         if record["step"] <= step:
             kept.append(line + "\n")
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text("".join(kept))
-    os.replace(partial, path)
+    with atomic_write(path) as file:
+        file.write("".join(kept).encode())

@@ -8,7 +8,6 @@ import logging
 import os
 import struct
 import sys
-import tempfile
 import time
 import zlib
 from collections import OrderedDict
@@ -22,6 +21,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from rewards.base import RewardError
+from rewards.files import atomic_write
 
 if TYPE_CHECKING:
     from rewards.clip.backbone import DualEncoder
@@ -228,7 +228,9 @@ class EmbeddingCache:
         np.save(buffer, embedding, allow_pickle=False)
         content = buffer.getvalue()
         try:
-            _write_whole(path, _checksum(key, content) + content)
+            # Not waited for: a file that a power cut damages fails its checksum and is computed again.
+            with atomic_write(path, sync=False) as file:
+                file.write(_checksum(key, content) + content)
         except OSError as error:
             # The embedding is at hand; a full disk must not end a training run.
             if not self._write_failed:
@@ -261,18 +263,6 @@ class CachedEncoder:
 
 def _checksum(key: str, content: bytes) -> bytes:
     return hashlib.blake2b(key.encode() + content, digest_size=_CHECKSUM_BYTES).digest()
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.replace(temporary, path)
-    except OSError:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def _named(source: ImageSource) -> str:

@@ -9,16 +9,16 @@ Shapes: B batch, L tokens of a caption, S pixels of a side, E joint width (``emb
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from rewards.clip.student_blocks import INIT_STD, SharedBlock, init_linear
+from rewards.files import atomic_write
 
 PadAttention = Literal["full", "masked"]
 
@@ -217,14 +217,13 @@ class LCLIP(nn.Module):
     def save_pretrained(self, path: str | Path) -> None:
         """Write ``model.safetensors`` and ``config.json`` to the folder ``path``; it is made if needed."""
         folder = Path(path)
-        folder.mkdir(parents=True, exist_ok=True)
         weights = {name: tensor.detach().contiguous() for name, tensor in self.state_dict().items()}
         # Whoever reads the folder finds whole files only, and the configuration after the weights it describes.
-        save_file(weights, folder / ".model.safetensors.part", metadata={"format": "pt"})
-        os.replace(folder / ".model.safetensors.part", folder / "model.safetensors")
+        with atomic_write(folder / "model.safetensors") as file:
+            file.write(save(weights, metadata={"format": "pt"}))
         config = json.dumps({"model_type": MODEL_TYPE, **asdict(self.config)}, indent=2) + "\n"
-        (folder / ".config.json.part").write_text(config, encoding="utf-8")
-        os.replace(folder / ".config.json.part", folder / "config.json")
+        with atomic_write(folder / "config.json") as file:
+            file.write(config.encode())
 
     @classmethod
     def from_pretrained(cls, path: str | Path) -> LCLIP:

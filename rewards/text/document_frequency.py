@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -14,6 +12,7 @@ from typing import Any, Literal, Self
 import numpy as np
 from tqdm import tqdm
 
+from rewards.files import atomic_write
 from rewards.text.ngram_table import Array, NGram, NGramTable, count_documents, numbered, table_of_counts, table_of_rows
 from rewards.text.tokenize import TOKENIZER
 
@@ -224,6 +223,7 @@ class DocumentFrequencies:
 
         Raises:
             ValueError: a word has a line break, by which words are told apart in the file.
+            OSError: the file cannot be written.
         """
         path = Path(path)
         broken = [word for word in self.table.words if "\n" in word]
@@ -231,17 +231,8 @@ class DocumentFrequencies:
             raise ValueError(f"{path} was not written: the word {broken[0]!r} has a line break; tokens have none")
         arrays = self._arrays()
         arrays["fingerprint"] = _bytes_array(self.fingerprint)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-            try:
-                np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
-                file.flush()
-                os.fsync(file.fileno())
-                os.chmod(file.name, 0o644)
-                os.replace(file.name, path)
-            except BaseException:
-                os.unlink(file.name)
-                raise
+        with atomic_write(path) as file:
+            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
 
     @classmethod
     def load(cls, path: str | Path) -> Self:

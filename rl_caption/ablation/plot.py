@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from rewards.files import atomic_write
 from rl_caption.ablation.outcome import JUDGE
 from rl_caption.ablation.table import Group, mean_and_deviation
 
@@ -54,8 +55,8 @@ def draw_alpha(groups: Sequence[Group], judge: tuple[str, tuple[float, float]] |
             name, (low, high) = judge
             label = f"{name} [{low:g}, {high:g}]"
             _draw(axes.twinx(), groups, base, JUDGE + name, 1.0, label, JUDGE_COLOUR)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    with atomic_write(path) as file:
+        figure.savefig(file, dpi=150, format="png")
 
 
 def _draw(axes, groups: Sequence[Group], base: str, key: str, factor: float, label: str, colour: str) -> None:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from rewards.files import atomic_write
 from rl_caption.data.base import DataError, Row, load_image
 from rl_caption.data.files import write_text
 
@@ -43,8 +44,8 @@ def _save_picture(row: Row, path: Path) -> bool:
     except DataError:  # captioners over region features do without the pictures
         return False
     image.thumbnail((LONGEST_SIDE, LONGEST_SIDE))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    image.save(path)
+    with atomic_write(path) as file:
+        image.save(file, "PNG")
     return True
 
 

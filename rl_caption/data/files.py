@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from rewards.files import atomic_write
 from rl_caption.data.base import DataError
 
 IdKey = Literal["image_id", "image_name"]
@@ -215,32 +214,20 @@ def write_json(path: str | Path, content: Any) -> None:
     """Write JSON, whole or not at all (see ``write_text``).
 
     Raises:
-        OSError: the folder cannot be written to.
+        OSError: the file cannot be written; the error names it.
         ValueError: a number is not finite.
     """
     write_text(path, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write UTF-8 text, whole or not at all: to a hidden file beside it, flushed, then renamed.
+    """Write UTF-8 text, whole or not at all (see ``rewards.files.atomic_write``).
 
     Raises:
-        OSError: the folder cannot be written to.
+        OSError: the file cannot be written; the error names it.
     """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(
-        "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
-    ) as file:
-        try:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-            os.chmod(file.name, 0o644)
-            os.replace(file.name, path)
-        except BaseException:
-            os.unlink(file.name)
-            raise
+    with atomic_write(path) as file:
+        file.write(text.encode())
 
 
 def _content(path: str | Path) -> Any:

@@ -17,6 +17,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from rl_caption.data.base import UNREADABLE
+from rl_caption.data.files import write_text
 
 logger = logging.getLogger(__name__)
 
@@ -122,8 +123,4 @@ def _read_cache(cache: str | Path) -> dict[str, tuple[int, int, str]]:
 
 
 def _write_cache(cache: str | Path, entries: dict[str, tuple[int, int, str | None]]) -> None:
-    target = Path(cache)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    temporary.write_text(json.dumps({"images": entries}), encoding="utf-8")
-    os.replace(temporary, target)
+    write_text(cache, json.dumps({"images": entries}))

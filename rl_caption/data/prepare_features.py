@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from rewards.files import atomic_write
 from rl_caption.data.base import DataError
 from rl_caption.data.feature_arrays import check_boxes, check_width, finite
 from rl_caption.data.features import as_image_features
@@ -73,7 +74,8 @@ def convert_tsv(
                 arrays["features"] = arrays["features"].astype(dtype)
             if not np.isfinite(arrays["features"]).all():
                 raise DataError(f"{where}: a value is beyond {dtype}: convert to float32")
-            _save(folder / f"{image_id}.npz", arrays)
+            with atomic_write(folder / f"{image_id}.npz") as file:
+                np.savez(file, **arrays)
             present.add(image_id)
             written += 1
     return written, kept
@@ -142,18 +144,6 @@ def _matrix(text: str | bytes, rows: int, name: str, where: str) -> NDArray[np.f
     if rows < 1 or not len(values) or len(values) % rows:
         raise DataError(f"{where}: {name} has {len(values)} values, expected a multiple of num_boxes, {rows}")
     return values.reshape(rows, -1)
-
-
-def _save(path: Path, arrays: dict[str, Any]) -> None:
-    """Write ``path``, whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("wb") as file:
-            np.savez(file, **arrays)
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def main(argv: list[str] | None = None) -> int:

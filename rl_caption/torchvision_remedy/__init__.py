@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from rewards.files import atomic_write
+
 MODULE_NAME = "_rl_caption_torchvision_remedy"
 MODULE_FILE = f"{MODULE_NAME}.py"
 PTH_FILE = "rl_caption_torchvision_remedy.pth"
@@ -98,8 +100,12 @@ def install() -> RemedyStatus:
         return before
     folder = site_packages()
     # The module first: a .pth file without it would print an error at every start of the interpreter.
-    write_atomically(folder / MODULE_FILE, HOOK_SOURCE.read_text(encoding="utf-8"))
-    write_atomically(folder / PTH_FILE, PTH_TEXT)
+    try:
+        for name, text in ((MODULE_FILE, HOOK_SOURCE.read_text(encoding="utf-8")), (PTH_FILE, PTH_TEXT)):
+            with atomic_write(folder / name) as file:
+                file.write(text.encode())
+    except OSError as error:
+        raise RemedyError(f"cannot write the remedy: {error}; use a virtual environment of your own") from error
     after = status()
     if after.state is not TorchvisionState.REMEDIED:
         remove()
@@ -114,22 +120,6 @@ def remove(folder: Path | None = None) -> list[Path]:
     for path in found:
         path.unlink()
     return found
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write ``text`` so that a reader finds the old file or the new one, never half of it.
-
-    Raises:
-        RemedyError: the folder cannot be written to.
-    """
-    # Not a .pth name, or another interpreter that starts right now would read it.
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise RemedyError(f"cannot write {path}: {error}; use a virtual environment of your own") from error
 
 
 def _import_error(remedy: bool) -> str | None:

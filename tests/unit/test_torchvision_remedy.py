@@ -216,8 +216,8 @@ def test_install_that_does_not_help_is_undone(empty_site: Path, monkeypatch: pyt
 
 
 def test_unwritable_site_packages_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    missing = tmp_path / "nowhere"
-    monkeypatch.setattr(torchvision_remedy, "site_packages", lambda: missing)
+    (tmp_path / "nowhere").write_text("a file, where a folder should be")
+    monkeypatch.setattr(torchvision_remedy, "site_packages", lambda: tmp_path / "nowhere")
     monkeypatch.setattr(torchvision_remedy, "_import_error", probe(MISSING))
     with pytest.raises(RemedyError, match=r"cannot write .*nowhere"):
         torchvision_remedy.install()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
+from rewards.files import write_errors
 from rl_caption.data.base import DataError, DataModule, Row, load_image
+from rl_caption.data.files import write_text
 from rl_caption.data.scenes.grammar import tokens
 
 
@@ -39,13 +40,13 @@ def export(directory: str | Path, data: DataModule) -> Path:
         for split in data.splits:
             for row in tqdm(data.split(split), desc=f"drawing {split}", unit="image", disable=None):
                 entry = _entry(row, split, len(entries), sentence_id)
-                load_image(row["image"]).save(root / "images" / entry["filename"])
+                image = root / "images" / entry["filename"]
+                with write_errors(image):
+                    load_image(row["image"]).save(image)
                 sentence_id += len(entry["sentences"])
                 entries.append(entry)
         path = root / "dataset.json"
-        temporary = root / ".dataset.json.partial"
-        temporary.write_text(json.dumps({"dataset": "scenes", "images": entries}) + "\n", encoding="utf-8")
-        os.replace(temporary, path)
+        write_text(path, json.dumps({"dataset": "scenes", "images": entries}) + "\n")
     except OSError as error:
         raise DataError(f"cannot write the scenes to {str(root)!r}: {error}") from error
     return path

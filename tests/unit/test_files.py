@@ -1,0 +1,120 @@
+"""Files are written whole or not at all, and a failed write says which file it was and what is free."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from rewards.clip.embedding_cache import EmbeddingCache
+from rewards.clip.student import LCLIP, LCLIPConfig
+from rewards.files import atomic_write, remove_leftovers
+from rewards.text.document_frequency import DocumentFrequencies
+from rl_caption.data.files import write_json
+from rl_caption.data.image_files import check_image_files
+from rl_caption.tracking import drop_after
+
+SMALL = LCLIPConfig(
+    image_size=4, patch_size=2, image_width=4, image_heads=1, text_width=4, text_heads=1, embed_dim=4, vocab_size=8
+)
+
+
+def image_cache(path: Path) -> None:
+    Image.new("RGB", (2, 2)).save(path.parent / "a.png")
+    check_image_files([str(path.parent / "a.png")], cache=path)
+
+
+def document_frequencies(path: Path) -> None:
+    DocumentFrequencies.from_references([[["a", "dog"]]], eos=True).save(path)
+
+
+WRITERS: dict[str, Callable[[Path], Any]] = {
+    "new.json": lambda path: write_json(path, {"a": 1}),
+    "images.json": image_cache,
+    "df.npz": document_frequencies,
+    "model.safetensors": lambda path: LCLIP(SMALL).save_pretrained(path.parent),
+    "metrics.jsonl": lambda path: drop_after(path, 0),
+}
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def fail(*ignored: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("name", list(WRITERS))
+def test_a_full_disk_names_the_file_and_the_free_space_and_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    path = tmp_path / name
+    path.write_text("{}" if name != "metrics.jsonl" else '{"step": 0}\n')
+    before = path.read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fail)
+        with pytest.raises(OSError, match=r"[\d.]+ MB") as raised:
+            WRITERS[name](path)
+    assert (raised.value.errno, raised.value.filename) == (errno.ENOSPC, str(path))
+    assert str(path) in str(raised.value)
+    assert path.read_bytes() == before
+    assert not [found for found in names(tmp_path) if found.startswith(".")]
+    WRITERS[name](path)
+    assert not [found for found in names(tmp_path) if found.startswith(".")]
+
+
+def test_embeddings_are_not_kept_on_a_full_disk_and_leave_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def encode(items: Sequence[str]) -> np.ndarray:
+        return np.ones((len(items), 2), np.float32)
+
+    monkeypatch.setattr(os, "replace", fail)
+    cache = EmbeddingCache("f", tmp_path)
+    assert cache.embed(["a"], encode, identity=str, kind="text").tolist() == [[1.0, 1.0]]
+    assert ".emb" in caplog.text
+    assert "MB are free" in caplog.text
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, ValueError])
+def test_whatever_ends_the_writing_the_temporary_goes(tmp_path: Path, kind: type[BaseException]) -> None:
+    with pytest.raises(kind), atomic_write(tmp_path / "new" / "a.txt") as file:  # noqa: PT012
+        file.write(b"half")
+        assert len(names(tmp_path / "new")) == 1
+        raise kind
+    assert names(tmp_path / "new") == []
+
+
+def test_an_error_of_another_file_is_not_renamed(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="other"), atomic_write(tmp_path / "a.txt"):
+        (tmp_path / "other").read_bytes()
+
+
+def test_a_written_file_has_the_rights_of_any_other(tmp_path: Path) -> None:
+    (tmp_path / "usual").write_bytes(b"")
+    with atomic_write(tmp_path / "a.txt", sync=False) as file:
+        file.write(b"text")
+    assert (tmp_path / "a.txt").stat().st_mode == (tmp_path / "usual").stat().st_mode
+
+
+def test_leftovers_of_killed_writers_are_removed_and_nothing_else(tmp_path: Path) -> None:
+    with atomic_write(tmp_path / "a.txt"):
+        (leftover,) = names(tmp_path)
+    stay = [".a.txt.tmp", "a.txt.0123abcd.tmp", ".hidden", ".a.txt.0123abcg.tmp", "a.txt"]
+    for name in (leftover, *stay):
+        (tmp_path / name).write_bytes(b"x")
+        os.utime(tmp_path / name, (time.time() - 100,) * 2)
+    (tmp_path / ".b.0123abcd.tmp").write_bytes(b"another process is at it")
+    (tmp_path / ".folder.0123abcd.tmp").mkdir()
+    remove_leftovers(tmp_path)
+    assert names(tmp_path) == sorted([*stay, ".b.0123abcd.tmp", ".folder.0123abcd.tmp"])
+    remove_leftovers(tmp_path / "absent")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -9,9 +10,10 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
-from rl_caption.data.base import UNREADABLE, DataError, Row
+from rewards.base import RewardError
+from rewards.images import image_size
+from rl_caption.data.base import DataError, Row
 from rl_caption.data.feature_arrays import (
     GEOMETRY,
     ImageSize,
@@ -159,11 +161,8 @@ class ImageFeatures:
     def _size(self, stored: ImageSize | None, where: str) -> ImageSize:
         size = stored or self.size
         if size is None and self.image is not None:
-            try:
-                with Image.open(self.image) as image:
-                    size = image.size
-            except UNREADABLE:
-                size = None
+            with contextlib.suppress(RewardError):
+                size = image_size(self.image)
         if size is None or min(size) <= 0:
             raise DataError(
                 f"{where}: the image's size is not known, which box_features: normalised needs: expected image_w and "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -163,7 +164,7 @@ class ImageFeatures:
         if size is None and self.image is not None:
             with contextlib.suppress(RewardError):
                 size = image_size(self.image)
-        if size is None or min(size) <= 0:
+        if size is None or not all(0 < side < math.inf for side in size):
             raise DataError(
                 f"{where}: the image's size is not known, which box_features: normalised needs: expected image_w and "
                 "image_h in the .npz, width and height in the Karpathy JSON, or the image file"

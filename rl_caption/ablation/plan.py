@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from rl_caption.ablation.config import AblateConfig
 from rl_caption.ablation.grid import Cell, bases_of, make_cells, mistakes
@@ -17,6 +17,7 @@ from rl_caption.config import ScstConfig, XeConfig
 from rl_caption.config_checks import out_of_range
 from rl_caption.data.base import DataModule, Row
 from rl_caption.data.files import write_json
+from rl_caption.data.plain_files import read_json
 from rl_caption.evaluation.toolkit import SCORERS
 from rl_caption.reward_models.config import RewardModelConfig
 from rl_caption.run_folder import changed_keys, is_complete
@@ -115,6 +116,10 @@ def weights_hash(model: Path) -> str:
     return hashlib.sha256((model / "model.safetensors").read_bytes()).hexdigest()
 
 
+_Start = TypedDict("_Start", {"model.init": str, "sha256": str, "rewards": NotRequired[dict[str, str]]})
+"""``start.json``."""
+
+
 def fix_start(cell: PlannedCell, base: Base, rewards: Mapping[str, str]) -> None:
     """Note what a cell starts from, or compare it with what it was started from.
 
@@ -130,7 +135,7 @@ def fix_start(cell: PlannedCell, base: Base, rewards: Mapping[str, str]) -> None
     if not note.is_file():
         write_json(note, {"model.init": str(base.init), "sha256": now, "rewards": dict(rewards)})
         return
-    before = json.loads(note.read_text())
+    before = read_json(note, ConfigError, _Start)
     noted = before.get("rewards", {})  # grids of earlier versions have none
     changed = [f"{term} was {was}, now {rewards[term]}" for term, was in noted.items() if rewards[term] != was]
     if changed:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -26,6 +25,9 @@ from rl_caption.data.feature_arrays import (
 )
 from rl_caption.data.feature_hdf5 import FeatureHdf5
 from rl_caption.data.feature_stores import FeatureFolder, Names, Place, Store
+
+LARGEST_SIDE = 1e9
+"""Pixels; no image has more."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +166,7 @@ class ImageFeatures:
         if size is None and self.image is not None:
             with contextlib.suppress(RewardError):
                 size = image_size(self.image)
-        if size is None or not all(0 < side < math.inf for side in size):
+        if size is None or not all(0 < side < LARGEST_SIDE for side in size):
             raise DataError(
                 f"{where}: the image's size is not known, which box_features: normalised needs: expected image_w and "
                 "image_h in the .npz, width and height in the Karpathy JSON, or the image file"

@@ -11,6 +11,7 @@ from typing import Literal, Protocol, TypeVar, runtime_checkable
 from PIL import Image
 
 from rewards.images import Renderable, pixel_hash
+from rewards.text.tokenize import tokenize
 from rl_caption.data.base import DataError, DataModule, Row, load_image
 from rl_caption.data.check_report import (
     ADVICE,
@@ -186,15 +187,20 @@ def _read_split(data: DataModule, split: str, check_images: bool, findings: _Fin
 
 
 def _check_captions(entry: _Entry, references: Sequence[str], findings: _Findings) -> None:
-    good = [reference for reference in references if reference.strip()]
+    good = [reference for reference in references if _has_tokens(reference)]
     if len(good) < len(references):
-        first = next(number for number, reference in enumerate(references, start=1) if not reference.strip())
+        first = next(number for number, reference in enumerate(references, start=1) if not _has_tokens(reference))
         offender = f"{entry.split} image {entry.image_id!r}, caption {first}"
         findings.add(EMPTY_CAPTIONS, offender, len(references) - len(good))
         findings.references.setdefault(entry.split, {})[entry.index] = good
     if not good:
         findings.add(NO_REFERENCES, f"{entry.split} image {entry.image_id!r}")
         findings.drop(entry)
+
+
+def _has_tokens(caption: str) -> bool:
+    """Whether scorers see anything of a caption: of punctuation alone they do not."""
+    return any(map(str.isalnum, caption)) or bool(tokenize(caption))
 
 
 def _check_files(

@@ -125,7 +125,7 @@ def reference_statistics(references: Sequence[Sequence[str]]) -> dict[str, float
     found = [caption_statistics([texts[layer % len(texts)] for texts in references]) for layer in range(layers)]
     means = {key: statistics.fmean(layer[key] for layer in found) for key in found[0]}
     if not means["length"]:
-        raise DataError(f"the monitor compares lengths with references: they have no word, such as {references[0][0]!r}")
+        raise DataError(f"the monitor compares lengths with references: no word is in such as {references[0][0]!r}")
     return means
 
 

@@ -325,14 +325,21 @@ def read_ablation(path: Path) -> AblationFolder:
     file = path / "runs.csv"
     if not file.is_file():
         raise ReportError(f"{path} holds no ablation: it has no runs.csv")
-    with file.open(encoding="utf-8", newline="") as handle:
-        rows = list(csv.DictReader(handle))
+    try:
+        with file.open(encoding="utf-8", newline="") as handle:
+            rows = list(csv.DictReader(handle))
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise ReportError(f"{file} is not CSV: {error}") from error
     members = []
     for number, row in enumerate(rows, start=2):
         absent = [key for key in ("system", "base", "alpha", "seed") if row.get(key) is None]
         if absent:
             raise ReportError(f"{file}, line {number} has no {absent[0]!r}: expected what ablate.py writes")
         is_start = row["seed"] == ""
+        try:
+            alpha, seed = float(row["alpha"]) if row["alpha"] else None, None if is_start else int(row["seed"])
+        except ValueError as error:
+            raise ReportError(f"{file}, line {number}: alpha and seed: {error}") from error
         # A system is called BASE/LABEL where there are several bases, and its folder is too.
         folder = path / "start" / row["base"] if is_start else path / "cells" / row["system"] / f"seed{row['seed']}"
         judged = sorted(scores.parent for scores in folder.glob("*/scores.json"))
@@ -343,8 +350,8 @@ def read_ablation(path: Path) -> AblationFolder:
         members.append(
             Member(
                 row["system"],
-                float(row["alpha"]) if row["alpha"] else None,
-                None if is_start else int(row["seed"]),
+                alpha,
+                seed,
                 read_evaluation(newest),
                 read_run(run) if run.is_dir() and not is_start else None,
             )

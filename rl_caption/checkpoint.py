@@ -16,7 +16,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 from accelerate import Accelerator
@@ -27,6 +27,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from rl_caption.data.files import write_json
+from rl_caption.data.plain_files import check_type, read_json
 from rl_caption.engines import engine_of
 from rl_caption.sharded_state import Moments, load_moments, write_sharded
 from rl_caption.types import TrainState
@@ -195,10 +196,13 @@ def read_state(path: Path) -> TrainState:
     """
     if not is_intact(path):
         raise CheckpointError(f"{path} is not an intact checkpoint: its {MANIFEST} is missing or does not match")
-    try:
-        return TrainState(**json.loads((path / STATE).read_text()))
-    except (OSError, ValueError, TypeError) as error:
-        raise CheckpointError(f"{path / STATE} does not hold the counters of a run: {error}") from error
+    content = read_json(path / STATE, CheckpointError)
+    kinds = get_type_hints(TrainState)
+    for key, value in content.items():
+        if key not in kinds:
+            raise CheckpointError(f"{path / STATE} has the key {key!r}, which this version does not know")
+        check_type(value, kinds[key], f"{path / STATE}, {key!r}", CheckpointError)
+    return TrainState(**content)
 
 
 def seal(folder: Path) -> None:

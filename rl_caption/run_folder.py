@@ -14,6 +14,7 @@ import yaml
 
 from rl_caption.checkpoint import CheckpointError, clear_leftovers, newest_checkpoint, read_state
 from rl_caption.data.files import write_json, write_text
+from rl_caption.data.plain_files import read_yaml
 from rl_caption.reward_models.config import TrainingConfig
 
 RESULT = "result.json"
@@ -78,7 +79,7 @@ def changed_keys(saved: Path, config: TrainingConfig) -> list[str]:
     """Differences between a saved configuration and ``config`` that change what is computed, as ``key: old -> new``."""
     if not saved.is_file():
         return [f"{saved} is missing"]
-    old = _flat(yaml.safe_load(saved.read_text()))
+    old = _flat(read_config(saved))
     new = _flat(json.loads(json.dumps(asdict(config))))
     return [
         f"{key}: {old.get(key)!r} -> {new.get(key)!r}"
@@ -96,8 +97,13 @@ def write_run_files(config: TrainingConfig, extra: dict[str, Any]) -> None:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """A YAML configuration as plain values, defaults not filled in."""
-    return yaml.safe_load(path.read_text())
+    """A YAML configuration as plain values, defaults not filled in.
+
+    Raises:
+        CheckpointError: it is not YAML, or not keys and values.
+    """
+    content: dict[str, Any] = read_yaml(path, CheckpointError)
+    return content
 
 
 def write_result(folder: Path, result: dict[str, Any]) -> None:

@@ -12,6 +12,8 @@ from accelerate import Accelerator
 from tqdm import tqdm
 
 from rewards.files import atomic_write, write_errors
+from rl_caption.checkpoint import CheckpointError
+from rl_caption.data.plain_files import read_log
 
 SUMMARY_KEYS = (
     "loss/total",
@@ -98,21 +100,22 @@ def clock(seconds: float) -> str:
 
 def append_line(path: Path, record: dict[str, Any]) -> None:
     """Append one JSON line in a single write."""
-    with write_errors(path), path.open("a", encoding="utf-8") as handle:
-        handle.write(json.dumps(record, ensure_ascii=False) + "\n")
+    with write_errors(path), path.open("ab") as handle:
+        handle.write(_line(record))
+
+
+def _line(record: dict[str, Any]) -> bytes:
+    return json.dumps(record, ensure_ascii=False).encode() + b"\n"
 
 
 def drop_after(path: Path, step: int) -> None:
-    """Remove lines of steps after ``step`` (they are run again), and a last line that a kill left incomplete."""
+    """Remove lines of steps after ``step`` (they are run again), and a last line that a kill left incomplete.
+
+    Raises:
+        CheckpointError: another line is not JSON, or has no whole ``step``.
+    """
     if not path.exists():
         return
-    kept = []
-    for line in path.read_text().splitlines():
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        if record["step"] <= step:
-            kept.append(line + "\n")
+    kept = [record for _, record in read_log(path, CheckpointError) if record["step"] <= step]
     with atomic_write(path) as file:
-        file.write("".join(kept).encode())
+        file.writelines(_line(record) for record in kept)

@@ -20,10 +20,11 @@ from torch import Tensor, nn
 
 from rewards.base import RewardError
 from rewards.clip.captions import causal_text_features, embed_by_length, looked_up
-from rewards.clip.embedding_cache import ImageSource, chunks, is_main_process
+from rewards.clip.embedding_cache import chunks, is_main_process
 from rewards.clip.long import load_file, stretch_student, stretch_text_tower
 from rewards.clip.preprocessing import Preprocessing, pixels, preprocessing_of
 from rewards.clip.tuned import RELEASED, MlpDeltas, load_tuned
+from rewards.images import ImageSource
 
 logger = logging.getLogger(__name__)
 PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}

@@ -6,22 +6,20 @@ import hashlib
 import io
 import logging
 import os
-import struct
 import sys
 import time
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 import psutil
 from numpy.typing import NDArray
-from PIL import Image
 from tqdm import tqdm
 
 from rewards.base import RewardError
 from rewards.files import atomic_write
+from rewards.images import ImageSource, open_image, pixel_hash
 
 if TYPE_CHECKING:
     from rewards.clip.backbone import DualEncoder
@@ -35,32 +33,6 @@ _ENTRY_BYTES = 250
 _CHUNK = 1024
 _CHECKSUM_BYTES = 16
 _LOG_SECONDS = 10.0
-UNREADABLE = (
-    OSError,
-    SyntaxError,
-    ValueError,
-    EOFError,
-    IndexError,
-    KeyError,
-    TypeError,
-    OverflowError,
-    struct.error,
-    zlib.error,
-    Image.DecompressionBombError,
-)
-"""What Pillow's decoders raise on damaged files."""
-
-
-@runtime_checkable
-class Renderable(Protocol):
-    """An image that is drawn when it is needed (a generated scene)."""
-
-    def render(self) -> Image.Image:
-        """Draw the image."""
-        ...
-
-
-ImageSource: TypeAlias = str | Path | Image.Image | Renderable
 Embeddings: TypeAlias = NDArray[np.float32]
 T = TypeVar("T")
 
@@ -77,19 +49,12 @@ def image_identity(source: ImageSource) -> str:
     if isinstance(source, str | Path):
         try:
             status = os.stat(source)
-        except OSError as error:
-            raise RewardError(f"image {str(source)!r} cannot be read: {error.strerror or error}") from error
-        return f"file:{os.path.abspath(source)}:{status.st_size}:{status.st_mtime_ns}"
-    if isinstance(source, Image.Image):
-        try:
-            content = hashlib.blake2b(source.tobytes(), digest_size=16)  # decodes an image that was only opened
-        except UNREADABLE as error:
-            raise RewardError(f"image {source!r} cannot be read: {error}") from error
-        content.update(repr((source.mode, source.size, source.getpalette())).encode())
-        return f"pixels:{content.hexdigest()}"
-    if isinstance(source, Renderable):
-        return image_identity(source.render())
-    raise RewardError(f"{source!r:.80} is not an image: expected a path, a PIL image or an object with render()")
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise RewardError(f"image {str(source)!r} cannot be read: {reason}") from error
+        # "oriented": embeddings that were kept before EXIF orientation was applied are of other pixels.
+        return f"oriented file:{os.path.abspath(source)}:{status.st_size}:{status.st_mtime_ns}"
+    return f"pixels:{pixel_hash(open_image(source))}"
 
 
 def chunks(items: Sequence[T], size: int, title: str) -> Iterator[Sequence[T]]:

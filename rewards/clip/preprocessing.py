@@ -1,13 +1,12 @@
 """CLIP's preprocessing: from a file, a PIL image or a scene to the pixels that an image encoder reads.
 
-Pillow resizes the shorter side (bicubic, antialiased), the centre is cropped, then RGB, [0, 1], and mean and standard
-deviation per channel.
+The image becomes RGB, Pillow resizes the shorter side (bicubic, antialiased), the centre is cropped, then [0, 1], and
+mean and standard deviation per channel.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from rewards.base import RewardError
-from rewards.clip.embedding_cache import UNREADABLE, ImageSource, Renderable
+from rewards.images import ImageSource, open_image
 
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
@@ -36,11 +35,11 @@ class Preprocessing:
     """``shortest``: the shorter side becomes ``size`` and the centre is cropped; ``squash``: both sides do."""
 
     def __call__(self, image: Image.Image) -> Tensor:
-        """Return pixels [3, size, size], float32."""
+        """Return the pixels [3, size, size], float32, of an RGB image."""
         return self.normalise(self.square(image))
 
     def square(self, image: Image.Image) -> Tensor:
-        """Return the resized and cropped image [3, size, size], uint8."""
+        """Return the resized and cropped RGB image [3, size, size], uint8."""
         method = Image.Resampling.BILINEAR if self.interpolation == "bilinear" else Image.Resampling.BICUBIC
         if self.resize == "squash":
             image = image.resize((self.size, self.size), method)
@@ -53,7 +52,7 @@ class Preprocessing:
                 image = image.resize(target, method)
             left, top = (round((side - self.size) / 2) for side in image.size)
             image = image.crop((left, top, left + self.size, top + self.size))
-        return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
+        return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
     def normalise(self, square: Tensor) -> Tensor:
         """Return the pixels of a square [3, size, size], uint8, as the model reads them: float32."""
@@ -62,31 +61,11 @@ class Preprocessing:
         return (values - mean) / std
 
 
-def open_image(source: ImageSource) -> Image.Image:
-    """Open, draw or pass on an image, decoded, in its own mode.
-
-    Raises:
-        RewardError: the file is missing or not a readable image; the message names it.
-    """
-    if isinstance(source, Image.Image):
-        return source
-    if isinstance(source, str | Path):
-        try:
-            with Image.open(source) as image:
-                image.load()
-                return image
-        except UNREADABLE as error:
-            raise RewardError(f"image {str(source)!r} cannot be read: {error or type(error).__name__}") from error
-    if isinstance(source, Renderable):
-        return source.render()
-    raise RewardError(f"{source!r:.80} is not an image: expected a path, a PIL image or an object with render()")
-
-
 def pixels(source: ImageSource, preprocessing: Preprocessing) -> Tensor:
     """Read or draw an image and return its pixels [3, size, size].
 
     Raises:
-        RewardError: as for ``open_image``, or the image has a shape or mode that cannot be prepared.
+        RewardError: as for ``open_image``, or the image has a shape that cannot be prepared.
     """
     image = open_image(source)
     try:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rewards.clip.backbone import DualEncoder
-from rewards.clip.embedding_cache import ImageSource
+from rewards.images import ImageSource
 
 
 class RememberingEncoder:

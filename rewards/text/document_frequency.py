@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -12,12 +13,15 @@ from typing import Any, Literal, Self
 import numpy as np
 from tqdm import tqdm
 
+from rewards.arrays import UNREADABLE_ARRAY, member, read_array
 from rewards.files import atomic_write
 from rewards.text.ngram_table import Array, NGram, NGramTable, count_documents, numbered, table_of_counts, table_of_rows
 from rewards.text.tokenize import TOKENIZER
 
 EOS = "<eos>"
 """The end-of-sentence token, where it counts as a word."""
+LARGEST_LOGARITHM = 50.0
+"""No corpus has e^50 documents."""
 
 
 def ngram_counts(tokens: Sequence[str], n: int = 4) -> dict[NGram, int]:
@@ -93,7 +97,7 @@ class DocumentFrequencies:
         """
         if document not in ("image", "caption"):
             raise ValueError(f"document is {document!r}: expected 'image' or 'caption'")
-        if not (math.isfinite(log_documents) and log_documents >= 0):
+        if not 0 <= log_documents <= LARGEST_LOGARITHM:
             raise ValueError(f"log_documents is {log_documents!r}: expected the logarithm of one document or more")
         documents = round(math.exp(log_documents))
         table = counts if isinstance(counts, NGramTable) else table_of_counts(counts, n)
@@ -242,36 +246,26 @@ class DocumentFrequencies:
             ValueError: the file is not such a file, or its content does not match its fingerprint.
         """
         try:
-            with np.load(path, allow_pickle=False) as stored:
-                arrays = {name: stored[name] for name in stored.files}
-            fingerprint = arrays.pop("fingerprint").tobytes().decode()
+            arrays = _read(path)
+            fingerprint, found = arrays.pop("fingerprint").tobytes().decode(), _digest(arrays)
+            if found != fingerprint:
+                raise ValueError(f"it is damaged, its content has fingerprint {found}, it was saved as {fingerprint}")
             header = json.loads(arrays["header"].tobytes())
-            orders = range(1, header["n"] + 1)
             vocabulary = arrays["vocabulary"].tobytes().decode()
-            found = _digest(arrays)
-            if found == fingerprint:
-                table = table_of_rows(
-                    vocabulary.split("\n") if vocabulary else [],
-                    [arrays.pop(f"ngrams_{order}") for order in orders],
-                    [arrays.pop(f"counts_{order}") for order in orders],
-                )
+            orders = range(1, header["n"] + 1)
+            table = table_of_rows(
+                vocabulary.split("\n") if vocabulary else [],
+                [arrays[f"ngrams_{order}"] for order in orders],
+                [arrays[f"counts_{order}"] for order in orders],
+            )
+            made = cls(table, **header)
         except FileNotFoundError:
             raise
-        except (OSError, ValueError, KeyError, IndexError, AttributeError) as error:
+        except (*UNREADABLE_ARRAY, IndexError, AttributeError) as error:
             raise ValueError(
-                f"{path} does not hold document frequencies: {error}. Expected a file written by "
-                "DocumentFrequencies.save; use load_legacy_pickle for pickles of other packages"
+                f"{path} does not hold document frequencies: {error or type(error).__name__}. Expected a file written "
+                "by DocumentFrequencies.save; use load_legacy_pickle for pickles of other packages"
             ) from error
-        if found != fingerprint:
-            raise ValueError(f"{path} is damaged: its content has fingerprint {found}, it was saved as {fingerprint}")
-        made = cls(
-            table,
-            header["log_documents"],
-            n=header["n"],
-            eos=header["eos"],
-            tokenizer=header["tokenizer"],
-            document=header["document"],
-        )
         object.__setattr__(made, "_fingerprint", found)
         return made
 
@@ -285,6 +279,15 @@ class DocumentFrequencies:
         for order in range(1, self.n + 1):
             rows, counts = self.table.rows(order)
             arrays[f"ngrams_{order}"], arrays[f"counts_{order}"] = rows, counts.astype(np.float64)
+        return arrays
+
+
+def _read(path: str | Path) -> dict[str, Array]:
+    with zipfile.ZipFile(path) as archive:
+        arrays = {}
+        for name in archive.namelist():
+            with member(archive, name.removesuffix(".npy")) as (file, size):
+                arrays[name.removesuffix(".npy")] = read_array(file, size)
         return arrays
 
 

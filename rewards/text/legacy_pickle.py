@@ -7,15 +7,28 @@ import pickle
 import struct
 from collections import defaultdict
 from pathlib import Path
+from reprlib import repr  # short, whatever was nested in what
 from typing import Any
 
 import numpy as np
 
-from rewards.text.document_frequency import EOS, DocumentFrequencies, NGram
+from rewards.text.document_frequency import EOS, LARGEST_LOGARITHM, DocumentFrequencies, NGram
 from rewards.text.tokenize import TOKENIZER
 
-_LARGEST_LOGARITHM = 50.0
-"""A smaller ``ref_len`` is a logarithm already: no corpus has e^50 images, and none that is pickled has under 50."""
+_UNREADABLE = (
+    pickle.UnpicklingError,
+    OSError,
+    EOFError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    OverflowError,
+    RecursionError,
+    struct.error,
+)
+"""What unpickling raises on damaged files."""
 
 
 class _DataType:
@@ -94,31 +107,35 @@ def load_legacy_pickle(
             content = _PlainUnpickler(file, encoding="latin1").load()
     except FileNotFoundError:
         raise
-    except (pickle.UnpicklingError, EOFError, ValueError, TypeError, AttributeError, IndexError, KeyError) as error:
-        raise ValueError(f"{path} was not read: {error}") from error
+    except _UNREADABLE as error:
+        raise ValueError(f"{path} was not read: {error or type(error).__name__}") from error
     if not isinstance(content, dict) or not {"document_frequency", "ref_len"} <= content.keys():
-        found = sorted(map(str, content)) if isinstance(content, dict) else type(content).__name__
+        found = repr(list(content)) if isinstance(content, dict) else type(content).__name__
         raise ValueError(f"{path} holds {found}: expected a dict with 'document_frequency' and 'ref_len'")
     length, stored = content["ref_len"], content["document_frequency"]
-    if not isinstance(length, int | float) or not math.isfinite(length) or length <= 0:
-        raise ValueError(f"{path}: ref_len is {length!r}: expected the number of images or its logarithm")
+    if type(length) not in (int, float) or not 0 < length < math.exp(LARGEST_LOGARITHM):
+        raise ValueError(f"{path}: ref_len is {repr(length)}: expected the number of images or its logarithm")
     if not isinstance(stored, dict) or not stored:
-        raise ValueError(f"{path}: document_frequency is {stored!r:.40}: expected a dict from n-gram to count")
+        raise ValueError(f"{path}: document_frequency is {repr(stored)}: expected a dict from n-gram to count")
     counts = {_ngram(key, path): _count(key, value, path) for key, value in stored.items()}
-    log_documents = float(length) if length < _LARGEST_LOGARITHM else float(np.log(float(length)))
-    return DocumentFrequencies(
-        counts,
-        log_documents,
-        n=max(len(ngram) for ngram in counts),
-        eos=(EOS,) in counts if eos is None else eos,
-        tokenizer=tokenizer,
-        document=document,
-    )
+    # None that is pickled has under 50 images: a smaller number is a logarithm already.
+    log_documents = float(length) if length < LARGEST_LOGARITHM else float(np.log(float(length)))
+    try:
+        return DocumentFrequencies(
+            counts,
+            log_documents,
+            n=max(len(ngram) for ngram in counts),
+            eos=(EOS,) in counts if eos is None else eos,
+            tokenizer=tokenizer,
+            document=document,
+        )
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
 def _ngram(key: Any, path: str | Path) -> NGram:
     if not isinstance(key, tuple) or not key or not all(isinstance(word, str) for word in key):
-        raise ValueError(f"{path}: n-gram {key!r:.80}: expected a tuple of words")
+        raise ValueError(f"{path}: n-gram {repr(key)}: expected a tuple of words")
     return tuple(_word(word) for word in key)
 
 
@@ -133,6 +150,6 @@ def _word(word: str) -> str:
 
 
 def _count(key: Any, value: Any, path: str | Path) -> float:
-    if not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        raise ValueError(f"{path}: n-gram {key!r:.80} has the count {value!r}: expected a number of at least 0")
+    if type(value) not in (int, float) or not 0 <= value < 2**63:
+        raise ValueError(f"{path}: n-gram {repr(key)} has the count {repr(value)}: expected a number of at least 0")
     return int(value) if value == int(value) else value

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from safetensors.torch import load_model
 
@@ -24,13 +24,22 @@ from rl_caption.checkpoint import (
 )
 from rl_caption.config import DataConfig, DecodeConfig, EvaluateConfig
 from rl_caption.data.files import read_captions, write_json
+from rl_caption.data.plain_files import check_type, read_json, read_log, read_yaml
 from rl_caption.evaluate import judge
-from rl_caption.evaluation import Evaluation, write_evaluation
+from rl_caption.evaluation import Evaluation, EvaluationError, write_evaluation
 from rl_caption.evaluation.judge import JUDGE as JUDGE
 from rl_caption.evaluation.reward_scores import signed
-from rl_caption.run_folder import read_config
+from rl_caption.report.folders import ScoresFile
 
 ALARM = "hacking/alarm"
+
+
+class _Model(TypedDict, total=False):
+    lora: dict[str, Any] | None
+
+
+class _Config(TypedDict, total=False):
+    model: _Model
 
 
 @dataclass(frozen=True)
@@ -129,7 +138,8 @@ def last_policy(run: Path, folder: Path) -> Path:
     if newest is None:
         raise CheckpointError(f"{run / 'checkpoints'} has no intact checkpoint: judge policy best, or train it again")
     captioner = load_captioner(run / "export" / "best")
-    lora = read_config(run / "config.yaml").get("model", {}).get("lora") if (run / "config.yaml").is_file() else None
+    config = run / "config.yaml"
+    lora = read_yaml(config, CheckpointError, _Config).get("model", {}).get("lora") if config.is_file() else None
     if lora is not None and isinstance(captioner, HuggingFaceCaptioner):
         # The export has adapters added to its weights, the checkpoint has them beside the weights.
         captioner.adapt([], lora | {"export_adapters": False}, checkpointed=False)
@@ -147,11 +157,11 @@ def first_alarm(log: Path) -> tuple[bool, int | None]:
     """Whether a training log (``metrics.jsonl``) has ``hacking/alarm``, and the first step at which it is above 0."""
     watched, first = False, None
     if log.is_file():
-        for line in log.read_text().splitlines():
-            record = json.loads(line)
+        for where, record in read_log(log, CheckpointError):
             watched = watched or ALARM in record
+            check_type(record.get(ALARM, 0), float, f"{where}, {ALARM!r}", CheckpointError)
             if first is None and record.get(ALARM, 0) > 0:
-                first = int(record["step"])
+                first = record["step"]
     return watched, first
 
 
@@ -160,12 +170,12 @@ def _kept(
 ) -> tuple[Evaluation, dict[str, str]] | None:
     if _json(folder / "settings.json") != settings:  # written last
         return None
-    scores = json.loads((folder / "scores.json").read_text())
+    scores = read_json(folder / "scores.json", EvaluationError, ScoresFile)
     evaluation = Evaluation(
         scores["metrics"],
         signed(scores["signature"], settings["judges"]),  # files of earlier versions lack the judges'
         scores["n"],
-        scores["left_out"],
+        scores.get("left_out", {}),
         bounds={JUDGE + name: reward.bounds for name, reward in judges.items()},
     )
     return evaluation, read_captions(folder / "predictions.json", allow_empty=True)
@@ -173,4 +183,4 @@ def _kept(
 
 def _json(file: Path) -> Any:
     """What a file of this program holds; None where there is none."""
-    return json.loads(file.read_text()) if file.is_file() else None
+    return read_json(file, CheckpointError) if file.is_file() else None

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import torch
 import yaml
@@ -21,6 +21,7 @@ from rl_caption.command_line import Chain
 from rl_caption.config import ScstConfig, XeConfig
 from rl_caption.data.base import DataModule, Row
 from rl_caption.data.files import write_json
+from rl_caption.data.plain_files import read_json
 from rl_caption.evaluation.toolkit import SCORERS
 from rl_caption.launch import requested_processes
 from rl_caption.reward_models.config import RewardModelConfig
@@ -139,6 +140,10 @@ def threads_of_a_process(cores: int, processes: int) -> int:
     return max(cores // processes, 1)
 
 
+_Start = TypedDict("_Start", {"model.init": str, "sha256": str, "rewards": NotRequired[dict[str, str]]})
+"""``start.json``."""
+
+
 def fix_start(cell: PlannedCell, base: Base, rewards: Mapping[str, str]) -> None:
     """Note what a cell starts from, or compare it with what it was started from.
 
@@ -154,7 +159,7 @@ def fix_start(cell: PlannedCell, base: Base, rewards: Mapping[str, str]) -> None
     if not note.is_file():
         write_json(note, {"model.init": base.init, "sha256": now, "rewards": dict(rewards)})
         return
-    before = json.loads(note.read_text())
+    before = read_json(note, ConfigError, _Start)
     noted = before.get("rewards", {})  # grids of earlier versions have none
     changed = [f"{term} was {was}, now {rewards[term]}" for term, was in noted.items() if rewards[term] != was]
     if changed:

@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-import struct
-import zlib
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, NotRequired, Protocol, TypedDict, runtime_checkable
+from typing import Any, NotRequired, Protocol, TypedDict
 
 from PIL import Image
+
+from rewards.base import RewardError
+from rewards.images import ImageSource, open_image
 
 
 class DataError(ValueError):
     """A dataset cannot be used as it is; the message names the file, the row, the value, and what would be right."""
-
-
-@runtime_checkable
-class Renderable(Protocol):
-    """An image that is drawn when it is needed (a generated scene). Picklable, so that loader workers can draw it."""
-
-    def render(self) -> Image.Image:
-        """Draw the image as RGB."""
-        ...
-
-
-ImageSource = str | Path | Image.Image | Renderable
 
 
 class Row(TypedDict):
@@ -62,36 +50,13 @@ class DataModule(Protocol):
         ...
 
 
-UNREADABLE = (
-    OSError,
-    SyntaxError,
-    ValueError,
-    EOFError,
-    IndexError,
-    KeyError,
-    TypeError,
-    OverflowError,
-    struct.error,
-    zlib.error,
-    Image.DecompressionBombError,
-)
-"""What Pillow's decoders raise on damaged files, beside OSError (which UnidentifiedImageError is)."""
-
-
 def load_image(source: ImageSource) -> Image.Image:
-    """Open, draw or pass on an image, as RGB.
+    """``rewards.images.open_image``, for data.
 
     Raises:
-        DataError: the file is missing or not a readable image.
+        DataError: where that raises ``RewardError``.
     """
-    if isinstance(source, Image.Image):
-        return source.convert("RGB")
-    if isinstance(source, str | Path):
-        try:
-            with Image.open(source) as image:
-                return image.convert("RGB")
-        except UNREADABLE as error:
-            raise DataError(f"image {str(source)!r} cannot be read: {error}") from error
-    if isinstance(source, Renderable):
-        return source.render().convert("RGB")
-    raise DataError(f"{type(source).__name__} is not an image: expected a path, a PIL image or a scene")
+    try:
+        return open_image(source)
+    except RewardError as error:
+        raise DataError(str(error)) from error

@@ -10,7 +10,9 @@ from typing import Literal, Protocol, TypeVar, runtime_checkable
 
 from PIL import Image
 
-from rl_caption.data.base import DataError, DataModule, Renderable, Row
+from rewards.images import Renderable, pixel_hash
+from rewards.text.tokenize import tokenize
+from rl_caption.data.base import DataError, DataModule, Row, load_image
 from rl_caption.data.check_report import (
     ADVICE,
     BAD_FEATURES,
@@ -28,7 +30,7 @@ from rl_caption.data.check_report import (
 )
 from rl_caption.data.feature_checks import check_features
 from rl_caption.data.features import ImageFeatures, as_image_features
-from rl_caption.data.image_files import Verdict, check_image_files, pixel_hash
+from rl_caption.data.image_files import Verdict, check_image_files
 
 __all__ = ["CheckReport", "ExplainsMissing", "Problem", "check_data", "check_row_images"]
 
@@ -153,7 +155,7 @@ def check_row_images(
     """
     paths = list(dict.fromkeys(str(row["image"]) for row in rows if isinstance(row["image"], str | Path)))
     verdicts = check_image_files(paths, check_pixels=check_pixels, cache=cache)
-    bad = [f"{path!r}: {verdict.error}" for path, verdict in verdicts.items() if verdict.error is not None]
+    bad = [verdict.error for verdict in verdicts.values() if verdict.error is not None]
     if bad:
         raise DataError(
             f"{needed_by} looks at images, and {len(bad)} of {len(paths)} cannot be used: {'; '.join(bad[:SHOWN])}; "
@@ -169,8 +171,8 @@ def _read_split(data: DataModule, split: str, check_images: bool, findings: _Fin
             path = str(source)
         elif isinstance(source, Image.Image):
             try:
-                content = pixel_hash(source) if check_images else None
-            except (OSError, ValueError) as failure:
+                content = pixel_hash(load_image(source)) if check_images else None
+            except DataError as failure:
                 error = str(failure)
         elif not isinstance(source, Renderable):
             error = f"{type(source).__name__} is not an image: expected a path, a PIL image or a scene"
@@ -185,15 +187,20 @@ def _read_split(data: DataModule, split: str, check_images: bool, findings: _Fin
 
 
 def _check_captions(entry: _Entry, references: Sequence[str], findings: _Findings) -> None:
-    good = [reference for reference in references if reference.strip()]
+    good = [reference for reference in references if _has_tokens(reference)]
     if len(good) < len(references):
-        first = next(number for number, reference in enumerate(references, start=1) if not reference.strip())
+        first = next(number for number, reference in enumerate(references, start=1) if not _has_tokens(reference))
         offender = f"{entry.split} image {entry.image_id!r}, caption {first}"
         findings.add(EMPTY_CAPTIONS, offender, len(references) - len(good))
         findings.references.setdefault(entry.split, {})[entry.index] = good
     if not good:
         findings.add(NO_REFERENCES, f"{entry.split} image {entry.image_id!r}")
         findings.drop(entry)
+
+
+def _has_tokens(caption: str) -> bool:
+    """Whether scorers see anything of a caption: of punctuation alone they do not."""
+    return any(map(str.isalnum, caption)) or bool(tokenize(caption))
 
 
 def _check_files(
@@ -209,7 +216,7 @@ def _check_files(
             findings.add(MISSING, f"{entry.split} {entry.path!r}")
             findings.missing.append(str(entry.path))
         elif verdict.error is not None:
-            findings.add(UNREADABLE, f"{entry.split} {entry.path!r}: {verdict.error}")
+            findings.add(UNREADABLE, f"{entry.split} {verdict.error}")
         checked.append(replace(entry, content=verdict.content))
         if verdict.error is not None:
             findings.drop(entry)

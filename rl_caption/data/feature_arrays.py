@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -30,7 +31,7 @@ def regions_and_width(shape: Sequence[int], dtype: np.dtype, where: str) -> tupl
     shape = list(shape)
     if len(shape) not in (2, 3):
         raise DataError(f"{where}: the shape is {shape}, expected [regions, features] or a grid [H, W, features]")
-    regions = int(np.prod(shape[:-1]))
+    regions = math.prod(shape[:-1])
     if regions < 1 or shape[-1] < 1:
         raise DataError(f"{where}: no regions, the shape is {shape}, expected [regions, features]")
     return regions, shape[-1]

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from rewards.arrays import UNREADABLE_ARRAY, check_expansion
 from rl_caption.data.base import DataError
 from rl_caption.data.feature_stores import Arrays, Header, Names, Place
 
@@ -91,7 +92,7 @@ class FeatureHdf5:
     def _dataset(self, key: str, where: str) -> Any:
         try:
             found = self._file().get(key)
-        except (OSError, KeyError, RuntimeError) as error:
+        except UNREADABLE_ARRAY as error:
             raise DataError(f"{where}: cannot be read: {error}") from error
         if not isinstance(found, _dataset_class()):
             raise DataError(f"{where}: no such key; expected a data set {key!r}")
@@ -116,8 +117,13 @@ class FeatureHdf5:
             if features.dtype.kind not in "fiu":
                 return Arrays([np.empty(0, features.dtype)], None, None)  # refused by its type, not read
             boxes = self._boxes(place) if with_boxes else None
+            for stored in (features, boxes):
+                if stored is not None:
+                    check_expansion(stored.size * stored.dtype.itemsize, stored.id.get_storage_size())
             return Arrays([features[()]], None if boxes is None else boxes[()], None)
-        except (OSError, RuntimeError) as error:
+        except DataError:
+            raise
+        except UNREADABLE_ARRAY as error:
             raise DataError(f"{where}: cannot be read: {error}") from error
 
     def stamp(self, place: Place) -> tuple[str, int, int] | None:

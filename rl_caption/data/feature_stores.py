@@ -8,23 +8,22 @@ from __future__ import annotations
 
 import os
 import zipfile
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Protocol
+from typing import BinaryIO, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rewards.arrays import UNREADABLE_ARRAY, array_header, member, read_array
 from rl_caption.data.base import DataError
 
+T = TypeVar("T")
 SUFFIXES = (".npz", ".npy")
 FEATURE_KEYS = ("features", "x", "feat")
 BOX_KEYS = ("boxes", "bbox")
 SIZE_KEYS = ("image_w", "image_h")
-# What numpy and zipfile raise on a file that is cut off, is not an array, or would have to be unpickled.
-_READ_ERRORS = (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error)
 
 
 class Names(NamedTuple):
@@ -135,32 +134,20 @@ class FeatureFolder:
     def header(self, place: Place, where: str) -> Header:
         """Shapes from the files' headers."""
         with _readable(place.features, where):
-            if zipfile.is_zipfile(place.features):
-                header = _npz_header(place.features, self.wanted, where)
-            else:
-                header = Header([_npy_header(place.features, where)], None, None)
-        if place.boxes is not None:
-            with _readable(place.boxes, where):
-                header = header._replace(boxes=_npy_header(place.boxes, where))
-        return header
+            read = _from_file(place.features, array_header, self.wanted, where)
+        if place.boxes is None:
+            return Header(*read)
+        with _readable(place.boxes, where), open(place.boxes, "rb") as file:
+            return Header(*read)._replace(boxes=array_header(file, os.path.getsize(place.boxes)))
 
     def arrays(self, place: Place, where: str, with_boxes: bool) -> Arrays:
         """The arrays of the file; boxes only where they are asked for."""
-        boxes = size = None
         with _readable(place.features, where):
-            loaded = np.load(place.features, allow_pickle=False)
-            if isinstance(loaded, np.ndarray):
-                features = [loaded]
-            else:
-                with loaded as archive:
-                    features = [archive[key] for key in _feature_keys(archive.files, self.wanted, where)]
-                    if with_boxes:
-                        boxes = next((archive[key] for key in BOX_KEYS if key in archive.files), None)
-                        size = _size(archive, archive.files)
-        if with_boxes and place.boxes is not None:
-            with _readable(place.boxes, where):
-                boxes = np.load(place.boxes, allow_pickle=False)
-        return Arrays(features, boxes, size)
+            read = _from_file(place.features, read_array, self.wanted, where, with_boxes)
+        if not with_boxes or place.boxes is None:
+            return Arrays(*read)
+        with _readable(place.boxes, where), open(place.boxes, "rb") as file:
+            return Arrays(*read)._replace(boxes=read_array(file, os.path.getsize(place.boxes)))
 
     def stamp(self, place: Place) -> tuple[str, int, int] | None:
         """Path, bytes and time of change; both files' where boxes have their own."""
@@ -182,8 +169,8 @@ def _readable(path: str, where: str) -> Iterator[None]:
         yield
     except DataError:
         raise
-    except _READ_ERRORS as error:
-        raise DataError(f"{where}: cannot be read: {error}") from error
+    except UNREADABLE_ARRAY as error:
+        raise DataError(f"{where}: cannot be read: {error or type(error).__name__}") from error
 
 
 def _feature_keys(keys: Sequence[str], wanted: Sequence[str], where: str) -> list[str]:
@@ -198,40 +185,32 @@ def _feature_keys(keys: Sequence[str], wanted: Sequence[str], where: str) -> lis
     raise DataError(f"{where}: holds the arrays {sorted(keys)}, expected one of {', '.join(FEATURE_KEYS)}")
 
 
-def _size(archive: Mapping[str, Any], keys: Sequence[str]) -> tuple[float, float] | None:
-    if not all(key in keys for key in SIZE_KEYS):
-        return None
-    width, height = (float(archive[key].item()) for key in SIZE_KEYS)
-    return width, height
-
-
-def _npz_header(path: str, wanted: Sequence[str], where: str) -> Header:
+def _from_file(
+    path: str, read: Callable[[BinaryIO, int], T], wanted: Sequence[str], where: str, with_boxes: bool = True
+) -> tuple[list[T], T | None, tuple[float, float] | None]:
+    """What ``read`` makes of the features and the boxes of a file, and the image's width and height."""
+    if not zipfile.is_zipfile(path):
+        with open(path, "rb") as file:
+            return [read(file, os.path.getsize(path))], None, None
     with zipfile.ZipFile(path) as archive:
         keys = [name.removesuffix(".npy") for name in archive.namelist()]
 
-        def shape_of(key: str) -> tuple[tuple[int, ...], np.dtype]:
-            with archive.open(key + ".npy") as member:
-                return _array_header(member)  # type: ignore[arg-type]
+        def one(key: str) -> T:
+            with member(archive, key) as (file, size):
+                return read(file, size)
 
-        features = [shape_of(key) for key in _feature_keys(keys, wanted, where)]
-        boxes = next((shape_of(key) for key in BOX_KEYS if key in keys), None)
-        if not all(key in keys for key in SIZE_KEYS):
-            return Header(features, boxes, None)
-    with np.load(path, allow_pickle=False) as loaded:
-        return Header(features, boxes, _size(loaded, loaded.files))
-
-
-def _npy_header(path: str, where: str) -> tuple[tuple[int, ...], np.dtype]:
-    with open(path, "rb") as file:
-        shape, dtype = _array_header(file)
-        expected = file.tell() + int(np.prod(shape)) * dtype.itemsize
-    if os.path.getsize(path) < expected:
-        raise DataError(f"{where}: cut off at {os.path.getsize(path)} of {expected} bytes")
-    return shape, dtype
+        features = [one(key) for key in _feature_keys(keys, wanted, where)]
+        if not with_boxes:
+            return features, None, None
+        boxes = next((one(key) for key in BOX_KEYS if key in keys), None)
+        return features, boxes, _image_size(archive, keys)
 
 
-def _array_header(file: BinaryIO) -> tuple[tuple[int, ...], np.dtype]:
-    version = np.lib.format.read_magic(file)
-    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, _, dtype = read(file)
-    return shape, dtype
+def _image_size(archive: zipfile.ZipFile, keys: Sequence[str]) -> tuple[float, float] | None:
+    if not all(key in keys for key in SIZE_KEYS):
+        return None
+    sides = []
+    for key in SIZE_KEYS:
+        with member(archive, key) as (file, size):
+            sides.append(float(read_array(file, size).item()))
+    return sides[0], sides[1]

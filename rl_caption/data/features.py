@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -9,9 +10,10 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
-from rl_caption.data.base import UNREADABLE, DataError, Row
+from rewards.base import RewardError
+from rewards.images import image_size
+from rl_caption.data.base import DataError, Row
 from rl_caption.data.feature_arrays import (
     GEOMETRY,
     ImageSize,
@@ -23,6 +25,9 @@ from rl_caption.data.feature_arrays import (
 )
 from rl_caption.data.feature_hdf5 import FeatureHdf5
 from rl_caption.data.feature_stores import FeatureFolder, Names, Place, Store
+
+LARGEST_SIDE = 1e9
+"""Pixels; no image has more."""
 
 
 @dataclass(frozen=True)
@@ -159,12 +164,9 @@ class ImageFeatures:
     def _size(self, stored: ImageSize | None, where: str) -> ImageSize:
         size = stored or self.size
         if size is None and self.image is not None:
-            try:
-                with Image.open(self.image) as image:
-                    size = image.size
-            except UNREADABLE:
-                size = None
-        if size is None or min(size) <= 0:
+            with contextlib.suppress(RewardError):
+                size = image_size(self.image)
+        if size is None or not all(0 < side < LARGEST_SIDE for side in size):
             raise DataError(
                 f"{where}: the image's size is not known, which box_features: normalised needs: expected image_w and "
                 "image_h in the .npz, width and height in the Karpathy JSON, or the image file"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -13,10 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from PIL import Image
 from tqdm import tqdm
 
-from rl_caption.data.base import UNREADABLE
+from rewards.base import RewardError
+from rewards.images import image_file, open_image, pixel_hash
 from rl_caption.data.files import write_text
 
 logger = logging.getLogger(__name__)
@@ -24,6 +23,8 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 R = TypeVar("R")
 _BLOCK = 4096
+_CACHED = "oriented images"
+"""Key of what a cache remembers; another name whenever the hash of an image changes."""
 _LOG_SECONDS = 10.0
 
 
@@ -33,7 +34,7 @@ class Verdict(NamedTuple):
     content: str | None = None
     """Hash of the decoded RGB pixels, the same for copies; None where they were not decoded."""
     error: str | None = None
-    """Why the file cannot be used; None where it can."""
+    """Why the file cannot be used, with its name; None where it can."""
     missing: bool = False
     """Whether there is no such file."""
 
@@ -56,13 +57,13 @@ def check_image_files(
     for path in paths:
         try:
             status = os.stat(path)
-        except OSError as error:
-            verdicts[path] = Verdict(error=error.strerror or str(error), missing=True)
+        except (OSError, ValueError) as error:  # ValueError: no name of a file, such as one with a zero byte
+            verdicts[path] = Verdict(error=f"{path!r}: {getattr(error, 'strerror', None) or error}", missing=True)
             continue
         stamps[path] = (status.st_size, status.st_mtime_ns)
         remembered = known.get(path)
         if not check_pixels:
-            verdicts[path] = Verdict() if os.path.isfile(path) else Verdict(error="not a file", missing=True)
+            verdicts[path] = Verdict() if os.path.isfile(path) else Verdict(error=f"{path!r}: not a file", missing=True)
         elif remembered is not None and remembered[:2] == stamps[path]:
             verdicts[path] = Verdict(content=remembered[2])
     unseen = [path for path in paths if path not in verdicts]
@@ -76,18 +77,11 @@ def check_image_files(
 def check_image_file(path: str) -> Verdict:
     """Decode one image file and hash its pixels."""
     try:
-        with Image.open(path) as image:
+        with image_file(path) as image:
             image.verify()  # checksums, where the format has them; the image cannot be used afterwards
-        with Image.open(path) as image:
-            return Verdict(content=pixel_hash(image))
-    except UNREADABLE as error:
-        return Verdict(error=str(error) or type(error).__name__)
-
-
-def pixel_hash(image: Image.Image) -> str:
-    """Hash the RGB pixels and the size of an image: equal for copies, whatever the file format or metadata."""
-    rgb = image.convert("RGB")
-    return hashlib.blake2b(rgb.tobytes(), digest_size=16, person=f"{rgb.width}x{rgb.height}".encode()[:16]).hexdigest()
+        return Verdict(content=pixel_hash(open_image(path)))
+    except RewardError as error:
+        return Verdict(error=str(error))
 
 
 def in_parallel(function: Callable[[T], R], items: Sequence[T], num_workers: int, title: str) -> Iterator[R]:
@@ -116,11 +110,11 @@ def _with_progress(results: Iterable[R], total: int, title: str) -> Iterator[R]:
 
 def _read_cache(cache: str | Path) -> dict[str, tuple[int, int, str]]:
     try:
-        entries = json.loads(Path(cache).read_bytes())["images"]
+        entries = json.loads(Path(cache).read_bytes())[_CACHED]
         return {str(path): (int(size), int(mtime), str(content)) for path, (size, mtime, content) in entries.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
 
 
 def _write_cache(cache: str | Path, entries: dict[str, tuple[int, int, str | None]]) -> None:
-    write_text(cache, json.dumps({"images": entries}))
+    write_text(cache, json.dumps({_CACHED: entries}))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Collection, Iterator
@@ -12,6 +11,7 @@ from typing import Any
 from tqdm import tqdm
 
 from rl_caption.data.base import DataError
+from rl_caption.data.plain_files import DECODER
 
 _SPACE = " \t\r\n"
 
@@ -51,7 +51,7 @@ def stream_lists(path: str | Path, keys: Collection[str]) -> Iterator[tuple[str,
                     bar.update(end - bar.n)
                 if index >= 0:
                     yield key, index, item
-    except (ValueError, IndexError) as error:  # IndexError: the text ends too early
+    except (ValueError, IndexError, RecursionError) as error:  # IndexError: the text ends too early
         raise DataError(f"{path} is not a JSON object, or is cut off: {error}") from error
     absent = sorted(set(keys) - found)
     if absent:
@@ -60,7 +60,7 @@ def stream_lists(path: str | Path, keys: Collection[str]) -> Iterator[tuple[str,
 
 def _walk(text: str, keys: Collection[str]) -> Iterator[tuple[str, int, Any, int]]:
     """Yield (key, index, item, position behind it), and (key, -1, None, position) where a list begins."""
-    decode = json.JSONDecoder().raw_decode
+    decode = DECODER.raw_decode
     at = _skip(text, 0, "{")
     while text[at] != "}":
         if text[at] != '"':

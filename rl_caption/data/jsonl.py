@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rl_caption.data.base import DataError, Row
+from rl_caption.data.plain_files import check_text, parse_json, shown
 from rl_caption.data.rows import add_features, grouped_by_split, rows_of
 
 KEYS = (
@@ -84,23 +84,21 @@ def _read_rows(path: Path, image_root: Path) -> Iterator[tuple[str, Row]]:
 
 
 def _read_row(line: bytes, where: str, image_root: Path) -> tuple[str, Row]:
-    try:
-        item = json.loads(line.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise DataError(f"{where}: not UTF-8: {error}") from error
-    except json.JSONDecodeError as error:
-        raise DataError(f"{where}: not a JSON object: {error}") from error
+    item = parse_json(line, where)
     if not isinstance(item, dict):
-        raise DataError(f"{where}: {item!r:.80} is not a JSON object with 'image' and 'references'")
+        raise DataError(f"{where}: {shown(item)} is not a JSON object with 'image' and 'references'")
     _check_spelling(item, where)
     image = _text(item, "image", where)
     references = item.get("references")
     if not isinstance(references, list) or not all(isinstance(reference, str) for reference in references):
-        raise DataError(f"{where}: 'references' is {references!r:.80}, expected a list of strings")
+        raise DataError(f"{where}: 'references' is {shown(references)}, expected a list of strings")
+    for index, reference in enumerate(references):
+        check_text(reference, f"{where}: references[{index}]")
     image_id = item.get("image_id", image)
     if not isinstance(image_id, str | int) or isinstance(image_id, bool) or image_id == "":
-        raise DataError(f"{where}: 'image_id' is {image_id!r:.80}, expected a string or an integer")
-    row: Row = {"image_id": str(image_id), "image": os.path.join(image_root, image), "references": references}
+        raise DataError(f"{where}: 'image_id' is {shown(image_id)}, expected a string or an integer")
+    image_id = check_text(str(image_id), f"{where}: 'image_id'")
+    row: Row = {"image_id": image_id, "image": os.path.join(image_root, image), "references": references}
     if "prompt" in item:
         row["prompt"] = _text(item, "prompt", where)
     if "long_reference" in item:
@@ -115,15 +113,15 @@ def _read_row(line: bytes, where: str, image_root: Path) -> tuple[str, Row]:
 def _text(item: Mapping[str, Any], key: str, where: str) -> str:
     value = item.get(key)
     if not isinstance(value, str) or not value.strip():
-        raise DataError(f"{where}: {key!r} is {value!r:.80}, expected a string that is not empty")
-    return value
+        raise DataError(f"{where}: {key!r} is {shown(value)}, expected a string that is not empty")
+    return check_text(value, f"{where}: {key!r}")
 
 
 def _texts(item: Mapping[str, Any], key: str, where: str) -> list[str]:
     values = item[key]
     if not isinstance(values, list) or not all(isinstance(value, str) and value.strip() for value in values):
-        raise DataError(f"{where}: {key!r} is {values!r:.80}, expected a list of strings that are not empty")
-    return values
+        raise DataError(f"{where}: {key!r} is {shown(values)}, expected a list of strings that are not empty")
+    return [check_text(value, f"{where}: {key}[{index}]") for index, value in enumerate(values)]
 
 
 def _check_spelling(item: Mapping[str, Any], where: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.feature_arrays import ImageSize
 from rl_caption.data.json_stream import stream_lists
+from rl_caption.data.plain_files import check_text, parse_json, shown
 from rl_caption.data.rows import add_features, grouped_by_split, rows_of
 
 _EXTENSIONS = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".webp", ".bmp", ".JPG", ".JPEG", ".PNG", ".TIF")
@@ -167,7 +167,7 @@ def read_record(record: Any, where: str) -> Record:
         DataError: a key is missing, or a value is of the wrong kind.
     """
     if not isinstance(record, dict):
-        raise DataError(f"{where} is {record!r:.80}, expected an object")
+        raise DataError(f"{where} is {shown(record)}, expected an object")
     split, image_id = _text(record, "split", where), _image_id(record, where)
     return Record(split, image_id, *_location(record, where), _references(record, where))
 
@@ -189,7 +189,7 @@ def _read_records(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
     for index, record in _images(path):
         where = f"{path}, images[{index}]"
         if not isinstance(record, dict):
-            raise DataError(f"{where} is {record!r:.80}, expected an object")
+            raise DataError(f"{where} is {shown(record)}, expected an object")
         yield record, where
 
 
@@ -206,10 +206,7 @@ def _images(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def _whole_list(path: Path) -> list[Any]:
-    try:
-        content = json.loads(path.read_bytes())
-    except ValueError as error:  # not UTF-8, or not JSON
-        raise DataError(f"{path} is not JSON: {error}") from error
+    content = parse_json(path.read_bytes(), path)
     records = content.get("images") if isinstance(content, dict) else None
     if not isinstance(records, list):
         raise DataError(f"{path} is not Karpathy JSON: expected an object with a list 'images'")
@@ -219,32 +216,32 @@ def _whole_list(path: Path) -> list[Any]:
 def _text(record: dict[str, Any], key: str, where: str) -> str:
     value = record.get(key)
     if not isinstance(value, str) or not value:
-        raise DataError(f"{where}: {key!r} is {value!r:.80}, expected a string that is not empty")
-    return value
+        raise DataError(f"{where}: {key!r} is {shown(value)}, expected a string that is not empty")
+    return check_text(value, f"{where}: {key!r}")
 
 
 def _location(record: dict[str, Any], where: str) -> tuple[str, str]:
     """Return ``filepath`` (empty where there is none) and ``filename``."""
     filepath = record.get("filepath") or ""
     if not isinstance(filepath, str):
-        raise DataError(f"{where}: 'filepath' is {filepath!r:.80}, expected a string")
-    return filepath, _text(record, "filename", where)
+        raise DataError(f"{where}: 'filepath' is {shown(filepath)}, expected a string")
+    return check_text(filepath, f"{where}: 'filepath'"), _text(record, "filename", where)
 
 
 def _image_id(record: dict[str, Any], where: str) -> str:
     for key in ("cocoid", "imgid"):
         value = record.get(key)
         if isinstance(value, int | str) and not isinstance(value, bool) and value != "":
-            return str(value)
+            return check_text(str(value), f"{where}: {key!r}")
         if value is not None:
-            raise DataError(f"{where}: {key!r} is {value!r:.80}, expected an integer or a string")
+            raise DataError(f"{where}: {key!r} is {shown(value)}, expected an integer or a string")
     raise DataError(f"{where}: no 'cocoid' and no 'imgid', expected one of them")
 
 
 def _references(record: dict[str, Any], where: str) -> list[str]:
     sentences = record.get("sentences", [])
     if not isinstance(sentences, list):
-        raise DataError(f"{where}: 'sentences' is {sentences!r:.80}, expected a list")
+        raise DataError(f"{where}: 'sentences' is {shown(sentences)}, expected a list")
     return [_caption(sentence, f"{where}, sentences[{index}]") for index, sentence in enumerate(sentences)]
 
 
@@ -252,7 +249,7 @@ def _caption(sentence: Any, where: str) -> str:
     if isinstance(sentence, dict):
         raw, tokens = sentence.get("raw"), sentence.get("tokens")
         if isinstance(raw, str):
-            return raw
+            return check_text(raw, where)
         if raw is None and isinstance(tokens, list) and all(isinstance(token, str) for token in tokens):
-            return " ".join(tokens)
-    raise DataError(f"{where} is {sentence!r:.80}, expected an object with the string 'raw' or the list 'tokens'")
+            return check_text(" ".join(tokens), where)
+    raise DataError(f"{where} is {shown(sentence)}, expected an object with the string 'raw' or the list 'tokens'")

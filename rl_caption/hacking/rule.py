@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from rewards.text.hygiene import hygiene
 from rewards.text.tokenize import tokenize
+from rl_caption.data.base import DataError
 from rl_caption.ranges import Weight
 
 DIVERSITY_SAMPLE = 42
@@ -115,10 +116,18 @@ def reference_statistics(references: Sequence[Sequence[str]]) -> dict[str, float
     """``caption_statistics`` of what people wrote: means over up to five layers, each with one reference an image.
 
     A layer has as many captions as a validation, so that vocabulary and duplicates compare.
+
+    Raises:
+        DataError: an image has no reference, or none of those looked at has a token, with which to compare lengths.
     """
+    if not all(references):
+        raise DataError("the monitor compares captions with references: an image has none")
     layers = min(max(map(len, references)), LAYERS)
     found = [caption_statistics([texts[layer % len(texts)] for texts in references]) for layer in range(layers)]
-    return {key: statistics.fmean(layer[key] for layer in found) for key in found[0]}
+    means = {key: statistics.fmean(layer[key] for layer in found) for key in found[0]}
+    if not means["length"]:
+        raise DataError(f"the monitor compares lengths with references: no word is in such as {references[0][0]!r}")
+    return means
 
 
 def lexical_diversity(captions: Sequence[Sequence[str]], sample: int = DIVERSITY_SAMPLE) -> float:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rewards.base import Reward, RewardError, checked_scores
-from rewards.clip.embedding_cache import ImageSource
+from rewards.images import ImageSource
 from rewards.judging.figures import NO_REFERENCES, Figure, pair_figures, rated_figures
 from rewards.judging.sets import CaptionPairs, JudgedSet, RatedCaptions, load
 from rewards.judging.sets.compositional import Region

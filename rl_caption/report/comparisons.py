@@ -5,17 +5,32 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
+from rl_caption.data.plain_files import read_json
 from rl_caption.evaluation.comparison import COMPARISON, column_of, folder_of
 from rl_caption.evaluation.table import Column
 from rl_caption.report.errors import ReportError
-from rl_caption.report.folders import EvaluationFolder, read_evaluation, read_json
+from rl_caption.report.folders import EvaluationFolder, read_evaluation
 from rl_caption.report.gallery import MAX_IMAGES
 from rl_caption.report.markup import Markup, table
 from rl_caption.report.page import Page, Section
 from rl_caption.report.sources import Source
 from rl_caption.report.system_pages import evaluations_page
+
+
+class _Difference(TypedDict):
+    first: float
+    second: float
+    difference: float
+    interval: tuple[float, float]
+    p: float
+
+
+class _ComparisonFile(TypedDict):
+    systems: tuple[str, str]
+    resamples: int
+    differences: dict[str, _Difference]
 
 
 @dataclass(frozen=True)
@@ -42,10 +57,7 @@ def read_comparison(path: Path) -> Comparison:
         ReportError: one of them is not there or damaged.
         DataError: a damaged ``predictions.json``.
     """
-    content = read_json(path / COMPARISON)
-    absent = [key for key in ("systems", "resamples", "differences") if key not in content]
-    if absent:
-        raise ReportError(f"{path / COMPARISON} has no {absent[0]!r}: expected what evaluate.py --compare writes")
+    content = read_json(path / COMPARISON, ReportError, _ComparisonFile)
     first, second = content["systems"]
     found = {name: read_evaluation(path / folder_of(name)) for name in (first, second)}
     return Comparison((first, second), content["resamples"], content["differences"], found)

@@ -3,21 +3,95 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
-import yaml
-
-from rl_caption.checkpoint import CheckpointError, newest_checkpoint, read_state
+from rl_caption.checkpoint import STATE, CheckpointError, newest_checkpoint, read_state
 from rl_caption.data.files import read_captions
+from rl_caption.data.plain_files import check_type, read_json, read_log, read_yaml
 from rl_caption.evaluation.comparison import COMPARISON
 from rl_caption.report.errors import ReportError
 
 Kind = Literal["run", "evaluation", "ablation", "comparison"]
 STEP_PREFIX = "step-"
+
+
+class _Term(TypedDict, total=False):
+    weight: float
+
+
+class _Reward(TypedDict, total=False):
+    normalize: str
+    terms: dict[str, _Term]
+
+
+class _Eval(TypedDict, total=False):
+    split: str
+
+
+class _Train(TypedDict, total=False):
+    max_steps: int | None
+
+
+class _Config(TypedDict, total=False):
+    """What is shown of ``config.yaml``."""
+
+    reward: _Reward
+    eval: _Eval
+    train: _Train
+    data: dict[str, Any]
+    task: str
+
+
+class _Env(TypedDict, total=False):
+    """What is shown of ``env.json``."""
+
+    versions: dict[str, str | None]
+    command: list[str]
+
+
+class _Alarm(TypedDict):
+    step: int
+    evidence: list[str]
+
+
+class _Hacking(TypedDict, total=False):
+    first_alarm: _Alarm | None
+
+
+class _Notes(TypedDict, total=False):
+    hacking: _Hacking
+
+
+class _State(TypedDict, total=False):
+    """What is shown of ``result.json`` and ``trainer_state.json``."""
+
+    metric: str
+    best_step: int | None
+    stopped: str | None
+    signature: str
+    notes: _Notes
+
+
+class _Judges(TypedDict):
+    image_id: list[str]
+    judges: dict[str, list[float]]
+
+
+class _Intervals(TypedDict, total=False):
+    left_out: dict[str, str]
+    intervals: dict[str, tuple[float, float]]
+    interval: str
+
+
+class ScoresFile(_Intervals):
+    """``scores.json``."""
+
+    metrics: dict[str, float]
+    n: int
+    signature: str
 
 
 @dataclass(frozen=True)
@@ -75,8 +149,11 @@ class RunFolder:
         file = self._eval(step) / "judges.json"
         if not file.is_file():
             return {}
-        content = read_json(file)
+        content = read_json(file, ReportError, _Judges)
         ids = content["image_id"]
+        for name, scores in content["judges"].items():
+            if len(scores) != len(ids):
+                raise ReportError(f"{file}: judge {name!r} has {len(scores)} scores of {len(ids)} images")
         return {name: dict(zip(ids, scores, strict=True)) for name, scores in content["judges"].items()}
 
     def shown_steps(self) -> dict[str, int]:
@@ -187,10 +264,16 @@ def read_run(path: Path) -> RunFolder:
     """
     if kind_of(path) != "run":
         raise ReportError(f"{path} is not the folder of a run: it has no metrics.jsonl")
-    config = _yaml(path / "config.yaml")
-    env = read_json(path / "env.json") if (path / "env.json").is_file() else {}
+    config, env = path / "config.yaml", path / "env.json"
     complete = (path / "result.json").is_file()
-    return RunFolder(path, read_lines(path / "metrics.jsonl"), config, env, _state(path, complete), complete)
+    return RunFolder(
+        path,
+        read_lines(path / "metrics.jsonl"),
+        read_yaml(config, ReportError, _Config) if config.is_file() else {},
+        read_json(env, ReportError, _Env) if env.is_file() else {},
+        _state(path, complete),
+        complete,
+    )
 
 
 def read_lines(file: Path) -> list[dict[str, Any]]:
@@ -201,24 +284,9 @@ def read_lines(file: Path) -> list[dict[str, Any]]:
     """
     if not file.is_file():
         return []
-    text = file.read_text(encoding="utf-8", errors="replace")
     found = []
-    lines = text.split("\n")
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
-            if number == len(lines):  # no newline behind it: it was being written
-                break
-            raise ReportError(f"{file}, line {number} is not JSON ({error}): {line!r:.80}") from error
-        step = record.get("step") if isinstance(record, dict) else None
-        if isinstance(step, bool) or not isinstance(step, int):
-            raise ReportError(f"{file}, line {number}: expected an object with a whole 'step', got {line!r:.80}")
-        wrong = [key for key, value in record.items() if isinstance(value, bool) or not isinstance(value, int | float)]
-        if wrong:
-            raise ReportError(f"{file}, line {number}: {wrong[0]!r} is {record[wrong[0]]!r:.40}: expected a number")
+    for where, record in read_log(file, ReportError):
+        check_type(record, dict[str, float], where, ReportError)
         found.append(record)
     return found
 
@@ -233,10 +301,7 @@ def read_evaluation(path: Path) -> EvaluationFolder:
     file = path / "scores.json"
     if not file.is_file():
         raise ReportError(f"{path} holds no evaluation: it has no scores.json")
-    scores = read_json(file)
-    absent = [key for key in ("metrics", "n", "signature") if key not in scores]
-    if absent:
-        raise ReportError(f"{file} has no {absent[0]!r}: expected what evaluate.py writes")
+    scores = read_json(file, ReportError, ScoresFile)
     predictions, settings = path / "predictions.json", path / "settings.json"
     return EvaluationFolder(
         path,
@@ -247,7 +312,7 @@ def read_evaluation(path: Path) -> EvaluationFolder:
         {key: (low, high) for key, (low, high) in scores.get("intervals", {}).items()},
         scores.get("interval", ""),
         read_captions(predictions, allow_empty=True) if predictions.is_file() else {},
-        read_json(settings) if settings.is_file() else {},
+        read_json(settings, ReportError) if settings.is_file() else {},
     )
 
 
@@ -260,14 +325,21 @@ def read_ablation(path: Path) -> AblationFolder:
     file = path / "runs.csv"
     if not file.is_file():
         raise ReportError(f"{path} holds no ablation: it has no runs.csv")
-    with file.open(encoding="utf-8", newline="") as handle:
-        rows = list(csv.DictReader(handle))
+    try:
+        with file.open(encoding="utf-8", newline="") as handle:
+            rows = list(csv.DictReader(handle))
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise ReportError(f"{file} is not CSV: {error}") from error
     members = []
     for number, row in enumerate(rows, start=2):
         absent = [key for key in ("system", "base", "alpha", "seed") if row.get(key) is None]
         if absent:
             raise ReportError(f"{file}, line {number} has no {absent[0]!r}: expected what ablate.py writes")
         is_start = row["seed"] == ""
+        try:
+            alpha, seed = float(row["alpha"]) if row["alpha"] else None, None if is_start else int(row["seed"])
+        except ValueError as error:
+            raise ReportError(f"{file}, line {number}: alpha and seed: {error}") from error
         # A system is called BASE/LABEL where there are several bases, and its folder is too.
         folder = path / "start" / row["base"] if is_start else path / "cells" / row["system"] / f"seed{row['seed']}"
         judged = sorted(scores.parent for scores in folder.glob("*/scores.json"))
@@ -278,8 +350,8 @@ def read_ablation(path: Path) -> AblationFolder:
         members.append(
             Member(
                 row["system"],
-                float(row["alpha"]) if row["alpha"] else None,
-                None if is_start else int(row["seed"]),
+                alpha,
+                seed,
                 read_evaluation(newest),
                 read_run(run) if run.is_dir() and not is_start else None,
             )
@@ -294,40 +366,15 @@ def read_ablation(path: Path) -> AblationFolder:
     return AblationFolder(path, members, missing)
 
 
-def read_json(file: Path) -> dict[str, Any]:
-    """A JSON object.
-
-    Raises:
-        ReportError: it is none.
-    """
-    try:
-        content = json.loads(file.read_bytes())
-    except ValueError as error:
-        raise ReportError(f"{file} is not JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ReportError(f"{file} is {content!r:.60}: expected an object")
-    return content
-
-
 def _state(path: Path, complete: bool) -> dict[str, Any]:
     if complete:
-        return read_json(path / "result.json")
+        return read_json(path / "result.json", ReportError, _State)
     newest = newest_checkpoint(path / "checkpoints")
     if newest is None:
         return {}
     try:
-        return vars(read_state(newest))
+        state = vars(read_state(newest))
     except CheckpointError as error:  # of another version
         raise ReportError(str(error)) from error
-
-
-def _yaml(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        return {}
-    try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise ReportError(f"{file} is not YAML: {error}") from error
-    if not isinstance(content, dict):
-        raise ReportError(f"{file} is {content!r:.60}: expected keys and values")
-    return content
+    check_type(state, _State, str(newest / STATE), ReportError)
+    return state

@@ -129,7 +129,6 @@ def gallery_data(gallery: Gallery, limit: int = MAX_IMAGES) -> tuple[dict[str, A
 
 def thumbnail(image: Image.Image) -> str:
     """A data URI of the image in small: PNG or JPEG, whichever takes less."""
-    image = image.convert("RGB")
     image.thumbnail((THUMBNAIL, THUMBNAIL))
     made = []
     for kind, options in (("png", {"optimize": True}), ("jpeg", {"quality": 82})):

@@ -34,7 +34,7 @@ def caption_sheet(
     for index, image in enumerate(images):
         left = GAP + (index % columns) * (cell_width + GAP)
         top = GAP + sum(heights[: index // columns])
-        sheet.paste(image.convert("RGB").resize((TILE, TILE), Image.Resampling.NEAREST), (left, top))
+        sheet.paste(image.resize((TILE, TILE), Image.Resampling.NEAREST), (left, top))
         line = top
         for name, parts in cells[index]:
             draw.text((left + TILE + GAP, line), name, PALE, font)

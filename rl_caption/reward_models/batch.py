@@ -10,10 +10,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from rewards.clip.preprocessing import Preprocessing, open_image
+from rewards.clip.preprocessing import Preprocessing
+from rewards.images import ImageSource, open_image
 from rewards.text.tokenize import tokenize
 from rl_caption.data.augment import augment
-from rl_caption.data.base import ImageSource, Row
+from rl_caption.data.base import Row
 from rl_caption.data.order import row_generator
 from rl_caption.reward_models.triplets import Triplet
 

@@ -101,7 +101,7 @@ def test_missing_corrupt_and_truncated_files(tmp_path: Path) -> None:
     missing, unreadable = report.problems
     assert [f"{number}.jpg" in "".join(missing.offenders) for number in range(1, 5)] == [True, True, True, False]
     assert ", and 1 more" in str(missing)
-    assert "6.jpg': image file is truncated" in unreadable.offenders[1]
+    assert all(words in unreadable.offenders[1] for words in ("6.jpg'", "image file is truncated"))
     assert ids(report.filtered(data), "train") == ["0", "8"]
     assert report.summary_of_left_out() == "left out: train 7 of 9 rows; empty captions: 0"
 
@@ -141,17 +141,17 @@ def test_without_pixels_only_existence_is_checked(tmp_path: Path) -> None:
 
 def test_empty_captions_and_images_without_references(tmp_path: Path) -> None:
     rows = good_rows(tmp_path, 0, 4)
-    rows[1]["references"] = ["a dog", "", "a cat", " \n"]
+    rows[1]["references"] = ["a dog", "", "a cat", " , .\n"]
     rows[2]["references"] = []
-    rows[3]["references"] = [" "]
+    rows[3]["references"] = [" ...", "--"]
     data = Rows({"train": rows})
     report = both(data)
-    assert found(report) == {"empty captions": 3, "images without references": 2}
+    assert found(report) == {"empty captions": 4, "images without references": 2}
     assert report.problems[0].offenders == ("train image '1', caption 2", "train image '3', caption 1")
     kept = report.filtered(data).split("train")
     assert [(item["image_id"], item["references"]) for item in kept] == [("0", ["a dog"]), ("1", ["a dog", "a cat"])]
-    assert rows[1]["references"] == ["a dog", "", "a cat", " \n"], "the dataset itself must not change"
-    assert "empty captions: 3" in report.summary_of_left_out()
+    assert rows[1]["references"] == ["a dog", "", "a cat", " , .\n"], "the dataset itself must not change"
+    assert "empty captions: 4" in report.summary_of_left_out()
 
 
 def test_duplicate_ids_keep_the_first_good_row(tmp_path: Path) -> None:

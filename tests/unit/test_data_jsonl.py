@@ -70,7 +70,7 @@ def test_features_are_found_by_image_id_with_and_without_a_folder(tmp_path: Path
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{'image': 1}", "not a JSON object"),
+        ("{'image': 1}", "is not JSON"),
         ("[1]", "not a JSON object"),
         ({"references": ["a"]}, "'image' is None"),
         ({"image": "a.jpg", "references": "a dog"}, "'references' is 'a dog', expected a list of strings"),
@@ -99,7 +99,7 @@ def test_wrong_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no images"):
         JsonLinesData(write(tmp_path))
     (tmp_path / "latin.jsonl").write_bytes(b'{"image": "\xe9.jpg", "references": ["a"]}')
-    with pytest.raises(DataError, match=r"latin\.jsonl, line 1: not UTF-8"):
+    with pytest.raises(DataError, match=r"latin\.jsonl, line 1 is not JSON.*utf-8"):
         JsonLinesData(tmp_path / "latin.jsonl")
 
 

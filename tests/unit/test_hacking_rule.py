@@ -20,7 +20,7 @@ from rewards.text.document_frequency import DocumentFrequencies
 from rl_caption.build import ConfigError
 from rl_caption.config import ScstConfig
 from rl_caption.config_checks import mistakes
-from rl_caption.data.base import Row
+from rl_caption.data.base import DataError, Row
 from rl_caption.evaluation import validation_cider
 from rl_caption.hacking.config import JudgeConfig, MonitorConfig
 from rl_caption.hacking.judges import build_judges
@@ -288,6 +288,12 @@ def test_references_are_described_with_one_caption_an_image() -> None:
     assert found["bad_endings"] == pytest.approx((0 + 1 / 3) / 2)
     assert found["vocabulary"] == (4 + 7) / 2
     assert caption_statistics([""])["bad_endings"] == 1.0
+
+
+@pytest.mark.parametrize("references", [[["..."], ["!"]], [["a dog"], []]])
+def test_references_without_a_word_are_refused(references: list[list[str]]) -> None:
+    with pytest.raises(DataError, match="reference"):
+        reference_statistics(references)
 
 
 @pytest.mark.parametrize(

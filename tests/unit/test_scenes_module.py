@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rl_caption.data.base import DataError, Renderable, load_image
+from rewards.images import Renderable
+from rl_caption.data.base import DataError, load_image
 from rl_caption.data.karpathy import KarpathyData
 from rl_caption.data.scenes import Scene, SceneImage, ScenesData, export, make_scene, oracle
 from rl_caption.data.scenes.__main__ import main

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from rewards.clip.embedding_cache import ImageSource
+from rewards.images import ImageSource
 
 
 class JudgingSetError(ValueError):

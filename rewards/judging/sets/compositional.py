@@ -20,7 +20,7 @@ from typing import Any
 
 from PIL import Image
 
-from rewards.base import RewardError
+from rewards.images import open_image
 from rewards.judging.sets.aro_relations import ARO_LEFT_OUT
 from rewards.judging.sets.base import (
     CaptionPairs,
@@ -109,11 +109,7 @@ class Region:
         Raises:
             RewardError: it cannot be read.
         """
-        try:
-            with Image.open(self.path) as image:
-                return image.convert("RGB").crop(self.box)
-        except (OSError, ValueError, SyntaxError) as error:
-            raise RewardError(f"image {str(self.path)!r} cannot be read: {error}") from error
+        return open_image(self.path).crop(self.box)
 
 
 def aro(folder: Path, images: Path | None = None, partial: bool = False) -> list[CaptionPairs]:

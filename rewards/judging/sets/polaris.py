@@ -22,7 +22,7 @@ from typing import Any, overload
 from PIL import Image
 
 from rewards.base import RewardError
-from rewards.clip.embedding_cache import ImageSource
+from rewards.images import UNREADABLE, ImageSource, open_image
 from rewards.judging.sets.base import (
     JudgingSetError,
     RatedCaptions,
@@ -169,9 +169,8 @@ class StoredImage:
             RewardError: it cannot be decoded.
         """
         try:
-            with Image.open(io.BytesIO(self.content)) as image:
-                return image.convert("RGB")
-        except (OSError, ValueError, SyntaxError) as error:
+            return open_image(Image.open(io.BytesIO(self.content)))
+        except (*UNREADABLE, RewardError) as error:
             raise RewardError(f"an image of a Parquet file cannot be read: {error}") from error
 
 

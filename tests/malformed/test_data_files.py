@@ -1,0 +1,644 @@
+"""Damaged and hostile data files: one error that a user can mend, which names the file, or what is read is right.
+
+Damage is drawn from fixed seeds. Whatever is no error of ``expected_errors()`` is a defect, and so is an error without
+the name of the file, or memory that the file's size does not explain.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import pickle
+import random
+import shutil
+import struct
+import tracemalloc
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from rewards.text.document_frequency import DocumentFrequencies
+from rewards.text.legacy_pickle import load_legacy_pickle
+from rl_caption.ablation.outcome import first_alarm
+from rl_caption.build import build_term
+from rl_caption.checkpoint import read_state, seal
+from rl_caption.config import XeConfig
+from rl_caption.data.base import load_image
+from rl_caption.data.features import FeatureOptions, features_of, load_features
+from rl_caption.data.image_files import check_image_file
+from rl_caption.data.jsonl import JsonLinesData
+from rl_caption.data.karpathy import KarpathyData
+from rl_caption.errors import expected_errors
+from rl_caption.report.page import render
+from rl_caption.report.program import make_page
+from rl_caption.run_folder import changed_keys
+from rl_caption.tracking import drop_after
+from tests.report_for_tests import write_ablation, write_comparison, write_evaluation, write_run
+
+MEMORY = 100 << 20
+DEEP = "[" * 100_000 + "]" * 100_000
+DAMAGE = ("cut", "cut", "cut", "flip", "flip", "flip", "flip", "zeros", "twice", "gzip", "tail")
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # Pillow's, of damaged metadata
+
+
+def outcome(read: Callable[[], Any], *named: str, also: type[Exception] | None = None) -> Any:
+    """What ``read`` returns; None where it raised an error that a user can mend, with all of ``named`` in it."""
+    raised = None
+    try:
+        found = read()
+    except (*expected_errors(), *filter(None, [also])) as error:
+        found, raised = None, error
+    if raised is not None:
+        message = str(raised)
+        # Of a ValueError, not its kinds: those are a library's.
+        assert type(raised) in (*expected_errors(), also) or isinstance(raised, OSError), repr(raised)
+        assert [name for name in named if name not in message] == [], message
+        assert len(message) < 3000, message[:300]
+    return found
+
+
+@contextmanager
+def bounded_memory() -> Iterator[None]:
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < MEMORY
+    finally:
+        tracemalloc.stop()
+
+
+def damaged(content: bytes, kind: str, seed: int) -> bytes:
+    draw = random.Random(f"{kind} {seed}")
+    place = draw.randrange(1, max(2, len(content)))
+    if kind == "cut":
+        return content[:place]
+    if kind == "flip":
+        return content[:place] + bytes([content[place] ^ 1 << draw.randrange(8)]) + content[place + 1 :]
+    if kind == "zeros":
+        return content[:place] + bytes(8) + content[place + 8 :]
+    if kind == "gzip":
+        return gzip.compress(content)
+    return content * 2 if kind == "twice" else content + draw.randbytes(9)
+
+
+CASES = [pytest.param(kind, seed, id=f"{kind}{seed}") for seed, kind in enumerate(DAMAGE)]
+
+# --- images -----------------------------------------------------------------------------------------------------------
+
+
+def picture(kind: str) -> bytes:
+    pixels = np.random.default_rng(0).integers(0, 256, (24, 20, 3), dtype=np.uint8)
+    image = Image.fromarray(pixels) if kind != "PPM" else Image.fromarray(pixels[..., 0].astype(np.uint16) * 257)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **({"exif": exif} if kind in ("JPEG", "PNG", "WEBP", "TIFF") else {}))
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(("damage", "seed"), CASES)
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "TIFF", "GIF", "BMP", "WEBP", "PPM"])
+def test_damaged_images(tmp_path: Path, kind: str, damage: str, seed: int) -> None:
+    path, whole = tmp_path / f"image.{kind.lower()}", picture(kind)
+    path.write_bytes(whole)
+    right = load_image(path).tobytes()
+    path.write_bytes(damaged(whole, damage, seed))
+    image = outcome(lambda: load_image(path), path.name)
+    assert image is None or image.mode == "RGB"
+    verdict = check_image_file(str(path))
+    if verdict.error is not None:
+        assert path.name in verdict.error
+    elif kind == "PNG" and image is not None:  # the one with checksums
+        assert image.tobytes() == right
+    assert image is not None or verdict.error is not None, "what is checked can be loaded"
+
+
+def fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def float_tiff(path: Path) -> None:
+    Image.fromarray(np.linspace(0, 1, 12, dtype=np.float32).reshape(3, 4)).save(path)
+
+
+def huge_png(path: Path) -> None:
+    header = struct.pack(">IIBBBBB", 2**31 - 1, 2**31 - 1, 8, 2, 0, 0, 0)
+    chunk = b"IHDR" + header
+    crc = struct.pack(">I", __import__("zlib").crc32(chunk))
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + chunk + crc)
+
+
+REFUSED_IMAGES: dict[str, Callable[[Path], Any]] = {
+    "empty.png": lambda path: path.write_bytes(b""),
+    "text.jpg": lambda path: path.write_text("not an image"),
+    "page.png": lambda path: path.write_text("<html>404</html>"),
+    "pipe.png": fifo,
+    "folder.png": lambda path: path.mkdir(),
+    "absent.png": lambda path: None,
+    "link.png": lambda path: path.symlink_to("/dev/zero"),
+    "loop.png": lambda path: path.symlink_to(path),
+    "float.tif": float_tiff,
+    "huge.png": huge_png,
+    "npy.png": lambda path: np.save(path.open("wb"), np.zeros(3)),
+}
+
+
+@pytest.mark.parametrize("name", list(REFUSED_IMAGES))
+def test_what_is_no_image_is_refused(tmp_path: Path, name: str) -> None:
+    REFUSED_IMAGES[name](tmp_path / name)
+    assert outcome(lambda: load_image(tmp_path / name), name) is None
+    assert name in str(check_image_file(str(tmp_path / name)).error)
+
+
+# --- data sets --------------------------------------------------------------------------------------------------------
+
+RECORD: dict[str, Any] = {"filename": "a.jpg", "filepath": "images", "split": "train", "cocoid": 7}
+RECORD |= {"sentences": [{"raw": "a dog"}, {"tokens": ["a", "cat"]}]}
+ROW: dict[str, Any] = {"image": "a.jpg", "references": ["a dog", "a cat"], "split": "train", "image_id": 7}
+ROW |= {"prompt": "a", "long_reference": "a long text", "positive_captions": ["a dog"], "positive_images": ["b.jpg"]}
+WRONG = ["null", "true", "7", "-1.5", "NaN", '""', '"x\\u0000y"', '"x\\ud800y"', "[]", "[[1]]", "[null]", "{}"]
+WRONG += ['{"raw": 1}', "9" * 5000, '"' + "x" * 1000 + '"', "1e999", "[" * 990 + "]" * 990, DEEP]
+
+
+def replaced(value: Any, key: str, text: str) -> str:
+    """JSON in which the value of the first ``key`` is ``text`` as it stands."""
+    marked = json.dumps(value)
+    place = marked.index(json.dumps(key)) + len(json.dumps(key)) + 2
+    _, end = json.JSONDecoder().raw_decode(marked, place)
+    return marked[:place] + text + marked[end:]
+
+
+def check_rows(data: Any) -> None:
+    for split in data.splits:
+        assert isinstance(split, str)
+        split.encode()
+        for row in data.split(split):
+            texts = [row["image_id"], str(row["image"]), *row["references"]]
+            texts += [row[key] for key in ("prompt", "long_reference") if key in row]
+            texts += [text for key in ("positive_captions", "positive_images") for text in row.get(key, [])]
+            assert all(isinstance(text, str) for text in texts)
+            assert "\0" not in "".join(texts)
+            "".join(texts).encode()
+            assert row["image_id"]
+
+
+@pytest.mark.parametrize("key", ["images", "filename", "filepath", "split", "cocoid", "sentences", "raw", "tokens"])
+@pytest.mark.parametrize("text", WRONG, ids=lambda text: text[:12])
+def test_wrong_values_in_karpathy_json(tmp_path: Path, key: str, text: str) -> None:
+    path = tmp_path / "dataset.json"
+    content = replaced({"dataset": "x", "images": [RECORD, RECORD | {"cocoid": 8}]}, key, text)
+    path.write_text(content)
+    parses = len(text) < 2000 and key != "images"
+    found = outcome(lambda: KarpathyData(path), path.name, *(["images[0]"] if parses and "]]]" not in text else []))
+    if found is not None:
+        check_rows(found)
+
+
+@pytest.mark.parametrize("key", list(ROW))
+@pytest.mark.parametrize("text", WRONG, ids=lambda text: text[:12])
+def test_wrong_values_in_json_lines(tmp_path: Path, key: str, text: str) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_text(json.dumps(ROW | {"image": "b.jpg"}) + "\n" + replaced(ROW, key, text) + "\n")
+    found = outcome(lambda: JsonLinesData(path), path.name, "line 2")
+    if found is not None:
+        check_rows(found)
+
+
+TWICE = ['"filename": "a.jpg"', '"sentences": []', '"cocoid": 1']
+
+
+@pytest.mark.parametrize("pair", TWICE)
+def test_keys_that_are_there_twice_in_karpathy_json(tmp_path: Path, pair: str) -> None:
+    path = tmp_path / "dataset.json"
+    path.write_text(json.dumps({"images": [RECORD]}).replace('"filename"', f'{pair}, "filename"', 1))
+    assert outcome(lambda: KarpathyData(path), path.name, repr(pair.split('"')[1])) is None
+
+
+@pytest.mark.parametrize("pair", ['"image": "x.jpg"', '"references": []', '"split": "test"'])
+def test_keys_that_are_there_twice_in_json_lines(tmp_path: Path, pair: str) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_text("{" + pair + ", " + json.dumps(ROW)[1:] + "\n")
+    assert outcome(lambda: JsonLinesData(path), path.name, "line 1", repr(pair.split('"')[1])) is None
+
+
+@pytest.mark.parametrize(("damage", "seed"), CASES)
+@pytest.mark.parametrize("format", ["karpathy", "jsonl"])
+def test_damaged_data_sets(tmp_path: Path, format: str, damage: str, seed: int) -> None:
+    path = tmp_path / f"data.{format}"
+    whole = json.dumps({"images": [RECORD]}) if format == "karpathy" else json.dumps(ROW) + "\n"
+    path.write_bytes(damaged(whole.encode(), damage, seed))
+    found = outcome(lambda: (KarpathyData if format == "karpathy" else JsonLinesData)(path), path.name)
+    if found is not None:
+        check_rows(found)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-32", "latin-1", "utf-8-sig"])
+@pytest.mark.parametrize("format", ["karpathy", "jsonl"])
+def test_other_encodings(tmp_path: Path, format: str, encoding: str) -> None:
+    path, row = tmp_path / f"data.{format}", ROW | {"references": ["ein Möwenpaar"]}
+    content = {"images": [RECORD | {"sentences": [{"raw": "ein Möwenpaar"}]}]} if format == "karpathy" else row
+    path.write_bytes(json.dumps(content, ensure_ascii=False).encode(encoding))
+    found = outcome(lambda: (KarpathyData if format == "karpathy" else JsonLinesData)(path), path.name)
+    assert found is None or found.split("train")[0]["references"] == ["ein Möwenpaar"]
+
+
+# --- document frequencies ---------------------------------------------------------------------------------------------
+
+
+def frequencies() -> DocumentFrequencies:
+    captions = [[["a", "dog", "runs", str(number % 7)], ["the", "möwe"]] for number in range(40)]
+    return DocumentFrequencies.from_references(captions, eos=True)
+
+
+def same(found: Any, right: DocumentFrequencies) -> bool:
+    return dict(found.items()) == dict(right.items()) and repr(found) == repr(right)
+
+
+@pytest.mark.parametrize(("damage", "seed"), [*CASES, *(pytest.param("flip", seed) for seed in range(100, 140))])
+def test_damaged_document_frequencies(tmp_path: Path, damage: str, seed: int) -> None:
+    path, right = tmp_path / "df.npz", frequencies()
+    right.save(path)
+    path.write_bytes(damaged(path.read_bytes(), damage, seed))
+    found = outcome(lambda: DocumentFrequencies.load(path), path.name, also=ValueError)
+    assert found is None or same(found, right)
+
+
+def npy(array: np.ndarray | None = None, header: bytes = b"", version: bytes = b"\x01\x00") -> bytes:
+    if array is not None:
+        buffer = io.BytesIO()
+        np.save(buffer, array)
+        return buffer.getvalue()
+    size = struct.pack("<H" if version == b"\x01\x00" else "<I", len(header))
+    return b"\x93NUMPY" + version + size + header
+
+
+def shaped(shape: str, kind: str = "<f4") -> bytes:
+    return b"{'descr': '%s', 'fortran_order': False, 'shape': (%s), }\n" % (kind.encode(), shape.encode())
+
+
+HEADERS: dict[str, bytes] = {
+    "1e12 rows": npy(header=shaped("1000000000000, 2048")) + bytes(100),
+    "1e12 rows, version 2": npy(header=shaped("1000000000000, 2048"), version=b"\x02\x00") + bytes(100),
+    "more than 64 bits": npy(header=shaped("99999999999999999999, 99999999999999")),
+    "64 bits that become 0": npy(header=shaped("4294967296, 4294967296")),
+    "negative": npy(header=shaped("-1, 4")) + bytes(16),
+    "twice negative": npy(header=shaped("-2, -2")) + bytes(16),
+    "nested": npy(header=b"(" * 5000),
+    "signs": npy(header=b"-" * 5000 + b"1"),
+    "no dict": npy(header=b"{[]: 1}"),
+    "objects": npy(np.array([["a"], [1]], dtype=object)),
+    "text": npy(np.array([["a", "b"]])),
+    "complex": npy(np.ones((2, 4), np.complex64)),
+    "records": npy(np.zeros((2, 4), [("a", "f4")])),
+    "nothing": npy(np.zeros((0, 4), np.float32)),
+    "one number": npy(np.float32(1)),
+    "five axes": npy(np.zeros((1, 1, 1, 2, 4), np.float32)),
+    "nan": npy(np.full((2, 4), np.nan, np.float32)),
+    "beyond float32": npy(np.full((2, 4), 1e300)),
+    "version 9": npy(header=shaped("2, 4"), version=b"\x09\x00"),
+    "pickle": pickle.dumps({"features": [1.0]}),
+}
+
+
+def zipped(path: Path, **members: bytes) -> Path:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(f"{name}.npy", content)
+    return path
+
+
+@pytest.mark.parametrize("name", list(HEADERS))
+@pytest.mark.parametrize("member", ["header", "vocabulary", "ngrams_2", "counts_2", "fingerprint"])
+def test_absurd_arrays_in_document_frequencies(tmp_path: Path, name: str, member: str) -> None:
+    path = tmp_path / "df.npz"
+    frequencies().save(path)
+    with zipfile.ZipFile(path) as archive:
+        members = {info.filename.removesuffix(".npy"): archive.read(info) for info in archive.infolist()}
+    zipped(path, **members | {member: HEADERS[name]})
+    with bounded_memory():
+        assert outcome(lambda: DocumentFrequencies.load(path), path.name, also=ValueError) is None
+
+
+BOMB = 1 << 28
+
+
+@pytest.fixture(scope="module")
+def bomb(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """An ``.npz`` of 1 MB whose array of features takes 256 MB."""
+    path = tmp_path_factory.mktemp("bomb") / "bomb.npz"
+    with (
+        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive,
+        archive.open("features.npy", "w", force_zip64=True) as file,
+    ):
+        file.write(npy(header=shaped(f"{BOMB // 8192}, 2048")))
+        for _ in range(BOMB >> 24):
+            file.write(bytes(1 << 24))
+    return path.read_bytes()
+
+
+def test_an_archive_that_expands_beyond_reason(tmp_path: Path, bomb: bytes) -> None:
+    for name in ("7.npz", "df.npz"):
+        (tmp_path / name).write_bytes(bomb)
+    with bounded_memory():
+        assert outcome(lambda: load_features(tmp_path / "7.npz", "7"), "7.npz") is None
+        assert outcome(lambda: DocumentFrequencies.load(tmp_path / "df.npz"), "df.npz", also=ValueError) is None
+
+
+def deep_tuple() -> bytes:
+    return b"\x80\x02}X\x12\x00\x00\x00document_frequencyX\x07\x00\x00\x00ref_len".replace(b"X\x07", b"}sX\x07") + (
+        b"N" + b"\x85" * 20_000 + b"s."
+    )
+
+
+class Foreign:
+    def __reduce__(self) -> Any:
+        return os.system, ("touch hacked",)
+
+
+def laughs() -> list[Any]:
+    made: list[Any] = []
+    for _ in range(40):
+        made = [made, made]
+    return made
+
+
+GOOD = {("a",): 3.0, ("a", "dog"): 2.0}
+PICKLES: dict[str, bytes] = {
+    **{
+        name: pickle.dumps({"document_frequency": counts, "ref_len": length}, protocol=2)
+        for name, counts, length in (
+            ("a number of 400 digits", GOOD, 10**400),
+            ("a count of 400 digits", {("a",): 10**400}, 100),
+            ("a count of 300 digits", {("a",): 1e300}, 100),
+            ("no number", GOOD, float("nan")),
+            ("infinite", GOOD, float("inf")),
+            ("negative", GOOD, -5),
+            ("true", GOOD, True),
+            ("text", GOOD, "100"),
+            ("nested lists", GOOD, laughs()),
+            ("counts of nested lists", laughs(), 100),
+            ("counts that nest", {("a",): laughs()}, 100),
+            ("a count that is no number", {("a",): float("nan")}, 100),
+            ("a true count", {("a",): True}, 100),
+            ("more than there are", {("a",): 500.0}, 100),
+            ("words that are numbers", {(1, 2): 2.0}, 100),
+            ("an empty n-gram", {(): 2.0}, 100),
+            ("no counts", {}, 100),
+            ("e^49.9 images", GOOD, 1e30),
+        )
+    },
+    "a foreign function": pickle.dumps(Foreign()),
+    "a foreign function in the counts": pickle.dumps({"document_frequency": Foreign(), "ref_len": 3}),
+    "a persistent id": b"Pid\n.",
+    "an extension": b"\x80\x02\x82\x01.",
+    "an instance": b"(ios\nsystem\n.",
+    "nested tuples": deep_tuple(),
+    "text of 2^40 bytes": b"\x80\x04\x8d" + struct.pack("<Q", 2**40) + b"x.",
+    "a frame of 2^40 bytes": b"\x80\x04\x95" + struct.pack("<Q", 2**40) + b"x.",
+    "digits": b"L" + b"9" * 6000 + b"L\n.",
+    "a build of a number": b"K\x01}b.",
+    "an int of a tuple": b"cbuiltins\nint\n(ttR.",
+    "protocol 9": b"\x80\x09N.",
+    "nothing": b"",
+    "an npz": b"PK\x03\x04",
+}
+
+
+@pytest.mark.parametrize("name", list(PICKLES))
+def test_hostile_pickles(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "df.p"
+    path.write_bytes(PICKLES[name])
+    assert outcome(lambda: load_legacy_pickle(path), path.name, also=ValueError) is None
+    assert not (tmp_path / "hacked").exists()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_damaged_pickles(tmp_path: Path, seed: int) -> None:
+    path = tmp_path / "df.p"
+    whole = pickle.dumps({"document_frequency": GOOD, "ref_len": 100}, protocol=2)
+    path.write_bytes(damaged(whole, "flip" if seed % 4 else "cut", seed))
+    found = outcome(lambda: load_legacy_pickle(path), path.name, also=ValueError)
+    assert found is None or 0 < found.documents < 1e22  # a pickle has no checksum
+
+
+@pytest.mark.parametrize("name", ["df.npz", "df.p"])
+@pytest.mark.parametrize("content", [b"", b"PK\x05\x06", b"\x80", b"text"])
+def test_a_reward_names_the_document_frequencies(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / name).write_bytes(content)
+    assert outcome(lambda: build_term("cider", df=str(tmp_path / name)), name, also=ValueError) is None
+
+
+# --- features ---------------------------------------------------------------------------------------------------------
+
+IMAGE: Any = {"image_id": "7", "image": "7.jpg", "references": []}
+FEATURES = np.random.default_rng(1).standard_normal((3, 4)).astype(np.float32)
+
+
+@pytest.mark.parametrize("name", list(HEADERS))
+@pytest.mark.parametrize("packed", [True, False])
+def test_absurd_headers_of_features(tmp_path: Path, name: str, packed: bool) -> None:
+    path = tmp_path / ("7.npz" if packed else "7.npy")
+    if packed:
+        zipped(path, features=HEADERS[name])
+    else:
+        path.write_bytes(HEADERS[name])
+    (item,) = features_of([IMAGE], tmp_path, FeatureOptions())
+    with bounded_memory():
+        assert outcome(item.load, path.name, "'7'") is None
+        assert outcome(item.check, path.name, "'7'") is None or name in ("nan", "beyond float32")
+
+
+@pytest.mark.parametrize(("damage", "seed"), CASES)
+@pytest.mark.parametrize("kind", ["npz", "stored.npz", "npy", "hdf5"])
+def test_damaged_features(tmp_path: Path, kind: str, damage: str, seed: int) -> None:
+    path = tmp_path / f"7.{kind}"
+    if kind == "hdf5":
+        h5py = pytest.importorskip("h5py")
+        with h5py.File(path, "w") as file:
+            file["7"] = FEATURES
+    elif kind == "npy":
+        np.save(path, FEATURES)
+    else:
+        (np.savez if kind == "stored.npz" else np.savez_compressed)(path, features=FEATURES)
+    path.write_bytes(damaged(path.read_bytes(), damage, seed))
+    root = path if kind == "hdf5" else tmp_path
+    options = FeatureOptions(pattern="{image_id}.stored") if kind == "stored.npz" else FeatureOptions()
+    found = outcome(lambda: features_of([IMAGE], root, options)[0].load(), path.name)
+    assert found is None or (found.dtype == np.float32 and np.isfinite(found).all())
+    if found is not None and kind.endswith("npz"):
+        assert found.tolist() == FEATURES.tolist()
+
+
+@pytest.mark.parametrize("shape", [(10**12, 2048), (2**40, 2**20), (200_000, 2048)])
+def test_hdf5_that_was_never_written(tmp_path: Path, shape: tuple[int, int]) -> None:
+    h5py = pytest.importorskip("h5py")
+    path = tmp_path / "f.hdf5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("7", shape, dtype="f4", chunks=(1, 2048))
+    assert outcome(lambda: features_of([IMAGE], path, FeatureOptions())[0].load(), "f.hdf5", "'7'") is None
+
+
+@pytest.mark.parametrize("sides", [("nan", 4.0), (4.0, "inf"), (0.0, 4.0), (-4.0, 4.0), ([1, 2], 4.0), ("text", 4.0)])
+def test_absurd_sizes_of_images(tmp_path: Path, sides: tuple[Any, Any]) -> None:
+    width, height = (float(side) if side in ("nan", "inf") else side for side in sides)
+    boxes = np.array([[0, 0, 2, 2], [1, 1, 3, 3], [0, 1, 2, 3]], np.float32)
+    np.savez(tmp_path / "7.npz", features=FEATURES, boxes=boxes, image_w=width, image_h=height)
+    (item,) = features_of([IMAGE], tmp_path, FeatureOptions(box_features="normalised"))
+    assert outcome(item.load, "7.npz", "'7'") is None
+    assert outcome(item.check, "7.npz", "'7'") is None
+
+
+# --- run folders ------------------------------------------------------------------------------------------------------
+
+OTHER = [None, True, 3, -1.5, "text", [], [1], {}, {"a": {"b": [1]}}, [[[]]]]
+
+
+def leaves(content: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The way to every value in JSON: of a list to its first."""
+    yield path
+    inner = (
+        content.items()
+        if isinstance(content, dict)
+        else list(enumerate(content))[:1]
+        if isinstance(content, list)
+        else []
+    )
+    for key, value in inner:
+        yield from leaves(value, (*path, key))
+
+
+def with_value(content: Any, path: tuple[Any, ...], value: Any) -> Any:
+    if not path:
+        return value
+    changed = content.copy()
+    changed[path[0]] = with_value(content[path[0]], path[1:], value)
+    return changed
+
+
+def run_without_data(folder: Path) -> Path:
+    return write_run(folder, data={})
+
+
+def bare_run(folder: Path) -> Path:
+    run = write_run(folder)
+    shutil.rmtree(run / "eval")
+    return run
+
+
+FILES: dict[str, tuple[Callable[[Path], Path], str]] = {
+    "config.yaml": (bare_run, "config.yaml"),
+    "env.json": (bare_run, "env.json"),
+    "result.json": (bare_run, "result.json"),
+    "judges.json": (run_without_data, "eval/step-00000010/judges.json"),
+    "scores.json": (lambda folder: write_evaluation(folder, 1.0, intervals={"CIDEr": [0.5, 1.5]}), "scores.json"),
+    "settings.json": (lambda folder: write_evaluation(folder, 1.0), "settings.json"),
+    "comparison.json": (write_comparison, "comparison.json"),
+}
+
+
+@pytest.mark.parametrize("name", list(FILES))
+def test_other_values_in_files_of_folders(tmp_path: Path, name: str) -> None:
+    write, place = FILES[name]
+    folder = write(tmp_path / "folder")
+    file = folder / place
+    if name == "config.yaml":  # YAML's own reader is slow, and JSON is YAML
+        import yaml
+
+        file.write_text(json.dumps(yaml.safe_load(file.read_text())))
+    content = json.loads(file.read_text())
+    draw = random.Random(0)
+    ways = [way for way in leaves(content) if "kwargs" not in way]
+    texts = ["", "nonsense: [", "\0", '{"a": 1, "a": 2}', *([DEEP] if name != "config.yaml" else [])]
+    for way in ways:
+        texts += [json.dumps(with_value(content, way, value)) for value in draw.sample(OTHER, 3)]
+    for text in texts:
+        file.write_text(text)
+        # A comparison may name a folder that is not there.
+        outcome(lambda: render(make_page([folder], images=1)), name if name != "comparison.json" else str(folder))
+
+
+LINES = ["", "null", "[]", '{"step": "1"}', '{"step": null}', '{"step": true}', '{"step": 1.5}', '{"val/cider": 1}']
+LINES += ['{"step": 1, "hacking/alarm": "yes"}', '{"step": 1, "hacking/alarm": [1]}', '{"step": 1, "x": null}', DEEP]
+LINES += ['{"step": 1, "step": 2}', '{"step": ' + "9" * 5000 + "}", '{"step": 1', "\0\0\0", "\x1f\x8b", '"\\ud800"']
+
+
+@pytest.mark.parametrize("last", [True, False])
+@pytest.mark.parametrize("line", LINES, ids=lambda line: line[:24])
+def test_other_lines_of_metrics(tmp_path: Path, line: str, last: bool) -> None:
+    run = write_run(tmp_path / "run")
+    log = run / "metrics.jsonl"
+    log.write_text('{"step": 0, "hacking/alarm": 0.0}\n' + line + ("" if last else '\n{"step": 2}\n'))
+    before = log.read_bytes()
+    outcome(lambda: render(make_page([run], images=0)), "metrics.jsonl", "line 2")
+    outcome(lambda: first_alarm(log), "metrics.jsonl", "line 2")
+    if outcome(lambda: drop_after(log, 1) is None, "metrics.jsonl", "line 2") is None:
+        assert log.read_bytes() == before
+    else:
+        assert all(json.loads(kept)["step"] <= 1 for kept in log.read_text().splitlines())
+
+
+def intact_checkpoint(folder: Path, content: str) -> Path:
+    folder.mkdir()
+    (folder / "trainer_state.json").write_text(content)
+    seal(folder)
+    return folder
+
+
+STATE = {"global_step": 4, "metric": "val/cider", "best_metric": 1.0, "best_step": 2, "notes": {}, "stopped": None}
+
+
+@pytest.mark.parametrize("value", OTHER, ids=str)
+@pytest.mark.parametrize("key", [*STATE, "processes", "signature", "unknown", None])
+def test_other_values_in_the_state_of_a_checkpoint(tmp_path: Path, key: str | None, value: Any) -> None:
+    content = json.dumps(value if key is None else STATE | {key: value})
+    folder = intact_checkpoint(tmp_path / "step-00000004", content)
+    found = outcome(lambda: read_state(folder), "trainer_state.json", *([repr(key)] if key else []))
+    if found is not None:
+        assert isinstance(found.global_step, int)
+        assert not isinstance(found.global_step, bool)
+        assert isinstance(found.notes, dict)
+        assert isinstance(found.signature, str)
+
+
+YAML = [
+    "",
+    "[]",
+    "text",
+    "a: [",
+    "a: 1\n b",
+    "3",
+    "\0",
+    "? [a]\n: 1",
+    "&a [*a]",
+    "x: &a {y: *a}",
+    "a: 2024-99-99",
+    "\xff",
+]
+YAML += ["!!python/object/apply:os.system ['touch x']", "- 1", "a: !!binary x", "[" * 200]
+
+
+@pytest.mark.parametrize("text", YAML, ids=lambda text: text[:12])
+def test_other_configurations_of_a_run(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.yaml").write_bytes(text.encode("latin-1"))
+    found = outcome(lambda: changed_keys(tmp_path / "config.yaml", XeConfig()), "config.yaml")
+    assert found is None or all(isinstance(line, str) for line in found)
+
+
+CELLS = ["alpha=0,,many,0,1", "alpha=0,,0,few,1", "alpha=0,,0", "a,b", "x,,0.5,seed,1", "x,,nan,0,1", "\0", '"']
+
+
+@pytest.mark.parametrize("line", CELLS)
+def test_other_lines_of_an_ablation(tmp_path: Path, line: str) -> None:
+    folder = write_ablation(tmp_path / "grid")
+    (folder / "runs.csv").write_text((folder / "runs.csv").read_text() + line + "\n")
+    outcome(lambda: render(make_page([folder], images=0)), "runs.csv")

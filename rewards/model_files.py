@@ -8,18 +8,28 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+import os
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 MANIFEST = "manifest.json"
 HASHED = 2**24
 """Files of up to so many bytes are hashed, which takes milliseconds: configurations, tokenizers, small weights."""
+LARGEST = (
+    (r"(layers?|blocks|repeats)$", 256),
+    (r"(image|patch|resolution).*size$", 2**14),
+    (r"(size|dim|width|embd|heads|rank|channels|embeddings|positions|tokens|context_length)$", 2**24),
+)
+"""Largest value of keys whose names match, the first that does."""
+WHOLE = r"(position_ids|num_batches_tracked|token_type_ids|\.attn\.(masked_)?bias|attn_mask)$"
+"""Names of buffers that hold whole numbers, or truth values, in weights of Transformers and open_clip."""
 
 
 def manifest_of(folder: Path) -> dict[str, Any]:
@@ -87,6 +97,58 @@ def read_object(file: Path) -> dict[str, Any]:
     return content
 
 
+def check_ranges(values: Mapping[str, Any], ranges: Mapping[str, tuple[float, float]]) -> None:
+    """See to it that each of ``values`` that ``ranges`` names is a number in its range.
+
+    Args:
+        values: as they were read.
+        ranges: smallest and largest; whole numbers, where these are.
+
+    Raises:
+        ValueError: the first that is not.
+    """
+    for key, (lowest, highest) in ranges.items():
+        kinds: tuple[type, ...] = (int,) if isinstance(highest, int) else (int, float)
+        value = values[key]
+        if isinstance(value, bool) or not isinstance(value, kinds) or not lowest <= value <= highest:
+            what = "a whole number" if kinds == (int,) else "a number"
+            raise ValueError(f"{key} is {value!r:.80}: expected {what} from {lowest} to {highest}")
+
+
+def check_sizes(values: Mapping[str, Any], where: str = "") -> None:
+    """Refuse the shape of a model that nobody has, before anything of that size is made.
+
+    Args:
+        values: a configuration, with sections perhaps.
+        where: the section, for messages.
+
+    Raises:
+        ValueError: the first number of layers, size or width above ``LARGEST``.
+    """
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            check_sizes(value, f"{where}{key}.")
+        elif isinstance(value, int):
+            largest = next((largest for pattern, largest in LARGEST if re.search(pattern, key)), value)
+            if value > largest:
+                raise ValueError(f"{where}{key} is {value}: expected at most {largest}")
+
+
+def check_memory(model: nn.Module) -> None:
+    """See to it that the float32 weights of a model, which is on the meta device still, fit into memory.
+
+    Raises:
+        ValueError: they do not.
+    """
+    count = sum(parameter.numel() for parameter in model.parameters())
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if 4 * count > memory:
+        raise ValueError(
+            f"a model of this shape has {count:,} parameters, {4 * count / 2**30:,.0f} GiB: this machine has "
+            f"{memory / 2**30:,.0f} GiB of memory"
+        )
+
+
 def read_weights(file: Path) -> dict[str, Tensor]:
     """Read a safetensors file.
 
@@ -102,8 +164,8 @@ def read_weights(file: Path) -> dict[str, Tensor]:
     return weights
 
 
-def check_types(file: Path, floating: Iterable[str]) -> None:
-    """See to it that the tensors ``floating`` of a safetensors file are stored as floating-point numbers.
+def check_types(file: Path) -> None:
+    """See to it that the tensors of a safetensors file are stored as floating-point numbers, without reading them.
 
     Raises:
         OSError: the file cannot be read.
@@ -111,12 +173,12 @@ def check_types(file: Path, floating: Iterable[str]) -> None:
     """
     try:
         with safe_open(file, framework="pt") as stored:
-            for name in sorted(set(stored.keys()) & set(floating)):
-                kind = stored.get_slice(name).get_dtype()
-                if not kind.startswith(("F", "BF")):
-                    raise ValueError(f"{file}: {name} is stored as {kind}: expected floating-point numbers")
+            kinds = {name: stored.get_slice(name).get_dtype() for name in stored.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise ValueError(f"{file} is damaged: {error}") from error
+    for name, kind in kinds.items():
+        if not kind.startswith(("F", "BF")) and not re.search(WHOLE, name):
+            raise ValueError(f"{file}: {name} is stored as {kind}: expected floating-point numbers")
 
 
 def check_numbers(tensors: Iterable[tuple[str, Tensor]], where: str) -> None:
@@ -136,3 +198,33 @@ def check_numbers(tensors: Iterable[tuple[str, Tensor]], where: str) -> None:
 def non_finite(tensor: Tensor) -> int:
     """How many values are NaN or infinite."""
     return tensor.numel() - int(torch.isfinite(tensor).sum())
+
+
+def state_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every tensor in the state of ``model``."""
+    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+
+
+def check_state(state: dict[str, Tensor], shapes: dict[str, tuple[int, ...]], what: str, hint: str = "") -> None:
+    """Compare names and shapes of ``state`` with ``shapes``.
+
+    Raises:
+        ValueError: a key is missing, unexpected or of the wrong shape; the message names the first five of each.
+    """
+    wrong = [
+        f"{name} has {list(state[name].shape)}, not {list(shape)}"
+        for name, shape in shapes.items()
+        if name in state and tuple(state[name].shape) != shape
+    ]
+    found = {
+        "missing": sorted(shapes.keys() - state.keys()),
+        "unexpected": sorted(state.keys() - shapes.keys()),
+        "wrong shape": wrong,
+    }
+    problems = [
+        f"{len(names)} {kind}: {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}"
+        for kind, names in found.items()
+        if names
+    ]
+    if problems:
+        raise ValueError(f"{what} do not fit the configuration: {'; '.join(problems)}{hint}")

@@ -173,6 +173,9 @@ def build_captioner(config: ModelConfig, references: Sequence[list[str]], cache_
             )
         except ValueError as error:
             raise ConfigError(f"model: {error}") from error
+    for key in ("kwargs", "tokenizer"):
+        if getattr(config, key):
+            raise ConfigError(f"model.{key} is set beside model.init {config.init!r}, which has its own: leave one out")
     if config.dtype != "float32" and config.lora is None:
         raise ConfigError(
             f"model.dtype is {config.dtype!r}: weights that are trained are float32; set model.lora, or compute in "
@@ -185,7 +188,6 @@ def build_captioner(config: ModelConfig, references: Sequence[list[str]], cache_
     if isinstance(captioner, TransformerCaptioner):
         _refuse_pretrained_options(replace(config, name="transformer"))
     else:
-        _refuse_scratch_options(config)
         captioner.adapt(config.freeze, asdict(config.lora) if config.lora else None, config.gradient_checkpointing)
     return captioner
 
@@ -199,12 +201,6 @@ def _refuse_pretrained_options(config: ModelConfig) -> None:
     for key in ("prompt", "freeze", "lora", "gradient_checkpointing", "dtype"):
         if getattr(config, key) != getattr(default, key):
             raise ConfigError(f"model.{key} is for a model of Transformers (model.name huggingface), not for this one")
-
-
-def _refuse_scratch_options(config: ModelConfig) -> None:
-    for key in ("kwargs", "tokenizer"):
-        if getattr(config, key):
-            raise ConfigError(f"model.{key} is for a captioner from scratch: {config.init!r} has a shape and tokenizer")
 
 
 def check_positions(captioner: Captioner, key: str, tokens: int) -> None:

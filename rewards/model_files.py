@@ -123,15 +123,15 @@ def check_sizes(values: Mapping[str, Any], where: str = "") -> None:
         where: the section, for messages.
 
     Raises:
-        ValueError: the first number of layers, size or width above ``LARGEST``.
+        ValueError: the first number of layers, size or width below 0 or above ``LARGEST``.
     """
     for key, value in values.items():
         if isinstance(value, Mapping):
             check_sizes(value, f"{where}{key}.")
         elif isinstance(value, int):
-            largest = next((largest for pattern, largest in LARGEST if re.search(pattern, key)), value)
-            if value > largest:
-                raise ValueError(f"{where}{key} is {value}: expected at most {largest}")
+            largest = next((largest for pattern, largest in LARGEST if re.search(pattern, key)), None)
+            if largest is not None and not 0 <= value <= largest:
+                raise ValueError(f"{where}{key} is {value}: expected 0 to {largest}")
 
 
 def check_memory(model: nn.Module) -> None:

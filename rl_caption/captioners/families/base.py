@@ -121,6 +121,17 @@ def first_token(what: str, *candidates: int | list[int] | None) -> int:
     raise CaptionerError(f"the model's config.json and tokenizer name no {what}")
 
 
+def same_token(what: str, configured: int | None, tokenizer_has: int | None) -> int:
+    """A token id on which the configuration and the tokenizer agree.
+
+    Raises:
+        CaptionerError: they do not, so one of them is of another model.
+    """
+    if configured is None or configured != tokenizer_has:
+        raise CaptionerError(f"{what} is {configured} in config.json, {tokenizer_has} in its tokenizer's files")
+    return configured
+
+
 def plain_tokens(tokenizer: Any, text: str) -> tuple[int, ...]:
     """Token ids of ``text`` without special tokens."""
     return tuple(tokenizer(text, add_special_tokens=False)["input_ids"]) if text else ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -203,17 +203,20 @@ def _refuse_pretrained_options(config: ModelConfig) -> None:
             raise ConfigError(f"model.{key} is for a model of Transformers (model.name huggingface), not for this one")
 
 
-def check_positions(captioner: Captioner, key: str, tokens: int) -> None:
+def check_positions(captioner: Captioner, key: str, tokens: int, rows: Iterable[Row] = ()) -> None:
     """Check that the captioner has positions for captions of ``tokens`` tokens, the value of configuration ``key``.
 
     Raises:
-        ConfigError: it has fewer.
+        ConfigError: it has fewer, with its own prompt or with that of one of ``rows``.
+        DataError: one of ``rows`` has a prompt that the captioner does not read.
     """
-    longest = captioner.max_tokens
-    if longest is not None and tokens > longest:
-        raise ConfigError(
-            f"{key} is {tokens}: the captioner has positions for {longest} tokens (max_positions, less the prompt)"
-        )
+    rooms = [("the prompt", captioner.max_tokens)]
+    rooms += ((f"the prompt of image {row['image_id']!r}", captioner.room(row)) for row in rows if "prompt" in row)
+    for what, longest in rooms:
+        if longest is not None and tokens > longest:
+            raise ConfigError(
+                f"{key} is {tokens}: the captioner has positions for {longest} tokens (max_positions, less {what})"
+            )
 
 
 def build_decoding(config: ScstConfig) -> Decoding:

@@ -136,8 +136,19 @@ class Captioner(Protocol):
         """Model inputs of B rows, on the CPU (called in loader workers). Raises ``DataError`` for an unusable row."""
         ...
 
-    def encode(self, texts: Sequence[str], max_tokens: int) -> list[list[int]]:
-        """Reference captions to token ids with EOS. One that is too long is cut at ``max_tokens``, without EOS."""
+    def room(self, row: Row) -> int | None:
+        """Longest caption of a row in tokens, EOS included, beside its prompt; None where there is no limit.
+
+        Raises:
+            DataError: the row has a prompt of its own (``prompt``) that the captioner does not read.
+        """
+        ...
+
+    def encode(self, texts: Sequence[str], max_tokens: int, row: Row | None = None) -> list[list[int]]:
+        """Reference captions to token ids with EOS. One that is too long is cut at ``max_tokens``, without EOS.
+
+        They go on from the prompt of ``row``, where it has one of its own.
+        """
         ...
 
     def image_states(self, policy: nn.Module, inputs: dict[str, Tensor]) -> dict[str, Tensor]:

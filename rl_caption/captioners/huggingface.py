@@ -33,7 +33,7 @@ from rl_caption.captioners.beam_search import beam_search
 from rl_caption.captioners.decoding import Prefixes, Tokens, decode_tokens
 from rl_caption.captioners.families import ADAPTERS, family_of
 from rl_caption.captioners.families.base import Conventions, Family, plain_tokens
-from rl_caption.captioners.hf_policy import HuggingFacePolicy
+from rl_caption.captioners.hf_policy import NO_TOKEN, HuggingFacePolicy
 from rl_caption.captioners.prefixes import different_prefixes
 from rl_caption.data.base import DataError, Row, load_image
 
@@ -77,7 +77,7 @@ class Processing:
 
 
 class HuggingFaceCaptioner:
-    """A pretrained model with its preprocessing, its tokenizer and one prompt for every image."""
+    """A pretrained model with its preprocessing, its tokenizer, and a prompt for images without one of their own."""
 
     input_kind = "pixels"
 
@@ -181,19 +181,50 @@ class HuggingFaceCaptioner:
         (Path(path) / SETTINGS).write_text(json.dumps(settings, indent=1, ensure_ascii=False))
 
     def preprocess(self, rows: Sequence[Row]) -> dict[str, Tensor]:
-        """``pixel_values`` [B, 3, H, W] by the model's own image processor."""
+        """``pixel_values`` [B, 3, H, W] by the model's own image processor.
+
+        Where a row has a prompt of its own, also ``prompt_ids`` [B, P], -1 after the end of each.
+        """
         images = [load_image(row["image"]) for row in rows]
         try:
-            return {"pixel_values": self.processing.images(images=images, return_tensors="pt")["pixel_values"]}
+            inputs = {"pixel_values": self.processing.images(images=images, return_tensors="pt")["pixel_values"]}
         except ValueError as error:
             raise DataError(f"images {[row['image_id'] for row in rows][:4]} cannot be prepared: {error}") from error
+        if any(row.get("prompt") is not None for row in rows):
+            prompts = [torch.tensor(self._prompt_of(row)[1], dtype=torch.long) for row in rows]
+            inputs["prompt_ids"] = nn.utils.rnn.pad_sequence(prompts, batch_first=True, padding_value=NO_TOKEN)
+        return inputs
 
-    def encode(self, texts: Sequence[str], max_tokens: int) -> list[list[int]]:
+    def room(self, row: Row) -> int | None:
+        """What positions leave beside the row's prompt; see ``Captioner``."""
+        return None if self.max_tokens is None else self.max_tokens + self.prompt_length - len(self._prompt_of(row)[1])
+
+    def _prompt_of(self, row: Row | None) -> tuple[str, tuple[int, ...]]:
+        """The row's own prompt, or that of all images, as text and token ids."""
+        own = None if row is None else row.get("prompt")
+        if row is None or own is None:
+            return self.prompt, plain_tokens(self.processing.tokenizer, self.prompt)
+        if self.family.q_former_tokenizer:
+            raise DataError(
+                f"image {row['image_id']!r} has the prompt {own!r:.80}: the Q-Former of {self.family.name} reads one "
+                "prompt for all images (model.prompt)"
+            )
+        prompt = " ".join(own.split())
+        ids = plain_tokens(self.processing.tokenizer, prompt)
+        if self.max_tokens is not None and len(ids) >= self.max_tokens + self.prompt_length:
+            raise DataError(
+                f"image {row['image_id']!r} has a prompt of {len(ids)} tokens: {self.family.name} has positions for "
+                f"{self.max_tokens + self.prompt_length}, the caption included"
+            )
+        return prompt, ids
+
+    def encode(self, texts: Sequence[str], max_tokens: int, row: Row | None = None) -> list[list[int]]:
         """Token ids with EOS, as they go on from the prompt; a caption over ``max_tokens`` is cut and has no EOS."""
+        prompt, start = self._prompt_of(row)
         plain = [" ".join(text.split()) for text in texts]  # a line break is EOS where OPT is the language model
-        whole = [f"{self.prompt} {text}" if self.prompt else text for text in plain]
+        whole = [f"{prompt} {text}" if prompt else text for text in plain]
         encoded = self.processing.tokenizer(whole, add_special_tokens=False)["input_ids"]
-        return [[*ids[self.prompt_length :], self.eos_token_id][:max_tokens] for ids in encoded]
+        return [[*ids[len(start) :], self.eos_token_id][:max_tokens] for ids in encoded]
 
     def image_states(self, policy: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         """States, without gradient only where nothing that they depend on is trained; see ``Captioner``."""
@@ -203,17 +234,39 @@ class HuggingFaceCaptioner:
             self.encoder_trained = bool(some.requires_grad)
         if self.encoder_trained and not torch.is_grad_enabled():
             return inputs
-        return {"states": policy(pixel_values=inputs["pixel_values"], encode=True)}
+        prompts = {name: inputs[name] for name in ("prompt_ids",) if name in inputs}
+        return {"states": policy(pixel_values=inputs["pixel_values"], encode=True), **prompts}
 
     def generate(
         self, policy: Any, inputs: dict[str, Tensor], decoding: Decoding, noise: Tensor | None = None
     ) -> Tensor:
         """New tokens [B, captions_per_image, T]; see ``Captioner.generate``.
 
-        Nothing comes from the model's generation settings: no suppressed tokens, penalties or lengths.
+        Nothing comes from the model's generation settings: no suppressed tokens, penalties or lengths. Images whose
+        prompts have equally many tokens are decoded together.
         """
-        if self.max_tokens is not None:
-            decoding = replace(decoding, max_new_tokens=min(decoding.max_new_tokens, self.max_tokens))
+        if "prompt_ids" not in inputs:
+            return self._generate(policy, inputs, decoding, noise, self.max_tokens)
+        lengths = (inputs["prompt_ids"] != NO_TOKEN).sum(-1)
+        parts: list[tuple[Tensor, Tensor]] = []
+        for length in lengths.unique().tolist():
+            (rows,) = (lengths == length).nonzero(as_tuple=True)
+            some = {name: value[rows] for name, value in inputs.items()}
+            some["prompt_ids"] = some["prompt_ids"][:, :length]
+            room = None if self.max_tokens is None else self.max_tokens + self.prompt_length - length
+            parts.append((rows, self._generate(policy, some, decoding, None if noise is None else noise[rows], room)))
+        shape = (len(lengths), decoding.captions_per_image, max(tokens.shape[-1] for _, tokens in parts))
+        whole = torch.full(shape, self.pad_token_id, device=lengths.device)
+        for rows, tokens in parts:
+            whole[rows, :, : tokens.shape[-1]] = tokens
+        return whole
+
+    def _generate(
+        self, policy: Any, inputs: dict[str, Tensor], decoding: Decoding, noise: Tensor | None, room: int | None
+    ) -> Tensor:
+        """``generate`` for prompts of equally many tokens, which leave ``room`` for captions."""
+        if room is not None:
+            decoding = replace(decoding, max_new_tokens=min(decoding.max_new_tokens, room))
         images = len(next(iter(inputs.values())))
         memory: Any = None
 

@@ -130,6 +130,8 @@ class TransformerCaptioner:
     def preprocess(self, rows: Sequence[Row]) -> dict[str, Tensor]:
         """``pixel_values`` [B, 3, S, S] in [-1, 1] (bicubic, the aspect ratio is not kept), or
         ``region_features`` [B, R, F] with ``region_mask`` [B, R]."""
+        for row in rows:
+            self.room(row)
         if self.input_kind == "pixels":
             return {"pixel_values": torch.stack([self._pixels(row) for row in rows])}
         missing = [row["image_id"] for row in rows if row.get("features") is None]
@@ -153,7 +155,16 @@ class TransformerCaptioner:
                 self.cached[key] = array
         return torch.from_numpy((array.astype(np.float32) / 255.0 - PIXEL_MEAN) / PIXEL_STD).permute(2, 0, 1)
 
-    def encode(self, texts: Sequence[str], max_tokens: int) -> list[list[int]]:
+    def room(self, row: Row) -> int | None:
+        """``max_positions``; see ``Captioner``."""
+        if row.get("prompt") is not None:
+            raise DataError(
+                f"image {row['image_id']!r} has the prompt {row['prompt']!r:.80}: a captioner from scratch takes none; "
+                "leave it out, or take a model of Transformers (model.name huggingface)"
+            )
+        return self.max_tokens
+
+    def encode(self, texts: Sequence[str], max_tokens: int, row: Row | None = None) -> list[list[int]]:
         """Token ids with EOS; a caption over ``max_tokens`` is cut and has no EOS."""
         prepared = [" ".join(tokenize(text)) for text in texts] if self.word_level else list(texts)
         encoded = self.tokenizer(prepared, add_special_tokens=False)["input_ids"]

@@ -18,7 +18,7 @@ class Conventions:
     """How a family's captions begin and end.
 
     Attributes:
-        start: tokens before the first new one: BOS and the prompt. They are neither scored nor trained.
+        start: tokens before the first new one: BOS (one token) and the prompt. They are neither scored nor trained.
         eos: ends a caption.
         pad: stands after EOS; where a tokenizer has none, EOS itself.
         vocab_size: width of the output layer.

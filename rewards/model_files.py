@@ -108,10 +108,10 @@ def check_ranges(values: Mapping[str, Any], ranges: Mapping[str, tuple[float, fl
         ValueError: the first that is not.
     """
     for key, (lowest, highest) in ranges.items():
-        kinds: tuple[type, ...] = (int,) if isinstance(highest, int) else (int, float)
-        value = values[key]
-        if isinstance(value, bool) or not isinstance(value, kinds) or not lowest <= value <= highest:
-            what = "a whole number" if kinds == (int,) else "a number"
+        value, whole = values[key], isinstance(highest, int)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool | float if whole else bool)
+        if not is_number or not lowest <= value <= highest:
+            what = "a whole number" if whole else "a number"
             raise ValueError(f"{key} is {value!r:.80}: expected {what} from {lowest} to {highest}")
 
 

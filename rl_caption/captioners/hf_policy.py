@@ -111,8 +111,8 @@ class HuggingFacePolicy(nn.Module):
         Args:
             pixel_values: [B, 3, H, W].
             states: [B, S, D], of these images, in place of ``pixel_values``.
-            prompt_ids: [B, P], prompts of the images' own, ``NO_TOKEN`` after the end of each; all of the same length to
-                start a decode.
+            prompt_ids: [B, P], prompts of the images' own, ``NO_TOKEN`` after the end of each; to start a decode they
+                have the same length.
             encode: only make these states.
             token_ids: captions [B, K, L] to be scored.
             mask: [B, K, L], the positions to be scored; all by default.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,11 +16,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rewards.clip.student import LCLIP, LCLIPConfig
+from rl_caption.build import ConfigError, build_captioner
+from rl_caption.captioners.config import ModelConfig
 from rl_caption.captioners.loading import load_captioner
 from rl_caption.checkpoint import seal
 from rl_caption.errors import expected_errors
 from rl_caption.reward_models.students import build_dual
-from tests.captioners_for_tests import tiny_captioner, tiny_rows
+from tests.captioners_for_tests import REFERENCES, tiny_captioner, tiny_rows
 from tests.hf_models_for_tests import save_model
 
 Damage = Callable[[Path], None]
@@ -211,6 +214,35 @@ def test_a_damaged_model_is_refused_by_name_or_is_the_same(
     assert str(folder) in message
     for one, other in zip(found, expected[kind], strict=True):
         assert torch.equal(one, other) if isinstance(one, Tensor) else one == other
+
+
+@pytest.mark.parametrize(("kind", "file"), [(kind, file) for kind, files in FILES.items() for file in files])
+def test_what_is_missing_from_an_export_is_named(kind: str, file: str, models: Path) -> None:
+    folder = models / "damaged"
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(models / "whole" / kind, folder)
+    seal(folder)
+    (folder / file).unlink()
+    with pytest.raises(expected_errors(), match=re.escape(file)):
+        load(kind, folder)
+
+
+@pytest.mark.parametrize(
+    ("shape", "part"),
+    [
+        ({"decoder_layers": 10**6}, "decoder_layers is 1000000"),
+        ({"d_model": 2**40}, f"d_model is {2**40}"),
+        ({"d_model": 2**16, "ffn_dim": 2**20, "encoder_layers": 200}, "GiB of memory"),
+        ({"dropout": float("nan")}, "dropout is nan"),
+        ({"num_heads": "eight"}, "num_heads is 'eight'"),
+        ({"d_modle": 64}, "d_modle"),
+        ({"vocab_size": 9}, "vocab_size"),
+    ],
+)
+def test_shapes_that_cannot_be_are_refused_before_they_are_made(shape: dict[str, Any], part: str) -> None:
+    with pytest.raises(ConfigError, match=r"^model: ") as raised:
+        build_captioner(ModelConfig(min_count=1, kwargs=shape), REFERENCES, cache_mb=0)
+    assert part in str(raised.value)
 
 
 def test_whole_models_with_a_manifest_load(models: Path, expected: dict[str, tuple[Any, ...]]) -> None:

@@ -24,6 +24,7 @@ from rl_caption.captioners.huggingface import HuggingFaceCaptioner
 from rl_caption.captioners.loading import load_captioner
 from rl_caption.cli import parse
 from rl_caption.config import DataConfig, DecodeConfig, EvaluateConfig, ScstConfig, XeConfig
+from rl_caption.data.base import DataError
 from rl_caption.evaluate import judge
 from tests.captioners_for_tests import REFERENCES, tiny_captioner, tiny_rows
 from tests.hf_models_for_tests import PROMPT, save_model
@@ -207,6 +208,15 @@ def test_shipped_configurations_train_and_sample_what_their_names_stand_for(
     coco = parse(XeConfig, ["--config", str(CONFIGS / "coco_transformer_bu_xe.yaml")], "test").data
     assert replace(config.data, num_workers=0) == replace(coco, num_workers=0, features_root=None, features_kwargs={})
     assert config.train.batch_size % (config.train.micro_batch_size or 1) == 0
+
+
+def test_prompts_of_rows_are_checked_before_training(blip: Path) -> None:
+    rows: Any = [tiny_rows(1)[0] | {"image_id": "long", "prompt": "two blue squares on a green field"}]
+    check_positions(build(init=str(blip)), "rollout.max_new_tokens", 25, rows)
+    with pytest.raises(ConfigError, match=r"rollout\.max_new_tokens is 26: .* 25 tokens .* image 'long'"):
+        check_positions(build(init=str(blip)), "rollout.max_new_tokens", 26, rows)
+    with pytest.raises(DataError, match="image 'long' has the prompt"):
+        check_positions(tiny_captioner(), "rollout.max_new_tokens", 4, rows)
 
 
 @pytest.fixture

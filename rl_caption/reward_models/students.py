@@ -13,7 +13,15 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from rewards.clip.student import LCLIP, MODEL_TYPE, ImageStudent, LCLIPConfig, TextStudent
-from rewards.model_files import check_folder, check_memory, check_state, read_object, read_weights, state_shapes
+from rewards.model_files import (
+    MANIFEST,
+    check_folder,
+    check_memory,
+    check_state,
+    read_object,
+    read_weights,
+    state_shapes,
+)
 from rl_caption.build import ConfigError
 
 Tower: TypeAlias = Literal["image", "text"]
@@ -169,7 +177,7 @@ def build_dual(
             raise ConfigError(
                 f"model.{kind}_init is {path!r}, distilled from a teacher of fingerprint {found}; this run's teacher "
                 f"has {teacher}: name the same (weights, preprocessing and precision), or distil the tower from this "
-                f"one. If only library versions differ, remove {TEACHER} from the tower's config.json"
+                f"one. If only library versions differ, remove {TEACHER} from the tower's config.json, and {MANIFEST}"
             )
     if len(loaded) == len(TOWERS):
         _check_no_shape(kwargs, "model.image_init with model.text_init")

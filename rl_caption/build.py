@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -173,6 +173,9 @@ def build_captioner(config: ModelConfig, references: Sequence[list[str]], cache_
             )
         except ValueError as error:
             raise ConfigError(f"model: {error}") from error
+    for key in ("kwargs", "tokenizer"):
+        if getattr(config, key):
+            raise ConfigError(f"model.{key} is set beside model.init {config.init!r}, which has its own: leave one out")
     if config.dtype != "float32" and config.lora is None:
         raise ConfigError(
             f"model.dtype is {config.dtype!r}: weights that are trained are float32; set model.lora, or compute in "
@@ -185,7 +188,6 @@ def build_captioner(config: ModelConfig, references: Sequence[list[str]], cache_
     if isinstance(captioner, TransformerCaptioner):
         _refuse_pretrained_options(replace(config, name="transformer"))
     else:
-        _refuse_scratch_options(config)
         captioner.adapt(config.freeze, asdict(config.lora) if config.lora else None, config.gradient_checkpointing)
     return captioner
 
@@ -201,23 +203,20 @@ def _refuse_pretrained_options(config: ModelConfig) -> None:
             raise ConfigError(f"model.{key} is for a model of Transformers (model.name huggingface), not for this one")
 
 
-def _refuse_scratch_options(config: ModelConfig) -> None:
-    for key in ("kwargs", "tokenizer"):
-        if getattr(config, key):
-            raise ConfigError(f"model.{key} is for a captioner from scratch: {config.init!r} has a shape and tokenizer")
-
-
-def check_positions(captioner: Captioner, key: str, tokens: int) -> None:
+def check_positions(captioner: Captioner, key: str, tokens: int, rows: Iterable[Row] = ()) -> None:
     """Check that the captioner has positions for captions of ``tokens`` tokens, the value of configuration ``key``.
 
     Raises:
-        ConfigError: it has fewer.
+        ConfigError: it has fewer, with its own prompt or with that of one of ``rows``.
+        DataError: one of ``rows`` has a prompt that the captioner does not read.
     """
-    longest = captioner.max_tokens
-    if longest is not None and tokens > longest:
-        raise ConfigError(
-            f"{key} is {tokens}: the captioner has positions for {longest} tokens (max_positions, less the prompt)"
-        )
+    rooms = [("the prompt", captioner.max_tokens)]
+    rooms += ((f"the prompt of image {row['image_id']!r}", captioner.room(row)) for row in rows if "prompt" in row)
+    for what, longest in rooms:
+        if longest is not None and tokens > longest:
+            raise ConfigError(
+                f"{key} is {tokens}: the captioner has positions for {longest} tokens (max_positions, less {what})"
+            )
 
 
 def build_decoding(config: ScstConfig) -> Decoding:

@@ -1,6 +1,6 @@
 """Checkpoints that survive being killed at any moment, and resume exactly.
 
-A step folder is written under a hidden temporary name, flushed to disk, closed with a manifest of every file's size,
+A step folder is written under a hidden temporary name, flushed to disk, closed with a manifest of its files,
 renamed, and only then are old ones pruned. ``Accelerator.save_state`` alone writes in place: a kill in the middle can
 destroy the only checkpoint. What a sharded training writes is in ``sharded_state.py``.
 """
@@ -8,7 +8,6 @@ destroy the only checkpoint. What a sharded training writes is in ``sharded_stat
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import pickle
@@ -26,6 +25,7 @@ from accelerate.utils.constants import SCALER_NAME
 from safetensors import SafetensorError
 from torch import nn
 
+from rewards.model_files import MANIFEST, damage, manifest_of
 from rl_caption.data.files import write_json
 from rl_caption.data.plain_files import check_type, read_json
 from rl_caption.engines import engine_of
@@ -34,7 +34,6 @@ from rl_caption.types import TrainState
 
 logger = logging.getLogger(__name__)
 
-MANIFEST = "manifest.json"
 STATE = "trainer_state.json"
 WRITE_FAILURES = ("file", "write", "inline_container", "iostream")
 """Words in the RuntimeErrors by which ``torch.save`` reports that it could not write."""
@@ -99,9 +98,10 @@ def write_errors(what: str, partial: Path, checkpoints: Path) -> Iterator[None]:
 def newest_checkpoint(folder: Path) -> Path | None:
     """The newest ``step-N`` in ``folder`` whose manifest holds, or None."""
     for candidate in sorted(folder.glob("step-*"), reverse=True):
-        if is_intact(candidate):
+        found = damage(candidate)
+        if found is None:
             return candidate
-        logger.warning("%s is damaged (its %s is missing or does not match) and is passed over", candidate, MANIFEST)
+        logger.warning("%s is damaged (%s) and is passed over", candidate, found)
     return None
 
 
@@ -194,8 +194,9 @@ def read_state(path: Path) -> TrainState:
     Raises:
         CheckpointError: ``path`` is not an intact checkpoint.
     """
-    if not is_intact(path):
-        raise CheckpointError(f"{path} is not an intact checkpoint: its {MANIFEST} is missing or does not match")
+    found = damage(path)
+    if found is not None:
+        raise CheckpointError(f"{path} is not an intact checkpoint: {found}")
     content = read_json(path / STATE, CheckpointError)
     kinds = get_type_hints(TrainState)
     for key, value in content.items():
@@ -206,25 +207,18 @@ def read_state(path: Path) -> TrainState:
 
 
 def seal(folder: Path) -> None:
-    """Flush every file to disk and write the manifest of sizes, last."""
-    files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != MANIFEST)
-    for file in files:
-        with file.open("rb") as handle:
+    """Flush every file to disk and write the manifest, last."""
+    entries = manifest_of(folder)
+    for name in entries:
+        with (folder / name).open("rb") as handle:
             os.fsync(handle.fileno())
-    write_json(folder / MANIFEST, {str(p.relative_to(folder)): p.stat().st_size for p in files})
+    write_json(folder / MANIFEST, entries)
     sync_folder(folder)
 
 
 def is_intact(folder: Path) -> bool:
-    """Whether the manifest is there and every file it lists has the size it lists."""
-    manifest = folder / MANIFEST
-    if not manifest.is_file():
-        return False
-    try:
-        sizes = dict(json.loads(manifest.read_text()))
-    except (ValueError, TypeError):
-        return False
-    return all((folder / name).is_file() and (folder / name).stat().st_size == size for name, size in sizes.items())
+    """Whether the manifest is there and every file is as it lists it."""
+    return damage(folder) is None
 
 
 def replace_folder(new: Path, final: Path) -> None:

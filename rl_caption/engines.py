@@ -215,6 +215,23 @@ def whole_numel(parameter: Tensor) -> int:
     return int(getattr(parameter, "ds_numel", parameter.numel()))
 
 
+def first_non_finite(accelerator: Accelerator, model: nn.Module) -> str | None:
+    """Name of the first parameter with a NaN or an infinity, the same on every process; None where all are finite.
+
+    Every process looks at what it has of each parameter. Exchanges one number: every process calls it.
+    """
+    names, finite = [], []
+    for name, parameter in accelerator.unwrap_model(model).named_parameters():
+        part = parameter.ds_tensor if hasattr(parameter, "ds_tensor") else parameter
+        part = part.to_local() if hasattr(part, "to_local") else part
+        names.append(name)
+        finite.append(torch.isfinite(part.detach()).all().to(accelerator.device))
+    spoilt = (~torch.stack(finite)).long()
+    first = torch.where(spoilt.any(), spoilt.argmax(), len(names)).view(1)
+    index = int(accelerator.gather(first).min())
+    return names[index] if index < len(names) else None
+
+
 def backward(accelerator: Accelerator, model: nn.Module, share: Tensor, last: bool) -> None:
     """Backward pass of one micro-batch's share; gradients are complete after the ``last``. Exchanges gradients."""
     # Data parallelism averages gradients over processes, where the shares want to be added.

@@ -295,6 +295,8 @@ def _decode(config: EvaluateConfig, rows: Sequence[Row], accelerator: Accelerato
     folder = config.model or ""
     quiet_libraries()
     captioner = load_captioner(folder, prompt=config.prompt)
+    for row in rows:
+        captioner.room(row)
     policy = captioner.policy.to(accelerator.device)
     decode = config.decode
     decoding = Decoding(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -204,7 +205,7 @@ def _check_images(stage: Stage, columns: Mapping[str, frozenset[str]]) -> None:
 def _captioner(stage: Stage, model: ModelConfig, max_tokens: tuple[str, int]) -> Captioner:
     """The captioner, which must have positions for the longest caption (its configuration key and value)."""
     captioner = build_captioner(model, references_of(stage.train_rows), stage.config.data.cache_mb)
-    check_positions(captioner, *max_tokens)
+    check_positions(captioner, *max_tokens, rows=itertools.chain(stage.train_rows, stage.val_rows))
     return captioner
 
 

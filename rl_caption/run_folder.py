@@ -12,7 +12,8 @@ from typing import Any
 
 import yaml
 
-from rl_caption.checkpoint import CheckpointError, clear_leftovers, newest_checkpoint, read_state
+from rewards.model_files import damage
+from rl_caption.checkpoint import CheckpointError, clear_leftovers, is_intact, newest_checkpoint, read_state
 from rl_caption.data.files import write_json, write_text
 from rl_caption.data.plain_files import read_yaml
 from rl_caption.reward_models.config import TrainingConfig
@@ -41,7 +42,8 @@ def find_checkpoint(config: TrainingConfig) -> Path | None:
 
     Raises:
         CheckpointError: ``run.resume`` is false and the folder holds a run; ``auto`` and the configuration is another
-            than the one that the run was started with; or a path that is not an intact checkpoint.
+            than the one that the run was started with; there are checkpoints, but all are damaged (with ``run.resume``
+            false the run starts over); or a path that is not an intact checkpoint.
     """
     folder, resume = Path(config.run.dir), config.run.resume
     clear_leftovers(folder / "checkpoints")
@@ -51,9 +53,23 @@ def find_checkpoint(config: TrainingConfig) -> Path | None:
         return Path(resume)
     newest = newest_checkpoint(folder / "checkpoints")
     if newest is None:
+        if resume not in (False, "false"):
+            _refuse_to_start_over(folder)
         return None
     refuse_other_run(folder, newest.name, config)
     return newest
+
+
+def _refuse_to_start_over(folder: Path) -> None:
+    """Raise ``CheckpointError`` where there are checkpoints, none of which is intact."""
+    found = [f"{path.name} ({damage(path)})" for path in sorted((folder / "checkpoints").glob("step-*"), reverse=True)]
+    if found:
+        best = folder / "export" / "best"
+        left = f"the best model is left in {best}" if is_intact(best) else "no exported model is left"
+        raise CheckpointError(
+            f"all checkpoints in {folder / 'checkpoints'} are damaged: {'; '.join(found)}; {left}. Put a whole one "
+            "back, choose another run.dir, or set run.resume to false to start over at step 0"
+        )
 
 
 def refuse_other_run(folder: Path, newest: str, config: TrainingConfig) -> None:

@@ -26,7 +26,7 @@ from rl_caption.checkpoint import (
     save_checkpoint,
     write_errors,
 )
-from rl_caption.engines import deepspeed_step, engine_of, whole_weights
+from rl_caption.engines import deepspeed_step, engine_of, first_non_finite, whole_weights
 from rl_caption.launch import stop_requests
 from rl_caption.metrics import Averages
 from rl_caption.run_folder import remove_result, write_result
@@ -40,7 +40,7 @@ MOST_SKIPPED = 24
 
 
 class NonFiniteError(RuntimeError):
-    """Loss or gradient is NaN or infinite; the message names the step, the images and the last good checkpoint."""
+    """Loss, gradient or a weight is NaN or infinite; the message names the step and the last good checkpoint."""
 
 
 class Task(Protocol):
@@ -118,7 +118,8 @@ class Trainer:
         save a checkpoint first; a second one ends the process at once).
 
         Raises:
-            NonFiniteError: before the optimizer has touched the weights.
+            NonFiniteError: a loss or gradient, before the optimizer has touched the weights; or a weight, before it is
+                validated or written.
             CheckpointError: a checkpoint cannot be written.
             RewardError: a reward failed.
         """
@@ -231,6 +232,7 @@ class Trainer:
 
     def _validate(self, log: RunLog) -> None:
         """Judge the model; a better ``metric`` than before exports it to ``export/best``."""
+        self._check_weights()
         started = time.perf_counter()
         with self._whole_weights():
             verdict = self.validate(self.state.global_step, self._newest)
@@ -270,6 +272,7 @@ class Trainer:
         return nullcontext() if self.model is None else whole_weights(self.accelerator, self.model)
 
     def _save(self) -> None:
+        self._check_weights()
         self.state.processes = self.accelerator.num_processes
         folder, keep = self.folder / "checkpoints", self.keep_checkpoints
         save_checkpoint(self.accelerator, folder, self.state, keep, self.model, self.optimizer)
@@ -288,6 +291,16 @@ class Trainer:
             return terminated
         votes = torch.tensor(float(terminated), device=self.accelerator.device)
         return bool(self.accelerator.reduce(votes, reduction="sum").item() > 0)
+
+    def _check_weights(self) -> None:
+        """Weights that are not finite are neither judged nor written: the checkpoints before are the good ones."""
+        name = None if self.model is None else first_non_finite(self.accelerator, self.model)
+        if name is not None:
+            good = newest_checkpoint(self.folder / "checkpoints")
+            raise NonFiniteError(
+                f"the weights of {name} have NaN or infinite values after step {self.state.global_step}: nothing of "
+                f"them is written. Last good checkpoint: {good or 'none yet'}. A lower train.lr is the usual remedy"
+            )
 
     def _check_finite(self, metrics: dict[str, float], batches: list[Batch], updated: bool = False) -> None:
         scaled = self.accelerator.scaler is not None  # fp16 overflows now and then; the scaler skips that step

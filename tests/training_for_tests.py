@@ -176,8 +176,12 @@ def run_together(
     program: str,
     kill: Kill | None = None,
     engine: dict[str, str] | None = None,
+    spoil: int | None = None,
 ) -> list[Ended]:
-    """``run_two`` with ``count`` processes, and what ``accelerate launch`` puts into the environment for an engine."""
+    """``run_two`` with ``count`` processes, and what ``accelerate launch`` puts into the environment for an engine.
+
+    After step ``spoil`` the last process alone has weights that are not finite.
+    """
     file = folder.with_name(f"{folder.name}.yaml")
     file.write_text(yaml.safe_dump(config))
     with socket.socket() as free:
@@ -190,7 +194,8 @@ def run_together(
         environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "LOCAL_RANK": str(rank)}
         environment |= {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "OMP_NUM_THREADS": "1"}
         environment |= engine or {}
-        how = {"environment": environment, "kill": kill if rank == 0 else None}
+        how: dict[str, Any] = {"environment": environment, "kill": kill if rank == 0 else None}
+        how["spoil"] = spoil if rank == count - 1 else None
         processes.append(
             context.Process(target=_child, args=([program, "--config", str(file)], str(output)), kwargs=how)
         )
@@ -212,11 +217,13 @@ def _child(
     output: str,
     kill: Kill | None = None,
     poison: int | None = None,
+    spoil: int | None = None,
     largest_file: int | None = None,
     python_path: str | None = None,
     environment: dict[str, str] | None = None,
 ) -> None:
-    """Run the program with a kill armed, NaN in a weight from step ``poison`` on, files limited in size (bytes)."""
+    """Run the program with a kill armed, NaN in a weight from step ``poison`` on or after step ``spoil``, files
+    limited in size (bytes)."""
     descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
@@ -229,6 +236,8 @@ def _child(
         _arm(kill)
     if poison is not None:
         _poison_weights(poison)
+    if spoil is not None:
+        _spoil_weights(spoil)
     if largest_file is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
     from rl_caption.cli import main
@@ -282,6 +291,21 @@ def _poison_weights(step: int) -> None:
         return original(self, batches)
 
     Trainer._step = poisoned  # type: ignore[method-assign]
+
+
+def _spoil_weights(step: int) -> None:
+    from rl_caption.trainer import Trainer
+
+    original = Trainer._step
+
+    def spoilt(self: Any, batches: Any) -> Any:
+        metrics = original(self, batches)
+        if self.state.global_step == step:
+            part: Any = getattr(self.parameters[-1], "ds_tensor", self.parameters[-1]).detach()
+            (part.to_local() if hasattr(part, "to_local") else part).fill_(math.nan)  # what this process has of it
+        return metrics
+
+    Trainer._step = spoilt  # type: ignore[method-assign]
 
 
 def lines(folder: Path, file: str = "metrics.jsonl") -> list[dict[str, Any]]:

@@ -24,7 +24,9 @@ from rewards.clip.embedding_cache import chunks, is_main_process
 from rewards.clip.long import load_file, stretch_student, stretch_text_tower
 from rewards.clip.preprocessing import Preprocessing, pixels, preprocessing_of
 from rewards.clip.tuned import RELEASED, MlpDeltas, load_tuned
+from rewards.hub import ask_hub
 from rewards.images import ImageSource
+from rewards.model_files import check_folder, check_numbers, check_sizes, check_types, read_object
 
 logger = logging.getLogger(__name__)
 PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -262,13 +264,24 @@ def _load(
             loaded = _load_student(name, pretrained, context_length)
         else:
             source = f"local-dir:{name}" if Path(name).is_dir() else name
+            if Path(name).is_dir():
+                _check_open_clip(Path(name))
             loaded = _load_open_clip(source, pretrained, context_length, tuned_from, mlp_deltas)
+        check_numbers(loaded.model.named_parameters(), "its weights")
         loaded.model.requires_grad_(False).eval().to(device=device, dtype=PRECISIONS[precision])
     except ModuleNotFoundError as error:
         raise ValueError(f"{label} needs {error.name}: install 'rl-caption[clip]'") from error
     except _UNLOADABLE as error:
         raise ValueError(f"backbone {label} cannot be loaded: {error}") from error
     return loaded
+
+
+def _check_open_clip(folder: Path) -> None:
+    """A folder in the layout of open_clip: as it was written, of a size that can be, stored as floating-point."""
+    check_folder(folder)
+    check_sizes(read_object(folder / "open_clip_config.json"))
+    for file in folder.glob("open_clip_model.safetensors"):
+        check_types(file)
 
 
 def _load_student(folder: str, pretrained: str | None, stretched: int | None) -> _Loaded:
@@ -306,6 +319,8 @@ def _load_open_clip(
             if has_weights
             else "an architecture needs 'pretrained': a tag of open_clip (see open_clip.list_pretrained()) or a file"
         )
+    if name.startswith("hf-hub:"):
+        ask_hub(name.removeprefix("hf-hub:"), "open_clip_config.json")
     tag: dict[str, Any] = open_clip.get_pretrained_cfg(name, pretrained) if pretrained else {}
     # The tag knows the activation; the architecture ViT-B-32 alone would run OpenAI's weights with another one.
     quick_gelu, note, layout = bool(tag and tag.get("quick_gelu")), "", None

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
-from safetensors.torch import load_file, save
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from rewards.clip.student_blocks import INIT_STD, SharedBlock, init_linear
 from rewards.files import atomic_write
+from rewards.model_files import check_folder, check_sizes, check_state, read_object, read_weights, state_shapes
 
 PadAttention = Literal["full", "masked"]
 
@@ -67,6 +68,7 @@ class LCLIPConfig:
     but embeddings do: keep what a model was trained with."""
 
     def __post_init__(self) -> None:
+        check_sizes(asdict(self))
         for field in fields(self):
             value = getattr(self, field.name)
             if field.name == "pad_attention":
@@ -231,19 +233,25 @@ class LCLIP(nn.Module):
 
         Raises:
             FileNotFoundError: a file is missing.
-            ValueError: the folder holds another kind of model, or its weights do not fit its configuration.
+            ValueError: a file was changed since the folder was written, is damaged or of another kind of model, or the
+                weights do not fit the configuration or are not finite numbers.
         """
         folder = Path(path)
         for name in ("config.json", "model.safetensors"):
             if not (folder / name).is_file():
                 raise FileNotFoundError(f"{str(folder)!r} is not a saved L-CLIP: it has no {name}")
-        values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        check_folder(folder)
+        values = read_object(folder / "config.json")
         kind = values.pop("model_type", None)
         if kind != MODEL_TYPE:
             raise ValueError(f"{str(folder / 'config.json')!r} has model_type {kind!r}: expected {MODEL_TYPE!r}")
-        weights = load_file(folder / "model.safetensors")
+        try:
+            config = LCLIPConfig.from_dict(values)
+        except ValueError as error:
+            raise ValueError(f"{folder / 'config.json'}: {error}") from error
+        weights = read_weights(folder / "model.safetensors")
         with torch.device("meta"):  # the weights come from the file: initialising 50 million of them would be wasted
-            model = cls(LCLIPConfig.from_dict(values))
+            model = cls(config)
         check_state(weights, state_shapes(model), f"weights in {str(folder)!r}")
         model.load_state_dict(weights, assign=True)
         return model.eval()
@@ -255,33 +263,3 @@ def trim_padding(ids: Tensor) -> Tensor:
     For ``pad_attention: masked`` only. It waits for the device once, to learn the length.
     """
     return ids[:, : int(ids.argmax(dim=-1).max()) + 1]
-
-
-def state_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every tensor in the state of ``model``."""
-    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-
-
-def check_state(state: dict[str, Tensor], shapes: dict[str, tuple[int, ...]], what: str, hint: str = "") -> None:
-    """Compare names and shapes of ``state`` with ``shapes``.
-
-    Raises:
-        ValueError: a key is missing, unexpected or of the wrong shape; the message names the first five of each.
-    """
-    wrong = [
-        f"{name} has {list(state[name].shape)}, not {list(shape)}"
-        for name, shape in shapes.items()
-        if name in state and tuple(state[name].shape) != shape
-    ]
-    found = {
-        "missing": sorted(shapes.keys() - state.keys()),
-        "unexpected": sorted(state.keys() - shapes.keys()),
-        "wrong shape": wrong,
-    }
-    problems = [
-        f"{len(names)} {kind}: {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}"
-        for kind, names in found.items()
-        if names
-    ]
-    if problems:
-        raise ValueError(f"{what} do not fit the configuration: {'; '.join(problems)}{hint}")

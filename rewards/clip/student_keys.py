@@ -14,7 +14,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from rewards.clip.student import LCLIP, LCLIPConfig, check_state, state_shapes
+from rewards.clip.student import LCLIP, LCLIPConfig
+from rewards.model_files import check_state, state_shapes
 
 Stage = Literal[1, 2]
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from rewards.clip.long import read_state
-from rewards.clip.student import check_state, state_shapes
+from rewards.model_files import check_numbers, check_state, state_shapes
 
 MlpDeltas = Literal["ignored", "added"]
 ALPHA = 1.0
@@ -125,7 +125,7 @@ def load_tuned(name: str, path: Path, tuned_from: str, mlp_deltas: MlpDeltas = "
 
     Raises:
         ValueError: the architecture or the tag is unknown, the architecture has other towers than CLIP, or a key of the
-            file is missing, unexpected or of the wrong shape; the first of each are named.
+            file is missing, unexpected, of the wrong shape or not of finite numbers; the first of each are named.
         OSError, RuntimeError, pickle.UnpicklingError: the file is not there or holds something else.
     """
     import open_clip
@@ -151,6 +151,7 @@ def load_tuned(name: str, path: Path, tuned_from: str, mlp_deltas: MlpDeltas = "
     with torch.random.fork_rng(devices=[]):  # the numbers that are drawn here are overwritten at once
         model: Any = open_clip.CLIP(**shape | {"quick_gelu": bool(tag.get("quick_gelu"))})
     check_state(weights, state_shapes(model), "weights")
+    check_numbers(weights.items(), str(path))
     model.load_state_dict(weights)
     preprocessing = merge_preprocess_dict(asdict(PreprocessCfg()), tag) | {"size": model.visual.image_size}
     set_model_preprocess_cfg(model, preprocessing)

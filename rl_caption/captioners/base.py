@@ -6,9 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, Protocol
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from rl_caption.data.base import Row
@@ -17,6 +20,43 @@ from rl_caption.ranges import TEMPERATURES
 
 class CaptionerError(ValueError):
     """A saved captioner cannot be used; the message names the folder and what is wrong with it."""
+
+
+class reading:
+    """Inside, what a library raises on a damaged or foreign file becomes a ``CaptionerError`` that names ``what``.
+
+    Libraries were not written for such files: a number where Transformers expects a section is an AttributeError. The
+    tokenizers library, written in Rust, raises ``Exception`` itself, none of whose subclasses are meant here.
+    """
+
+    EXPECTED = (
+        OSError,
+        ValueError,
+        TypeError,
+        LookupError,
+        AttributeError,
+        ArithmeticError,
+        RuntimeError,
+        MemoryError,
+        AssertionError,
+        ImportError,
+        SafetensorError,
+        StrictDataclassError,
+        UnpicklingError,
+    )
+
+    def __init__(self, what: str | Path) -> None:
+        self.what = what
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if error is None or (isinstance(error, CaptionerError) and str(self.what) in str(error)):
+            return
+        if isinstance(error, self.EXPECTED) or type(error) is Exception:
+            name = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: "
+            raise CaptionerError(f"{self.what} cannot be loaded: {name}{error}") from error
 
 
 FORBIDDEN_LOGIT = -1e9
@@ -95,8 +135,19 @@ class Captioner(Protocol):
         """Model inputs of B rows, on the CPU (called in loader workers). Raises ``DataError`` for an unusable row."""
         ...
 
-    def encode(self, texts: Sequence[str], max_tokens: int) -> list[list[int]]:
-        """Reference captions to token ids with EOS. One that is too long is cut at ``max_tokens``, without EOS."""
+    def room(self, row: Row) -> int | None:
+        """Longest caption of a row in tokens, EOS included, beside its prompt; None where there is no limit.
+
+        Raises:
+            DataError: the row has a prompt of its own (``prompt``) that the captioner does not read.
+        """
+        ...
+
+    def encode(self, texts: Sequence[str], max_tokens: int, row: Row | None = None) -> list[list[int]]:
+        """Reference captions to token ids with EOS. One that is too long is cut at ``max_tokens``, without EOS.
+
+        They go on from the prompt of ``row``, where it has one of its own.
+        """
         ...
 
     def image_states(self, policy: nn.Module, inputs: dict[str, Tensor]) -> dict[str, Tensor]:

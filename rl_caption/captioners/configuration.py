@@ -2,9 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from transformers import PreTrainedConfig
+
+from rewards.model_files import check_ranges
+
+RANGES: dict[str, tuple[float, float]] = {
+    "vocab_size": (4, 2**24),
+    "d_model": (1, 2**16),
+    "encoder_layers": (0, 256),
+    "decoder_layers": (1, 256),
+    "num_heads": (1, 2**16),
+    "ffn_dim": (1, 2**20),
+    "dropout": (0.0, 0.99),
+    "image_size": (1, 2**14),
+    "patch_size": (1, 2**14),
+    "feature_dim": (1, 2**20),
+    "feature_dropout": (0.0, 0.99),
+    "max_positions": (1, 2**20),
+}
+"""Smallest and largest of each number; whole numbers, where these are."""
+KINDS = {"input_kind": ("pixels", "regions"), "patch_stem": ("linear", "conv")}
+SHAPE = {*RANGES, *KINDS} - {"vocab_size"}
+"""What ``model.kwargs`` may say; the rest follows from the vocabulary."""
+SPECIAL = ("pad_token_id", "bos_token_id", "eos_token_id", "unk_token_id")
 
 
 class CaptionTransformerConfig(PreTrainedConfig):
@@ -23,6 +46,10 @@ class CaptionTransformerConfig(PreTrainedConfig):
         feature_dropout: regions only; dropout after the projection of the features, before ``dropout``; 0.5 in the
             recipe of the self-critical literature.
         max_positions: longest caption in tokens, EOS included.
+        pad_token_id, bos_token_id, eos_token_id, unk_token_id: below ``vocab_size``.
+
+    Raises:
+        ValueError: a value is of another type or out of range, or two do not fit each other.
     """
 
     model_type = "caption_transformer"
@@ -50,14 +77,7 @@ class CaptionTransformerConfig(PreTrainedConfig):
         unk_token_id: int = 3,
         **kwargs: Any,
     ) -> None:
-        if input_kind not in ("pixels", "regions"):
-            raise ValueError(f"input_kind is {input_kind!r}: expected 'pixels' or 'regions'")
-        if patch_stem not in ("linear", "conv"):
-            raise ValueError(f"patch_stem is {patch_stem!r}: expected 'linear' or 'conv'")
-        if d_model % num_heads:
-            raise ValueError(f"d_model {d_model} is not a multiple of num_heads {num_heads}")
-        if input_kind == "pixels" and image_size % patch_size:
-            raise ValueError(f"image_size {image_size} is not a multiple of patch_size {patch_size}")
+        _check({key: value for key, value in locals().items() if key in {*RANGES, *SPECIAL, *KINDS}})
         self.input_kind = input_kind
         self.vocab_size = vocab_size
         self.d_model = d_model
@@ -86,3 +106,18 @@ class CaptionTransformerConfig(PreTrainedConfig):
     def forbidden_token_ids(self) -> tuple[int, ...]:
         """Tokens that no caption may contain; the sampled and the scored distribution both exclude them."""
         return (self.pad_token_id, self.bos_token_id, self.unk_token_id)
+
+
+def _check(values: Mapping[str, Any]) -> None:
+    for key, known in KINDS.items():
+        if values[key] not in known:
+            raise ValueError(f"{key} is {values[key]!r}: expected {' or '.join(map(repr, known))}")
+    check_ranges(values, RANGES)
+    check_ranges(values, dict.fromkeys(SPECIAL, (0, values["vocab_size"] - 1)))
+    size, patch, d_model = values["image_size"], values["patch_size"], values["d_model"]
+    if d_model % values["num_heads"]:
+        raise ValueError(f"d_model {d_model} is not a multiple of num_heads {values['num_heads']}")
+    if values["input_kind"] == "pixels" and size % patch:
+        raise ValueError(f"image_size {size} is not a multiple of patch_size {patch}")
+    if values["eos_token_id"] in (values["pad_token_id"], values["bos_token_id"], values["unk_token_id"]):
+        raise ValueError(f"eos_token_id {values['eos_token_id']} is that of padding, BOS or UNK: no caption would end")

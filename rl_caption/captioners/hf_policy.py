@@ -15,6 +15,9 @@ from rl_caption.captioners.decoding import Prefixes
 from rl_caption.captioners.families.base import Conventions, Family
 from rl_caption.captioners.side_by_side import Places, cache_of_places
 
+NO_TOKEN = -1
+"""Stands after the end of a prompt among longer ones."""
+
 
 @dataclass
 class Memory:
@@ -97,6 +100,7 @@ class HuggingFacePolicy(nn.Module):
         token_ids: Tensor | None = None,
         mask: Tensor | None = None,
         states: Tensor | None = None,
+        prompt_ids: Tensor | None = None,
         encode: bool = False,
         max_tokens: int = 0,
         memory: Memory | None = None,
@@ -107,6 +111,8 @@ class HuggingFacePolicy(nn.Module):
         Args:
             pixel_values: [B, 3, H, W].
             states: [B, S, D], of these images, in place of ``pixel_values``.
+            prompt_ids: [B, P], prompts of the images' own, ``NO_TOKEN`` after the end of each; to start a decode they
+                have the same length.
             encode: only make these states.
             token_ids: captions [B, K, L] to be scored.
             mask: [B, K, L], the positions to be scored; all by default.
@@ -129,7 +135,10 @@ class HuggingFacePolicy(nn.Module):
             return states
         if token_ids is None:
             with self._output_of(_last):
-                return self._begin(states, len(self.conventions.start) + max_tokens)
+                start = self._start(prompt_ids, len(states))
+                return self._begin(states, start, start.shape[1] + max_tokens)
+        if prompt_ids is not None:
+            return self._score_whole(states, token_ids, mask, prompt_ids)
         # With cross-attention the image is shared anyway, and in one pass the backward pass frees it layer by layer.
         whole = self.family.cross_attention or not self.share_prefix
         return self._score_whole(states, token_ids, mask) if whole else self._score(states, token_ids, mask)
@@ -139,10 +148,16 @@ class HuggingFacePolicy(nn.Module):
         prompt = {name: getattr(self, name).expand(batch, -1) for name in self.conventions.prompt_inputs}
         return self.family.encode(self.model, pixel_values, **prompt)
 
-    def _begin(self, states: Tensor, room: int | None) -> tuple[Tensor, Memory]:
+    def _start(self, prompt_ids: Tensor | None, batch: int) -> Tensor:
+        """BOS and prompt of each image, or of all."""
+        if prompt_ids is None:
+            return self.start.expand(batch, -1)
+        return torch.cat([self.start[:, :1].expand(batch, -1), prompt_ids], dim=1)
+
+    def _begin(self, states: Tensor, start: Tensor, room: int | None) -> tuple[Tensor, Memory]:
         batch, shared = len(states), self.family.cross_attention
         cache = self.family.cache(room if room is None or shared else room + states.shape[1])
-        logits = self.family.decode(self.model, states, self.start.expand(batch, -1), cache)[:, -1]
+        logits = self.family.decode(self.model, states, start, cache)[:, -1]
         return logits, Memory(states, cache, shared, torch.arange(batch, device=states.device))
 
     def _score(self, states: Tensor, token_ids: Tensor, mask: Tensor | None) -> Tensor:
@@ -161,7 +176,7 @@ class HuggingFacePolicy(nn.Module):
             return hidden if asked is None else hidden[asked]
 
         with self._output_of(keep_last):
-            logits, memory = self._begin(states, None)
+            logits, memory = self._begin(states, self._start(None, len(states)), None)
         if length == 1:
             logits = logits.unsqueeze(1).expand(-1, captions, -1).unsqueeze(2)
             return logits if mask is None else logits[mask]
@@ -170,11 +185,22 @@ class HuggingFacePolicy(nn.Module):
             logits = self.family.decode(self.model, memory.states, flat[rows, :-1], memory.cache)
         return logits if mask is not None else logits.unflatten(0, token_ids.shape[:2])
 
-    def _score_whole(self, states: Tensor, token_ids: Tensor, mask: Tensor | None) -> Tensor:
-        """Prompt and caption of every row in one pass, without a cache."""
+    def _score_whole(
+        self, states: Tensor, token_ids: Tensor, mask: Tensor | None, prompt_ids: Tensor | None = None
+    ) -> Tensor:
+        """Prompt and caption of every row in one pass, without a cache.
+
+        Captions follow their prompts at once, whose lengths differ: what is padded is the end, and text is causal.
+        """
         captions, length = token_ids.shape[1:]
         flat, asked, rows = _asked(token_ids, mask)
-        whole = torch.cat([self.start.expand(len(rows), -1), flat[rows, :-1]], dim=1)
+        start = self._start(None if prompt_ids is None else prompt_ids[rows // captions], len(rows))
+        ends = (start != NO_TOKEN).sum(-1, keepdim=True)
+        columns = ends + torch.arange(length, device=start.device)  # of the caption's tokens [M, L]
+        whole = torch.cat([start, start.new_full((len(rows), length), NO_TOKEN)], dim=1)
+        whole = whole.scatter(1, columns, flat[rows])[:, : self._longest(start.shape[1] + length - 1)]
+        whole = whole.masked_fill(whole == NO_TOKEN, self.conventions.pad)
+        before = (columns - 1).clamp(max=whole.shape[1] - 1)
         cache = None
         if self.family.cross_attention:
             cache = cache_of_places(rows // captions, len(states))
@@ -182,12 +208,17 @@ class HuggingFacePolicy(nn.Module):
             states = states[rows // captions]
 
         def of_captions(hidden: Tensor) -> Tensor:
-            hidden = hidden[:, -length:]
+            hidden = hidden[:, -length:] if prompt_ids is None else hidden.take_along_dim(before.unsqueeze(-1), 1)
             return hidden if asked is None else hidden[asked]
 
         with self._output_of(of_captions):
             logits = self.family.decode(self.model, states, whole, cache)
         return logits if mask is not None else logits.unflatten(0, token_ids.shape[:2])
+
+    def _longest(self, columns: int) -> int:
+        """So many columns, or those that there are positions for: the longest prompt may have a short caption."""
+        room = self.conventions.max_tokens
+        return columns if room is None else min(columns, room + self.start.shape[1] - 1)
 
     @contextmanager
     def _output_of(self, chosen: Callable[[Tensor], Tensor]) -> Iterator[None]:

@@ -15,7 +15,10 @@ import torch
 import transformers
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer
+from transformers.utils import cached_file
 
+from rewards.hub import ask_hub
+from rewards.model_files import check_folder, check_memory, check_numbers, check_sizes, check_types, read_object
 from rl_caption.captioners.adaptation import (
     add_lora,
     checkpoint_layers,
@@ -25,12 +28,12 @@ from rl_caption.captioners.adaptation import (
     save_adapters,
     trained_share,
 )
-from rl_caption.captioners.base import CaptionerError, Decoding, forbid
+from rl_caption.captioners.base import CaptionerError, Decoding, forbid, reading
 from rl_caption.captioners.beam_search import beam_search
 from rl_caption.captioners.decoding import Prefixes, Tokens, decode_tokens
 from rl_caption.captioners.families import ADAPTERS, family_of
 from rl_caption.captioners.families.base import Conventions, Family, plain_tokens
-from rl_caption.captioners.hf_policy import HuggingFacePolicy
+from rl_caption.captioners.hf_policy import NO_TOKEN, HuggingFacePolicy
 from rl_caption.captioners.prefixes import different_prefixes
 from rl_caption.data.base import DataError, Row, load_image
 
@@ -40,6 +43,7 @@ SETTINGS = "rl_caption.json"
 """Beside an exported model: its family and prompt."""
 Q_FORMER = "qformer_tokenizer"
 """Folder, inside a model's own, of InstructBLIP's second tokenizer."""
+WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
 ADAPTERS_FOLDER = "adapters"
 """Folder, inside an exported model, of the low-rank adapters alone."""
 
@@ -53,10 +57,12 @@ class Processing:
     q_former_tokenizer: Any = None
 
     @classmethod
-    def from_pretrained(cls, name: str, family: Family) -> Processing:
+    def from_pretrained(cls, name: str, family: Family, source: dict[str, Any]) -> Processing:
         """Load what stands beside the model ``name``. Images are resized by Pillow, whatever else is installed."""
-        second = AutoTokenizer.from_pretrained(name, subfolder=Q_FORMER) if family.q_former_tokenizer else None
-        return cls(AutoImageProcessor.from_pretrained(name, backend="pil"), AutoTokenizer.from_pretrained(name), second)
+        with reading(f"image processor (processor_config.json or preprocessor_config.json) of {name!r}"):
+            images = AutoImageProcessor.from_pretrained(name, backend="pil", **source)
+        second = _read_tokenizer(name, Q_FORMER, source) if family.q_former_tokenizer else None
+        return cls(images, _read_tokenizer(name, "", source), second)
 
     def save_pretrained(self, path: Path, family: Family, config: Any) -> None:
         """Write all of it to ``path``, so that Transformers' own classes find it."""
@@ -71,7 +77,7 @@ class Processing:
 
 
 class HuggingFaceCaptioner:
-    """A pretrained model with its preprocessing, its tokenizer and one prompt for every image."""
+    """A pretrained model with its preprocessing, its tokenizer, and a prompt for images without one of their own."""
 
     input_kind = "pixels"
 
@@ -118,27 +124,17 @@ class HuggingFaceCaptioner:
                 are missing or do not fit.
         """
         name = str(name)
-        try:
-            config = AutoConfig.from_pretrained(name)
-        except (OSError, ValueError) as error:
-            raise CaptionerError(
-                f"{name!r} is neither a folder with a config.json nor a model on the hub: {error}"
-            ) from error
-        if config.model_type not in ADAPTERS:
-            raise CaptionerError(f"{name!r} is a {config.model_type!r}: expected one of {', '.join(ADAPTERS)}")
-        family = family_of(config.model_type)
-        try:
+        source = _source(name)
+        with reading(repr(name)):
+            config = _read_config(name, source)
+            family = family_of(config.model_type)
             family.check(config)
-            model = _load_model(name, family, dtype)
-            processing = Processing.from_pretrained(name, family)
+            model = _load_model(name, config, family, getattr(torch, dtype), source)
+            processing = Processing.from_pretrained(name, family, source)
             prompt = " ".join((_saved_prompt(name) if prompt is None else prompt).split())
             conventions = family.conventions(model, processing.tokenizer, processing.q_former_tokenizer, prompt)
             _check_tokens(processing, conventions)
             policy = HuggingFacePolicy(model, family, conventions)
-        except CaptionerError as error:
-            raise CaptionerError(f"{name!r}: {error}") from error
-        except (OSError, ValueError) as error:
-            raise CaptionerError(f"{name!r} cannot be loaded as {family.name}: {error}") from error
         freeze_unused(model, family.never_trained)
         return cls(policy, processing, prompt, name)
 
@@ -185,19 +181,50 @@ class HuggingFaceCaptioner:
         (Path(path) / SETTINGS).write_text(json.dumps(settings, indent=1, ensure_ascii=False))
 
     def preprocess(self, rows: Sequence[Row]) -> dict[str, Tensor]:
-        """``pixel_values`` [B, 3, H, W] by the model's own image processor."""
+        """``pixel_values`` [B, 3, H, W] by the model's own image processor.
+
+        Where a row has a prompt of its own, also ``prompt_ids`` [B, P], -1 after the end of each.
+        """
         images = [load_image(row["image"]) for row in rows]
         try:
-            return {"pixel_values": self.processing.images(images=images, return_tensors="pt")["pixel_values"]}
+            inputs = {"pixel_values": self.processing.images(images=images, return_tensors="pt")["pixel_values"]}
         except ValueError as error:
             raise DataError(f"images {[row['image_id'] for row in rows][:4]} cannot be prepared: {error}") from error
+        if any(row.get("prompt") is not None for row in rows):
+            prompts = [torch.tensor(self._prompt_of(row)[1], dtype=torch.long) for row in rows]
+            inputs["prompt_ids"] = nn.utils.rnn.pad_sequence(prompts, batch_first=True, padding_value=NO_TOKEN)
+        return inputs
 
-    def encode(self, texts: Sequence[str], max_tokens: int) -> list[list[int]]:
+    def room(self, row: Row) -> int | None:
+        """What positions leave beside the row's prompt; see ``Captioner``."""
+        return None if self.max_tokens is None else self.max_tokens + self.prompt_length - len(self._prompt_of(row)[1])
+
+    def _prompt_of(self, row: Row | None) -> tuple[str, tuple[int, ...]]:
+        """The row's own prompt, or that of all images, as text and token ids."""
+        own = None if row is None else row.get("prompt")
+        if row is None or own is None:
+            return self.prompt, plain_tokens(self.processing.tokenizer, self.prompt)
+        if self.family.q_former_tokenizer:
+            raise DataError(
+                f"image {row['image_id']!r} has the prompt {own!r:.80}: the Q-Former of {self.family.name} reads one "
+                "prompt for all images (model.prompt)"
+            )
+        prompt = " ".join(own.split())
+        ids = plain_tokens(self.processing.tokenizer, prompt)
+        if self.max_tokens is not None and len(ids) >= self.max_tokens + self.prompt_length:
+            raise DataError(
+                f"image {row['image_id']!r} has a prompt of {len(ids)} tokens: {self.family.name} has positions for "
+                f"{self.max_tokens + self.prompt_length}, the caption included"
+            )
+        return prompt, ids
+
+    def encode(self, texts: Sequence[str], max_tokens: int, row: Row | None = None) -> list[list[int]]:
         """Token ids with EOS, as they go on from the prompt; a caption over ``max_tokens`` is cut and has no EOS."""
+        prompt, start = self._prompt_of(row)
         plain = [" ".join(text.split()) for text in texts]  # a line break is EOS where OPT is the language model
-        whole = [f"{self.prompt} {text}" if self.prompt else text for text in plain]
+        whole = [f"{prompt} {text}" if prompt else text for text in plain]
         encoded = self.processing.tokenizer(whole, add_special_tokens=False)["input_ids"]
-        return [[*ids[self.prompt_length :], self.eos_token_id][:max_tokens] for ids in encoded]
+        return [[*ids[len(start) :], self.eos_token_id][:max_tokens] for ids in encoded]
 
     def image_states(self, policy: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         """States, without gradient only where nothing that they depend on is trained; see ``Captioner``."""
@@ -207,17 +234,39 @@ class HuggingFaceCaptioner:
             self.encoder_trained = bool(some.requires_grad)
         if self.encoder_trained and not torch.is_grad_enabled():
             return inputs
-        return {"states": policy(pixel_values=inputs["pixel_values"], encode=True)}
+        prompts = {name: inputs[name] for name in ("prompt_ids",) if name in inputs}
+        return {"states": policy(pixel_values=inputs["pixel_values"], encode=True), **prompts}
 
     def generate(
         self, policy: Any, inputs: dict[str, Tensor], decoding: Decoding, noise: Tensor | None = None
     ) -> Tensor:
         """New tokens [B, captions_per_image, T]; see ``Captioner.generate``.
 
-        Nothing comes from the model's generation settings: no suppressed tokens, penalties or lengths.
+        Nothing comes from the model's generation settings: no suppressed tokens, penalties or lengths. Images whose
+        prompts have equally many tokens are decoded together.
         """
-        if self.max_tokens is not None:
-            decoding = replace(decoding, max_new_tokens=min(decoding.max_new_tokens, self.max_tokens))
+        if "prompt_ids" not in inputs:
+            return self._generate(policy, inputs, decoding, noise, self.max_tokens)
+        lengths = (inputs["prompt_ids"] != NO_TOKEN).sum(-1)
+        parts: list[tuple[Tensor, Tensor]] = []
+        for length in lengths.unique().tolist():
+            (rows,) = (lengths == length).nonzero(as_tuple=True)
+            some = {name: value[rows] for name, value in inputs.items()}
+            some["prompt_ids"] = some["prompt_ids"][:, :length]
+            room = None if self.max_tokens is None else self.max_tokens + self.prompt_length - length
+            parts.append((rows, self._generate(policy, some, decoding, None if noise is None else noise[rows], room)))
+        shape = (len(lengths), decoding.captions_per_image, max(tokens.shape[-1] for _, tokens in parts))
+        whole = torch.full(shape, self.pad_token_id, device=lengths.device)
+        for rows, tokens in parts:
+            whole[rows, :, : tokens.shape[-1]] = tokens
+        return whole
+
+    def _generate(
+        self, policy: Any, inputs: dict[str, Tensor], decoding: Decoding, noise: Tensor | None, room: int | None
+    ) -> Tensor:
+        """``generate`` for prompts of equally many tokens, which leave ``room`` for captions."""
+        if room is not None:
+            decoding = replace(decoding, max_new_tokens=min(decoding.max_new_tokens, room))
         images = len(next(iter(inputs.values())))
         memory: Any = None
 
@@ -258,35 +307,85 @@ class HuggingFaceCaptioner:
         return captions
 
 
-def _load_model(name: str, family: Family, dtype: str) -> Any:
+def _source(name: str) -> dict[str, Any]:
+    """Whether to look for files in the local cache alone, as arguments of Transformers."""
+    if Path(name).is_dir():
+        return {}
+    try:
+        return {} if ask_hub(name, "config.json") else {"local_files_only": True}
+    except (OSError, ValueError) as error:
+        raise CaptionerError(
+            f"{name!r} is neither a folder with a config.json nor a model on the hub: {error}"
+        ) from error
+
+
+def _read_config(name: str, source: dict[str, Any]) -> Any:
+    """The configuration, found to be of a model that an adapter knows and that can be."""
+    if Path(name).is_dir():
+        check_folder(Path(name))
+        check_sizes(read_object(Path(name) / "config.json"))
+    with reading(f"config.json of {name!r}"):
+        config = AutoConfig.from_pretrained(name, **source)
+    if config.model_type not in ADAPTERS:
+        raise CaptionerError(f"{name!r} is a {config.model_type!r}: expected one of {', '.join(ADAPTERS)}")
+    return config
+
+
+def _load_model(name: str, config: Any, family: Family, dtype: torch.dtype, source: dict[str, Any]) -> Any:
     kind = getattr(transformers, family.model_class)
-    model, report = kind.from_pretrained(name, dtype=getattr(torch, dtype), output_loading_info=True)
+    files = [file for ending in WEIGHTS for file in Path(name).glob(ending)]
+    for file in files:
+        if file.suffix == ".safetensors":
+            check_types(file)
+    with reading(f"config.json of {name!r}"), torch.device("meta"):
+        shell = kind(config)
+        check_memory(shell)
+    count, stored = sum(parameter.numel() for parameter in shell.parameters()), sum(f.stat().st_size for f in files)
+    if files and count > stored:  # Transformers would fill in what is missing, however large it is
+        names = ", ".join(file.name for file in files)
+        raise CaptionerError(f"config.json of {name!r} has {count:,} parameters, {names} {stored:,} bytes")
+    with reading(f"weights of {name!r} ({', '.join(file.name for file in files) or 'model.safetensors'})"):
+        model, report = kind.from_pretrained(name, config=config, dtype=dtype, output_loading_info=True, **source)
     missing = [key for key in report["missing_keys"] if not any(fnmatchcase(key, p) for p in family.never_trained)]
     problems = {"missing": missing, "of another shape": [key for key, *_ in report["mismatched_keys"]]}
     for problem, keys in problems.items():
         if keys:
             raise CaptionerError(f"{len(keys)} weights are {problem}, such as {sorted(keys)[0]}")
+    check_numbers(model.named_parameters(), f"the weights of {name!r}")
     return model
+
+
+def _read_tokenizer(name: str, subfolder: str, source: dict[str, Any]) -> Any:
+    """A tokenizer. Where one of its files is missing, Transformers makes up what it does not find, without a word."""
+    with reading(f"tokenizer of {name!r} ({subfolder or '.'}/tokenizer.json, tokenizer_config.json)"):
+        folder = Path(name) if Path(name).is_dir() else Path(str(cached_file(name, "config.json", **source))).parent
+        tokenizer = AutoTokenizer.from_pretrained(name, subfolder=subfolder, **source)
+        if not (folder / subfolder / "tokenizer_config.json").is_file():
+            raise CaptionerError(f"its tokenizer_config.json is missing from {folder / subfolder}")
+        if not set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids):
+            raise CaptionerError("the files of its tokenizer, such as tokenizer.json, are missing")
+        return tokenizer
 
 
 def _saved_prompt(name: str) -> str:
     settings = Path(name) / SETTINGS
-    return str(json.loads(settings.read_text()).get("prompt", "")) if settings.is_file() else ""
+    if not settings.is_file():
+        return ""
+    prompt = read_object(settings).get("prompt", "")
+    if not isinstance(prompt, str):
+        raise CaptionerError(f"{settings}: prompt is {prompt!r:.80}: expected a text")
+    return prompt
 
 
 def _check_tokens(processing: Processing, conventions: Conventions) -> None:
-    """See to it that the tokenizer and the model speak of the same tokens.
-
-    Where a tokenizer's files are missing, Transformers makes one of special tokens alone, without a word.
-    """
+    """See to it that the tokenizer and the model speak of the same tokens."""
     vocabulary = conventions.vocab_size
-    for tokenizer in (processing.tokenizer, processing.q_former_tokenizer):
-        if tokenizer is not None and not set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids):
-            raise CaptionerError("the files of its tokenizer, such as tokenizer.json, are missing")
     tokenizer = processing.tokenizer
     largest = max(set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids))
-    for what, token in (("tokens up to", largest), ("EOS", conventions.eos)):
+    named = {"tokens up to": largest, "EOS": conventions.eos, "padding": conventions.pad, "BOS": conventions.start[0]}
+    for what, token in named.items():
         if not 0 <= token < vocabulary:
             raise CaptionerError(
-                f"its tokenizer has {what} {token}, and its output layer {vocabulary}: they do not belong together"
+                f"its tokenizer and config.json have {what} {token}, its output layer {vocabulary} tokens: they do not "
+                "belong together"
             )

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from pathlib import Path
-from typing import Any
 
-from rl_caption.captioners.base import CaptionerError
+from rewards.model_files import read_object
+from rl_caption.captioners.base import CaptionerError, reading
 from rl_caption.captioners.configuration import CaptionTransformerConfig
 from rl_caption.captioners.huggingface import HuggingFaceCaptioner
 from rl_caption.captioners.transformer import TransformerCaptioner
@@ -72,8 +71,5 @@ def model_type(name: str | Path) -> str | None:
     file = Path(name) / "config.json"
     if not file.is_file():
         return None
-    try:
-        config: Any = json.loads(file.read_text())
-        return str(config.get("model_type"))
-    except (ValueError, AttributeError) as error:
-        raise CaptionerError(f"{file} is not the configuration of a captioner: {error}") from error
+    with reading(file):
+        return str(read_object(file).get("model_type"))

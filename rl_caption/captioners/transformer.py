@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
+from rewards.model_files import check_folder, check_memory, check_state, read_object, read_weights, state_shapes
 from rewards.text.tokenize import tokenize
-from rl_caption.captioners.base import CaptionerError, Decoding, forbid
+from rl_caption.captioners.base import Decoding, forbid, reading
 from rl_caption.captioners.beam_search import beam_search
 from rl_caption.captioners.caches import roomy_cache
-from rl_caption.captioners.configuration import CaptionTransformerConfig
+from rl_caption.captioners.configuration import SHAPE, CaptionTransformerConfig
 from rl_caption.captioners.decoding import NextLogits, Prefixes, Tokens, decode_tokens
 from rl_caption.captioners.modeling import CaptionTransformer
 from rl_caption.captioners.prefixes import different_prefixes
@@ -78,7 +79,13 @@ class TransformerCaptioner:
             tokenizer: path of a ``tokenizers`` tokenizer to use instead of a word-level vocabulary.
             cache_bytes: memory for decoded, resized images.
             **shape: arguments of ``CaptionTransformerConfig``.
+
+        Raises:
+            ValueError: an unknown argument, a value out of range, or the model does not fit into memory.
         """
+        unknown = sorted(set(shape) - SHAPE)
+        if unknown:
+            raise ValueError(f"{', '.join(unknown)} is no part of its shape: expected some of {sorted(SHAPE)}")
         words = load_tokenizer(tokenizer) if tokenizer else build_vocabulary(references, min_count)
         config = CaptionTransformerConfig(
             vocab_size=len(words),
@@ -88,6 +95,8 @@ class TransformerCaptioner:
             unk_token_id=words.unk_token_id if words.unk_token_id is not None else words.pad_token_id,
             **shape,
         )
+        with torch.device("meta"):
+            check_memory(CaptionTransformer(config))
         return cls(CaptionTransformer(config), words, cache_bytes)
 
     @classmethod
@@ -95,22 +104,23 @@ class TransformerCaptioner:
         """Load a folder that ``save_pretrained`` wrote.
 
         Raises:
-            CaptionerError: the folder holds no captioner of this kind, or its weights do not fit its configuration.
+            CaptionerError: a file is missing, changed, damaged or of something else; the message names it.
         """
-        if not (Path(path) / "config.json").is_file():
-            raise CaptionerError(f"{str(path)!r} is not a saved captioner: it has no config.json")
-        kind = json.loads((Path(path) / "config.json").read_text()).get("model_type")
-        if kind != CaptionTransformerConfig.model_type:
-            raise CaptionerError(f"{str(path)!r} is a {kind!r}: expected {CaptionTransformerConfig.model_type!r}")
-        loaded: Any = CaptionTransformer.from_pretrained(path, output_loading_info=True, ignore_mismatched_sizes=True)
-        policy, report = loaded
-        for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-            if report[problem]:
-                raise CaptionerError(
-                    f"the weights in {str(path)!r} do not fit its config.json: {len(report[problem])} "
-                    f"{problem.replace('_', ' ')}, such as {sorted(map(str, report[problem]))[0]}"
-                )
-        return cls(policy, PreTrainedTokenizerFast.from_pretrained(path), cache_bytes)
+        folder = Path(path)
+        with reading(folder):
+            check_folder(folder)
+            with reading(folder / "config.json"):
+                config = _read_config(folder / "config.json")
+            weights = read_weights(folder / "model.safetensors")
+            with torch.device("meta"):  # the weights come from the file
+                policy = CaptionTransformer(config)
+            shapes = state_shapes(policy)
+            shapes.pop("lm_head.weight")  # is the token embedding
+            check_state(weights, shapes, f"the weights in {folder / 'model.safetensors'}")
+            weights = {name: tensor.float() for name, tensor in weights.items()}
+            policy.load_state_dict(weights, strict=False, assign=True)
+            policy.tie_weights()
+            return cls(policy.eval(), _read_tokenizer(folder, config), cache_bytes)
 
     def save_pretrained(self, policy: Any, path: Path) -> None:
         """Write ``model.safetensors``, ``config.json``, ``generation_config.json`` and the tokenizer to ``path``."""
@@ -120,6 +130,8 @@ class TransformerCaptioner:
     def preprocess(self, rows: Sequence[Row]) -> dict[str, Tensor]:
         """``pixel_values`` [B, 3, S, S] in [-1, 1] (bicubic, the aspect ratio is not kept), or
         ``region_features`` [B, R, F] with ``region_mask`` [B, R]."""
+        for row in rows:
+            self.room(row)
         if self.input_kind == "pixels":
             return {"pixel_values": torch.stack([self._pixels(row) for row in rows])}
         missing = [row["image_id"] for row in rows if row.get("features") is None]
@@ -143,7 +155,16 @@ class TransformerCaptioner:
                 self.cached[key] = array
         return torch.from_numpy((array.astype(np.float32) / 255.0 - PIXEL_MEAN) / PIXEL_STD).permute(2, 0, 1)
 
-    def encode(self, texts: Sequence[str], max_tokens: int) -> list[list[int]]:
+    def room(self, row: Row) -> int | None:
+        """``max_positions``; see ``Captioner``."""
+        if row.get("prompt") is not None:
+            raise DataError(
+                f"image {row['image_id']!r} has the prompt {row['prompt']!r:.80}: a captioner from scratch takes none; "
+                "leave it out, or take a model of Transformers (model.name huggingface)"
+            )
+        return self.max_tokens
+
+    def encode(self, texts: Sequence[str], max_tokens: int, row: Row | None = None) -> list[list[int]]:
         """Token ids with EOS; a caption over ``max_tokens`` is cut and has no EOS."""
         prepared = [" ".join(tokenize(text)) for text in texts] if self.word_level else list(texts)
         encoded = self.tokenizer(prepared, add_special_tokens=False)["input_ids"]
@@ -201,6 +222,31 @@ class TransformerCaptioner:
         return self.tokenizer.batch_decode(
             token_ids.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
+
+
+def _read_config(file: Path) -> CaptionTransformerConfig:
+    values = read_object(file)
+    kind, expected = values.get("model_type"), CaptionTransformerConfig.model_type
+    if kind != expected:
+        raise ValueError(f"model_type is {kind!r}: expected {expected!r}")
+    known = [name for name, p in signature(CaptionTransformerConfig).parameters.items() if p.kind is not p.VAR_KEYWORD]
+    missing = [name for name in known if name not in values]
+    if missing:
+        raise ValueError(f"it has no {', '.join(missing)}")
+    return CaptionTransformerConfig(**{name: values[name] for name in known})
+
+
+def _read_tokenizer(folder: Path, config: CaptionTransformerConfig) -> PreTrainedTokenizerFast:
+    """The tokenizer, found to be the model's: without its second file it would not know its special tokens."""
+    with reading(f"the tokenizer in {folder} (tokenizer.json, tokenizer_config.json)"):
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+        if len(tokenizer) != config.vocab_size:
+            raise ValueError(f"it has {len(tokenizer)} tokens, config.json has vocab_size {config.vocab_size}")
+        for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+            found, expected = getattr(tokenizer, name), getattr(config, name)
+            if found != expected:
+                raise ValueError(f"its {name} is {found}, that of config.json {expected}")
+        return tokenizer
 
 
 def next_logits_of(policy: CaptionTransformer, inputs: dict[str, Tensor], room: int) -> tuple[NextLogits, int]:

@@ -58,7 +58,7 @@ class Collate:
         if self.max_target_tokens is None:
             return CaptionBatch(rows, inputs)
         chosen = [self._choose(row["references"], step) for row, step in items]
-        targets, mask = encode_targets(self.captioner, chosen, self.max_target_tokens)
+        targets, mask = encode_targets(self.captioner, chosen, self.max_target_tokens, rows)
         return CaptionBatch(rows, inputs, targets, mask)
 
     def _choose(self, references: list[str], step: int) -> list[str]:
@@ -69,18 +69,21 @@ class Collate:
         return [references[index] for index in order[:wanted]]
 
 
-def encode_targets(captioner: Captioner, references: list[list[str]], max_tokens: int) -> tuple[Tensor, Tensor]:
+def encode_targets(
+    captioner: Captioner, references: list[list[str]], max_tokens: int, rows: Sequence[Row] | None = None
+) -> tuple[Tensor, Tensor]:
     """References of B images to token ids [B, C, L] and the mask [B, C, L] of the tokens to learn.
 
-    An image with fewer than C references has rows of padding only.
+    An image with fewer than C references has rows of padding only. ``rows`` [B] are where prompts come from.
     """
-    encoded = [captioner.encode(captions, max_tokens) for captions in references]
-    captions = max(len(rows) for rows in encoded)
-    length = max(len(ids) for rows in encoded for ids in rows)
+    owners = rows if rows is not None else [None] * len(references)
+    encoded = [captioner.encode(captions, max_tokens, row) for captions, row in zip(references, owners, strict=True)]
+    captions = max(map(len, encoded))
+    length = max(len(ids) for found in encoded for ids in found)
     targets = torch.full((len(encoded), captions, length), captioner.pad_token_id)
     mask = torch.zeros(targets.shape, dtype=torch.bool)
-    for image, rows in enumerate(encoded):
-        for caption, ids in enumerate(rows):
+    for image, found in enumerate(encoded):
+        for caption, ids in enumerate(found):
             targets[image, caption, : len(ids)] = torch.tensor(ids)
             mask[image, caption, : len(ids)] = True
     return targets, mask & ~torch.isin(targets, torch.tensor(captioner.forbidden))

@@ -17,7 +17,7 @@ from rewards.clip.backbone import load_backbone
 from rewards.clip.captions import causal_text_features
 from rewards.clip.long import KEEP, stretch_text_tower
 from rewards.clip.preprocessing import Preprocessing, preprocessing_of
-from rewards.clip.student import check_state, state_shapes
+from rewards.model_files import check_memory, check_sizes, check_state, state_shapes
 from rl_caption.build import ConfigError
 from rl_caption.reward_models.trainable import is_frozen, merged_state
 
@@ -107,6 +107,9 @@ def random_clip(name: str | None, kwargs: dict[str, Any]) -> tuple[Any, dict[str
     _check_native(shape, "model.kwargs")
     shape.pop("custom_text", None)
     try:
+        check_sizes(shape)
+        with torch.device("meta"):
+            check_memory(open_clip.CLIP(**shape))
         model = open_clip.CLIP(**shape)
     except (TypeError, ValueError, AssertionError, ZeroDivisionError, RuntimeError) as error:
         raise ConfigError(f"model.kwargs: open_clip cannot build this model: {error}") from error

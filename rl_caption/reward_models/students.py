@@ -9,11 +9,19 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from rewards.clip.student import LCLIP, MODEL_TYPE, ImageStudent, LCLIPConfig, TextStudent, check_state, state_shapes
+from rewards.clip.student import LCLIP, MODEL_TYPE, ImageStudent, LCLIPConfig, TextStudent
+from rewards.model_files import (
+    MANIFEST,
+    check_folder,
+    check_memory,
+    check_state,
+    read_object,
+    read_weights,
+    state_shapes,
+)
 from rl_caption.build import ConfigError
 
 Tower: TypeAlias = Literal["image", "text"]
@@ -46,7 +54,10 @@ def student_shape(kwargs: Mapping[str, Any]) -> LCLIPConfig:
     """
     check_names(kwargs)
     try:
-        return LCLIPConfig(**kwargs)
+        config = LCLIPConfig(**kwargs)
+        with torch.device("meta"):
+            check_memory(LCLIP(config))
+        return config
     except ValueError as error:
         raise ConfigError(f"model.kwargs: {error}") from error
 
@@ -92,23 +103,24 @@ def load_tower(path: str, kind: Tower, key: str) -> tuple[dict[str, Tensor], LCL
         if not (folder / name).is_file():
             raise ConfigError(f"{key} is {path!r}, which has no {name}: expected what distill_{kind} exports")
     try:
-        values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        check_folder(folder)
+        values = read_object(folder / "config.json")
         values.pop(TEACHER, None)
         found = values.pop("model_type", None)
         if found != TOWER_TYPES[kind]:
             raise ConfigError(f"{key} is {path!r}, a {found!r}: expected {TOWER_TYPES[kind]!r}, see distill_{kind}")
-        config, weights = LCLIPConfig.from_dict(values), load_file(folder / "model.safetensors")
+        config, weights = LCLIPConfig.from_dict(values), read_weights(folder / "model.safetensors")
         with torch.device("meta"):
             shapes = state_shapes(TOWERS[kind](config))
         check_state(weights, shapes, f"weights in {path!r}")
-    except (ValueError, OSError, SafetensorError) as error:
+    except (ValueError, OSError) as error:
         raise error if isinstance(error, ConfigError) else ConfigError(f"{key}: {error}") from error
     return weights, config
 
 
 def tower_teacher(path: str) -> str | None:
     """Fingerprint of the teacher of a tower's folder; None where the folder does not say, as those of older runs."""
-    found: str | None = json.loads((Path(path) / "config.json").read_text(encoding="utf-8")).get(TEACHER)
+    found: str | None = read_object(Path(path) / "config.json").get(TEACHER)
     return found
 
 
@@ -154,7 +166,7 @@ def build_dual(
             raise ConfigError("model.init is a whole L-CLIP: leave model.image_init and model.text_init out")
         try:
             model = LCLIP.from_pretrained(init).train()
-        except (ValueError, OSError, SafetensorError) as error:
+        except (ValueError, OSError) as error:
             raise ConfigError(f"model.init: {error}") from error
         checked_width(model.config, embed_dim)
         return model
@@ -165,7 +177,7 @@ def build_dual(
             raise ConfigError(
                 f"model.{kind}_init is {path!r}, distilled from a teacher of fingerprint {found}; this run's teacher "
                 f"has {teacher}: name the same (weights, preprocessing and precision), or distil the tower from this "
-                f"one. If only library versions differ, remove {TEACHER} from the tower's config.json"
+                f"one. If only library versions differ, remove {TEACHER} from the tower's config.json, and {MANIFEST}"
             )
     if len(loaded) == len(TOWERS):
         _check_no_shape(kwargs, "model.image_init with model.text_init")

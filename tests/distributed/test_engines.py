@@ -143,6 +143,16 @@ def test_a_run_goes_on_under_another_engine_and_number_of_processes(
     assert_as_plain(folder, whole)
 
 
+@pytest.mark.parametrize("engine", ["plain", "zero2", "zero3", "fsdp2"])
+def test_all_processes_refuse_to_write_weights_that_one_of_them_has_spoilt(tmp_path: Path, engine: str) -> None:
+    folder = tmp_path / "run"
+    config = xe_config(folder, **{"eval.every": 4, "run.save_every": 1})
+    for ended in run_together(2, config, folder, "xe", engine=ENGINES[engine], spoil=2):
+        assert ended.code == 1, ended.output
+        assert "have NaN or infinite values after step 2" in ended.output
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == ["step-00000001"]
+
+
 def held(module: torch.nn.Module, engine: str) -> int:
     """Elements of the parameters that this process holds, by what the engine itself keeps for each."""
     if engine == "zero3":

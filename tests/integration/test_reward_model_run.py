@@ -86,6 +86,7 @@ def test_towers_name_their_teacher(trained: Path, tmp_path: Path) -> None:
         assert teacher == load_backbone(str(trained / "teacher/export/best")).fingerprint
         other = {"teacher_fingerprint": "abc"} if name == "text" else {}
         (tmp_path / name / "config.json").write_text(json.dumps(config | other))
+        (tmp_path / name / "manifest.json").unlink()
     starts = {"model.image_init": str(tmp_path / "image"), "run.dir": str(tmp_path / "dual"), "train.max_steps": 1}
     ended = run(changed(chain(trained)["dual"], starts), tmp_path / "dual", "reward_model")
     assert ended.code == 0, ended.output

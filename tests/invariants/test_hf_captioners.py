@@ -16,10 +16,11 @@ from rl_caption.captioners.adaptation import trained_share
 from rl_caption.captioners.base import Decoding, caption_mask, sample_tokens
 from rl_caption.captioners.huggingface import SETTINGS, HuggingFaceCaptioner
 from rl_caption.captioners.loading import load_captioner
+from rl_caption.data.base import DataError
 from rl_caption.objectives import token_logprobs
 from rl_caption.rollout import sample_captions, sampling_noise
 from rl_caption.types import CaptionBatch
-from tests.captioners_for_tests import tiny_rows
+from tests.captioners_for_tests import tiny_captioner, tiny_rows
 from tests.hf_models_for_tests import FAMILIES, PROMPT, save_model, tiny_hf_captioner
 
 K, L = 4, 6
@@ -97,6 +98,82 @@ def test_samples_are_transformers_own_and_teacher_forcing_gives_the_scores_they_
     rescored = token_logprobs(captioner.token_logits(captioner.policy, inputs, tokens), tokens, 1.3)
     assert torch.allclose(rescored[mask], scores[..., : tokens.shape[-1]][mask], atol=1e-4)
     assert not torch.isin(tokens[mask], torch.tensor(captioner.forbidden, dtype=torch.long)).any()
+
+
+OWN_PROMPTS = (None, "a dog", "two blue squares on a", "", "the red")
+
+
+@pytest.fixture(scope="module", params=[family for family in FAMILIES if family != "instructblip"])
+def prompted(request, tmp_path_factory):
+    """A captioner, rows of which some have prompts of their own, and for each row a captioner of its prompt alone."""
+    folder = tmp_path_factory.mktemp("model")
+    captioner = tiny_hf_captioner(request.param, folder, PROMPT)
+    rows = tiny_rows(len(OWN_PROMPTS))
+    for row, prompt in zip(rows, OWN_PROMPTS, strict=True):
+        if prompt is not None:
+            row["prompt"] = prompt
+    prompts = [PROMPT if prompt is None else prompt for prompt in OWN_PROMPTS]
+    alone = [HuggingFaceCaptioner.from_pretrained(folder, prompt=prompt) for prompt in prompts]
+    return captioner, rows, alone
+
+
+@torch.no_grad()
+def test_captions_that_go_on_from_prompts_of_their_rows_are_those_of_each_prompt_alone(prompted):
+    captioner, rows, alone = prompted
+    inputs = captioner.preprocess(rows)
+    noise = sampling_noise(1, 0, [row["image_id"] for row in rows], K, L)
+    decodings = [Decoding(num_samples=K, max_new_tokens=L, temperature=1.3), Decoding(num_beams=3, max_new_tokens=L)]
+    decodings.append(Decoding(num_samples=K, max_new_tokens=60))  # more than there are positions for
+    long_noise = sampling_noise(1, 0, [row["image_id"] for row in rows], K, 60)
+    for decoding, numbers in zip(decodings, (noise, None, long_noise), strict=True):
+        tokens = captioner.generate(captioner.policy, inputs, decoding, numbers)
+        for index, single in enumerate(alone):
+            image = {"pixel_values": inputs["pixel_values"][index : index + 1]}
+            own = None if numbers is None else numbers[index : index + 1]
+            expected = single.generate(single.policy, image, decoding, own)[0]
+            assert torch.equal(tokens[index, :, : expected.shape[-1]], expected)
+            assert (tokens[index, :, expected.shape[-1] :] == captioner.pad_token_id).all()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("masked", [False, True])
+def test_scores_after_prompts_of_rows_are_those_of_each_prompt_alone(prompted, masked):
+    captioner, rows, alone = prompted
+    inputs = captioner.preprocess(rows)
+    noise = sampling_noise(2, 0, [row["image_id"] for row in rows], K, L)
+    tokens = captioner.generate(captioner.policy, inputs, Decoding(num_samples=K, max_new_tokens=L), noise)[:, :K]
+    mask = caption_mask(tokens, captioner.eos_token_id)
+    states = captioner.image_states(captioner.policy, inputs)
+    for given in (inputs, states):
+        logits = torch.zeros(*tokens.shape, len(captioner.token_logits(captioner.policy, given, tokens)[0, 0, 0]))
+        if masked:
+            logits[mask] = captioner.token_logits(captioner.policy, given, tokens, mask)
+            shared, place = captioner.prefix_logits(captioner.policy, given, tokens, mask)
+            assert torch.allclose(shared[place], logits[mask], atol=1e-4)
+        else:
+            logits = captioner.token_logits(captioner.policy, given, tokens)
+        for index, single in enumerate(alone):
+            image = {"pixel_values": inputs["pixel_values"][index : index + 1]}
+            expected = single.token_logits(single.policy, image, tokens[index : index + 1])[0]
+            assert torch.allclose(logits[index][mask[index]], expected[mask[index]], atol=1e-4)
+
+
+def test_references_are_encoded_as_they_go_on_from_the_prompt_of_their_row(prompted):
+    captioner, rows, alone = prompted
+    for row, single in zip(rows, alone, strict=True):
+        assert captioner.encode(row["references"], 9, row) == single.encode(row["references"], 9)
+        assert captioner.room(row) == single.max_tokens
+
+
+def test_a_prompt_that_cannot_be_read_is_refused_with_its_row(tmp_path):
+    row = tiny_rows(1)[0]
+    captioner = tiny_hf_captioner("instructblip", tmp_path / "instructblip")
+    with pytest.raises(DataError, match=r"image-0.*'a dog'.*InstructBLIP"):
+        captioner.preprocess([row | {"prompt": "a dog"}])
+    with pytest.raises(DataError, match=r"image-0.*40 tokens: BLIP has positions for 32"):
+        tiny_hf_captioner("blip", tmp_path / "blip").preprocess([row | {"prompt": "dog " * 40}])
+    with pytest.raises(DataError, match=r"image-0.*'a dog'.*from scratch"):
+        tiny_captioner().preprocess([row | {"prompt": "a dog"}])
 
 
 def own_inputs(captioner, images):

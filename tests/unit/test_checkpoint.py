@@ -86,12 +86,14 @@ def test_checkpoints_of_an_abandoned_future_and_damaged_ones_are_pruned(tmp_path
     assert {p.name for p in tmp_path.iterdir()} == {"step-00000002", "step-00000006"}
 
 
-@pytest.mark.parametrize("damage", ["size", "missing", "no manifest", "cut manifest", "list"])
+@pytest.mark.parametrize("damage", ["size", "content", "missing", "no manifest", "cut manifest", "list"])
 def test_damage_is_seen_and_the_checkpoint_before_is_the_newest(tmp_path: Path, damage: str, caplog: Any) -> None:
     older, newer = whole(tmp_path / "step-00000001"), whole(tmp_path / "step-00000002")
     manifest = newer / "manifest.json"
     if damage == "size":
         (newer / "file").write_text("xy")
+    elif damage == "content":
+        (newer / "file").write_text("y")
     elif damage == "missing":
         (newer / "file").unlink()
     elif damage == "no manifest":
@@ -103,6 +105,14 @@ def test_damage_is_seen_and_the_checkpoint_before_is_the_newest(tmp_path: Path, 
     assert f"{newer} is damaged" in caplog.text
     with pytest.raises(CheckpointError, match="is not an intact checkpoint"):
         read_state(newer)
+
+
+def test_a_manifest_of_sizes_alone_as_older_versions_wrote_it_holds(tmp_path: Path) -> None:
+    path = whole(tmp_path / "step-00000001")
+    (path / "manifest.json").write_text(json.dumps({"file": 1}))
+    assert is_intact(path)
+    (path / "manifest.json").write_text(json.dumps({"file": 2}))
+    assert not is_intact(path)
 
 
 def test_counters_that_are_not_those_of_a_run_are_refused(tmp_path: Path) -> None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 from huggingface_hub import constants
 from tokenizers import Tokenizer
 from transformers import Blip2Config, GitConfig, InstructBlipConfig
 
+from rewards.clip.backbone import load_backbone
 from rl_caption.build import ConfigError, build_captioner, check_positions
 from rl_caption.caption import main
 from rl_caption.captioners.base import CaptionerError, Decoding
@@ -21,6 +24,7 @@ from rl_caption.captioners.huggingface import HuggingFaceCaptioner
 from rl_caption.captioners.loading import load_captioner
 from rl_caption.cli import parse
 from rl_caption.config import DataConfig, DecodeConfig, EvaluateConfig, ScstConfig, XeConfig
+from rl_caption.data.base import DataError
 from rl_caption.evaluate import judge
 from tests.captioners_for_tests import REFERENCES, tiny_captioner, tiny_rows
 from tests.hf_models_for_tests import PROMPT, save_model
@@ -72,7 +76,7 @@ def test_another_kind_of_model_is_refused_with_those_that_are_known(tmp_path: Pa
     message = refusal(init=str(tmp_path))
     assert "is a 'clip': expected one of blip, git, vision-encoder-decoder, blip-2, instructblip" in message
     (tmp_path / "config.json").write_text("[]")
-    assert f"{tmp_path / 'config.json'} is not the configuration of a captioner" in refusal(init=str(tmp_path))
+    assert f"{tmp_path / 'config.json'} holds list" in refusal(init=str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -94,13 +98,14 @@ def test_variants_that_no_adapter_knows_are_refused_before_weights_are_read(
 @pytest.mark.parametrize(
     ("file", "message"),
     [
-        ("processor_config.json", "cannot be loaded as BLIP: .*image processor"),
-        ("model.safetensors", "cannot be loaded as BLIP: .*model.safetensors"),
-        ("tokenizer*.json", "the files of its tokenizer, such as tokenizer.json, are missing"),
+        ("processor_config.json", "image processor"),
+        ("model.safetensors", r"model\.safetensors"),
+        ("tokenizer.json", r"tokenizer\.json"),
+        ("tokenizer_config.json", r"tokenizer_config\.json is missing"),
     ],
 )
 def test_a_part_that_is_missing_is_named(broken: Path, file: str, message: str) -> None:
-    """Without tokenizer files, Transformers makes a tokenizer of special tokens alone."""
+    """Without tokenizer files, Transformers makes up a tokenizer, of special tokens alone or of default settings."""
     for path in broken.glob(file):
         path.unlink()
     with pytest.raises(CaptionerError, match=message) as raised:
@@ -120,8 +125,8 @@ def test_a_tokenizer_of_another_model_is_refused(broken: Path) -> None:
     tokenizer.add_tokens(["several", "more", "words"])
     tokenizer.save(str(broken / "tokenizer.json"))
     message = refusal(init=str(broken))
-    assert "its tokenizer has tokens up to" in message
-    assert "do not belong together" in message
+    assert "tokens up to 44" in message
+    assert "44 tokens: they do not belong together" in message
 
 
 def test_options_of_the_other_kind_of_captioner_are_refused(blip: Path, tmp_path: Path) -> None:
@@ -131,7 +136,11 @@ def test_options_of_the_other_kind_of_captioner_are_refused(blip: Path, tmp_path
     assert "takes no prompt" in refusal(init=folder, prompt=PROMPT)
     assert "model.lora is for a model of Transformers" in refusal(init=folder, lora=LoraConfig())
     assert "model.freeze is for a model of Transformers" in refusal(freeze=["encoder.*"])
-    assert "model.kwargs is for a captioner from scratch" in refusal(init=str(blip), kwargs={"d_model": 8})
+    for init, options in itertools.product((folder, str(blip)), ({"kwargs": {"d_model": 8}}, {"tokenizer": "t.json"})):
+        (key,) = options
+        message = refusal(init=init, **options)
+        assert f"model.{key}" in message
+        assert f"model.init {init!r}" in message
     assert "model.dtype is 'bfloat16': weights that are trained are float32" in refusal(
         init=str(blip), dtype="bfloat16"
     )
@@ -199,3 +208,40 @@ def test_shipped_configurations_train_and_sample_what_their_names_stand_for(
     coco = parse(XeConfig, ["--config", str(CONFIGS / "coco_transformer_bu_xe.yaml")], "test").data
     assert replace(config.data, num_workers=0) == replace(coco, num_workers=0, features_root=None, features_kwargs={})
     assert config.train.batch_size % (config.train.micro_batch_size or 1) == 0
+
+
+def test_prompts_of_rows_are_checked_before_training(blip: Path) -> None:
+    rows: Any = [tiny_rows(1)[0] | {"image_id": "long", "prompt": "two blue squares on a green field"}]
+    check_positions(build(init=str(blip)), "rollout.max_new_tokens", 25, rows)
+    with pytest.raises(ConfigError, match=r"rollout\.max_new_tokens is 26: .* 25 tokens .* image 'long'"):
+        check_positions(build(init=str(blip)), "rollout.max_new_tokens", 26, rows)
+    with pytest.raises(DataError, match="image 'long' has the prompt"):
+        check_positions(tiny_captioner(), "rollout.max_new_tokens", 4, rows)
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[float]:
+    """The hub refuses connections; the seconds that were waited for before trying again."""
+    waited: list[float] = []
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(huggingface_hub.utils._http.time, "sleep", waited.append)
+    return waited
+
+
+@pytest.mark.parametrize("name", ["someone/lost", "someone/lo..st"])
+def test_a_mistyped_name_is_asked_for_once_where_the_hub_cannot_be_reached(name: str, waits: list[float]) -> None:
+    assert repr(name) in refusal(name="huggingface", init=name)
+    with pytest.raises(ValueError, match=f"hf-hub:{name}"):
+        load_backbone(f"hf-hub:{name}")
+    assert not waits
+
+
+def test_a_model_of_the_cache_loads_without_asking_again_where_the_hub_cannot_be_reached(
+    blip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits: list[float]
+) -> None:
+    put_on_hub("someone/tiny-blip", blip, tmp_path / "hub", monkeypatch)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    assert build(name="huggingface", init="someone/tiny-blip").name == "someone/tiny-blip"
+    assert not waits

@@ -266,6 +266,14 @@ IN_PROJ = "visual.transformer.resblocks.0.attn.in_proj_weight"
             low_rank_weights() | {f"{IN_PROJ}_lora_A": torch.zeros(4, 9)},
             r"in_proj_weight: A is \[4, 9\] and B \[192, 4\]: .*\[192, 64\] expected \[n, 64\] and \[192, n\]$",
         ),
+        (
+            weights() | {"visual.proj": torch.full((64, 16), torch.nan)},
+            r"broken\.pth: visual\.proj has 1024 of 1024 values that are NaN or infinite",
+        ),
+        (
+            weights() | {"visual.proj": torch.ones(64, 16, dtype=torch.int32)},
+            r"broken\.pth: visual\.proj holds torch\.int32",
+        ),
         ({"epoch": Path("x")}, r"broken\.pth"),
         ({}, r"broken\.pth holds something other than tensors by key"),
     ],

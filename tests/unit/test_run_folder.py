@@ -46,6 +46,20 @@ def test_the_newest_checkpoint_is_found_and_leftovers_are_cleared(tmp_path: Path
     assert not list(tmp_path.rglob(".partial-*"))
 
 
+@pytest.mark.parametrize("resume", ["auto", True, False])
+def test_where_all_checkpoints_are_damaged_a_run_starts_over_only_if_told_to(tmp_path: Path, resume: Any) -> None:
+    write_run_files(config_of(tmp_path), {})
+    (checkpoint(tmp_path, 3) / "trainer_state.json").write_text("{}")
+    (checkpoint(tmp_path, 6) / "manifest.json").unlink()
+    if resume is False:
+        assert find_checkpoint(config_of(tmp_path, resume)) is None
+        return
+    with pytest.raises(CheckpointError) as raised:
+        find_checkpoint(config_of(tmp_path, resume))
+    for part in ("step-00000003 (trainer_state.json has 2 bytes", "step-00000006 (it has no manifest", "run.resume"):
+        assert part in str(raised.value)
+
+
 @pytest.mark.parametrize("resume", [False, "false"])
 def test_false_refuses_a_run(tmp_path: Path, resume: Any) -> None:
     checkpoint(tmp_path, 3)

@@ -61,6 +61,7 @@ def make_trainer(
     trainer = Trainer(
         accelerator=accelerator,
         task=task,
+        model=model,
         parameters=list(model.parameters()),
         optimizer=optimizer,
         loader=[CaptionBatch(rows[index : index + 1], {}) for index in range(100)],  # type: ignore[arg-type]
@@ -109,6 +110,18 @@ def test_a_step_that_is_not_finite_is_refused_and_changes_nothing(
     assert torch.equal(task.weights, torch.zeros(1, 4))
     assert trainer.state.global_step == 0
     assert not (tmp_path / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize("interval", ["eval_every", "save_every"])
+def test_weights_that_are_not_finite_are_neither_judged_nor_written(tmp_path: Path, interval: str) -> None:
+    schedule: Callable[[int], float] = partial(lambda step: [1.0, 1.0, math.inf, 1.0][step])
+    trainer, task, _ = make_trainer(tmp_path, schedule=schedule, **{"save_every": 2, interval: 1})
+    with pytest.raises(NonFiniteError, match=r"weights of weight .* after step 3.*good checkpoint: .*step-00000002"):
+        trainer.fit()
+    assert not task.weights.isfinite().all(), "the gradient was finite, the step was not"
+    assert (tmp_path / "checkpoints/step-00000002").is_dir()
+    assert not (tmp_path / "checkpoints/step-00000003").exists()
+    assert 3 not in (logged(tmp_path, "val/cider") if interval == "eval_every" else {})
 
 
 def test_the_schedule_is_followed_and_logged(tmp_path: Path) -> None:

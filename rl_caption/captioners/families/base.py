@@ -18,7 +18,7 @@ class Conventions:
     """How a family's captions begin and end.
 
     Attributes:
-        start: tokens before the first new one: BOS and the prompt. They are neither scored nor trained.
+        start: tokens before the first new one: BOS (one token) and the prompt. They are neither scored nor trained.
         eos: ends a caption.
         pad: stands after EOS; where a tokenizer has none, EOS itself.
         vocab_size: width of the output layer.
@@ -119,6 +119,17 @@ def first_token(what: str, *candidates: int | list[int] | None) -> int:
         if isinstance(candidate, int):
             return candidate
     raise CaptionerError(f"the model's config.json and tokenizer name no {what}")
+
+
+def same_token(what: str, configured: int | None, tokenizer_has: int | None) -> int:
+    """A token id on which the configuration and the tokenizer agree.
+
+    Raises:
+        CaptionerError: they do not, so one of them is of another model.
+    """
+    if configured is None or configured != tokenizer_has:
+        raise CaptionerError(f"{what} is {configured} in config.json, {tokenizer_has} in its tokenizer's files")
+    return configured
 
 
 def plain_tokens(tokenizer: Any, text: str) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache
 
-from rl_caption.captioners.families.base import Conventions, first_token, plain_tokens, tokens_cache
+from rl_caption.captioners.families.base import Conventions, first_token, plain_tokens, same_token, tokens_cache
 from rl_caption.captioners.families.blip_attention import fuse_attention
 from rl_caption.captioners.side_by_side import SharedImageCache, share_images
 
@@ -41,7 +41,7 @@ class Blip:
         start = (first_token("BOS (text_config.bos_token_id)", text.bos_token_id), *plain_tokens(tokenizer, prompt))
         return Conventions(
             start=start,
-            eos=first_token("EOS (text_config.sep_token_id)", text.sep_token_id, tokenizer.sep_token_id),
+            eos=same_token("EOS (text_config.sep_token_id)", text.sep_token_id, tokenizer.sep_token_id),
             pad=first_token("padding (text_config.pad_token_id)", text.pad_token_id, tokenizer.pad_token_id),
             vocab_size=text.vocab_size,
             forbidden=(start[0],),

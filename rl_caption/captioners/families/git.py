@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from rl_caption.captioners.base import CaptionerError
-from rl_caption.captioners.families.base import Conventions, first_token, plain_tokens, tokens_cache
+from rl_caption.captioners.families.base import Conventions, first_token, plain_tokens, same_token, tokens_cache
 
 
 class Git:
@@ -48,7 +48,7 @@ class Git:
         )
         return Conventions(
             start=start,
-            eos=first_token("EOS (eos_token_id)", config.eos_token_id, tokenizer.sep_token_id),
+            eos=same_token("EOS (eos_token_id)", config.eos_token_id, tokenizer.sep_token_id),
             pad=first_token("padding (pad_token_id)", config.pad_token_id, tokenizer.pad_token_id),
             vocab_size=config.vocab_size,
             forbidden=(start[0],),

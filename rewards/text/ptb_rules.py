@@ -132,6 +132,10 @@ def _drop(text: str) -> None:
     return None
 
 
+def _punctuation(text: str) -> str:
+    return "."  # as all that the caption toolkit removes
+
+
 def _plain_apostrophe(text: str) -> str:
     return "".join(_QUOTES.get(sign, sign) for sign in text.replace("&apos;", "'"))
 
@@ -148,8 +152,8 @@ def _ampersands(text: str) -> str:
     return _AMPERSAND.sub("&", text)
 
 
-def _long_dash(text: str) -> str | None:
-    return text if len(text) > 4 else None
+def _long_dash(text: str) -> str:
+    return text if len(text) > 4 else "--"
 
 
 @cache
@@ -267,23 +271,24 @@ def _signs(symbols: set[int]) -> _Rules:
         (rf"[<>]?[:;=][-o*']?[{mouth}](?P<ahead>[^A-Za-z0-9]|$)", _rounds),
         (rf"{eye}_{eye}|\({eye}[-_.]?{eye}\)|\([\^=~<>x']-`\)", _rounds),
         (r"[A-Z]*\$", _same),
-        (r"[?!]+", lambda text: text if len(text) > 1 else None),
+        (r"[?!]+", _same),
         (r"\*+|(?:\\\*){1,3}|@+|_+|#+", _same),
         (r"<<|>>", _same),
         (r"-+", _long_dash),
         (f"[{''.join(_CURRENCY)}]", _CURRENCY.__getitem__),
         (r"[()\[\]{}]", _BRACKETS.__getitem__),
         # Dashes, dots and straight quotes are punctuation that the caption toolkit removes.
+        (r"(?i:&nbsp;)", _drop),
         (
-            r"[\u2013-\u2015\x96\x97]|(?i:&(?:md|[mn]dash|nbsp);)|\.{3,5}|(?:\.[ \xa0]){2,4}\.|[.\u2026]|\"|&quot;|''",
-            _drop,
+            r"[\u2013-\u2015\x96\x97]|(?i:&(?:md|[mn]dash);)|\.{3,5}|(?:\.[ \xa0]){2,4}\.|[.\u2026]|\"|&quot;|''",
+            _punctuation,
         ),
         (r"[`\u2018-\u201f\u2039\u203a\xab\xbb\x91-\x94]{1,2}", _quotes),
         # An apostrophe before a word is a quote, so that a clitic or 'n is not read into it.
-        (r"'(?P<ahead>[A-Za-z][^ \t\n\r\xa0])", _drop),
+        (r"'(?P<ahead>[A-Za-z][^ \t\n\r\xa0])", _punctuation),
         (_CLITIC, _plain_apostrophe),
         (r"(?i:&(?:amp|lt|gt);)", lambda text: _ENTITIES[text.lower()]),
-        (r"&apos;", _drop),
+        (r"&apos;", _punctuation),
         (r"&#[0-9]+;|(?i:&(?:ht|tl|ur|lr|q[clr]|[oc]dq|quot|apos);)", _same),
         (rf"[{_as_class_body(symbols)}/%+]", _same),
     ]

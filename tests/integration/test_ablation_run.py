@@ -13,6 +13,7 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
+from rewards.model_files import MANIFEST, manifest_of
 from rl_caption.ablation.outcome import last_policy
 from rl_caption.captioners.loading import weights_hash
 from tests.conftest import REPOSITORY
@@ -167,6 +168,7 @@ def test_a_cell_that_was_trained_anew_is_saved_anew(story: Story, tmp_path: Path
     trained = load_file(file)
     name = next(name for name, tensor in trained.items() if tensor.is_floating_point())
     save_file(trained | {name: trained[name] + 1}, file, metadata={"format": "pt"})
+    (file.parent / MANIFEST).write_text(json.dumps(manifest_of(file.parent)))
     assert torch.equal(weights(last_policy(run_folder, last))[name], trained[name] + 1)
     shutil.rmtree(run_folder / "checkpoints")
     assert last_policy(run_folder, last) == last

@@ -13,6 +13,7 @@ from torch import nn
 from rewards.mixed import MixedReward
 from rewards.registry import load as load_term
 from rewards.text.cider import CiderD
+from rewards.text.tokenizers import untested_texts
 from rl_caption.advantages import ADVANTAGES
 from rl_caption.build import (
     ConfigError,
@@ -118,7 +119,9 @@ def train_scst(config: ScstConfig) -> TrainState:
                 generate=ReplayedGenerate(captioner) if rollout.cuda_graph else None,
             )
 
-        state = fit(stage, trainee, task, collate, scst_signature(reward.signature, config))
+        texts = (text for row in stage.train_rows for text in row["references"])
+        signature = scst_signature(reward.signature + untested_texts(reward, texts), config)
+        state = fit(stage, trainee, task, collate, signature)
         if config.report and stage.accelerator.is_main_process and is_complete(stage.folder):
             page = write_report(stage.folder, source_of(stage.val_rows))
             announce(stage.accelerator, f"report: {page}" if page else "no report")

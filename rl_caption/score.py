@@ -6,12 +6,13 @@ import argparse
 import json
 import math
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from rewards.base import Reward, checked_scores
 from rewards.registry import available, build, describe, parameters
-from rewards.text.tokenizers import TOKENIZERS
+from rewards.text.tokenizers import TOKENIZERS, untested_texts
 from rl_caption.data.base import DataError
 from rl_caption.data.files import find_images, read_captions, read_references, references_for, write_json
 from rl_caption.evaluation.results import check_writable_file
@@ -74,7 +75,8 @@ def score_files(
     values = checked_scores(scorer, scorer(None, list(texts.values()), **columns), len(texts))
     result = {
         "reward": scorer.__name__,
-        "signature": scorer.signature,
+        "signature": scorer.signature
+        + untested_texts(scorer, [*texts.values(), *chain(*columns.get("references", ()))]),
         "mean": math.fsum(values) / len(values),
         "scores": dict(zip(texts, values, strict=True)),
     }

@@ -10,7 +10,7 @@ from rewards.base import Reward, RewardError, as_texts, checked_scores
 from rewards.registry import build, load
 from rewards.text.cider import CiderD
 from rewards.text.references import reference_lists
-from rewards.text.tokenize import tokenize
+from rewards.text.tokenize import TOKENIZER, tokenize
 from rl_caption.build import ConfigError
 from rl_caption.evaluation.java import JavaError, find_java
 from rl_caption.evaluation.toolkit import SCORERS
@@ -43,6 +43,7 @@ class ToolkitMetric:
 
     columns = frozenset({"references"})
     bounds = (0.0, 1.0)
+    tokenizer = TOKENIZER
 
     def __init__(self, metric: str) -> None:
         """Choose ``meteor`` or ``spice``."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from rewards.judging.sets.compositional import Region
 from rewards.text.cider import CiderD
 from rewards.text.document_frequency import DocumentFrequencies
 from rewards.text.tokenize import tokenize
+from rewards.text.tokenizers import untested_texts
 from rl_caption.build import ConfigError, quiet_libraries
 from rl_caption.config_checks import check
 from rl_caption.evaluation import JavaError, check_writable
@@ -114,7 +116,7 @@ def _judged(part: JudgedSet, metrics: Mapping[str, Reward | LeftOut], resamples:
             continue
         except RewardError as error:
             raise RewardError(f"{heading} on {part.name}: {error}") from error
-        result.signatures[heading] = _signature(metric)
+        result.signatures[heading] = _signature(metric, part)
     return result
 
 
@@ -181,9 +183,22 @@ def _document_frequencies(references: Sequence[Sequence[str]], metric: CiderD) -
     return DocumentFrequencies.from_references((tokens[row] for row in rows), eos=metric.eos, n=metric.n)
 
 
-def _signature(metric: Reward) -> str:
+def _signature(metric: Reward, part: JudgedSet) -> str:
     own = isinstance(metric, CiderD) and metric.df is None
-    return metric.signature + ("+df[one document for each judgement]" if own else "")
+    return (
+        metric.signature
+        + ("+df[one document for each judgement]" if own else "")
+        + untested_texts(metric, _texts(part))
+    )
+
+
+def _texts(part: JudgedSet) -> Iterator[str]:
+    """All captions and references of a set."""
+    if isinstance(part, RatedCaptions):
+        yield from part.captions
+        yield from chain(*(part.references or ()))
+        return
+    yield from chain(part.first, part.second, *(chain(*rows) for rows in part.references.values()))
 
 
 def _described(part: JudgedSet) -> str:

@@ -32,7 +32,7 @@ def features(tmp_path: Path) -> dict:
         row = {
             "image": f"{index}.jpg",
             "image_id": f"image{index}",
-            "references": REFERENCES[index % 4],
+            "references": [*REFERENCES[index % 4], *(["a sign that reads 猫"] if index == 0 else [])],
             "split": split,
         }
         rows.append(json.dumps(row))
@@ -58,6 +58,9 @@ def test_a_captioner_over_region_features_trains_by_both_stages(features: dict, 
     ended = run(config, scst, "scst")
     assert ended.code == 0, ended.output
     assert [line["step"] for line in lines(scst) if "loss/total" in line] == [1, 2, 3, 4]
+    signature = json.loads((scst / "env.json").read_text())["signature"]
+    count = 1 + sum(len(REFERENCES[index % 4]) for index in range(5))
+    assert f"+PTB-python[1 of {count} texts not compared with Java]" in signature
 
 
 def test_features_of_another_width_are_an_error_that_names_the_image(features: dict, tmp_path: Path) -> None:

@@ -86,6 +86,17 @@ def test_the_command_line_writes_three_tables(tmp_path: Path, capsys: pytest.Cap
     assert "Kendall's tau is not defined" in shown
 
 
+def test_texts_not_compared_with_the_toolkits_tokeniser_are_counted_in_the_signature(tmp_path: Path) -> None:
+    judges = {"length": JudgeConfig(f"{__name__}:Length")}
+    settings = config(tmp_path, "flickr8k_expert", metrics="cider", judges=judges)
+    file = tmp_path / "Flickr8k.token.txt"
+    file.write_text(file.read_text().replace("in place", "猫 in place"), encoding="utf-8")
+    judge_metrics_by_people(settings)
+    (found,) = content(tmp_path)["sets"]
+    assert "+PTB-python[" in found["signatures"]["CIDEr"]
+    assert found["signatures"]["length"] == "length"
+
+
 def test_equal_rows_are_scored_once(tmp_path: Path) -> None:
     BUILDERS["flickr8k_expert"](tmp_path)
     (part,) = load("flickr8k_expert", tmp_path, partial=True)

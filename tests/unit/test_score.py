@@ -199,6 +199,16 @@ def test_files_are_scored_the_published_way(form: Any, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "scores.json").read_text()) == result
 
 
+@pytest.mark.parametrize(("reward", "tokenizer", "noted"), [("cider", None, True), ("rouge_l", "none", False)])
+def test_texts_not_compared_with_the_toolkits_tokeniser_are_counted_in_the_signature(
+    reward: str, tokenizer: str | None, noted: bool, tmp_path: Path
+) -> None:
+    captions = saved(tmp_path, "captions.json", [CAPTIONS[0] | {"caption": "a sign that reads 猫"}, *CAPTIONS[1:]])
+    references = saved(tmp_path, "references.json", REFERENCES)
+    found = score_files(reward, captions, references, tokenizer=tokenizer)["signature"]
+    assert ("+PTB-python[1 of " in found) == noted
+
+
 def test_eos_and_document_frequencies_by_request(tmp_path: Path) -> None:
     captions = saved(tmp_path, "captions.json", CAPTIONS)
     references = saved(tmp_path, "references.json", REFERENCES)

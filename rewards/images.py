@@ -46,11 +46,11 @@ class Renderable(Protocol):
 ImageSource: TypeAlias = str | Path | Image.Image | Renderable
 
 
-def open_image(source: ImageSource) -> Image.Image:
+def open_image(source: ImageSource, *, own_mode: bool = False) -> Image.Image:
     """Open, draw or convert an image: RGB, the way up that its EXIF orientation says, of an animation the first frame.
 
     16-bit grey becomes 8-bit by its whole range (65535 is white); transparency is dropped. EXIF data that cannot be
-    read count as absent.
+    read count as absent. With ``own_mode``, an image of 8 bits keeps its mode (``P``, ``RGBA``, ...).
 
     Returns:
         A new image, decoded.
@@ -61,12 +61,12 @@ def open_image(source: ImageSource) -> Image.Image:
     """
     if isinstance(source, str | Path):
         with image_file(source) as image:
-            return _rgb(image)
+            return _upright(image, own_mode)
     if isinstance(source, Image.Image):
         with _naming(f"{source!r:.200}"):
-            return _rgb(source)
+            return _upright(source, own_mode)
     if isinstance(source, Renderable):
-        return open_image(source.render())
+        return open_image(source.render(), own_mode=own_mode)
     raise RewardError(f"{source!r:.80} is not an image: expected a path, a PIL image or an object with render()")
 
 
@@ -113,7 +113,7 @@ def _naming(name: str) -> Iterator[None]:
         raise RewardError(f"image {name} cannot be read: {reason or type(error).__name__}") from error
 
 
-def _rgb(image: Image.Image) -> Image.Image:
+def _upright(image: Image.Image, own_mode: bool) -> Image.Image:
     image.load()
     try:
         image = ImageOps.exif_transpose(image)
@@ -121,7 +121,7 @@ def _rgb(image: Image.Image) -> Image.Image:
         image = image.copy()
     if image.mode == "F" or image.mode.startswith("I"):
         image = _eight_bits(image)
-    return image if image.mode == "RGB" else image.convert("RGB")
+    return image if own_mode or image.mode == "RGB" else image.convert("RGB")
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:

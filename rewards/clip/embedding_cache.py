@@ -54,7 +54,8 @@ def image_identity(source: ImageSource) -> str:
             raise RewardError(f"image {str(source)!r} cannot be read: {reason}") from error
         # "oriented": embeddings that were kept before EXIF orientation was applied are of other pixels.
         return f"oriented file:{os.path.abspath(source)}:{status.st_size}:{status.st_mtime_ns}"
-    return f"pixels:{pixel_hash(open_image(source))}"
+    image = open_image(source, own_mode=True)  # the mode decides how it is resized
+    return f"pixels:{image.mode}:{pixel_hash(image.convert('RGB'))}"
 
 
 def chunks(items: Sequence[T], size: int, title: str) -> Iterator[Sequence[T]]:

@@ -1,7 +1,7 @@
 """CLIP's preprocessing: from a file, a PIL image or a scene to the pixels that an image encoder reads.
 
-The image becomes RGB, Pillow resizes the shorter side (bicubic, antialiased), the centre is cropped, then [0, 1], and
-mean and standard deviation per channel.
+Pillow resizes the shorter side (bicubic, antialiased) in the image's own mode, as open_clip does, the centre is cropped,
+then RGB, [0, 1], and mean and standard deviation per channel.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Preprocessing:
     """``shortest``: the shorter side becomes ``size`` and the centre is cropped; ``squash``: both sides do."""
 
     def __call__(self, image: Image.Image) -> Tensor:
-        """Return the pixels [3, size, size], float32, of an RGB image."""
+        """Return the pixels [3, size, size], float32, of an image in its own mode."""
         return self.normalise(self.square(image))
 
     def square(self, image: Image.Image) -> Tensor:
@@ -52,7 +52,7 @@ class Preprocessing:
                 image = image.resize(target, method)
             left, top = (round((side - self.size) / 2) for side in image.size)
             image = image.crop((left, top, left + self.size, top + self.size))
-        return torch.from_numpy(np.array(image)).permute(2, 0, 1)
+        return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
 
     def normalise(self, square: Tensor) -> Tensor:
         """Return the pixels of a square [3, size, size], uint8, as the model reads them: float32."""
@@ -67,7 +67,7 @@ def pixels(source: ImageSource, preprocessing: Preprocessing) -> Tensor:
     Raises:
         RewardError: as for ``open_image``, or the image has a shape that cannot be prepared.
     """
-    image = open_image(source)
+    image = open_image(source, own_mode=True)
     try:
         return preprocessing(image)
     except (ValueError, OSError, ZeroDivisionError, MemoryError) as error:

@@ -73,7 +73,7 @@ class PixelCache:
         key = (image_id, str(source) if isinstance(source, str | Path) else "")
         square = self.cached.get(key)
         if square is None:
-            square = self.preprocessing.square(open_image(source))
+            square = self.preprocessing.square(open_image(source, own_mode=True))
             if (len(self.cached) + 1) * square.numel() <= self.cache_bytes:
                 self.cached[key] = square
         return self.preprocessing.normalise(square)

@@ -1,7 +1,7 @@
 """CLIP's preprocessing: from a file, a PIL image or a scene to the pixels that an image encoder reads.
 
-Pillow resizes the shorter side (bicubic, antialiased) in the image's own mode, as open_clip does, the centre is cropped,
-then RGB, [0, 1], and mean and standard deviation per channel.
+Pillow resizes the shorter side (bicubic, antialiased) in the image's own mode, as open_clip does, the centre is
+cropped, then RGB, [0, 1], and mean and standard deviation per channel.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from benchmarks.scst_step import Bench, Shapes, build_bench, our_step
 from rewards.text.cider import CiderD
 from rewards.text.document_frequency import DocumentFrequencies
 from rewards.text.tokenize import _scan, tokenize
-from rl_caption.report.chart import HEIGHT, WIDTH, Series, line_chart
+from rl_caption.report.charts import HEIGHT, WIDTH, Series, line_chart
 
 TIMES = 20
 """Rewards of a step that are timed together: one is too short."""
@@ -260,7 +260,7 @@ def panel(one: Seen, left: int, top: int) -> str:
     reach = [max(abs(value - one.middle[size]) for value in values) for size, values in one.ratios.items()]
     line = Series("measured", list(one.middle.items()), 0, marks=True, errors=reach)
     plain = Series("in proportion", [(size, size / first) for size in one.ratios], 6)
-    chart = line_chart([plain, line], one.curve.title, x_name="size")
+    chart = str(line_chart([plain, line], one.curve.title, x_name="size"))
     placed = chart.replace(
         "<svg ", f'<svg x="{left + MARGIN}" y="{top + HEADING}" width="{WIDTH}" height="{HEIGHT}" ', 1
     )

@@ -256,8 +256,8 @@ def _printed_on_failure(found: Mapping[str, Evaluation]) -> Iterator[None]:
 def _report(config: EvaluateConfig, images: _Images) -> None:
     if not config.report:
         return
+    from rl_caption.report.gallery import rows_of_references, source_of
     from rl_caption.report.program import write_report
-    from rl_caption.report.sources import rows_of_references, source_of
 
     source = rows_of_references(images.references) if images.data is None else source_of(images.rows)
     page = write_report(Path(config.out), source)

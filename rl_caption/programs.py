@@ -39,8 +39,8 @@ from rl_caption.hacking.config import MonitorConfig
 from rl_caption.hacking.judges import build_judges
 from rl_caption.hacking.monitor import HackingMonitor
 from rl_caption.hacking.rule import few_images, reference_statistics
+from rl_caption.report.gallery import source_of
 from rl_caption.report.program import write_report
-from rl_caption.report.sources import source_of
 from rl_caption.reward_scales import announce_scales
 from rl_caption.run_folder import is_complete
 from rl_caption.scst import SelfCriticalTask

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,13 +72,18 @@ def write_run(folder: Path, **config: Any) -> Path:
     (folder / "config.yaml").write_text(yaml.safe_dump(values | config))
     env = {"python": "3.12.1", "platform": "Linux", "versions": {"torch": "2.12"}, "signature": "SIG+x", "processes": 1}
     (folder / "env.json").write_text(json.dumps(env | {"command": ["scripts/scst.py", "--run.dir", "a b"]}))
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in LINES))
+    write_lines(folder, LINES)
     (folder / "result.json").write_text(json.dumps(STATE))
     for step, word in zip(STEPS, ("small", "large", "large large"), strict=True):
         captions = [f"there is a {word} red square {index}" for index in range(30)]
         captions[0] = f"{NASTY} {step}"
         write_validation(folder, step, captions)
     return folder
+
+
+def write_lines(folder: Path, lines: Sequence[Mapping[str, Any]]) -> None:
+    """The log of a run."""
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 def write_validation(folder: Path, step: int, captions: list[str]) -> None:

@@ -29,7 +29,7 @@ from rl_caption.evaluate import judge
 from rl_caption.evaluation import Evaluation, EvaluationError, write_evaluation
 from rl_caption.evaluation.judge import JUDGE as JUDGE
 from rl_caption.evaluation.reward_scores import signed
-from rl_caption.report.folders import ScoresFile
+from rl_caption.report.read import ScoresFile
 
 ALARM = "hacking/alarm"
 

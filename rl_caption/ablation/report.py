@@ -17,8 +17,8 @@ from rl_caption.ablation.side_by_side import captions_page
 from rl_caption.ablation.table import Group, grouped, markdown_tables, notes, runs_csv, summary_csv
 from rl_caption.config import RewardTerm
 from rl_caption.data.files import write_text
+from rl_caption.report.gallery import source_of
 from rl_caption.report.program import write_report as write_page_of
-from rl_caption.report.sources import source_of
 
 
 def write_report(

@@ -5,17 +5,19 @@ from __future__ import annotations
 import base64
 import io
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from PIL import Image
 from tqdm import tqdm
 
+from rl_caption.build import ConfigError, build_data
+from rl_caption.config import DataConfig
 from rl_caption.data.base import DataError, Row, load_image
+from rl_caption.data.files import find_images
 from rl_caption.hacking.config import JudgeConfig
 from rl_caption.hacking.judges import build_judges
-from rl_caption.report.sources import Source
 
 MAX_IMAGES = 600
 THUMBNAIL = 176
@@ -23,112 +25,132 @@ THUMBNAIL = 176
 MAX_REFERENCES = 8
 N_GRAM_SCORES = {"CIDEr-D": "cider", "ROUGE-L": "rouge_l"}
 
+Captions = Mapping[str, Mapping[str, str]]
+"""System -> image id -> caption."""
 Scores = Mapping[str, Mapping[str, Mapping[str, float]]]
-"""Metric -> system -> image id -> score."""
+"""Metric -> system -> image id -> score of the caption."""
 
 
 @dataclass(frozen=True)
-class Gallery:
-    """What the page shows of images.
+class Source:
+    """Where references and images come from: rows by image id, and what has to be said where there are none."""
 
-    Attributes:
-        systems: name -> image id -> caption; changes are against the first.
-        scores: of single captions.
-        source: references and images.
-        note: where the captions come from.
+    rows: Mapping[str, Row] = field(default_factory=dict)
+    missing: str = ""
+
+
+def source_of(rows: Sequence[Row]) -> Source:
+    """Rows that are at hand."""
+    return Source({row["image_id"]: row for row in (rows[index] for index in range(len(rows)))})
+
+
+def rows_of_config(data: Mapping[str, Any] | None, split: str) -> Source:
+    """The rows of a split of the section ``data`` of a configuration; without them a report has captions only."""
+    if not data:
+        return Source({}, "No references and images are shown: the folder does not say which data was captioned.")
+    try:
+        return source_of(build_data(DataConfig(**data)).split(split))
+    except (DataError, ConfigError, OSError, TypeError) as error:
+        where = f"split {split!r} of the data cannot be read from {Path.cwd()}"
+        return Source({}, f"No references and images are shown: {where} ({error}).")
+
+
+def rows_of_references(references: Mapping[str, list[str]], image_folder: Path | None = None) -> Source:
+    """Rows of the images that have references and, where it is named, of a folder of images.
+
+    Raises:
+        DataError: an image that is not in the folder.
     """
+    files = [""] * len(references) if image_folder is None else find_images(image_folder, references)
+    found = zip(references.items(), files, strict=True)
+    rows = {i: Row(image_id=i, image=image, references=texts) for (i, texts), image in found if texts}
+    return Source(rows, "" if image_folder else "No images are shown: no folder of images was named.")
 
-    systems: Mapping[str, Mapping[str, str]]
-    scores: Scores = field(default_factory=dict)
-    source: Source = field(default_factory=Source)
-    note: str = ""
 
-
-def reference_scores(systems: Mapping[str, Mapping[str, str]], rows: Mapping[str, Row]) -> Scores:
+def reference_scores(systems: Captions, rows: Mapping[str, Row]) -> Scores:
     """CIDEr-D (0 to 10) and ROUGE-L (0 to 1) of every caption.
 
     Document frequencies are those of the captioned images' references, without EOS, as in ``val/cider``.
-
     Empty where an image has no references, or there are fewer than two images.
 
     Raises:
         RewardError: a metric failed.
     """
-    ids = [image_id for image_id in dict.fromkeys(i for texts in systems.values() for i in texts) if image_id in rows]
-    references = {image_id: rows[image_id]["references"] for image_id in ids}
-    if len(ids) < 2 or not all(references.values()):
+    references = {i: rows[i]["references"] for captions in systems.values() for i in captions if i in rows}
+    if len(references) < 2 or not all(references.values()):
         return {}
     judges = build_judges({name: JudgeConfig() for name in N_GRAM_SCORES.values()}, None, list(references.values()))
-    found: dict[str, dict[str, dict[str, float]]] = {}
+    found: dict[str, dict[str, dict[str, float]]] = {heading: {} for heading in N_GRAM_SCORES}
     for heading, name in N_GRAM_SCORES.items():
         for system, captions in systems.items():
-            here = [image_id for image_id in captions if image_id in references]
-            texts, refs = [captions[i] for i in here], [references[i] for i in here]
-            values = judges[name]([""] * len(here), texts, references=refs) if here else []
-            found.setdefault(heading, {})[system] = dict(zip(here, values, strict=True))
+            ids = [image_id for image_id in captions if image_id in references]
+            texts, refs = [captions[i] for i in ids], [references[i] for i in ids]
+            values = judges[name]([""] * len(ids), texts, references=refs) if ids else []
+            found[heading][system] = dict(zip(ids, values, strict=True))
     return found
 
 
-def selected(gallery: Gallery, limit: int = MAX_IMAGES) -> tuple[list[str], str]:
+def selected(systems: Captions, scores: Scores, limit: int = MAX_IMAGES) -> tuple[list[str], str]:
     """The images to show, in the order of the data, and a sentence that says which they are.
 
     All of them or, of more than ``limit``, half those whose first score changed most between the first and the last
     system, and half an even sample of the others, so that the extremes are there and the usual is too.
     """
-    ids = list(dict.fromkeys(image_id for texts in gallery.systems.values() for image_id in texts))
+    ids = list(dict.fromkeys(image_id for captions in systems.values() for image_id in captions))
     if len(ids) <= limit:
         return ids, f"All {len(ids):,} images."
-    metric = next(iter(gallery.scores), None)
-    names = list(gallery.systems)
     extreme: list[str] = []
-    if metric is not None and len(names) > 1:
-        first, last = gallery.scores[metric].get(names[0], {}), gallery.scores[metric].get(names[-1], {})
-        changes = {i: abs(last.get(i, 0.0) - first.get(i, 0.0)) for i in ids if i in first and i in last}
+    sentence = f"{limit:,} of {len(ids):,} images: "
+    if scores and len(systems) > 1:
+        metric, names = next(iter(scores)), list(systems)
+        first, last = scores[metric].get(names[0], {}), scores[metric].get(names[-1], {})
+        changes = {i: abs(last[i] - first[i]) for i in ids if i in first and i in last}
         extreme = sorted(changes, key=lambda image_id: -changes[image_id])[: limit // 2]
+        if extreme:
+            sentence += f"the {len(extreme):,} whose {metric} changed most from {names[0]} to {names[-1]}, and "
     taken = set(extreme)
     others = [image_id for image_id in ids if image_id not in taken]
     rest = limit - len(extreme)
     taken |= {others[index * len(others) // rest] for index in range(rest)}
-    sentence = f"{limit:,} of {len(ids):,} images: "
-    if extreme:
-        sentence += f"the {len(extreme):,} whose {metric} changed most from {names[0]} to {names[-1]}, and "
     sentence += f"an even sample of {rest:,} {'others' if extreme else 'of them'}."
     return [image_id for image_id in ids if image_id in taken], sentence
 
 
-def gallery_data(gallery: Gallery, limit: int = MAX_IMAGES) -> tuple[dict[str, Any], str]:
-    """What the page's script shows, as plain values, and the sentence of ``selected`` with what is missing.
+def gallery(systems: Captions, scores: Scores, source: Source, note: str, limit: int) -> dict[str, Any]:
+    """What the page's script shows, as plain values, and under ``note`` what is to be said of it.
 
-    ``items`` has for each image: ``id``, ``image`` (a data URI, or null), ``references``, ``captions`` (null where a
-    system has none), and ``scores``, by metric and then by system.
+    ``items`` has for each image: ``id``, ``image`` (a data URI, or None), ``references``, ``captions`` (None where a
+    system has none), and ``scores``, by metric and then by system. Changes are against the first system.
     """
-    ids, sentence = selected(gallery, limit)
+    ids, sentence = selected(systems, scores, limit)
     items, unreadable = [], 0
     for image_id in tqdm(ids, desc="gallery", unit="image", leave=False, disable=None, delay=2):
-        row = gallery.source.rows.get(image_id)
-        picture = _picture(row) if row is not None else None
-        unreadable += row is not None and row["image"] != "" and picture is None
+        row = source.rows.get(image_id, Row(image_id=image_id, image="", references=[]))
+        picture = _picture(row)
+        unreadable += row["image"] != "" and picture is None
+        values = [[by_system.get(name, {}).get(image_id) for name in systems] for by_system in scores.values()]
         items.append(
             {
                 "id": image_id,
                 "image": picture,
-                "references": list(row["references"][:MAX_REFERENCES]) if row is not None else [],
-                "captions": [texts.get(image_id) for texts in gallery.systems.values()],
-                "scores": [
-                    [_rounded(by_system.get(name, {}).get(image_id)) for name in gallery.systems]
-                    for by_system in gallery.scores.values()
-                ],
+                "references": list(row["references"][:MAX_REFERENCES]),
+                "captions": [captions.get(image_id) for captions in systems.values()],
+                "scores": [[None if v is None or not math.isfinite(v) else round(v, 6) for v in of] for of in values],
             }
         )
-    notes = [sentence, gallery.note, gallery.source.missing]
-    if unreadable:
-        notes.append(f"{unreadable:,} images could not be read and have no picture.")
-    data = {"systems": list(gallery.systems), "metrics": list(gallery.scores), "items": items}
-    return data, " ".join(filter(None, notes))
+    lost = f"{unreadable:,} images could not be read and have no picture." if unreadable else ""
+    about = " ".join(filter(None, [sentence, note, source.missing, lost]))
+    return {"systems": list(systems), "metrics": list(scores), "items": items, "note": about}
 
 
-def thumbnail(image: Image.Image) -> str:
-    """A data URI of the image in small: PNG or JPEG, whichever takes less."""
+def _picture(row: Row) -> str | None:
+    """A data URI of the image in small: PNG or JPEG, whichever takes less; None where there is no image."""
+    if row["image"] == "":
+        return None
+    try:
+        image = load_image(row["image"])
+    except DataError:  # captioners over region features do without the pictures
+        return None
     image.thumbnail((THUMBNAIL, THUMBNAIL))
     made = []
     for kind, options in (("png", {"optimize": True}), ("jpeg", {"quality": 82})):
@@ -137,16 +159,3 @@ def thumbnail(image: Image.Image) -> str:
         made.append((len(buffer.getvalue()), kind, buffer.getvalue()))
     _, kind, content = min(made)
     return f"data:image/{kind};base64,{base64.b64encode(content).decode('ascii')}"
-
-
-def _picture(row: Row) -> str | None:
-    if row["image"] == "":
-        return None
-    try:
-        return thumbnail(load_image(row["image"]))
-    except DataError:  # captioners over region features do without the pictures
-        return None
-
-
-def _rounded(value: float | None) -> float | None:
-    return round(value, 6) if value is not None and math.isfinite(value) else None

@@ -9,23 +9,19 @@ from pathlib import Path
 
 from rewards.base import RewardError
 from rl_caption.data.base import DataError
+from rl_caption.data.files import read_references, write_text
 from rl_caption.evaluation.comparison import unique_names
-from rl_caption.report.comparisons import comparison_page, read_comparison
-from rl_caption.report.errors import ReportError
-from rl_caption.report.folders import kind_of, read_ablation, read_evaluation, read_run
-from rl_caption.report.gallery import MAX_IMAGES
-from rl_caption.report.page import Page, write_page
-from rl_caption.report.run_page import compared_runs_page, run_page
-from rl_caption.report.sources import Source, rows_of_config, rows_of_files
-from rl_caption.report.system_pages import ablation_page, evaluations_page
+from rl_caption.report import pages
+from rl_caption.report.gallery import MAX_IMAGES, Source, rows_of_config, rows_of_references
+from rl_caption.report.read import ReportError, kind_of, read_folder
 from rl_caption.run_folder import read_config
 
 logger = logging.getLogger(__name__)
 REPORT = "report.html"
 
 
-def make_page(paths: Sequence[Path], source: Source | None = None, images: int = MAX_IMAGES) -> Page:
-    """The report of one folder, or of several of the same kind side by side.
+def make_page(paths: Sequence[Path], source: Source | None = None, images: int = MAX_IMAGES) -> pages.Page:
+    """The report of one folder, or of several runs or evaluations side by side.
 
     Args:
         paths: folders of runs, of evaluations, or one of an ablation or of a comparison.
@@ -37,25 +33,23 @@ def make_page(paths: Sequence[Path], source: Source | None = None, images: int =
         DataError: captions are damaged.
     """
     kinds = {path: kind_of(path) for path in paths}
+    kind = kinds[paths[0]]
     if len(set(kinds.values())) > 1:
         found = ", ".join(f"{path} ({kind})" for path, kind in kinds.items())
         raise ReportError(f"folders of one kind are compared: {found}")
-    kind = kinds[paths[0]]
-    names = unique_names(paths)
-    if kind == "ablation":
-        if len(paths) > 1:
-            raise ReportError(f"one ablation makes a page, got {len(paths)}: {', '.join(map(str, paths))}")
-        return ablation_page(read_ablation(paths[0]), source, images)
-    if kind == "comparison":
-        if len(paths) > 1:
-            raise ReportError(f"one comparison makes a page, got {len(paths)}: {', '.join(map(str, paths))}")
-        return comparison_page(read_comparison(paths[0]), source, images)
+    if kind in ("ablation", "comparison") and len(paths) > 1:
+        raise ReportError(f"one {kind} makes a page, got {len(paths)}: {', '.join(map(str, paths))}")
+    folders = {name: read_folder(path) for name, path in zip(unique_names(paths), paths, strict=True)}
     if kind == "evaluation":
-        evaluations = {name: read_evaluation(path) for name, path in zip(names, paths, strict=True)}
-        return evaluations_page(evaluations, source, images)
-    if len(paths) == 1:
-        return run_page(read_run(paths[0]), source, images)
-    return compared_runs_page({n: read_run(p) for n, p in zip(names, paths, strict=True)}, source, images)
+        return pages.evaluations_page(folders, source, images)
+    if len(paths) > 1:
+        return pages.compared_runs_page(folders, source, images)
+    (folder,) = folders.values()
+    if kind == "run":
+        return pages.run_page(folder, source, images)
+    if kind == "comparison":
+        return pages.comparison_page(folder, source, images)
+    return pages.ablation_page(folder, source, images)
 
 
 def write_report(folder: Path, source: Source | None = None, images: int = MAX_IMAGES) -> Path | None:
@@ -70,10 +64,11 @@ def write_report(folder: Path, source: Source | None = None, images: int = MAX_I
         images: most images of the gallery.
     """
     try:
-        return write_page(make_page([folder], source, images), folder / REPORT)
+        write_text(folder / REPORT, pages.render(make_page([folder], source, images)))
     except (ReportError, DataError, RewardError, OSError) as error:
         logger.warning("WARNING: no %s for %s: %s", REPORT, folder, error)
         return None
+    return folder / REPORT
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -94,14 +89,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if chosen.out is None and len(chosen.folders) > 1:
         parser.error("several folders are compared in one page: name it with --out FILE")
     out = chosen.out or chosen.folders[0] / REPORT
-    page = make_page(chosen.folders, _source(chosen), chosen.images)
-    print(write_page(page, out))
+    write_text(out, pages.render(make_page(chosen.folders, _source(chosen), chosen.images)))
+    print(out)
     return 0
 
 
 def _source(chosen: argparse.Namespace) -> Source | None:
     if chosen.references is not None:
-        return rows_of_files(chosen.references, chosen.image_folder)
+        return rows_of_references(read_references(chosen.references), chosen.image_folder)
     if chosen.config is None:
         return None
     split = chosen.split or ("val" if kind_of(chosen.folders[0]) == "run" else "test")

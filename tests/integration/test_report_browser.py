@@ -11,13 +11,17 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from rl_caption.report.page import write_page
-from rl_caption.report.program import make_page
+from rl_caption.report.program import main
 from tests.report_for_tests import write_ablation, write_comparison, write_evaluation, write_run
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 BROWSER = os.environ.get("RL_CAPTION_BROWSER") or next(filter(None, map(shutil.which, NAMES)), None)
 pytestmark = pytest.mark.skipif(BROWSER is None, reason=f"no browser: none of {', '.join(NAMES)} is on PATH")
+
+
+def written(folders: list[Path], place: Path, *options: str) -> Path:
+    main([*map(str, folders), "--out", str(place / "report.html"), *options])
+    return place / "report.html"
 
 
 def opened(page: Path, *options: str) -> tuple[str, list[str]]:
@@ -45,7 +49,7 @@ def test_the_page_works_in_a_browser(tmp_path: Path, kind: str) -> None:
         "ablation": lambda: [write_ablation(tmp_path / "grid")],
         "evaluations": lambda: [write_evaluation(tmp_path / name, 1.0, name) for name in ("red", "blue")],
     }[kind]()
-    page = write_page(make_page(folders), tmp_path / "report.html")
+    page = written(folders, tmp_path)
     document, console = opened(page, "--dump-dom", "--window-size=1280,900")
     assert console == []
     assert 'data-ready="true"' in document
@@ -57,7 +61,7 @@ def test_the_page_works_in_a_browser(tmp_path: Path, kind: str) -> None:
 
 
 def test_a_caption_that_is_markup_is_shown_as_text(tmp_path: Path) -> None:
-    page = write_page(make_page([write_run(tmp_path / "run")], images=20), tmp_path / "report.html")
+    page = written([write_run(tmp_path / "run")], tmp_path, "--images", "20")
     document, console = opened(page, "--dump-dom", "--window-size=1280,900")
     shown = re.sub(r"<script.*?</script>", "", document, flags=re.DOTALL)
     assert console == []
@@ -69,7 +73,7 @@ def test_a_caption_that_is_markup_is_shown_as_text(tmp_path: Path) -> None:
 
 
 def test_an_error_of_the_page_would_be_seen(tmp_path: Path) -> None:
-    page = write_page(make_page([write_run(tmp_path / "run")]), tmp_path / "report.html")
+    page = written([write_run(tmp_path / "run")], tmp_path)
     page.write_text(page.read_text().replace('"use strict";', '"use strict"; throw new Error("seen");'))
     document, console = opened(page, "--dump-dom")
     assert 'data-ready="true"' not in document
@@ -78,7 +82,7 @@ def test_an_error_of_the_page_would_be_seen(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (500, True)])
 def test_screenshot(tmp_path: Path, width: int, dark: bool) -> None:
-    page = write_page(make_page([write_run(tmp_path / "run")]), tmp_path / "report.html")
+    page = written([write_run(tmp_path / "run")], tmp_path)
     shot = tmp_path / "shot.png"
     scheme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
     _, console = opened(page, f"--screenshot={shot}", f"--window-size={width},900", "--hide-scrollbars", scheme)
@@ -94,7 +98,7 @@ def test_screenshot(tmp_path: Path, width: int, dark: bool) -> None:
 
 
 def test_it_prints(tmp_path: Path) -> None:
-    page = write_page(make_page([write_run(tmp_path / "run")]), tmp_path / "report.html")
+    page = written([write_run(tmp_path / "run")], tmp_path)
     pdf = tmp_path / "report.pdf"
     _, console = opened(page, f"--print-to-pdf={pdf}")
     assert console == []

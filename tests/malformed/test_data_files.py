@@ -37,7 +37,7 @@ from rl_caption.data.image_files import check_image_file
 from rl_caption.data.jsonl import JsonLinesData
 from rl_caption.data.karpathy import KarpathyData
 from rl_caption.errors import expected_errors
-from rl_caption.report.page import render
+from rl_caption.report.pages import render
 from rl_caption.report.program import make_page
 from rl_caption.run_folder import changed_keys
 from rl_caption.tracking import drop_after

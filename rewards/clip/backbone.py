@@ -13,14 +13,14 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from rewards.base import RewardError
 from rewards.clip.captions import causal_text_features, embed_by_length, looked_up
-from rewards.clip.embedding_cache import chunks, is_main_process
+from rewards.clip.encoder import chunks, is_main_process
 from rewards.clip.long import load_file, stretch_student, stretch_text_tower
 from rewards.clip.preprocessing import Preprocessing, pixels, preprocessing_of
 from rewards.clip.tuned import RELEASED, MlpDeltas, load_tuned
@@ -44,26 +44,6 @@ _UNLOADABLE = (
     pickle.UnpicklingError,
 )
 """What loading raises: a failed download, an unknown name, weights of another shape, a damaged file, no such device."""
-
-
-@runtime_checkable
-class DualEncoder(Protocol):
-    """A frozen image encoder and text encoder with one embedding space."""
-
-    fingerprint: str
-    """Hash of weights, architecture, precision and preprocessing: embeddings of equal fingerprints may be mixed."""
-    signature: str
-    """Name, start of the fingerprint, precision; for the signature of a score."""
-    context_length: int
-    """Longest caption in tokens, start and end included."""
-
-    def encode_images(self, images: Sequence[ImageSource]) -> Tensor:
-        """Return [N, D] embeddings, float32, of length 1."""
-        ...
-
-    def encode_texts(self, texts: Sequence[str]) -> Tensor:
-        """Return [N, D] embeddings, float32, of length 1."""
-        ...
 
 
 @dataclass

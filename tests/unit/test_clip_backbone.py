@@ -18,9 +18,9 @@ from PIL import Image
 from torch.nn.functional import normalize
 
 from rewards.base import RewardError
-from rewards.clip import embedding_cache
-from rewards.clip.backbone import Backbone, DualEncoder, load_backbone
-from rewards.clip.embedding_cache import MEMORY_SHARE, EmbeddingCache, entry_bytes, image_identity
+from rewards.clip import encoder
+from rewards.clip.backbone import Backbone, load_backbone
+from rewards.clip.encoder import MEMORY_SHARE, DualEncoder, EmbeddingCache, entry_bytes, image_identity
 from rewards.clip.preprocessing import Preprocessing, pixels
 from rewards.clip.student import LCLIP
 from tests.clip_for_tests import ARCHITECTURE, TINY, Drawn, noise_image, tiny_checkpoint, tiny_student
@@ -387,7 +387,7 @@ def test_a_full_disk_does_not_end_the_run(
         raise OSError(28, "No space left on device")
 
     cache, encode = EmbeddingCache("f", tmp_path), CountingEncoder()
-    monkeypatch.setattr("rewards.clip.embedding_cache.os.replace", full)
+    monkeypatch.setattr("rewards.clip.encoder.os.replace", full)
     with caplog.at_level(logging.WARNING):
         cache.embed([noise_image(1), noise_image(2)], encode)
     assert caplog.text.count("No space left") == 1
@@ -405,12 +405,12 @@ def test_embeddings_that_are_not_finite_are_refused() -> None:
 def test_only_the_first_process_says_how_far_it_is(
     rank: str | None, is_said: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capsys: Any
 ) -> None:
-    monkeypatch.setattr(embedding_cache, "_LOG_SECONDS", 0.0)
+    monkeypatch.setattr(encoder, "_LOG_SECONDS", 0.0)
     if rank is None:
         monkeypatch.delenv("RANK", raising=False)
     else:
         monkeypatch.setenv("RANK", rank)
     with caplog.at_level(logging.INFO):
-        assert list(embedding_cache.chunks("abc", 2, "embedding letters")) == ["ab", "c"]
+        assert list(encoder.chunks("abc", 2, "embedding letters")) == ["ab", "c"]
     assert ("embedding letters: 2 of 3" in caplog.text) is is_said
     assert capsys.readouterr().err == ""

@@ -18,9 +18,9 @@ from torch.nn.functional import cosine_similarity
 
 from rewards.base import Reward, RewardError
 from rewards.clip.backbone import Backbone, load_backbone
+from rewards.clip.clipscore import ClipScore, RefClipScore, clip_score, harmonic_mean
+from rewards.clip.l_clipscore import LClipScore, RefLClipScore
 from rewards.clip.student import LCLIP
-from rewards.clipscore import ClipScore, RefClipScore, clip_score, harmonic_mean
-from rewards.l_clipscore import LClipScore, RefLClipScore
 from rewards.mixed import MixedReward
 from rewards.registry import build
 from rl_caption.data.base import DataError

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
 import psutil
@@ -22,7 +22,7 @@ from rewards.files import atomic_write
 from rewards.images import ImageSource, open_image, pixel_hash
 
 if TYPE_CHECKING:
-    from rewards.clip.backbone import DualEncoder
+    from torch import Tensor
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +35,26 @@ _CHECKSUM_BYTES = 16
 _LOG_SECONDS = 10.0
 Embeddings: TypeAlias = NDArray[np.float32]
 T = TypeVar("T")
+
+
+@runtime_checkable
+class DualEncoder(Protocol):
+    """A frozen image encoder and text encoder with one embedding space."""
+
+    fingerprint: str
+    """Hash of weights, architecture, precision and preprocessing: embeddings of equal fingerprints may be mixed."""
+    signature: str
+    """Name, start of the fingerprint, precision; for the signature of a score."""
+    context_length: int
+    """Longest caption in tokens, start and end included."""
+
+    def encode_images(self, images: Sequence[ImageSource]) -> Tensor:
+        """Return [N, D] embeddings, float32, of length 1."""
+        ...
+
+    def encode_texts(self, texts: Sequence[str]) -> Tensor:
+        """Return [N, D] embeddings, float32, of length 1."""
+        ...
 
 
 def image_identity(source: ImageSource) -> str:

@@ -9,16 +9,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from rewards.base import Reward, RewardError, as_texts, checked_scores, required_column
-from rewards.clip.embedding_cache import CachedEncoder, is_main_process
-from rewards.clipscore import ClipScore, Floats
-
-if TYPE_CHECKING:
-    from rewards.clip.backbone import DualEncoder
+from rewards.clip.clipscore import ClipScore, Floats
+from rewards.clip.encoder import CachedEncoder, DualEncoder, is_main_process
 
 logger = logging.getLogger(__name__)
 Scale = Literal["clipped", "shifted"]

@@ -1,6 +1,6 @@
 """L-CLIPScore and RefL-CLIPScore: CLIPScore and RefCLIPScore under a distilled, lightweight dual encoder.
 
-Source: the L-CLIPScore paper. Formulas, w = 2.5 and the zero case are those of ``rewards.clipscore``.
+Source: the L-CLIPScore paper. Formulas, w = 2.5 and the zero case are those of ``rewards.clip.clipscore``.
 
 Prefix: the paper does not say whether captions get CLIPScore's "A photo depicts ". The default here is none, because
 the students are distilled on bare captions (in the released code as well), so that a prefix would ask them about
@@ -10,13 +10,9 @@ texts they have not seen; ``prefix="A photo depicts "`` gives the other reading.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from rewards.clip.embedding_cache import CachedEncoder
-from rewards.clipscore import ClipScore, RefClipScore
-
-if TYPE_CHECKING:
-    from rewards.clip.backbone import DualEncoder
+from rewards.clip.clipscore import ClipScore, RefClipScore
+from rewards.clip.encoder import CachedEncoder, DualEncoder
 
 
 class LClipScore(ClipScore):

@@ -11,11 +11,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rewards.clip.embedding_cache import CachedEncoder
-from rewards.clipscore import PREFIX, ClipScore, RefClipScore, load_encoder
+from rewards.clip.clipscore import PREFIX, ClipScore, RefClipScore, load_encoder
+from rewards.clip.encoder import CachedEncoder, DualEncoder
 
 if TYPE_CHECKING:
-    from rewards.clip.backbone import DualEncoder
     from rewards.clip.tuned import MlpDeltas
 
 

@@ -16,11 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rewards.base import as_texts, checked_scores, required_column
-from rewards.clip.embedding_cache import CachedEncoder, EmbeddingCache, entry_bytes, is_main_process
+from rewards.clip.encoder import CachedEncoder, DualEncoder, EmbeddingCache, entry_bytes, is_main_process
 from rewards.text.references import reference_lists
 
 if TYPE_CHECKING:
-    from rewards.clip.backbone import DualEncoder
     from rewards.clip.tuned import MlpDeltas
 
 logger = logging.getLogger(__name__)

@@ -1,16 +1,21 @@
-"""Embeddings of images or texts, computed once each: kept in memory, and on disk where a folder is given."""
+"""What CLIP-based scores need of a dual encoder: its interface, its options, and a cache of its embeddings.
+
+Nothing here imports torch or loads a model: ``rewards.clip.backbone`` does.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import inspect
 import io
 import logging
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, get_args, runtime_checkable
 
 import numpy as np
 import psutil
@@ -35,6 +40,9 @@ _CHECKSUM_BYTES = 16
 _LOG_SECONDS = 10.0
 Embeddings: TypeAlias = NDArray[np.float32]
 T = TypeVar("T")
+Function = TypeVar("Function", bound=Callable[..., Any])
+Precision = Literal["fp32", "fp16", "bf16"]
+MlpDeltas = Literal["ignored", "added"]
 
 
 @runtime_checkable
@@ -55,6 +63,86 @@ class DualEncoder(Protocol):
     def encode_texts(self, texts: Sequence[str]) -> Tensor:
         """Return [N, D] embeddings, float32, of length 1."""
         ...
+
+
+@dataclass(frozen=True)
+class EncoderOptions:
+    """Which dual encoder a score embeds with, how it runs, and how many of its embeddings are kept.
+
+    Every CLIP-based score takes these by keyword, so each is a key of the score's ``kwargs`` in a configuration. Of an
+    encoder that is loaded already only ``cache_dir``, ``cache_images`` and ``cache_references`` are used, and of a
+    ``CachedEncoder``, which brings its image embeddings, the last alone.
+
+    Raises:
+        ValueError: ``precision`` is unknown, or a number is below 1.
+    """
+
+    backbone: str | Path | DualEncoder | CachedEncoder
+    """An open_clip architecture (``ViT-B-32``); a hub id (``hf-hub:organisation/model``); a local folder, of a student
+    or of an open_clip model (with ``open_clip_config.json``); or an encoder that is loaded already, which several
+    scores may share."""
+    pretrained: str | None = None
+    """With an architecture only: a tag of open_clip (``openai``) or a checkpoint file. A file that OpenAI released (a
+    TorchScript archive) is recognised, and so are one in the layout of Long-CLIP and SPECS (two tables of positions)
+    and one of PAC-S under its own name (``tuned.RELEASED``). Other files of OpenAI's weights need the architecture
+    ``ViT-B-32-quickgelu``, since the file does not tell its activation; a log line says which one was taken. The file
+    decides how many positions the text tower has."""
+    device: str | None = None
+    """Such as ``cpu`` or ``cuda:0``; None is the process's current CUDA device if there is one, else the CPU."""
+    precision: Precision = "fp32"
+    """Of weights and activations. Published GPU scores are of fp16 and differ in the fourth digit."""
+    batch_size: int = 64
+    """Images or captions encoded at once."""
+    truncate: bool = True
+    """Cut captions that are longer than the encoder's context (77 tokens for CLIP), as CLIPScore's released code does;
+    False raises instead (CLIP's BPE only)."""
+    context_length: int | None = None
+    """Stretch the text tower to so many positions, the first 20 kept (``rewards.clip.long``): 248 for CLIP's 77. Not
+    for students with ``pad_attention: full``. None leaves it as it is."""
+    tuned_from: str | None = None
+    """For a checkpoint in the form of PAC-S or PAC-S++ (``rewards.clip.tuned``): the tag of open_clip whose weights
+    were tuned, which decides activation and preprocessing."""
+    mlp_deltas: MlpDeltas = "ignored"
+    """Low-rank updates of MLPs, in files of PAC-S++: ``ignored``, as the released scorer does, or ``added`` as all
+    others."""
+    cache_dir: str | Path | None = None
+    """Folder that keeps image embeddings between runs; None keeps them in memory only."""
+    cache_images: int | None = None
+    """Image embeddings kept in memory, about 2.3 kB each; None is as many as there are, up to a fifth of the available
+    memory (``EmbeddingCache``)."""
+    cache_references: int | None = None
+    """The same of reference embeddings."""
+
+    def __post_init__(self) -> None:
+        if self.precision not in get_args(Precision):
+            raise ValueError(
+                f"precision {self.precision!r} is unknown: expected one of {', '.join(get_args(Precision))}"
+            )
+        for name in ("batch_size", "cache_images", "cache_references"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} = {value}: expected at least 1")
+
+
+def passes_on(target: Callable[..., Any]) -> Callable[[Function], Function]:
+    """Let the signature of a function that hands its ``**keywords`` to ``target`` name what ``target`` takes.
+
+    So a score need not repeat the options that it passes on, and whoever asks for its arguments (``inspect.signature``,
+    ``rewards.registry``) still sees all of them.
+    """
+
+    def with_signature(function: Function) -> Function:
+        signature = inspect.signature(function)
+        own = [parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
+        more = [
+            parameter.replace(kind=parameter.KEYWORD_ONLY)
+            for name, parameter in inspect.signature(target).parameters.items()
+            if name not in signature.parameters
+        ]
+        function.__signature__ = signature.replace(parameters=[*own, *more])  # type: ignore[attr-defined]
+        return function
+
+    return with_signature
 
 
 def image_identity(source: ImageSource) -> str:

@@ -10,9 +10,10 @@ texts they have not seen; ``prefix="A photo depicts "`` gives the other reading.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from rewards.clip.clipscore import ClipScore, RefClipScore
-from rewards.clip.encoder import CachedEncoder, DualEncoder
+from rewards.clip.encoder import CachedEncoder, DualEncoder, passes_on
 
 
 class LClipScore(ClipScore):
@@ -20,35 +21,21 @@ class LClipScore(ClipScore):
 
     __name__ = "l_clipscore"
 
+    @passes_on(ClipScore)
     def __init__(
-        self,
-        backbone: str | Path | DualEncoder | CachedEncoder,
-        prefix: str = "",
-        w: float = 2.5,
-        device: str | None = None,
-        precision: str = "fp32",
-        batch_size: int = 64,
-        truncate: bool = True,
-        cache_dir: str | Path | None = None,
-        cache_images: int | None = None,
-        cache_references: int | None = None,
-        context_length: int | None = None,
+        self, backbone: str | Path | DualEncoder | CachedEncoder, *, prefix: str = "", **arguments: Any
     ) -> None:
         """Load the student.
 
         Args:
             backbone: folder of a student (``LCLIP.save_pretrained``), or an encoder that is loaded already.
             prefix: put before captions; none by default, see the module.
-            w, device, precision, batch_size, truncate, cache_dir, cache_images, cache_references, context_length: as
-                for ``ClipScore``.
+            **arguments: as for ``ClipScore``.
 
         Raises:
             ValueError: the folder does not exist or holds no student, or an argument is wrong.
         """
-        super().__init__(
-            _student(backbone), None, prefix, w, device, precision, batch_size, truncate, cache_dir, cache_images,
-            cache_references, context_length,
-        )  # fmt: skip
+        super().__init__(_student(backbone), prefix=prefix, **arguments)
 
 
 class RefLClipScore(RefClipScore):
@@ -56,36 +43,20 @@ class RefLClipScore(RefClipScore):
 
     __name__ = "ref_l_clipscore"
 
+    @passes_on(RefClipScore)
     def __init__(
-        self,
-        backbone: str | Path | DualEncoder | CachedEncoder,
-        prefix: str = "",
-        w: float = 2.5,
-        clip_references: bool = True,
-        device: str | None = None,
-        precision: str = "fp32",
-        batch_size: int = 64,
-        truncate: bool = True,
-        cache_dir: str | Path | None = None,
-        cache_images: int | None = None,
-        cache_references: int | None = None,
-        context_length: int | None = None,
+        self, backbone: str | Path | DualEncoder | CachedEncoder, *, prefix: str = "", **arguments: Any
     ) -> None:
         """Load the student.
 
         Args:
-            backbone: folder of a student (``LCLIP.save_pretrained``), or an encoder that is loaded already.
-            prefix: put before captions and references; none by default, see the module.
-            w, clip_references, device, precision, batch_size, truncate, cache_dir, cache_images, cache_references,
-                context_length: as for ``RefClipScore``.
+            backbone, prefix: as for ``LClipScore``.
+            **arguments: as for ``RefClipScore``.
 
         Raises:
-            ValueError: the folder does not exist or holds no student, or an argument is wrong.
+            ValueError: as for ``LClipScore``.
         """
-        super().__init__(
-            _student(backbone), None, prefix, w, clip_references, device, precision, batch_size, truncate, cache_dir,
-            cache_images, cache_references, context_length,
-        )  # fmt: skip
+        super().__init__(_student(backbone), prefix=prefix, **arguments)
 
 
 def _student(backbone: str | Path | DualEncoder | CachedEncoder) -> str | Path | DualEncoder | CachedEncoder:

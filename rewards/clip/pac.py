@@ -9,13 +9,10 @@ after CLIPScore's prefix; no PTB tokens are made of them.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-from rewards.clip.clipscore import PREFIX, ClipScore, RefClipScore, load_encoder
-from rewards.clip.encoder import CachedEncoder, DualEncoder
-
-if TYPE_CHECKING:
-    from rewards.clip.tuned import MlpDeltas
+from rewards.clip.clipscore import ClipScore, RefClipScore
+from rewards.clip.encoder import CachedEncoder, DualEncoder, passes_on
 
 
 class PacScore(ClipScore):
@@ -27,50 +24,31 @@ class PacScore(ClipScore):
     __name__ = "pac_s"
     bounds = (0.0, 2.0)
 
+    @passes_on(ClipScore)
     def __init__(
         self,
         backbone: str | Path | DualEncoder | CachedEncoder | None = None,
         pretrained: str | None = None,
+        *,
         tuned_from: str | None = None,
-        mlp_deltas: MlpDeltas = "ignored",
-        prefix: str = PREFIX,
         w: float = 2.0,
-        device: str | None = None,
-        precision: str = "fp32",
-        batch_size: int = 64,
-        truncate: bool = True,
-        cache_dir: str | Path | None = None,
-        cache_images: int | None = None,
-        cache_references: int | None = None,
-        context_length: int | None = None,
+        **arguments: Any,
     ) -> None:
         """Load the dual encoder. There is no default: without weights that were tuned for it, it would not be PAC-S.
 
         Args:
             backbone: architecture of open_clip, with ``pretrained``; None is what the released file of that name has.
-                Or a folder that has its own weights, or an encoder that is loaded already, which several rewards may
-                share.
+                Or a folder that has its own weights, or an encoder that is loaded already.
             pretrained: checkpoint file: ``clip_ViT-B-32.pth`` or another of ``RELEASED``, or one in the same form.
-            tuned_from: tag of open_clip for the weights that the file was tuned from, which decides activation and
-                preprocessing; None for released files under their own names.
-            mlp_deltas: low-rank updates of MLPs, in files of PAC-S++: ``ignored``, as the released scorer does, or
-                ``added`` as all others (``rewards.clip.tuned``).
+            tuned_from: as in ``EncoderOptions``; None for released files under their own names.
             w: scale, above 0; 2 in the paper.
-            prefix, device, precision, batch_size, truncate, cache_dir, cache_images, cache_references, context_length:
-                as for ``ClipScore``.
+            **arguments: as for ``ClipScore``.
 
         Raises:
             ValueError: there is no such file, it is not said what it was tuned from, it does not fit the architecture,
                 or an argument is wrong.
         """
-        if backbone is None or isinstance(backbone, str | Path):
-            backbone = _tuned_encoder(
-                backbone, pretrained, tuned_from, mlp_deltas, device, precision, batch_size, truncate, context_length
-            )
-        super().__init__(
-            backbone, prefix=prefix, w=w, cache_dir=cache_dir, cache_images=cache_images,
-            cache_references=cache_references,
-        )  # fmt: skip
+        super().__init__(**_tuned(backbone, pretrained, tuned_from), w=w, **arguments)
 
 
 class RefPacScore(RefClipScore):
@@ -85,59 +63,35 @@ class RefPacScore(RefClipScore):
     __name__ = "ref_pac_s"
     bounds = (0.0, 4 / 3)
 
+    @passes_on(RefClipScore)
     def __init__(
         self,
         backbone: str | Path | DualEncoder | CachedEncoder | None = None,
         pretrained: str | None = None,
+        *,
         tuned_from: str | None = None,
-        mlp_deltas: MlpDeltas = "ignored",
-        prefix: str = PREFIX,
         w: float = 2.0,
-        clip_references: bool = True,
-        device: str | None = None,
-        precision: str = "fp32",
-        batch_size: int = 64,
-        truncate: bool = True,
-        cache_dir: str | Path | None = None,
-        cache_images: int | None = None,
-        cache_references: int | None = None,
-        context_length: int | None = None,
+        **arguments: Any,
     ) -> None:
         """Load the dual encoder.
 
         Args:
-            backbone, pretrained, tuned_from, mlp_deltas, w: as for ``PacScore``.
-            prefix, clip_references, device, precision, batch_size, truncate, cache_dir, cache_images, cache_references,
-                context_length: as for ``RefClipScore``.
+            backbone, pretrained, tuned_from, w: as for ``PacScore``.
+            **arguments: as for ``RefClipScore``.
 
         Raises:
             ValueError: as for ``PacScore``.
         """
-        if backbone is None or isinstance(backbone, str | Path):
-            backbone = _tuned_encoder(
-                backbone, pretrained, tuned_from, mlp_deltas, device, precision, batch_size, truncate, context_length
-            )
-        super().__init__(
-            backbone, prefix=prefix, w=w, clip_references=clip_references, cache_dir=cache_dir,
-            cache_images=cache_images, cache_references=cache_references,
-        )  # fmt: skip
+        super().__init__(**_tuned(backbone, pretrained, tuned_from), w=w, **arguments)
 
 
-def _tuned_encoder(
-    backbone: str | Path | None,
-    pretrained: str | None,
-    tuned_from: str | None,
-    mlp_deltas: MlpDeltas,
-    device: str | None,
-    precision: str,
-    batch_size: int,
-    truncate: bool,
-    context_length: int | None,
-) -> DualEncoder:
-    """Load a folder, or a file after what is known of it."""
-    from rewards.clip.tuned import RELEASED  # imports torch
+def _tuned(
+    backbone: str | Path | DualEncoder | CachedEncoder | None, pretrained: str | None, tuned_from: str | None
+) -> dict[str, Any]:
+    """The three arguments, with what is known of a released file filled in."""
+    if backbone is None or (isinstance(backbone, str | Path) and not Path(backbone).is_dir()):
+        from rewards.clip.tuned import RELEASED  # imports torch
 
-    if backbone is None or not Path(backbone).is_dir():
         if pretrained is None or not Path(pretrained).is_file():
             given = "is not given" if pretrained is None else f"is {str(pretrained)!r}, which is no file"
             raise ValueError(
@@ -151,6 +105,4 @@ def _tuned_encoder(
                 f"what {str(pretrained)!r} was tuned from is not known by its name (known: {', '.join(RELEASED)}): say "
                 "'backbone' and 'tuned_from', such as ViT-B-32 and openai, which decide activation and preprocessing"
             )
-    return load_encoder(
-        str(backbone), pretrained, device, precision, batch_size, truncate, context_length, tuned_from, mlp_deltas
-    )
+    return {"backbone": backbone, "pretrained": pretrained, "tuned_from": tuned_from}

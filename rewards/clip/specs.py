@@ -15,7 +15,7 @@ import numpy as np
 
 from rewards.base import Reward, RewardError, as_texts, checked_scores, required_column
 from rewards.clip.clipscore import ClipScore, Floats
-from rewards.clip.encoder import CachedEncoder, DualEncoder, is_main_process
+from rewards.clip.encoder import CachedEncoder, DualEncoder, EncoderOptions, is_main_process, passes_on
 
 logger = logging.getLogger(__name__)
 Scale = Literal["clipped", "shifted"]
@@ -37,39 +37,33 @@ class Specs(ClipScore):
     __name__ = "specs"
     bounds = (0.0, 1.0)
 
+    @passes_on(EncoderOptions)
     def __init__(
         self,
         backbone: str | Path | DualEncoder | CachedEncoder,
         pretrained: str | None = None,
+        *,
         scale: Scale | None = None,
-        device: str | None = None,
-        precision: str = "fp32",
-        batch_size: int = 64,
         truncate: bool = False,
-        cache_dir: str | Path | None = None,
-        cache_images: int | None = None,
-        context_length: int | None = None,
+        **encoder: Any,
     ) -> None:
         """Load the dual encoder.
 
         Args:
-            backbone: folder that ``train_reward_model.py`` exported, or what ``load_backbone`` takes, such as
-                ``ViT-B-32`` with ``pretrained: spec.pt``, or an encoder that is loaded already.
+            backbone: folder that ``train_reward_model.py`` exported, or another of ``EncoderOptions``, such as
+                ``ViT-B-32`` with ``pretrained: spec.pt``.
             pretrained: checkpoint file, with an architecture.
             scale: ``clipped`` at 0 (paper), or ``shifted`` to (cosine + 1) / 2 (released code). None is ``shifted``
                 for a file in the layout of the released weights, else ``clipped``.
             truncate: cut captions above the encoder's context; False raises and names the row.
-            device, precision, batch_size, cache_dir, cache_images, context_length: as for ``ClipScore``.
+            **encoder: the other fields of ``EncoderOptions``.
 
         Raises:
             ValueError: an argument is wrong, or the weights cannot be found or loaded.
         """
         if scale not in (None, *get_args(Scale)):
             raise ValueError(f"scale is {scale!r}: expected one of {', '.join(get_args(Scale))}")
-        super().__init__(
-            backbone, pretrained, "", 1.0, device, precision, batch_size, truncate, cache_dir, cache_images,
-            context_length=context_length,
-        )  # fmt: skip
+        super().__init__(backbone, pretrained, prefix="", w=1.0, truncate=truncate, **encoder)
         released = getattr(self.backbone.encoder, "long_layout", False)
         self.scale: Scale = scale or ("shifted" if released else "clipped")
         self.truncate, self.clips = truncate, self.scale == "clipped"

@@ -14,15 +14,15 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
+from rewards.clip.encoder import MlpDeltas
 from rewards.clip.long import read_state
 from rewards.model_files import check_numbers, check_state, state_shapes
 
-MlpDeltas = Literal["ignored", "added"]
 ALPHA = 1.0
 """Numerator of the updates' scale alpha / r, as PAC-S++ has it; files do not say. Its r of 4 makes the scale 0.25."""
 RELEASED = {

@@ -19,20 +19,19 @@ import torch
 from torch import Tensor, nn
 
 from rewards.base import RewardError
-from rewards.clip.captions import causal_text_features, embed_by_length, looked_up
+from rewards.clip.captions import causal_text_features, embed_by_length, with_cached_words
 from rewards.clip.encoder import EncoderOptions, chunks, is_main_process
 from rewards.clip.long import load_file, stretch_student, stretch_text_tower
 from rewards.clip.preprocessing import Preprocessing, pixels, preprocessing_of
 from rewards.clip.tuned import RELEASED, load_tuned
-from rewards.hub import ask_hub
 from rewards.images import ImageSource
-from rewards.model_files import check_folder, check_numbers, check_sizes, check_types, read_object
+from rewards.model_files import ask_hub, check_folder, check_numbers, check_sizes, check_types, read_object
 
 logger = logging.getLogger(__name__)
 PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-TEXTS = 16
-"""Times ``batch_size`` captions are tokenised and sorted together, and then encoded in batches of as many tokens as
-``batch_size`` captions of full length have."""
+SORTED_BATCHES = 16
+"""So many times ``batch_size`` captions are tokenised and sorted by length at a time, and then encoded in batches of as
+many tokens as ``batch_size`` captions of full length have."""
 _UNLOADABLE = (
     OSError,
     ValueError,
@@ -48,7 +47,7 @@ _UNLOADABLE = (
 
 @dataclass
 class _Loaded:
-    """What one source provides."""
+    """A network with its tokenizer and preprocessing, as a student's folder or open_clip provides them."""
 
     model: nn.Module
     tokenizer: Any
@@ -58,7 +57,8 @@ class _Loaded:
     trims: bool
     """Whether padding cannot change a text embedding, so that ids may be cut after the longest caption."""
     encode_text: Callable[[Tensor], Tensor]
-    note: str = ""  # what the signature says of the source beside its name
+    note: str = ""
+    """What the signature says of the weights after their name."""
     long_layout: bool = False
 
 
@@ -160,7 +160,7 @@ class Backbone:
             RewardError: a caption is too long and ``truncate`` is off.
         """
         parts, groups, batch_size = self._parts(), [], self._options.batch_size
-        for group in chunks(texts, TEXTS * batch_size, "embedding captions"):
+        for group in chunks(texts, SORTED_BATCHES * batch_size, "embedding captions"):
             ids = self.token_ids(list(group))
             lengths = ids.argmax(dim=1) + 1 if parts.trims else torch.full((len(ids),), ids.shape[1])  # EOT is largest
             found = embed_by_length(parts.encode_text, ids, lengths, batch_size * ids.shape[1], self.device)
@@ -240,7 +240,7 @@ def _load_student(folder: str, options: EncoderOptions) -> _Loaded:
     context_length = int(getattr(config, "context_length", 77))
     return _Loaded(
         model=model,
-        tokenizer=looked_up(open_clip.SimpleTokenizer(context_length=context_length)),
+        tokenizer=with_cached_words(open_clip.SimpleTokenizer(context_length=context_length)),
         preprocessing=Preprocessing(int(getattr(config, "image_size", 224))),
         context_length=context_length,
         architecture=repr(config),
@@ -291,7 +291,7 @@ def _load_open_clip(name: str, options: EncoderOptions) -> _Loaded:
     context_length = int(getattr(model, "context_length", 77))
     return _Loaded(
         model=model,
-        tokenizer=looked_up(open_clip.get_tokenizer(name, context_length=context_length)),
+        tokenizer=with_cached_words(open_clip.get_tokenizer(name, context_length=context_length)),
         preprocessing=preprocessing,
         context_length=context_length,
         architecture=repr(model) + json.dumps(open_clip.get_model_config(name), sort_keys=True),

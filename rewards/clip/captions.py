@@ -1,4 +1,4 @@
-"""What a text encoder reads of captions: their tokens, looked up word by word, and batches of about equal lengths."""
+"""Token ids of captions for CLIP's text encoder, from a cache of words, and batches of captions of similar length."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-MOST_WORDS = 200_000
+MAX_WORDS = 200_000
 """Words whose tokens are kept, about 250 bytes each."""
 
 
 class WordTokens:
-    """CLIP's tokenizer with the tokens of every word looked up: the same tokens in a tenth of the time.
+    """CLIP's tokenizer with a cache of the tokens of every word: the same tokens in a tenth of the time.
 
     The tokenizer cleans a caption, splits it at white space and elsewhere, and encodes the parts. Cleaning leaves
     printable ASCII without ``&`` as it is, but for case and white space, and no part has white space in it. So there
@@ -38,7 +38,7 @@ class WordTokens:
         for word in text.split():
             found = known.get(word)
             if found is None:
-                if len(known) >= MOST_WORDS:
+                if len(known) >= MAX_WORDS:
                     known.clear()
                 found = known[word] = self.tokenizer.encode(word)
             tokens += found
@@ -54,7 +54,7 @@ class WordTokens:
         return torch.from_numpy(ids)
 
 
-def looked_up(tokenizer: Any) -> Any:
+def with_cached_words(tokenizer: Any) -> Any:
     """``tokenizer`` as ``WordTokens`` where it is CLIP's, else itself."""
     from open_clip import SimpleTokenizer
     from open_clip.tokenizer import get_clean_fn
@@ -63,29 +63,31 @@ def looked_up(tokenizer: Any) -> Any:
     return WordTokens(tokenizer) if is_clip and tokenizer.reduction_fn is None else tokenizer
 
 
-def embed_by_length(encode: Callable[[Tensor], Tensor], ids: Tensor, lengths: Tensor, room: int, device: str) -> Tensor:
-    """Embed N captions, those of about equal lengths together, so that little padding is read.
+def embed_by_length(
+    encode: Callable[[Tensor], Tensor], ids: Tensor, lengths: Tensor, max_tokens: int, device: str
+) -> Tensor:
+    """Embed N captions in batches of similar length, so that little padding is read.
 
     Args:
         encode: from token ids [M, T] to embeddings [M, D].
         ids: [N, L], on the CPU.
         lengths: [N] tokens that are to be read of each.
-        room: tokens of a batch, padding included; a longer caption is a batch of its own.
+        max_tokens: of a batch, padding included; a longer caption is a batch of its own.
         device: of the encoder.
 
     Returns:
-        [N, D] on ``device``, which is not waited for.
+        [N, D] on ``device``, in the order of ``ids``; without a synchronisation.
     """
     order = lengths.argsort(stable=True)
-    batches = [encode(ids[rows, : int(lengths[rows[-1]])].to(device)) for rows in _batches(order, lengths, room)]
+    batches = [encode(ids[rows, : int(lengths[rows[-1]])].to(device)) for rows in _batches(order, lengths, max_tokens)]
     embeddings = torch.cat(batches)
     return torch.empty_like(embeddings).index_copy_(0, order.to(device), embeddings)
 
 
-def _batches(order: Tensor, lengths: Tensor, room: int) -> list[Tensor]:
+def _batches(order: Tensor, lengths: Tensor, max_tokens: int) -> list[Tensor]:
     longest, starts = lengths[order].tolist(), [0]
     for row, length in enumerate(longest):
-        if row > starts[-1] and (row + 1 - starts[-1]) * length > room:
+        if row > starts[-1] and (row + 1 - starts[-1]) * length > max_tokens:
             starts.append(row)
     return [order[start:end] for start, end in zip(starts, [*starts[1:], len(order)], strict=True)]
 

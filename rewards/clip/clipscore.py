@@ -105,7 +105,7 @@ class ClipScore:
         if not parts or not is_main_process():
             return
         width = self.backbone.embed_texts(["a"]).shape[1]
-        kept = [min(count, cache.room(width)) for _, count, cache in parts]
+        kept = [min(count, cache.capacity(width)) for _, count, cache in parts]
         logger.info(
             "%s: embeddings of %s are kept in memory, %.0f MB in each process",
             self.__name__,

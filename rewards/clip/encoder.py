@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MEMORY_SHARE = 0.2
-"""Of the memory that is available, divided among this machine's processes: the most that a cache takes by itself."""
+"""Share of the available memory, divided among this machine's processes, that a cache without a limit may take."""
 _ENTRY_BYTES = 250
-"""What an entry takes beside its numbers: key, array object, places in the dictionary."""
+"""Overhead of an entry: key, array object, slot in the dictionary."""
 _CHUNK = 1024
 _CHECKSUM_BYTES = 16
 _LOG_SECONDS = 10.0
@@ -146,10 +146,10 @@ def passes_on(target: Callable[..., Any]) -> Callable[[Function], Function]:
 
 
 def image_identity(source: ImageSource) -> str:
-    """Return what tells an image apart from all others.
+    """Return the key of an image: equal for equal images, different for others.
 
-    A file is its absolute path, size and time of change (nanoseconds), so that it is not read; anything else is its
-    pixels, so a scene is drawn. An ``image_id`` is not used: two datasets may give one id to different images.
+    A file has its absolute path, size and time of change (nanoseconds), so that it is not read; anything else the hash
+    of its pixels, so a scene is drawn. An ``image_id`` is not used: two datasets may give one id to different images.
 
     Raises:
         RewardError: there is no such file, or ``source`` is not an image.
@@ -166,9 +166,9 @@ def image_identity(source: ImageSource) -> str:
 
 
 def chunks(items: Sequence[T], size: int, title: str) -> Iterator[Sequence[T]]:
-    """Yield the items by ``size``; what takes long shows a progress bar or, off a terminal, log lines.
+    """Yield the items by ``size``, with a progress bar after two seconds or, off a terminal, log lines.
 
-    Only the first of several processes shows anything.
+    Only rank 0 shows anything.
     """
     start = logged = time.monotonic()
     shows = is_main_process()
@@ -185,7 +185,7 @@ def chunks(items: Sequence[T], size: int, title: str) -> Iterator[Sequence[T]]:
 
 
 def is_main_process() -> bool:
-    """Whether this is process 0 of those that train together; before they have met, the launcher's ``RANK`` says it."""
+    """Whether this is rank 0; before ``torch.distributed`` is initialised, the launcher's ``RANK`` says it."""
     torch = sys.modules.get("torch")  # a process that has not imported it is in no group
     if torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
         return bool(torch.distributed.get_rank() == 0)
@@ -223,8 +223,8 @@ class EmbeddingCache:
         self._memory: dict[str, Embeddings] = {}
         self._write_failed = False
 
-    def room(self, width: int) -> int:
-        """How many embeddings of ``width`` numbers memory holds in all; without ``max_entries``, asked once."""
+    def capacity(self, width: int) -> int:
+        """How many embeddings of ``width`` numbers fit in memory; without ``max_entries``, set by the first call."""
         if self.max_entries is None:
             processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
             free = MEMORY_SHARE * psutil.virtual_memory().available / processes
@@ -247,7 +247,7 @@ class EmbeddingCache:
         Args:
             items: N images; equal ones are encoded once.
             encode: turns M of them into [M, D] embeddings.
-            identity: tells one of them apart from all others, images and other kinds.
+            identity: key of one of them; no other item, of whatever kind, has it.
             kind: what they are, for messages.
 
         Returns:
@@ -270,7 +270,7 @@ class EmbeddingCache:
                 found[key] = row.copy()
                 self._write(key, found[key])
         for key, embedding in found.items():
-            if len(self._memory) < self.room(len(embedding)):
+            if len(self._memory) < self.capacity(len(embedding)):
                 self._memory[key] = embedding
         return np.stack([found[key] for key in keys]) if keys else np.zeros((0, 0), np.float32)
 
@@ -321,7 +321,7 @@ class EmbeddingCache:
 
 
 class CachedEncoder:
-    """A frozen dual encoder with the embeddings of the images that it has seen. Rewards of a mixture may share one."""
+    """A frozen dual encoder with a cache of image embeddings. Terms of a mixture may use the same one."""
 
     def __init__(
         self, encoder: DualEncoder, cache_dir: str | Path | None = None, cache_images: int | None = None

@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from rewards.clip.encoder import MlpDeltas
-from rewards.clip.long import read_state
-from rewards.model_files import check_numbers, check_state, state_shapes
+from rewards.model_files import check_numbers, check_state, read_state, state_shapes
 
 ALPHA = 1.0
 """Numerator of the updates' scale alpha / r, as PAC-S++ has it; files do not say. Its r of 4 makes the scale 0.25."""

@@ -319,10 +319,10 @@ def test_a_cache_without_a_bound_takes_its_share_of_memory(monkeypatch: pytest.M
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=1_000_000))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     cache = EmbeddingCache("f")
-    assert cache.room(512) == int(MEMORY_SHARE * 1_000_000 / 2 / entry_bytes(512))
+    assert cache.capacity(512) == int(MEMORY_SHARE * 1_000_000 / 2 / entry_bytes(512))
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=0))
-    assert cache.room(512) > 1, "it is asked once"
-    assert EmbeddingCache("f").room(512) == 1
+    assert cache.capacity(512) > 1, "it is asked once"
+    assert EmbeddingCache("f").capacity(512) == 1
     with pytest.raises(ValueError, match="max_entries = 0"):
         EmbeddingCache("f", max_entries=0)
 

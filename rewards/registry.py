@@ -114,7 +114,9 @@ def load(name: str) -> Any:
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
-        raise ValueError(f"reward {name!r}: module {module_name!r} cannot be imported: {error}") from error
+        same = next((known for known in REWARDS.values() if known.endswith(f":{class_name}")), None)
+        hint = f". Did you mean {same!r}?" if same else ""
+        raise ValueError(f"reward {name!r}: module {module_name!r} cannot be imported: {error}{hint}") from error
     made = getattr(module, class_name, None)
     if not callable(made):
         raise ValueError(f"reward {name!r}: module {module_name!r} has no class {class_name!r}")

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from rewards.base import as_texts, checked_scores, required_column
 from rewards.clip.encoder import (
     CachedEncoder,
-    DualEncoder,
     EmbeddingCache,
     EncoderOptions,
+    EncoderSource,
     entry_bytes,
     is_main_process,
     passes_on,
@@ -59,7 +59,7 @@ class ClipScore:
     @passes_on(EncoderOptions)
     def __init__(
         self,
-        backbone: str | Path | DualEncoder | CachedEncoder = "ViT-B-32",
+        backbone: EncoderSource = "ViT-B-32",
         pretrained: str | None = None,
         *,
         prefix: str = PREFIX,
@@ -188,7 +188,7 @@ class RefClipScore(ClipScore):
     @passes_on(ClipScore)
     def __init__(
         self,
-        backbone: str | Path | DualEncoder | CachedEncoder = "ViT-B-32",
+        backbone: EncoderSource = "ViT-B-32",
         pretrained: str | None = None,
         *,
         clip_references: bool = True,

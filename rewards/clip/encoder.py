@@ -43,6 +43,8 @@ T = TypeVar("T")
 Function = TypeVar("Function", bound=Callable[..., Any])
 Precision = Literal["fp32", "fp16", "bf16"]
 MlpDeltas = Literal["ignored", "added"]
+EncoderSource: TypeAlias = "str | Path | DualEncoder | CachedEncoder"
+"""The ``backbone`` of a score: the name or folder of a model, or an encoder that is loaded already."""
 
 
 @runtime_checkable
@@ -77,7 +79,7 @@ class EncoderOptions:
         ValueError: ``precision`` is unknown, or a number is below 1.
     """
 
-    backbone: str | Path | DualEncoder | CachedEncoder
+    backbone: EncoderSource
     """An open_clip architecture (``ViT-B-32``); a hub id (``hf-hub:organisation/model``); a local folder, of a student
     or of an open_clip model (with ``open_clip_config.json``); or an encoder that is loaded already, which several
     scores may share."""

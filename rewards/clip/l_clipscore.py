@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rewards.clip.clipscore import ClipScore, RefClipScore
-from rewards.clip.encoder import CachedEncoder, DualEncoder, passes_on
+from rewards.clip.encoder import EncoderSource, passes_on
 
 
 class LClipScore(ClipScore):
@@ -22,9 +22,7 @@ class LClipScore(ClipScore):
     __name__ = "l_clipscore"
 
     @passes_on(ClipScore)
-    def __init__(
-        self, backbone: str | Path | DualEncoder | CachedEncoder, *, prefix: str = "", **arguments: Any
-    ) -> None:
+    def __init__(self, backbone: EncoderSource, *, prefix: str = "", **arguments: Any) -> None:
         """Load the student.
 
         Args:
@@ -44,9 +42,7 @@ class RefLClipScore(RefClipScore):
     __name__ = "ref_l_clipscore"
 
     @passes_on(RefClipScore)
-    def __init__(
-        self, backbone: str | Path | DualEncoder | CachedEncoder, *, prefix: str = "", **arguments: Any
-    ) -> None:
+    def __init__(self, backbone: EncoderSource, *, prefix: str = "", **arguments: Any) -> None:
         """Load the student.
 
         Args:
@@ -59,7 +55,7 @@ class RefLClipScore(RefClipScore):
         super().__init__(_student(backbone), prefix=prefix, **arguments)
 
 
-def _student(backbone: str | Path | DualEncoder | CachedEncoder) -> str | Path | DualEncoder | CachedEncoder:
+def _student(backbone: EncoderSource) -> EncoderSource:
     if isinstance(backbone, str | Path):
         if not Path(backbone).is_dir():
             raise ValueError(

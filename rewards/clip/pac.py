@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rewards.clip.clipscore import ClipScore, RefClipScore
-from rewards.clip.encoder import CachedEncoder, DualEncoder, passes_on
+from rewards.clip.encoder import EncoderSource, passes_on
 
 
 class PacScore(ClipScore):
@@ -27,7 +27,7 @@ class PacScore(ClipScore):
     @passes_on(ClipScore)
     def __init__(
         self,
-        backbone: str | Path | DualEncoder | CachedEncoder | None = None,
+        backbone: EncoderSource | None = None,
         pretrained: str | None = None,
         *,
         tuned_from: str | None = None,
@@ -66,7 +66,7 @@ class RefPacScore(RefClipScore):
     @passes_on(RefClipScore)
     def __init__(
         self,
-        backbone: str | Path | DualEncoder | CachedEncoder | None = None,
+        backbone: EncoderSource | None = None,
         pretrained: str | None = None,
         *,
         tuned_from: str | None = None,
@@ -85,9 +85,7 @@ class RefPacScore(RefClipScore):
         super().__init__(**_tuned(backbone, pretrained, tuned_from), w=w, **arguments)
 
 
-def _tuned(
-    backbone: str | Path | DualEncoder | CachedEncoder | None, pretrained: str | None, tuned_from: str | None
-) -> dict[str, Any]:
+def _tuned(backbone: EncoderSource | None, pretrained: str | None, tuned_from: str | None) -> dict[str, Any]:
     """The three arguments, with what is known of a released file filled in."""
     if backbone is None or (isinstance(backbone, str | Path) and not Path(backbone).is_dir()):
         from rewards.clip.tuned import RELEASED  # imports torch

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
 
 from rewards.base import Reward, RewardError, as_texts, checked_scores, required_column
 from rewards.clip.clipscore import ClipScore, Floats
-from rewards.clip.encoder import CachedEncoder, DualEncoder, EncoderOptions, is_main_process, passes_on
+from rewards.clip.encoder import EncoderOptions, EncoderSource, is_main_process, passes_on
 
 logger = logging.getLogger(__name__)
 Scale = Literal["clipped", "shifted"]
@@ -40,7 +39,7 @@ class Specs(ClipScore):
     @passes_on(EncoderOptions)
     def __init__(
         self,
-        backbone: str | Path | DualEncoder | CachedEncoder,
+        backbone: EncoderSource,
         pretrained: str | None = None,
         *,
         scale: Scale | None = None,

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-
-MAX_WORDS = 200_000
-"""Words whose tokens are kept, about 250 bytes each."""
 
 
 class WordTokens:
@@ -23,26 +21,18 @@ class WordTokens:
 
     Args:
         tokenizer: open_clip's ``SimpleTokenizer`` as CLIP has it: lower case, what is too long loses its end.
+        max_words: words whose tokens are kept, about 250 bytes each; the least recently used go first.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, max_words: int = 200_000) -> None:
         self.tokenizer = tokenizer
-        self._words: dict[str, list[int]] = {}
+        self._encode_word = lru_cache(max_words)(tokenizer.encode)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a caption, without start and end."""
         if not (text.isascii() and text.isprintable()) or "&" in text:
             return list(self.tokenizer.encode(text))
-        known = self._words
-        tokens: list[int] = []
-        for word in text.split():
-            found = known.get(word)
-            if found is None:
-                if len(known) >= MAX_WORDS:
-                    known.clear()
-                found = known[word] = self.tokenizer.encode(word)
-            tokens += found
-        return tokens
+        return list(chain.from_iterable(map(self._encode_word, text.split())))
 
     def __call__(self, texts: Sequence[str], context_length: int) -> Tensor:
         """Token ids [N, ``context_length``] with start and end, padded with 0; captions too long lose their end."""

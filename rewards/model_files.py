@@ -252,7 +252,7 @@ def check_state(state: dict[str, Tensor], shapes: dict[str, tuple[int, ...]], wh
 
 
 def ask_hub(name: str, file: str) -> bool:
-    """Ask the hub for ``file`` of the model ``name``, once.
+    """Ask the hub for ``file`` of the model ``name``, in one request.
 
     Libraries ask for a dozen files, and again for each that fails: a mistyped name would take half a minute without a
     connection.

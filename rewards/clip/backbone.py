@@ -23,6 +23,7 @@ from rewards.clip.captions import causal_text_features, embed_by_length, with_ca
 from rewards.clip.encoder import EncoderOptions, chunks, is_main_process
 from rewards.clip.long import load_file, stretch_student, stretch_text_tower
 from rewards.clip.preprocessing import Preprocessing, pixels, preprocessing_of
+from rewards.clip.student import LCLIP
 from rewards.clip.tuned import RELEASED, load_tuned
 from rewards.images import ImageSource
 from rewards.model_files import ask_hub, check_folder, check_numbers, check_sizes, check_types, read_object
@@ -229,20 +230,17 @@ def _check_open_clip(folder: Path) -> None:
 def _load_student(folder: str, options: EncoderOptions) -> _Loaded:
     import open_clip
 
-    from rewards.clip.student import LCLIP
-
     if options.pretrained is not None:
         raise ValueError("a folder has its own weights: leave 'pretrained' out")
     model = LCLIP.from_pretrained(folder)
     if options.context_length is not None:
         stretch_student(model, options.context_length)
     config = model.config
-    context_length = int(getattr(config, "context_length", 77))
     return _Loaded(
         model=model,
-        tokenizer=with_cached_words(open_clip.SimpleTokenizer(context_length=context_length)),
-        preprocessing=Preprocessing(int(getattr(config, "image_size", 224))),
-        context_length=context_length,
+        tokenizer=with_cached_words(open_clip.SimpleTokenizer(context_length=config.context_length)),
+        preprocessing=Preprocessing(config.image_size),
+        context_length=config.context_length,
         architecture=repr(config),
         trims=config.pad_attention == "masked",
         encode_text=model.encode_text,

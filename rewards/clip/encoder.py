@@ -87,7 +87,7 @@ class EncoderOptions:
     """With an architecture only: a tag of open_clip (``openai``) or a checkpoint file. A file that OpenAI released (a
     TorchScript archive) is recognised, and so are one in the layout of Long-CLIP and SPECS (two tables of positions)
     and one of PAC-S under its own name (``tuned.RELEASED``). Other files of OpenAI's weights need the architecture
-    ``ViT-B-32-quickgelu``, since the file does not tell its activation; a log line says which one was taken. The file
+    ``ViT-B-32-quickgelu``, since the file does not tell its activation; the log says which one was taken. The file
     decides how many positions the text tower has."""
     device: str | None = None
     """Such as ``cpu`` or ``cuda:0``; None is the process's current CUDA device if there is one, else the CPU."""

@@ -80,15 +80,7 @@ class Specs(ClipScore):
         return f"{self.__name__}[{self.backbone.signature},{self.scale}{cut}]"
 
     def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
-        """Score N captions; arguments as for ``ClipScore``.
-
-        Returns:
-            N scores in [0, 1].
-
-        Raises:
-            RewardError: a column is missing or has another length, an image is missing or unreadable, or a caption is
-                longer than the encoder reads and ``truncate`` is off.
-        """
+        """Return N scores in [0, 1]; arguments and errors as for ``ClipScore``."""
         texts = as_texts(completions)
         if not self.truncate:
             self._check_lengths(texts)
@@ -114,8 +106,8 @@ class LengthRouter:
     """A short-caption score below a number of tokens, a long-caption score from there on.
 
     The SPECS paper recommends CLIP below 60 tokens and SPECS above. Tokens are those of CLIP's BPE, without start and
-    end. A caption is scored by one of the two alone. The default pair, CLIPScore with w = 1 and SPECS, is in [0, 1],
-    yet of two encoders: scores compare within one side only.
+    end. Each caption is scored by one of the two. The default pair, CLIPScore with w = 1 and SPECS, is in [0, 1], yet
+    of two encoders: scores of captions below and above the threshold do not compare.
     """
 
     __name__ = "length_router"
@@ -156,7 +148,7 @@ class LengthRouter:
         Args:
             prompts: passed on.
             completions: N captions (strings or TRL messages).
-            **columns: what either of the two needs; columns of N items are divided with the captions.
+            **columns: what either of the two needs; columns of N items are split as the captions are.
 
         Returns:
             N scores within ``bounds``.
@@ -171,7 +163,7 @@ class LengthRouter:
             required_column(columns, name, self.__name__, len(texts))
         is_long = [count_tokens(text) >= self.threshold for text in texts]
         scores = [0.0] * len(texts)
-        for side, reward, wanted in (("short", self.short, False), ("long", self.long, True)):
+        for length, reward, wanted in (("short", self.short, False), ("long", self.long, True)):
             rows = [row for row, found in enumerate(is_long) if found is wanted]
             if not rows:
                 continue
@@ -183,7 +175,7 @@ class LengthRouter:
             try:
                 found = checked_scores(reward, reward(own_prompts, [texts[row] for row in rows], **mine), len(rows))
             except RewardError as error:
-                raise RewardError(f"{self.__name__}, {side} captions (rows {_spelt(rows)}): {error}") from error
+                raise RewardError(f"{self.__name__}, {length} captions (rows {_first_rows(rows)}): {error}") from error
             for row, score in zip(rows, found, strict=True):
                 scores[row] = score
         return scores
@@ -205,5 +197,5 @@ def _is_column(column: Any, count: int) -> bool:
     return isinstance(column, Sequence) and not isinstance(column, str) and len(column) == count
 
 
-def _spelt(rows: Sequence[int]) -> str:
+def _first_rows(rows: Sequence[int]) -> str:
     return ", ".join(map(str, rows[:5])) + (", ..." if len(rows) > 5 else "")

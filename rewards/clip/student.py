@@ -128,7 +128,7 @@ def head_mixed_attention(
     """Attention whose heads are mixed linearly before and after the softmax.
 
     S = mix_before · (q kᵀ / √D), P = mix_after · softmax(S), output P v. Rows of P do not sum to 1. The products are
-    written out because ``F.scaled_dot_product_attention`` keeps heads apart.
+    written out because ``F.scaled_dot_product_attention`` has no place to mix heads.
 
     Args:
         q: Queries [B, H, N, D]; ``k`` and ``v`` have the same shape.
@@ -370,7 +370,7 @@ class LCLIP(nn.Module):
 def trim_padding(ids: Tensor) -> Tensor:
     """Cut ids [B, L] after the last EOT of the batch (the largest id of a row): [B, length of the longest caption].
 
-    For ``pad_attention: masked`` only. It waits for the device once, to learn the length.
+    For ``pad_attention: masked`` only. It synchronises with the device to learn the length.
     """
     return ids[:, : int(ids.argmax(dim=-1).max()) + 1]
 

@@ -48,9 +48,9 @@ from benchmarks.loading import write_images
 from benchmarks.scst_step import cider_of, prepare, random_captioner
 from rewards.clip.backbone import Backbone, load_backbone
 from rewards.clip.captions import WordTokens
+from rewards.clip.clipscore import ClipScore
+from rewards.clip.l_clipscore import LClipScore
 from rewards.clip.student import LCLIP, LCLIPConfig
-from rewards.clipscore import ClipScore
-from rewards.l_clipscore import LClipScore
 from rewards.mixed import MixedReward
 from rl_caption.advantages import leave_one_out
 from rl_caption.captioners.base import Decoding

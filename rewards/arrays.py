@@ -1,4 +1,4 @@
-"""NumPy files from elsewhere: the header of an array is compared with its file before memory is taken for it."""
+"""Reading NumPy files that may be damaged or hostile: an array's header is checked before memory is allocated."""
 
 from __future__ import annotations
 

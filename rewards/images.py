@@ -1,4 +1,4 @@
-"""Image sources (a path, a PIL image, something that draws one) and how each becomes RGB pixels."""
+"""Image sources (a path, a PIL image, an object that draws one): opening them as RGB, size, hash of the pixels."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ ImageSource: TypeAlias = str | Path | Image.Image | Renderable
 
 
 def open_image(source: ImageSource, *, own_mode: bool = False) -> Image.Image:
-    """Open, draw or convert an image: RGB, the way up that its EXIF orientation says, of an animation the first frame.
+    """Open, draw or convert an image: RGB, its EXIF orientation applied, of an animation the first frame.
 
     16-bit grey becomes 8-bit by its whole range (65535 is white); transparency is dropped. EXIF data that cannot be
     read count as absent. With ``own_mode``, an image of 8 bits keeps its mode (``P``, ``RGBA``, ...).

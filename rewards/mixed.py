@@ -1,4 +1,4 @@
-"""A weighted sum of rewards that keeps every term's own scores at hand."""
+"""A weighted sum of rewards, with the scores of every term available on their own."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Moments:
 def moments(scores: Sequence[float]) -> Moments:
     """Return the moments of N scores; a spread that is mere rounding (``ROUNDING``) is 0, and so is that of no score.
 
-    Both are computed exactly and rounded once, so they depend neither on the order of the scores nor on how they were
-    brought together.
+    Both are computed exactly and rounded at the end, so they depend neither on the order of the scores nor on how many
+    processes they were gathered from.
     """
     if not scores:
         return Moments(0.0, 0.0)
@@ -36,7 +36,7 @@ def moments(scores: Sequence[float]) -> Moments:
 
 
 def z_scores(scores: Sequence[float], of: Moments) -> list[float]:
-    """Return (r - mean) / std of N scores; 0 for all of them where std is 0, as nothing can be told apart."""
+    """Return (r - mean) / std of N scores; 0 for all of them where std is 0."""
     return [(score - of.mean) / of.std if of.std else 0.0 for score in scores]
 
 

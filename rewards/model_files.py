@@ -1,4 +1,4 @@
-"""Files of saved models: is a folder whole, is its configuration an object, are its weights numbers.
+"""Files of saved models, local or on the hub: checks of folders, configurations and weights before they are used.
 
 A folder that this package writes ends with a manifest: every file's size, and the hash of the small ones. Folders that
 others made have none, and are taken as they are.
@@ -164,6 +164,27 @@ def read_weights(file: Path) -> dict[str, Tensor]:
     return weights
 
 
+def read_state(path: Path) -> dict[str, Tensor]:
+    """The tensors of a checkpoint file by key, without unpickling (safetensors, or ``weights_only``).
+
+    ``state_dict`` inside it, and a prefix ``module.`` of data parallelism, are looked through.
+
+    Raises:
+        OSError, RuntimeError, ValueError, pickle.UnpicklingError: it is not such a file.
+    """
+    if path.suffix == ".safetensors":
+        try:
+            stored: Any = load_file(path)
+        except SafetensorError as error:
+            raise ValueError(f"{path} is not a safetensors file: {error}") from error
+    else:
+        stored = torch.load(path, map_location="cpu", weights_only=True)
+    state = stored.get("state_dict", stored) if isinstance(stored, dict) else stored
+    if not isinstance(state, dict) or not state or not all(isinstance(value, Tensor) for value in state.values()):
+        raise ValueError(f"{path} holds something other than tensors by key")
+    return {str(key).removeprefix("module."): value for key, value in state.items()}
+
+
 def check_types(file: Path) -> None:
     """See to it that the tensors of a safetensors file are stored as floating-point numbers, without reading them.
 
@@ -228,3 +249,37 @@ def check_state(state: dict[str, Tensor], shapes: dict[str, tuple[int, ...]], wh
     ]
     if problems:
         raise ValueError(f"{what} do not fit the configuration: {'; '.join(problems)}{hint}")
+
+
+def ask_hub(name: str, file: str) -> bool:
+    """Ask the hub for ``file`` of the model ``name``, in one request.
+
+    Libraries ask for a dozen files, and again for each that fails: a mistyped name would take half a minute without a
+    connection.
+
+    Returns:
+        Whether the hub answers; where it does not, the file lies in the local cache, and so may the others.
+
+    Raises:
+        OSError: there is no such model, or neither a connection nor a copy in the cache.
+        ValueError: this is no name of a model.
+    """
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+    from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
+
+    http_error: Any = HfHubHTTPError.__mro__[1]  # of the client that huggingface_hub was built on
+    try:
+        get_hf_file_metadata(hf_hub_url(name, file))
+    except GatedRepoError as error:
+        raise OSError(f"{name!r} asks for an agreement: accept it on its page, then log in (hf auth login)") from error
+    except (RepositoryNotFoundError, EntryNotFoundError) as error:
+        raise OSError(f"{name!r} is no model on the hub that has a {file}: {_first_line(error)}") from error
+    except (OSError, http_error) as error:
+        if isinstance(try_to_load_from_cache(name, file), str):
+            return False
+        raise OSError(f"the hub cannot be reached, and {name!r} is not in the cache: {_first_line(error)}") from error
+    return True
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]

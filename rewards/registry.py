@@ -17,16 +17,16 @@ REWARDS: dict[str, str] = {
     "bertscore": "rewards.bertscore:BertScore",
     "bleu": "rewards.text.bleu:Bleu",
     "cider": "rewards.text.cider:CiderD",
-    "clipscore": "rewards.clipscore:ClipScore",
-    "l_clipscore": "rewards.l_clipscore:LClipScore",
-    "length_router": "rewards.specs:LengthRouter",
-    "pac_s": "rewards.pac:PacScore",
-    "ref_clipscore": "rewards.clipscore:RefClipScore",
-    "ref_l_clipscore": "rewards.l_clipscore:RefLClipScore",
-    "ref_pac_s": "rewards.pac:RefPacScore",
+    "clipscore": "rewards.clip.clipscore:ClipScore",
+    "l_clipscore": "rewards.clip.l_clipscore:LClipScore",
+    "length_router": "rewards.clip.specs:LengthRouter",
+    "pac_s": "rewards.clip.pac:PacScore",
+    "ref_clipscore": "rewards.clip.clipscore:RefClipScore",
+    "ref_l_clipscore": "rewards.clip.l_clipscore:RefLClipScore",
+    "ref_pac_s": "rewards.clip.pac:RefPacScore",
     "repetition": "rewards.text.hygiene:Repetition",
     "rouge_l": "rewards.text.rouge:RougeL",
-    "specs": "rewards.specs:Specs",
+    "specs": "rewards.clip.specs:Specs",
 }
 """Name -> ``module:Class``."""
 
@@ -114,7 +114,9 @@ def load(name: str) -> Any:
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
-        raise ValueError(f"reward {name!r}: module {module_name!r} cannot be imported: {error}") from error
+        same = next((known for known in REWARDS.values() if known.endswith(f":{class_name}")), None)
+        hint = f". Did you mean {same!r}?" if same else ""
+        raise ValueError(f"reward {name!r}: module {module_name!r} cannot be imported: {error}{hint}") from error
     made = getattr(module, class_name, None)
     if not callable(made):
         raise ValueError(f"reward {name!r}: module {module_name!r} has no class {class_name!r}")

@@ -16,8 +16,8 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import set_seed
 from transformers.utils import logging as transformers_logging
 
-from rewards.clip.embedding_cache import CachedEncoder
-from rewards.clipscore import ClipScore
+from rewards.clip.clipscore import ClipScore
+from rewards.clip.encoder import CachedEncoder
 from rewards.mixed import MixedReward
 from rewards.registry import build as build_term
 from rewards.registry import load as load_term

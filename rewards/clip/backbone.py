@@ -11,28 +11,28 @@ import logging
 import pickle
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from rewards.base import RewardError
-from rewards.clip.captions import causal_text_features, embed_by_length, looked_up
-from rewards.clip.embedding_cache import chunks, is_main_process
+from rewards.clip.captions import causal_text_features, embed_by_length, with_cached_words
+from rewards.clip.encoder import EncoderOptions, chunks, is_main_process
 from rewards.clip.long import load_file, stretch_student, stretch_text_tower
 from rewards.clip.preprocessing import Preprocessing, pixels, preprocessing_of
-from rewards.clip.tuned import RELEASED, MlpDeltas, load_tuned
-from rewards.hub import ask_hub
+from rewards.clip.student import LCLIP
+from rewards.clip.tuned import RELEASED, load_tuned
 from rewards.images import ImageSource
-from rewards.model_files import check_folder, check_numbers, check_sizes, check_types, read_object
+from rewards.model_files import ask_hub, check_folder, check_numbers, check_sizes, check_types, read_object
 
 logger = logging.getLogger(__name__)
 PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-TEXTS = 16
-"""Times ``batch_size`` captions are tokenised and sorted together, and then encoded in batches of as many tokens as
-``batch_size`` captions of full length have."""
+SORTED_BATCHES = 16
+"""So many times ``batch_size`` captions are tokenised and sorted by length at a time, and then encoded in batches of as
+many tokens as ``batch_size`` captions of full length have."""
 _UNLOADABLE = (
     OSError,
     ValueError,
@@ -46,29 +46,9 @@ _UNLOADABLE = (
 """What loading raises: a failed download, an unknown name, weights of another shape, a damaged file, no such device."""
 
 
-@runtime_checkable
-class DualEncoder(Protocol):
-    """A frozen image encoder and text encoder with one embedding space."""
-
-    fingerprint: str
-    """Hash of weights, architecture, precision and preprocessing: embeddings of equal fingerprints may be mixed."""
-    signature: str
-    """Name, start of the fingerprint, precision; for the signature of a score."""
-    context_length: int
-    """Longest caption in tokens, start and end included."""
-
-    def encode_images(self, images: Sequence[ImageSource]) -> Tensor:
-        """Return [N, D] embeddings, float32, of length 1."""
-        ...
-
-    def encode_texts(self, texts: Sequence[str]) -> Tensor:
-        """Return [N, D] embeddings, float32, of length 1."""
-        ...
-
-
 @dataclass
 class _Loaded:
-    """What one source provides."""
+    """A network with its tokenizer and preprocessing, as a student's folder or open_clip provides them."""
 
     model: nn.Module
     tokenizer: Any
@@ -78,43 +58,34 @@ class _Loaded:
     trims: bool
     """Whether padding cannot change a text embedding, so that ids may be cut after the longest caption."""
     encode_text: Callable[[Tensor], Tensor]
-    note: str = ""  # what the signature says of the source beside its name
+    note: str = ""
+    """What the signature says of the weights after their name."""
     long_layout: bool = False
 
 
 class Backbone:
     """A frozen dual encoder that was loaded by name. It is pickled without its weights and loads them again."""
 
-    def __init__(
-        self,
-        name: str,
-        pretrained: str | None = None,
-        device: str = "cpu",
-        precision: str = "fp32",
-        batch_size: int = 64,
-        truncate: bool = True,
-        context_length: int | None = None,
-        tuned_from: str | None = None,
-        mlp_deltas: MlpDeltas = "ignored",
-    ) -> None:
-        """Load the weights; the arguments are those of ``load_backbone``."""
-        if precision not in PRECISIONS:
-            raise ValueError(f"precision {precision!r} is unknown: expected one of {', '.join(PRECISIONS)}")
-        if batch_size < 1:
-            raise ValueError(f"batch_size = {batch_size}: expected at least 1")
-        self.name, self.pretrained, self.device = str(name), pretrained, device
-        self.precision, self.batch_size, self.truncate = precision, batch_size, truncate
-        self._source = (self.name, pretrained, device, precision, context_length, tuned_from, mlp_deltas)
-        self._loaded: _Loaded | None = _load(*self._source)
+    def __init__(self, options: EncoderOptions) -> None:
+        """Load the weights.
+
+        Raises:
+            ValueError: the weights cannot be found, downloaded or loaded, or an option does not go with them.
+        """
+        # With its number: plain "cuda" would follow a later change of the current device, and the weights would not.
+        device = options.device or (f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu")
+        self.name, self.pretrained, self.device = str(options.backbone), options.pretrained, device
+        self._options = replace(options, backbone=self.name, device=device)
+        self._loaded: _Loaded | None = _load(self._options)
         self.context_length = self._loaded.context_length
         self.long_layout = self._loaded.long_layout
         """Whether the file has the layout of Long-CLIP's and SPECS's released weights."""
-        self.fingerprint = _fingerprint(self._loaded, precision)
+        self.fingerprint = _fingerprint(self._loaded, options.precision)
         source = Path(self.name).name if Path(self.name).is_dir() else self.name
-        label = f"{source}/{Path(pretrained).name}" if pretrained else source
-        notes = [self._loaded.note, "" if truncate else "no truncation"]
-        notes.append("" if context_length is None else f"{context_length} tokens")
-        self.signature = ",".join([label, self.fingerprint[:12], precision, *filter(None, notes)])
+        label = f"{source}/{Path(self.pretrained).name}" if self.pretrained else source
+        notes = [self._loaded.note, "" if options.truncate else "no truncation"]
+        notes.append("" if options.context_length is None else f"{options.context_length} tokens")
+        self.signature = ",".join([label, self.fingerprint[:12], options.precision, *filter(None, notes)])
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle without the network."""
@@ -138,10 +109,10 @@ class Backbone:
     def _parts(self) -> _Loaded:
         if self._loaded is None:
             try:
-                loaded = _load(*self._source)
+                loaded = _load(self._options)
             except (ValueError, OSError) as error:
                 raise RewardError(str(error)) from error
-            if _fingerprint(loaded, self.precision) != self.fingerprint:
+            if _fingerprint(loaded, self._options.precision) != self.fingerprint:
                 raise RewardError(
                     f"the weights of {self.signature} are not those it was pickled with: scores would not compare"
                 )
@@ -164,7 +135,7 @@ class Backbone:
         """
         preprocessing = self._parts().preprocessing
         batches = []
-        for batch in chunks(images, self.batch_size, "embedding images"):
+        for batch in chunks(images, self._options.batch_size, "embedding images"):
             stacked = torch.stack([pixels(source, preprocessing) for source in batch])
             batches.append(self.encode_pixels(stacked, normalize).cpu())
         return torch.cat(batches) if batches else torch.zeros(0, 0)
@@ -173,7 +144,7 @@ class Backbone:
     def encode_pixels(self, pixels: Tensor, normalize: bool = True) -> Tensor:
         """Embed prepared pixels [N, 3, S, S] as [N, D], float32, on the model's device."""
         encode: Any = self._parts().model.encode_image
-        return _features(encode(pixels.to(self.device, PRECISIONS[self.precision])), normalize)
+        return _features(encode(pixels.to(self.device, PRECISIONS[self._options.precision])), normalize)
 
     @torch.no_grad()
     def encode_texts(self, texts: Sequence[str], normalize: bool = True) -> Tensor:
@@ -189,18 +160,18 @@ class Backbone:
         Raises:
             RewardError: a caption is too long and ``truncate`` is off.
         """
-        parts, groups = self._parts(), []
-        for group in chunks(texts, TEXTS * self.batch_size, "embedding captions"):
+        parts, groups, batch_size = self._parts(), [], self._options.batch_size
+        for group in chunks(texts, SORTED_BATCHES * batch_size, "embedding captions"):
             ids = self.token_ids(list(group))
             lengths = ids.argmax(dim=1) + 1 if parts.trims else torch.full((len(ids),), ids.shape[1])  # EOT is largest
-            found = embed_by_length(parts.encode_text, ids, lengths, self.batch_size * ids.shape[1], self.device)
+            found = embed_by_length(parts.encode_text, ids, lengths, batch_size * ids.shape[1], self.device)
             groups.append(_features(found, normalize).cpu())
         return torch.cat(groups) if groups else torch.zeros(0, 0)
 
     def token_ids(self, texts: list[str]) -> Tensor:
         """What the text encoder reads of N captions: [N, ``context_length``], padded. Raises as ``encode_texts``."""
         parts = self._parts()
-        if not self.truncate:
+        if not self._options.truncate:
             for text in texts:
                 count = len(parts.tokenizer.encode(text)) + 2  # start and end
                 if count > self.context_length:
@@ -211,64 +182,36 @@ class Backbone:
         return parts.tokenizer(texts, context_length=self.context_length)
 
 
-def load_backbone(
-    name: str,
-    pretrained: str | None = None,
-    device: str = "cpu",
-    precision: str = "fp32",
-    batch_size: int = 64,
-    truncate: bool = True,
-    context_length: int | None = None,
-    tuned_from: str | None = None,
-    mlp_deltas: MlpDeltas = "ignored",
-) -> Backbone:
+def load_backbone(name: str, pretrained: str | None = None, device: str = "cpu", **options: Any) -> Backbone:
     """Load a frozen dual encoder.
 
     Args:
-        name: an open_clip architecture (``ViT-B-32``); a hub id (``hf-hub:organisation/model``); a local folder, of a
-            student or of an open_clip model (with ``open_clip_config.json``).
-        pretrained: with an architecture only: a tag of open_clip (``openai``) or a checkpoint file. A file that OpenAI
-            released (a TorchScript archive) is recognised, and so are one in the layout of Long-CLIP and SPECS (two
-            tables of positions) and one of PAC-S under its own name (``tuned.RELEASED``). Other files of OpenAI's
-            weights need the architecture ``ViT-B-32-quickgelu``, since the file does not tell its activation; a log
-            line says which one was taken. The file decides how many positions the text tower has.
+        name: ``EncoderOptions.backbone``.
+        pretrained: ``EncoderOptions.pretrained``.
         device: such as ``cpu`` or ``cuda``.
-        precision: ``fp32``, ``fp16`` or ``bf16``. Published GPU scores are of fp16 and differ in the fourth digit.
-        batch_size: images or captions at once.
-        truncate: cut captions above the context length, as CLIPScore does; False raises instead (CLIP's BPE only).
-        context_length: stretch the text tower to so many positions, the first 20 kept (``rewards.clip.long``): 248 for
-            CLIP's 77. Not for students with ``pad_attention: full``. None leaves it as it is.
-        tuned_from, mlp_deltas: for a file in the form of PAC-S or PAC-S++ (``rewards.clip.tuned``): the tag of
-            open_clip whose weights were tuned, and what becomes of its MLPs' low-rank updates.
+        **options: the other fields of ``EncoderOptions``; those of caches are not used.
 
     Raises:
-        ValueError: an argument is wrong, or the weights cannot be found, downloaded or loaded.
+        ValueError: an option is wrong, or the weights cannot be found, downloaded or loaded.
     """
-    return Backbone(name, pretrained, device, precision, batch_size, truncate, context_length, tuned_from, mlp_deltas)
+    return Backbone(EncoderOptions(name, pretrained, device, **options))
 
 
-def _load(
-    name: str,
-    pretrained: str | None,
-    device: str,
-    precision: str,
-    context_length: int | None,
-    tuned_from: str | None,
-    mlp_deltas: MlpDeltas,
-) -> _Loaded:
+def _load(options: EncoderOptions) -> _Loaded:
+    name, pretrained = str(options.backbone), options.pretrained
     label = f"{name!r}" + (f" with weights {pretrained!r}" if pretrained else "")
     try:
-        if tuned_from is not None and pretrained is None:
-            raise ValueError(f"tuned_from is {tuned_from!r}: it goes with 'pretrained', a checkpoint file")
-        if Path(name).is_dir() and not (Path(name) / "open_clip_config.json").is_file():
-            loaded = _load_student(name, pretrained, context_length)
+        if options.tuned_from is not None and pretrained is None:
+            raise ValueError(f"tuned_from is {options.tuned_from!r}: it goes with 'pretrained', a checkpoint file")
+        if not Path(name).is_dir():
+            loaded = _load_open_clip(name, options)
+        elif (Path(name) / "open_clip_config.json").is_file():
+            _check_open_clip(Path(name))
+            loaded = _load_open_clip(f"local-dir:{name}", options)
         else:
-            source = f"local-dir:{name}" if Path(name).is_dir() else name
-            if Path(name).is_dir():
-                _check_open_clip(Path(name))
-            loaded = _load_open_clip(source, pretrained, context_length, tuned_from, mlp_deltas)
+            loaded = _load_student(name, options)
         check_numbers(loaded.model.named_parameters(), "its weights")
-        loaded.model.requires_grad_(False).eval().to(device=device, dtype=PRECISIONS[precision])
+        loaded.model.requires_grad_(False).eval().to(device=options.device, dtype=PRECISIONS[options.precision])
     except ModuleNotFoundError as error:
         raise ValueError(f"{label} needs {error.name}: install 'rl-caption[clip]'") from error
     except _UNLOADABLE as error:
@@ -284,34 +227,30 @@ def _check_open_clip(folder: Path) -> None:
         check_types(file)
 
 
-def _load_student(folder: str, pretrained: str | None, stretched: int | None) -> _Loaded:
+def _load_student(folder: str, options: EncoderOptions) -> _Loaded:
     import open_clip
 
-    from rewards.clip.student import LCLIP
-
-    if pretrained is not None:
+    if options.pretrained is not None:
         raise ValueError("a folder has its own weights: leave 'pretrained' out")
     model = LCLIP.from_pretrained(folder)
-    if stretched is not None:
-        stretch_student(model, stretched)
+    if options.context_length is not None:
+        stretch_student(model, options.context_length)
     config = model.config
-    context_length = int(getattr(config, "context_length", 77))
     return _Loaded(
         model=model,
-        tokenizer=looked_up(open_clip.SimpleTokenizer(context_length=context_length)),
-        preprocessing=Preprocessing(int(getattr(config, "image_size", 224))),
-        context_length=context_length,
+        tokenizer=with_cached_words(open_clip.SimpleTokenizer(context_length=config.context_length)),
+        preprocessing=Preprocessing(config.image_size),
+        context_length=config.context_length,
         architecture=repr(config),
         trims=config.pad_attention == "masked",
         encode_text=model.encode_text,
     )
 
 
-def _load_open_clip(
-    name: str, pretrained: str | None, stretched: int | None, tuned_from: str | None, mlp_deltas: MlpDeltas
-) -> _Loaded:
+def _load_open_clip(name: str, options: EncoderOptions) -> _Loaded:
     import open_clip
 
+    pretrained, tuned_from = options.pretrained, options.tuned_from
     has_weights = name.startswith(("hf-hub:", "local-dir:"))
     if has_weights == (pretrained is not None):
         raise ValueError(
@@ -330,7 +269,7 @@ def _load_open_clip(
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="QuickGELU mismatch")
         if pretrained is not None and tuned_from is not None:
-            model, note = load_tuned(name, Path(pretrained), tuned_from, mlp_deltas)
+            model, note = load_tuned(name, Path(pretrained), tuned_from, options.mlp_deltas)
         elif pretrained is not None and Path(pretrained).is_file():
             model, layout = load_file(name, Path(pretrained), quick_gelu)
         else:
@@ -343,14 +282,14 @@ def _load_open_clip(
             pretrained, name, "QuickGELU" if (open_clip.get_model_config(name) or {}).get("quick_gelu") else "GELU",
             preprocessing.mean,
         )  # fmt: skip
-    if stretched is not None:
-        stretch_text_tower(model, stretched)
+    if options.context_length is not None:
+        stretch_text_tower(model, options.context_length)
     native = isinstance(model, open_clip.CLIP)
     causal = native and model.attn_mask is not None and model.text_pool_type == "argmax"
     context_length = int(getattr(model, "context_length", 77))
     return _Loaded(
         model=model,
-        tokenizer=looked_up(open_clip.get_tokenizer(name, context_length=context_length)),
+        tokenizer=with_cached_words(open_clip.get_tokenizer(name, context_length=context_length)),
         preprocessing=preprocessing,
         context_length=context_length,
         architecture=repr(model) + json.dumps(open_clip.get_model_config(name), sort_keys=True),

@@ -1,8 +1,9 @@
-"""What a text encoder reads of captions: their tokens, looked up word by word, and batches of about equal lengths."""
+"""Token ids of captions for CLIP's text encoder, from a cache of words, and batches of captions of similar length."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from itertools import chain
 from typing import Any
 
@@ -10,12 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-MOST_WORDS = 200_000
-"""Words whose tokens are kept, about 250 bytes each."""
-
 
 class WordTokens:
-    """CLIP's tokenizer with the tokens of every word looked up: the same tokens in a tenth of the time.
+    """CLIP's tokenizer with a cache of the tokens of every word: the same tokens in a tenth of the time.
 
     The tokenizer cleans a caption, splits it at white space and elsewhere, and encodes the parts. Cleaning leaves
     printable ASCII without ``&`` as it is, but for case and white space, and no part has white space in it. So there
@@ -23,26 +21,18 @@ class WordTokens:
 
     Args:
         tokenizer: open_clip's ``SimpleTokenizer`` as CLIP has it: lower case, what is too long loses its end.
+        max_words: words whose tokens are kept, about 250 bytes each; the least recently used go first.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, max_words: int = 200_000) -> None:
         self.tokenizer = tokenizer
-        self._words: dict[str, list[int]] = {}
+        self._encode_word = lru_cache(max_words)(tokenizer.encode)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a caption, without start and end."""
         if not (text.isascii() and text.isprintable()) or "&" in text:
             return list(self.tokenizer.encode(text))
-        known = self._words
-        tokens: list[int] = []
-        for word in text.split():
-            found = known.get(word)
-            if found is None:
-                if len(known) >= MOST_WORDS:
-                    known.clear()
-                found = known[word] = self.tokenizer.encode(word)
-            tokens += found
-        return tokens
+        return list(chain.from_iterable(map(self._encode_word, text.split())))
 
     def __call__(self, texts: Sequence[str], context_length: int) -> Tensor:
         """Token ids [N, ``context_length``] with start and end, padded with 0; captions too long lose their end."""
@@ -54,7 +44,7 @@ class WordTokens:
         return torch.from_numpy(ids)
 
 
-def looked_up(tokenizer: Any) -> Any:
+def with_cached_words(tokenizer: Any) -> Any:
     """``tokenizer`` as ``WordTokens`` where it is CLIP's, else itself."""
     from open_clip import SimpleTokenizer
     from open_clip.tokenizer import get_clean_fn
@@ -63,29 +53,31 @@ def looked_up(tokenizer: Any) -> Any:
     return WordTokens(tokenizer) if is_clip and tokenizer.reduction_fn is None else tokenizer
 
 
-def embed_by_length(encode: Callable[[Tensor], Tensor], ids: Tensor, lengths: Tensor, room: int, device: str) -> Tensor:
-    """Embed N captions, those of about equal lengths together, so that little padding is read.
+def embed_by_length(
+    encode: Callable[[Tensor], Tensor], ids: Tensor, lengths: Tensor, max_tokens: int, device: str
+) -> Tensor:
+    """Embed N captions in batches of similar length, so that little padding is read.
 
     Args:
         encode: from token ids [M, T] to embeddings [M, D].
         ids: [N, L], on the CPU.
         lengths: [N] tokens that are to be read of each.
-        room: tokens of a batch, padding included; a longer caption is a batch of its own.
+        max_tokens: of a batch, padding included; a longer caption is a batch of its own.
         device: of the encoder.
 
     Returns:
-        [N, D] on ``device``, which is not waited for.
+        [N, D] on ``device``, in the order of ``ids``; without a synchronisation.
     """
     order = lengths.argsort(stable=True)
-    batches = [encode(ids[rows, : int(lengths[rows[-1]])].to(device)) for rows in _batches(order, lengths, room)]
+    batches = [encode(ids[rows, : int(lengths[rows[-1]])].to(device)) for rows in _batches(order, lengths, max_tokens)]
     embeddings = torch.cat(batches)
     return torch.empty_like(embeddings).index_copy_(0, order.to(device), embeddings)
 
 
-def _batches(order: Tensor, lengths: Tensor, room: int) -> list[Tensor]:
+def _batches(order: Tensor, lengths: Tensor, max_tokens: int) -> list[Tensor]:
     longest, starts = lengths[order].tolist(), [0]
     for row, length in enumerate(longest):
-        if row > starts[-1] and (row + 1 - starts[-1]) * length > room:
+        if row > starts[-1] and (row + 1 - starts[-1]) * length > max_tokens:
             starts.append(row)
     return [order[start:end] for start, end in zip(starts, [*starts[1:], len(order)], strict=True)]
 

@@ -14,10 +14,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import safetensors
-import safetensors.torch
 import torch
 from torch import Tensor, nn
+
+from rewards.model_files import read_state
 
 if TYPE_CHECKING:
     from rewards.clip.student import LCLIP
@@ -89,11 +89,7 @@ def stretch_text_tower(model: Any, context_length: int, keep: int = KEEP) -> Non
             become ``context_length``.
     """
     tower = _text_tower(model)
-    positions = tower.positional_embedding
-    factor = stretch_factor(len(positions), context_length, keep)
-    with torch.no_grad():
-        stretched = stretch_positions(positions.float(), keep, factor).to(positions.dtype)
-    tower.positional_embedding = nn.Parameter(stretched, requires_grad=positions.requires_grad)
+    tower.positional_embedding = _stretched(tower.positional_embedding, context_length, keep)
     if tower.attn_mask is not None:
         mask = tower.attn_mask.new_full((context_length, context_length), float("-inf")).triu_(1)
         tower.register_buffer("attn_mask", mask, persistent=False)
@@ -114,12 +110,14 @@ def stretch_student(model: LCLIP, context_length: int, keep: int = KEEP) -> None
             f"a student with pad_attention {model.config.pad_attention!r} attends to padding, so every score would "
             "change with its context: it is not stretched"
         )
-    positions = model.text.pos_embed
-    factor = stretch_factor(len(positions), context_length, keep)
-    with torch.no_grad():
-        stretched = stretch_positions(positions, keep, factor)
-    model.text.pos_embed = nn.Parameter(stretched, requires_grad=positions.requires_grad)
+    model.text.pos_embed = _stretched(model.text.pos_embed, context_length, keep)
     model.config = model.text.config = model.image.config = replace(model.config, context_length=context_length)
+
+
+def _stretched(positions: nn.Parameter, context_length: int, keep: int) -> nn.Parameter:
+    factor = stretch_factor(len(positions), context_length, keep)
+    stretched = stretch_positions(positions.detach().float(), keep, factor).to(positions.dtype)
+    return nn.Parameter(stretched, requires_grad=positions.requires_grad)
 
 
 def _text_tower(model: Any) -> Any:
@@ -129,11 +127,6 @@ def _text_tower(model: Any) -> Any:
     if getattr(tower, "cls_emb", None) is not None:
         raise ValueError(f"the text tower of {type(model).__name__} has a class token: it is not stretched")
     return tower
-
-
-def is_released_layout(state: Mapping[str, Any]) -> bool:
-    """Whether a state dict is one of Long-CLIP's or SPECS's: OpenAI's keys and a second table of positions."""
-    return RELEASED in state
 
 
 def from_released(state: Mapping[str, Tensor], keep: int = KEEP) -> dict[str, Tensor]:
@@ -160,50 +153,6 @@ def from_released(state: Mapping[str, Tensor], keep: int = KEEP) -> dict[str, Te
     return {key: value.float() if value.is_floating_point() else value for key, value in kept.items()}
 
 
-def read_state(path: Path) -> dict[str, Tensor]:
-    """The tensors of a checkpoint file by key, without unpickling (safetensors, or ``weights_only``).
-
-    ``state_dict`` inside it, and a prefix ``module.`` of data parallelism, are looked through.
-
-    Raises:
-        OSError, RuntimeError, ValueError, pickle.UnpicklingError: it is not such a file.
-    """
-    if path.suffix == ".safetensors":
-        try:
-            stored: Any = safetensors.torch.load_file(path)
-        except safetensors.SafetensorError as error:
-            raise ValueError(f"{path} is not a safetensors file: {error}") from error
-    else:
-        stored = torch.load(path, map_location="cpu", weights_only=True)
-    state = stored.get("state_dict", stored) if isinstance(stored, dict) else stored
-    if not isinstance(state, dict) or not state or not all(isinstance(value, Tensor) for value in state.values()):
-        raise ValueError(f"{path} holds something other than tensors by key")
-    return {str(key).removeprefix("module."): value for key, value in state.items()}
-
-
-def load_released(name: str, state: Mapping[str, Tensor]) -> Any:
-    """Build the architecture ``name`` with as many positions as a released checkpoint has, and its weights.
-
-    It has OpenAI's activation (QuickGELU). As where Long-CLIP loads it, weights of convolutions, linear layers,
-    attention and projections are rounded to half precision first; in files that store halves this changes nothing.
-
-    Raises:
-        ValueError, RuntimeError: the architecture is unknown, or the weights are of another one.
-    """
-    import open_clip
-    from open_clip.model import convert_weights_to_lp
-
-    weights = from_released(state)
-    model: Any = open_clip.create_model(
-        name, force_quick_gelu=True, force_context_length=len(weights[POSITIONS]), pretrained_image=False
-    )
-    if not isinstance(model, open_clip.CLIP):
-        raise ValueError(f"a long checkpoint has OpenAI's layout, which {name} has not: expected ViT-B-32, say")
-    model.load_state_dict(weights)
-    convert_weights_to_lp(model, torch.float16)
-    return model.float()
-
-
 def load_file(name: str, path: Path, quick_gelu: bool = False) -> tuple[Any, Layout]:
     """Build the architecture ``name`` with the weights of a file and as many positions as the file has.
 
@@ -223,8 +172,8 @@ def load_file(name: str, path: Path, quick_gelu: bool = False) -> tuple[Any, Lay
     context_length = None
     if path.suffix not in (".npz", ".npy"):  # of big_vision, which open_clip converts
         state = read_state(path)
-        if is_released_layout(state):
-            return load_released(name, state), "long"
+        if RELEASED in state:
+            return _load_released(name, from_released(state)), "long"
         text: dict[str, Any] = (open_clip.get_model_config(name) or {}).get("text_cfg", {})
         table = state.get(POSITIONS, state.get(f"text.{POSITIONS}"))
         if table is not None and not text.get("embed_cls"):  # a class token has a row of its own
@@ -237,6 +186,25 @@ def load_file(name: str, path: Path, quick_gelu: bool = False) -> tuple[Any, Lay
         require_pretrained=True,
     )
     return model, "plain"
+
+
+def _load_released(name: str, weights: Mapping[str, Tensor]) -> Any:
+    """Build the architecture with OpenAI's activation (QuickGELU) and the weights that ``from_released`` returned.
+
+    As where Long-CLIP loads it, weights of convolutions, linear layers, attention and projections are rounded to half
+    precision first; in files that store halves this changes nothing.
+    """
+    import open_clip
+    from open_clip.model import convert_weights_to_lp
+
+    model: Any = open_clip.create_model(
+        name, force_quick_gelu=True, force_context_length=len(weights[POSITIONS]), pretrained_image=False
+    )
+    if not isinstance(model, open_clip.CLIP):
+        raise ValueError(f"a long checkpoint has OpenAI's layout, which {name} has not: expected ViT-B-32, say")
+    model.load_state_dict(weights)
+    convert_weights_to_lp(model, torch.float16)
+    return model.float()
 
 
 def _is_torchscript(path: Path) -> bool:

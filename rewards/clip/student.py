@@ -1,14 +1,20 @@
 """L-CLIP, the lightweight dual encoder that is distilled from CLIP ViT-B/32, with torch alone.
 
-Both towers are pre-LN transformers with weight multiplexing (``student_blocks``). The text tower has a factorised word
-embedding. The source is the L-CLIPScore paper and its released code; see docs/l_clip.md.
+Both towers are pre-LN transformers with weight multiplexing, as in MiniViT (Zhang et al. 2022): each block is run
+several times in a row. The projections and the MLP are the same each time; the norms and the head mixers before and
+after the softmax belong to one repeat. Dropout and relative positions are off in L-CLIP, and so is MiniViT's
+transformation of the MLP: they are not here. The text tower has a factorised word embedding. The source is the
+L-CLIPScore paper and its released code; see docs/l_clip.md.
 
-Shapes: B batch, L tokens of a caption, S pixels of a side, E joint width (``embed_dim``).
+Shapes: B batch, L tokens of a caption, S pixels of a side, E joint width (``embed_dim``); in a block N tokens, H heads,
+D head width, W tower width.
 """
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -16,14 +22,27 @@ from typing import Any, Literal, get_args
 import torch
 from safetensors.torch import save
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from rewards.clip.student_blocks import INIT_STD, SharedBlock, init_linear
 from rewards.files import atomic_write
 from rewards.model_files import check_folder, check_sizes, check_state, read_object, read_weights, state_shapes
 
 PadAttention = Literal["full", "masked"]
 
 MODEL_TYPE = "l_clip"
+INIT_STD = 0.02
+"""Standard deviation of the truncated normal that linear layers, head mixers, positions and the class token start at.
+
+The mixers do not start as the identity: attention is nearly off at first."""
+_RELEASED_KEYS = (
+    (r"^image\.patch_embed\.", "image.patch_embed.proj."),
+    (r"^text\.token_embed\.", "text.patch_embed."),
+    (r"\.attn\.mix_before\.", ".attn.conv_l.instances."),
+    (r"\.attn\.mix_after\.", ".attn.conv_w.instances."),
+    (r"\.(norm[12])\.", r".\1.instances."),
+    (r"\.(blocks\.\d+)\.", r".\1.block."),
+)
+_STAGE_2 = {"image": "student.image_encoder.", "text": "student.text_encoder."}
 
 
 @dataclass(frozen=True)
@@ -101,6 +120,97 @@ class LCLIPConfig:
                 f"unknown {sorted(values.keys() - names)}"
             )
         return cls(**values)
+
+
+def head_mixed_attention(
+    q: Tensor, k: Tensor, v: Tensor, mix_before: Tensor, mix_after: Tensor, blocked: Tensor | None = None
+) -> Tensor:
+    """Attention whose heads are mixed linearly before and after the softmax.
+
+    S = mix_before · (q kᵀ / √D), P = mix_after · softmax(S), output P v. Rows of P do not sum to 1. The products are
+    written out because ``F.scaled_dot_product_attention`` has no place to mix heads.
+
+    Args:
+        q: Queries [B, H, N, D]; ``k`` and ``v`` have the same shape.
+        k: Keys.
+        v: Values.
+        mix_before: Weights [H, H, 1, 1] of a 1x1 convolution over heads, [to, from].
+        mix_after: The same for after the softmax.
+        blocked: Keys that get no weight, bool [B, 1, 1, N]; at least one key of each item has to remain.
+
+    Returns:
+        [B, H, N, D].
+    """
+    scores = mix_heads((q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1), mix_before)
+    if blocked is not None:  # after the mixing, which would add up infinities of both signs
+        scores = scores.masked_fill(blocked, float("-inf"))
+    return mix_heads(scores.softmax(dim=-1), mix_after) @ v
+
+
+def mix_heads(maps: Tensor, weight: Tensor) -> Tensor:
+    """Mix maps [B, H, N, N] over heads with ``weight`` [H, H, 1, 1]: ``F.conv2d``, but about twice as fast on a CPU."""
+    return (weight.flatten(1) @ maps.flatten(2)).unflatten(2, maps.shape[2:])
+
+
+class SharedAttention(nn.Module):
+    """Self-attention [B, N, W] -> [B, N, W]; the projections serve all repeats, each repeat has its own head mixers."""
+
+    def __init__(self, width: int, heads: int, repeats: int, qkv_bias: bool) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width, bias=qkv_bias)
+        self.mix_before = nn.ModuleList(nn.Conv2d(heads, heads, 1, bias=False) for _ in range(repeats))
+        self.mix_after = nn.ModuleList(nn.Conv2d(heads, heads, 1, bias=False) for _ in range(repeats))
+        self.proj = nn.Linear(width, width)
+        for weight in (*self.mix_before.parameters(), *self.mix_after.parameters()):
+            nn.init.trunc_normal_(weight, std=INIT_STD)
+
+    def forward(self, x: Tensor, repeat: int, blocked: Tensor | None = None) -> Tensor:
+        """[B, N, W] -> [B, N, W] with the mixers of round ``repeat``; ``blocked`` as in ``head_mixed_attention``."""
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        before, after = (
+            self.mix_before.get_parameter(f"{repeat}.weight"),
+            self.mix_after.get_parameter(f"{repeat}.weight"),
+        )
+        return self.proj(head_mixed_attention(q, k, v, before, after, blocked).transpose(1, 2).flatten(2))
+
+
+class MLP(nn.Module):
+    """Linear, exact GELU, linear: [B, N, W] -> [B, N, W]."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(width, hidden)
+        self.fc2 = nn.Linear(hidden, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(F.gelu(self.fc1(x)))
+
+
+class SharedBlock(nn.Module):
+    """One pre-LN block, run ``repeats`` times in a row: [B, N, W] -> [B, N, W]."""
+
+    def __init__(self, width: int, heads: int, repeats: int, qkv_bias: bool, mlp_ratio: int) -> None:
+        super().__init__()
+        self.repeats = repeats
+        self.norm1 = nn.ModuleList(nn.LayerNorm(width) for _ in range(repeats))
+        self.attn = SharedAttention(width, heads, repeats, qkv_bias)
+        self.norm2 = nn.ModuleList(nn.LayerNorm(width) for _ in range(repeats))
+        self.mlp = MLP(width, mlp_ratio * width)
+
+    def forward(self, x: Tensor, blocked: Tensor | None = None) -> Tensor:
+        for repeat in range(self.repeats):
+            x = x + self.attn(self.norm1[repeat](x), repeat, blocked)
+            x = x + self.mlp(self.norm2[repeat](x))
+        return x
+
+
+def init_linear(module: nn.Module) -> None:
+    """Set a linear layer to the truncated normal and its bias to 0; leave other modules alone."""
+    if isinstance(module, nn.Linear):
+        nn.init.trunc_normal_(module.weight, std=INIT_STD)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
 
 
 class ImageStudent(nn.Module):
@@ -260,6 +370,72 @@ class LCLIP(nn.Module):
 def trim_padding(ids: Tensor) -> Tensor:
     """Cut ids [B, L] after the last EOT of the batch (the largest id of a row): [B, length of the longest caption].
 
-    For ``pad_attention: masked`` only. It waits for the device once, to learn the length.
+    For ``pad_attention: masked`` only. It synchronises with the device to learn the length.
     """
     return ids[:, : int(ids.argmax(dim=-1).max()) + 1]
+
+
+def released_key(name: str, stage: Literal[1, 2] = 2) -> str:
+    """Key that a released training checkpoint has for the tensor ``name`` of an ``LCLIP`` state.
+
+    Args:
+        name: such as ``image.cls_token``.
+        stage: of the training; 1 has one tower, under ``student.``, 2 has both, under ``student.image_encoder.`` and
+            ``student.text_encoder.``.
+    """
+    for pattern, replacement in _RELEASED_KEYS:
+        name = re.sub(pattern, replacement, name)
+    tower, _, rest = name.partition(".")
+    return (_STAGE_2[tower] if stage == 2 else "student.") + rest
+
+
+def from_released(state_dict: Mapping[str, Tensor], config: LCLIPConfig | None = None) -> dict[str, Tensor]:
+    """Rename the keys of a released checkpoint's state; ``teacher.*`` is left out and tensors are not copied.
+
+    Args:
+        state_dict: what a released file, a Lightning checkpoint, has under ``state_dict``. Of stage 1 (one tower) or
+            stage 2, which the keys tell.
+        config: shape of the model; None is the default. Released models attend padding: ``pad_attention="full"``.
+
+    Returns:
+        The state with ``image.`` and ``text.`` keys, of one tower only for stage 1: those of two such checkpoints,
+        merged, are the state of one ``LCLIP``.
+
+    Raises:
+        ValueError: there is no student, or a key is missing, unexpected or of the wrong shape; keys are named as the
+            checkpoint has them.
+    """
+    if "state_dict" in state_dict:
+        raise ValueError("this is a whole checkpoint: pass what it has under 'state_dict'")
+    student = {key: tensor for key, tensor in state_dict.items() if not key.startswith("teacher.")}
+    if not any(key.startswith("student.") for key in student):
+        raise ValueError(f"no key starts with 'student.': the first keys are {sorted(state_dict)[:3]}")
+    config = config or LCLIPConfig()
+    if min(config.image_repeats, config.text_repeats) < 2:
+        raise ValueError(
+            "the released layout has blocks that are repeated: image_repeats and text_repeats have to be >= 2"
+        )
+    with torch.device("meta"):
+        shapes = state_shapes(LCLIP(config))
+    if any(key.startswith(tuple(_STAGE_2.values())) for key in student):
+        names = {released_key(name): name for name in shapes}
+    else:
+        is_image = any(key.startswith(("student.cls_token", "student.patch_embed.proj.")) for key in student)
+        tower = "image." if is_image else "text."
+        names = {released_key(name, stage=1): name for name in shapes if name.startswith(tower)}
+    wanted = {key: shapes[name] for key, name in names.items()}
+    check_state(student, wanted, "released weights", _rank_hint(student, wanted))
+    return {names[key]: tensor for key, tensor in student.items()}
+
+
+def _rank_hint(student: Mapping[str, Tensor], wanted: Mapping[str, object]) -> str:
+    """What to change when the checkpoint and the configuration disagree on the word embedding's factorisation."""
+    has_table, wants_table = (
+        any(key.endswith("patch_embed.weight") for key in keys) for keys in (student.keys(), wanted.keys())
+    )
+    has_rank = any(key.endswith("patch_embed.0.weight") for key in student)
+    if has_table and not wants_table:
+        return " (the word embedding is one table: use embedding_rank=None)"
+    if has_rank and wants_table:
+        return " (the word embedding is factorised: set embedding_rank)"
+    return ""

@@ -1,6 +1,6 @@
 """Checkpoints of CLIPs that were tuned further, in the form in which PAC-S and PAC-S++ are released.
 
-Such a file holds weights under OpenAI's or open_clip's keys, perhaps with low-rank updates (LoRA) beside them, and says
+Such a file holds weights under OpenAI's or open_clip's keys, perhaps with their low-rank updates (LoRA), and says
 neither the activation nor the preprocessing: both are those of the weights that it was tuned from, which a tag of
 open_clip names. Low-rank updates are added to the weights when the file is read; nothing after that knows of them.
 
@@ -14,15 +14,14 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
-from rewards.clip.long import read_state
-from rewards.model_files import check_numbers, check_state, state_shapes
+from rewards.clip.encoder import MlpDeltas
+from rewards.model_files import check_numbers, check_state, read_state, state_shapes
 
-MlpDeltas = Literal["ignored", "added"]
 ALPHA = 1.0
 """Numerator of the updates' scale alpha / r, as PAC-S++ has it; files do not say. Its r of 4 makes the scale 0.25."""
 RELEASED = {
@@ -35,7 +34,7 @@ RELEASED = {
 _FACTOR = re.compile(r"(?P<owner>.+)(?P<joint>_|\.)lora_(?P<factor>[AB])")
 _MLP = re.compile(r".+\.mlp\.c_(fc|proj)\.weight")
 _ARCHIVE_KEYS = ("input_resolution", "context_length", "vocab_size")
-"""What OpenAI's archives have beside their weights."""
+"""Keys of OpenAI's archives that are no weights."""
 
 
 def low_rank_delta(a: Tensor, b: Tensor, shape: Sequence[int], alpha: float = ALPHA) -> Tensor:

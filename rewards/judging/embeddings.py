@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rewards.clip.backbone import DualEncoder
+from rewards.clip.encoder import DualEncoder
 from rewards.images import ImageSource
 
 

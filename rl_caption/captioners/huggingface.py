@@ -17,8 +17,15 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer
 from transformers.utils import cached_file
 
-from rewards.hub import ask_hub
-from rewards.model_files import check_folder, check_memory, check_numbers, check_sizes, check_types, read_object
+from rewards.model_files import (
+    ask_hub,
+    check_folder,
+    check_memory,
+    check_numbers,
+    check_sizes,
+    check_types,
+    read_object,
+)
 from rl_caption.captioners.adaptation import (
     add_lora,
     checkpoint_layers,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from rewards.base import Reward
 from rewards.clip.backbone import Backbone
-from rewards.clipscore import ClipScore
+from rewards.clip.clipscore import ClipScore
 from rewards.mixed import MixedReward
 from rewards.registry import build
 from rewards.text.bleu import Bleu

@@ -205,8 +205,9 @@ def _teacher(stage: Stage, config: RewardModelConfig, towers: tuple[Tower, ...])
     try:
         with stage.accelerator.main_process_first():  # which downloads, where that is needed
             backbone = load_backbone(
-                wanted.name, wanted.pretrained, str(stage.accelerator.device), wanted.precision, wanted.batch_size
-            )
+                wanted.name, wanted.pretrained, str(stage.accelerator.device), precision=wanted.precision,
+                batch_size=wanted.batch_size,
+            )  # fmt: skip
     except ValueError as error:
         raise ConfigError(f"teacher: {error}") from error
     return Teacher(backbone, towers, stage.accelerator, bool(config.data.augment), wanted.cache_dir)

@@ -12,7 +12,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from rewards.clip.backbone import Backbone
-from rewards.clip.embedding_cache import EmbeddingCache, image_identity
+from rewards.clip.encoder import EmbeddingCache, image_identity
 from rl_caption.data.base import Row
 from rl_caption.reward_models.batch import Captions, PairBatch
 from rl_caption.tracking import announce

@@ -14,8 +14,8 @@ import yaml
 from safetensors.torch import load_file
 
 from rewards.clip.backbone import load_backbone
-from rewards.l_clipscore import LClipScore
-from rewards.pac import PacScore
+from rewards.clip.l_clipscore import LClipScore
+from rewards.clip.pac import PacScore
 from rl_caption.data.scenes import ScenesData
 from tests.reward_models_for_tests import CLIP, DATA, chain, reward_model_config
 from tests.training_for_tests import Kill, assert_same_run, changed, files, lines, run, scst_config, xe_config

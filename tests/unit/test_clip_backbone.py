@@ -18,9 +18,9 @@ from PIL import Image
 from torch.nn.functional import normalize
 
 from rewards.base import RewardError
-from rewards.clip import embedding_cache
-from rewards.clip.backbone import Backbone, DualEncoder, load_backbone
-from rewards.clip.embedding_cache import MEMORY_SHARE, EmbeddingCache, entry_bytes, image_identity
+from rewards.clip import encoder
+from rewards.clip.backbone import Backbone, load_backbone
+from rewards.clip.encoder import MEMORY_SHARE, DualEncoder, EmbeddingCache, entry_bytes, image_identity
 from rewards.clip.preprocessing import Preprocessing, pixels
 from rewards.clip.student import LCLIP
 from tests.clip_for_tests import ARCHITECTURE, TINY, Drawn, noise_image, tiny_checkpoint, tiny_student
@@ -318,10 +318,10 @@ def test_a_cache_without_a_bound_takes_its_share_of_memory(monkeypatch: pytest.M
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=1_000_000))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     cache = EmbeddingCache("f")
-    assert cache.room(512) == int(MEMORY_SHARE * 1_000_000 / 2 / entry_bytes(512))
+    assert cache.capacity(512) == int(MEMORY_SHARE * 1_000_000 / 2 / entry_bytes(512))
     monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=0))
-    assert cache.room(512) > 1, "it is asked once"
-    assert EmbeddingCache("f").room(512) == 1
+    assert cache.capacity(512) > 1, "it is asked once"
+    assert EmbeddingCache("f").capacity(512) == 1
     with pytest.raises(ValueError, match="max_entries = 0"):
         EmbeddingCache("f", max_entries=0)
 
@@ -386,7 +386,7 @@ def test_a_full_disk_does_not_end_the_run(
         raise OSError(28, "No space left on device")
 
     cache, encode = EmbeddingCache("f", tmp_path), CountingEncoder()
-    monkeypatch.setattr("rewards.clip.embedding_cache.os.replace", full)
+    monkeypatch.setattr("rewards.clip.encoder.os.replace", full)
     with caplog.at_level(logging.WARNING):
         cache.embed([noise_image(1), noise_image(2)], encode)
     assert caplog.text.count("No space left") == 1
@@ -404,12 +404,12 @@ def test_embeddings_that_are_not_finite_are_refused() -> None:
 def test_only_the_first_process_says_how_far_it_is(
     rank: str | None, is_said: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capsys: Any
 ) -> None:
-    monkeypatch.setattr(embedding_cache, "_LOG_SECONDS", 0.0)
+    monkeypatch.setattr(encoder, "_LOG_SECONDS", 0.0)
     if rank is None:
         monkeypatch.delenv("RANK", raising=False)
     else:
         monkeypatch.setenv("RANK", rank)
     with caplog.at_level(logging.INFO):
-        assert list(embedding_cache.chunks("abc", 2, "embedding letters")) == ["ab", "c"]
+        assert list(encoder.chunks("abc", 2, "embedding letters")) == ["ab", "c"]
     assert ("embedding letters: 2 of 3" in caplog.text) is is_said
     assert capsys.readouterr().err == ""

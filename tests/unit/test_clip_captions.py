@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rewards.clip import captions
-from rewards.clip.captions import WordTokens, embed_by_length, looked_up
+from rewards.clip.captions import WordTokens, embed_by_length, with_cached_words
 
 CLIP: Any = open_clip.SimpleTokenizer(context_length=77)
 TOKENS = WordTokens(CLIP)
@@ -49,7 +48,7 @@ def test_tokens_of_any_text(text: str) -> None:
     assert equal(text)
 
 
-def test_words_are_looked_up_once_and_forgotten_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_words_are_looked_up_once_and_forgotten_when_there_are_too_many() -> None:
     class Counting:
         sot_token_id, eot_token_id = 1, 2
         seen: list[str] = []  # noqa: RUF012
@@ -58,23 +57,22 @@ def test_words_are_looked_up_once_and_forgotten_when_there_are_too_many(monkeypa
             self.seen.append(text)
             return [len(text)]
 
-    tokens = WordTokens(Counting())
+    tokens = WordTokens(Counting(), max_words=3)
     assert tokens(["a dog", "a dog runs"], 6).tolist() == [[1, 1, 3, 2, 0, 0], [1, 1, 3, 4, 2, 0]]
     assert Counting.seen == ["a", "dog", "runs"]
-    monkeypatch.setattr(captions, "MOST_WORDS", 3)
     assert tokens.encode("cat") == [3]
     assert tokens.encode("a") == [1]
     assert Counting.seen == ["a", "dog", "runs", "cat", "a"]
 
 
 def test_other_tokenizers_are_left_alone() -> None:
-    assert isinstance(looked_up(CLIP), WordTokens)
+    assert isinstance(with_cached_words(CLIP), WordTokens)
     for other in (
         open_clip.SimpleTokenizer(clean="whitespace"),
         open_clip.SimpleTokenizer(reduction_mask="simple"),
         object(),
     ):
-        assert looked_up(other) is other
+        assert with_cached_words(other) is other
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.integers(1, 40))

@@ -13,6 +13,8 @@ import torch
 from open_clip.model import convert_weights_to_lp
 
 from rewards.clip.backbone import load_backbone
+from rewards.clip.clipscore import ClipScore
+from rewards.clip.l_clipscore import LClipScore, RefLClipScore
 from rewards.clip.long import (
     count_tokens,
     from_released,
@@ -20,8 +22,6 @@ from rewards.clip.long import (
     stretch_positions,
     stretch_text_tower,
 )
-from rewards.clipscore import ClipScore
-from rewards.l_clipscore import LClipScore, RefLClipScore
 from tests.clip_for_tests import ARCHITECTURE, TINY, noise_image, tiny_checkpoint, tiny_student
 
 LONG = "a cat . " * 60

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 import math
@@ -18,9 +19,12 @@ from torch.nn.functional import cosine_similarity
 
 from rewards.base import Reward, RewardError
 from rewards.clip.backbone import Backbone, load_backbone
+from rewards.clip.clipscore import ClipScore, RefClipScore, clip_score, harmonic_mean
+from rewards.clip.encoder import EncoderOptions
+from rewards.clip.l_clipscore import LClipScore, RefLClipScore
+from rewards.clip.pac import PacScore, RefPacScore
+from rewards.clip.specs import Specs
 from rewards.clip.student import LCLIP
-from rewards.clipscore import ClipScore, RefClipScore, clip_score, harmonic_mean
-from rewards.l_clipscore import LClipScore, RefLClipScore
 from rewards.mixed import MixedReward
 from rewards.registry import build
 from rl_caption.data.base import DataError
@@ -152,10 +156,27 @@ def test_a_folder_of_open_clip_is_no_student(tmp_path: Path, kind: type[ClipScor
         kind(tmp_path)
 
 
-@pytest.mark.parametrize("wrong", [{"w": 0}, {"w": math.nan}, {"cache_references": 0}, {"cache_images": 0}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"w": 0}, {"w": math.nan}, {"cache_references": 0}, {"cache_images": 0}, {"batch_size": 0},
+        {"precision": "fp64"},
+    ],
+)  # fmt: skip
 def test_wrong_arguments_are_refused(backbone: Backbone, wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="expected"):
         ClipScore(backbone, **wrong)
+
+
+@pytest.mark.parametrize("kind", [ClipScore, RefClipScore, LClipScore, RefLClipScore, PacScore, RefPacScore, Specs])
+def test_every_score_takes_the_options_of_its_encoder_and_no_others(kind: type[ClipScore], tiny: Path) -> None:
+    options = inspect.signature(EncoderOptions).parameters
+    own = inspect.signature(kind).parameters
+    assert options.keys() <= own.keys()
+    changed = {"backbone", "truncate"} if kind is Specs else {"backbone"}
+    assert {name for name in options if own[name].default != options[name].default} <= changed
+    with pytest.raises(ValueError, match=r"does not take batch_sise; it takes: backbone.* batch_size"):
+        build(f"{kind.__module__}:{kind.__qualname__}", backbone=str(tiny), batch_sise=2)
 
 
 class Counted:

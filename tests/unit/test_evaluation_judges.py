@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from rewards.base import RewardError
-from rewards.l_clipscore import LClipScore
+from rewards.clip.l_clipscore import LClipScore
 from rl_caption import evaluate as program
 from rl_caption.ablation.config import AblateConfig
 from rl_caption.ablation.outcome import judged

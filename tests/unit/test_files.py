@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rewards.clip.embedding_cache import EmbeddingCache
+from rewards.clip.encoder import EmbeddingCache
 from rewards.clip.student import LCLIP, LCLIPConfig
 from rewards.files import atomic_write, remove_leftovers
 from rewards.text.document_frequency import DocumentFrequencies

@@ -14,7 +14,7 @@ import yaml
 
 from benchmarks.judged import data_section, loaded
 from rewards.clip.backbone import load_backbone
-from rewards.clipscore import ClipScore, RefClipScore
+from rewards.clip.clipscore import ClipScore, RefClipScore
 from rewards.judging.embeddings import RememberingEncoder
 from rewards.text.tokenize import tokenize
 from rl_caption.build import ConfigError

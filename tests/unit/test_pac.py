@@ -21,8 +21,8 @@ from torch.nn.functional import conv2d, layer_norm, normalize
 import rewards.clip.backbone as backbone_module
 from rewards.base import Reward, RewardError
 from rewards.clip.backbone import load_backbone
+from rewards.clip.pac import PacScore, RefPacScore
 from rewards.clip.tuned import RELEASED, low_rank_delta, merge_low_rank
-from rewards.pac import PacScore, RefPacScore
 from rewards.registry import build, describe
 from rl_caption.build import ConfigError, build_reward
 from rl_caption.cli import parse, scst

@@ -150,9 +150,9 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the networks that were loaded."""
     original, names = backbone_module._load, []
 
-    def counted(name: str, *rest: Any) -> Any:
-        names.append(name)
-        return original(name, *rest)
+    def counted(options: Any) -> Any:
+        names.append(options.backbone)
+        return original(options)
 
     monkeypatch.setattr(backbone_module, "_load", counted)
     return names

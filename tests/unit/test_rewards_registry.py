@@ -85,6 +85,7 @@ def test_build_passes_arguments_and_takes_targets_from_outside() -> None:
         ("zzz", {}, "'zzz' is unknown. Available"),
         ("cider", {"sigmaa": 1}, "'cider' does not take sigmaa; it takes: .*sigma"),
         ("no_such_module:Reward", {}, "cannot be imported"),
+        ("rewards.clipscore:ClipScore", {}, "cannot be imported: .*Did you mean 'rewards.clip.clipscore:ClipScore'"),
         ("rewards.text.cider:CiderE", {}, "no class 'CiderE'"),
         (f"{__name__}:NoReward", {}, "not a reward"),
         (f"{__name__}:Demanding", {}, "needs checkpoint"),

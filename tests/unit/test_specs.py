@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from rewards.base import RewardError
-from rewards.clipscore import ClipScore
+from rewards.clip.clipscore import ClipScore
+from rewards.clip.specs import LengthRouter, Specs, specs_score
 from rewards.registry import build, describe
-from rewards.specs import LengthRouter, Specs, specs_score
 from tests.clip_for_tests import ARCHITECTURE, noise_image, tiny_checkpoint
 
 
@@ -95,7 +95,7 @@ def test_other_weights_are_clipped_as_in_the_paper(tmp_path: Path, caplog: pytes
     with caplog.at_level(logging.INFO):
         reward: Any = build("specs", backbone=ARCHITECTURE, pretrained=tiny_checkpoint(tmp_path))
     assert reward.scale == "clipped"
-    assert not [record for record in caplog.records if record.name == "rewards.specs"]
+    assert not [record for record in caplog.records if record.name == "rewards.clip.specs"]
 
 
 @pytest.mark.parametrize(

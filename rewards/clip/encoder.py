@@ -1,16 +1,21 @@
-"""Embeddings of images or texts, computed once each: kept in memory, and on disk where a folder is given."""
+"""What CLIP-based scores need of a dual encoder: its interface, its options, and a cache of its embeddings.
+
+Nothing here imports torch or loads a model: ``rewards.clip.backbone`` does.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import inspect
 import io
 import logging
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, get_args, runtime_checkable
 
 import numpy as np
 import psutil
@@ -22,26 +27,131 @@ from rewards.files import atomic_write
 from rewards.images import ImageSource, open_image, pixel_hash
 
 if TYPE_CHECKING:
-    from rewards.clip.backbone import DualEncoder
+    from torch import Tensor
 
 logger = logging.getLogger(__name__)
 
 MEMORY_SHARE = 0.2
-"""Of the memory that is available, divided among this machine's processes: the most that a cache takes by itself."""
+"""Share of the available memory, divided among this machine's processes, that a cache without a limit may take."""
 _ENTRY_BYTES = 250
-"""What an entry takes beside its numbers: key, array object, places in the dictionary."""
+"""Overhead of an entry: key, array object, slot in the dictionary."""
 _CHUNK = 1024
 _CHECKSUM_BYTES = 16
 _LOG_SECONDS = 10.0
 Embeddings: TypeAlias = NDArray[np.float32]
 T = TypeVar("T")
+Function = TypeVar("Function", bound=Callable[..., Any])
+Precision = Literal["fp32", "fp16", "bf16"]
+MlpDeltas = Literal["ignored", "added"]
+EncoderSource: TypeAlias = "str | Path | DualEncoder | CachedEncoder"
+"""The ``backbone`` of a score: the name or folder of a model, or an encoder that is loaded already."""
+
+
+@runtime_checkable
+class DualEncoder(Protocol):
+    """A frozen image encoder and text encoder with one embedding space."""
+
+    fingerprint: str
+    """Hash of weights, architecture, precision and preprocessing: embeddings of equal fingerprints may be mixed."""
+    signature: str
+    """Name, start of the fingerprint, precision; for the signature of a score."""
+    context_length: int
+    """Longest caption in tokens, start and end included."""
+
+    def encode_images(self, images: Sequence[ImageSource]) -> Tensor:
+        """Return [N, D] embeddings, float32, of length 1."""
+        ...
+
+    def encode_texts(self, texts: Sequence[str]) -> Tensor:
+        """Return [N, D] embeddings, float32, of length 1."""
+        ...
+
+
+@dataclass(frozen=True)
+class EncoderOptions:
+    """Which dual encoder a score embeds with, how it runs, and how many of its embeddings are kept.
+
+    Every CLIP-based score takes these by keyword, so each is a key of the score's ``kwargs`` in a configuration. Of an
+    encoder that is loaded already only ``cache_dir``, ``cache_images`` and ``cache_references`` are used, and of a
+    ``CachedEncoder``, which brings its image embeddings, the last alone.
+
+    Raises:
+        ValueError: ``precision`` is unknown, or a number is below 1.
+    """
+
+    backbone: EncoderSource
+    """An open_clip architecture (``ViT-B-32``); a hub id (``hf-hub:organisation/model``); a local folder, of a student
+    or of an open_clip model (with ``open_clip_config.json``); or an encoder that is loaded already, which several
+    scores may share."""
+    pretrained: str | None = None
+    """With an architecture only: a tag of open_clip (``openai``) or a checkpoint file. A file that OpenAI released (a
+    TorchScript archive) is recognised, and so are one in the layout of Long-CLIP and SPECS (two tables of positions)
+    and one of PAC-S under its own name (``tuned.RELEASED``). Other files of OpenAI's weights need the architecture
+    ``ViT-B-32-quickgelu``, since the file does not tell its activation; the log says which one was taken. The file
+    decides how many positions the text tower has."""
+    device: str | None = None
+    """Such as ``cpu`` or ``cuda:0``; None is the process's current CUDA device if there is one, else the CPU."""
+    precision: Precision = "fp32"
+    """Of weights and activations. Published GPU scores are of fp16 and differ in the fourth digit."""
+    batch_size: int = 64
+    """Images or captions encoded at once."""
+    truncate: bool = True
+    """Cut captions that are longer than the encoder's context (77 tokens for CLIP), as CLIPScore's released code does;
+    False raises instead (CLIP's BPE only)."""
+    context_length: int | None = None
+    """Stretch the text tower to so many positions, the first 20 kept (``rewards.clip.long``): 248 for CLIP's 77. Not
+    for students with ``pad_attention: full``. None leaves it as it is."""
+    tuned_from: str | None = None
+    """For a checkpoint in the form of PAC-S or PAC-S++ (``rewards.clip.tuned``): the tag of open_clip whose weights
+    were tuned, which decides activation and preprocessing."""
+    mlp_deltas: MlpDeltas = "ignored"
+    """Low-rank updates of MLPs, in files of PAC-S++: ``ignored``, as the released scorer does, or ``added`` as all
+    others."""
+    cache_dir: str | Path | None = None
+    """Folder that keeps image embeddings between runs; None keeps them in memory only."""
+    cache_images: int | None = None
+    """Image embeddings kept in memory, about 2.3 kB each; None is as many as there are, up to a fifth of the available
+    memory (``EmbeddingCache``)."""
+    cache_references: int | None = None
+    """The same of reference embeddings."""
+
+    def __post_init__(self) -> None:
+        if self.precision not in get_args(Precision):
+            raise ValueError(
+                f"precision {self.precision!r} is unknown: expected one of {', '.join(get_args(Precision))}"
+            )
+        for name in ("batch_size", "cache_images", "cache_references"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} = {value}: expected at least 1")
+
+
+def passes_on(target: Callable[..., Any]) -> Callable[[Function], Function]:
+    """Let the signature of a function that hands its ``**keywords`` to ``target`` name what ``target`` takes.
+
+    So a score need not repeat the options that it passes on, and whoever asks for its arguments (``inspect.signature``,
+    ``rewards.registry``) still sees all of them.
+    """
+
+    def with_signature(function: Function) -> Function:
+        signature = inspect.signature(function)
+        own = [parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
+        more = [
+            parameter.replace(kind=parameter.KEYWORD_ONLY)
+            for name, parameter in inspect.signature(target).parameters.items()
+            if name not in signature.parameters
+        ]
+        function.__signature__ = signature.replace(parameters=[*own, *more])  # type: ignore[attr-defined]
+        return function
+
+    return with_signature
 
 
 def image_identity(source: ImageSource) -> str:
-    """Return what tells an image apart from all others.
+    """Return the key of an image: equal for equal images, different for others.
 
-    A file is its absolute path, size and time of change (nanoseconds), so that it is not read; anything else is its
-    pixels, so a scene is drawn. An ``image_id`` is not used: two datasets may give one id to different images.
+    A file has its absolute path, size and time of change (nanoseconds), so that it is not read; anything else the hash
+    of its pixels, so a scene is drawn. An ``image_id`` is not used: two datasets may give one id to different images.
 
     Raises:
         RewardError: there is no such file, or ``source`` is not an image.
@@ -59,9 +169,9 @@ def image_identity(source: ImageSource) -> str:
 
 
 def chunks(items: Sequence[T], size: int, title: str) -> Iterator[Sequence[T]]:
-    """Yield the items by ``size``; what takes long shows a progress bar or, off a terminal, log lines.
+    """Yield the items by ``size``, with a progress bar after two seconds or, off a terminal, log lines.
 
-    Only the first of several processes shows anything.
+    Only rank 0 shows anything.
     """
     start = logged = time.monotonic()
     shows = is_main_process()
@@ -78,7 +188,7 @@ def chunks(items: Sequence[T], size: int, title: str) -> Iterator[Sequence[T]]:
 
 
 def is_main_process() -> bool:
-    """Whether this is process 0 of those that train together; before they have met, the launcher's ``RANK`` says it."""
+    """Whether this is rank 0; before ``torch.distributed`` is initialised, the launcher's ``RANK`` says it."""
     torch = sys.modules.get("torch")  # a process that has not imported it is in no group
     if torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
         return bool(torch.distributed.get_rank() == 0)
@@ -116,8 +226,8 @@ class EmbeddingCache:
         self._memory: dict[str, Embeddings] = {}
         self._write_failed = False
 
-    def room(self, width: int) -> int:
-        """How many embeddings of ``width`` numbers memory holds in all; without ``max_entries``, asked once."""
+    def capacity(self, width: int) -> int:
+        """How many embeddings of ``width`` numbers fit in memory; without ``max_entries``, set by the first call."""
         if self.max_entries is None:
             processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
             free = MEMORY_SHARE * psutil.virtual_memory().available / processes
@@ -140,7 +250,7 @@ class EmbeddingCache:
         Args:
             items: N images; equal ones are encoded once.
             encode: turns M of them into [M, D] embeddings.
-            identity: tells one of them apart from all others, images and other kinds.
+            identity: key of one of them; no other item, of whatever kind, has it.
             kind: what they are, for messages.
 
         Returns:
@@ -163,7 +273,7 @@ class EmbeddingCache:
                 found[key] = row.copy()
                 self._write(key, found[key])
         for key, embedding in found.items():
-            if len(self._memory) < self.room(len(embedding)):
+            if len(self._memory) < self.capacity(len(embedding)):
                 self._memory[key] = embedding
         return np.stack([found[key] for key in keys]) if keys else np.zeros((0, 0), np.float32)
 
@@ -214,7 +324,7 @@ class EmbeddingCache:
 
 
 class CachedEncoder:
-    """A frozen dual encoder with the embeddings of the images that it has seen. Rewards of a mixture may share one."""
+    """A frozen dual encoder with a cache of image embeddings. Terms of a mixture may use the same one."""
 
     def __init__(
         self, encoder: DualEncoder, cache_dir: str | Path | None = None, cache_images: int | None = None

@@ -10,18 +10,22 @@ import logging
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rewards.base import as_texts, checked_scores, required_column
-from rewards.clip.embedding_cache import CachedEncoder, EmbeddingCache, entry_bytes, is_main_process
+from rewards.clip.encoder import (
+    CachedEncoder,
+    EmbeddingCache,
+    EncoderOptions,
+    EncoderSource,
+    entry_bytes,
+    is_main_process,
+    passes_on,
+)
 from rewards.text.references import reference_lists
-
-if TYPE_CHECKING:
-    from rewards.clip.backbone import DualEncoder
-    from rewards.clip.tuned import MlpDeltas
 
 logger = logging.getLogger(__name__)
 PREFIX = "A photo depicts "
@@ -52,57 +56,36 @@ class ClipScore:
     clips = True
     """Whether all cosines below 0 score 0."""
 
+    @passes_on(EncoderOptions)
     def __init__(
         self,
-        backbone: str | Path | DualEncoder | CachedEncoder = "ViT-B-32",
+        backbone: EncoderSource = "ViT-B-32",
         pretrained: str | None = None,
+        *,
         prefix: str = PREFIX,
         w: float = 2.5,
-        device: str | None = None,
-        precision: str = "fp32",
-        batch_size: int = 64,
-        truncate: bool = True,
-        cache_dir: str | Path | None = None,
-        cache_images: int | None = None,
-        cache_references: int | None = None,
-        context_length: int | None = None,
+        **encoder: Any,
     ) -> None:
         """Load the dual encoder.
 
         Args:
-            backbone: what ``rewards.clip.backbone.load_backbone`` takes as a name, or an encoder that is loaded
-                already, which several rewards may share; with an encoder, the arguments ``pretrained``, ``device``,
-                ``precision``, ``batch_size``, ``truncate`` and ``context_length`` are not used, and with a
-                ``CachedEncoder``, which brings its image embeddings, neither are ``cache_dir`` and ``cache_images``.
-            pretrained: tag of open_clip or a checkpoint file. None is ``openai`` for the default backbone.
+            backbone, pretrained, **encoder: fields of ``EncoderOptions``. ``pretrained`` is ``openai`` for the default
+                backbone.
             prefix: put before captions and references, as in the paper; "" for none.
             w: scale, above 0; 2.5 in the paper.
-            device: such as ``cuda:0``; None takes the process's current CUDA device if there is one, else the CPU.
-            precision: ``fp32``, ``fp16`` or ``bf16``.
-            batch_size: images or captions encoded at once.
-            truncate: cut captions that are longer than the encoder's context (77 tokens), as the released code does;
-                False raises instead.
-            cache_dir: folder that keeps image embeddings between runs; None keeps them in memory only.
-            cache_images: image embeddings kept in memory, about 2.3 kB each; None is as many as there are, up to a
-                fifth of the available memory (``EmbeddingCache``).
-            cache_references: the same of reference embeddings.
-            context_length: stretch the text tower to so many tokens (248 for CLIP's 77); None leaves it as it is.
 
         Raises:
             ValueError: an argument is wrong, or the weights cannot be found or loaded.
         """
-        if not (math.isfinite(w) and w > 0) or (cache_references is not None and cache_references < 1):
-            raise ValueError(f"w = {w}, cache_references = {cache_references}: expected w > 0 and at least 1")
-        if isinstance(backbone, str | Path):
-            if str(backbone) == "ViT-B-32" and pretrained is None:
-                pretrained = "openai"
-            backbone = load_encoder(str(backbone), pretrained, device, precision, batch_size, truncate, context_length)
-        if not isinstance(backbone, CachedEncoder):
-            backbone = CachedEncoder(backbone, cache_dir, cache_images)
-        self.backbone, self.prefix, self.w = backbone, prefix, float(w)
-        self._told = False
+        if not (math.isfinite(w) and w > 0):
+            raise ValueError(f"w = {w}: expected a number above 0")
+        if str(backbone) == "ViT-B-32" and pretrained is None:
+            pretrained = "openai"
+        options = EncoderOptions(backbone, pretrained, **encoder)
+        self.backbone, self.prefix, self.w = load_encoder(options), prefix, float(w)
         self.bounds = (0.0, self.w)
-        self._references = EmbeddingCache(backbone.encoder.fingerprint, None, cache_references)
+        self._warned = False
+        self._references = EmbeddingCache(self.backbone.encoder.fingerprint, None, options.cache_references)
 
     @property
     def signature(self) -> str:
@@ -122,7 +105,7 @@ class ClipScore:
         if not parts or not is_main_process():
             return
         width = self.backbone.embed_texts(["a"]).shape[1]
-        kept = [min(count, cache.room(width)) for _, count, cache in parts]
+        kept = [min(count, cache.capacity(width)) for _, count, cache in parts]
         logger.info(
             "%s: embeddings of %s are kept in memory, %.0f MB in each process",
             self.__name__,
@@ -160,8 +143,8 @@ class ClipScore:
             return []
         captions = self._embed_texts(texts)
         cosines = _cosines(captions, self.backbone.embed_images(images))
-        if self.clips and not self._told and 2 * (below := int((cosines < 0).sum())) > len(texts):
-            self._told = True
+        if self.clips and not self._warned and 2 * (below := int((cosines < 0).sum())) > len(texts):
+            self._warned = True
             if is_main_process():
                 logger.warning(
                     "%s: %d of %d captions score 0, as their cosines under %s are below 0: nothing tells them apart. "
@@ -202,36 +185,25 @@ class RefClipScore(ClipScore):
     columns = frozenset({"image", "references"})
     bounds = (0.0, 10 / 7)
 
+    @passes_on(ClipScore)
     def __init__(
         self,
-        backbone: str | Path | DualEncoder | CachedEncoder = "ViT-B-32",
+        backbone: EncoderSource = "ViT-B-32",
         pretrained: str | None = None,
-        prefix: str = PREFIX,
-        w: float = 2.5,
+        *,
         clip_references: bool = True,
-        device: str | None = None,
-        precision: str = "fp32",
-        batch_size: int = 64,
-        truncate: bool = True,
-        cache_dir: str | Path | None = None,
-        cache_images: int | None = None,
-        cache_references: int | None = None,
-        context_length: int | None = None,
+        **arguments: Any,
     ) -> None:
         """Load the dual encoder.
 
         Args:
+            backbone, pretrained, **arguments: as for ``ClipScore``.
             clip_references: clip the best cosine to a reference at 0 (paper); False does not (released code).
-            backbone, pretrained, prefix, w, device, precision, batch_size, truncate, cache_dir, cache_images,
-                cache_references, context_length: as for ``ClipScore``.
 
         Raises:
             ValueError: as for ``ClipScore``.
         """
-        super().__init__(
-            backbone, pretrained, prefix, w, device, precision, batch_size, truncate, cache_dir, cache_images,
-            cache_references, context_length,
-        )  # fmt: skip
+        super().__init__(backbone, pretrained, **arguments)
         self.clip_references = clip_references
         # The harmonic mean of w and 1; unclipped, the sum of both may be as near to 0 as it likes.
         self.bounds = (0.0, 2 * self.w / (1 + self.w)) if clip_references else (-math.inf, math.inf)
@@ -259,28 +231,17 @@ def _cosines(left: Floats, right: Floats) -> Floats:
     return (left.astype(np.float64) * right.astype(np.float64)).sum(axis=1)
 
 
-def load_encoder(
-    name: str,
-    pretrained: str | None,
-    device: str | None,
-    precision: str,
-    batch_size: int,
-    truncate: bool,
-    context_length: int | None,
-    tuned_from: str | None = None,
-    mlp_deltas: MlpDeltas = "ignored",
-) -> DualEncoder:
-    """Load a dual encoder for a score; ``device`` None is as for ``ClipScore``, the rest as for ``load_backbone``.
+def load_encoder(options: EncoderOptions) -> CachedEncoder:
+    """Load the encoder of a score, where it is not loaded already, and open the cache of its image embeddings.
 
     Raises:
-        ValueError: as for ``load_backbone``.
+        ValueError: the weights cannot be found, downloaded or loaded, or an option does not go with them.
     """
-    import torch
+    encoder = options.backbone
+    if isinstance(encoder, CachedEncoder):
+        return encoder
+    if isinstance(encoder, str | Path):
+        from rewards.clip.backbone import Backbone  # imports torch
 
-    from rewards.clip.backbone import load_backbone
-
-    # With its number: plain "cuda" would follow a later change of the current device, and the weights would not.
-    device = device or (f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu")
-    return load_backbone(
-        name, pretrained, device, precision, batch_size, truncate, context_length, tuned_from, mlp_deltas
-    )
+        encoder = Backbone(options)
+    return CachedEncoder(encoder, options.cache_dir, options.cache_images)

@@ -8,17 +8,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from rewards.base import Reward, RewardError, as_texts, checked_scores, required_column
-from rewards.clip.embedding_cache import CachedEncoder, is_main_process
-from rewards.clipscore import ClipScore, Floats
-
-if TYPE_CHECKING:
-    from rewards.clip.backbone import DualEncoder
+from rewards.clip.clipscore import ClipScore, Floats
+from rewards.clip.encoder import EncoderOptions, EncoderSource, is_main_process, passes_on
 
 logger = logging.getLogger(__name__)
 Scale = Literal["clipped", "shifted"]
@@ -40,39 +36,33 @@ class Specs(ClipScore):
     __name__ = "specs"
     bounds = (0.0, 1.0)
 
+    @passes_on(EncoderOptions)
     def __init__(
         self,
-        backbone: str | Path | DualEncoder | CachedEncoder,
+        backbone: EncoderSource,
         pretrained: str | None = None,
+        *,
         scale: Scale | None = None,
-        device: str | None = None,
-        precision: str = "fp32",
-        batch_size: int = 64,
         truncate: bool = False,
-        cache_dir: str | Path | None = None,
-        cache_images: int | None = None,
-        context_length: int | None = None,
+        **encoder: Any,
     ) -> None:
         """Load the dual encoder.
 
         Args:
-            backbone: folder that ``train_reward_model.py`` exported, or what ``load_backbone`` takes, such as
-                ``ViT-B-32`` with ``pretrained: spec.pt``, or an encoder that is loaded already.
+            backbone: folder that ``train_reward_model.py`` exported, or another of ``EncoderOptions``, such as
+                ``ViT-B-32`` with ``pretrained: spec.pt``.
             pretrained: checkpoint file, with an architecture.
             scale: ``clipped`` at 0 (paper), or ``shifted`` to (cosine + 1) / 2 (released code). None is ``shifted``
                 for a file in the layout of the released weights, else ``clipped``.
             truncate: cut captions above the encoder's context; False raises and names the row.
-            device, precision, batch_size, cache_dir, cache_images, context_length: as for ``ClipScore``.
+            **encoder: the other fields of ``EncoderOptions``.
 
         Raises:
             ValueError: an argument is wrong, or the weights cannot be found or loaded.
         """
         if scale not in (None, *get_args(Scale)):
             raise ValueError(f"scale is {scale!r}: expected one of {', '.join(get_args(Scale))}")
-        super().__init__(
-            backbone, pretrained, "", 1.0, device, precision, batch_size, truncate, cache_dir, cache_images,
-            context_length=context_length,
-        )  # fmt: skip
+        super().__init__(backbone, pretrained, prefix="", w=1.0, truncate=truncate, **encoder)
         released = getattr(self.backbone.encoder, "long_layout", False)
         self.scale: Scale = scale or ("shifted" if released else "clipped")
         self.truncate, self.clips = truncate, self.scale == "clipped"
@@ -90,15 +80,7 @@ class Specs(ClipScore):
         return f"{self.__name__}[{self.backbone.signature},{self.scale}{cut}]"
 
     def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
-        """Score N captions; arguments as for ``ClipScore``.
-
-        Returns:
-            N scores in [0, 1].
-
-        Raises:
-            RewardError: a column is missing or has another length, an image is missing or unreadable, or a caption is
-                longer than the encoder reads and ``truncate`` is off.
-        """
+        """Return N scores in [0, 1]; arguments and errors as for ``ClipScore``."""
         texts = as_texts(completions)
         if not self.truncate:
             self._check_lengths(texts)
@@ -124,8 +106,8 @@ class LengthRouter:
     """A short-caption score below a number of tokens, a long-caption score from there on.
 
     The SPECS paper recommends CLIP below 60 tokens and SPECS above. Tokens are those of CLIP's BPE, without start and
-    end. A caption is scored by one of the two alone. The default pair, CLIPScore with w = 1 and SPECS, is in [0, 1],
-    yet of two encoders: scores compare within one side only.
+    end. Each caption is scored by one of the two. The default pair, CLIPScore with w = 1 and SPECS, is in [0, 1], yet
+    of two encoders: scores of captions below and above the threshold do not compare.
     """
 
     __name__ = "length_router"
@@ -166,7 +148,7 @@ class LengthRouter:
         Args:
             prompts: passed on.
             completions: N captions (strings or TRL messages).
-            **columns: what either of the two needs; columns of N items are divided with the captions.
+            **columns: what either of the two needs; columns of N items are split as the captions are.
 
         Returns:
             N scores within ``bounds``.
@@ -181,7 +163,7 @@ class LengthRouter:
             required_column(columns, name, self.__name__, len(texts))
         is_long = [count_tokens(text) >= self.threshold for text in texts]
         scores = [0.0] * len(texts)
-        for side, reward, wanted in (("short", self.short, False), ("long", self.long, True)):
+        for length, reward, wanted in (("short", self.short, False), ("long", self.long, True)):
             rows = [row for row, found in enumerate(is_long) if found is wanted]
             if not rows:
                 continue
@@ -193,7 +175,7 @@ class LengthRouter:
             try:
                 found = checked_scores(reward, reward(own_prompts, [texts[row] for row in rows], **mine), len(rows))
             except RewardError as error:
-                raise RewardError(f"{self.__name__}, {side} captions (rows {_spelt(rows)}): {error}") from error
+                raise RewardError(f"{self.__name__}, {length} captions (rows {_first_rows(rows)}): {error}") from error
             for row, score in zip(rows, found, strict=True):
                 scores[row] = score
         return scores
@@ -215,5 +197,5 @@ def _is_column(column: Any, count: int) -> bool:
     return isinstance(column, Sequence) and not isinstance(column, str) and len(column) == count
 
 
-def _spelt(rows: Sequence[int]) -> str:
+def _first_rows(rows: Sequence[int]) -> str:
     return ", ".join(map(str, rows[:5])) + (", ..." if len(rows) > 5 else "")

@@ -1,0 +1,106 @@
+"""PAC-S and RefPAC-S: CLIPScore's equations with w = 2 under a CLIP that was tuned on positive-augmented pairs.
+
+Sources: Sarto et al., "Positive-Augmented Contrastive Learning for Image and Video Captioning Evaluation", CVPR 2023;
+for PAC-S++, with low-rank updates of both towers, Sarto et al., "Positive-Augmented Contrastive Learning for
+Vision-and-Language Evaluation and Training", IJCV 2025. Captions and references are embedded as they were written,
+after CLIPScore's prefix; no PTB tokens are made of them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rewards.clip.clipscore import ClipScore, RefClipScore
+from rewards.clip.encoder import EncoderSource, passes_on
+
+
+class PacScore(ClipScore):
+    """PAC-S: 2 * max(cos(image, caption), 0) under a positive-augmented CLIP; no references.
+
+    Source: Sarto et al., CVPR 2023. The released example's good captions have the mean 0.8264, its bad ones 0.5772.
+    """
+
+    __name__ = "pac_s"
+    bounds = (0.0, 2.0)
+
+    @passes_on(ClipScore)
+    def __init__(
+        self,
+        backbone: EncoderSource | None = None,
+        pretrained: str | None = None,
+        *,
+        tuned_from: str | None = None,
+        w: float = 2.0,
+        **arguments: Any,
+    ) -> None:
+        """Load the dual encoder. There is no default: without weights that were tuned for it, it would not be PAC-S.
+
+        Args:
+            backbone: architecture of open_clip, with ``pretrained``; None is what the released file of that name has.
+                Or a folder that has its own weights, or an encoder that is loaded already.
+            pretrained: checkpoint file: ``clip_ViT-B-32.pth`` or another of ``RELEASED``, or one in the same form.
+            tuned_from: as in ``EncoderOptions``; None for released files under their own names.
+            w: scale, above 0; 2 in the paper.
+            **arguments: as for ``ClipScore``.
+
+        Raises:
+            ValueError: there is no such file, it is not said what it was tuned from, it does not fit the architecture,
+                or an argument is wrong.
+        """
+        super().__init__(**_tuned(backbone, pretrained, tuned_from), w=w, **arguments)
+
+
+class RefPacScore(RefClipScore):
+    """RefPAC-S: harmonic mean of PAC-S and the best cosine to a reference, in [0, 4/3] for w = 2.
+
+    That cosine is clipped at 0, as in RefCLIPScore and for its reason; PAC-S's released code does not clip it, and has
+    no value where a + b is 0. Where the best cosine is positive, both are equal.
+
+    Source: Sarto et al., CVPR 2023. The released example's good captions have the mean 0.8393, its bad ones 0.6357.
+    """
+
+    __name__ = "ref_pac_s"
+    bounds = (0.0, 4 / 3)
+
+    @passes_on(RefClipScore)
+    def __init__(
+        self,
+        backbone: EncoderSource | None = None,
+        pretrained: str | None = None,
+        *,
+        tuned_from: str | None = None,
+        w: float = 2.0,
+        **arguments: Any,
+    ) -> None:
+        """Load the dual encoder.
+
+        Args:
+            backbone, pretrained, tuned_from, w: as for ``PacScore``.
+            **arguments: as for ``RefClipScore``.
+
+        Raises:
+            ValueError: as for ``PacScore``.
+        """
+        super().__init__(**_tuned(backbone, pretrained, tuned_from), w=w, **arguments)
+
+
+def _tuned(backbone: EncoderSource | None, pretrained: str | None, tuned_from: str | None) -> dict[str, Any]:
+    """The three arguments, with what is known of a released file filled in."""
+    if backbone is None or (isinstance(backbone, str | Path) and not Path(backbone).is_dir()):
+        from rewards.clip.tuned import RELEASED  # imports torch
+
+        if pretrained is None or not Path(pretrained).is_file():
+            given = "is not given" if pretrained is None else f"is {str(pretrained)!r}, which is no file"
+            raise ValueError(
+                f"'pretrained' {given}: PAC-S needs a checkpoint that was tuned for it, such as clip_ViT-B-32.pth or "
+                "openClip_ViT-L-14.pth; the repository aimagelab/pacscore says where they are"
+            )
+        architecture, tag = RELEASED.get(Path(pretrained).name, (None, None))
+        backbone, tuned_from = backbone or architecture, tuned_from or tag
+        if backbone is None or tuned_from is None:
+            raise ValueError(
+                f"what {str(pretrained)!r} was tuned from is not known by its name (known: {', '.join(RELEASED)}): say "
+                "'backbone' and 'tuned_from', such as ViT-B-32 and openai, which decide activation and preprocessing"
+            )
+    return {"backbone": backbone, "pretrained": pretrained, "tuned_from": tuned_from}

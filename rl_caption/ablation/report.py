@@ -1,71 +1,88 @@
-"""The files of a grid's report."""
+"""The report of a grid: tables over seeds, the plot over alpha, captions of the same images."""
 
 from __future__ import annotations
 
+import csv
+import io
+import re
+import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from rewards.files import atomic_write
 from rl_caption.ablation.config import AblateConfig
-from rl_caption.ablation.grid import as_argument
-from rl_caption.ablation.outcome import Outcome
-from rl_caption.ablation.plan import Plan
-from rl_caption.ablation.plot import NoMatplotlib, draw_alpha
-from rl_caption.ablation.side_by_side import captions_page
-from rl_caption.ablation.table import Group, grouped, markdown_tables, notes, runs_csv, summary_csv
+from rl_caption.ablation.plan import Plan, as_argument
+from rl_caption.ablation.results import JUDGE, Result
 from rl_caption.config import RewardTerm
+from rl_caption.data.base import DataError, Row, load_image
 from rl_caption.data.files import write_text
+from rl_caption.evaluation.table import COLUMNS, LEFT_OUT, Column
 from rl_caption.report.program import write_report as write_page_of
 from rl_caption.report.sources import source_of
 
+Systems = Mapping[str, Sequence[Result]]
+"""Name of a row -> the starting policy, or all seeds of a cell."""
 
-def write_report(
-    outcomes: Sequence[Outcome],
-    plan: Plan,
-    bounds: Mapping[str, tuple[float, float]],
-    config: AblateConfig,
-    failures: Sequence[str],
-) -> list[Path]:
+PAPER_KEYS = ("BLEU-4", "METEOR", "ROUGE-L", "CIDEr", "SPICE")
+"""Columns of the L-CLIPScore paper's tables; the judges follow."""
+HACKING_KEYS = (
+    "captions/repeated_ngrams",
+    "captions/bad_endings",
+    "length/mean",
+    "vocabulary/size",
+    "oracle/f1",
+    "oracle/precision",
+    "oracle/recall",
+    "oracle/unparsed",
+)
+IMAGE_SIZE = 256
+"""Longest side of the pictures beside the captions, in pixels."""
+
+
+def write_report(results: Sequence[Result], plan: Plan, config: AblateConfig, failures: Sequence[str]) -> list[Path]:
     """Write ``table.md``, ``table.csv``, ``runs.csv``, ``captions.md``, ``report.html``; for alphas ``alpha.png``.
 
     Args:
-        outcomes: starting policies first.
+        results: starting policies first.
         plan, config: of the grid.
-        bounds: name of each judge -> its smallest and largest possible score.
         failures: sentences about cells that are missing, for the table's notes.
 
     Returns:
         The files.
     """
-    out, groups = Path(config.out), grouped(outcomes)
-    tables = markdown_tables(groups, bounds)
+    out, systems = Path(config.out), by_system(results)
+    tables = markdown_tables(systems)
     print(f"\n{tables}\n")
-    write_text(
-        out / "table.md",
-        "\n\n".join([f"# {out.name}", tables, _remarks(groups, plan, config, failures)]) + "\n",
-    )
-    write_text(out / "table.csv", summary_csv(groups, bounds))
-    write_text(out / "runs.csv", runs_csv(groups))
+    decoding = "greedy" if config.num_beams == 1 else f"beam search of width {config.num_beams}"
+    lines = [
+        f"Means over seeds ± standard deviation, split {config.split!r}, {decoding}; policies "
+        f"{'after the last step' if config.policy == 'last' else 'best by validation'}. "
+        "`start` is the policy that all cells start from.",
+        *dict.fromkeys(f"{cell.system}: {formula(cell.terms, cell.overrides)}" for cell in plan.cells),
+        *notes(results),
+        *(f"missing: {failure}" for failure in failures),
+    ]
+    remarks = "\n".join(f"- {line}" for line in lines)
+    write_text(out / "table.md", f"# {out.name}\n\n{tables}\n\n{remarks}\n")
+    write_text(out / "table.csv", summary_csv(systems))
+    write_text(out / "runs.csv", runs_csv(systems))
     written = [out / "table.md", out / "table.csv", out / "runs.csv"]
-    rows_of_split = next(iter(plan.bases.values())).rows
-    rows = rows_of_split[: config.show_images]
-    if rows:
-        shown = {group.system: group.outcomes[0].captions for group in groups}
-        written.append(captions_page(rows, shown, out))
-    if any(group.alpha is not None for group in groups):
-        judge = next(iter(bounds.items()), None)
+    rows = next(iter(plan.bases.values())).rows
+    if config.show_images:
+        captions = {name: results[0].captions for name, results in systems.items()}
+        written.append(captions_page(rows[: config.show_images], captions, out))
+    if any(result.alpha is not None for result in results):
         try:
-            draw_alpha(groups, judge, out / "alpha.png")
-        except NoMatplotlib as error:
-            print(f"no alpha.png: {error}", file=sys.stderr)
+            draw_alpha(systems, out / "alpha.png")
+        except ImportError:
+            print("no alpha.png: matplotlib is not installed: pip install 'rl-caption[report]'", file=sys.stderr)
         else:
             written.append(out / "alpha.png")
-    if config.report:
-        page = write_page_of(out, source_of(rows_of_split) if rows_of_split else None)
-        written += [page] if page is not None else []
-    return written
+    page = write_page_of(out, source_of(rows)) if config.report else None
+    return written + [page] * (page is not None)
 
 
 def formula(terms: Mapping[str, RewardTerm], overrides: Mapping[str, Any] = MappingProxyType({})) -> str:
@@ -74,20 +91,186 @@ def formula(terms: Mapping[str, RewardTerm], overrides: Mapping[str, Any] = Mapp
     return "; ".join([mixture, *(f"{key} = {as_argument(value)}" for key, value in overrides.items())])
 
 
-def _remarks(
-    groups: Sequence[Group],
-    plan: Plan,
-    config: AblateConfig,
-    failures: Sequence[str],
-) -> str:
-    split = (
-        f"split {config.split!r}, {'greedy' if config.num_beams == 1 else f'beam search of width {config.num_beams}'}"
-    )
-    which = "after the last step" if config.policy == "last" else "best by validation"
-    lines = [
-        f"Means over seeds ± standard deviation, {split}; policies {which}. "
-        "`start` is the policy that all cells start from.",
-    ]
-    rewards = {cell.cell.system: formula(cell.cell.terms, cell.cell.overrides) for cell in plan.cells}
-    lines += [f"{system}: {reward}" for system, reward in rewards.items()]
-    return "\n".join(f"- {line}" for line in [*lines, *notes(groups), *(f"missing: {text}" for text in failures)])
+def by_system(results: Sequence[Result]) -> dict[str, list[Result]]:
+    """Results by system, in the order in which the systems first occur."""
+    return {result.system: [other for other in results if other.system == result.system] for result in results}
+
+
+def mean_and_std(results: Sequence[Result], key: str) -> tuple[float | None, float | None]:
+    """Mean of a metric over the seeds that have it, and standard deviation (n - 1); None for too few seeds."""
+    values = [result.evaluation.metrics[key] for result in results if key in result.evaluation.metrics]
+    return statistics.fmean(values) if values else None, statistics.stdev(values) if len(values) > 1 else None
+
+
+def columns_of(systems: Systems) -> list[dict[str, Column]]:
+    """Columns of the two tables, those of the paper and those that show hacking, for the metrics that are there."""
+    evaluations = [result.evaluation for results in systems.values() for result in results]
+    found = {key for evaluation in evaluations for key in evaluation.metrics}
+    paper = {key: Column(f"{key} (x100)") for key in PAPER_KEYS if key in found}
+    for key, (low, high) in (item for evaluation in evaluations for item in evaluation.bounds.items()):
+        paper[key] = Column(f"{key.removeprefix(JUDGE)} [{low:g}, {high:g}]", 1.0, 4)
+    return [paper, {key: COLUMNS[key] for key in HACKING_KEYS if key in found}]
+
+
+def markdown_tables(systems: Systems) -> str:
+    """Two Markdown tables, a row for each system: means over seeds, ± the standard deviation of at least two."""
+    paper, hacking = columns_of(systems)
+    watched = any(result.watched for results in systems.values() for result in results)
+    tables = []
+    for columns, with_alarm in ((paper, False), (hacking, watched)):
+        if not columns and not with_alarm:
+            continue
+        head = ["system", "seeds", *(column.heading for column in columns.values())]
+        lines = [head + ["first alarm, step"] * with_alarm]
+        lines.append(["---", *["---:"] * (len(lines[0]) - 1)])
+        for name, results in systems.items():
+            seeds = LEFT_OUT if results[0].seed is None else str(len(results))
+            cells = [_cell(*mean_and_std(results, key), column) for key, column in columns.items()]
+            lines.append([name, seeds, *cells, *[alarm_text(results)] * with_alarm])
+        tables.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
+    return "\n\n".join(tables)
+
+
+def _cell(mean: float | None, std: float | None, column: Column) -> str:
+    if mean is None:
+        return LEFT_OUT
+    numbers = [mean] if std is None else [mean, std]
+    return " ± ".join(f"{number * column.factor:.{column.decimals}f}" for number in numbers)
+
+
+def alarm_text(results: Sequence[Result]) -> str:
+    """``none``, or the earliest step with an alarm and how many watched seeds had one, as in ``60 (2 of 3)``."""
+    watched = [result for result in results if result.watched]
+    steps = [result.alarm_step for result in watched if result.alarm_step is not None]
+    if not watched:
+        return LEFT_OUT
+    return f"{min(steps)} ({len(steps)} of {len(watched)})" if steps else "none"
+
+
+def notes(results: Sequence[Result]) -> list[str]:
+    """What has to be known to read the tables: what was left out and why, and the signatures of the metrics."""
+    reasons = {
+        f"{key} is left out: {reason}": None
+        for result in results
+        for key, reason in result.evaluation.left_out.items()
+        if key in PAPER_KEYS + HACKING_KEYS
+    }
+    signatures = list(dict.fromkeys(result.evaluation.signature for result in results))
+    kind = "signature" if len(signatures) == 1 else "the signatures differ, so the rows do not compare"
+    return [*reasons, f"{kind}: {'; '.join(signatures)}"]
+
+
+def summary_csv(systems: Systems) -> str:
+    """CSV, a row for each system: every column's mean and ``KEY.std``, as computed; empty where there is none."""
+    keys = [key for columns in columns_of(systems) for key in columns]
+    head = ["system", "base", "alpha", "seeds", *(name for key in keys for name in (key, f"{key}.std"))]
+    lines: list[list[Any]] = [[*head, "alarms", "first_alarm"]]
+    for name, results in systems.items():
+        steps = [result.alarm_step for result in results if result.alarm_step is not None]
+        watched = any(result.watched for result in results)
+        seeds = sum(result.seed is not None for result in results)
+        values = [value for key in keys for value in mean_and_std(results, key)]
+        alarms = [len(steps) if watched else None, min(steps, default=None)]
+        lines.append([name, results[0].base, results[0].alpha, seeds, *values, *alarms])
+    return _csv(lines)
+
+
+def runs_csv(systems: Systems) -> str:
+    """CSV, a row for each run: every metric as computed."""
+    every = [result for results in systems.values() for result in results]
+    keys = list(dict.fromkeys(key for result in every for key in result.evaluation.metrics))
+    lines: list[list[Any]] = [["system", "base", "alpha", "seed", *keys, "first_alarm"]]
+    for result in every:
+        values = [result.evaluation.metrics.get(key) for key in keys]
+        lines.append([result.system, result.base, result.alpha, result.seed, *values, result.alarm_step])
+    return _csv(lines)
+
+
+def _csv(lines: Sequence[Sequence[Any]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(lines)
+    return text.getvalue()
+
+
+def captions_page(rows: Sequence[Row], systems: Mapping[str, Mapping[str, str]], folder: Path) -> Path:
+    """Write ``captions.md``, and the pictures beside it as ``images/N.png``; an image that cannot be read has none.
+
+    Args:
+        rows: the images to show.
+        systems: name -> image id -> caption; a system without the image is shown as "–".
+        folder: where the page is written.
+    """
+    parts = ["# Captions of the same images", "One seed a cell. The first line of an image is one of its references."]
+    for index, row in enumerate(rows):
+        parts.append(f"## {_escaped(row['image_id'])}")
+        if _save_picture(row, folder / "images" / f"{index}.png"):
+            parts.append(f"![image {index}](images/{index}.png)")
+        lines = ["| system | caption |", "|---|---|"]
+        lines += [f"| reference | {_escaped(reference)} |" for reference in row["references"][:1]]
+        for name, captions in systems.items():
+            caption = captions.get(row["image_id"])
+            lines.append(f"| {name} | {LEFT_OUT if caption is None else _escaped(caption) or '(empty)'} |")
+        parts.append("\n".join(lines))
+    write_text(folder / "captions.md", "\n\n".join(parts) + "\n")
+    return folder / "captions.md"
+
+
+def _save_picture(row: Row, path: Path) -> bool:
+    try:
+        image = load_image(row["image"])
+    except DataError:  # captioners over region features do without the pictures
+        return False
+    image.thumbnail((IMAGE_SIZE, IMAGE_SIZE))
+    with atomic_write(path) as file:
+        image.save(file, "PNG")
+    return True
+
+
+def _escaped(text: str) -> str:
+    """Text as it stands, on one line of a Markdown table."""
+    return re.sub(r"([\\|*_`<>\[\]#])", r"\\\1", " ".join(text.split()))
+
+
+def alpha_curve(systems: Systems, base: str, key: str) -> list[tuple[float, float, float]]:
+    """(alpha, mean, standard deviation) of a metric, by alpha; the deviation of a single seed is 0."""
+    found = []
+    for results in systems.values():
+        (mean, std), alpha = mean_and_std(results, key), results[0].alpha
+        if results[0].base == base and alpha is not None and mean is not None:
+            found.append((alpha, mean, std or 0.0))
+    return sorted(found)
+
+
+def draw_alpha(systems: Systems, path: Path) -> None:
+    """Write a picture with one panel for each base: CIDEr (x100) on the left axis, the first judge on the right one.
+
+    Error bars are standard deviations over seeds; dotted lines are the starting policy.
+
+    Raises:
+        ImportError: matplotlib is not installed; it is an optional dependency.
+    """
+    from matplotlib.figure import Figure
+
+    columns, _ = columns_of(systems)
+    drawn = {"CIDEr": (Column("CIDEr (x100)"), "#1f5f99")}
+    drawn |= {key: (columns[key], "#b5541c") for key in columns if key.startswith(JUDGE)}
+    bases = list(dict.fromkeys(results[0].base for results in systems.values() if results[0].alpha is not None))
+    figure = Figure(figsize=(5.2 * len(bases), 3.6), layout="constrained")
+    for index, base in enumerate(bases):
+        left = figure.add_subplot(1, len(bases), index + 1, title=base, xlabel="alpha")
+        for key, (column, colour) in list(drawn.items())[:2]:
+            axes = left if key == "CIDEr" else left.twinx()
+            points = [
+                [alpha, column.factor * mean, column.factor * std]
+                for alpha, mean, std in alpha_curve(systems, base, key)
+            ]
+            alphas, means, deviations = zip(*points, strict=True) if points else ((), (), ())
+            axes.errorbar(alphas, means, yerr=deviations, color=colour, marker="o", capsize=3)
+            for result in (results[0] for results in systems.values()):
+                if result.base == base and result.seed is None and key in result.evaluation.metrics:
+                    height = column.factor * result.evaluation.metrics[key]
+                    axes.axhline(height, color=colour, linestyle=":", linewidth=1)
+            axes.set_ylabel(column.heading, color=colour)
+            axes.tick_params(axis="y", labelcolor=colour)
+    with atomic_write(path) as file:
+        figure.savefig(file, dpi=150, format="png")

@@ -55,8 +55,7 @@ class Cell:
         label: of the cell, in tables and paths.
         seed: ``train.seed``.
         alpha: of a cell of the alpha grid.
-        terms: the reward.
-        overrides: dotted key -> value.
+        terms, overrides: of ``CellConfig``.
         config: of the SCST run; the defaults, before ``make_plan`` resolves it.
     """
 
@@ -65,8 +64,8 @@ class Cell:
     label: str
     seed: int
     alpha: float | None
-    terms: Mapping[str, RewardTerm]
-    overrides: Mapping[str, Any] = field(default_factory=dict)
+    terms: dict[str, RewardTerm]
+    overrides: dict[str, Any]
     config: ScstConfig = field(default_factory=ScstConfig)
 
     @property
@@ -87,7 +86,7 @@ class Cell:
     def arguments(self) -> list[str]:
         """What the cell adds to the command line of ``scst.py --config BASE``."""
         terms = {name: asdict(term) for name, term in self.terms.items()}
-        changes = {"train.seed": self.seed, "reward.terms": terms} | dict(self.overrides)
+        changes = {"train.seed": self.seed, "reward.terms": terms} | self.overrides
         return [f"--{key}={as_argument(value)}" for key, value in changes.items()]
 
 
@@ -103,23 +102,19 @@ class EarlierRun:
 
 @dataclass(frozen=True)
 class Base:
-    """What the cells of one base configuration share.
-
-    Attributes:
-        name: "" where there is only one.
-        config: of the SCST run.
-        start: ``model.init``, the starting policy: a folder, or a name on the hub.
-        warm_start: the cross-entropy run that makes it, where that has to be trained first.
-        rows: of the split whose captions are scored.
-        processes: of each training.
-    """
+    """What the cells of one base configuration share."""
 
     name: str
+    """"" where there is only one."""
     config: ScstConfig
     start: str
+    """``model.init``, the starting policy: a folder, or a name on the hub."""
     warm_start: EarlierRun | None
+    """The cross-entropy run that makes it, if any."""
     rows: Sequence[Row]
+    """Of the split whose captions are scored."""
     processes: int = 1
+    """Of each training."""
 
 
 @dataclass(frozen=True)
@@ -148,24 +143,27 @@ def make_cells(config: AblateConfig) -> list[Cell]:
     but its row of alpha = 0 is that of CIDEr alone and alpha = 1 that of L-CLIPS alone, so its alpha, too, weights
     L-CLIPS.
     """
-    cells = [(label, None, cell.terms, cell.overrides) for label, cell in config.cells.items()]
-    alphas = [
-        (f"alpha={value:g}", value, _mixture(config.alpha, value), {})
-        for value in (config.alpha.values if config.alpha is not None else [])
-    ]
+    cells: list[tuple[Any, ...]] = [(label, None, cell.terms, cell.overrides) for label, cell in config.cells.items()]
+    if config.alpha is not None:
+        alphas = [(f"alpha={value:g}", value, _mixture(config.alpha, value), {}) for value in config.alpha.values]
+        cells = [*alphas, *cells]
     return [
         Cell(Path(config.out) / "cells" / base / label / f"seed{seed}", base, label, seed, *rest)
         for seed in config.seeds
         for base in base_files(config)
-        for label, *rest in [*alphas, *cells]
+        for label, *rest in cells
     ]
 
 
 def _mixture(grid: AlphaConfig, alpha: float) -> dict[str, RewardTerm]:
     """The reward of one alpha, without terms of weight 0."""
-    shares = [(term, name, alpha) for name, term in grid.terms.items()]
-    shares += [(term, name, round(1 - alpha, 12)) for name, term in grid.against.items()]
-    return {name: replace(term, weight=term.weight * share) for term, name, share in shares if term.weight * share != 0}
+    factors = ((grid.terms, alpha), (grid.against, round(1 - alpha, 12)))
+    return {
+        name: replace(term, weight=term.weight * factor)
+        for terms, factor in factors
+        for name, term in terms.items()
+        if term.weight * factor != 0
+    }
 
 
 def mistakes(config: AblateConfig) -> list[str]:
@@ -175,14 +173,13 @@ def mistakes(config: AblateConfig) -> list[str]:
     terms = {f"cells.{label}.terms": cell.terms for label, cell in config.cells.items()}
     if (config.base is None) == (not config.bases):
         wrong.append("set either base (one configuration of scst.py) or bases (name to configuration)")
-    if not config.cells and alpha is None:
+    if not labels:
         wrong.append("there is no cell: set cells, alpha, or both")
     if not config.seeds or len(set(config.seeds)) != len(config.seeds):
         wrong.append(f"seeds is {config.seeds}: expected different whole numbers, and at least one")
     if alpha is not None:
         terms |= {"alpha.terms": alpha.terms, "alpha.against": alpha.against}
-        if not alpha.values:
-            wrong.append("alpha.values is empty: expected at least one number from 0 to 1")
+        wrong += ["alpha.values is empty: expected at least one number from 0 to 1"] * (not alpha.values)
         both = sorted(set(alpha.terms) & set(alpha.against))
         if both:
             wrong.append(f"alpha: {both} are in terms and against: expected different names (target names the reward)")
@@ -234,17 +231,15 @@ def make_plan(config: AblateConfig, parse: Parse) -> Plan:
     models: dict[str, EarlierRun] = {}
     bases = {name: _make_base(name, file, config, parse, models) for name, file in base_files(config).items()}
     cells = [_resolve(cell, bases[cell.base], config, parse) for cell in make_cells(config)]
-    changed = {
-        cell.name: changed_keys(cell.run / "config.yaml", cell.config)
+    changed = [
+        f"\n  {cell.name}: {'; '.join(keys)}"
         for cell in cells
-        if (cell.run / "config.yaml").is_file()
-    }
-    lines = [f"{name}: {'; '.join(keys)}" for name, keys in changed.items() if keys]
-    if lines:
+        if (file := cell.run / "config.yaml").is_file() and (keys := changed_keys(file, cell.config))
+    ]
+    if changed:
         raise ConfigError(
-            f"{len(lines)} of {len(cells)} cells are there with another configuration:\n  "
-            + "\n  ".join(lines)
-            + "\nChoose another out, or remove the folders of these cells"
+            f"{len(changed)} of {len(cells)} cells are there with another configuration:{''.join(changed)}\n"
+            "Choose another out, or remove the folders of these cells"
         )
     return Plan(bases, cells, [model for model in models.values() if not is_complete(model.folder)])
 
@@ -266,15 +261,15 @@ def _make_base(name: str, file: str, grid: AblateConfig, parse: Parse, models: d
         raise ConfigError(f"{file}: model.init is not set: it is the policy that all cells start from")
     if config.warm_start is not None:
         warm_start = earlier("xe", XeConfig, config.warm_start)
-        warm_start = None if is_complete(warm_start.folder) else warm_start
-    made = warm_start.folder / "export" / "best" if warm_start is not None else None
-    if not is_captioner(start) and made is None:
-        raise ConfigError(
-            f"{file}: model.init {start!r} is not a saved captioner (it has no config.json), nor a name on the hub "
-            "(OWNER/MODEL), and no warm_start is left that would make it: train one with train_xe.py"
-        )
-    if not is_captioner(start) and made is not None and Path(start).resolve() != made.resolve():
-        raise ConfigError(f"{file}: model.init is {start!r}, but warm_start makes {str(made)!r}: name that one")
+    if warm_start is None or is_complete(warm_start.folder):
+        if not is_captioner(start):
+            raise ConfigError(
+                f"{file}: model.init {start!r} is not a saved captioner (it has no config.json), nor a name on the hub "
+                "(OWNER/MODEL), and no warm_start is left that would make it: train one with train_xe.py"
+            )
+    elif not is_captioner(start) and Path(start).resolve() != (warm_start.folder / "export" / "best").resolve():
+        made = str(warm_start.folder / "export" / "best")
+        raise ConfigError(f"{file}: model.init is {start!r}, but warm_start makes {made!r}: name that one")
     if str(chain):
         logger.info("%s", chain)
     source = build_data(config.data)
@@ -406,22 +401,14 @@ def build_rewards(
 
 
 def _is_untrained(key: str, reward: str, arguments: Mapping[str, Any], untrained: Sequence[Path]) -> bool:
-    """Whether an argument is a path below what an untrained model will export; what can be checked then is checked."""
-    needed = False
-    for name, value in arguments.items():
-        path = Path(value).resolve() if isinstance(value, str) else Path("/")
-        for run in untrained:
-            export = run / "export" / "best"
-            if path.is_relative_to(run) and not path.is_relative_to(export):
-                raise ConfigError(
-                    f"{key}.kwargs.{name} is {value!r}: the run {run}, yet to be trained, exports {export}"
-                )
-            needed = needed or path.is_relative_to(export)
-    if needed:
-        try:
-            known = parameters(reward)
-        except ValueError as error:
-            raise ConfigError(f"{key}: {error}") from error
-        if "kwargs" not in known and not set(arguments) <= set(known):
-            raise ConfigError(f"{key}.kwargs has {sorted(set(arguments) - set(known))}: {reward} takes {known}")
-    return needed
+    """Whether an argument is a path below what an untrained model will export; if so, the names are checked."""
+    paths = [Path(value).resolve() for value in arguments.values() if isinstance(value, str)]
+    if not any(path.is_relative_to(run / "export" / "best") for path in paths for run in untrained):
+        return False
+    try:
+        known = parameters(reward)
+    except ValueError as error:
+        raise ConfigError(f"{key}: {error}") from error
+    if "kwargs" not in known and not set(arguments) <= set(known):
+        raise ConfigError(f"{key}.kwargs has {sorted(set(arguments) - set(known))}: {reward} takes {known}")
+    return True

@@ -9,14 +9,12 @@ import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from rewards.files import atomic_write
 from rl_caption.ablation.config import AblateConfig
-from rl_caption.ablation.plan import Plan, as_argument
+from rl_caption.ablation.plan import Cell, Plan, as_argument
 from rl_caption.ablation.results import JUDGE, Result
-from rl_caption.config import RewardTerm
 from rl_caption.data.base import DataError, Row, load_image
 from rl_caption.data.files import write_text
 from rl_caption.evaluation.table import COLUMNS, LEFT_OUT, Column
@@ -24,20 +22,11 @@ from rl_caption.report.program import write_report as write_page_of
 from rl_caption.report.sources import source_of
 
 Systems = Mapping[str, Sequence[Result]]
-"""Name of a row -> the starting policy, or all seeds of a cell."""
-
+"""Name of a row -> its starting policy, or its cell's results of all seeds."""
 PAPER_KEYS = ("BLEU-4", "METEOR", "ROUGE-L", "CIDEr", "SPICE")
 """Columns of the L-CLIPScore paper's tables; the judges follow."""
-HACKING_KEYS = (
-    "captions/repeated_ngrams",
-    "captions/bad_endings",
-    "length/mean",
-    "vocabulary/size",
-    "oracle/f1",
-    "oracle/precision",
-    "oracle/recall",
-    "oracle/unparsed",
-)
+TEXT_KEYS = ("captions/repeated_ngrams", "captions/bad_endings", "length/mean", "vocabulary/size")
+HACKING_KEYS = (*TEXT_KEYS, "oracle/f1", "oracle/precision", "oracle/recall", "oracle/unparsed")
 IMAGE_SIZE = 256
 """Longest side of the pictures beside the captions, in pixels."""
 
@@ -57,38 +46,38 @@ def write_report(results: Sequence[Result], plan: Plan, config: AblateConfig, fa
     tables = markdown_tables(systems)
     print(f"\n{tables}\n")
     decoding = "greedy" if config.num_beams == 1 else f"beam search of width {config.num_beams}"
+    policies = "after the last step" if config.policy == "last" else "best by validation"
     lines = [
-        f"Means over seeds ± standard deviation, split {config.split!r}, {decoding}; policies "
-        f"{'after the last step' if config.policy == 'last' else 'best by validation'}. "
+        f"Means over seeds ± standard deviation, split {config.split!r}, {decoding}; policies {policies}. "
         "`start` is the policy that all cells start from.",
-        *dict.fromkeys(f"{cell.system}: {formula(cell.terms, cell.overrides)}" for cell in plan.cells),
+        *dict.fromkeys(f"{cell.system}: {formula(cell)}" for cell in plan.cells),
         *notes(results),
         *(f"missing: {failure}" for failure in failures),
     ]
     remarks = "\n".join(f"- {line}" for line in lines)
-    write_text(out / "table.md", f"# {out.name}\n\n{tables}\n\n{remarks}\n")
-    write_text(out / "table.csv", summary_csv(systems))
-    write_text(out / "runs.csv", runs_csv(systems))
-    written = [out / "table.md", out / "table.csv", out / "runs.csv"]
     rows = next(iter(plan.bases.values())).rows
+    written = {"table.md": f"# {out.name}\n\n{tables}\n\n{remarks}\n"}
+    written |= {"table.csv": summary_csv(systems), "runs.csv": runs_csv(results)}
     if config.show_images:
-        captions = {name: results[0].captions for name, results in systems.items()}
-        written.append(captions_page(rows[: config.show_images], captions, out))
+        captions = {name: found[0].captions for name, found in systems.items()}
+        written["captions.md"] = captions_page(rows[: config.show_images], captions, out / "images")
+    for name, text in written.items():
+        write_text(out / name, text)
+    files = [out / name for name in written]
     if any(result.alpha is not None for result in results):
         try:
             draw_alpha(systems, out / "alpha.png")
+            files.append(out / "alpha.png")
         except ImportError:
             print("no alpha.png: matplotlib is not installed: pip install 'rl-caption[report]'", file=sys.stderr)
-        else:
-            written.append(out / "alpha.png")
     page = write_page_of(out, source_of(rows)) if config.report else None
-    return written + [page] * (page is not None)
+    return files if page is None else [*files, page]
 
 
-def formula(terms: Mapping[str, RewardTerm], overrides: Mapping[str, Any] = MappingProxyType({})) -> str:
+def formula(cell: Cell) -> str:
     """A mixture as people write it, and what else a cell changes: ``0.3 l_clipscore + 0.7 cider; train.lr = 1e-05``."""
-    mixture = " + ".join(f"{term.weight:g} {name}" for name, term in terms.items())
-    return "; ".join([mixture, *(f"{key} = {as_argument(value)}" for key, value in overrides.items())])
+    mixture = " + ".join(f"{term.weight:g} {name}" for name, term in cell.terms.items())
+    return "; ".join([mixture, *(f"{key} = {as_argument(value)}" for key, value in cell.overrides.items())])
 
 
 def by_system(results: Sequence[Result]) -> dict[str, list[Result]]:
@@ -106,8 +95,9 @@ def columns_of(systems: Systems) -> list[dict[str, Column]]:
     """Columns of the two tables, those of the paper and those that show hacking, for the metrics that are there."""
     evaluations = [result.evaluation for results in systems.values() for result in results]
     found = {key for evaluation in evaluations for key in evaluation.metrics}
+    bounds = {key: ends for evaluation in evaluations for key, ends in evaluation.bounds.items()}
     paper = {key: Column(f"{key} (x100)") for key in PAPER_KEYS if key in found}
-    for key, (low, high) in (item for evaluation in evaluations for item in evaluation.bounds.items()):
+    for key, (low, high) in bounds.items():
         paper[key] = Column(f"{key.removeprefix(JUDGE)} [{low:g}, {high:g}]", 1.0, 4)
     return [paper, {key: COLUMNS[key] for key in HACKING_KEYS if key in found}]
 
@@ -118,46 +108,37 @@ def markdown_tables(systems: Systems) -> str:
     watched = any(result.watched for results in systems.values() for result in results)
     tables = []
     for columns, with_alarm in ((paper, False), (hacking, watched)):
-        if not columns and not with_alarm:
-            continue
         head = ["system", "seeds", *(column.heading for column in columns.values())]
         lines = [head + ["first alarm, step"] * with_alarm]
         lines.append(["---", *["---:"] * (len(lines[0]) - 1)])
         for name, results in systems.items():
             seeds = LEFT_OUT if results[0].seed is None else str(len(results))
             cells = [_cell(*mean_and_std(results, key), column) for key, column in columns.items()]
-            lines.append([name, seeds, *cells, *[alarm_text(results)] * with_alarm])
-        tables.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
+            lines.append([name, seeds, *cells, *[_alarm(results)] * with_alarm])
+        if columns or with_alarm:
+            tables.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
     return "\n\n".join(tables)
 
 
 def _cell(mean: float | None, std: float | None, column: Column) -> str:
-    if mean is None:
-        return LEFT_OUT
-    numbers = [mean] if std is None else [mean, std]
-    return " ± ".join(f"{number * column.factor:.{column.decimals}f}" for number in numbers)
+    numbers = [number * column.factor for number in (mean, std) if number is not None]
+    return " ± ".join(f"{number:.{column.decimals}f}" for number in numbers) or LEFT_OUT
 
 
-def alarm_text(results: Sequence[Result]) -> str:
+def _alarm(results: Sequence[Result]) -> str:
     """``none``, or the earliest step with an alarm and how many watched seeds had one, as in ``60 (2 of 3)``."""
-    watched = [result for result in results if result.watched]
-    steps = [result.alarm_step for result in watched if result.alarm_step is not None]
-    if not watched:
-        return LEFT_OUT
-    return f"{min(steps)} ({len(steps)} of {len(watched)})" if steps else "none"
+    watched = sum(result.watched for result in results)
+    steps = [result.alarm_step for result in results if result.alarm_step is not None]
+    return (f"{min(steps)} ({len(steps)} of {watched})" if steps else "none") if watched else LEFT_OUT
 
 
 def notes(results: Sequence[Result]) -> list[str]:
     """What has to be known to read the tables: what was left out and why, and the signatures of the metrics."""
-    reasons = {
-        f"{key} is left out: {reason}": None
-        for result in results
-        for key, reason in result.evaluation.left_out.items()
-        if key in PAPER_KEYS + HACKING_KEYS
-    }
+    left_out = [item for result in results for item in result.evaluation.left_out.items()]
+    reasons = [f"{key} is left out: {reason}" for key, reason in left_out if key in PAPER_KEYS + HACKING_KEYS]
     signatures = list(dict.fromkeys(result.evaluation.signature for result in results))
     kind = "signature" if len(signatures) == 1 else "the signatures differ, so the rows do not compare"
-    return [*reasons, f"{kind}: {'; '.join(signatures)}"]
+    return [*dict.fromkeys(reasons), f"{kind}: {'; '.join(signatures)}"]
 
 
 def summary_csv(systems: Systems) -> str:
@@ -167,20 +148,19 @@ def summary_csv(systems: Systems) -> str:
     lines: list[list[Any]] = [[*head, "alarms", "first_alarm"]]
     for name, results in systems.items():
         steps = [result.alarm_step for result in results if result.alarm_step is not None]
-        watched = any(result.watched for result in results)
-        seeds = sum(result.seed is not None for result in results)
+        alarms = [len(steps) if any(result.watched for result in results) else None, min(steps, default=None)]
         values = [value for key in keys for value in mean_and_std(results, key)]
-        alarms = [len(steps) if watched else None, min(steps, default=None)]
+        seeds = sum(result.seed is not None for result in results)
         lines.append([name, results[0].base, results[0].alpha, seeds, *values, *alarms])
     return _csv(lines)
 
 
-def runs_csv(systems: Systems) -> str:
-    """CSV, a row for each run: every metric as computed."""
-    every = [result for results in systems.values() for result in results]
-    keys = list(dict.fromkeys(key for result in every for key in result.evaluation.metrics))
+def runs_csv(results: Sequence[Result]) -> str:
+    """CSV, a row for each run, systems together: every metric as computed."""
+    ordered = [result for of_system in by_system(results).values() for result in of_system]
+    keys = list(dict.fromkeys(key for result in ordered for key in result.evaluation.metrics))
     lines: list[list[Any]] = [["system", "base", "alpha", "seed", *keys, "first_alarm"]]
-    for result in every:
+    for result in ordered:
         values = [result.evaluation.metrics.get(key) for key in keys]
         lines.append([result.system, result.base, result.alpha, result.seed, *values, result.alarm_step])
     return _csv(lines)
@@ -192,38 +172,30 @@ def _csv(lines: Sequence[Sequence[Any]]) -> str:
     return text.getvalue()
 
 
-def captions_page(rows: Sequence[Row], systems: Mapping[str, Mapping[str, str]], folder: Path) -> Path:
-    """Write ``captions.md``, and the pictures beside it as ``images/N.png``; an image that cannot be read has none.
+def captions_page(rows: Sequence[Row], systems: Mapping[str, Mapping[str, str]], folder: Path) -> str:
+    """Markdown of the captions of each row by every system (name -> image id -> caption).
 
-    Args:
-        rows: the images to show.
-        systems: name -> image id -> caption; a system without the image is shown as "–".
-        folder: where the page is written.
+    Pictures are written to ``folder`` as ``N.png``; an image that cannot be read (region features) has none.
     """
     parts = ["# Captions of the same images", "One seed a cell. The first line of an image is one of its references."]
     for index, row in enumerate(rows):
         parts.append(f"## {_escaped(row['image_id'])}")
-        if _save_picture(row, folder / "images" / f"{index}.png"):
-            parts.append(f"![image {index}](images/{index}.png)")
+        try:
+            image = load_image(row["image"])
+        except DataError:
+            pass
+        else:
+            image.thumbnail((IMAGE_SIZE, IMAGE_SIZE))
+            with atomic_write(folder / f"{index}.png") as file:
+                image.save(file, "PNG")
+            parts.append(f"![image {index}]({folder.name}/{index}.png)")
         lines = ["| system | caption |", "|---|---|"]
         lines += [f"| reference | {_escaped(reference)} |" for reference in row["references"][:1]]
         for name, captions in systems.items():
             caption = captions.get(row["image_id"])
             lines.append(f"| {name} | {LEFT_OUT if caption is None else _escaped(caption) or '(empty)'} |")
         parts.append("\n".join(lines))
-    write_text(folder / "captions.md", "\n\n".join(parts) + "\n")
-    return folder / "captions.md"
-
-
-def _save_picture(row: Row, path: Path) -> bool:
-    try:
-        image = load_image(row["image"])
-    except DataError:  # captioners over region features do without the pictures
-        return False
-    image.thumbnail((IMAGE_SIZE, IMAGE_SIZE))
-    with atomic_write(path) as file:
-        image.save(file, "PNG")
-    return True
+    return "\n\n".join(parts) + "\n"
 
 
 def _escaped(text: str) -> str:
@@ -252,23 +224,19 @@ def draw_alpha(systems: Systems, path: Path) -> None:
     from matplotlib.figure import Figure
 
     columns, _ = columns_of(systems)
-    drawn = {"CIDEr": (Column("CIDEr (x100)"), "#1f5f99")}
-    drawn |= {key: (columns[key], "#b5541c") for key in columns if key.startswith(JUDGE)}
+    judges = [(key, column, "#b5541c") for key, column in columns.items() if key.startswith(JUDGE)]
     bases = list(dict.fromkeys(results[0].base for results in systems.values() if results[0].alpha is not None))
     figure = Figure(figsize=(5.2 * len(bases), 3.6), layout="constrained")
     for index, base in enumerate(bases):
         left = figure.add_subplot(1, len(bases), index + 1, title=base, xlabel="alpha")
-        for key, (column, colour) in list(drawn.items())[:2]:
-            axes = left if key == "CIDEr" else left.twinx()
-            points = [
-                [alpha, column.factor * mean, column.factor * std]
-                for alpha, mean, std in alpha_curve(systems, base, key)
-            ]
-            alphas, means, deviations = zip(*points, strict=True) if points else ((), (), ())
-            axes.errorbar(alphas, means, yerr=deviations, color=colour, marker="o", capsize=3)
-            for result in (results[0] for results in systems.values()):
-                if result.base == base and result.seed is None and key in result.evaluation.metrics:
-                    height = column.factor * result.evaluation.metrics[key]
+        for key, column, colour in [("CIDEr", Column("CIDEr (x100)"), "#1f5f99"), *judges[:1]]:
+            axes = left.twinx() if key.startswith(JUDGE) else left
+            curve = alpha_curve(systems, base, key)
+            means, stds = ([column.factor * point[place] for point in curve] for place in (1, 2))
+            axes.errorbar([alpha for alpha, _, _ in curve], means, stds, color=colour, marker="o", capsize=3)
+            for start in (results[0] for results in systems.values() if results[0].seed is None):
+                if start.base == base and key in start.evaluation.metrics:
+                    height = column.factor * start.evaluation.metrics[key]
                     axes.axhline(height, color=colour, linestyle=":", linewidth=1)
             axes.set_ylabel(column.heading, color=colour)
             axes.tick_params(axis="y", labelcolor=colour)

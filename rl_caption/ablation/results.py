@@ -84,17 +84,20 @@ def evaluate_captioner(
     Raises:
         EvaluationError, CaptionerError, DataError, RewardError: as for ``evaluate.py`` and the judges.
     """
-    decode = DecodeConfig(config.num_beams, max_new_tokens, config.length_penalty)
-    settings: dict[str, Any] = {
-        "weights": weights_hash(model),
-        "data": asdict(data),
-        "split": config.split,
-        "decode": asdict(decode),
-        "metrics": list(config.metrics),
-        "tokenizer": config.tokenizer,
-        "judges": {name: reward.signature for name, reward in judges.items()},
-    } | ({} if prompt is None else {"prompt": prompt})
-    settings, note = json.loads(json.dumps(settings)), folder / "settings.json"
+    evaluate = EvaluateConfig(
+        model=str(model),
+        prompt=prompt,
+        data=data,
+        split=config.split,
+        decode=DecodeConfig(config.num_beams, max_new_tokens, config.length_penalty),
+        metrics=config.metrics,
+        tokenizer=config.tokenizer,
+        out=str(folder),
+    )
+    used = ["data", "split", "decode", "metrics", "tokenizer"] + ["prompt"] * (prompt is not None)
+    plain, note = json.loads(json.dumps(asdict(evaluate))), folder / "settings.json"
+    settings = {key: plain[key] for key in used} | {"weights": weights_hash(model)}
+    settings["judges"] = {name: reward.signature for name, reward in judges.items()}
     if _read(note) == settings:  # written last
         scores = read_json(folder / "scores.json", EvaluationError, ScoresFile)
         # Signatures of earlier versions lack the judges'.
@@ -103,16 +106,6 @@ def evaluate_captioner(
         kept = Evaluation(scores["metrics"], signature, scores["n"], scores.get("left_out", {}), bounds=bounds)
         return kept, read_captions(folder / "predictions.json", allow_empty=True)
     note.unlink(missing_ok=True)
-    evaluate = EvaluateConfig(
-        model=str(model),
-        prompt=prompt,
-        data=data,
-        split=config.split,
-        decode=decode,
-        metrics=config.metrics,
-        tokenizer=config.tokenizer,
-        out=str(folder),
-    )
     found = judge(evaluate, judges)
     assert found is not None, "this program is one process"
     write_evaluation(*found, folder)

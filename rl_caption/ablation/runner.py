@@ -19,7 +19,7 @@ from tqdm import tqdm
 from rewards.base import Reward
 from rewards.files import remove_leftovers
 from rl_caption.ablation.config import AblateConfig
-from rl_caption.ablation.jobs import EndedJob, Job, own_devices, run_jobs, signals_as_exit
+from rl_caption.ablation.jobs import EndedJob, Job, run_jobs, share_devices, signals_as_exit
 from rl_caption.ablation.plan import (
     START,
     Base,
@@ -71,9 +71,14 @@ def run_ablation(config: AblateConfig, parse: Parse) -> int:
         if plan.reward_models:
             build_rewards(config, plan, untrained_models([model.file for model in plan.reward_models], parse))
         for index, model in enumerate(plan.reward_models):
-            _train_first(model, f"reward model ({model.folder})", out / "start" / f"reward_model{index}.log")
+            _train_first(model, out / "start" / f"reward_model{index}.log")
         judges, signatures = build_rewards(config, plan)
-        _train_starts(config, plan)
+        for base in plan.bases.values():
+            if base.warm_start is not None and not is_complete(base.warm_start.folder):
+                log = out / "start" / base.name / "cross_entropy.log"
+                _train_first(base.warm_start, log, config.launch, base.processes)
+            if not is_captioner(base.start):
+                raise ConfigError(f"warm_start is done, but model.init {base.start!r} is not there: name what it made")
         starts = [_evaluate_start(base, config, judges[base.name]) for base in plan.bases.values()]
         for cell in plan.cells:
             check_start(cell, plan.bases[cell.base], signatures[cell.name])
@@ -85,22 +90,11 @@ def run_ablation(config: AblateConfig, parse: Parse) -> int:
     return 1 if failures else 0
 
 
-def _train_starts(config: AblateConfig, plan: Plan) -> None:
-    """Train the starting policies that are not there yet, one after the other."""
-    for base in plan.bases.values():
-        run = base.warm_start
-        if run is not None and not is_complete(run.folder):
-            log = Path(config.out) / "start" / base.name / "cross_entropy.log"
-            _train_first(run, f"cross-entropy ({run.folder})", log, config.launch, base.processes)
-        if not is_captioner(base.start):
-            raise ConfigError(f"warm_start is done, but model.init {base.start!r} is not there: name what it made")
-
-
-def _train_first(run: EarlierRun, name: str, log: Path, launch: str | None = None, processes: int = 1) -> None:
+def _train_first(run: EarlierRun, log: Path, launch: str | None = None, processes: int = 1) -> None:
     """Train what every cell needs; without it there is no grid."""
-    job = Job(name, _command(run.program, run.file, run.overrides, launch, processes), log)
-    _print(f"training first: {shlex.join(job.command[1:])}, output in {log}")
-    with closing(run_jobs([job], 1)) as running:
+    command = _command(run.program, run.file, run.overrides, launch, processes)
+    _print(f"training first: {shlex.join(command[1:])}, output in {log}")
+    with closing(run_jobs([Job(f"{run.program} ({run.folder})", command, log)])) as running:
         ended = next(running)
     if ended.code != 0 or not is_complete(run.folder):
         raise ConfigError(_how_it_ended(ended))
@@ -131,32 +125,28 @@ def _run_cells(
             jobs.append(Job(cell.name, command, cell.folder / "log.txt"))
     _print(f"{len(cells)} runs: {len(complete)} are there, {len(jobs)} to train, {config.jobs} at a time")
 
-    def evaluate(cell: Cell, how: str) -> None:
+    def finish(cell: Cell, ended: EndedJob | None) -> None:
+        failure = None if ended is None or (ended.code == 0 and is_complete(cell.run)) else _how_it_ended(ended)
         try:
-            result = _evaluate_cell(cell, plan.bases[cell.base], config, judges[cell.base])
+            result = None if failure else _evaluate_cell(cell, plan.bases[cell.base], config, judges[cell.base])
         except expected_errors() as error:
-            fail(f"{cell.name} is trained but could not be judged: {error}")
-        else:
+            result, failure = None, f"{cell.name} is trained but could not be judged: {error}"
+        if result is not None:
             results[cell.name] = result
+            how = f"trained in {clock(ended.seconds)}" if ended is not None else "kept"
             _print(f"[{len(results)}/{len(cells)}] {cell.name}: {how}; {_headline(result.evaluation)}")
-            bar.update()
-
-    def fail(sentence: str) -> None:
-        failures.append(sentence)
-        _print(sentence)
+        if failure is not None:
+            failures.append(failure)
+            _print(failure)
         bar.update()
 
-    devices = own_devices(torch.cuda.device_count(), os.environ)
     with tqdm(total=len(cells), unit="run", desc="ablation", disable=None, dynamic_ncols=True) as bar:
         for cell in complete:
-            evaluate(cell, "kept")
-        with closing(run_jobs(jobs, config.jobs, devices)) as running:
+            finish(cell, None)
+        devices = share_devices(config.jobs, torch.cuda.device_count(), os.environ)
+        with closing(run_jobs(jobs, devices)) as running:
             for ended in running:
-                cell = cells[ended.job.name]
-                if ended.code == 0 and is_complete(cell.run):
-                    evaluate(cell, f"trained in {clock(ended.seconds)}")
-                else:
-                    fail(_how_it_ended(ended))
+                finish(cells[ended.job.name], ended)
     return [results[name] for name in cells if name in results], failures
 
 

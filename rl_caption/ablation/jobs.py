@@ -76,7 +76,7 @@ def run_jobs(jobs: Sequence[Job], devices: Sequence[str | None] = (None,)) -> Ge
         finally:
             with lock:
                 stopped.set()
-            _stop({job.name: process for job, process in started if process.poll() is None})
+            _stop([(job, process) for job, process in started if process.poll() is None])
 
 
 def share_devices(num_parallel: int, count: int, environment: Mapping[str, str]) -> list[str | None]:
@@ -121,16 +121,16 @@ def _start(job: Job, devices: str | None) -> subprocess.Popen[bytes]:
         )
 
 
-def _stop(running: Mapping[str, subprocess.Popen[bytes]]) -> None:
+def _stop(running: Sequence[tuple[Job, subprocess.Popen[bytes]]]) -> None:
     if running:
-        names = ", ".join(running)
+        names = ", ".join(job.name for job, _ in running)
         logger.info("stopping %s: what trains saves a checkpoint first; the same command goes on from there", names)
-    for process in running.values():
+    for _, process in running:
         process.terminate()
     deadline = time.monotonic() + SECONDS_TO_SAVE
-    for name, process in running.items():
+    for job, process in running:
         try:
             process.wait(max(deadline - time.monotonic(), 0.0))
         except subprocess.TimeoutExpired:
-            logger.warning("%s did not stop within %g s and is killed", name, SECONDS_TO_SAVE)
+            logger.warning("%s did not stop within %g s and is killed", job.name, SECONDS_TO_SAVE)
             process.kill()

@@ -143,10 +143,10 @@ def make_cells(config: AblateConfig) -> list[Cell]:
     but its row of alpha = 0 is that of CIDEr alone and alpha = 1 that of L-CLIPS alone, so its alpha, too, weights
     L-CLIPS.
     """
-    cells: list[tuple[Any, ...]] = [(label, None, cell.terms, cell.overrides) for label, cell in config.cells.items()]
+    cells: list[tuple[Any, ...]] = []
     if config.alpha is not None:
-        alphas = [(f"alpha={value:g}", value, _mixture(config.alpha, value), {}) for value in config.alpha.values]
-        cells = [*alphas, *cells]
+        cells = [(f"alpha={value:g}", value, _mixture(config.alpha, value), {}) for value in config.alpha.values]
+    cells += [(label, None, cell.terms, cell.overrides) for label, cell in config.cells.items()]
     return [
         Cell(Path(config.out) / "cells" / base / label / f"seed{seed}", base, label, seed, *rest)
         for seed in config.seeds
@@ -314,10 +314,7 @@ def _resolve(cell: Cell, base: Base, grid: AblateConfig, parse: Parse) -> Cell:
 def check_start(cell: Cell, base: Base, rewards: Mapping[str, str]) -> None:
     """Write what a cell starts from into ``start.json``, or compare it with what it was started from.
 
-    Args:
-        cell: to be trained, resumed or kept.
-        base: of the cell.
-        rewards: term -> signature (``build_rewards``), which names the weights of a reward model.
+    ``rewards`` is term -> signature, which names the weights of a reward model.
 
     Raises:
         ConfigError: the starting policy or a reward has changed since.
@@ -358,12 +355,8 @@ def untrained_models(files: Sequence[str], parse: Parse) -> list[Path]:
 def build_rewards(
     config: AblateConfig, plan: Plan, untrained: Sequence[Path] = ()
 ) -> tuple[dict[str, dict[str, Reward]], dict[str, dict[str, str]]]:
-    """Build every judge of every base and every term of every cell, each once.
-
-    Args:
-        config: of the grid.
-        plan: its bases and cells.
-        untrained: ``untrained_models``; a reward that needs what one of them will export is left out.
+    """Build every judge of every base and every term of every cell, each once; leave those out that need what one of
+    the ``untrained_models`` will export.
 
     Returns:
         Name of the base -> name of the judge -> reward, as ``evaluate.py`` builds it; and name of the cell -> term ->

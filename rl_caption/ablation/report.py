@@ -38,9 +38,6 @@ def write_report(results: Sequence[Result], plan: Plan, config: AblateConfig, fa
         results: starting policies first.
         plan, config: of the grid.
         failures: sentences about cells that are missing, for the table's notes.
-
-    Returns:
-        The files.
     """
     out, systems = Path(config.out), by_system(results)
     tables = markdown_tables(systems)

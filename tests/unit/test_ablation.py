@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -287,6 +288,18 @@ def test_jobs_that_still_run_are_asked_to_stop(tmp_path: Path) -> None:
     ) as running:
         next(running)
     assert (tmp_path / "saved").exists()
+
+
+def test_a_job_that_does_not_stop_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rl_caption.ablation.jobs.SECONDS_TO_SAVE", 0.2)
+    ready = f"import pathlib, signal, time\nready = pathlib.Path({str(tmp_path / 'ready')!r})\n"
+    deaf = f"{ready}signal.signal(signal.SIGTERM, signal.SIG_IGN)\nready.touch()\ntime.sleep(60)"
+    wait = f"{ready}while not ready.exists(): time.sleep(0.01)"
+    jobs = [python(deaf, tmp_path / "a.log"), python(wait, tmp_path / "b.log")]
+    began = time.monotonic()
+    with closing(run_jobs(jobs, [None, None])) as running:
+        next(running)
+    assert time.monotonic() - began < 30
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

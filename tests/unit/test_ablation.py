@@ -446,9 +446,14 @@ def test_captions_side_by_side(tmp_path: Path) -> None:
     assert Image.open(tmp_path / "images/0.png").size == (256, 128)
 
 
-def test_the_plot_is_drawn(tmp_path: Path) -> None:
+def test_the_plot_is_drawn_where_matplotlib_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     curve = alpha_curve(by_system(RESULTS), "", "CIDEr")
     assert curve == [(0.0, pytest.approx(1.3), pytest.approx(0.1 * 2**0.5)), (1.0, 0.5, 0.0)]
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError):
+        draw_alpha(by_system(RESULTS), tmp_path / "a.png")
+    monkeypatch.undo()
+    assert not (tmp_path / "a.png").exists()
     pytest.importorskip("matplotlib")
     draw_alpha(by_system(RESULTS), tmp_path / "a.png")
     assert Image.open(tmp_path / "a.png").size > (300, 300)

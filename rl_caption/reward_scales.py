@@ -1,10 +1,12 @@
-"""How large the terms of a reward are, and how much they differ: what decides which of them a policy learns from."""
+"""How large the scores of each reward term are and how much they vary among the captions of one image: the terms that
+vary most, times their weights, are those that a policy learns from."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from accelerate import Accelerator
@@ -23,83 +25,48 @@ from rl_caption.tracking import announce
 from rl_caption.types import CaptionBatch
 
 IMAGES = 64
-"""Training images that are looked at."""
-HARDLY_SEEN = 10.0
-"""Terms whose weighted spread is so many times below the largest one are warned of."""
+"""Training images that are scored, evenly spaced, as data sets are often sorted by content."""
+MAX_RATIO = 10.0
+"""A term whose weighted variation is so many times below the largest one is warned of."""
 
 
-@dataclass(frozen=True)
-class Scale:
-    """A term's raw scores over captions of one kind, in the term's own unit.
+class Scale(NamedTuple):
+    """Scores of one term in its own unit: mean and standard deviation (divisor N) over all captions; ``within`` is the
+    standard deviation among the captions of one image (divisor K), mean over the images with at least two."""
 
-    Attributes:
-        captions: how many.
-        mean, std: over all of them (divisor N).
-        within: standard deviation among the captions of an image (divisor K), mean over images with at least two.
-    """
-
-    captions: int
     mean: float
     std: float
     within: float
 
 
-@dataclass(frozen=True)
-class TermScale:
-    """One term of a reward. ``references`` or ``samples`` is None where there was nothing to score."""
-
-    name: str
-    weight: float
-    bounds: tuple[float, float]
-    references: Scale | None
-    samples: Scale | None
-    weighted: float | None
-    """|weight| times ``samples.within``, of z-scores divided by ``samples.std``: what an advantage sees of the term."""
-
-
 def scale_of(groups: Sequence[Sequence[float]]) -> Scale | None:
     """The scale of scores that are grouped by image; None where there are none."""
     scores = [score for group in groups for score in group]
-    if not scores:
-        return None
-    over_all = moments(scores)
     within = [moments(group).std for group in groups if len(group) > 1]
-    return Scale(len(scores), over_all.mean, over_all.std, sum(within) / len(within) if within else 0.0)
+    total = moments(scores)
+    return Scale(total.mean, total.std, sum(within) / len(within) if within else 0.0) if scores else None
 
 
-def some_rows(rows: Sequence[Row], count: int = IMAGES) -> list[Row]:
-    """At most ``count`` rows, evenly spaced: data sets are often sorted by content."""
-    count = min(count, len(rows))
-    return [rows[index * len(rows) // count] for index in range(count)]
+def reference_scores(reward: MixedReward, rows: Sequence[Row]) -> dict[str, list[list[float]]]:
+    """Score every reference as if it were a caption: term -> one list of scores an image.
 
-
-def reference_scores(reward: MixedReward, rows: Sequence[Row]) -> tuple[dict[str, list[list[float]]], int]:
-    """Score every reference as if it were a caption; a term that uses references gets the image's other ones.
-
-    Args:
-        reward: its terms are scored one by one.
-        rows: the images.
-
-    Returns:
-        Term -> one list of scores an image; and how many images have too few references for a term that uses them.
+    A term that uses references gets the image's other ones; an image without others has an empty list.
 
     Raises:
         RewardError: a term failed.
     """
-    scores, left_out = {}, 0
+    scores = {}
     for name, term in reward.rewards.items():
         compares = "references" in term.columns
-        used = [row for row in rows if len(row["references"]) > int(compares)]
-        left_out = max(left_out, len(rows) - len(used))
-        pairs = [(row, place) for row in used for place in range(len(row["references"]))]
-        prompts, columns = reward_inputs([row for row, _ in pairs], finished=[True] * len(pairs))
+        groups = [row["references"] if len(row["references"]) > int(compares) else [] for row in rows]
+        captions = [caption for group in groups for caption in group]
+        repeated = [row for row, group in zip(rows, groups, strict=True) for _ in group]
+        prompts, columns = reward_inputs(repeated, finished=[True] * len(captions))
         if compares:
-            columns["references"] = [_others(row["references"], place) for row, place in pairs]
-        captions = [row["references"][place] for row, place in pairs]
-        values = MixedReward({name: (term, 1.0)}).terms(prompts, captions, **columns)[name]
-        remaining = iter(values)
-        scores[name] = [[next(remaining) for _ in row["references"]] for row in used]
-    return scores, left_out
+            columns["references"] = [[*group[:i], *group[i + 1 :]] for group in groups for i in range(len(group))]
+        found = iter(MixedReward({name: (term, 1.0)}).terms(prompts, captions, **columns)[name])
+        scores[name] = [[next(found) for _ in group] for group in groups]
+    return scores
 
 
 def sample_scores(
@@ -111,21 +78,11 @@ def sample_scores(
     accelerator: Accelerator,
     batch_size: int,
 ) -> dict[str, list[list[float]]]:
-    """Score samples of the policy as it is, dropout off. No random state is used: samples depend on ``seed`` alone.
+    """Score K samples of the current policy for each image, dropout off: term -> one list of K scores an image.
 
-    Args:
-        reward: its terms are scored.
-        rows: the images.
-        captioner: its policy samples, in this process, on the accelerator's device.
-        decoding: K samples an image; no greedy caption.
-        seed: of the samples.
-        accelerator: tells the device and the precision.
-        batch_size: images at a time.
-
-    Returns:
-        Term -> one list of K scores an image.
+    The policy is run in this process alone. Samples depend on ``seed`` alone; no global random state is used.
     """
-    policy = captioner.policy.to(accelerator.device)
+    policy, k = captioner.policy.to(accelerator.device), decoding.num_samples
     scores: dict[str, list[list[float]]] = {name: [] for name in reward.rewards}
     starts = range(0, len(rows), batch_size)
     with torch.no_grad(), dropout_off(policy), autocast(accelerator):
@@ -134,71 +91,36 @@ def sample_scores(
             batch = CaptionBatch(part, captioner.preprocess(part)).to(accelerator.device)
             rollout = sample_captions(captioner, policy, batch, decoding, seed, 0)
             for name, values in term_scores(reward, rollout, batch).items():
-                per_image = decoding.num_samples
-                scores[name] += [values[i * per_image : (i + 1) * per_image] for i in range(len(part))]
+                scores[name] += [values[i * k : (i + 1) * k] for i in range(len(part))]
     return scores
 
 
-def term_scales(
-    reward: MixedReward,
-    references: Mapping[str, list[list[float]]],
-    samples: Mapping[str, list[list[float]]],
-) -> list[TermScale]:
-    """The scales of a reward's terms from what ``reference_scores`` and ``sample_scores`` returned (or nothing)."""
-    scales = []
-    for name, term in reward.rewards.items():
-        sampled = scale_of(samples.get(name, []))
-        weighted = None
-        if sampled is not None:
-            weighted = abs(reward.weights[name]) * sampled.within
-            if reward.normalize == "per_term":
-                weighted = weighted / sampled.std if sampled.std else 0.0
-        scales.append(
-            TermScale(name, reward.weights[name], term.bounds, scale_of(references.get(name, [])), sampled, weighted)
-        )
-    return scales
+def weighted_variation(reward: MixedReward, samples: Mapping[str, Scale | None]) -> dict[str, float]:
+    """Term -> |weight| x ``within`` of its samples (of z-scores with ``per_term``): what an advantage sees of it."""
+    found = {}
+    for name, scale in samples.items():
+        if scale is not None:
+            unit = scale.std if reward.normalize == "per_term" else 1.0
+            found[name] = abs(reward.weights[name]) * scale.within / unit if unit else 0.0
+    return found
 
 
-def scale_table(scales: Sequence[TermScale]) -> list[str]:
-    """The scales as lines of a table."""
-    rows = [
-        ["", "", "", "references", "", "", "samples", "", "", ""],
-        ["term", "range", "weight", *("mean", "std", "within") * 2, "weighted"],
-    ]
-    for term in scales:
-        rows.append(
-            [
-                term.name,
-                f"{term.bounds[0]:.4g} to {term.bounds[1]:.4g}",
-                f"{term.weight:g}",
-                *_cells(term.references),
-                *_cells(term.samples),
-                "-" if term.weighted is None else f"{term.weighted:.4g}",
-            ]
-        )
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-
-
-def scale_warning(scales: Sequence[TermScale], normalize: str) -> str | None:
-    """One sentence if the weighted spread of some term is more than ``HARDLY_SEEN`` times below the largest one.
-
-    Terms of weight 0 are only watched, and not compared.
-    """
-    seen = {term.name: term.weighted for term in scales if term.weight and term.weighted is not None}
-    if not seen:
-        return None
-    largest = max(seen, key=lambda name: seen[name])
-    small = [term for term in scales if term.name in seen and seen[term.name] * HARDLY_SEEN < seen[largest]]
+def scale_warning(reward: MixedReward, weighted: Mapping[str, float]) -> str | None:
+    """One sentence on the terms of a weight other than 0 that vary ``MAX_RATIO`` times less than the largest one."""
+    compared = {name: value for name, value in weighted.items() if reward.weights[name]}
+    largest = max(compared, key=lambda name: compared[name], default="")
+    small = [name for name, value in compared.items() if value * MAX_RATIO < compared[largest]]
     if not small:
         return None
-    told = [
-        f"{seen[term.name]:.2g} in {term.name}{_weight_for(term, seen[term.name], seen[largest])}" for term in small
-    ]
-    remedy = "change the weights" + (", or set reward.normalize to per_term" if normalize == "none" else "")
+    told = [f"{compared[name]:.2g} in {name}" for name in small]
+    for index, name in enumerate(small):
+        if compared[name]:
+            equal = reward.weights[name] * compared[largest] / compared[name]
+            told[index] += f" (a weight of {equal:.2g} would make it equal)"
+    remedy = "change the weights" + (", or set reward.normalize to per_term" if reward.normalize == "none" else "")
     return (
-        f"warning: among the samples of an image, weighted scores spread by {seen[largest]:.2g} in {largest}, but only "
-        f"by {', '.join(told)}. Training will hardly see a term whose spread is over {HARDLY_SEEN:g} times smaller. "
+        f"warning: among the samples of an image, weighted scores spread by {compared[largest]:.2g} in {largest}, but "
+        f"only by {', '.join(told)}. Training will hardly see a term whose spread is over {MAX_RATIO:g} times smaller. "
         f"If that is not meant, {remedy}"
     )
 
@@ -212,36 +134,50 @@ def scale_report(
     accelerator: Accelerator,
     batch_size: int,
 ) -> list[str]:
-    """Measure the terms on the references and on samples of the policy, if there is one; lines to be printed.
+    """Score references, and samples of the policy if there is one: a table of the terms' scales, as lines to print.
 
     Args:
-        reward: the mixture.
-        rows: the training images, of which at most ``IMAGES`` are looked at.
-        captioner, decoding, seed, accelerator, batch_size: as for ``sample_scores``; of a single sample, two are drawn.
+        reward: its terms are measured one by one.
+        rows: training images, of which ``IMAGES`` are taken.
+        captioner: None leaves samples out.
+        decoding: of the samples, at least two an image.
+        seed, accelerator, batch_size: as for ``sample_scores``.
 
     Raises:
         RewardError: a term failed on samples, as it would in training.
     """
-    rows = some_rows(rows)
-    notes = []
+    count = min(IMAGES, len(rows))
+    rows = [rows[index * len(rows) // count] for index in range(count)]
+    samples, references, notes = {}, {}, []
     try:
-        references, left_out = reference_scores(reward, rows)
+        references = reference_scores(reward, rows)
     except RewardError as error:  # training may never score a reference
-        references, left_out = {}, 0
         notes.append(f"references are left out: {error}")
-    if left_out:
-        notes.append(f"{left_out} image(s) with fewer than two references are left out where a term compares with them")
-    samples = {}
+    empty = max((sum(not group for group in groups) for groups in references.values()), default=0)
+    if empty:
+        notes.append(f"{empty} image(s) with fewer than two references are left out where a term compares with them")
     if captioner is not None:
         drawn = replace(decoding, num_samples=max(decoding.num_samples, 2), with_greedy=False)
         samples = sample_scores(reward, rows, captioner, drawn, seed, accelerator, batch_size)
-    scales = term_scales(reward, references, samples)
+    scales = {name: (scale_of(references.get(name, [])), scale_of(samples.get(name, []))) for name in reward.rewards}
+    weighted = weighted_variation(reward, {name: sampled for name, (_, sampled) in scales.items()})
+    table = [
+        ["", "", "", "references", "", "", "samples", "", "", ""],
+        ["term", "range", "weight", *("mean", "std", "within") * 2, "weighted"],
+    ]
+    for name, term in reward.rewards.items():
+        numbers = [number for scale in scales[name] for number in (scale or (None,) * 3)] + [weighted.get(name)]
+        bounds = f"{term.bounds[0]:.4g} to {term.bounds[1]:.4g}"
+        shown = ["-" if number is None else f"{number:.4g}" for number in numbers]
+        table.append([name, bounds, f"{reward.weights[name]:g}", *shown])
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = ["  ".join(cell.ljust(n) for cell, n in zip(row, widths, strict=True)).rstrip() for row in table]
     divided = " / std" if reward.normalize == "per_term" else ""
-    warning = scale_warning(scales, reward.normalize)
+    warning = scale_warning(reward, weighted)
     return [
         f"scales of the terms on {len(rows)} training images (within: standard deviation among the captions of an "
         f"image; weighted: weight x within{divided}, which is what an advantage sees)",
-        *(f"  {line}" for line in [*scale_table(scales), *notes]),
+        *(f"  {line}" for line in [*lines, *notes]),
         *([warning] if warning else []),
     ]
 
@@ -255,22 +191,10 @@ def announce_scales(
     accelerator: Accelerator,
     batch_size: int,
 ) -> None:
-    """Print the scales of a reward of several terms from the main process; the arguments are those of ``scale_report``.
+    """Print ``scale_report`` of a reward of several terms from the main process.
 
     Called before the model is prepared for distributed training, so that one process can sample alone.
     """
     if len(reward.rewards) > 1 and accelerator.is_main_process:
         report = scale_report(reward, rows, captioner, decoding, seed, accelerator, batch_size)
         announce(accelerator, "reward: " + "\n".join(report))
-
-
-def _others(references: Sequence[str], place: int) -> list[str]:
-    return [*references[:place], *references[place + 1 :]]
-
-
-def _cells(scale: Scale | None) -> list[str]:
-    return ["-"] * 3 if scale is None else [f"{value:.4g}" for value in (scale.mean, scale.std, scale.within)]
-
-
-def _weight_for(term: TermScale, seen: float, largest: float) -> str:
-    return f" (a weight of {term.weight * largest / seen:.2g} would make it equal)" if seen else ""

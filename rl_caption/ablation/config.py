@@ -46,21 +46,21 @@ class AblateConfig:
     Args:
         base: configuration of ``scst.py`` that all cells share; its ``model.init`` is the starting policy.
         bases: name to such a configuration, in place of ``base``: the grid is run on each (pixels and regions, say).
-        data: keys laid over the ``data`` of every base, such as ``{path: /disk/coco}``; earlier runs on the same data
-            take them, too.
+        data: keys that replace those of the ``data`` of every base, such as ``{path: /disk/coco}``; runs before the
+            cells on the same data take them, too.
         cells: label to reward and overrides.
         alpha: further cells, labelled ``alpha=VALUE``.
         reward_models: configurations of reward models to train first, where they are not there yet.
         seeds: ``train.seed`` of the runs of each cell.
-        split: of the base's data, on which captions are judged.
-        policy: which weights of a run are judged: ``last``, after its last step, or ``best`` by its validation, whose
-            CIDEr-D is at its best before a reward without CIDEr-D has done anything.
-        num_beams: of decoding for the judgement; 1 is greedy.
+        split: of the base's data, whose images are captioned and scored.
+        policy: which weights of a run are evaluated: ``last``, after its last step, or ``best`` by its validation,
+            whose CIDEr-D is at its best before a reward without CIDEr-D has done anything.
+        num_beams: of the decoding that is evaluated; 1 is greedy.
         length_penalty: of beam search, as in ``evaluate.py``.
         metrics: which scores.
         tokenizer: as in ``evaluate.py``.
         judges: heading to a reward that is a further column, trained on or not; the first one is drawn over alpha.
-        show_images: the first so many images of the split whose captions are shown side by side.
+        show_images: number of images, the first of the split, whose captions by all systems ``captions.md`` shows.
         jobs: runs at a time, each in its own process with its share of the CPU cores and GPUs.
         launch: file for ``--config_file`` of ``accelerate launch``, by which cross-entropy runs and cells are then
             started; null starts each as one process. The number of processes is ``train.num_processes`` of the base, or

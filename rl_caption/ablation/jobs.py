@@ -1,4 +1,4 @@
-"""Programs that run beside each other, each with its log file, and that end when this process ends."""
+"""Programs that run at the same time, each with its log file, and that end when this process ends."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import subprocess
 import threading
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 from types import FrameType
+from typing import NamedTuple
 
-from rl_caption.launch import LAUNCHER_VARIABLE, stop_signals_handled_by
+from rl_caption.launch import LAUNCHER_VARIABLE, SAME_REQUEST_SECONDS, stop_signals_handled_by
 
 logger = logging.getLogger(__name__)
 
@@ -22,8 +24,7 @@ SECONDS_TO_SAVE = 120.0
 """How long a stopped training may take for its checkpoint."""
 
 
-@dataclass(frozen=True)
-class Job:
+class Job(NamedTuple):
     """A command, its name in messages, and the file that its output is appended to."""
 
     name: str
@@ -31,8 +32,7 @@ class Job:
     log: Path
 
 
-@dataclass(frozen=True)
-class EndedJob:
+class EndedJob(NamedTuple):
     """How a job ended: exit code, or minus the signal that ended it; running time in seconds."""
 
     job: Job
@@ -40,128 +40,97 @@ class EndedJob:
     seconds: float
 
 
-@dataclass
-class _Running:
-    job: Job
-    process: subprocess.Popen[bytes]
-    started: float
-
-
-def run_jobs(
-    jobs: Sequence[Job], at_once: int, devices: Sequence[str] = (), poll_seconds: float = 0.1
-) -> Generator[EndedJob, None, None]:
-    """Run all jobs, ``at_once`` at a time, and yield each as it ends; the next one has started by then.
+def run_jobs(jobs: Sequence[Job], devices: Sequence[str | None] = (None,)) -> Generator[EndedJob, None, None]:
+    """Run all jobs, as many at a time as there are ``devices``, and yield each as it ends.
 
     Whatever ends this iterator early (close it: ``contextlib.closing``) asks the jobs that still run to stop, and
     waits for their checkpoints. On Linux they also end when this process is killed.
 
     Args:
         jobs: in the order in which they start.
-        at_once: running at a time.
-        devices: names for ``CUDA_VISIBLE_DEVICES``; each of several jobs at a time has its share of several devices.
-        poll_seconds: between two looks at the jobs.
+        devices: ``CUDA_VISIBLE_DEVICES`` of each job that runs at a time; None leaves it as it is.
     """
-    waiting, running = list(jobs), dict[int, _Running]()
+    free: SimpleQueue[str | None] = SimpleQueue()
+    for names in devices:
+        free.put(names)
+    started: list[tuple[Job, subprocess.Popen[bytes]]] = []
+    lock, stopped = threading.Lock(), threading.Event()
 
-    def fill() -> None:
-        for slot in range(at_once):
-            if slot not in running and waiting:
-                with _signals_held():  # a job that has started but is not noted would be left behind
-                    running[slot] = _start(waiting.pop(0), devices_of(slot, at_once, devices))
+    def run(job: Job) -> EndedJob:
+        names, start = free.get(), time.monotonic()
+        try:
+            with lock:
+                if stopped.is_set():
+                    raise CancelledError
+                process = _start(job, names)
+                started.append((job, process))
+            # The thread that starts a process outlives it: the kernel takes the thread's end for that of the parent.
+            return EndedJob(job, process.wait(), time.monotonic() - start)
+        finally:
+            free.put(names)
 
-    try:
-        fill()
-        while running:
-            ended = []
-            for slot, run in list(running.items()):
-                code = run.process.poll()
-                if code is not None:
-                    del running[slot]
-                    ended.append(EndedJob(run.job, code, time.monotonic() - run.started))
-            fill()
-            yield from ended
-            if not ended:
-                time.sleep(poll_seconds)
-    finally:
-        _stop(list(running.values()))
-
-
-def devices_of(slot: int, at_once: int, devices: Sequence[str]) -> str | None:
-    """The devices that the jobs of a slot see; None for all of them, where jobs or devices are fewer than two."""
-    if at_once < 2 or len(devices) < 2:
-        return None
-    share = max(len(devices) // at_once, 1)
-    first = slot * share % len(devices)
-    return ",".join(devices[first : first + share])
+    with ThreadPoolExecutor(len(devices)) as pool:
+        try:
+            for future in as_completed([pool.submit(run, job) for job in jobs]):
+                yield future.result()
+        finally:
+            with lock:
+                stopped.set()
+            _stop([(job, process) for job, process in started if process.poll() is None])
 
 
-def own_devices(count: int, environment: Mapping[str, str]) -> list[str]:
-    """Names of the GPUs that this process sees, for ``CUDA_VISIBLE_DEVICES``; ``count`` is their number."""
-    named = environment.get("CUDA_VISIBLE_DEVICES")
-    return [name.strip() for name in named.split(",")][:count] if named else [str(index) for index in range(count)]
+def share_devices(num_parallel: int, count: int, environment: Mapping[str, str]) -> list[str | None]:
+    """Share the ``count`` GPUs that this process sees out to the jobs that run at a time: ``CUDA_VISIBLE_DEVICES`` of
+    each, or None (all of them) where there are fewer than two jobs or GPUs."""
+    if num_parallel < 2 or count < 2:
+        return [None] * num_parallel
+    names = environment.get("CUDA_VISIBLE_DEVICES", "").replace(" ", "") or ",".join(map(str, range(count)))
+    devices, share = names.split(",")[:count], max(count // num_parallel, 1)
+    firsts = [slot * share % count for slot in range(num_parallel)]
+    return [",".join(devices[first : first + share]) for first in firsts]
 
 
 @contextmanager
 def signals_as_exit() -> Iterator[None]:
-    """Turn ``STOP_SIGNALS`` into ``SystemExit``, so that ``finally`` blocks run; in the main thread only."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+    """Turn the first of ``STOP_SIGNALS`` into ``SystemExit``, so that ``finally`` blocks run; a later one ends the
+    process at once, unless it arrives within ``SAME_REQUEST_SECONDS``."""
+    first: float | None = None
 
     def leave(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
+        nonlocal first
+        if first is None:
+            first = time.monotonic()
+            raise SystemExit(128 + number)
+        if time.monotonic() - first > SAME_REQUEST_SECONDS:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
 
     with stop_signals_handled_by(leave):
         yield
 
 
-@contextmanager
-def _signals_held() -> Iterator[None]:
-    """Let ``STOP_SIGNALS`` wait until the end of the ``with``; in the main thread only, which alone gets them."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    arrived: list[int] = []
-    # Not a signal mask: the jobs would inherit it, and could not be stopped.
-    with stop_signals_handled_by(lambda number, frame: arrived.append(number)):
-        yield
-    for number in arrived:
-        signal.raise_signal(number)
-
-
-def _start(job: Job, device: str | None) -> _Running:
+def _start(job: Job, devices: str | None) -> subprocess.Popen[bytes]:
     environment = os.environ | {LAUNCHER_VARIABLE: str(os.getpid())}
-    if device is not None:
-        environment["CUDA_VISIBLE_DEVICES"] = device
+    if devices is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = devices
     job.log.parent.mkdir(parents=True, exist_ok=True)
+    # A session of its own: Ctrl-C reaches this process only, which then asks the job to save and stop.
     with job.log.open("ab") as log:
-        # A session of its own: Ctrl-C reaches this process only, which then asks the job to save and stop.
-        process = subprocess.Popen(
-            job.command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            start_new_session=True,
+        return subprocess.Popen(
+            job.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
         )
-    return _Running(job, process, time.monotonic())
 
 
-def _stop(running: Sequence[_Running]) -> None:
-    if not running:
-        return
-    logger.info(
-        "stopping %s: what trains saves a checkpoint first; the same command goes on from there",
-        ", ".join(run.job.name for run in running),
-    )
-    with _signals_held():
-        for run in running:
-            run.process.terminate()
+def _stop(running: Sequence[tuple[Job, subprocess.Popen[bytes]]]) -> None:
+    if running:
+        names = ", ".join(job.name for job, _ in running)
+        logger.info("stopping %s: what trains saves a checkpoint first; the same command goes on from there", names)
+    for _, process in running:
+        process.terminate()
     deadline = time.monotonic() + SECONDS_TO_SAVE
-    for run in running:
+    for job, process in running:
         try:
-            run.process.wait(max(deadline - time.monotonic(), 0.0))
+            process.wait(max(deadline - time.monotonic(), 0.0))
         except subprocess.TimeoutExpired:
-            logger.warning("%s did not stop within %g s and is killed", run.job.name, SECONDS_TO_SAVE)
-            run.process.kill()
-            run.process.wait()
+            logger.warning("%s did not stop within %g s and is killed", job.name, SECONDS_TO_SAVE)
+            process.kill()

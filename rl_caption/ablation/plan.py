@@ -1,100 +1,223 @@
-"""Everything about a grid that can be checked before its first run starts."""
+"""From the configuration of a grid to its runs: all that can be read and checked before the first run starts."""
 
 from __future__ import annotations
 
 import json
 import logging
 import os
+import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 import torch
 import yaml
 
-from rl_caption.ablation.config import AblateConfig
-from rl_caption.ablation.grid import Cell, as_argument, bases_of, make_cells, mistakes
-from rl_caption.build import ConfigError, build_data, usable_split
+from rewards.base import Reward
+from rewards.registry import parameters
+from rl_caption import config_checks
+from rl_caption.ablation.config import AblateConfig, AlphaConfig
+from rl_caption.build import ConfigError, build_data, build_reward, references_of, usable_split
 from rl_caption.captioners.loading import is_captioner, weights_hash
 from rl_caption.command_line import Chain
-from rl_caption.config import ScstConfig, XeConfig
-from rl_caption.data.base import DataModule, Row
+from rl_caption.config import RewardTerm, ScstConfig, XeConfig
+from rl_caption.data.base import Row
 from rl_caption.data.files import write_json
 from rl_caption.data.plain_files import read_json
 from rl_caption.evaluation.toolkit import SCORERS
+from rl_caption.hacking.judges import build_judges
 from rl_caption.launch import requested_processes
 from rl_caption.reward_models.config import RewardModelConfig
 from rl_caption.run_folder import changed_keys, is_complete
 
 logger = logging.getLogger(__name__)
+
+START = "start"
+"""Label of the starting policy in tables."""
+LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+-]*")
+OVERRIDABLE = ("train.", "rollout.", "eval.", "reward.", "monitor.")
+SET_BY_GRID = ("train.seed", "reward.terms")
 Parse = Callable[[type[Any], Sequence[str], str], Any]
 """``rl_caption.cli.parse``: class of the configuration, arguments, name of the program in messages."""
+Start = TypedDict("Start", {"model.init": str, "sha256": str, "rewards": NotRequired[dict[str, str]]})
+"""``start.json`` of a cell: hash of the starting policy's weights, signatures of the reward's terms."""
 
 
 @dataclass(frozen=True)
-class Base:
-    """What the cells of one base configuration share.
+class Cell:
+    """One run of the grid.
 
     Attributes:
-        name: "" where there is only one.
-        config: of the SCST run; ``model.init`` is the starting policy.
-        warm_start: the cross-entropy run that makes it, and its file, where it has to be run first.
-        rows: of the split on which captions are judged.
+        folder: ``OUT/cells/[BASE/]LABEL/seedN``; the run itself is in ``run`` below it.
+        base: name of its base configuration; "" where the grid has one.
+        label: of the cell, in tables and paths.
+        seed: ``train.seed``.
+        alpha: of a cell of the alpha grid.
+        terms, overrides: of ``CellConfig``.
+        config: of the SCST run; the defaults, before ``make_plan`` resolves it.
     """
 
-    name: str
-    config: ScstConfig
-    warm_start: tuple[XeConfig, str] | None
-    rows: Sequence[Row]
+    folder: Path
+    base: str
+    label: str
+    seed: int
+    alpha: float | None
+    terms: dict[str, RewardTerm]
+    overrides: dict[str, Any]
+    config: ScstConfig = field(default_factory=ScstConfig)
 
     @property
-    def init(self) -> str:
-        """The starting policy: a folder, or a name on the hub."""
-        return self.config.model.init or ""
+    def system(self) -> str:
+        """Name of its row in tables, shared by all seeds: ``LABEL`` or ``BASE/LABEL``."""
+        return f"{self.base}/{self.label}" if self.base else self.label
 
-
-@dataclass(frozen=True)
-class PlannedCell:
-    """A cell, its resolved configuration, and where it lives."""
-
-    cell: Cell
-    config: ScstConfig
-    folder: Path
+    @property
+    def name(self) -> str:
+        """For messages: row and seed."""
+        return f"{self.system} seed {self.seed}"
 
     @property
     def run(self) -> Path:
         """Folder of the SCST run."""
-        return Path(self.config.run.dir)
+        return self.folder / "run"
 
-    @property
-    def name(self) -> str:
-        """For messages: label and seed."""
-        return f"{self.cell.system} seed {self.cell.seed}"
+    def arguments(self) -> list[str]:
+        """What the cell adds to the command line of ``scst.py --config BASE``."""
+        terms = {name: asdict(term) for name, term in self.terms.items()}
+        changes = {"train.seed": self.seed, "reward.terms": terms} | self.overrides
+        return [f"--{key}={as_argument(value)}" for key, value in changes.items()]
 
-    @property
-    def done(self) -> bool:
-        """Whether its training reached its end."""
-        return is_complete(self.run)
+
+@dataclass(frozen=True)
+class EarlierRun:
+    """A run that has to be trained before the cells: ``python -m rl_caption PROGRAM --config FILE OVERRIDES``."""
+
+    program: str
+    file: str
+    folder: Path
+    overrides: list[str]
+
+
+@dataclass(frozen=True)
+class Base:
+    """What the cells of one base configuration share."""
+
+    name: str
+    """"" where there is only one."""
+    config: ScstConfig
+    start: str
+    """``model.init``, the starting policy: a folder, or a name on the hub."""
+    warm_start: EarlierRun | None
+    """The cross-entropy run that makes it, if any."""
+    rows: Sequence[Row]
+    """Of the split whose captions are scored."""
+    processes: int = 1
+    """Of each training."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A grid that is ready to run."""
+    """A grid that is ready to run; ``reward_models`` are those that have to be trained first."""
 
     bases: dict[str, Base]
-    cells: list[PlannedCell]
-    reward_models: dict[str, str]
-    """Configurations of the reward models that have to be trained first -> their run folders."""
-    overrides: dict[str, list[str]]
-    """Configurations of runs before the cells -> what they take of the grid's ``data``."""
-    processes: dict[str, int]
-    """Name of a base -> processes of each of its runs."""
+    cells: list[Cell]
+    reward_models: list[EarlierRun]
+
+
+def as_argument(value: Any) -> str:
+    """A value of a configuration as the command line takes it."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def base_files(config: AblateConfig) -> dict[str, str]:
+    """Name of each base -> its file; the name is "" where there is only ``base``."""
+    return {"": config.base} if config.base is not None else dict(config.bases)
+
+
+def make_cells(config: AblateConfig) -> list[Cell]:
+    """All runs of a grid without ``mistakes``, seed by seed: an interrupted grid has its first cells complete.
+
+    Alpha weights ``alpha.terms`` and 1 - alpha ``alpha.against``. The L-CLIPScore paper's equation puts alpha on CIDEr;
+    but its row of alpha = 0 is that of CIDEr alone and alpha = 1 that of L-CLIPS alone, so its alpha, too, weights
+    L-CLIPS.
+    """
+    cells: list[tuple[Any, ...]] = []
+    if config.alpha is not None:
+        cells = [(f"alpha={value:g}", value, _mixture(config.alpha, value), {}) for value in config.alpha.values]
+    cells += [(label, None, cell.terms, cell.overrides) for label, cell in config.cells.items()]
+    return [
+        Cell(Path(config.out) / "cells" / base / label / f"seed{seed}", base, label, seed, *rest)
+        for seed in config.seeds
+        for base in base_files(config)
+        for label, *rest in cells
+    ]
+
+
+def _mixture(grid: AlphaConfig, alpha: float) -> dict[str, RewardTerm]:
+    """The reward of one alpha, without terms of weight 0."""
+    factors = ((grid.terms, alpha), (grid.against, round(1 - alpha, 12)))
+    return {
+        name: replace(term, weight=term.weight * factor)
+        for terms, factor in factors
+        for name, term in terms.items()
+        if term.weight * factor != 0
+    }
+
+
+def mistakes(config: AblateConfig) -> list[str]:
+    """What is wrong with the grid itself, one sentence each: key, value, and what would be right."""
+    wrong, alpha = config_checks.mistakes(config), config.alpha
+    labels = [*config.cells, *(f"alpha={value:g}" for value in (alpha.values if alpha is not None else []))]
+    terms = {f"cells.{label}.terms": cell.terms for label, cell in config.cells.items()}
+    if (config.base is None) == (not config.bases):
+        wrong.append("set either base (one configuration of scst.py) or bases (name to configuration)")
+    if not labels:
+        wrong.append("there is no cell: set cells, alpha, or both")
+    if not config.seeds or len(set(config.seeds)) != len(config.seeds):
+        wrong.append(f"seeds is {config.seeds}: expected different whole numbers, and at least one")
+    if alpha is not None:
+        terms |= {"alpha.terms": alpha.terms, "alpha.against": alpha.against}
+        wrong += ["alpha.values is empty: expected at least one number from 0 to 1"] * (not alpha.values)
+        both = sorted(set(alpha.terms) & set(alpha.against))
+        if both:
+            wrong.append(f"alpha: {both} are in terms and against: expected different names (target names the reward)")
+    wrong += [f"{key} is empty: name at least one reward, such as cider" for key, own in terms.items() if not own]
+    wrong += [
+        f"{key}.{name}.weight is {term.weight}: expected a number other than 0"
+        for key, own in terms.items()
+        for name, term in own.items()
+        if term.weight == 0
+    ]
+    wrong += [f"label {START!r} is that of the starting policy: choose another"] * (START in labels)
+    wrong += [f"label {label!r} stands for {count} cells" for label, count in Counter(labels).items() if count > 1]
+    wrong += [
+        f"{kind} {name!r}: expected letters, digits and . _ = + - only, as it becomes a folder"
+        for kind, names in (("label", labels), ("bases", config.bases))
+        for name in dict.fromkeys(names)
+        if not LABEL.fullmatch(name)
+    ]
+    for label, cell in config.cells.items():
+        for key in cell.overrides:
+            if f"{key}.".startswith(tuple(f"{fixed}." for fixed in SET_BY_GRID)):
+                wrong.append(f"cells.{label}.overrides: {key} is set by the grid (seeds, terms)")
+            elif not key.startswith(OVERRIDABLE):
+                wrong.append(
+                    f"cells.{label}.overrides: {key} cannot be overridden: expected a key that starts with "
+                    f"{', '.join(OVERRIDABLE)}; model and data are the same in all cells of a base"
+                )
+    wrong += [
+        f"judges has the name {name!r}: expected a heading for a table, without |"
+        for name in config.judges
+        if not name.isprintable() or "|" in name or not name.strip()
+    ]
+    known = ", ".join(SCORERS)
+    return wrong + [f"metrics has {name!r}: known are {known}" for name in config.metrics if name not in SCORERS]
 
 
 def make_plan(config: AblateConfig, parse: Parse) -> Plan:
-    """Read and check all configurations, and look at what is there of the grid; rewards are checked by
-    ``rl_caption.ablation.rewards``.
+    """Read and check all configurations and what is already there of the grid; rewards are for ``build_rewards``.
 
     Raises:
         ConfigError: what is wrong, in which cell, and what would be right; also where a run that is already there was
@@ -102,158 +225,183 @@ def make_plan(config: AblateConfig, parse: Parse) -> Plan:
         DataError: a base's data cannot be read, or has no such split.
         UsageError: a configuration has keys that do not exist, or values that cannot be understood.
     """
-    wrong = mistakes(config) + [
-        f"metrics has {name!r}: known are {', '.join(SCORERS)}" for name in config.metrics if name not in SCORERS
-    ]
+    wrong = mistakes(config)
     if wrong:
         raise ConfigError("; ".join(wrong))
-    overrides: dict[str, list[str]] = {}
-    bases = {name: _base(name, file, config, parse, overrides) for name, file in bases_of(config).items()}
-    processes = {name: processes_of_a_run(config, base.config) for name, base in bases.items()}
-    planned = [
-        _planned(cell, bases[cell.base].config, config, processes[cell.base], parse) for cell in make_cells(config)
+    models: dict[str, EarlierRun] = {}
+    bases = {name: _make_base(name, file, config, parse, models) for name, file in base_files(config).items()}
+    cells = [_resolve(cell, bases[cell.base], config, parse) for cell in make_cells(config)]
+    changed = [
+        f"\n  {cell.name}: {'; '.join(keys)}"
+        for cell in cells
+        if (file := cell.run / "config.yaml").is_file() and (keys := changed_keys(file, cell.config))
     ]
-    _check_what_is_there(planned)
-    files = [*config.reward_models, *(file for base in bases.values() for file in base.config.reward_models)]
-    models = {file: parse(RewardModelConfig, ["--config", file], "train_reward_model.py").run.dir for file in files}
-    missing = {file: folder for file, folder in models.items() if not is_complete(Path(folder))}
-    return Plan(bases, planned, missing, overrides, processes)
+    if changed:
+        raise ConfigError(
+            f"{len(changed)} of {len(cells)} cells are there with another configuration:{''.join(changed)}\n"
+            "Choose another out, or remove the folders of these cells"
+        )
+    return Plan(bases, cells, [model for model in models.values() if not is_complete(model.folder)])
 
 
-def processes_of_a_run(config: AblateConfig, base: ScstConfig) -> int:
-    """Processes of each run of a base: 1 without ``launch``, else see there.
+def _make_base(name: str, file: str, grid: AblateConfig, parse: Parse, models: dict[str, EarlierRun]) -> Base:
+    """Read a base configuration, note the reward models that it needs in ``models``, and find its starting policy."""
+    data = _data_arguments("data", grid.data)
+    config: ScstConfig = parse(ScstConfig, ["--config", file, *data], "scst.py")
+    chain = Chain(parse(ScstConfig, ["--config", file], "scst.py"), data)
 
-    Raises:
-        ConfigError: ``launch`` is not a configuration of ``accelerate launch``.
-    """
-    if config.launch is None:
+    def earlier(program: str, kind: type[Any], path: str) -> EarlierRun:
+        run = parse(kind, ["--config", path], f"train_{program}.py")
+        return EarlierRun(program, path, Path(run.run.dir), chain.overrides_of(path, run))
+
+    for path in [*grid.reward_models, *config.reward_models]:
+        models.setdefault(path, earlier("reward_model", RewardModelConfig, path))
+    start, warm_start = config.model.init, None
+    if start is None:
+        raise ConfigError(f"{file}: model.init is not set: it is the policy that all cells start from")
+    if config.warm_start is not None:
+        warm_start = earlier("xe", XeConfig, config.warm_start)
+    if warm_start is None or is_complete(warm_start.folder):
+        if not is_captioner(start):
+            raise ConfigError(
+                f"{file}: model.init {start!r} is not a saved captioner (it has no config.json), nor a name on the hub "
+                "(OWNER/MODEL), and no warm_start is left that would make it: train one with train_xe.py"
+            )
+    elif not is_captioner(start) and Path(start).resolve() != (warm_start.folder / "export" / "best").resolve():
+        made = str(warm_start.folder / "export" / "best")
+        raise ConfigError(f"{file}: model.init is {start!r}, but warm_start makes {made!r}: name that one")
+    if str(chain):
+        logger.info("%s", chain)
+    source = build_data(config.data)
+    rows = source.split(usable_split(source, grid.split))
+    if not rows:
+        raise ConfigError(f"{file}: split {grid.split!r} has no images")
+    return Base(name, config, start, warm_start, rows, _num_processes(grid, config))
+
+
+def _num_processes(grid: AblateConfig, base: ScstConfig) -> int:
+    """Processes of each training of a base: 1 without ``launch``, else see there."""
+    if grid.launch is None:
         return 1
     try:
-        in_file = requested_processes(["--config_file", config.launch, "scst.py"], Path.cwd())
+        in_file = requested_processes(["--config_file", grid.launch, "scst.py"], Path.cwd())
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ConfigError(f"launch {config.launch!r} is no configuration of accelerate launch: {error}") from error
-    return base.train.num_processes or in_file or max(torch.cuda.device_count() // config.jobs, 1)
+        raise ConfigError(f"launch {grid.launch!r} is no configuration of accelerate launch: {error}") from error
+    return base.train.num_processes or in_file or max(torch.cuda.device_count() // grid.jobs, 1)
 
 
-def threads_of_a_process(cores: int, processes: int) -> int:
-    """CPU threads of one of ``processes`` that share the cores, at least 1."""
-    return max(cores // processes, 1)
+def _data_arguments(key: str, values: Mapping[str, Any]) -> list[str]:
+    """The grid's ``data`` as command line arguments, one for each value that is no mapping."""
+    words: list[str] = []
+    for name, value in values.items():
+        nested = isinstance(value, Mapping)
+        words += _data_arguments(f"{key}.{name}", value) if nested else [f"--{key}.{name}={as_argument(value)}"]
+    return words
 
 
-_Start = TypedDict("_Start", {"model.init": str, "sha256": str, "rewards": NotRequired[dict[str, str]]})
-"""``start.json``."""
+def _resolve(cell: Cell, base: Base, grid: AblateConfig, parse: Parse) -> Cell:
+    threads = base.config.train.threads or max((os.cpu_count() or 1) // (grid.jobs * base.processes), 1)
+    # The grid, not each cell, trains what comes before; the cell's own overrides come last.
+    arguments = ["--config", base_files(grid)[cell.base], "--warm_start=null", "--reward_models=[]"]
+    arguments += [*_data_arguments("data", grid.data), f"--run.dir={cell.run}", f"--train.threads={threads}"]
+    try:
+        config = parse(ScstConfig, [*arguments, *cell.arguments()], f"cell {cell.system!r}: scst.py")
+    except ConfigError as error:
+        raise ConfigError(f"cell {cell.system!r}: {error}") from error
+    return replace(cell, config=config)
 
 
-def fix_start(cell: PlannedCell, base: Base, rewards: Mapping[str, str]) -> None:
-    """Note what a cell starts from, or compare it with what it was started from.
+def check_start(cell: Cell, base: Base, rewards: Mapping[str, str]) -> None:
+    """Write what a cell starts from into ``start.json``, or compare it with what it was started from.
 
-    Args:
-        cell: to be run, gone on with, or kept.
-        base: of the cell.
-        rewards: term -> signature (``check_rewards``), which names the weights of a reward model.
+    ``rewards`` is term -> signature, which names the weights of a reward model.
 
     Raises:
         ConfigError: the starting policy or a reward has changed since.
     """
-    note, now = cell.folder / "start.json", weights_hash(base.init)
+    note, now = cell.folder / "start.json", weights_hash(base.start)
     if not note.is_file():
-        write_json(note, {"model.init": base.init, "sha256": now, "rewards": dict(rewards)})
+        write_json(note, {"model.init": base.start, "sha256": now, "rewards": dict(rewards)})
         return
-    before = read_json(note, ConfigError, _Start)
+    before = read_json(note, ConfigError, Start)
     noted = before.get("rewards", {})  # grids of earlier versions have none
     changed = [f"{term} was {was}, now {rewards[term]}" for term, was in noted.items() if rewards[term] != was]
+    remedy = f"Choose another out, or remove {cell.folder}"
     if changed:
-        raise ConfigError(
-            f"{cell.name} was started on another reward: {'; '.join(changed)}. Choose another out, or remove "
-            f"{cell.folder}"
-        )
+        raise ConfigError(f"{cell.name} was started on another reward: {'; '.join(changed)}. {remedy}")
     if before["sha256"] != now:
         raise ConfigError(
             f"{cell.name} was started from {before['model.init']} with weights {before['sha256'][:8]}, and "
-            f"{base.init} now has {now[:8]}: all cells of a grid start from one checkpoint. Choose another out, or "
-            f"remove {cell.folder}"
+            f"{base.start} now has {now[:8]}: all cells of a grid start from one checkpoint. {remedy}"
         )
 
 
-def data_arguments(values: Mapping[str, Any], key: str = "data") -> list[str]:
-    """What the grid's ``data`` adds to the command line of ``scst.py --config BASE``."""
-    return [
-        word
-        for name, value in values.items()
-        for word in (
-            data_arguments(value, f"{key}.{name}")
-            if isinstance(value, Mapping)
-            else [f"--{key}.{name}={as_argument(value)}"]
-        )
-    ]
+def untrained_models(files: Sequence[str], parse: Parse) -> list[Path]:
+    """Run folders of the reward models (by their configurations) that are not trained yet, and of their warm starts."""
+    waiting, seen, found = list(files), set[str](), []
+    while waiting:
+        file = waiting.pop()
+        if file in seen:  # a circle is refused by the program that trains them
+            continue
+        seen.add(file)
+        config: RewardModelConfig = parse(RewardModelConfig, ["--config", file], "train_reward_model.py")
+        folder = Path(config.run.dir)
+        if not is_complete(folder):
+            found.append(folder.resolve())
+            waiting += config.warm_start
+    return found
 
 
-def _base(name: str, file: str, grid: AblateConfig, parse: Parse, overrides: dict[str, list[str]]) -> Base:
-    words, split = data_arguments(grid.data), grid.split
-    config: ScstConfig = parse(ScstConfig, ["--config", file, *words], "scst.py")
-    chain = Chain(parse(ScstConfig, ["--config", file], "scst.py"), words)
-    for first in [*grid.reward_models, *config.reward_models]:
-        model: RewardModelConfig = parse(RewardModelConfig, ["--config", first], "train_reward_model.py")
-        overrides.setdefault(first, chain.overrides_of(first, model))
-    if config.model.init is None:
-        raise ConfigError(f"{file}: model.init is not set: it is the policy that all cells start from")
-    warm_start = None
-    if config.warm_start is not None:
-        stage: XeConfig = parse(XeConfig, ["--config", config.warm_start], "train_xe.py")
-        overrides[config.warm_start] = chain.overrides_of(config.warm_start, stage)
-        if not is_complete(Path(stage.run.dir)):
-            warm_start = (stage, config.warm_start)
-            made, init = Path(stage.run.dir) / "export" / "best", Path(config.model.init)
-            if init.resolve() != made.resolve() and not is_captioner(init):
-                raise ConfigError(
-                    f"{file}: model.init is {config.model.init!r}, but warm_start makes {str(made)!r}: name that one"
-                )
-    if warm_start is None and not is_captioner(config.model.init):
-        raise ConfigError(
-            f"{file}: model.init {config.model.init!r} is not a saved captioner (it has no config.json), nor a name on "
-            "the hub (OWNER/MODEL), and no warm_start is left that would make it: train one with train_xe.py"
-        )
-    if str(chain):
-        logger.info("%s", chain)
-    data: DataModule = build_data(config.data)
-    rows = data.split(usable_split(data, split))
-    if not rows:
-        raise ConfigError(f"{file}: split {split!r} has no images")
-    return Base(name, config, warm_start, rows)
+def build_rewards(
+    config: AblateConfig, plan: Plan, untrained: Sequence[Path] = ()
+) -> tuple[dict[str, dict[str, Reward]], dict[str, dict[str, str]]]:
+    """Build every judge of every base and every term of every cell, each once; leave those out that need what one of
+    the ``untrained_models`` will export.
+
+    Returns:
+        Name of the base -> name of the judge -> reward, as ``evaluate.py`` builds it; and name of the cell -> term ->
+        signature, with toy document frequencies where those are counted in training.
+
+    Raises:
+        ConfigError: which judge, or which cell and term, and why it cannot be built.
+    """
+    judges: dict[str, dict[str, Reward]] = {}
+    signatures: dict[str, dict[str, str]] = {cell.name: {} for cell in plan.cells}
+    built: dict[str, Any] = {}
+    for cell in plan.cells:
+        reward = cell.config.reward
+        for name, term in reward.terms.items():
+            place = f"cell {cell.system!r}: "
+            if _is_untrained(f"{place}reward.terms.{name}", term.target or name, term.kwargs, untrained):
+                continue
+            alone = replace(reward, terms={name: replace(term, weight=1.0)})
+            key = json.dumps([name, term.target, term.kwargs, reward.df, reward.eos], sort_keys=True)
+            try:
+                built[key] = built.get(key) or build_reward(alone, [["a dog"], ["a cat"]]).signature
+            except ConfigError as error:
+                raise ConfigError(f"{place}{error}") from error
+            signatures[cell.name][name] = built[key]
+    ready = {
+        name: judge
+        for name, judge in config.judges.items()
+        if not _is_untrained(f"judges.{name}", judge.target or name, judge.kwargs, untrained)
+    }
+    for name, base in plan.bases.items():
+        references = references_of(base.rows)
+        key = json.dumps(references)  # bases with the same references share their judges
+        judges[name] = built[key] = built.get(key) or build_judges(ready, None, references, key="judges")
+    return judges, signatures
 
 
-def _planned(cell: Cell, base: ScstConfig, config: AblateConfig, processes: int, parse: Parse) -> PlannedCell:
-    folder = cell.folder(Path(config.out))
-    threads = base.train.threads or threads_of_a_process(os.cpu_count() or 1, config.jobs * processes)
-    # What comes before the cells is made once, and not by each of them.
-    arguments = ["--config", bases_of(config)[cell.base], "--warm_start=null", "--reward_models=[]"]
-    arguments += data_arguments(config.data)
-    arguments.append(f"--run.dir={folder / 'run'}")
-    # Before the cell's own overrides, which may ask for another number.
-    arguments += [f"--train.threads={threads}", *cell.arguments()]
+def _is_untrained(key: str, reward: str, arguments: Mapping[str, Any], untrained: Sequence[Path]) -> bool:
+    """Whether an argument is a path below what an untrained model will export; if so, the names are checked."""
+    paths = [Path(value).resolve() for value in arguments.values() if isinstance(value, str)]
+    if not any(path.is_relative_to(run / "export" / "best") for path in paths for run in untrained):
+        return False
     try:
-        resolved: ScstConfig = parse(ScstConfig, arguments, f"cell {cell.system!r}: scst.py")
-    except ConfigError as error:
-        raise ConfigError(f"cell {cell.system!r}: {error}") from error
-    return PlannedCell(cell, resolved, folder)
-
-
-def _check_what_is_there(cells: Sequence[PlannedCell]) -> None:
-    changed = []
-    for planned in cells:
-        saved = planned.run / "config.yaml"
-        if saved.is_file():
-            differences = changed_keys(saved, planned.config)
-            if differences:
-                changed.append(f"{planned.name}: {'; '.join(differences)}")
-    if changed:
-        raise ConfigError(
-            f"{len(changed)} of {len(cells)} cells are there with another configuration:\n  "
-            + "\n  ".join(changed)
-            + "\nChoose another out, or remove the folders of these cells"
-        )
-
-
-def plain(config: ScstConfig) -> dict[str, Any]:
-    """The configuration as the YAML file that ``scst.py --config`` takes."""
-    return json.loads(json.dumps(asdict(config)))
+        known = parameters(reward)
+    except ValueError as error:
+        raise ConfigError(f"{key}: {error}") from error
+    if "kwargs" not in known and not set(arguments) <= set(known):
+        raise ConfigError(f"{key}.kwargs has {sorted(set(arguments) - set(known))}: {reward} takes {known}")
+    return True

@@ -1,93 +1,241 @@
-"""The files of a grid's report."""
+"""The report of a grid: tables over seeds, the plot over alpha, captions of the same images."""
 
 from __future__ import annotations
 
+import csv
+import io
+import re
+import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
+from rewards.files import atomic_write
 from rl_caption.ablation.config import AblateConfig
-from rl_caption.ablation.grid import as_argument
-from rl_caption.ablation.outcome import Outcome
-from rl_caption.ablation.plan import Plan
-from rl_caption.ablation.plot import NoMatplotlib, draw_alpha
-from rl_caption.ablation.side_by_side import captions_page
-from rl_caption.ablation.table import Group, grouped, markdown_tables, notes, runs_csv, summary_csv
-from rl_caption.config import RewardTerm
+from rl_caption.ablation.plan import Cell, Plan, as_argument
+from rl_caption.ablation.results import JUDGE, Result
+from rl_caption.data.base import DataError, Row, load_image
 from rl_caption.data.files import write_text
+from rl_caption.evaluation.table import COLUMNS, LEFT_OUT, Column
 from rl_caption.report.gallery import source_of
 from rl_caption.report.program import write_report as write_page_of
 
+Systems = Mapping[str, Sequence[Result]]
+"""Name of a row -> its starting policy, or its cell's results of all seeds."""
+PAPER_KEYS = ("BLEU-4", "METEOR", "ROUGE-L", "CIDEr", "SPICE")
+"""Columns of the L-CLIPScore paper's tables; the judges follow."""
+TEXT_KEYS = ("captions/repeated_ngrams", "captions/bad_endings", "length/mean", "vocabulary/size")
+HACKING_KEYS = (*TEXT_KEYS, "oracle/f1", "oracle/precision", "oracle/recall", "oracle/unparsed")
+IMAGE_SIZE = 256
+"""Longest side of the pictures beside the captions, in pixels."""
 
-def write_report(
-    outcomes: Sequence[Outcome],
-    plan: Plan,
-    bounds: Mapping[str, tuple[float, float]],
-    config: AblateConfig,
-    failures: Sequence[str],
-) -> list[Path]:
+
+def write_report(results: Sequence[Result], plan: Plan, config: AblateConfig, failures: Sequence[str]) -> list[Path]:
     """Write ``table.md``, ``table.csv``, ``runs.csv``, ``captions.md``, ``report.html``; for alphas ``alpha.png``.
 
     Args:
-        outcomes: starting policies first.
+        results: starting policies first.
         plan, config: of the grid.
-        bounds: name of each judge -> its smallest and largest possible score.
         failures: sentences about cells that are missing, for the table's notes.
-
-    Returns:
-        The files.
     """
-    out, groups = Path(config.out), grouped(outcomes)
-    tables = markdown_tables(groups, bounds)
+    out, systems = Path(config.out), by_system(results)
+    tables = markdown_tables(systems)
     print(f"\n{tables}\n")
-    write_text(
-        out / "table.md",
-        "\n\n".join([f"# {out.name}", tables, _remarks(groups, plan, config, failures)]) + "\n",
-    )
-    write_text(out / "table.csv", summary_csv(groups, bounds))
-    write_text(out / "runs.csv", runs_csv(groups))
-    written = [out / "table.md", out / "table.csv", out / "runs.csv"]
-    rows_of_split = next(iter(plan.bases.values())).rows
-    rows = rows_of_split[: config.show_images]
-    if rows:
-        shown = {group.system: group.outcomes[0].captions for group in groups}
-        written.append(captions_page(rows, shown, out))
-    if any(group.alpha is not None for group in groups):
-        judge = next(iter(bounds.items()), None)
-        try:
-            draw_alpha(groups, judge, out / "alpha.png")
-        except NoMatplotlib as error:
-            print(f"no alpha.png: {error}", file=sys.stderr)
-        else:
-            written.append(out / "alpha.png")
-    if config.report:
-        page = write_page_of(out, source_of(rows_of_split) if rows_of_split else None)
-        written += [page] if page is not None else []
-    return written
-
-
-def formula(terms: Mapping[str, RewardTerm], overrides: Mapping[str, Any] = MappingProxyType({})) -> str:
-    """A mixture as people write it, and what else a cell changes: ``0.3 l_clipscore + 0.7 cider; train.lr = 1e-05``."""
-    mixture = " + ".join(f"{term.weight:g} {name}" for name, term in terms.items())
-    return "; ".join([mixture, *(f"{key} = {as_argument(value)}" for key, value in overrides.items())])
-
-
-def _remarks(
-    groups: Sequence[Group],
-    plan: Plan,
-    config: AblateConfig,
-    failures: Sequence[str],
-) -> str:
-    split = (
-        f"split {config.split!r}, {'greedy' if config.num_beams == 1 else f'beam search of width {config.num_beams}'}"
-    )
-    which = "after the last step" if config.policy == "last" else "best by validation"
+    decoding = "greedy" if config.num_beams == 1 else f"beam search of width {config.num_beams}"
+    policies = "after the last step" if config.policy == "last" else "best by validation"
     lines = [
-        f"Means over seeds ± standard deviation, {split}; policies {which}. "
+        f"Means over seeds ± standard deviation, split {config.split!r}, {decoding}; policies {policies}. "
         "`start` is the policy that all cells start from.",
+        *dict.fromkeys(f"{cell.system}: {formula(cell)}" for cell in plan.cells),
+        *notes(results),
+        *(f"missing: {failure}" for failure in failures),
     ]
-    rewards = {cell.cell.system: formula(cell.cell.terms, cell.cell.overrides) for cell in plan.cells}
-    lines += [f"{system}: {reward}" for system, reward in rewards.items()]
-    return "\n".join(f"- {line}" for line in [*lines, *notes(groups), *(f"missing: {text}" for text in failures)])
+    remarks = "\n".join(f"- {line}" for line in lines)
+    rows = next(iter(plan.bases.values())).rows
+    written = {"table.md": f"# {out.name}\n\n{tables}\n\n{remarks}\n"}
+    written |= {"table.csv": summary_csv(systems), "runs.csv": runs_csv(results)}
+    if config.show_images:
+        captions = {name: found[0].captions for name, found in systems.items()}
+        written["captions.md"] = captions_page(rows[: config.show_images], captions, out / "images")
+    for name, text in written.items():
+        write_text(out / name, text)
+    files = [out / name for name in written]
+    if any(result.alpha is not None for result in results):
+        try:
+            draw_alpha(systems, out / "alpha.png")
+            files.append(out / "alpha.png")
+        except ImportError:
+            print("no alpha.png: matplotlib is not installed: pip install 'rl-caption[report]'", file=sys.stderr)
+    page = write_page_of(out, source_of(rows)) if config.report else None
+    return files if page is None else [*files, page]
+
+
+def formula(cell: Cell) -> str:
+    """A mixture as people write it, and what else a cell changes: ``0.3 l_clipscore + 0.7 cider; train.lr = 1e-05``."""
+    mixture = " + ".join(f"{term.weight:g} {name}" for name, term in cell.terms.items())
+    return "; ".join([mixture, *(f"{key} = {as_argument(value)}" for key, value in cell.overrides.items())])
+
+
+def by_system(results: Sequence[Result]) -> dict[str, list[Result]]:
+    """Results by system, in the order in which the systems first occur."""
+    return {result.system: [other for other in results if other.system == result.system] for result in results}
+
+
+def mean_and_std(results: Sequence[Result], key: str) -> tuple[float | None, float | None]:
+    """Mean of a metric over the seeds that have it, and standard deviation (n - 1); None for too few seeds."""
+    values = [result.evaluation.metrics[key] for result in results if key in result.evaluation.metrics]
+    return statistics.fmean(values) if values else None, statistics.stdev(values) if len(values) > 1 else None
+
+
+def columns_of(systems: Systems) -> list[dict[str, Column]]:
+    """Columns of the two tables, those of the paper and those that show hacking, for the metrics that are there."""
+    evaluations = [result.evaluation for results in systems.values() for result in results]
+    found = {key for evaluation in evaluations for key in evaluation.metrics}
+    bounds = {key: ends for evaluation in evaluations for key, ends in evaluation.bounds.items()}
+    paper = {key: Column(f"{key} (x100)") for key in PAPER_KEYS if key in found}
+    for key, (low, high) in bounds.items():
+        paper[key] = Column(f"{key.removeprefix(JUDGE)} [{low:g}, {high:g}]", 1.0, 4)
+    return [paper, {key: COLUMNS[key] for key in HACKING_KEYS if key in found}]
+
+
+def markdown_tables(systems: Systems) -> str:
+    """Two Markdown tables, a row for each system: means over seeds, ± the standard deviation of at least two."""
+    paper, hacking = columns_of(systems)
+    watched = any(result.watched for results in systems.values() for result in results)
+    tables = []
+    for columns, with_alarm in ((paper, False), (hacking, watched)):
+        head = ["system", "seeds", *(column.heading for column in columns.values())]
+        lines = [head + ["first alarm, step"] * with_alarm]
+        lines.append(["---", *["---:"] * (len(lines[0]) - 1)])
+        for name, results in systems.items():
+            seeds = LEFT_OUT if results[0].seed is None else str(len(results))
+            cells = [_cell(*mean_and_std(results, key), column) for key, column in columns.items()]
+            lines.append([name, seeds, *cells, *[_alarm(results)] * with_alarm])
+        if columns or with_alarm:
+            tables.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
+    return "\n\n".join(tables)
+
+
+def _cell(mean: float | None, std: float | None, column: Column) -> str:
+    numbers = [number * column.factor for number in (mean, std) if number is not None]
+    return " ± ".join(f"{number:.{column.decimals}f}" for number in numbers) or LEFT_OUT
+
+
+def _alarm(results: Sequence[Result]) -> str:
+    """``none``, or the earliest step with an alarm and how many watched seeds had one, as in ``60 (2 of 3)``."""
+    watched = sum(result.watched for result in results)
+    steps = [result.alarm_step for result in results if result.alarm_step is not None]
+    return (f"{min(steps)} ({len(steps)} of {watched})" if steps else "none") if watched else LEFT_OUT
+
+
+def notes(results: Sequence[Result]) -> list[str]:
+    """What has to be known to read the tables: what was left out and why, and the signatures of the metrics."""
+    left_out = [item for result in results for item in result.evaluation.left_out.items()]
+    reasons = [f"{key} is left out: {reason}" for key, reason in left_out if key in PAPER_KEYS + HACKING_KEYS]
+    signatures = list(dict.fromkeys(result.evaluation.signature for result in results))
+    kind = "signature" if len(signatures) == 1 else "the signatures differ, so the rows do not compare"
+    return [*dict.fromkeys(reasons), f"{kind}: {'; '.join(signatures)}"]
+
+
+def summary_csv(systems: Systems) -> str:
+    """CSV, a row for each system: every column's mean and ``KEY.std``, as computed; empty where there is none."""
+    keys = [key for columns in columns_of(systems) for key in columns]
+    head = ["system", "base", "alpha", "seeds", *(name for key in keys for name in (key, f"{key}.std"))]
+    lines: list[list[Any]] = [[*head, "alarms", "first_alarm"]]
+    for name, results in systems.items():
+        steps = [result.alarm_step for result in results if result.alarm_step is not None]
+        alarms = [len(steps) if any(result.watched for result in results) else None, min(steps, default=None)]
+        values = [value for key in keys for value in mean_and_std(results, key)]
+        seeds = sum(result.seed is not None for result in results)
+        lines.append([name, results[0].base, results[0].alpha, seeds, *values, *alarms])
+    return _csv(lines)
+
+
+def runs_csv(results: Sequence[Result]) -> str:
+    """CSV, a row for each run, systems together: every metric as computed."""
+    ordered = [result for of_system in by_system(results).values() for result in of_system]
+    keys = list(dict.fromkeys(key for result in ordered for key in result.evaluation.metrics))
+    lines: list[list[Any]] = [["system", "base", "alpha", "seed", *keys, "first_alarm"]]
+    for result in ordered:
+        values = [result.evaluation.metrics.get(key) for key in keys]
+        lines.append([result.system, result.base, result.alpha, result.seed, *values, result.alarm_step])
+    return _csv(lines)
+
+
+def _csv(lines: Sequence[Sequence[Any]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(lines)
+    return text.getvalue()
+
+
+def captions_page(rows: Sequence[Row], systems: Mapping[str, Mapping[str, str]], folder: Path) -> str:
+    """Markdown of the captions of each row by every system (name -> image id -> caption).
+
+    Pictures are written to ``folder`` as ``N.png``; an image that cannot be read (region features) has none.
+    """
+    parts = ["# Captions of the same images", "One seed a cell. The first line of an image is one of its references."]
+    for index, row in enumerate(rows):
+        parts.append(f"## {_escaped(row['image_id'])}")
+        try:
+            image = load_image(row["image"])
+        except DataError:
+            pass
+        else:
+            image.thumbnail((IMAGE_SIZE, IMAGE_SIZE))
+            with atomic_write(folder / f"{index}.png") as file:
+                image.save(file, "PNG")
+            parts.append(f"![image {index}]({folder.name}/{index}.png)")
+        lines = ["| system | caption |", "|---|---|"]
+        lines += [f"| reference | {_escaped(reference)} |" for reference in row["references"][:1]]
+        for name, captions in systems.items():
+            caption = captions.get(row["image_id"])
+            lines.append(f"| {name} | {LEFT_OUT if caption is None else _escaped(caption) or '(empty)'} |")
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts) + "\n"
+
+
+def _escaped(text: str) -> str:
+    """Text as it stands, on one line of a Markdown table."""
+    return re.sub(r"([\\|*_`<>\[\]#])", r"\\\1", " ".join(text.split()))
+
+
+def alpha_curve(systems: Systems, base: str, key: str) -> list[tuple[float, float, float]]:
+    """(alpha, mean, standard deviation) of a metric, by alpha; the deviation of a single seed is 0."""
+    found = []
+    for results in systems.values():
+        (mean, std), alpha = mean_and_std(results, key), results[0].alpha
+        if results[0].base == base and alpha is not None and mean is not None:
+            found.append((alpha, mean, std or 0.0))
+    return sorted(found)
+
+
+def draw_alpha(systems: Systems, path: Path) -> None:
+    """Write a picture with one panel for each base: CIDEr (x100) on the left axis, the first judge on the right one.
+
+    Error bars are standard deviations over seeds; dotted lines are the starting policy.
+
+    Raises:
+        ImportError: matplotlib is not installed; it is an optional dependency.
+    """
+    from matplotlib.figure import Figure
+
+    columns, _ = columns_of(systems)
+    judges = [(key, column, "#b5541c") for key, column in columns.items() if key.startswith(JUDGE)]
+    bases = list(dict.fromkeys(results[0].base for results in systems.values() if results[0].alpha is not None))
+    figure = Figure(figsize=(5.2 * len(bases), 3.6), layout="constrained")
+    for index, base in enumerate(bases):
+        left = figure.add_subplot(1, len(bases), index + 1, title=base, xlabel="alpha")
+        for key, column, colour in [("CIDEr", Column("CIDEr (x100)"), "#1f5f99"), *judges[:1]]:
+            axes = left.twinx() if key.startswith(JUDGE) else left
+            curve = alpha_curve(systems, base, key)
+            means, stds = ([column.factor * point[place] for point in curve] for place in (1, 2))
+            axes.errorbar([alpha for alpha, _, _ in curve], means, stds, color=colour, marker="o", capsize=3)
+            for start in (results[0] for results in systems.values() if results[0].seed is None):
+                if start.base == base and key in start.evaluation.metrics:
+                    height = column.factor * start.evaluation.metrics[key]
+                    axes.axhline(height, color=colour, linestyle=":", linewidth=1)
+            axes.set_ylabel(column.heading, color=colour)
+            axes.tick_params(axis="y", labelcolor=colour)
+    with atomic_write(path) as file:
+        figure.savefig(file, dpi=150, format="png")

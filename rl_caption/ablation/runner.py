@@ -1,14 +1,15 @@
-"""The ablation program: run what is missing of a grid, judge every captioner, write the report."""
+"""The ablation program: train what is missing of a grid, evaluate every captioner, write the report."""
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -18,20 +19,21 @@ from tqdm import tqdm
 from rewards.base import Reward
 from rewards.files import remove_leftovers
 from rl_caption.ablation.config import AblateConfig
-from rl_caption.ablation.grid import START
-from rl_caption.ablation.jobs import EndedJob, Job, own_devices, run_jobs, signals_as_exit
-from rl_caption.ablation.outcome import JUDGE, Outcome, first_alarm, judged, last_policy
+from rl_caption.ablation.jobs import EndedJob, Job, run_jobs, share_devices, signals_as_exit
 from rl_caption.ablation.plan import (
+    START,
     Base,
+    Cell,
+    EarlierRun,
     Parse,
     Plan,
-    PlannedCell,
-    fix_start,
+    build_rewards,
+    check_start,
     make_plan,
-    plain,
+    untrained_models,
 )
 from rl_caption.ablation.report import write_report
-from rl_caption.ablation.rewards import check_names, check_rewards, make_judges, runs_to_come
+from rl_caption.ablation.results import JUDGE, Result, evaluate_captioner, first_alarm, last_policy
 from rl_caption.build import ConfigError, quiet_libraries
 from rl_caption.captioners.loading import is_captioner
 from rl_caption.data.files import write_text
@@ -40,54 +42,6 @@ from rl_caption.evaluation import Evaluation, check_writable
 from rl_caption.launch import LaunchError, RunLock, processes_started
 from rl_caption.run_folder import is_complete
 from rl_caption.tracking import clock
-
-
-@dataclass
-class _Grid:
-    """A grid while it runs."""
-
-    config: AblateConfig
-    plan: Plan
-    judges: Mapping[str, Mapping[str, Reward]]
-    """Name of the base -> name of the judge -> reward."""
-    rewards: Mapping[str, Mapping[str, str]]
-    """Name of the cell -> term -> signature."""
-    outcomes: dict[str, Outcome] = field(default_factory=dict)
-    """Name of the cell -> outcome."""
-    failures: list[str] = field(default_factory=list)
-
-    @property
-    def out(self) -> Path:
-        return Path(self.config.out)
-
-    def judge_start(self, base: Base) -> Outcome:
-        """The starting policy of a base."""
-        evaluation, captions = judged(
-            base.init,
-            base.config.data,
-            base.config.rollout.max_new_tokens,
-            self.config,
-            self.judges[base.name],
-            self.out / "start" / base.name / self.config.split,
-            base.config.model.prompt,
-        )
-        name = f"{base.name}/{START}" if base.name else START
-        return Outcome(name, base.name, None, None, evaluation, captions)
-
-    def judge_cell(self, planned: PlannedCell) -> Outcome:
-        """A finished cell."""
-        base, cell = self.plan.bases[planned.cell.base], planned.cell
-        best = planned.run / "export" / "best"
-        evaluation, captions = judged(
-            best if self.config.policy == "best" else last_policy(planned.run, planned.folder / "last"),
-            base.config.data,
-            planned.config.rollout.max_new_tokens,
-            self.config,
-            self.judges[base.name],
-            planned.folder / f"{self.config.split}_{self.config.policy}",
-        )
-        watched, alarm = first_alarm(planned.run / "metrics.jsonl")
-        return Outcome(cell.system, cell.base, cell.seed, cell.alpha, evaluation, captions, watched, alarm)
 
 
 def run_ablation(config: AblateConfig, parse: Parse) -> int:
@@ -107,127 +61,111 @@ def run_ablation(config: AblateConfig, parse: Parse) -> int:
             f"{started[1]} processes were started ({started[0]}): this program starts its own; run it as "
             "python scripts/ablate.py --config FILE"
         )
-    check_writable(config.out)
+    out = check_writable(config.out)
     quiet_libraries()
-    # One line a captioner is enough here.
-    logging.getLogger("rl_caption.evaluation").setLevel(logging.WARNING)
-    with RunLock(config.out, wait_seconds=10.0), signals_as_exit():
-        for folder in Path(config.out).glob("**/"):
+    logging.getLogger("rl_caption.evaluation").setLevel(logging.WARNING)  # one line a captioner is enough here
+    with RunLock(out, wait_seconds=10.0), signals_as_exit():
+        for folder in out.glob("**/"):
             remove_leftovers(folder)
         plan = make_plan(config, parse)
-        check_names(plan.cells, config)
-        _make_reward_models(plan, config, parse)
-        grid = _Grid(config, plan, make_judges(config, plan.bases), check_rewards(plan.cells))
-        _make_starts(grid)
-        starts = [grid.judge_start(base) for base in plan.bases.values()]
-        for start in starts:
-            _say(f"{start.system}: {_headline(start.evaluation)}")
-        _run_cells(grid)
-        bounds = {name: judge.bounds for judges in grid.judges.values() for name, judge in judges.items()}
-        in_order = [grid.outcomes[cell.name] for cell in plan.cells if cell.name in grid.outcomes]
-        for path in write_report([*starts, *in_order], plan, bounds, config, grid.failures):
-            _say(f"wrote {path}")
-    for failure in grid.failures:
+        if plan.reward_models:
+            build_rewards(config, plan, untrained_models([model.file for model in plan.reward_models], parse))
+        for index, model in enumerate(plan.reward_models):
+            _train_first(model, out / "start" / f"reward_model{index}.log")
+        judges, signatures = build_rewards(config, plan)
+        for base in plan.bases.values():
+            if base.warm_start is not None and not is_complete(base.warm_start.folder):
+                log = out / "start" / base.name / "cross_entropy.log"
+                _train_first(base.warm_start, log, config.launch, base.processes)
+            if not is_captioner(base.start):
+                raise ConfigError(f"warm_start is done, but model.init {base.start!r} is not there: name what it made")
+        starts = [_evaluate_start(base, config, judges[base.name]) for base in plan.bases.values()]
+        for cell in plan.cells:
+            check_start(cell, plan.bases[cell.base], signatures[cell.name])
+        results, failures = _run_cells(config, plan, judges)
+        for path in write_report([*starts, *results], plan, config, failures):
+            _print(f"wrote {path}")
+    for failure in failures:
         print(f"error: {failure}", file=sys.stderr)
-    return 1 if grid.failures else 0
+    return 1 if failures else 0
 
 
-def _make_starts(grid: _Grid) -> None:
-    """Train the starting policies that are not there yet, one after the other, before any cell."""
-    jobs = {}
-    for base in grid.plan.bases.values():
-        if base.warm_start is not None:
-            stage, file = base.warm_start
-            log = grid.out / "start" / base.name / "cross_entropy.log"
-            program = _launched(grid, base.name, "xe", file, *grid.plan.overrides[file])
-            jobs[stage.run.dir] = Job(f"cross-entropy ({stage.run.dir})", program, log)
-    for folder, job in jobs.items():
-        _run_first(job, Path(folder))
-    for base in grid.plan.bases.values():
-        if not is_captioner(base.init):
-            raise ConfigError(f"warm_start is done, but model.init {base.init!r} is not there: name what it made")
-
-
-def _make_reward_models(plan: Plan, config: AblateConfig, parse: Parse) -> None:
-    """Train the reward models that are not there yet, after all rewards of the grid that do not need them are tried."""
-    if plan.reward_models:
-        to_come = runs_to_come(list(plan.reward_models), parse)
-        make_judges(config, plan.bases, to_come)
-        check_rewards(plan.cells, to_come)
-    for index, (file, folder) in enumerate(plan.reward_models.items()):
-        log = Path(config.out) / "start" / f"reward_model{index}.log"
-        _run_first(
-            Job(
-                f"reward model ({folder})",
-                [sys.executable, *_program("reward_model", file, *plan.overrides[file])],
-                log,
-            ),
-            Path(folder),
-        )
-
-
-def _run_first(job: Job, folder: Path) -> None:
-    """Run what every cell needs; without it there is no grid."""
-    _say(f"training first: {shlex.join(job.command[1:])}, output in {job.log}")
-    with closing(run_jobs([job], 1)) as running:
+def _train_first(run: EarlierRun, log: Path, launch: str | None = None, processes: int = 1) -> None:
+    """Train what every cell needs; without it there is no grid."""
+    command = _command(run.program, run.file, run.overrides, launch, processes)
+    _print(f"training first: {shlex.join(command[1:])}, output in {log}")
+    with closing(run_jobs([Job(f"{run.program} ({run.folder})", command, log)])) as running:
         ended = next(running)
-    if ended.code != 0 or not is_complete(folder):
+    if ended.code != 0 or not is_complete(run.folder):
         raise ConfigError(_how_it_ended(ended))
 
 
-def _run_cells(grid: _Grid) -> None:
-    cells = {cell.name: cell for cell in grid.plan.cells}
-    for cell in cells.values():
-        fix_start(cell, grid.plan.bases[cell.cell.base], grid.rewards[cell.name])
-    missing = [_job(cell, grid) for cell in cells.values() if not cell.done]
-    done = [cell for cell in cells.values() if cell.done]
-    _say(f"{len(cells)} runs: {len(done)} are there, {len(missing)} to train, {grid.config.jobs} at a time")
-    devices = own_devices(torch.cuda.device_count(), os.environ)
+def _command(program: str, file: str, overrides: list[str], launch: str | None, processes: int) -> list[str]:
+    """The command of a training."""
+    words = ["-m", "rl_caption", program, "--config", file, *overrides]
+    if launch is None:
+        return [sys.executable, *words]
+    # Port 0: any free one, so that runs at the same time do not meet.
+    options = ["--config_file", launch, "--num_processes", str(processes), "--main_process_port", "0"]
+    return [sys.executable, "-m", "rl_caption.launch", *options, *words]
+
+
+def _run_cells(
+    config: AblateConfig, plan: Plan, judges: Mapping[str, Mapping[str, Reward]]
+) -> tuple[list[Result], list[str]]:
+    """Train the cells that are not complete and evaluate all of them: results in the order of the plan, failures."""
+    cells, results, failures = {cell.name: cell for cell in plan.cells}, dict[str, Result](), list[str]()
+    complete = [cell for cell in plan.cells if is_complete(cell.run)]
+    jobs = []
+    for cell in plan.cells:
+        if cell not in complete:
+            file = cell.folder / "scst.yaml"
+            write_text(file, yaml.safe_dump(json.loads(json.dumps(asdict(cell.config))), sort_keys=False))
+            command = _command("scst", str(file), [], config.launch, plan.bases[cell.base].processes)
+            jobs.append(Job(cell.name, command, cell.folder / "log.txt"))
+    _print(f"{len(cells)} runs: {len(complete)} are there, {len(jobs)} to train, {config.jobs} at a time")
+
+    def finish(cell: Cell, ended: EndedJob | None) -> None:
+        failure = None if ended is None or (ended.code == 0 and is_complete(cell.run)) else _how_it_ended(ended)
+        try:
+            result = None if failure else _evaluate_cell(cell, plan.bases[cell.base], config, judges[cell.base])
+        except expected_errors() as error:
+            result, failure = None, f"{cell.name} is trained but could not be judged: {error}"
+        if result is not None:
+            results[cell.name] = result
+            how = f"trained in {clock(ended.seconds)}" if ended is not None else "kept"
+            _print(f"[{len(results)}/{len(cells)}] {cell.name}: {how}; {_headline(result.evaluation)}")
+        if failure is not None:
+            failures.append(failure)
+            _print(failure)
+        bar.update()
+
     with tqdm(total=len(cells), unit="run", desc="ablation", disable=None, dynamic_ncols=True) as bar:
-        for cell in done:
-            _judge(grid, cell, bar, "kept")
-        with closing(run_jobs(missing, grid.config.jobs, devices)) as running:
+        for cell in complete:
+            finish(cell, None)
+        devices = share_devices(config.jobs, torch.cuda.device_count(), os.environ)
+        with closing(run_jobs(jobs, devices)) as running:
             for ended in running:
-                cell = cells[ended.job.name]
-                if ended.code == 0 and cell.done:
-                    _judge(grid, cell, bar, f"trained in {clock(ended.seconds)}")
-                else:
-                    grid.failures.append(_how_it_ended(ended))
-                    _say(grid.failures[-1])
-                    bar.update()
+                finish(cells[ended.job.name], ended)
+    return [results[name] for name in cells if name in results], failures
 
 
-def _judge(grid: _Grid, cell: PlannedCell, bar: tqdm, how: str) -> None:
-    try:
-        outcome = grid.judge_cell(cell)
-    except expected_errors() as error:
-        grid.failures.append(f"{cell.name} is trained but could not be judged: {error}")
-        _say(grid.failures[-1])
-    else:
-        grid.outcomes[cell.name] = outcome
-        _say(f"[{len(grid.outcomes)}/{len(grid.plan.cells)}] {cell.name}: {how}; {_headline(outcome.evaluation)}")
-    bar.update()
+def _evaluate_start(base: Base, config: AblateConfig, judges: Mapping[str, Reward]) -> Result:
+    folder = Path(config.out) / "start" / base.name / config.split
+    length, prompt = base.config.rollout.max_new_tokens, base.config.model.prompt
+    found = evaluate_captioner(base.start, base.config.data, length, config, judges, folder, prompt)
+    system = f"{base.name}/{START}" if base.name else START
+    _print(f"{system}: {_headline(found[0])}")
+    return Result(system, base.name, None, None, *found)
 
 
-def _job(planned: PlannedCell, grid: _Grid) -> Job:
-    file = planned.folder / "scst.yaml"
-    write_text(file, yaml.safe_dump(plain(planned.config), sort_keys=False))
-    program = _launched(grid, planned.cell.base, "scst", str(file))
-    return Job(planned.name, program, planned.folder / "log.txt")
-
-
-def _program(name: str, file: str, *overrides: str) -> list[str]:
-    return ["-m", "rl_caption", name, "--config", file, *overrides]
-
-
-def _launched(grid: _Grid, base: str, name: str, file: str, *overrides: str) -> Sequence[str]:
-    """The command of a training, on as many processes as the runs of ``base`` have."""
-    program = _program(name, file, *overrides)
-    if grid.config.launch is None:
-        return [sys.executable, *program]
-    # Port 0: any free one, so that runs beside each other do not meet.
-    options = ["--config_file", grid.config.launch, "--num_processes", str(grid.plan.processes[base])]
-    return [sys.executable, "-m", "rl_caption.launch", *options, "--main_process_port", "0", *program]
+def _evaluate_cell(cell: Cell, base: Base, config: AblateConfig, judges: Mapping[str, Reward]) -> Result:
+    best = cell.run / "export" / "best"
+    model = best if config.policy == "best" else last_policy(cell.run, cell.folder / "last")
+    folder = cell.folder / f"{config.split}_{config.policy}"
+    length = cell.config.rollout.max_new_tokens
+    found = evaluate_captioner(model, base.config.data, length, config, judges, folder)
+    return Result(cell.system, cell.base, cell.seed, cell.alpha, *found, *first_alarm(cell.run / "metrics.jsonl"))
 
 
 def _how_it_ended(ended: EndedJob) -> str:
@@ -243,6 +181,6 @@ def _headline(evaluation: Evaluation) -> str:
     return ", ".join(parts) or "no CIDEr and no judge among its metrics"
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     tqdm.write(text, file=sys.stderr)
     sys.stderr.flush()

@@ -27,7 +27,7 @@ from PIL import Image
 
 from rewards.text.document_frequency import DocumentFrequencies
 from rewards.text.legacy_pickle import load_legacy_pickle
-from rl_caption.ablation.outcome import first_alarm
+from rl_caption.ablation.results import first_alarm
 from rl_caption.build import build_term
 from rl_caption.checkpoint import read_state, seal
 from rl_caption.config import XeConfig

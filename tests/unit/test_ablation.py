@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -16,18 +17,21 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from rewards.mixed import MixedReward
-from rewards.registry import build
 from rl_caption.ablation.config import AblateConfig, AlphaConfig, CellConfig
-from rl_caption.ablation.grid import alpha_cells, make_cells, mistakes
-from rl_caption.ablation.jobs import Job, devices_of, own_devices, run_jobs, signals_as_exit
-from rl_caption.ablation.outcome import Outcome, first_alarm
-from rl_caption.ablation.plan import Base, Plan, make_plan, threads_of_a_process
-from rl_caption.ablation.plot import NoMatplotlib, draw_alpha, points
-from rl_caption.ablation.report import formula
-from rl_caption.ablation.rewards import check_names, check_rewards, make_judges, runs_to_come
-from rl_caption.ablation.side_by_side import captions_page
-from rl_caption.ablation.table import alarm_text, grouped, markdown_tables, notes, runs_csv, summary_csv
+from rl_caption.ablation.jobs import Job, run_jobs, share_devices, signals_as_exit
+from rl_caption.ablation.plan import Base, Plan, build_rewards, make_cells, make_plan, mistakes, untrained_models
+from rl_caption.ablation.report import (
+    alpha_curve,
+    by_system,
+    captions_page,
+    draw_alpha,
+    formula,
+    markdown_tables,
+    notes,
+    runs_csv,
+    summary_csv,
+)
+from rl_caption.ablation.results import Result, first_alarm
 from rl_caption.build import ConfigError
 from rl_caption.captioners.loading import weights_hash
 from rl_caption.cli import parse
@@ -49,31 +53,26 @@ def grid(**changes: Any) -> AblateConfig:
 
 
 def test_alpha_weights_the_terms_and_its_ends_are_pure() -> None:
-    weights = {cell.label: {name: term.weight for name, term in cell.terms.items()} for cell in alpha_cells(ALPHA)}
-    assert weights == {
-        "alpha=0": {"cider": 1.0},
-        "alpha=0.3": {"rouge_l": 0.3, "cider": 0.7},
-        "alpha=1": {"rouge_l": 1.0},
+    cells = make_cells(grid(cells={}, alpha=replace(ALPHA, terms={"rouge_l": RewardTerm(weight=2.0)})))
+    assert {cell.alpha: {name: term.weight for name, term in cell.terms.items()} for cell in cells} == {
+        0: {"cider": 1.0},
+        0.3: {"rouge_l": 0.6, "cider": 0.7},
+        1: {"rouge_l": 2.0},
     }
-    assert formula(alpha_cells(ALPHA)[1].terms) == "0.3 rouge_l + 0.7 cider"
+    assert [cell.label for cell in cells] == ["alpha=0", "alpha=0.3", "alpha=1"]
+    assert formula(cells[1]) == "0.6 rouge_l + 0.7 cider"
     overrides = {"train.lr": 1e-5, "train.advantage": "greedy"}
-    assert formula(ALPHA.terms, overrides) == "1 rouge_l; train.lr = 1e-05; train.advantage = greedy"
-
-
-def test_the_total_is_alpha_of_one_and_the_rest_of_the_other() -> None:
-    (cell,) = alpha_cells(replace(ALPHA, values=[0.25], terms={"rouge_l": RewardTerm(weight=2.0)}))
-    mixed = MixedReward({name: (build("rouge_l"), term.weight) for name, term in cell.terms.items()})
-    assert mixed.combine({"rouge_l": [0.5], "cider": [4.0]}) == [0.25 * (2.0 * 0.5) + 0.75 * 4.0]
+    assert formula(replace(cells[1], overrides=overrides)).endswith("; train.lr = 1e-05; train.advantage = greedy")
 
 
 def test_cells_go_seed_by_seed_and_base_by_base() -> None:
-    config = grid(base=None, bases={"pixels": "p.yaml", "regions": "r.yaml"}, alpha=ALPHA, seeds=[3, 1])
+    config = grid(base=None, bases={"pixels": "p.yaml", "regions": "r.yaml"}, alpha=ALPHA, seeds=[3, 1], out="out")
     cells = make_cells(config)
     assert len(cells) == 2 * 2 * 4
     assert [cell.seed for cell in cells] == [3] * 8 + [1] * 8
     assert [cell.system for cell in cells[3:5]] == ["pixels/S_Mix", "regions/alpha=0"]
-    assert cells[3].folder(Path("out")) == Path("out/cells/pixels/S_Mix/seed3")
-    assert make_cells(grid())[0].folder(Path("out")) == Path("out/cells/S_Mix/seed0")
+    assert cells[3].folder == Path("out/cells/pixels/S_Mix/seed3")
+    assert make_cells(grid(out="out"))[0].folder == Path("out/cells/S_Mix/seed0")
 
 
 def test_a_cell_replaces_the_reward_as_a_whole(tmp_path: Path) -> None:
@@ -96,7 +95,10 @@ def test_a_cell_replaces_the_reward_as_a_whole(tmp_path: Path) -> None:
         ({"jobs": 0}, "jobs is 0: expected at least 1"),
         ({"alpha": replace(ALPHA, values=[1.5])}, "alpha.values[0] is 1.5: expected at most 1"),
         ({"alpha": replace(ALPHA, values=[0.5, 0.5])}, "label 'alpha=0.5' stands for 2 cells"),
-        ({"alpha": replace(ALPHA, against=ALPHA.terms)}, "['rouge_l'] are in terms and in against"),
+        ({"alpha": replace(ALPHA, against=ALPHA.terms)}, "alpha: ['rouge_l']"),
+        ({"alpha": replace(ALPHA, values=[])}, "alpha.values is empty"),
+        ({"judges": {"a|b": JudgeConfig("bleu")}}, "judges"),
+        ({"metrics": ["ciderr"]}, "metrics has 'ciderr'"),
         ({"cells": {"start": CellConfig({"cider": RewardTerm()})}}, "label 'start' is that of the starting policy"),
         ({"cells": {"a/b": CellConfig({"cider": RewardTerm()})}}, "label 'a/b'"),
         ({"cells": {"a": CellConfig({})}}, "cells.a.terms is empty"),
@@ -118,9 +120,7 @@ def refusal(config: AblateConfig, tmp_path: Path, text: str = "data: {format: sc
 
 
 def planned(config: AblateConfig, tmp_path: Path) -> Plan:
-    plan = make_plan(replace(config, base=str(tmp_path / "base.yaml"), out=str(tmp_path / "out")), parse)
-    check_names(plan.cells, config)
-    return plan
+    return make_plan(replace(config, base=str(tmp_path / "base.yaml"), out=str(tmp_path / "out")), parse)
 
 
 SMALL_WORLD = "data: {format: scenes, kwargs: {num_train: 4, num_val: 2, num_test: 2, num_unseen: 0, image_size: 32}}\n"
@@ -135,20 +135,20 @@ def test_nothing_starts_before_everything_is_checked(tmp_path: Path, capsys: Any
     assert f"makes '{tmp_path}/xe/export/best'" in refusal(grid(), tmp_path, text + warm)
     (tmp_path / "start").mkdir()
     (tmp_path / "start/config.json").write_text("{}")
-    assert "metrics has 'ciderr'" in refusal(grid(metrics=["ciderr"]), tmp_path, text)
-    wrong = grid(cells={"L": CellConfig({"l_clipscore": RewardTerm(kwargs={"backbones": "nowhere"})})})
-    assert "cell 'L': reward.terms.l_clipscore.kwargs has ['backbones']" in refusal(wrong, tmp_path, text)
-    wrong = grid(cells={"L": CellConfig({"l_clipscore": RewardTerm(kwargs={"backbone": "nowhere"})})})
-    plan = planned(wrong, tmp_path)
-    with pytest.raises(ConfigError, match=r"^cell 'L': .*student folder 'nowhere'"):
-        check_rewards(plan.cells)
-    with pytest.raises(ConfigError, match=r"^judges\.L: student folder 'nowhere'"):
-        make_judges(grid(judges={"L": JudgeConfig("l_clipscore", {"backbone": "nowhere"})}), plan.bases)
+    for term, part in (
+        (RewardTerm(kwargs={"backbones": "nowhere"}), "backbones"),
+        (RewardTerm(kwargs={"backbone": "nowhere"}), "student folder 'nowhere'"),
+        (RewardTerm(target="blue"), "'blue' is unknown"),
+    ):
+        cells = grid(cells={"L": CellConfig({"l_clipscore": term})})
+        with pytest.raises(ConfigError, match=f"^cell 'L': .*{part}"):
+            build_rewards(cells, planned(cells, tmp_path))
+        judged = grid(judges={"L": JudgeConfig(term.target or "l_clipscore", term.kwargs)})
+        with pytest.raises(ConfigError, match=rf"^judges\.L: .*{part}"):
+            build_rewards(judged, planned(judged, tmp_path))
     (tmp_path / "launch.yaml").write_text("nonsense: 1\n")
     for launch in ("nowhere.yaml", "launch.yaml"):
         assert f"launch '{tmp_path / launch}' is" in refusal(grid(launch=str(tmp_path / launch)), tmp_path, text)
-    judge = grid(judges={"B": JudgeConfig("blue")})
-    assert "judges.B: reward 'blue' is unknown" in refusal(judge, tmp_path, text)
     low = grid(cells={"L": CellConfig({"cider": RewardTerm()}, {"train.lr": -1.0})})
     assert f"cell 'L': {tmp_path}/base.yaml: train.lr is -1.0" in refusal(low, tmp_path, text)
     with pytest.raises(SystemExit):
@@ -171,20 +171,25 @@ def test_data_of_the_grid_reach_all_runs_on_the_same_data(tmp_path: Path) -> Non
     assert len(plan.bases[""].rows) == 3
     assert [(cell.config.data.kwargs["num_test"], cell.config.data.cache_mb) for cell in plan.cells] == [(3, 7)]
     assert plan.cells[0].config.data.kwargs["num_train"] == 4, "what is not named stays"
-    assert plan.overrides == {
-        f"{tmp_path}/xe.yaml": ["--data.kwargs.num_test=3", "--data.cache_mb=7"],
-        f"{tmp_path}/teacher.yaml": ["--data.cache_mb=7"],
-    }
+    (teacher,), xe = plan.reward_models, plan.bases[""].warm_start
+    assert xe is not None
+    assert (xe.file, xe.folder) == (f"{tmp_path}/xe.yaml", tmp_path / "xe")
+    assert xe.overrides == ["--data.kwargs.num_test=3", "--data.cache_mb=7"]
+    assert (teacher.file, teacher.overrides) == (f"{tmp_path}/teacher.yaml", ["--data.cache_mb=7"])
 
 
 def test_the_start_may_be_on_the_hub_and_runs_have_processes(tmp_path: Path) -> None:
     text = SMALL_WORLD + "model: {name: huggingface, init: Owner/model}\ntrain: {num_processes: null}\n"
     (tmp_path / "base.yaml").write_text(text)
-    plan = planned(grid(launch="configs/accelerate/cpu2.yaml"), tmp_path)
-    assert (plan.bases[""].init, plan.processes) == ("Owner/model", {"": 2})
+    base = planned(grid(launch="configs/accelerate/cpu2.yaml"), tmp_path).bases[""]
+    assert (base.start, base.processes) == ("Owner/model", 2)
     (tmp_path / "base.yaml").write_text(text.replace("null", "3"))
-    assert planned(grid(launch="configs/accelerate/multi_gpu.yaml"), tmp_path).processes == {"": 3}
-    assert planned(grid(), tmp_path).processes == {"": 1}
+    assert planned(grid(launch="configs/accelerate/multi_gpu.yaml"), tmp_path).bases[""].processes == 3
+    plan = planned(grid(jobs=10**4), tmp_path)
+    assert plan.bases[""].processes == 1
+    assert plan.cells[0].config.train.threads == 1
+    cores = os.cpu_count() or 1
+    assert planned(grid(), tmp_path).cells[0].config.train.threads == cores
 
 
 def test_weights_are_known_by_a_hash_in_one_file_or_in_several(tmp_path: Path) -> None:
@@ -201,47 +206,51 @@ def test_weights_are_known_by_a_hash_in_one_file_or_in_several(tmp_path: Path) -
     assert weights_hash("Owner/model") == "Owner/model"
 
 
-def test_rewards_of_all_cells_are_tried_before_reward_models_are_trained(tmp_path: Path) -> None:
+def test_rewards_of_all_cells_are_built_before_reward_models_are_trained(tmp_path: Path) -> None:
     (tmp_path / "start").mkdir()
     (tmp_path / "start/config.json").write_text("{}")
     (tmp_path / "teacher.yaml").write_text(f"run: {{dir: {tmp_path}/teacher}}\n")
     (tmp_path / "lclip.yaml").write_text(f"run: {{dir: {tmp_path}/lclip}}\nwarm_start: [{tmp_path}/teacher.yaml]\n")
     (tmp_path / "base.yaml").write_text(SMALL_WORLD + f"model: {{init: {tmp_path}/start}}\n")
-    to_come = runs_to_come([str(tmp_path / "lclip.yaml")], parse)
-    assert sorted(to_come) == [tmp_path / "lclip", tmp_path / "teacher"]
+    untrained = untrained_models([str(tmp_path / "lclip.yaml")], parse)
+    assert sorted(untrained) == [tmp_path / "lclip", tmp_path / "teacher"]
 
     def cells(name: str, **kwargs: str) -> dict[str, CellConfig]:
         first = {"l_clipscore": RewardTerm(kwargs={"backbone": f"{tmp_path}/lclip/export/best"})}
         return {"first": CellConfig(first), "later": CellConfig({name: RewardTerm(kwargs=kwargs)})}
 
-    fine = planned(grid(cells=cells("clipscore", backbone=f"{tmp_path}/teacher/export/best", prefix="")), tmp_path)
-    assert check_rewards(fine.cells, to_come) == {}, "both wait for a model"
+    fine = grid(cells=cells("clipscore", backbone=f"{tmp_path}/teacher/export/best", prefix=""))
+    plan = planned(fine, tmp_path)
+    assert build_rewards(fine, plan, untrained)[1] == {"first seed 0": {}, "later seed 0": {}}, "both wait for a model"
     for name, kwargs, message in (
         ("l_clipscore", {"backbone": f"{tmp_path}/lclipp/export/best"}, "cell 'later': .*student folder '.*lclipp"),
-        ("l_clipscore", {"backbone": f"{tmp_path}/lclip/export/bst"}, "cell 'later': .*exports .*lclip/export/best$"),
+        ("l_clipscore", {"backbone": f"{tmp_path}/lclip/export/bst"}, "cell 'later': .*lclip/export/bst"),
+        ("l_clipscore", {"backbone": f"{tmp_path}/lclip/export/best", "ww": "2"}, "cell 'later': .*'ww'"),
         ("clipscore", {"backbone": "ViT-B-32", "pretrained": "opnai"}, "cell 'later': .*opnai"),
         ("cider", {"df": f"{tmp_path}/df.npz"}, "cell 'later': .*df.npz"),
     ):
+        wrong = grid(cells=cells(name, **kwargs))
         with pytest.raises(ConfigError, match=message):
-            check_rewards(planned(grid(cells=cells(name, **kwargs)), tmp_path).cells, to_come)
+            build_rewards(wrong, planned(wrong, tmp_path), untrained)
     judges = {
         "L": JudgeConfig("l_clipscore", {"backbone": f"{tmp_path}/lclip/export/best"}),
         "R": JudgeConfig("rouge_l"),
     }
-    assert [list(found) for found in make_judges(grid(judges=judges), fine.bases, to_come).values()] == [["R"]]
+    ready, _ = build_rewards(replace(fine, judges=judges), plan, untrained)
+    assert [list(found) for found in ready.values()] == [["R"]]
     judges = {"L": JudgeConfig("l_clipscore", {"backbone": f"{tmp_path}/lclip"})}
-    with pytest.raises(ConfigError, match=r"judges\.L\.kwargs\.backbone is .*yet to be trained, exports"):
-        make_judges(grid(judges=judges), fine.bases, to_come)
+    with pytest.raises(ConfigError, match=r"judges\.L: .*/lclip'"):
+        build_rewards(replace(fine, judges=judges), plan, untrained)
 
 
 def test_a_judge_cider_is_that_of_evaluation_and_of_its_base() -> None:
     def base(name: str, *references: list[str]) -> Base:
         rows = [Row(image_id=str(index), image="", references=own) for index, own in enumerate(references)]
-        return Base(name, ScstConfig(), None, rows)
+        return Base(name, ScstConfig(), "start", None, rows)
 
     one, same, other = base("one", ["a dog"], ["a cat"]), base("same", ["a dog"], ["a cat"]), base("other", ["a cow"])
     config = grid(judges={"cider": JudgeConfig()})
-    judges = make_judges(config, {found.name: found for found in (one, same, other)})
+    judges, _ = build_rewards(config, Plan({found.name: found for found in (one, same, other)}, [], []))
     evaluated = build_judges(config.judges, None, [["a dog"], ["a cat"]])
     assert judges["one"]["cider"].signature == evaluated["cider"].signature
     assert judges["one"]["cider"].signature.startswith("NO<EOS>_wInit")
@@ -253,14 +262,14 @@ def python(code: str, log: Path, name: str = "job") -> Job:
     return Job(name, [sys.executable, "-c", code], log)
 
 
-def test_jobs_run_beside_each_other_and_a_failure_stops_none(tmp_path: Path) -> None:
+def test_jobs_run_at_the_same_time_and_a_failure_stops_none(tmp_path: Path) -> None:
     wait = f"import pathlib, time\nwhile not pathlib.Path({str(tmp_path / 'go')!r}).exists(): time.sleep(0.01)"
     jobs = [
         python(wait, tmp_path / "0.log", "first"),
         python("import sys; sys.exit('no')", tmp_path / "1.log", "second"),
         python(f"import pathlib; pathlib.Path({str(tmp_path / 'go')!r}).touch()", tmp_path / "2.log", "third"),
     ]
-    ended = list(run_jobs(jobs, 2))
+    ended = list(run_jobs(jobs, [None, None]))
     assert {one.job.name: one.code for one in ended} == {"first": 0, "second": 1, "third": 0}
     assert ended[0].job.name == "second", "the first one waits for the third, which takes the place of the second"
     assert (tmp_path / "1.log").read_text() == "no\n"
@@ -274,9 +283,23 @@ def test_jobs_that_still_run_are_asked_to_stop(tmp_path: Path) -> None:
         "time.sleep(60)"
     )
     wait = f"import pathlib, time\nwhile not pathlib.Path({str(tmp_path / 'ready')!r}).exists(): time.sleep(0.01)"
-    with closing(run_jobs([python(code, tmp_path / "a.log"), python(wait, tmp_path / "b.log")], 2)) as running:
+    with closing(
+        run_jobs([python(code, tmp_path / "a.log"), python(wait, tmp_path / "b.log")], [None, None])
+    ) as running:
         next(running)
     assert (tmp_path / "saved").exists()
+
+
+def test_a_job_that_does_not_stop_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rl_caption.ablation.jobs.SECONDS_TO_SAVE", 0.2)
+    ready = f"import pathlib, signal, time\nready = pathlib.Path({str(tmp_path / 'ready')!r})\n"
+    deaf = f"{ready}signal.signal(signal.SIGTERM, signal.SIG_IGN)\nready.touch()\ntime.sleep(60)"
+    wait = f"{ready}while not ready.exists(): time.sleep(0.01)"
+    jobs = [python(deaf, tmp_path / "a.log"), python(wait, tmp_path / "b.log")]
+    began = time.monotonic()
+    with closing(run_jobs(jobs, [None, None])) as running:
+        next(running)
+    assert time.monotonic() - began < 30
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -288,18 +311,18 @@ def test_a_job_that_starts_when_a_signal_arrives_is_stopped_too(
     def interrupted(*arguments: Any, **named: Any) -> subprocess.Popen[bytes]:
         started.append(start(*arguments, **named))
         os.kill(os.getpid(), number)
-        return started[0]
+        return started[-1]
 
     monkeypatch.setattr(subprocess, "Popen", interrupted)
     jobs = [python("import time; time.sleep(60)", tmp_path / f"{name}.log", name) for name in "ab"]
-    with pytest.raises(SystemExit) as left, signals_as_exit(), closing(run_jobs(jobs, 2)) as running:
+    with pytest.raises(SystemExit) as left, signals_as_exit(), closing(run_jobs(jobs, [None, None])) as running:
         next(running)
     assert left.value.code == 128 + number
-    (job,) = started
-    stopped = job.poll()
-    job.kill()
-    job.wait()
-    assert stopped == -signal.SIGTERM
+    ended = [job.poll() for job in started]
+    for job in started:
+        job.kill()
+        job.wait()
+    assert set(ended) == {-signal.SIGTERM}
     assert signal.getsignal(signal.SIGINT) is before
 
 
@@ -311,7 +334,7 @@ def test_jobs_end_with_a_killed_parent(tmp_path: Path) -> None:
     )
     parent = (
         "import sys\nfrom pathlib import Path\nfrom rl_caption.ablation.jobs import Job, run_jobs\n"
-        f"list(run_jobs([Job('a', [sys.executable, '-c', {child!r}], Path({str(tmp_path / 'a.log')!r}))], 1))"
+        f"list(run_jobs([Job('a', [sys.executable, '-c', {child!r}], Path({str(tmp_path / 'a.log')!r}))]))"
     )
     process = subprocess.Popen([sys.executable, "-c", parent])
     log = tmp_path / "a.log"
@@ -335,35 +358,32 @@ def test_a_job_whose_parent_was_killed_before_it_looked_ends() -> None:
     assert (job.returncode, job.stdout) == (-signal.SIGTERM, "")
 
 
-def test_cores_and_devices_are_shared_out() -> None:
-    assert [threads_of_a_process(cores, jobs) for cores, jobs in ((8, 1), (8, 3), (2, 4))] == [8, 2, 1]
-    assert [devices_of(slot, 3, ["0", "1"]) for slot in range(3)] == ["0", "1", "0"]
-    assert [devices_of(slot, 2, ["0", "1", "4", "6", "7"]) for slot in range(2)] == ["0,1", "4,6"]
-    assert devices_of(0, 1, ["0", "1"]) is None
-    assert devices_of(1, 2, ["0"]) is None
-    assert own_devices(2, {}) == ["0", "1"]
-    assert own_devices(2, {"CUDA_VISIBLE_DEVICES": "4,6"}) == ["4", "6"]
-    assert own_devices(0, {}) == []
+def test_gpus_are_shared_out() -> None:
+    assert share_devices(3, 2, {}) == ["0", "1", "0"]
+    assert share_devices(2, 5, {"CUDA_VISIBLE_DEVICES": "0, 1,4,6,7"}) == ["0,1", "4,6"]
+    assert share_devices(2, 2, {"CUDA_VISIBLE_DEVICES": ""}) == ["0", "1"]
+    assert share_devices(1, 2, {}) == [None]
+    assert share_devices(2, 1, {}) == [None, None]
 
 
-def outcome(system: str, seed: int | None, cider: float, alpha: float | None = None, **how: Any) -> Outcome:
+def result(system: str, seed: int | None, cider: float, alpha: float | None = None, **how: Any) -> Result:
     metrics = {"CIDEr": cider, "judge/L-CLIPS": 0.75, "length/mean": 8.0, "captions/bad_endings": 0.25}
-    evaluation = Evaluation(metrics, "S1", 2, {"METEOR": "no Java", "captions/novel": "not shown"})
-    return Outcome(system, "", seed, alpha, evaluation, **how)
+    left_out = {"METEOR": "no Java", "captions/novel": "not shown"}
+    evaluation = Evaluation(metrics, "S1", 2, left_out, bounds={"judge/L-CLIPS": (0.0, 2.5)})
+    return Result(system, "", seed, alpha, evaluation, **how)
 
 
-OUTCOMES = [
-    outcome("start", None, 1.0),
-    outcome("alpha=0", 0, 1.2, 0.0, watched=True),
-    outcome("alpha=1", 0, 0.5, 1.0, watched=True, alarm_step=60),
-    outcome("alpha=0", 1, 1.4, 0.0, watched=True),
-    outcome("alpha=1", 1, 0.5, 1.0, watched=True, alarm_step=40),
+RESULTS = [
+    result("start", None, 1.0),
+    result("alpha=0", 0, 1.2, 0.0, watched=True),
+    result("alpha=1", 0, 0.5, 1.0, watched=True, alarm_step=60),
+    result("alpha=0", 1, 1.4, 0.0, watched=True),
+    result("alpha=1", 1, 0.5, 1.0, watched=True, alarm_step=40),
 ]
-JUDGES = {"L-CLIPS": (0.0, 2.5)}
 
 
 def test_the_table_has_means_deviations_and_seeds() -> None:
-    table = markdown_tables(grouped(OUTCOMES), JUDGES).splitlines()
+    table = markdown_tables(by_system(RESULTS)).splitlines()
     assert table[0] == "| system | seeds | CIDEr (x100) | L-CLIPS [0, 2.5] |"
     # Standard deviation of (120, 140) with n - 1: 10 * sqrt(2) = 14.14.
     assert table[2:5] == [
@@ -372,28 +392,29 @@ def test_the_table_has_means_deviations_and_seeds() -> None:
         "| alpha=1 | 2 | 50.00 ± 0.00 | 0.7500 ± 0.0000 |",
     ]
     assert table[6] == "| system | seeds | bad endings, % | length, tokens | first alarm, step |"
-    assert table[9:] == [
+    assert table[8:] == [
+        "| start | – | 25.0 | 8.00 | – |",
         "| alpha=0 | 2 | 25.0 ± 0.0 | 8.00 ± 0.00 | none |",
         "| alpha=1 | 2 | 25.0 ± 0.0 | 8.00 ± 0.00 | 40 (2 of 2) |",
     ]
-    assert notes(grouped(OUTCOMES)) == ["METEOR is left out: no Java", "signature: S1"]
+    assert notes(RESULTS) == ["METEOR is left out: no Java", "signature: S1"]
 
 
 def test_a_metric_that_a_row_lacks_is_a_dash_and_never_a_zero() -> None:
-    bare = replace(OUTCOMES[0], evaluation=Evaluation({"ROUGE-L": 0.5}, "S2", 2))
-    table = markdown_tables(grouped([bare, *OUTCOMES[1:]]), JUDGES)
+    bare = replace(RESULTS[0], evaluation=Evaluation({"ROUGE-L": 0.5}, "S2", 2))
+    table = markdown_tables(by_system([bare, *RESULTS[1:]]))
     assert "| start | – | 50.00 | – | – |" in table
-    assert any(note.startswith("the signatures differ") for note in notes(grouped([bare, *OUTCOMES[1:]])))
+    assert any(note.startswith("the signatures differ") for note in notes([bare, *RESULTS[1:]]))
 
 
 def test_csv_files_have_the_values_as_computed() -> None:
-    rows = list(csv.DictReader(summary_csv(grouped(OUTCOMES), JUDGES).splitlines()))
+    rows = list(csv.DictReader(summary_csv(by_system(RESULTS)).splitlines()))
     assert [row["system"] for row in rows] == ["start", "alpha=0", "alpha=1"]
     assert float(rows[1]["CIDEr"]) == pytest.approx(1.3)
     assert float(rows[1]["CIDEr.std"]) == pytest.approx(0.1 * 2**0.5)
     assert (rows[0]["CIDEr.std"], rows[0]["alpha"], rows[0]["alarms"]) == ("", "", "")
     assert (rows[1]["alarms"], rows[2]["alarms"], rows[2]["first_alarm"]) == ("0", "2", "40")
-    runs = list(csv.DictReader(runs_csv(grouped(OUTCOMES)).splitlines()))
+    runs = list(csv.DictReader(runs_csv(RESULTS).splitlines()))
     assert [(run["system"], run["seed"], run["CIDEr"]) for run in runs][1:3] == [
         ("alpha=0", "0", "1.2"),
         ("alpha=0", "1", "1.4"),
@@ -411,7 +432,6 @@ def test_the_first_alarm_of_a_log(tmp_path: Path) -> None:
     ):
         log.write_text("".join(json.dumps(record) + "\n" for record in records))
         assert first_alarm(log) == expected
-    assert alarm_text(grouped(OUTCOMES[:1])[0]) == "–"
 
 
 def test_captions_side_by_side(tmp_path: Path) -> None:
@@ -419,20 +439,21 @@ def test_captions_side_by_side(tmp_path: Path) -> None:
         {"image_id": "a", "image": Image.new("RGB", (600, 300)), "references": ["a dog | cat"]},
         {"image_id": "b", "image": str(tmp_path / "missing.png"), "references": []},
     ]
-    page = captions_page(rows, {"start": {"a": "x*y", "b": ""}, "cell": {"a": "z"}}, tmp_path).read_text()
+    page = captions_page(rows, {"start": {"a": "x*y", "b": ""}, "cell": {"a": "z"}}, tmp_path / "images")
     assert "| reference | a dog \\| cat |\n| start | x\\*y |\n| cell | z |" in page
     assert "| start | (empty) |\n| cell | – |" in page
     assert page.count("![image") == 1
     assert Image.open(tmp_path / "images/0.png").size == (256, 128)
 
 
-def test_the_plot_is_drawn_or_its_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    groups = grouped(OUTCOMES)
-    assert points(groups, "", "CIDEr") == [(0.0, pytest.approx(1.3), pytest.approx(0.1 * 2**0.5)), (1.0, 0.5, 0.0)]
+def test_the_plot_is_drawn_where_matplotlib_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    curve = alpha_curve(by_system(RESULTS), "", "CIDEr")
+    assert curve == [(0.0, pytest.approx(1.3), pytest.approx(0.1 * 2**0.5)), (1.0, 0.5, 0.0)]
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(NoMatplotlib, match="pip install 'rl-caption"):
-        draw_alpha(groups, None, tmp_path / "a.png")
+    with pytest.raises(ImportError):
+        draw_alpha(by_system(RESULTS), tmp_path / "a.png")
     monkeypatch.undo()
+    assert not (tmp_path / "a.png").exists()
     pytest.importorskip("matplotlib")
-    draw_alpha(groups, ("L-CLIPS", (0.0, 2.5)), tmp_path / "a.png")
+    draw_alpha(by_system(RESULTS), tmp_path / "a.png")
     assert Image.open(tmp_path / "a.png").size > (300, 300)

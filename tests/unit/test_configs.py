@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from rl_caption.ablation.config import AblateConfig
-from rl_caption.ablation.grid import bases_of, make_cells, mistakes
+from rl_caption.ablation.plan import base_files, make_cells, mistakes
 from rl_caption.build import build_data
 from rl_caption.cli import parse
 from rl_caption.config import DataConfig, EvaluateConfig, RewardTerm, ScstConfig, XeConfig
@@ -142,7 +142,7 @@ def test_every_cell_of_a_grid_is_a_configuration_whose_reward_models_are_made(pa
     config = parse(AblateConfig, ["--config", str(path)], "test")
     models = made_by(config.reward_models)
     for cell in make_cells(config):
-        base = str(CONFIGS.parent / bases_of(config)[cell.base])
+        base = str(CONFIGS.parent / base_files(config)[cell.base])
         planned = parse(ScstConfig, ["--config", base, *cell.arguments()], "test")
         kwargs = [term.kwargs for term in planned.reward.terms.values()] + [j.kwargs for j in config.judges.values()]
         assert {given["backbone"] for given in kwargs if "backbone" in given} <= models

@@ -16,7 +16,7 @@ from rewards.base import RewardError
 from rewards.clip.l_clipscore import LClipScore
 from rl_caption import evaluate as program
 from rl_caption.ablation.config import AblateConfig
-from rl_caption.ablation.outcome import judged
+from rl_caption.ablation.results import evaluate_captioner
 from rl_caption.build import ConfigError
 from rl_caption.cli import parse
 from rl_caption.config import DataConfig, EvaluateConfig, JudgeConfig
@@ -175,15 +175,15 @@ def test_a_grid_keeps_scores_whose_signature_lacks_the_judges(folder: Path, monk
     grid = AblateConfig(metrics=["cider"], tokenizer="python")
     judges = {"L-CLIPS": LClipScore(folder / "student")}
     arguments = (folder / "model", configuration(folder).data, 8, grid, judges, folder / "judged")
-    first, captions = judged(*arguments)
+    first, captions = evaluate_captioner(*arguments)
     assert (folder / "judged/settings.json").is_file()
     scores = json.loads((folder / "judged/scores.json").read_text())
     end = f"+judge/L-CLIPS[{judges['L-CLIPS'].signature}]"
     assert scores["signature"].endswith(end)
     scores["signature"] = scores["signature"].removesuffix(end)
     (folder / "judged/scores.json").write_text(json.dumps(scores))
-    monkeypatch.setattr("rl_caption.ablation.outcome.judge", refuse)
-    kept, same = judged(*arguments)
+    monkeypatch.setattr("rl_caption.ablation.results.judge", refuse)
+    kept, same = evaluate_captioner(*arguments)
     assert (kept.metrics, kept.signature, kept.bounds, same) == (
         first.metrics,
         first.signature,
@@ -192,7 +192,7 @@ def test_a_grid_keeps_scores_whose_signature_lacks_the_judges(folder: Path, monk
     )
     judges["L-CLIPS"] = SimpleNamespace(signature="other")
     with pytest.raises(AssertionError, match="takes long"):
-        judged(*arguments)
+        evaluate_captioner(*arguments)
 
 
 def test_bad_settings_are_refused_before_anything_is_judged(folder: Path) -> None:

@@ -17,15 +17,12 @@ from rewards.registry import build
 from rl_caption.captioners.base import Decoding
 from rl_caption.reward_scales import (
     IMAGES,
-    TermScale,
     reference_scores,
     sample_scores,
     scale_of,
     scale_report,
-    scale_table,
     scale_warning,
-    some_rows,
-    term_scales,
+    weighted_variation,
 )
 from tests.captioners_for_tests import tiny_captioner, tiny_rows
 from tests.training_for_tests import run, scst_config, xe_config
@@ -61,35 +58,37 @@ def rows_of(*references: list[str]) -> list[Any]:
 
 
 def test_scale_by_hand() -> None:
-    scale = scale_of([[1.0, 3.0], [5.0, 5.0], [6.0]])
+    scale = scale_of([[1.0, 3.0], [5.0, 5.0], [6.0], []])
     assert scale is not None
-    assert (scale.captions, scale.mean, scale.std) == (5, 4.0, pytest.approx(np.std([1, 3, 5, 5, 6])))
+    assert scale[:2] == (4.0, pytest.approx(np.std([1, 3, 5, 5, 6])))
     assert scale.within == 0.5, "(1 + 0) / 2; one caption alone has no spread"
-    assert scale_of([]) is None
     assert scale_of([[], []]) is None
 
 
 def test_images_are_spread_over_the_split() -> None:
-    rows = rows_of(*[["a"]] * 1000)
-    assert [row["image_id"] for row in some_rows(rows, 4)] == ["0", "250", "500", "750"]
-    assert len(some_rows(rows)) == IMAGES
-    assert some_rows(rows[:3]) == rows[:3]
+    words = Words()
+    many = rows_of(*[[f"caption of {number}"] for number in range(4 * IMAGES)])
+    scale_report(MixedReward({"words": (words, 1.0)}), many, None, SAMPLING, 0, Accelerator(cpu=True), 2)
+    assert [text for text, _ in words.asked] == [f"caption of {4 * number}" for number in range(IMAGES)]
 
 
 def test_a_reference_is_compared_with_the_others_and_a_single_one_is_left_out() -> None:
     rows = rows_of(["a", "b b", "c c c"], ["d"])
     compares, looks = Comparing(), Words()
     reward = MixedReward({"compares": (compares, 1.0), "looks": (looks, 0.0)})
-    scores, left_out = reference_scores(reward, rows)
-    assert scores == {"compares": [[1.0, 2.0, 3.0]], "looks": [[1.0, 2.0, 3.0], [1.0]]}
-    assert left_out == 1
+    assert reference_scores(reward, rows) == {
+        "compares": [[1.0, 2.0, 3.0], []],
+        "looks": [[1.0, 2.0, 3.0], [1.0]],
+    }
     assert compares.asked == [("a", ["b b", "c c c"]), ("b b", ["a", "c c c"]), ("c c c", ["a", "b b"])]
     assert [text for text, _ in looks.asked] == ["a", "b b", "c c c", "d"]
+    report = scale_report(reward, rows, None, SAMPLING, 0, Accelerator(cpu=True), 2)
+    assert "1 image(s) with fewer than two references" in report[-1]
 
 
 def test_scores_of_references_are_those_of_the_reward_itself() -> None:
     rows = rows_of(["a red dog", "a dog runs", "the dog"], ["two cats", "cats"])
-    scores, _ = reference_scores(MixedReward({"rouge_l": (build("rouge_l"), 5.0)}), rows)
+    scores = reference_scores(MixedReward({"rouge_l": (build("rouge_l"), 5.0)}), rows)
     expected = build("rouge_l")(None, ["a dog runs", "cats"], references=[["a red dog", "the dog"], ["two cats"]])
     assert [scores["rouge_l"][0][1], scores["rouge_l"][1][1]] == expected
 
@@ -99,59 +98,46 @@ def states() -> list[Any]:
 
 
 def test_samples_are_scored_and_nothing_is_disturbed() -> None:
-    captioner, reward = (
-        tiny_captioner(dropout=0.5),
-        MixedReward({"words": (Words(), 2.0), "rouge_l": (build("rouge_l"), 1.0)}),
-    )
+    captioner = tiny_captioner(dropout=0.5)
+    terms = {"words": (Words(), 2.0), "rouge_l": (build("rouge_l"), 1.0)}
     captioner.policy.train()
     before, weights = states(), {k: v.clone() for k, v in captioner.policy.state_dict().items()}
     arguments = (captioner, SAMPLING, 7, Accelerator(cpu=True))
-    found = sample_scores(reward, tiny_rows(5), *arguments, batch_size=2)
+    found = sample_scores(MixedReward(terms), tiny_rows(5), *arguments, batch_size=2)
     assert states() == before
     assert captioner.policy.training
     assert all(torch.equal(v, weights[k]) for k, v in captioner.policy.state_dict().items())
-    assert {name: (len(groups), len(groups[0])) for name, groups in found.items()} == {
-        "words": (5, 3),
-        "rouge_l": (5, 3),
-    }
-    assert sample_scores(reward, tiny_rows(5), *arguments, batch_size=5) == found
-    (scale, _) = term_scales(reward, {}, found)
-    groups = np.array(found["words"])
-    assert scale.references is None
-    assert scale.samples is not None
-    assert (scale.samples.mean, scale.samples.within) == pytest.approx((groups.mean(), groups.std(axis=1).mean()))
-    assert scale.weighted == pytest.approx(2 * groups.std(axis=1).mean())
-    z = MixedReward({"words": (Words(), 2.0)}, normalize="per_term")
-    (normalised,) = term_scales(z, {}, found)
-    assert normalised.weighted == pytest.approx(2 * groups.std(axis=1).mean() / groups.std())
+    assert {name: np.shape(groups) for name, groups in found.items()} == {"words": (5, 3), "rouge_l": (5, 3)}
+    assert sample_scores(MixedReward(terms), tiny_rows(5), *arguments, batch_size=5) == found
+    scale, groups = scale_of(found["words"]), np.array(found["words"])
+    within = groups.std(axis=1).mean()
+    assert scale == pytest.approx((groups.mean(), groups.std(), within))
+    for normalize, expected in (("none", 2 * within), ("per_term", 2 * within / groups.std())):
+        weighted = weighted_variation(MixedReward(terms, normalize=normalize), {"words": scale, "rouge_l": None})
+        assert weighted == pytest.approx({"words": expected})
 
 
-def scales(**weighted: float) -> list[TermScale]:
-    return [TermScale(name, 0.5, (0.0, 1.0), None, None, value) for name, value in weighted.items()]
+def warning(weighted: dict[str, float], normalize: Any = "none", watched: str = "") -> str | None:
+    terms = {name: (Words(), 0.0 if name == watched else 0.5) for name in weighted} or {"words": (Words(), 1.0)}
+    return scale_warning(MixedReward(terms, normalize=normalize), weighted)
 
 
 def test_the_warning_names_the_term_that_is_hardly_seen_and_what_would_make_it_seen() -> None:
-    text = scale_warning(scales(cider=0.5, clips=0.04, rouge_l=0.06), "none")
-    assert text is not None
+    text = str(warning({"cider": 0.5, "clips": 0.04, "rouge_l": 0.06}))
     assert "0.5 in cider, but only by 0.04 in clips (a weight of 6.2 would make it equal)" in text
     assert "rouge_l" not in text
-    assert text.endswith("change the weights, or set reward.normalize to per_term")
-    assert text.count("warning") == 1
-    normalised = scale_warning(scales(cider=0.5, clips=0.04), "per_term")
-    assert normalised is not None
-    assert normalised.endswith("change the weights")
-    assert "0 in still." in str(scale_warning(scales(cider=0.5, still=0.0), "none"))
+    assert "per_term" in text
+    assert "per_term" not in str(warning({"cider": 0.5, "clips": 0.04}, "per_term"))
+    assert "0 in still." in str(warning({"cider": 0.5, "still": 0.0}))
 
 
 @pytest.mark.parametrize("terms", [{"cider": 0.5, "clips": 0.051}, {"cider": 0.5}, {"still": 0.0, "too": 0.0}, {}])
 def test_no_warning(terms: dict[str, float]) -> None:
-    assert scale_warning(scales(**terms), "none") is None
+    assert warning(terms) is None
 
 
 def test_terms_that_are_only_watched_are_not_warned_of() -> None:
-    watched = TermScale("watched", 0.0, (0.0, 1.0), None, None, 0.0)
-    assert scale_warning([*scales(cider=0.5), watched], "none") is None
-    assert scale_table([watched])[-1].split() == ["watched", "0", "to", "1", "0", *"------", "0"]
+    assert warning({"cider": 0.5, "watched": 0.0}, watched="watched") is None
 
 
 def test_a_report_without_a_captioner_and_one_with_a_reference_that_cannot_be_scored() -> None:
@@ -160,12 +146,13 @@ def test_a_report_without_a_captioner_and_one_with_a_reference_that_cannot_be_sc
     lines = scale_report(reward, rows, None, SAMPLING, 0, accelerator, 2)
     assert lines[0].startswith("scales of the terms on 4 training images")
     assert [line.split()[0] for line in lines[2:]] == ["term", "words", "tiny"]
+    assert lines[-1].split()[:5] == ["tiny", "0", "to", "100", "1"]
+    assert lines[-1].split()[-4:] == ["-"] * 4
     reward = MixedReward({"words": (Words(refuses="a dog runs in the park"), 1.0), "tiny": (Words(0.001), 1.0)})
     one_sample = Decoding(num_samples=1, with_greedy=True, max_new_tokens=8)
     lines = scale_report(reward, rows, tiny_captioner(), one_sample, 0, accelerator, 2)
     assert "references are left out: reward term 'words': 'a dog runs in the park' is too long" in lines[-2]
     assert lines[-1].startswith("warning: ")
-    assert "of 1 " not in lines[-1]
     assert "in tiny (a weight of 1e+03 would make it equal)" in lines[-1]
 
 

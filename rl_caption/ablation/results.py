@@ -1,4 +1,4 @@
-"""What came of one captioner: judged captions, kept on disk while nothing about the judgement changes, and alarms."""
+"""What came of a captioner: metrics and captions, kept on disk until what they depend on changes; the first alarm."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ class _Config(TypedDict, total=False):
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """One judged captioner of the grid.
+class Result:
+    """One captioner of the grid.
 
     Attributes:
         system: name of its row.
         base: its base configuration; "" where there is one.
         seed: None for a starting policy.
-        alpha: its place in an alpha grid.
+        alpha: of a cell of the alpha grid.
         evaluation: metrics, with those of judges under ``judge/NAME``.
         captions: image id -> caption.
         watched: whether the training log has ``hacking/alarm``.
@@ -67,7 +67,7 @@ class Outcome:
     alarm_step: int | None = None
 
 
-def judged(
+def evaluate_captioner(
     model: str | Path,
     data: DataConfig,
     max_new_tokens: int,
@@ -76,56 +76,47 @@ def judged(
     folder: Path,
     prompt: str | None = None,
 ) -> tuple[Evaluation, dict[str, str]]:
-    """Caption the split with a model, judge the captions and write them into ``folder``, unless they are there.
+    """Metrics and captions (image id -> caption) of a model on the grid's split, which are also written to ``folder``.
 
-    They are made anew where the model's weights, the data, the decoding, the metrics or a judge has changed. ``prompt``
-    is that of a model that was not exported with one.
+    They are read from there, unless the model's weights, the data, the decoding, the metrics or a judge has changed.
+    ``prompt`` is that of a model that was not exported with one.
 
     Raises:
         EvaluationError, CaptionerError, DataError, RewardError: as for ``evaluate.py`` and the judges.
     """
-    decode = DecodeConfig(config.num_beams, max_new_tokens, config.length_penalty)
-    settings: dict[str, Any] = {
-        "weights": weights_hash(model),
-        "data": asdict(data),
-        "split": config.split,
-        "decode": asdict(decode),
-        "metrics": list(config.metrics),
-        "tokenizer": config.tokenizer,
-        "judges": {name: reward.signature for name, reward in judges.items()},
-    }
-    if prompt is not None:
-        settings["prompt"] = prompt
-    settings = json.loads(json.dumps(settings))
-    kept = _kept(folder, settings, judges)
-    if kept is not None:
-        return kept
-    (folder / "settings.json").unlink(missing_ok=True)
-    found = judge(
-        EvaluateConfig(
-            model=str(model),
-            prompt=prompt,
-            data=data,
-            split=config.split,
-            decode=decode,
-            metrics=config.metrics,
-            tokenizer=config.tokenizer,
-            out=str(folder),
-        ),
-        judges,
+    evaluate = EvaluateConfig(
+        model=str(model),
+        prompt=prompt,
+        data=data,
+        split=config.split,
+        decode=DecodeConfig(config.num_beams, max_new_tokens, config.length_penalty),
+        metrics=config.metrics,
+        tokenizer=config.tokenizer,
+        out=str(folder),
     )
+    used = ["data", "split", "decode", "metrics", "tokenizer"] + ["prompt"] * (prompt is not None)
+    plain, note = json.loads(json.dumps(asdict(evaluate))), folder / "settings.json"
+    settings = {key: plain[key] for key in used} | {"weights": weights_hash(model)}
+    settings["judges"] = {name: reward.signature for name, reward in judges.items()}
+    if _read(note) == settings:  # written last
+        scores = read_json(folder / "scores.json", EvaluationError, ScoresFile)
+        # Signatures of earlier versions lack the judges'.
+        signature = signed(scores["signature"], settings["judges"])
+        bounds = {JUDGE + name: reward.bounds for name, reward in judges.items()}
+        kept = Evaluation(scores["metrics"], signature, scores["n"], scores.get("left_out", {}), bounds=bounds)
+        return kept, read_captions(folder / "predictions.json", allow_empty=True)
+    note.unlink(missing_ok=True)
+    found = judge(evaluate, judges)
     assert found is not None, "this program is one process"
-    evaluation, captions = found
-    write_evaluation(evaluation, captions, folder)
-    write_json(folder / "settings.json", settings)
-    return evaluation, captions
+    write_evaluation(*found, folder)
+    write_json(note, settings)
+    return found
 
 
 def last_policy(run: Path, folder: Path) -> Path:
     """The captioner after the last step of a finished run, saved in ``folder`` unless it is there.
 
-    ``checkpoint.json`` in it has the hash of the weights that it was made of, so that it is made anew after a run that
-    was trained anew.
+    ``checkpoint.json`` in it has the hash of the weights that it was made of; after another training it is made anew.
 
     Raises:
         CheckpointError: the run has no intact checkpoint, or ``folder`` cannot be written.
@@ -133,7 +124,7 @@ def last_policy(run: Path, folder: Path) -> Path:
     newest, note = newest_checkpoint(run / "checkpoints"), "checkpoint.json"
     trained = None if newest is None else {"sha256": weights_hash(newest)}
     # Checkpoints may have been removed to save space.
-    if is_intact(folder) and (trained is None or _json(folder / note) == trained):
+    if is_intact(folder) and (trained is None or _read(folder / note) == trained):
         return folder
     if newest is None:
         raise CheckpointError(f"{run / 'checkpoints'} has no intact checkpoint: judge policy best, or train it again")
@@ -156,31 +147,14 @@ def last_policy(run: Path, folder: Path) -> Path:
 def first_alarm(log: Path) -> tuple[bool, int | None]:
     """Whether a training log (``metrics.jsonl``) has ``hacking/alarm``, and the first step at which it is above 0."""
     watched, first = False, None
-    if log.is_file():
-        for where, record in read_log(log, CheckpointError):
-            watched = watched or ALARM in record
-            check_type(record.get(ALARM, 0), float, f"{where}, {ALARM!r}", CheckpointError)
-            if first is None and record.get(ALARM, 0) > 0:
-                first = record["step"]
+    for where, record in read_log(log, CheckpointError) if log.is_file() else ():
+        watched = watched or ALARM in record
+        check_type(record.get(ALARM, 0), float, f"{where}, {ALARM!r}", CheckpointError)
+        if first is None and record.get(ALARM, 0) > 0:
+            first = record["step"]
     return watched, first
 
 
-def _kept(
-    folder: Path, settings: Mapping[str, Any], judges: Mapping[str, Reward]
-) -> tuple[Evaluation, dict[str, str]] | None:
-    if _json(folder / "settings.json") != settings:  # written last
-        return None
-    scores = read_json(folder / "scores.json", EvaluationError, ScoresFile)
-    evaluation = Evaluation(
-        scores["metrics"],
-        signed(scores["signature"], settings["judges"]),  # files of earlier versions lack the judges'
-        scores["n"],
-        scores.get("left_out", {}),
-        bounds={JUDGE + name: reward.bounds for name, reward in judges.items()},
-    )
-    return evaluation, read_captions(folder / "predictions.json", allow_empty=True)
-
-
-def _json(file: Path) -> Any:
-    """What a file of this program holds; None where there is none."""
+def _read(file: Path) -> Any:
+    """What a JSON file of this program holds; None where there is none."""
     return read_json(file, CheckpointError) if file.is_file() else None

@@ -1,51 +1,48 @@
-"""CIDEr-D as a reward against the reference Python scorer.
+"""CIDEr-D as a reward against pycocoevalcap's Python scorer.
 
     python -m benchmarks.cider [--images 50] [--samples 5] [--references FILE] [--json FILE]
 
-Both score the same captions of the same images against five references each, again and again as training does, with
-document frequencies that were counted before: pycocoevalcap's ``CiderScorer`` is given ours. Captions are words
-already. Without ``--references`` (a JSON of {"annotations": [{"image_id", "caption"}]}) all are random words.
+Both score the same captions against five references each, again and again as training does, with the same document
+frequencies, counted before. Captions are random words, or those of FILE, a JSON of {"annotations": [{"image_id",
+"caption"}]}. Scores must be equal to the last bit.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 import numpy as np
-import torch
 from pycocoevalcap.cider.cider_scorer import CiderScorer
 
-from benchmarks.harness import Measurement, Timing, add_timing, faster, report, timed, timing_of
+from benchmarks.harness import Measurement, Timing, command, compared, timed
 from rewards.text.cider import CiderD
 from rewards.text.document_frequency import DocumentFrequencies, ngram_counts
-from rewards.text.token_cider import WordVocabulary
 from rewards.text.tokenize import tokenize
 
 
 def in_letters(number: int) -> str:
-    """A word for a number: letters only, which are one token."""
+    """A word of letters for a number, which the tokenizer keeps as one token."""
     return "".join(chr(ord("a") + int(digit)) for digit in str(number))
 
 
-def read_captions(path: Path | None, images: int) -> list[list[str]]:
-    """Five tokenised captions of each of at least ``images`` images."""
+def read_captions(path: str | None, images: int) -> list[list[str]]:
+    """Five tokenised captions of each image: random words without a file."""
     if path is None:
         draw = np.random.default_rng(0)
         words = [f"word-{in_letters(number)}" for number in range(2000)]
         return [[" ".join(draw.choice(words, draw.integers(8, 13))) for _ in range(5)] for _ in range(images)]
     grouped = defaultdict(list)
-    for item in json.loads(path.read_text())["annotations"]:
+    for item in json.loads(Path(path).read_text())["annotations"]:
         grouped[item["image_id"]].append(" ".join(tokenize(item["caption"])))
-    return [captions[:5] for captions in grouped.values() if len(captions) >= 5]
+    return [captions[:5] for captions in grouped.values() if len(captions) >= 5][:images]
 
 
-def reference_scorer(
-    captions: Sequence[str], references: Sequence[Sequence[str]], counts: defaultdict[tuple[str, ...], float]
+def toolkit_scores(
+    captions: Sequence[str], references: Sequence[Sequence[str]], counts: Mapping[tuple[str, ...], float]
 ) -> list[float]:
     """pycocoevalcap's scorer with cached document frequencies, as self-critical code bases use it."""
     scorer = CiderScorer(n=4, sigma=6.0)
@@ -55,68 +52,32 @@ def reference_scorer(
     return list(scorer.compute_cider())
 
 
-def ngrams_of(corpus: Sequence[Sequence[str]]) -> Iterator[tuple[str, ...]]:
-    """Every n-gram of the corpus, again and again."""
-    for captions in corpus:
-        for caption in captions:
-            yield from ngram_counts(caption.split())
-
-
-def token_ids(captions: Sequence[str], reward: CiderD) -> torch.Tensor:
-    """The captions [N, L] as word ids, padded after EOS; ``reward`` is told what they mean."""
-    words = ["<pad>", "<eos>", *sorted({word for caption in captions for word in caption.split()})]
-    number = {word: index for index, word in enumerate(words)}
-    rows = [torch.tensor([*map(number.__getitem__, caption.split()), 1]) for caption in captions]
-    reward.bind_vocabulary(WordVocabulary(tuple(words), eos_token_id=1))
-    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-
-
-def measure(images: int, samples: int, path: Path | None, timing: Timing) -> list[Measurement]:
-    """Time the scorers on samples that are other images' references, with some words of the own ones."""
-    corpus = read_captions(path, images)[:images]
+def measure(timing: Timing, images: int = 50, samples: int = 5, references: str | None = None) -> Iterator[Measurement]:
+    """Time both on captions that join the beginning of an own reference and the end of another image's."""
+    corpus = read_captions(references, images)
     draw = np.random.default_rng(1)
-    captions, references = [], []
+    captions, columns = [], []
     for own in corpus:
         for _ in range(samples):
-            other = corpus[draw.integers(images)][draw.integers(5)].split()
+            other = corpus[draw.integers(len(corpus))][draw.integers(5)].split()
             captions.append(" ".join([*own[draw.integers(5)].split()[:6], *other[5:]]))
-            references.append(own)
+            columns.append(own)
     counted = DocumentFrequencies.from_references(([caption.split() for caption in own] for own in corpus), eos=False)
-    counts = defaultdict(float, {ngram: counted[ngram] for ngram in ngrams_of(corpus)})
-    # The reference scorer takes the number of captions that it scores for the number of documents.
+    every = (ngram for own in corpus for caption in own for ngram in ngram_counts(caption.split()))
+    counts = defaultdict(float, {ngram: counted[ngram] for ngram in every})
+    # The toolkit takes the number of captions that it scores for the number of documents.
     reward = CiderD(DocumentFrequencies(counts, float(np.log(float(len(captions)))), eos=False), eos=False)
-    expected = reference_scorer(captions, references, counts)
-    found = reward(None, captions, references=references)
-    if not np.array_equal(np.asarray(expected), np.asarray(found)):
+    expected, found = toolkit_scores(captions, columns, counts), reward(None, captions, references=columns)
+    if not np.array_equal(expected, found):
         raise SystemExit(f"scores differ by {np.abs(np.asarray(expected) - np.asarray(found)).max()}")
-    ids = token_ids(captions, reward).to(timing.device)
-    from_ids = partial(reward, None, captions, references=references, completion_ids=ids)
-    if from_ids() != found:
-        raise SystemExit("scores from token ids differ from those of the text")
-    theirs = "pycocoevalcap's scorer"
-    ours: dict[str, Callable[[], object]] = {
-        "CIDEr-D reward, from text": partial(reward, None, captions, references=references),
-        "CIDEr-D reward, from token ids": from_ids,
+    ours, theirs = "CIDEr-D reward", "pycocoevalcap's scorer"
+    variants: dict[str, Callable[[], object]] = {
+        ours: partial(reward, None, captions, references=columns),
+        theirs: partial(toolkit_scores, captions, columns, counts),
     }
-    rows = []
-    for name, variant in ours.items():  # each right after the other scorer, as in training after other work
-        times = timed({name: variant, theirs: partial(reference_scorer, captions, references, counts)}, timing, name)
-        note = f"; {len(captions)} captions, 5 references each, scores equal to the bit"
-        rows.append(faster(times, name, theirs, note))
-    return rows
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_timing(parser, repeats=20)
-    parser.add_argument("--images", type=int, default=50)
-    parser.add_argument("--samples", type=int, default=5, help="captions of each image")
-    parser.add_argument("--references", type=Path, help="captions in COCO's format; random words by default")
-    chosen = parser.parse_args(arguments)
-    rows = measure(chosen.images, chosen.samples, chosen.references, timing_of(parser, chosen))
-    report([rows], chosen.json, chosen.device)
+    note = f"; {len(captions)} captions, 5 references each, scores equal to the bit"
+    yield compared(timed(variants, timing, ours), ours, theirs, note=note)
 
 
 if __name__ == "__main__":
-    main()
+    command(__doc__, measure, repeats=20, images=50, samples=5, references=None)

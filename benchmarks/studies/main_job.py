@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Cross-entropy, then self-critical training from it, over several seeds, judged on a test split: one table.
 
-    python benchmarks/main_job.py --xe configs/ucm_xe.yaml --scst configs/ucm_scst_cider.yaml --out runs/results/ucm
+    python -m benchmarks.studies.main_job --xe configs/ucm_xe.yaml --scst configs/ucm_scst_cider.yaml --out runs/results/ucm
 
 Further arguments, such as ``--data.path=DIR``, are overrides for both stages.
 Finished runs are kept, an interrupted one goes on. Everything is done by the commands that a user would type.

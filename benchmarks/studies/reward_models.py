@@ -1,6 +1,6 @@
 """Dual encoders as judges: retrieval on a split and, on generated scenes, agreement of metrics with the truth.
 
-python -m benchmarks.reward_models --data configs/scenes_scst_cider.yaml --models teacher=FOLDER student=FOLDER \
+python -m benchmarks.studies.reward_models --data configs/scenes_scst_cider.yaml --models teacher=FOLDER student=FOLDER \
     --captioner runs/scenes/xe/export/best --out runs/reward_models
 
 Prints the tables and writes them to OUT/reward_models.md and, unrounded, OUT/reward_models.json. docs/judging.md says
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 
-from benchmarks.judged import judged, options, run_program, write_tables
+from benchmarks.studies.judged import judged, options, run_program, write_tables
 from rl_caption.build import ConfigError
 from rl_caption.captioners.transformer import TransformerCaptioner
 from rl_caption.data.base import Row

@@ -1,12 +1,12 @@
 #!/usr/bin/env python
 """L-CLIP's ablation: a teacher, and students with and without the Similarity Regulator and the factorised embedding.
 
-    python benchmarks/student_rows.py --configs configs/reward_models/scenes --captioner runs/scenes/xe/export/best \
+    python -m benchmarks.studies.student_rows --configs configs/reward_models/scenes --captioner runs/scenes/xe/export/best \
         --out runs/results/scenes_students
 
 ``--configs`` is how the names of four configurations begin (``scenes``_teacher, _image, _text and _lclip.yaml).
 Finished runs are kept, an interrupted one goes on. Further arguments, such as ``--train.threads=1``, are overrides for
-every training. Everything is done by the commands that a user would type; at the end benchmarks.reward_models judges
+every training. Everything is done by the commands that a user would type; at the end benchmarks.studies.reward_models judges
 them all.
 """
 
@@ -76,7 +76,7 @@ def main() -> None:
     judged = ["--data", str(data), "--split", arguments.split, "--out", str(arguments.out / "tables")]
     judged += ["--models", *(f"{label}={folder}" for label, folder in models.items())]
     judged += ["--captioner", arguments.captioner] if arguments.captioner else []
-    program("-m", "benchmarks.reward_models", *judged)
+    program("-m", "benchmarks.studies.reward_models", *judged)
 
 
 if __name__ == "__main__":

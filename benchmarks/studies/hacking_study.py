@@ -1,8 +1,8 @@
 #!/usr/bin/env python
 """Was the alarm of reward hacking right? Finished self-critical runs on generated scenes, judged by their oracle.
 
-    python benchmarks/hacking_study.py --runs runs/study/*/seed* --out runs/study/report
-    python benchmarks/hacking_study.py --runs runs/study/*/seed* --out runs/study/other --monitor other.yaml
+    python -m benchmarks.studies.hacking_study --runs runs/study/*/seed* --out runs/study/report
+    python -m benchmarks.studies.hacking_study --runs runs/study/*/seed* --out runs/study/other --monitor other.yaml
 
 The captions of a run really got worse where, at some validation at which the reward is above its start, oracle F1 is
 more than ``--f1-margin`` below its start or the share of words without meaning is more than ``--unparsed-margin`` above

@@ -1,6 +1,6 @@
 """Speed of cutting captions into detail units, and agreement of the default tagger with others.
 
-python benchmarks/detail_units.py --captions FILE.jsonl --key caption --taggers nltk spacy:en_core_web_sm
+python -m benchmarks.studies.detail_units --captions FILE.jsonl --key caption --taggers nltk spacy:en_core_web_sm
 
 FILE has a JSON object a line with a caption under KEY. Without it, long descriptions of the generated world are taken.
 Prints units per caption, captions/s with 1 and 2 processes, and for each tagger given: the share of tokens to which it

@@ -1,6 +1,6 @@
 """The Python tokeniser against the toolkit's, and what tokens change in published scores.
 
-python benchmarks/tokenizer_agreement.py DATA [--stream 500000] [--spaces]
+python -m benchmarks.studies.tokenizer_agreement DATA [--stream 500000] [--spaces]
 
 DATA is a folder with ``coco_val2017_captions``, ``coco_karpathy_test``, ``flickr8k`` and ``long_captions``. Prints as
 Markdown: captions of each, how many are outside of the tested class (``rewards.text.tokenize.is_tested``), and how many

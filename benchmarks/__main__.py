@@ -16,12 +16,10 @@ from benchmarks.harness import Measurement, Timing, parsed_timing, report, timin
 BENCHMARKS = {
     "step": "scst_step",
     "hf_step": "hf_step",
-    "cider": "cider",
     "l_clip": "l_clip",
     "evaluation": "evaluation",
     "memory": "memory",
     "processes": "processes",
-    "loading": "loading",
     "startup": "startup",
 }
 """Name on the command line -> module of this folder; its ``measure(timing)`` yields rows."""

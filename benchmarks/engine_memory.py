@@ -10,20 +10,19 @@ precision by ``train.mixed_precision`` keeps weights, gradients and moments in f
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
 import multiprocessing
 import os
 import socket
+from collections.abc import Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from tqdm import tqdm
+
+from benchmarks.harness import Measurement, Timing, command
 
 ENGINES = ("plain", "zero1", "zero2", "zero3", "fsdp2")
 MOMENTS = ("between steps", "while sampling", "between micro-batches", "before the update")
@@ -88,7 +87,7 @@ def bucket_sizes(model: Any) -> list[int]:
     return [int(size) for size in str(sizes).split(",")] if sizes else []
 
 
-def measure(rank: int, processes: int, engine: str, port: int, queue: Any) -> None:
+def work(rank: int, processes: int, engine: str, port: int, queue: Any) -> None:
     """One process: put the bytes a parameter at each moment, and the number of parameters, into ``queue``."""
     if processes > 1 or engine != "plain":  # a launcher; without one there is no DDP
         os.environ.update(environment(engine) | launched(rank, processes, port))
@@ -137,12 +136,12 @@ def measure(rank: int, processes: int, engine: str, port: int, queue: Any) -> No
 
 
 def measure_engine(engine: str, processes: int, start: str = "spawn") -> dict[str, Any]:
-    """One row: the maximum over processes at each moment. ``start`` is how multiprocessing starts them."""
+    """Bytes a parameter: the maximum over processes at each moment. ``start`` is how multiprocessing starts them."""
     port = free_port()
     context: Any = multiprocessing.get_context(start)
     queue = context.Queue()
     ranks = [
-        context.Process(target=measure, args=(rank, processes, engine, port, queue), daemon=True)
+        context.Process(target=work, args=(rank, processes, engine, port, queue), daemon=True)
         for rank in range(processes)
     ]
     for rank in ranks:
@@ -151,26 +150,16 @@ def measure_engine(engine: str, processes: int, start: str = "spawn") -> dict[st
     for rank in ranks:
         rank.join(60)
     most = {moment: max(seen[moment] for _, seen in found) for moment in MOMENTS}
-    return {"engine": engine, "processes": processes, "parameters": found[0][0]} | most
+    return {"parameters": found[0][0]} | most
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--processes", type=int, default=2, help="processes that train together")
-    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
-    parser.add_argument("--json", type=Path, help="file for the rows, a list of objects")
-    chosen = parser.parse_args()
-    print(f"{chosen.processes} process(es); bytes a parameter and process")
-    print("| engine | " + " | ".join(MOMENTS) + " |")
-    print("| --- |" + " ---: |" * len(MOMENTS), flush=True)
-    rows = []
-    for engine in tqdm(chosen.engines, disable=None):
-        rows.append(measure_engine(engine, chosen.processes))
-        print(f"| {engine} | " + " | ".join(f"{rows[-1][key]:.2f}" for key in MOMENTS) + " |", flush=True)
-    print(f"{rows[0]['parameters']:,} parameters, torch {torch.__version__}")
-    if chosen.json:
-        chosen.json.write_text(json.dumps(rows, indent=2) + "\n")
+def measure(timing: Timing, engines: Sequence[str] = ENGINES, processes: int = 2) -> Iterator[Measurement]:
+    """One row for each engine and moment."""
+    for engine in engines:
+        row = measure_engine(engine, processes)
+        detail = f"{processes} process(es), {row['parameters']:,} parameters"
+        yield from (Measurement(f"{engine}, {key}", "parameters", row[key], "bytes each", detail) for key in MOMENTS)
 
 
 if __name__ == "__main__":
-    main()
+    command(__doc__, measure, engines=ENGINES, processes=2)

@@ -24,11 +24,11 @@ from typing import Any
 import numpy as np
 import open_clip
 import torch
+from PIL import Image
 from safetensors.torch import save_file
 
 from benchmarks import scst_step
 from benchmarks.harness import Measurement, Timing, command, compared, paired, synchronise, timed
-from benchmarks.loading import write_images
 from benchmarks.scst_step import cider_of, prepare, random_captioner
 from rewards.clip.backbone import Backbone, load_backbone
 from rewards.clip.student import LCLIP, LCLIPConfig
@@ -56,6 +56,16 @@ class Shapes:
     images: int = 50
     captions: int = 6
     """Of each image, for the reward alone."""
+
+
+def write_images(folder: Path, count: int) -> list[Path]:
+    """JPEG files of random colours, upsampled from 80 x 60."""
+    draw = np.random.default_rng(0)
+    paths = [folder / f"{number}.jpg" for number in range(count)]
+    for path in paths:
+        small = Image.fromarray(draw.integers(0, 256, (60, 80, 3), dtype=np.uint8))
+        small.resize((640, 480), Image.Resampling.BICUBIC).save(path, quality=90)
+    return paths
 
 
 def caption_words(count: int) -> list[str]:

@@ -1,6 +1,6 @@
 """Peak memory of a self-critical step against other loops, and the largest step that fits a card.
 
-    python -m benchmarks.memory [--precision no bf16] [--device cuda] [--tensors 12] [--json FILE]
+    python -m benchmarks.memory [--precision no bf16] [--device cuda] [--json FILE]
 
 On a CPU the bytes of all tensors are counted: every allocation and release that the profiler saw during a step, added
 up in order, on top of weights, Adam's moments and inputs. The count depends neither on the load of the machine nor on
@@ -9,14 +9,13 @@ back. Attention is the fused kernel in bf16 too, as on a GPU. On a GPU ``torch.c
 
 The peak is linear in images and captions: three small sizes give bytes for a step, an image and a caption, which must
 predict the step of ``--images``. No caption ends before the limit there, the worst case. Baselines are those of
-``benchmarks.scst_step``. ``--tensors`` prints the operators whose results hold most memory at the peak.
+``benchmarks.scst_step``.
 """
 
 from __future__ import annotations
 
 import gc
 import os
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -47,8 +46,6 @@ class Peak:
     """Before and after it too: weights, moments and inputs."""
     step: int
     """By the step: activations, logits, gradients so far."""
-    tensors: Counter[str]
-    """Bytes of the latter by the operator that made them; empty on a GPU."""
 
     @property
     def total(self) -> int:
@@ -82,26 +79,16 @@ def count_peak(step: Step, bench: Bench, batch: CaptionBatch) -> Peak:
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         step(bench, batch)
-        return Peak(before, torch.cuda.max_memory_allocated() - before, Counter())
+        return Peak(before, torch.cuda.max_memory_allocated() - before)
     gc.collect()  # garbage of before would be counted as released by the step
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else it prints a line at every start and end
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, record_shapes=True) as profiler:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step(bench, batch)
     found = allocations(profiler)
     live = np.cumsum([event.typed[1].alloc_size for event in found])
     if live[-1]:
         raise RuntimeError(f"the step ended with {live[-1]} bytes more than it began with: a tensor was kept")
-    at = int(live.argmax())
-    alive: dict[int, Any] = {}
-    for event in found[: at + 1]:
-        if event.typed[1].alloc_size > 0:
-            alive[event.typed[1].ptr] = event
-        else:
-            alive.pop(event.typed[1].ptr, None)
-    tensors: Counter[str] = Counter()
-    for event in alive.values():
-        tensors[made_by(event)] += event.typed[1].alloc_size
-    return Peak(held_bytes(bench, batch), int(live[at]), tensors)
+    return Peak(held_bytes(bench, batch), int(live.max()))
 
 
 def allocations(profiler: profile) -> list[Any]:
@@ -115,15 +102,6 @@ def allocations(profiler: profile) -> list[Any]:
         if event.name == "[memory]":
             found.append(event)
     return sorted(found, key=lambda event: event.start_time_ns)
-
-
-def made_by(event: Any) -> str:
-    """Operator of an allocation; in the backward pass the node, too."""
-    names: list[str] = []
-    while (event := event.parent) is not None:
-        names.append(event.name)
-    backward = [name.split()[-1] for name in names if name.endswith(("Backward", "Backward0"))]
-    return " in ".join([*names[:1], *backward[-1:]]) or "Python"
 
 
 def held_bytes(bench: Bench, batch: CaptionBatch) -> int:
@@ -161,7 +139,6 @@ def measure(
     shapes: Shapes | None = None,
     precision: Sequence[str] = tuple(PRECISIONS),
     small: Sequence[tuple[int, int]] = SMALL,
-    tensors: int = 0,
     **sizes: Any,
 ) -> Iterator[Measurement]:
     """Peaks against both loops, at the usual lengths and at the limit; the prediction; what fits."""
@@ -177,8 +154,6 @@ def measure(
             yield against(ours, theirs, "generate twice", f"step, {shapes.images} images", kind)
             pair = (count_peak(step, bench, few) for step in (our_step, prefix_step))
             yield against(*pair, "prefix with gradient", f"step, {shapes.prefix_images} images", kind)
-            for operator, size in ours.tensors.most_common(tensors):
-                print(f"{size / MIB:8.1f} MiB at the peak of the step, {kind}: {operator}")
         steps: dict[str, Step] = {"step": our_step, "generate twice": generate_step}
         models = {loop: per_unit_bytes(step, bench, small) for loop, step in steps.items()}
         for (loop, model), peak in zip(models.items(), (ours, theirs), strict=True):
@@ -211,4 +186,4 @@ def fits(card: int, models: dict[str, UnitBytes], samples: int, precision: str, 
 
 
 if __name__ == "__main__":
-    command(__doc__, measure, **{**SIZES, "precision": tuple(PRECISIONS), "tensors": 0})
+    command(__doc__, measure, **{**SIZES, "precision": tuple(PRECISIONS)})

@@ -1,10 +1,10 @@
 """Speed of cutting captions into detail units, and agreement of the default tagger with others.
 
-python -m benchmarks.studies.detail_units --captions FILE.jsonl --key caption --taggers nltk spacy:en_core_web_sm
+    python -m benchmarks.studies.detail_units --captions FILE.jsonl --key caption --taggers nltk spacy:en_core_web_sm
 
-FILE has a JSON object a line with a caption under KEY. Without it, long descriptions of the generated world are taken.
-Prints units per caption, captions/s with 1 and 2 processes, and for each tagger given: the share of tokens to which it
-gives the same class as the default tagger (classes as the grammar knows them), and the F1 of the places of the cuts.
+FILE has a JSON object with a caption under KEY in each line; without it, the generated world's long descriptions are
+taken. Prints units per caption, captions/s with 1 and 2 processes, and for each tagger the share of tokens in the same
+class as by the default tagger (classes of the grammar) and the F1 of the positions of the cuts.
 """
 
 import argparse
@@ -48,16 +48,16 @@ def tag_agreement(one: Tagger, other: Tagger, captions: Sequence[str]) -> float:
 
 
 def cut_agreement(one: Tagger, other: Tagger, captions: Sequence[str]) -> float:
-    """F1 of the places inside captions at which units end, in [0, 1]."""
+    """F1 of the characters at which units end inside captions, in [0, 1]."""
     common = total = 0
     for caption in captions:
-        cuts = [_places(detail_units(caption, tagger)) for tagger in (one, other)]
+        cuts = [_cuts(detail_units(caption, tagger)) for tagger in (one, other)]
         common += len(cuts[0] & cuts[1])
         total += len(cuts[0]) + len(cuts[1])
     return 2 * common / total
 
 
-def _places(units: Sequence[str]) -> set[int]:
+def _cuts(units: Sequence[str]) -> set[int]:
     return {sum(map(len, units[:count])) for count in range(1, len(units))}
 
 

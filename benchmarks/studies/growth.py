@@ -1,6 +1,6 @@
-"""What a step, the reward and its start-up cost as each size grows, against the smallest size of the same run.
+"""What a step costs as each size grows, against the smallest size of the same run.
 
-    python -m benchmarks.studies.growth [--only samples references ...] [--json FILE]
+    python -m benchmarks.studies.growth [--only samples images length limit] [--json FILE]
 
 The captioner has half the layers, width, words and features of that in ``benchmarks.scst_step``, so that the shares of
 its parts stay the same. All sizes of a curve are timed in turn within a round. ``CURVES`` says what is expected.
@@ -12,16 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-import numpy as np
-
 from benchmarks.harness import Measurement, Timing, command, compared, timed
 from benchmarks.scst_step import Bench, Shapes, build_bench, our_step
-from rewards.text.cider import CiderD
-from rewards.text.document_frequency import DocumentFrequencies
-from rewards.text.tokenize import _scan, tokenize
 
-TIMES = 20
-"""Rewards of a step that are timed together, because one is too short."""
 HALF = {"d_model": 256, "encoder_layers": 3, "decoder_layers": 3, "ffn_dim": 1024}
 SHAPES = Shapes(captioner=HALF, words=5000, region_dim=1024, images=10)
 Calls = dict[int, Callable[[], object]]
@@ -35,8 +28,6 @@ class Sizes:
     images: Sequence[int] = (5, 10, 20, 40)
     length: Sequence[int] = (10, 20, 30, 40)
     limit: Sequence[int] = (16, 20, 24, 28)
-    references: Sequence[int] = (1, 2, 5, 10, 20)
-    dataset: Sequence[int] = (1000, 2000, 4000, 8000, 16_000)
     shapes: Shapes = field(default_factory=lambda: SHAPES)
 
 
@@ -71,61 +62,11 @@ def by_limit(sizes: Sizes, device: str) -> Calls:
     return {tokens: partial(step, bench, tokens=tokens) for tokens in sizes.limit}
 
 
-def random_captions(images: int, each: int, words: int = 5000) -> list[list[str]]:
-    """Captions of 8 to 12 words, frequent ones more often."""
-    draw = np.random.default_rng(0)
-    numbers = np.minimum(draw.zipf(1.3, images * each * 12), words - 1).reshape(images, each, 12)
-    lengths = draw.integers(8, 13, (images, each))
-    return [
-        [" ".join(f"word{n}" for n in row[:length]) for row, length in zip(rows, ends, strict=True)]
-        for rows, ends in zip(numbers, lengths.tolist(), strict=True)
-    ]
-
-
-def count(corpus: Sequence[Sequence[str]]) -> DocumentFrequencies:
-    """Document frequencies of captions as written."""
-    return DocumentFrequencies.from_references(([tokenize(text) for text in own] for own in corpus), eos=True)
-
-
-def scoring(captions: Sequence[Sequence[str]], corpus: Sequence[Sequence[str]], each: int) -> Callable[[], object]:
-    """CIDEr-D of ``each`` samples of every image, ``TIMES`` times, with references that were scored before."""
-    reward = CiderD(count(corpus))
-    references = [own for own in captions for _ in range(each)]
-    samples = [captions[(row + 1) % len(captions)][0] for row in range(len(captions)) for _ in range(each)]
-    return lambda: [reward(None, samples, references=references) for _ in range(TIMES)]
-
-
-def by_references(sizes: Sizes, device: str) -> Calls:
-    """Rewards with so many references an image."""
-    captions, each = random_captions(50, max(sizes.references)), sizes.shapes.samples
-    return {number: scoring([own[:number] for own in captions], captions, each) for number in sizes.references}
-
-
-def by_dataset(sizes: Sizes, device: str) -> Calls:
-    """Rewards with document frequencies of so many images."""
-    corpus = random_captions(max(sizes.dataset), 5)
-    return {images: scoring(corpus[:50], corpus[:images], sizes.shapes.samples) for images in sizes.dataset}
-
-
-def start_up(sizes: Sizes, device: str) -> Calls:
-    """Counting document frequencies of so many images, their captions tokenised."""
-    corpus = random_captions(max(sizes.dataset), 5)
-
-    def counted(images: int) -> object:
-        _scan.cache_clear()  # a program that starts has tokenised nothing
-        return count(corpus[:images])
-
-    return {images: partial(counted, images) for images in sizes.dataset}
-
-
 CURVES: dict[str, tuple[str, str, Callable[[Sizes, str], Calls]]] = {
     "samples": ("Step, samples an image", "less than linear: one encoding and one greedy caption an image", by_samples),
     "images": ("Step, images", "a little less than linear: the update costs the same for any batch", by_images),
     "length": ("Step, tokens of every caption", "about linear: self-attention of captions is small", by_length),
     "limit": ("Step, limit of tokens (captions of 11)", "constant: ended captions leave the batch", by_limit),
-    "references": ("CIDEr-D, references", "less than linear: references are looked up once", by_references),
-    "dataset": ("CIDEr-D, training images", "constant or logarithmic: frequencies are looked up", by_dataset),
-    "start_up": ("Document frequencies, training images", "linear: every caption is read once", start_up),
 }
 """Name -> title, expectation, and a function that makes a call for each size."""
 

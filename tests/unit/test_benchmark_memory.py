@@ -56,7 +56,6 @@ def test_bytes_of_tensors_that_are_there_at_the_same_time(bench: Bench) -> None:
     batch = bench.part(2)
     peak = memory.count_peak(known_step, bench, batch)
     assert peak.step == 12_000
-    assert sum(peak.tensors.values()) == 12_000
     numbers = sum(parameter.numel() for parameter in bench.policy.parameters())
     each_tensor = 4 * len(list(bench.policy.parameters()))  # Adam counts its steps for each
     assert peak.held == 12 * numbers + each_tensor + sum(value.nbytes for value in batch.inputs.values())
@@ -94,4 +93,3 @@ def test_another_precision_in_the_same_process() -> None:
         peaks[precision] = memory.count_peak(memory.our_step, bench, bench.part(10))
         assert bench.accelerator.mixed_precision == precision
     assert peaks["bf16"].held == peaks["no"].held
-    assert any("_TokenStatisticsBackward" in name for name in peaks["no"].tensors)

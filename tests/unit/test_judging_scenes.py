@@ -12,7 +12,7 @@ import pytest
 import torch
 import yaml
 
-from benchmarks.studies.judged import data_section, loaded
+from benchmarks.studies.reward_models import data_section, loaded
 from rewards.clip.backbone import load_backbone
 from rewards.clipscore import ClipScore, RefClipScore
 from rewards.judging.embeddings import RememberingEncoder

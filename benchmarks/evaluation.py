@@ -23,6 +23,11 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from pycocoevalcap.bleu.bleu import Bleu
+from pycocoevalcap.cider.cider import Cider
+from pycocoevalcap.meteor.meteor import Meteor
+from pycocoevalcap.rouge.rouge import Rouge
+from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
 
 from benchmarks.harness import Measurement, Timing, command, compared, timed
 from rewards.text.tokenize import _scan
@@ -50,12 +55,6 @@ def from_nothing(captions: Captions, references: References) -> dict[str, float]
 
 def by_toolkit(captions: Captions, references: References, meteor: bool = False) -> dict[str, float]:
     """Scores of pycocoevalcap, under this package's names."""
-    from pycocoevalcap.bleu.bleu import Bleu
-    from pycocoevalcap.cider.cider import Cider
-    from pycocoevalcap.meteor.meteor import Meteor
-    from pycocoevalcap.rouge.rouge import Rouge
-    from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
-
     tokenizer = PTBTokenizer()
     written = tokenizer.tokenize({key: [{"caption": text} for text in references[key]] for key in captions})
     found = tokenizer.tokenize({key: [{"caption": text}] for key, text in captions.items()})

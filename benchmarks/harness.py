@@ -26,8 +26,6 @@ class Timing:
     device: str = "cpu"
     repeats: int = 5
     """Counted rounds; one more before them warms up."""
-    cpu_time: bool = False
-    """Count processor time instead of elapsed time: for a CPU that other programs use, with one thread."""
 
 
 @dataclass(frozen=True)
@@ -47,16 +45,15 @@ Timings = dict[str, list[float]]
 
 def timed(variants: Mapping[str, Callable[[], object]], timing: Timing, title: str) -> Timings:
     """Seconds of each call, variants in turn within a round; the first round warms up and is not counted."""
-    clock = time.process_time if timing.cpu_time else time.perf_counter
     seconds: Timings = {name: [] for name in variants}
     for number in tqdm(range(timing.repeats + 1), title, leave=False, disable=None):
         for name, call in variants.items():
             synchronise(timing.device)
-            start = clock()
+            start = time.perf_counter()
             call()
             synchronise(timing.device)
             if number:
-                seconds[name].append(clock() - start)
+                seconds[name].append(time.perf_counter() - start)
     return seconds
 
 
@@ -100,7 +97,6 @@ def timing_parser(description: str | None, repeats: int = Timing.repeats) -> arg
     parser.add_argument("--device", default="cpu", help="cpu or cuda:0")
     parser.add_argument("--repeats", type=int, default=repeats, help="counted rounds (default %(default)s)")
     parser.add_argument("--threads", type=int, help="CPU threads; torch's choice by default")
-    parser.add_argument("--cpu-time", action="store_true", help="processor time; needs --threads 1")
     parser.add_argument("--json", type=Path, help="file for the rows, a list of objects")
     return parser
 
@@ -111,11 +107,9 @@ def parsed_timing(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -
         parser.error(f"--repeats is {chosen.repeats}: expected at least 1")
     if chosen.json and not chosen.json.parent.is_dir():
         parser.error(f"--json: there is no folder {str(chosen.json.parent)!r}")
-    if chosen.cpu_time and (chosen.device != "cpu" or chosen.threads != 1):
-        parser.error("--cpu-time counts every thread and no GPU: it needs --device cpu and --threads 1")
     if chosen.threads:
         torch.set_num_threads(chosen.threads)
-    return Timing(chosen.device, chosen.repeats, chosen.cpu_time)
+    return Timing(chosen.device, chosen.repeats)
 
 
 def command(

@@ -101,8 +101,8 @@ def measure(
     timing: Timing, images: int = 20, processes: int = 2, shapes: Shapes | None = None, method: str = "spawn"
 ) -> Iterator[Measurement]:
     """Time for ``images`` images; ``method`` is how multiprocessing starts processes."""
-    if timing.device != "cpu" or timing.cpu_time or processes < 2:
-        raise SystemExit("several processes: expected --device cpu, elapsed time, and --processes of at least 2")
+    if timing.device != "cpu" or processes < 2:
+        raise SystemExit("several processes: expected --device cpu and --processes of at least 2")
     shapes = replace(shapes or Shapes(), images=images)
     several, alone, threaded = f"{processes} processes", "one process, 1 thread", f"one process, {processes} threads"
     sizes = {several: (processes, 1), alone: (1, 1), threaded: (1, processes)}

@@ -328,7 +328,7 @@ def lengths_of(bench: Bench, batch: CaptionBatch) -> str:
     return f"{lengths.mean():.1f} tokens a caption ({shortest} to {longest}), {different:.0%} after different prefixes"
 
 
-SIZES = {"images": 50, "prefix_images": 10, "samples": 5, "length": 11.4}
+SIZES: dict[str, Any] = {"images": 50, "prefix_images": 10, "samples": 5, "length": 11.4}
 """Options of commands: fields of ``Shapes``."""
 
 if __name__ == "__main__":

@@ -49,7 +49,6 @@ def test_every_benchmark_has_a_command_of_its_own() -> None:
     ("options", "said"),
     [
         (["--repeats", "0"], "--repeats is 0: expected at least 1"),
-        (["--cpu-time"], "it needs --device cpu and --threads 1"),
         (["--json", "missing/rows.json"], "there is no folder 'missing'"),
         (["--only", "c"], "invalid choice: 'c'"),
     ],

@@ -1,112 +1,42 @@
-"""Every benchmark of speed and memory in one table.
+"""All benchmarks of speed and memory in one table.
 
-    python -m benchmarks [--only NAME ...] [--device cuda] [--json FILE]
+    python -m benchmarks [--only NAME ...] [--device cuda] [--repeats N] [--json FILE]
 
 Each row is a ratio against a baseline of the same run. ``--json`` writes a list of objects: name, baseline, ratio,
-unit, detail.
+unit, detail. A module of this folder run by itself (``python -m benchmarks.scst_step``) has more options.
 """
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from importlib import import_module
 
-from benchmarks.harness import Measurement, Timing, add_timing, report, timing_of
+from benchmarks.harness import Measurement, Timing, parsed_timing, report, timing_parser
 
-
-def step(timing: Timing) -> list[Measurement]:
-    """A self-critical step against two other loops."""
-    from benchmarks import scst_step
-
-    return scst_step.measure(scst_step.Shapes(), timing, "no")
-
-
-def hf_step(timing: Timing) -> list[Measurement]:
-    """A self-critical step of pretrained captioners against two other loops."""
-    from benchmarks import hf_step as benchmark
-
-    return benchmark.measure_all(timing)
-
-
-def cider(timing: Timing) -> list[Measurement]:
-    """CIDEr-D against the reference scorer."""
-    from benchmarks import cider as benchmark
-
-    return benchmark.measure(50, 5, None, timing)
-
-
-def l_clip(timing: Timing) -> list[Measurement]:
-    """L-CLIP against CLIP ViT-B/32, alone and as a reward."""
-    from benchmarks import l_clip as benchmark
-
-    return benchmark.measure(benchmark.Shapes(), benchmark.PARTS, timing)
-
-
-def loading(timing: Timing) -> list[Measurement]:
-    """Images a second."""
-    from benchmarks import loading as benchmark
-
-    return benchmark.measure(64, timing)
-
-
-def launches(timing: Timing) -> list[Measurement]:
-    """Kernels, waits and bytes of the step that a GPU would be asked for, counted on the CPU."""
-    from benchmarks import launches as benchmark
-
-    return benchmark.measure(benchmark.Shapes(), "no")
-
-
-def memory(timing: Timing) -> list[Measurement]:
-    """Peak memory of the step against two other loops, and what fits a card."""
-    from benchmarks import memory as benchmark
-
-    return benchmark.measure(benchmark.Shapes(), timing, ["no", "bf16"])
-
-
-def evaluation(timing: Timing) -> list[Measurement]:
-    """The Karpathy test table against pycocoevalcap with Java."""
-    from benchmarks import evaluation as benchmark
-
-    return benchmark.measure(timing)
-
-
-def processes(timing: Timing) -> list[Measurement]:
-    """Steps of two processes against one."""
-    from benchmarks import processes as benchmark
-
-    return benchmark.measure(replace(benchmark.Shapes(), images=benchmark.IMAGES), timing)
-
-
-def startup(timing: Timing) -> list[Measurement]:
-    """Imports and ``--help``."""
-    from benchmarks import startup as benchmark
-
-    return benchmark.measure(timing)
-
-
-BENCHMARKS: dict[str, Callable[[Timing], list[Measurement]]] = {
-    "step": step,
-    "hf_step": hf_step,
-    "cider": cider,
-    "l_clip": l_clip,
-    "evaluation": evaluation,
-    "launches": launches,
-    "memory": memory,
-    "processes": processes,
-    "loading": loading,
-    "startup": startup,
+BENCHMARKS = {
+    "step": "scst_step",
+    "hf_step": "hf_step",
+    "l_clip": "l_clip",
+    "evaluation": "evaluation",
+    "memory": "memory",
+    "processes": "processes",
+    "startup": "startup",
 }
+"""Name on the command line -> module of this folder; its ``measure(timing)`` yields rows."""
+
+
+def measure(timing: Timing, names: Sequence[str]) -> Iterator[Measurement]:
+    """Run benchmarks one after the other."""
+    for name in names:
+        yield from import_module(f"benchmarks.{BENCHMARKS[name]}").measure(timing)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run them in turn and print one table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_timing(parser)
+    """Read the command line and print one table."""
+    parser = timing_parser(__doc__)
     parser.add_argument("--only", nargs="+", choices=BENCHMARKS, default=list(BENCHMARKS), help="all by default")
     chosen = parser.parse_args(arguments)
-    timing = timing_of(parser, chosen)
-    report((BENCHMARKS[name](timing) for name in chosen.only), chosen.json, chosen.device)
+    report(measure(parsed_timing(parser, chosen), chosen.only), chosen.json, chosen.device)
 
 
 if __name__ == "__main__":

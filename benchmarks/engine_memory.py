@@ -2,29 +2,27 @@
 
     python -m benchmarks.engine_memory [--processes 2] [--engines plain zero1 ...] [--json FILE]
 
-A captioner from scratch takes two steps as trainings take them. In the second one the storages of all tensors that the
-process holds are added up, each once, at four moments, and divided by the number of parameters; DDP's buckets, which
-Python sees only where gradients are views of them, are what DDP reports. Inputs and activations are gone at these
-moments or do not count beside the weights. Precision is float32; mixed precision by ``train.mixed_precision`` keeps
-weights, gradients and moments so.
+A captioner from scratch takes two steps. In the second one the storages of all tensors of the process are added up at
+four moments and divided by the number of parameters; DDP's buckets, which Python sees only where gradients are views
+of them, are what DDP reports. Inputs and activations are freed by then or negligible. Precision is float32; mixed
+precision by ``train.mixed_precision`` keeps weights, gradients and moments in float32 too.
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
 import multiprocessing
 import os
 import socket
+from collections.abc import Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from tqdm import tqdm
+
+from benchmarks.harness import Measurement, Timing, command
 
 ENGINES = ("plain", "zero1", "zero2", "zero3", "fsdp2")
 MOMENTS = ("between steps", "while sampling", "between micro-batches", "before the update")
@@ -58,13 +56,12 @@ def free_port() -> int:
 
 def launched(rank: int, processes: int, port: int) -> dict[str, str]:
     """What a launcher tells one of its processes on this machine."""
-    names = ("RANK", "LOCAL_RANK"), ("WORLD_SIZE", "LOCAL_WORLD_SIZE")
-    numbers = dict.fromkeys(names[0], str(rank)) | dict.fromkeys(names[1], str(processes))
-    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **numbers}
+    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
+    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **{key: str(n) for key, n in numbers.items()}}
 
 
 def held(model: Any) -> int:
-    """Bytes of the storages of all tensors of this process, gradients among them, and of DDP's buckets."""
+    """Bytes of the storages of all tensors of this process, gradients included, and of DDP's buckets."""
     gc.collect()
     kinds = (
         item for item in gc.get_objects() if issubclass(type(item), Tensor) and not issubclass(type(item), DTensor)
@@ -77,20 +74,20 @@ def held(model: Any) -> int:
     buckets = bucket_sizes(model)
     # Python sees a bucket through gradients that are, or were, views of it.
     seen = {view.untyped_storage().data_ptr() for view in tensors if view._is_view()}
-    for place in seen & storages.keys():
-        if storages[place] in buckets:
-            del storages[place]
+    for pointer in seen & storages.keys():
+        if storages[pointer] in buckets:
+            del storages[pointer]
     return sum(storages.values()) + sum(buckets)
 
 
 def bucket_sizes(model: Any) -> list[int]:
-    """Bytes of each of DDP's buckets, together as large as all gradients; none without DDP."""
+    """Bytes of each of DDP's gradient buckets; none without DDP."""
     report = model._get_ddp_logging_data() if hasattr(model, "_get_ddp_logging_data") else {}
     sizes = report.get("rebuilt_bucket_sizes") or report.get("bucket_sizes")
     return [int(size) for size in str(sizes).split(",")] if sizes else []
 
 
-def measure(rank: int, processes: int, engine: str, port: int, queue: Any) -> None:
+def work(rank: int, processes: int, engine: str, port: int, queue: Any) -> None:
     """One process: put the bytes a parameter at each moment, and the number of parameters, into ``queue``."""
     if processes > 1 or engine != "plain":  # a launcher; without one there is no DDP
         os.environ.update(environment(engine) | launched(rank, processes, port))
@@ -108,7 +105,7 @@ def measure(rank: int, processes: int, engine: str, port: int, queue: Any) -> No
         vocab_size=64, d_model=512, encoder_layers=1, decoder_layers=1, ffn_dim=2048, image_size=32, max_positions=8
     )
     gc.collect()
-    gc.freeze()  # what is there already is neither looked through nor counted
+    gc.freeze()  # objects of before are not counted
     policy = CaptionTransformer(shape)
     count = sum(parameter.numel() for parameter in policy.parameters())
     model, optimizer = prepare(accelerator, policy, torch.optim.AdamW(policy.parameters()))
@@ -138,13 +135,13 @@ def measure(rank: int, processes: int, engine: str, port: int, queue: Any) -> No
     accelerator.wait_for_everyone()
 
 
-def together(engine: str, processes: int, start: str = "spawn") -> dict[str, Any]:
-    """One row: the largest of the processes at each moment. ``start`` is how multiprocessing starts them."""
+def measure_engine(engine: str, processes: int, start: str = "spawn") -> dict[str, Any]:
+    """Bytes a parameter: the maximum over processes at each moment. ``start`` is how multiprocessing starts them."""
     port = free_port()
     context: Any = multiprocessing.get_context(start)
     queue = context.Queue()
     ranks = [
-        context.Process(target=measure, args=(rank, processes, engine, port, queue), daemon=True)
+        context.Process(target=work, args=(rank, processes, engine, port, queue), daemon=True)
         for rank in range(processes)
     ]
     for rank in ranks:
@@ -153,26 +150,16 @@ def together(engine: str, processes: int, start: str = "spawn") -> dict[str, Any
     for rank in ranks:
         rank.join(60)
     most = {moment: max(seen[moment] for _, seen in found) for moment in MOMENTS}
-    return {"engine": engine, "processes": processes, "parameters": found[0][0]} | most
+    return {"parameters": found[0][0]} | most
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--processes", type=int, default=2, help="processes that train together")
-    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
-    parser.add_argument("--json", type=Path, help="file for the rows, a list of objects")
-    chosen = parser.parse_args()
-    print(f"{chosen.processes} process(es); bytes a parameter and process")
-    print("| engine | " + " | ".join(MOMENTS) + " |")
-    print("| --- |" + " ---: |" * len(MOMENTS), flush=True)
-    rows = []
-    for engine in tqdm(chosen.engines, disable=None):
-        rows.append(together(engine, chosen.processes))
-        print(f"| {engine} | " + " | ".join(f"{rows[-1][key]:.2f}" for key in MOMENTS) + " |", flush=True)
-    print(f"{rows[0]['parameters']:,} parameters, torch {torch.__version__}")
-    if chosen.json:
-        chosen.json.write_text(json.dumps(rows, indent=2) + "\n")
+def measure(timing: Timing, engines: Sequence[str] = ENGINES, processes: int = 2) -> Iterator[Measurement]:
+    """One row for each engine and moment."""
+    for engine in engines:
+        row = measure_engine(engine, processes)
+        detail = f"{processes} process(es), {row['parameters']:,} parameters"
+        yield from (Measurement(f"{engine}, {key}", "parameters", row[key], "bytes each", detail) for key in MOMENTS)
 
 
 if __name__ == "__main__":
-    main()
+    command(__doc__, measure, engines=ENGINES, processes=2)

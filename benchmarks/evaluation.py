@@ -2,30 +2,34 @@
 
     python -m benchmarks.evaluation [DATA] [--system magic_result] [--meteor] [--commands] [--images 5000] [--json FILE]
 
-DATA holds ``refs.json`` and ``predictions/*.json``; without it, captions are random words, capitals and punctuation,
-as many as the Karpathy test split has. Both start from captions as written and end with BLEU-1 to 4, ROUGE-L and CIDEr;
-pycocoevalcap in its usual way, with its Java tokeniser. Whether all scores are equal to the last bit is told.
-``--meteor`` compares METEOR with the toolkit's, untimed. ``--commands`` times whole commands instead, imports and files
-included: ``evaluate`` (with its intervals), ``evaluate --compare`` (with its test) and ``score --reward cider``, each
-against a Python process that imports pycocoevalcap, reads the same files and computes the same metrics. Needs Java.
+DATA holds ``refs.json`` and ``predictions/*.json``; without it captions are random words, capitals and punctuation, as
+many as the Karpathy test split has. Both start from captions as written and end with BLEU-1 to 4, ROUGE-L and CIDEr;
+pycocoevalcap tokenises with Java. The detail says whether all scores are equal to the last bit. ``--meteor`` compares
+METEOR too, untimed. ``--commands`` times whole commands instead, imports and files included: ``evaluate`` (with its
+intervals), ``evaluate --compare`` (with its test) and ``score --reward cider``, each against a Python process that
+computes the same metrics of the same files with pycocoevalcap. Needs Java.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
 import numpy as np
+from pycocoevalcap.bleu.bleu import Bleu
+from pycocoevalcap.cider.cider import Cider
+from pycocoevalcap.meteor.meteor import Meteor
+from pycocoevalcap.rouge.rouge import Rouge
+from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
 
-from benchmarks.harness import Measurement, Timing, add_timing, faster, report, timed, timing_of
+from benchmarks.harness import Measurement, Timing, command, compared, timed
 from rewards.text.tokenize import _scan
 from rl_caption.data.files import read_captions, read_references
 from rl_caption.evaluation import evaluate_captions
@@ -44,19 +48,13 @@ def by_package(captions: Captions, references: References, metrics: Sequence[str
 
 
 def from_nothing(captions: Captions, references: References) -> dict[str, float]:
-    """``by_package`` as a program calls it, once: no caption was tokenised before."""
+    """``by_package`` as a program calls it: the tokenizer's cache is empty."""
     _scan.cache_clear()
     return by_package(captions, references)
 
 
 def by_toolkit(captions: Captions, references: References, meteor: bool = False) -> dict[str, float]:
     """Scores of pycocoevalcap, under this package's names."""
-    from pycocoevalcap.bleu.bleu import Bleu
-    from pycocoevalcap.cider.cider import Cider
-    from pycocoevalcap.meteor.meteor import Meteor
-    from pycocoevalcap.rouge.rouge import Rouge
-    from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
-
     tokenizer = PTBTokenizer()
     written = tokenizer.tokenize({key: [{"caption": text} for text in references[key]] for key in captions})
     found = tokenizer.tokenize({key: [{"caption": text}] for key, text in captions.items()})
@@ -89,14 +87,14 @@ def generated(images: int) -> tuple[Captions, References]:
     return captions, references
 
 
-def systems_of(data: Path | None, system: str | None, images: int) -> list[tuple[str, Captions, References]]:
+def systems_of(data: str | Path | None, system: str | None, images: int) -> list[tuple[str, Captions, References]]:
     """Name, captions and references of every system."""
     if data is None:
         return [("generated captions", *generated(images))]
-    references = read_references(data / "refs.json", by="image_name")
-    files = sorted((data / "predictions").glob(f"{system or '*'}.json"))
+    references = read_references(Path(data, "refs.json"), by="image_name")
+    files = sorted(Path(data, "predictions").glob(f"{system or '*'}.json"))
     if not files:
-        raise SystemExit(f"there is no {system or '*'}.json in {data / 'predictions'}")
+        raise SystemExit(f"there is no {system or '*'}.json in {Path(data, 'predictions')}")
     return [(path.stem, read_captions(path, allow_empty=True), references) for path in files]
 
 
@@ -123,7 +121,9 @@ def run_command(arguments: Sequence[str]) -> None:
     subprocess.run([sys.executable, *arguments], check=True, capture_output=True)
 
 
-def commands(name: str, captions: Captions, references: References, timing: Timing, folder: Path) -> list[Measurement]:
+def command_rows(
+    name: str, captions: Captions, references: References, timing: Timing, folder: Path
+) -> list[Measurement]:
     """Whole commands on the same files, in pairs."""
     files = [str(folder / f"{part}.json") for part in ("references", "a", "b")]
     rows = [{"image_id": key, "caption": text} for key, text in captions.items()]
@@ -138,13 +138,13 @@ def commands(name: str, captions: Captions, references: References, timing: Timi
         "score --reward cider": (score, ["Cider", known, first]),
     }
     found = []
-    for command, (ours, theirs) in pairs.items():
+    for words, (ours, theirs) in pairs.items():
         variants: dict[str, Callable[[], object]] = {
-            f"{command}, {name}": partial(run_command, ["-m", "rl_caption", *ours]),
+            f"{words}, {name}": partial(run_command, ["-m", "rl_caption", *ours]),
             "pycocoevalcap as a program": partial(run_command, ["-c", TOOLKIT, *theirs]),
         }
-        times = timed(variants, Timing("cpu", timing.repeats), f"{command}, {name}")
-        found.append(faster(times, *variants, f"; {len(captions)} images"))
+        times = timed(variants, Timing("cpu", timing.repeats), f"{words}, {name}")
+        found.append(compared(times, *variants, note=f"; {len(captions)} images"))
     return found
 
 
@@ -161,21 +161,20 @@ def compare(captions: Captions, references: References, meteor: bool) -> str:
 def measure(
     timing: Timing,
     images: int = IMAGES,
-    data: Path | None = None,
+    data: str | None = None,
     system: str | None = None,
     meteor: bool = False,
-    whole_commands: bool = False,
-) -> list[Measurement]:
-    """Time both on every system; elapsed time, because the toolkit's tokeniser is a process of its own."""
+    commands: bool = False,
+) -> Iterator[Measurement]:
+    """Time both on every system; elapsed time, because the toolkit's tokenizer is a process of its own."""
     try:
         find_java()
     except JavaError as error:
-        raise SystemExit(f"pycocoevalcap's tokeniser needs Java: {error}") from error
-    rows = []
+        raise SystemExit(f"pycocoevalcap's tokenizer needs Java: {error}") from error
     for name, captions, references in systems_of(data, system, images):
-        if whole_commands:
+        if commands:
             with tempfile.TemporaryDirectory() as folder:
-                rows += commands(name, captions, references, timing, Path(folder))
+                yield from command_rows(name, captions, references, timing, Path(folder))
             continue
         note = f"; {len(captions)} images, {compare(captions, references, meteor)}"
         variants: dict[str, Callable[[], object]] = {
@@ -183,24 +182,9 @@ def measure(
             "pycocoevalcap with Java": partial(by_toolkit, captions, references),
         }
         times = timed(variants, Timing("cpu", timing.repeats), f"evaluation, {name}")
-        rows.append(faster(times, *variants, note))
-    return rows
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_timing(parser, repeats=1)
-    parser.add_argument("data", type=Path, nargs="?", help="folder with refs.json and predictions/*.json")
-    parser.add_argument("--system", help="one file of predictions (default: all)")
-    parser.add_argument("--meteor", action="store_true", help="compare METEOR, too")
-    parser.add_argument("--commands", action="store_true", help="time whole commands")
-    parser.add_argument("--images", type=int, default=IMAGES, help="images of generated captions")
-    chosen = parser.parse_args(arguments)
-    timing = timing_of(parser, chosen)
-    rows = measure(timing, chosen.images, chosen.data, chosen.system, chosen.meteor, chosen.commands)
-    report([rows], chosen.json, "cpu")
+        yield compared(times, *variants, note=note)
 
 
 if __name__ == "__main__":
-    main()
+    options = {"system": None, "meteor": False, "commands": False, "images": IMAGES}
+    command(__doc__, measure, repeats=1, operand="data", **options)

@@ -1,6 +1,6 @@
-"""What every benchmark shares: variants timed in turn, ratios within a round, one table.
+"""Shared by all benchmarks: variants timed in turn, the ratio to a baseline within each round, one table.
 
-Ratios are taken between variants of one run, because times on a machine that others use say little.
+Only ratios between variants of one run are reported: times of a machine that other programs use say little.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from tqdm import tqdm
@@ -24,9 +25,7 @@ class Timing:
 
     device: str = "cpu"
     repeats: int = 5
-    """Rounds that are counted; one before them warms up."""
-    cpu_time: bool = False
-    """Count processor time instead of time: for a CPU that others use, with one thread."""
+    """Counted rounds; one more before them warms up."""
 
 
 @dataclass(frozen=True)
@@ -41,27 +40,25 @@ class Measurement:
 
 
 Timings = dict[str, list[float]]
+"""Variant -> seconds of each round."""
 
 
-def timed(variants: Mapping[str, Callable[[], object]], settings: Timing, title: str) -> Timings:
-    """Seconds of each call, variants in turn within a round; a first round warms up and fills caches."""
-    clock = time.process_time if settings.cpu_time else time.perf_counter
+def timed(variants: Mapping[str, Callable[[], object]], timing: Timing, title: str) -> Timings:
+    """Seconds of each call, variants in turn within a round; the first round warms up and is not counted."""
     seconds: Timings = {name: [] for name in variants}
-    rounds = [(number, name) for number in range(settings.repeats + 1) for name in variants]
-    if not sys.stderr.isatty():
-        print(f"{title}: {len(variants)} variants, {settings.repeats + 1} rounds", file=sys.stderr, flush=True)
-    for number, name in tqdm(rounds, title, leave=False, disable=None):
-        synchronise(settings.device)
-        start = clock()
-        variants[name]()
-        synchronise(settings.device)
-        if number:
-            seconds[name].append(clock() - start)
+    for number in tqdm(range(timing.repeats + 1), title, leave=False, disable=None):
+        for name, call in variants.items():
+            synchronise(timing.device)
+            start = time.perf_counter()
+            call()
+            synchronise(timing.device)
+            if number:
+                seconds[name].append(time.perf_counter() - start)
     return seconds
 
 
 def synchronise(device: str) -> None:
-    """Wait for what was started on a GPU."""
+    """Wait until a GPU has finished all work."""
     if device.startswith("cuda"):
         torch.cuda.synchronize(device)
 
@@ -71,65 +68,81 @@ def paired(upper: Sequence[float], lower: Sequence[float]) -> list[float]:
     return [a / b for a, b in zip(upper, lower, strict=True)]
 
 
-def faster(times: Timings, name: str, baseline: str, note: str = "") -> Measurement:
-    """How many times as fast as the baseline."""
-    ratios = paired(times[baseline], times[name])
+def compared(times: Timings, name: str, baseline: str, unit: str = "x as fast", note: str = "") -> Measurement:
+    """Median over rounds of the speedup over the baseline, or of time / baseline's time for other units."""
+    ratios = paired(times[name], times[baseline])
+    if unit == "x as fast":
+        ratios = [1 / ratio for ratio in ratios]
     seconds, before = statistics.median(times[name]), statistics.median(times[baseline])
     detail = f"{seconds:.3g} s against {before:.3g} s; rounds {min(ratios):.2f} to {max(ratios):.2f}"
-    return Measurement(name, baseline, statistics.median(ratios), "x as fast", detail + note)
+    return Measurement(name, baseline, statistics.median(ratios), unit, detail + note)
 
 
-HEADER = "| what | against | ratio | unit | detail |\n| --- | --- | ---: | --- | --- |"
+def report(rows: Iterable[Measurement], path: Path | None, device: str) -> None:
+    """Print the machine and each row once it is measured; write all rows to ``path`` as a JSON list of objects."""
+    name = torch.cuda.get_device_name(device) if device.startswith("cuda") else f"{torch.get_num_threads()} CPU threads"
+    print(f"torch {torch.__version__}, {name}\n")
+    print("| what | against | ratio | unit | detail |\n| --- | --- | ---: | --- | --- |", flush=True)
+    found = []
+    for row in rows:
+        print(f"| {row.name} | {row.baseline} | {row.ratio:.3g} | {row.unit} | {row.detail} |", flush=True)
+        found.append(asdict(row))
+        if path:
+            path.write_text(json.dumps(found, indent=2) + "\n")
 
 
-def lines(rows: Iterable[Measurement]) -> str:
-    """Markdown, one line a row."""
-    return "\n".join(f"| {row.name} | {row.baseline} | {row.ratio:.3g} | {row.unit} | {row.detail} |" for row in rows)
-
-
-def machine(device: str) -> str:
-    """What the figures were measured on."""
-    name = (
-        torch.cuda.get_device_name(device) if device.startswith("cuda") else f"CPU, {torch.get_num_threads()} threads"
-    )
-    return f"torch {torch.__version__}, {name}"
-
-
-def add_timing(parser: argparse.ArgumentParser, repeats: int = Timing.repeats) -> None:
-    """The options that every benchmark has."""
+def timing_parser(description: str | None, repeats: int = Timing.repeats) -> argparse.ArgumentParser:
+    """A parser of the options that every benchmark has."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", help="cpu or cuda:0")
-    parser.add_argument("--repeats", type=int, default=repeats, help="rounds that are counted")
-    parser.add_argument("--threads", type=int, help="threads of the CPU; torch's choice by default")
-    parser.add_argument("--cpu-time", action="store_true", help="with --threads 1 on a busy machine: processor time")
+    parser.add_argument("--repeats", type=int, default=repeats, help="counted rounds (default %(default)s)")
+    parser.add_argument("--threads", type=int, help="CPU threads; torch's choice by default")
     parser.add_argument("--json", type=Path, help="file for the rows, a list of objects")
+    return parser
 
 
-def timing_of(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> Timing:
-    """Check those options and set the threads; ends the program where they do not go together."""
+def parsed_timing(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> Timing:
+    """Check the options of ``timing_parser`` and set the threads; exits with a message where they do not fit."""
     if chosen.repeats < 1:
         parser.error(f"--repeats is {chosen.repeats}: expected at least 1")
     if chosen.json and not chosen.json.parent.is_dir():
         parser.error(f"--json: there is no folder {str(chosen.json.parent)!r}")
-    if chosen.cpu_time and (chosen.device != "cpu" or chosen.threads != 1):
-        parser.error("--cpu-time counts every thread and no GPU: it needs --device cpu and --threads 1")
     if chosen.threads:
         torch.set_num_threads(chosen.threads)
-    return Timing(chosen.device, chosen.repeats, chosen.cpu_time)
+    return Timing(chosen.device, chosen.repeats)
 
 
-def report(groups: Iterable[Sequence[Measurement]], path: Path | None, device: str) -> None:
-    """Print the machine and the table, and write the rows as JSON where a file is named: each group once it is there.
+def command(
+    description: str | None,
+    measure: Callable[..., Iterable[Measurement]],
+    arguments: Sequence[str] | None = None,
+    repeats: int = Timing.repeats,
+    operand: str | None = None,
+    **defaults: Any,
+) -> None:
+    """Run one benchmark as a program.
 
     Args:
-        groups: what some benchmarks found, one after the other.
-        path: of the JSON file.
-        device: that was measured.
+        description: text of ``--help``.
+        measure: called with the timing and, by keyword, the value of each option.
+        arguments: of the command line; ``sys.argv`` by default.
+        repeats: default of ``--repeats``.
+        operand: name of an optional argument without ``--``.
+        **defaults: option -> default. False makes a switch, a tuple takes several values, None a text.
     """
-    print(machine(device))
-    print(HEADER, flush=True)
-    rows: list[Measurement] = []
-    for group in groups:
-        rows += group
-        print(lines(group), flush=True)
-        if path:
-            path.write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
+    parser = timing_parser(description, repeats)
+    if operand:
+        parser.add_argument(operand, nargs="?")
+    for name, default in defaults.items():
+        option = f"--{name.replace('_', '-')}"
+        if default is False:
+            parser.add_argument(option, action="store_true")
+        elif isinstance(default, tuple):
+            parser.add_argument(option, nargs="+", choices=default, default=default, help="all by default")
+        else:
+            kind = str if default is None else type(default)
+            parser.add_argument(option, type=kind, default=default, help=f"default: {default}")
+    chosen = parser.parse_args(sys.argv[1:] if arguments is None else arguments)
+    timing = parsed_timing(parser, chosen)
+    options = {name: getattr(chosen, name) for name in (*defaults, *filter(None, [operand]))}
+    report(measure(timing, **options), chosen.json, chosen.device)

@@ -1,38 +1,35 @@
-"""A self-critical step of pretrained captioners, in their real shapes with random weights, against the usual loop.
+"""A self-critical step of pretrained captioners, in their real shapes with random weights, against the usual loops.
 
     python -m benchmarks.hf_step [--models blip vit_gpt2] [--device cuda] [--precision bf16] [--images 50] [--json FILE]
     python -m benchmarks.hf_step --fits                     # the largest step for a card, from the bytes of small ones
 
-BLIP base at 384 pixels and ViT base with GPT-2 at 224; K samples and the greedy caption of each image, at most 20
-tokens, captions as long as people's, CIDEr-D, gradient, clipping, Adam at learning rate 0. The loops against it do the
-same work on the same model: Transformers' ``generate`` for the greedy captions and again for the samples,
+BLIP base at 384 pixels and ViT base with GPT-2 at 224; otherwise the step of ``benchmarks.scst_step``. The baselines do
+the same work on the same model: Transformers' ``generate`` for the greedy captions and again for the samples,
 pycocoevalcap's CIDEr, and a second forward pass, with gradient,
 
 - images copied: over the images copied K times, each of which is encoded;
-- states copied: over copies of the states of images that are encoded once.
+- states copied: over copies of the encoder's states of images that are encoded once.
 
-Peak memory is counted as in ``benchmarks.memory``, whose bytes of a step, an image and a caption ``--fits`` counts with
-captions of 20 tokens, against states copied. The first loop does not fit a GPU at 50 images: ``--copied states``.
+Peak memory is counted as in ``benchmarks.memory``; ``--fits`` compares with states copied, at captions of 20 tokens.
+Images copied do not fit a GPU at 50 images: ``--copied states``.
 """
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from tokenizers import Tokenizer, pre_tokenizers
 from tokenizers.models import WordLevel
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerFast
 
-from benchmarks.captioner_shapes import blip, vit_gpt2
-from benchmarks.harness import Measurement, Timing, add_timing, faster, report, timed, timing_of
-from benchmarks.memory import CARDS, MIB, PRECISIONS, Step, count_peak, fits, growth_of
+from benchmarks.harness import Measurement, Timing, command, compared, timed
+from benchmarks.memory import CARDS, MIB, PRECISIONS, Step, count_peak, fits, per_unit_bytes
 from benchmarks.scst_step import (
     Bench,
     Shapes,
@@ -59,9 +56,22 @@ FITS = ((4, 12), (6, 12), (4, 20))
 """Images and captions of each, for ``--fits``: with fewer captions, gradients of weights would be most of the peak."""
 
 
+def blip() -> Any:
+    """BLIP base. Its own initialisation, 1e-10, would ignore the image."""
+    config = transformers.BlipConfig(vision_config={"image_size": 384, "initializer_range": 0.02})
+    return transformers.BlipForConditionalGeneration(config)
+
+
+def vit_gpt2() -> Any:
+    """ViT base and GPT-2."""
+    decoder = transformers.GPT2Config(add_cross_attention=True, is_decoder=True)
+    pair = transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(transformers.ViTConfig(), decoder)
+    return transformers.VisionEncoderDecoderModel(pair)
+
+
 @torch.no_grad()
-def decided_blip() -> Any:
-    """BLIP base with larger embeddings: else all words would be about as likely, and all positions alike."""
+def peaked_blip() -> Any:
+    """BLIP base with larger embeddings: otherwise all words would be about equally likely at all positions."""
     model = blip()
     for module in model.text_decoder.modules():
         if isinstance(module, nn.Embedding):
@@ -70,18 +80,18 @@ def decided_blip() -> Any:
 
 
 MODELS: dict[str, tuple[str, Callable[[], Any], int]] = {
-    "blip": ("BLIP base, 384 px", decided_blip, 384),
+    "blip": ("BLIP base, 384 px", peaked_blip, 384),
     "vit_gpt2": ("ViT + GPT-2, 224 px", vit_gpt2, 224),
 }
-"""Name to what is printed, the model, and the side of its images."""
+"""Name -> label, model, pixels of an image's side."""
 
 
 class HuggingFaceBench(Bench):
-    """One model of Transformers, one reward, and batches of it."""
+    """The same of a model of Transformers."""
 
     @torch.no_grad()
     def encode(self, batch: CaptionBatch) -> None:
-        """The encoder alone, as before decoding; it is a part of that too."""
+        """The image encoder alone."""
         with self.accelerator.autocast():
             self.policy.family.encode(self.policy.model, **batch.inputs)
 
@@ -104,8 +114,8 @@ def build_bench(make: Callable[[], Any], side: int, shapes: Shapes, device: str,
     return HuggingFaceBench(shapes, accelerator, captioner, reward, CaptionBatch(rows, {"pixel_values": pixel_values}))
 
 
-def word_tokenizer(model: Any) -> PreTrainedTokenizerFast:
-    """A word for every token, but for those that begin, end and pad captions."""
+def word_tokenizer(model: Any) -> transformers.PreTrainedTokenizerFast:
+    """One word for every token but BOS, EOS and padding."""
     if model.config.model_type == "blip":
         text = model.config.text_config
         special = {"pad_token": text.pad_token_id, "sep_token": text.sep_token_id}
@@ -120,12 +130,12 @@ def word_tokenizer(model: Any) -> PreTrainedTokenizerFast:
     vocabulary = {names.get(token, f"word{token}"): token for token in range(size)}
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token=next(iter(names.values()))))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **{name: f"[{name}]" for name in special})
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **{name: f"[{name}]" for name in special})
 
 
 @torch.no_grad()
 def end_captions(captioner: HuggingFaceCaptioner, pixel_values: Tensor, shapes: Shapes) -> None:
-    """Let EOS become likely with the position: its row of the output layer is fitted by ridge regression."""
+    """Make lengths those of ``shapes``: EOS's row of the output layer is fitted by ridge regression."""
     policy, eos = captioner.policy, captioner.eos_token_id
     text = policy.family.text_model(policy.model)
     layer = text.get_output_embeddings()
@@ -172,41 +182,36 @@ def generate_step(bench: Bench, batch: CaptionBatch, copied: str) -> None:
 
 
 def measure(
-    models: dict[str, tuple[str, Callable[[], Any], int]],
-    shapes: Shapes,
     timing: Timing,
-    precision: str,
-    copied: Sequence[str],
-) -> list[Measurement]:
-    """Time and memory of the steps of each model, and the phases of ours."""
-    rows: list[Measurement] = []
-    for label, make, side in models.values():
-        rows += measure_model(
-            build_bench(make, side, shapes, timing.device, precision), label, timing, precision, copied
-        )
-    return rows
-
-
-def measure_all(timing: Timing) -> list[Measurement]:
-    """What ``python -m benchmarks`` shows: few images on a CPU, a usual step in bf16 on a GPU."""
-    if timing.device.startswith("cuda"):
-        return measure(MODELS, replace(SHAPES, images=50), timing, "bf16", ["states"])
-    return measure(MODELS, SHAPES, timing, "no", COPIED)
+    models: Sequence[str] = tuple(MODELS),
+    precision: str | None = None,
+    copied: Sequence[str] = COPIED,
+    fits: bool = False,
+    **sizes: Any,
+) -> Iterator[Measurement]:
+    """Steps of each model, or with ``fits`` what fits a card. Without sizes on a GPU: 50 images in bf16."""
+    if timing.device.startswith("cuda") and not sizes:
+        sizes, precision, copied = {"images": 50}, precision or "bf16", ["states"]
+    shapes, precision = replace(SHAPES, **sizes), precision or "no"
+    for label, make, side in map(MODELS.__getitem__, models):
+        if fits:
+            yield from what_fits(label, make, side, shapes, timing.device, precision)
+        else:
+            bench = build_bench(make, side, shapes, timing.device, precision)
+            yield from measure_model(bench, label, timing, precision, copied)
 
 
 def measure_model(bench: Bench, label: str, timing: Timing, precision: str, copied: Sequence[str]) -> list[Measurement]:
-    """The rows of one model."""
+    """Time and memory of one model's steps, and the parts of ours."""
     batch, ours = bench.batch, f"step, {label}, {bench.shapes.images} images"
     steps: dict[str, Step] = {ours: our_step}
     steps |= {f"generate twice, {what} copied": partial(generate_step, copied=what) for what in copied}
     times = timed({name: partial(step, bench, batch) for name, step in steps.items()}, timing, ours)
-    for _ in range(timing.repeats):
-        our_step(bench, batch, phases=True)
     note = f"; {bench.shapes.samples} samples and the greedy caption, {lengths_of(bench, batch)}, {precision}"
-    rows = [faster(times, ours, name, note) for name in steps if name != ours]
+    rows = [compared(times, ours, name, note=note) for name in steps if name != ours]
     rows += phase_rows(bench, ours, timing.repeats, batch)
     peaks = {name: count_peak(step, bench, batch) for name, step in steps.items()}
-    held = f"; weights, moments and inputs {peaks[ours].held / MIB:.0f} MiB beside"
+    held = f"; weights, moments and inputs, {peaks[ours].held / MIB:.0f} MiB, not included"
     for name in list(steps)[1:]:
         detail = f"{peaks[ours].step / MIB:.0f} MiB against {peaks[name].step / MIB:.0f} MiB{held}"
         rows.append(Measurement(f"{ours}: peak memory", name, peaks[name].step / peaks[ours].step, "x less", detail))
@@ -221,45 +226,17 @@ def what_fits(
     shapes = replace(shapes, images=images, length=float(shapes.tokens))
     bench = build_bench(make, side, shapes, device, precision)
     torch.backends.cuda.enable_flash_sdp(True)  # as on a GPU
-    our_step(bench, bench.part(1))  # its moments are there from now on
+    our_step(bench, bench.part(1))  # allocates Adam's moments
     steps: dict[str, Step] = {"step": our_step, "generate twice": partial(generate_step, copied="states")}
-    growths = {name: growth_of(step, bench, FITS) for name, step in steps.items()}
-    ours, theirs = growths["step"], growths["generate twice"]
-    detail = " against ".join(
-        f"{one.fixed / MIB:.0f} MiB + {one.image / MIB:.0f} MiB an image + {one.caption / MIB:.1f} MiB a caption"
-        for one in (ours, theirs)
-    )
+    models = {name: per_unit_bytes(step, bench, FITS) for name, step in steps.items()}
+    ours, theirs = models["step"], models["generate twice"]
     kind = f"{label}, {PRECISIONS[precision]}"
-    rows = [
-        Measurement(
-            f"{kind}: bytes", "generate twice, states copied", theirs.caption / ours.caption, "x a caption", detail
-        )
-    ]
+    baseline, detail = "generate twice, states copied", f"{ours} against {theirs}"
+    rows = [Measurement(f"{kind}: bytes", baseline, theirs.caption / ours.caption, "x a caption", detail)]
     weights = sum(parameter.nbytes for parameter in bench.policy.parameters())
-    return rows + [fits(card, growths, shapes.samples, kind, weights) for card in CARDS]
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_timing(parser, repeats=3)
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), help="all by default")
-    parser.add_argument("--images", type=int, default=SHAPES.images, help="images of a step")
-    parser.add_argument("--samples", type=int, default=SHAPES.samples, help="captions sampled of each image")
-    parser.add_argument("--length", type=float, default=SHAPES.length, help="mean tokens of a caption")
-    parser.add_argument("--precision", choices=list(PRECISIONS), default="no", help="of autocast")
-    parser.add_argument("--copied", nargs="+", choices=COPIED, default=list(COPIED), help="loops to compare with")
-    parser.add_argument("--fits", action="store_true", help="what fits a card instead")
-    chosen = parser.parse_args(arguments)
-    timing = timing_of(parser, chosen)
-    shapes = replace(SHAPES, images=chosen.images, samples=chosen.samples, length=chosen.length)
-    models = {name: MODELS[name] for name in chosen.models}
-    if chosen.fits:
-        found = [row for model in models.values() for row in what_fits(*model, shapes, timing.device, chosen.precision)]
-    else:
-        found = measure(models, shapes, timing, chosen.precision, chosen.copied)
-    report([found], chosen.json, chosen.device)
+    return rows + [fits(card, models, shapes.samples, kind, weights) for card in CARDS]
 
 
 if __name__ == "__main__":
-    main()
+    defaults = {"models": tuple(MODELS), "precision": "no", "copied": COPIED, "fits": False}
+    command(__doc__, measure, repeats=3, **defaults, images=SHAPES.images, samples=5, length=11.4)

@@ -1,25 +1,21 @@
-"""Size and speed of L-CLIP against the CLIP ViT-B/32 it is distilled from, and what it costs as a reward.
+"""What L-CLIP costs as a reward, against CLIP ViT-B/32 and in a self-critical step.
 
-    python -m benchmarks.l_clip [--device cuda] [--only size step reward] [--json FILE]
+    python -m benchmarks.l_clip [--device cuda] [--only step reward] [--json FILE]
 
-Three parts, one table; every row is a ratio against a baseline of the same run:
-
-- size: parameters, arithmetic, and time of embedding 128 image-caption pairs that are pixels and token ids already.
-- step: a self-critical step of a Transformer captioner over region features, with CIDEr-D alone and with L-CLIPS.
+- step: a self-critical step of a Transformer captioner over region features, with CIDEr-D alone and with L-CLIPScore.
 - reward: scoring 300 captions of 50 JPEG files, tokenisation and decoding of the images included.
 
-All weights are random, which costs the same time as trained ones. Variants are timed in turn, one of each a round, and
-the first round is not counted. A ratio is the median over rounds of the ratio within a round, a time that over rounds.
+All weights are random, which costs the same time as trained ones. ``benchmarks.studies.l_clip_size`` compares the two
+models themselves.
 """
 
 from __future__ import annotations
 
-import argparse
 import copy
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -28,26 +24,13 @@ from typing import Any
 import numpy as np
 import open_clip
 import torch
+from PIL import Image
 from safetensors.torch import save_file
 
 from benchmarks import scst_step
-from benchmarks.harness import (
-    Measurement,
-    Timing,
-    Timings,
-    add_timing,
-    faster,
-    paired,
-    report,
-    synchronise,
-    timed,
-    timing_of,
-)
-from benchmarks.l_clip_size import FULL_LENGTH, measure_size
-from benchmarks.loading import write_images
+from benchmarks.harness import Measurement, Timing, command, compared, paired, synchronise, timed
 from benchmarks.scst_step import cider_of, prepare, random_captioner
 from rewards.clip.backbone import Backbone, load_backbone
-from rewards.clip.captions import WordTokens
 from rewards.clip.clipscore import ClipScore
 from rewards.clip.l_clipscore import LClipScore
 from rewards.clip.student import LCLIP, LCLIPConfig
@@ -58,41 +41,48 @@ from rl_caption.data.base import Row
 from rl_caption.data.loader import Collate
 from rl_caption.scst import SelfCriticalTask
 
-PARTS = ("size", "step", "reward")
+PARTS = ("step", "reward")
 FULL, CACHED, TRIMMED = "full forward", "images cached", "images cached, text trimmed"
 
 
 @dataclass(frozen=True)
 class Shapes:
-    """What is measured. The defaults are the L-CLIPScore paper's models and a captioner of the usual size."""
+    """Sizes. The defaults are the L-CLIPScore paper's models and a captioner of the usual size."""
 
     teacher: str = "ViT-B-32-quickgelu"
     student: LCLIPConfig = field(default_factory=LCLIPConfig)
     step: scst_step.Shapes = field(default_factory=lambda: scst_step.Shapes(images=10))
-    """The captioner and a self-critical step of it; captions end where random weights end them, not at ``length``."""
-    pairs: int = 128
+    """Captioner and step; captions end where random weights end them, not at ``length``."""
     images: int = 50
     captions: int = 6
+    """Of each image, for the reward alone."""
 
 
-# Inputs: random words of CLIP's vocabulary, JPEG files of coloured blots, random region features.
+def write_images(folder: Path, count: int) -> list[Path]:
+    """JPEG files of random colours, upsampled from 80 x 60."""
+    draw = np.random.default_rng(0)
+    paths = [folder / f"{number}.jpg" for number in range(count)]
+    for path in paths:
+        small = Image.fromarray(draw.integers(0, 256, (60, 80, 3), dtype=np.uint8))
+        small.resize((640, 480), Image.Resampling.BICUBIC).save(path, quality=90)
+    return paths
 
 
 def caption_words(count: int) -> list[str]:
-    """Words that CLIP reads as one token each, the most frequent first."""
+    """Words that CLIP's tokenizer reads as one token each, the most frequent first."""
     entries = (entry.removesuffix("</w>") for entry in open_clip.SimpleTokenizer().encoder if entry.endswith("</w>"))
     words = [word for word in entries if word.isascii() and word.isalpha() and len(word) > 2]
     return words[:count]
 
 
 def random_captions(words: Sequence[str], count: int, seed: int) -> list[str]:
-    """Captions of 7 to 20 words; the longest of many has 22 tokens of CLIP, start and end included."""
+    """Captions of 7 to 20 words, at most 22 tokens of CLIP with start and end."""
     draw = np.random.default_rng(seed)
     return [" ".join(draw.choice(words, draw.integers(7, 21))) for _ in range(count)]
 
 
 def load_encoders(shapes: Shapes, folder: Path, device: str) -> tuple[Backbone, Backbone]:
-    """Teacher and student with random weights, through files as trained ones would be."""
+    """Teacher and student with random weights, loaded from files as trained ones."""
     torch.manual_seed(0)
     weights = open_clip.create_model(shapes.teacher, load_weights=False).state_dict()
     save_file({name: tensor.contiguous() for name, tensor in weights.items()}, folder / "teacher.safetensors")
@@ -102,13 +92,10 @@ def load_encoders(shapes: Shapes, folder: Path, device: str) -> tuple[Backbone, 
 
 
 def untrimmed(encoder: Backbone) -> Backbone:
-    """The same encoder at its full context. Trimming changes no score, so no public option turns it off."""
+    """The same encoder with texts padded to 77 tokens. No public option does that, because it changes no score."""
     full = copy.copy(encoder)
     full._loaded = replace(encoder._parts(), trims=False)
     return full
-
-
-# A self-critical step.
 
 
 def caption_rows(shapes: scst_step.Shapes, folder: Path, images: Sequence[Path], words: Sequence[str]) -> list[Row]:
@@ -123,38 +110,26 @@ def caption_rows(shapes: scst_step.Shapes, folder: Path, images: Sequence[Path],
     return rows
 
 
-def step_rewards(rows: Sequence[Row], student: Backbone) -> dict[str, Callable[[], MixedReward]]:
-    """The rewards of a step; one that is made anew has no cached embeddings."""
-    cider = cider_of(rows)
-
-    def mixed(encoder: Backbone) -> MixedReward:
-        l_clips: Any = LClipScore(encoder)
-        return MixedReward({"cider": (cider, 0.5), "l_clipscore": (l_clips, 0.5)})
-
-    alone, cached, trimmed = MixedReward({"cider": (cider, 1.0)}), mixed(untrimmed(student)), mixed(student)
-    return {
-        "CIDEr-D": lambda: alone,
-        f"CIDEr-D + L-CLIPS, {FULL}": lambda: mixed(untrimmed(student)),
-        f"CIDEr-D + L-CLIPS, {CACHED}": lambda: cached,
-        f"CIDEr-D + L-CLIPS, {TRIMMED}": lambda: trimmed,
-    }
-
-
 def measure_step(
     shapes: scst_step.Shapes, rows: Sequence[Row], student: Backbone, words: Sequence[str], timing: Timing
-) -> list[Measurement]:
-    """Whole steps: sampling, reward, scoring with gradient, clipping, Adam (learning rate 0: all steps are alike)."""
+) -> Iterator[Measurement]:
+    """Steps without a greedy caption, against CIDEr-D alone, and the reward's share of each."""
     torch.manual_seed(0)
     captioner = random_captioner(words, shapes)
-    policy = captioner.policy
+    policy, cider = captioner.policy, cider_of(rows)
     accelerator = prepare(policy, timing.device, "no")
     batch = Collate(captioner)([(row, 0) for row in rows]).to(accelerator.device)
     decoding = Decoding(num_samples=shapes.samples, with_greedy=False, max_new_tokens=shapes.tokens)
     optimizer = torch.optim.Adam(policy.parameters(), lr=0.0)
     logs: dict[str, list[dict[str, float]]] = {}
 
-    def step(name: str, make_reward: Callable[[], MixedReward]) -> None:
-        started, reward = time.perf_counter(), make_reward()
+    def mixed(encoder: Backbone) -> MixedReward:
+        l_clipscore: Any = LClipScore(encoder)
+        return MixedReward({"cider": (cider, 0.5), "l_clipscore": (l_clipscore, 0.5)})
+
+    def step(name: str, reward: MixedReward | None) -> None:
+        started = time.perf_counter()
+        reward = reward or mixed(untrimmed(student))  # a new one, which has no cached images
         task = SelfCriticalTask(accelerator, captioner, policy, reward, leave_one_out, decoding)
         optimizer.zero_grad()
         log = task.training_step([batch], step=0)
@@ -164,44 +139,31 @@ def measure_step(
         log.add("time/step", time.perf_counter() - started)
         logs.setdefault(name, []).append(log.reduce(accelerator))
 
-    variants = {name: partial(step, name, make) for name, make in step_rewards(rows, student).items()}
-    times = timed(variants, timing, "self-critical steps")
-    counted = {name: found[1:] for name, found in logs.items()}
-    return step_rows(times, counted, f"{len(rows)} x {shapes.samples} captions")
-
-
-def step_rows(times: Timings, logs: dict[str, list[dict[str, float]]], batch: str) -> list[Measurement]:
-    """Time of the step against CIDEr-D alone, then the reward's share of each step."""
+    rewards = {
+        "step: CIDEr-D": MixedReward({"cider": (cider, 1.0)}),
+        f"step: CIDEr-D + L-CLIPS, {FULL}": None,
+        f"step: CIDEr-D + L-CLIPS, {CACHED}": mixed(untrimmed(student)),
+        f"step: CIDEr-D + L-CLIPS, {TRIMMED}": mixed(student),
+    }
+    times = timed({name: partial(step, name, reward) for name, reward in rewards.items()}, timing, "steps")
     plain, *others = times
-    rows = []
-    for name in others:
-        ratios = paired(times[name], times[plain])
-        seconds, before = statistics.median(times[name]), statistics.median(times[plain])
-        detail = f"{seconds:.3g} s against {before:.3g} s, {batch}; rounds {min(ratios):.2f} to {max(ratios):.2f}"
-        rows.append(Measurement(f"step: {name}", f"step: {plain}", statistics.median(ratios), "x the time", detail))
-    for name, found in logs.items():
-        reward, rollout, step = ([log[f"time/{part}"] for log in found] for part in ("reward", "rollout", "step"))
-        share = statistics.median(paired(reward, step))
-        detail = (
-            f"reward {statistics.median(reward):.3g} s, sampling {statistics.median(rollout):.3g} s, "
-            f"whole step {statistics.median(step):.3g} s, {found[0]['completion/length']:.0f} tokens a caption"
-        )
-        rows.append(Measurement(f"reward's share: {name}", "whole step", share, "of the time", detail))
-    return rows
-
-
-# The reward alone.
+    note = f"; {len(rows)} x {shapes.samples} captions"
+    yield from (compared(times, name, plain, "x the time", note) for name in others)
+    for name, (_, *found) in logs.items():
+        seconds, whole = ([log[f"time/{part}"] for log in found] for part in ("reward", "step"))
+        detail = f"{statistics.median(seconds):.3g} s; {found[0]['completion/length']:.0f} tokens a caption"
+        yield Measurement(f"reward of {name}", name, statistics.median(paired(seconds, whole)), "of the time", detail)
 
 
 def reward_variants(
     shapes: Shapes, images: Sequence[Path], words: Sequence[str], teacher: Backbone, student: Backbone
 ) -> dict[str, Callable[[], list[float]]]:
-    """Scoring every caption of every image; one that is made anew has no cached embeddings."""
+    """Scoring every caption of every image; a reward that is made in the call has no cached images."""
     captions = random_captions(words, len(images) * shapes.captions, seed=2)
     column = [str(path) for path in images for _ in range(shapes.captions)]
 
-    def score(make_reward: Callable[[], ClipScore]) -> list[float]:
-        return make_reward()(None, captions, image=column)
+    def score(make: Callable[[], ClipScore]) -> list[float]:
+        return make()(None, captions, image=column)
 
     def kept(encoder: Backbone) -> Callable[[], ClipScore]:
         reward = ClipScore(encoder, prefix="")
@@ -216,72 +178,28 @@ def reward_variants(
     return variants
 
 
-def measure_reward(
-    shapes: Shapes,
-    images: Sequence[Path],
-    words: Sequence[str],
-    teacher: Backbone,
-    student: Backbone,
-    timing: Timing,
-) -> list[Measurement]:
-    """Time of one call for all captions: L-CLIPScore against CLIPScore alike, and both against their full forward."""
-    times = timed(reward_variants(shapes, images, words, teacher, student), timing, "rewards")
-    note = f"; {len(images) * shapes.captions} captions of {len(images)} images"
-    rows = [faster(times, f"L-CLIPScore, {how}", f"CLIPScore, {how}", note) for how in (FULL, CACHED, TRIMMED)]
-    for name in ("L-CLIPScore", "CLIPScore"):
-        rows += [faster(times, f"{name}, {how}", f"{name}, {FULL}", note) for how in (CACHED, TRIMMED)]
-    return [*rows, token_row(random_captions(words, len(images) * shapes.captions, seed=3), timing)]
-
-
-def token_row(captions: Sequence[str], timing: Timing) -> Measurement:
-    """Time of turning captions into CLIP's tokens, words looked up, as in training once they have been seen."""
-    own: Any = open_clip.SimpleTokenizer(context_length=FULL_LENGTH)
-    names = f"tokens of {len(captions)} captions, words looked up", "open_clip's tokenizer"
-    calls = (partial(tokens, captions, context_length=FULL_LENGTH) for tokens in (WordTokens(own), own))
-    return faster(timed(dict(zip(names, calls, strict=True)), timing, "tokens"), *names)
-
-
-def machine() -> str:
-    """What is measured; ``report`` says on what."""
-    return f"Random weights, fp32, open_clip {open_clip.__version__}"
-
-
-def measure(shapes: Shapes, parts: Sequence[str], timing: Timing) -> list[Measurement]:
-    """Run the parts that are asked for."""
-    rows: list[Measurement] = []
-    step = shapes.step
+def measure(
+    timing: Timing, shapes: Shapes | None = None, only: Sequence[str] = PARTS, **sizes: Any
+) -> Iterator[Measurement]:
+    """Both parts; ``sizes`` replace those of the step."""
+    shapes = shapes or Shapes()
+    step = replace(shapes.step, **sizes)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         teacher, student = load_encoders(shapes, folder, timing.device)
-        words = caption_words(step.words)
-        images = write_images(folder, max(shapes.images, step.images))
-        if "size" in parts:
-            rows += measure_size(shapes.student, teacher, random_captions(words, shapes.pairs, seed=0), timing)
-        if "step" in parts:
-            batch = caption_rows(step, folder, images[: step.images], words)
-            rows += measure_step(step, batch, student, words, timing)
-        if "reward" in parts:
-            rows += measure_reward(shapes, images[: shapes.images], words, teacher, student, timing)
-    return rows
-
-
-def main(arguments: Sequence[str] | None = None, shapes: Shapes = Shapes()) -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_timing(parser)
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="parts to run; all by default")
-    parser.add_argument("--images", type=int, default=shapes.step.images, help="images of a self-critical step")
-    parser.add_argument("--samples", type=int, default=shapes.step.samples, help="captions sampled for each of them")
-    chosen = parser.parse_args(arguments)
-    for name, least in (("images", 1), ("samples", 2)):
-        if getattr(chosen, name) < least:
-            parser.error(f"--{name} is {getattr(chosen, name)}: expected at least {least}")
-    timing = timing_of(parser, chosen)
-    print(machine() + (", processor time" if timing.cpu_time else ""), flush=True)
-    step = replace(shapes.step, images=chosen.images, samples=chosen.samples)
-    rows = measure(replace(shapes, step=step), chosen.only, timing)
-    report([rows], chosen.json, chosen.device)
+        words, images = caption_words(step.words), write_images(folder, max(shapes.images, step.images))
+        if "step" in only:
+            rows = caption_rows(step, folder, images[: step.images], words)
+            yield from measure_step(step, rows, student, words, timing)
+        if "reward" in only:
+            images = images[: shapes.images]
+            times = timed(reward_variants(shapes, images, words, teacher, student), timing, "rewards")
+            ways = (FULL, CACHED, TRIMMED)
+            pairs = [(f"L-CLIPScore, {way}", f"CLIPScore, {way}") for way in ways]
+            pairs += [(f"{one}, {way}", f"{one}, {FULL}") for one in ("L-CLIPScore", "CLIPScore") for way in ways[1:]]
+            note = f"; {len(images) * shapes.captions} captions of {len(images)} images"
+            yield from (compared(times, name, baseline, note=note) for name, baseline in pairs)
 
 
 if __name__ == "__main__":
-    main()
+    command(__doc__, measure, only=PARTS, images=10, samples=5)

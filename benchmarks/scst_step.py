@@ -2,27 +2,24 @@
 
     python -m benchmarks.scst_step [--device cuda] [--images 50] [--precision bf16] [--length 20] [--json FILE]
 
-A 6 + 6-layer Transformer of width 512 over 36 region features of 2048 numbers, random weights, K samples and the greedy
-caption of each image, at most 20 tokens, CIDEr-D, gradient, clipping, Adam at learning rate 0. Captions end after as
-many tokens as people's captions in COCO have; ``--length 20`` lets none end before the limit. Two baselines do the
-same work on the same model:
+A Transformer of 6 + 6 layers and width 512 over 36 region features of 2048 numbers, random weights; K samples and the
+greedy caption of each image, at most 20 tokens, CIDEr-D, gradient, clipping, Adam at learning rate 0. Captions end
+after as many tokens as people's captions in COCO have; with ``--length 20`` none ends before the limit. Two baselines
+do the same work on the same model:
 
-- generate: Transformers' ``generate`` for the greedy captions and again for the samples, pycocoevalcap's CIDEr, a
+- generate twice: Transformers' ``generate`` for the greedy captions and again for the samples, pycocoevalcap's CIDEr, a
   second forward pass with gradient over images copied K times.
-- prefix: sampling with gradient as in early implementations. Every token decodes the whole prefix again, without a
-  cache. It needs much memory, so that it is compared at ``--prefix-images`` images.
-
-``benchmarks.memory`` says what memory each of them needs.
+- prefix with gradient: sampling with gradient as in early implementations: every token decodes the whole prefix again,
+  without a KV cache. It needs much memory and is compared at ``--prefix-images`` images.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -34,8 +31,7 @@ from accelerate.state import AcceleratorState
 from pycocoevalcap.cider.cider import Cider
 from torch import Tensor, nn
 
-from benchmarks.harness import Measurement, Timing, add_timing, faster, report, synchronise, timed, timing_of
-from benchmarks.limits import limit_rows
+from benchmarks.harness import Measurement, Timing, command, compared, synchronise, timed
 from rewards.mixed import MixedReward
 from rewards.text.cider import CiderD
 from rewards.text.document_frequency import DocumentFrequencies
@@ -51,12 +47,12 @@ from rl_caption.scst import SelfCriticalTask
 from rl_caption.types import CaptionBatch
 
 PHASES = {"encode": "encode", "decode": "rollout", "reward": "reward", "score and update": "update"}
-"""Part of a step -> its key in the log; decoding includes encoding there."""
+"""Part of a step -> its key ``time/*`` in the log, where decoding includes encoding."""
 
 
 @dataclass(frozen=True)
 class Shapes:
-    """What is measured. The defaults are the usual captioner of the self-critical literature."""
+    """Sizes. The defaults are the usual captioner of the self-critical literature."""
 
     captioner: dict[str, Any] = field(default_factory=dict)
     """Differences from ``CaptionTransformerConfig``."""
@@ -68,10 +64,10 @@ class Shapes:
     samples: int = 5
     tokens: int = 20
     length: float = 11.4
-    """Mean number of tokens of a caption, EOS included; ``tokens`` or more: no caption ends before the limit. The
-    25,010 captions of COCO's Karpathy test split have 10.4 words and a standard deviation of 2.4."""
+    """Mean tokens of a caption, EOS included; with ``tokens`` or more no caption ends before the limit. The 25,010
+    captions of COCO's Karpathy test split have 10.4 words and a standard deviation of 2.4."""
     temperature: float = 1.0
-    """Below 1, samples of an image begin alike and are equal, as those of a policy in the midst of its training are."""
+    """Below 1 samples of an image share prefixes, as those of a policy in the middle of its training do."""
 
 
 LENGTH_DEVIATION = 2.4
@@ -87,11 +83,10 @@ class Bench:
     reward: MixedReward
     batch: CaptionBatch
     phases: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in PHASES})
-    updates: bool = True
-    """Off where only what leads to the gradient is looked at."""
 
     def __post_init__(self) -> None:
         self.policy = self.captioner.policy
+        self.model: nn.Module = self.policy  # what the step calls: under DDP a wrapper
         self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=0.0)
         self.cider = Cider()
 
@@ -103,14 +98,13 @@ class Bench:
 
     def update(self) -> None:
         """Clip, step, and forget the gradient."""
-        if self.updates:
-            torch.nn.utils.clip_grad_norm_(self.policy.parameters(), 1.0)
-            self.optimizer.step()
+        torch.nn.utils.clip_grad_norm_(self.policy.parameters(), 1.0)
+        self.optimizer.step()
         self.optimizer.zero_grad()
 
     @torch.no_grad()
     def encode(self, batch: CaptionBatch) -> None:
-        """The encoder alone, as before decoding; it is a part of that too."""
+        """The image encoder alone, to subtract it from the time of decoding."""
         with self.accelerator.autocast():
             self.policy.encoder(**batch.inputs)
 
@@ -174,9 +168,9 @@ def ending_logits(shapes: Shapes) -> Tensor:
 
 @torch.no_grad()
 def end_captions(captioner: TransformerCaptioner, inputs: dict[str, Tensor], shapes: Shapes) -> None:
-    """Add a little of EOS's vector to every position's, so that lengths are about normally distributed.
+    """Make lengths about normally distributed: add a multiple of EOS's embedding to the embedding of each position.
 
-    What there is, is measured on captions without end; a few rounds bring it and what is wanted together.
+    The multiples are found by ten rounds of correction on sampled captions that do not end.
     """
     policy, eos = captioner.policy, captioner.eos_token_id
     ending = ending_logits(shapes)
@@ -194,9 +188,9 @@ def end_captions(captioner: TransformerCaptioner, inputs: dict[str, Tensor], sha
 
 
 def our_step(bench: Bench, batch: CaptionBatch, phases: bool = False, generate: Generate | None = None) -> None:
-    """The package's step; ``phases`` keeps how long its parts took, ``generate`` decodes in place of the captioner."""
+    """The package's step; ``phases`` appends the seconds of its parts, ``generate`` replaces the captioner's."""
     decoding = bench.decoding
-    task = SelfCriticalTask(bench.accelerator, bench.captioner, bench.policy, bench.reward, greedy, decoding)
+    task = SelfCriticalTask(bench.accelerator, bench.captioner, bench.model, bench.reward, greedy, decoding)
     task.generate = generate
     log = task.training_step([batch], step=0)
     bench.update()
@@ -286,79 +280,56 @@ def toolkit_rewards(bench: Bench, batch: CaptionBatch, samples: Sequence[str], b
     return torch.tensor(scores[: len(samples)] - baseline, dtype=torch.float32, device=bench.accelerator.device)
 
 
-def measure(shapes: Shapes, timing: Timing, precision: str) -> list[Measurement]:
-    """Time the steps; then the phases of ours."""
+def measure(timing: Timing, shapes: Shapes | None = None, precision: str = "no", **sizes: Any) -> Iterator[Measurement]:
+    """Time the steps; then the parts of ours. ``sizes`` replace those of ``shapes``."""
+    shapes = replace(shapes or Shapes(), **sizes)
     bench = build_bench(shapes, timing.device, precision)
-    whole, small = bench.part(shapes.images), bench.part(shapes.prefix_images)
-    at, few = f"{shapes.images} images", f"{shapes.prefix_images} images"
+    small = bench.part(shapes.prefix_images)
+    ours, few = f"step, {shapes.images} images", f"step, {shapes.prefix_images} images"
+    twice, prefix = f"generate twice, {shapes.images} images", f"prefix with gradient, {shapes.prefix_images} images"
     variants: dict[str, Callable[[], object]] = {
-        f"step, {at}": partial(our_step, bench, whole),
-        f"generate twice, {at}": partial(generate_step, bench, whole),
-        f"step, {few}": partial(our_step, bench, small),
-        f"prefix with gradient, {few}": partial(prefix_step, bench, small),
+        ours: partial(our_step, bench, bench.batch),
+        twice: partial(generate_step, bench, bench.batch),
+        few: partial(our_step, bench, small),
+        prefix: partial(prefix_step, bench, small),
     }
-    replayed = f"step, decode replayed, {at}"
+    pairs = {ours: twice, few: prefix}
     if timing.device.startswith("cuda"):
-        variants[replayed] = partial(our_step, bench, whole, generate=ReplayedGenerate(bench.captioner))
+        replayed = f"step, decode replayed, {shapes.images} images"
+        variants[replayed] = partial(our_step, bench, bench.batch, generate=ReplayedGenerate(bench.captioner))
+        pairs[replayed] = twice
     times = timed(variants, timing, "self-critical steps")
-    for _ in range(timing.repeats):
-        our_step(bench, whole, phases=True)
-    note = f"; {shapes.samples} samples and the greedy caption, {lengths_of(bench, whole)}, {precision}"
-    rows = [
-        faster(times, f"step, {at}", f"generate twice, {at}", note),
-        faster(times, f"step, {few}", f"prefix with gradient, {few}", note),
-    ]
-    if replayed in times:
-        rows.append(faster(times, replayed, f"generate twice, {at}", note))
-    rows += phase_rows(bench, f"step, {at}", timing.repeats, whole)
-    return rows + limit_rows(bench.captioner, whole.inputs, bench.decoding, bench.accelerator, timing)
+    note = f"; {shapes.samples} samples and the greedy caption, {lengths_of(bench, bench.batch)}, {precision}"
+    yield from (compared(times, name, baseline, note=note) for name, baseline in pairs.items())
+    yield from phase_rows(bench, ours, timing.repeats, bench.batch)
 
 
-def phase_rows(bench: Bench, step: str, repeats: int, batch: CaptionBatch) -> list[Measurement]:
-    """Shares of the parts of the newest steps that kept them, and tokens a second."""
+def phase_rows(bench: Bench, name: str, repeats: int, batch: CaptionBatch) -> list[Measurement]:
+    """Each part's share of ``repeats`` more steps, and its tokens a second."""
+    for _ in range(repeats):
+        our_step(bench, batch, phases=True)
     rollout = sample_captions(bench.captioner, bench.policy, batch, bench.decoding, seed=0, step=0)
     tokens = int(rollout.mask.sum()) * bench.decoding.captions_per_image // bench.decoding.num_samples
-    rows = []
     whole = statistics.median(map(sum, zip(*bench.phases.values(), strict=True)))
-    for name, found in bench.phases.items():
-        seconds = statistics.median(found[-repeats:])
+    rows = []
+    for phase, found in bench.phases.items():
+        seconds = statistics.median(found)
         detail = f"{seconds:.3g} s of elapsed time, {tokens / seconds:,.0f} tokens a second"
-        rows.append(Measurement(step.replace("step", name), step, seconds / whole, "of the time", detail))
+        rows.append(Measurement(name.replace("step", phase), name, seconds / whole, "of the time", detail))
     return rows
 
 
 def lengths_of(bench: Bench, batch: CaptionBatch) -> str:
-    """How long sampled captions are, and how many of their tokens have a beginning that no other one has."""
+    """Lengths of sampled captions, and the share of their tokens whose prefix no other sample of the image has."""
     rollout = sample_captions(bench.captioner, bench.policy, batch, bench.decoding, seed=0, step=0)
     lengths = rollout.mask.sum(-1).double()
     different = different_prefixes(rollout.token_ids, rollout.mask)[0].sum() / rollout.mask.sum()
     shortest, longest = int(lengths.min()), int(lengths.max())
-    return (
-        f"{lengths.mean():.1f} tokens a caption ({shortest} to {longest}), {different:.0%} after different beginnings"
-    )
+    return f"{lengths.mean():.1f} tokens a caption ({shortest} to {longest}), {different:.0%} after different prefixes"
 
 
-def add_sizes(parser: argparse.ArgumentParser, defaults: Shapes) -> None:
-    """How many images and captions a step has."""
-    parser.add_argument("--images", type=int, default=defaults.images, help="images of a step")
-    parser.add_argument("--prefix-images", type=int, default=defaults.prefix_images, help="images with the prefix loop")
-    parser.add_argument("--samples", type=int, default=defaults.samples, help="captions sampled of each image")
-
-
-def main(arguments: Sequence[str] | None = None, shapes: Shapes | None = None) -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_timing(parser)
-    defaults = shapes or Shapes()
-    add_sizes(parser, defaults)
-    parser.add_argument("--length", type=float, default=defaults.length, help="mean tokens of a caption")
-    parser.add_argument("--temperature", type=float, default=defaults.temperature, help="below 1, samples are alike")
-    parser.add_argument("--precision", choices=["no", "bf16", "fp16"], default="no", help="of autocast")
-    chosen = parser.parse_args(arguments)
-    names = ("images", "prefix_images", "samples", "length", "temperature")
-    shapes = replace(defaults, **{name: getattr(chosen, name) for name in names})
-    report([measure(shapes, timing_of(parser, chosen), chosen.precision)], chosen.json, chosen.device)
-
+SIZES: dict[str, Any] = {"images": 50, "prefix_images": 10, "samples": 5, "length": 11.4}
+"""Options of commands: fields of ``Shapes``."""
 
 if __name__ == "__main__":
-    main()
+    command(__doc__, measure, **SIZES, temperature=1.0, precision="no")

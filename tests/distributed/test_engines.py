@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.distributed.tensor import DTensor
 
-from benchmarks.engine_memory import MOMENTS, together
+from benchmarks.engine_memory import MOMENTS, measure_engine
 from tests.engines_for_tests import ENGINES
 from tests.training_for_tests import (
     PRELOAD,
@@ -231,6 +231,6 @@ def test_processes_decode_different_numbers_of_tokens(start: Path, engine: str) 
 def test_memory_is_what_the_page_says() -> None:
     """Bytes a parameter of FSDP2 with N = 2, by the table of docs/scaling.md; biases and the like are spread, too."""
     multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)
-    row = together("fsdp2", 2, "forkserver")
+    row = measure_engine("fsdp2", 2, "forkserver")
     expected = (12 / 2, 12 / 2 + 4, 12 / 2 + 4, 12 / 2 + 4 / 2)
     assert [row[moment] for moment in MOMENTS] == pytest.approx(expected, abs=0.02)

@@ -23,7 +23,7 @@ def test_generated_captions_and_a_folder(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "refs.json").write_text(json.dumps(named))
     found = [{"image_name": name, "caption": text} for name, text in captions.items()]
     (tmp_path / "predictions" / "mine.json").write_text(json.dumps(found))
-    (row,) = evaluation.measure(Timing(repeats=1), data=tmp_path)
+    (row,) = evaluation.measure(Timing(repeats=1), data=str(tmp_path))
     assert (row.name, row.baseline) == ("evaluation, mine", "pycocoevalcap with Java")
     assert "3 images, 6 scores equal to the bit" in row.detail
     monkeypatch.setattr(evaluation, "by_toolkit", lambda *_: {"BLEU-1": 0.5})
@@ -33,7 +33,7 @@ def test_generated_captions_and_a_folder(tmp_path: Path, monkeypatch: pytest.Mon
 def test_whole_commands_judge_the_same_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[list[str]] = []
     monkeypatch.setattr(evaluation, "run_command", lambda arguments: calls.append(list(arguments)))
-    rows = evaluation.commands("mine", *evaluation.generated(3), Timing(repeats=1), tmp_path)
+    rows = evaluation.command_rows("mine", *evaluation.generated(3), Timing(repeats=1), tmp_path)
     assert [row.name for row in rows] == ["evaluate, mine", "evaluate --compare, mine", "score --reward cider, mine"]
     for ours, theirs in zip(calls[::2], calls[1::2], strict=True):
         files = {word for word in ours if word.endswith(".json")}
@@ -56,4 +56,4 @@ def test_what_is_missing_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         evaluation.systems_of(tmp_path, "theirs", images=1)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SystemExit, match="needs Java: no Java runtime"):
-        evaluation.measure(Timing())
+        list(evaluation.measure(Timing()))

@@ -27,8 +27,8 @@ SHAPES = hf_step.Shapes(images=2, samples=3, tokens=8, length=4.0)
 @pytest.mark.parametrize("name", CLASSES)
 def test_the_step_and_both_loops_run(name: str, tmp_path: Path) -> None:
     save_model(name, tmp_path)
-    models = {name: ("Tiny", lambda: CLASSES[name].from_pretrained(tmp_path), SIDE)}
-    rows = hf_step.measure(models, SHAPES, Timing(repeats=1), "no", hf_step.COPIED)
+    bench = hf_step.build_bench(lambda: CLASSES[name].from_pretrained(tmp_path), SIDE, SHAPES, "cpu", "no")
+    rows = hf_step.measure_model(bench, "Tiny", Timing(repeats=1), "no", hf_step.COPIED)
     loops = ["generate twice, images copied", "generate twice, states copied"]
     assert [row.baseline for row in rows if row.unit == "x as fast"] == loops
     assert sum(row.ratio for row in rows if row.unit == "of the time") == pytest.approx(1.0)

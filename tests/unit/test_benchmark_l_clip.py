@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import open_clip
@@ -10,6 +9,7 @@ import pytest
 import torch
 
 from benchmarks import scst_step
+from benchmarks.harness import Timing
 from benchmarks.l_clip import (
     CACHED,
     FULL,
@@ -17,11 +17,12 @@ from benchmarks.l_clip import (
     Shapes,
     caption_words,
     load_encoders,
-    main,
+    measure,
     reward_variants,
     write_images,
 )
-from benchmarks.l_clip_size import multiply_adds
+from benchmarks.studies import l_clip_size
+from benchmarks.studies.l_clip_size import multiply_adds
 from rewards.clip.student import LCLIP, LCLIPConfig
 from tests.captioners_for_tests import SHAPE
 from tests.clip_for_tests import ARCHITECTURE, tiny_checkpoint
@@ -36,38 +37,18 @@ STUDENT = LCLIPConfig(
 def tiny(tmp_path: Path) -> Shapes:
     tiny_checkpoint(tmp_path)  # makes the architecture known
     step = scst_step.Shapes(captioner={**SHAPE, "num_heads": 2}, words=60, regions=3, region_dim=6, tokens=5)
-    return Shapes(teacher=ARCHITECTURE, student=STUDENT, step=step, pairs=3, images=3, captions=2)
+    return Shapes(teacher=ARCHITECTURE, student=STUDENT, step=step, images=3, captions=2)
 
 
-def test_every_part_runs_and_writes_its_rows(tiny: Shapes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(["--repeats", "1", "--images", "2", "--samples", "2", "--json", str(tmp_path / "rows.json")], tiny)
-    rows = json.loads((tmp_path / "rows.json").read_text())
-    assert all(row.keys() == {"name", "baseline", "ratio", "unit", "detail"} for row in rows)
-    assert all(row["ratio"] > 0 for row in rows)
-    printed = capsys.readouterr().out
-    assert printed.startswith("Random weights")
-    assert all(row["name"] in printed for row in rows)
-    assert len({(row["name"], row["baseline"]) for row in rows}) == len(rows) == 2 + 5 + 9 + 7 + 8
-    shares = [row["ratio"] for row in rows if row["name"].startswith("reward's share")]
+def test_every_part_compares_what_it_says(tiny: Shapes) -> None:
+    timing = Timing(repeats=1)
+    rows = list(measure(timing, tiny, images=2, samples=2))
+    rows += l_clip_size.measure(timing, tiny, pairs=3)
+    assert all(row.ratio > 0 for row in rows)
+    assert len({(row.name, row.baseline) for row in rows}) == len(rows) == 7 + 7 + 2 + 5 + 9
+    shares = [row.ratio for row in rows if row.unit == "of the time"]
     assert len(shares) == 4
     assert all(share < 1 for share in shares)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--samples", "1"], "--samples is 1: expected at least 2"),
-        (["--repeats", "0"], "--repeats is 0: expected at least 1"),
-        (["--cpu-time"], "it needs --device cpu and --threads 1"),
-        (["--json", "missing/rows.json"], "there is no folder 'missing'"),
-    ],
-)
-def test_bad_arguments_are_refused_before_anything_runs(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        main(arguments)
-    assert said in capsys.readouterr().err
 
 
 def test_caching_and_trimming_change_no_score(tiny: Shapes, tmp_path: Path) -> None:

@@ -56,7 +56,6 @@ def test_bytes_of_tensors_that_are_there_at_the_same_time(bench: Bench) -> None:
     batch = bench.part(2)
     peak = memory.count_peak(known_step, bench, batch)
     assert peak.step == 12_000
-    assert sum(peak.tensors.values()) == 12_000
     numbers = sum(parameter.numel() for parameter in bench.policy.parameters())
     each_tensor = 4 * len(list(bench.policy.parameters()))  # Adam counts its steps for each
     assert peak.held == 12 * numbers + each_tensor + sum(value.nbytes for value in batch.inputs.values())
@@ -68,8 +67,8 @@ def test_a_step_that_keeps_a_tensor_is_told(bench: Bench) -> None:
         memory.count_peak(forgetful_step, bench, bench.part(1))
 
 
-def test_growth_is_fitted_and_inverted() -> None:
-    true = memory.Growth(1000, 20, 3)
+def test_bytes_of_an_image_and_a_caption_are_fitted_and_inverted() -> None:
+    true = memory.UnitBytes(1000, 20, 3)
     sizes = ((2, 1), (4, 1), (2, 5))
     found = memory.fit(sizes, [int(true.at(*size)) for size in sizes])
     assert (found.fixed, found.image, found.caption) == pytest.approx((1000, 20, 3))
@@ -78,7 +77,7 @@ def test_growth_is_fitted_and_inverted() -> None:
 
 
 def test_small_steps_predict_a_larger_one() -> None:
-    rows = memory.measure(SHAPES, Timing(repeats=1), ["no"], small=((4, 2), (7, 2), (4, 4)))
+    rows = list(memory.measure(Timing(repeats=1), SHAPES, ["no"], small=((4, 2), (7, 2), (4, 4))))
     lengths = 1 if SHAPES.length >= SHAPES.tokens else 2
     assert [row.baseline for row in rows[:2]] == ["generate twice", "prefix with gradient"]
     assert all(row.ratio > 1 for row in rows[: 2 * lengths]), "the step of the package needs least"
@@ -94,4 +93,3 @@ def test_another_precision_in_the_same_process() -> None:
         peaks[precision] = memory.count_peak(memory.our_step, bench, bench.part(10))
         assert bench.accelerator.mixed_precision == precision
     assert peaks["bf16"].held == peaks["no"].held
-    assert any("_TokenStatisticsBackward" in name for name in peaks["no"].tensors)

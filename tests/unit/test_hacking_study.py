@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.hacking_study import Point, Run, StudyError, main, read_monitor, report, verdict
+from benchmarks.studies.hacking_study import Point, Run, StudyError, main, read_monitor, report, verdict
 from rewards.base import RewardError
 from rl_caption.errors import ConfigError
 from tests.training_for_tests import run, scst_config, xe_config

@@ -10,7 +10,7 @@ import torch
 import yaml
 from safetensors.torch import save_file
 
-from benchmarks.specificity_study import exported
+from benchmarks.studies.specificity_study import exported
 from rewards.clip.backbone import load_backbone
 from rewards.judging.hubness import hubness
 from rewards.text.detail_units import detail_units, prefixes
@@ -126,7 +126,7 @@ def test_the_program(tmp_path):
     command = [
         sys.executable,
         "-m",
-        "benchmarks.specificity_study",
+        "benchmarks.studies.specificity_study",
         "--data",
         str(config),
         "--out",

@@ -12,7 +12,7 @@ import pytest
 import torch
 import yaml
 
-from benchmarks.judged import data_section, loaded
+from benchmarks.studies.reward_models import data_section, loaded
 from rewards.clip.backbone import load_backbone
 from rewards.clip.clipscore import ClipScore, RefClipScore
 from rewards.judging.embeddings import RememberingEncoder
@@ -223,7 +223,7 @@ def test_the_program(tmp_path):
     config.write_text(yaml.safe_dump(content))
     out = tmp_path / "out"
     command = [
-        sys.executable, "-m", "benchmarks.reward_models", "--data", str(config), "--out", str(out),
+        sys.executable, "-m", "benchmarks.studies.reward_models", "--data", str(config), "--out", str(out),
         "--models", f"tiny={tmp_path / 'student'}", "--captioner", str(tmp_path / "captioner"),
         "--temperatures", "0.5", "1", "--max-new-tokens", "8", "--device", "cpu", "--max-images", "10",
     ]  # fmt: skip

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.tokenizer_agreement import odd_strings
+from benchmarks.studies.tokenizer_agreement import odd_strings
 from rewards.text.tokenize import is_tested, tokenize, tokenize_lines
 from rl_caption.evaluation import ptb_tokenize
 

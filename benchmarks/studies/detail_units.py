@@ -1,10 +1,10 @@
 """Speed of cutting captions into detail units, and agreement of the default tagger with others.
 
-python benchmarks/detail_units.py --captions FILE.jsonl --key caption --taggers nltk spacy:en_core_web_sm
+    python -m benchmarks.studies.detail_units --captions FILE.jsonl --key caption --taggers nltk spacy:en_core_web_sm
 
-FILE has a JSON object a line with a caption under KEY. Without it, long descriptions of the generated world are taken.
-Prints units per caption, captions/s with 1 and 2 processes, and for each tagger given: the share of tokens to which it
-gives the same class as the default tagger (classes as the grammar knows them), and the F1 of the places of the cuts.
+FILE has a JSON object with a caption under KEY in each line; without it, the generated world's long descriptions are
+taken. Prints units per caption, captions per second of processor time, and for each tagger the share of tokens in the
+same class as by the default tagger (classes of the grammar) and the F1 of the positions of the cuts.
 """
 
 import argparse
@@ -48,24 +48,17 @@ def tag_agreement(one: Tagger, other: Tagger, captions: Sequence[str]) -> float:
 
 
 def cut_agreement(one: Tagger, other: Tagger, captions: Sequence[str]) -> float:
-    """F1 of the places inside captions at which units end, in [0, 1]."""
+    """F1 of the characters at which units end inside captions, in [0, 1]."""
     common = total = 0
     for caption in captions:
-        cuts = [_places(detail_units(caption, tagger)) for tagger in (one, other)]
+        cuts = [_cuts(detail_units(caption, tagger)) for tagger in (one, other)]
         common += len(cuts[0] & cuts[1])
         total += len(cuts[0]) + len(cuts[1])
     return 2 * common / total
 
 
-def _places(units: Sequence[str]) -> set[int]:
+def _cuts(units: Sequence[str]) -> set[int]:
     return {sum(map(len, units[:count])) for count in range(1, len(units))}
-
-
-def speed(captions: Sequence[str], processes: int) -> tuple[float, float]:
-    """Captions/s, the start of the processes included, and captions per second of this process's computing time."""
-    start, cpu = time.perf_counter(), time.process_time()
-    detail_units_of(captions, processes)
-    return len(captions) / (time.perf_counter() - start), len(captions) / (time.process_time() - cpu)
 
 
 def main() -> None:
@@ -74,19 +67,18 @@ def main() -> None:
     parser.add_argument("--captions", type=Path, help="JSON lines; default: the generated world's long descriptions")
     parser.add_argument("--key", default="caption")
     parser.add_argument("--count", type=int, default=4000, help="at most so many captions")
-    parser.add_argument("--repeat", type=int, default=1, help="for the speed, take the captions so many times")
     parser.add_argument("--taggers", nargs="*", default=[])
     arguments = parser.parse_args()
     captions = read(arguments.captions, arguments.key, arguments.count)
+    detail_units_of(["A dog runs."])  # loads the tagger
+    start = time.process_time()
     units = detail_units_of(captions)
+    seconds = time.process_time() - start
     words = statistics.fmean(len(caption.split()) for caption in captions)
     numbers = [len(own) for own in units]
     print(f"{len(captions)} captions, {words:.1f} words and {statistics.fmean(numbers):.1f} units a caption", end=" ")
     print(f"(median {statistics.median(numbers):g}, {min(numbers)} to {max(numbers)})")
-    many = captions * arguments.repeat
-    (one, computing), (two, _) = speed(many, 1), speed(many, 2)
-    print(f"speed: {one:.0f} captions/s with 1 process, {two:.0f} with 2: {two / one:.2f} times as many;", end=" ")
-    print(f"{computing:.0f} per second of computing, where other programs take turns")
+    print(f"{len(captions) / seconds:.0f} captions per second of computing")
     for name in arguments.taggers:
         tagger = named(name)
         tags, cuts = (share(BrillTagger(), tagger, captions) for share in (tag_agreement, cut_agreement))

@@ -1,11 +1,17 @@
-"""What the programs that judge dual encoders share: their options, what these name, and where the tables go."""
+"""Dual encoders as metrics: retrieval on a split and, on generated scenes, agreement of metrics with the truth.
+
+    python -m benchmarks.studies.reward_models --data configs/scenes_scst_cider.yaml --out runs/reward_models \\
+        --models teacher=FOLDER student=FOLDER --captioner runs/scenes/xe/export/best
+
+Prints the tables and writes them to OUT/reward_models.md and, unrounded, OUT/reward_models.json. docs/judging.md
+defines what is compared with what.
+"""
 
 from __future__ import annotations
 
 import argparse
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,25 +21,19 @@ import yaml
 from rewards.base import Reward
 from rewards.clip.backbone import Backbone, load_backbone
 from rl_caption.build import ConfigError, build_data, quiet_libraries, usable_split
+from rl_caption.captioners.transformer import TransformerCaptioner
 from rl_caption.cli import find_own_modules, log_lines, parse
 from rl_caption.config import DataConfig, EvaluateConfig
 from rl_caption.data.base import Row
 from rl_caption.data.files import write_json, write_text
 from rl_caption.errors import user_errors
-from rl_caption.judging.report import reference_metrics
-
-
-@dataclass(frozen=True)
-class Judged:
-    """Models and metrics that are judged, and the rows that they are judged on."""
-
-    models: dict[str, Backbone]
-    metrics: dict[str, Reward]
-    rows: list[Row]
+from rl_caption.evaluation import check_writable
+from rl_caption.judging.captions import JudgedCaptions, judge_captions, sample_at_temperatures
+from rl_caption.judging.report import Report, judge_metrics, judge_model, reference_metrics, texts_of
 
 
 def options(description: str | None, metrics: Sequence[str]) -> argparse.ArgumentParser:
-    """A parser of what both programs take; ``metrics`` are judged unless the user names others."""
+    """A parser of the options that this study and ``specificity_study`` share."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True, type=Path, help="YAML with a section 'data'")
     parser.add_argument("--split", default="test")
@@ -47,18 +47,20 @@ def options(description: str | None, metrics: Sequence[str]) -> argparse.Argumen
 
 
 def run_program(run: Callable[[argparse.Namespace], None], arguments: argparse.Namespace) -> None:
-    """Run a program as those of the package: log lines, and what users can mend in one line."""
+    """Run a program as the package does: log lines, and one line for errors that a user can correct."""
     find_own_modules()
     quiet_libraries()
     with log_lines(), user_errors():
         run(arguments)
 
 
-def judged(arguments: argparse.Namespace, models: list[str]) -> Judged:
+def load_all(
+    arguments: argparse.Namespace, models: list[str]
+) -> tuple[dict[str, Backbone], dict[str, Reward], list[Row]]:
     """Load ``LABEL=FOLDER`` models, make the metrics and read the rows.
 
     Raises:
-        ConfigError: an option that names what is not there; it says which.
+        ConfigError: an option that names something missing; it says which.
     """
     encoders = loaded(models, arguments.device)
     try:
@@ -66,8 +68,7 @@ def judged(arguments: argparse.Namespace, models: list[str]) -> Judged:
     except ValueError as error:
         raise ConfigError(f"--metrics: {error}") from error
     data = build_data(data_section(arguments.data))
-    rows = list(data.split(usable_split(data, arguments.split))[: arguments.max_images])
-    return Judged(encoders, metrics, rows)
+    return encoders, metrics, list(data.split(usable_split(data, arguments.split))[: arguments.max_images])
 
 
 def data_section(path: Path) -> DataConfig:
@@ -105,3 +106,55 @@ def write_tables(arguments: argparse.Namespace, name: str, text: str, content: d
     write_text(arguments.out / f"{name}.md", text)
     write_json(arguments.out / f"{name}.json", {"arguments": settings, **content})
     print(text)
+
+
+def judged_scenes(arguments: argparse.Namespace, rows: list[Row]) -> JudgedCaptions:
+    """Sample captions, where there is a captioner, and judge them with the references and hard negatives."""
+    samples = {}
+    if arguments.captioner:
+        captioner = TransformerCaptioner.from_pretrained(arguments.captioner)
+        captioner.policy.to(arguments.device)
+        samples = sample_at_temperatures(
+            captioner, rows, arguments.temperatures, arguments.num_samples, arguments.max_new_tokens,
+            device=arguments.device, seed=arguments.seed,
+        )  # fmt: skip
+    return judge_captions(rows, samples, arguments.judged_references, arguments.seed)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Compute, print and write all tables."""
+    check_writable(arguments.out)
+    models, metrics, rows = load_all(arguments, arguments.models)
+    report = Report(arguments.split, len(rows), len(texts_of(rows)[0]))
+    captions = None
+    if rows and all(row.get("scene") is not None for row in rows):
+        captions = judged_scenes(arguments, rows)
+        judge_metrics(report, metrics, captions)
+    elif arguments.captioner:
+        raise ConfigError("--captioner: captions are judged on generated scenes only; this data has no known truth")
+    elif not models:
+        raise ConfigError("nothing to judge: give --models, or data of generated scenes")
+    for label, backbone in models.items():
+        judge_model(report, label, backbone, rows, captions)
+    write_tables(arguments, "reward_models", report.markdown(captions), report.content())
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = options(__doc__, ["cider", "bleu", "rouge_l"])
+    parser.add_argument("--captioner", help="folder of a saved captioner whose samples are judged (scenes)")
+    parser.add_argument("--temperatures", nargs="+", type=float, default=[0.5, 1.0, 1.5])
+    parser.add_argument("--num-samples", type=int, default=1, help="samples of an image at each temperature")
+    parser.add_argument("--max-new-tokens", type=int, default=24)
+    parser.add_argument("--judged-references", type=int, default=1, help="references of an image that are judged")
+    arguments = parser.parse_args()
+    counts = (arguments.num_samples, arguments.max_new_tokens, arguments.judged_references, arguments.max_images or 1)
+    if min(counts) < 1 or arguments.max_images == 0:
+        parser.error("numbers of images, samples, tokens and references must be at least 1")
+    if min(arguments.temperatures) <= 0 or len(set(arguments.temperatures)) < len(arguments.temperatures):
+        parser.error(f"--temperatures {arguments.temperatures}: expected different numbers above 0")
+    run_program(run, arguments)
+
+
+if __name__ == "__main__":
+    main()

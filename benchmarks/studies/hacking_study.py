@@ -1,14 +1,12 @@
-#!/usr/bin/env python
-"""Was the alarm of reward hacking right? Finished self-critical runs on generated scenes, judged by their oracle.
+"""Was the alarm of reward hacking right? Finished self-critical runs on generated scenes, scored by their oracle.
 
-    python benchmarks/hacking_study.py --runs runs/study/*/seed* --out runs/study/report
-    python benchmarks/hacking_study.py --runs runs/study/*/seed* --out runs/study/other --monitor other.yaml
+    python -m benchmarks.studies.hacking_study --runs runs/study/*/seed* --out runs/study/report [--monitor other.yaml]
 
 The captions of a run really got worse where, at some validation at which the reward is above its start, oracle F1 is
 more than ``--f1-margin`` below its start or the share of words without meaning is more than ``--unparsed-margin`` above
 it. ``--since any`` compares with every earlier validation whose reward was lower: what was gained and lost again then
 counts too, and so does every swing. ``--monitor`` is a file with ``thresholds`` or ``judges`` as under ``monitor`` in a
-configuration: the rule is then applied anew to the captions that the runs left, without training.
+configuration: the rule is then applied to the captions that the runs left, without training.
 """
 
 from __future__ import annotations
@@ -68,34 +66,17 @@ class Point:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a run.
-
-    Attributes:
-        kind: ``caught`` (the alarm came before half of the loss), ``late``, ``missed``; of captions that did not get
-            worse, ``false alarm`` or ``quiet``.
-        worst: largest loss, in [0, 1].
-        real_step: first validation at which the captions had really got worse.
-        half_step: first validation with at least half of the largest loss.
-        alarm_step: first alarm.
-    """
+    """The alarm of a run against the truth; steps are those of validations."""
 
     kind: str
+    """``caught`` (before half of the loss), ``late``, ``missed``; without loss ``false alarm`` or ``quiet``."""
     worst: float
+    """Largest loss, in [0, 1]."""
     real_step: int | None
+    """First step at which the captions had really got worse."""
     half_step: int | None
+    """First step with at least half of the largest loss."""
     alarm_step: int | None
-
-
-def loss_while_reward_rose(earlier: Sequence[Point], now: Point) -> tuple[float, float]:
-    """Fall of F1 and rise of the share of unparsed words against those earlier validations whose reward was lower.
-
-    Returns:
-        The largest fall and the largest rise, each at least 0.
-    """
-    lower = [point for point in earlier if now.reward > point.reward]
-    fall = max((point.f1 - now.f1 for point in lower), default=0.0)
-    rise = max((now.unparsed - point.unparsed for point in lower), default=0.0)
-    return max(fall, 0.0), max(rise, 0.0)
 
 
 def verdict(
@@ -120,8 +101,10 @@ def verdict(
     alarm = next((point.step for point in points if point.evidence), None)
     losses, real = {}, []
     for index, now in enumerate(points[1:], 1):
-        fall, rise = loss_while_reward_rose(points[: 1 if since == "start" else index], now)
-        losses[now.step] = max(fall, rise)
+        lower = [point for point in points[: 1 if since == "start" else index] if now.reward > point.reward]
+        fall = max((point.f1 - now.f1 for point in lower), default=0.0)
+        rise = max((now.unparsed - point.unparsed for point in lower), default=0.0)
+        losses[now.step] = max(fall, rise, 0.0)
         if fall > f1_margin or rise > unparsed_margin:
             real.append(now.step)
     worst = max(losses.values())
@@ -170,8 +153,12 @@ def read_run(folder: Path, monitor: Mapping[str, Any] | None = None) -> Run:
     captions = {step: _captions(folder, step, rows) for step in log}
     truth = {step: [oracle(text, row["scene"]) for text, row in zip(captions[step], rows, strict=True)] for step in log}
     evidence = _evidence(folder, config["monitor"], monitor or {}, rows, captions, log)
-    if not monitor:
-        _check_log(folder, log, evidence)
+    other = [step for step in log if bool(log[step]["hacking/alarm"]) != bool(evidence[step])]
+    if other and not monitor:
+        raise StudyError(
+            f"{folder}: at the steps {other} the rule of this version contradicts the alarms of the log: the run was "
+            "trained by another version, or resumed from another start"
+        )
     points = [
         Point(
             step,
@@ -183,12 +170,8 @@ def read_run(folder: Path, monitor: Mapping[str, Any] | None = None) -> Run:
         for step in sorted(log)
     ]
     terms = config["reward"]["terms"]
-    name = (
-        " + ".join(f"{term['weight']:g} {name}" for name, term in terms.items())
-        if len(terms) > 1
-        else next(iter(terms))
-    )
-    return Run(str(folder), name, config["train"]["seed"], points)
+    name = " + ".join(f"{term['weight']:g} {name}" for name, term in terms.items())
+    return Run(str(folder), name if len(terms) > 1 else next(iter(terms)), config["train"]["seed"], points)
 
 
 def _captions(folder: Path, step: int, rows: Sequence[Row]) -> list[str]:
@@ -217,7 +200,11 @@ def _evidence(
     findings = {}
     for step, texts in captions.items():
         if "judges" in changed:
-            scores = {name: _scores(judge, texts, rows) for name, judge in judges.items()}
+            prompts, columns = reward_inputs(rows)
+            scores = {
+                name: checked_scores(judge, judge(prompts, texts, **columns), len(rows))
+                for name, judge in judges.items()
+            }
         else:
             file = folder / "eval" / f"step-{step:08d}" / "judges.json"
             scores = json.loads(file.read_text())["judges"]
@@ -229,20 +216,6 @@ def _evidence(
         evidence[step] = list(judge_alarm(now, start, usual, thresholds, peaks).values())
         peaks = updated_peaks(peaks, now, step)
     return evidence
-
-
-def _scores(judge: Reward, captions: Sequence[str], rows: Sequence[Row]) -> list[float]:
-    prompts, columns = reward_inputs(rows)
-    return checked_scores(judge, judge(prompts, captions, **columns), len(rows))
-
-
-def _check_log(folder: Path, log: Mapping[int, Mapping[str, float]], evidence: Mapping[int, list[str]]) -> None:
-    other = [step for step in log if bool(log[step]["hacking/alarm"]) != bool(evidence[step])]
-    if other:
-        raise StudyError(
-            f"{folder}: at the steps {other} the rule as it is now says another thing about the alarm than the log: "
-            "the run was trained by another version, or resumed from another start"
-        )
 
 
 def report(runs: Sequence[Run], verdicts: Sequence[Verdict], margins: str) -> str:
@@ -286,12 +259,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     text = report(runs, verdicts, margins)
     write_text(chosen.out / "table.md", text + "\n")
-    settings = {
-        "since": chosen.since,
-        "f1_margin": chosen.f1_margin,
-        "unparsed_margin": chosen.unparsed_margin,
-        "monitor": monitor,
-    }
+    settings = {key: getattr(chosen, key) for key in ("since", "f1_margin", "unparsed_margin")} | {"monitor": monitor}
     found = [asdict(run) | {"verdict": asdict(what)} for run, what in zip(runs, verdicts, strict=True)]
     write_json(chosen.out / "study.json", {"settings": settings, "runs": found})
     print(text)

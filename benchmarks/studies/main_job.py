@@ -1,10 +1,9 @@
-#!/usr/bin/env python
-"""Cross-entropy, then self-critical training from it, over several seeds, judged on a test split: one table.
+"""Cross-entropy, then self-critical training from it, over several seeds, scored on a test split: one table.
 
-    python benchmarks/main_job.py --xe configs/ucm_xe.yaml --scst configs/ucm_scst_cider.yaml --out runs/results/ucm
+    python -m benchmarks.studies.main_job --xe configs/ucm_xe.yaml --scst configs/ucm_scst_cider.yaml --out runs/ucm
 
-Further arguments, such as ``--data.path=DIR``, are overrides for both stages.
-Finished runs are kept, an interrupted one goes on. Everything is done by the commands that a user would type.
+Further arguments, such as ``--data.path=DIR``, are overrides for both stages. Finished runs are kept, an interrupted
+one is resumed. All is done by the commands that a user would type.
 """
 
 from __future__ import annotations
@@ -79,14 +78,12 @@ def main() -> None:
     parser.add_argument("--scst", required=True, help="configuration of the self-critical stage")
     parser.add_argument("--out", required=True, type=Path, help="folder of all runs")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-
     arguments, arguments.set = parser.parse_known_args()
     results = {seed: run_seed(arguments, seed) for seed in arguments.seeds}
     text = table(results)
     (arguments.out / "table.md").write_text(text + "\n")
-    print(text)
-    worse = [seed for seed, stages in results.items() if stages["SCST"]["CIDEr"] <= stages["XE"]["CIDEr"]]
-    print(f"SCST above its starting point on CIDEr in {len(results) - len(worse)} of {len(results)} seeds")
+    better = sum(stages["SCST"]["CIDEr"] > stages["XE"]["CIDEr"] for stages in results.values())
+    print(f"{text}\nSCST above its starting point on CIDEr in {better} of {len(results)} seeds")
 
 
 if __name__ == "__main__":

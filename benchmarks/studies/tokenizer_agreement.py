@@ -1,12 +1,11 @@
-"""The Python tokeniser against the toolkit's, and what tokens change in published scores.
+"""The Python tokenizer against the toolkit's, and what tokens change in published scores (docs/evaluation.md).
 
-python benchmarks/tokenizer_agreement.py DATA [--stream 500000] [--spaces]
+    python -m benchmarks.studies.tokenizer_agreement DATA [--stream 500000] [--spaces]
 
 DATA is a folder with ``coco_val2017_captions``, ``coco_karpathy_test``, ``flickr8k`` and ``long_captions``. Prints as
-Markdown: captions of each, how many are outside of the tested class (``rewards.text.tokenize.is_tested``), and how many
-have other tokens than by Java; the same for every string of one and two characters of the class, for all of three of
-the most telling ones, and for ``--stream`` random odd strings. ``--spaces`` prints instead what PTB tokens change in
-the scores of the four systems against plain white space. Needs Java.
+Markdown how many captions of each are outside of the tested class (``rewards.text.tokenize.is_tested``), and how many
+have other tokens than by Java; the same for strings of up to three characters and ``--stream`` random odd strings.
+``--spaces`` prints instead what PTB tokens change in the scores of four systems against plain white space. Needs Java.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Dual encoders on long descriptions: specificity rates, agreement with the truth by length, retrieval and hubness.
 
-python -m benchmarks.specificity_study --data configs/scenes_long_xe.yaml --split test \
+python -m benchmarks.studies.specificity_study --data configs/scenes_long_xe.yaml --split test \
     --models contrastive=runs/scenes/long_contrastive SPECS=runs/scenes/long_specificity --out runs/results/specificity
 
 A model is an exported folder, a run's folder (its best export), or RUN@last (the weights after the run's last step).
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 
-from benchmarks.judged import judged, options, run_program, write_tables
+from benchmarks.studies.reward_models import load_all, options, run_program, write_tables
 from rl_caption.build import ConfigError
 from rl_caption.checkpoint import newest_checkpoint
 from rl_caption.evaluation import check_writable
@@ -48,13 +48,13 @@ def exported(labelled: list[str], out: Path) -> list[str]:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Judge everything that was asked for, print and write it."""
+    """Compute, print and write all tables."""
     folder = check_writable(arguments.out)
-    found = judged(arguments, exported(arguments.models, folder))
-    study = SpecificityStudy(found.rows, arguments.seed, arguments.shuffle_rate, arguments.edges, arguments.processes)
-    for name, metric in {"words": CaptionLength(), **found.metrics}.items():
+    models, metrics, rows = load_all(arguments, exported(arguments.models, folder))
+    study = SpecificityStudy(rows, arguments.seed, arguments.shuffle_rate, arguments.edges, arguments.processes)
+    for name, metric in {"words": CaptionLength(), **metrics}.items():
         study.judge_metric(name, metric)
-    for label, backbone in found.models.items():
+    for label, backbone in models.items():
         study.judge_model(label, backbone)
     write_tables(arguments, "specificity", study.markdown(), study.content())
 

@@ -1,0 +1,104 @@
+"""Parameters, arithmetic and speed of L-CLIP's towers against those of CLIP ViT-B/32 (docs/l_clip.md).
+
+    python -m benchmarks.studies.l_clip_size [--device cuda] [--pairs 128] [--json FILE]
+
+Random weights; time is that of embedding pairs of an image and a caption, given as pixels and token ids.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks.harness import Measurement, Timing, Timings, command, compared, timed
+from benchmarks.l_clip import Shapes, caption_words, load_encoders, random_captions
+from rewards.clip.student import LCLIP, trim_padding
+
+FULL_LENGTH = 77
+"""Tokens of a padded text."""
+Encode = Callable[[Tensor], Tensor]
+
+
+def parameters(module: nn.Module) -> int:
+    """Number of weights."""
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def multiply_adds(call: Callable[[], object]) -> float:
+    """Multiply-adds of a call's matrix products; fused kernels, which the counter does not know, are turned off."""
+    fused = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+            call()
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
+    return counter.get_total_flops() / 2
+
+
+def with_pairs(values: Timings) -> Timings:
+    """Add image + text of each length."""
+    return values | {
+        key.replace(": texts", ": images and texts"): [sum(both) for both in zip(values[images], texts, strict=True)]
+        for key, texts in values.items()
+        if ": texts" in key
+        for images in (key.split(":")[0] + ": images",)
+    }
+
+
+@torch.no_grad()
+def measure(timing: Timing, shapes: Shapes | None = None, pairs: int = 128) -> Iterator[Measurement]:
+    """Rows of parameters, arithmetic and time; the plain word table is the student without factorised embedding."""
+    shapes, device = shapes or Shapes(), timing.device
+    with tempfile.TemporaryDirectory() as folder:
+        teacher, _ = load_encoders(shapes, Path(folder), device)
+        parts = teacher._parts()
+    model: Any = parts.model
+    student = LCLIP(shapes.student).to(device).eval()
+    plain = LCLIP(replace(shapes.student, embedding_rank=None)).to(device).eval()
+    whole = parameters(model) - 1  # without the temperature
+    for name, count in {"L-CLIP": parameters(student), "L-CLIP, plain table": parameters(plain)}.items():
+        detail = f"{count:,} against {whole:,}; {4 * count / 1e6:.1f} MB against {4 * whole / 1e6:.1f} MB in fp32"
+        yield Measurement(f"{name}: parameters", "CLIP: parameters", whole / count, "x fewer", detail)
+
+    encoders: dict[str, tuple[Encode, Encode]] = {
+        "CLIP": (model.encode_image, parts.encode_text),
+        "L-CLIP": (student.encode_image, student.encode_text),
+        "L-CLIP, plain table": (plain.encode_image, plain.encode_text),
+    }
+    captions = random_captions(caption_words(shapes.step.words), pairs, seed=0)
+    ids = parts.tokenizer(captions, context_length=FULL_LENGTH).to(device)
+    pixels = torch.randn(pairs, 3, shapes.student.image_size, shapes.student.image_size, device=device)
+    short = trim_padding(ids)
+    inputs = {"images": pixels, f"texts of {FULL_LENGTH}": ids, f"texts cut to {short.shape[1]}": short}
+    variants = {
+        f"{name}: {what}": partial(towers[what != "images"], tensor)
+        for name, towers in encoders.items()
+        for what, tensor in inputs.items()
+    }
+    single = {name: partial(call.func, call.args[0][:1]) for name, call in variants.items()}
+    counts = with_pairs({name: [multiply_adds(call)] for name, call in single.items()})
+    times = with_pairs(timed(variants, timing, "embedding pairs"))
+    for key, (count,) in counts.items():
+        name, what = key.split(": ")
+        if name == "L-CLIP":
+            (before,) = counts[f"CLIP: {what}"]
+            detail = f"{count / 1e9:.3g} against {before / 1e9:.3g} billion multiply-adds each"
+            yield Measurement(f"{key}, arithmetic", f"CLIP: {what}", before / count, "x fewer", detail)
+    for key in times:
+        name, what = key.split(": ")
+        if name == "L-CLIP" or (name != "CLIP" and "texts" in what):  # the image towers of both L-CLIPs are one
+            yield compared(times, key, f"CLIP: {what}")
+
+
+if __name__ == "__main__":
+    command(__doc__, measure, pairs=128)

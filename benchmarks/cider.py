@@ -17,13 +17,12 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import torch
 from pycocoevalcap.cider.cider_scorer import CiderScorer
 
 from benchmarks.harness import Measurement, Timing, add_timing, faster, report, timed, timing_of
 from rewards.text.cider import CiderD
-from rewards.text.document_frequency import DocumentFrequencies, ngram_counts
-from rewards.text.token_cider import WordVocabulary
+from rewards.text.document_frequency import DocumentFrequencies
+from rewards.text.ngrams import ngram_counts
 from rewards.text.tokenize import tokenize
 
 
@@ -62,15 +61,6 @@ def ngrams_of(corpus: Sequence[Sequence[str]]) -> Iterator[tuple[str, ...]]:
             yield from ngram_counts(caption.split())
 
 
-def token_ids(captions: Sequence[str], reward: CiderD) -> torch.Tensor:
-    """The captions [N, L] as word ids, padded after EOS; ``reward`` is told what they mean."""
-    words = ["<pad>", "<eos>", *sorted({word for caption in captions for word in caption.split()})]
-    number = {word: index for index, word in enumerate(words)}
-    rows = [torch.tensor([*map(number.__getitem__, caption.split()), 1]) for caption in captions]
-    reward.bind_vocabulary(WordVocabulary(tuple(words), eos_token_id=1))
-    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-
-
 def measure(images: int, samples: int, path: Path | None, timing: Timing) -> list[Measurement]:
     """Time the scorers on samples that are other images' references, with some words of the own ones."""
     corpus = read_captions(path, images)[:images]
@@ -89,14 +79,9 @@ def measure(images: int, samples: int, path: Path | None, timing: Timing) -> lis
     found = reward(None, captions, references=references)
     if not np.array_equal(np.asarray(expected), np.asarray(found)):
         raise SystemExit(f"scores differ by {np.abs(np.asarray(expected) - np.asarray(found)).max()}")
-    ids = token_ids(captions, reward).to(timing.device)
-    from_ids = partial(reward, None, captions, references=references, completion_ids=ids)
-    if from_ids() != found:
-        raise SystemExit("scores from token ids differ from those of the text")
     theirs = "pycocoevalcap's scorer"
     ours: dict[str, Callable[[], object]] = {
-        "CIDEr-D reward, from text": partial(reward, None, captions, references=references),
-        "CIDEr-D reward, from token ids": from_ids,
+        "CIDEr-D reward": partial(reward, None, captions, references=references),
     }
     rows = []
     for name, variant in ours.items():  # each right after the other scorer, as in training after other work

@@ -17,11 +17,9 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.cider import token_ids
 from benchmarks.device_work import Work, counting
 from benchmarks.harness import Measurement, report
 from benchmarks.l_clip import caption_words, random_captions
@@ -29,10 +27,7 @@ from benchmarks.limits import least_bytes
 from benchmarks.scst_step import Bench, Shapes, add_sizes, build_bench, generate_step, our_step, prefix_step
 from rewards.clip.backbone import load_backbone
 from rewards.clip.student import LCLIP, LCLIPConfig
-from rewards.text.cider import CiderD
-from rewards.text.document_frequency import DocumentFrequencies
-from rewards.text.reference_bank import Bank
-from rl_caption.rollout import sample_captions
+from rl_caption.rollout import sampling_noise
 from rl_caption.types import CaptionBatch
 
 
@@ -50,8 +45,8 @@ def measure(shapes: Shapes, precision: str, student: LCLIPConfig | None = None) 
     bench.updates = False
     whole, few = bench.part(shapes.images), bench.part(shapes.prefix_images)
     at, at_few = f"{shapes.images} images", f"{shapes.prefix_images} images"
-    drawn = sample_captions(bench.captioner, bench.policy, whole, bench.decoding, 0, 0)
-    tokens = torch.cat([drawn.token_ids, drawn.greedy_token_ids.unsqueeze(1)], 1)  # type: ignore[union-attr]
+    noise = sampling_noise(0, 0, whole.image_ids, shapes.samples, bench.decoding.max_new_tokens)
+    tokens = bench.captioner.generate(bench.policy, whole.inputs, bench.decoding, noise)
     replayed = partial(our_step, generate=lambda *_: tokens)  # one launch, which is not counted
     generate, prefix = count(generate_step, bench, whole), count(prefix_step, bench, few)
     beside = count(replayed, bench, whole, tokens)
@@ -68,7 +63,7 @@ def reward_rows(shapes: Shapes, student: LCLIPConfig, name: str, step: Work) -> 
     """Kernels of what scores the captions of a step on the device, against those of the rest of the step."""
     each, words = shapes.samples + 1, caption_words(shapes.words)
     captions = random_captions(words, shapes.images * each, seed=0)
-    found = {"CIDEr-D": count_cider(captions, each), "L-CLIPS of cached images": count_l_clip(captions, student)}
+    found = {"L-CLIPS of cached images": count_l_clip(captions, student)}
     return [
         Measurement(
             f"{reward}, {len(captions)} captions: kernels", name, work.kernels / step.kernels, "x",
@@ -76,23 +71,6 @@ def reward_rows(shapes: Shapes, student: LCLIPConfig, name: str, step: Work) -> 
         )
         for reward, work in found.items()
     ]  # fmt: skip
-
-
-def count_cider(captions: Sequence[str], each: int) -> Work:
-    """Work of CIDEr-D from token ids where they are; ``each`` captions of every image, which are its references too."""
-    images = [tuple(captions[start : start + each][:5]) for start in range(0, len(captions), each)]
-    tokens = [[text.split() for text in own] for own in images]
-    reward = CiderD(DocumentFrequencies.from_references(tokens, eos=True))
-    ids = token_ids(captions, reward)
-    packed, scorer = reward._packed, reward._tokens  # by hand: on a CPU the reward would take NumPy's arrays
-    assert packed is not None
-    assert scorer is not None
-    bank = Bank.of(packed.references(images, reward._reference_tokens))
-    owner, ended = np.arange(len(captions)) // each, np.ones(len(captions), bool)
-    with counting([ids]) as work:
-        scorer.on_device(ids, ended, owner, bank)
-    work.waits = 1  # the scores; the square root that is NumPy's on a CPU is torch's on a GPU
-    return work
 
 
 def count_l_clip(captions: Sequence[str], config: LCLIPConfig) -> Work:

@@ -22,7 +22,6 @@ from rl_caption.build import (
     build_reward,
     check_cuda_graph,
     check_positions,
-    read_token_ids,
     references_of,
 )
 from rl_caption.captioners.base import Captioner
@@ -82,7 +81,6 @@ def train_scst(config: ScstConfig) -> TrainState:
         captioner = _captioner(stage, config.model, ("rollout.max_new_tokens", rollout.max_new_tokens))
         with stage.accelerator.main_process_first():
             reward = build_reward(config.reward, references_of(stage.train_rows), stage.folder)
-        read_token_ids(reward, captioner)
         monitor = _monitor(config.monitor, reward, stage)
         judges = {name: judge.columns for name, judge in monitor.judges.items()}
         _check_images(stage, {reward.__name__: reward.columns} | judges)

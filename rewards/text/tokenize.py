@@ -28,7 +28,6 @@ PUNCTUATION = frozenset(["''", "'", "``", "`", "-LRB-", "-RRB-", "-LCB-", "-RCB-
 _MAY_KEEP_STOP = ABBREVIATIONS.union(NUMBERED_ABBREVIATIONS)
 _EASY_CAPTION = re.compile(r"(?:[A-Za-z]+(?:-[A-Za-z]+)*(?:, | +|$))*(?:([A-Za-z]+)[ ]*\.)?\s*")
 _EASY_WORD = re.compile(r"[A-Za-z]+(?:-[A-Za-z]+)*(?=,?(?: |$))")
-_PLAIN_WORD = re.compile(r"[a-z]+(?:-[a-z]+)*|'s|n't")
 _TESTED_CHARACTERS = re.compile(
     "[\t\n -~\xa0-\xac\xae-\xb1\xb4-\xb8\xba-\u0148\u014a-\u017f\u200d\u2013-\u2015\u2018-\u201e\u2022\u2026"
     "\u2032\u2033\u20ac\u2122\u2190-\u21ff\u2500-\u27bf\ufe0f\U0001f000-\U0001faff]*"
@@ -81,11 +80,6 @@ def _easy_tokens(text: str) -> list[str] | None:
     if last is None and len(_plain_words) < MOST_PLAIN_WORDS:
         _plain_words.update(words)
     return words
-
-
-def is_plain(word: str) -> bool:
-    """Whether ``word`` is a token as it stands wherever it stands between spaces and other such words."""
-    return _PLAIN_WORD.fullmatch(word) is not None and word not in SPLIT_WORDS
 
 
 def is_tested(text: str, *, in_lines: bool = False) -> bool:

@@ -94,7 +94,6 @@ def test_the_table_compares_the_loops_and_decoding_with_what_must_be_read() -> N
     assert rows["step, 2 images: bytes moved"].baseline == "prefix with gradient, 2 images"
     assert "0.0 waits a token" in rows["decode at fixed shapes, 4 images: bytes moved"].detail
     assert all(row.ratio > 1 for name, row in rows.items() if name.startswith("decode"))
-    cider, l_clip = rows["CIDEr-D, 16 captions: kernels"], rows["L-CLIPS of cached images, 16 captions: kernels"]
-    assert cider.baseline == l_clip.baseline == "step beside a replayed decode, 4 images"
-    assert " 1 waits" in cider.detail
+    l_clip = rows["L-CLIPS of cached images, 16 captions: kernels"]
+    assert l_clip.baseline == "step beside a replayed decode, 4 images"
     assert " 1 waits" in l_clip.detail

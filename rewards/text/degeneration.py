@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from rewards.base import as_texts
-from rewards.text.document_frequency import ngram_counts
+from rewards.text.ngrams import ngram_counts
 from rewards.text.tokenize import tokenize
 
 Tokens = Sequence[str]
@@ -82,7 +82,7 @@ def novel_share(captions: Sequence[Tokens], training_captions: Collection[tuple[
     return _share(sum(tuple(tokens) not in training_captions for tokens in captions), captions)
 
 
-def hygiene(
+def degeneration_statistics(
     captions: Sequence[Tokens], training_captions: Collection[tuple[str, ...]] | None = None
 ) -> dict[str, float]:
     """Describe tokenised captions in one dict.
@@ -101,7 +101,7 @@ def hygiene(
         ValueError: there is no caption.
     """
     if not captions:
-        raise ValueError("hygiene of no captions: expected at least one")
+        raise ValueError("statistics of no captions: expected at least one")
     values = {
         "length": mean_length(captions),
         "vocabulary": float(vocabulary_size(captions)),

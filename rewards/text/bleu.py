@@ -14,8 +14,7 @@ from typing import Any
 from rewards.base import as_texts, checked_scores
 from rewards.text.ngrams import NGram, ngram_counts
 from rewards.text.references import reference_lists
-from rewards.text.tokenize import TOKENIZER
-from rewards.text.tokenizers import tokenizer_of
+from rewards.text.tokenize import TOKENIZER, tokenizer_of
 
 Tokens = Sequence[str]
 
@@ -35,7 +34,12 @@ def bleu_counts(candidate: Tokens, references: Sequence[Tokens], n: int = 4) -> 
         2 n + 2 counts: for each order, the candidate's n-grams that a reference has, each at most as often as the
         reference that has it most; for each order, the candidate's n-grams; the candidate's length in tokens; the
         length of the reference that is closest to it (of two, the shorter).
+
+    Raises:
+        ValueError: there is no reference.
     """
+    if not references:
+        raise ValueError("BLEU needs at least one reference")
     most: dict[NGram, int] = {}
     for reference in references:
         for ngram, count in ngram_counts(reference, n).items():

@@ -25,8 +25,7 @@ from rewards.text.document_frequency import EOS, DocumentFrequencies
 from rewards.text.legacy_pickle import load_legacy_pickle
 from rewards.text.ngrams import Array, is_new, ngram_occurrences
 from rewards.text.references import reference_lists
-from rewards.text.tokenize import TOKENIZER
-from rewards.text.tokenizers import tokenizer_of
+from rewards.text.tokenize import TOKENIZER, tokenizer_of
 
 logger = logging.getLogger(__name__)
 Tokens = Sequence[str]
@@ -246,7 +245,7 @@ class CiderD:
             sigma: width of the length penalty in tokens, above 0.
             cache_images: images whose tokenised references are kept (about 1 kB each), least recently used out first.
                 An epoch comes to each image once: a cache smaller than the training split saves nothing.
-            tokenizer: ``ptb``, or ``none`` for text that is tokenised already (``rewards.text.tokenizers``).
+            tokenizer: ``ptb``, or ``none`` for text that is tokenised already (``rewards.text.tokenize.TOKENIZERS``).
 
         Raises:
             ValueError: a parameter is out of range, or ``df`` was counted with other tokens, EOS or n-gram orders.

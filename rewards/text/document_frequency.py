@@ -48,6 +48,7 @@ class DocumentFrequencies:
     eos: bool
     tokenizer: str
     document: str
+    _inverse_by_count: dict[float, float]
 
     def __init__(
         self,

@@ -9,7 +9,7 @@ toolkit does not remove.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 from rewards.text.ptb_rules import (
@@ -159,3 +159,19 @@ def _longest_token(text: str, position: int) -> tuple[str | None, int]:
             if pattern.groups and match.lastindex:
                 end = match.start(match.lastindex)
     return (write(text[position:end]) if write is not None else None), end
+
+
+TOKENIZERS: dict[str, Callable[[str], list[str]]] = {TOKENIZER: tokenize, "none": str.split}
+"""Tokenisers by the name that signatures and document frequencies record. ``ptb`` is ``tokenize``; ``none`` splits text
+that is tokenised already at white space, and neither lower-cases nor removes anything."""
+
+
+def tokenizer_of(name: str) -> Callable[[str], list[str]]:
+    """The function from a caption to its tokens.
+
+    Raises:
+        ValueError: no such name.
+    """
+    if name not in TOKENIZERS:
+        raise ValueError(f"tokenizer is {name!r}: expected {' or '.join(TOKENIZERS)}")
+    return TOKENIZERS[name]

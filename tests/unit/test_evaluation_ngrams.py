@@ -41,6 +41,12 @@ def test_scores_equal_the_toolkits_classes(images: list[tuple[str, list[str]]]) 
     assert coco.rouge(candidates, references) == {"ROUGE-L": (total, scores.tolist())}
 
 
+def test_references_without_a_weight_leave_cider_undefined() -> None:
+    with pytest.raises(coco.UndefinedMetric, match="all 2 images have the same n-grams"):
+        coco.cider({"1": "a dog", "2": "a cat"}, {"1": ["a dog", "a man"], "2": ["a man", "a dog"]})
+    assert coco.cider({"1": "a cat", "2": "a cat"}, {"1": ["a dog"], "2": ["a man"]})["CIDEr"][0] == 0
+
+
 def scores(candidates: list[list[str]], references: list[list[list[str]]]) -> list[float]:
     """CIDEr-D with the document frequencies of these references."""
     return cider_d(candidates, references, DocumentFrequencies.from_references(references, eos=False))

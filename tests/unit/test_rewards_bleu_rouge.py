@@ -129,4 +129,6 @@ def test_wrong_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="beta is 0"):
         RougeL(0)
     with pytest.raises(ValueError, match="at least one reference"):
+        bleu_counts(["a"], [])
+    with pytest.raises(ValueError, match="at least one reference"):
         rouge_l(["a"], [])

@@ -43,7 +43,8 @@ def bleu_counts(candidate: Tokens, references: Sequence[Tokens], n: int = 4) -> 
     most: dict[NGram, int] = {}
     for reference in references:
         for ngram, count in ngram_counts(reference, n).items():
-            most[ngram] = max(most.get(ngram, 0), count)
+            if count > most.get(ngram, 0):
+                most[ngram] = count
     correct = [0] * n
     for ngram, count in ngram_counts(candidate, n).items():
         correct[len(ngram) - 1] += min(most.get(ngram, 0), count)

@@ -117,27 +117,31 @@ def _batch_scores(
     n: int,
     sigma: float | None,
 ) -> Array:
-    """Scores [N]. A pair is a candidate and one of its references, in this order: P in all."""
+    """Scores [N] of N candidates for B images.
+
+    The M captions are the N candidates, then the references of image 0, of image 1, ... The P pairs are those of each
+    candidate with the references of its image: all pairs of candidate 0, then all of candidate 1, ...
+    """
     images = {id(own): own for own in references}
     row = dict(zip(images, range(len(images)), strict=True))
-    image = np.fromiter((row[id(own)] for own in references), np.int64, len(references))  # [N] of each candidate
-    sizes = np.fromiter(map(len, images.values()), np.int64, len(images))
-    first = np.cumsum(sizes) - sizes + len(candidates)  # row of each image's first reference among all captions
+    image = np.fromiter((row[id(own)] for own in references), np.int64, len(references))  # [N]
+    sizes = np.fromiter(map(len, images.values()), np.int64, len(images))  # [B] references of each image
     captions = [*candidates, *chain.from_iterable(images.values())]
-    lengths = np.fromiter(map(len, captions), np.int64, len(captions))
+    lengths = np.fromiter(map(len, captions), np.int64, len(captions))  # [M]
     image_of = np.concatenate([image, np.repeat(np.arange(len(images)), sizes)])  # [M]
 
     candidate = np.repeat(np.arange(len(candidates)), sizes[image])  # [P]
-    pairs_before = np.cumsum(sizes[image]) - sizes[image]  # [N]
-    reference = np.arange(len(candidate)) - pairs_before[candidate] + first[image[candidate]]  # [P]
+    first_reference = (np.cumsum(sizes) - sizes + len(candidates))[image]  # [N] its row among the captions
+    first_pair = np.cumsum(sizes[image]) - sizes[image]  # [N]
+    reference = np.arange(len(candidate)) + (first_reference - first_pair)[candidate]  # [P] row among the captions
     penalties = 1.0 if sigma is None else _length_penalties(lengths[candidate], lengths[reference], sigma)
     total = np.zeros(len(candidates))
     for vectors in _vectors(captions, lengths, df, n):
         own, theirs = _shared(vectors, image_of, len(candidates))
         weights, others = vectors.weights[own], vectors.weights[theirs]
         products = (weights if sigma is None else np.minimum(weights, others)) * others
-        pair = pairs_before[vectors.captions[own]] - first[image_of[vectors.captions[own]]] + vectors.captions[theirs]
-        # bincount adds in the order of its input, and counts in integers where nothing is shared.
+        pair = vectors.captions[theirs] + (first_pair - first_reference)[vectors.captions[own]]
+        # bincount adds in the order of its input; where nothing is shared it returns integers.
         values = np.bincount(pair, products, len(candidate)).astype(np.float64, copy=False)
         scale = vectors.norms[candidate] * vectors.norms[reference]
         values = np.divide(values, scale, out=values, where=scale != 0) * penalties
@@ -146,7 +150,7 @@ def _batch_scores(
 
 
 def _vectors(captions: Sequence[Tokens], lengths: Array, df: DocumentFrequencies, n: int) -> Iterator[_Vectors]:
-    """Weigh the n-grams of M captions, order by order."""
+    """The tf-idf vectors of M captions, order by order from 1 to ``n``."""
     known, unknown = df.word_ids, _Unknown(len(df.word_ids))
     words = np.fromiter(
         (known[word] if word in known else unknown[word] for word in chain.from_iterable(captions)),
@@ -160,6 +164,7 @@ def _vectors(captions: Sequence[Tokens], lengths: Array, df: DocumentFrequencies
             ids = np.where(found.words < len(known), found.words, -1)
         else:
             ids = df.table.extended(ids[found.prefixes], found.words)
+        # The different n-grams of each caption, where each first occurs, and how often.
         keys = caption[found.positions] * len(found.words) + found.numbers
         ranks = np.argsort(keys, kind="stable")
         (starts,) = np.nonzero(is_new(keys[ranks]))
@@ -176,9 +181,15 @@ def _vectors(captions: Sequence[Tokens], lengths: Array, df: DocumentFrequencies
 
 
 def _shared(vectors: _Vectors, image_of: Array, candidates: int) -> tuple[Array, Array]:
-    """What candidates share with the references of their images: entries [S] of the candidates, of the references.
+    """Find the n-grams that candidates share with references of their images.
 
-    Entries are in the candidates' order; the first ``candidates`` captions are the candidates.
+    Args:
+        vectors: of M captions, candidates first.
+        image_of: [M] image of each caption.
+        candidates: how many captions are candidates.
+
+    Returns:
+        Entries [S] of ``vectors`` of candidates, and [S] of references; in the order of the candidates' entries.
     """
     keys = image_of[vectors.captions] * vectors.different + vectors.numbers
     split = int(np.searchsorted(vectors.captions, candidates))
@@ -192,8 +203,10 @@ def _shared(vectors: _Vectors, image_of: Array, candidates: int) -> tuple[Array,
 
 
 def _length_penalties(candidates: Array, references: Array, sigma: float) -> Array:
-    """Length penalties [P] of pairs of captions with so many tokens; Python's power, as NumPy's may differ."""
-    # The reference scorer takes the number of bigrams for the length.
+    """Length penalties [P] of candidates and references with so many tokens [P].
+
+    The reference scorer takes the number of bigrams for the length. The power is Python's; NumPy's may differ in a bit.
+    """
     difference = np.abs(np.maximum(candidates - 1, 0) - np.maximum(references - 1, 0))
     table = [math.e ** (-(float(gap) ** 2) / (2 * sigma**2)) for gap in range(int(difference.max(initial=0)) + 1)]
     return np.array(table)[difference]

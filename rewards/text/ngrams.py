@@ -25,11 +25,9 @@ CHUNK_TOKENS = 1 << 20
 
 def ngram_counts(tokens: Sequence[str], n: int = 4) -> dict[NGram, int]:
     """Count the n-grams of orders 1 to ``n`` of one caption: all unigrams from left to right, then all bigrams, ..."""
-    words = tuple(tokens)
     counts: dict[NGram, int] = {}
     for order in range(1, n + 1):
-        for start in range(len(words) - order + 1):
-            ngram = words[start : start + order]
+        for ngram in zip(*(tokens[start:] for start in range(order)), strict=False):
             counts[ngram] = counts.get(ngram, 0) + 1
     return counts
 

@@ -28,9 +28,7 @@ class Reward(Protocol):
     - ``references`` (``list[list[str]]``): the captions people wrote for the row's image, as they wrote them;
     - ``image_id`` (``list[str]``), ``image`` (``list`` of paths or PIL images);
     - ``finished`` (``list[bool]``): whether the caption ended with EOS before the length limit. A reward for which EOS
-      is a token appends it to finished captions only. Absent means that all are finished;
-    - ``completion_ids``: the captioner's token ids, a tensor [N, L] where they were sampled, padded after EOS. (TRL
-      passes lists.) For rewards that were told what the ids mean.
+      is a token appends it to finished captions only. Absent means that all are finished.
     """
 
     __name__: str

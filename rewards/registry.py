@@ -14,7 +14,7 @@ from typing import Any
 from rewards.base import Reward
 
 REWARDS: dict[str, str] = {
-    "bertscore": "rewards.bertscore:BertScore",
+    "bertscore": "rewards.text.bertscore:BertScore",
     "bleu": "rewards.text.bleu:Bleu",
     "cider": "rewards.text.cider:CiderD",
     "clipscore": "rewards.clip.clipscore:ClipScore",
@@ -24,7 +24,7 @@ REWARDS: dict[str, str] = {
     "ref_clipscore": "rewards.clip.clipscore:RefClipScore",
     "ref_l_clipscore": "rewards.clip.l_clipscore:RefLClipScore",
     "ref_pac_s": "rewards.clip.pac:RefPacScore",
-    "repetition": "rewards.text.hygiene:Repetition",
+    "repetition": "rewards.text.degeneration:Repetition",
     "rouge_l": "rewards.text.rouge:RougeL",
     "specs": "rewards.clip.specs:Specs",
 }

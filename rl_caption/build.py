@@ -21,9 +21,7 @@ from rewards.clip.encoder import CachedEncoder
 from rewards.mixed import MixedReward
 from rewards.registry import build as build_term
 from rewards.registry import load as load_term
-from rewards.text.cider import CiderD
 from rewards.text.document_frequency import DocumentFrequencies
-from rewards.text.token_cider import WordVocabulary
 from rewards.text.tokenize import tokenize
 from rl_caption.advantages import NEEDS_GREEDY
 from rl_caption.captioners.base import Captioner, CaptionerError, Decoding
@@ -278,15 +276,6 @@ def build_reward(config: RewardConfig, references: Sequence[list[str]], folder: 
         return MixedReward(terms, config.normalize)
     except ValueError as error:
         raise ConfigError(f"reward: {error}") from error
-
-
-def read_token_ids(reward: MixedReward, captioner: Captioner) -> None:
-    """Let CIDEr-D score the token ids of a word-level captioner instead of their text."""
-    if not (isinstance(captioner, TransformerCaptioner) and captioner.joins_words):
-        return
-    for term in reward.rewards.values():
-        if isinstance(term, CiderD):
-            term.bind_vocabulary(WordVocabulary(tuple(captioner.words), captioner.eos_token_id))
 
 
 def _plan_caches(rewards: Sequence[Any], references: Sequence[list[str]]) -> None:

@@ -13,7 +13,7 @@ from torch import nn
 from rewards.mixed import MixedReward
 from rewards.registry import load as load_term
 from rewards.text.cider import CiderD
-from rewards.text.tokenizers import untested_texts
+from rewards.text.tokenize import untested_texts
 from rl_caption.advantages import ADVANTAGES
 from rl_caption.build import (
     ConfigError,
@@ -23,7 +23,6 @@ from rl_caption.build import (
     build_reward,
     check_cuda_graph,
     check_positions,
-    read_token_ids,
     references_of,
 )
 from rl_caption.captioners.base import Captioner
@@ -83,7 +82,6 @@ def train_scst(config: ScstConfig) -> TrainState:
         captioner = _captioner(stage, config.model, ("rollout.max_new_tokens", rollout.max_new_tokens))
         with stage.accelerator.main_process_first():
             reward = build_reward(config.reward, references_of(stage.train_rows), stage.folder)
-        read_token_ids(reward, captioner)
         monitor = _monitor(config.monitor, reward, stage)
         judges = {name: judge.columns for name, judge in monitor.judges.items()}
         _check_images(stage, {reward.__name__: reward.columns} | judges)

@@ -59,5 +59,4 @@ def sample_captions(
         texts=[group[:samples] for group in grouped],
         greedy_texts=[group[samples] for group in grouped] if decoding.with_greedy else None,
         greedy_finished=finished[:, samples] if decoding.with_greedy else None,
-        greedy_token_ids=token_ids[:, samples] if decoding.with_greedy else None,
     )

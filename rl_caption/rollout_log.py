@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rewards.text.hygiene import bad_ending, repeated_ngram_share
+from rewards.text.degeneration import bad_ending, repeated_ngram_share
 from rewards.text.tokenize import tokenize
 from rl_caption.metrics import Averages
 from rl_caption.types import CaptionBatch, Rollout, Scores

@@ -12,7 +12,7 @@ from typing import Any
 
 from rewards.base import Reward, checked_scores
 from rewards.registry import available, build, describe, parameters
-from rewards.text.tokenizers import TOKENIZERS, untested_texts
+from rewards.text.tokenize import TOKENIZERS, untested_texts
 from rl_caption.data.base import DataError
 from rl_caption.data.files import find_images, read_captions, read_references, references_for, write_json
 from rl_caption.evaluation.results import check_writable_file

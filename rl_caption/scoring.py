@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from accelerate import Accelerator
-from torch import Tensor
 
 from rewards.base import checked_scores
 from rewards.mixed import MixedReward, Moments, moments
@@ -24,14 +23,11 @@ def term_scores(reward: MixedReward, rollout: Rollout, batch: CaptionBatch) -> d
     completions = [text for texts in rollout.texts for text in texts]
     rows = [row for row in batch.rows for _ in range(samples)]
     finished = rollout.finished.flatten().tolist()
-    token_ids: Tensor | None = rollout.token_ids.flatten(0, 1)
     if rollout.greedy_texts is not None and rollout.greedy_finished is not None:
         completions += rollout.greedy_texts
         rows += list(batch.rows)
         finished += rollout.greedy_finished.tolist()
-        greedy = rollout.greedy_token_ids
-        token_ids = torch.cat([rollout.token_ids.flatten(0, 1), greedy]) if greedy is not None else None
-    prompts, columns = reward_inputs(rows, finished, token_ids)
+    prompts, columns = reward_inputs(rows, finished)
     return reward.terms(prompts, completions, **columns)
 
 

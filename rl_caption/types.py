@@ -89,8 +89,6 @@ class Rollout:
     greedy_texts: list[str] | None = None
     greedy_finished: Tensor | None = None
     """[B]"""
-    greedy_token_ids: Tensor | None = None
-    """[B, L], padded after EOS"""
 
 
 @dataclass(frozen=True)

@@ -12,105 +12,26 @@ from __future__ import annotations
 import logging
 import math
 import sys
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from rewards.base import RewardError, as_texts, checked_scores, required_column
-from rewards.text.document_frequency import EOS, DocumentFrequencies, NGram, ngram_counts
+from rewards.base import as_texts, checked_scores, required_column
+from rewards.text.document_frequency import EOS, DocumentFrequencies
 from rewards.text.legacy_pickle import load_legacy_pickle
-from rewards.text.ngram_table import Array
-from rewards.text.packed_cider import PackedCiderD
-from rewards.text.reference_bank import Bank
+from rewards.text.ngrams import Array, is_new, ngram_occurrences
 from rewards.text.references import reference_lists
-from rewards.text.token_cider import TokenCiderD, WordVocabulary
-from rewards.text.tokenize import TOKENIZER
-from rewards.text.tokenizers import tokenizer_of
+from rewards.text.tokenize import TOKENIZER, tokenizer_of
 
 logger = logging.getLogger(__name__)
 Tokens = Sequence[str]
 
-
-class ReferenceVectors(NamedTuple):
-    """The tf-idf vectors of one image's R references, arranged so that a candidate's n-gram is looked up once."""
-
-    postings: dict[NGram, list[tuple[int, float]]]
-    """n-gram -> (slot, weight) for each reference that has it; slot = reference * n + order - 1."""
-    norms: list[float]
-    """[R * n] Euclidean norm of each reference's vector of each order."""
-    lengths: list[int]
-    """[R] number of bigrams: tokens - 1."""
-
-
-def reference_vectors(references: Sequence[Tokens], df: DocumentFrequencies, n: int = 4) -> ReferenceVectors:
-    """Weigh the references of one image; the work that all candidates for the image share."""
-    postings: dict[NGram, list[tuple[int, float]]] = {}
-    norms: list[float] = []
-    for number, tokens in enumerate(references):
-        weights, own_norms = _weighted(tokens, df, n)
-        for ngram, weight in weights.items():
-            postings.setdefault(ngram, []).append((number * n + len(ngram) - 1, weight))
-        norms += own_norms
-    return ReferenceVectors(postings, norms, [max(0, len(tokens) - 1) for tokens in references])
-
-
-def _weighted(tokens: Tokens, df: DocumentFrequencies, n: int) -> tuple[dict[NGram, float], list[float]]:
-    """Return tf-idf weights (tf is the raw count) and the norm of each order's vector."""
-    inverse = df.inverse
-    weights: dict[NGram, float] = {}
-    squares = [0.0] * n
-    for ngram, count in ngram_counts(tokens, n).items():
-        weight = float(count) * inverse(ngram)
-        weights[ngram] = weight
-        squares[len(ngram) - 1] += weight**2
-    return weights, [math.sqrt(square) for square in squares]
-
-
-def similarity(
-    candidate: Tokens,
-    vectors: ReferenceVectors,
-    df: DocumentFrequencies,
-    n: int = 4,
-    sigma: float = 6.0,
-    *,
-    clipped: bool = True,
-) -> float:
-    """Score one candidate against one image's references, in [0, 10].
-
-    Additions happen in the order of the reference scorer (pycocoevalcap), so that results are equal to the bit: over
-    the candidate's n-grams, then over references, then the mean over orders, then / R, then x 10.
-
-    Args:
-        candidate: tokens, with EOS if the references have it.
-        vectors: from ``reference_vectors`` with the same ``df`` and ``n``.
-        df: document frequencies.
-        n: longest n-grams.
-        sigma: width of the length penalty, in tokens.
-        clipped: True for CIDEr-D (clipping and length penalty), False for the original CIDEr.
-    """
-    weights, norms = _weighted(candidate, df, n)
-    products = [0.0] * len(vectors.norms)
-    postings = vectors.postings
-    for ngram, weight in weights.items():
-        for slot, reference_weight in postings.get(ngram, ()):
-            products[slot] += (min(weight, reference_weight) if clipped else weight) * reference_weight
-    length = max(0, len(candidate) - 1)
-    sums = [0.0] * n
-    for number, reference_length in enumerate(vectors.lengths):
-        penalty = math.e ** (-(float(length - reference_length) ** 2) / (2 * sigma**2)) if clipped else 1.0
-        for order in range(n):
-            value = products[number * n + order]
-            norm = vectors.norms[number * n + order]
-            if norms[order] != 0 and norm != 0:
-                value /= norms[order] * norm
-            sums[order] += value * penalty
-    total = 0.0
-    for value in sums:  # not sum(): from Python 3.12 on it compensates, and the last digits would differ
-        total += value
-    return total / n / len(vectors.lengths) * 10.0
+MOST_TOKENS = 1 << 18
+"""Tokens of candidates and references that are scored at once."""
 
 
 def cider_d(
@@ -122,9 +43,13 @@ def cider_d(
 ) -> list[float]:
     """Compute CIDEr-D of N tokenised candidates, each in [0, 10]; a candidate equal to its only reference gets 10.
 
+    Equal to the reference scorer (pycocoevalcap) to the last bit: sums are taken in its order, over a candidate's
+    n-grams as they first occur, then over references, then over orders, and logarithms and powers one by one.
+
     Args:
         candidates: [N] token lists.
-        references: [N] lists of token lists, at least one each.
+        references: [N] lists of token lists, at least one each. Candidates of one image may share one list (the same
+            object), whose n-grams are then counted once.
         df: document frequencies. EOS is the caller's: append it to both sides if ``df`` has it.
         n: longest n-grams; all orders weigh the same.
         sigma: width of the length penalty exp(-(l_c - l_r)^2 / (2 sigma^2)), in tokens.
@@ -136,14 +61,14 @@ def cider_d(
         ValueError: the numbers of candidates and references differ, an image has no reference, or ``df`` has
             shorter n-grams than ``n``.
     """
-    return _scores(candidates, references, df, n, sigma, clipped=True)
+    return _scores(candidates, references, df, n, sigma)
 
 
 def cider(
     candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]], df: DocumentFrequencies, n: int = 4
 ) -> list[float]:
     """Compute the original CIDEr, without clipping and length penalty, in [0, 10]. Arguments as for ``cider_d``."""
-    return _scores(candidates, references, df, n, 6.0, clipped=False)
+    return _scores(candidates, references, df, n, None)
 
 
 def _scores(
@@ -151,10 +76,9 @@ def _scores(
     references: Sequence[Sequence[Tokens]],
     df: DocumentFrequencies,
     n: int,
-    sigma: float,
-    *,
-    clipped: bool,
+    sigma: float | None,
 ) -> list[float]:
+    """CIDEr-D, or with ``sigma`` None CIDEr."""
     if len(candidates) != len(references):
         raise ValueError(f"{len(candidates)} candidates and {len(references)} lists of references: expected as many")
     if df.n < n:
@@ -162,10 +86,141 @@ def _scores(
     for row, captions in enumerate(references):
         if not captions:
             raise ValueError(f"candidate {row} has no reference: CIDEr needs at least one")
-    return [
-        similarity(candidate, reference_vectors(captions, df, n), df, n, sigma, clipped=clipped)
-        for candidate, captions in zip(candidates, references, strict=True)
-    ]
+    scores: list[float] = []
+    start = tokens = 0
+    for stop, (candidate, captions) in enumerate(zip(candidates, references, strict=True), start=1):
+        tokens += len(candidate) + sum(map(len, captions))
+        if tokens >= MOST_TOKENS or stop == len(candidates):
+            scores += _batch_scores(candidates[start:stop], references[start:stop], df, n, sigma).tolist()
+            start, tokens = stop, 0
+    return scores
+
+
+class _Vectors(NamedTuple):
+    """The tf-idf vectors of one order of M captions: E n-grams, by caption, then by first occurrence in it."""
+
+    captions: Array
+    """[E] row of the caption, 0 to M - 1."""
+    numbers: Array
+    """[E] number of the n-gram, below ``different``."""
+    weights: Array
+    """[E] how often the caption has it times its inverse document frequency."""
+    norms: Array
+    """[M] Euclidean norms."""
+    different: int
+
+
+def _batch_scores(
+    candidates: Sequence[Tokens],
+    references: Sequence[Sequence[Tokens]],
+    df: DocumentFrequencies,
+    n: int,
+    sigma: float | None,
+) -> Array:
+    """Scores [N] of N candidates for B images.
+
+    The M captions are the N candidates, then the references of image 0, of image 1, ... The P pairs are those of each
+    candidate with the references of its image: all pairs of candidate 0, then all of candidate 1, ...
+    """
+    images = {id(own): own for own in references}
+    row = dict(zip(images, range(len(images)), strict=True))
+    image = np.fromiter((row[id(own)] for own in references), np.int64, len(references))  # [N]
+    sizes = np.fromiter(map(len, images.values()), np.int64, len(images))  # [B] references of each image
+    captions = [*candidates, *chain.from_iterable(images.values())]
+    lengths = np.fromiter(map(len, captions), np.int64, len(captions))  # [M]
+    image_of = np.concatenate([image, np.repeat(np.arange(len(images)), sizes)])  # [M]
+
+    candidate = np.repeat(np.arange(len(candidates)), sizes[image])  # [P]
+    first_reference = (np.cumsum(sizes) - sizes + len(candidates))[image]  # [N] its row among the captions
+    first_pair = np.cumsum(sizes[image]) - sizes[image]  # [N]
+    reference = np.arange(len(candidate)) + (first_reference - first_pair)[candidate]  # [P] row among the captions
+    penalties = 1.0 if sigma is None else _length_penalties(lengths[candidate], lengths[reference], sigma)
+    total = np.zeros(len(candidates))
+    for vectors in _vectors(captions, lengths, df, n):
+        own, theirs = _shared(vectors, image_of, len(candidates))
+        weights, others = vectors.weights[own], vectors.weights[theirs]
+        products = (weights if sigma is None else np.minimum(weights, others)) * others
+        pair = vectors.captions[theirs] + (first_pair - first_reference)[vectors.captions[own]]
+        # bincount adds in the order of its input; where nothing is shared it returns integers.
+        values = np.bincount(pair, products, len(candidate)).astype(np.float64, copy=False)
+        scale = vectors.norms[candidate] * vectors.norms[reference]
+        values = np.divide(values, scale, out=values, where=scale != 0) * penalties
+        total += np.bincount(candidate, values, len(candidates))
+    return total / n / sizes[image] * 10.0
+
+
+def _vectors(captions: Sequence[Tokens], lengths: Array, df: DocumentFrequencies, n: int) -> Iterator[_Vectors]:
+    """The tf-idf vectors of M captions, order by order from 1 to ``n``."""
+    known, unknown = df.word_ids, _Unknown(len(df.word_ids))
+    words = np.fromiter(
+        (known[word] if word in known else unknown[word] for word in chain.from_iterable(captions)),
+        np.int64,
+        int(lengths.sum()),
+    )
+    caption = np.repeat(np.arange(len(captions)), lengths)
+    ids = np.empty(0, np.int64)
+    for order, found in enumerate(ngram_occurrences(words, lengths, n), start=1):
+        if order == 1:
+            ids = np.where(found.words < len(known), found.words, -1)
+        else:
+            ids = df.table.extended(ids[found.prefixes], found.words)
+        # The different n-grams of each caption, where each first occurs, and how often.
+        keys = caption[found.positions] * len(found.words) + found.numbers
+        ranks = np.argsort(keys, kind="stable")
+        (starts,) = np.nonzero(is_new(keys[ranks]))
+        counts = np.diff(np.append(starts, len(keys)))
+        by_occurrence = np.argsort(ranks[starts])
+        first, counts = ranks[starts][by_occurrence], counts[by_occurrence]
+        rows, numbers = caption[found.positions[first]], found.numbers[first]
+        inverse, squares = df.inverses(ids[numbers])
+        weights = counts * inverse
+        (repeated,) = np.nonzero(counts > 1)
+        squares[repeated] = [weight**2 for weight in weights[repeated].tolist()]
+        norms = np.sqrt(np.bincount(rows, squares, len(captions)).astype(np.float64, copy=False))
+        yield _Vectors(rows, numbers, weights, norms, len(found.words))
+
+
+def _shared(vectors: _Vectors, image_of: Array, candidates: int) -> tuple[Array, Array]:
+    """Find the n-grams that candidates share with references of their images.
+
+    Args:
+        vectors: of M captions, candidates first.
+        image_of: [M] image of each caption.
+        candidates: how many captions are candidates.
+
+    Returns:
+        Entries [S] of ``vectors`` of candidates, and [S] of references; in the order of the candidates' entries.
+    """
+    keys = image_of[vectors.captions] * vectors.different + vectors.numbers
+    split = int(np.searchsorted(vectors.captions, candidates))
+    ranks = np.argsort(keys[split:], kind="stable")
+    ordered = keys[split:][ranks]
+    start = np.searchsorted(ordered, keys[:split], side="left")
+    times = np.searchsorted(ordered, keys[:split], side="right") - start
+    own = np.repeat(np.arange(split), times)
+    nth = np.arange(len(own)) - np.repeat(np.cumsum(times) - times, times)
+    return own, ranks[start[own] + nth] + split
+
+
+def _length_penalties(candidates: Array, references: Array, sigma: float) -> Array:
+    """Length penalties [P] of candidates and references with so many tokens [P].
+
+    The reference scorer takes the number of bigrams for the length. The power is Python's; NumPy's may differ in a bit.
+    """
+    difference = np.abs(np.maximum(candidates - 1, 0) - np.maximum(references - 1, 0))
+    table = [math.e ** (-(float(gap) ** 2) / (2 * sigma**2)) for gap in range(int(difference.max(initial=0)) + 1)]
+    return np.array(table)[difference]
+
+
+class _Unknown(dict[str, int]):
+    """Ids of words that the document frequencies lack, from ``first`` on."""
+
+    def __init__(self, first: int) -> None:
+        super().__init__()
+        self.first = first
+
+    def __missing__(self, word: str) -> int:
+        return self.setdefault(word, self.first + len(self))
 
 
 class CiderD:
@@ -201,9 +256,9 @@ class CiderD:
             eos: EOS is a token.
             n: longest n-grams, at least 1.
             sigma: width of the length penalty in tokens, above 0.
-            cache_images: images whose references are kept (about 2.5 kB each), least recently used out first. An epoch
-                comes to each image once: what holds fewer than the training images saves nothing.
-            tokenizer: ``ptb``, or ``none`` for text that is tokenised already (``rewards.text.tokenizers``).
+            cache_images: images whose tokenised references are kept (about 1 kB each), least recently used out first.
+                An epoch comes to each image once: a cache smaller than the training split saves nothing.
+            tokenizer: ``ptb``, or ``none`` for text that is tokenised already (``rewards.text.tokenize.TOKENIZERS``).
 
         Raises:
             ValueError: a parameter is out of range, or ``df`` was counted with other tokens, EOS or n-gram orders.
@@ -214,8 +269,8 @@ class CiderD:
             )
         self.tokenizer, self._tokenize = tokenizer, tokenizer_of(tokenizer)
         self._warned = False
+        self._cache: OrderedDict[tuple[str, ...], list[list[str]]] = OrderedDict()
         self.df = _loaded(df)
-        self.vocabulary: WordVocabulary | None = None
         self.eos, self.n, self.sigma, self.cache_images = eos, n, sigma, cache_images
         if self.df is not None:
             self._check_df(self.df)
@@ -240,7 +295,7 @@ class CiderD:
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle without what can be made again."""
-        return {name: value for name, value in self.__dict__.items() if name not in ("_packed", "_tokens")}
+        return {**self.__dict__, "_cache": OrderedDict()}
 
     def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
         """Score N captions.
@@ -249,8 +304,7 @@ class CiderD:
             prompts: unused.
             completions: N captions (strings or TRL messages).
             **columns: ``references`` (N lists of captions); ``finished`` (N booleans, absent: all true);
-                ``image_id`` (N strings, only used to tell images apart where ``df`` is None); ``completion_ids`` (a
-                tensor [N, L], see ``bind_vocabulary``; of no account without one).
+                ``image_id`` (N strings, only used to tell images apart where ``df`` is None).
 
         Returns:
             N scores in [0, 10].
@@ -261,70 +315,38 @@ class CiderD:
         texts = as_texts(completions)
         keys = reference_lists(columns, self.__name__, len(texts))
         ended = self._ended(columns, len(texts))
-        ids = self._token_ids(columns, len(texts))
         if not texts:
             return []
-        df, packed = self.df, self._packed
-        if df is None or packed is None:
-            df = self._df_of_call(keys, columns)
-            packed = PackedCiderD(df, self.n, self.sigma, len(texts))
-        identities = list(map(id, keys))  # captions of an image share one list of references
-        images = dict(zip(identities, keys, strict=True))
-        number = dict(zip(images, range(len(images)), strict=True))
-        owner = np.fromiter(map(number.__getitem__, identities), np.int64, len(keys))
-        bank = Bank.of(packed.references(list(images.values()), self._reference_tokens))
-        ends = ended.tolist()
-
-        def tokens_of(rows: Sequence[int]) -> list[list[str]]:
-            found = [self._tokenize(texts[row]) for row in rows]
-            for tokens, row in zip(found, rows, strict=True):
-                if ends[row]:
-                    tokens.append(EOS)
-            return found
-
-        if ids is None or self._tokens is None or bank.has_extra(packed.size):
-            scores = packed.scores(packed.numbers(tokens_of(range(len(texts)))), owner, bank)
-        else:
-            scores = self._tokens.scores(ids, ended, owner, bank, tokens_of)
-        if not scores.any():
+        references = self._tokenized(keys)
+        df = self.df if self.df is not None else self._df_of_call(keys, columns)
+        candidates = [self._tokenize(text) for text in texts]
+        for tokens, finished in zip(candidates, ended, strict=True):
+            if finished:
+                tokens.append(EOS)
+        scores = cider_d(candidates, [references[key] for key in keys], df, self.n, self.sigma)
+        if not any(scores):
             self._warn_of_no_weight(df)
         # Rounding may exceed the largest score in the last digit.
-        return checked_scores(self, np.minimum(scores, self.bounds[1]).tolist(), len(texts))
+        return checked_scores(self, [min(score, self.bounds[1]) for score in scores], len(texts))
 
-    def bind_vocabulary(self, vocabulary: WordVocabulary) -> None:
-        """Take the column ``completion_ids`` for ids of this vocabulary from now on, where it is a tensor [N, L].
+    def _tokenized(self, keys: Sequence[tuple[str, ...]]) -> dict[tuple[str, ...], list[list[str]]]:
+        """Tokens of the references of images, from the cache where it has them."""
+        end = [EOS] if self.eos else []
+        found: dict[tuple[str, ...], list[list[str]]] = {}
+        for key in dict.fromkeys(keys):
+            tokens = self._cache.pop(key, None)
+            if tokens is None:  # interned, equal words are one string in memory
+                tokens = [[*map(sys.intern, self._tokenize(caption)), *end] for caption in key]
+            self._cache[key] = found[key] = tokens
+        while len(self._cache) > self.cache_images:
+            self._cache.popitem(last=False)
+        return found
 
-        Captions are then scored from their ids, on the ids' device, with the same scores as from their text. Lists of
-        ids, such as TRL's, are not looked at: they are of another model's vocabulary.
-        """
-        self.vocabulary = vocabulary
-        self.__dict__.pop("_tokens", None)
-
-    @cached_property
-    def _packed(self) -> PackedCiderD | None:
-        return None if self.df is None else PackedCiderD(self.df, self.n, self.sigma, self.cache_images)
-
-    @cached_property
-    def _tokens(self) -> TokenCiderD | None:
-        if self._packed is None or self.vocabulary is None:
-            return None
-        return TokenCiderD(self._packed, self.vocabulary)
-
-    def _token_ids(self, columns: Mapping[str, Any], count: int) -> Any:
-        """The tensor of word ids, where there is one and the reward knows the words."""
-        ids, torch = columns.get("completion_ids"), sys.modules.get("torch")
-        if self.vocabulary is None or torch is None or not isinstance(ids, torch.Tensor):
-            return None
-        if ids.ndim != 2 or len(ids) != count:
-            found = f"completion_ids have the shape {list(ids.shape)}: expected [{count}, tokens]"
-            raise RewardError(f"reward {self.__name__!r}: {found}")
-        return ids
-
-    def _ended(self, columns: Mapping[str, Any], count: int) -> Array:
+    def _ended(self, columns: Mapping[str, Any], count: int) -> list[bool]:
         """[N] whether EOS is a caption's last token."""
         if not self.eos or columns.get("finished") is None:
-            return np.full(count, self.eos)
-        return np.array([bool(done) for done in required_column(dict(columns), "finished", self.__name__, count)])
+            return [self.eos] * count
+        return [bool(done) for done in required_column(dict(columns), "finished", self.__name__, count)]
 
     def _df_of_call(self, keys: Sequence[tuple[str, ...]], columns: Mapping[str, Any]) -> DocumentFrequencies:
         identities: Sequence[Any] = keys
@@ -339,9 +361,8 @@ class CiderD:
         )
 
     def _warn_of_no_weight(self, df: DocumentFrequencies) -> None:
-        """Say once, of scores that are all 0, that they could be nothing else."""
-        counts = df.table.counts
-        if not self._warned and (counts[counts > 0] == df.documents).all():
+        """Warn once where all scores are 0 because every weight is."""
+        if not self._warned and df.all_zero:
             self._warned = True
             logger.warning(
                 "WARNING: reward %r is 0 for every caption: each n-gram is in all documents that were counted (%d), so "
@@ -349,10 +370,6 @@ class CiderD:
                 self.__name__,
                 df.documents,
             )
-
-    def _reference_tokens(self, captions: Sequence[str]) -> list[list[str]]:
-        end = [EOS] if self.eos else []
-        return [[*self._tokenize(caption), *end] for caption in captions]
 
     def _check_df(self, df: DocumentFrequencies) -> None:
         if df.eos != self.eos:

@@ -7,6 +7,7 @@ import json
 import math
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -15,7 +16,7 @@ from tqdm import tqdm
 
 from rewards.arrays import UNREADABLE_ARRAY, member, read_array
 from rewards.files import atomic_write
-from rewards.text.ngram_table import Array, NGram, NGramTable, count_documents, numbered, table_of_counts, table_of_rows
+from rewards.text.ngrams import Array, NGram, NGramTable, count_documents, numbered, table_of_counts, table_of_rows
 from rewards.text.tokenize import TOKENIZER
 
 EOS = "<eos>"
@@ -24,25 +25,11 @@ LARGEST_LOGARITHM = 50.0
 """No corpus has e^50 documents."""
 
 
-def ngram_counts(tokens: Sequence[str], n: int = 4) -> dict[NGram, int]:
-    """Count the n-grams of orders 1 to ``n``: all unigrams from left to right first, then all bigrams, and so on.
-
-    The order decides the order of floating-point sums, and with it the last digits of a score.
-    """
-    words = tuple(tokens)
-    counts: dict[NGram, int] = {}
-    for order in range(1, n + 1):
-        for start in range(len(words) - order + 1):
-            ngram = words[start : start + order]
-            counts[ngram] = counts.get(ngram, 0) + 1
-    return counts
-
-
 class DocumentFrequencies:
     """Immutable n-gram document frequencies. Looking up an unknown n-gram gives 0 and stores nothing.
 
     They are held in arrays (``table``). The first look-up of a single n-gram makes a dict of all, which takes about
-    ten times the memory; scorers of many captions use the arrays.
+    ten times the memory; CIDEr-D uses the arrays.
 
     Attributes:
         table: the n-grams and their counts.
@@ -54,19 +41,6 @@ class DocumentFrequencies:
         document: what one document is: an ``image`` with all its captions (the published way), or a ``caption``.
     """
 
-    __slots__ = (
-        "_by_ngram",
-        "_fingerprint",
-        "_inverse_by_count",
-        "document",
-        "documents",
-        "eos",
-        "log_documents",
-        "n",
-        "table",
-        "tokenizer",
-    )
-
     table: NGramTable
     documents: int
     log_documents: float
@@ -74,9 +48,7 @@ class DocumentFrequencies:
     eos: bool
     tokenizer: str
     document: str
-    _by_ngram: dict[NGram, float] | None
     _inverse_by_count: dict[float, float]
-    _fingerprint: str | None
 
     def __init__(
         self,
@@ -108,13 +80,11 @@ class DocumentFrequencies:
                 "are not of one corpus"
             )
         values = {
-            "_by_ngram": None,
             # The logarithm is NumPy's, once per distinct count, so that scores equal the reference scorer's to the bit.
             "_inverse_by_count": {
                 count: float(log_documents - np.log(max(1.0, float(count))))
                 for count in {0, *numbered(table.counts)[1].tolist()} - {-1}
             },
-            "_fingerprint": None,
             "document": document,
             "documents": documents,
             "eos": eos,
@@ -125,8 +95,7 @@ class DocumentFrequencies:
         }
         for array in (table.keys, table.counts):
             array.flags.writeable = False
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
+        self.__dict__.update(values)
 
     @classmethod
     def from_references(
@@ -190,37 +159,49 @@ class DocumentFrequencies:
         """Return ln(documents) - ln(max(1, document frequency)) of an n-gram; unknown ones get ln(documents)."""
         return self._inverse_by_count[self._counts.get(ngram, 0)]
 
-    def inverses(self) -> tuple[Array, Array]:
-        """``inverse`` of the n-gram of every place of ``table``: its index int32 among those of the D counts [D]."""
-        index, unique = numbered(self.table.counts)
-        by_count = [self._inverse_by_count[max(count, 0)] for count in unique.tolist()]
-        return index.astype(np.int32), np.array(by_count, np.float64)
+    def inverses(self, ids: Array) -> tuple[Array, Array]:
+        """``inverse`` of the n-grams with these ids [M] in ``table`` (-1: an unknown one), and its square: [M], [M]."""
+        index, inverses, squares = self._inverse_by_id
+        kinds = index.take(ids)
+        return inverses.take(kinds), squares.take(kinds)
+
+    @cached_property
+    def word_ids(self) -> dict[str, int]:
+        """Word -> its id in ``table``."""
+        return dict(zip(self.table.words, range(len(self.table.words)), strict=True))
+
+    @property
+    def all_zero(self) -> bool:
+        """Whether every n-gram is in every document, so that each inverse document frequency is 0."""
+        counts = self.table.counts
+        return bool((counts[counts > 0] == self.documents).all())
 
     def items(self) -> Iterator[tuple[NGram, float]]:
         """Every n-gram with the number of documents that have it, by length, then by words."""
         return iter(self._counts.items())
 
-    def words(self) -> list[str]:
-        """Every word of the n-grams, sorted."""
-        return list(self.table.words)
-
-    @property
+    @cached_property
     def _counts(self) -> dict[NGram, float]:
-        if self._by_ngram is None:
-            counts: dict[NGram, float] = {}
-            for order in range(1, self.table.n + 1):
-                counts.update(zip(self.table.ngrams(order), self.table.rows(order)[1].tolist(), strict=True))
-            object.__setattr__(self, "_by_ngram", counts)
-        assert self._by_ngram is not None
-        return self._by_ngram
+        counts: dict[NGram, float] = {}
+        for order in range(1, self.table.n + 1):
+            counts.update(zip(self.table.ngrams(order), self.table.rows(order)[1].tolist(), strict=True))
+        return counts
 
-    @property
+    @cached_property
+    def _inverse_by_id(self) -> tuple[Array, Array, Array]:
+        """Indices [V + G + 1] by n-gram id into the D different inverse frequencies [D] and squares [D]; last: unknown.
+
+        Squares are Python's powers, which the reference scorer takes: NumPy's differ in one last digit of 1,200.
+        """
+        index, unique = numbered(self.table.counts)
+        inverses = [*(self._inverse_by_count[max(count, 0)] for count in unique.tolist()), self.log_documents]
+        by_id = np.append(index.astype(np.int32), np.int32(len(unique)))
+        return by_id, np.array(inverses), np.array([value**2 for value in inverses])
+
+    @cached_property
     def fingerprint(self) -> str:
         """First 16 hexadecimal digits of the SHA-256 of the content: equal for equal corpora, whatever their order."""
-        if self._fingerprint is None:
-            object.__setattr__(self, "_fingerprint", _digest(self._arrays()))
-        assert self._fingerprint is not None
-        return self._fingerprint
+        return _digest(self._arrays())
 
     def save(self, path: str | Path) -> None:
         """Write an ``.npz`` of plain arrays (no pickle), whole or not at all.
@@ -266,7 +247,7 @@ class DocumentFrequencies:
                 f"{path} does not hold document frequencies: {error or type(error).__name__}. Expected a file written "
                 "by DocumentFrequencies.save; use load_legacy_pickle for pickles of other packages"
             ) from error
-        object.__setattr__(made, "_fingerprint", found)
+        made.__dict__["fingerprint"] = found
         return made
 
     def _arrays(self) -> dict[str, np.ndarray]:

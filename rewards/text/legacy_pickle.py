@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from rewards.text.document_frequency import EOS, LARGEST_LOGARITHM, DocumentFrequencies, NGram
+from rewards.text.document_frequency import EOS, LARGEST_LOGARITHM, DocumentFrequencies
+from rewards.text.ngrams import NGram
 from rewards.text.tokenize import TOKENIZER
 
 _UNREADABLE = (

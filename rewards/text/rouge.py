@@ -11,8 +11,7 @@ from typing import Any
 
 from rewards.base import as_texts, checked_scores
 from rewards.text.references import reference_lists
-from rewards.text.tokenize import TOKENIZER
-from rewards.text.tokenizers import tokenizer_of
+from rewards.text.tokenize import TOKENIZER, tokenizer_of
 
 Tokens = Sequence[str]
 

@@ -9,8 +9,9 @@ toolkit does not remove.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
+from typing import Any
 
 from rewards.text.ptb_rules import (
     ABBREVIATIONS,
@@ -28,7 +29,6 @@ PUNCTUATION = frozenset(["''", "'", "``", "`", "-LRB-", "-RRB-", "-LCB-", "-RCB-
 _MAY_KEEP_STOP = ABBREVIATIONS.union(NUMBERED_ABBREVIATIONS)
 _EASY_CAPTION = re.compile(r"(?:[A-Za-z]+(?:-[A-Za-z]+)*(?:, | +|$))*(?:([A-Za-z]+)[ ]*\.)?\s*")
 _EASY_WORD = re.compile(r"[A-Za-z]+(?:-[A-Za-z]+)*(?=,?(?: |$))")
-_PLAIN_WORD = re.compile(r"[a-z]+(?:-[a-z]+)*|'s|n't")
 _TESTED_CHARACTERS = re.compile(
     "[\t\n -~\xa0-\xac\xae-\xb1\xb4-\xb8\xba-\u0148\u014a-\u017f\u200d\u2013-\u2015\u2018-\u201e\u2022\u2026"
     "\u2032\u2033\u20ac\u2122\u2190-\u21ff\u2500-\u27bf\ufe0f\U0001f000-\U0001faff]*"
@@ -81,11 +81,6 @@ def _easy_tokens(text: str) -> list[str] | None:
     if last is None and len(_plain_words) < MOST_PLAIN_WORDS:
         _plain_words.update(words)
     return words
-
-
-def is_plain(word: str) -> bool:
-    """Whether ``word`` is a token as it stands wherever it stands between spaces and other such words."""
-    return _PLAIN_WORD.fullmatch(word) is not None and word not in SPLIT_WORDS
 
 
 def is_tested(text: str, *, in_lines: bool = False) -> bool:
@@ -165,3 +160,31 @@ def _longest_token(text: str, position: int) -> tuple[str | None, int]:
             if pattern.groups and match.lastindex:
                 end = match.start(match.lastindex)
     return (write(text[position:end]) if write is not None else None), end
+
+
+TOKENIZERS: dict[str, Callable[[str], list[str]]] = {TOKENIZER: tokenize, "none": str.split}
+"""Tokenisers by the name that signatures and document frequencies record. ``ptb`` is ``tokenize``; ``none`` splits text
+that is tokenised already at white space, and neither lower-cases nor removes anything."""
+
+
+def tokenizer_of(name: str) -> Callable[[str], list[str]]:
+    """The function from a caption to its tokens.
+
+    Raises:
+        ValueError: no such name.
+    """
+    if name not in TOKENIZERS:
+        raise ValueError(f"tokenizer is {name!r}: expected {' or '.join(TOKENIZERS)}")
+    return TOKENIZERS[name]
+
+
+def untested_texts(reward: Any, texts: Iterable[str]) -> str:
+    """``+PTB-python[3 of 30000 texts not compared with Java]``: what a signature says of texts whose tokens may differ
+    from the toolkit's (``is_tested``; each text by itself). Empty where none may, or no term of ``reward`` tokenises.
+    """
+    terms = getattr(reward, "rewards", {"": reward}).values()
+    if not any(getattr(term, "tokenizer", None) == TOKENIZER for term in terms):
+        return ""
+    tested = [is_tested(text, in_lines=True) for text in texts]
+    others = len(tested) - sum(tested)
+    return f"+PTB-python[{others} of {len(tested)} texts not compared with Java]" if others else ""

@@ -21,7 +21,6 @@ from tqdm import tqdm
 from rewards.judging.bootstrap import drawn_weights
 from rl_caption.evaluation.errors import EvaluationError
 from rl_caption.evaluation.judge import Evaluation
-from rl_caption.evaluation.ngrams import ORDERS
 from rl_caption.evaluation.toolkit import METRIC_KEYS
 
 Floats = NDArray[np.float64]
@@ -226,12 +225,12 @@ def means_of_sums(sums: Floats, count: int) -> Floats:
 
 
 def bleu_of_sums(sums: Floats, count: int) -> Floats:
-    """BLEU-1 to BLEU-4, [S, 4] in [0, 1], of [S, 10] summed counts (``ngrams.bleu_counts``)."""
-    correct, possible = sums[:, :ORDERS], sums[:, ORDERS : 2 * ORDERS]
+    """BLEU-1 to BLEU-4, [S, 4] in [0, 1], of [S, 10] summed counts (``rewards.text.bleu``)."""
+    correct, possible = sums[:, :4], sums[:, 4:8]
     precisions = np.cumsum(np.log((correct + 1e-15) / (possible + 1e-9)), axis=1)
     ratio = (sums[:, -2] + 1e-15) / (sums[:, -1] + 1e-9)
     brevity = np.minimum(0.0, 1 - 1 / ratio)
-    return np.exp(precisions / np.arange(1, ORDERS + 1) + brevity[:, None])
+    return np.exp(precisions / np.arange(1, 5) + brevity[:, None])
 
 
 def meteor_of_sums(sums: Floats, count: int) -> Floats:

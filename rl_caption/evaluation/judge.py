@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 DEFAULT_METRICS = tuple(SCORERS)
-HYGIENE_KEYS = {
+DEGENERATION_KEYS = {
     "length/mean": "length",
     "vocabulary/size": "vocabulary",
     "captions/novel": "novel",
@@ -36,7 +36,7 @@ HYGIENE_KEYS = {
     "captions/duplicates": "duplicates",
     "captions/empty": "empty",
 }
-"""Our key -> the key of ``rewards.text.hygiene``."""
+"""Our key -> the key of ``rewards.text.degeneration``."""
 JUDGE = "judge/"
 """What the keys of rewards that judge captions begin with (``rl_caption.evaluation.reward_scores``)."""
 
@@ -116,7 +116,7 @@ def evaluate_captions(
             values[key] = total
             for image_id, score in zip(ids, image_scores, strict=True):
                 per_image[image_id][key] = score
-    found, missing = _hygiene(captions, training_captions)
+    found, missing = _degeneration(captions, training_captions)
     values.update(found)
     left_out.update(missing)
     if scenes is not None:
@@ -245,16 +245,16 @@ def _check_ids(captions: Mapping[str, str], references: Mapping[str, Sequence[st
         raise EvaluationError(f"{len(bare)} of {len(captions)} images have no reference caption, such as {bare[:3]}")
 
 
-def _hygiene(
+def _degeneration(
     captions: Mapping[str, str], training_captions: Iterable[str] | None
 ) -> tuple[dict[str, float], dict[str, str]]:
     """Signs of bad captions. Always on Python tokens, so that machines with and without Java agree."""
-    from rewards.text.hygiene import hygiene
+    from rewards.text.degeneration import degeneration_statistics
     from rewards.text.tokenize import tokenize
 
     seen = None if training_captions is None else {tuple(tokenize(text)) for text in training_captions}
-    found = hygiene([tokenize(text) for text in captions.values()], seen)
-    values = {key: found[name] for key, name in HYGIENE_KEYS.items() if name in found}
+    found = degeneration_statistics([tokenize(text) for text in captions.values()], seen)
+    values = {key: found[name] for key, name in DEGENERATION_KEYS.items() if name in found}
     return values, {} if "captions/novel" in values else {"captions/novel": "no training captions were given"}
 
 

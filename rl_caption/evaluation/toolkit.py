@@ -25,9 +25,11 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from rewards.text.document_frequency import ngram_counts
+from rewards.text.bleu import bleu_counts, bleu_of_counts
+from rewards.text.cider import cider_d
+from rewards.text.document_frequency import DocumentFrequencies
+from rewards.text.rouge import rouge_l
 from rl_caption.evaluation.java import Java, JavaDialogue, JavaError, find_java, run_java
-from rl_caption.evaluation.ngrams import ORDERS, Captions, bleu_counts, bleu_of_counts, cider_d_scores, count_captions
 
 logger = logging.getLogger(__name__)
 
@@ -85,17 +87,16 @@ def bleu(candidates: Mapping[str, str], references: Mapping[str, list[str]]) -> 
 
 
 def bleu_counted(candidates: Mapping[str, str], references: Mapping[str, list[str]]) -> Counted:
-    """BLEU with what it adds up of each image: [N, 10], see ``ngrams.bleu_counts``."""
-    counts = bleu_counts(_counted_captions(candidates, references))
-    total, per_image = bleu_of_counts(counts.sum(axis=0)), [bleu_of_counts(row) for row in counts]
-    scores = {f"BLEU-{n + 1}": (total[n], [values[n] for values in per_image]) for n in range(ORDERS)}
+    """BLEU with the counts that it adds up: [N, 10], those of ``rewards.text.bleu.bleu_counts`` for each image."""
+    tokens = _split(candidates, references)
+    counts = np.array([bleu_counts(candidate, own) for candidate, own in zip(*tokens, strict=True)])
+    total, per_image = bleu_of_counts(counts.sum(axis=0).tolist()), [bleu_of_counts(row) for row in counts.tolist()]
+    scores = {key: (total[n], [values[n] for values in per_image]) for n, key in enumerate(METRIC_KEYS["bleu"])}
     return scores, counts.astype(np.float64)
 
 
 def rouge(candidates: Mapping[str, str], references: Mapping[str, list[str]]) -> Scores:
     """ROUGE-L F with beta 1.2, mean over images (Lin 2004). Range [0, 1]."""
-    from rewards.text.rouge import rouge_l
-
     # Split at spaces alone, as the toolkit does here: a no-break space within a token stays.
     scores = [
         rouge_l(caption.split(" "), [text.split(" ") for text in references[image_id]])
@@ -117,18 +118,21 @@ def cider(candidates: Mapping[str, str], references: Mapping[str, list[str]]) ->
         raise UndefinedMetric("CIDEr weighs words by how many images they occur in: it needs at least 2 images, got 1")
     if not any(text for texts in references.values() for text in texts):
         raise UndefinedMetric("no reference has a word after tokenisation")
-    scores = cider_d_scores(_counted_captions(candidates, references))
-    if not scores.any():
-        ngrams = {frozenset(g for t in references[i] for g in ngram_counts(t.split(), ORDERS)) for i in candidates}
-        if len(ngrams) == 1:
-            raise UndefinedMetric(
-                f"the references of all {len(candidates)} images have the same n-grams: no weight is left"
-            )
-    return {"CIDEr": (float(np.mean(scores)), scores.tolist())}
+    tokens, reference_tokens = _split(candidates, references)
+    df = DocumentFrequencies.from_references(reference_tokens, eos=False)
+    if df.all_zero:
+        raise UndefinedMetric(
+            f"the references of all {len(candidates)} images have the same n-grams: no weight is left"
+        )
+    scores = cider_d(tokens, reference_tokens, df)
+    return {"CIDEr": (float(np.mean(scores)), scores)}
 
 
-def _counted_captions(candidates: Mapping[str, str], references: Mapping[str, list[str]]) -> Captions:
-    return count_captions(
+def _split(
+    candidates: Mapping[str, str], references: Mapping[str, list[str]]
+) -> tuple[list[list[str]], list[list[list[str]]]]:
+    """Tokens of N candidates and of the references of each."""
+    return (
         [caption.split() for caption in candidates.values()],
         [[text.split() for text in references[image_id]] for image_id in candidates],
     )

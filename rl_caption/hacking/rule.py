@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rewards.text.hygiene import hygiene
+from rewards.text.degeneration import degeneration_statistics
 from rewards.text.tokenize import tokenize
 from rl_caption.data.base import DataError
 from rl_caption.ranges import Weight
@@ -107,7 +107,7 @@ def caption_statistics(captions: Sequence[str]) -> dict[str, float]:
         ValueError: there is no caption.
     """
     tokens = [tokenize(caption) for caption in captions]
-    found = hygiene(tokens)
+    found = degeneration_statistics(tokens)
     del found["empty"]  # bad endings count them
     return found | {"diversity": lexical_diversity(tokens)}
 

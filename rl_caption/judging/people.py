@@ -17,8 +17,7 @@ from rewards.judging.sets import CaptionPairs, JudgedSet, RatedCaptions, load
 from rewards.judging.sets.compositional import Region
 from rewards.text.cider import CiderD
 from rewards.text.document_frequency import DocumentFrequencies
-from rewards.text.tokenize import tokenize
-from rewards.text.tokenizers import untested_texts
+from rewards.text.tokenize import tokenize, untested_texts
 from rl_caption.build import ConfigError, quiet_libraries
 from rl_caption.config_checks import check
 from rl_caption.evaluation import JavaError, check_writable

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from rewards import RewardError
-from rewards.bertscore import BertScore
 from rewards.registry import build
+from rewards.text.bertscore import BertScore
 
 pytest.importorskip("bert_score", reason="the package bert-score is not installed")
 WORDS = "[PAD] [UNK] [CLS] [SEP] [MASK] a man dog on the wave park red runs".split()  # noqa: SIM905

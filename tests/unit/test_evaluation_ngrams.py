@@ -1,4 +1,4 @@
-"""BLEU and CIDEr in arrays against the classes of pycocoevalcap: equal, not close."""
+"""BLEU, ROUGE-L and CIDEr against the classes of pycocoevalcap: equal, not close."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from rewards.text.bleu import bleu_counts
+from rewards.text.cider import cider_d
+from rewards.text.document_frequency import DocumentFrequencies
 from rl_caption.evaluation import toolkit as coco
-from rl_caption.evaluation.ngrams import bleu_counts, cider_d_scores, count_captions
 
 CAPTION = st.lists(st.sampled_from("a a a man dog on the the wave".split()), max_size=9).map(" ".join)  # noqa: SIM905
 IMAGES = st.lists(st.tuples(CAPTION, st.lists(CAPTION, min_size=1, max_size=4)), min_size=2, max_size=6)
@@ -39,16 +41,29 @@ def test_scores_equal_the_toolkits_classes(images: list[tuple[str, list[str]]]) 
     assert coco.rouge(candidates, references) == {"ROUGE-L": (total, scores.tolist())}
 
 
+def test_references_without_a_weight_leave_cider_undefined() -> None:
+    with pytest.raises(coco.UndefinedMetric, match="all 2 images have the same n-grams"):
+        coco.cider({"1": "a dog", "2": "a cat"}, {"1": ["a dog", "a man"], "2": ["a man", "a dog"]})
+    assert coco.cider({"1": "a cat", "2": "a cat"}, {"1": ["a dog"], "2": ["a man"]})["CIDEr"][0] == 0
+
+
+def scores(candidates: list[list[str]], references: list[list[list[str]]]) -> list[float]:
+    """CIDEr-D with the document frequencies of these references."""
+    return cider_d(candidates, references, DocumentFrequencies.from_references(references, eos=False))
+
+
 def test_counts_by_hand() -> None:
-    captions = count_captions([["a", "a", "b"], []], [[["a", "b"], ["b", "a", "b", "c"]], [["x"], ["x", "y"]]])
-    assert bleu_counts(captions).tolist() == [[2, 1, 0, 0, 3, 2, 1, 0, 3, 2], [0, 0, 0, 0, 0, 0, 0, 0, 0, 1]]
-    assert cider_d_scores(captions)[1] == 0.0
+    candidates = [["a", "a", "b"], []]
+    references = [[["a", "b"], ["b", "a", "b", "c"]], [["x"], ["x", "y"]]]
+    counts = [bleu_counts(candidate, own) for candidate, own in zip(candidates, references, strict=True)]
+    assert counts == [[2, 1, 0, 0, 3, 2, 1, 0, 3, 2], [0, 0, 0, 0, 0, 0, 0, 0, 0, 1]]
+    assert scores(candidates, references)[1] == 0.0
 
 
 def test_a_changed_word_changes_every_score() -> None:
     references = [[["a", "dog", "runs"]], [["a", "man", "sits"]]]
-    one = cider_d_scores(count_captions([["a", "dog", "runs"], ["a", "man"]], references))
-    other = cider_d_scores(count_captions([["a", "dog", "sits"], ["a", "man"]], references))
+    one = scores([["a", "dog", "runs"], ["a", "man"]], references)
+    other = scores([["a", "dog", "sits"], ["a", "man"]], references)
     assert one[0] > other[0] > 0
     assert one[1] == other[1]
 
@@ -60,7 +75,7 @@ def test_no_order_of_images_matters(count: int) -> None:
     images = [
         (list(words[generator.integers(4, size=6)]), list(words[generator.integers(4, size=5)])) for _ in range(count)
     ]
-    forwards = cider_d_scores(count_captions([one for one, _ in images], [[two] for _, two in images]))
+    forwards = scores([one for one, _ in images], [[two] for _, two in images])
     images.reverse()
-    backwards = cider_d_scores(count_captions([one for one, _ in images], [[two] for _, two in images]))
-    assert forwards.tolist() == backwards[::-1].tolist()
+    backwards = scores([one for one, _ in images], [[two] for _, two in images])
+    assert forwards == backwards[::-1]

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rewards.text import ngram_table
-from rewards.text.document_frequency import EOS, DocumentFrequencies, ngram_counts
+from rewards.text import ngrams
+from rewards.text.document_frequency import EOS, DocumentFrequencies
 from rewards.text.legacy_pickle import load_legacy_pickle
+from rewards.text.ngrams import ngram_counts
 
 CORPUS = [[["a", "dog"], ["a", "red", "dog"]], [["a", "cat"]], [["the", "café"]]]
 
@@ -36,7 +37,7 @@ def counted_plainly(corpus: list[list[list[str]]], document: str, n: int) -> dic
 @pytest.mark.parametrize("document", ["image", "caption"])
 @pytest.mark.parametrize("chunk", [1, 7, 1 << 20])
 def test_counts_are_those_of_the_definition(document: Any, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ngram_table, "CHUNK_TOKENS", chunk)
+    monkeypatch.setattr(ngrams, "CHUNK_TOKENS", chunk)
     source = random.Random(chunk)
     words = [f"w{number}" for number in range(6)]
     corpus = [[source.choices(words, k=source.randint(0, 7)) for _ in range(source.randint(0, 4))] for _ in range(30)]

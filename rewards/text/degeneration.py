@@ -1,4 +1,4 @@
-"""Signs of broken captions that no reference is needed for: repetition, cut-off endings, length, variety.
+"""Signs of degenerate captions that need no reference: repetition, cut-off endings, length, variety.
 
 All functions take tokenised captions (``rewards.text.tokenize``) and none of them fails on an empty caption.
 """
@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from rewards.base import as_texts
-from rewards.text.document_frequency import ngram_counts
+from rewards.text.ngrams import ngram_counts
 from rewards.text.tokenize import tokenize
 
 Tokens = Sequence[str]
@@ -52,37 +52,7 @@ def bad_ending(tokens: Tokens) -> bool:
     return not tokens or tokens[-1] in BAD_ENDINGS
 
 
-def bad_ending_share(captions: Sequence[Tokens]) -> float:
-    """Return the share of captions that are empty or break off, in [0, 1]."""
-    return _share(sum(bad_ending(tokens) for tokens in captions), captions)
-
-
-def mean_length(captions: Sequence[Tokens]) -> float:
-    """Return the mean number of tokens per caption."""
-    return _share(sum(len(tokens) for tokens in captions), captions)
-
-
-def vocabulary_size(captions: Sequence[Tokens]) -> int:
-    """Return the number of different tokens in all captions."""
-    return len({token for tokens in captions for token in tokens})
-
-
-def duplicate_share(captions: Sequence[Tokens]) -> float:
-    """Return the share of captions that an earlier one equals token by token, in [0, 1]; 0 if all differ."""
-    return _share(len(captions) - len({tuple(tokens) for tokens in captions}), captions)
-
-
-def novel_share(captions: Sequence[Tokens], training_captions: Collection[tuple[str, ...]]) -> float:
-    """Return the share of captions that no training caption equals token by token, in [0, 1].
-
-    Args:
-        captions: tokenised captions.
-        training_captions: a set of tuples of tokens.
-    """
-    return _share(sum(tuple(tokens) not in training_captions for tokens in captions), captions)
-
-
-def hygiene(
+def degeneration_statistics(
     captions: Sequence[Tokens], training_captions: Collection[tuple[str, ...]] | None = None
 ) -> dict[str, float]:
     """Describe tokenised captions in one dict.
@@ -101,22 +71,19 @@ def hygiene(
         ValueError: there is no caption.
     """
     if not captions:
-        raise ValueError("hygiene of no captions: expected at least one")
+        raise ValueError("statistics of no captions: expected at least one")
+    count, different = len(captions), {tuple(tokens) for tokens in captions}
     values = {
-        "length": mean_length(captions),
-        "vocabulary": float(vocabulary_size(captions)),
+        "length": sum(map(len, captions)) / count,
+        "vocabulary": float(len({token for tokens in captions for token in tokens})),
         "repeated_ngrams": repeated_ngram_share(captions),
-        "bad_endings": bad_ending_share(captions),
-        "duplicates": duplicate_share(captions),
-        "empty": _share(sum(not tokens for tokens in captions), captions),
+        "bad_endings": sum(map(bad_ending, captions)) / count,
+        "duplicates": (count - len(different)) / count,
+        "empty": sum(not tokens for tokens in captions) / count,
     }
     if training_captions is not None:
-        values["novel"] = novel_share(captions, training_captions)
+        values["novel"] = sum(tuple(tokens) not in training_captions for tokens in captions) / count
     return values
-
-
-def _share(count: int, captions: Sequence[Tokens]) -> float:
-    return count / len(captions) if captions else 0.0
 
 
 class Repetition:

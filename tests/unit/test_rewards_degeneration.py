@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from rewards.base import Reward
-from rewards.text.hygiene import BAD_ENDINGS, Repetition, bad_ending, hygiene, repeated_ngram_share
+from rewards.text.degeneration import BAD_ENDINGS, Repetition, bad_ending, degeneration_statistics, repeated_ngram_share
 from rewards.text.tokenize import tokenize
 
 CAPTIONS = [tokenize(text) for text in ("A cat and a cat.", "A dog with a", "a dog with a", "", "Two birds fly.")]
 
 
 def test_aggregate_of_captions_counted_by_hand() -> None:
-    assert hygiene(CAPTIONS, {("two", "birds", "fly")}) == pytest.approx(
+    assert degeneration_statistics(CAPTIONS, {("two", "birds", "fly")}) == pytest.approx(
         {
             "length": (5 + 4 + 4 + 0 + 3) / 5,
             "vocabulary": 8,  # a cat and dog with two birds fly
@@ -23,7 +23,7 @@ def test_aggregate_of_captions_counted_by_hand() -> None:
             "novel": 4 / 5,
         }
     )
-    assert "novel" not in hygiene(CAPTIONS)
+    assert "novel" not in degeneration_statistics(CAPTIONS)
 
 
 def test_repetition_is_counted_within_a_caption() -> None:
@@ -52,7 +52,7 @@ def test_the_word_list_can_match_tokens() -> None:
 
 def test_no_captions_is_an_error() -> None:
     with pytest.raises(ValueError, match="no captions"):
-        hygiene([])
+        degeneration_statistics([])
 
 
 def test_repetition_reward() -> None:

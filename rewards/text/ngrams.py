@@ -1,17 +1,17 @@
-"""Very many different n-grams and a count of each, as three arrays, with a number (its place) for every n-gram.
+"""Counting n-grams: of one caption in a dict, of many captions and of whole corpora in arrays.
 
-The n-grams form a tree: one of k words is the place of its first k - 1 words and the number of its last word, together
-one 64-bit key. So neither the length of n-grams nor the number of words is bounded by the key, no n-gram is a Python
-object, and sorting the keys sorts the n-grams word by word.
+In arrays an n-gram is an integer. The n-grams of a corpus form a prefix tree (trie): the key of an n-gram of k words is
+the id of its first k - 1 words and the id of its last word, together 64 bits. So neither the length of n-grams nor the
+number of words is bounded by the key, and sorting the keys sorts the n-grams word by word.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,15 +23,60 @@ CHUNK_TOKENS = 1 << 20
 """Tokens that are counted at once; they and their n-grams take about 100 MB."""
 
 
+def ngram_counts(tokens: Sequence[str], n: int = 4) -> dict[NGram, int]:
+    """Count the n-grams of orders 1 to ``n`` of one caption: all unigrams from left to right, then all bigrams, ..."""
+    counts: dict[NGram, int] = {}
+    for order in range(1, n + 1):
+        for ngram in zip(*(tokens[start:] for start in range(order)), strict=False):
+            counts[ngram] = counts.get(ngram, 0) + 1
+    return counts
+
+
+class Occurrences(NamedTuple):
+    """All P occurrences of the G different n-grams of one order in a ragged batch of captions, T words in all."""
+
+    positions: Array
+    """[P] where each one begins among the T words, ascending."""
+    numbers: Array
+    """[P] number of its n-gram, 0 to G - 1; numbers hold within this batch and order only."""
+    prefixes: Array
+    """[G] number of an n-gram's first words among the n-grams one word shorter; 0 for single words."""
+    words: Array
+    """[G] id of its last word."""
+
+
+def ngram_occurrences(words: Array, lengths: Array, n: int) -> Iterator[Occurrences]:
+    """Find the n-grams of captions, order by order from 1 to ``n``.
+
+    Args:
+        words: [T] word ids of all captions, one after the other.
+        lengths: [M] words of each caption.
+        n: longest n-grams.
+    """
+    left = np.repeat(np.cumsum(lengths), lengths) - np.arange(len(words))  # words to the caption's end, own included
+    vocabulary = int(words.max(initial=0)) + 1
+    positions, keys = np.arange(len(words)), words
+    for order in range(1, n + 1):
+        numbers, unique = numbered(keys)
+        prefixes, last = np.divmod(unique, vocabulary)
+        yield Occurrences(positions, numbers, prefixes, last)
+        if order == n:
+            return
+        goes_on = left[positions] > order
+        positions = positions[goes_on]
+        keys = numbers[goes_on] * vocabulary + words[positions + order]
+
+
 @dataclass(frozen=True, eq=False)
 class NGramTable:
     """The n-grams of up to ``n`` words of a corpus, ascending by length, then by words. V words, G longer n-grams.
 
     Attributes:
-        words: V different words, ascending; a word's index is its place.
-        keys: [G] ascending int64: place of the first words * 2^32 + number of the last one. Entry g has place V + g.
-        counts: [V + G] by place; -1 for what is there only because a counted n-gram begins with it.
-        starts: n + 1 places: n-grams of k words have the places from ``starts[k - 1]`` to ``starts[k]``.
+        words: V different words, ascending; a word's index is its id.
+        keys: [G] ascending int64: id of the first words * 2^32 + id of the last word. The n-gram of ``keys[g]`` has the
+            id V + g.
+        counts: [V + G] by id; -1 for n-grams that are there only because a counted one begins with them.
+        starts: n + 1 ids: n-grams of k words have the ids from ``starts[k - 1]`` up to, not including, ``starts[k]``.
     """
 
     words: tuple[str, ...]
@@ -49,22 +94,27 @@ class NGramTable:
         return int(np.count_nonzero(self.counts >= 0))
 
     def rows(self, order: int) -> tuple[Array, Array]:
-        """Word numbers [M, order] int32 of the counted n-grams of ``order`` words, ascending, and their counts [M]."""
-        places = np.arange(self.starts[order - 1], self.starts[order])
-        counts = self.counts[places]
-        places, counts = places[counts >= 0], counts[counts >= 0]
-        rows = np.empty((len(places), order), np.int32)
+        """Word ids [M, order] int32 of the counted n-grams of ``order`` words, ascending, and their counts [M]."""
+        ids = np.arange(self.starts[order - 1], self.starts[order])
+        counts = self.counts[ids]
+        ids, counts = ids[counts >= 0], counts[counts >= 0]
+        rows = np.empty((len(ids), order), np.int32)
         for column in range(order - 1, 0, -1):
-            keys = self.keys[places - len(self.words)]
+            keys = self.keys[ids - len(self.words)]
             rows[:, column] = keys & ((1 << WORD_BITS) - 1)
-            places = keys >> WORD_BITS
-        rows[:, 0] = places
+            ids = keys >> WORD_BITS
+        rows[:, 0] = ids
         return rows, counts
+
+    def extended(self, ids: Array, words: Array) -> Array:
+        """Ids [M] of the n-grams that are those of ``ids`` [M] and one word of ``words`` [M]; -1 for unknown ones."""
+        found = find(self.keys, ids << WORD_BITS | words)  # negative for an unknown beginning
+        return np.where(found < 0, -1, found + len(self.words))
 
     def most_frequent(self) -> tuple[NGram, float]:
         """The n-gram with the highest count, and that."""
-        place = int(np.argmax(self.counts))
-        order = next(order for order in range(1, self.n + 1) if place < self.starts[order])
+        most = int(np.argmax(self.counts))
+        order = next(order for order in range(1, self.n + 1) if most < self.starts[order])
         rows, counts = self.rows(order)
         first = int(np.argmax(counts))
         return tuple(self.words[number] for number in rows[first]), counts[first].item()
@@ -76,7 +126,7 @@ class NGramTable:
 
 
 def find(keys: Array, wanted: Array) -> Array:
-    """Index of each of ``wanted`` [M] in the ascending ``keys``, -1 for what is not there."""
+    """Index of each of ``wanted`` [M] in the ascending ``keys``, -1 where it is not among them."""
     if not len(keys):
         return np.full(len(wanted), -1)
     found = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
@@ -88,16 +138,16 @@ def table_of_rows(words: Sequence[str], rows: Sequence[Array], counts: Sequence[
 
     Args:
         words: V words, ascending.
-        rows: for each length k from 1 on, [M, k] word numbers, ascending by rows.
+        rows: for each length k from 1 on, [M, k] word ids, rows in ascending order.
         counts: for each k, [M] counts.
 
     Raises:
-        ValueError: rows are not ascending, or name a word that is not there.
+        ValueError: rows are not ascending, or a word id is out of range.
     """
     for row in rows:
         if row.size and not (row.min() >= 0 and row.max() < len(words)):
             wrong = row.min() if row.min() < 0 else row.max()
-            raise ValueError(f"an n-gram has the word number {wrong}: expected 0 to {len(words) - 1}")
+            raise ValueError(f"an n-gram has the word id {wrong}: expected 0 to {len(words) - 1}")
     made = _table_of_closed_rows(words, rows, counts)
     if made is None:
         made = _table_of_closed_rows(words, *_with_beginnings(rows, counts))
@@ -113,13 +163,13 @@ def _table_of_closed_rows(words: Sequence[str], rows: Sequence[Array], counts: S
     own[rows[0][:, 0]] = counts[0]
     starts = [0, size]
     for row in rows[1:]:
-        places = row[:, 0].astype(np.int64)
+        ids = row[:, 0].astype(np.int64)
         for column in range(1, row.shape[1] - 1):
-            found = find(keys, places << WORD_BITS | row[:, column])
+            found = find(keys, ids << WORD_BITS | row[:, column])
             if (found < 0).any():
                 return None
-            places = found + size
-        new = places << WORD_BITS | row[:, -1]
+            ids = found + size
+        new = ids << WORD_BITS | row[:, -1]
         if (new[1:] <= new[:-1]).any():
             raise ValueError(f"n-grams of {row.shape[1]} words are not in ascending order")
         keys = np.concatenate([keys, new])
@@ -208,9 +258,9 @@ class _Counted:
     """Different n-grams of one length of a part of the corpus, in the order of their keys."""
 
     prefixes: Array
-    """[M] places of their first words among the n-grams of the part that are one word shorter; unused for words."""
+    """[M] number of their first words among the part's n-grams one word shorter; unused for single words."""
     words: Array
-    """[M] numbers of their last words."""
+    """[M] ids of their last words."""
     counts: Array
     """[M] documents of the part."""
 
@@ -219,37 +269,30 @@ def _count_chunk(words: Array, lengths: Array, sizes: Array, n: int) -> list[_Co
     """Count the n-grams of each length.
 
     Args:
-        words: [T] word numbers of all captions, one after the other.
+        words: [T] word ids of all captions, one after the other.
         lengths: [C] tokens of each caption.
         sizes: [D] captions of each document.
         n: longest n-grams.
     """
     documents = np.repeat(np.repeat(np.arange(len(sizes)), sizes), lengths)
-    left = np.repeat(np.cumsum(lengths), lengths) - np.arange(len(words))  # tokens to the caption's end, own included
-    most, span = int(words.max()) + 1, len(sizes)
-    positions, keys = np.arange(len(words)), words
+    span = len(sizes)
     found = []
-    for order in range(1, n + 1):
-        places, unique = numbered(keys)
-        pairs = np.sort(places * span + documents[positions])  # one for each n-gram of each document
-        pairs = pairs[_new(pairs)] // span
-        counts = np.bincount(pairs, minlength=len(unique))
-        prefixes, last = np.divmod(unique, most)
-        found.append(_Counted(prefixes.astype(np.int32), last.astype(np.int32), counts.astype(np.int32)))
-        goes_on = left[positions] > order
-        positions = positions[goes_on]
-        keys = places[goes_on] * most + words[positions + order]
+    for order in ngram_occurrences(words, lengths, n):
+        pairs = np.sort(order.numbers * span + documents[order.positions])  # one for each n-gram of each document
+        pairs = pairs[is_new(pairs)] // span
+        counts = np.bincount(pairs, minlength=len(order.words))
+        found.append(_Counted(order.prefixes.astype(np.int32), order.words.astype(np.int32), counts.astype(np.int32)))
     return found
 
 
 def numbered(keys: Array) -> tuple[Array, Array]:
-    """Index [M] of each key among the different ones, and those, ascending. (``np.unique`` hashes: it takes longer.)"""
+    """``np.unique`` with ``return_inverse``, faster because it sorts: inverse [M], unique keys [G]."""
     ranks = np.argsort(keys)
     ordered = keys[ranks]
-    new = _new(ordered)
-    places = np.empty(len(keys), np.int64)
-    places[ranks] = np.cumsum(new) - 1
-    return places, ordered[new]
+    new = is_new(ordered)
+    index = np.empty(len(keys), np.int64)
+    index[ranks] = np.cumsum(new) - 1
+    return index, ordered[new]
 
 
 def compact(counts: Array) -> Array:
@@ -258,8 +301,8 @@ def compact(counts: Array) -> Array:
     return counts.astype(np.int32 if whole else np.float64)
 
 
-def _new(ordered: Array) -> Array:
-    """[M] whether an ascending key differs from the one before it."""
+def is_new(ordered: Array) -> Array:
+    """[M] whether a key of an ascending array differs from the one before it."""
     new = np.ones(len(ordered), bool)
     new[1:] = ordered[1:] != ordered[:-1]
     return new
@@ -271,15 +314,15 @@ def _merged(numbers: Mapping[str, int], parts: list[list[_Counted]], n: int) -> 
     rank = np.empty(len(words), np.int64)
     rank[np.fromiter(map(numbers.__getitem__, words), np.int64, len(words))] = np.arange(len(words))
     counts = [np.zeros(len(words), np.int64)]
-    places = []  # of the n-grams of every part
+    ids = []  # of the n-grams of every part
     for part in parts:
         own = part[0]
-        places.append(rank[own.words])
-        counts[0][places[-1]] += own.counts
+        ids.append(rank[own.words])
+        counts[0][ids[-1]] += own.counts
     keys, starts = [np.empty(0, np.int64)], [0, len(words)]
     for order in range(1, n):
         every = [before[part[order].prefixes] << WORD_BITS | rank[part[order].words]
-                 for before, part in zip(places, parts, strict=True)]  # fmt: skip
+                 for before, part in zip(ids, parts, strict=True)]  # fmt: skip
         ends = np.cumsum([0, *map(len, every)])
         found, unique = numbered(np.concatenate(every) if every else keys[0])
         del every
@@ -287,7 +330,7 @@ def _merged(numbers: Mapping[str, int], parts: list[list[_Counted]], n: int) -> 
         for part, (start, end) in zip(parts, pairwise(ends), strict=True):
             total[found[start:end]] += part[order].counts  # different ones within a part
             part[order - 1] = part[order]
-        places = [found[start:end] + starts[-1] for start, end in pairwise(ends)]
+        ids = [found[start:end] + starts[-1] for start, end in pairwise(ends)]
         keys.append(unique)
         counts.append(total)
         starts.append(starts[-1] + len(unique))

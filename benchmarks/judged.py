@@ -20,7 +20,7 @@ from rl_caption.config import DataConfig, EvaluateConfig
 from rl_caption.data.base import Row
 from rl_caption.data.files import write_json, write_text
 from rl_caption.errors import user_errors
-from rl_caption.judging.report import reference_metrics
+from rl_caption.meta_evaluation.report import reference_metrics
 
 
 @dataclass(frozen=True)

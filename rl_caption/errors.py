@@ -13,7 +13,6 @@ class ConfigError(ValueError):
 
 EXPECTED = {
     "rewards.base": ("RewardError",),
-    "rewards.judging.sets": ("JudgingSetError",),
     "rl_caption.captioners.base": ("CaptionerError",),
     "rl_caption.checkpoint": ("CheckpointError",),
     "rl_caption.data.base": ("DataError",),
@@ -21,6 +20,7 @@ EXPECTED = {
     "rl_caption.errors": ("ConfigError",),
     "rl_caption.evaluation": ("EvaluationError", "JavaError"),
     "rl_caption.launch": ("LaunchError",),
+    "rl_caption.meta_evaluation.sets": ("JudgingSetError",),
     "rl_caption.report.errors": ("ReportError",),
     "rl_caption.trainer": ("NonFiniteError",),
 }

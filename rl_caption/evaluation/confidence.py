@@ -18,11 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from rewards.judging.bootstrap import drawn_weights
 from rl_caption.evaluation.errors import EvaluationError
 from rl_caption.evaluation.judge import Evaluation
 from rl_caption.evaluation.ngrams import ORDERS
 from rl_caption.evaluation.toolkit import METRIC_KEYS
+from rl_caption.meta_evaluation.bootstrap import drawn_weights
 
 Floats = NDArray[np.float64]
 

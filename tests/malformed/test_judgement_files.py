@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rewards.judging.sets import SETS, JudgingSetError, load
+from rl_caption.meta_evaluation.sets import SETS, JudgingSetError, load
 from tests.judging_sets_for_tests import BUILDERS, OTHER_FORMS, parquet
 
 LONG, DEEP = "9" * 5_000, "[" * 100_000 + "]" * 100_000

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from scipy.stats import kendalltau
 
-from rewards.judging import bootstrap
-from rewards.judging.bootstrap import drawn_weights, intervals, tau_intervals
-from rewards.judging.correlation import UndefinedCorrelation, tau_of_table
-from rewards.judging.figures import NO_REFERENCES, pair_figures, rated_figures, wins
-from rewards.judging.pairwise import pairwise_accuracy
-from rewards.judging.sets import CaptionPairs, RatedCaptions
+from rl_caption.meta_evaluation import bootstrap
+from rl_caption.meta_evaluation.bootstrap import drawn_weights, intervals, tau_intervals
+from rl_caption.meta_evaluation.correlation import UndefinedCorrelation, tau_of_table
+from rl_caption.meta_evaluation.figures import NO_REFERENCES, pair_figures, rated_figures, wins
+from rl_caption.meta_evaluation.pairwise import pairwise_accuracy
+from rl_caption.meta_evaluation.sets import CaptionPairs, RatedCaptions
 
 
 @pytest.mark.parametrize(("scores", "ratings"), [(5, 4), (40, 3), (2, 2), (3, 9)])

@@ -8,8 +8,8 @@ from itertools import combinations
 import pytest
 from scipy import stats
 
-from rewards.judging.human import RatingsError, correlations, pearson, read_ratings, unfitted
 from rewards.registry import build
+from rl_caption.meta_evaluation.human import RatingsError, correlations, pearson, read_ratings, unfitted
 
 SCORES, RATINGS = [0.0, 1.0, 2.0, 1.0], [1.0, 2.0, 4.0, 5.0]
 # Means 1 and 3. Deviations -1 0 1 0 and -2 -1 1 2: products 3, squares 2 and 10.

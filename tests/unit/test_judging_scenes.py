@@ -15,15 +15,15 @@ import yaml
 from benchmarks.judged import data_section, loaded
 from rewards.clip.backbone import load_backbone
 from rewards.clipscore import ClipScore, RefClipScore
-from rewards.judging.embeddings import RememberingEncoder
 from rewards.text.tokenize import tokenize
 from rl_caption.build import ConfigError
 from rl_caption.data.base import DataError
 from rl_caption.data.scenes import ScenesData, hard_negatives, oracle
-from rl_caption.judging.agreement import agreement, scores_agreement
-from rl_caption.judging.captions import judge_captions, sample_at_temperatures
-from rl_caption.judging.report import Report, judge_model, reference_metrics
-from rl_caption.judging.tables import ModelReport
+from rl_caption.meta_evaluation.agreement import agreement, scores_agreement
+from rl_caption.meta_evaluation.captions import judge_captions, sample_at_temperatures
+from rl_caption.meta_evaluation.embeddings import RememberingEncoder
+from rl_caption.meta_evaluation.report import Report, judge_model, reference_metrics
+from rl_caption.meta_evaluation.tables import ModelReport
 from tests.captioners_for_tests import tiny_captioner
 from tests.clip_for_tests import noise_image, tiny_student
 

@@ -12,12 +12,12 @@ import pytest
 from PIL import Image
 
 from rewards.base import RewardError
-from rewards.judging.correlation import sampled_spearman
-from rewards.judging.figures import pair_figures, rated_figures
-from rewards.judging.sets import SETS, CaptionPairs, JudgingSetError, RatedCaptions, load
-from rewards.judging.sets.compositional import SUGARCREPE, Region
-from rewards.judging.sets.consensus import draw_references
-from rewards.judging.sets.flickr8k import OWN_REFERENCE, flickr8k_expert
+from rl_caption.meta_evaluation.correlation import sampled_spearman
+from rl_caption.meta_evaluation.figures import pair_figures, rated_figures
+from rl_caption.meta_evaluation.sets import SETS, CaptionPairs, JudgingSetError, RatedCaptions, load
+from rl_caption.meta_evaluation.sets.compositional import SUGARCREPE, Region
+from rl_caption.meta_evaluation.sets.consensus import draw_references
+from rl_caption.meta_evaluation.sets.flickr8k import OWN_REFERENCE, flickr8k_expert
 from tests.judging_sets_for_tests import BUILDERS, parquet, pascal50s_json, rated_json
 
 DOCS = Path(__file__).parents[2] / "docs" / "judging.md"

@@ -11,7 +11,7 @@ from open_clip import SimpleTokenizer
 from torch import Tensor, nn
 
 from rewards.clip.preprocessing import Preprocessing
-from rewards.judging.retrieval import retrieval_recall
+from rl_caption.meta_evaluation.retrieval import retrieval_recall
 from rl_caption.reward_models import validation
 from rl_caption.reward_models.batch import PixelCache, TokenCache
 from rl_caption.reward_models.validation import embedding_validator

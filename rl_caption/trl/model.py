@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor,
 
 from rl_caption.build import ConfigError
 from rl_caption.captioners.adaptation import freeze, freeze_unused
-from rl_caption.trl_captioning.config import VlmConfig, VlmLoraConfig
+from rl_caption.trl.config import VlmConfig, VlmLoraConfig
 
 VISION = ("*visual*", "*vision*")
 """Patterns of the names of vision towers."""

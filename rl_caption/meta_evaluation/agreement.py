@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rewards.base import Reward
-from rewards.judging.correlation import UndefinedCorrelation, grouped_tau_b, kendall_tau_b, kendall_tau_c
-from rewards.judging.pairwise import pairwise_accuracy
-from rl_caption.judging.captions import JudgedCaptions
+from rl_caption.meta_evaluation.captions import JudgedCaptions
+from rl_caption.meta_evaluation.correlation import UndefinedCorrelation, grouped_tau_b, kendall_tau_b, kendall_tau_c
+from rl_caption.meta_evaluation.pairwise import pairwise_accuracy
 
 
 @dataclass(frozen=True)

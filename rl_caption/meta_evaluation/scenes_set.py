@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from rewards.judging.sets.base import CaptionPairs, JudgedSet, RatedCaptions
 from rl_caption.build import ConfigError, build_data, usable_split
 from rl_caption.captioners.base import CaptionerError
 from rl_caption.captioners.loading import load_captioner
-from rl_caption.judging.captions import JudgedCaptions, judge_captions, sample_at_temperatures
-from rl_caption.judging.config import ScenesConfig
+from rl_caption.meta_evaluation.captions import JudgedCaptions, judge_captions, sample_at_temperatures
+from rl_caption.meta_evaluation.config import ScenesConfig
+from rl_caption.meta_evaluation.sets.base import CaptionPairs, JudgedSet, RatedCaptions
 
 
 def scenes_sets(config: ScenesConfig, seed: int) -> list[JudgedSet]:

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from rewards.judging.figures import Figure
 from rl_caption.data.files import write_json, write_text
-from rl_caption.judging.config import JudgeSetConfig
-from rl_caption.judging.tables import UNDEFINED, markdown
+from rl_caption.meta_evaluation.config import JudgeSetConfig
+from rl_caption.meta_evaluation.figures import Figure
+from rl_caption.meta_evaluation.tables import UNDEFINED, markdown
 
 CSV_COLUMNS = (
     "set", "metric", "figure", "value", "low", "high", "count", "published_convention", "signature", "note",

@@ -9,7 +9,7 @@ from accelerate.utils import parse_flag_from_env
 
 from rl_caption import config_checks
 from rl_caption.evaluation import DEFAULT_METRICS
-from rl_caption.trl_captioning.config import GrpoVlmConfig
+from rl_caption.trl.config import GrpoVlmConfig
 
 
 def mistakes(config: GrpoVlmConfig) -> list[str]:

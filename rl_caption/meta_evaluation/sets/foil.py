@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rewards.judging.sets.base import (
+from rl_caption.meta_evaluation.sets.base import (
     CaptionPairs,
     JudgingSetError,
     check_count,
@@ -32,7 +32,7 @@ from rewards.judging.sets.base import (
     require,
     text_of,
 )
-from rewards.judging.sets.coco import coco_id, coco_references, letters
+from rl_caption.meta_evaluation.sets.coco import coco_id, coco_references, letters
 
 SOURCE = (
     "foilv1.0_test_2017.json from https://foilunitn.github.io/, or foil-it.json from VALSE "

@@ -11,19 +11,19 @@ from typing import Any
 
 from rewards.base import Reward, RewardError, checked_scores
 from rewards.images import ImageSource
-from rewards.judging.figures import NO_REFERENCES, Figure, pair_figures, rated_figures
-from rewards.judging.sets import CaptionPairs, JudgedSet, RatedCaptions, load
-from rewards.judging.sets.compositional import Region
 from rewards.text.cider import CiderD
 from rewards.text.document_frequency import DocumentFrequencies
 from rewards.text.tokenize import tokenize
 from rl_caption.build import ConfigError, quiet_libraries
 from rl_caption.config_checks import check
 from rl_caption.evaluation import JavaError, check_writable
-from rl_caption.judging.agreement_tables import SetResult, write_results
-from rl_caption.judging.config import JudgeSetConfig
-from rl_caption.judging.metrics import LeftOut, build_metrics, columns_before_built
-from rl_caption.judging.scenes_set import scenes_sets
+from rl_caption.meta_evaluation.agreement_tables import SetResult, write_results
+from rl_caption.meta_evaluation.config import JudgeSetConfig
+from rl_caption.meta_evaluation.figures import NO_REFERENCES, Figure, pair_figures, rated_figures
+from rl_caption.meta_evaluation.metrics import LeftOut, build_metrics, columns_before_built
+from rl_caption.meta_evaluation.scenes_set import scenes_sets
+from rl_caption.meta_evaluation.sets import CaptionPairs, JudgedSet, RatedCaptions, load
+from rl_caption.meta_evaluation.sets.compositional import Region
 
 logger = logging.getLogger(__name__)
 SCENES = "scenes"

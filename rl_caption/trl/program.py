@@ -29,7 +29,7 @@ from rl_caption.reward_columns import COLUMNS
 from rl_caption.run_folder import is_complete, remove_result, write_result, write_run_files
 from rl_caption.tracking import announce, append_line, drop_after
 from rl_caption.trainer import NonFiniteError
-from rl_caption.trl_captioning.arguments import (
+from rl_caption.trl.arguments import (
     find_trl_checkpoint,
     skip_epochs,
     step_of,
@@ -37,12 +37,12 @@ from rl_caption.trl_captioning.arguments import (
     total_steps,
     trl_arguments,
 )
-from rl_caption.trl_captioning.checks import missing_libraries, mistakes, sharding
-from rl_caption.trl_captioning.config import GrpoVlmConfig
-from rl_caption.trl_captioning.decoding import evaluate_vlm, read_scores
-from rl_caption.trl_captioning.model import HALF, Vlm, export, freeze_parameters, load_processor, load_vlm, lora_config
-from rl_caption.trl_captioning.reward_functions import reward_functions
-from rl_caption.trl_captioning.rows import trl_dataset
+from rl_caption.trl.checks import missing_libraries, mistakes, sharding
+from rl_caption.trl.config import GrpoVlmConfig
+from rl_caption.trl.decoding import evaluate_vlm, read_scores
+from rl_caption.trl.model import HALF, Vlm, export, freeze_parameters, load_processor, load_vlm, lora_config
+from rl_caption.trl.reward_functions import reward_functions
+from rl_caption.trl.rows import trl_dataset
 
 
 @dataclass(frozen=True)

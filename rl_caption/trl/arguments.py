@@ -18,8 +18,8 @@ from rl_caption.data.order import micro_batch_size
 from rl_caption.launch import accelerator_kwargs
 from rl_caption.precision import usable_precision
 from rl_caption.run_folder import refuse_other_run
-from rl_caption.trl_captioning.checks import unusable_arguments
-from rl_caption.trl_captioning.config import GrpoVlmConfig
+from rl_caption.trl.checks import unusable_arguments
+from rl_caption.trl.config import GrpoVlmConfig
 
 
 def trl_arguments(config: GrpoVlmConfig, num_processes: int) -> Any:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from rewards.judging.sets.base import (
+from rl_caption.meta_evaluation.sets.base import (
     JudgingSetError,
     RatedCaptions,
     csv_rows,
@@ -25,7 +25,7 @@ from rewards.judging.sets.base import (
     require,
     text_of,
 )
-from rewards.judging.sets.coco import CocoCaption, coco_captions, coco_id
+from rl_caption.meta_evaluation.sets.coco import CocoCaption, coco_captions, coco_id
 
 SOURCE = (
     "the folder data of https://github.com/google-research-datasets/Crisscrossed-Captions; captions_val2014.json and "

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rewards.judging.pairwise import ALL
 from rl_caption.data.scenes import NEGATIVE_KINDS
-from rl_caption.judging.agreement import Agreement
-from rl_caption.judging.captions import JudgedCaptions
+from rl_caption.meta_evaluation.agreement import Agreement
+from rl_caption.meta_evaluation.captions import JudgedCaptions
+from rl_caption.meta_evaluation.pairwise import ALL
 
 UNDEFINED = "–"
 

@@ -11,13 +11,13 @@ import torch
 
 from rewards.base import Reward
 from rewards.clip.backbone import Backbone
-from rewards.judging.embeddings import RememberingEncoder
-from rewards.judging.retrieval import retrieval_recall
 from rewards.registry import build
 from rl_caption.data.base import DataError, Row
-from rl_caption.judging.agreement import Agreement, agreement
-from rl_caption.judging.captions import JudgedCaptions
-from rl_caption.judging.tables import (
+from rl_caption.meta_evaluation.agreement import Agreement, agreement
+from rl_caption.meta_evaluation.captions import JudgedCaptions
+from rl_caption.meta_evaluation.embeddings import RememberingEncoder
+from rl_caption.meta_evaluation.retrieval import retrieval_recall
+from rl_caption.meta_evaluation.tables import (
     ModelReport,
     accuracy_table,
     agreement_table,

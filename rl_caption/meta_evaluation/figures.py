@@ -8,16 +8,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rewards.judging.bootstrap import Interval, intervals, tau_intervals
-from rewards.judging.correlation import (
+from rl_caption.meta_evaluation.bootstrap import Interval, intervals, tau_intervals
+from rl_caption.meta_evaluation.correlation import (
     UndefinedCorrelation,
     grouped_tau_b,
     kendall_tau_b,
     kendall_tau_c,
     sampled_spearman,
 )
-from rewards.judging.human import pearson
-from rewards.judging.sets.base import CaptionPairs, RatedCaptions
+from rl_caption.meta_evaluation.human import pearson
+from rl_caption.meta_evaluation.sets.base import CaptionPairs, RatedCaptions
 
 Floats = NDArray[np.float64]
 NO_REFERENCES = ""

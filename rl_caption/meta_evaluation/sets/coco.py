@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from rewards.judging.sets.base import JudgingSetError, list_of, read_json, single_spaced, text_of
+from rl_caption.meta_evaluation.sets.base import JudgingSetError, list_of, read_json, single_spaced, text_of
 
 _NAME = re.compile(r"0*(\d+)\.\w+$")
 

@@ -9,13 +9,13 @@ from itertools import accumulate, pairwise
 
 from tqdm import tqdm
 
-from rewards.judging.correlation import UndefinedCorrelation, grouped_tau_b, kendall_tau_b
-from rewards.judging.specificity import Chain
 from rewards.text.detail_units import detail_units_of
 from rewards.text.pos_tags import Tagger
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.scenes import hard_negatives, oracle
 from rl_caption.data.scenes.draws import Draws
+from rl_caption.meta_evaluation.correlation import UndefinedCorrelation, grouped_tau_b, kendall_tau_b
+from rl_caption.meta_evaluation.specificity import Chain
 from rl_caption.reward_models.triplets import Donor, continued, negative_unit, shuffled_words
 
 EDGES = (0, 10, 20, 30, 45)
@@ -31,7 +31,7 @@ def make_chains(
     tagger: Tagger | None = None,
     processes: int = 1,
 ) -> list[Chain | None]:
-    """Grow N captions unit by unit, with a negative at each step, for ``rewards.judging.specificity``.
+    """Grow N captions unit by unit, with a negative at each step, for ``rl_caption.meta_evaluation.specificity``.
 
     Negatives are made as those of ``make_triplets``: the next unit is replaced by one of another image. A chain ends
     early where no other image has a unit for it.

@@ -12,24 +12,24 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rewards.judging.sets.base import CaptionPairs, JudgedSet, JudgingSetError, RatedCaptions
+from rl_caption.meta_evaluation.sets.base import CaptionPairs, JudgedSet, JudgingSetError, RatedCaptions
 
 __all__ = ["SETS", "CaptionPairs", "JudgedSet", "JudgingSetError", "RatedCaptions", "load"]
 
 SETS: dict[str, str] = {
-    "flickr8k_expert": "rewards.judging.sets.flickr8k:flickr8k_expert",
-    "flickr8k_crowdflower": "rewards.judging.sets.flickr8k:flickr8k_crowdflower",
-    "composite": "rewards.judging.sets.composite:composite",
-    "pascal50s": "rewards.judging.sets.consensus:pascal50s",
-    "abstract50s": "rewards.judging.sets.consensus:abstract50s",
-    "foil": "rewards.judging.sets.foil:foil",
-    "sugarcrepe": "rewards.judging.sets.compositional:sugarcrepe",
-    "aro": "rewards.judging.sets.compositional:aro",
-    "polaris": "rewards.judging.sets.polaris:polaris",
-    "nebula": "rewards.judging.sets.polaris:nebula",
-    "thumb": "rewards.judging.sets.thumb:thumb",
-    "cxc": "rewards.judging.sets.cxc:cxc",
-    "ratings": "rewards.judging.sets.ratings:ratings",
+    "flickr8k_expert": "rl_caption.meta_evaluation.sets.flickr8k:flickr8k_expert",
+    "flickr8k_crowdflower": "rl_caption.meta_evaluation.sets.flickr8k:flickr8k_crowdflower",
+    "composite": "rl_caption.meta_evaluation.sets.composite:composite",
+    "pascal50s": "rl_caption.meta_evaluation.sets.consensus:pascal50s",
+    "abstract50s": "rl_caption.meta_evaluation.sets.consensus:abstract50s",
+    "foil": "rl_caption.meta_evaluation.sets.foil:foil",
+    "sugarcrepe": "rl_caption.meta_evaluation.sets.compositional:sugarcrepe",
+    "aro": "rl_caption.meta_evaluation.sets.compositional:aro",
+    "polaris": "rl_caption.meta_evaluation.sets.polaris:polaris",
+    "nebula": "rl_caption.meta_evaluation.sets.polaris:nebula",
+    "thumb": "rl_caption.meta_evaluation.sets.thumb:thumb",
+    "cxc": "rl_caption.meta_evaluation.sets.cxc:cxc",
+    "ratings": "rl_caption.meta_evaluation.sets.ratings:ratings",
 }
 """Name -> ``module:function``."""
 

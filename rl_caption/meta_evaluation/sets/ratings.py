@@ -1,12 +1,12 @@
-"""Any file of ratings: JSON lines of image, caption, rating and references (``rewards.judging.human.read_ratings``)."""
+"""Any file of ratings: JSON lines of image, caption, rating and references (``meta_evaluation.human.read_ratings``)."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-from rewards.judging.human import read_ratings
-from rewards.judging.sets.base import JudgingSetError, RatedCaptions, image_folder
+from rl_caption.meta_evaluation.human import read_ratings
+from rl_caption.meta_evaluation.sets.base import JudgingSetError, RatedCaptions, image_folder
 
 
 def ratings(

@@ -21,8 +21,8 @@ from typing import Any
 from PIL import Image
 
 from rewards.images import open_image
-from rewards.judging.sets.aro_relations import ARO_LEFT_OUT
-from rewards.judging.sets.base import (
+from rl_caption.meta_evaluation.sets.aro_relations import ARO_LEFT_OUT
+from rl_caption.meta_evaluation.sets.base import (
     CaptionPairs,
     JudgingSetError,
     check_count,

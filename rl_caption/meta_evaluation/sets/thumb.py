@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from rewards.judging.sets.base import (
+from rl_caption.meta_evaluation.sets.base import (
     JudgingSetError,
     RatedCaptions,
     check_count,
@@ -25,7 +25,7 @@ from rewards.judging.sets.base import (
     require,
     text_of,
 )
-from rewards.judging.sets.coco import coco_id, coco_references, letters
+from rl_caption.meta_evaluation.sets.coco import coco_id, coco_references, letters
 
 SOURCE = (
     "mscoco/mscoco_THumB-1.0.jsonl of https://github.com/jungokasai/THumB; captions_val2014.json and val2014 from "

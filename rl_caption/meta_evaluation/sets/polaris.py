@@ -23,7 +23,7 @@ from PIL import Image
 
 from rewards.base import RewardError
 from rewards.images import UNREADABLE, ImageSource, open_image
-from rewards.judging.sets.base import (
+from rl_caption.meta_evaluation.sets.base import (
     JudgingSetError,
     RatedCaptions,
     check_count,

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
-from rewards.judging.sets.base import (
+from rl_caption.meta_evaluation.sets.base import (
     JudgingSetError,
     RatedCaptions,
     check_count,
@@ -31,8 +31,8 @@ from rewards.judging.sets.base import (
     require,
     single_spaced,
 )
-from rewards.judging.sets.coco import coco_id, coco_references
-from rewards.judging.sets.flickr8k import read_tokens, references_without
+from rl_caption.meta_evaluation.sets.coco import coco_id, coco_references
+from rl_caption.meta_evaluation.sets.flickr8k import read_tokens, references_without
 
 SOURCE = (
     "the AMT evaluation of 'From Images to Sentences through Scene Description Graphs' (Aditya et al., Arizona State "

@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from rewards.judging.sets.base import (
+from rl_caption.meta_evaluation.sets.base import (
     CaptionPairs,
     JudgingSetError,
     check_count,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rewards.judging.correlation import (
+from rl_caption.meta_evaluation.correlation import (
     GroupedTau,
     UndefinedCorrelation,
     check_scores,
@@ -16,7 +16,7 @@ from rewards.judging.correlation import (
     kendall_tau_b,
     kendall_tau_c,
 )
-from rewards.judging.sets.base import JudgingSetError, json_lines, read_json, text_of
+from rl_caption.meta_evaluation.sets.base import JudgingSetError, json_lines, read_json, text_of
 
 RatingsError = JudgingSetError
 """Its earlier name."""

@@ -12,10 +12,21 @@ import torch
 from rewards.base import Reward
 from rewards.clip.backbone import Backbone
 from rewards.clip.long import count_tokens
-from rewards.judging.embeddings import RememberingEncoder
-from rewards.judging.hubness import Hubness, hubness
-from rewards.judging.retrieval import retrieval_recall
-from rewards.judging.specificity import (
+from rewards.registry import build
+from rl_caption.data.base import DataError, Row
+from rl_caption.meta_evaluation.embeddings import RememberingEncoder
+from rl_caption.meta_evaluation.growing import (
+    EDGES,
+    GrownCaption,
+    LengthBin,
+    grown_captions,
+    make_chains,
+    tau_by_length,
+)
+from rl_caption.meta_evaluation.hubness import Hubness, hubness
+from rl_caption.meta_evaluation.report import texts_of
+from rl_caption.meta_evaluation.retrieval import retrieval_recall
+from rl_caption.meta_evaluation.specificity import (
     Chain,
     ChainScores,
     SpecificityRates,
@@ -23,11 +34,7 @@ from rewards.judging.specificity import (
     score_chains,
     specificity_rates,
 )
-from rewards.registry import build
-from rl_caption.data.base import DataError, Row
-from rl_caption.judging.growing import EDGES, GrownCaption, LengthBin, grown_captions, make_chains, tau_by_length
-from rl_caption.judging.report import texts_of
-from rl_caption.judging.tables import UNDEFINED, markdown
+from rl_caption.meta_evaluation.tables import UNDEFINED, markdown
 
 logger = logging.getLogger(__name__)
 

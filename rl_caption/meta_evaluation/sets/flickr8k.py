@@ -21,8 +21,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from rewards.judging.human import read_ratings
-from rewards.judging.sets.base import (
+from rl_caption.meta_evaluation.human import read_ratings
+from rl_caption.meta_evaluation.sets.base import (
     JudgingSetError,
     RatedCaptions,
     check_count,

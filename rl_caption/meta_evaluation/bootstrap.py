@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from rewards.judging.correlation import UndefinedCorrelation, kendall_tau_b, kendall_tau_c, tau_of_table
+from rl_caption.meta_evaluation.correlation import UndefinedCorrelation, kendall_tau_b, kendall_tau_c, tau_of_table
 
 LEVEL = 0.95
 MAX_CELLS = 5_000_000

@@ -21,9 +21,9 @@ from rl_caption.data.base import Row, load_image
 from rl_caption.evaluation import Evaluation, evaluate_rows, write_evaluation
 from rl_caption.evaluation.judge import JUDGE
 from rl_caption.evaluation.reward_scores import add_judges
-from rl_caption.trl_captioning.config import GrpoVlmConfig
-from rl_caption.trl_captioning.model import Vlm, decoding_from_nothing
-from rl_caption.trl_captioning.rows import messages
+from rl_caption.trl.config import GrpoVlmConfig
+from rl_caption.trl.model import Vlm, decoding_from_nothing
+from rl_caption.trl.rows import messages
 
 
 def caption_images(

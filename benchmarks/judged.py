@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import yaml
 
+from benchmarks.studies.encoder_report import reference_metrics
 from rewards.base import Reward
 from rewards.clip.backbone import Backbone, load_backbone
 from rl_caption.build import ConfigError, build_data, quiet_libraries, usable_split
@@ -20,7 +21,6 @@ from rl_caption.config import DataConfig, EvaluateConfig
 from rl_caption.data.base import Row
 from rl_caption.data.files import write_json, write_text
 from rl_caption.errors import user_errors
-from rl_caption.meta_evaluation.report import reference_metrics
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,12 @@ from __future__ import annotations
 import argparse
 
 from benchmarks.judged import judged, options, run_program, write_tables
+from benchmarks.studies.encoder_report import Report, judge_metrics, judge_model, texts_of
 from rl_caption.build import ConfigError
 from rl_caption.captioners.transformer import TransformerCaptioner
 from rl_caption.data.base import Row
 from rl_caption.evaluation import check_writable
-from rl_caption.meta_evaluation.captions import JudgedCaptions, judge_captions, sample_at_temperatures
-from rl_caption.meta_evaluation.report import Report, judge_metrics, judge_model, texts_of
+from rl_caption.meta_evaluation.scenes import JudgedCaptions, judge_captions, sample_at_temperatures
 
 
 def judged_scenes(arguments: argparse.Namespace, rows: list[Row]) -> JudgedCaptions:

@@ -20,7 +20,6 @@ EXPECTED = {
     "rl_caption.errors": ("ConfigError",),
     "rl_caption.evaluation": ("EvaluationError", "JavaError"),
     "rl_caption.launch": ("LaunchError",),
-    "rl_caption.meta_evaluation.sets": ("JudgingSetError",),
     "rl_caption.report.errors": ("ReportError",),
     "rl_caption.trainer": ("NonFiniteError",),
 }

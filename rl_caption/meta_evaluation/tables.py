@@ -1,89 +1,105 @@
-"""Markdown tables of dual encoders and of metrics."""
+"""What was found about metrics on sets of judgements, as Markdown, CSV and JSON."""
 
 from __future__ import annotations
 
-import statistics
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
-from rl_caption.data.scenes import NEGATIVE_KINDS
-from rl_caption.meta_evaluation.agreement import Agreement
-from rl_caption.meta_evaluation.captions import JudgedCaptions
-from rl_caption.meta_evaluation.pairwise import ALL
+from rl_caption.data.files import write_json, write_text
+from rl_caption.meta_evaluation.config import JudgeSetConfig
+from rl_caption.meta_evaluation.figures import Figure
 
 UNDEFINED = "–"
+CSV_COLUMNS = (
+    "set", "metric", "figure", "value", "low", "high", "count", "published_convention", "signature", "note",
+)  # fmt: skip
 
 
-@dataclass(frozen=True)
-class ModelReport:
-    """A dual encoder: its size, and retrieval on a split."""
+@dataclass
+class SetResult:
+    """All metrics on one set, or on one part of it."""
 
-    folder: str
-    signature: str
-    parameters: int
-    retrieval: dict[str, float]
-    """``i2t_r1`` ... ``t2i_r10``, in [0, 1]."""
+    name: str
+    description: str
+    convention: str
+    count: int
+    """Judgements, or pairs."""
+    excluded: dict[str, int]
+    """Why judgements of the files are not among them -> how many."""
+    figures: dict[str, list[Figure]] = field(default_factory=dict)
+    """Heading of a metric -> what was found."""
+    signatures: dict[str, str] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Heading of a metric -> why it could not be computed."""
 
-    @property
-    def fp32_mib(self) -> float:
-        """Size of the parameters in float32, in MiB."""
-        return self.parameters * 4 / 2**20
+
+def write_results(folder: Path, config: JudgeSetConfig, results: Sequence[SetResult]) -> list[Path]:
+    """Write ``agreement.md``, ``agreement.csv`` and ``agreement.json``; return their paths in this order."""
+    paths = [folder / f"agreement.{kind}" for kind in ("md", "csv", "json")]
+    write_text(paths[0], "\n".join(as_markdown(result, config.bootstrap) for result in results))
+    write_text(paths[1], as_csv(results))
+    write_json(paths[2], {"config": asdict(config), "sets": [asdict(result) for result in results]})
+    return paths
+
+
+def as_markdown(result: SetResult, resamples: int) -> str:
+    """Return one set as a table: a line for each metric, a column for each figure, times 100 as papers print them."""
+    names = list(dict.fromkeys(figure.name for own in result.figures.values() for figure in own))
+    published = {figure.name for own in result.figures.values() for figure in own if figure.published}
+    published = set() if published == set(names) else published  # nothing to tell apart
+    head = ["metric", *(f"**{heading(name)}**" if name in published else heading(name) for name in names)]
+    lines = []
+    for metric, own in result.figures.items():
+        found = {figure.name: figure for figure in own}
+        lines.append([metric, *(_cell(found.get(name)) for name in names)])
+    lines += [[metric, *[UNDEFINED] * len(names)] for metric in result.left_out]
+    notes = [f"- Convention: {result.convention}"]
+    notes += [f"- Excluded: {count}, {reason}" for reason, count in result.excluded.items() if count]
+    if resamples:
+        notes.append(f"- In brackets: 95 % bootstrap interval, {resamples} resamples of images")
+    if published:
+        notes.append(f"- Bold: what papers print for {result.name}")
+    for metric, own in result.figures.items():
+        notes += dict.fromkeys(f"- {metric}: {figure.note}" for figure in own if figure.note)
+    notes += [f"- {UNDEFINED} {metric}: {reason}" for metric, reason in result.left_out.items()]
+    notes += [f"- {metric}: `{signature}`" for metric, signature in result.signatures.items()]
+    title = f"## {result.name}: {result.description}"
+    return "\n\n".join([title, markdown(head, lines), "\n".join(notes)]) + "\n"
+
+
+def heading(name: str) -> str:
+    """Return the name of a figure with its unit."""
+    return f"{name}, x100" if name.startswith(("tau", "pearson", "spearman")) else f"{name}, % right"
+
+
+def _cell(figure: Figure | None) -> str:
+    if figure is None or figure.value is None:
+        return UNDEFINED
+    text = f"{100 * figure.value:.1f}"
+    if figure.low is None or figure.high is None:
+        return text
+    return f"{text} [{100 * figure.low:.1f}, {100 * figure.high:.1f}]"
+
+
+def as_csv(results: Sequence[SetResult]) -> str:
+    """Return all figures as CSV, unrounded: tau in [-1, 1], accuracies in [0, 1]; what is not defined is empty."""
+    lines = io.StringIO()
+    table = csv.writer(lines, lineterminator="\n")
+    table.writerow(CSV_COLUMNS)
+    for result in results:
+        for metric, own in result.figures.items():
+            for figure in own:
+                values = [figure.value, figure.low, figure.high, figure.count, figure.published]
+                table.writerow([result.name, metric, figure.name, *values, result.signatures[metric], figure.note])
+        for metric, reason in result.left_out.items():
+            table.writerow([result.name, metric, "", "", "", "", "", "", "", reason])
+    return lines.getvalue()
 
 
 def markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     """Lay a table out: the first column to the left, numbers to the right."""
     rule = ["---", *["---:"] * (len(head) - 1)]
     return "\n".join(f"| {' | '.join(line)} |" for line in [head, rule, *lines])
-
-
-def models_table(models: Mapping[str, ModelReport]) -> str:
-    """Size, and recall at k in per cent in both directions."""
-    keys = list(next(iter(models.values())).retrieval)
-    names = {"i2t": "image to text", "t2i": "text to image"}
-    head = ["model", "parameters, millions", "fp32, MiB"]
-    head += [f"{names[key[:3]]} R@{key.removeprefix(key[:3] + '_r')}, %" for key in keys]
-    lines = [
-        [label, f"{model.parameters / 1e6:.2f}", f"{model.fp32_mib:.1f}"]
-        + [f"{100 * model.retrieval[key]:.1f}" for key in keys]
-        for label, model in models.items()
-    ]
-    return markdown(head, lines)
-
-
-def agreement_table(metrics: Mapping[str, Agreement]) -> str:
-    """Kendall's tau against oracle F1, times 100 as papers print it."""
-    head = ["metric", "tau_b, x100", "tau_c, x100", "tau_b within images, x100", "images scored all alike"]
-    lines = []
-    for name, found in metrics.items():
-        taus = [_tau(value) for value in (found.tau_b, found.tau_c, found.within_image_tau_b)]
-        lines.append([name, *taus, f"{found.constant_images} of {found.images}"])
-    return markdown(head, lines)
-
-
-def accuracy_table(metrics: Mapping[str, Agreement], judged: JudgedCaptions) -> str:
-    """Share of hard negatives scored below the reference that they were made from, in per cent."""
-    found_kinds = Counter(pair.kind for pair in judged.pairs)
-    counts = {ALL: len(judged.pairs)} | {kind: found_kinds[kind] for kind in NEGATIVE_KINDS if kind in found_kinds}
-    head = ["metric", *(f"{kind} ({count}), %" for kind, count in counts.items())]
-    lines = [[name, *(f"{100 * found.accuracy[kind]:.1f}" for kind in counts)] for name, found in metrics.items()]
-    return markdown(head, lines)
-
-
-def sources_table(judged: JudgedCaptions) -> str:
-    """Where the judged captions come from and how good they are."""
-    f1: dict[str, list[float]] = {}
-    for caption in judged.captions:
-        f1.setdefault(caption.source, []).append(caption.f1)
-    head = ["source", "captions", "mean oracle F1, 0 to 1"]
-    return markdown(head, [[source, str(len(own)), f"{statistics.fmean(own):.3f}"] for source, own in f1.items()])
-
-
-def notes(metrics: Mapping[str, Agreement]) -> list[str]:
-    """Why correlations are not defined, and the signatures of the metrics."""
-    undefined = [f"- {UNDEFINED} {name}, {note}" for name, found in metrics.items() for note in found.notes]
-    return undefined + [f"- {name}: `{found.signature}`" for name, found in metrics.items()]
-
-
-def _tau(value: float | None) -> str:
-    return UNDEFINED if value is None else f"{100 * value:.1f}"

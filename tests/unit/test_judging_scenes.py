@@ -13,17 +13,22 @@ import torch
 import yaml
 
 from benchmarks.judged import data_section, loaded
+from benchmarks.studies.encoder_report import (
+    ModelReport,
+    RememberingEncoder,
+    Report,
+    agreement,
+    judge_model,
+    reference_metrics,
+    scores_agreement,
+)
 from rewards.clip.backbone import load_backbone
 from rewards.clipscore import ClipScore, RefClipScore
 from rewards.text.tokenize import tokenize
 from rl_caption.build import ConfigError
 from rl_caption.data.base import DataError
 from rl_caption.data.scenes import ScenesData, hard_negatives, oracle
-from rl_caption.meta_evaluation.agreement import agreement, scores_agreement
-from rl_caption.meta_evaluation.captions import judge_captions, sample_at_temperatures
-from rl_caption.meta_evaluation.embeddings import RememberingEncoder
-from rl_caption.meta_evaluation.report import Report, judge_model, reference_metrics
-from rl_caption.meta_evaluation.tables import ModelReport
+from rl_caption.meta_evaluation.scenes import judge_captions, sample_at_temperatures
 from tests.captioners_for_tests import tiny_captioner
 from tests.clip_for_tests import noise_image, tiny_student
 

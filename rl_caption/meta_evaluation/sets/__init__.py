@@ -1,37 +1,44 @@
 """Public sets of human judgements of captions, read from the files in which they are published.
 
 ``load`` reads one by its name. A set is one function ``(folder, images, partial, ...) -> [RatedCaptions |
-CaptionPairs]`` and one line in ``SETS``.
+CaptionPairs]`` and one line in ``SETS``. Its arguments, unless it says otherwise:
+
+    folder: of its files.
+    images: folder of its photos; None looks below ``folder``.
+    partial: accept other numbers of judgements than the published ones.
+
+A file that is missing, wrong or incomplete is a ``DataError``.
 """
 
 from __future__ import annotations
 
-import importlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from rl_caption.meta_evaluation.sets.base import CaptionPairs, JudgedSet, JudgingSetError, RatedCaptions
+from rl_caption.data.base import DataError
+from rl_caption.meta_evaluation.sets.base import CaptionPairs, JudgedSet, RatedCaptions
 
-__all__ = ["SETS", "CaptionPairs", "JudgedSet", "JudgingSetError", "RatedCaptions", "load"]
+__all__ = ["SETS", "CaptionPairs", "JudgedSet", "RatedCaptions", "load"]
 
 SETS: dict[str, str] = {
-    "flickr8k_expert": "rl_caption.meta_evaluation.sets.flickr8k:flickr8k_expert",
-    "flickr8k_crowdflower": "rl_caption.meta_evaluation.sets.flickr8k:flickr8k_crowdflower",
-    "composite": "rl_caption.meta_evaluation.sets.composite:composite",
-    "pascal50s": "rl_caption.meta_evaluation.sets.consensus:pascal50s",
-    "abstract50s": "rl_caption.meta_evaluation.sets.consensus:abstract50s",
-    "foil": "rl_caption.meta_evaluation.sets.foil:foil",
-    "sugarcrepe": "rl_caption.meta_evaluation.sets.compositional:sugarcrepe",
-    "aro": "rl_caption.meta_evaluation.sets.compositional:aro",
-    "polaris": "rl_caption.meta_evaluation.sets.polaris:polaris",
-    "nebula": "rl_caption.meta_evaluation.sets.polaris:nebula",
-    "thumb": "rl_caption.meta_evaluation.sets.thumb:thumb",
-    "cxc": "rl_caption.meta_evaluation.sets.cxc:cxc",
-    "ratings": "rl_caption.meta_evaluation.sets.ratings:ratings",
+    "flickr8k_expert": "rated",
+    "flickr8k_crowdflower": "rated",
+    "composite": "rated",
+    "pascal50s": "pairs",
+    "abstract50s": "pairs",
+    "foil": "pairs",
+    "sugarcrepe": "pairs",
+    "aro": "pairs",
+    "polaris": "rated",
+    "nebula": "rated",
+    "thumb": "rated",
+    "cxc": "rated",
+    "ratings": "rated",
 }
-"""Name -> ``module:function``."""
+"""Name -> module of this package that has the function of this name."""
 
 
 def load(
@@ -41,7 +48,7 @@ def load(
     partial: bool = False,
     kwargs: Mapping[str, Any] | None = None,
 ) -> Sequence[JudgedSet]:
-    """Read a set of judgements.
+    """Read a set of judgements, in one part or several.
 
     Args:
         name: one of ``SETS``.
@@ -50,23 +57,18 @@ def load(
         partial: accept other numbers of judgements than the published ones.
         kwargs: what else the set takes, such as ``aspect`` of Composite.
 
-    Returns:
-        The set, in one part or several.
-
     Raises:
-        JudgingSetError: an unknown name or argument, or files that are missing, wrong or incomplete.
+        DataError: an unknown name or argument, or files that are missing, wrong or incomplete.
     """
     if name not in SETS:
-        raise JudgingSetError(f"{name!r} is not a set of judgements: expected one of {', '.join(SETS)}")
-    module, _, function = SETS[name].partition(":")
-    read: Callable[..., Sequence[JudgedSet]] = getattr(importlib.import_module(module), function)
+        raise DataError(f"{name!r} is not a set of judgements: expected one of {', '.join(SETS)}")
+    read = getattr(import_module(f"{__name__}.{SETS[name]}"), name)
     options = [key for key in inspect.signature(read).parameters if key not in ("folder", "images", "partial")]
     unknown = sorted(set(kwargs or {}) - set(options))
     if unknown:
-        raise JudgingSetError(f"{name} does not take {', '.join(unknown)}; it takes: {', '.join(options) or 'nothing'}")
+        raise DataError(f"{name} does not take {', '.join(unknown)}; it takes: {', '.join(options) or 'nothing'}")
     place = Path(folder)
     if not place.exists():
-        raise JudgingSetError(
-            f"{name}: {str(place)!r} is not there: expected the folder of its files (docs/judging.md)"
-        )
-    return read(place, None if images is None else Path(images), partial, **(kwargs or {}))
+        raise DataError(f"{name}: {str(place)!r} is not there: expected the folder of its files (docs/judging.md)")
+    parts: Sequence[JudgedSet] = read(place, None if images is None else Path(images), partial, **(kwargs or {}))
+    return parts

@@ -1,4 +1,7 @@
-"""What a set of judgements is: captions that people rated, or pairs of captions of which one is better."""
+"""What a set of judgements is, captions that people rated or pairs of which one is better, and readers of its files.
+
+Every reader raises ``DataError``, whose message names the file, the row and the value.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,13 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from rewards.images import ImageSource
-
-
-class JudgingSetError(ValueError):
-    """A set of judgements cannot be used; the message names the file, what is wrong, and what to get where."""
+from rl_caption.data.base import DataError
+from rl_caption.data.plain_files import shown
 
 
 @dataclass(frozen=True)
@@ -74,208 +76,191 @@ class CaptionPairs:
 JudgedSet = RatedCaptions | CaptionPairs
 
 
+class Rating(NamedTuple):
+    """One judgement, as the loaders collect them."""
+
+    image: str
+    """File name, or another id."""
+    caption: str
+    rating: float
+    references: Sequence[str] | None
+
+
+def rated_captions(
+    name: str, rows: Sequence[Rating], images: Path | Sequence[ImageSource] | None, *args: Any, **kwargs: Any
+) -> RatedCaptions:
+    """Make ``RatedCaptions`` of N rows; ``images`` is the folder of the files that they name, or N images."""
+    files, captions, ratings, references = (list(column) for column in zip(*rows, strict=True))
+    found = [images / file for file in files] if isinstance(images, Path) else images
+    known = None if references[0] is None else references
+    return RatedCaptions(name, captions, ratings, files, found, known, *args, **kwargs)
+
+
 def require(folder: Path, name: str, names: Sequence[str], source: str) -> Path:
-    """Return the first of ``names`` that is in ``folder``.
-
-    Args:
-        folder: where the set is.
-        name: of the set.
-        names: files, any of which will do, or one.
-        source: where they come from.
-
-    Raises:
-        JudgingSetError: none of them is there.
-    """
+    """Return the first of ``names``, any of which will do, that is in ``folder``; else say where to get it."""
     for file in names:
         if (folder / file).is_file():
             return folder / file
-    raise JudgingSetError(f"{name} needs {' or '.join(names)} in {str(folder)!r}, which is not there. Get it: {source}")
+    raise DataError(f"{name} needs {' or '.join(names)} in {str(folder)!r}, which is not there. Get it: {source}")
 
 
 def image_folder(folder: Path, images: Path | None, names: Sequence[str]) -> Path | None:
-    """Return the folder of the images: ``images``, or the first of ``names`` that is below ``folder``, or None.
-
-    Raises:
-        JudgingSetError: ``images`` is no folder.
-    """
+    """Return the folder of the images: ``images``, or the first of ``names`` that is below ``folder``, or None."""
     if images is not None:
         if not images.is_dir():
-            raise JudgingSetError(f"images = {str(images)!r} is not a folder: expected the one with the set's images")
+            raise DataError(f"images = {str(images)!r} is not a folder: expected the one with the set's images")
         return images
     return next((folder / name for name in names if (folder / name).is_dir()), None)
 
 
 def check_count(name: str, what: str, found: int, published: int, partial: bool) -> None:
-    """Compare a count with the published one.
-
-    Raises:
-        JudgingSetError: they differ, and the caller does not want a part of the set.
-    """
+    """Refuse another number than the published one, unless the caller wants a part of the set, and an empty set."""
     if found != published and not partial:
-        raise JudgingSetError(
+        raise DataError(
             f"{name} has {found} {what}, published are {published}: the files are incomplete or of another version, "
             "and figures would not compare. Set partial to judge by what is there"
         )
+    if not found:
+        raise DataError(f"{name} has no {what}")
 
 
 def read_text(path: Path, fallback: str | None = None) -> str:
-    """Read a text file in UTF-8, or in the encoding ``fallback`` where it is not that.
-
-    Raises:
-        JudgingSetError: it cannot be read, is in another encoding, or is damaged (NUL bytes).
-    """
+    """Read a text file in UTF-8, or in the encoding ``fallback`` where it is not that; NUL bytes are damage."""
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise JudgingSetError(f"{path}: {error}") from error
+        raise DataError(f"{path}: {error}") from error
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         if fallback is None:
             line = content.count(b"\n", 0, error.start) + 1
-            raise JudgingSetError(f"{path}, line {line}: {error}: expected text in UTF-8") from error
+            raise DataError(f"{path}, line {line}: {error}: expected text in UTF-8") from error
         text = content.decode(fallback)
     if "\0" in text:
         line = text.count("\n", 0, text.index("\0")) + 1
-        raise JudgingSetError(f"{path}, line {line} has NUL bytes: the file is damaged, get it again")
+        raise DataError(f"{path}, line {line} has NUL bytes: the file is damaged, get it again")
     return text
 
 
 def parse_json(text: str, where: str) -> Any:
-    """Parse JSON.
-
-    Raises:
-        JudgingSetError: it is none, or is nested too deeply.
-    """
+    """Parse JSON. A whole number too long for any set becomes infinite, so that whoever knows the row refuses it."""
     try:
-        return json.loads(text, parse_int=_whole_number)
+        return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) < 300 else math.inf)
     except (ValueError, RecursionError) as error:
-        raise JudgingSetError(f"{where} is not JSON that can be read ({error}): {text!r:.80}") from error
+        raise DataError(f"{where} is not JSON: {error}") from error
 
 
-def _whole_number(digits: str) -> float:
-    """What no number of a set can be becomes infinite, so that whoever knows the row refuses it."""
-    return int(digits) if len(digits) < 300 else float("inf")
+def json_items(path: Path, key: str | None = None) -> list[tuple[str, dict[str, Any]]]:
+    """Read the objects in a JSON file, each after where it stands.
 
-
-def read_json(path: Path) -> Any:
-    """Read a JSON file. Raises as ``read_text`` and ``parse_json``."""
-    return parse_json(read_text(path), str(path))
+    Args:
+        path: of a list of objects, or of an object of id -> object, which gets its id as ``""``.
+        key: the file is an object, and the list is under this key.
+    """
+    content = parse_json(read_text(path), str(path))
+    found = content if key is None else content.get(key) if isinstance(content, dict) else None
+    if not isinstance(found, list | dict) or (key is not None and isinstance(found, dict)):
+        under = f"an object with {key!r}, a list of objects" if key else "a list of objects"
+        raise DataError(f"{path} is {shown(content)}: expected {under}")
+    pairs = found.items() if isinstance(found, dict) else ((f"{key or ''}[{n}]", item) for n, item in enumerate(found))
+    items = [(f"{path}, {place}", item) for place, item in pairs]
+    for where, item in items:
+        if not isinstance(item, dict):
+            raise DataError(f"{where} is {shown(item)}: expected an object")
+    return items
 
 
 def json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield where each object of a file of JSON lines stands, and the object; empty lines are skipped.
-
-    Raises:
-        JudgingSetError: it cannot be read, or a line is no object.
-    """
+    """Yield where each object of a file of JSON lines stands, and the object; empty lines are skipped."""
     for number, line in enumerate(read_text(path).split("\n"), start=1):
         if line.strip():
             where = f"{path}, line {number}"
             item = parse_json(line, where)
             if not isinstance(item, dict):
-                raise JudgingSetError(f"{where} is {line!r:.80}: expected an object")
+                raise DataError(f"{where} is {line!r:.80}: expected an object")
             yield where, item
 
 
-def csv_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield where each row of a CSV file with a header stands, and its fields by column.
+def table_rows(
+    path: Path,
+    columns: Sequence[str],
+    delimiter: str = ",",
+    *,
+    head: bool = True,
+    ragged: bool = False,
+    fallback: str | None = None,
+) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield where each row of a table stands, and its fields by column; empty lines are skipped.
 
     Args:
-        path: the file.
-        columns: which it must have; it may have others.
-
-    Raises:
-        JudgingSetError: it cannot be read, lacks a column, or a row has more or fewer fields than the header.
+        path: a CSV file, or lines of fields between tabs, in which quotation marks mean nothing.
+        columns: which it must have; with a head it may have others.
+        delimiter: between fields.
+        head: whether the first line names the columns.
+        ragged: accept rows with more or fewer fields; missing ones are empty.
+        fallback: as for ``read_text``.
     """
-    reader = csv.reader(io.StringIO(read_text(path), newline=""))
+    quoting: Any = csv.QUOTE_NONE if delimiter == "\t" else csv.QUOTE_MINIMAL
+    text = io.StringIO(read_text(path, fallback), newline="")
+    reader = csv.reader(text, delimiter=delimiter, quoting=quoting)
     try:
-        head = next(reader, [])
-        if not set(columns) <= set(head):
-            raise JudgingSetError(f"{path} has the columns {head[:20]!r:.200}: expected {', '.join(columns)}")
+        names = next(reader, []) if head else list(columns)
+        if not set(columns) <= set(names):
+            raise DataError(f"{path} has the columns {names[:40]!r:.400}: expected {', '.join(columns)}")
         for row in reader:
+            if len(row) < 2 and not "".join(row).strip():
+                continue
             where = f"{path}, line {reader.line_num}"
-            if len(row) != len(head):
-                raise JudgingSetError(f"{where} has {len(row)} fields: expected {len(head)}, as in the first line")
-            yield where, dict(zip(head, row, strict=True))
+            if len(row) != len(names) and not ragged:
+                raise DataError(f"{where} has {len(row)} fields: {shown(delimiter.join(row))}: expected {len(names)}")
+            yield where, dict(zip_longest(names, row[: len(names)], fillvalue=""))
     except csv.Error as error:
-        raise JudgingSetError(f"{path}, line {reader.line_num}: {error}") from error
+        raise DataError(f"{path}, line {reader.line_num}: {error}") from error
 
 
-def tab_rows(path: Path, columns: int) -> list[list[str]]:
-    """Read a file of lines of ``columns`` fields, separated by tabs; empty lines are skipped.
-
-    Raises:
-        JudgingSetError: it cannot be read, or a line has another number of fields.
-    """
-    rows = []
-    for number, line in enumerate(read_text(path).split("\n"), start=1):
-        if line.strip():
-            fields = line.rstrip("\r").split("\t")
-            if len(fields) != columns:
-                raise JudgingSetError(
-                    f"{path}, line {number} has {len(fields)} fields: {line!r:.80}: expected {columns}, divided by tabs"
-                )
-            rows.append(fields)
-    return rows
-
-
-def list_of(content: Any, path: Path, key: str | None = None) -> list[dict[str, Any]]:
-    """Return the objects of a JSON list, or of the one under ``key`` of an object.
-
-    Raises:
-        JudgingSetError: there is no such list, or one of its items is no object.
-    """
-    found = content if key is None else content.get(key) if isinstance(content, dict) else None
-    name = "" if key is None else key
-    if not isinstance(found, list):
-        wanted = f"an object with {key!r}, a list of objects" if key else "a list of objects"
-        raise JudgingSetError(f"{path} is {content!r:.80}: expected {wanted}")
-    for number, item in enumerate(found):
-        if not isinstance(item, dict):
-            raise JudgingSetError(f"{path}, {name}[{number}] is {item!r:.80}: expected an object")
-    return found
-
-
-def text_of(item: Any, key: str, where: str) -> str:
-    """Return ``item[key]``, which must be text.
-
-    Raises:
-        JudgingSetError: ``item`` is no object, or the value is no text.
-    """
-    value = item.get(key) if isinstance(item, dict) else None
+def text_of(item: Mapping[str, Any], key: str, where: str) -> str:
+    """Return ``item[key]``, which must be text that is not blank."""
+    value = item.get(key)
     if not isinstance(value, str) or not value.strip() or "\0" in value:
-        raise JudgingSetError(f"{where}: {key!r} is {value!r:.80}: expected text")
+        raise DataError(f"{where}: {key!r} is {shown(value)}: expected text")
     return value
 
 
-def texts_of(value: Any, where: str) -> list[str]:
-    """Return a list of texts with single spaces, less empty ones.
+def caption_of(item: Mapping[str, Any], key: str, where: str) -> str:
+    """Return ``item[key]``, which must be text, with single spaces."""
+    return single_spaced(text_of(item, key, where))
 
-    Raises:
-        JudgingSetError: it is none, or has no text.
-    """
+
+def texts_of(item: Mapping[str, Any], key: str, where: str, single: bool = True) -> list[str]:
+    """Return ``item[key]``, a list of texts, less blank ones; one at least. ``single``: with single spaces."""
+    value = item.get(key)
     if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
-        raise JudgingSetError(f"{where} is {value!r:.80}: expected a list of texts")
-    texts = [single_spaced(text) for text in value if text.strip()]
+        raise DataError(f"{where}: {key!r} is {shown(value)}: expected a list of texts")
+    texts = [single_spaced(text) if single else text for text in value if text.strip()]
     if not texts:
-        raise JudgingSetError(f"{where} is {value!r:.80}: expected at least one text")
+        raise DataError(f"{where}: {key!r} is {shown(value)}: expected a list of at least one text")
     return texts
 
 
-def number_of(text: Any, where: str) -> float:
-    """Return a number that stands in a file, as text or as a number.
-
-    Raises:
-        JudgingSetError: it is none, or is not finite.
-    """
+def number_of(item: Mapping[str, Any], key: str, where: str) -> float:
+    """Return ``item[key]``, which must be a finite number or, as in tables, the text of one."""
+    value = item.get(key)
     try:
-        value = math.nan if isinstance(text, bool) else float(text)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise JudgingSetError(f"{where} is {text!r:.80}: expected a number") from error
-    if not math.isfinite(value):
-        raise JudgingSetError(f"{where} is {text!r:.80}: expected a finite number")
-    return value
+        number = math.nan if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise DataError(f"{where}: {key!r} is {shown(value)}: expected a finite number")
+    return number
+
+
+def id_of(item: Mapping[str, Any], key: str, where: str) -> str:
+    """Return ``item[key]``, which must be a whole number or text, as text."""
+    value = item.get(key)
+    if not isinstance(value, int | str):
+        raise DataError(f"{where}: {key!r} is {shown(value)}: expected a whole number or text")
+    return str(value)
 
 
 def single_spaced(text: str) -> str:

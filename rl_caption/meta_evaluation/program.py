@@ -17,13 +17,13 @@ from rewards.text.tokenize import tokenize
 from rl_caption.build import ConfigError, quiet_libraries
 from rl_caption.config_checks import check
 from rl_caption.evaluation import JavaError, check_writable
-from rl_caption.meta_evaluation.agreement_tables import SetResult, write_results
 from rl_caption.meta_evaluation.config import JudgeSetConfig
 from rl_caption.meta_evaluation.figures import NO_REFERENCES, Figure, pair_figures, rated_figures
 from rl_caption.meta_evaluation.metrics import LeftOut, build_metrics, columns_before_built
-from rl_caption.meta_evaluation.scenes_set import scenes_sets
+from rl_caption.meta_evaluation.scenes import scenes_sets
 from rl_caption.meta_evaluation.sets import CaptionPairs, JudgedSet, RatedCaptions, load
-from rl_caption.meta_evaluation.sets.compositional import Region
+from rl_caption.meta_evaluation.sets.pairs import Region
+from rl_caption.meta_evaluation.tables import SetResult, write_results
 
 logger = logging.getLogger(__name__)
 SCENES = "scenes"
@@ -34,7 +34,7 @@ def judge_metrics_by_people(config: JudgeSetConfig) -> str:
 
     Raises:
         ConfigError: a setting or metric that does not exist, or a metric that needs what the set does not have.
-        JudgingSetError: files of the set are missing, wrong or incomplete.
+        DataError: files of the set are missing, wrong or incomplete.
         RewardError: a metric failed.
         EvaluationError: the results cannot be written.
     """

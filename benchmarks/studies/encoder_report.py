@@ -27,9 +27,9 @@ from rl_caption.meta_evaluation.correlation import (
     kendall_tau_c,
     pairwise_accuracy,
 )
-from rl_caption.meta_evaluation.retrieval import retrieval_recall
 from rl_caption.meta_evaluation.scenes import JudgedCaptions
 from rl_caption.meta_evaluation.tables import UNDEFINED, markdown
+from rl_caption.reward_models.retrieval import retrieval_recall
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ NAMES: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
     **{f"bleu{n}": {f"BLEU-{n}": ("bleu", {"n": n})} for n in (1, 2, 3, 4)},
     "rouge": {"ROUGE-L": ("rouge_l", {})},
     "rouge_l": {"ROUGE-L": ("rouge_l", {})},
-    "cider": {"CIDEr": ("cider", {"eos": False})},
+    "cider": {"CIDEr": ("cider", {})},
 }
 """Name on the command line -> heading -> (name of the reward, its arguments)."""
 TOOLKIT = {"meteor": "METEOR", "spice": "SPICE"}
@@ -77,80 +77,83 @@ class ToolkitMetric:
         return checked_scores(self, [by_key[keys[row]] for row in rows], len(texts))
 
 
-def build_metrics(names: str | Sequence[str], judges: Mapping[str, JudgeConfig]) -> dict[str, Reward | LeftOut]:
-    """Make the metrics.
+@dataclass(frozen=True)
+class MetricSpec:
+    """A metric that was asked for."""
+
+    heading: str
+    reward: str
+    """Name in the registry, or ``module:Class``."""
+    arguments: dict[str, Any]
+    key: str
+    """Of the configuration, for messages."""
+
+    @property
+    def kind(self) -> Any:
+        """The reward's class; nothing is loaded for this.
+
+        Raises:
+            ConfigError: it is unknown.
+        """
+        try:
+            return load(self.reward)
+        except ValueError as error:
+            names = ", ".join([*NAMES, *TOOLKIT])
+            raise ConfigError(f"{self.key}: {error}. Besides rewards there are {names}") from error
+
+    @property
+    def columns(self) -> frozenset[str]:
+        """The columns that the class says it needs; none where it decides when it is built."""
+        columns = getattr(self.kind, "columns", None)
+        return columns if isinstance(columns, frozenset) else frozenset()
+
+    def build(self) -> Reward | LeftOut:
+        """Make the metric, or say why it is left out; CIDEr-D is without EOS unless its arguments say otherwise.
+
+        Raises:
+            ConfigError: it is unknown, or does not take its arguments.
+        """
+        if self.kind is ToolkitMetric:
+            try:
+                find_java()
+            except JavaError as error:
+                return LeftOut(str(error))
+        own = {"eos": False} if self.kind is CiderD else {}
+        try:
+            return build(self.reward, **(own | self.arguments))
+        except (ValueError, TypeError, OSError) as error:
+            raise ConfigError(f"{self.key}: {error}") from error
+
+
+def metric_specs(names: str | Sequence[str], judges: Mapping[str, JudgeConfig]) -> list[MetricSpec]:
+    """Say which metrics are asked for, each heading once.
 
     Args:
         names: those of ``NAMES`` and ``TOOLKIT``, or of a reward that needs no arguments; with commas, or a list.
-        judges: heading -> reward with arguments. ``cider`` is without EOS unless its arguments say otherwise.
-
-    Returns:
-        Heading -> metric, or why it is left out.
+        judges: heading -> reward with arguments.
 
     Raises:
-        ConfigError: no metric, an unknown one, one twice, or arguments that it does not take.
+        ConfigError: no metric, or one twice.
     """
-    made: dict[str, Reward | LeftOut] = {}
-    for name in split_names(names):
-        for heading, metric in _named(name).items():
-            if heading in made:
+    found: dict[str, MetricSpec] = {}
+    for name in (part.strip() for part in (names.split(",") if isinstance(names, str) else names)):
+        if name in TOOLKIT:
+            wanted = {TOOLKIT[name]: (f"{__name__}:ToolkitMetric", {"metric": name})}
+        else:
+            wanted = NAMES.get(name, {name: (name, {})} if name else {})
+        for heading, (reward, arguments) in wanted.items():
+            if heading in found:
                 raise ConfigError(f"metrics: {heading} is asked for twice")
-            made[heading] = metric
+            found[heading] = MetricSpec(heading, reward, arguments, "metrics")
     for heading, judge in judges.items():
-        if heading in made:
+        if heading in found:
             raise ConfigError(f"judges.{heading} is among the metrics, too: give it another heading")
-        arguments = dict(judge.kwargs)
-        made[heading] = _built(judge.target or heading, arguments, f"judges.{heading}")
-    if not made:
+        found[heading] = MetricSpec(heading, judge.target or heading, dict(judge.kwargs), f"judges.{heading}")
+    if not found:
         raise ConfigError(f"metrics is {names!r} and judges is empty: name at least one metric, such as cider")
-    return made
+    return list(found.values())
 
 
-def _named(name: str) -> dict[str, Reward | LeftOut]:
-    if name in NAMES:
-        return {heading: build(reward, **arguments) for heading, (reward, arguments) in NAMES[name].items()}
-    if name in TOOLKIT:
-        try:
-            find_java()
-        except JavaError as error:
-            return {TOOLKIT[name]: LeftOut(str(error))}
-        return {TOOLKIT[name]: build(f"{__name__}:ToolkitMetric", metric=name)}
-    return {name: _built(name, {}, "metrics")}
-
-
-def _built(name: str, arguments: dict[str, Any], key: str) -> Reward:
-    if _known(name, key) is CiderD:
-        arguments = {"eos": False} | arguments
-    try:
-        return build(name, **arguments)
-    except (ValueError, TypeError, OSError) as error:
-        raise ConfigError(f"{key}: {error}") from error
-
-
-def _known(name: str, key: str) -> Any:
-    try:
-        return load(name)
-    except ValueError as error:
-        raise ConfigError(f"{key}: {error}. Besides rewards there are {', '.join([*NAMES, *TOOLKIT])}") from error
-
-
-def columns_before_built(names: str | Sequence[str], judges: Mapping[str, JudgeConfig]) -> dict[str, frozenset[str]]:
-    """Say which columns metrics need whose classes tell without being built: nothing is loaded for this.
-
-    Returns:
-        Heading -> columns; metrics that decide when they are built are not among them.
-
-    Raises:
-        ConfigError: an unknown metric.
-    """
-    wanted = {name: "metrics" for name in split_names(names) if name not in NAMES and name not in TOOLKIT}
-    targets = {name: (name, key) for name, key in wanted.items()}
-    targets |= {heading: (judge.target or heading, f"judges.{heading}") for heading, judge in judges.items()}
-    found = {heading: getattr(_known(name, key), "columns", None) for heading, (name, key) in targets.items()}
-    return {heading: columns for heading, columns in found.items() if isinstance(columns, frozenset)}
-
-
-def split_names(names: str | Sequence[str]) -> list[str]:
-    """Return the names of a text with commas, or of a list."""
-    parts = names.split(",") if isinstance(names, str) else names
-    return [name.strip() for name in parts if name.strip()]
+def build_metrics(names: str | Sequence[str], judges: Mapping[str, JudgeConfig]) -> dict[str, Reward | LeftOut]:
+    """Make the metrics: heading -> metric, or why it is left out. Arguments and errors as for ``metric_specs``."""
+    return {spec.heading: spec.build() for spec in metric_specs(names, judges)}

@@ -19,7 +19,7 @@ from rl_caption.config_checks import check
 from rl_caption.evaluation import JavaError, check_writable
 from rl_caption.meta_evaluation.config import JudgeSetConfig
 from rl_caption.meta_evaluation.figures import NO_REFERENCES, Figure, pair_figures, rated_figures
-from rl_caption.meta_evaluation.metrics import LeftOut, build_metrics, columns_before_built
+from rl_caption.meta_evaluation.metrics import LeftOut, metric_specs
 from rl_caption.meta_evaluation.scenes import scenes_sets
 from rl_caption.meta_evaluation.sets import CaptionPairs, JudgedSet, RatedCaptions, load
 from rl_caption.meta_evaluation.sets.pairs import Region
@@ -42,9 +42,10 @@ def judge_metrics_by_people(config: JudgeSetConfig) -> str:
     check(config)
     folder = check_writable(config.out)
     parts = _read(config)
-    for heading, columns in columns_before_built(config.metrics, config.judges).items():
-        check_columns(heading, columns, parts)
-    metrics = build_metrics(config.metrics, config.judges)
+    specs = metric_specs(config.metrics, config.judges)
+    for spec in specs:  # before anything is loaded
+        check_columns(spec.heading, spec.columns, parts)
+    metrics = {spec.heading: spec.build() for spec in specs}
     for heading, metric in metrics.items():
         if not isinstance(metric, LeftOut):
             check_columns(heading, metric.columns, parts)

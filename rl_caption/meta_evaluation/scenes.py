@@ -98,7 +98,8 @@ def judge_captions(
     for source, texts in samples.items():
         if len(texts) != len(rows):
             raise ValueError(f"{source!r} has captions for {len(texts)} images: expected {len(rows)}")
-    found = _Collection()
+    captions: dict[tuple[int, str], JudgedCaption] = {}
+    numbers: dict[tuple[int, str], int] = {}
     seen: list[list[str]] = []
     pairs: list[CaptionPair] = []
     for number, row in enumerate(tqdm(rows, desc="judging captions", unit="scene", delay=2, disable=None)):
@@ -106,30 +107,18 @@ def judge_captions(
             raise DataError(f"image {row['image_id']!r} has no scene: only data.format scenes knows the truth")
         judged = row["references"][:judged_references]
         seen.append(_other_references(row, judged))
-        places = [found.add(number, row, text, REFERENCE) for text in judged]
-        for source, texts in samples.items():
-            for text in texts[number]:
-                found.add(number, row, text, source)
-        for place, text in zip(places, judged, strict=True):
-            for kind, negative in hard_negatives(row["scene"], text, seed):
-                pairs.append(CaptionPair(place, found.add(number, row, negative, NEGATIVE), kind))
-    return JudgedCaptions(rows, seen, found.captions, pairs)
-
-
-class _Collection:
-    """Judged captions, each text of an image once."""
-
-    def __init__(self) -> None:
-        self.captions: list[JudgedCaption] = []
-        self._places: dict[tuple[int, str], int] = {}
-
-    def add(self, number: int, row: Row, text: str, source: str) -> int:
-        """Judge a caption of image ``number``, unless it is there already; return its position."""
-        plain = _plain(text)
-        if (number, plain) not in self._places:
-            self._places[number, plain] = len(self.captions)
-            self.captions.append(JudgedCaption(number, plain, source, oracle(plain, row["scene"]).f1))
-        return self._places[number, plain]
+        negatives = [(true, kind, text) for true in judged for kind, text in hard_negatives(row["scene"], true, seed)]
+        texts = [(text, REFERENCE) for text in judged]
+        texts += [(text, source) for source, own in samples.items() for text in own[number]]
+        texts += [(text, NEGATIVE) for _, _, text in negatives]
+        for text, source in texts:
+            key = number, _plain(text)
+            if key not in captions:
+                numbers[key] = len(captions)
+                captions[key] = JudgedCaption(*key, source, oracle(key[1], row["scene"]).f1)
+        for true, kind, false in negatives:
+            pairs.append(CaptionPair(numbers[number, _plain(true)], numbers[number, _plain(false)], kind))
+    return JudgedCaptions(rows, seen, list(captions.values()), pairs)
 
 
 def _other_references(row: Row, judged: Sequence[str]) -> list[str]:
@@ -179,8 +168,7 @@ def sample_at_temperatures(
     """
     if not temperatures or len(set(temperatures)) != len(temperatures) or num_samples < 1:
         raise ValueError(
-            f"temperatures = {list(temperatures)}, num_samples = {num_samples}: expected different temperatures and "
-            "at least 1 sample"
+            f"temperatures = {list(temperatures)}, num_samples = {num_samples}: expected different ones, 1 sample"
         )
     decodings = [Decoding(num_samples, number == 0, value, max_new_tokens) for number, value in enumerate(temperatures)]
     found: dict[str, list[list[str]]] = {"greedy": []}
@@ -228,11 +216,11 @@ def scenes_sets(config: ScenesConfig, seed: int) -> list[JudgedSet]:
 
 def as_sets(judged: JudgedCaptions) -> list[JudgedSet]:
     """Return judged captions as rated captions and, where there are hard negatives, as pairs."""
-    columns, captions = judged.columns(), judged.captions
+    texts, columns = [caption.text for caption in judged.captions], judged.columns()
     rated = RatedCaptions(
         "scenes, oracle F1",
-        [caption.text for caption in captions],
-        [caption.f1 for caption in captions],
+        texts,
+        [caption.f1 for caption in judged.captions],
         columns["image_id"],
         columns["image"],
         columns["references"],
@@ -242,16 +230,16 @@ def as_sets(judged: JudgedCaptions) -> list[JudgedSet]:
     )
     if not judged.pairs:
         return [rated]
-    places = [pair.correct for pair in judged.pairs]
+    own = {name: [column[pair.correct] for pair in judged.pairs] for name, column in columns.items()}
     pairs = CaptionPairs(
         "scenes, hard negatives",
-        [captions[place].text for place in places],
-        [captions[pair.wrong].text for pair in judged.pairs],
-        [1.0] * len(places),
+        [texts[pair.correct] for pair in judged.pairs],
+        [texts[pair.wrong] for pair in judged.pairs],
+        [1.0] * len(judged.pairs),
         [pair.kind for pair in judged.pairs],
-        [columns["image_id"][place] for place in places],
-        [columns["image"][place] for place in places],
-        {"": [columns["references"][place] for place in places]},
+        own["image_id"],
+        own["image"],
+        {"": own["references"]},
         "the reference scores higher than the hard negative made from it; equal scores are wrong",
     )
     return [rated, pairs]

@@ -1,56 +1,76 @@
-"""Rows of this package's data as the dataset that TRL's trainers read."""
+"""What TRL's trainers read and call: this package's rows as a dataset, and the terms of a mixed reward as functions."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
+from rewards.base import Reward, RewardError, checked_scores
+from rewards.mixed import MixedReward
 from rl_caption.data.base import Row, load_image
 from rl_caption.reward_columns import COLUMNS
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-Messages = list[dict[str, Any]]
 
-
-def messages(row: Row, prompt: str) -> Messages:
+def messages(row: Row, prompt: str) -> list[dict[str, Any]]:
     """What the model is asked about a row: its own ``prompt``, else ``prompt``, as one message of the user."""
     return [{"role": "user", "content": row.get("prompt") or prompt}]
-
-
-class _OpenRows:
-    """Turns numbers of rows into examples. Images are opened (or drawn) here, once for all samples of a batch.
-
-    TRL reads a batch as often as it has micro-batches, and uses it once; so its images are kept until the next.
-    """
-
-    def __init__(self, rows: Sequence[Row], prompt: str) -> None:
-        self.rows, self.prompt = rows, prompt
-        self.opened: dict[int, Any] = {}
-
-    def __call__(self, batch: dict[str, list[int]]) -> dict[str, list[Any]]:
-        wanted, known = dict.fromkeys(batch["row"]), self.opened
-        images = {row: known[row] if row in known else load_image(self.rows[row]["image"]) for row in wanted}
-        self.opened = images
-        rows = [self.rows[number] for number in batch["row"]]
-        columns = {key: [row[key] for row in rows] for key in COLUMNS}  # type: ignore[literal-required]
-        columns["prompt"] = [messages(row, self.prompt) for row in rows]
-        columns["image"] = [images[number] for number in batch["row"]]
-        return columns
 
 
 def trl_dataset(rows: Sequence[Row], prompt: str) -> Dataset:
     """A dataset with the columns ``prompt`` (messages), ``image`` (PIL, RGB), ``references`` and ``image_id``.
 
-    Rewards are told what this package's own training tells them (``rl_caption.reward_columns``), the truth of a
-    generated scene not. The table itself holds numbers of rows only: references stay lists of strings, and no pixel is
-    in memory before its batch. Equal images of a batch are one object, so that rewards encode them once.
-
-    Args:
-        rows: at least one.
-        prompt: for rows without their own.
+    Rewards are told what this package's own training tells them (``rl_caption.reward_columns``), not the truth of a
+    generated scene. The table itself holds numbers of rows only: references stay lists of strings, and an image is
+    opened when its batch is read. TRL reads a batch as often as it has micro-batches, so the images of one batch are
+    kept until the next; equal images of a batch are one object, so that rewards encode them once.
     """
     from datasets import Dataset
 
-    return Dataset.from_dict({"row": list(range(len(rows)))}).with_transform(_OpenRows(rows, prompt))
+    opened: dict[int, Any] = {}
+
+    def examples(batch: dict[str, list[int]]) -> dict[str, list[Any]]:
+        nonlocal opened
+        numbers = batch["row"]
+        opened = {n: opened[n] if n in opened else load_image(rows[n]["image"]) for n in dict.fromkeys(numbers)}
+        columns = {key: [rows[n][key] for n in numbers] for key in COLUMNS}  # type: ignore[literal-required]
+        asked = [messages(rows[n], prompt) for n in numbers]
+        return columns | {"prompt": asked, "image": [opened[n] for n in numbers]}
+
+    return Dataset.from_dict({"row": list(range(len(rows)))}).with_transform(examples)
+
+
+class FinishedAware:
+    """A reward that gets the column ``finished`` from TRL's ``completion_ids``.
+
+    TRL passes the token ids of a caption up to and including EOS; a caption that ran into the length limit has none.
+    Without the column CIDEr-D would give such captions an EOS (docs/trl.md).
+    """
+
+    def __init__(self, reward: Reward, eos_token_ids: Collection[int], name: str | None = None) -> None:
+        """Wrap ``reward``; ``name`` is its log key, by default its own."""
+        self.reward, self.eos_token_ids = reward, frozenset(eos_token_ids)
+        self.__name__ = name or reward.__name__
+        self.columns, self.bounds, self.signature = reward.columns, reward.bounds, reward.signature
+
+    def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
+        """Return N scores.
+
+        Raises:
+            RewardError: as the reward does; also for a score that is None or not finite, which TRL would leave out.
+        """
+        ids = columns.get("completion_ids")
+        if ids is not None and "finished" not in columns:
+            columns["finished"] = [bool(row) and row[-1] in self.eos_token_ids for row in ids]
+        try:
+            return checked_scores(self, self.reward(prompts, completions, **columns), len(completions))
+        except RewardError as error:
+            raise RewardError(f"reward term {self.__name__!r}: {error}") from error
+
+
+def reward_functions(mixed: MixedReward, eos_token_ids: Collection[int]) -> tuple[list[FinishedAware], list[float]]:
+    """The terms of ``mixed`` for ``reward_funcs``, and their weights for ``reward_weights``."""
+    terms = [FinishedAware(reward, eos_token_ids, name) for name, reward in mixed.rewards.items()]
+    return terms, [mixed.weights[name] for name in mixed.rewards]

@@ -10,8 +10,7 @@ import torch
 
 from rl_caption.data.base import Row
 from rl_caption.trl.config import VlmConfig
-from rl_caption.trl.decoding import caption_images
-from rl_caption.trl.model import load_vlm
+from rl_caption.trl.model import caption_images, load_vlm
 from tests.training_for_tests import lines, run_two
 from tests.vlm_for_tests import grpo_config, six_images, tiny_qwen2_vl
 

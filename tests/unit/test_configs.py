@@ -23,8 +23,8 @@ from rl_caption.meta_evaluation.config import JudgeSetConfig
 from rl_caption.programs import selecting_metric
 from rl_caption.ranges import Range
 from rl_caption.reward_models.config import RewardModelConfig
-from rl_caption.trl.checks import mistakes as vlm_mistakes
 from rl_caption.trl.config import GrpoVlmConfig
+from rl_caption.trl.program import mistakes as vlm_mistakes
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 LAUNCHERS = CONFIGS / "accelerate"

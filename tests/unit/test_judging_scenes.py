@@ -115,7 +115,7 @@ def test_samples_do_not_depend_on_the_batch_and_differ_between_temperatures():
     assert all(len(own) == len(rows) for own in found.values())
     assert found == sample_at_temperatures(captioner, rows, [0.5, 2.0], 2, 8, batch_size=5)
     assert found["sample at 0.5"] != found["sample at 2"]
-    with pytest.raises(ValueError, match="expected different temperatures"):
+    with pytest.raises(ValueError, match="expected different ones"):
         sample_at_temperatures(captioner, rows, [1.0, 1.0])
 
 

@@ -17,10 +17,10 @@ from rl_caption.build import ConfigError
 from rl_caption.captioners.transformer import TransformerCaptioner
 from rl_caption.data.base import Row
 from rl_caption.evaluation import check_writable
-from rl_caption.meta_evaluation.scenes import JudgedCaptions, judge_captions, sample_at_temperatures
+from rl_caption.meta_evaluation.scenes import SceneCaptions, rate_captions, sample_at_temperatures
 
 
-def judged_scenes(arguments: argparse.Namespace, rows: list[Row]) -> JudgedCaptions:
+def judged_scenes(arguments: argparse.Namespace, rows: list[Row]) -> SceneCaptions:
     """Sample captions, where there is a captioner, and judge them with the references and hard negatives."""
     samples = {}
     if arguments.captioner:
@@ -30,7 +30,7 @@ def judged_scenes(arguments: argparse.Namespace, rows: list[Row]) -> JudgedCapti
             captioner, rows, arguments.temperatures, arguments.num_samples, arguments.max_new_tokens,
             device=arguments.device, seed=arguments.seed,
         )  # fmt: skip
-    return judge_captions(rows, samples, arguments.judged_references, arguments.seed)
+    return rate_captions(rows, samples, arguments.judged_references, arguments.seed)
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -344,9 +344,9 @@ def evaluate(arguments: Sequence[str]) -> int:
 def judge(arguments: Sequence[str]) -> int:
     """Judge metrics by how well they agree with human judgements of captions."""
     config = parse(JudgeSetConfig, arguments, "judge.py")
-    from rl_caption.meta_evaluation.program import judge_metrics_by_people
+    from rl_caption.meta_evaluation.program import compare_with_people
 
-    print(judge_metrics_by_people(config))
+    print(compare_with_people(config))
     return 0
 
 

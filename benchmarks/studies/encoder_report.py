@@ -27,7 +27,7 @@ from rl_caption.meta_evaluation.correlation import (
     kendall_tau_c,
     pairwise_accuracy,
 )
-from rl_caption.meta_evaluation.scenes import JudgedCaptions
+from rl_caption.meta_evaluation.scenes import SceneCaptions
 from rl_caption.meta_evaluation.tables import UNDEFINED, markdown
 from rl_caption.reward_models.retrieval import retrieval_recall
 
@@ -90,7 +90,7 @@ class Agreement:
     notes: list[str] = field(default_factory=list)
 
 
-def agreement(metric: Reward, judged: JudgedCaptions) -> Agreement:
+def agreement(metric: Reward, judged: SceneCaptions) -> Agreement:
     """Score all judged captions in one call and compare.
 
     Raises:
@@ -101,7 +101,7 @@ def agreement(metric: Reward, judged: JudgedCaptions) -> Agreement:
     return scores_agreement(metric(None, texts, **judged.columns()), judged, metric.signature)
 
 
-def scores_agreement(scores: Sequence[float], judged: JudgedCaptions, signature: str = "") -> Agreement:
+def scores_agreement(scores: Sequence[float], judged: SceneCaptions, signature: str = "") -> Agreement:
     """Compare [N] scores of the judged captions with oracle F1.
 
     Raises:
@@ -155,7 +155,7 @@ class Report:
     models: dict[str, ModelReport] = field(default_factory=dict)
     metrics: dict[str, Agreement] = field(default_factory=dict)
 
-    def markdown(self, judged: JudgedCaptions | None) -> str:
+    def markdown(self, judged: SceneCaptions | None) -> str:
         """Return the tables as text; those of metrics only where captions were judged."""
         parts = []
         if self.models:
@@ -193,7 +193,7 @@ def reference_metrics(names: Sequence[str]) -> dict[str, Reward]:
     return metrics
 
 
-def judge_metrics(report: Report, metrics: Mapping[str, Reward], judged: JudgedCaptions) -> None:
+def judge_metrics(report: Report, metrics: Mapping[str, Reward], judged: SceneCaptions) -> None:
     """Add the agreement of every metric to ``report``."""
     for name, metric in metrics.items():
         logger.info("judging %s on %d captions", name, len(judged.captions))
@@ -201,7 +201,7 @@ def judge_metrics(report: Report, metrics: Mapping[str, Reward], judged: JudgedC
 
 
 def judge_model(
-    report: Report, label: str, backbone: Backbone, rows: Sequence[Row], judged: JudgedCaptions | None
+    report: Report, label: str, backbone: Backbone, rows: Sequence[Row], judged: SceneCaptions | None
 ) -> None:
     """Add a dual encoder to ``report``: size, retrieval and, where captions are judged, its two scores.
 
@@ -260,7 +260,7 @@ def agreement_table(metrics: Mapping[str, Agreement]) -> str:
     return markdown(head, lines)
 
 
-def accuracy_table(metrics: Mapping[str, Agreement], judged: JudgedCaptions) -> str:
+def accuracy_table(metrics: Mapping[str, Agreement], judged: SceneCaptions) -> str:
     """Share of hard negatives scored below the reference that they were made from, in per cent."""
     found_kinds = Counter(pair.kind for pair in judged.pairs)
     counts = {ALL: len(judged.pairs)} | {kind: found_kinds[kind] for kind in NEGATIVE_KINDS if kind in found_kinds}
@@ -269,7 +269,7 @@ def accuracy_table(metrics: Mapping[str, Agreement], judged: JudgedCaptions) -> 
     return markdown(head, lines)
 
 
-def sources_table(judged: JudgedCaptions) -> str:
+def sources_table(judged: SceneCaptions) -> str:
     """Where the judged captions come from and how good they are."""
     f1: dict[str, list[float]] = {}
     for caption in judged.captions:

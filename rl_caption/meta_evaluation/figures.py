@@ -183,13 +183,13 @@ def wins(first: Sequence[float], second: Sequence[float], preference: Sequence[f
 def _accuracies(part: CaptionPairs, won: Floats, prefix: str, note: str, resamples: int, seed: int) -> list[Figure]:
     kinds = list(dict.fromkeys(part.kinds))
     numbers = {kind: number for number, kind in enumerate(kinds)}
-    places = np.array([numbers[kind] for kind in part.kinds])
+    kind_indices = np.array([numbers[kind] for kind in part.kinds])
 
     def rates(weights: NDArray[np.int64]) -> Floats:
         """The accuracy of each kind, then the summary."""
-        counts = np.bincount(places, weights, len(kinds))
+        counts = np.bincount(kind_indices, weights, len(kinds))
         with np.errstate(invalid="ignore"):  # a resample may lack a kind: NaN
-            own = np.bincount(places, weights * won, len(kinds)) / counts
+            own = np.bincount(kind_indices, weights * won, len(kinds)) / counts
         # A kind that a resample lacks is left out of its mean.
         summary = (weights * won).sum() / weights.sum() if part.summary == "pairs" else np.nanmean(own)
         return np.append(own, summary)
@@ -199,7 +199,7 @@ def _accuracies(part: CaptionPairs, won: Floats, prefix: str, note: str, resampl
     found = []
     if part.shown_kinds:
         for kind, value, own in zip(kinds, values, bounds, strict=False):
-            found.append(_figure(prefix + kind, value, int((places == numbers[kind]).sum()), own, note=note))
+            found.append(_figure(prefix + kind, value, int((kind_indices == numbers[kind]).sum()), own, note=note))
     title = "mean of kinds" if part.summary == "kinds" and len(kinds) > 1 else "all pairs"
     found.append(_figure(prefix + title, values[-1], len(won), bounds[-1], note=note))
     return found
@@ -248,16 +248,16 @@ def tau_intervals(
     Returns:
         (low, high) of tau_b and of tau_c, or None where a resample has no correlation; empty without resamples.
     """
-    levels, score_places = np.unique(np.asarray(scores, np.float64), return_inverse=True)
-    rated, rating_places = np.unique(np.asarray(ratings, np.float64), return_inverse=True)
-    cells = rating_places * len(levels) + score_places
+    levels, score_ranks = np.unique(np.asarray(scores, np.float64), return_inverse=True)
+    rated, rating_ranks = np.unique(np.asarray(ratings, np.float64), return_inverse=True)
+    cells = rating_ranks * len(levels) + score_ranks
 
     def taus(weights: NDArray[np.int64]) -> Sequence[float]:
         """tau_b and tau_c of one resample."""
         try:
             if len(rated) * len(levels) > MAX_CELLS:
                 items = np.repeat(np.arange(len(cells)), weights)
-                drawn = score_places[items].tolist(), rating_places[items].tolist()
+                drawn = score_ranks[items].tolist(), rating_ranks[items].tolist()
                 return kendall_tau_b(*drawn), kendall_tau_c(*drawn)
             table = np.bincount(cells, weights, len(rated) * len(levels))
             return tau_of_table(table.reshape(len(rated), len(levels)))

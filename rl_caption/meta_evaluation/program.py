@@ -1,4 +1,4 @@
-"""Scores sets of judgements with metrics and compares: the program behind ``judge.py``."""
+"""Scores the captions of sets of judgements with metrics and compares: the program behind ``judge.py``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rl_caption.meta_evaluation.config import JudgeSetConfig
 from rl_caption.meta_evaluation.figures import NO_REFERENCES, Figure, pair_figures, rated_figures
 from rl_caption.meta_evaluation.metrics import LeftOut, metric_specs
 from rl_caption.meta_evaluation.scenes import scenes_sets
-from rl_caption.meta_evaluation.sets import CaptionPairs, JudgedSet, RatedCaptions, load
+from rl_caption.meta_evaluation.sets import CaptionPairs, JudgementSet, RatedCaptions, load
 from rl_caption.meta_evaluation.sets.pairs import Region
 from rl_caption.meta_evaluation.tables import SetResult, write_results
 
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 SCENES = "scenes"
 
 
-def judge_metrics_by_people(config: JudgeSetConfig) -> str:
+def compare_with_people(config: JudgeSetConfig) -> str:
     """Score a set with all metrics, write the tables, return them as Markdown.
 
     Raises:
@@ -55,7 +55,7 @@ def judge_metrics_by_people(config: JudgeSetConfig) -> str:
     return paths[0].read_text(encoding="utf-8")
 
 
-def _read(config: JudgeSetConfig) -> Sequence[JudgedSet]:
+def _read(config: JudgeSetConfig) -> Sequence[JudgementSet]:
     if config.set == SCENES:
         unused = [key for key in ("data", "images", "set_kwargs") if getattr(config, key)]
         if unused:
@@ -66,7 +66,7 @@ def _read(config: JudgeSetConfig) -> Sequence[JudgedSet]:
     return load(config.set, config.data, config.images, config.partial, config.set_kwargs)
 
 
-def check_columns(heading: str, columns: frozenset[str], parts: Sequence[JudgedSet]) -> None:
+def check_columns(heading: str, columns: frozenset[str], parts: Sequence[JudgementSet]) -> None:
     """See to it that sets have the columns that a metric needs, before anything is scored.
 
     Raises:
@@ -79,7 +79,7 @@ def check_columns(heading: str, columns: frozenset[str], parts: Sequence[JudgedS
         _check_part(heading, columns, part)
 
 
-def _check_part(heading: str, columns: frozenset[str], part: JudgedSet) -> None:
+def _check_part(heading: str, columns: frozenset[str], part: JudgementSet) -> None:
     if "references" in columns and not part.references:
         raise ConfigError(
             f"{heading} compares with references, and {part.name} was found without any: choose a metric that looks at "
@@ -100,7 +100,7 @@ def _check_part(heading: str, columns: frozenset[str], part: JudgedSet) -> None:
             )
 
 
-def _judged(part: JudgedSet, metrics: Mapping[str, Reward | LeftOut], resamples: int, seed: int) -> SetResult:
+def _judged(part: JudgementSet, metrics: Mapping[str, Reward | LeftOut], resamples: int, seed: int) -> SetResult:
     count = len(part.captions) if isinstance(part, RatedCaptions) else len(part.first)
     result = SetResult(part.name, _described(part), part.convention, count, dict(part.excluded))
     for heading, metric in metrics.items():
@@ -119,7 +119,7 @@ def _judged(part: JudgedSet, metrics: Mapping[str, Reward | LeftOut], resamples:
     return result
 
 
-def score_set(part: JudgedSet, metric: Reward, resamples: int = 0, seed: int = 0) -> list[Figure]:
+def score_set(part: JudgementSet, metric: Reward, resamples: int = 0, seed: int = 0) -> list[Figure]:
     """Score a set with one metric and compare.
 
     CIDEr-D without document frequencies of its own counts one document for each judgement, as the published figures
@@ -132,42 +132,42 @@ def score_set(part: JudgedSet, metric: Reward, resamples: int = 0, seed: int = 0
         (scores,) = _scores(part, metric, [(part.captions, part.references)])
         return rated_figures(part, scores, resamples, seed)
     conditions: Mapping[str, Any] = part.references if "references" in metric.columns else {NO_REFERENCES: None}
-    sides = [(texts, references) for references in conditions.values() for texts in (part.first, part.second)]
-    scored = _scores(part, metric, sides)
+    batches = [(texts, references) for references in conditions.values() for texts in (part.first, part.second)]
+    scored = _scores(part, metric, batches)
     first, second = (dict(zip(conditions, own, strict=True)) for own in (scored[::2], scored[1::2]))
     return pair_figures(part, first, second, resamples, seed)
 
 
-Side = tuple[Sequence[str], Sequence[Sequence[str]] | None]
+Batch = tuple[Sequence[str], Sequence[Sequence[str]] | None]
 """[N] captions of the N images of a set, and [N] lists of references."""
 
 
-def _scores(part: JudgedSet, metric: Reward, sides: Sequence[Side]) -> list[list[float]]:
-    """Score each of the sides, [N] captions; what is judged several times is scored once, all in one call.
+def _scores(part: JudgementSet, metric: Reward, batches: Sequence[Batch]) -> list[list[float]]:
+    """Score each of the batches, [N] captions, in one call, in which equal rows are scored a single time.
 
-    CIDEr-D that takes document frequencies from what it is given is called for each side.
+    CIDEr-D that takes document frequencies from what it is given is called for each batch.
     """
     scorers: list[Any] = [metric]
     if isinstance(metric, CiderD) and metric.df is None:
-        frequencies = [_document_frequencies(references or [], metric) for _, references in sides]
+        frequencies = [_document_frequencies(references or [], metric) for _, references in batches]
         scorers = [CiderD(df, metric.eos, metric.n, metric.sigma) for df in frequencies]
     images = list(part.images) if "image" in metric.columns and part.images is not None else None
     looked_at = [None] * len(part.image_ids) if images is None else [_identity(image) for image in images]
     keys = [
         list(zip(part.image_ids, looked_at, texts, map(tuple, references or [()] * len(texts)), strict=True))
-        for texts, references in sides
+        for texts, references in batches
     ]
     found = []
-    for scorer, own in zip(scorers, [keys] if len(scorers) == 1 else [[side] for side in keys], strict=True):
-        places = {key: number for side in own for number, key in enumerate(side)}
-        columns: dict[str, Any] = {"image_id": [key[0] for key in places]}
-        if sides[0][1] is not None:
-            columns["references"] = [list(key[3]) for key in places]
+    for scorer, own in zip(scorers, [keys] if len(scorers) == 1 else [[batch] for batch in keys], strict=True):
+        numbers = {key: number for batch in own for number, key in enumerate(batch)}  # different rows: one of each
+        columns: dict[str, Any] = {"image_id": [key[0] for key in numbers]}
+        if batches[0][1] is not None:
+            columns["references"] = [list(key[3]) for key in numbers]
         if images is not None:
-            columns["image"] = [images[place] for place in places.values()]
-        scores = checked_scores(metric, scorer(None, [key[2] for key in places], **columns), len(places))
-        by_key = dict(zip(places, scores, strict=True))
-        found += [[by_key[key] for key in side] for side in own]
+            columns["image"] = [images[number] for number in numbers.values()]
+        scores = checked_scores(metric, scorer(None, [key[2] for key in numbers], **columns), len(numbers))
+        by_key = dict(zip(numbers, scores, strict=True))
+        found += [[by_key[key] for key in batch] for batch in own]
     return found
 
 
@@ -187,7 +187,7 @@ def _signature(metric: Reward) -> str:
     return metric.signature + ("+df[one document for each judgement]" if own else "")
 
 
-def _described(part: JudgedSet) -> str:
+def _described(part: JudgementSet) -> str:
     images = len(set(part.image_ids))
     if isinstance(part, CaptionPairs):
         kinds = len(set(part.kinds))

@@ -18,7 +18,7 @@ from rl_caption.captioners.loading import load_captioner
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.scenes import hard_negatives, oracle
 from rl_caption.meta_evaluation.config import ScenesConfig
-from rl_caption.meta_evaluation.sets.base import CaptionPairs, JudgedSet, RatedCaptions
+from rl_caption.meta_evaluation.sets.base import CaptionPairs, JudgementSet, RatedCaptions
 from rl_caption.rollout import sample_captions
 from rl_caption.types import CaptionBatch
 
@@ -26,7 +26,7 @@ REFERENCE, NEGATIVE = "reference", "hard negative"
 
 
 @dataclass(frozen=True)
-class JudgedCaption:
+class SceneCaption:
     """A caption of one scene and what the oracle says of it."""
 
     row: int
@@ -40,7 +40,7 @@ class JudgedCaption:
 
 @dataclass(frozen=True)
 class CaptionPair:
-    """Positions in ``JudgedCaptions.captions`` of a true caption and of a false one made from it."""
+    """Positions in ``SceneCaptions.captions`` of a true caption and of a false one made from it."""
 
     correct: int
     wrong: int
@@ -48,14 +48,14 @@ class CaptionPair:
 
 
 @dataclass(frozen=True)
-class JudgedCaptions:
+class SceneCaptions:
     """N captions of R images, without repetitions within an image, and pairs among them."""
 
     rows: list[Row]
     """[R]"""
     references: list[list[str]]
     """[R] what metrics with references see, as written; none of them is a judged reference."""
-    captions: list[JudgedCaption]
+    captions: list[SceneCaption]
     """[N]"""
     pairs: list[CaptionPair]
 
@@ -69,10 +69,10 @@ class JudgedCaptions:
         }
 
 
-def judge_captions(
+def rate_captions(
     rows: Sequence[Row], samples: Mapping[str, Sequence[Sequence[str]]], judged_references: int = 1, seed: int = 0
-) -> JudgedCaptions:
-    """Put the captions of every scene together and judge them.
+) -> SceneCaptions:
+    """Collect the captions of every scene and rate them by the oracle.
 
     The first ``judged_references`` references of a scene are judged and left out of what metrics see; so are other
     references that say the same in the same words. Their hard negatives, at most one of each kind, are judged too. A
@@ -98,7 +98,7 @@ def judge_captions(
     for source, texts in samples.items():
         if len(texts) != len(rows):
             raise ValueError(f"{source!r} has captions for {len(texts)} images: expected {len(rows)}")
-    captions: dict[tuple[int, str], JudgedCaption] = {}
+    captions: dict[tuple[int, str], SceneCaption] = {}
     numbers: dict[tuple[int, str], int] = {}
     seen: list[list[str]] = []
     pairs: list[CaptionPair] = []
@@ -115,10 +115,10 @@ def judge_captions(
             key = number, _plain(text)
             if key not in captions:
                 numbers[key] = len(captions)
-                captions[key] = JudgedCaption(*key, source, oracle(key[1], row["scene"]).f1)
+                captions[key] = SceneCaption(*key, source, oracle(key[1], row["scene"]).f1)
         for true, kind, false in negatives:
             pairs.append(CaptionPair(numbers[number, _plain(true)], numbers[number, _plain(false)], kind))
-    return JudgedCaptions(rows, seen, list(captions.values()), pairs)
+    return SceneCaptions(rows, seen, list(captions.values()), pairs)
 
 
 def _other_references(row: Row, judged: Sequence[str]) -> list[str]:
@@ -187,7 +187,7 @@ def sample_at_temperatures(
     return found
 
 
-def scenes_sets(config: ScenesConfig, seed: int) -> list[JudgedSet]:
+def scenes_sets(config: ScenesConfig, seed: int) -> list[JudgementSet]:
     """Judge captions of scenes: references, hard negatives and, where there is a captioner, its captions.
 
     Returns:
@@ -211,10 +211,10 @@ def scenes_sets(config: ScenesConfig, seed: int) -> list[JudgedSet]:
             raise CaptionerError(f"scenes.captioner: {error}") from error
         except ValueError as error:
             raise ConfigError(f"scenes: {error}") from error
-    return as_sets(judge_captions(rows, samples, seed=seed))
+    return as_sets(rate_captions(rows, samples, seed=seed))
 
 
-def as_sets(judged: JudgedCaptions) -> list[JudgedSet]:
+def as_sets(judged: SceneCaptions) -> list[JudgementSet]:
     """Return judged captions as rated captions and, where there are hard negatives, as pairs."""
     texts, columns = [caption.text for caption in judged.captions], judged.columns()
     rated = RatedCaptions(

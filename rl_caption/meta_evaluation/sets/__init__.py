@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from rl_caption.data.base import DataError
-from rl_caption.meta_evaluation.sets.base import CaptionPairs, JudgedSet, RatedCaptions
+from rl_caption.meta_evaluation.sets.base import CaptionPairs, JudgementSet, RatedCaptions
 
-__all__ = ["SETS", "CaptionPairs", "JudgedSet", "RatedCaptions", "load"]
+__all__ = ["SETS", "CaptionPairs", "JudgementSet", "RatedCaptions", "load"]
 
 SETS: dict[str, str] = {
     "flickr8k_expert": "rated",
@@ -47,7 +47,7 @@ def load(
     images: str | Path | None = None,
     partial: bool = False,
     kwargs: Mapping[str, Any] | None = None,
-) -> Sequence[JudgedSet]:
+) -> Sequence[JudgementSet]:
     """Read a set of judgements, in one part or several.
 
     Args:
@@ -70,5 +70,5 @@ def load(
     place = Path(folder)
     if not place.exists():
         raise DataError(f"{name}: {str(place)!r} is not there: expected the folder of its files (docs/judging.md)")
-    parts: Sequence[JudgedSet] = read(place, None if images is None else Path(images), partial, **(kwargs or {}))
+    parts: Sequence[JudgementSet] = read(place, None if images is None else Path(images), partial, **(kwargs or {}))
     return parts

@@ -73,7 +73,7 @@ class CaptionPairs:
     """What the summary averages over: all pairs alike, or the accuracies of the kinds."""
 
 
-JudgedSet = RatedCaptions | CaptionPairs
+JudgementSet = RatedCaptions | CaptionPairs
 
 
 class Rating(NamedTuple):
@@ -113,9 +113,9 @@ def image_folder(folder: Path, images: Path | None, names: Sequence[str]) -> Pat
     return next((folder / name for name in names if (folder / name).is_dir()), None)
 
 
-def check_count(name: str, what: str, found: int, published: int, partial: bool) -> None:
-    """Refuse another number than the published one, unless the caller wants a part of the set, and an empty set."""
-    if found != published and not partial:
+def check_count(name: str, what: str, found: int, published: int | None = None, partial: bool = False) -> None:
+    """Refuse an empty set and, unless the caller wants a part of it, another number than the published one, if any."""
+    if published is not None and found != published and not partial:
         raise DataError(
             f"{name} has {found} {what}, published are {published}: the files are incomplete or of another version, "
             "and figures would not compare. Set partial to judge by what is there"

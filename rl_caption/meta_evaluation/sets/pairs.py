@@ -298,7 +298,7 @@ def foil(
         generator = np.random.default_rng(seed)
         excluded["another pair of the image was drawn"] = len(pairs) - len(own)
         pairs = [members[int(generator.integers(len(members)))] for members in own.values()]
-    check_count("foil", f"judged pairs in {path}", len(pairs), len(pairs), partial)
+    check_count("foil", f"judged pairs in {path}", len(pairs))
     references: dict[str, list[list[str]]] = {}
     if (folder / "captions_val2014.json").is_file():
         known = coco_references(folder / "captions_val2014.json")
@@ -349,8 +349,9 @@ def sugarcrepe(folder: Path, images: Path | None = None, partial: bool = False) 
         path = require(folder, "sugarcrepe", [f"{kind}.json"], SUGARCREPE_SOURCE)
         items = json_items(path)
         check_count("sugarcrepe", f"pairs in {path}", len(items), published, partial)
-        keys = ("filename", "caption", "negative_caption")
-        rows += [_Pair(*(text_of(item, key, where) for key in keys), kind) for where, item in items]
+        for where, item in items:
+            image, first, second = (text_of(item, key, where) for key in ("filename", "caption", "negative_caption"))
+            rows.append(_Pair(image, first, second, kind))
     photos = image_folder(folder, images, ["val2017", "images"])
     convention = "the caption scores higher than its hard negative; equal scores are wrong"
     return [_caption_pairs("sugarcrepe", rows, photos, {}, convention, summary="kinds")]
@@ -389,10 +390,11 @@ def _aro(folder: Path, part: str, published: int, photos: Path | None, partial: 
     boxes, fields = [], ("image_path", "true_caption", "false_caption")
     for kind, (where, item) in zip(kinds, items, strict=True):
         if kind not in left_out:
-            rows.append(_Pair(*(text_of(item, name, where) for name in fields), kind))
+            image, first, second = (text_of(item, name, where) for name in fields)
+            rows.append(_Pair(image, first, second, kind))
             left, top, width, height = (number_of(item, f"bbox_{side}", where) for side in "xywh")
             boxes.append((left, top, left + width, top + height))
-    check_count(f"aro {part}", f"pairs in {path} besides {reason}", len(rows), len(rows), partial)
+    check_count(f"aro {part}", f"pairs in {path} besides {reason}", len(rows))
     found = None if photos is None else [Region(photos / row.image, box) for row, box in zip(rows, boxes, strict=True)]
     convention = f"the true caption scores higher than the false one; equal scores are wrong; mean over {part}s"
     excluded = {reason: len(items) - len(rows)}

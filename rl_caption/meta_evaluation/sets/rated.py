@@ -126,7 +126,7 @@ def _flickr8k(path: Path, name: str, rated: list[str], others: list[str], count:
         if found.references is None:
             raise DataError(f"{path} has no references: expected 'ground_truth' for every image")
         columns = zip(found.images, found.captions, found.ratings, found.references, strict=True)
-        return [Rating(Path(image).name, *row) for image, *row in columns]
+        return [Rating(Path(image).name, caption, rating, texts) for image, caption, rating, texts in columns]
     tokens = require(path.parent, name, ["Flickr8k.token.txt"], FLICKR8K)
     captions, references = _read_tokens(tokens)
     check_count(name, f"captions in {tokens}", len(captions), 40_460, partial)
@@ -205,7 +205,7 @@ def composite(
                 folder, images, COMPOSITE_IMAGES.get(part, coco_folder.groups() if coco_folder else ())
             )
             photos.append(None if place is None else place / image)
-    check_count("composite", "judgements", len(rows), len(rows), partial)
+    check_count("composite", "judgements", len(rows))
     found = [photo for photo in photos if photo is not None]
     convention = "each rated caption is a judgement; judged captions are not among the references"
     others, own_images = _without_judged(rows, folder), found if len(found) == len(rows) else None
@@ -366,7 +366,7 @@ def thumb(
         rating = number_of(item, aspects[aspect], where)
         rows.append(Rating(text_of(item, "image", where), text_of(item, "hyp", where), rating, None))
     number = sum(system != "Human" for system in systems)
-    check_count("thumb", f"captions by systems in {path}", number, number, partial)
+    check_count("thumb", f"captions by systems in {path}", number)
     check_count("thumb", "judgements", len(rows), 2_500, partial)
     if (folder / "captions_val2014.json").is_file():
         known = coco_references(folder / "captions_val2014.json")
@@ -408,7 +408,7 @@ def cxc(
             missing = "other caption of " + shown(image) if sentence in known else "caption " + shown(row["caption"])
             raise DataError(f"{where}: {file.name} has no {missing}")
         rows.append(Rating(image, known[sentence].caption, number_of(row, "agg_score", where), others))
-    check_count("cxc", f"ratings in {path}", len(rows), len(rows), partial)
+    check_count("cxc", f"ratings in {path}", len(rows))
     convention = (
         "each pair of caption and image is a judgement; references are the image's captions less the judged one"
     )
@@ -436,7 +436,7 @@ def ratings(
     rated = read_ratings(path)
     place = image_folder(path.parent, images, ()) or path.parent
     found = [place / name for name in rated.images]
-    references = rated.references or [None] * len(found)
+    references: Sequence[list[str] | None] = rated.references or [None] * len(found)
     rows = [Rating(*row) for row in zip(rated.groups, rated.captions, rated.ratings, references, strict=True)]
     own_images = found if os.path.isfile(found[0]) else None
     convention = "each line is a judgement"

@@ -25,11 +25,11 @@ from rl_caption.command_line import Chain, data_overrides, odd_word, switched_on
 from rl_caption.config import EvaluateConfig, ScstConfig, XeConfig
 from rl_caption.config_files import ConfigFileError, load, read_mapping
 from rl_caption.errors import ConfigError
-from rl_caption.judging.config import JudgeSetConfig
+from rl_caption.meta_evaluation.config import JudgeSetConfig
 from rl_caption.program_names import MODULES, SUMMARIES
 from rl_caption.ranges import wrong_values
 from rl_caption.reward_models.config import RewardModelConfig
-from rl_caption.trl_captioning.config import GrpoVlmConfig
+from rl_caption.trl.config import GrpoVlmConfig
 
 logger = logging.getLogger(__name__)
 Config = TypeVar("Config")
@@ -344,9 +344,9 @@ def evaluate(arguments: Sequence[str]) -> int:
 def judge(arguments: Sequence[str]) -> int:
     """Judge metrics by how well they agree with human judgements of captions."""
     config = parse(JudgeSetConfig, arguments, "judge.py")
-    from rl_caption.judging.people import judge_metrics_by_people
+    from rl_caption.meta_evaluation.program import compare_with_people
 
-    print(judge_metrics_by_people(config))
+    print(compare_with_people(config))
     return 0
 
 
@@ -354,7 +354,7 @@ def grpo_vlm(arguments: Sequence[str]) -> int:
     """Fine-tune a vision-language model with TRL."""
     config = parse(GrpoVlmConfig, arguments, "grpo_vlm.py")
     from rl_caption.stage import leave_process_group
-    from rl_caption.trl_captioning.program import fine_tune
+    from rl_caption.trl.program import fine_tune
 
     table = fine_tune(config)
     if table:

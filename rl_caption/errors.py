@@ -13,7 +13,6 @@ class ConfigError(ValueError):
 
 EXPECTED = {
     "rewards.base": ("RewardError",),
-    "rewards.judging.sets": ("JudgingSetError",),
     "rl_caption.captioners.base": ("CaptionerError",),
     "rl_caption.checkpoint": ("CheckpointError",),
     "rl_caption.data.base": ("DataError",),

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import yaml
 
+from benchmarks.studies.encoder_report import Report, judge_metrics, judge_model, reference_metrics, texts_of
 from rewards.base import Reward
 from rewards.clip.backbone import Backbone, load_backbone
 from rl_caption.build import ConfigError, build_data, quiet_libraries, usable_split
@@ -28,8 +29,7 @@ from rl_caption.data.base import Row
 from rl_caption.data.files import write_json, write_text
 from rl_caption.errors import user_errors
 from rl_caption.evaluation import check_writable
-from rl_caption.judging.captions import JudgedCaptions, judge_captions, sample_at_temperatures
-from rl_caption.judging.report import Report, judge_metrics, judge_model, reference_metrics, texts_of
+from rl_caption.meta_evaluation.scenes import SceneCaptions, rate_captions, sample_at_temperatures
 
 
 def options(description: str | None, metrics: Sequence[str]) -> argparse.ArgumentParser:
@@ -108,7 +108,7 @@ def write_tables(arguments: argparse.Namespace, name: str, text: str, content: d
     print(text)
 
 
-def judged_scenes(arguments: argparse.Namespace, rows: list[Row]) -> JudgedCaptions:
+def judged_scenes(arguments: argparse.Namespace, rows: list[Row]) -> SceneCaptions:
     """Sample captions, where there is a captioner, and judge them with the references and hard negatives."""
     samples = {}
     if arguments.captioner:
@@ -118,7 +118,7 @@ def judged_scenes(arguments: argparse.Namespace, rows: list[Row]) -> JudgedCapti
             captioner, rows, arguments.temperatures, arguments.num_samples, arguments.max_new_tokens,
             device=arguments.device, seed=arguments.seed,
         )  # fmt: skip
-    return judge_captions(rows, samples, arguments.judged_references, arguments.seed)
+    return rate_captions(rows, samples, arguments.judged_references, arguments.seed)
 
 
 def run(arguments: argparse.Namespace) -> None:

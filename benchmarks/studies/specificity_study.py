@@ -17,11 +17,10 @@ from pathlib import Path
 from safetensors.torch import load_file, save_file
 
 from benchmarks.studies.reward_models import load_all, options, run_program, write_tables
+from benchmarks.studies.specificity_report import EDGES, CaptionLength, SpecificityStudy
 from rl_caption.build import ConfigError
 from rl_caption.checkpoint import newest_checkpoint
 from rl_caption.evaluation import check_writable
-from rl_caption.judging.growing import EDGES
-from rl_caption.judging.specificity_study import CaptionLength, SpecificityStudy
 
 
 def exported(labelled: list[str], out: Path) -> list[str]:

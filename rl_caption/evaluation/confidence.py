@@ -10,7 +10,7 @@ bootstrap; Noreen 1989 and Riezler and Maxwell 2005 for approximate randomisatio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from rewards.judging.bootstrap import drawn_weights
 from rl_caption.evaluation.errors import EvaluationError
 from rl_caption.evaluation.judge import Evaluation
 from rl_caption.evaluation.toolkit import METRIC_KEYS
@@ -58,6 +57,22 @@ class Difference(NamedTuple):
     def value(self) -> float:
         """B - A."""
         return self.second - self.first
+
+
+def drawn_weights(groups: Sequence[Hashable], resamples: int, seed: int) -> Iterator[NDArray[np.int64]]:
+    """Yield, for each resample, how often each of [N] items is in it when groups are drawn with replacement.
+
+    Args:
+        groups: [N] what each item belongs to (its image).
+        resamples: how many.
+        seed: of the draws.
+    """
+    numbers = {group: number for number, group in enumerate(dict.fromkeys(groups))}
+    owners = np.array([numbers[group] for group in groups])
+    generator = np.random.default_rng(seed)
+    count = len(numbers)
+    for _ in tqdm(range(resamples), "bootstrap", unit="resample", leave=False, delay=2, disable=None):
+        yield np.bincount(generator.integers(count, size=count), minlength=count)[owners]
 
 
 def statistics_of(evaluation: Evaluation) -> list[Statistic]:

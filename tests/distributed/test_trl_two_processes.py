@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from rl_caption.data.base import Row
-from rl_caption.trl_captioning.config import VlmConfig
-from rl_caption.trl_captioning.decoding import caption_images
-from rl_caption.trl_captioning.model import load_vlm
+from rl_caption.trl.config import VlmConfig
+from rl_caption.trl.model import caption_images, load_vlm
 from tests.training_for_tests import lines, run_two
 from tests.vlm_for_tests import grpo_config, six_images, tiny_qwen2_vl
 

@@ -23,13 +23,10 @@ from rl_caption.build import ConfigError
 from rl_caption.checkpoint import CheckpointError
 from rl_caption.cli import main, parse
 from rl_caption.data.base import DataError, Row, load_image
-from rl_caption.trl_captioning import rows
-from rl_caption.trl_captioning.arguments import newest_whole, trl_arguments
-from rl_caption.trl_captioning.checks import sharding
-from rl_caption.trl_captioning.config import GrpoVlmConfig, VlmConfig
-from rl_caption.trl_captioning.decoding import caption_images
-from rl_caption.trl_captioning.model import load_vlm
-from rl_caption.trl_captioning.program import fine_tune
+from rl_caption.trl import rows
+from rl_caption.trl.config import GrpoVlmConfig, VlmConfig
+from rl_caption.trl.model import caption_images, load_vlm
+from rl_caption.trl.program import fine_tune, newest_whole, sharding, trl_arguments
 from tests.training_for_tests import lines
 from tests.vlm_for_tests import BANNED, RECORDER, Recorder, grpo_config, six_images, tiny_idefics3, tiny_qwen2_vl
 

@@ -19,9 +19,9 @@ from rl_caption.ablation.config import AblateConfig
 from rl_caption.cli import parse
 from rl_caption.config import EvaluateConfig, ScstConfig, XeConfig
 from rl_caption.errors import ConfigError
-from rl_caption.judging.config import JudgeSetConfig
+from rl_caption.meta_evaluation.config import JudgeSetConfig
 from rl_caption.reward_models.config import RewardModelConfig
-from rl_caption.trl_captioning.config import GrpoVlmConfig
+from rl_caption.trl.config import GrpoVlmConfig
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 SHIPPED: dict[type[Any], str | None] = {

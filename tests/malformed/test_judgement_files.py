@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from rewards.judging.sets import SETS, JudgingSetError, load
+from rl_caption.data.base import DataError
+from rl_caption.meta_evaluation.sets import SETS, load
 from tests.judging_sets_for_tests import BUILDERS, OTHER_FORMS, parquet
 
 LONG, DEEP = "9" * 5_000, "[" * 100_000 + "]" * 100_000
@@ -32,11 +33,11 @@ def written(folder: Path, build: Callable[[Path], None]) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
-def read(name: str, folder: Path) -> JudgingSetError | None:
+def read(name: str, folder: Path) -> DataError | None:
     """What reading the set and all of it raises."""
     try:
         load(name, folder, partial=True)
-    except JudgingSetError as error:
+    except DataError as error:
         return error
     return None
 
@@ -174,7 +175,7 @@ ROWS: list[tuple[str, str, Callable[[str], str], str]] = [
     ("cxc", "sits_test.csv", lambda text: text.replace(",5.0", ""), "line 2"),
     ("polaris", "polaris_test.csv", lambda text: text.replace("['cats']", "[" * 5_000), "line 3"),
     ("ratings", "mine.jsonl", lambda text: text.replace('"rating": 2', f'"rating": {LONG}'), "line 2"),
-    ("flickr8k_expert", "ExpertAnnotations.txt", lambda text: text.replace("\t4\t4\t4", f"\t4\t{LONG}\t4"), "1_a.jpg"),
+    ("flickr8k_expert", "ExpertAnnotations.txt", lambda text: text.replace("\t4\t4\t4", f"\t4\t{LONG}\t4"), "line 1"),
     ("foil", "foilv1.0_test_2017.json", lambda text: text.replace('"image_id": 8', '"image_id": []', 1), "[3]"),
     ("sugarcrepe", "swap_obj.json", lambda text: text.replace('"a dog swap_obj"', "null", 1), "swap_obj.json, 0"),
     ("aro", "visual_genome_relation.json", lambda text: text.replace('"bbox_w": 10', '"bbox_w": {}', 1), "[0]"),

@@ -19,12 +19,12 @@ from rl_caption.cli import parse
 from rl_caption.config import DataConfig, EvaluateConfig, RewardTerm, ScstConfig, XeConfig
 from rl_caption.config_checks import mistakes as config_mistakes
 from rl_caption.errors import ConfigError
-from rl_caption.judging.config import JudgeSetConfig
+from rl_caption.meta_evaluation.config import JudgeSetConfig
 from rl_caption.programs import selecting_metric
 from rl_caption.ranges import Range
 from rl_caption.reward_models.config import RewardModelConfig
-from rl_caption.trl_captioning.checks import mistakes as vlm_mistakes
-from rl_caption.trl_captioning.config import GrpoVlmConfig
+from rl_caption.trl.config import GrpoVlmConfig
+from rl_caption.trl.program import mistakes as vlm_mistakes
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 LAUNCHERS = CONFIGS / "accelerate"

@@ -7,8 +7,13 @@ import math
 
 import pytest
 
-from rewards.judging.correlation import UndefinedCorrelation, grouped_tau_b, kendall_tau_b, kendall_tau_c
-from rewards.judging.pairwise import pairwise_accuracy
+from rl_caption.meta_evaluation.correlation import (
+    UndefinedCorrelation,
+    grouped_tau_b,
+    kendall_tau_b,
+    kendall_tau_c,
+    pairwise_accuracy,
+)
 
 SCORES = [0.1, 0.4, 0.4, 0.9, 0.7]
 RATINGS = [1.0, 1.0, 2.0, 3.0, 3.0]

@@ -9,12 +9,18 @@ import numpy as np
 import pytest
 from scipy.stats import kendalltau
 
-from rewards.judging import bootstrap
-from rewards.judging.bootstrap import drawn_weights, intervals, tau_intervals
-from rewards.judging.correlation import UndefinedCorrelation, tau_of_table
-from rewards.judging.figures import NO_REFERENCES, pair_figures, rated_figures, wins
-from rewards.judging.pairwise import pairwise_accuracy
-from rewards.judging.sets import CaptionPairs, RatedCaptions
+from rl_caption.evaluation.confidence import drawn_weights
+from rl_caption.meta_evaluation import figures as figures_module
+from rl_caption.meta_evaluation.correlation import UndefinedCorrelation, pairwise_accuracy, tau_of_table
+from rl_caption.meta_evaluation.figures import (
+    NO_REFERENCES,
+    intervals,
+    pair_figures,
+    rated_figures,
+    tau_intervals,
+    wins,
+)
+from rl_caption.meta_evaluation.sets import CaptionPairs, RatedCaptions
 
 
 @pytest.mark.parametrize(("scores", "ratings"), [(5, 4), (40, 3), (2, 2), (3, 9)])
@@ -61,7 +67,7 @@ def test_ratings_that_nearly_all_differ_have_the_same_intervals(monkeypatch: pyt
     ratings = generator.normal(size=60).round(1)
     scores, groups = ratings + generator.normal(size=60), np.arange(60) // 2
     expected = tau_intervals(scores, ratings, groups.tolist(), 30)
-    monkeypatch.setattr(bootstrap, "MAX_CELLS", 100)
+    monkeypatch.setattr(figures_module, "MAX_CELLS", 100)
     for found, wanted in zip(tau_intervals(scores, ratings, groups.tolist(), 30), expected, strict=True):
         assert found == pytest.approx(wanted, abs=1e-12)
 

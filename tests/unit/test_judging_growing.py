@@ -10,15 +10,21 @@ import torch
 import yaml
 from safetensors.torch import save_file
 
+from benchmarks.studies.specificity_report import (
+    CaptionLength,
+    GrownCaption,
+    SpecificityStudy,
+    grown_captions,
+    hubness,
+    tau_by_length,
+)
 from benchmarks.studies.specificity_study import exported
 from rewards.clip.backbone import load_backbone
-from rewards.judging.hubness import hubness
 from rewards.text.detail_units import detail_units, prefixes
 from rl_caption.build import ConfigError
 from rl_caption.data.base import DataError
 from rl_caption.data.scenes import ScenesData, oracle
-from rl_caption.judging.growing import GrownCaption, grown_captions, make_chains, tau_by_length
-from rl_caption.judging.specificity_study import CaptionLength, SpecificityStudy
+from rl_caption.meta_evaluation.specificity import make_chains
 from rl_caption.reward_models.encoders import random_clip, save_clip
 from rl_caption.reward_models.triplets import Donor
 from tests.clip_for_tests import tiny_student

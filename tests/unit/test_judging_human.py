@@ -8,8 +8,9 @@ from itertools import combinations
 import pytest
 from scipy import stats
 
-from rewards.judging.human import RatingsError, correlations, pearson, read_ratings, unfitted
 from rewards.registry import build
+from rl_caption.data.base import DataError
+from rl_caption.meta_evaluation.ratings import correlations, pearson, read_ratings, unfitted
 
 SCORES, RATINGS = [0.0, 1.0, 2.0, 1.0], [1.0, 2.0, 4.0, 5.0]
 # Means 1 and 3. Deviations -1 0 1 0 and -2 -1 1 2: products 3, squares 2 and 10.
@@ -135,18 +136,18 @@ def test_json_lines(tmp_path):
 )
 def test_wrong_rows_are_named(tmp_path, change, message):
     row = {"image": "a.jpg", "caption": "A dog.", "rating": 3}
-    with pytest.raises(RatingsError, match=message):
+    with pytest.raises(DataError, match=message):
         read_ratings(lines(tmp_path, row, {**row, **change}))
 
 
 def test_wrong_files_are_named(tmp_path):
-    with pytest.raises(RatingsError, match="no ratings"):
+    with pytest.raises(DataError, match="no ratings"):
         read_ratings(lines(tmp_path, ""))
-    with pytest.raises(RatingsError, match="line 1 is not JSON"):
+    with pytest.raises(DataError, match="line 1 is not JSON"):
         read_ratings(lines(tmp_path, "image,caption"))
-    with pytest.raises(RatingsError, match=r"line 1 is '\[1\]': expected an object"):
+    with pytest.raises(DataError, match=r"line 1 is '\[1\]': expected an object"):
         read_ratings(lines(tmp_path, "[1]"))
-    with pytest.raises(RatingsError, match=r"missing\.jsonl"):
+    with pytest.raises(DataError, match=r"missing\.jsonl"):
         read_ratings(tmp_path / "missing.jsonl")
 
 
@@ -160,7 +161,7 @@ def test_flickr8k(tmp_path):
     assert found.references == [["a dog runs"]]
     judgements[0]["rating"] = None
     path.write_text(json.dumps(content))
-    with pytest.raises(RatingsError, match="'1_a', human_judgement 0: 'rating' is None"):
+    with pytest.raises(DataError, match="'1_a', human_judgement 0: 'rating' is None"):
         read_ratings(path)
 
 

@@ -8,7 +8,7 @@ from fractions import Fraction
 import pytest
 import torch
 
-from rewards.judging.retrieval import hit_probability, retrieval_recall
+from rl_caption.reward_models.retrieval import hit_probability, retrieval_recall
 
 
 def slow_recall(cosines: torch.Tensor, query_ids: list[int], candidate_ids: list[int], k: int) -> float:

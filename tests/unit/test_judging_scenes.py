@@ -12,18 +12,23 @@ import pytest
 import torch
 import yaml
 
+from benchmarks.studies.encoder_report import (
+    ModelReport,
+    RememberingEncoder,
+    Report,
+    agreement,
+    judge_model,
+    reference_metrics,
+    scores_agreement,
+)
 from benchmarks.studies.reward_models import data_section, loaded
 from rewards.clip.backbone import load_backbone
 from rewards.clip.clipscore import ClipScore, RefClipScore
-from rewards.judging.embeddings import RememberingEncoder
 from rewards.text.tokenize import tokenize
 from rl_caption.build import ConfigError
 from rl_caption.data.base import DataError
 from rl_caption.data.scenes import ScenesData, hard_negatives, oracle
-from rl_caption.judging.agreement import agreement, scores_agreement
-from rl_caption.judging.captions import judge_captions, sample_at_temperatures
-from rl_caption.judging.report import Report, judge_model, reference_metrics
-from rl_caption.judging.tables import ModelReport
+from rl_caption.meta_evaluation.scenes import rate_captions, sample_at_temperatures
 from tests.captioners_for_tests import tiny_captioner
 from tests.clip_for_tests import noise_image, tiny_student
 
@@ -42,7 +47,7 @@ def plain(text):
 def test_every_caption_is_judged_once_and_by_the_oracle():
     rows = scenes()
     greedy = [[plain(row["references"][0]).upper()] for row in rows]
-    judged = judge_captions(rows, {"greedy": greedy, "sample at 1": [["a red dog", "a red dog"]] * 12})
+    judged = rate_captions(rows, {"greedy": greedy, "sample at 1": [["a red dog", "a red dog"]] * 12})
     assert Counter(caption.source for caption in judged.captions)["sample at 1"] == 12
     assert "greedy" not in {caption.source for caption in judged.captions}  # it repeats the references
     keys = [(caption.row, caption.text) for caption in judged.captions]
@@ -55,7 +60,7 @@ def test_every_caption_is_judged_once_and_by_the_oracle():
 @pytest.mark.parametrize("count", [1, 2])
 def test_judged_references_are_hidden_from_metrics(count):
     rows = scenes()
-    judged = judge_captions(rows, {}, judged_references=count)
+    judged = rate_captions(rows, {}, judged_references=count)
     for number, row in enumerate(rows):
         own = [caption.text for caption in judged.captions if caption.row == number and caption.source == "reference"]
         assert own == list(dict.fromkeys(map(plain, row["references"][:count])))
@@ -72,12 +77,12 @@ def test_a_reference_written_twice_is_hidden_twice():
     rows = scenes(num_test=1)
     first = rows[0]["references"][0]
     rows[0]["references"] = [first, f" {first.upper()} ", rows[0]["references"][1]]
-    assert judge_captions(rows, {}).references == [rows[0]["references"][2:]]
+    assert rate_captions(rows, {}).references == [rows[0]["references"][2:]]
 
 
 def test_pairs_are_hard_negatives_of_the_judged_references():
     rows = scenes()
-    judged = judge_captions(rows, {}, judged_references=2, seed=3)
+    judged = rate_captions(rows, {}, judged_references=2, seed=3)
     expected = [
         (plain(text), plain(negative), kind)
         for row in rows
@@ -92,13 +97,13 @@ def test_pairs_are_hard_negatives_of_the_judged_references():
 def test_unusable_rows_are_named():
     rows = scenes(num_test=2)
     with pytest.raises(DataError, match="image 'test-000001' has 1 references and 1 of them are judged"):
-        judge_captions([rows[0], {**rows[1], "references": rows[1]["references"][:1]}], {})
+        rate_captions([rows[0], {**rows[1], "references": rows[1]["references"][:1]}], {})
     with pytest.raises(DataError, match="image 'x' has no scene"):
-        judge_captions([{"image_id": "x", "image": noise_image(0), "references": ["a", "b"]}], {})
+        rate_captions([{"image_id": "x", "image": noise_image(0), "references": ["a", "b"]}], {})
     with pytest.raises(ValueError, match="'greedy' has captions for 1 images: expected 2"):
-        judge_captions(rows, {"greedy": [["a"]]})
+        rate_captions(rows, {"greedy": [["a"]]})
     with pytest.raises(ValueError, match="judged_references = 0"):
-        judge_captions(rows, {}, judged_references=0)
+        rate_captions(rows, {}, judged_references=0)
 
 
 def test_samples_do_not_depend_on_the_batch_and_differ_between_temperatures():
@@ -110,12 +115,12 @@ def test_samples_do_not_depend_on_the_batch_and_differ_between_temperatures():
     assert all(len(own) == len(rows) for own in found.values())
     assert found == sample_at_temperatures(captioner, rows, [0.5, 2.0], 2, 8, batch_size=5)
     assert found["sample at 0.5"] != found["sample at 2"]
-    with pytest.raises(ValueError, match="expected different temperatures"):
+    with pytest.raises(ValueError, match="expected different ones"):
         sample_at_temperatures(captioner, rows, [1.0, 1.0])
 
 
 def test_the_truth_agrees_with_itself_and_its_opposite_does_not():
-    judged = judge_captions(scenes(), {"sample at 1": [["a red circle and a dog"]] * 12})
+    judged = rate_captions(scenes(), {"sample at 1": [["a red circle and a dog"]] * 12})
     f1 = [caption.f1 for caption in judged.captions]
     same = scores_agreement(f1, judged)
     assert (same.tau_b, same.within_image_tau_b) == (pytest.approx(1), pytest.approx(1))
@@ -130,7 +135,7 @@ def test_the_truth_agrees_with_itself_and_its_opposite_does_not():
 
 
 def test_a_metric_without_order_gets_no_number():
-    judged = judge_captions(scenes(), {})
+    judged = rate_captions(scenes(), {})
     found = scores_agreement([0.5] * len(judged.captions), judged)
     assert (found.tau_b, found.tau_c) == (None, None)
     assert found.notes == [
@@ -142,7 +147,7 @@ def test_a_metric_without_order_gets_no_number():
 
 
 def test_ngram_metrics_agree_with_the_oracle_better_than_chance():
-    judged = judge_captions(scenes(num_test=40), {})
+    judged = rate_captions(scenes(num_test=40), {})
     metrics = reference_metrics(["cider", "bleu", "rouge_l"])
     assert list(metrics) == ["cider", "bleu4", "rouge_l"]
     assert metrics["cider"].signature.startswith("NO<EOS>_w/oInit")
@@ -184,7 +189,7 @@ class Counting:
 def test_a_model_is_judged_with_every_image_and_text_embedded_once(tmp_path):
     backbone = load_backbone(str(tiny_student(tmp_path / "student")))
     rows = scenes()
-    judged = judge_captions(rows, {})
+    judged = rate_captions(rows, {})
     counting, report = Counting(backbone), Report("test", 12, 60)
     judge_model(report, "tiny", counting, rows, judged)
     assert len(counting.images) == 12

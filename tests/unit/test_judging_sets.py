@@ -12,12 +12,12 @@ import pytest
 from PIL import Image
 
 from rewards.base import RewardError
-from rewards.judging.correlation import sampled_spearman
-from rewards.judging.figures import pair_figures, rated_figures
-from rewards.judging.sets import SETS, CaptionPairs, JudgingSetError, RatedCaptions, load
-from rewards.judging.sets.compositional import SUGARCREPE, Region
-from rewards.judging.sets.consensus import draw_references
-from rewards.judging.sets.flickr8k import OWN_REFERENCE, flickr8k_expert
+from rl_caption.data.base import DataError
+from rl_caption.meta_evaluation.correlation import sampled_spearman
+from rl_caption.meta_evaluation.figures import pair_figures, rated_figures
+from rl_caption.meta_evaluation.sets import SETS, CaptionPairs, RatedCaptions, load
+from rl_caption.meta_evaluation.sets.pairs import SUGARCREPE, Region, draw_references
+from rl_caption.meta_evaluation.sets.rated import OWN_REFERENCE, flickr8k_expert
 from tests.judging_sets_for_tests import BUILDERS, parquet, pascal50s_json, rated_json
 
 DOCS = Path(__file__).parents[2] / "docs" / "judging.md"
@@ -89,9 +89,9 @@ def test_composite(tmp_path: Path) -> None:
     images = rated("composite", tmp_path).images
     assert images is not None
     assert images[-1] == tmp_path / "val2014" / "COCO_val2014_000000000012.jpg"
-    with pytest.raises(JudgingSetError, match=r"composite has 1 images in .*8k_correctness.csv, published are 997"):
+    with pytest.raises(DataError, match=r"composite has 1 images in .*8k_correctness.csv, published are 997"):
         load("composite", tmp_path)
-    with pytest.raises(JudgingSetError, match="composite has no judgements"):
+    with pytest.raises(DataError, match="composite has no judgements"):
         load("composite", tmp_path, partial=True, kwargs={"aspect": "throughness"})
 
 
@@ -109,7 +109,7 @@ def test_pascal50s(tmp_path: Path) -> None:
     assert found.ties == "half"
     (tmp_path / "JPEGImages").mkdir()
     assert pairs("pascal50s", tmp_path).images[0] == tmp_path / "JPEGImages" / "2008_0.jpg"
-    with pytest.raises(JudgingSetError, match="pascal50s has 4 pairs, published are 4000"):
+    with pytest.raises(DataError, match="pascal50s has 4 pairs, published are 4000"):
         load("pascal50s", tmp_path)
 
 
@@ -128,9 +128,7 @@ def test_abstract50s(tmp_path: Path) -> None:
     assert (found.preference, found.image_ids) == ([1, 0], ["Scene0_0.png", "Scene1_0.png"])
     assert not found.shown_kinds
     (tmp_path / "abstract_candsB.json").write_text('[{"image_id": "x.png", "caption": "one cat"}]')
-    with pytest.raises(
-        JudgingSetError, match=r"abstract_candsB\.json has 1 items: expected one for each of the 2 pairs"
-    ):
+    with pytest.raises(DataError, match=r"abstract_candsB\.json has 1 items: expected one for each of the 2 pairs"):
         load("abstract50s", tmp_path, partial=True)
 
 
@@ -159,7 +157,7 @@ def test_foil_of_valse(tmp_path: Path) -> None:
     found = pairs("foil", tmp_path)
     assert (len(found.first), list(found.excluded.values())) == (2, [2])
     (tmp_path / "foil-it.json").write_text(json.dumps({"0": pair}))
-    with pytest.raises(JudgingSetError, match="0: 'mturk' is None: expected votes"):
+    with pytest.raises(DataError, match="0: 'mturk' is None: expected votes"):
         load("foil", tmp_path, partial=True)
 
 
@@ -168,7 +166,7 @@ def test_sugarcrepe(tmp_path: Path) -> None:
     found = pairs("sugarcrepe", tmp_path)
     assert found.kinds == [kind for kind in SUGARCREPE for _ in range(2)]
     assert (found.first[0], found.second[0]) == ("a dog add_att", "a cat")
-    with pytest.raises(JudgingSetError, match=r"sugarcrepe has 2 pairs in .*add_att.json, published are 692"):
+    with pytest.raises(DataError, match=r"sugarcrepe has 2 pairs in .*add_att.json, published are 692"):
         load("sugarcrepe", tmp_path)
 
 
@@ -195,9 +193,9 @@ def test_polaris_as_csv(tmp_path: Path) -> None:
     found = rated("polaris", tmp_path)
     assert (found.captions, found.ratings, found.image_ids) == (["a dog", "a cat"], [0.75, 0.5], ["1.jpg", "2.jpg"])
     assert found.references == [["a dog runs", "a dog's"], ["cats"]]
-    with pytest.raises(JudgingSetError, match="polaris has 2 judgements of split test, published are 26122"):
+    with pytest.raises(DataError, match="polaris has 2 judgements of split test, published are 26122"):
         load("polaris", tmp_path)
-    with pytest.raises(JudgingSetError, match="no split 'dev'"):
+    with pytest.raises(DataError, match="no split 'dev'"):
         load("polaris", tmp_path, kwargs={"split": "dev"})
 
 
@@ -235,7 +233,7 @@ def test_pascal50s_as_json(tmp_path: Path) -> None:
     lost = {name: [0.0, 1, 1, 0] for name in found.references}
     figures = {figure.name: figure.value for figure in pair_figures(found, won, lost)}
     assert figures == {"HC": 0, "HI": 0, "HM": 1, "MM": 0.5, "mean of kinds": 0.375}
-    with pytest.raises(JudgingSetError, match="pascal50s has 4 pairs, published are 4000"):
+    with pytest.raises(DataError, match="pascal50s has 4 pairs, published are 4000"):
         load("pascal50s", tmp_path)
 
 
@@ -248,7 +246,7 @@ def test_ratings_as_json(tmp_path: Path, name: str) -> None:
     assert (found.images, found.published) == (None, "tau_c")
     (tmp_path / name.capitalize()).mkdir()
     assert rated(name, tmp_path).images == [tmp_path / name.capitalize() / image for image in ("59cf.jpg", "aa0c.jpg")]
-    with pytest.raises(JudgingSetError, match=rf"{name} has 2 judgements of split test, published are"):
+    with pytest.raises(DataError, match=rf"{name} has 2 judgements of split test, published are"):
         load(name, tmp_path)
 
 
@@ -269,7 +267,7 @@ def test_thumb(tmp_path: Path) -> None:
     figure, *_ = rated_figures(systems, [1.0, 0.0, 0.75, 0.0], resamples=10)
     assert (figure.name, figure.published) == ("pearson", True)
     assert figure.value == pytest.approx(np.corrcoef([1, 0, 0.75, 0], [4, 3.9, 4, 3.9])[0, 1])
-    with pytest.raises(JudgingSetError, match="thumb has 6 judgements, published are 2500"):
+    with pytest.raises(DataError, match="thumb has 6 judgements, published are 2500"):
         load("thumb", tmp_path)
     (tmp_path / "captions_val2014.json").unlink()
     assert rated_parts("thumb", tmp_path)[0].references is None
@@ -289,7 +287,7 @@ def test_cxc(tmp_path: Path) -> None:
     assert next(iter(found.references[1])) == "A cat sits in place 0."
     figure, *_ = rated_figures(found, [1.0, 2.0, 3.0])
     assert (figure.name, figure.value) == ("spearman", None), "one of two captions has no correlation"
-    with pytest.raises(JudgingSetError, match=r"sits_val\.csv.*Crisscrossed"):
+    with pytest.raises(DataError, match=r"sits_val\.csv.*Crisscrossed"):
         rated("cxc", tmp_path, split="val")
 
 
@@ -317,9 +315,9 @@ def test_any_file_of_ratings(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", SETS)
 def test_a_missing_file_is_named_with_its_source(tmp_path: Path, name: str) -> None:
-    with pytest.raises(JudgingSetError, match=r"Get it: |expected one, or the file itself"):
+    with pytest.raises(DataError, match=r"Get it: |expected one, or the file itself"):
         load(name, tmp_path)
-    with pytest.raises(JudgingSetError, match=r"'.*nowhere' is not there: expected the folder"):
+    with pytest.raises(DataError, match=r"'.*nowhere' is not there: expected the folder"):
         load(name, tmp_path / "nowhere")
 
 
@@ -327,9 +325,9 @@ def test_a_missing_file_is_named_with_its_source(tmp_path: Path, name: str) -> N
     ("name", "file", "content", "message"),
     [
         ("flickr8k_expert", "ExpertAnnotations.txt", "1_a.jpg\t2_b.jpg#1\t1\t2", "line 1 has 4 fields"),
-        ("flickr8k_expert", "ExpertAnnotations.txt", "1_a.jpg\t2_b.jpg#1\t1\tx\t2", r"1_a\.jpg, 2_b\.jpg#1, is 'x'"),
-        ("flickr8k_expert", "ExpertAnnotations.txt", "1_a.jpg\t2_b.jpg#9\t1\t1\t2", "caption '2_b.jpg#9', which"),
-        ("flickr8k_expert", "ExpertAnnotations.txt", "9.jpg\t2_b.jpg#1\t1\t1\t2", "without captions, such as '9.jpg'"),
+        ("flickr8k_expert", "ExpertAnnotations.txt", "1_a.jpg\t2_b.jpg#1\t1\tx\t2", "line 1: 'second' is 'x'"),
+        ("flickr8k_expert", "ExpertAnnotations.txt", "1_a.jpg\t2_b.jpg#9\t1\t1\t2", "judges the caption '2_b.jpg#9'"),
+        ("flickr8k_expert", "ExpertAnnotations.txt", "9.jpg\t2_b.jpg#1\t1\t1\t2", "of '9.jpg': Flickr8k.token.txt"),
         ("flickr8k_crowdflower", "Flickr8k.token.txt", "1_a.jpg\ta dog", "'1_a.jpg' is not a caption id"),
         ("composite", "8k_correctness.csv", "a;b\n1;2", r"has the columns \['a', 'b'\]: expected Input.image_url"),
         ("composite", "captions_val2014.json", "[1]", r"captions_val2014\.json is \[1\].*'annotations'"),
@@ -347,17 +345,17 @@ def test_a_missing_file_is_named_with_its_source(tmp_path: Path, name: str) -> N
 def test_what_is_wrong_is_named(tmp_path: Path, name: str, file: str, content: str, message: str) -> None:
     BUILDERS[name](tmp_path)
     (tmp_path / file).write_text(content)
-    with pytest.raises(JudgingSetError, match=message):
+    with pytest.raises(DataError, match=message):
         load(name, tmp_path, partial=True)
 
 
 def test_unknown_names_and_arguments(tmp_path: Path) -> None:
-    with pytest.raises(JudgingSetError, match="'flickr' is not a set of judgements: expected one of flickr8k_expert"):
+    with pytest.raises(DataError, match="'flickr' is not a set of judgements: expected one of flickr8k_expert"):
         load("flickr", tmp_path)
-    with pytest.raises(JudgingSetError, match="composite does not take side; it takes: aspect"):
+    with pytest.raises(DataError, match="composite does not take side; it takes: aspect"):
         load("composite", tmp_path, kwargs={"side": 1})
     BUILDERS["sugarcrepe"](tmp_path)
-    with pytest.raises(JudgingSetError, match=r"images = '.*x' is not a folder"):
+    with pytest.raises(DataError, match=r"images = '.*x' is not a folder"):
         load("sugarcrepe", tmp_path, tmp_path / "x", partial=True)
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from rewards.base import RewardError
-from rewards.judging.specificity import (
+from rl_caption.meta_evaluation.specificity import (
     Chain,
     ChainScores,
     released_specificity_rates,

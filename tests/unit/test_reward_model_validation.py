@@ -11,9 +11,9 @@ from open_clip import SimpleTokenizer
 from torch import Tensor, nn
 
 from rewards.clip.preprocessing import Preprocessing
-from rewards.judging.retrieval import retrieval_recall
 from rl_caption.reward_models import validation
 from rl_caption.reward_models.batch import PixelCache, TokenCache
+from rl_caption.reward_models.retrieval import retrieval_recall
 from rl_caption.reward_models.validation import embedding_validator
 from rl_caption.trainer import NonFiniteError
 from tests.clip_for_tests import Drawn

@@ -1,12 +1,45 @@
-"""The terms of a mixed reward as TRL's reward functions, told which captions ended."""
+"""What TRL's trainers read and call: this package's rows as a dataset, and the terms of a mixed reward as functions."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rewards.base import Reward, RewardError, checked_scores
 from rewards.mixed import MixedReward
+from rl_caption.data.base import Row, load_image
+from rl_caption.reward_columns import COLUMNS
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+
+def messages(row: Row, prompt: str) -> list[dict[str, Any]]:
+    """What the model is asked about a row: its own ``prompt``, else ``prompt``, as one message of the user."""
+    return [{"role": "user", "content": row.get("prompt") or prompt}]
+
+
+def trl_dataset(rows: Sequence[Row], prompt: str) -> Dataset:
+    """A dataset with the columns ``prompt`` (messages), ``image`` (PIL, RGB), ``references`` and ``image_id``.
+
+    Rewards are told what this package's own training tells them (``rl_caption.reward_columns``), not the truth of a
+    generated scene. The table itself holds numbers of rows only: references stay lists of strings, and an image is
+    opened when its batch is read. TRL reads a batch as often as it has micro-batches, so the images of one batch are
+    kept until the next; equal images of a batch are one object, so that rewards encode them once.
+    """
+    from datasets import Dataset
+
+    opened: dict[int, Any] = {}
+
+    def examples(batch: dict[str, list[int]]) -> dict[str, list[Any]]:
+        nonlocal opened
+        numbers = batch["row"]
+        opened = {n: opened[n] if n in opened else load_image(rows[n]["image"]) for n in dict.fromkeys(numbers)}
+        columns = {key: [rows[n][key] for n in numbers] for key in COLUMNS}  # type: ignore[literal-required]
+        asked = [messages(rows[n], prompt) for n in numbers]
+        return columns | {"prompt": asked, "image": [opened[n] for n in numbers]}
+
+    return Dataset.from_dict({"row": list(range(len(rows)))}).with_transform(examples)
 
 
 class FinishedAware:
@@ -18,8 +51,7 @@ class FinishedAware:
 
     def __init__(self, reward: Reward, eos_token_ids: Collection[int], name: str | None = None) -> None:
         """Wrap ``reward``; ``name`` is its log key, by default its own."""
-        self.reward = reward
-        self.eos_token_ids = frozenset(eos_token_ids)
+        self.reward, self.eos_token_ids = reward, frozenset(eos_token_ids)
         self.__name__ = name or reward.__name__
         self.columns, self.bounds, self.signature = reward.columns, reward.bounds, reward.signature
 

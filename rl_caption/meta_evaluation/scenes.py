@@ -1,4 +1,4 @@
-"""Captions of mixed quality for scenes whose truth is known: references, samples and hard negatives, each judged."""
+"""Captions of generated scenes, whose truth is known: references, samples and hard negatives, rated by the oracle."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ from tqdm import tqdm
 
 from rewards.text.tokenize import tokenize
 from rl_caption.accumulation import dropout_off
-from rl_caption.captioners.base import Captioner, Decoding
+from rl_caption.build import ConfigError, build_data, usable_split
+from rl_caption.captioners.base import Captioner, CaptionerError, Decoding
+from rl_caption.captioners.loading import load_captioner
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.scenes import hard_negatives, oracle
+from rl_caption.meta_evaluation.config import ScenesConfig
+from rl_caption.meta_evaluation.sets.base import CaptionPairs, JudgementSet, RatedCaptions
 from rl_caption.rollout import sample_captions
 from rl_caption.types import CaptionBatch
 
@@ -22,7 +26,7 @@ REFERENCE, NEGATIVE = "reference", "hard negative"
 
 
 @dataclass(frozen=True)
-class JudgedCaption:
+class SceneCaption:
     """A caption of one scene and what the oracle says of it."""
 
     row: int
@@ -36,7 +40,7 @@ class JudgedCaption:
 
 @dataclass(frozen=True)
 class CaptionPair:
-    """Positions in ``JudgedCaptions.captions`` of a true caption and of a false one made from it."""
+    """Positions in ``SceneCaptions.captions`` of a true caption and of a false one made from it."""
 
     correct: int
     wrong: int
@@ -44,14 +48,14 @@ class CaptionPair:
 
 
 @dataclass(frozen=True)
-class JudgedCaptions:
+class SceneCaptions:
     """N captions of R images, without repetitions within an image, and pairs among them."""
 
     rows: list[Row]
     """[R]"""
     references: list[list[str]]
     """[R] what metrics with references see, as written; none of them is a judged reference."""
-    captions: list[JudgedCaption]
+    captions: list[SceneCaption]
     """[N]"""
     pairs: list[CaptionPair]
 
@@ -65,10 +69,10 @@ class JudgedCaptions:
         }
 
 
-def judge_captions(
+def rate_captions(
     rows: Sequence[Row], samples: Mapping[str, Sequence[Sequence[str]]], judged_references: int = 1, seed: int = 0
-) -> JudgedCaptions:
-    """Put the captions of every scene together and judge them.
+) -> SceneCaptions:
+    """Collect the captions of every scene and rate them by the oracle.
 
     The first ``judged_references`` references of a scene are judged and left out of what metrics see; so are other
     references that say the same in the same words. Their hard negatives, at most one of each kind, are judged too. A
@@ -94,7 +98,8 @@ def judge_captions(
     for source, texts in samples.items():
         if len(texts) != len(rows):
             raise ValueError(f"{source!r} has captions for {len(texts)} images: expected {len(rows)}")
-    found = _Collection()
+    captions: dict[tuple[int, str], SceneCaption] = {}
+    numbers: dict[tuple[int, str], int] = {}
     seen: list[list[str]] = []
     pairs: list[CaptionPair] = []
     for number, row in enumerate(tqdm(rows, desc="judging captions", unit="scene", delay=2, disable=None)):
@@ -102,30 +107,18 @@ def judge_captions(
             raise DataError(f"image {row['image_id']!r} has no scene: only data.format scenes knows the truth")
         judged = row["references"][:judged_references]
         seen.append(_other_references(row, judged))
-        places = [found.add(number, row, text, REFERENCE) for text in judged]
-        for source, texts in samples.items():
-            for text in texts[number]:
-                found.add(number, row, text, source)
-        for place, text in zip(places, judged, strict=True):
-            for kind, negative in hard_negatives(row["scene"], text, seed):
-                pairs.append(CaptionPair(place, found.add(number, row, negative, NEGATIVE), kind))
-    return JudgedCaptions(rows, seen, found.captions, pairs)
-
-
-class _Collection:
-    """Judged captions, each text of an image once."""
-
-    def __init__(self) -> None:
-        self.captions: list[JudgedCaption] = []
-        self._places: dict[tuple[int, str], int] = {}
-
-    def add(self, number: int, row: Row, text: str, source: str) -> int:
-        """Judge a caption of image ``number``, unless it is there already; return its position."""
-        plain = _plain(text)
-        if (number, plain) not in self._places:
-            self._places[number, plain] = len(self.captions)
-            self.captions.append(JudgedCaption(number, plain, source, oracle(plain, row["scene"]).f1))
-        return self._places[number, plain]
+        negatives = [(true, kind, text) for true in judged for kind, text in hard_negatives(row["scene"], true, seed)]
+        texts = [(text, REFERENCE) for text in judged]
+        texts += [(text, source) for source, own in samples.items() for text in own[number]]
+        texts += [(text, NEGATIVE) for _, _, text in negatives]
+        for text, source in texts:
+            key = number, _plain(text)
+            if key not in captions:
+                numbers[key] = len(captions)
+                captions[key] = SceneCaption(*key, source, oracle(key[1], row["scene"]).f1)
+        for true, kind, false in negatives:
+            pairs.append(CaptionPair(numbers[number, _plain(true)], numbers[number, _plain(false)], kind))
+    return SceneCaptions(rows, seen, list(captions.values()), pairs)
 
 
 def _other_references(row: Row, judged: Sequence[str]) -> list[str]:
@@ -175,8 +168,7 @@ def sample_at_temperatures(
     """
     if not temperatures or len(set(temperatures)) != len(temperatures) or num_samples < 1:
         raise ValueError(
-            f"temperatures = {list(temperatures)}, num_samples = {num_samples}: expected different temperatures and "
-            "at least 1 sample"
+            f"temperatures = {list(temperatures)}, num_samples = {num_samples}: expected different ones, 1 sample"
         )
     decodings = [Decoding(num_samples, number == 0, value, max_new_tokens) for number, value in enumerate(temperatures)]
     found: dict[str, list[list[str]]] = {"greedy": []}
@@ -193,3 +185,61 @@ def sample_at_temperatures(
                 found[f"sample at {decoding.temperature:g}"] += rollout.texts
                 found["greedy"] += [[text] for text in rollout.greedy_texts or []]
     return found
+
+
+def scenes_sets(config: ScenesConfig, seed: int) -> list[JudgementSet]:
+    """Judge captions of scenes: references, hard negatives and, where there is a captioner, its captions.
+
+    Returns:
+        Captions rated by oracle F1, and pairs of a reference and a hard negative made from it.
+
+    Raises:
+        ConfigError: the data are no scenes, or a number is out of range.
+        CaptionerError, DataError: a captioner or data that cannot be used.
+    """
+    if config.data.format != "scenes":
+        raise ConfigError(f"scenes.data.format is {config.data.format!r}: only generated scenes have a known truth")
+    if config.max_images is not None and config.max_images < 1:
+        raise ConfigError(f"scenes.max_images is {config.max_images}: expected at least 1")
+    data = build_data(config.data)
+    rows = list(data.split(usable_split(data, config.split))[: config.max_images])
+    samples = {}
+    if config.captioner is not None:
+        try:
+            samples = sample_at_temperatures(load_captioner(config.captioner), rows, config.temperatures, seed=seed)
+        except CaptionerError as error:
+            raise CaptionerError(f"scenes.captioner: {error}") from error
+        except ValueError as error:
+            raise ConfigError(f"scenes: {error}") from error
+    return as_sets(rate_captions(rows, samples, seed=seed))
+
+
+def as_sets(judged: SceneCaptions) -> list[JudgementSet]:
+    """Return judged captions as rated captions and, where there are hard negatives, as pairs."""
+    texts, columns = [caption.text for caption in judged.captions], judged.columns()
+    rated = RatedCaptions(
+        "scenes, oracle F1",
+        texts,
+        [caption.f1 for caption in judged.captions],
+        columns["image_id"],
+        columns["image"],
+        columns["references"],
+        None,
+        "the rating is the F1 of the facts of a caption against the scene",
+        within_images=True,
+    )
+    if not judged.pairs:
+        return [rated]
+    own = {name: [column[pair.correct] for pair in judged.pairs] for name, column in columns.items()}
+    pairs = CaptionPairs(
+        "scenes, hard negatives",
+        [texts[pair.correct] for pair in judged.pairs],
+        [texts[pair.wrong] for pair in judged.pairs],
+        [1.0] * len(judged.pairs),
+        [pair.kind for pair in judged.pairs],
+        own["image_id"],
+        own["image"],
+        {"": own["references"]},
+        "the reference scores higher than the hard negative made from it; equal scores are wrong",
+    )
+    return [rated, pairs]

@@ -1,27 +1,36 @@
-"""The figures that say how well a metric agrees with a set of judgements."""
+"""The figures that say how well a metric agrees with a set of judgements, and their bootstrap intervals over images.
+
+Judgements of one image are not independent of each other, so images are drawn with replacement, each with all of its
+judgements (Efron, "Bootstrap Methods: Another Look at the Jackknife", Annals of Statistics 1979).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rewards.judging.bootstrap import Interval, intervals, tau_intervals
-from rewards.judging.correlation import (
+from rl_caption.evaluation.confidence import LEVEL, drawn_weights
+from rl_caption.meta_evaluation.correlation import (
     UndefinedCorrelation,
     grouped_tau_b,
     kendall_tau_b,
     kendall_tau_c,
+    pearson,
     sampled_spearman,
+    tau_of_table,
 )
-from rewards.judging.human import pearson
-from rewards.judging.sets.base import CaptionPairs, RatedCaptions
+from rl_caption.meta_evaluation.sets.base import CaptionPairs, RatedCaptions
 
 Floats = NDArray[np.float64]
+Interval = tuple[float, float]
 NO_REFERENCES = ""
 """The condition of metrics that see no references."""
+MAX_CELLS = 5_000_000
+"""Largest table of ratings by scores: 40 MB. Where nearly all ratings differ, resamples are correlated item by item."""
 
 
 @dataclass(frozen=True)
@@ -59,65 +68,57 @@ def rated_figures(part: RatedCaptions, scores: Sequence[float], resamples: int =
     Raises:
         ValueError: another number of scores, fewer than two, or one that is not finite.
     """
-    found: list[Figure] = []
-    count = len(part.captions)
-    try:
-        taus = {"tau_b": kendall_tau_b(scores, part.ratings), "tau_c": kendall_tau_c(scores, part.ratings)}
-    except UndefinedCorrelation as error:
-        for name in ("tau_b", "tau_c"):
-            found.append(Figure(name, None, count, published=name == part.published, note=str(error)))
-    else:
-        bounds = tau_intervals(scores, part.ratings, part.image_ids, resamples, seed) or [None, None]
-        for (name, value), own in zip(taus.items(), bounds, strict=True):
-            found.append(_figure(name, value, count, own, name == part.published))
+    measures: dict[tuple[str, ...], Callable[..., _Measured]] = {("tau_b", "tau_c"): _taus}
     if part.published == "pearson":
-        found.append(_pearson(part, scores, resamples, seed))
+        measures["pearson",] = _pearson
     elif part.published == "spearman":
-        found.append(_sampled_spearman(part, scores, seed))
-    found.sort(key=lambda figure: not figure.published)
+        measures["spearman",] = _sampled_spearman
     if part.within_images:
-        found.append(_within_images(part, scores))
-    return found
+        measures["tau_b within images",] = _within_images
+    found = []
+    for names, measure in measures.items():
+        values: Sequence[float | None]
+        try:
+            values, bounds, note = measure(part, scores, resamples, seed)
+        except UndefinedCorrelation as error:
+            values, bounds, note = [None] * len(names), [], str(error)
+        for name, value, own in zip_longest(names, values, bounds):
+            found.append(_figure(name, value, len(part.captions), own, name == part.published, note))
+    return sorted(found, key=lambda figure: not figure.published)
 
 
-def _pearson(part: RatedCaptions, scores: Sequence[float], resamples: int, seed: int) -> Figure:
-    name, count = "pearson", len(part.captions)
+_Measured = tuple[Sequence[float], Sequence[Interval | None], str]
+"""Values, their intervals (none where they were not asked for), and what one has to know."""
+
+
+def _taus(part: RatedCaptions, scores: Sequence[float], resamples: int, seed: int) -> _Measured:
+    values = kendall_tau_b(scores, part.ratings), kendall_tau_c(scores, part.ratings)
+    return values, tau_intervals(scores, part.ratings, part.image_ids, resamples, seed), ""
+
+
+def _pearson(part: RatedCaptions, scores: Sequence[float], resamples: int, seed: int) -> _Measured:
     both = np.array([scores, part.ratings], np.float64)
 
     def correlation(weights: NDArray[np.int64]) -> Floats:
         with np.errstate(invalid="ignore"):  # a resample may have one value only: NaN
             return np.asarray(np.corrcoef(np.repeat(both, weights, axis=1)))[:1, 1]
 
-    try:
-        value = pearson(scores, part.ratings)
-    except UndefinedCorrelation as error:
-        return Figure(name, None, count, published=True, note=str(error))
-    bounds = intervals(correlation, part.image_ids, resamples, seed) or [None]
-    return _figure(name, value, count, bounds[0])
+    return [pearson(scores, part.ratings)], intervals(correlation, part.image_ids, resamples, seed), ""
 
 
-def _sampled_spearman(part: RatedCaptions, scores: Sequence[float], seed: int) -> Figure:
-    name, count = "spearman", len(part.captions)
-    try:
-        found = sampled_spearman(scores, part.ratings, part.captions, seed=seed)
-    except UndefinedCorrelation as error:
-        return Figure(name, None, count, published=True, note=str(error))
+def _sampled_spearman(part: RatedCaptions, scores: Sequence[float], resamples: int, seed: int) -> _Measured:
+    found = sampled_spearman(scores, part.ratings, part.captions, seed=seed)
     note = (
         f"spearman is the mean over {len(found)} samples of half of the captions, each with one of its images; their "
+        f"standard deviation is {100 * found.std():.1f}"
     )
-    return Figure(
-        name, float(found.mean()), count, published=True, note=f"{note}standard deviation is {100 * found.std():.1f}"
-    )
+    return [float(found.mean())], [], note
 
 
-def _within_images(part: RatedCaptions, scores: Sequence[float]) -> Figure:
-    name, count = "tau_b within images", len(part.captions)
-    try:
-        grouped = grouped_tau_b(scores, part.ratings, part.image_ids)
-    except UndefinedCorrelation as error:
-        return Figure(name, None, count, note=str(error))
+def _within_images(part: RatedCaptions, scores: Sequence[float], resamples: int, seed: int) -> _Measured:
+    grouped = grouped_tau_b(scores, part.ratings, part.image_ids)
     note = f"mean over {grouped.groups} images; {grouped.constant_scores} of them, scored all alike, count 0"
-    return Figure(name, grouped.mean, count, note=note)
+    return [grouped.mean], [], note
 
 
 def pair_figures(
@@ -182,13 +183,13 @@ def wins(first: Sequence[float], second: Sequence[float], preference: Sequence[f
 def _accuracies(part: CaptionPairs, won: Floats, prefix: str, note: str, resamples: int, seed: int) -> list[Figure]:
     kinds = list(dict.fromkeys(part.kinds))
     numbers = {kind: number for number, kind in enumerate(kinds)}
-    places = np.array([numbers[kind] for kind in part.kinds])
+    kind_indices = np.array([numbers[kind] for kind in part.kinds])
 
     def rates(weights: NDArray[np.int64]) -> Floats:
         """The accuracy of each kind, then the summary."""
-        counts = np.bincount(places, weights, len(kinds))
+        counts = np.bincount(kind_indices, weights, len(kinds))
         with np.errstate(invalid="ignore"):  # a resample may lack a kind: NaN
-            own = np.bincount(places, weights * won, len(kinds)) / counts
+            own = np.bincount(kind_indices, weights * won, len(kinds)) / counts
         # A kind that a resample lacks is left out of its mean.
         summary = (weights * won).sum() / weights.sum() if part.summary == "pairs" else np.nanmean(own)
         return np.append(own, summary)
@@ -198,14 +199,69 @@ def _accuracies(part: CaptionPairs, won: Floats, prefix: str, note: str, resampl
     found = []
     if part.shown_kinds:
         for kind, value, own in zip(kinds, values, bounds, strict=False):
-            found.append(_figure(prefix + kind, value, int((places == numbers[kind]).sum()), own, note=note))
+            found.append(_figure(prefix + kind, value, int((kind_indices == numbers[kind]).sum()), own, note=note))
     title = "mean of kinds" if part.summary == "kinds" and len(kinds) > 1 else "all pairs"
     found.append(_figure(prefix + title, values[-1], len(won), bounds[-1], note=note))
     return found
 
 
 def _figure(
-    name: str, value: float, count: int, bounds: Interval | None, published: bool = True, note: str = ""
+    name: str, value: float | None, count: int, bounds: Interval | None, published: bool = True, note: str = ""
 ) -> Figure:
     low, high = bounds or (None, None)
-    return Figure(name, float(value), count, low, high, published, note)
+    return Figure(name, None if value is None else float(value), count, low, high, published, note)
+
+
+def intervals(
+    statistic: Callable[[NDArray[np.int64]], Sequence[float] | Floats],
+    groups: Sequence[Hashable],
+    resamples: int = 1000,
+    seed: int = 0,
+) -> list[Interval | None]:
+    """Compute the 95 % percentile intervals of K statistics of weighted items.
+
+    Args:
+        statistic: takes [N] whole numbers, how often each item counts, and returns [K] values; NaN is not defined.
+        groups: [N] what each item belongs to (its image).
+        resamples: 0 computes none.
+        seed: of the draws.
+
+    Returns:
+        [K] (low, high), or None where a resample has no value; empty without resamples.
+    """
+    found = np.array([statistic(weights) for weights in drawn_weights(groups, resamples, seed)], np.float64)
+    ends = [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
+    bounds = [np.quantile(column, ends).tolist() if np.isfinite(column).all() else None for column in found.T]
+    return [None if own is None else (own[0], own[1]) for own in bounds]
+
+
+def tau_intervals(
+    scores: Sequence[float], ratings: Sequence[float], groups: Sequence[Hashable], resamples: int = 1000, seed: int = 0
+) -> list[Interval | None]:
+    """Compute the 95 % percentile intervals of tau_b and tau_c of [N] scores and ratings.
+
+    Args:
+        scores: [N].
+        ratings: [N].
+        groups, resamples, seed: as for ``intervals``.
+
+    Returns:
+        (low, high) of tau_b and of tau_c, or None where a resample has no correlation; empty without resamples.
+    """
+    levels, score_ranks = np.unique(np.asarray(scores, np.float64), return_inverse=True)
+    rated, rating_ranks = np.unique(np.asarray(ratings, np.float64), return_inverse=True)
+    cells = rating_ranks * len(levels) + score_ranks
+
+    def taus(weights: NDArray[np.int64]) -> Sequence[float]:
+        """tau_b and tau_c of one resample."""
+        try:
+            if len(rated) * len(levels) > MAX_CELLS:
+                items = np.repeat(np.arange(len(cells)), weights)
+                drawn = score_ranks[items].tolist(), rating_ranks[items].tolist()
+                return kendall_tau_b(*drawn), kendall_tau_c(*drawn)
+            table = np.bincount(cells, weights, len(rated) * len(levels))
+            return tau_of_table(table.reshape(len(rated), len(levels)))
+        except UndefinedCorrelation:
+            return np.nan, np.nan
+
+    return intervals(taus, groups, resamples, seed)

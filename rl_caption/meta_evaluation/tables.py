@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from rewards.judging.figures import Figure
 from rl_caption.data.files import write_json, write_text
-from rl_caption.judging.config import JudgeSetConfig
-from rl_caption.judging.tables import UNDEFINED, markdown
+from rl_caption.meta_evaluation.config import JudgeSetConfig
+from rl_caption.meta_evaluation.figures import Figure
 
+UNDEFINED = "–"
 CSV_COLUMNS = (
     "set", "metric", "figure", "value", "low", "high", "count", "published_convention", "signature", "note",
 )  # fmt: skip
@@ -97,3 +97,9 @@ def as_csv(results: Sequence[SetResult]) -> str:
         for metric, reason in result.left_out.items():
             table.writerow([result.name, metric, "", "", "", "", "", "", "", reason])
     return lines.getvalue()
+
+
+def markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """Lay a table out: the first column to the left, numbers to the right."""
+    rule = ["---", *["---:"] * (len(head) - 1)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in [head, rule, *lines])

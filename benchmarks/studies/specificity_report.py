@@ -3,33 +3,203 @@
 from __future__ import annotations
 
 import logging
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+from tqdm import tqdm
 
+from benchmarks.studies.encoder_report import RememberingEncoder, texts_of
 from rewards.base import Reward
 from rewards.clip.backbone import Backbone
 from rewards.clip.long import count_tokens
-from rewards.judging.embeddings import RememberingEncoder
-from rewards.judging.hubness import Hubness, hubness
-from rewards.judging.retrieval import retrieval_recall
-from rewards.judging.specificity import (
+from rewards.registry import build
+from rl_caption.data.base import DataError, Row
+from rl_caption.data.scenes import hard_negatives, oracle
+from rl_caption.data.scenes.draws import Draws
+from rl_caption.meta_evaluation.correlation import UndefinedCorrelation, grouped_tau_b, kendall_tau_b
+from rl_caption.meta_evaluation.specificity import (
     Chain,
     ChainScores,
     SpecificityRates,
+    make_chains,
     released_specificity_rates,
     score_chains,
     specificity_rates,
 )
-from rewards.registry import build
-from rl_caption.data.base import DataError, Row
-from rl_caption.judging.growing import EDGES, GrownCaption, LengthBin, grown_captions, make_chains, tau_by_length
-from rl_caption.judging.report import texts_of
-from rl_caption.judging.tables import UNDEFINED, markdown
+from rl_caption.meta_evaluation.tables import UNDEFINED, markdown
+from rl_caption.reward_models.retrieval import retrieval_recall
 
 logger = logging.getLogger(__name__)
+
+EDGES = (0, 10, 20, 30, 45)
+"""Bins of words: 0 to 9, 10 to 19, 20 to 29, 30 to 44, 45 and more."""
+
+
+@dataclass(frozen=True)
+class GrownCaption:
+    """A caption of one scene and what the oracle says of it."""
+
+    row: int
+    """Which of the scenes."""
+    text: str
+    source: str
+    """``prefix``, ``unit of another scene`` or ``hard negative``."""
+    words: int
+    f1: float
+    """Oracle F1, in [0, 1]."""
+    precision: float
+    """Oracle precision, in [0, 1]."""
+
+
+def grown_captions(rows: Sequence[Row], chains: Sequence[Chain | None], seed: int = 0) -> list[GrownCaption]:
+    """Judge captions of growing length for R scenes: true ones, and false ones of the same lengths.
+
+    The texts of each scene's chain (its long description cut short after each detail, and the same with a detail of
+    another scene), and one hard negative of each true one: one word or number edited, of a kind drawn at random. Every
+    text of a scene is judged once.
+
+    Args:
+        rows: [R] scenes.
+        chains: [R] of the scenes' long descriptions.
+        seed: which hard negatives.
+
+    Raises:
+        DataError: a row has no scene.
+    """
+    found: list[GrownCaption] = []
+    pairs = list(zip(rows, chains, strict=True))
+    for number, (row, chain) in enumerate(tqdm(pairs, desc="judging captions", unit="scene", delay=2, disable=None)):
+        if row.get("scene") is None:
+            raise DataError(f"image {row['image_id']!r} has no scene: only data.format scenes knows the truth")
+        if chain is None:
+            continue
+        draws = Draws("grown", seed, row["image_id"])
+        texts = dict.fromkeys(chain.captions, "prefix")
+        for text in chain.negatives:
+            texts.setdefault(text, "unit of another scene")
+        for text in chain.captions:
+            negatives = [negative for _, negative in hard_negatives(row["scene"], text, seed)]
+            if negatives:
+                texts.setdefault(draws.choice(negatives), "hard negative")
+        for text, source in texts.items():
+            judged = oracle(text, row["scene"])
+            found.append(GrownCaption(number, text, source, len(text.split()), judged.f1, judged.precision))
+    return found
+
+
+@dataclass(frozen=True)
+class LengthBin:
+    """How a metric agrees with oracle F1 among captions of one length. What is not defined is None."""
+
+    low: int
+    """Fewest words."""
+    high: int | None
+    """Most words; None for the last bin, which has no upper end."""
+    captions: int
+    tau_b: float | None
+    """Over all captions of the bin, in [-1, 1]."""
+    within_scene_tau_b: float | None
+    """Among the captions of one scene, averaged over scenes, in [-1, 1]."""
+    scenes: int
+    """Scenes in that mean."""
+
+
+def tau_by_length(
+    scores: Sequence[float], captions: Sequence[GrownCaption], edges: Sequence[int] = EDGES
+) -> list[LengthBin]:
+    """Compare [N] scores with oracle F1 in bins of words, and over all lengths.
+
+    Longer captions of a description tell more, so a metric that pays for length alone agrees well over all lengths. It
+    does less so within a bin, where lengths differ less; give its tau beside that of a metric.
+
+    Args:
+        scores: [N] of the captions.
+        captions: [N].
+        edges: fewest words of each bin, increasing.
+
+    Returns:
+        A bin for each edge, then one over all.
+
+    Raises:
+        ValueError: another number of scores, one that is not finite, or edges that do not increase.
+    """
+    if len(scores) != len(captions):
+        raise ValueError(f"{len(scores)} scores for {len(captions)} captions: expected as many")
+    if not edges or any(after <= before for before, after in pairwise(edges)):
+        raise ValueError(f"edges = {list(edges)}: expected increasing numbers of words")
+    members: list[list[int]] = [[] for _ in edges]
+    for index, caption in enumerate(captions):
+        place = bisect_right(edges, caption.words) - 1
+        if place >= 0:
+            members[place].append(index)
+    ends = [*(edge - 1 for edge in edges[1:]), None]
+    bins = [_bin(low, high, own, scores, captions) for low, high, own in zip(edges, ends, members, strict=True)]
+    return [*bins, _bin(0, None, range(len(captions)), scores, captions)]
+
+
+def _bin(
+    low: int, high: int | None, members: Sequence[int], scores: Sequence[float], captions: Sequence[GrownCaption]
+) -> LengthBin:
+    own, f1 = [scores[index] for index in members], [captions[index].f1 for index in members]
+    if len(own) < 2:
+        return LengthBin(low, high, len(own), None, None, 0)
+    tau = within = None
+    scenes = 0
+    try:
+        tau = kendall_tau_b(own, f1)
+        grouped = grouped_tau_b(own, f1, [captions[index].row for index in members])
+        within, scenes = grouped.mean, grouped.groups
+    except UndefinedCorrelation:
+        pass  # what is not defined stays None
+    return LengthBin(low, high, len(own), tau, within, scenes)
+
+
+class Hubness(NamedTuple):
+    """How unevenly candidates occur among the k nearest of all queries."""
+
+    skewness: float
+    """Of the numbers of occurrences N_k (Radovanovic et al., JMLR 2010); 0 is even, above 1 is hubs."""
+    never: float
+    """Share of candidates that occur nowhere, in [0, 1]."""
+    largest: float
+    """Share of queries that have the most frequent candidate among their k nearest, in [0, 1]."""
+
+
+@torch.no_grad()
+def hubness(queries: Tensor, candidates: Tensor, k: int = 10, chunk_size: int = 512) -> Hubness:
+    """Count how often each of M candidates is among the k nearest, by cosine, of N queries.
+
+    Args:
+        queries: [N, D] embeddings of any length above 0.
+        candidates: [M, D] embeddings, M > k; leave out repetitions, which share their occurrences by chance.
+        k: neighbours.
+        chunk_size: queries at a time.
+
+    Raises:
+        ValueError: wrong shapes, or not more candidates than k.
+    """
+    if queries.ndim != 2 or candidates.ndim != 2 or queries.shape[1] != candidates.shape[1] or not queries.numel():
+        raise ValueError(
+            f"queries {tuple(queries.shape)} and candidates {tuple(candidates.shape)}: expected [N, D] and [M, D]"
+        )
+    if not 1 <= k < len(candidates):
+        raise ValueError(f"k = {k} with {len(candidates)} candidates: expected 1 to {len(candidates) - 1}")
+    queries, candidates = normalize(queries.float(), dim=1), normalize(candidates.float(), dim=1)
+    occurrences = torch.zeros(len(candidates), dtype=torch.long, device=candidates.device)
+    for start in range(0, len(queries), chunk_size):
+        nearest = (queries[start : start + chunk_size] @ candidates.T).topk(k, dim=1).indices
+        occurrences += torch.bincount(nearest.flatten(), minlength=len(candidates))
+    counts = occurrences.double()
+    deviations = counts - counts.mean()
+    spread = deviations.pow(2).mean()
+    skewness = float(deviations.pow(3).mean() / spread.pow(1.5)) if spread > 0 else 0.0
+    return Hubness(skewness, float((counts == 0).double().mean()), float(counts.max()) / len(queries))
 
 
 class CaptionLength:

@@ -14,12 +14,17 @@ the caption has 0 and 0, one that guesses 0.5 and 0.5, one that pays for length 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
 from rewards.base import Reward, checked_scores
+from rewards.text.detail_units import detail_units_of
+from rewards.text.pos_tags import Tagger
+from rl_caption.data.scenes.draws import Draws
+from rl_caption.reward_models.triplets import Donor, continued, negative_unit, shuffled_words
 
 
 class Chain(NamedTuple):
@@ -89,6 +94,54 @@ def released_specificity_rates(cosines: Sequence[ChainScores]) -> SpecificityRat
         raise ValueError(f"all of {len(cosines)} captions are skipped: none has three stored cosines above 0")
     positive, negative = (math.fsum(column) / len(rates) for column in zip(*rates, strict=True))
     return SpecificityRates(positive, negative, len(rates), steps)
+
+
+def make_chains(
+    captions: Sequence[str],
+    seed: int = 0,
+    shuffle_rate: float = 0.0,
+    image_ids: Sequence[Hashable] | None = None,
+    donors: Sequence[Donor] | None = None,
+    tagger: Tagger | None = None,
+    processes: int = 1,
+) -> list[Chain | None]:
+    """Grow N captions unit by unit, with a negative at each step.
+
+    Negatives are made as those of ``make_triplets``: the next unit is replaced by one of another image. A chain ends
+    early where no other image has a unit for it.
+
+    Args:
+        captions: [N] whole captions.
+        seed: which units; the result is a pure function of the arguments.
+        shuffle_rate: share of negative units whose words are shuffled; none as in the released evaluation, so that a
+            metric cannot win by noticing broken English.
+        image_ids: [N] no unit is taken from a caption of the same image. None: equal captions are one image's.
+        donors: captions to take units from; None takes all N.
+        tagger, processes: as for ``detail_units_of``.
+
+    Returns:
+        [N] chains of 2 captions or more; None where a caption has one unit, or no step has a negative.
+
+    Raises:
+        ValueError: another number of ``image_ids``.
+    """
+    if image_ids is not None and len(image_ids) != len(captions):
+        raise ValueError(f"{len(image_ids)} image ids for {len(captions)} captions: expected one for each")
+    units = detail_units_of(captions, processes, tagger)
+    owners = list(captions) if image_ids is None else list(image_ids)
+    pool = [Donor(owner, own) for owner, own in zip(owners, units, strict=True)] if donors is None else donors
+    chains: list[Chain | None] = []
+    for caption, own, owner in zip(captions, units, owners, strict=True):
+        draws = Draws("chain", seed, str(owner), caption)
+        grown, negatives = list(accumulate(own)), []
+        for place in range(1, len(own)):
+            unit = negative_unit(pool, place, owner, own[place], draws)
+            if unit is None:
+                break
+            shuffled = shuffled_words(unit, draws) if draws.chance(shuffle_rate) else unit
+            negatives.append(continued(grown[place - 1], shuffled))
+        chains.append(Chain(grown[: len(negatives) + 1], negatives) if negatives else None)
+    return chains
 
 
 def score_chains(

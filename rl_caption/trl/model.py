@@ -1,10 +1,11 @@
-"""A decoder-only vision-language model: loaded, frozen in part, adapted, exported."""
+"""A decoder-only vision-language model: loaded, frozen in part, adapted, decoded, exported."""
 
 from __future__ import annotations
 
 import copy
 import shutil
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -12,15 +13,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import PartialState
+from accelerate.utils import gather_object
+from tqdm import tqdm
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor, GenerationConfig
 
+from rl_caption.accumulation import dropout_off
 from rl_caption.build import ConfigError
 from rl_caption.captioners.adaptation import freeze, freeze_unused
-from rl_caption.trl_captioning.config import VlmConfig, VlmLoraConfig
+from rl_caption.data.base import Row, load_image
+from rl_caption.trl.config import VlmConfig, VlmLoraConfig
+from rl_caption.trl.rows import messages
 
 VISION = ("*visual*", "*vision*")
 """Patterns of the names of vision towers."""
-HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -49,21 +55,28 @@ def load_processor(config: VlmConfig) -> tuple[Any, Any]:
     Raises:
         ConfigError: it is not there, is no decoder-only vision-language model, or its processor has no chat template.
     """
-    name, revision = config.name, config.revision
+    name, revision, wrong = config.name, config.revision, None
     try:
         shape = AutoConfig.from_pretrained(name, revision=revision)
         if getattr(shape, "is_encoder_decoder", False):
-            raise ConfigError(
-                f"model.name {name!r} is an encoder-decoder ({shape.model_type}), which TRL cannot train: use scst.py"
+            wrong = f" is an encoder-decoder ({shape.model_type}), which TRL cannot train: use scst.py"
+        else:
+            processor = AutoProcessor.from_pretrained(
+                name, revision=revision, padding_side="left", truncation_side="left", **config.processor_kwargs
             )
-        processor = AutoProcessor.from_pretrained(
-            name, revision=revision, padding_side="left", truncation_side="left", **config.processor_kwargs
-        )
-    except ConfigError:
-        raise
+            if not hasattr(processor, "image_processor"):
+                wrong = " has no image processor: expected a vision-language model"
+            elif not getattr(processor, "chat_template", None):
+                wrong = (
+                    ": its processor has no chat template, which TRL needs for images; expected a model such as "
+                    "Qwen2-VL or SmolVLM"
+                )
+            elif not hasattr(shape, "image_token_id"):
+                wrong = ": its configuration has no image_token_id, which TRL keeps from being sampled"
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(f"model.name {name!r} cannot be loaded: {error}") from error
-    _check(shape, processor, name)
+    if wrong:
+        raise ConfigError(f"model.name {name!r}{wrong}")
     return shape, processor
 
 
@@ -90,20 +103,6 @@ def load_vlm(config: VlmConfig, dtype: torch.dtype) -> Vlm:
     return Vlm(policy, processor, ends, sorted(special), copy.deepcopy(policy.generation_config))
 
 
-def _check(shape: Any, processor: Any, name: str) -> None:
-    if not hasattr(processor, "image_processor"):
-        raise ConfigError(f"model.name {name!r} has no image processor: expected a vision-language model")
-    if not getattr(processor, "chat_template", None):
-        raise ConfigError(
-            f"model.name {name!r}: its processor has no chat template, which TRL needs for images; expected a model "
-            "such as Qwen2-VL or SmolVLM"
-        )
-    if not hasattr(shape, "image_token_id"):
-        raise ConfigError(
-            f"model.name {name!r}: its configuration has no image_token_id, which TRL keeps from being sampled"
-        )
-
-
 def freeze_parameters(policy: Any, patterns: list[str] | None) -> None:
     """Freeze the parameters whose names match one of ``patterns``; None freezes the vision tower.
 
@@ -122,13 +121,8 @@ def freeze_parameters(policy: Any, patterns: list[str] | None) -> None:
 def lora_config(lora: VlmLoraConfig, policy: Any, patterns: list[str] | None) -> Any:
     """``peft.LoraConfig`` for the linear layers that ``lora.target_modules`` names and ``patterns`` do not match.
 
-    Args:
-        lora: rank, scale and names.
-        policy: the model.
-        patterns: of names that get none; None is those of the vision tower.
-
     Raises:
-        ConfigError: there is none, or one of ``patterns`` matches nothing.
+        ConfigError: there is none, or one of ``patterns`` (None: those of the vision tower) matches nothing.
     """
     from peft import LoraConfig
 
@@ -160,6 +154,61 @@ def decoding_from_nothing(policy: Any, settings: GenerationConfig) -> Iterator[N
         yield
     finally:
         policy.generation_config = before
+
+
+def caption_images(
+    vlm: Vlm,
+    policy: Any,
+    rows: Sequence[Row],
+    prompt: str,
+    max_new_tokens: int,
+    num_beams: int = 1,
+    batch_size: int = 8,
+) -> dict[str, str]:
+    """Decode one caption for each row; every process decodes its share and gets all.
+
+    Args:
+        vlm: processor, and ids that end a caption or are no part of one.
+        policy: the model, on its device; the same weights in every process.
+        rows: what to caption.
+        prompt: for rows without their own.
+        max_new_tokens: length limit in tokens, EOS included.
+        num_beams: 1 is greedy.
+        batch_size: images at a time, in each process.
+
+    Returns:
+        image id -> caption, in the order of ``rows``.
+    """
+    from trl.data_utils import prepare_multimodal_messages
+
+    state = PartialState()
+    settings = GenerationConfig(
+        do_sample=False,
+        num_beams=num_beams,
+        max_new_tokens=max_new_tokens,
+        eos_token_id=vlm.eos_token_ids,
+        pad_token_id=vlm.processor.tokenizer.pad_token_id,
+        suppress_tokens=vlm.suppressed or None,
+    )
+    # A batch exactly as TRL makes it in training, padded on the left.
+    template = {"add_generation_prompt": True, "tokenize": True, "return_dict": True, "return_tensors": "pt"}
+    mine = range(state.process_index, len(rows), state.num_processes)
+    captions: list[tuple[str, str]] = []
+    shows = state.is_main_process and sys.stderr.isatty()
+    bar = tqdm(range(0, len(mine), batch_size), desc="captioning", unit="batch", disable=not shows)
+    with torch.no_grad(), dropout_off(policy), decoding_from_nothing(policy, settings):
+        for start in bar:
+            batch = [rows[index] for index in mine[start : start + batch_size]]
+            asked = [
+                prepare_multimodal_messages(messages(row, prompt), images=[load_image(row["image"])]) for row in batch
+            ]
+            inputs = vlm.processor.apply_chat_template(asked, **template, processor_kwargs={"padding": True})
+            inputs = inputs.to(policy.device, policy.dtype)
+            written = policy.generate(**inputs, generation_config=settings)[:, inputs["input_ids"].shape[1] :]
+            texts = vlm.processor.batch_decode(written, skip_special_tokens=True)
+            captions += [(row["image_id"], text.strip()) for row, text in zip(batch, texts, strict=True)]
+    known = dict(gather_object(captions) if state.num_processes > 1 else captions)
+    return {row["image_id"]: known[row["image_id"]] for row in rows}
 
 
 def export(vlm: Vlm, policy: Any, folder: Path) -> None:

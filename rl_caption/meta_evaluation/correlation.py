@@ -1,4 +1,4 @@
-"""Rank correlation of a metric's scores with ratings: Kendall's tau_b and tau_c.
+"""How a metric's scores follow ratings: Kendall's tau_b and tau_c, Pearson's r, and accuracy on pairs.
 
 With n rated items, look at all n(n-1)/2 pairs. A pair is concordant (C of them) where scores and ratings order it
 alike, discordant (D) where they order it oppositely, and tied where either is equal. With n_s the number of pairs whose
@@ -45,7 +45,9 @@ def kendall_tau_c(scores: Sequence[float], ratings: Sequence[float]) -> float:
 
 
 def tau_of_table(table: NDArray[Any]) -> tuple[float, float]:
-    """Compute tau_b and tau_c of a contingency table: the same as of the items that it counts, without a loop.
+    """Compute tau_b and tau_c of a contingency table: the same as of the items that it counts.
+
+    For the bootstrap: ``scipy.stats.kendalltau`` would sort all items again at every resample.
 
     Args:
         table: [R, S] numbers of items with the r-th smallest rating and the s-th smallest score. Rows and columns
@@ -94,7 +96,7 @@ def sampled_spearman(
         UndefinedCorrelation: all scores or all ratings of a sample are equal.
         ValueError: as for ``kendall_tau_b``, or another number of queries.
     """
-    from scipy.stats import rankdata
+    from scipy.stats import spearmanr
 
     check_scores(scores, ratings)
     if len(queries) != len(scores):
@@ -113,7 +115,7 @@ def sampled_spearman(
             raise UndefinedCorrelation(
                 f"all scores or all ratings of a sample of {len(items)} items are equal: Spearman's r is not defined"
             )
-        found[sample] = np.corrcoef(rankdata(drawn, axis=1))[0, 1]
+        found[sample] = spearmanr(*drawn).statistic
     return found
 
 
@@ -164,14 +166,44 @@ def grouped_tau_b(scores: Sequence[float], ratings: Sequence[float], groups: Seq
     return GroupedTau(math.fsum(taus) / len(taus), len(taus), len(members) - len(taus), constant)
 
 
+def pearson(scores: Sequence[float], ratings: Sequence[float]) -> float:
+    """Compute the product-moment correlation of [N] scores with [N] ratings, in [-1, 1] (Pearson 1895).
+
+    Raises:
+        UndefinedCorrelation, ValueError: as for ``kendall_tau_b``.
+    """
+    from scipy.stats import pearsonr
+
+    _check_defined(scores, ratings, "Pearson's r")
+    return float(pearsonr(scores, ratings).statistic)
+
+
+def unfitted(truth: Sequence[float], predictions: Sequence[float]) -> float:
+    """Compute 1 - R^2 without a fit: sum (t - p)^2 / sum (t - mean t)^2 of [N] values; 0 is perfect, above 1 is worse
+    than the mean.
+
+    Raises:
+        UndefinedCorrelation: all of ``truth`` is one value.
+    """
+    mean = math.fsum(truth) / len(truth)
+    spread = math.fsum((value - mean) ** 2 for value in truth)
+    if len(set(truth)) == 1 or spread == 0:
+        raise UndefinedCorrelation(f"all {len(truth)} values are {truth[0]:g}: R^2 is not defined")
+    return math.fsum((t - p) ** 2 for t, p in zip(truth, predictions, strict=True)) / spread
+
+
 def _tau(scores: Sequence[float], ratings: Sequence[float], variant: str) -> float:
     from scipy.stats import kendalltau
 
-    check_scores(scores, ratings)
-    for name, values in (("scores", scores), ("ratings", ratings)):
-        if len(set(values)) == 1:
-            raise UndefinedCorrelation(f"all {len(values)} {name} are {values[0]:g}: Kendall's tau is not defined")
+    _check_defined(scores, ratings, "Kendall's tau")
     return float(kendalltau(scores, ratings, variant=variant).statistic)
+
+
+def _check_defined(scores: Sequence[float], ratings: Sequence[float], name: str) -> None:
+    check_scores(scores, ratings)
+    for what, values in (("scores", scores), ("ratings", ratings)):
+        if len(set(values)) == 1:
+            raise UndefinedCorrelation(f"all {len(values)} {what} are {values[0]:g}: {name} is not defined")
 
 
 def check_scores(scores: Sequence[float], ratings: Sequence[float]) -> None:
@@ -188,3 +220,40 @@ def check_scores(scores: Sequence[float], ratings: Sequence[float]) -> None:
         for index, value in enumerate(values):
             if not math.isfinite(value):
                 raise ValueError(f"{name} {index} is {value!r}: expected a finite number")
+
+
+ALL = "all"
+"""Key of the accuracy over all pairs together."""
+
+
+def pairwise_accuracy(correct: Sequence[float], wrong: Sequence[float], kinds: Sequence[str]) -> dict[str, float]:
+    """Compute the share of pairs with correct > wrong, strictly: a tie is a failure.
+
+    Strict as in FOIL (Shekhar et al., ACL 2017) and SugarCrepe (Hsieh et al., NeurIPS 2023). A metric that ties by
+    design, such as sentence BLEU-4 at 0, loses those pairs; one that guesses wins half of them.
+
+    Args:
+        correct: [P] scores of the correct captions.
+        wrong: [P] scores of their wrong partners.
+        kinds: [P] kind of each pair, such as ``swap_object``.
+
+    Returns:
+        Kind -> accuracy in [0, 1], in the order in which kinds first occur, then ``all`` over all pairs, so that kinds
+        weigh by their numbers.
+
+    Raises:
+        ValueError: no pairs, lists of different lengths, a kind named ``all``, or a score that is not finite.
+    """
+    if not correct or not len(correct) == len(wrong) == len(kinds):
+        raise ValueError(
+            f"{len(correct)} correct, {len(wrong)} wrong scores and {len(kinds)} kinds: expected as many, at least 1"
+        )
+    wins: dict[str, list[bool]] = {}
+    for index, (good, bad, kind) in enumerate(zip(correct, wrong, kinds, strict=True)):
+        if kind == ALL:
+            raise ValueError(f"pair {index} is of the kind {ALL!r}, which stands for all pairs: give it another name")
+        if not (math.isfinite(good) and math.isfinite(bad)):
+            raise ValueError(f"pair {index} has the scores {good!r} and {bad!r}: expected finite numbers")
+        wins.setdefault(kind, []).append(good > bad)
+    every = [won for own in wins.values() for won in own]
+    return {kind: sum(own) / len(own) for kind, own in wins.items()} | {ALL: sum(every) / len(every)}

@@ -1,4 +1,4 @@
-"""Scores sets of judgements with metrics and compares: the program behind ``judge.py``."""
+"""Scores the captions of sets of judgements with metrics and compares: the program behind ``judge.py``."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from typing import Any
 
 from rewards.base import Reward, RewardError, checked_scores
 from rewards.images import ImageSource
-from rewards.judging.figures import NO_REFERENCES, Figure, pair_figures, rated_figures
-from rewards.judging.sets import CaptionPairs, JudgedSet, RatedCaptions, load
-from rewards.judging.sets.compositional import Region
 from rewards.text.cider import CiderD
 from rewards.text.document_frequency import DocumentFrequencies
 from rewards.text.tokenize import tokenize, untested_texts
 from rl_caption.build import ConfigError, quiet_libraries
 from rl_caption.config_checks import check
 from rl_caption.evaluation import JavaError, check_writable
-from rl_caption.judging.agreement_tables import SetResult, write_results
-from rl_caption.judging.config import JudgeSetConfig
-from rl_caption.judging.metrics import LeftOut, build_metrics, columns_before_built
-from rl_caption.judging.scenes_set import scenes_sets
+from rl_caption.meta_evaluation.config import JudgeSetConfig
+from rl_caption.meta_evaluation.figures import NO_REFERENCES, Figure, pair_figures, rated_figures
+from rl_caption.meta_evaluation.metrics import LeftOut, metric_specs
+from rl_caption.meta_evaluation.scenes import scenes_sets
+from rl_caption.meta_evaluation.sets import CaptionPairs, JudgementSet, RatedCaptions, load
+from rl_caption.meta_evaluation.sets.pairs import Region
+from rl_caption.meta_evaluation.tables import SetResult, write_results
 
 logger = logging.getLogger(__name__)
 SCENES = "scenes"
 
 
-def judge_metrics_by_people(config: JudgeSetConfig) -> str:
+def compare_with_people(config: JudgeSetConfig) -> str:
     """Score a set with all metrics, write the tables, return them as Markdown.
 
     Raises:
         ConfigError: a setting or metric that does not exist, or a metric that needs what the set does not have.
-        JudgingSetError: files of the set are missing, wrong or incomplete.
+        DataError: files of the set are missing, wrong or incomplete.
         RewardError: a metric failed.
         EvaluationError: the results cannot be written.
     """
@@ -43,9 +43,10 @@ def judge_metrics_by_people(config: JudgeSetConfig) -> str:
     check(config)
     folder = check_writable(config.out)
     parts = _read(config)
-    for heading, columns in columns_before_built(config.metrics, config.judges).items():
-        check_columns(heading, columns, parts)
-    metrics = build_metrics(config.metrics, config.judges)
+    specs = metric_specs(config.metrics, config.judges)
+    for spec in specs:  # before anything is loaded
+        check_columns(spec.heading, spec.columns, parts)
+    metrics = {spec.heading: spec.build() for spec in specs}
     for heading, metric in metrics.items():
         if not isinstance(metric, LeftOut):
             check_columns(heading, metric.columns, parts)
@@ -55,7 +56,7 @@ def judge_metrics_by_people(config: JudgeSetConfig) -> str:
     return paths[0].read_text(encoding="utf-8")
 
 
-def _read(config: JudgeSetConfig) -> Sequence[JudgedSet]:
+def _read(config: JudgeSetConfig) -> Sequence[JudgementSet]:
     if config.set == SCENES:
         unused = [key for key in ("data", "images", "set_kwargs") if getattr(config, key)]
         if unused:
@@ -66,7 +67,7 @@ def _read(config: JudgeSetConfig) -> Sequence[JudgedSet]:
     return load(config.set, config.data, config.images, config.partial, config.set_kwargs)
 
 
-def check_columns(heading: str, columns: frozenset[str], parts: Sequence[JudgedSet]) -> None:
+def check_columns(heading: str, columns: frozenset[str], parts: Sequence[JudgementSet]) -> None:
     """See to it that sets have the columns that a metric needs, before anything is scored.
 
     Raises:
@@ -79,7 +80,7 @@ def check_columns(heading: str, columns: frozenset[str], parts: Sequence[JudgedS
         _check_part(heading, columns, part)
 
 
-def _check_part(heading: str, columns: frozenset[str], part: JudgedSet) -> None:
+def _check_part(heading: str, columns: frozenset[str], part: JudgementSet) -> None:
     if "references" in columns and not part.references:
         raise ConfigError(
             f"{heading} compares with references, and {part.name} was found without any: choose a metric that looks at "
@@ -100,7 +101,7 @@ def _check_part(heading: str, columns: frozenset[str], part: JudgedSet) -> None:
             )
 
 
-def _judged(part: JudgedSet, metrics: Mapping[str, Reward | LeftOut], resamples: int, seed: int) -> SetResult:
+def _judged(part: JudgementSet, metrics: Mapping[str, Reward | LeftOut], resamples: int, seed: int) -> SetResult:
     count = len(part.captions) if isinstance(part, RatedCaptions) else len(part.first)
     result = SetResult(part.name, _described(part), part.convention, count, dict(part.excluded))
     for heading, metric in metrics.items():
@@ -119,7 +120,7 @@ def _judged(part: JudgedSet, metrics: Mapping[str, Reward | LeftOut], resamples:
     return result
 
 
-def score_set(part: JudgedSet, metric: Reward, resamples: int = 0, seed: int = 0) -> list[Figure]:
+def score_set(part: JudgementSet, metric: Reward, resamples: int = 0, seed: int = 0) -> list[Figure]:
     """Score a set with one metric and compare.
 
     CIDEr-D without document frequencies of its own counts one document for each judgement, as the published figures
@@ -132,42 +133,42 @@ def score_set(part: JudgedSet, metric: Reward, resamples: int = 0, seed: int = 0
         (scores,) = _scores(part, metric, [(part.captions, part.references)])
         return rated_figures(part, scores, resamples, seed)
     conditions: Mapping[str, Any] = part.references if "references" in metric.columns else {NO_REFERENCES: None}
-    sides = [(texts, references) for references in conditions.values() for texts in (part.first, part.second)]
-    scored = _scores(part, metric, sides)
+    batches = [(texts, references) for references in conditions.values() for texts in (part.first, part.second)]
+    scored = _scores(part, metric, batches)
     first, second = (dict(zip(conditions, own, strict=True)) for own in (scored[::2], scored[1::2]))
     return pair_figures(part, first, second, resamples, seed)
 
 
-Side = tuple[Sequence[str], Sequence[Sequence[str]] | None]
+Batch = tuple[Sequence[str], Sequence[Sequence[str]] | None]
 """[N] captions of the N images of a set, and [N] lists of references."""
 
 
-def _scores(part: JudgedSet, metric: Reward, sides: Sequence[Side]) -> list[list[float]]:
-    """Score each of the sides, [N] captions; what is judged several times is scored once, all in one call.
+def _scores(part: JudgementSet, metric: Reward, batches: Sequence[Batch]) -> list[list[float]]:
+    """Score each of the batches, [N] captions, in one call, in which equal rows are scored a single time.
 
-    CIDEr-D that takes document frequencies from what it is given is called for each side.
+    CIDEr-D that takes document frequencies from what it is given is called for each batch.
     """
     scorers: list[Any] = [metric]
     if isinstance(metric, CiderD) and metric.df is None:
-        frequencies = [_document_frequencies(references or [], metric) for _, references in sides]
+        frequencies = [_document_frequencies(references or [], metric) for _, references in batches]
         scorers = [CiderD(df, metric.eos, metric.n, metric.sigma) for df in frequencies]
     images = list(part.images) if "image" in metric.columns and part.images is not None else None
     looked_at = [None] * len(part.image_ids) if images is None else [_identity(image) for image in images]
     keys = [
         list(zip(part.image_ids, looked_at, texts, map(tuple, references or [()] * len(texts)), strict=True))
-        for texts, references in sides
+        for texts, references in batches
     ]
     found = []
-    for scorer, own in zip(scorers, [keys] if len(scorers) == 1 else [[side] for side in keys], strict=True):
-        places = {key: number for side in own for number, key in enumerate(side)}
-        columns: dict[str, Any] = {"image_id": [key[0] for key in places]}
-        if sides[0][1] is not None:
-            columns["references"] = [list(key[3]) for key in places]
+    for scorer, own in zip(scorers, [keys] if len(scorers) == 1 else [[batch] for batch in keys], strict=True):
+        numbers = {key: number for batch in own for number, key in enumerate(batch)}  # different rows: one of each
+        columns: dict[str, Any] = {"image_id": [key[0] for key in numbers]}
+        if batches[0][1] is not None:
+            columns["references"] = [list(key[3]) for key in numbers]
         if images is not None:
-            columns["image"] = [images[place] for place in places.values()]
-        scores = checked_scores(metric, scorer(None, [key[2] for key in places], **columns), len(places))
-        by_key = dict(zip(places, scores, strict=True))
-        found += [[by_key[key] for key in side] for side in own]
+            columns["image"] = [images[number] for number in numbers.values()]
+        scores = checked_scores(metric, scorer(None, [key[2] for key in numbers], **columns), len(numbers))
+        by_key = dict(zip(numbers, scores, strict=True))
+        found += [[by_key[key] for key in batch] for batch in own]
     return found
 
 
@@ -182,7 +183,7 @@ def _document_frequencies(references: Sequence[Sequence[str]], metric: CiderD) -
     return DocumentFrequencies.from_references((tokens[row] for row in rows), eos=metric.eos, n=metric.n)
 
 
-def _signature(metric: Reward, part: JudgedSet) -> str:
+def _signature(metric: Reward, part: JudgementSet) -> str:
     own = isinstance(metric, CiderD) and metric.df is None
     return (
         metric.signature
@@ -191,7 +192,7 @@ def _signature(metric: Reward, part: JudgedSet) -> str:
     )
 
 
-def _texts(part: JudgedSet) -> Iterator[str]:
+def _texts(part: JudgementSet) -> Iterator[str]:
     """All captions and references of a set."""
     if isinstance(part, RatedCaptions):
         yield from part.captions
@@ -200,7 +201,7 @@ def _texts(part: JudgedSet) -> Iterator[str]:
     yield from chain(part.first, part.second, *(chain(*rows) for rows in part.references.values()))
 
 
-def _described(part: JudgedSet) -> str:
+def _described(part: JudgementSet) -> str:
     images = len(set(part.image_ids))
     if isinstance(part, CaptionPairs):
         kinds = len(set(part.kinds))

@@ -1,0 +1,268 @@
+"""What a set of judgements is, captions that people rated or pairs of which one is better, and readers of its files.
+
+Every reader raises ``DataError``, whose message names the file, the row and the value.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from rewards.images import ImageSource
+from rl_caption.data.base import DataError
+from rl_caption.data.plain_files import shown
+
+
+@dataclass(frozen=True)
+class RatedCaptions:
+    """N judgements, each a rating of one caption of one image. Several ratings of a caption are several judgements."""
+
+    name: str
+    captions: Sequence[str]
+    """[N] as written."""
+    ratings: Sequence[float]
+    """[N], higher is better."""
+    image_ids: Sequence[str]
+    """[N]"""
+    images: Sequence[ImageSource] | None
+    """[N], not opened; None where the set was found without its images."""
+    references: Sequence[Sequence[str]] | None
+    """[N] lists, or None where the set has none."""
+    published: Literal["tau_b", "tau_c", "pearson", "spearman"] | None
+    """Which correlation papers print for this set; None where nobody does. ``spearman`` is that of CxC's protocol."""
+    convention: str
+    """What is compared with what, in a line."""
+    excluded: Mapping[str, int] = field(default_factory=dict)
+    """Why judgements of the files are not among the N -> how many."""
+    within_images: bool = False
+    """Whether the captions of one image are compared with each other, too."""
+
+
+@dataclass(frozen=True)
+class CaptionPairs:
+    """P pairs of captions of one image each, and which of the two is better."""
+
+    name: str
+    first: Sequence[str]
+    second: Sequence[str]
+    preference: Sequence[float]
+    """[P] 1 where the first is better, 0 where the second is, 0.5 where people are divided evenly."""
+    kinds: Sequence[str]
+    """[P] category of each pair."""
+    image_ids: Sequence[str]
+    images: Sequence[ImageSource] | None
+    references: Mapping[str, Sequence[Sequence[str]]]
+    """Condition, such as ``4 references`` or ``draw 1`` -> [P] lists. Empty where the set has no references."""
+    convention: str
+    """What counts as right, in a line."""
+    excluded: Mapping[str, int] = field(default_factory=dict)
+    averaged: bool = False
+    """Whether the conditions are draws of one experiment, whose accuracies are averaged; else each is reported."""
+    ties: Literal["wrong", "half"] = "wrong"
+    """What a pair with two equal scores counts."""
+    shown_kinds: bool = True
+    """Whether each kind is a figure; without, only the summary is."""
+    summary: Literal["pairs", "kinds"] = "pairs"
+    """What the summary averages over: all pairs alike, or the accuracies of the kinds."""
+
+
+JudgementSet = RatedCaptions | CaptionPairs
+
+
+class Rating(NamedTuple):
+    """One judgement, as the loaders collect them."""
+
+    image: str
+    """File name, or another id."""
+    caption: str
+    rating: float
+    references: Sequence[str] | None
+
+
+def rated_captions(
+    name: str, rows: Sequence[Rating], images: Path | Sequence[ImageSource] | None, *args: Any, **kwargs: Any
+) -> RatedCaptions:
+    """Make ``RatedCaptions`` of N rows; ``images`` is the folder of the files that they name, or N images."""
+    files, captions, ratings, references = (list(column) for column in zip(*rows, strict=True))
+    found = [images / file for file in files] if isinstance(images, Path) else images
+    known = None if references[0] is None else references
+    return RatedCaptions(name, captions, ratings, files, found, known, *args, **kwargs)
+
+
+def require(folder: Path, name: str, names: Sequence[str], source: str) -> Path:
+    """Return the first of ``names``, any of which will do, that is in ``folder``; else say where to get it."""
+    for file in names:
+        if (folder / file).is_file():
+            return folder / file
+    raise DataError(f"{name} needs {' or '.join(names)} in {str(folder)!r}, which is not there. Get it: {source}")
+
+
+def image_folder(folder: Path, images: Path | None, names: Sequence[str]) -> Path | None:
+    """Return the folder of the images: ``images``, or the first of ``names`` that is below ``folder``, or None."""
+    if images is not None:
+        if not images.is_dir():
+            raise DataError(f"images = {str(images)!r} is not a folder: expected the one with the set's images")
+        return images
+    return next((folder / name for name in names if (folder / name).is_dir()), None)
+
+
+def check_count(name: str, what: str, found: int, published: int | None = None, partial: bool = False) -> None:
+    """Refuse an empty set and, unless the caller wants a part of it, another number than the published one, if any."""
+    if published is not None and found != published and not partial:
+        raise DataError(
+            f"{name} has {found} {what}, published are {published}: the files are incomplete or of another version, "
+            "and figures would not compare. Set partial to judge by what is there"
+        )
+    if not found:
+        raise DataError(f"{name} has no {what}")
+
+
+def read_text(path: Path, fallback: str | None = None) -> str:
+    """Read a text file in UTF-8, or in the encoding ``fallback`` where it is not that; NUL bytes are damage."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path}: {error}") from error
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        if fallback is None:
+            line = content.count(b"\n", 0, error.start) + 1
+            raise DataError(f"{path}, line {line}: {error}: expected text in UTF-8") from error
+        text = content.decode(fallback)
+    if "\0" in text:
+        line = text.count("\n", 0, text.index("\0")) + 1
+        raise DataError(f"{path}, line {line} has NUL bytes: the file is damaged, get it again")
+    return text
+
+
+def parse_json(text: str, where: str) -> Any:
+    """Parse JSON. A whole number too long for any set becomes infinite, so that whoever knows the row refuses it."""
+    try:
+        return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) < 300 else math.inf)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{where} is not JSON: {error}") from error
+
+
+def json_items(path: Path, key: str | None = None) -> list[tuple[str, dict[str, Any]]]:
+    """Read the objects in a JSON file, each after where it stands.
+
+    Args:
+        path: of a list of objects, or of an object of id -> object, which gets its id as ``""``.
+        key: the file is an object, and the list is under this key.
+    """
+    content = parse_json(read_text(path), str(path))
+    found = content if key is None else content.get(key) if isinstance(content, dict) else None
+    if not isinstance(found, list | dict) or (key is not None and isinstance(found, dict)):
+        under = f"an object with {key!r}, a list of objects" if key else "a list of objects"
+        raise DataError(f"{path} is {shown(content)}: expected {under}")
+    pairs = found.items() if isinstance(found, dict) else ((f"{key or ''}[{n}]", item) for n, item in enumerate(found))
+    items = [(f"{path}, {place}", item) for place, item in pairs]
+    for where, item in items:
+        if not isinstance(item, dict):
+            raise DataError(f"{where} is {shown(item)}: expected an object")
+    return items
+
+
+def json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield where each object of a file of JSON lines stands, and the object; empty lines are skipped."""
+    for number, line in enumerate(read_text(path).split("\n"), start=1):
+        if line.strip():
+            where = f"{path}, line {number}"
+            item = parse_json(line, where)
+            if not isinstance(item, dict):
+                raise DataError(f"{where} is {line!r:.80}: expected an object")
+            yield where, item
+
+
+def table_rows(
+    path: Path,
+    columns: Sequence[str],
+    delimiter: str = ",",
+    *,
+    head: bool = True,
+    ragged: bool = False,
+    fallback: str | None = None,
+) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield where each row of a table stands, and its fields by column; empty lines are skipped.
+
+    Args:
+        path: a CSV file, or lines of fields between tabs, in which quotation marks mean nothing.
+        columns: which it must have; with a head it may have others.
+        delimiter: between fields.
+        head: whether the first line names the columns.
+        ragged: accept rows with more or fewer fields; missing ones are empty.
+        fallback: as for ``read_text``.
+    """
+    quoting: Any = csv.QUOTE_NONE if delimiter == "\t" else csv.QUOTE_MINIMAL
+    text = io.StringIO(read_text(path, fallback), newline="")
+    reader = csv.reader(text, delimiter=delimiter, quoting=quoting)
+    try:
+        names = next(reader, []) if head else list(columns)
+        if not set(columns) <= set(names):
+            raise DataError(f"{path} has the columns {names[:40]!r:.400}: expected {', '.join(columns)}")
+        for row in reader:
+            if len(row) < 2 and not "".join(row).strip():
+                continue
+            where = f"{path}, line {reader.line_num}"
+            if len(row) != len(names) and not ragged:
+                raise DataError(f"{where} has {len(row)} fields: {shown(delimiter.join(row))}: expected {len(names)}")
+            yield where, dict(zip_longest(names, row[: len(names)], fillvalue=""))
+    except csv.Error as error:
+        raise DataError(f"{path}, line {reader.line_num}: {error}") from error
+
+
+def text_of(item: Mapping[str, Any], key: str, where: str) -> str:
+    """Return ``item[key]``, which must be text that is not blank."""
+    value = item.get(key)
+    if not isinstance(value, str) or not value.strip() or "\0" in value:
+        raise DataError(f"{where}: {key!r} is {shown(value)}: expected text")
+    return value
+
+
+def caption_of(item: Mapping[str, Any], key: str, where: str) -> str:
+    """Return ``item[key]``, which must be text, with single spaces."""
+    return single_spaced(text_of(item, key, where))
+
+
+def texts_of(item: Mapping[str, Any], key: str, where: str, single: bool = True) -> list[str]:
+    """Return ``item[key]``, a list of texts, less blank ones; one at least. ``single``: with single spaces."""
+    value = item.get(key)
+    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+        raise DataError(f"{where}: {key!r} is {shown(value)}: expected a list of texts")
+    texts = [single_spaced(text) if single else text for text in value if text.strip()]
+    if not texts:
+        raise DataError(f"{where}: {key!r} is {shown(value)}: expected a list of at least one text")
+    return texts
+
+
+def number_of(item: Mapping[str, Any], key: str, where: str) -> float:
+    """Return ``item[key]``, which must be a finite number or, as in tables, the text of one."""
+    value = item.get(key)
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise DataError(f"{where}: {key!r} is {shown(value)}: expected a finite number")
+    return number
+
+
+def id_of(item: Mapping[str, Any], key: str, where: str) -> str:
+    """Return ``item[key]``, which must be a whole number or text, as text."""
+    value = item.get(key)
+    if not isinstance(value, int | str):
+        raise DataError(f"{where}: {key!r} is {shown(value)}: expected a whole number or text")
+    return str(value)
+
+
+def single_spaced(text: str) -> str:
+    """Return the text with single spaces, and none around it."""
+    return " ".join(text.split())

@@ -1,0 +1,435 @@
+"""Sets of pairs of captions of one image, of which one is better.
+
+Pascal-50S and Abstract-50S (Vedantam, Zitnick and Parikh, "CIDEr", CVPR 2015): 48 people said which of two captions is
+more similar to a reference. Metrics see 5 of the 48 references, accuracies are averaged over 5 draws (CLIPScore,
+PAC-S). Where people are divided evenly, released code draws the better one at random; here the pair counts one half,
+which is what that comes to on average, and so does a pair with equal scores. Pascal-50S: 1,000 pairs each of HC (both
+by people, both right), HI (both by people, one of another image), HM (a person's and a system's), MM (two systems').
+The public files of Abstract-50S, 400 pairs, do not tell HC from HI. ``pascal_50s.json`` (Lee et al., "FLEUR", ACL 2024)
+has 5 references that somebody drew and a label in place of the votes.
+
+FOIL (Shekhar et al., ACL 2017): a caption of COCO, and one with a wrong noun. ``foilv1.0_test_2017.json`` has 99,480
+pairs; ``foil-it.json`` (Parcalabescu et al., "VALSE", ACL 2022) 1,000, of which those are judged whose caption, and not
+the foil, at least two of three people found to be right: 943. References are the image's other COCO captions.
+
+SugarCrepe (Hsieh et al., NeurIPS 2023): 7,511 pairs in seven files, images of COCO val2017, no references.
+
+ARO (Yuksekgonul et al., ICLR 2023): the image is cut to the box of two things; means over relations, less those of
+``ARO_LEFT_OUT``, and over pairs of attributes that occur 25 times or more. Its Order sets have no published file: their
+wrong captions are shuffled anew in every run of the released code. No references.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from rewards.images import ImageSource, open_image
+from rl_caption.data.base import DataError
+from rl_caption.data.plain_files import shown
+from rl_caption.meta_evaluation.sets.base import (
+    CaptionPairs,
+    check_count,
+    id_of,
+    image_folder,
+    json_items,
+    number_of,
+    require,
+    text_of,
+    texts_of,
+)
+from rl_caption.meta_evaluation.sets.coco import coco_references, other_captions
+
+CONSENSUS = (
+    "the PASCAL-50S and ABSTRACT-50S datasets and the consensus annotations, https://vrama91.github.io/cider/, or "
+    "pascal_50s.json from https://github.com/Yebin46/FLEUR"
+)
+VOTES, REFERENCES, DRAWS = 48, 5, 5
+KINDS = {1: "HC", 2: "HI", 3: "HM", 4: "MM"}
+PASCAL_IMAGES = ["JPEGImages", "VOC2010/JPEGImages", "VOC2012/JPEGImages", "images"]
+_NOT_AS_EXPECTED = (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError)
+"""What reading MATLAB's structures raises where they are others."""
+_UNREADABLE = (OSError, EOFError, MemoryError, NotImplementedError, struct.error, zlib.error)
+
+FOIL_SOURCE = (
+    "foilv1.0_test_2017.json from https://foilunitn.github.io/, or foil-it.json from VALSE "
+    "(https://github.com/Heidelberg-NLP/VALSE); captions_val2014.json and val2014 from https://cocodataset.org/"
+)
+FOIL_PAIRS = {"foilv1.0_test_2017.json": 99_480, "foil-it.json": 1_000}
+SUGARCREPE_SOURCE = (
+    "the folder data of https://github.com/RAIVNLab/sugar-crepe, and val2017 from https://cocodataset.org/"
+)
+SUGARCREPE = {
+    "add_att": 692,
+    "add_obj": 2062,
+    "replace_att": 788,
+    "replace_obj": 1652,
+    "replace_rel": 1406,
+    "swap_att": 666,
+    "swap_obj": 245,
+}
+"""File -> published number of pairs."""
+ARO_SOURCE = "the files that https://github.com/mertyg/vision-language-models-are-bows downloads, with their images"
+ARO = {"relation": 23_937, "attribution": 28_748}
+MIN_ATTRIBUTE_PAIRS = 25
+
+
+class _Pair(NamedTuple):
+    """A pair as the loaders collect them."""
+
+    image: str
+    first: str
+    second: str
+    kind: str = "all pairs"
+    preference: float = 1.0
+
+
+def _caption_pairs(
+    name: str,
+    rows: Sequence[_Pair],
+    images: Path | Sequence[ImageSource] | None,
+    references: Mapping[str, Sequence[Sequence[str]]],
+    convention: str,
+    excluded: Mapping[str, int] | None = None,
+    **how: Any,
+) -> CaptionPairs:
+    """Make ``CaptionPairs``; ``images`` is the folder of the files that the rows name, or the images themselves."""
+    files, first, second, kinds, preference = (list(column) for column in zip(*rows, strict=True))
+    found = [images / file for file in files] if isinstance(images, Path) else images
+    texts = first, second, preference, kinds, files
+    return CaptionPairs(name, *texts, found, references, convention, excluded or {}, **how)
+
+
+def pascal50s(folder: Path, images: Path | None = None, partial: bool = False, seed: int = 0) -> list[CaptionPairs]:
+    """Read ``consensus_pascal.mat`` (votes) with ``pair_pascal.mat`` (images and kinds), or ``pascal_50s.json``.
+
+    The files may lie below ``pyCIDErConsensus``. ``seed`` says which references are drawn, not of the JSON file.
+    """
+    name, place = "pascal50s", _annotations(folder)
+    file = require(place, name, ["consensus_pascal.mat", "pascal_50s.json"], CONSENSUS)
+    photos = image_folder(folder, images, PASCAL_IMAGES)
+    if file.suffix == ".json":
+        return [_pascal_json(file, photos, partial)]
+    pairs = _voted_pairs(file)
+    path = require(place, name, ["pair_pascal.mat"], CONSENSUS)
+    content = _mat(path)
+    try:
+        rows = [[str(_plain(row[field])).strip() for field in range(3)] for row in content["new_input"].ravel()]
+        kinds = [KINDS[int(kind)] for kind in content["category"].ravel()]
+    except _NOT_AS_EXPECTED as error:
+        raise DataError(f"{path} has no pairs of Pascal-50S: expected new_input and category") from error
+    if len(rows) != len(pairs) or len(kinds) != len(pairs):
+        raise DataError(f"{path} has {len(rows)} pairs and {len(kinds)} categories: the votes are of {len(pairs)}")
+    for number, (pair, (_, *captions)) in enumerate(zip(pairs, rows, strict=True)):
+        if {pair.first, pair.second} != set(captions):  # in either order; the votes are of the triplets' order
+            raise DataError(
+                f"{path}: pair {number} has the captions {captions!r:.120}, the votes are of "
+                f"{(pair.first, pair.second)!r:.120}"
+            )
+    check_count(name, "pairs", len(pairs), 4000, partial)
+    return [_consensus(name, pairs, kinds, [file for file, *_ in rows], photos, seed)]
+
+
+def _pascal_json(path: Path, photos: Path | None, partial: bool) -> CaptionPairs:
+    rows, references = [], []
+    for kind in KINDS.values():
+        for where, item in json_items(path, kind):
+            captions, label = texts_of(item, "captions", where), item.get("label")
+            if len(captions) != 2 or label not in (0, 1):
+                raise DataError(
+                    f"{where} has {len(captions)} captions and the label {shown(label)}: expected two, and 0 or 1"
+                )
+            image = PurePosixPath(text_of(item, "image", where)).name
+            rows.append(_Pair(image, captions[0], captions[1], kind, 1.0 - label))
+            references.append(texts_of(item, "references", where))
+    check_count("pascal50s", "pairs", len(rows), 4000, partial)
+    convention = (
+        "the caption that the label names scores higher; metrics with references see those of the file; equal scores "
+        "count one half"
+    )
+    how: dict[str, Any] = {"averaged": True, "ties": "half", "summary": "kinds"}
+    return _caption_pairs("pascal50s", rows, photos, {f"{REFERENCES} references": references}, convention, **how)
+
+
+def abstract50s(folder: Path, images: Path | None = None, partial: bool = False, seed: int = 0) -> list[CaptionPairs]:
+    """Read ``consensus_abstract.mat``, and ``abstract_candsB.json`` for the names of the images.
+
+    As for ``pascal50s``. Without the second file there are no images.
+    """
+    name, place = "abstract50s", _annotations(folder)
+    pairs = _voted_pairs(require(place, name, ["consensus_abstract.mat"], CONSENSUS))
+    check_count(name, "pairs", len(pairs), 400, partial)
+    files, photos = [f"pair {number}" for number in range(len(pairs))], None
+    path = place / "abstract_candsB.json"
+    if path.is_file():
+        items = json_items(path)
+        if len(items) != len(pairs):
+            raise DataError(f"{path} has {len(items)} items: expected one for each of the {len(pairs)} pairs, in order")
+        for (where, item), pair in zip(items, pairs, strict=True):
+            if text_of(item, "caption", where).strip() not in (pair.first, pair.second):
+                raise DataError(f"{where}: {shown(item['caption'])} is no caption of this pair")
+        files = [text_of(item, "image_id", where) for where, item in items]
+        photos = image_folder(folder, images, ["images", "AbstractScenes", "RenderedScenes"])
+    return [_consensus(name, pairs, ["all pairs"] * len(pairs), files, photos, seed)]
+
+
+class _Voted(NamedTuple):
+    """Two captions, the 48 references that they were compared with, and how many votes the first one has."""
+
+    first: str
+    second: str
+    references: list[str]
+    votes: int
+
+
+def _consensus(
+    name: str, pairs: list[_Voted], kinds: list[str], files: list[str], photos: Path | None, seed: int
+) -> CaptionPairs:
+    shares = [0.5 if 2 * pair.votes == VOTES else float(2 * pair.votes > VOTES) for pair in pairs]
+    rows = [
+        _Pair(file, pair.first, pair.second, kind, share)
+        for file, pair, kind, share in zip(files, pairs, kinds, shares, strict=True)
+    ]
+    convention = (
+        f"the caption with most of {VOTES} votes scores higher; metrics with references see {REFERENCES} of {VOTES}, "
+        f"mean of {DRAWS} draws; pairs with as many votes for both, and equal scores, count one half"
+    )
+    references = draw_references([pair.references for pair in pairs], seed)
+    how: dict[str, Any] = {"averaged": True, "ties": "half", "summary": "kinds", "shown_kinds": len(set(kinds)) > 1}
+    return _caption_pairs(name, rows, photos, references, convention, **how)
+
+
+def draw_references(
+    references: list[list[str]], seed: int, count: int = REFERENCES, draws: int = DRAWS
+) -> dict[str, list[list[str]]]:
+    """Draw ``count`` of each of P pairs' references, ``draws`` times; both captions of a pair see the same ones.
+
+    Returns:
+        ``draw 1`` ... -> [P] lists. A pure function of the arguments.
+    """
+    drawn: dict[str, list[list[str]]] = {}
+    for draw in range(draws):
+        own = drawn.setdefault(f"draw {draw + 1}", [])
+        for number, texts in enumerate(references):
+            generator = np.random.default_rng((seed, draw, number))
+            own.append([texts[place] for place in generator.permutation(len(texts))[:count]])
+    return drawn
+
+
+def _annotations(folder: Path) -> Path:
+    below = folder / "pyCIDErConsensus"
+    return below if below.is_dir() else folder
+
+
+def _mat(path: Path) -> dict[str, Any]:
+    from scipy.io import loadmat
+    from scipy.io.matlab import MatReadError
+
+    try:
+        content: dict[str, Any] = loadmat(path)
+    except (*_NOT_AS_EXPECTED, *_UNREADABLE, MatReadError) as error:
+        raise DataError(f"{path} cannot be read as a MATLAB file: {error}") from error
+    return content
+
+
+def _plain(value: Any) -> Any:
+    """Take what MATLAB's cells and matrices wrap."""
+    while isinstance(value, np.ndarray):
+        if value.size != 1:
+            raise ValueError(f"{value.size} values where one was expected")
+        value = value.ravel()[0]
+    return value
+
+
+def _voted_pairs(path: Path) -> list[_Voted]:
+    """Read triplets (reference A, captions B and C, vote), 48 for each pair."""
+    rows = _mat(path).get("triplets")
+    if not isinstance(rows, np.ndarray) or rows.dtype.names is None or set("ABC") - set(rows.dtype.names):
+        raise DataError(f"{path} has no triplets with the fields A, B, C and a rating: expected the annotations")
+    rating = next(field for field in rows.dtype.names if field not in ("A", "B", "C"))
+    triplets = []
+    for number, row in enumerate(rows.ravel()):
+        try:
+            texts, vote = [str(_plain(row[field])).strip() for field in "ABC"], int(_plain(row[rating]))
+        except _NOT_AS_EXPECTED as error:
+            raise DataError(f"{path}, triplet {number}: {error}") from error
+        if vote not in (1, -1):
+            raise DataError(f"{path}, triplet {number} has the vote {vote}: expected 1 (first) or -1 (second)")
+        triplets.append((*texts, vote))
+    if not triplets or len(triplets) % VOTES:
+        raise DataError(f"{path} has {len(triplets)} triplets: expected {VOTES} for each pair")
+    pairs = []
+    for start in range(0, len(triplets), VOTES):
+        references, first, second, votes = zip(*triplets[start : start + VOTES], strict=True)
+        if len(set(first)) > 1 or len(set(second)) > 1:
+            raise DataError(f"{path}: the {VOTES} triplets from {start} are not of one pair of captions")
+        pairs.append(_Voted(first[0], second[0], list(references), votes.count(1)))
+    return pairs
+
+
+def foil(
+    folder: Path, images: Path | None = None, partial: bool = False, one_per_image: bool = False, seed: int = 0
+) -> list[CaptionPairs]:
+    """Read ``foilv1.0_test_2017.json`` or ``foil-it.json``, and ``captions_val2014.json`` where it is there.
+
+    Args:
+        folder: of the files.
+        images: folder of the photos (COCO's ``val2014``); None looks below ``folder``.
+        partial: accept other numbers of pairs than the published ones.
+        one_per_image: judge one pair of each image, as CLIPScore does; which ones it drew is not published.
+        seed: which one.
+    """
+    path = require(folder, "foil", list(FOIL_PAIRS), FOIL_SOURCE)
+    excluded: Counter[str] = Counter()
+    pairs = list(_valse(path, excluded) if path.name == "foil-it.json" else _released_foil(path))
+    check_count("foil", f"pairs in {path}", len(pairs) + excluded.total(), FOIL_PAIRS[path.name], partial)
+    if one_per_image:
+        own: dict[str, list[_Pair]] = {}
+        for pair in pairs:
+            own.setdefault(pair.image, []).append(pair)
+        generator = np.random.default_rng(seed)
+        excluded["another pair of the image was drawn"] = len(pairs) - len(own)
+        pairs = [members[int(generator.integers(len(members)))] for members in own.values()]
+    check_count("foil", f"judged pairs in {path}", len(pairs))
+    references: dict[str, list[list[str]]] = {}
+    if (folder / "captions_val2014.json").is_file():
+        known = coco_references(folder / "captions_val2014.json")
+        others = [other_captions(known, pair.image, pair.first, path) for pair in pairs]
+        references = {"1 reference": [texts[:1] for texts in others], "4 references": [texts[:4] for texts in others]}
+    photos = image_folder(folder, images, ["val2014", "images"])
+    convention = "the caption scores higher than its foil; equal scores are wrong"
+    return [_caption_pairs("foil", pairs, photos, references, convention, dict(excluded), shown_kinds=False)]
+
+
+def _released_foil(path: Path) -> Iterator[_Pair]:
+    names = {id_of(item, "id", where): text_of(item, "file_name", where) for where, item in json_items(path, "images")}
+    true: dict[str, str] = {}
+    wrong: list[tuple[str, str, str]] = []
+    for where, item in json_items(path, "annotations"):
+        own, image, caption = id_of(item, "id", where), id_of(item, "image_id", where), text_of(item, "caption", where)
+        if not isinstance(item.get("foil"), bool) or image not in names:
+            raise DataError(
+                f"{where} is {shown(item)}: expected image_id of one of the images, and foil (true or false)"
+            )
+        if item["foil"]:
+            wrong.append((own, image, caption))
+        else:
+            true[own] = caption
+    for own, image, caption in wrong:
+        if own not in true:
+            raise DataError(f"{path}: the foil of annotation {own!r:.80} has no caption that it was made from")
+        yield _Pair(names[image], true[own], caption)
+
+
+def _valse(path: Path, excluded: Counter[str]) -> Iterator[_Pair]:
+    for where, item in json_items(path):
+        asked = item.get("mturk")
+        votes = asked.get("caption") if isinstance(asked, dict) else None
+        if isinstance(votes, bool) or not isinstance(votes, int):
+            raise DataError(f"{where}: 'mturk' is {shown(asked)}: expected votes, with a number for 'caption'")
+        image, caption, wrong = (text_of(item, key, where) for key in ("image_file", "caption", "foil"))
+        if votes >= 2:
+            yield _Pair(image, caption, wrong)
+        else:
+            excluded["fewer than 2 of 3 people found the caption right"] += 1
+
+
+def sugarcrepe(folder: Path, images: Path | None = None, partial: bool = False) -> list[CaptionPairs]:
+    """Read SugarCrepe's seven files; the summary is the mean of their accuracies."""
+    rows = []
+    for kind, published in SUGARCREPE.items():
+        path = require(folder, "sugarcrepe", [f"{kind}.json"], SUGARCREPE_SOURCE)
+        items = json_items(path)
+        check_count("sugarcrepe", f"pairs in {path}", len(items), published, partial)
+        for where, item in items:
+            image, first, second = (text_of(item, key, where) for key in ("filename", "caption", "negative_caption"))
+            rows.append(_Pair(image, first, second, kind))
+    photos = image_folder(folder, images, ["val2017", "images"])
+    convention = "the caption scores higher than its hard negative; equal scores are wrong"
+    return [_caption_pairs("sugarcrepe", rows, photos, {}, convention, summary="kinds")]
+
+
+@dataclass(frozen=True)
+class Region:
+    """A part of an image file, cut out when it is needed."""
+
+    path: Path
+    box: tuple[float, float, float, float]
+    """Left, top, right, bottom, in pixels."""
+
+    def render(self) -> Image.Image:
+        """Read the file and cut the part out; ``RewardError`` where it cannot be read."""
+        return open_image(self.path).crop(self.box)
+
+
+def aro(folder: Path, images: Path | None = None, partial: bool = False) -> list[CaptionPairs]:
+    """Read the relations and the attributes of ARO, two sets."""
+    photos = image_folder(folder, images, ["images", "VG_100K"])
+    return [_aro(folder, part, published, photos, partial) for part, published in ARO.items()]
+
+
+def _aro(folder: Path, part: str, published: int, photos: Path | None, partial: bool) -> CaptionPairs:
+    path = require(folder, "aro", [f"visual_genome_{part}.json"], ARO_SOURCE)
+    items = json_items(path)
+    check_count(f"aro {part}", "pairs", len(items), published, partial)
+    kinds = [_aro_kind(item, part, where) for where, item in items]
+    if part == "relation":
+        left_out, reason = set(ARO_LEFT_OUT), "relations that the released evaluation leaves out"
+    else:
+        left_out = {kind for kind, count in Counter(kinds).items() if count < MIN_ATTRIBUTE_PAIRS}
+        reason = f"pairs of attributes that occur less than {MIN_ATTRIBUTE_PAIRS} times"
+    rows: list[_Pair] = []
+    boxes, fields = [], ("image_path", "true_caption", "false_caption")
+    for kind, (where, item) in zip(kinds, items, strict=True):
+        if kind not in left_out:
+            image, first, second = (text_of(item, name, where) for name in fields)
+            rows.append(_Pair(image, first, second, kind))
+            left, top, width, height = (number_of(item, f"bbox_{side}", where) for side in "xywh")
+            boxes.append((left, top, left + width, top + height))
+    check_count(f"aro {part}", f"pairs in {path} besides {reason}", len(rows))
+    found = None if photos is None else [Region(photos / row.image, box) for row, box in zip(rows, boxes, strict=True)]
+    convention = f"the true caption scores higher than the false one; equal scores are wrong; mean over {part}s"
+    excluded = {reason: len(items) - len(rows)}
+    return _caption_pairs(f"aro {part}", rows, found, {}, convention, excluded, shown_kinds=False, summary="kinds")
+
+
+def _aro_kind(item: dict[str, Any], part: str, where: str) -> str:
+    if part == "relation":
+        return text_of(item, "relation_name", where)
+    attributes = item.get("attributes")
+    if not isinstance(attributes, list) or len(attributes) != 2:
+        raise DataError(f"{where}: 'attributes' is {shown(attributes)}: expected two")
+    return f"{attributes[0]}_{attributes[1]}"
+
+
+_ARO_LEFT_OUT = """
+adjusting, around, attached to, beside, between, bigger than, biting, boarding, brushing, by, chewing, cleaning,
+climbing, close to, coming from, coming out of, contain, crossing, dragging, draped over, drinking, drinking from,
+driving, driving down, driving on, eating from, eating in, enclosing, exiting, facing, filled with, floating in,
+floating on, flying, flying above, flying in, flying over, flying through, full of, going down, going into, going
+through, grazing in, growing in, growing on, guiding, hanging from, hanging in, hanging off, hanging over, higher
+than, holding onto, hugging, in between, jumping off, jumping on, jumping over, kept in, larger than, leading,
+leaning over, leaving, licking, longer than, looking in, looking into, looking out, looking over, looking through,
+lying next to, lying on top of, making, mixed with, mounted on, moving, near, next to, of, on the back of, on the
+edge of, on the front of, on the other side of, on the side of, opening, painted on, parked at, parked beside,
+parked by, parked in, parked in front of, parked near, parked next to, perched on, petting, piled on, playing,
+playing in, playing on, playing with, pouring, reaching for, reading, reflected on, riding on, running in, running
+on, running through, seen through, sitting behind, sitting beside, sitting by, sitting in front of, sitting near,
+sitting next to, sitting under, skiing down, skiing on, sleeping in, sleeping on, smiling at, sniffing, splashing,
+sprinkled on, stacked on, standing against, standing around, standing behind, standing beside, standing in front of,
+standing near, standing next to, staring at, stuck in, surrounding, swimming in, swinging, talking to, topped with,
+touching, traveling down, traveling on, tying, typing on, underneath, wading in, waiting for, walking across,
+walking by, walking down, walking next to, walking through, with, working in, working on, worn on, wrapped around,
+wrapped in
+"""
+
+ARO_LEFT_OUT = frozenset(name.strip() for name in _ARO_LEFT_OUT.replace("\n", " ").split(","))
+"""157 names. Source: the published evaluation of ARO (Yuksekgonul et al., ICLR 2023), which removes them."""

@@ -1,0 +1,468 @@
+"""The program ``grpo_vlm``: TRL's trainers on this package's rewards and data, then this package's evaluation."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from accelerate import PartialState
+from accelerate.utils import parse_flag_from_env
+from tqdm import tqdm
+from transformers import GenerationConfig, PrinterCallback, TrainerCallback
+
+from rewards.base import Reward
+from rewards.mixed import MixedReward
+from rl_caption import config_checks
+from rl_caption.build import ConfigError, build_data, build_reward, checked_splits, quiet_libraries, references_of
+from rl_caption.checkpoint import CheckpointError
+from rl_caption.data.base import DataError, Row
+from rl_caption.data.order import micro_batch_size
+from rl_caption.evaluation import (
+    DEFAULT_METRICS,
+    Evaluation,
+    check_writable,
+    evaluate_rows,
+    find_java,
+    format_table,
+    write_evaluation,
+)
+from rl_caption.evaluation.judge import JUDGE
+from rl_caption.evaluation.reward_scores import add_judges, check_judges
+from rl_caption.hacking.judges import build_judges
+from rl_caption.launch import RunLock, accelerator_kwargs, check_processes
+from rl_caption.precision import usable_precision
+from rl_caption.reward_columns import COLUMNS
+from rl_caption.run_folder import is_complete, refuse_other_run, remove_result, write_result, write_run_files
+from rl_caption.tracking import announce, append_line, drop_after
+from rl_caption.trainer import NonFiniteError
+from rl_caption.trl.config import GrpoVlmConfig
+from rl_caption.trl.model import Vlm, caption_images, export, freeze_parameters, load_processor, load_vlm, lora_config
+from rl_caption.trl.rows import reward_functions, trl_dataset
+
+
+def mistakes(config: GrpoVlmConfig) -> list[str]:
+    """What is wrong with ``config``, one sentence each: key, value, and what would be right."""
+    wrong = config_checks.mistakes(config)
+    if config.rollout.num_samples < 2:
+        wrong.append(f"rollout.num_samples is {config.rollout.num_samples}: expected at least 2")
+    if config.data.features_root is not None:
+        wrong.append(f"data.features_root is {config.data.features_root!r}: a vision-language model sees pixels, null")
+    if config.data.augment:
+        wrong.append(f"data.augment is {config.data.augment}: this program has no augmentation, expected []")
+    if config.reward.normalize != "none":
+        wrong.append(
+            f"reward.normalize is {config.reward.normalize!r}: TRL adds up the terms itself, expected none; GRPO's own "
+            "is train.kwargs {multi_objective_aggregation: normalize_then_sum}"
+        )
+    for name in config.reward.terms:
+        if "." in name or "/" in name:
+            wrong.append(f"reward.terms.{name}: the name is part of a log key, expected neither dots nor slashes")
+    if not any(term.weight for term in config.reward.terms.values()):
+        wrong.append(f"reward.terms {list(config.reward.terms)} all have weight 0: expected one that rewards something")
+    if config.model.dtype == "float16" and config.lora is None:
+        wrong.append("model.dtype is 'float16' without lora: its optimizer steps overflow, expected auto or float32")
+    unknown = sorted(set(config.eval.metrics) - set(DEFAULT_METRICS))
+    if unknown:
+        wrong.append(f"eval.metrics has {unknown}: known are {list(DEFAULT_METRICS)}")
+    if not config.model.prompt.strip():
+        wrong.append(f"model.prompt is {config.model.prompt!r}: expected what the model is asked")
+    return wrong
+
+
+def trl_arguments(config: GrpoVlmConfig, num_processes: int) -> Any:
+    """``GRPOConfig`` or ``RLOOConfig``. Every setting that decides what is sampled is given, none is inherited.
+
+    Raises:
+        ConfigError: ``train.kwargs`` has what TRL does not know or another key sets, or TRL refuses a combination.
+    """
+    from trl import GRPOConfig, RLOOConfig
+
+    kind: Any = GRPOConfig if config.trainer == "grpo" else RLOOConfig
+    try:
+        micro = micro_batch_size(config.train.batch_size, config.train.micro_batch_size, num_processes)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    arguments, given = _arguments(config, micro, num_processes), config.train.kwargs
+    taken = {*arguments, "reward_weights", "generation_kwargs", "model_init_kwargs"}
+    unknown = sorted(set(given) - {field.name for field in dataclasses.fields(kind) if field.init})
+    if unknown:
+        raise ConfigError(f"train.kwargs has {unknown}: {kind.__name__} of this version of TRL has no such argument")
+    if double := sorted(set(given) & taken):
+        raise ConfigError(f"train.kwargs has {double}: other keys of this configuration set them, see docs/trl.md")
+    if config.model.revision is not None and config.lora is None and config.train.kl_coef > 0:
+        arguments["model_init_kwargs"] = {"revision": config.model.revision}  # of the reference model
+    try:
+        made = kind(**arguments, **given)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"TRL refuses this configuration (rollout, train, train.kwargs): {error}") from error
+    if made.n_gpu > 1:  # one process that sees several: Transformers would choose DataParallel, which TRL refuses
+        made._n_gpu = 1
+    return made
+
+
+def _arguments(config: GrpoVlmConfig, micro: int, num_processes: int) -> dict[str, Any]:
+    """Everything that keys of ``config`` other than ``train.kwargs`` decide; ``micro`` images a forward pass."""
+    train, rollout, run = config.train, config.rollout, config.run
+    precision = usable_precision(train.mixed_precision)
+    return {
+        "output_dir": str(Path(run.dir) / "checkpoints"),
+        "max_steps": train.max_steps if train.max_steps is not None else -1,
+        "num_train_epochs": train.epochs,
+        "per_device_train_batch_size": micro * rollout.num_samples,
+        "gradient_accumulation_steps": train.batch_size // (micro * num_processes),
+        "num_generations": rollout.num_samples,
+        "max_completion_length": rollout.max_new_tokens,
+        "temperature": rollout.temperature,
+        "top_k": 0,
+        "top_p": 1.0,
+        "min_p": None,
+        "repetition_penalty": 1.0,
+        "disable_dropout": not rollout.dropout,
+        "mask_truncated_completions": train.mask_truncated,
+        "beta": train.kl_coef,
+        "learning_rate": train.lr,
+        "lr_scheduler_type": train.schedule if train.schedule != "constant" else "constant_with_warmup",
+        "warmup_steps": train.warmup_steps,
+        "weight_decay": train.weight_decay,
+        "max_grad_norm": train.grad_clip_norm,
+        "use_cpu": torch.accelerator.current_accelerator() is None or "cpu" in accelerator_kwargs(),
+        "bf16": precision == "bf16",
+        "fp16": precision == "fp16",
+        "activation_checkpointing": train.gradient_checkpointing,
+        "gradient_checkpointing": None,
+        "seed": train.seed,
+        "dataloader_num_workers": config.data.num_workers,
+        "remove_unused_columns": False,
+        "save_strategy": "steps",
+        "save_steps": run.save_every,
+        "save_total_limit": run.keep_checkpoints,
+        "logging_steps": run.log_every,
+        "logging_nan_inf_filter": False,
+        "eval_strategy": "no",
+        "report_to": run.trackers or "none",
+        "disable_tqdm": not sys.stderr.isatty(),
+    }
+
+
+def sharding(arguments: Any) -> str | None:
+    """The engine that TRL's ``arguments`` or the launcher chose, where it shards the weights."""
+    if getattr(getattr(arguments, "deepspeed_plugin", None), "zero_stage", 0) == 3:
+        return "DeepSpeed ZeRO-3"
+    # Accelerate's launcher says it by this variable, which does not change the arguments.
+    return "FSDP" if arguments.fsdp or parse_flag_from_env("ACCELERATE_USE_FSDP") else None
+
+
+def find_trl_checkpoint(config: GrpoVlmConfig) -> Path | None:
+    """The checkpoint to go on from, or None to start. One that a kill cut off is passed over.
+
+    Raises:
+        CheckpointError: as for ``rl_caption.run_folder.find_checkpoint``.
+    """
+    folder, resume = Path(config.run.dir), config.run.resume
+    if isinstance(resume, str) and resume not in ("auto", "true", "false"):
+        if step_of(Path(resume)) is None:
+            raise CheckpointError(
+                f"run.resume {resume!r} is no whole checkpoint: it has no readable trainer_state.json"
+            )
+        return Path(resume)
+    newest = newest_whole(folder / "checkpoints")
+    if newest is not None:
+        refuse_other_run(folder, newest.name, cast(Any, config))
+    return newest
+
+
+def newest_whole(checkpoints: Path) -> Path | None:
+    """The ``checkpoint-STEP`` of the highest step that was written to its end."""
+    whole = [(step, path) for path in checkpoints.glob("checkpoint-*") if (step := step_of(path)) is not None]
+    return max(whole)[1] if whole else None
+
+
+def step_of(checkpoint: Path) -> int | None:
+    """Optimizer steps after which ``checkpoint`` was written; None where ``trainer_state.json``, written last, is not
+    whole."""
+    try:
+        return int(json.loads((checkpoint / "trainer_state.json").read_bytes())["global_step"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def steps_of_a_pass(arguments: Any, num_images: int) -> int:
+    """Optimizer steps of one pass over ``num_images``, as Transformers' trainer counts them for TRL's sampler."""
+    generations = num_images // (arguments.generation_batch_size // arguments.num_generations)
+    micro_batches = generations * arguments.num_iterations * arguments.steps_per_generation
+    return max(math.ceil(micro_batches / arguments.gradient_accumulation_steps), 1)
+
+
+def total_steps(arguments: Any, num_images: int) -> int:
+    """Optimizer steps of the whole training."""
+    if arguments.max_steps > 0:
+        return int(arguments.max_steps)
+    return math.ceil(arguments.num_train_epochs * steps_of_a_pass(arguments, num_images))
+
+
+def skip_epochs(trainer: Any, epochs: int) -> None:
+    """Let ``trainer`` order the images as if it had already gone through them ``epochs`` times.
+
+    The order of TRL's sampler is drawn anew at every pass, from a generator that no checkpoint holds: a continued run
+    would begin with the order of the first one.
+    """
+    make = trainer._get_train_sampler
+
+    def sampler(dataset: Any = None) -> Any:
+        made = make(dataset)
+        for _ in range(epochs):
+            next(iter(made))  # draws the order of a pass
+        return made
+
+    trainer._get_train_sampler = sampler
+
+
+@dataclass(frozen=True)
+class _Job:
+    """Everything that is checked and ready before the model is loaded."""
+
+    config: GrpoVlmConfig
+    state: Any
+    arguments: Any
+    checkpoint: Path | None
+    start: int
+    """Optimizer steps behind ``checkpoint``; 0 without one."""
+    train_rows: Sequence[Row]
+    eval_rows: Sequence[Row]
+    training_captions: set[str]
+    reward: MixedReward
+    judges: Mapping[str, Reward]
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.config.run.dir)
+
+
+def fine_tune(config: GrpoVlmConfig) -> str:
+    """Train, export to ``export/last``, evaluate; return the table of the evaluation (empty beside the main process).
+
+    Raises:
+        ConfigError, DataError, CheckpointError, LaunchError, EvaluationError, RewardError, NonFiniteError: what is
+            wrong, and what would be right.
+    """
+    if wrong := mistakes(config):
+        raise ConfigError("; ".join(wrong))
+    wanted = ["trl", "datasets", *(["peft"] if config.lora is not None else [])]
+    if missing := [name for name in wanted if find_spec(name) is None]:
+        raise ConfigError(f"{' and '.join(missing)} not installed: pip install 'rl-caption[trl]'")
+    quiet_libraries()
+    # Before PartialState: these arguments choose the device and enter the group of processes.
+    arguments = trl_arguments(config, int(os.environ.get("WORLD_SIZE", "1")))
+    state: Any = PartialState()
+    check_processes(state.num_processes, config.train.num_processes)
+    if (engine := sharding(arguments)) is not None:
+        raise ConfigError(
+            f"{engine} shards the weights, which this program does not gather for its export: use one process, plain "
+            "data parallelism, or ZeRO-1 or 2"
+        )
+    if state.device.type == "cpu":
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", state.num_processes))
+        torch.set_num_threads(config.train.threads or max((os.cpu_count() or 1) // here, 1))
+    with RunLock(config.run.dir) if state.is_main_process else nullcontext():
+        checkpoint = find_trl_checkpoint(config)
+        if checkpoint is not None and config.run.resume == "auto" and is_complete(Path(config.run.dir)):
+            announce(state, f"{config.run.dir} is complete: remove it, or choose another run.dir")
+            return ""
+        load_processor(config.model)  # a wrong model is told before the data are read
+        return _run(_prepare(config, state, arguments, checkpoint))
+
+
+def _prepare(config: GrpoVlmConfig, state: Any, arguments: Any, checkpoint: Path | None) -> _Job:
+    """Check data, rewards and judges."""
+    folder, data = Path(config.run.dir), build_data(config.data)
+    wanted = ["train", *([config.eval.split] if config.eval.split is not None else [])]
+    absent = [split for split in wanted if split not in data.splits]
+    if absent:
+        raise DataError(f"split {absent[0]!r} is not in the data: it has {list(data.splits)} (eval.split)")
+    rows = checked_splits(config.data, data, list(dict.fromkeys(wanted)), state, folder / ".checked_images.json")
+    train_rows = rows["train"]
+    eval_rows = rows[config.eval.split][: config.eval.max_images] if config.eval.split is not None else []
+    if len(train_rows) < config.train.batch_size:
+        raise ConfigError(
+            f"train.batch_size is {config.train.batch_size}: the training split has {len(train_rows)} usable images"
+        )
+    with state.main_process_first():
+        reward = build_reward(config.reward, references_of(train_rows), folder)
+    known = {*COLUMNS, "finished"}
+    for name, term in reward.rewards.items():
+        if not term.columns <= known:
+            raise ConfigError(
+                f"reward.terms.{name} needs the columns {sorted(term.columns - known)}: rewards get {sorted(known)}"
+            )
+    bare = [row["image_id"] for row in eval_rows if not row["references"]]
+    if bare:
+        raise DataError(f"{len(bare)} images of split {config.eval.split!r} have no reference, such as {bare[:3]}")
+    judges: Mapping[str, Reward] = {}
+    if state.is_main_process and config.eval.split is not None:
+        check_writable(folder / "eval")
+        if config.eval.tokenizer == "java":
+            find_java()
+        judges = build_judges(config.eval.judges, None, references_of(eval_rows), key="eval.judges")
+        check_judges(judges, eval_rows, f"split {config.eval.split!r}")
+    captions = {caption for captions in references_of(train_rows) for caption in captions}
+    start = step_of(checkpoint) or 0 if checkpoint is not None else 0
+    return _Job(config, state, arguments, checkpoint, start, train_rows, eval_rows, captions, reward, judges)
+
+
+def _run(job: _Job) -> str:
+    config, state = job.config, job.state
+    vlm = load_vlm(config.model, _dtype(config, job.arguments))
+    trainer = _trainer(job, vlm)  # before the first captions, as it refuses what is wrong; new adapters change none
+    tables: dict[str, Evaluation | None] = {}
+    if config.eval.before and job.eval_rows:
+        name = f"{config.eval.split}-before"
+        known = _read_scores(job, name) if job.checkpoint is not None else None
+        tables[name] = known or _evaluate(job, vlm, vlm.policy, name, trainer)
+    if state.is_main_process:
+        remove_result(job.folder)
+        write_run_files(cast(Any, config), {"reward": job.reward.signature, "num_processes": state.num_processes})
+        drop_after(job.folder / "metrics.jsonl", job.start if job.checkpoint else -1)
+    announce(state, f"{config.trainer} on {len(job.train_rows)} images with the reward {job.reward.signature}")
+    step = _train(job, trainer)
+    policy = trainer.accelerator.unwrap_model(trainer.model)
+    if config.lora is not None:
+        policy = policy.merge_and_unload()
+    if state.is_main_process:
+        export(vlm, policy, job.folder / "export" / "last")
+    if job.eval_rows:
+        name = config.eval.split or ""
+        tables[name] = _evaluate(job, vlm, policy, name, trainer)
+    if not state.is_main_process:
+        return ""
+    found = {name: evaluation for name, evaluation in tables.items() if evaluation is not None}
+    metrics = {name: evaluation.metrics for name, evaluation in found.items()}
+    write_result(job.folder, {"step": step, "metrics": metrics, "reward": job.reward.signature})
+    return format_table(found) if found else ""
+
+
+def _dtype(config: GrpoVlmConfig, arguments: Any) -> torch.dtype:
+    if config.model.dtype != "auto":
+        return getattr(torch, config.model.dtype)  # type: ignore[no-any-return]
+    if config.lora is None:
+        return torch.float32
+    return torch.bfloat16 if arguments.bf16 else torch.float16 if arguments.fp16 else torch.float32
+
+
+def _evaluate(job: _Job, vlm: Vlm, policy: Any, name: str, trainer: Any) -> Evaluation | None:
+    """Caption the split, compute the metrics, write ``predictions.json`` and ``scores.json``; None beside process 0."""
+    policy.to(job.state.device)
+    options, rows = job.config.eval, job.eval_rows
+    announce(job.state, f"captioning {len(rows)} images of {options.split!r}")
+    with trainer.accelerator.autocast():  # the precision of the training, before it and after it alike; not of judges
+        captions = caption_images(
+            vlm,
+            policy,
+            rows,
+            job.config.model.prompt,
+            job.config.rollout.max_new_tokens,
+            options.num_beams,
+            options.batch_size,
+        )
+    if not job.state.is_main_process:
+        return None
+    evaluation = evaluate_rows(
+        rows,
+        list(captions.values()),
+        metrics=options.metrics,
+        tokenizer=options.tokenizer,
+        training_captions=job.training_captions,
+    )
+    evaluation = add_judges(evaluation, rows, captions, job.judges)
+    write_evaluation(evaluation, captions, job.folder / "eval" / name)
+    return evaluation
+
+
+def _read_scores(job: _Job, name: str) -> Evaluation | None:
+    """What ``_evaluate`` wrote, without captions; None where it is not there."""
+    file = job.folder / "eval" / name / "scores.json"
+    if not file.is_file():
+        return None
+    scores = json.loads(file.read_bytes())
+    bounds = {f"{JUDGE}{heading}": reward.bounds for heading, reward in job.judges.items()}
+    return Evaluation(scores["metrics"], scores["signature"], scores["n"], scores["left_out"], bounds=bounds)
+
+
+def _trainer(job: _Job, vlm: Vlm) -> Any:
+    from trl import GRPOTrainer, RLOOTrainer
+
+    config = job.config
+    functions, weights = reward_functions(job.reward, vlm.eos_token_ids)
+    job.arguments.reward_weights = weights
+    # In place of TRL's own, which suppresses the image token only.
+    job.arguments.generation_kwargs = {"suppress_tokens": vlm.suppressed, "eos_token_id": vlm.eos_token_ids}
+    adapters = lora_config(config.lora, vlm.policy, config.model.freeze) if config.lora is not None else None
+    if adapters is None:
+        freeze_parameters(vlm.policy, config.model.freeze)
+    # ``generate`` fills what TRL leaves open from the model's own settings, a ban on repeated words, say.
+    vlm.policy.generation_config = GenerationConfig(eos_token_id=vlm.eos_token_ids)
+    kind: Any = GRPOTrainer if config.trainer == "grpo" else RLOOTrainer
+    try:
+        trainer = kind(
+            model=vlm.policy,
+            reward_funcs=functions,
+            args=job.arguments,
+            train_dataset=trl_dataset(job.train_rows, config.model.prompt),
+            processing_class=vlm.processor,
+            callbacks=[_Log(job.folder / "metrics.jsonl", job.reward)],
+            peft_config=adapters,
+        )
+    except (ValueError, ImportError, NotImplementedError) as error:
+        raise ConfigError(f"TRL refuses this configuration (train.kwargs, run.trackers): {error}") from error
+    trainer.remove_callback(PrinterCallback)  # prints every value, without a unit
+    if job.checkpoint is not None:
+        skip_epochs(trainer, job.start // steps_of_a_pass(job.arguments, len(job.train_rows)))
+    return trainer
+
+
+def _train(job: _Job, trainer: Any) -> int:
+    """Train to the end; return the number of the last step."""
+    checkpoint = job.checkpoint
+    if checkpoint is not None and job.start >= total_steps(job.arguments, len(job.train_rows)):
+        trainer._load_from_checkpoint(str(checkpoint))  # train() would make one more step
+        return job.start
+    with warnings.catch_warnings():  # TRL calls Transformers by names that are on their way out, at every step
+        warnings.filterwarnings("ignore", r".*gradient_checkpointing", FutureWarning)
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    return int(trainer.state.global_step)
+
+
+class _Log(TrainerCallback):
+    """Appends what TRL logs to ``metrics.jsonl``, prints a line, and ends a run whose loss is no number."""
+
+    def __init__(self, path: Path, reward: MixedReward) -> None:
+        self.path, self.reward = path, reward
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        """Called by the trainer with what it logs."""
+        values = dict(logs or {})
+        if "loss" not in values:  # the totals after the last step
+            return
+        if state.is_world_process_zero:
+            append_line(self.path, {"step": state.global_step, **values})
+            tqdm.write(f"step {state.global_step}/{state.max_steps}  {self._line(values)}", file=sys.stderr)
+        if not math.isfinite(values["loss"]):
+            raise NonFiniteError(f"loss is {values['loss']} at step {state.global_step}: lower train.lr, or use bf16")
+
+    def _line(self, values: dict[str, Any]) -> str:
+        terms = [
+            f"{name} {values[f'rewards/{name}/mean']:.4g} ({term.bounds[0]:g} to {term.bounds[1]:g})"
+            for name, term in self.reward.rewards.items()
+        ]
+        length, clipped = values["completions/mean_length"], values["completions/clipped_ratio"]
+        return "  ".join([*terms, f"length {length:.1f} tokens", f"without EOS {clipped:.0%}"])

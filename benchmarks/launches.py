@@ -32,7 +32,7 @@ from rewards.clip.student import LCLIP, LCLIPConfig
 from rewards.text.cider import CiderD
 from rewards.text.document_frequency import DocumentFrequencies
 from rewards.text.reference_bank import Bank
-from rl_caption.rollout import sample_captions
+from rl_caption.scst.rollout import sample_captions
 from rl_caption.types import CaptionBatch
 
 

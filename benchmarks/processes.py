@@ -31,7 +31,7 @@ from tqdm import tqdm
 from benchmarks.engine_memory import free_port, launched
 from benchmarks.harness import Measurement, Timing, add_timing, faster, paired, report, timing_of
 from benchmarks.scst_step import Bench, Shapes, build_bench
-from rl_caption.metrics import Averages
+from rl_caption.training.accumulation import Averages
 from rl_caption.types import CaptionBatch
 
 IMAGES = 20
@@ -82,12 +82,12 @@ def build_steps(bench: Bench, threads: int, folder: Path) -> dict[str, Any]:
     """The trainer's step, the same without an exchange of gradients, and the exchange of as many numbers alone."""
     from accelerate.state import AcceleratorState
 
-    from rl_caption.advantages import greedy
     from rl_caption.build import build_accelerator
     from rl_caption.config import RunConfig, TrainConfig
     from rl_caption.engines import prepare
-    from rl_caption.scst import SelfCriticalTask
-    from rl_caption.trainer import Trainer
+    from rl_caption.scst.advantages import greedy
+    from rl_caption.scst.step import SelfCriticalTask
+    from rl_caption.training.loop import Trainer
     from rl_caption.types import TrainState
 
     AcceleratorState._reset_state(reset_partial_state=True)  # the benchmark's model was built alone

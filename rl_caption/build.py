@@ -25,7 +25,6 @@ from rewards.text.cider import CiderD
 from rewards.text.document_frequency import DocumentFrequencies
 from rewards.text.token_cider import WordVocabulary
 from rewards.text.tokenize import tokenize
-from rl_caption.advantages import NEEDS_GREEDY
 from rl_caption.captioners.base import Captioner, CaptionerError, Decoding
 from rl_caption.captioners.loading import load_captioner
 from rl_caption.captioners.transformer import TransformerCaptioner
@@ -41,6 +40,7 @@ from rl_caption.errors import ConfigError as ConfigError
 from rl_caption.launch import accelerator_kwargs, check_processes
 from rl_caption.precision import asked_precision, usable_precision
 from rl_caption.ranges import shown, wrong_values
+from rl_caption.scst.advantages import NEEDS_GREEDY
 from rl_caption.tracking import announce
 
 TYPE_NAMES: dict[Any, str] = {int: "a whole number", bool: "true or false", str: "text"}

@@ -18,11 +18,11 @@ from rl_caption.data.loader import row_loader
 from rl_caption.data.order import micro_batches
 from rl_caption.engines import engine_of, prepare, whole_numel
 from rl_caption.run_folder import write_run_files
-from rl_caption.schedules import make_schedule, steps_between_decays
 from rl_caption.sharded_state import OPTIMIZER, Moments, load_weights, read_moments
 from rl_caption.stage import Stage
 from rl_caption.tracking import announce
-from rl_caption.trainer import Task, Trainer
+from rl_caption.training.loop import Task, Trainer
+from rl_caption.training.schedules import make_schedule, steps_between_decays
 from rl_caption.types import TrainState, Validation
 
 

@@ -13,7 +13,6 @@ from torch import nn
 from rewards.mixed import MixedReward
 from rewards.registry import load as load_term
 from rewards.text.cider import CiderD
-from rl_caption.advantages import ADVANTAGES
 from rl_caption.build import (
     ConfigError,
     build_captioner,
@@ -29,7 +28,6 @@ from rl_caption.captioners.base import Captioner
 from rl_caption.captioners.loading import weights_hash
 from rl_caption.captioners.replay import ReplayedGenerate
 from rl_caption.config import ModelConfig, ScstConfig, XeConfig
-from rl_caption.cross_entropy import CrossEntropyTask
 from rl_caption.data.checks import check_row_images
 from rl_caption.data.loader import Collate
 from rl_caption.engines import engine_of
@@ -40,14 +38,16 @@ from rl_caption.hacking.monitor import HackingMonitor
 from rl_caption.hacking.rule import few_images, reference_statistics
 from rl_caption.report.program import write_report
 from rl_caption.report.sources import source_of
-from rl_caption.reward_scales import announce_scales
 from rl_caption.run_folder import is_complete
-from rl_caption.scst import SelfCriticalTask
+from rl_caption.scst.advantages import ADVANTAGES
+from rl_caption.scst.cross_entropy import CrossEntropyTask
+from rl_caption.scst.reward_scales import announce_scales
+from rl_caption.scst.step import SelfCriticalTask
 from rl_caption.stage import Stage, open_stage
 from rl_caption.tracking import announce
-from rl_caption.trainer import Task
+from rl_caption.training.loop import Task
+from rl_caption.training.validation import caption_validator
 from rl_caption.types import TrainState
-from rl_caption.validation import caption_validator
 
 CHECKPOINTS = (".pt", ".pth", ".bin", ".safetensors", ".npz")
 """Endings of checkpoint files; a tag of open_clip has none."""

@@ -9,11 +9,11 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from rewards.mixed import MixedReward
-from rl_caption.advantages import ADVANTAGES, NEEDS_GREEDY
 from rl_caption.captioners.base import Decoding
 from rl_caption.captioners.transformer import TransformerCaptioner
 from rl_caption.data.loader import Collate
-from rl_caption.scst import SelfCriticalTask
+from rl_caption.scst.advantages import ADVANTAGES, NEEDS_GREEDY
+from rl_caption.scst.step import SelfCriticalTask
 from rl_caption.types import CaptionBatch
 from tests.captioners_for_tests import tiny_rows
 

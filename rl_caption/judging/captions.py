@@ -11,11 +11,11 @@ import torch
 from tqdm import tqdm
 
 from rewards.text.tokenize import tokenize
-from rl_caption.accumulation import dropout_off
 from rl_caption.captioners.base import Captioner, Decoding
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.scenes import hard_negatives, oracle
-from rl_caption.rollout import sample_captions
+from rl_caption.scst.rollout import sample_captions
+from rl_caption.training.accumulation import dropout_off
 from rl_caption.types import CaptionBatch
 
 REFERENCE, NEGATIVE = "reference", "hard negative"

@@ -45,7 +45,7 @@ from rl_caption.reward_models.trainable import train_only
 from rl_caption.reward_models.validation import embedding_validator
 from rl_caption.stage import CHECKED_IMAGES, Stage, open_stage
 from rl_caption.tracking import announce
-from rl_caption.trainer import Task
+from rl_caption.training.loop import Task
 from rl_caption.types import TrainState
 
 TOWERS_OF: dict[str, tuple[Tower, ...]] = {

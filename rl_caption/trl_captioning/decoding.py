@@ -16,11 +16,11 @@ from tqdm import tqdm
 from transformers import GenerationConfig
 
 from rewards.base import Reward
-from rl_caption.accumulation import dropout_off
 from rl_caption.data.base import Row, load_image
 from rl_caption.evaluation import Evaluation, evaluate_rows, write_evaluation
 from rl_caption.evaluation.judge import JUDGE
 from rl_caption.evaluation.reward_scores import add_judges
+from rl_caption.training.accumulation import dropout_off
 from rl_caption.trl_captioning.config import GrpoVlmConfig
 from rl_caption.trl_captioning.model import Vlm, decoding_from_nothing
 from rl_caption.trl_captioning.rows import messages

@@ -25,10 +25,10 @@ from rl_caption.evaluation import Evaluation, check_writable, find_java, format_
 from rl_caption.evaluation.reward_scores import check_judges
 from rl_caption.hacking.judges import build_judges
 from rl_caption.launch import RunLock, check_processes
-from rl_caption.reward_columns import COLUMNS
 from rl_caption.run_folder import is_complete, remove_result, write_result, write_run_files
+from rl_caption.scst.scoring import COLUMNS
 from rl_caption.tracking import announce, append_line, drop_after
-from rl_caption.trainer import NonFiniteError
+from rl_caption.training.loop import NonFiniteError
 from rl_caption.trl_captioning.arguments import (
     find_trl_checkpoint,
     skip_epochs,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rl_caption.data.base import Row, load_image
-from rl_caption.reward_columns import COLUMNS
+from rl_caption.scst.scoring import COLUMNS
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -43,7 +43,7 @@ class _OpenRows:
 def trl_dataset(rows: Sequence[Row], prompt: str) -> Dataset:
     """A dataset with the columns ``prompt`` (messages), ``image`` (PIL, RGB), ``references`` and ``image_id``.
 
-    Rewards are told what this package's own training tells them (``rl_caption.reward_columns``), the truth of a
+    Rewards are told what this package's own training tells them (``rl_caption.scst.scoring``), the truth of a
     generated scene not. The table itself holds numbers of rows only: references stay lists of strings, and no pixel is
     in memory before its batch. Equal images of a batch are one object, so that rewards encode them once.
 

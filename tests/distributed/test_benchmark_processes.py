@@ -14,7 +14,9 @@ pytestmark = pytest.mark.distributed
 
 
 def test_two_processes_train_together_and_apart() -> None:
-    multiprocessing.get_context("forkserver").set_forkserver_preload(["rl_caption.trainer", "benchmarks.processes"])
+    multiprocessing.get_context("forkserver").set_forkserver_preload(
+        ["rl_caption.training.loop", "benchmarks.processes"]
+    )
     shapes = Shapes(
         captioner={**SHAPE, "num_heads": 2}, words=40, regions=3, region_dim=6, images=2, samples=2, tokens=4
     )

@@ -14,13 +14,13 @@ from accelerate.state import AcceleratorState
 from torch import Tensor
 
 from rewards.mixed import MixedReward
-from rl_caption.advantages import ADVANTAGES
 from rl_caption.captioners.base import caption_mask
 from rl_caption.captioners.transformer import TransformerCaptioner
-from rl_caption.cross_entropy import CrossEntropyTask, xe_loss
-from rl_caption.metrics import Averages
-from rl_caption.rollout import sample_captions
-from rl_caption.scst import SelfCriticalTask
+from rl_caption.scst.advantages import ADVANTAGES
+from rl_caption.scst.cross_entropy import CrossEntropyTask, xe_loss
+from rl_caption.scst.rollout import sample_captions
+from rl_caption.scst.step import SelfCriticalTask
+from rl_caption.training.accumulation import Averages
 from rl_caption.types import CaptionBatch
 from tests.captioners_for_tests import tiny_captioner
 from tests.steps_for_tests import LENGTH, WordCount, assert_equal_gradients, batches_of, gradient, norm, scst_task

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rl_caption.advantages import ADVANTAGES, NEEDS_GREEDY, greedy, group_norm, leave_one_out, mean, none
+from rl_caption.scst.advantages import ADVANTAGES, NEEDS_GREEDY, greedy, group_norm, leave_one_out, mean, none
 
 REWARDS = torch.tensor([[1.0, 2.0, 6.0], [0.5, 0.5, 0.5]])
 

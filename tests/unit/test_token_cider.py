@@ -27,8 +27,8 @@ from rewards.text.tokenize import is_plain, tokenize
 from rl_caption.build import read_token_ids
 from rl_caption.captioners.base import Decoding
 from rl_caption.evaluation.ngrams import cider_d_scores, count_captions
-from rl_caption.rollout import sample_captions
-from rl_caption.scoring import term_scores
+from rl_caption.scst.rollout import sample_captions
+from rl_caption.scst.scoring import term_scores
 from rl_caption.types import CaptionBatch
 from tests.captioners_for_tests import REFERENCES, tiny_captioner, tiny_rows
 

@@ -16,9 +16,9 @@ from accelerate.state import AcceleratorState
 from torch import nn
 
 from rl_caption.checkpoint import CheckpointError, load_checkpoint
-from rl_caption.metrics import Averages
-from rl_caption.schedules import make_schedule
-from rl_caption.trainer import NonFiniteError, Trainer
+from rl_caption.training.accumulation import Averages
+from rl_caption.training.loop import NonFiniteError, Trainer
+from rl_caption.training.schedules import make_schedule
 from rl_caption.types import CaptionBatch, TrainState, Validation
 
 

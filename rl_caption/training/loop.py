@@ -28,11 +28,11 @@ from rl_caption.checkpoint import (
 )
 from rl_caption.engines import deepspeed_step, engine_of, first_non_finite, whole_weights
 from rl_caption.launch import stop_requests
-from rl_caption.metrics import Averages
 from rl_caption.run_folder import remove_result, write_result
-from rl_caption.schedules import Schedule
 from rl_caption.sharded_state import whole_state
 from rl_caption.tracking import RunLog
+from rl_caption.training.accumulation import Averages
+from rl_caption.training.schedules import Schedule
 from rl_caption.types import Batch, TrainState, Validation
 
 MOST_SKIPPED = 24

@@ -13,24 +13,21 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from rewards.mixed import MixedReward
-from rl_caption.accumulation import backward_all, dropout_off, global_count
-from rl_caption.advantages import AdvantageFn
 from rl_caption.captioners.base import Captioner, Decoding, Generate
-from rl_caption.cross_entropy import target_count, xe_loss
 from rl_caption.engines import autocast, engine_of, whole_weights
-from rl_caption.metrics import Averages
-from rl_caption.objectives import (
+from rl_caption.scst.advantages import AdvantageFn
+from rl_caption.scst.cross_entropy import target_count, xe_loss
+from rl_caption.scst.logprobs import token_logprobs, token_logprobs_and_entropy
+from rl_caption.scst.objectives import (
     LossReduction,
     kl_penalty,
     kl_to_reference,
     policy_gradient_sum,
     reduction_count,
-    token_logprobs,
-    token_logprobs_and_entropy,
 )
-from rl_caption.rollout import sample_captions
-from rl_caption.rollout_log import log_rollout
-from rl_caption.scoring import score_rollouts
+from rl_caption.scst.rollout import log_rollout, sample_captions
+from rl_caption.scst.scoring import score_rollouts
+from rl_caption.training.accumulation import Averages, backward_all, dropout_off, global_count
 from rl_caption.types import CaptionBatch, Rollout
 
 

@@ -40,7 +40,8 @@ from rl_caption.errors import ConfigError as ConfigError
 from rl_caption.launch import accelerator_kwargs, check_processes
 from rl_caption.precision import asked_precision, usable_precision
 from rl_caption.ranges import shown, wrong_values
-from rl_caption.scst.advantages import NEEDS_GREEDY
+from rl_caption.scst.advantages import needs_greedy
+from rl_caption.scst.registry import build_advantage
 from rl_caption.tracking import announce
 
 TYPE_NAMES: dict[Any, str] = {int: "a whole number", bool: "true or false", str: "text"}
@@ -221,10 +222,10 @@ def check_positions(captioner: Captioner, key: str, tokens: int, rows: Iterable[
 
 def build_decoding(config: ScstConfig) -> Decoding:
     """How a self-critical step decodes: the samples, and the greedy caption where the baseline needs it."""
-    rollout = config.rollout
+    rollout, train = config.rollout, config.train
     return Decoding(
         num_samples=rollout.num_samples,
-        with_greedy=config.train.advantage in NEEDS_GREEDY,
+        with_greedy=needs_greedy(build_advantage(train.advantage, train.advantage_kwargs)),
         temperature=rollout.temperature,
         max_new_tokens=rollout.max_new_tokens,
     )

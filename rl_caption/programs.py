@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -39,8 +40,8 @@ from rl_caption.hacking.rule import few_images, reference_statistics
 from rl_caption.report.program import write_report
 from rl_caption.report.sources import source_of
 from rl_caption.run_folder import is_complete
-from rl_caption.scst.advantages import ADVANTAGES
 from rl_caption.scst.cross_entropy import CrossEntropyTask
+from rl_caption.scst.registry import build_advantage, build_objective, shared_options
 from rl_caption.scst.reward_scales import announce_scales
 from rl_caption.scst.step import SelfCriticalTask
 from rl_caption.stage import Stage, open_stage
@@ -76,6 +77,8 @@ def train_scst(config: ScstConfig) -> TrainState:
             "model.init is not set: self-critical training starts from a captioner trained by cross-entropy"
         )
     train, rollout = config.train, config.rollout
+    advantage = build_advantage(train.advantage, train.advantage_kwargs)
+    objective = build_objective(train.objective, train.objective_kwargs, shared_options(train))
     with open_stage(config) as stage:
         if rollout.cuda_graph:
             check_cuda_graph(stage.accelerator)
@@ -97,7 +100,8 @@ def train_scst(config: ScstConfig) -> TrainState:
         target_tokens = rollout.max_new_tokens if train.xe_weight else None
         collate = Collate(captioner, target_tokens, augmentations=config.data.augment, seed=train.seed)
         # Before the weights of a checkpoint are loaded: the policy that the whole run started from.
-        ref_policy = _frozen_copy(captioner, stage) if train.kl_coef > 0 or config.monitor.kl else None
+        wanted = config.monitor.kl or getattr(objective, "needs_reference", False)
+        ref_policy = _frozen_copy(captioner, stage) if wanted else None
 
         def task(model: nn.Module) -> Task:
             """The step of ``scst.py`` on this reward."""
@@ -106,13 +110,12 @@ def train_scst(config: ScstConfig) -> TrainState:
                 captioner,
                 model,
                 reward,
-                ADVANTAGES[train.advantage],
+                advantage,
                 decoding,
-                loss_reduction=train.loss_reduction,
+                objective,
                 seed=train.seed,
                 dropout=rollout.dropout,
                 ref_policy=ref_policy,
-                kl_coef=train.kl_coef,
                 xe_weight=train.xe_weight,
                 label_smoothing=train.label_smoothing,
                 generate=ReplayedGenerate(captioner) if rollout.cuda_graph else None,
@@ -126,16 +129,24 @@ def train_scst(config: ScstConfig) -> TrainState:
 
 
 def scst_signature(reward: str, config: ScstConfig) -> str:
-    """SacreEOS-style signature of a run (Hu et al. 2023): EOS, document frequencies, metric, baseline, samples.
+    """SacreEOS-style signature of a run (Hu et al. 2023): EOS, document frequencies, metric, baseline, samples; an
+    objective other than REINFORCE.
 
     Where there is a KL penalty, it also names the starting policy by the hash of its weights. Two runs whose signatures
     differ do not have comparable rewards.
     """
-    base = {"greedy": "greedy", "leave_one_out": "average"}.get(config.train.advantage, config.train.advantage)
-    signature = f"{reward}+{base}[nspi{config.rollout.num_samples}]"
-    if config.train.kl_coef > 0:
-        signature += f"+kl[{config.train.kl_coef:g},{weights_fingerprint(config.model.init or '')}]"
+    train = config.train
+    base = {"greedy": "greedy", "leave_one_out": "average"}.get(train.advantage, train.advantage)
+    signature = f"{reward}+{base}{_options(train.advantage_kwargs)}[nspi{config.rollout.num_samples}]"
+    if train.objective != "reinforce":
+        signature += f"+{train.objective}{_options(train.objective_kwargs)}"
+    if train.kl_coef > 0:
+        signature += f"+kl[{train.kl_coef:g},{weights_fingerprint(config.model.init or '')}]"
     return signature
+
+
+def _options(kwargs: Mapping[str, Any]) -> str:
+    return f"({','.join(f'{key}={value}' for key, value in sorted(kwargs.items()))})" if kwargs else ""
 
 
 def weights_fingerprint(model: str) -> str:

@@ -83,26 +83,28 @@ def build_steps(bench: Bench, threads: int, folder: Path) -> dict[str, Any]:
     from accelerate.state import AcceleratorState
 
     from rl_caption.build import build_accelerator
-    from rl_caption.config import RunConfig, TrainConfig
+    from rl_caption.config import RunConfig, XeConfig, XeTrainConfig
     from rl_caption.engines import prepare
     from rl_caption.scst.advantages import greedy
     from rl_caption.scst.step import SelfCriticalTask
     from rl_caption.training.loop import Trainer
+    from rl_caption.training.setup import Context
     from rl_caption.types import TrainState
 
     AcceleratorState._reset_state(reset_partial_state=True)  # the benchmark's model was built alone
-    accelerator = build_accelerator(TrainConfig(threads=threads), RunConfig(dir=str(folder)))
+    train = XeTrainConfig(max_steps=1, micro_batch_size=1, lr=0, threads=threads)
+    config = XeConfig(train=train, run=RunConfig(dir=str(folder)))
+    accelerator = build_accelerator(config.train, config.run)
+    config.train.batch_size = accelerator.num_processes
+    context = Context(config, accelerator, train_rows=[], val_rows=[], micro_batch_size=1)
     policy, decoding = bench.policy, bench.decoding
     policy._is_accelerate_prepared = False  # else it would stay alone
     model, optimizer = prepare(accelerator, policy, torch.optim.Adam(policy.parameters()))
 
     def step(model: nn.Module, batch: CaptionBatch) -> dict[str, float]:
         task = Watched(SelfCriticalTask(accelerator, bench.captioner, model, bench.reward, greedy, decoding))
-        trainer: Any = partial(Trainer, loader=None, validate=None, export=None)  # of the loop only steps are taken
-        trainer = trainer(
-            accelerator, task, list(policy.parameters()), optimizer, micro_batches=1, schedule=lambda step: 1.0, lr=0.0,
-            max_steps=1, folder=folder, state=TrainState(),
-        )  # fmt: skip
+        nothing: Any = None  # of the loop only steps are taken
+        trainer = Trainer(context, task, model, optimizer, list, TrainState(), validate=nothing, export=nothing)
         trainer._step([batch])
         return task.own | {"gradient": float(policy.get_output_embeddings().weight.grad.norm())}
 

@@ -79,7 +79,7 @@ class SelfCriticalTask:
             advantages = step_advantages(self.advantage, scores, self.accelerator)
             parts = list(zip(batches, encoded, rollouts, scores, advantages, strict=True))
             # The mean is over the global batch: accumulation and data parallelism leave the step as it is.
-            counts = [self._count(*part) for _, _, *part in parts]
+            counts = [self._count(*part[2:]) for part in parts]
             count = global_count(self.accelerator, torch.stack(counts).sum(0))
             losses = [partial(self._policy_loss, *part, count, log) for part in parts]
             if self.xe_weight:

@@ -35,11 +35,11 @@ from rewards.clip.clipscore import ClipScore
 from rewards.clip.l_clipscore import LClipScore
 from rewards.clip.student import LCLIP, LCLIPConfig
 from rewards.mixed import MixedReward
-from rl_caption.advantages import leave_one_out
 from rl_caption.captioners.base import Decoding
 from rl_caption.data.base import Row
 from rl_caption.data.loader import Collate
-from rl_caption.scst import SelfCriticalTask
+from rl_caption.scst.advantages import leave_one_out
+from rl_caption.scst.step import SelfCriticalTask
 
 PARTS = ("step", "reward")
 FULL, CACHED, TRIMMED = "full forward", "images cached", "images cached, text trimmed"

@@ -36,14 +36,14 @@ from rewards.mixed import MixedReward
 from rewards.text.cider import CiderD
 from rewards.text.document_frequency import DocumentFrequencies
 from rewards.text.tokenize import tokenize
-from rl_caption.advantages import greedy
 from rl_caption.captioners.base import Decoding, Generate, forbid
 from rl_caption.captioners.prefixes import different_prefixes
 from rl_caption.captioners.replay import ReplayedGenerate
 from rl_caption.captioners.transformer import TransformerCaptioner
 from rl_caption.data.base import Row
-from rl_caption.rollout import sample_captions
-from rl_caption.scst import SelfCriticalTask
+from rl_caption.scst.advantages import greedy
+from rl_caption.scst.rollout import sample_captions
+from rl_caption.scst.step import SelfCriticalTask
 from rl_caption.types import CaptionBatch
 
 PHASES = {"encode": "encode", "decode": "rollout", "reward": "reward", "score and update": "update"}

@@ -23,7 +23,6 @@ from rewards.registry import build as build_term
 from rewards.registry import load as load_term
 from rewards.text.document_frequency import DocumentFrequencies
 from rewards.text.tokenize import tokenize
-from rl_caption.advantages import NEEDS_GREEDY
 from rl_caption.captioners.base import Captioner, CaptionerError, Decoding
 from rl_caption.captioners.loading import load_captioner
 from rl_caption.captioners.transformer import TransformerCaptioner
@@ -39,6 +38,8 @@ from rl_caption.errors import ConfigError as ConfigError
 from rl_caption.launch import accelerator_kwargs, check_processes
 from rl_caption.precision import asked_precision, usable_precision
 from rl_caption.ranges import shown, wrong_values
+from rl_caption.scst.advantages import needs_greedy
+from rl_caption.scst.registry import build_advantage
 from rl_caption.tracking import announce
 
 TYPE_NAMES: dict[Any, str] = {int: "a whole number", bool: "true or false", str: "text"}
@@ -219,10 +220,10 @@ def check_positions(captioner: Captioner, key: str, tokens: int, rows: Iterable[
 
 def build_decoding(config: ScstConfig) -> Decoding:
     """How a self-critical step decodes: the samples, and the greedy caption where the baseline needs it."""
-    rollout = config.rollout
+    rollout, train = config.rollout, config.train
     return Decoding(
         num_samples=rollout.num_samples,
-        with_greedy=config.train.advantage in NEEDS_GREEDY,
+        with_greedy=needs_greedy(build_advantage(train.advantage, train.advantage_kwargs)),
         temperature=rollout.temperature,
         max_new_tokens=rollout.max_new_tokens,
     )

@@ -195,7 +195,7 @@ def xe(arguments: Sequence[str]) -> int:
     """Train a captioner by cross-entropy."""
     config = parse(XeConfig, arguments, "train_xe.py")
     from rl_caption.programs import train_xe
-    from rl_caption.stage import leave_process_group
+    from rl_caption.training.setup import leave_process_group
 
     train_xe(config)
     leave_process_group()
@@ -207,7 +207,7 @@ def scst(arguments: Sequence[str]) -> int:
     config = parse(ScstConfig, arguments, "scst.py")
     from rl_caption.programs import check_images_early, check_weights_early, train_scst, train_xe
     from rl_caption.run_folder import is_complete
-    from rl_caption.stage import leave_process_group
+    from rl_caption.training.setup import leave_process_group
 
     stage, chain = None, _chain(ScstConfig, arguments, "scst.py")
     if config.warm_start is not None:
@@ -246,7 +246,7 @@ def reward_model(arguments: Sequence[str]) -> int:
     """Train a model that scores captions, after those that it starts from."""
     config = parse(RewardModelConfig, arguments, "train_reward_model.py")
     from rl_caption.reward_models.program import train_reward_model
-    from rl_caption.stage import leave_process_group
+    from rl_caption.training.setup import leave_process_group
 
     chain = _chain(RewardModelConfig, arguments, "train_reward_model.py")
     models = _reward_models_to_train(config.warm_start, chain, config)
@@ -353,7 +353,7 @@ def judge(arguments: Sequence[str]) -> int:
 def grpo_vlm(arguments: Sequence[str]) -> int:
     """Fine-tune a vision-language model with TRL."""
     config = parse(GrpoVlmConfig, arguments, "grpo_vlm.py")
-    from rl_caption.stage import leave_process_group
+    from rl_caption.training.setup import leave_process_group
     from rl_caption.trl.program import fine_tune
 
     table = fine_tune(config)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from rl_caption.captioners.config import LoraConfig as LoraConfig
 from rl_caption.captioners.config import ModelConfig as ModelConfig
@@ -194,7 +194,10 @@ class ScstTrainConfig(TrainConfig):
 
     Args:
         advantage: baseline of a sample: ``leave_one_out`` (mean of the others), ``greedy`` (classic SCST), ``mean``,
-            ``group_norm`` (GRPO), ``none``.
+            ``group_norm`` (GRPO), ``none``; or one from outside, ``package.module:Name`` (docs/scst.md).
+        advantage_kwargs: options of the advantage.
+        objective: what is minimised: ``reinforce``; or one from outside, ``package.module:Name`` (docs/scst.md).
+        objective_kwargs: options of the objective, besides ``loss_reduction`` and ``kl_coef``.
         loss_reduction: ``token`` (mean over tokens) or ``sequence`` (mean over captions). The learning rate goes with
             it: the two differ by about the caption length.
         kl_coef: weight of the KL divergence to the frozen starting policy, per token; 0 loads no second model.
@@ -202,7 +205,10 @@ class ScstTrainConfig(TrainConfig):
     """
 
     lr: LearningRate = 5e-6
-    advantage: Literal["leave_one_out", "greedy", "mean", "group_norm", "none"] = "leave_one_out"
+    advantage: str = "leave_one_out"
+    advantage_kwargs: dict[str, Any] = field(default_factory=dict)
+    objective: str = "reinforce"
+    objective_kwargs: dict[str, Any] = field(default_factory=dict)
     loss_reduction: Literal["token", "sequence"] = "token"
     kl_coef: Weight = 0.0
     xe_weight: Weight = 0.0

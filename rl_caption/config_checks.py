@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from rl_caption.config import DataConfig, EvaluateConfig, RolloutConfig, ScstConfig, TrainConfig
+from rl_caption.config import DataConfig, EvaluateConfig, RolloutConfig, ScstConfig, ScstTrainConfig, TrainConfig
 from rl_caption.errors import ConfigError
 from rl_caption.ranges import wrong_values
+from rl_caption.scst.registry import ADVANTAGES, OBJECTIVES, build_advantage, build_objective, shared_options
 
 NEED_TWO_SAMPLES = frozenset({"leave_one_out", "group_norm"})
 READ_BY = {
@@ -42,6 +43,7 @@ def mistakes(config: Any) -> list[str]:
         return wrong
     if isinstance(config, ScstConfig):
         wrong += _wrong_rollout(config.rollout, config.train.advantage)
+        wrong += _wrong_names(config.train)
     if isinstance(config, EvaluateConfig):
         wrong += _wrong_evaluation(config)
     if isinstance(getattr(config, "train", None), TrainConfig):
@@ -63,6 +65,18 @@ def _wrong_rollout(rollout: RolloutConfig, advantage: str) -> list[str]:
     if rollout.cuda_graph and rollout.dropout:
         wrong.append("rollout.cuda_graph and rollout.dropout are both on: every replay would drop the same units")
     return wrong
+
+
+def _wrong_names(train: ScstTrainConfig) -> list[str]:
+    """What is wrong with the advantage and the objective. Those of this package without options are not imported."""
+    try:
+        if train.advantage not in ADVANTAGES or train.advantage_kwargs:
+            build_advantage(train.advantage, train.advantage_kwargs)
+        if train.objective not in OBJECTIVES or train.objective_kwargs:
+            build_objective(train.objective, train.objective_kwargs, shared_options(train))
+    except ConfigError as error:
+        return [str(error)]
+    return []
 
 
 def _wrong_schedule(train: TrainConfig) -> list[str]:

@@ -215,12 +215,13 @@ def config_findings(config: ScstConfig) -> Iterator[Finding]:
     from accelerate import Accelerator
 
     from rewards.base import RewardError
-    from rl_caption import build, reward_scales
+    from rl_caption import build
     from rl_caption.captioners.base import CaptionerError
     from rl_caption.data.base import DataError
     from rl_caption.data.checks import check_data
     from rl_caption.launch import accelerator_kwargs
     from rl_caption.precision import usable_precision
+    from rl_caption.scst import reward_scales
 
     build.quiet_libraries()
     try:

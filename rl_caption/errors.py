@@ -21,7 +21,7 @@ EXPECTED = {
     "rl_caption.evaluation": ("EvaluationError", "JavaError"),
     "rl_caption.launch": ("LaunchError",),
     "rl_caption.report.read": ("ReportError",),
-    "rl_caption.trainer": ("NonFiniteError",),
+    "rl_caption.training.loop": ("NonFiniteError",),
 }
 """Module -> its errors whose message says what would be right."""
 

@@ -11,10 +11,10 @@ from accelerate.utils import gather_object
 from torch import nn
 from tqdm import tqdm
 
-from rl_caption.accumulation import dropout_off
 from rl_caption.captioners.base import Captioner, Decoding
 from rl_caption.data.base import Row
 from rl_caption.engines import autocast
+from rl_caption.training.accumulation import dropout_off
 
 
 def caption_rows(

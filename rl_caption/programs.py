@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -14,7 +15,6 @@ from rewards.mixed import MixedReward
 from rewards.registry import load as load_term
 from rewards.text.cider import CiderD
 from rewards.text.tokenize import untested_texts
-from rl_caption.advantages import ADVANTAGES
 from rl_caption.build import (
     ConfigError,
     build_captioner,
@@ -29,25 +29,25 @@ from rl_caption.captioners.base import Captioner
 from rl_caption.captioners.loading import weights_hash
 from rl_caption.captioners.replay import ReplayedGenerate
 from rl_caption.config import ModelConfig, ScstConfig, XeConfig
-from rl_caption.cross_entropy import CrossEntropyTask
 from rl_caption.data.checks import check_row_images
 from rl_caption.data.loader import Collate
 from rl_caption.engines import engine_of
-from rl_caption.fit import Trainee, fit
 from rl_caption.hacking.config import MonitorConfig
 from rl_caption.hacking.judges import build_judges
 from rl_caption.hacking.monitor import HackingMonitor
 from rl_caption.hacking.rule import few_images, reference_statistics
 from rl_caption.report.gallery import source_of
 from rl_caption.report.program import write_report
-from rl_caption.reward_scales import announce_scales
 from rl_caption.run_folder import is_complete
-from rl_caption.scst import SelfCriticalTask
-from rl_caption.stage import Stage, open_stage
+from rl_caption.scst.cross_entropy import CrossEntropyTask
+from rl_caption.scst.registry import build_advantage, build_objective, shared_options
+from rl_caption.scst.reward_scales import announce_scales
+from rl_caption.scst.step import SelfCriticalTask
 from rl_caption.tracking import announce
-from rl_caption.trainer import Task
+from rl_caption.training.loop import Trainer
+from rl_caption.training.setup import Context, setup
+from rl_caption.training.validation import CaptionValidator
 from rl_caption.types import TrainState
-from rl_caption.validation import caption_validator
 
 CHECKPOINTS = (".pt", ".pth", ".bin", ".safetensors", ".npz")
 """Endings of checkpoint files; a tag of open_clip has none."""
@@ -56,14 +56,24 @@ CHECKPOINTS = (".pt", ".pth", ".bin", ".safetensors", ".npz")
 def train_xe(config: XeConfig) -> TrainState:
     """Train a captioner by cross-entropy; the best one by validation CIDEr-D lies in ``export/best``."""
     train = config.train
-    with open_stage(config) as stage:
-        captioner = _captioner(stage, config.model, ("train.max_target_tokens", train.max_target_tokens))
+    with setup(config) as context:
+        captioner = _captioner(context, config.model, ("train.max_target_tokens", train.max_target_tokens))
         collate = Collate(captioner, train.max_target_tokens, train.captions_per_image, config.data.augment, train.seed)
-
-        def task(model: nn.Module) -> Task:
-            return CrossEntropyTask(stage.accelerator, captioner, model, train.label_smoothing)
-
-        return fit(stage, _trainee(stage, captioner, train.max_target_tokens, config.model), task, collate)
+        state = context.start()
+        whole = context.unsharded_copy(captioner.policy)
+        model, optimizer = context.prepare(captioner.policy)
+        return Trainer(
+            context,
+            CrossEntropyTask(context.accelerator, captioner, model, train.label_smoothing),
+            model,
+            optimizer,
+            collate,
+            state,
+            validate=CaptionValidator(context, captioner, train.max_target_tokens),
+            export=partial(captioner.save_pretrained, captioner.policy if whole is None else whole),
+            validate_first=config.model.init is not None,
+            whole=whole,
+        ).fit()
 
 
 def train_scst(config: ScstConfig) -> TrainState:
@@ -76,67 +86,94 @@ def train_scst(config: ScstConfig) -> TrainState:
             "model.init is not set: self-critical training starts from a captioner trained by cross-entropy"
         )
     train, rollout = config.train, config.rollout
-    with open_stage(config) as stage:
+    advantage = build_advantage(train.advantage, train.advantage_kwargs)
+    objective = build_objective(train.objective, train.objective_kwargs, shared_options(train))
+    decoding = build_decoding(config)
+    with setup(config) as context:
         if rollout.cuda_graph:
-            check_cuda_graph(stage.accelerator)
-        captioner = _captioner(stage, config.model, ("rollout.max_new_tokens", rollout.max_new_tokens))
-        with stage.accelerator.main_process_first():
-            reward = build_reward(config.reward, references_of(stage.train_rows), stage.folder)
-        monitor = _monitor(config.monitor, reward, stage)
-        judges = {name: judge.columns for name, judge in monitor.judges.items()}
-        _check_images(stage, {reward.__name__: reward.columns} | judges)
-        trainee = _watched(
-            _trainee(stage, captioner, rollout.max_new_tokens, config.model, monitor), config.monitor, monitor
-        )
-        decoding = build_decoding(config)
-        if stage.checkpoint is None:
-            announce_scales(
-                reward, stage.train_rows, captioner, decoding, train.seed, stage.accelerator, stage.micro_batch_size
-            )
-        target_tokens = rollout.max_new_tokens if train.xe_weight else None
-        collate = Collate(captioner, target_tokens, augmentations=config.data.augment, seed=train.seed)
+            check_cuda_graph(context.accelerator)
+        captioner = _captioner(context, config.model, ("rollout.max_new_tokens", rollout.max_new_tokens))
+        reward, monitor = _reward_and_monitor(context, config)
+        metric = selecting_metric(config.monitor, reward.rewards, monitor.judges)
+        if context.checkpoint is None:
+            rows, size = context.train_rows, context.micro_batch_size
+            announce_scales(reward, rows, captioner, decoding, train.seed, context.accelerator, size)
         # Before the weights of a checkpoint are loaded: the policy that the whole run started from.
-        ref_policy = _frozen_copy(captioner, stage) if train.kl_coef > 0 or config.monitor.kl else None
-
-        def task(model: nn.Module) -> Task:
-            """The step of ``scst.py`` on this reward."""
-            return SelfCriticalTask(
-                stage.accelerator,
-                captioner,
-                model,
-                reward,
-                ADVANTAGES[train.advantage],
-                decoding,
-                loss_reduction=train.loss_reduction,
-                seed=train.seed,
-                dropout=rollout.dropout,
-                ref_policy=ref_policy,
-                kl_coef=train.kl_coef,
-                xe_weight=train.xe_weight,
-                label_smoothing=train.label_smoothing,
-                generate=ReplayedGenerate(captioner) if rollout.cuda_graph else None,
-            )
-
-        texts = (text for row in stage.train_rows for text in row["references"])
+        wanted = config.monitor.kl or getattr(objective, "needs_reference", False)
+        ref_policy = _frozen_copy(captioner, context) if wanted else None
+        texts = (text for row in context.train_rows for text in row["references"])
         signature = scst_signature(reward.signature + untested_texts(reward, texts), config)
-        state = fit(stage, trainee, task, collate, signature)
-        if config.report and stage.accelerator.is_main_process and is_complete(stage.folder):
-            page = write_report(stage.folder, source_of(stage.val_rows))
-            announce(stage.accelerator, f"report: {page}" if page else "no report")
+        state = context.start(signature, metric, monitor.notes)
+        whole = context.unsharded_copy(captioner.policy)
+        model, optimizer = context.prepare(captioner.policy)
+        task = SelfCriticalTask(
+            context.accelerator,
+            captioner,
+            model,
+            reward,
+            advantage,
+            decoding,
+            objective,
+            seed=train.seed,
+            dropout=rollout.dropout,
+            ref_policy=ref_policy,
+            xe_weight=train.xe_weight,
+            label_smoothing=train.label_smoothing,
+            generate=ReplayedGenerate(captioner) if rollout.cuda_graph else None,
+        )
+        target_tokens = rollout.max_new_tokens if train.xe_weight else None
+        state = Trainer(
+            context,
+            task,
+            model,
+            optimizer,
+            Collate(captioner, target_tokens, augmentations=config.data.augment, seed=train.seed),
+            state,
+            validate=CaptionValidator(context, captioner, rollout.max_new_tokens, monitor),
+            export=partial(captioner.save_pretrained, captioner.policy if whole is None else whole),
+            metric_range=_metric_range(metric, monitor),
+            whole=whole,
+        ).fit()
+        if config.report:
+            _write_report(context)
         return state
 
 
+def _write_report(context: Context) -> None:
+    if context.accelerator.is_main_process and is_complete(context.folder):
+        page = write_report(context.folder, source_of(context.val_rows))
+        announce(context.accelerator, f"report: {page}" if page else "no report")
+
+
+def _reward_and_monitor(context: Context, config: ScstConfig) -> tuple[MixedReward, HackingMonitor]:
+    """What samples are scored by, and what watches it on the validation images; their images are checked."""
+    with context.accelerator.main_process_first():
+        reward = build_reward(config.reward, references_of(context.train_rows), context.folder)
+    monitor = _monitor(config.monitor, reward, context)
+    judges = {name: judge.columns for name, judge in monitor.judges.items()}
+    _check_images(context, {reward.__name__: reward.columns} | judges)
+    return reward, monitor
+
+
 def scst_signature(reward: str, config: ScstConfig) -> str:
-    """SacreEOS-style signature of a run (Hu et al. 2023): EOS, document frequencies, metric, baseline, samples.
+    """SacreEOS-style signature of a run (Hu et al. 2023): EOS, document frequencies, metric, baseline, samples; an
+    objective other than REINFORCE.
 
     Where there is a KL penalty, it also names the starting policy by the hash of its weights. Two runs whose signatures
     differ do not have comparable rewards.
     """
-    base = {"greedy": "greedy", "leave_one_out": "average"}.get(config.train.advantage, config.train.advantage)
-    signature = f"{reward}+{base}[nspi{config.rollout.num_samples}]"
-    if config.train.kl_coef > 0:
-        signature += f"+kl[{config.train.kl_coef:g},{weights_fingerprint(config.model.init or '')}]"
+    train = config.train
+    base = {"greedy": "greedy", "leave_one_out": "average"}.get(train.advantage, train.advantage)
+    signature = f"{reward}+{base}{_options(train.advantage_kwargs)}[nspi{config.rollout.num_samples}]"
+    if train.objective != "reinforce":
+        signature += f"+{train.objective}{_options(train.objective_kwargs)}"
+    if train.kl_coef > 0:
+        signature += f"+kl[{train.kl_coef:g},{weights_fingerprint(config.model.init or '')}]"
     return signature
+
+
+def _options(kwargs: Mapping[str, Any]) -> str:
+    return f"({','.join(f'{key}={value}' for key, value in sorted(kwargs.items()))})" if kwargs else ""
 
 
 def weights_fingerprint(model: str) -> str:
@@ -193,56 +230,43 @@ def check_images_early(config: ScstConfig) -> None:
         check_row_images(rows, " and ".join(names), check_pixels=False)
 
 
-def _check_images(stage: Stage, columns: Mapping[str, frozenset[str]]) -> None:
+def _check_images(context: Context, columns: Mapping[str, frozenset[str]]) -> None:
     """See to it that images are there where the captioner reads features; ``columns`` are those of each reward."""
     names = [name for name, needed in columns.items() if "image" in needed]
-    data, rows = stage.config.data, [*stage.train_rows, *stage.val_rows]
+    data, rows = context.config.data, [*context.train_rows, *context.val_rows]
     if data.features_root is None or not names:
         return
-    with stage.accelerator.main_process_first():  # the others then find the verdicts in the cache
-        check_row_images(rows, " and ".join(names), data.check_images, stage.folder / ".checked_images.json")
+    with context.accelerator.main_process_first():  # the others then find the verdicts in the cache
+        check_row_images(rows, " and ".join(names), data.check_images, context.folder / ".checked_images.json")
 
 
-def _captioner(stage: Stage, model: ModelConfig, max_tokens: tuple[str, int]) -> Captioner:
+def _captioner(context: Context, model: ModelConfig, max_tokens: tuple[str, int]) -> Captioner:
     """The captioner, which must have positions for the longest caption (its configuration key and value)."""
-    captioner = build_captioner(model, references_of(stage.train_rows), stage.config.data.cache_mb)
-    check_positions(captioner, *max_tokens, rows=itertools.chain(stage.train_rows, stage.val_rows))
+    captioner = build_captioner(model, references_of(context.train_rows), context.config.data.cache_mb)
+    check_positions(captioner, *max_tokens, rows=itertools.chain(context.train_rows, context.val_rows))
     return captioner
 
 
-def _trainee(
-    stage: Stage, captioner: Captioner, max_new_tokens: int, model: ModelConfig, monitor: HackingMonitor | None = None
-) -> Trainee:
-    return Trainee(
-        model=captioner.policy,
-        validate=caption_validator(stage, captioner, max_new_tokens, monitor),
-        export=lambda path: captioner.save_pretrained(captioner.policy, path),
-        export_copy=captioner.save_pretrained,
-        is_trained=model.init is not None,
-    )
-
-
-def _monitor(config: MonitorConfig, reward: MixedReward, stage: Stage) -> HackingMonitor:
-    references = references_of(stage.val_rows)
-    with stage.accelerator.main_process_first():
+def _monitor(config: MonitorConfig, reward: MixedReward, context: Context) -> HackingMonitor:
+    references = references_of(context.val_rows)
+    with context.accelerator.main_process_first():
         judges = build_judges(config.judges, reward, references)
     monitor = HackingMonitor(reward, judges, reference_statistics(references), config.thresholds, config.stop)
-    announce(stage.accelerator, monitor.description)
+    announce(context.accelerator, monitor.description)
     warning = few_images(len(references), config.thresholds) if judges else None
     if warning is not None:
-        announce(stage.accelerator, warning)
+        announce(context.accelerator, warning)
     return monitor
 
 
-def _watched(trainee: Trainee, config: MonitorConfig, monitor: HackingMonitor) -> Trainee:
-    """The trainee with the monitor's memory, and the metric that chooses its best model."""
+def _metric_range(metric: str, monitor: HackingMonitor) -> str:
+    """The range of the metric that chooses the best model, for log lines."""
     reward = monitor.reward
-    metric = selecting_metric(config, reward.rewards, monitor.judges)
     bounds = {"val/cider": CiderD.bounds, "val/reward": reward.bounds}
     bounds |= {f"val/reward/{name}": term.bounds for name, term in reward.rewards.items()}
     bounds |= {f"val/judge/{name}": judge.bounds for name, judge in monitor.judges.items()}
     low, high = bounds[metric]
-    return replace(trainee, notes=monitor.notes, metric=metric, metric_range=f"{low:g} to {high:g}")
+    return f"{low:g} to {high:g}"
 
 
 def selecting_metric(config: MonitorConfig, terms: Collection[str], judges: Collection[str]) -> str:
@@ -268,9 +292,10 @@ def selecting_metric(config: MonitorConfig, terms: Collection[str], judges: Coll
     return name
 
 
-def _frozen_copy(captioner: Captioner, stage: Stage) -> nn.Module:
+def _frozen_copy(captioner: Captioner, context: Context) -> nn.Module:
     """The policy as it is now; weights that are not trained are shared with it, where no engine shards them."""
     policy = captioner.policy
     shared = [value for value in policy.parameters() if not value.requires_grad]
-    memo: dict[int, object] = {id(value): value for value in shared} if engine_of(stage.accelerator) == "plain" else {}
-    return copy.deepcopy(policy, memo).eval().requires_grad_(False).to(stage.accelerator.device)
+    is_plain = engine_of(context.accelerator) == "plain"
+    memo: dict[int, object] = {id(value): value for value in shared} if is_plain else {}
+    return copy.deepcopy(policy, memo).eval().requires_grad_(False).to(context.accelerator.device)

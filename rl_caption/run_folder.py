@@ -92,11 +92,17 @@ def refuse_other_run(folder: Path, newest: str, config: TrainingConfig) -> None:
 
 
 def changed_keys(saved: Path, config: TrainingConfig) -> list[str]:
-    """Differences between a saved configuration and ``config`` that change what is computed, as ``key: old -> new``."""
+    """Differences between a saved configuration and ``config`` that change what is computed, as ``key: old -> new``.
+
+    A key that the saved one does not have, because an older version wrote it, has its default.
+    """
     if not saved.is_file():
         return [f"{saved} is missing"]
-    old = _flat(read_config(saved))
-    new = _flat(json.loads(json.dumps(asdict(config))))
+    old, default = read_config(saved), _plain(type(config)())
+    for section, value in old.items():
+        if isinstance(value, dict) and isinstance(default.get(section), dict):
+            old[section] = default[section] | value
+    old, new = _flat(old), _flat(_plain(config))
     return [
         f"{key}: {old.get(key)!r} -> {new.get(key)!r}"
         for key in sorted(old.keys() | new.keys())
@@ -107,8 +113,7 @@ def changed_keys(saved: Path, config: TrainingConfig) -> list[str]:
 def write_run_files(config: TrainingConfig, extra: dict[str, Any]) -> None:
     """Write ``config.yaml`` (resolved) and ``env.json`` (versions, devices, command) before the first step."""
     folder = Path(config.run.dir)
-    plain = json.loads(json.dumps(asdict(config)))
-    write_text(folder / "config.yaml", yaml.safe_dump(plain, sort_keys=False))
+    write_text(folder / "config.yaml", yaml.safe_dump(_plain(config), sort_keys=False))
     write_json(folder / "env.json", environment() | extra)
 
 
@@ -152,6 +157,12 @@ def environment() -> dict[str, Any]:
         "versions": versions,
         "command": sys.argv,
     }
+
+
+def _plain(config: TrainingConfig) -> dict[str, Any]:
+    """The configuration as JSON has it."""
+    plain: dict[str, Any] = json.loads(json.dumps(asdict(config)))
+    return plain
 
 
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:

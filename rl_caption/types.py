@@ -102,6 +102,11 @@ class Scores:
     terms: dict[str, list[float]] = field(default_factory=dict)
     """Raw scores of each reward term for the B·K samples."""
 
+    def to(self, device: torch.device) -> Scores:
+        """The scores with their tensors on ``device``."""
+        greedy = None if self.greedy is None else self.greedy.to(device)
+        return Scores(self.samples.to(device), greedy, self.terms)
+
 
 @dataclass
 class TrainState:

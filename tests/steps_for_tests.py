@@ -9,11 +9,13 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from rewards.mixed import MixedReward
-from rl_caption.advantages import ADVANTAGES, NEEDS_GREEDY
 from rl_caption.captioners.base import Decoding
 from rl_caption.captioners.transformer import TransformerCaptioner
 from rl_caption.data.loader import Collate
-from rl_caption.scst import SelfCriticalTask
+from rl_caption.scst.advantages import needs_greedy
+from rl_caption.scst.objectives import Reinforce
+from rl_caption.scst.registry import build_advantage
+from rl_caption.scst.step import SelfCriticalTask
 from rl_caption.types import CaptionBatch
 from tests.captioners_for_tests import tiny_rows
 
@@ -43,16 +45,18 @@ def batches_of(captioner: TransformerCaptioner, count: int, size: int) -> list[C
 
 
 def scst_task(captioner: TransformerCaptioner, shift: float = 0.0, **options: Any) -> SelfCriticalTask:
-    advantage = options.pop("advantage", "leave_one_out")
+    advantage = build_advantage(options.pop("advantage", "leave_one_out"), {})
+    terms = {name: options.pop(name) for name in ("loss_reduction", "kl_coef") if name in options}
     decoding = Decoding(
         num_samples=options.pop("num_samples", 4),
-        with_greedy=advantage in NEEDS_GREEDY,
+        with_greedy=needs_greedy(advantage),
         temperature=options.pop("temperature", 1.0),
         max_new_tokens=LENGTH,
     )
     reward = MixedReward({"words": (WordCount(shift), 1.0)})
+    objective = options.pop("objective", Reinforce(**terms))
     return SelfCriticalTask(
-        Accelerator(cpu=True), captioner, captioner.policy, reward, ADVANTAGES[advantage], decoding, **options
+        Accelerator(cpu=True), captioner, captioner.policy, reward, advantage, decoding, objective, **options
     )
 
 

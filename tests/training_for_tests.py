@@ -280,7 +280,7 @@ def _write_half(original: Any, *positional: Any, **named: Any) -> None:
 
 
 def _poison_weights(step: int) -> None:
-    from rl_caption.trainer import Trainer
+    from rl_caption.training.loop import Trainer
 
     original = Trainer._step
 
@@ -294,7 +294,7 @@ def _poison_weights(step: int) -> None:
 
 
 def _spoil_weights(step: int) -> None:
-    from rl_caption.trainer import Trainer
+    from rl_caption.training.loop import Trainer
 
     original = Trainer._step
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from rewards.base import Reward
+from rewards.clip.backbone import Backbone
 from rewards.clip.encoder import DualEncoder
 from rewards.images import ImageSource
 from rewards.registry import build

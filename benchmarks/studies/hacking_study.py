@@ -43,7 +43,7 @@ from rl_caption.hacking.rule import (
     reference_statistics,
     updated_peaks,
 )
-from rl_caption.reward_columns import reward_inputs
+from rl_caption.scst.scoring import reward_inputs
 
 COLUMNS = (
     *("run", "reward", "seed", "val/reward", "oracle F1, 0 to 1 (lowest)", "unparsed words, 0 to 1 (highest)"),

@@ -21,7 +21,7 @@ from rl_caption.hacking.rule import (
     policy_signs,
     updated_peaks,
 )
-from rl_caption.reward_columns import reward_inputs
+from rl_caption.scst.scoring import reward_inputs
 from rl_caption.types import Validation
 
 DIGITS = 6

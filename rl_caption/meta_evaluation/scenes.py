@@ -11,7 +11,6 @@ import torch
 from tqdm import tqdm
 
 from rewards.text.tokenize import tokenize
-from rl_caption.accumulation import dropout_off
 from rl_caption.build import ConfigError, build_data, usable_split
 from rl_caption.captioners.base import Captioner, CaptionerError, Decoding
 from rl_caption.captioners.loading import load_captioner
@@ -19,7 +18,8 @@ from rl_caption.data.base import DataError, Row
 from rl_caption.data.scenes import hard_negatives, oracle
 from rl_caption.meta_evaluation.config import ScenesConfig
 from rl_caption.meta_evaluation.sets.base import CaptionPairs, JudgementSet, RatedCaptions
-from rl_caption.rollout import sample_captions
+from rl_caption.scst.rollout import sample_captions
+from rl_caption.training.accumulation import dropout_off
 from rl_caption.types import CaptionBatch
 
 REFERENCE, NEGATIVE = "reference", "hard negative"

@@ -15,7 +15,6 @@ from rewards.clip.preprocessing import Preprocessing, preprocessing_of
 from rewards.clip.student import LCLIPConfig
 from rl_caption.build import ConfigError
 from rl_caption.data.base import Row
-from rl_caption.fit import Trainee, fit
 from rl_caption.reward_models.batch import PairCollate, PixelCache, TokenCache
 from rl_caption.reward_models.checks import check_batch_norm, check_config
 from rl_caption.reward_models.config import CLIP_TASKS, LossConfig, RewardModelConfig
@@ -43,9 +42,9 @@ from rl_caption.reward_models.task import EmbeddingTask, batch_targets
 from rl_caption.reward_models.teacher import Teacher
 from rl_caption.reward_models.trainable import train_only
 from rl_caption.reward_models.validation import embedding_validator
-from rl_caption.stage import CHECKED_IMAGES, Stage, open_stage
 from rl_caption.tracking import announce
-from rl_caption.trainer import Task
+from rl_caption.training.loop import Trainer
+from rl_caption.training.setup import CHECKED_IMAGES, Context, setup
 from rl_caption.types import TrainState
 
 TOWERS_OF: dict[str, tuple[Tower, ...]] = {
@@ -80,14 +79,14 @@ def train_reward_model(config: RewardModelConfig) -> TrainState:
     """
     check_config(config)
     towers = TOWERS_OF[config.task]
-    with open_stage(config) as stage:
-        teacher = None if config.task in CLIP_TASKS else _teacher(stage, config, towers)
-        model = _clip_model(config) if teacher is None else _student(stage, config, teacher)
-        check_batch_norm(model.network, config.train, stage.accelerator.num_processes)
+    with setup(config) as context:
+        teacher = None if config.task in CLIP_TASKS else _teacher(context, config, towers)
+        model = _clip_model(config) if teacher is None else _student(context, config, teacher)
+        check_batch_norm(model.network, config.train, context.accelerator.num_processes)
         if teacher is not None:
             _check_same_view(config, teacher, model)
-        positives = _positives(config, stage)
-        pixels, tokens = _inputs(stage, config, model, "text" in towers)
+        positives = _positives(config, context)
+        pixels, tokens = _inputs(context, config, model, "text" in towers)
         collate = PairCollate(
             pixels if "image" in towers else None,
             tokens if "text" in towers else None,
@@ -95,39 +94,41 @@ def train_reward_model(config: RewardModelConfig) -> TrainState:
             config.data.augment,
             config.train.seed,
             _short_captions(config),
-            _triplets(config, stage.train_rows),
+            _triplets(config, context.train_rows),
             config.train.plain_captions,
             positives,
         )
         is_specific = config.task == "specificity"
-        trainee = Trainee(
-            model=model.network,
-            validate=embedding_validator(
-                stage.accelerator,
-                model.network,
-                towers,
-                stage.val_rows,
-                pixels,
-                tokens,
-                config.eval.batch_size,
-                teacher,
-                validation_triplets(stage.val_rows, config.train.seed) if is_specific else None,
-            ),
-            export=model.export,
-            is_trained=model.is_trained,
-            decays=_decays(config.train.freeze_positions) if config.task in CLIP_TASKS else None,
-            metric=_metric(config),
-            metric_range="0 to 1" if len(towers) > 1 else "-1 to 1",
+        validate = embedding_validator(
+            context.accelerator,
+            model.network,
+            towers,
+            context.val_rows,
+            pixels,
+            tokens,
+            config.eval.batch_size,
+            teacher,
+            validation_triplets(context.val_rows, config.train.seed) if is_specific else None,
         )
         if teacher is not None:
-            teacher.prepare(stage.train_rows, config.train.captions, config.teacher.cache_mb * 2**20)
-
-        def task(network: nn.Module) -> Task:
-            target = batch_targets if is_specific else teacher
-            return EmbeddingTask(stage.accelerator, network, objective(config), target, config.task)
-
+            teacher.prepare(context.train_rows, config.train.captions, config.teacher.cache_mb * 2**20)
         signature = "" if teacher is None else f"{config.task}[{teacher.backbone.signature}]"
-        return fit(stage, trainee, task, collate, signature)
+        state = context.start(signature, _metric(config))
+        decays = _decays(config.train.freeze_positions) if config.task in CLIP_TASKS else None
+        network, optimizer = context.prepare(model.network, decays)
+        target = batch_targets if is_specific else teacher
+        return Trainer(
+            context,
+            EmbeddingTask(context.accelerator, network, objective(config), target, config.task),
+            network,
+            optimizer,
+            collate,
+            state,
+            validate=validate,
+            export=model.export,
+            metric_range="0 to 1" if len(towers) > 1 else "-1 to 1",
+            validate_first=model.is_trained,
+        ).fit()
 
 
 def _metric(config: RewardModelConfig) -> str:
@@ -152,15 +153,15 @@ def _short_captions(config: RewardModelConfig) -> Callable[[Row, str, int], str]
     return partial(short_caption, source=config.train.short_captions, seed=config.train.seed)
 
 
-def _positives(config: RewardModelConfig, stage: Stage) -> list[Tower]:
+def _positives(config: RewardModelConfig, context: Context) -> list[Tower]:
     """The kinds of positives that the loss reads, found to be there."""
     if config.task != "positive_augmented":
         return []
     weights: dict[Tower, float] = {"image": config.loss.positive_images, "text": config.loss.positive_captions}
     wanted = [kind for kind, weight in weights.items() if weight]
-    with stage.accelerator.main_process_first():  # the others then find the verdicts in the cache
+    with context.accelerator.main_process_first():  # the others then find the verdicts in the cache
         check_positives(
-            stage.train_rows, wanted, config.train.captions, config.data.check_images, stage.folder / CHECKED_IMAGES
+            context.train_rows, wanted, config.train.captions, config.data.check_images, context.folder / CHECKED_IMAGES
         )
     return wanted
 
@@ -199,18 +200,18 @@ def _weight(loss: LossConfig, name: str, default: float) -> float:
     return default if value is None else value
 
 
-def _teacher(stage: Stage, config: RewardModelConfig, towers: tuple[Tower, ...]) -> Teacher:
+def _teacher(context: Context, config: RewardModelConfig, towers: tuple[Tower, ...]) -> Teacher:
     wanted = config.teacher
     assert wanted.name is not None  # check_config
     try:
-        with stage.accelerator.main_process_first():  # which downloads, where that is needed
+        with context.accelerator.main_process_first():  # which downloads, where that is needed
             backbone = load_backbone(
-                wanted.name, wanted.pretrained, str(stage.accelerator.device), precision=wanted.precision,
+                wanted.name, wanted.pretrained, str(context.accelerator.device), precision=wanted.precision,
                 batch_size=wanted.batch_size,
             )  # fmt: skip
     except ValueError as error:
         raise ConfigError(f"teacher: {error}") from error
-    return Teacher(backbone, towers, stage.accelerator, bool(config.data.augment), wanted.cache_dir)
+    return Teacher(backbone, towers, context.accelerator, bool(config.data.augment), wanted.cache_dir)
 
 
 def _clip_model(config: RewardModelConfig) -> EmbeddingModel:
@@ -233,7 +234,7 @@ def _clip_model(config: RewardModelConfig) -> EmbeddingModel:
     )
 
 
-def _student(stage: Stage, config: RewardModelConfig, teacher: Teacher) -> EmbeddingModel:
+def _student(context: Context, config: RewardModelConfig, teacher: Teacher) -> EmbeddingModel:
     model, train, fingerprint = config.model, config.train, teacher.backbone.fingerprint
     if config.task == "distill_dual":
         folders: dict[Tower, str | None] = {"image": model.image_init, "text": model.text_init}
@@ -241,7 +242,7 @@ def _student(stage: Stage, config: RewardModelConfig, teacher: Teacher) -> Embed
         for kind, folder in folders.items():
             if folder is not None and tower_teacher(folder) is None:
                 announce(
-                    stage.accelerator,
+                    context.accelerator,
                     f"WARNING: model.{kind}_init {folder} does not say which teacher it was distilled from: it is "
                     "taken as it is, see to it that it was this one",
                 )
@@ -254,7 +255,7 @@ def _student(stage: Stage, config: RewardModelConfig, teacher: Teacher) -> Embed
     tower: Any = build_tower(kind, model.init, model.kwargs, teacher.width)
     if kind == "image" and train.freeze_patch_embed:
         frozen = copy_patch_embedding(tower, teacher.backbone.model)
-        announce(stage.accelerator, f"copied from the teacher and frozen: {', '.join(frozen)}")
+        announce(context.accelerator, f"copied from the teacher and frozen: {', '.join(frozen)}")
 
     def export(folder: Path) -> None:
         save_tower(tower, kind, folder, fingerprint)
@@ -281,17 +282,17 @@ def _check_same_view(config: RewardModelConfig, teacher: Teacher, model: Embeddi
 
 
 def _inputs(
-    stage: Stage, config: RewardModelConfig, model: EmbeddingModel, with_text: bool
+    context: Context, config: RewardModelConfig, model: EmbeddingModel, with_text: bool
 ) -> tuple[PixelCache, TokenCache]:
     from open_clip import SimpleTokenizer
 
     pixels = PixelCache(model.preprocessing, config.data.cache_mb * 2**20)
     tokens = TokenCache(SimpleTokenizer(context_length=model.context_length), model.context_length, model.trims)
-    references = [caption for row in stage.val_rows for caption in row["references"]]
+    references = [caption for row in context.val_rows for caption in row["references"]]
     cut = tokens.too_long(references) if with_text else 0
     if cut:
         announce(
-            stage.accelerator,
+            context.accelerator,
             f"{cut} of {len(references)} validation captions have more than {model.context_length} tokens (the model's "
             "context_length) and lose their end, as training captions do",
         )

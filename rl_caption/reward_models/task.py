@@ -18,10 +18,9 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from rl_caption.accumulation import backward_all
-from rl_caption.metrics import Averages
 from rl_caption.reward_models.batch import PairBatch
 from rl_caption.reward_models.objectives import Embeddings, Objective
+from rl_caption.training.accumulation import Averages, backward_all
 
 
 class Target(Protocol):

@@ -42,10 +42,10 @@ from rl_caption.evaluation.reward_scores import add_judges, check_judges
 from rl_caption.hacking.judges import build_judges
 from rl_caption.launch import RunLock, accelerator_kwargs, check_processes
 from rl_caption.precision import usable_precision
-from rl_caption.reward_columns import COLUMNS
 from rl_caption.run_folder import is_complete, refuse_other_run, remove_result, write_result, write_run_files
+from rl_caption.scst.scoring import COLUMNS
 from rl_caption.tracking import announce, append_line, drop_after
-from rl_caption.trainer import NonFiniteError
+from rl_caption.training.loop import NonFiniteError
 from rl_caption.trl.config import GrpoVlmConfig
 from rl_caption.trl.model import Vlm, caption_images, export, freeze_parameters, load_processor, load_vlm, lora_config
 from rl_caption.trl.rows import reward_functions, trl_dataset

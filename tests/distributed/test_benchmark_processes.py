@@ -15,7 +15,8 @@ pytestmark = pytest.mark.distributed
 
 
 def test_two_processes_are_compared_with_one() -> None:
-    multiprocessing.get_context("forkserver").set_forkserver_preload(["rl_caption.trainer", "benchmarks.processes"])
+    preloaded = ["rl_caption.training.loop", "benchmarks.processes"]
+    multiprocessing.get_context("forkserver").set_forkserver_preload(preloaded)
     shapes = Shapes(captioner={**SHAPE, "num_heads": 2}, words=40, regions=3, region_dim=6, samples=2, tokens=4)
     rows = list(processes.measure(Timing(repeats=1), images=2, shapes=shapes, method="forkserver"))
     assert [(row.name, row.baseline) for row in rows] == [

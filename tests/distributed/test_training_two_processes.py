@@ -99,7 +99,7 @@ def test_self_critical_training_takes_the_same_steps(
 @pytest.mark.parametrize(
     "kill",
     [
-        Kill("rl_caption.trainer:Trainer._step", 4),
+        Kill("rl_caption.training.loop:Trainer._step", 4),
         Kill("accelerate:Accelerator.save_state", 2, "after"),
         Kill("rl_caption.checkpoint:seal", 4, "after"),
         Kill("rl_caption.checkpoint:os.rename", 3, "after"),

@@ -142,7 +142,7 @@ def test_a_resumed_run_compares_with_the_same_start(
     start: Path, spoiled: tuple[Path, Ended], tmp_path: Path, step: int
 ) -> None:
     folder = tmp_path / "run"
-    killed = spoil(folder, start, Kill("rl_caption.trainer:Trainer._step", step))
+    killed = spoil(folder, start, Kill("rl_caption.training.loop:Trainer._step", step))
     assert killed.code < 0, killed.output
     ended = spoil(folder, start)
     assert ended.code == 0, ended.output

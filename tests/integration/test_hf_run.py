@@ -124,7 +124,7 @@ def test_adapters_are_resumed_bit_for_bit_and_exported_into_one_plain_model(
     options = {"model": model, "data": data, "train.lr": 0.03, "monitor": monitor}
     assert_ended(run(scst_config(whole, start, **options), whole, "scst"))
     killed = tmp_path / "killed"
-    third_step = Kill("rl_caption.trainer:Trainer._step", call=3)
+    third_step = Kill("rl_caption.training.loop:Trainer._step", call=3)
     assert run(scst_config(killed, start, **options), killed, "scst", kill=third_step).code == -9
     assert_ended(run(scst_config(killed, start, **options), killed, "scst"))
     assert_same_run(killed, whole)

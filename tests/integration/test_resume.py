@@ -31,9 +31,9 @@ from tests.training_for_tests import (
 # Six steps; validation and checkpoint at 2, 4, 6; export/best is written at 2 (new) and at 4 (replaced). So the
 # renames are: 1 export, 2 checkpoint, 3 old export away, 4 export, 5 checkpoint, 6 checkpoint, 7 pruned checkpoint.
 KILLS = {
-    "before the first step": Kill("rl_caption.trainer:Trainer._step", 1),
-    "in a step between checkpoints": Kill("rl_caption.trainer:Trainer._step", 4),
-    "after the update, before the log": Kill("rl_caption.trainer:Trainer._step", 5, "after"),
+    "before the first step": Kill("rl_caption.training.loop:Trainer._step", 1),
+    "in a step between checkpoints": Kill("rl_caption.training.loop:Trainer._step", 4),
+    "after the update, before the log": Kill("rl_caption.training.loop:Trainer._step", 5, "after"),
     "in the middle of a log line": Kill("rl_caption.tracking:append_line", 5, "half"),
     "before anything of the checkpoint": Kill("accelerate:Accelerator.save_state", 2),
     "in the middle of the weights": Kill("accelerate.utils.other:safe_save_file", 2, "half"),
@@ -55,7 +55,7 @@ KILLS = {
     "in the middle of removing the old export": Kill("rl_caption.checkpoint:shutil.rmtree", 1, "half"),
     "before env.json has its name": Kill("rewards.files:os.replace", 2),
     "before the captions of a validation have their name": Kill("rewards.files:os.replace", 3),
-    "before the result": Kill("rl_caption.trainer:write_result", 1),
+    "before the result": Kill("rl_caption.training.loop:write_result", 1),
 }
 CHECKPOINT_FILES = {
     "manifest.json",
@@ -129,9 +129,9 @@ def test_cross_entropy_killed_and_started_again(whole_xe: Path, tmp_path: Path, 
     "kill",
     [
         Kill("rewards.files:os.replace", 1),
-        Kill("rl_caption.trainer:Trainer._validate", 1, "after"),
-        Kill("rl_caption.trainer:Trainer._step", 4),
-        Kill("rl_caption.scoring:checked_scores", 3),
+        Kill("rl_caption.training.loop:Trainer._validate", 1, "after"),
+        Kill("rl_caption.training.loop:Trainer._step", 4),
+        Kill("rl_caption.scst.scoring:checked_scores", 3),
         Kill("accelerate:Accelerator.save_state", 1, "after"),
     ],
     ids=[
@@ -168,7 +168,7 @@ def test_a_signal_saves_ends_with_0_and_resumes_to_the_same_weights(
     whole_xe: Path, tmp_path: Path, step: int, number: int
 ) -> None:
     folder = tmp_path / "run"
-    stopped = run(xe_config(folder), folder, kill=Kill("rl_caption.trainer:Trainer._step", step, number=number))
+    stopped = run(xe_config(folder), folder, kill=Kill("rl_caption.training.loop:Trainer._step", step, number=number))
     assert stopped.code == 0, stopped.output
     assert f"terminated: checkpoint of step {step} saved" in stopped.output
     assert files(folder / f"checkpoints/step-{step:08d}") == CHECKPOINT_FILES
@@ -190,7 +190,7 @@ def test_a_chain_that_signals_stop_in_each_of_its_stages_goes_on(
     config = scst_config(tmp_path / "scst", tmp_path / "xe/export/best", **chain)
     # Steps of each call of the command: 3 of 6; the other 3, and 1 of 2 of the teacher; the other one, and 2 of 4.
     for steps, newest in ((3, "xe/checkpoints/step-00000003"), (4, "teacher/checkpoints/step-00000001"), (3, "scst")):
-        stop = Kill("rl_caption.trainer:Trainer._step", steps, number=signal.SIGTERM)
+        stop = Kill("rl_caption.training.loop:Trainer._step", steps, number=signal.SIGTERM)
         stopped = run(config, tmp_path / "scst", "scst", kill=stop)
         assert stopped.code == 0, stopped.output
         assert stopped.output.count("terminated: checkpoint of step") == 1

@@ -177,10 +177,10 @@ def test_validation_chooses_the_best_and_logs_the_teacher(trained: Path) -> None
 @pytest.mark.parametrize(
     ("stage", "kill"),
     [
-        ("teacher", Kill("rl_caption.trainer:Trainer._step", 4)),
+        ("teacher", Kill("rl_caption.training.loop:Trainer._step", 4)),
         ("image", Kill("accelerate:Accelerator.save_state", 2, "after")),
         ("dual", Kill("rl_caption.checkpoint:os.rename", 4, "after")),
-        ("pac", Kill("rl_caption.trainer:Trainer._step", 4)),
+        ("pac", Kill("rl_caption.training.loop:Trainer._step", 4)),
     ],
 )
 def test_killed_and_started_again(trained: Path, tmp_path: Path, stage: str, kill: Kill) -> None:

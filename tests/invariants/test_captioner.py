@@ -10,8 +10,8 @@ from rl_caption.captioners.caches import roomy_cache
 from rl_caption.captioners.decoding import Tokens
 from rl_caption.captioners.prefixes import different_prefixes
 from rl_caption.captioners.transformer import TransformerCaptioner
-from rl_caption.objectives import token_logprobs
-from rl_caption.rollout import sample_captions, sampling_noise
+from rl_caption.scst.logprobs import token_logprobs
+from rl_caption.scst.rollout import sample_captions, sampling_noise
 from rl_caption.types import CaptionBatch
 from tests.captioners_for_tests import REFERENCES, region_inputs, tiny_captioner, tiny_rows
 

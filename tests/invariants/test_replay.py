@@ -17,7 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from rl_caption.captioners import replay
 from rl_caption.captioners.base import CaptionerError, Decoding
 from rl_caption.captioners.replay import ReplayedGenerate
-from rl_caption.rollout import sampling_noise
+from rl_caption.scst.rollout import sampling_noise
 from tests.captioners_for_tests import region_inputs, tiny_captioner, tiny_rows
 from tests.hf_models_for_tests import FAMILIES, PROMPT, tiny_hf_captioner
 from tests.steps_for_tests import assert_equal_gradients, batches_of, gradient, scst_task

@@ -14,13 +14,14 @@ from accelerate.state import AcceleratorState
 from torch import Tensor
 
 from rewards.mixed import MixedReward
-from rl_caption.advantages import ADVANTAGES
 from rl_caption.captioners.base import caption_mask
 from rl_caption.captioners.transformer import TransformerCaptioner
-from rl_caption.cross_entropy import CrossEntropyTask, xe_loss
-from rl_caption.metrics import Averages
-from rl_caption.rollout import sample_captions
-from rl_caption.scst import SelfCriticalTask
+from rl_caption.scst.advantages import leave_one_out
+from rl_caption.scst.cross_entropy import CrossEntropyTask, xe_loss
+from rl_caption.scst.objectives import Reinforce
+from rl_caption.scst.rollout import sample_captions
+from rl_caption.scst.step import SelfCriticalTask
+from rl_caption.training.accumulation import Averages
 from rl_caption.types import CaptionBatch
 from tests.captioners_for_tests import tiny_captioner
 from tests.steps_for_tests import LENGTH, WordCount, assert_equal_gradients, batches_of, gradient, norm, scst_task
@@ -179,7 +180,9 @@ def naive_loss(captioner: TransformerCaptioner, task: SelfCriticalTask, batch: C
                     with torch.no_grad():
                         reference = allowed_logprobs(captioner, task.ref_policy, one, prefix, task.decoding.temperature)
                     kl = kl + 0.5 * (logprobs[ids[position]] - reference[ids[position]]) ** 2
-    loss = policy / (tokens if task.loss_reduction == "token" else captions) + task.kl_coef * kl / tokens
+    assert isinstance(task.objective, Reinforce)
+    loss = policy / (tokens if task.objective.loss_reduction == "token" else captions)
+    loss = loss + task.objective.kl_coef * kl / tokens
     return loss + task.xe_weight * naive_cross_entropy(captioner, batch)
 
 
@@ -260,7 +263,7 @@ def test_one_step_raises_the_likelihood_of_what_scored_above_the_others() -> Non
     captioner.policy.eval()
     rollout = sample_captions(captioner, captioner.policy, batch, task.decoding, 0, 0)
     scores = torch.tensor([WordCount()(None, texts) for texts in rollout.texts])
-    advantages = ADVANTAGES["leave_one_out"](scores, None)
+    advantages = leave_one_out(scores)
     assert torch.equal(rollout.mask, caption_mask(rollout.token_ids, captioner.eos_token_id))
 
     @torch.no_grad()

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from rl_caption.advantages import ADVANTAGES, NEEDS_GREEDY, greedy, group_norm, leave_one_out, mean, none
+from rl_caption.scst.advantages import greedy, group_norm, leave_one_out, mean, needs_greedy, none
+from rl_caption.scst.registry import ADVANTAGES, build_advantage
 
 REWARDS = torch.tensor([[1.0, 2.0, 6.0], [0.5, 0.5, 0.5]])
 
@@ -38,8 +39,8 @@ def test_none_is_the_reward():
 @pytest.mark.parametrize("name", ["greedy", "leave_one_out", "mean", "group_norm"])
 def test_a_constant_added_to_every_reward_changes_nothing(name):
     baseline = torch.tensor([2.0, 0.25])
-    plain = ADVANTAGES[name](REWARDS, baseline)
-    shifted = ADVANTAGES[name](REWARDS + 3.0, baseline + 3.0)
+    plain = build_advantage(name, {})(REWARDS, baseline)
+    shifted = build_advantage(name, {})(REWARDS + 3.0, baseline + 3.0)
     assert torch.allclose(plain, shifted, atol=1e-6)
 
 
@@ -47,7 +48,7 @@ def test_a_constant_added_to_every_reward_changes_nothing(name):
 @pytest.mark.parametrize("samples", [2, 3, 5, 6, 7, 16])
 def test_equal_rewards_have_no_advantage_at_all(name, samples):
     rewards = torch.rand(200, 1, generator=torch.Generator().manual_seed(0)).expand(-1, samples)
-    advantages = ADVANTAGES[name](rewards, rewards[:, 0])
+    advantages = build_advantage(name, {})(rewards, rewards[:, 0])
     assert advantages.dtype == torch.float32
     assert not advantages.any()
 
@@ -59,10 +60,10 @@ def test_without_a_baseline_a_constant_does_change_them():
 @pytest.mark.parametrize("name", ["leave_one_out", "group_norm"])
 def test_one_sample_has_no_group(name):
     with pytest.raises(ValueError, match="num_samples of at least 2"):
-        ADVANTAGES[name](torch.ones(2, 1), None)
+        build_advantage(name, {})(torch.ones(2, 1), None)
 
 
 def test_greedy_without_greedy_rewards_is_an_error():
-    assert {"greedy"} == NEEDS_GREEDY
+    assert [name for name in ADVANTAGES if needs_greedy(build_advantage(name, {}))] == ["greedy"]
     with pytest.raises(ValueError, match="greedy captions"):
         greedy(REWARDS, None)

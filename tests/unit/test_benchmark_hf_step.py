@@ -13,7 +13,7 @@ from benchmarks import hf_step
 from benchmarks.harness import Timing
 from benchmarks.scst_step import PHASES, Bench
 from rl_caption.captioners.base import Decoding
-from rl_caption.rollout import sample_captions
+from rl_caption.scst.rollout import sample_captions
 from rl_caption.types import CaptionBatch
 from tests.hf_models_for_tests import SIDE, save_model
 

@@ -86,7 +86,7 @@ def test_no_file_is_all_defaults() -> None:
         (["--config", "F", "--config", "F"], "--config is given twice"),
         (["--config=F", "--config", "F"], "--config is given twice"),
         (["--config", "F", "--train.lrr", "1"], "--train.lrr"),
-        (["--config", "F", "--train.advantage", "best"], "leave_one_out"),
+        (["--config", "F", "--train.loss_reduction", "best"], "sequence"),
         (["--config", "F", "--train.batch_size", "many"], "train.batch_size"),
         (["--config", "/nowhere/a.yaml"], "/nowhere/a.yaml"),
     ],

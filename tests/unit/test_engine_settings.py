@@ -22,7 +22,7 @@ from rl_caption.engines import (
     settle_engine,
 )
 from rl_caption.reward_models.config import RewardModelConfig
-from rl_caption.stage import _check_sharding
+from rl_caption.training.setup import _check_sharding
 
 DEEPSPEED, FSDP = "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP"
 

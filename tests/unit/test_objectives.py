@@ -6,15 +6,9 @@ import pytest
 import torch
 
 from rl_caption.captioners.base import FORBIDDEN_LOGIT, caption_mask
-from rl_caption.objectives import (
-    cross_entropy_sum,
-    kl_penalty,
-    kl_to_reference,
-    policy_gradient_sum,
-    reduction_count,
-    token_logprobs,
-    token_logprobs_and_entropy,
-)
+from rl_caption.scst.cross_entropy import cross_entropy_sum
+from rl_caption.scst.logprobs import token_logprobs, token_logprobs_and_entropy
+from rl_caption.scst.objectives import kl_penalty, kl_to_reference, policy_gradient_sum, reduction_count
 
 EOS = 2
 
@@ -38,7 +32,7 @@ def test_policy_gradient_equals_a_loop(tokens):
             for position in range(4):
                 if mask[image, sample, position]:
                     expected -= float(advantages[image, sample] * logprobs[image, sample, position])
-    assert float(policy_gradient_sum(logprobs[mask], advantages, mask)) == pytest.approx(expected, rel=1e-5)
+    assert float(policy_gradient_sum(logprobs, advantages, mask)) == pytest.approx(expected, rel=1e-5)
 
 
 def test_reductions_count_tokens_or_captions(tokens):
@@ -51,7 +45,7 @@ def test_a_better_sample_becomes_more_likely():
     logits = torch.zeros(1, 2, 1, 6, requires_grad=True)
     ids = torch.tensor([[[4], [5]]])
     mask = torch.ones(1, 2, 1, dtype=torch.bool)
-    policy_gradient_sum(token_logprobs(logits, ids)[mask], torch.tensor([[1.0, -1.0]]), mask).backward()
+    policy_gradient_sum(token_logprobs(logits, ids), torch.tensor([[1.0, -1.0]]), mask).backward()
     assert logits.grad[0, 0, 0, 4] < 0 < logits.grad[0, 1, 0, 5]
 
 
@@ -63,7 +57,7 @@ def test_temperature_scales_the_logits():
 
 @pytest.mark.parametrize("rows", [1, 2, 100])
 def test_logprobs_and_their_gradient_equal_torchs_own_some_rows_at_a_time(rows, monkeypatch):
-    monkeypatch.setattr("rl_caption.objectives.CHUNK", rows * 7)
+    monkeypatch.setattr("rl_caption.scst.logprobs.CHUNK", rows * 7)
     logits = (5 * torch.randn(2, 3, 4, 7, dtype=torch.float64)).requires_grad_()
     ids = torch.randint(0, 7, (2, 3, 4))
     assert torch.autograd.gradcheck(lambda x: token_logprobs(x, ids, 1.7), logits)
@@ -90,7 +84,7 @@ def test_logits_far_from_zero_lose_no_digits():
 
 
 def test_tokens_may_share_a_row_of_logits(monkeypatch):
-    monkeypatch.setattr("rl_caption.objectives.CHUNK", 2 * 7)
+    monkeypatch.setattr("rl_caption.scst.logprobs.CHUNK", 2 * 7)
     logits = (5 * torch.randn(5, 7, dtype=torch.float64)).requires_grad_()
     ids, place = torch.tensor([3, 3, 6, 0, 1, 2]), torch.tensor([4, 4, 4, 0, 2, 2])  # row 1 is nobody's
     assert torch.autograd.gradcheck(lambda x: token_logprobs(x, ids, 1.7, place), logits)

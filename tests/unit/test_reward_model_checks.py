@@ -138,7 +138,7 @@ def test_mistakes_are_found_before_the_data(
     def too_late(_: RewardModelConfig) -> None:
         raise AssertionError("the data is checked first")
 
-    monkeypatch.setattr(program, "open_stage", too_late)
+    monkeypatch.setattr(program, "setup", too_late)
     with pytest.raises(ConfigError, match=message.replace("(", r"\(")):
         program.train_reward_model(config)
 

@@ -15,7 +15,7 @@ from rl_caption.reward_models import validation
 from rl_caption.reward_models.batch import PixelCache, TokenCache
 from rl_caption.reward_models.retrieval import retrieval_recall
 from rl_caption.reward_models.validation import embedding_validator
-from rl_caption.trainer import NonFiniteError
+from rl_caption.training.loop import NonFiniteError
 from tests.clip_for_tests import Drawn
 
 

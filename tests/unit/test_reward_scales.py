@@ -15,7 +15,7 @@ from rewards.base import RewardError
 from rewards.mixed import MixedReward
 from rewards.registry import build
 from rl_caption.captioners.base import Decoding
-from rl_caption.reward_scales import (
+from rl_caption.scst.reward_scales import (
     IMAGES,
     reference_scores,
     sample_scores,

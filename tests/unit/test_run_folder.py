@@ -119,3 +119,16 @@ def test_files_of_a_run(tmp_path: Path) -> None:
     assert not is_complete(folder)
     write_result(folder, {"global_step": 3})
     assert is_complete(folder)
+
+
+def test_a_key_that_an_older_version_did_not_write_has_its_default(tmp_path: Path) -> None:
+    config = ScstConfig()
+    old = json.loads(json.dumps(asdict(config)))
+    for key in ("objective", "objective_kwargs", "advantage_kwargs"):
+        del old["train"][key]
+    old["reward"]["terms"] = {"rouge_l": {"weight": 1.0, "target": None, "kwargs": {}}}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(old))
+    config.reward.terms = {"rouge_l": RewardTerm()}
+    assert changed_keys(tmp_path / "config.yaml", config) == []
+    config.train.advantage_kwargs = {"epsilon": 1}
+    assert "train.advantage_kwargs.epsilon: None -> 1" in changed_keys(tmp_path / "config.yaml", config)

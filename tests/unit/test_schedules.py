@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rl_caption.schedules import make_schedule, schedule_factor, steps_between_decays
+from rl_caption.training.schedules import make_schedule, schedule_factor, steps_between_decays
 
 
 @pytest.mark.parametrize("kind", ["constant", "linear", "cosine", "step", "noam"])

@@ -16,9 +16,10 @@ from accelerate.state import AcceleratorState
 from torch import nn
 
 from rl_caption.checkpoint import CheckpointError, load_checkpoint
-from rl_caption.metrics import Averages
-from rl_caption.schedules import make_schedule
-from rl_caption.trainer import NonFiniteError, Trainer
+from rl_caption.config import CaptionEvalConfig, RunConfig, XeConfig, XeTrainConfig
+from rl_caption.training.accumulation import Averages
+from rl_caption.training.loop import NonFiniteError, Trainer
+from rl_caption.training.setup import Context
 from rl_caption.types import CaptionBatch, TrainState, Validation
 
 
@@ -55,22 +56,32 @@ def make_trainer(
         (path / "score").write_text(str(len(exported)))
         exported.append(path)
 
-    rows = [{"image_id": f"i{index}", "image": "", "references": []} for index in range(100)]
-    values: dict[str, Any] = {"lr": 1.0, "max_steps": 4, "eval_every": 100, "save_every": 100, "validate_first": False}
-    values |= {"schedule": make_schedule("constant", 0, 4, 0.8, 10), "state": TrainState(), "log_every": 1} | options
+    rows: Any = [{"image_id": f"i{index}", "image": "", "references": []} for index in range(100)]
+    given = {"lr": 1.0, "max_steps": 4, "eval_every": 100, "save_every": 100, "log_every": 1} | options
+    state, schedule = given.pop("state", None), given.pop("schedule", None)
+    validate_first = given.pop("validate_first", False)
+    config = XeConfig(
+        eval=CaptionEvalConfig(every=given.pop("eval_every"), patience=given.pop("patience", None)),
+        run=RunConfig(
+            dir=str(folder),
+            **{key: given.pop(key) for key in ("save_every", "log_every", "log_samples") if key in given},
+        ),
+        train=XeTrainConfig(batch_size=2, micro_batch_size=1, **given),
+    )
     trainer = Trainer(
-        accelerator=accelerator,
-        task=task,
-        model=model,
-        parameters=list(model.parameters()),
-        optimizer=optimizer,
-        loader=[CaptionBatch(rows[index : index + 1], {}) for index in range(100)],  # type: ignore[arg-type]
-        micro_batches=2,
-        folder=folder,
+        Context(config, accelerator, rows, rows, micro_batch_size=1),
+        task,
+        model,
+        optimizer,
+        collate=list,
+        state=state or TrainState(metric="val/cider"),
         validate=lambda step, logged: Validation({"val/cider": remaining.pop(0) if remaining else 0.0}),
         export=export,
-        **values,
+        validate_first=validate_first,
     )
+    trainer.loader = [CaptionBatch(rows[index : index + 1], {}) for index in range(100)]
+    if schedule is not None:
+        trainer.schedule = schedule
     return trainer, task, exported
 
 
@@ -172,7 +183,7 @@ def test_a_complete_run_that_goes_on_is_not_complete_until_its_new_end(tmp_path:
 
 
 def test_a_finished_state_takes_no_step(tmp_path: Path) -> None:
-    trainer, task, _ = make_trainer(tmp_path, state=TrainState(global_step=4, best_metric=0.5, best_step=2))
+    trainer, task, _ = make_trainer(tmp_path, state=TrainState(4, "val/cider", best_metric=0.5, best_step=2))
     trainer.fit()
     assert task.seen == []
 

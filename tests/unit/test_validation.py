@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from rl_caption import validation
 from rl_caption.captioners.base import Decoding
 from rl_caption.cli import parse
 from rl_caption.config import XeConfig
+from rl_caption.training import validation
 from tests.captions_for_tests import CAPTIONS, REFERENCES
 
 
@@ -33,14 +33,14 @@ def test_validation_decodes_as_configured(
         return {key: (text, True) for key, text in CAPTIONS.items()}
 
     monkeypatch.setattr(validation, "decode_rows", decoded)
-    stage: Any = SimpleNamespace(
+    context: Any = SimpleNamespace(
         config=parse(XeConfig, words, "test"),
         val_rows=[{"image_id": key, "references": texts} for key, texts in REFERENCES.items()],
         accelerator=SimpleNamespace(is_main_process=True),
         folder=tmp_path,
     )
     captioner: Any = SimpleNamespace(policy=None)
-    found = validation.caption_validator(stage, captioner, 20)(0, {})
+    found = validation.CaptionValidator(context, captioner, 20)(0, {})
     assert found.metrics["val/cider"] > 0
     assert [(decoding.num_beams, decoding.length_penalty, decoding.max_new_tokens) for decoding in seen] == [
         (*expected, 20)

@@ -1,16 +1,24 @@
 """Advantages of sampled captions: how much better than its baseline a sample scored. Pure functions of tensors.
 
+An advantage sees the B images of a whole step, of all micro-batches and processes, in the order of the step's batch.
+
 Means are taken in float64, where those of equal float32 rewards are exact: a group of equal rewards has advantage 0,
 not 1e-7, of which Adam would make a whole step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+import torch
+from accelerate import Accelerator
 from torch import Tensor
 
+from rl_caption.types import Scores
+
 AdvantageFn = Callable[[Tensor, Tensor | None], Tensor]
+"""(rewards [B, K], rewards of the greedy captions [B] or None) -> advantages [B, K]. Where it has a true attribute
+``needs_greedy``, greedy captions are decoded."""
 
 
 def greedy(rewards: Tensor, greedy_rewards: Tensor | None) -> Tensor:
@@ -70,11 +78,29 @@ def _centred(rewards: Tensor) -> Tensor:
     return rewards.double() - rewards.double().mean(1, keepdim=True)
 
 
-ADVANTAGES: dict[str, AdvantageFn] = {
-    "greedy": greedy,
-    "leave_one_out": leave_one_out,
-    "mean": mean,
-    "group_norm": group_norm,
-    "none": none,
-}
-NEEDS_GREEDY = frozenset({"greedy"})
+def needs_greedy(advantage: AdvantageFn) -> bool:
+    """Whether an advantage asks for the rewards of the greedy captions."""
+    return advantage is greedy or bool(getattr(advantage, "needs_greedy", False))
+
+
+def step_advantages(advantage: AdvantageFn, scores: Sequence[Scores], accelerator: Accelerator) -> list[Tensor]:
+    """Advantages [B, K] of each of this process's micro-batches. Called by every process.
+
+    Every process computes those of all images of the step, gathered in the order of the step's batch, and keeps its
+    own: they do not depend on how the step is split.
+
+    Raises:
+        ValueError: ``advantage`` returned another shape.
+    """
+    rewards = torch.cat([score.samples for score in scores])
+    baselines = [score.greedy for score in scores if score.greedy is not None]
+    greedy_rewards = torch.cat(baselines) if baselines else None
+    first, images = accelerator.process_index * len(rewards), len(rewards)  # every process has as many
+    if accelerator.num_processes > 1:
+        rewards = accelerator.gather(rewards.to(accelerator.device)).cpu()
+        if greedy_rewards is not None:
+            greedy_rewards = accelerator.gather(greedy_rewards.to(accelerator.device)).cpu()
+    advantages = advantage(rewards, greedy_rewards)
+    if advantages.shape != rewards.shape:
+        raise ValueError(f"the advantages of rewards {list(rewards.shape)} have the shape {list(advantages.shape)}")
+    return list(advantages[first : first + images].split([len(score.samples) for score in scores]))

@@ -11,11 +11,30 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from rl_caption.accumulation import backward_all, global_count
-from rl_caption.captioners.base import Captioner
-from rl_caption.metrics import Averages
-from rl_caption.objectives import cross_entropy_sum
+from rl_caption.captioners.base import FORBIDDEN_LOGIT, Captioner
+from rl_caption.training.accumulation import Averages, backward_all, global_count
 from rl_caption.types import CaptionBatch
+
+
+def cross_entropy_sum(logits: Tensor, token_ids: Tensor, mask: Tensor, label_smoothing: float = 0.0) -> Tensor:
+    """Cross-entropy with label smoothing (Szegedy et al. 2016), summed over tokens.
+
+    Args:
+        logits: [P, V]; forbidden tokens stand at ``FORBIDDEN_LOGIT`` and take no smoothing mass.
+        token_ids: [P] tokens of references.
+        mask: [P], True for the tokens to learn.
+        label_smoothing: share of the target spread evenly over the tokens that are not forbidden.
+
+    Returns:
+        Scalar, in nats.
+    """
+    logprobs = logits.log_softmax(-1)
+    target = logprobs.gather(-1, token_ids.unsqueeze(-1)).squeeze(-1)
+    if label_smoothing:
+        allowed = logits > FORBIDDEN_LOGIT
+        spread = torch.where(allowed, logprobs, 0.0).sum(-1) / allowed.sum(-1)
+        target = (1 - label_smoothing) * target + label_smoothing * spread
+    return -(target * mask).sum()
 
 
 def xe_loss(

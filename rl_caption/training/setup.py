@@ -1,9 +1,16 @@
-"""What every training starts from: an accelerator, a locked run folder, checked data, perhaps a checkpoint."""
+"""What every training starts from: an accelerator, a locked run folder, checked data, perhaps a checkpoint.
+
+with setup(config) as context:
+    state = context.start(signature)
+    model, optimizer = context.prepare(policy)
+    Trainer(context, task, model, optimizer, ...).fit()
+"""
 
 from __future__ import annotations
 
+import copy
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,23 +18,22 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import set_seed
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from rewards.files import remove_leftovers
-from rl_caption.build import (
-    ConfigError,
-    build_accelerator,
-    build_data,
-    checked_splits,
-    usable_split,
-)
-from rl_caption.checkpoint import CheckpointError, read_state
+from rl_caption.build import ConfigError, build_accelerator, build_data, checked_splits, usable_split
+from rl_caption.checkpoint import CheckpointError, load_checkpoint, read_errors, read_state
 from rl_caption.config_checks import check
 from rl_caption.data.base import Row
 from rl_caption.data.order import micro_batch_size
-from rl_caption.engines import EngineError, engine_of, fill_deepspeed_config
+from rl_caption.engines import EngineError, engine_of, fill_deepspeed_config, prepare
 from rl_caption.launch import RunLock
 from rl_caption.reward_models.config import RewardModelConfig, TrainingConfig
-from rl_caption.run_folder import find_checkpoint
+from rl_caption.run_folder import find_checkpoint, write_run_files
+from rl_caption.sharded_state import OPTIMIZER, Moments, load_weights, read_moments
+from rl_caption.tracking import announce
 from rl_caption.types import TrainState
 
 CHECKED_IMAGES = ".checked_images.json"
@@ -35,7 +41,7 @@ CHECKED_IMAGES = ".checked_images.json"
 
 
 @dataclass(frozen=True)
-class Stage:
+class Context:
     """Everything that is ready before there is a model.
 
     Attributes:
@@ -51,7 +57,7 @@ class Stage:
     train_rows: Sequence[Row]
     val_rows: Sequence[Row]
     micro_batch_size: int
-    checkpoint: Path | None
+    checkpoint: Path | None = None
 
     @property
     def folder(self) -> Path:
@@ -73,12 +79,32 @@ class Stage:
         """What a run's signature describes, for messages."""
         return "teacher" if isinstance(self.config, RewardModelConfig) else "reward"
 
-    def state(self, signature: str) -> TrainState:
-        """Counters to start from, or those of the checkpoint.
+    def start(self, signature: str = "", metric: str = "val/cider", notes: dict[str, Any] | None = None) -> TrainState:
+        """Counters to start from, or those of the checkpoint; write the run's files and start its trackers.
+
+        Args:
+            signature: what the reward's, or a teacher's, numbers depend on; a resumed run must have the same.
+            metric: which of validation's metrics chooses the best model.
+            notes: what validation keeps between validations; the checkpoint's are put into it.
 
         Raises:
             CheckpointError: the checkpoint is of another reward or teacher, and ``run.resume`` is not ``true``.
         """
+        state = self._state(signature)
+        notes = {} if notes is None else notes
+        notes.update(state.notes)
+        state.notes = notes
+        if state.metric not in ("", metric) and state.global_step < self.max_steps:
+            announce(self.accelerator, f"{metric} chooses the best model from here on, in place of {state.metric}")
+            state.best_metric, state.best_step, state.evaluations_without_gain = None, None, 0
+        state.metric = metric
+        if self.accelerator.is_main_process:
+            extra = {"signature": signature, "processes": self.accelerator.num_processes}
+            write_run_files(self.config, extra)
+        self.accelerator.init_trackers(self.folder.name, config={"signature": signature})
+        return state
+
+    def _state(self, signature: str) -> TrainState:
         state = read_state(self.checkpoint) if self.checkpoint else TrainState(signature=signature)
         if state.signature != signature and self.config.run.resume not in (True, "true"):
             raise CheckpointError(
@@ -90,9 +116,60 @@ class Stage:
             state.stopped = None
         return state
 
+    def prepare(
+        self, model: nn.Module, decays: Callable[[str, Tensor], bool] | None = None
+    ) -> tuple[nn.Module, Optimizer]:
+        """The model as trained by all processes, and AdamW over its parameters that require a gradient.
+
+        Both are those of the checkpoint, if there is one, and so are the random states.
+
+        Args:
+            model: what is trained.
+            decays: from name and parameter to whether ``train.weight_decay`` applies to it; None applies it to all.
+        """
+        train = self.config.train
+        groups = parameter_groups(model, train.weight_decay, decays)
+        optimizer: Any = torch.optim.AdamW(groups, lr=train.lr, betas=train.betas)
+        moments = self._read_before_sharding(model, optimizer)
+        model, optimizer = prepare(self.accelerator, model, optimizer)
+        model.train()
+        set_seed(train.seed, device_specific=True)  # weights are equal everywhere by now; dropout is to differ
+        if self.checkpoint:
+            load_checkpoint(self.accelerator, self.checkpoint, model, optimizer, moments)
+        return model, optimizer
+
+    def unsharded_copy(self, model: nn.Module) -> nn.Module | None:
+        """On the main process under FSDP a copy to be exported, to be made before ``prepare``; elsewhere None.
+
+        FSDP's modules write no state of their own. The copy never leaves the CPU.
+        """
+        copies = engine_of(self.accelerator) == "fsdp2" and self.accelerator.is_main_process
+        return copy.deepcopy(model) if copies else None
+
+    def _read_before_sharding(self, model: nn.Module, optimizer: Optimizer) -> Moments | None:
+        """Weights into the model, and the optimizer's moments, where the checkpoint or this training is sharded."""
+        path = self.checkpoint
+        if path is None or (engine_of(self.accelerator) == "plain" and not (path / OPTIMIZER).is_file()):
+            return None
+        with read_errors(path):
+            moments = read_moments(path, model, optimizer)
+            load_weights(model, path)
+        return moments
+
+
+def parameter_groups(
+    model: nn.Module, weight_decay: float, decays: Callable[[str, Tensor], bool] | None
+) -> list[dict[str, Any]]:
+    """Parameters that require a gradient, with and without weight decay; groups without any are left out."""
+    trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    decayed = [value for name, value in trained.items() if decays is None or decays(name, value)]
+    others = [value for name, value in trained.items() if decays is not None and not decays(name, value)]
+    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]
+
 
 @contextmanager
-def open_stage(config: TrainingConfig) -> Iterator[Stage]:
+def setup(config: TrainingConfig) -> Iterator[Context]:
     """Check everything that can be checked before long work starts, and hold the run folder's lock meanwhile.
 
     Raises:
@@ -112,7 +189,7 @@ def open_stage(config: TrainingConfig) -> Iterator[Stage]:
         with accelerator.main_process_first():  # it clears away what a killed save left; the others then find order
             checkpoint = find_checkpoint(config)
         train_rows, val_rows = _rows(config, accelerator)
-        yield Stage(config, accelerator, train_rows, val_rows, micro, checkpoint)
+        yield Context(config, accelerator, train_rows, val_rows, micro, checkpoint)
 
 
 def _check_sharding(config: TrainingConfig, accelerator: Accelerator, micro: int) -> None:

@@ -5,18 +5,15 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader
 
 from rl_caption.checkpoint import (
     newest_checkpoint,
@@ -26,13 +23,16 @@ from rl_caption.checkpoint import (
     save_checkpoint,
     write_errors,
 )
-from rl_caption.engines import deepspeed_step, engine_of, first_non_finite, whole_weights
+from rl_caption.data.loader import row_loader
+from rl_caption.data.order import micro_batches
+from rl_caption.engines import deepspeed_step, engine_of, first_non_finite, whole_numel, whole_weights
 from rl_caption.launch import stop_requests
-from rl_caption.metrics import Averages
 from rl_caption.run_folder import remove_result, write_result
-from rl_caption.schedules import Schedule
 from rl_caption.sharded_state import whole_state
-from rl_caption.tracking import RunLog
+from rl_caption.tracking import RunLog, announce
+from rl_caption.training.accumulation import Averages
+from rl_caption.training.schedules import make_schedule, steps_between_decays
+from rl_caption.training.setup import Context
 from rl_caption.types import Batch, TrainState, Validation
 
 MOST_SKIPPED = 24
@@ -56,62 +56,50 @@ class Task(Protocol):
 
 @dataclass
 class Trainer:
-    """Runs a task for ``max_steps`` optimizer steps.
+    """Runs a task for the optimizer steps of a run.
 
     Args:
-        accelerator: devices, processes, mixed precision.
+        context: configuration, processes and data of the run (``training.setup``).
         task: computes the gradients.
-        parameters: what is trained.
-        optimizer: as prepared by the accelerator.
-        loader: this process's micro-batches from ``state.global_step`` on.
-        micro_batches: micro-batches of one step.
-        schedule: factor of ``lr`` at a step.
-        lr: peak learning rate.
-        max_steps: optimizer steps of the whole run.
-        folder: the run's folder.
+        model, optimizer: as prepared by the context.
+        collate: (row, step) pairs to a micro-batch.
         state: counters to start from.
         validate: judges the model as it is at a step; it is also told what the newest step of this program logged.
-        metric: which of validation's metrics chooses the best model; higher is better.
-        metric_range: its range, for log lines.
+            Called by every process.
         export: writes the model to a folder.
-        grad_clip_norm, grad_clip_value: see ``TrainConfig``.
-        eval_every, save_every, log_every: optimizer steps.
-        keep_checkpoints: newest ones kept.
-        patience: validations without gain before the run ends early; None never does.
-        log_samples: images written to ``samples.jsonl`` at every log line.
+        metric_range: of the metric that chooses the best model (``state.metric``; higher is better), for log lines.
         validate_first: validate before the first step, where the model to start from is a trained one.
-        model: as prepared; needed where an engine shards it.
         whole: on the main process, the copy that ``export`` writes, where the model itself cannot be written.
     """
 
-    accelerator: Accelerator
+    context: Context
     task: Task
-    parameters: list[Tensor]
+    model: nn.Module
     optimizer: Optimizer
-    loader: DataLoader
-    micro_batches: int
-    schedule: Schedule
-    lr: float
-    max_steps: int
-    folder: Path
+    collate: Callable[[Any], Any]
     state: TrainState
     validate: Callable[[int, Mapping[str, float]], Validation]
     export: Callable[[Path], None]
-    metric: str = "val/cider"
     metric_range: str = "0 to 10"
-    grad_clip_norm: float | None = 1.0
-    grad_clip_value: float | None = None
-    eval_every: int = 1000
-    save_every: int = 1000
-    log_every: int = 10
-    keep_checkpoints: int = 2
-    patience: int | None = None
-    log_samples: int = 2
     validate_first: bool = True
-    model: nn.Module | None = None
     whole: nn.Module | None = None
-    _newest: Mapping[str, float] = field(default_factory=dict, init=False)
-    _skipped: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        context, train, run = self.context, self.context.config.train, self.context.config.run
+        self.accelerator, self.folder, self.max_steps = context.accelerator, context.folder, context.max_steps
+        self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        size, micro, step = train.batch_size, context.micro_batch_size, self.state.global_step
+        rank, processes = self.accelerator.process_index, self.accelerator.num_processes
+        self.micro_batches = size // (micro * processes)
+        order = micro_batches(len(context.train_rows), size, micro, rank, processes, train.seed, step)
+        workers = context.config.data.num_workers
+        self.loader: Iterable[Any] = row_loader(context.train_rows, self.collate, order, workers)
+        decay_every = steps_between_decays(train.decay_every, train.decay_epochs, context.steps_per_epoch)
+        self.schedule = make_schedule(train.schedule, train.warmup_steps, self.max_steps, train.decay, decay_every)
+        self.eval_every = context.config.eval.every or context.steps_per_epoch
+        self.save_every = run.save_every or self.eval_every
+        self._newest: Mapping[str, float] = {}
+        self._skipped = 0
 
     def fit(self) -> TrainState:
         """Train to ``max_steps``, to the end of patience, or to SIGTERM, SIGINT or SIGHUP (which
@@ -123,6 +111,13 @@ class Trainer:
             CheckpointError: a checkpoint cannot be written.
             RewardError: a reward failed.
         """
+        self._announce()
+        self._train()
+        for tracker in self.accelerator.trackers:
+            tracker.finish()
+        return self.state
+
+    def _train(self) -> None:
         log = RunLog(self.accelerator, self.folder, self.task.name, self.state.global_step, self.max_steps)
         batches = iter(self.loader)
         if self.accelerator.is_main_process and not self._finished():
@@ -140,27 +135,41 @@ class Trainer:
                         log.message(
                             f"terminated: checkpoint of step {self.state.global_step} saved, start again to go on"
                         )
-                        return self.state
+                        return
         finally:
             log.close()
         if self.accelerator.is_main_process:
             newest = newest_checkpoint(self.folder / "checkpoints")
             if newest is not None:  # the last save may have been killed before it pruned
-                prune(newest.parent, self.keep_checkpoints, newest)
+                prune(newest.parent, self.context.config.run.keep_checkpoints, newest)
             write_result(self.folder, asdict(self.state))
         self.accelerator.wait_for_everyone()  # whoever asks next whether the run is complete finds the result
         if self.state.stopped is not None:
             log.message(f"stopped at step {self.state.global_step} of {self.max_steps}: {self.state.stopped}")
         log.message(
-            f"done: best {self.metric} {self.state.best_metric:.4f} ({self.metric_range}) at step "
+            f"done: best {self.state.metric} {self.state.best_metric:.4f} ({self.metric_range}) at step "
             f"{self.state.best_step}, model in {self.folder / 'export' / 'best'}"
         )
-        return self.state
+
+    def _announce(self) -> None:
+        context, accelerator = self.context, self.accelerator
+        engine = "" if engine_of(accelerator) == "plain" else f"engine {engine_of(accelerator)}, "
+        announce(
+            accelerator,
+            f"{self.task.name}: {sum(map(whole_numel, self.parameters)):,} trained parameters, "
+            f"{len(context.train_rows)} training and {len(context.val_rows)} validation images, "
+            f"{accelerator.num_processes} process(es) on {accelerator.device}, {engine}{self.micro_batches} x "
+            f"{context.micro_batch_size} images a step and process, {self.max_steps} steps into {self.folder}",
+        )
+        if self.state.signature:
+            announce(accelerator, f"{context.signature_of} signature: {self.state.signature}")
+        if context.checkpoint:
+            announce(accelerator, f"going on from {context.checkpoint}")
 
     def _step(self, batches: list[Batch]) -> dict[str, float]:
         started = time.perf_counter()
         step = self.state.global_step
-        lr = self.lr * self.schedule(step)
+        lr = self.context.config.train.lr * self.schedule(step)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.zero_grad()
@@ -172,7 +181,7 @@ class Trainer:
 
     def _update(self, averages: Averages, batches: list[Batch], started: float) -> dict[str, float]:
         """Check, clip and apply the gradient; return what is logged."""
-        if engine_of(self.accelerator).startswith("zero") and self.model is not None:
+        if engine_of(self.accelerator).startswith("zero"):
             averages.add("time/step", time.perf_counter() - started)
             metrics = averages.reduce(self.accelerator)
             self._check_finite(metrics, batches)
@@ -208,35 +217,37 @@ class Trainer:
 
     def _clip_gradients(self) -> float:
         """Clip gradients, by value first where both are asked for; return their norm before any clipping."""
-        limit = self.grad_clip_norm if self.grad_clip_norm is not None else math.inf
-        if self.grad_clip_value is None:
+        train = self.context.config.train
+        limit = train.grad_clip_norm if train.grad_clip_norm is not None else math.inf
+        if train.grad_clip_value is None:
             return _number(self.accelerator.clip_grad_norm_(self.parameters, limit))
         # The norm comes first: clipped by value, an infinite gradient would look like a finite one.
         norm = _number(self.accelerator.clip_grad_norm_(self.parameters, math.inf))
-        torch.nn.utils.clip_grad_value_(self.parameters, self.grad_clip_value)
-        if self.grad_clip_norm is not None:
+        torch.nn.utils.clip_grad_value_(self.parameters, train.grad_clip_value)
+        if train.grad_clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.parameters, limit)
         return norm
 
     def _after_step(self, log: RunLog, metrics: dict[str, float]) -> None:
         self._newest = metrics
-        step = self.state.global_step
+        step, run = self.state.global_step, self.context.config.run
         last = step >= self.max_steps
-        if step % self.log_every == 0 or last or step == 1:
+        if step % run.log_every == 0 or last or step == 1:
             log.metrics(step, metrics)
-            log.samples(step, self.task.samples[: self.log_samples])
+            log.samples(step, self.task.samples[: run.log_samples])
         if step % self.eval_every == 0 or last:
             self._validate(log)
         if step % self.save_every == 0 or last or self._stops_early():
             self._save()
 
     def _validate(self, log: RunLog) -> None:
-        """Judge the model; a better ``metric`` than before exports it to ``export/best``."""
+        """Judge the model; a better ``state.metric`` than before exports it to ``export/best``."""
         self._check_weights()
         started = time.perf_counter()
-        with self._whole_weights():
+        with whole_weights(self.accelerator, self.model):
             verdict = self.validate(self.state.global_step, self._newest)
-        value, best = verdict.metrics[self.metric], self.state.best_metric
+        metric = self.state.metric
+        value, best = verdict.metrics[metric], self.state.best_metric
         improved = best is None or value > best
         if improved:
             self.state.best_metric, self.state.best_step = value, self.state.global_step
@@ -246,7 +257,7 @@ class Trainer:
             self.state.evaluations_without_gain += 1
         log.metrics(self.state.global_step, verdict.metrics | {"val/seconds": time.perf_counter() - started})
         log.message(
-            f"validation: {self.metric} {value:.4f} ({self.metric_range})"
+            f"validation: {metric} {value:.4f} ({self.metric_range})"
             + (", the best so far" if improved else f", best {best:.4f} at step {self.state.best_step}")
         )
         for message in verdict.messages:
@@ -256,11 +267,11 @@ class Trainer:
     def _export(self, final: Path) -> None:
         """Write the model; gathers its weights where they are sharded."""
         partial = final.with_name(f".partial-{final.name}")
-        if engine_of(self.accelerator) == "fsdp2" and self.model is not None:
+        if engine_of(self.accelerator) == "fsdp2":
             weights = whole_state(self.accelerator, self.model)
             if self.whole is not None:
                 self.whole.load_state_dict(weights, strict=False)  # tied weights are there once
-        with self._whole_weights():
+        with whole_weights(self.accelerator, self.model):
             if self.accelerator.is_main_process:
                 with write_errors(f"model {final}", partial, self.folder / "checkpoints"):
                     remove_tree(partial)
@@ -268,13 +279,10 @@ class Trainer:
                     replace_folder(partial, final)
         self.accelerator.wait_for_everyone()
 
-    def _whole_weights(self) -> AbstractContextManager[None]:
-        return nullcontext() if self.model is None else whole_weights(self.accelerator, self.model)
-
     def _save(self) -> None:
         self._check_weights()
         self.state.processes = self.accelerator.num_processes
-        folder, keep = self.folder / "checkpoints", self.keep_checkpoints
+        folder, keep = self.folder / "checkpoints", self.context.config.run.keep_checkpoints
         save_checkpoint(self.accelerator, folder, self.state, keep, self.model, self.optimizer)
 
     def _finished(self) -> bool:
@@ -283,7 +291,8 @@ class Trainer:
     def _stops_early(self) -> bool:
         if self.state.stopped is not None:
             return True
-        return self.patience is not None and self.state.evaluations_without_gain >= self.patience
+        patience = self.context.config.eval.patience
+        return patience is not None and self.state.evaluations_without_gain >= patience
 
     def _agreed(self, terminated: bool) -> bool:
         """Whether any process was told to stop; all of them must leave the loop at the same step."""
@@ -294,7 +303,7 @@ class Trainer:
 
     def _check_weights(self) -> None:
         """Weights that are not finite are neither judged nor written: the checkpoints before are the good ones."""
-        name = None if self.model is None else first_non_finite(self.accelerator, self.model)
+        name = first_non_finite(self.accelerator, self.model)
         if name is not None:
             good = newest_checkpoint(self.folder / "checkpoints")
             raise NonFiniteError(

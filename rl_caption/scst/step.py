@@ -1,0 +1,163 @@
+"""Self-critical sequence training: the step, as the papers have it (Rennie et al. 2017; Luo 2020)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from rewards.mixed import MixedReward
+from rl_caption.captioners.base import Captioner, Decoding, Generate
+from rl_caption.engines import autocast, engine_of, whole_weights
+from rl_caption.scst.advantages import AdvantageFn, step_advantages
+from rl_caption.scst.cross_entropy import target_count, xe_loss
+from rl_caption.scst.logprobs import token_logprobs_and_entropy
+from rl_caption.scst.objectives import Objective, Reinforce
+from rl_caption.scst.rollout import log_rollout, sample_captions
+from rl_caption.scst.scoring import score_rollouts
+from rl_caption.training.accumulation import Averages, backward_all, dropout_off, global_count
+from rl_caption.types import CaptionBatch, Rollout, Scores
+
+
+@dataclass
+class SelfCriticalTask:
+    """One policy, one reward, one advantage, one objective.
+
+    Args:
+        accelerator: owns devices and the backward pass.
+        captioner: the seam to the model; ``captioner.policy`` samples.
+        model: the policy as prepared for (distributed) training.
+        reward: scores captions.
+        advantage: rewards [B, K] (and greedy ones [B]) to advantages [B, K], of all images of a step.
+        decoding: K, temperature, length limit, and whether the greedy caption is decoded too.
+        objective: what is minimised.
+        seed: of the samples.
+        dropout: keep dropout on, in sampling and scoring.
+        ref_policy: frozen starting policy, whose log-probabilities the objective is given; None gives it none.
+        xe_weight: weight of the cross-entropy on the references, token mean.
+        label_smoothing: of that cross-entropy.
+        generate: in place of the captioner's own, such as ``captioners.replay.ReplayedGenerate``.
+    """
+
+    accelerator: Accelerator
+    captioner: Captioner
+    model: nn.Module
+    reward: MixedReward
+    advantage: AdvantageFn
+    decoding: Decoding
+    objective: Objective = field(default_factory=Reinforce)
+    seed: int = 0
+    dropout: bool = False
+    ref_policy: nn.Module | None = None
+    xe_weight: float = 0.0
+    label_smoothing: float = 0.0
+    generate: Generate | None = None
+    name: str = "scst"
+    samples: list[dict[str, Any]] = field(default_factory=list)
+    """Captions and rewards of the newest step, for the log."""
+
+    def training_step(self, batches: Sequence[CaptionBatch], step: int) -> Averages:
+        """Leave the gradient of one optimizer step in the parameters. ``batches`` are this process's micro-batches."""
+        log = Averages()
+        with dropout_off(self.model, enabled=not self.dropout):
+            started = time.perf_counter()
+            # With one micro-batch, the states that captions are drawn from can be those that they are scored with.
+            with_gradient = len(batches) == 1 and not self.dropout and engine_of(self.accelerator) == "plain"
+            with whole_weights(self.accelerator, self.model):  # gathered once for all micro-batches
+                encoded = [self._encode(batch, with_gradient) for batch in batches]
+                rollouts = [self._sample(batch, step) for batch in encoded]
+            sampled = time.perf_counter()
+            scores = score_rollouts(self.reward, rollouts, batches, self.accelerator)
+            scored = time.perf_counter()
+            advantages = step_advantages(self.advantage, scores, self.accelerator)
+            parts = list(zip(batches, encoded, rollouts, scores, advantages, strict=True))
+            # The mean is over the global batch: accumulation and data parallelism leave the step as it is.
+            counts = [self._count(*part[2:]) for part in parts]
+            count = global_count(self.accelerator, torch.stack(counts).sum(0))
+            losses = [partial(self._policy_loss, *part, count, log) for part in parts]
+            if self.xe_weight:
+                targets = target_count(self.accelerator, batches)
+                losses += [partial(self._xe_loss, *pair, targets, log) for pair in zip(batches, encoded, strict=True)]
+            loss = backward_all(self.accelerator, self.model, losses)
+        log.add_sum("loss/total", loss, 1 / self.accelerator.num_processes)
+        log.add("time/rollout", sampled - started)
+        log.add("time/reward", scored - sampled)
+        log.add("time/update", time.perf_counter() - scored)
+        self.samples = log_rollout(batches, rollouts, scores, advantages, log)
+        return log
+
+    def _encode(self, batch: CaptionBatch, with_gradient: bool) -> CaptionBatch:
+        with torch.set_grad_enabled(with_gradient), autocast(self.accelerator):
+            return replace(batch, inputs=self.captioner.image_states(self.captioner.policy, batch.inputs))
+
+    def _sample(self, batch: CaptionBatch, step: int) -> Rollout:
+        with torch.no_grad(), autocast(self.accelerator):
+            policy, decoding = self.captioner.policy, self.decoding
+            return sample_captions(self.captioner, policy, batch, decoding, self.seed, step, self.generate)
+
+    @torch.no_grad()
+    def _count(self, rollout: Rollout, scores: Scores, advantages: Tensor) -> Tensor:
+        """What the objective divides by, asked before there are log-probabilities: a scalar or [T]."""
+        mask = rollout.mask
+        zeros = torch.zeros(mask.shape, device=mask.device)
+        reference = None if self.ref_policy is None else zeros
+        return self.objective(zeros, reference, mask, scores.to(mask.device), advantages.to(mask.device))[1]
+
+    def _policy_loss(
+        self,
+        batch: CaptionBatch,
+        encoded: CaptionBatch,
+        rollout: Rollout,
+        scores: Scores,
+        advantages: Tensor,
+        count: Tensor,
+        log: Averages,
+    ) -> Tensor:
+        """This micro-batch's part of the objective's mean over the global batch; a scalar."""
+        mask, reference = rollout.mask, None
+        logprobs, entropy = self._token_logprobs(self.model, encoded, rollout)
+        log.add("policy/entropy", entropy)
+        if self.ref_policy is not None:
+            with torch.no_grad():  # in the policy's precision, so that equal weights have no divergence
+                batch, precision = _without_graph(batch, encoded), autocast(self.accelerator)
+                reference, _ = self._token_logprobs(self.ref_policy, batch, rollout, precision)
+        total, _, metrics = self.objective(
+            logprobs, reference, mask, scores.to(mask.device), advantages.to(mask.device)
+        )
+        for name, (value, number) in metrics.items():
+            log.add_sum(name, float(value), float(number))
+        return (total / count).sum()
+
+    def _token_logprobs(
+        self,
+        model: nn.Module,
+        batch: CaptionBatch,
+        rollout: Rollout,
+        precision: AbstractContextManager[Any] | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probabilities [B, K, L] of the sampled tokens, 0 after EOS, and the entropies [P] of the P tokens."""
+        mask, row = rollout.mask, None
+        with precision or nullcontext():
+            if self.dropout:  # captions that begin alike would have to drop the same units
+                logits = self.captioner.token_logits(model, batch.inputs, rollout.token_ids, mask)
+            else:
+                logits, row = self.captioner.prefix_logits(model, batch.inputs, rollout.token_ids, mask)
+        ids, temperature = rollout.token_ids[mask], self.decoding.temperature
+        logprobs, entropy = token_logprobs_and_entropy(logits, ids, temperature, row)
+        return logprobs.new_zeros(mask.shape).masked_scatter(mask, logprobs), entropy
+
+    def _xe_loss(self, batch: CaptionBatch, encoded: CaptionBatch, targets: Tensor, log: Averages) -> Tensor:
+        batch = _without_graph(batch, encoded)
+        return self.xe_weight * xe_loss(self.captioner, self.model, batch, targets, self.label_smoothing, log)
+
+
+def _without_graph(batch: CaptionBatch, encoded: CaptionBatch) -> CaptionBatch:
+    """The images for a second pass: their states, unless those have a graph, which lasts for one backward pass."""
+    return batch if any(tensor.requires_grad for tensor in encoded.inputs.values()) else encoded

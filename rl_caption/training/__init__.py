@@ -1,0 +1,1 @@
+"""What every training shares: the loop, the run folder, checkpoints, logs and validation."""

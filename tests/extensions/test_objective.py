@@ -1,0 +1,120 @@
+"""An objective from outside: a class in a file of one's own, and its name in the configuration (docs/scst.md)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rl_caption.errors import ConfigError
+from rl_caption.ranges import Range
+from rl_caption.scst.objectives import Metrics, Reinforce
+from rl_caption.scst.registry import build_objective
+from rl_caption.types import Scores
+from tests.captioners_for_tests import tiny_captioner
+from tests.steps_for_tests import assert_equal_gradients, batches_of, gradient, scst_task
+from tests.training_for_tests import changed, lines, run, scst_config, xe_config
+
+NAME = "tests.extensions.test_objective:ClippedReinforce"
+
+
+@dataclass(frozen=True)
+class ClippedReinforce:
+    """REINFORCE as a mean over captions, with advantages clipped to [-limit, limit]; logs how far the policy went."""
+
+    limit: Annotated[float, Range(above=0, max=1e6)] = 1.0
+    needs_reference = True
+
+    def __call__(
+        self, logprobs: Tensor, ref_logprobs: Tensor | None, mask: Tensor, scores: Scores, advantages: Tensor
+    ) -> tuple[Tensor, Tensor, Metrics]:
+        assert ref_logprobs is not None
+        assert advantages.shape == scores.samples.shape == mask.shape[:2]
+        captions = mask.any(-1).sum()
+        moved = (logprobs - ref_logprobs).detach().sum()
+        weights = advantages.clamp(-self.limit, self.limit).unsqueeze(-1)
+        return -(weights * logprobs).sum(), captions, {"policy/moved": (moved, captions)}
+
+
+def test_a_run_trains_with_it(tmp_path: Path) -> None:
+    start = tmp_path / "xe"
+    assert run(xe_config(start, **{"train.max_steps": 2}), start).code == 0
+    options = {"train.kl_coef": 0.0, "train.objective": NAME, "train.objective_kwargs": {"limit": 0.5}}
+    folder, other = tmp_path / "scst", tmp_path / "other"
+    ended = run(scst_config(folder, start / "export/best", **options), folder, "scst")
+    assert ended.code == 0, ended.output
+    logged = [line for line in lines(folder, "metrics.jsonl") if "policy/moved" in line]
+    assert [line["step"] for line in logged] == [1, 2, 3, 4]
+    assert logged[0]["policy/moved"] == pytest.approx(0.0, abs=1e-5), "the first step is that of the starting policy"
+    assert logged[-1]["policy/moved"] != 0
+    assert f"+{NAME}(limit=0.5)" in ended.output, "the signature names it"
+    again = changed(scst_config(folder, start / "export/best", **options), {"train.objective_kwargs.limit": 0.6})
+    refused = run(again, folder, "scst")
+    assert refused.code == 1
+    assert "train.objective_kwargs.limit: 0.5 -> 0.6" in refused.output
+    mistaken = scst_config(other, start / "export/best", **options | {"train.objective_kwargs": {"limits": 0.5}})
+    refused = run(mistaken, other, "scst")
+    assert refused.code == 1
+    assert "train.objective_kwargs.limits is no option" in refused.output
+    assert not other.exists(), "refused before any work"
+
+
+def test_its_step_does_not_depend_on_how_it_is_split() -> None:
+    captioner = tiny_captioner()
+    start = tiny_captioner(seed=9).policy.eval().requires_grad_(False)
+    task = scst_task(captioner, objective=ClippedReinforce(0.1), ref_policy=start)
+    whole = gradient(captioner, task, batches_of(captioner, 8, 8))
+    assert_equal_gradients(whole, gradient(captioner, task, batches_of(captioner, 8, 2)))
+
+
+def test_without_a_clip_it_is_reinforce() -> None:
+    captioner = tiny_captioner()
+    start = tiny_captioner(seed=9).policy.eval().requires_grad_(False)
+    batches = batches_of(captioner, 4, 4)
+    found = gradient(captioner, scst_task(captioner, objective=ClippedReinforce(1e6), ref_policy=start), batches)
+    expected = gradient(captioner, scst_task(captioner, loss_reduction="sequence"), batches)
+    assert_equal_gradients(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "shared", "part"),
+    [
+        ("reinforced", {}, {}, "train.objective is 'reinforced' (did you mean reinforce?)"),
+        ("nowhere.at_all:Loss", {}, {}, "module 'nowhere.at_all' cannot be imported"),
+        (":Loss", {}, {}, "train.objective is ':Loss'"),
+        ("tests.extensions.test_objective:Loss", {}, {}, "has no class or function 'Loss'"),
+        ("tests.extensions.test_objective:NAME", {}, {}, "has no class or function 'NAME'"),
+        (NAME, {"limits": 1}, {}, "train.objective_kwargs.limits is no option"),
+        (NAME, {"limit": 0}, {}, "train.objective_kwargs.limit is 0: expected more than 0"),
+        (NAME, {}, {"kl_coef": (0.1, 0.0)}, "train.kl_coef is 0.1: train.objective"),
+        ("reinforce", {"kl_coef": 0.1}, {"kl_coef": (0.0, 0.0)}, "its key is train.kl_coef"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_by_name(
+    name: str, kwargs: dict[str, Any], shared: dict[str, Any], part: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        build_objective(name, kwargs, shared)
+    assert part in str(refused.value)
+
+
+def test_reinforce_takes_the_keys_that_it_has() -> None:
+    shared = {"loss_reduction": ("sequence", "token"), "kl_coef": (0.3, 0.0)}
+    assert build_objective("reinforce", {}, shared) == Reinforce("sequence", 0.3)
+    assert vars(build_objective(NAME, {}, {"kl_coef": (0.0, 0.0)})) == {"limit": 1.0}
+
+
+def test_terms_may_have_means_of_their_own() -> None:
+    """A sum and a count for each term: the KL penalty is a mean over tokens, whatever the policy gradient is."""
+    mask = torch.tensor([[[True, True, False], [True, False, False]]])
+    logprobs, reference = -torch.rand(1, 2, 3) * mask, -torch.rand(1, 2, 3) * mask
+    scores = Scores(torch.tensor([[1.0, 2.0]]), None)
+    total, count, metrics = Reinforce("sequence", 0.5)(logprobs, reference, mask, scores, torch.tensor([[-0.5, 0.5]]))
+    penalty = 0.5 * 0.5 * float((logprobs - reference).square().sum())
+    assert count.tolist() == [2, 3]
+    assert total.tolist() == pytest.approx([0.5 * float(logprobs[0, 0].sum() - logprobs[0, 1].sum()), penalty])
+    assert set(metrics) == {"loss/policy", "policy/kl"}

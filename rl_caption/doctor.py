@@ -30,6 +30,7 @@ NEEDED = {
     "numpy": "nothing runs",
     "pillow": "images cannot be read",
     "jsonargparse": "configurations cannot be read",
+    "jinja2": "reports cannot be written",
     "pycocoevalcap": "evaluate has no BLEU, METEOR, ROUGE-L and CIDEr",
     "tqdm": "nothing runs",
     "psutil": "nothing runs",

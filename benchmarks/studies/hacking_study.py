@@ -30,6 +30,7 @@ from rl_caption.cli import parse
 from rl_caption.config import DataConfig
 from rl_caption.data.base import Row
 from rl_caption.data.files import write_json, write_text
+from rl_caption.data.reward_columns import reward_inputs
 from rl_caption.data.scenes.oracle import oracle
 from rl_caption.errors import expected_errors
 from rl_caption.hacking.config import JudgeConfig, MonitorConfig
@@ -43,7 +44,6 @@ from rl_caption.hacking.rule import (
     reference_statistics,
     updated_peaks,
 )
-from rl_caption.scst.scoring import reward_inputs
 
 COLUMNS = (
     *("run", "reward", "seed", "val/reward", "oracle F1, 0 to 1 (lowest)", "unparsed words, 0 to 1 (highest)"),

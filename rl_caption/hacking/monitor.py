@@ -12,6 +12,7 @@ from typing import Any
 from rewards.base import Reward, RewardError, checked_scores
 from rewards.mixed import MixedReward, moments
 from rl_caption.data.base import Row
+from rl_caption.data.reward_columns import reward_inputs
 from rl_caption.hacking.rule import (
     Findings,
     Peak,
@@ -21,7 +22,6 @@ from rl_caption.hacking.rule import (
     policy_signs,
     updated_peaks,
 )
-from rl_caption.scst.scoring import reward_inputs
 from rl_caption.types import Validation
 
 DIGITS = 6

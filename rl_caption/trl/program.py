@@ -28,6 +28,7 @@ from rl_caption.build import ConfigError, build_data, build_reward, checked_spli
 from rl_caption.checkpoint import CheckpointError
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.order import micro_batch_size
+from rl_caption.data.reward_columns import COLUMNS
 from rl_caption.evaluation import (
     DEFAULT_METRICS,
     Evaluation,
@@ -43,7 +44,6 @@ from rl_caption.hacking.judges import build_judges
 from rl_caption.launch import RunLock, accelerator_kwargs, check_processes
 from rl_caption.precision import usable_precision
 from rl_caption.run_folder import is_complete, refuse_other_run, remove_result, write_result, write_run_files
-from rl_caption.scst.scoring import COLUMNS
 from rl_caption.tracking import announce, append_line, drop_after
 from rl_caption.training.loop import NonFiniteError
 from rl_caption.trl.config import GrpoVlmConfig

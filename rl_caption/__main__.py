@@ -2,6 +2,6 @@
 
 import sys
 
-from rl_caption.cli import main
+from rl_caption.cli.main import main
 
 sys.exit(main())

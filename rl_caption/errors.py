@@ -14,9 +14,9 @@ class ConfigError(ValueError):
 EXPECTED = {
     "rewards.base": ("RewardError",),
     "rl_caption.captioners.base": ("CaptionerError",),
-    "rl_caption.checkpoint": ("CheckpointError",),
+    "rl_caption.training.checkpoint": ("CheckpointError",),
     "rl_caption.data.base": ("DataError",),
-    "rl_caption.engines": ("EngineError",),
+    "rl_caption.training.distributed.engines": ("EngineError",),
     "rl_caption.errors": ("ConfigError",),
     "rl_caption.evaluation": ("EvaluationError", "JavaError"),
     "rl_caption.launch": ("LaunchError",),

@@ -217,7 +217,7 @@ def accelerator_kwargs() -> dict[str, Any]:
     import torch
     from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
 
-    from rl_caption.engines import deepspeed_without_compiler, wanted_engine
+    from rl_caption.training.distributed.engines import deepspeed_without_compiler, wanted_engine
 
     device = torch.accelerator.current_accelerator()
     # Apple's GPU takes part in no process group, so processes that train together are on the CPU there too.

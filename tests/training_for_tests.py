@@ -23,7 +23,7 @@ import yaml
 from safetensors.torch import load_file
 
 PRELOAD = [
-    "rl_caption.programs",
+    "rl_caption.training.programs",
     "rl_caption.reward_models.program",
     "open_clip",
     "rl_caption.errors",
@@ -240,7 +240,7 @@ def _child(
         _spoil_weights(spoil)
     if largest_file is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
-    from rl_caption.cli import main
+    from rl_caption.cli.main import main
 
     sys.exit(main(arguments))
 

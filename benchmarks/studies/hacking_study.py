@@ -25,17 +25,17 @@ import yaml
 from tqdm import tqdm
 
 from rewards.base import Reward, checked_scores
-from rl_caption.build import build_data
-from rl_caption.cli import parse
-from rl_caption.config import DataConfig
+from rl_caption.cli.main import parse
+from rl_caption.config.build import build_data
+from rl_caption.config.schema import DataConfig
 from rl_caption.data.base import Row
 from rl_caption.data.files import write_json, write_text
 from rl_caption.data.reward_columns import reward_inputs
 from rl_caption.data.scenes.oracle import oracle
 from rl_caption.errors import expected_errors
-from rl_caption.hacking.config import JudgeConfig, MonitorConfig
-from rl_caption.hacking.judges import build_judges
-from rl_caption.hacking.rule import (
+from rl_caption.monitoring.config import JudgeConfig, MonitorConfig
+from rl_caption.monitoring.judges import build_judges
+from rl_caption.monitoring.rule import (
     Findings,
     Peak,
     Thresholds,

@@ -21,10 +21,10 @@ import yaml
 from benchmarks.studies.encoder_report import Report, judge_metrics, judge_model, reference_metrics, texts_of
 from rewards.base import Reward
 from rewards.clip.backbone import Backbone, load_backbone
-from rl_caption.build import ConfigError, build_data, quiet_libraries, usable_split
 from rl_caption.captioners.transformer import TransformerCaptioner
-from rl_caption.cli import find_own_modules, log_lines, parse
-from rl_caption.config import DataConfig, EvaluateConfig
+from rl_caption.cli.main import find_own_modules, log_lines, parse
+from rl_caption.config.build import ConfigError, build_data, quiet_libraries, usable_split
+from rl_caption.config.schema import DataConfig, EvaluateConfig
 from rl_caption.data.base import Row
 from rl_caption.data.files import write_json, write_text
 from rl_caption.errors import user_errors

@@ -18,9 +18,9 @@ from safetensors.torch import load_file, save_file
 
 from benchmarks.studies.reward_models import load_all, options, run_program, write_tables
 from benchmarks.studies.specificity_report import EDGES, CaptionLength, SpecificityStudy
-from rl_caption.build import ConfigError
-from rl_caption.checkpoint import newest_checkpoint
+from rl_caption.config.build import ConfigError
 from rl_caption.evaluation import check_writable
+from rl_caption.training.checkpoint import newest_checkpoint
 
 
 def exported(labelled: list[str], out: Path) -> list[str]:

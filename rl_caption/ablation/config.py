@@ -1,13 +1,13 @@
-"""Configuration of ``ablate.py``: dataclasses only, as in ``rl_caption.config``."""
+"""Configuration of ``ablate.py``: dataclasses only, as in ``rl_caption.config.schema``."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from rl_caption.config import RewardTerm
-from rl_caption.hacking.config import JudgeConfig
-from rl_caption.ranges import Beams, LengthPenalty, Range, Seed, Share, Workers
+from rl_caption.config.ranges import Beams, LengthPenalty, Range, Seed, Share, Workers
+from rl_caption.config.schema import RewardTerm
+from rl_caption.monitoring.config import JudgeConfig
 
 
 @dataclass

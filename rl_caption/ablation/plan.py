@@ -17,20 +17,20 @@ import yaml
 
 from rewards.base import Reward
 from rewards.registry import parameters
-from rl_caption import config_checks
 from rl_caption.ablation.config import AblateConfig, AlphaConfig
-from rl_caption.build import ConfigError, build_data, build_reward, references_of, usable_split
 from rl_caption.captioners.loading import is_captioner, weights_hash
-from rl_caption.command_line import Chain
-from rl_caption.config import RewardTerm, ScstConfig, XeConfig
+from rl_caption.cli.arguments import Chain
+from rl_caption.config import checks as config_checks
+from rl_caption.config.build import ConfigError, build_data, build_reward, references_of, usable_split
+from rl_caption.config.schema import RewardTerm, ScstConfig, XeConfig
 from rl_caption.data.base import Row
 from rl_caption.data.files import write_json
 from rl_caption.data.plain_files import read_json
 from rl_caption.evaluation.toolkit import SCORERS
-from rl_caption.hacking.judges import build_judges
 from rl_caption.launch import requested_processes
+from rl_caption.monitoring.judges import build_judges
 from rl_caption.reward_models.config import RewardModelConfig
-from rl_caption.run_folder import changed_keys, is_complete
+from rl_caption.training.run_folder import changed_keys, is_complete
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+-]*")
 OVERRIDABLE = ("train.", "rollout.", "eval.", "reward.", "monitor.")
 SET_BY_GRID = ("train.seed", "reward.terms")
 Parse = Callable[[type[Any], Sequence[str], str], Any]
-"""``rl_caption.cli.parse``: class of the configuration, arguments, name of the program in messages."""
+"""``rl_caption.cli.main.parse``: class of the configuration, arguments, name of the program in messages."""
 Start = TypedDict("Start", {"model.init": str, "sha256": str, "rewards": NotRequired[dict[str, str]]})
 """``start.json`` of a cell: hash of the starting policy's weights, signatures of the reward's terms."""
 

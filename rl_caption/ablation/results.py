@@ -14,7 +14,15 @@ from rewards.base import Reward
 from rl_caption.ablation.config import AblateConfig
 from rl_caption.captioners.huggingface import HuggingFaceCaptioner
 from rl_caption.captioners.loading import load_captioner, weights_hash
-from rl_caption.checkpoint import (
+from rl_caption.cli.evaluate import judge
+from rl_caption.config.schema import DataConfig, DecodeConfig, EvaluateConfig
+from rl_caption.data.files import read_captions, write_json
+from rl_caption.data.plain_files import check_type, read_json, read_log, read_yaml
+from rl_caption.evaluation import Evaluation, EvaluationError, write_evaluation
+from rl_caption.evaluation.judge import JUDGE as JUDGE
+from rl_caption.evaluation.reward_scores import signed
+from rl_caption.report.read import ScoresFile
+from rl_caption.training.checkpoint import (
     CheckpointError,
     is_intact,
     newest_checkpoint,
@@ -22,14 +30,6 @@ from rl_caption.checkpoint import (
     replace_folder,
     write_errors,
 )
-from rl_caption.config import DataConfig, DecodeConfig, EvaluateConfig
-from rl_caption.data.files import read_captions, write_json
-from rl_caption.data.plain_files import check_type, read_json, read_log, read_yaml
-from rl_caption.evaluate import judge
-from rl_caption.evaluation import Evaluation, EvaluationError, write_evaluation
-from rl_caption.evaluation.judge import JUDGE as JUDGE
-from rl_caption.evaluation.reward_scores import signed
-from rl_caption.report.read import ScoresFile
 
 ALARM = "hacking/alarm"
 

@@ -34,14 +34,14 @@ from rl_caption.ablation.plan import (
 )
 from rl_caption.ablation.report import write_report
 from rl_caption.ablation.results import JUDGE, Result, evaluate_captioner, first_alarm, last_policy
-from rl_caption.build import ConfigError, quiet_libraries
 from rl_caption.captioners.loading import is_captioner
+from rl_caption.config.build import ConfigError, quiet_libraries
 from rl_caption.data.files import write_text
 from rl_caption.errors import expected_errors
 from rl_caption.evaluation import Evaluation, check_writable
 from rl_caption.launch import LaunchError, RunLock, processes_started
-from rl_caption.run_folder import is_complete
-from rl_caption.tracking import clock
+from rl_caption.training.run_folder import is_complete
+from rl_caption.training.tracking import clock
 
 
 def run_ablation(config: AblateConfig, parse: Parse) -> int:
@@ -49,7 +49,7 @@ def run_ablation(config: AblateConfig, parse: Parse) -> int:
 
     Args:
         config: of the grid.
-        parse: ``rl_caption.cli.parse``.
+        parse: ``rl_caption.cli.main.parse``.
 
     Raises:
         ConfigError, DataError: as for ``make_plan``, before the first run starts.

@@ -14,8 +14,8 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from rl_caption.config.ranges import TEMPERATURES
 from rl_caption.data.base import Row
-from rl_caption.ranges import TEMPERATURES
 
 
 class CaptionerError(ValueError):

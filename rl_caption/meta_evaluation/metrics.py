@@ -11,10 +11,10 @@ from rewards.registry import build, load
 from rewards.text.cider import CiderD
 from rewards.text.references import reference_lists
 from rewards.text.tokenize import TOKENIZER, tokenize
-from rl_caption.build import ConfigError
+from rl_caption.config.build import ConfigError
 from rl_caption.evaluation.java import JavaError, find_java
 from rl_caption.evaluation.toolkit import SCORERS
-from rl_caption.hacking.config import JudgeConfig
+from rl_caption.monitoring.config import JudgeConfig
 
 NAMES: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
     "bleu": {f"BLEU-{n}": ("bleu", {"n": n}) for n in (1, 2, 3, 4)},

@@ -15,8 +15,8 @@ from rewards.images import ImageSource
 from rewards.text.cider import CiderD
 from rewards.text.document_frequency import DocumentFrequencies
 from rewards.text.tokenize import tokenize, untested_texts
-from rl_caption.build import ConfigError, quiet_libraries
-from rl_caption.config_checks import check
+from rl_caption.config.build import ConfigError, quiet_libraries
+from rl_caption.config.checks import check
 from rl_caption.evaluation import JavaError, check_writable
 from rl_caption.meta_evaluation.config import JudgeSetConfig
 from rl_caption.meta_evaluation.figures import NO_REFERENCES, Figure, pair_figures, rated_figures

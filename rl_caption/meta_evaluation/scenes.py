@@ -11,9 +11,9 @@ import torch
 from tqdm import tqdm
 
 from rewards.text.tokenize import tokenize
-from rl_caption.build import ConfigError, build_data, usable_split
 from rl_caption.captioners.base import Captioner, CaptionerError, Decoding
 from rl_caption.captioners.loading import load_captioner
+from rl_caption.config.build import ConfigError, build_data, usable_split
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.scenes import hard_negatives, oracle
 from rl_caption.meta_evaluation.config import ScenesConfig

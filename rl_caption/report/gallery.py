@@ -12,12 +12,12 @@ from typing import Any
 
 from tqdm import tqdm
 
-from rl_caption.build import ConfigError, build_data
-from rl_caption.config import DataConfig
+from rl_caption.config.build import ConfigError, build_data
+from rl_caption.config.schema import DataConfig
 from rl_caption.data.base import DataError, Row, load_image
 from rl_caption.data.files import find_images
-from rl_caption.hacking.config import JudgeConfig
-from rl_caption.hacking.judges import build_judges
+from rl_caption.monitoring.config import JudgeConfig
+from rl_caption.monitoring.judges import build_judges
 
 MAX_IMAGES = 600
 THUMBNAIL = 176

@@ -14,7 +14,7 @@ from rl_caption.evaluation.comparison import unique_names
 from rl_caption.report import pages
 from rl_caption.report.gallery import MAX_IMAGES, Source, rows_of_config, rows_of_references
 from rl_caption.report.read import ReportError, kind_of, read_folder
-from rl_caption.run_folder import read_config
+from rl_caption.training.run_folder import read_config
 
 logger = logging.getLogger(__name__)
 REPORT = "report.html"

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from rl_caption.build import ConfigError
-from rl_caption.config_checks import mistakes
+from rl_caption.config.build import ConfigError
+from rl_caption.config.checks import mistakes
 from rl_caption.launch import processes_started
 from rl_caption.reward_models.config import (
     CLIP_TASKS,

@@ -18,7 +18,7 @@ from rewards.clip.captions import causal_text_features
 from rewards.clip.long import KEEP, stretch_text_tower
 from rewards.clip.preprocessing import Preprocessing, preprocessing_of
 from rewards.model_files import check_memory, check_sizes, check_state, state_shapes
-from rl_caption.build import ConfigError
+from rl_caption.config.build import ConfigError
 from rl_caption.reward_models.trainable import is_frozen, merged_state
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from rewards.clip.backbone import load_backbone
 from rewards.clip.preprocessing import Preprocessing, preprocessing_of
 from rewards.clip.student import LCLIPConfig
-from rl_caption.build import ConfigError
+from rl_caption.config.build import ConfigError
 from rl_caption.data.base import Row
 from rl_caption.reward_models.batch import PairCollate, PixelCache, TokenCache
 from rl_caption.reward_models.checks import check_batch_norm, check_config
@@ -42,9 +42,9 @@ from rl_caption.reward_models.task import EmbeddingTask, batch_targets
 from rl_caption.reward_models.teacher import Teacher
 from rl_caption.reward_models.trainable import train_only
 from rl_caption.reward_models.validation import embedding_validator
-from rl_caption.tracking import announce
 from rl_caption.training.loop import Trainer
 from rl_caption.training.setup import CHECKED_IMAGES, Context, setup
+from rl_caption.training.tracking import announce
 from rl_caption.types import TrainState
 
 TOWERS_OF: dict[str, tuple[Tower, ...]] = {

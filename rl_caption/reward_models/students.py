@@ -22,7 +22,7 @@ from rewards.model_files import (
     read_weights,
     state_shapes,
 )
-from rl_caption.build import ConfigError
+from rl_caption.config.build import ConfigError
 
 Tower: TypeAlias = Literal["image", "text"]
 TOWERS: dict[Tower, Any] = {"image": ImageStudent, "text": TextStudent}

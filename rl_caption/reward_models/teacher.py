@@ -15,7 +15,7 @@ from rewards.clip.backbone import Backbone
 from rewards.clip.encoder import EmbeddingCache, image_identity
 from rl_caption.data.base import Row
 from rl_caption.reward_models.batch import Captions, PairBatch
-from rl_caption.tracking import announce
+from rl_caption.training.tracking import announce
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

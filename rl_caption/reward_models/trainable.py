@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from rl_caption.build import ConfigError
+from rl_caption.config.build import ConfigError
 
 Trainable = Literal["projections", "lora", "all"]
 _PROJECTIONS = {"image": ("visual.proj", "visual.attnpool."), "text": ("text_projection",)}

@@ -9,14 +9,14 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rl_caption.build import ConfigError
+from rl_caption.config.build import ConfigError
 from rl_caption.data.base import Row
-from rl_caption.engines import autocast
 from rl_caption.reward_models.batch import PixelCache, TokenCache, triplet_texts
 from rl_caption.reward_models.retrieval import retrieval_recall
 from rl_caption.reward_models.teacher import Teacher, shared_out
 from rl_caption.reward_models.triplets import Triplet
 from rl_caption.training.accumulation import dropout_off
+from rl_caption.training.distributed.engines import autocast
 from rl_caption.training.loop import NonFiniteError
 from rl_caption.types import Validation
 

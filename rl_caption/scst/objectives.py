@@ -13,7 +13,7 @@ from typing import Literal, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from rl_caption.ranges import Weight
+from rl_caption.config.ranges import Weight
 from rl_caption.types import Scores
 
 LossReduction = Literal["token", "sequence"]

@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from functools import partial, update_wrapper
 from typing import TYPE_CHECKING, Any, get_type_hints
 
+from rl_caption.config.ranges import wrong_values
 from rl_caption.errors import ConfigError
-from rl_caption.ranges import wrong_values
 
 if TYPE_CHECKING:
-    from rl_caption.config import ScstTrainConfig
+    from rl_caption.config.schema import ScstTrainConfig
     from rl_caption.scst.advantages import AdvantageFn
     from rl_caption.scst.objectives import Objective
 

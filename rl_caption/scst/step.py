@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from rewards.mixed import MixedReward
 from rl_caption.captioners.base import Captioner, Decoding, Generate
-from rl_caption.engines import autocast, engine_of, whole_weights
 from rl_caption.scst.advantages import AdvantageFn, step_advantages
 from rl_caption.scst.cross_entropy import target_count, xe_loss
 from rl_caption.scst.logprobs import token_logprobs_and_entropy
@@ -23,6 +22,7 @@ from rl_caption.scst.objectives import Objective, Reinforce
 from rl_caption.scst.rollout import log_rollout, sample_captions
 from rl_caption.scst.scoring import score_rollouts
 from rl_caption.training.accumulation import Averages, backward_all, dropout_off, global_count
+from rl_caption.training.distributed.engines import autocast, engine_of, whole_weights
 from rl_caption.types import CaptionBatch, Rollout, Scores
 
 

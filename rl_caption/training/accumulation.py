@@ -9,7 +9,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from rl_caption.engines import backward, no_sync
+from rl_caption.training.distributed.engines import backward, no_sync
 
 
 def global_count(accelerator: Accelerator, local_count: Tensor) -> Tensor:

@@ -15,7 +15,11 @@ from accelerate.utils import gather_object
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from rl_caption.checkpoint import (
+from rl_caption.data.loader import row_loader
+from rl_caption.data.order import micro_batches
+from rl_caption.launch import stop_requests
+from rl_caption.training.accumulation import Averages
+from rl_caption.training.checkpoint import (
     newest_checkpoint,
     prune,
     remove_tree,
@@ -23,16 +27,18 @@ from rl_caption.checkpoint import (
     save_checkpoint,
     write_errors,
 )
-from rl_caption.data.loader import row_loader
-from rl_caption.data.order import micro_batches
-from rl_caption.engines import deepspeed_step, engine_of, first_non_finite, whole_numel, whole_weights
-from rl_caption.launch import stop_requests
-from rl_caption.run_folder import remove_result, write_result
-from rl_caption.sharded_state import whole_state
-from rl_caption.tracking import RunLog, announce
-from rl_caption.training.accumulation import Averages
+from rl_caption.training.distributed.engines import (
+    deepspeed_step,
+    engine_of,
+    first_non_finite,
+    whole_numel,
+    whole_weights,
+)
+from rl_caption.training.distributed.sharded_state import whole_state
+from rl_caption.training.run_folder import remove_result, write_result
 from rl_caption.training.schedules import make_schedule, steps_between_decays
 from rl_caption.training.setup import Context
+from rl_caption.training.tracking import RunLog, announce
 from rl_caption.types import Batch, TrainState, Validation
 
 MOST_SKIPPED = 24

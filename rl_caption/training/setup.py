@@ -23,17 +23,17 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from rewards.files import remove_leftovers
-from rl_caption.build import ConfigError, build_accelerator, build_data, checked_splits, usable_split
-from rl_caption.checkpoint import CheckpointError, load_checkpoint, read_errors, read_state
-from rl_caption.config_checks import check
+from rl_caption.config.build import ConfigError, build_accelerator, build_data, checked_splits, usable_split
+from rl_caption.config.checks import check
 from rl_caption.data.base import Row
 from rl_caption.data.order import micro_batch_size
-from rl_caption.engines import EngineError, engine_of, fill_deepspeed_config, prepare
 from rl_caption.launch import RunLock
 from rl_caption.reward_models.config import RewardModelConfig, TrainingConfig
-from rl_caption.run_folder import find_checkpoint, write_run_files
-from rl_caption.sharded_state import OPTIMIZER, Moments, load_weights, read_moments
-from rl_caption.tracking import announce
+from rl_caption.training.checkpoint import CheckpointError, load_checkpoint, read_errors, read_state
+from rl_caption.training.distributed.engines import EngineError, engine_of, fill_deepspeed_config, prepare
+from rl_caption.training.distributed.sharded_state import OPTIMIZER, Moments, load_weights, read_moments
+from rl_caption.training.run_folder import find_checkpoint, write_run_files
+from rl_caption.training.tracking import announce
 from rl_caption.types import TrainState
 
 CHECKED_IMAGES = ".checked_images.json"

@@ -12,11 +12,11 @@ from accelerate.utils import broadcast_object_list
 
 from rewards.base import RewardError
 from rl_caption.captioners.base import Captioner, Decoding
-from rl_caption.config import CaptionEvalConfig
+from rl_caption.config.schema import CaptionEvalConfig
 from rl_caption.data.files import write_json
 from rl_caption.evaluation import validation_cider
-from rl_caption.hacking.monitor import HackingMonitor
-from rl_caption.inference import decode_rows
+from rl_caption.monitoring.monitor import HackingMonitor
+from rl_caption.training.inference import decode_rows
 from rl_caption.training.setup import Context
 from rl_caption.types import Validation
 

@@ -1,13 +1,13 @@
-"""Configuration of ``grpo_vlm.py``: dataclasses only, as in ``rl_caption.config``."""
+"""Configuration of ``grpo_vlm.py``: dataclasses only, as in ``rl_caption.config.schema``."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from rl_caption.config import DataConfig, RewardConfig, RolloutConfig
-from rl_caption.hacking.config import JudgeConfig
-from rl_caption.ranges import BatchSize, Beams, LearningRate, Positive, Range, Rank, Seed, Steps, Weight, Workers
+from rl_caption.config.ranges import BatchSize, Beams, LearningRate, Positive, Range, Rank, Seed, Steps, Weight, Workers
+from rl_caption.config.schema import DataConfig, RewardConfig, RolloutConfig
+from rl_caption.monitoring.config import JudgeConfig
 
 
 @dataclass

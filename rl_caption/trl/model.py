@@ -18,8 +18,8 @@ from accelerate.utils import gather_object
 from tqdm import tqdm
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor, GenerationConfig
 
-from rl_caption.build import ConfigError
 from rl_caption.captioners.adaptation import freeze, freeze_unused
+from rl_caption.config.build import ConfigError
 from rl_caption.data.base import Row, load_image
 from rl_caption.training.accumulation import dropout_off
 from rl_caption.trl.config import VlmConfig, VlmLoraConfig

@@ -23,9 +23,15 @@ from transformers import GenerationConfig, PrinterCallback, TrainerCallback
 
 from rewards.base import Reward
 from rewards.mixed import MixedReward
-from rl_caption import config_checks
-from rl_caption.build import ConfigError, build_data, build_reward, checked_splits, quiet_libraries, references_of
-from rl_caption.checkpoint import CheckpointError
+from rl_caption.config import checks as config_checks
+from rl_caption.config.build import (
+    ConfigError,
+    build_data,
+    build_reward,
+    checked_splits,
+    quiet_libraries,
+    references_of,
+)
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.order import micro_batch_size
 from rl_caption.data.reward_columns import COLUMNS
@@ -40,12 +46,13 @@ from rl_caption.evaluation import (
 )
 from rl_caption.evaluation.judge import JUDGE
 from rl_caption.evaluation.reward_scores import add_judges, check_judges
-from rl_caption.hacking.judges import build_judges
 from rl_caption.launch import RunLock, accelerator_kwargs, check_processes
-from rl_caption.precision import usable_precision
-from rl_caption.run_folder import is_complete, refuse_other_run, remove_result, write_result, write_run_files
-from rl_caption.tracking import announce, append_line, drop_after
+from rl_caption.monitoring.judges import build_judges
+from rl_caption.training.checkpoint import CheckpointError
+from rl_caption.training.distributed.precision import usable_precision
 from rl_caption.training.loop import NonFiniteError
+from rl_caption.training.run_folder import is_complete, refuse_other_run, remove_result, write_result, write_run_files
+from rl_caption.training.tracking import announce, append_line, drop_after
 from rl_caption.trl.config import GrpoVlmConfig
 from rl_caption.trl.model import Vlm, caption_images, export, freeze_parameters, load_processor, load_vlm, lora_config
 from rl_caption.trl.rows import reward_functions, trl_dataset
@@ -167,7 +174,7 @@ def find_trl_checkpoint(config: GrpoVlmConfig) -> Path | None:
     """The checkpoint to go on from, or None to start. One that a kill cut off is passed over.
 
     Raises:
-        CheckpointError: as for ``rl_caption.run_folder.find_checkpoint``.
+        CheckpointError: as for ``rl_caption.training.run_folder.find_checkpoint``.
     """
     folder, resume = Path(config.run.dir), config.run.resume
     if isinstance(resume, str) and resume not in ("auto", "true", "false"):

@@ -168,12 +168,12 @@ def _decode_alone(rank: int, engine: str, port: int, model: str, queue: multipro
     """
     os.environ.update(ENGINES[engine], MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE="2")
     os.environ.update(LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE="2")
-    from rl_caption.build import build_accelerator
     from rl_caption.captioners.base import Decoding
     from rl_caption.captioners.transformer import TransformerCaptioner
-    from rl_caption.config import RunConfig, TrainConfig
-    from rl_caption.engines import fill_deepspeed_config, prepare, whole_weights
+    from rl_caption.config.build import build_accelerator
+    from rl_caption.config.schema import RunConfig, TrainConfig
     from rl_caption.training.accumulation import backward_all
+    from rl_caption.training.distributed.engines import fill_deepspeed_config, prepare, whole_weights
 
     accelerator = build_accelerator(TrainConfig(threads=1), RunConfig())
     if engine == "zero3":

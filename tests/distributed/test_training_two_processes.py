@@ -101,8 +101,8 @@ def test_self_critical_training_takes_the_same_steps(
     [
         Kill("rl_caption.training.loop:Trainer._step", 4),
         Kill("accelerate:Accelerator.save_state", 2, "after"),
-        Kill("rl_caption.checkpoint:seal", 4, "after"),
-        Kill("rl_caption.checkpoint:os.rename", 3, "after"),
+        Kill("rl_caption.training.checkpoint:seal", 4, "after"),
+        Kill("rl_caption.training.checkpoint:os.rename", 3, "after"),
     ],
     ids=["in a step", "while saving", "before the rename", "while export/best is away"],
 )

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from rl_caption.cli import parse, scst
-from rl_caption.config import ScstConfig
+from rl_caption.cli.main import parse, scst
+from rl_caption.cli.score import score_files
+from rl_caption.config.schema import ScstConfig
 from rl_caption.data.base import DataError
 from rl_caption.data.prepare_coco import prepare
-from rl_caption.score import score_files
 from tests.clip_for_tests import tiny_student
 from tests.coco_for_tests import write_downloads, write_features, write_photos
 from tests.training_for_tests import lines, run_arguments

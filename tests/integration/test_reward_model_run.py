@@ -179,7 +179,7 @@ def test_validation_chooses_the_best_and_logs_the_teacher(trained: Path) -> None
     [
         ("teacher", Kill("rl_caption.training.loop:Trainer._step", 4)),
         ("image", Kill("accelerate:Accelerator.save_state", 2, "after")),
-        ("dual", Kill("rl_caption.checkpoint:os.rename", 4, "after")),
+        ("dual", Kill("rl_caption.training.checkpoint:os.rename", 4, "after")),
         ("pac", Kill("rl_caption.training.loop:Trainer._step", 4)),
     ],
 )

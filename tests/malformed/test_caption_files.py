@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rl_caption.cli import main
+from rl_caption.cli.main import main
 from rl_caption.evaluation import evaluate_captions
 from tests.captions_for_tests import CAPTIONS, REFERENCES
 

@@ -16,8 +16,8 @@ import pytest
 import yaml
 
 from rl_caption.ablation.config import AblateConfig
-from rl_caption.cli import parse
-from rl_caption.config import EvaluateConfig, ScstConfig, XeConfig
+from rl_caption.cli.main import parse
+from rl_caption.config.schema import EvaluateConfig, ScstConfig, XeConfig
 from rl_caption.errors import ConfigError
 from rl_caption.meta_evaluation.config import JudgeSetConfig
 from rl_caption.reward_models.config import RewardModelConfig

@@ -28,9 +28,8 @@ from PIL import Image
 from rewards.text.document_frequency import DocumentFrequencies
 from rewards.text.legacy_pickle import load_legacy_pickle
 from rl_caption.ablation.results import first_alarm
-from rl_caption.build import build_term
-from rl_caption.checkpoint import read_state, seal
-from rl_caption.config import XeConfig
+from rl_caption.config.build import build_term
+from rl_caption.config.schema import XeConfig
 from rl_caption.data.base import load_image
 from rl_caption.data.features import FeatureOptions, features_of, load_features
 from rl_caption.data.image_files import check_image_file
@@ -39,8 +38,9 @@ from rl_caption.data.karpathy import KarpathyData
 from rl_caption.errors import expected_errors
 from rl_caption.report.pages import render
 from rl_caption.report.program import make_page
-from rl_caption.run_folder import changed_keys
-from rl_caption.tracking import drop_after
+from rl_caption.training.checkpoint import read_state, seal
+from rl_caption.training.run_folder import changed_keys
+from rl_caption.training.tracking import drop_after
 from tests.report_for_tests import write_ablation, write_comparison, write_evaluation, write_run
 
 MEMORY = 100 << 20

@@ -15,9 +15,9 @@ import pytest
 
 from rewards.base import RewardError
 from rewards.clip.backbone import Backbone, load_backbone
-from rl_caption.cli import main as run
+from rl_caption.cli.main import main as run
+from rl_caption.cli.score import score_files
 from rl_caption.data.base import DataError
-from rl_caption.score import score_files
 from tests.clip_for_tests import ARCHITECTURE, noise_image, tiny_checkpoint, tiny_student
 
 REWARDS = ["clipscore", "ref_clipscore", "l_clipscore", "ref_l_clipscore", "pac_s", "ref_pac_s", "specs"]

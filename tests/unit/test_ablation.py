@@ -32,15 +32,15 @@ from rl_caption.ablation.report import (
     summary_csv,
 )
 from rl_caption.ablation.results import Result, first_alarm
-from rl_caption.build import ConfigError
 from rl_caption.captioners.loading import weights_hash
-from rl_caption.cli import parse
-from rl_caption.config import RewardTerm, ScstConfig
+from rl_caption.cli.main import parse
+from rl_caption.config.build import ConfigError
+from rl_caption.config.schema import RewardTerm, ScstConfig
 from rl_caption.data.base import Row
 from rl_caption.evaluation import Evaluation
-from rl_caption.hacking.config import JudgeConfig
-from rl_caption.hacking.judges import build_judges
 from rl_caption.launch import LAUNCHER_VARIABLE
+from rl_caption.monitoring.config import JudgeConfig
+from rl_caption.monitoring.judges import build_judges
 
 ALPHA = AlphaConfig([0, 0.3, 1], {"rouge_l": RewardTerm()}, {"cider": RewardTerm()})
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from rl_caption.caption import find_images, main
-from rl_caption.cli import main as command
+from rl_caption.cli.caption import find_images, main
+from rl_caption.cli.main import main as command
 from rl_caption.data.base import DataError
 from tests.captioners_for_tests import tiny_captioner, tiny_rows
 

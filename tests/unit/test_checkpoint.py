@@ -13,7 +13,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from rl_caption.checkpoint import (
+from rl_caption.training.checkpoint import (
     CheckpointError,
     clear_leftovers,
     is_intact,

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from rl_caption import programs
-from rl_caption.cli import SUMMARIES, main, parse, reward_model, scst
-from rl_caption.config import EvaluateConfig, JudgeConfig, ScstConfig, XeConfig
+from rl_caption.cli.main import SUMMARIES, main, parse, reward_model, scst
+from rl_caption.config.schema import EvaluateConfig, JudgeConfig, ScstConfig, XeConfig
 from rl_caption.reward_models import checks, program
-from rl_caption.run_folder import write_result
+from rl_caption.training import programs
+from rl_caption.training.run_folder import write_result
 
 FILE = """
 reward:

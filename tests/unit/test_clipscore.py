@@ -27,8 +27,8 @@ from rewards.clip.specs import Specs
 from rewards.clip.student import LCLIP
 from rewards.mixed import MixedReward
 from rewards.registry import build
+from rl_caption.cli.score import main, score_files
 from rl_caption.data.base import DataError
-from rl_caption.score import main, score_files
 from tests.clip_for_tests import ARCHITECTURE, Drawn, noise_image, tiny_checkpoint, tiny_student
 
 CAPTIONS = ["a cat", "two dogs play", "a cat"]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rl_caption.build import build_data
-from rl_caption.config import DataConfig
+from rl_caption.config.build import build_data
+from rl_caption.config.schema import DataConfig
 from rl_caption.data.base import DataError
 
 

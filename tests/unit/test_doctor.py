@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rl_caption import doctor, torchvision_remedy
+from rl_caption import torchvision_remedy
+from rl_caption.cli import doctor
 from rl_caption.torchvision_remedy import RemedyError, RemedyStatus, TorchvisionState
 from tests.captioners_for_tests import tiny_captioner
 from tests.training_for_tests import changed, files, scst_config
@@ -164,7 +165,7 @@ def test_missing_jar_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_little_disk_space_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage("/")._replace(free=int(1e9))
-    monkeypatch.setattr("rl_caption.doctor.shutil.disk_usage", lambda folder: usage)
+    monkeypatch.setattr("rl_caption.cli.doctor.shutil.disk_usage", lambda folder: usage)
     (finding,) = [finding for finding in doctor.machine_findings() if finding.name == "free disk space"]
     assert finding.value.startswith("1.0 GB")
     assert "checkpoint" in finding.cost

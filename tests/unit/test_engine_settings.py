@@ -11,7 +11,8 @@ import torch
 from accelerate.utils import DistributedType
 from torch import Tensor, nn
 
-from rl_caption.engines import (
+from rl_caption.reward_models.config import RewardModelConfig
+from rl_caption.training.distributed.engines import (
     EngineError,
     _silenced,
     _size_buckets,
@@ -21,7 +22,6 @@ from rl_caption.engines import (
     prepare,
     settle_engine,
 )
-from rl_caption.reward_models.config import RewardModelConfig
 from rl_caption.training.setup import _check_sharding
 
 DEEPSPEED, FSDP = "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP"

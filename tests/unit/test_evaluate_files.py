@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from rewards.base import RewardError
-from rl_caption.cli import main
-from rl_caption.config import EvaluateConfig, JudgeConfig
+from rl_caption.cli.evaluate import compare_systems, evaluate_split, judge
+from rl_caption.cli.main import main
+from rl_caption.config.schema import EvaluateConfig, JudgeConfig
 from rl_caption.data.base import DataError
-from rl_caption.evaluate import compare_systems, evaluate_split, judge
 from rl_caption.evaluation import EvaluationError
 from tests.captions_for_tests import CAPTIONS, REFERENCES
 
@@ -66,7 +66,7 @@ def configured(files: dict[str, str], **changes: Any) -> EvaluateConfig:
 def test_files_are_judged_without_torch(words: list[str], files: dict[str, str], tmp_path: Path) -> None:
     words = [files.get(word, word) for word in words]
     code = (
-        "import atexit, sys; from rl_caption.cli import main\n"
+        "import atexit, sys; from rl_caption.cli.main import main\n"
         "heavy = {'torch', 'transformers', 'accelerate'}\n"
         "atexit.register(lambda: print('imported', *sorted(heavy & set(sys.modules))))\n"
         f"sys.exit(main({words!r}))"

@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from rewards.text.bleu import bleu_of_counts
-from rl_caption.cli import evaluate
+from rl_caption.cli.main import evaluate
 from rl_caption.evaluation import Evaluation, EvaluationError, evaluate_captions
 from rl_caption.evaluation.comparison import check_same_images, format_differences
 from rl_caption.evaluation.confidence import bleu_of_sums, compare, meteor_of_sums, with_intervals

@@ -14,13 +14,13 @@ from PIL import Image
 
 from rewards.base import RewardError
 from rewards.clip.l_clipscore import LClipScore
-from rl_caption import evaluate as program
 from rl_caption.ablation.config import AblateConfig
 from rl_caption.ablation.results import evaluate_captioner
-from rl_caption.build import ConfigError
-from rl_caption.cli import parse
-from rl_caption.config import DataConfig, EvaluateConfig, JudgeConfig
-from rl_caption.evaluate import compare_systems, evaluate_split, judge, metric_names
+from rl_caption.cli import evaluate as program
+from rl_caption.cli.evaluate import compare_systems, evaluate_split, judge, metric_names
+from rl_caption.cli.main import parse
+from rl_caption.config.build import ConfigError
+from rl_caption.config.schema import DataConfig, EvaluateConfig, JudgeConfig
 from rl_caption.evaluation import EvaluationError
 from tests.captioners_for_tests import tiny_captioner, tiny_rows
 from tests.clip_for_tests import tiny_student

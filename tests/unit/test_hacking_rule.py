@@ -17,15 +17,15 @@ import pytest
 from rewards.mixed import MixedReward
 from rewards.registry import build
 from rewards.text.document_frequency import DocumentFrequencies
-from rl_caption.build import ConfigError
-from rl_caption.config import ScstConfig
-from rl_caption.config_checks import mistakes
+from rl_caption.config.build import ConfigError
+from rl_caption.config.checks import mistakes
+from rl_caption.config.schema import ScstConfig
 from rl_caption.data.base import DataError, Row
 from rl_caption.evaluation import validation_cider
-from rl_caption.hacking.config import JudgeConfig, MonitorConfig
-from rl_caption.hacking.judges import build_judges
-from rl_caption.hacking.monitor import HackingMonitor
-from rl_caption.hacking.rule import (
+from rl_caption.monitoring.config import JudgeConfig, MonitorConfig
+from rl_caption.monitoring.judges import build_judges
+from rl_caption.monitoring.monitor import HackingMonitor
+from rl_caption.monitoring.rule import (
     Findings,
     Peak,
     Thresholds,

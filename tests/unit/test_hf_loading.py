@@ -16,16 +16,16 @@ from tokenizers import Tokenizer
 from transformers import Blip2Config, GitConfig, InstructBlipConfig
 
 from rewards.clip.backbone import load_backbone
-from rl_caption.build import ConfigError, build_captioner, check_positions
-from rl_caption.caption import main
 from rl_caption.captioners.base import CaptionerError, Decoding
 from rl_caption.captioners.config import LoraConfig, ModelConfig
 from rl_caption.captioners.huggingface import HuggingFaceCaptioner
 from rl_caption.captioners.loading import load_captioner
-from rl_caption.cli import parse
-from rl_caption.config import DataConfig, DecodeConfig, EvaluateConfig, ScstConfig, XeConfig
+from rl_caption.cli.caption import main
+from rl_caption.cli.evaluate import judge
+from rl_caption.cli.main import parse
+from rl_caption.config.build import ConfigError, build_captioner, check_positions
+from rl_caption.config.schema import DataConfig, DecodeConfig, EvaluateConfig, ScstConfig, XeConfig
 from rl_caption.data.base import DataError
-from rl_caption.evaluate import judge
 from tests.captioners_for_tests import REFERENCES, tiny_captioner, tiny_rows
 from tests.hf_models_for_tests import PROMPT, save_model
 

@@ -12,16 +12,16 @@ import pytest
 from PIL import Image
 
 from rewards.base import RewardError
-from rl_caption.build import ConfigError
-from rl_caption.cli import main
+from rl_caption.cli.main import main
+from rl_caption.config.build import ConfigError
 from rl_caption.data.base import DataError
 from rl_caption.evaluation import JavaError
-from rl_caption.hacking.config import JudgeConfig
 from rl_caption.meta_evaluation import metrics as metrics_module
 from rl_caption.meta_evaluation.config import JudgeSetConfig, ScenesConfig
 from rl_caption.meta_evaluation.metrics import LeftOut, build_metrics
 from rl_caption.meta_evaluation.program import compare_with_people, score_set
 from rl_caption.meta_evaluation.sets import load
+from rl_caption.monitoring.config import JudgeConfig
 from tests.clip_for_tests import tiny_student
 from tests.judging_sets_for_tests import BUILDERS
 

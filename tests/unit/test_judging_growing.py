@@ -21,7 +21,7 @@ from benchmarks.studies.specificity_report import (
 from benchmarks.studies.specificity_study import exported
 from rewards.clip.backbone import load_backbone
 from rewards.text.detail_units import detail_units, prefixes
-from rl_caption.build import ConfigError
+from rl_caption.config.build import ConfigError
 from rl_caption.data.base import DataError
 from rl_caption.data.scenes import ScenesData, oracle
 from rl_caption.meta_evaluation.specificity import make_chains

@@ -25,7 +25,7 @@ from benchmarks.studies.reward_models import data_section, loaded
 from rewards.clip.backbone import load_backbone
 from rewards.clip.clipscore import ClipScore, RefClipScore
 from rewards.text.tokenize import tokenize
-from rl_caption.build import ConfigError
+from rl_caption.config.build import ConfigError
 from rl_caption.data.base import DataError
 from rl_caption.data.scenes import ScenesData, hard_negatives, oracle
 from rl_caption.meta_evaluation.scenes import rate_captions, sample_at_temperatures

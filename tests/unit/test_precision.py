@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from rl_caption.build import build_accelerator
-from rl_caption.config import RunConfig, TrainConfig
-from rl_caption.precision import usable_precision
+from rl_caption.config.build import build_accelerator
+from rl_caption.config.schema import RunConfig, TrainConfig
+from rl_caption.training.distributed.precision import usable_precision
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rl_caption.command_line import switched_on, with_lists
+from rl_caption.cli.arguments import switched_on, with_lists
 from rl_caption.evaluation import validation_cider
 from rl_caption.report import curves
 from rl_caption.report.charts import MAX_POINTS, Marks, Series, figure, line_chart, number, running_mean

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from rl_caption.build import ConfigError
-from rl_caption.cli import parse
+from rl_caption.cli.main import parse
+from rl_caption.config.build import ConfigError
 from rl_caption.reward_models import program
 from rl_caption.reward_models.checks import READ_BY, check_batch_norm, check_config
 from rl_caption.reward_models.config import (

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from rewards.clip.backbone import load_backbone
 from rewards.clip.long import stretch_positions
 from rewards.clip.preprocessing import Preprocessing
-from rl_caption.build import ConfigError, build_data
-from rl_caption.config import DataConfig
+from rl_caption.config.build import ConfigError, build_data
+from rl_caption.config.schema import DataConfig
 from rl_caption.data.order import micro_batches, step_indices
 from rl_caption.reward_models.batch import (
     PairBatch,

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rewards.clip.backbone import load_backbone
 from rewards.clip.preprocessing import Preprocessing
-from rl_caption.build import ConfigError
+from rl_caption.config.build import ConfigError
 from rl_caption.data.base import DataError
 from rl_caption.data.scenes import ScenesData
 from rl_caption.reward_models.batch import PairCollate, PixelCache, TokenCache, choose_caption

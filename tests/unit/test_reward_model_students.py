@@ -14,7 +14,7 @@ from torch import nn
 
 from rewards.clip.backbone import load_backbone
 from rewards.clip.student import LCLIP, LCLIPConfig
-from rl_caption.build import ConfigError
+from rl_caption.config.build import ConfigError
 from rl_caption.reward_models.encoders import ClipTowers, pretrained_clip, random_clip, save_clip
 from rl_caption.reward_models.students import (
     build_dual,

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from rl_caption.checkpoint import CheckpointError, seal
-from rl_caption.config import RewardTerm, ScstConfig
-from rl_caption.run_folder import changed_keys, find_checkpoint, is_complete, write_result, write_run_files
+from rl_caption.config.schema import RewardTerm, ScstConfig
+from rl_caption.training.checkpoint import CheckpointError, seal
+from rl_caption.training.run_folder import changed_keys, find_checkpoint, is_complete, write_result, write_run_files
 from rl_caption.types import TrainState
 
 

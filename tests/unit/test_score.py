@@ -16,10 +16,10 @@ from rewards.text.cider import cider_d
 from rewards.text.document_frequency import DocumentFrequencies
 from rewards.text.rouge import rouge_l
 from rewards.text.tokenize import tokenize
+from rl_caption.cli.score import main, score_files
 from rl_caption.data.base import DataError
 from rl_caption.data.files import find_images, read_captions, read_references, references_for, write_json
 from rl_caption.evaluation import EvaluationError
-from rl_caption.score import main, score_files
 
 CASE = json.loads((Path(__file__).parents[1] / "golden" / "cider_four_images.json").read_text())["cases"][0]
 REFERENCES = {str(number): texts for number, texts in enumerate(CASE["references"], 1)}

@@ -15,9 +15,9 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from torch import nn
 
-from rl_caption.checkpoint import CheckpointError, load_checkpoint
-from rl_caption.config import CaptionEvalConfig, RunConfig, XeConfig, XeTrainConfig
+from rl_caption.config.schema import CaptionEvalConfig, RunConfig, XeConfig, XeTrainConfig
 from rl_caption.training.accumulation import Averages
+from rl_caption.training.checkpoint import CheckpointError, load_checkpoint
 from rl_caption.training.loop import NonFiniteError, Trainer
 from rl_caption.training.setup import Context
 from rl_caption.types import CaptionBatch, TrainState, Validation

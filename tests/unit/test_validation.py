@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from rl_caption.captioners.base import Decoding
-from rl_caption.cli import parse
-from rl_caption.config import XeConfig
+from rl_caption.cli.main import parse
+from rl_caption.config.schema import XeConfig
 from rl_caption.training import validation
 from tests.captions_for_tests import CAPTIONS, REFERENCES
 

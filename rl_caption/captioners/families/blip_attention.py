@@ -85,5 +85,5 @@ def _fused(attention: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tens
 
 
 def _fused_off(states: Tensor) -> bool:
-    """Whether a CPU does without its fused kernel, as in bf16 (``rl_caption.build``): its substitute is slower."""
+    """Whether a CPU does without its fused kernel, as in bf16 (``config.build``): its substitute is slower."""
     return states.device.type == "cpu" and not torch.backends.cuda.flash_sdp_enabled()

@@ -6,12 +6,12 @@ import hashlib
 from collections.abc import Sequence
 from typing import Annotated, Any, TypeAlias, overload
 
+from rl_caption.config.ranges import Range, Seed
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.scenes.draws import Draws
 from rl_caption.data.scenes.images import SceneImage
 from rl_caption.data.scenes.language import long_reference, references
 from rl_caption.data.scenes.world import PAIRS, SEEN_PAIRS, UNSEEN_PAIRS, Scene, make_scene, moves
-from rl_caption.ranges import Range, Seed
 
 Scenes: TypeAlias = Annotated[int, Range(min=0, max=10**9)]
 SPLITS = ("train", "val", "test", "test_unseen")

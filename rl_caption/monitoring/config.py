@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from rl_caption.hacking.rule import Thresholds
+from rl_caption.monitoring.rule import Thresholds
 
 
 @dataclass

@@ -7,9 +7,7 @@ from typing import Annotated, Any, Literal
 
 from rl_caption.captioners.config import LoraConfig as LoraConfig
 from rl_caption.captioners.config import ModelConfig as ModelConfig
-from rl_caption.hacking.config import JudgeConfig as JudgeConfig
-from rl_caption.hacking.config import MonitorConfig
-from rl_caption.ranges import (
+from rl_caption.config.ranges import (
     BatchSize,
     Beams,
     LearningRate,
@@ -26,6 +24,8 @@ from rl_caption.ranges import (
     Weight,
     Workers,
 )
+from rl_caption.monitoring.config import JudgeConfig as JudgeConfig
+from rl_caption.monitoring.config import MonitorConfig
 
 
 @dataclass

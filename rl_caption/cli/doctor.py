@@ -19,7 +19,7 @@ from rl_caption import torchvision_remedy
 from rl_caption.torchvision_remedy import RemedyError, TorchvisionState
 
 if TYPE_CHECKING:
-    from rl_caption.config import ScstConfig
+    from rl_caption.config.schema import ScstConfig
 
 NEEDED = {
     "torch": "nothing runs",
@@ -216,13 +216,13 @@ def config_findings(config: ScstConfig) -> Iterator[Finding]:
     from accelerate import Accelerator
 
     from rewards.base import RewardError
-    from rl_caption import build
     from rl_caption.captioners.base import CaptionerError
+    from rl_caption.config import build
     from rl_caption.data.base import DataError
     from rl_caption.data.checks import check_data
     from rl_caption.launch import accelerator_kwargs
-    from rl_caption.precision import usable_precision
     from rl_caption.scst import reward_scales
+    from rl_caption.training.distributed.precision import usable_precision
 
     build.quiet_libraries()
     try:
@@ -321,8 +321,8 @@ def main(argv: list[str] | None = None) -> int:
         if overrides:
             parser.error(f"unrecognized arguments: {' '.join(overrides)}")
         return doctor()
-    from rl_caption.cli import parse
-    from rl_caption.config import ScstConfig
+    from rl_caption.cli.main import parse
+    from rl_caption.config.schema import ScstConfig
 
     return doctor(parse(ScstConfig, ["--config", given.config, *overrides], "doctor"))
 

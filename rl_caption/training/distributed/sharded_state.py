@@ -18,7 +18,7 @@ from safetensors.torch import load_file, load_model, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rl_caption.engines import engine_of
+from rl_caption.training.distributed.engines import engine_of
 
 MODEL, OPTIMIZER, PLAIN_OPTIMIZER = "model.safetensors", "optimizer.safetensors", "optimizer.bin"
 MOMENTS = ("exp_avg", "exp_avg_sq")

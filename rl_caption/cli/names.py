@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 MODULES = {
-    "score": "rl_caption.score",
-    "caption": "rl_caption.caption",
-    "doctor": "rl_caption.doctor",
-    "demo": "rl_caption.demo",
+    "score": "rl_caption.cli.score",
+    "caption": "rl_caption.cli.caption",
+    "doctor": "rl_caption.cli.doctor",
+    "demo": "rl_caption.cli.demo",
     "prepare_coco": "rl_caption.data.prepare_coco",
     "prepare_features": "rl_caption.data.prepare_features",
     "report": "rl_caption.report.program",

@@ -12,8 +12,8 @@ from accelerate import Accelerator
 from tqdm import tqdm
 
 from rewards.files import atomic_write, write_errors
-from rl_caption.checkpoint import CheckpointError
 from rl_caption.data.plain_files import read_log
+from rl_caption.training.checkpoint import CheckpointError
 
 SUMMARY_KEYS = (
     "loss/total",

@@ -13,8 +13,8 @@ from tqdm import tqdm
 
 from rl_caption.captioners.base import Captioner, Decoding
 from rl_caption.data.base import Row
-from rl_caption.engines import autocast
 from rl_caption.training.accumulation import dropout_off
+from rl_caption.training.distributed.engines import autocast
 
 
 def caption_rows(

@@ -13,7 +13,7 @@ from rewards.base import Reward, RewardError, checked_scores
 from rewards.mixed import MixedReward, moments
 from rl_caption.data.base import Row
 from rl_caption.data.reward_columns import reward_inputs
-from rl_caption.hacking.rule import (
+from rl_caption.monitoring.rule import (
     Findings,
     Peak,
     Thresholds,

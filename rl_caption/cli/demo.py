@@ -9,13 +9,13 @@ import time
 from pathlib import Path
 
 from rewards.files import atomic_write
-from rl_caption.build import build_data
-from rl_caption.config import DataConfig, DecodeConfig, EvaluateConfig, JudgeConfig
+from rl_caption.cli.evaluate import judge
+from rl_caption.config.build import build_data
+from rl_caption.config.schema import DataConfig, DecodeConfig, EvaluateConfig, JudgeConfig
 from rl_caption.data.base import Row, load_image
-from rl_caption.evaluate import judge
 from rl_caption.evaluation import Evaluation, format_table, write_evaluation
 from rl_caption.report.sheet import caption_sheet
-from rl_caption.run_folder import read_config
+from rl_caption.training.run_folder import read_config
 
 CONFIG = Path("configs/demo.yaml")
 MIX = Path("configs/demo_mix.yaml")
@@ -29,7 +29,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--mix", type=Path, default=MIX, help=f"of the SCST run on a mixture (default: {MIX})")
     chosen = parser.parse_args(argv)
     started = time.monotonic()
-    script = Path(__file__).parent.parent / "scripts" / "scst.py"
+    script = Path(__file__).parents[2] / "scripts" / "scst.py"
     for config in (chosen.config, chosen.mix):
         if not config.is_file():
             raise FileNotFoundError(f"{config} is not there: run the demo from the project's folder")

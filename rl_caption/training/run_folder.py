@@ -13,10 +13,10 @@ from typing import Any
 import yaml
 
 from rewards.model_files import damage
-from rl_caption.checkpoint import CheckpointError, clear_leftovers, is_intact, newest_checkpoint, read_state
 from rl_caption.data.files import write_json, write_text
 from rl_caption.data.plain_files import read_yaml
 from rl_caption.reward_models.config import TrainingConfig
+from rl_caption.training.checkpoint import CheckpointError, clear_leftovers, is_intact, newest_checkpoint, read_state
 
 RESULT = "result.json"
 FREE_TO_CHANGE = (

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from rl_caption.config import DataConfig, EvaluateConfig, RolloutConfig, ScstConfig, ScstTrainConfig, TrainConfig
+from rl_caption.config.ranges import wrong_values
+from rl_caption.config.schema import DataConfig, EvaluateConfig, RolloutConfig, ScstConfig, ScstTrainConfig, TrainConfig
 from rl_caption.errors import ConfigError
-from rl_caption.ranges import wrong_values
 from rl_caption.scst.registry import ADVANTAGES, OBJECTIVES, build_advantage, build_objective, shared_options
 
 NEED_TWO_SAMPLES = frozenset({"leave_one_out", "group_norm"})

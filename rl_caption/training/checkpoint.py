@@ -28,8 +28,8 @@ from torch import nn
 from rewards.model_files import MANIFEST, damage, manifest_of
 from rl_caption.data.files import write_json
 from rl_caption.data.plain_files import check_type, read_json
-from rl_caption.engines import engine_of
-from rl_caption.sharded_state import Moments, load_moments, write_sharded
+from rl_caption.training.distributed.engines import engine_of
+from rl_caption.training.distributed.sharded_state import Moments, load_moments, write_sharded
 from rl_caption.types import TrainState
 
 logger = logging.getLogger(__name__)

@@ -15,7 +15,10 @@ from rewards.mixed import MixedReward
 from rewards.registry import load as load_term
 from rewards.text.cider import CiderD
 from rewards.text.tokenize import untested_texts
-from rl_caption.build import (
+from rl_caption.captioners.base import Captioner
+from rl_caption.captioners.loading import weights_hash
+from rl_caption.captioners.replay import ReplayedGenerate
+from rl_caption.config.build import (
     ConfigError,
     build_captioner,
     build_data,
@@ -25,27 +28,24 @@ from rl_caption.build import (
     check_positions,
     references_of,
 )
-from rl_caption.captioners.base import Captioner
-from rl_caption.captioners.loading import weights_hash
-from rl_caption.captioners.replay import ReplayedGenerate
-from rl_caption.config import ModelConfig, ScstConfig, XeConfig
+from rl_caption.config.schema import ModelConfig, ScstConfig, XeConfig
 from rl_caption.data.checks import check_row_images
 from rl_caption.data.loader import Collate
-from rl_caption.engines import engine_of
-from rl_caption.hacking.config import MonitorConfig
-from rl_caption.hacking.judges import build_judges
-from rl_caption.hacking.monitor import HackingMonitor
-from rl_caption.hacking.rule import few_images, reference_statistics
+from rl_caption.monitoring.config import MonitorConfig
+from rl_caption.monitoring.judges import build_judges
+from rl_caption.monitoring.monitor import HackingMonitor
+from rl_caption.monitoring.rule import few_images, reference_statistics
 from rl_caption.report.gallery import source_of
 from rl_caption.report.program import write_report
-from rl_caption.run_folder import is_complete
 from rl_caption.scst.cross_entropy import CrossEntropyTask
 from rl_caption.scst.registry import build_advantage, build_objective, shared_options
 from rl_caption.scst.reward_scales import announce_scales
 from rl_caption.scst.step import SelfCriticalTask
-from rl_caption.tracking import announce
+from rl_caption.training.distributed.engines import engine_of
 from rl_caption.training.loop import Trainer
+from rl_caption.training.run_folder import is_complete
 from rl_caption.training.setup import Context, setup
+from rl_caption.training.tracking import announce
 from rl_caption.training.validation import CaptionValidator
 from rl_caption.types import TrainState
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
-from rl_caption.config_files import DEEPEST
-from rl_caption.ranges import is_text, shown
+from rl_caption.cli.yaml_files import DEEPEST
+from rl_caption.config.ranges import is_text, shown
 
 
 def switched_on(arguments: Sequence[str], option: str) -> list[str]:

@@ -26,21 +26,21 @@ from rewards.text.tokenize import tokenize
 from rl_caption.captioners.base import Captioner, CaptionerError, Decoding
 from rl_caption.captioners.loading import load_captioner
 from rl_caption.captioners.transformer import TransformerCaptioner
-from rl_caption.config import DataConfig, ModelConfig, RewardConfig, RunConfig, ScstConfig, TrainConfig
+from rl_caption.config.ranges import shown, wrong_values
+from rl_caption.config.schema import DataConfig, ModelConfig, RewardConfig, RunConfig, ScstConfig, TrainConfig
 from rl_caption.data.base import DataError, DataModule, Row
 from rl_caption.data.checks import check_data
 from rl_caption.data.jsonl import JsonLinesData
 from rl_caption.data.karpathy import KarpathyData
 from rl_caption.data.long import LongCaptions
 from rl_caption.data.scenes import ScenesData
-from rl_caption.engines import engine_of, fsdp_arguments, settle_engine, use_fsdp, wanted_engine
 from rl_caption.errors import ConfigError as ConfigError
 from rl_caption.launch import accelerator_kwargs, check_processes
-from rl_caption.precision import asked_precision, usable_precision
-from rl_caption.ranges import shown, wrong_values
 from rl_caption.scst.advantages import needs_greedy
 from rl_caption.scst.registry import build_advantage
-from rl_caption.tracking import announce
+from rl_caption.training.distributed.engines import engine_of, fsdp_arguments, settle_engine, use_fsdp, wanted_engine
+from rl_caption.training.distributed.precision import asked_precision, usable_precision
+from rl_caption.training.tracking import announce
 
 TYPE_NAMES: dict[Any, str] = {int: "a whole number", bool: "true or false", str: "text"}
 

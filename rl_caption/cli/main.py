@@ -21,13 +21,13 @@ from types import NoneType
 from typing import Any, TypeVar, get_args, get_type_hints
 
 from rl_caption.ablation.config import AblateConfig
-from rl_caption.command_line import Chain, data_overrides, odd_word, switched_on, value_at, with_lists
-from rl_caption.config import EvaluateConfig, ScstConfig, XeConfig
-from rl_caption.config_files import ConfigFileError, load, read_mapping
+from rl_caption.cli.arguments import Chain, data_overrides, odd_word, switched_on, value_at, with_lists
+from rl_caption.cli.names import MODULES, SUMMARIES
+from rl_caption.cli.yaml_files import ConfigFileError, load, read_mapping
+from rl_caption.config.ranges import wrong_values
+from rl_caption.config.schema import EvaluateConfig, ScstConfig, XeConfig
 from rl_caption.errors import ConfigError
 from rl_caption.meta_evaluation.config import JudgeSetConfig
-from rl_caption.program_names import MODULES, SUMMARIES
-from rl_caption.ranges import wrong_values
 from rl_caption.reward_models.config import RewardModelConfig
 from rl_caption.trl.config import GrpoVlmConfig
 
@@ -53,7 +53,7 @@ def parse(kind: type[Config], arguments: Sequence[str], program: str) -> Config:
         UsageError: a file that is no configuration, a key that does not exist, or a value of another type.
         ConfigError: a value is null or out of its range, or does not fit another.
     """
-    from rl_caption.config_checks import check
+    from rl_caption.config.checks import check
 
     config = read(kind, arguments, program)
     try:
@@ -194,7 +194,7 @@ def _say(chain: Chain) -> None:
 def xe(arguments: Sequence[str]) -> int:
     """Train a captioner by cross-entropy."""
     config = parse(XeConfig, arguments, "train_xe.py")
-    from rl_caption.programs import train_xe
+    from rl_caption.training.programs import train_xe
     from rl_caption.training.setup import leave_process_group
 
     train_xe(config)
@@ -205,8 +205,8 @@ def xe(arguments: Sequence[str]) -> int:
 def scst(arguments: Sequence[str]) -> int:
     """Fine-tune a captioner by self-critical sequence training."""
     config = parse(ScstConfig, arguments, "scst.py")
-    from rl_caption.programs import check_images_early, check_weights_early, train_scst, train_xe
-    from rl_caption.run_folder import is_complete
+    from rl_caption.training.programs import check_images_early, check_weights_early, train_scst, train_xe
+    from rl_caption.training.run_folder import is_complete
     from rl_caption.training.setup import leave_process_group
 
     stage, chain = None, _chain(ScstConfig, arguments, "scst.py")
@@ -291,7 +291,7 @@ def _collect(
     complete: dict[Path, RewardModelConfig],
 ) -> None:
     """Sort the runs of ``paths``, and those before them, by whether they are complete; in order of training."""
-    from rl_caption.run_folder import is_complete
+    from rl_caption.training.run_folder import is_complete
 
     for path in paths:
         if path in above:
@@ -308,7 +308,7 @@ def _collect(
 def _reward_models_trained(stages: Sequence[RewardModelConfig]) -> bool:
     """Train the models one after the other; False if stopped by SIGTERM."""
     from rl_caption.reward_models.program import train_reward_model
-    from rl_caption.run_folder import is_complete
+    from rl_caption.training.run_folder import is_complete
 
     for stage in stages:
         train_reward_model(stage)
@@ -319,7 +319,7 @@ def _reward_models_trained(stages: Sequence[RewardModelConfig]) -> bool:
 
 def _warn_of_changes(stage: XeConfig | RewardModelConfig) -> None:
     """Say where a complete run, which is used as it is, was made by another configuration; from the main process."""
-    from rl_caption.run_folder import changed_keys
+    from rl_caption.training.run_folder import changed_keys
 
     folder = Path(stage.run.dir)
     changed = changed_keys(folder / "config.yaml", stage)
@@ -335,7 +335,7 @@ def _warn_of_changes(stage: XeConfig | RewardModelConfig) -> None:
 def evaluate(arguments: Sequence[str]) -> int:
     """Judge captions of a split or of a file."""
     config = parse(EvaluateConfig, with_lists(arguments, "--compare"), "evaluate.py")
-    from rl_caption.evaluate import compare_systems, evaluate_split
+    from rl_caption.cli.evaluate import compare_systems, evaluate_split
 
     print(compare_systems(config) if config.compare else evaluate_split(config))
     return 0

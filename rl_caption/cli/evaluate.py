@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rewards.base import Reward, RewardError
-from rl_caption.config import EvaluateConfig
-from rl_caption.config_checks import check
+from rl_caption.config.checks import check
+from rl_caption.config.schema import EvaluateConfig
 from rl_caption.data.files import References, read_captions, read_references, references_for
 from rl_caption.errors import ConfigError
 from rl_caption.evaluation import Evaluation, check_writable, evaluate_captions, format_table, write_evaluation
@@ -170,7 +170,7 @@ def _images(config: EvaluateConfig, by: Any = "image_id") -> _Images:
         known = read_references(config.references, config.split or SPLIT, by=by, has_splits=config.split is not None)
         rows = [{"image_id": image_id, "references": texts} for image_id, texts in known.items()]
         return _Images(known, rows, f"a file of references ({config.references})")
-    from rl_caption.build import build_data, usable_split
+    from rl_caption.config.build import build_data, usable_split
 
     data = build_data(config.data)
     split = config.split or SPLIT
@@ -276,7 +276,7 @@ def _usable_judges(
 ) -> Mapping[str, Reward]:
     """The judges, built unless they are given, of whom each finds what it needs in the rows of ``captioned``."""
     if judges is None and config.judges:
-        from rl_caption.hacking.judges import build_judges
+        from rl_caption.monitoring.judges import build_judges
 
         references = [texts for texts in images.references.values() if texts]
         judges = build_judges(config.judges, None, references, key="judges")
@@ -286,11 +286,11 @@ def _usable_judges(
 
 
 def _decode(config: EvaluateConfig, rows: Sequence[Row], accelerator: Accelerator) -> dict[str, str]:
-    from rl_caption.build import quiet_libraries
     from rl_caption.captioners.base import Decoding
     from rl_caption.captioners.loading import load_captioner
-    from rl_caption.inference import caption_rows
-    from rl_caption.tracking import announce
+    from rl_caption.config.build import quiet_libraries
+    from rl_caption.training.inference import caption_rows
+    from rl_caption.training.tracking import announce
 
     folder = config.model or ""
     quiet_libraries()

@@ -1,0 +1,1 @@
+"""Programs, their command lines and errors; the only folder that knows the parser library."""

@@ -1,0 +1,1 @@
+"""Configuration: dataclasses with the ranges of their values, checks, and what is built from them."""

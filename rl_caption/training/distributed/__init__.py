@@ -1,0 +1,1 @@
+"""Engines (Accelerate, DeepSpeed, FSDP2), sharded state dicts and precision."""

@@ -288,6 +288,7 @@ def stop_requests() -> Iterator[Callable[[], bool]]:
     parent = os.getppid()
 
     def note(number: int, frame: FrameType | None) -> None:
+        """The handler of these signals."""
         nonlocal first
         if first is None:
             first = time.monotonic()
@@ -323,6 +324,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     stopped: list[int] = []
 
     def pass_on(number: int, frame: FrameType | None) -> None:
+        """Send the signal to the processes of the training, or end where there is none yet."""
         children = psutil.Process().children()
         if not children:
             raise SystemExit(128 + number)

@@ -134,6 +134,7 @@ def passes_on(target: Callable[..., Any]) -> Callable[[Function], Function]:
     """
 
     def with_signature(function: Function) -> Function:
+        """``function`` with the parameters of both."""
         signature = inspect.signature(function)
         own = [parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
         more = [

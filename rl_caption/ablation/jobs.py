@@ -57,6 +57,7 @@ def run_jobs(jobs: Sequence[Job], devices: Sequence[str | None] = (None,)) -> Ge
     lock, stopped = threading.Lock(), threading.Event()
 
     def run(job: Job) -> EndedJob:
+        """Start a job on the next free share of the GPUs and wait for its end."""
         names, start = free.get(), time.monotonic()
         try:
             with lock:
@@ -97,6 +98,7 @@ def signals_as_exit() -> Iterator[None]:
     first: float | None = None
 
     def leave(number: int, frame: FrameType | None) -> None:
+        """The handler of these signals."""
         nonlocal first
         if first is None:
             first = time.monotonic()

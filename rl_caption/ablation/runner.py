@@ -126,6 +126,7 @@ def _run_cells(
     _print(f"{len(cells)} runs: {len(complete)} are there, {len(jobs)} to train, {config.jobs} at a time")
 
     def finish(cell: Cell, ended: EndedJob | None) -> None:
+        """Evaluate a cell whose training has ended well; note why where it has not."""
         failure = None if ended is None or (ended.code == 0 and is_complete(cell.run)) else _how_it_ended(ended)
         try:
             result = None if failure else _evaluate_cell(cell, plan.bases[cell.base], config, judges[cell.base])

@@ -48,8 +48,7 @@ def score_files(
         eos: EOS is a token of CIDEr-D. Published scores are without.
         split: which split of a Karpathy JSON the references are taken from; None takes all.
         kwargs: further arguments of the reward.
-        tokenizer: of n-gram rewards: ``ptb`` (None), or ``none`` for text that is tokenised already, which is split at
-            white space, nothing lower-cased or removed.
+        tokenizer: of n-gram rewards: ``ptb`` (None), or ``none``, which splits tokenised text at white space.
 
     Returns:
         ``{"reward", "signature", "mean", "scores": {image_id: value}}``, in the reward's own scale: its bounds. For
@@ -73,10 +72,10 @@ def score_files(
         columns["image"] = find_images(images, texts)
     _check_columns(reward, scorer, columns)
     values = checked_scores(scorer, scorer(None, list(texts.values()), **columns), len(texts))
+    every_text = [*texts.values(), *chain(*columns.get("references", ()))]
     result = {
         "reward": scorer.__name__,
-        "signature": scorer.signature
-        + untested_texts(scorer, [*texts.values(), *chain(*columns.get("references", ()))]),
+        "signature": scorer.signature + untested_texts(scorer, every_text),
         "mean": math.fsum(values) / len(values),
         "scores": dict(zip(texts, values, strict=True)),
     }

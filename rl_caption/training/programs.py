@@ -29,6 +29,7 @@ from rl_caption.config.build import (
     references_of,
 )
 from rl_caption.config.schema import ModelConfig, ScstConfig, XeConfig
+from rl_caption.data.base import Row
 from rl_caption.data.checks import check_row_images
 from rl_caption.data.loader import Collate
 from rl_caption.monitoring.config import MonitorConfig
@@ -101,9 +102,7 @@ def train_scst(config: ScstConfig) -> TrainState:
         # Before the weights of a checkpoint are loaded: the policy that the whole run started from.
         wanted = config.monitor.kl or getattr(objective, "needs_reference", False)
         ref_policy = _frozen_copy(captioner, context) if wanted else None
-        texts = (text for row in context.train_rows for text in row["references"])
-        signature = scst_signature(reward.signature + untested_texts(reward, texts), config)
-        state = context.start(signature, metric, monitor.notes)
+        state = context.start(scst_signature(reward, context.train_rows, config), metric, monitor.notes)
         whole = context.unsharded_copy(captioner.policy)
         model, optimizer = context.prepare(captioner.policy)
         task = SelfCriticalTask(
@@ -155,16 +154,18 @@ def _reward_and_monitor(context: Context, config: ScstConfig) -> tuple[MixedRewa
     return reward, monitor
 
 
-def scst_signature(reward: str, config: ScstConfig) -> str:
+def scst_signature(reward: MixedReward, rows: Sequence[Row], config: ScstConfig) -> str:
     """SacreEOS-style signature of a run (Hu et al. 2023): EOS, document frequencies, metric, baseline, samples; an
-    objective other than REINFORCE.
+    objective other than REINFORCE; references in ``rows`` whose tokens may differ from the toolkit's.
 
     Where there is a KL penalty, it also names the starting policy by the hash of its weights. Two runs whose signatures
     differ do not have comparable rewards.
     """
     train = config.train
     base = {"greedy": "greedy", "leave_one_out": "average"}.get(train.advantage, train.advantage)
-    signature = f"{reward}+{base}{_options(train.advantage_kwargs)}[nspi{config.rollout.num_samples}]"
+    texts = (text for row in rows for text in row["references"])
+    scored = reward.signature + untested_texts(reward, texts)
+    signature = f"{scored}+{base}{_options(train.advantage_kwargs)}[nspi{config.rollout.num_samples}]"
     if train.objective != "reinforce":
         signature += f"+{train.objective}{_options(train.objective_kwargs)}"
     if train.kl_coef > 0:

@@ -32,6 +32,7 @@ def trl_dataset(rows: Sequence[Row], prompt: str) -> Dataset:
     opened: dict[int, Any] = {}
 
     def examples(batch: dict[str, list[int]]) -> dict[str, list[Any]]:
+        """The columns of the rows of a batch."""
         nonlocal opened
         numbers = batch["row"]
         opened = {n: opened[n] if n in opened else load_image(rows[n]["image"]) for n in dict.fromkeys(numbers)}

@@ -50,7 +50,7 @@ DAMAGE = ("cut", "cut", "cut", "flip", "flip", "flip", "flip", "zeros", "twice",
 pytestmark = pytest.mark.filterwarnings("ignore")  # Pillow's, of damaged metadata
 
 
-def outcome(read: Callable[[], Any], *named: str, also: type[Exception] | None = None) -> Any:
+def check_outcome(read: Callable[[], Any], *named: str, also: type[Exception] | None = None) -> Any:
     """What ``read`` returns; None where it raised an error that a user can mend, with all of ``named`` in it."""
     raised = None
     try:
@@ -112,7 +112,7 @@ def test_damaged_images(tmp_path: Path, kind: str, damage: str, seed: int) -> No
     path.write_bytes(whole)
     right = load_image(path).tobytes()
     path.write_bytes(damaged(whole, damage, seed))
-    image = outcome(lambda: load_image(path), path.name)
+    image = check_outcome(lambda: load_image(path), path.name)
     assert image is None or image.mode == "RGB"
     verdict = check_image_file(str(path))
     if verdict.error is not None:
@@ -155,7 +155,7 @@ REFUSED_IMAGES: dict[str, Callable[[Path], Any]] = {
 @pytest.mark.parametrize("name", list(REFUSED_IMAGES))
 def test_what_is_no_image_is_refused(tmp_path: Path, name: str) -> None:
     REFUSED_IMAGES[name](tmp_path / name)
-    assert outcome(lambda: load_image(tmp_path / name), name) is None
+    assert check_outcome(lambda: load_image(tmp_path / name), name) is None
     assert name in str(check_image_file(str(tmp_path / name)).error)
 
 
@@ -198,7 +198,9 @@ def test_wrong_values_in_karpathy_json(tmp_path: Path, key: str, text: str) -> N
     content = replaced({"dataset": "x", "images": [RECORD, RECORD | {"cocoid": 8}]}, key, text)
     path.write_text(content)
     parses = len(text) < 2000 and key != "images"
-    found = outcome(lambda: KarpathyData(path), path.name, *(["images[0]"] if parses and "]]]" not in text else []))
+    found = check_outcome(
+        lambda: KarpathyData(path), path.name, *(["images[0]"] if parses and "]]]" not in text else [])
+    )
     if found is not None:
         check_rows(found)
 
@@ -208,7 +210,7 @@ def test_wrong_values_in_karpathy_json(tmp_path: Path, key: str, text: str) -> N
 def test_wrong_values_in_json_lines(tmp_path: Path, key: str, text: str) -> None:
     path = tmp_path / "data.jsonl"
     path.write_text(json.dumps(ROW | {"image": "b.jpg"}) + "\n" + replaced(ROW, key, text) + "\n")
-    found = outcome(lambda: JsonLinesData(path), path.name, "line 2")
+    found = check_outcome(lambda: JsonLinesData(path), path.name, "line 2")
     if found is not None:
         check_rows(found)
 
@@ -220,14 +222,14 @@ TWICE = ['"filename": "a.jpg"', '"sentences": []', '"cocoid": 1']
 def test_keys_that_are_there_twice_in_karpathy_json(tmp_path: Path, pair: str) -> None:
     path = tmp_path / "dataset.json"
     path.write_text(json.dumps({"images": [RECORD]}).replace('"filename"', f'{pair}, "filename"', 1))
-    assert outcome(lambda: KarpathyData(path), path.name, repr(pair.split('"')[1])) is None
+    assert check_outcome(lambda: KarpathyData(path), path.name, repr(pair.split('"')[1])) is None
 
 
 @pytest.mark.parametrize("pair", ['"image": "x.jpg"', '"references": []', '"split": "test"'])
 def test_keys_that_are_there_twice_in_json_lines(tmp_path: Path, pair: str) -> None:
     path = tmp_path / "data.jsonl"
     path.write_text("{" + pair + ", " + json.dumps(ROW)[1:] + "\n")
-    assert outcome(lambda: JsonLinesData(path), path.name, "line 1", repr(pair.split('"')[1])) is None
+    assert check_outcome(lambda: JsonLinesData(path), path.name, "line 1", repr(pair.split('"')[1])) is None
 
 
 @pytest.mark.parametrize(("damage", "seed"), CASES)
@@ -236,7 +238,7 @@ def test_damaged_data_sets(tmp_path: Path, format: str, damage: str, seed: int) 
     path = tmp_path / f"data.{format}"
     whole = json.dumps({"images": [RECORD]}) if format == "karpathy" else json.dumps(ROW) + "\n"
     path.write_bytes(damaged(whole.encode(), damage, seed))
-    found = outcome(lambda: (KarpathyData if format == "karpathy" else JsonLinesData)(path), path.name)
+    found = check_outcome(lambda: (KarpathyData if format == "karpathy" else JsonLinesData)(path), path.name)
     if found is not None:
         check_rows(found)
 
@@ -247,7 +249,7 @@ def test_other_encodings(tmp_path: Path, format: str, encoding: str) -> None:
     path, row = tmp_path / f"data.{format}", ROW | {"references": ["ein Möwenpaar"]}
     content = {"images": [RECORD | {"sentences": [{"raw": "ein Möwenpaar"}]}]} if format == "karpathy" else row
     path.write_bytes(json.dumps(content, ensure_ascii=False).encode(encoding))
-    found = outcome(lambda: (KarpathyData if format == "karpathy" else JsonLinesData)(path), path.name)
+    found = check_outcome(lambda: (KarpathyData if format == "karpathy" else JsonLinesData)(path), path.name)
     assert found is None or found.split("train")[0]["references"] == ["ein Möwenpaar"]
 
 
@@ -268,7 +270,7 @@ def test_damaged_document_frequencies(tmp_path: Path, damage: str, seed: int) ->
     path, right = tmp_path / "df.npz", frequencies()
     right.save(path)
     path.write_bytes(damaged(path.read_bytes(), damage, seed))
-    found = outcome(lambda: DocumentFrequencies.load(path), path.name, also=ValueError)
+    found = check_outcome(lambda: DocumentFrequencies.load(path), path.name, also=ValueError)
     assert found is None or same(found, right)
 
 
@@ -325,7 +327,7 @@ def test_absurd_arrays_in_document_frequencies(tmp_path: Path, name: str, member
         members = {info.filename.removesuffix(".npy"): archive.read(info) for info in archive.infolist()}
     zipped(path, **members | {member: HEADERS[name]})
     with bounded_memory():
-        assert outcome(lambda: DocumentFrequencies.load(path), path.name, also=ValueError) is None
+        assert check_outcome(lambda: DocumentFrequencies.load(path), path.name, also=ValueError) is None
 
 
 BOMB = 1 << 28
@@ -349,8 +351,8 @@ def test_an_archive_that_expands_beyond_reason(tmp_path: Path, bomb: bytes) -> N
     for name in ("7.npz", "df.npz"):
         (tmp_path / name).write_bytes(bomb)
     with bounded_memory():
-        assert outcome(lambda: load_features(tmp_path / "7.npz", "7"), "7.npz") is None
-        assert outcome(lambda: DocumentFrequencies.load(tmp_path / "df.npz"), "df.npz", also=ValueError) is None
+        assert check_outcome(lambda: load_features(tmp_path / "7.npz", "7"), "7.npz") is None
+        assert check_outcome(lambda: DocumentFrequencies.load(tmp_path / "df.npz"), "df.npz", also=ValueError) is None
 
 
 def deep_tuple() -> bytes:
@@ -418,7 +420,7 @@ def test_hostile_pickles(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "df.p"
     path.write_bytes(PICKLES[name])
-    assert outcome(lambda: load_legacy_pickle(path), path.name, also=ValueError) is None
+    assert check_outcome(lambda: load_legacy_pickle(path), path.name, also=ValueError) is None
     assert not (tmp_path / "hacked").exists()
 
 
@@ -427,7 +429,7 @@ def test_damaged_pickles(tmp_path: Path, seed: int) -> None:
     path = tmp_path / "df.p"
     whole = pickle.dumps({"document_frequency": GOOD, "ref_len": 100}, protocol=2)
     path.write_bytes(damaged(whole, "flip" if seed % 4 else "cut", seed))
-    found = outcome(lambda: load_legacy_pickle(path), path.name, also=ValueError)
+    found = check_outcome(lambda: load_legacy_pickle(path), path.name, also=ValueError)
     assert found is None or 0 < found.documents < 1e22  # a pickle has no checksum
 
 
@@ -435,7 +437,7 @@ def test_damaged_pickles(tmp_path: Path, seed: int) -> None:
 @pytest.mark.parametrize("content", [b"", b"PK\x05\x06", b"\x80", b"text"])
 def test_a_reward_names_the_document_frequencies(tmp_path: Path, name: str, content: bytes) -> None:
     (tmp_path / name).write_bytes(content)
-    assert outcome(lambda: build_term("cider", df=str(tmp_path / name)), name, also=ValueError) is None
+    assert check_outcome(lambda: build_term("cider", df=str(tmp_path / name)), name, also=ValueError) is None
 
 
 # --- features ---------------------------------------------------------------------------------------------------------
@@ -454,8 +456,8 @@ def test_absurd_headers_of_features(tmp_path: Path, name: str, packed: bool) -> 
         path.write_bytes(HEADERS[name])
     (item,) = features_of([IMAGE], tmp_path, FeatureOptions())
     with bounded_memory():
-        assert outcome(item.load, path.name, "'7'") is None
-        assert outcome(item.check, path.name, "'7'") is None or name in ("nan", "beyond float32")
+        assert check_outcome(item.load, path.name, "'7'") is None
+        assert check_outcome(item.check, path.name, "'7'") is None or name in ("nan", "beyond float32")
 
 
 @pytest.mark.parametrize(("damage", "seed"), CASES)
@@ -473,7 +475,7 @@ def test_damaged_features(tmp_path: Path, kind: str, damage: str, seed: int) -> 
     path.write_bytes(damaged(path.read_bytes(), damage, seed))
     root = path if kind == "hdf5" else tmp_path
     options = FeatureOptions(pattern="{image_id}.stored") if kind == "stored.npz" else FeatureOptions()
-    found = outcome(lambda: features_of([IMAGE], root, options)[0].load(), path.name)
+    found = check_outcome(lambda: features_of([IMAGE], root, options)[0].load(), path.name)
     assert found is None or (found.dtype == np.float32 and np.isfinite(found).all())
     if found is not None and kind.endswith("npz"):
         assert found.tolist() == FEATURES.tolist()
@@ -485,7 +487,7 @@ def test_hdf5_that_was_never_written(tmp_path: Path, shape: tuple[int, int]) -> 
     path = tmp_path / "f.hdf5"
     with h5py.File(path, "w") as file:
         file.create_dataset("7", shape, dtype="f4", chunks=(1, 2048))
-    assert outcome(lambda: features_of([IMAGE], path, FeatureOptions())[0].load(), "f.hdf5", "'7'") is None
+    assert check_outcome(lambda: features_of([IMAGE], path, FeatureOptions())[0].load(), "f.hdf5", "'7'") is None
 
 
 @pytest.mark.parametrize("sides", [("nan", 4.0), (4.0, "inf"), (0.0, 4.0), (-4.0, 4.0), ([1, 2], 4.0), ("text", 4.0)])
@@ -494,8 +496,8 @@ def test_absurd_sizes_of_images(tmp_path: Path, sides: tuple[Any, Any]) -> None:
     boxes = np.array([[0, 0, 2, 2], [1, 1, 3, 3], [0, 1, 2, 3]], np.float32)
     np.savez(tmp_path / "7.npz", features=FEATURES, boxes=boxes, image_w=width, image_h=height)
     (item,) = features_of([IMAGE], tmp_path, FeatureOptions(box_features="normalised"))
-    assert outcome(item.load, "7.npz", "'7'") is None
-    assert outcome(item.check, "7.npz", "'7'") is None
+    assert check_outcome(item.load, "7.npz", "'7'") is None
+    assert check_outcome(item.check, "7.npz", "'7'") is None
 
 
 # --- run folders ------------------------------------------------------------------------------------------------------
@@ -564,7 +566,7 @@ def test_other_values_in_files_of_folders(tmp_path: Path, name: str) -> None:
     for text in texts:
         file.write_text(text)
         # A comparison may name a folder that is not there.
-        outcome(lambda: render(make_page([folder], images=1)), name if name != "comparison.json" else str(folder))
+        check_outcome(lambda: render(make_page([folder], images=1)), name if name != "comparison.json" else str(folder))
 
 
 LINES = ["", "null", "[]", '{"step": "1"}', '{"step": null}', '{"step": true}', '{"step": 1.5}', '{"val/cider": 1}']
@@ -579,9 +581,9 @@ def test_other_lines_of_metrics(tmp_path: Path, line: str, last: bool) -> None:
     log = run / "metrics.jsonl"
     log.write_text('{"step": 0, "hacking/alarm": 0.0}\n' + line + ("" if last else '\n{"step": 2}\n'))
     before = log.read_bytes()
-    outcome(lambda: render(make_page([run], images=0)), "metrics.jsonl", "line 2")
-    outcome(lambda: first_alarm(log), "metrics.jsonl", "line 2")
-    if outcome(lambda: drop_after(log, 1) is None, "metrics.jsonl", "line 2") is None:
+    check_outcome(lambda: render(make_page([run], images=0)), "metrics.jsonl", "line 2")
+    check_outcome(lambda: first_alarm(log), "metrics.jsonl", "line 2")
+    if check_outcome(lambda: drop_after(log, 1) is None, "metrics.jsonl", "line 2") is None:
         assert log.read_bytes() == before
     else:
         assert all(json.loads(kept)["step"] <= 1 for kept in log.read_text().splitlines())
@@ -602,7 +604,7 @@ STATE = {"global_step": 4, "metric": "val/cider", "best_metric": 1.0, "best_step
 def test_other_values_in_the_state_of_a_checkpoint(tmp_path: Path, key: str | None, value: Any) -> None:
     content = json.dumps(value if key is None else STATE | {key: value})
     folder = intact_checkpoint(tmp_path / "step-00000004", content)
-    found = outcome(lambda: read_state(folder), "trainer_state.json", *([repr(key)] if key else []))
+    found = check_outcome(lambda: read_state(folder), "trainer_state.json", *([repr(key)] if key else []))
     if found is not None:
         assert isinstance(found.global_step, int)
         assert not isinstance(found.global_step, bool)
@@ -630,7 +632,7 @@ YAML += ["!!python/object/apply:os.system ['touch x']", "- 1", "a: !!binary x", 
 @pytest.mark.parametrize("text", YAML, ids=lambda text: text[:12])
 def test_other_configurations_of_a_run(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.yaml").write_bytes(text.encode("latin-1"))
-    found = outcome(lambda: changed_keys(tmp_path / "config.yaml", XeConfig()), "config.yaml")
+    found = check_outcome(lambda: changed_keys(tmp_path / "config.yaml", XeConfig()), "config.yaml")
     assert found is None or all(isinstance(line, str) for line in found)
 
 
@@ -641,4 +643,4 @@ CELLS = ["alpha=0,,many,0,1", "alpha=0,,0,few,1", "alpha=0,,0", "a,b", "x,,0.5,s
 def test_other_lines_of_an_ablation(tmp_path: Path, line: str) -> None:
     folder = write_ablation(tmp_path / "grid")
     (folder / "runs.csv").write_text((folder / "runs.csv").read_text() + line + "\n")
-    outcome(lambda: render(make_page([folder], images=0)), "runs.csv")
+    check_outcome(lambda: render(make_page([folder], images=0)), "runs.csv")

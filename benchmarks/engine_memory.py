@@ -91,8 +91,7 @@ def work(rank: int, processes: int, engine: str, port: int, queue: Any) -> None:
     """One process: put the bytes a parameter at each moment, and the number of parameters, into ``queue``."""
     if processes > 1 or engine != "plain":  # a launcher; without one there is no DDP
         os.environ.update(environment(engine) | launched(rank, processes, port))
-    from rl_caption.captioners.configuration import CaptionTransformerConfig
-    from rl_caption.captioners.modeling import CaptionTransformer
+    from rl_caption.captioners.modeling import CaptionTransformer, CaptionTransformerConfig
     from rl_caption.config.build import build_accelerator
     from rl_caption.config.schema import RunConfig, TrainConfig
     from rl_caption.training.accumulation import backward_all

@@ -45,7 +45,7 @@ from benchmarks.scst_step import (
 )
 from rewards.mixed import MixedReward
 from rl_caption.captioners.base import caption_mask, forbid
-from rl_caption.captioners.families import family_of
+from rl_caption.captioners.hf_families import FAMILIES
 from rl_caption.captioners.hf_policy import HuggingFacePolicy
 from rl_caption.captioners.huggingface import HuggingFaceCaptioner, Processing
 from rl_caption.types import CaptionBatch
@@ -101,7 +101,7 @@ def build_bench(make: Callable[[], Any], side: int, shapes: Shapes, device: str,
     torch.manual_seed(0)
     model = make()
     tokenizer = word_tokenizer(model)
-    family = family_of(model.config.model_type)
+    family = FAMILIES[model.config.model_type]
     policy = HuggingFacePolicy(model, family, family.conventions(model, tokenizer, None, ""))
     policy.to(device).eval()
     captioner: Any = HuggingFaceCaptioner(policy, Processing(None, tokenizer))

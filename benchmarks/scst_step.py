@@ -37,8 +37,8 @@ from rewards.text.cider import CiderD
 from rewards.text.document_frequency import DocumentFrequencies
 from rewards.text.tokenize import tokenize
 from rl_caption.captioners.base import Decoding, Generate, forbid
-from rl_caption.captioners.prefixes import different_prefixes
-from rl_caption.captioners.replay import ReplayedGenerate
+from rl_caption.captioners.decoding import ReplayedGenerate
+from rl_caption.captioners.packed import unique_prefixes
 from rl_caption.captioners.transformer import TransformerCaptioner
 from rl_caption.data.base import Row
 from rl_caption.scst.advantages import greedy
@@ -323,7 +323,7 @@ def lengths_of(bench: Bench, batch: CaptionBatch) -> str:
     """Lengths of sampled captions, and the share of their tokens whose prefix no other sample of the image has."""
     rollout = sample_captions(bench.captioner, bench.policy, batch, bench.decoding, seed=0, step=0)
     lengths = rollout.mask.sum(-1).double()
-    different = different_prefixes(rollout.token_ids, rollout.mask)[0].sum() / rollout.mask.sum()
+    different = unique_prefixes(rollout.token_ids, rollout.mask)[0].sum() / rollout.mask.sum()
     shortest, longest = int(lengths.min()), int(lengths.max())
     return f"{lengths.mean():.1f} tokens a caption ({shortest} to {longest}), {different:.0%} after different prefixes"
 

@@ -12,9 +12,8 @@ from rewards.mixed import MixedReward
 from rl_caption.captioners.base import Decoding
 from rl_caption.captioners.transformer import TransformerCaptioner
 from rl_caption.data.loader import Collate
-from rl_caption.scst.advantages import needs_greedy
+from rl_caption.scst.advantages import build_advantage, needs_greedy
 from rl_caption.scst.objectives import Reinforce
-from rl_caption.scst.registry import build_advantage
 from rl_caption.scst.step import SelfCriticalTask
 from rl_caption.types import CaptionBatch
 from tests.captioners_for_tests import tiny_rows

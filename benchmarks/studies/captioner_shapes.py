@@ -17,9 +17,9 @@ import transformers
 from torch import Tensor
 
 from benchmarks.hf_step import blip, vit_gpt2
+from rl_caption.captioners import hf_families
 from rl_caption.captioners.decoding import Prefixes
-from rl_caption.captioners.families import family_of
-from rl_caption.captioners.families.base import Conventions
+from rl_caption.captioners.hf_families import Conventions
 from rl_caption.captioners.hf_policy import HuggingFacePolicy
 
 SAMPLES, TOKENS = 3, 8
@@ -46,7 +46,7 @@ def teacher_forced(policy: HuggingFacePolicy, pixel_values: Tensor, token_ids: T
 
 def sample(policy: HuggingFacePolicy, pixel_values: Tensor) -> tuple[Tensor, Tensor]:
     """K captions of L tokens of one image, token by token: ids and their log-probabilities, both [1, K, L]."""
-    logits, memory = policy(pixel_values=pixel_values, max_tokens=TOKENS)
+    logits, state = policy(pixel_values=pixel_values, max_tokens=TOKENS)
     logits = logits.expand(SAMPLES, -1)
     image = torch.zeros(SAMPLES, dtype=torch.long)
     tokens, found = [], []
@@ -55,7 +55,7 @@ def sample(policy: HuggingFacePolicy, pixel_values: Tensor) -> tuple[Tensor, Ten
         tokens.append(torch.multinomial(logprobs.exp(), 1)[:, 0])
         found.append(logprobs.gather(1, tokens[-1].unsqueeze(1))[:, 0])
         origin = image if position == 0 else None  # all continue the one prompt
-        logits = policy(prefixes=Prefixes(tokens[-1], origin, image), memory=memory)
+        logits = policy(prefixes=Prefixes(tokens[-1], origin, image), decode_state=state)
     return torch.stack(tokens, 1)[None], torch.stack(found, 1)[None]
 
 
@@ -66,7 +66,9 @@ def main() -> None:
     print("family         weights  largest difference of log-probabilities  the same captions, another image  seconds")
     for name, (kind, make, side, bos) in FAMILIES.items():
         model = make()
-        policy = HuggingFacePolicy(model, family_of(kind), Conventions(start=(bos,), eos=0, pad=0, vocab_size=bos + 2))
+        policy = HuggingFacePolicy(
+            model, hf_families.FAMILIES[kind], Conventions(start=(bos,), eos=0, pad=0, vocab_size=bos + 2)
+        )
         policy.eval()
         started = time.perf_counter()
         pixel_values, other = torch.randn(2, 1, 3, side, side)

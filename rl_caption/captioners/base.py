@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -15,67 +16,63 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from rl_caption.config.ranges import TEMPERATURES
-from rl_caption.data.base import Row
-
-
-class CaptionerError(ValueError):
-    """A saved captioner cannot be used; the message names the folder and what is wrong with it."""
-
-
-class reading:
-    """Inside, what a library raises on a damaged or foreign file becomes a ``CaptionerError`` that names ``what``.
-
-    Libraries were not written for such files: a number where Transformers expects a section is an AttributeError. The
-    tokenizers library, written in Rust, raises ``Exception`` itself, none of whose subclasses are meant here.
-    """
-
-    EXPECTED = (
-        OSError,
-        ValueError,
-        TypeError,
-        LookupError,
-        AttributeError,
-        ArithmeticError,
-        RuntimeError,
-        MemoryError,
-        AssertionError,
-        ImportError,
-        SafetensorError,
-        StrictDataclassError,
-        UnpicklingError,
-    )
-
-    def __init__(self, what: str | Path) -> None:
-        self.what = what
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if error is None or (isinstance(error, CaptionerError) and str(self.what) in str(error)):
-            return
-        if isinstance(error, self.EXPECTED) or type(error) is Exception:
-            name = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: "
-            raise CaptionerError(f"{self.what} cannot be loaded: {name}{error}") from error
-
+from rl_caption.data.base import DataError, Row
 
 FORBIDDEN_LOGIT = -1e9
 """Logit of tokens that a caption may not contain: probability 0 in float32 at all ``TEMPERATURES``, yet finite, so that
 entropy is defined."""
 
 
+class CaptionerError(ValueError):
+    """A saved captioner cannot be used; the message names the folder and what is wrong with it."""
+
+
+UNREADABLE = (
+    OSError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RuntimeError,
+    MemoryError,
+    AssertionError,
+    ImportError,
+    SafetensorError,
+    StrictDataclassError,
+    UnpicklingError,
+)
+"""What libraries raise on damaged or foreign files: a number where Transformers expects a section is an
+AttributeError."""
+
+
+@contextmanager
+def reading(what: str | Path) -> Iterator[None]:
+    """Make of what a library raises on a damaged or foreign file a ``CaptionerError`` that names ``what``."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, CaptionerError) and str(what) in str(error):
+            raise
+        # The tokenizers library, written in Rust, raises ``Exception`` itself.
+        if not isinstance(error, UNREADABLE) and type(error) is not Exception:
+            raise
+        name = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: "
+        raise CaptionerError(f"{what} cannot be loaded: {name}{error}") from error
+
+
 @dataclass(frozen=True)
 class Decoding:
-    """How captions are drawn from the policy. Nothing is inherited from a model's own generation settings.
+    """How captions are decoded. Nothing is inherited from a model's own generation settings.
 
     Args:
         num_samples: K captions sampled from the full distribution at ``temperature``.
         with_greedy: one more caption by arg max, as the last row.
         max_new_tokens: length limit L in tokens, EOS included.
         num_beams: above 1 means beam search instead (``num_samples`` must be 0).
-        length_penalty: beam search only; scores are divided by length**length_penalty.
-        fixed_shapes: decode every caption to the length limit, so that nothing depends on what is drawn: the captions
-            are the same, and a CUDA graph can be made of it. Not for beam search.
+        length_penalty: of beam search: scores are divided by length**length_penalty.
+        fixed_shapes: decode every caption to the length limit, so that no value decides what is computed, as a CUDA
+            graph needs it; the captions are the same. Not for beam search.
     """
 
     num_samples: int = 0
@@ -114,58 +111,54 @@ Generate = Callable[[Any, dict[str, Tensor], Decoding, Tensor | None], Tensor]
 
 
 class Captioner(Protocol):
-    """Everything the loop asks of a captioning model. B images, K captions each, L tokens.
+    """What the programs ask of a captioning model. B images, K captions each, L tokens, V words.
+
+    A captioner inherits from this class and has the attributes without a value and the methods without a body; the
+    others have defaults, which change no number. ``docs/captioners.md`` has a complete example.
 
     ``model`` below may be wrapped for distributed training; ``policy`` is the module itself.
     """
 
+    policy: nn.Module
     eos_token_id: int
     pad_token_id: int
-    forbidden: tuple[int, ...]
+    forbidden: tuple[int, ...] = ()
     """Tokens that no caption may contain (padding, BOS, UNK); references are not trained on them."""
-    max_tokens: int | None
+    max_tokens: int | None = None
     """Longest caption in tokens, EOS included, that the model has positions for; None where there is no limit."""
+    input_kind: str = "pixels"
+    """``pixels``, or ``regions`` where ``preprocess`` reads ``features`` and no image."""
 
-    @property
-    def policy(self) -> nn.Module:
-        """The model itself, unwrapped."""
+    @classmethod
+    def from_scratch(cls, references: Sequence[list[str]], **options: Any) -> Captioner:
+        """A captioner with random weights; ``options`` are ``model.kwargs``, checked by their annotations.
+
+        ``references`` are those of every training image. The default has no such captioner.
+        """
+        raise CaptionerError(f"{cls.__name__} has no from_scratch: set model.init to one that is saved")
+
+    @classmethod
+    def from_pretrained(cls, path: str | Path) -> Captioner:
+        """Load a folder that ``save_pretrained`` wrote."""
+        ...
+
+    def save_pretrained(self, policy: nn.Module, path: Path) -> None:
+        """Write the model, its vocabulary and its preprocessing as safetensors and JSON."""
         ...
 
     def preprocess(self, rows: Sequence[Row]) -> dict[str, Tensor]:
         """Model inputs of B rows, on the CPU (called in loader workers). Raises ``DataError`` for an unusable row."""
         ...
 
-    def room(self, row: Row) -> int | None:
-        """Longest caption of a row in tokens, EOS included, beside its prompt; None where there is no limit.
-
-        Raises:
-            DataError: the row has a prompt of its own (``prompt``) that the captioner does not read.
-        """
-        ...
-
     def encode(self, texts: Sequence[str], max_tokens: int, row: Row | None = None) -> list[list[int]]:
         """Reference captions to token ids with EOS. One that is too long is cut at ``max_tokens``, without EOS.
 
-        They go on from the prompt of ``row``, where it has one of its own.
+        They continue the prompt of ``row``, where it has one of its own.
         """
         ...
 
-    def image_states(self, policy: nn.Module, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """What ``generate`` and ``token_logits`` may be given instead of ``inputs`` until the weights change.
-
-        The image encoder's outputs, so that a step encodes an image once. Those of an encoder that is trained only
-        where gradients are enabled, and with gradient; elsewhere ``inputs`` itself, as states without would not do.
-        """
-        ...
-
-    def generate(
-        self, policy: nn.Module, inputs: dict[str, Tensor], decoding: Decoding, noise: Tensor | None
-    ) -> Tensor:
-        """New tokens [B, ``captions_per_image``, <= L], padded after EOS; samples first, greedy last. No gradient.
-
-        ``noise`` [B, K, L] holds uniform numbers in [0, 1): token t of sample k is drawn by inverting the cumulative
-        distribution at noise[b, k, t], so the samples of an image do not depend on what else is in the batch.
-        """
+    def decode(self, token_ids: Tensor) -> list[str]:
+        """Captions of ``token_ids`` [N, L], without special tokens."""
         ...
 
     def token_logits(
@@ -174,30 +167,55 @@ class Captioner(Protocol):
         """Teacher forcing: float32 logits [B, K, L, V] of every position of ``token_ids`` [B, K, L].
 
         With ``mask`` [B, K, L], True for the first tokens of each caption, logits [P, V] of the P positions where it is
-        True, in order: what comes after a caption need not be computed.
-
-        Tokens that ``generate`` never emits stand at ``FORBIDDEN_LOGIT``. The image is encoded once for its K captions.
+        True, in order. Tokens that ``generate`` never emits have ``FORBIDDEN_LOGIT`` (``forbid``).
         """
         ...
+
+    def max_tokens_of(self, row: Row) -> int | None:
+        """``max_tokens`` less the row's own prompt; the default reads no prompts.
+
+        Raises:
+            DataError: the row has a prompt of its own (``prompt``) that the captioner does not read.
+        """
+        if row.get("prompt") is not None:
+            raise DataError(
+                f"image {row['image_id']!r} has the prompt {row['prompt']!r:.80}: a captioner from scratch takes none; "
+                "leave it out, or take a model of Transformers (model.name huggingface)"
+            )
+        return self.max_tokens
+
+    def image_states(self, policy: nn.Module, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """What ``generate`` and ``token_logits`` may be given instead of ``inputs`` until the weights change.
+
+        The image encoder's outputs, so that a step encodes an image once: with gradient where gradients are enabled.
+        Where they are not, ``inputs`` itself, unless no weight of the encoder is trained. The default is ``inputs``.
+        """
+        return inputs
+
+    def generate(
+        self, policy: nn.Module, inputs: dict[str, Tensor], decoding: Decoding, noise: Tensor | None = None
+    ) -> Tensor:
+        """New tokens [B, ``captions_per_image``, <= L], padded after EOS; samples first, greedy last. No gradient.
+
+        ``noise`` [B, K, L] holds uniform numbers in [0, 1): token t of sample k is drawn by inverting the cumulative
+        distribution at noise[b, k, t], so the samples of an image do not depend on what else is in the batch.
+        The default takes ``token_logits`` of every prefix; ``decoding.decode`` takes a model with a KV cache.
+        """
+        from rl_caption.captioners.decoding import decode_without_cache  # imports this module
+
+        return decode_without_cache(self, policy, inputs, decoding, noise)
 
     def prefix_logits(
         self, model: nn.Module, inputs: dict[str, Tensor], token_ids: Tensor, mask: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """``token_logits`` with what captions of an image have in common computed once; not for dropout.
+        """``token_logits`` with prefixes that captions of an image share computed once; not for dropout.
 
         Returns:
-            Logits [U, V] of the U different prefixes of an image's captions, and for each of the P tokens of ``mask``
-            the place [P] of its logits among them.
+            Logits [U, V] of the U prefixes, and for each of the P tokens of ``mask`` the row [P] of its logits; by
+            default those of ``token_logits``, one row a token.
         """
-        ...
-
-    def decode(self, token_ids: Tensor) -> list[str]:
-        """Captions of ``token_ids`` [N, L], without special tokens."""
-        ...
-
-    def save_pretrained(self, policy: nn.Module, path: Path) -> None:
-        """Write the model, its vocabulary and its preprocessing as safetensors and JSON."""
-        ...
+        logits = self.token_logits(model, inputs, token_ids, mask)
+        return logits, torch.arange(len(logits), device=logits.device)
 
 
 def caption_mask(token_ids: Tensor, eos_token_id: int) -> Tensor:
@@ -207,7 +225,7 @@ def caption_mask(token_ids: Tensor, eos_token_id: int) -> Tensor:
 
 
 def forbid(logits: Tensor, token_ids: Sequence[int]) -> Tensor:
-    """Float32 logits [..., V] with ``token_ids`` out of reach."""
+    """Float32 logits [..., V] with ``FORBIDDEN_LOGIT`` at ``token_ids``."""
     filled = logits.float()
     if not logits.requires_grad:  # by slices: a tensor of token ids would have to be sent to the device every time
         filled = filled.clone() if filled is logits else filled  # never into the model's own tensor

@@ -9,25 +9,27 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.cache_utils import Cache, DynamicCache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rl_caption.captioners.decoding import Prefixes
-from rl_caption.captioners.families.base import Conventions, Family
-from rl_caption.captioners.side_by_side import Places, cache_of_places
+from rl_caption.captioners.hf_attention import SharedImageCache, packing_cache
+from rl_caption.captioners.hf_families import Conventions, Family
+from rl_caption.captioners.packed import Packing, preallocated_cache
 
 NO_TOKEN = -1
-"""Stands after the end of a prompt among longer ones."""
+"""Padding of prompts among longer ones."""
 
 
 @dataclass
-class Memory:
-    """What one decode remembers: the images, and the tokens so far, in the model's own cache.
+class DecodeState:
+    """What one decode keeps between tokens.
 
     Attributes:
         states: of the images [B, S, D].
-        cache: of the model.
-        shared: whether the captions of an image share what the cache has of it.
-        images: [B] those whose states are kept, ascending.
+        cache: the model's, a row for each prefix.
+        shared: whether the captions of an image share its cross-attention keys and values.
+        images: [B] the images whose states are kept, ascending.
     """
 
     states: Tensor
@@ -40,11 +42,11 @@ class Memory:
         """The part of the cache that has a row for every prefix."""
         return self.cache.self_attention_cache if self.shared else self.cache
 
-    def go_on(self, origin: Tensor | None, image: Tensor, per_image: int | None = None) -> None:
-        """Keep what prefixes of the images [M] go on from, in their order; see ``Prefixes``."""
-        if origin is None:
+    def select(self, parent: Tensor | None, image: Tensor, per_image: int | None = None) -> None:
+        """Make the rows of the cache those of the parents of the next prefixes; see ``Prefixes``."""
+        if parent is None:
             return
-        self.tokens.batch_select_indices(origin)
+        self.tokens.batch_select_indices(parent)
         if not self.shared or per_image is not None:
             return
         image = torch.searchsorted(self.images, image)
@@ -53,21 +55,16 @@ class Memory:
             self.cache.cross_attention_cache.batch_select_indices(left)
             self.states, self.images = self.states[left], self.images[left]
             image = torch.searchsorted(left, image)
-        places = Places.of(image)
-        self.cache.places = places if len(image) < len(self.images) * places.width else None
+        packing = Packing.ragged(image, len(self.images))
+        self.cache.packing = None if packing.index is None else packing
 
 
 class HuggingFacePolicy(nn.Module):
-    """The model with its family's adapter and prompt.
+    """A model of Transformers with its family and its special tokens.
 
     An image is encoded once. Where it is read by cross-attention, its K captions share its keys and values; where it is
     a prefix of the text, these (and those of the prompt) are computed once and repeated for each of them.
     All passes go through ``forward``, so that wrappers of the module (DDP, FSDP, ZeRO) see them.
-
-    Args:
-        model: of Transformers.
-        family: its adapter.
-        conventions: its tokens.
     """
 
     start: Tensor
@@ -79,7 +76,7 @@ class HuggingFacePolicy(nn.Module):
         self.conventions = conventions
         family.prepare(model)
         self.share_prefix = True
-        """Off where layers are checkpointed: running them again would fill the cache twice."""
+        """Off with gradient checkpointing: running a layer again would fill the cache twice."""
         self.register_buffer("start", torch.tensor([conventions.start]), persistent=False)
         for name, ids in conventions.prompt_inputs.items():
             self.register_buffer(name, torch.tensor([ids]), persistent=False)
@@ -91,7 +88,7 @@ class HuggingFacePolicy(nn.Module):
 
     @property
     def _no_split_modules(self) -> list[str]:
-        """What FSDP shards one by one: the layers that are there. Some models' own lists name classes that are not."""
+        """Classes that FSDP shards one by one. Some models' own lists name classes that are not in the model."""
         return sorted({type(m).__name__ for m in self.model.modules() if isinstance(m, GradientCheckpointingLayer)})
 
     def forward(
@@ -103,31 +100,31 @@ class HuggingFacePolicy(nn.Module):
         prompt_ids: Tensor | None = None,
         encode: bool = False,
         max_tokens: int = 0,
-        memory: Memory | None = None,
+        decode_state: DecodeState | None = None,
         prefixes: Prefixes | None = None,
     ) -> Any:
-        """One of four passes.
+        """Encode images, score captions, start a decode, or continue it.
 
         Args:
             pixel_values: [B, 3, H, W].
+            token_ids: captions [B, K, L] to score.
+            mask: [B, K, L], the positions to score; all by default.
             states: [B, S, D], of these images, in place of ``pixel_values``.
-            prompt_ids: [B, P], prompts of the images' own, ``NO_TOKEN`` after the end of each; to start a decode they
-                have the same length.
-            encode: only make these states.
-            token_ids: captions [B, K, L] to be scored.
-            mask: [B, K, L], the positions to be scored; all by default.
-            max_tokens: that are to be decoded, so that the cache has room for them.
-            memory: of the decode that goes on.
-            prefixes: M of them, with which it goes on.
+            prompt_ids: [B, P], the images' own prompts, ``NO_TOKEN`` after the end of each; to start a decode they have
+                the same length.
+            encode: only encode the images.
+            max_tokens: length limit of a decode, for which the cache has memory.
+            decode_state, prefixes: of the decode to continue, and its M prefixes.
 
         Returns:
-            Logits [B, K, L, V] of ``token_ids``, or [P, V] of the P positions where ``mask`` is True; or states; or, to
-            start a decode, logits [B, V] of the first token and the memory; or, to go on, logits [M, V] of the next.
+            Encode: states. Score: logits [B, K, L, V], or [P, V] of the P positions where ``mask`` is True. Start:
+            logits [B, V] of the first token, and a ``DecodeState``. Continue: logits [M, V] of the next tokens.
         """
-        if memory is not None:
+        if decode_state is not None:
             assert prefixes is not None
-            memory.go_on(prefixes.origin, prefixes.image, prefixes.per_image)
-            return self.family.decode(self.model, memory.states, prefixes.newest.unsqueeze(1), memory.cache)[:, -1]
+            decode_state.select(prefixes.parent, prefixes.image, prefixes.per_image)
+            tokens = prefixes.tokens.unsqueeze(1)
+            return self.family.decode(self.model, decode_state.states, tokens, decode_state.cache)[:, -1]
         if states is None:
             assert pixel_values is not None
             states = self._encode(pixel_values)
@@ -137,11 +134,10 @@ class HuggingFacePolicy(nn.Module):
             with self._output_of(_last):
                 start = self._start(prompt_ids, len(states))
                 return self._begin(states, start, start.shape[1] + max_tokens)
-        if prompt_ids is not None:
-            return self._score_whole(states, token_ids, mask, prompt_ids)
         # With cross-attention the image is shared anyway, and in one pass the backward pass frees it layer by layer.
-        whole = self.family.cross_attention or not self.share_prefix
-        return self._score_whole(states, token_ids, mask) if whole else self._score(states, token_ids, mask)
+        if prompt_ids is not None or self.family.cross_attention or not self.share_prefix:
+            return self._score_full(states, token_ids, mask, prompt_ids)
+        return self._score_after_prefix(states, token_ids, mask)
 
     def _encode(self, pixel_values: Tensor) -> Tensor:
         batch = pixel_values.shape[0]
@@ -154,16 +150,21 @@ class HuggingFacePolicy(nn.Module):
             return self.start.expand(batch, -1)
         return torch.cat([self.start[:, :1].expand(batch, -1), prompt_ids], dim=1)
 
-    def _begin(self, states: Tensor, start: Tensor, room: int | None) -> tuple[Tensor, Memory]:
-        batch, shared = len(states), self.family.cross_attention
-        cache = self.family.cache(room if room is None or shared else room + states.shape[1])
+    def _begin(self, states: Tensor, start: Tensor, capacity: int | None) -> tuple[Tensor, DecodeState]:
+        """Logits [B, V] after BOS and prompt. ``capacity``: tokens of the cache; None makes one to train through."""
+        shared = self.family.cross_attention
+        cache: Cache = DynamicCache()
+        if capacity is not None:  # where the image is a prefix of the text, the cache holds it too
+            cache = preallocated_cache(capacity if shared else capacity + states.shape[1])
+        if shared:
+            cache = SharedImageCache(cache, DynamicCache())
         logits = self.family.decode(self.model, states, start, cache)[:, -1]
-        return logits, Memory(states, cache, shared, torch.arange(batch, device=states.device))
+        return logits, DecodeState(states, cache, shared, torch.arange(len(states), device=states.device))
 
-    def _score(self, states: Tensor, token_ids: Tensor, mask: Tensor | None) -> Tensor:
-        """Image and prompt once, then the captions."""
+    def _score_after_prefix(self, states: Tensor, token_ids: Tensor, mask: Tensor | None) -> Tensor:
+        """Image and prompt once, as the cached prefix of all captions."""
         captions, length = token_ids.shape[1:]
-        flat, asked, rows = _asked(token_ids, mask)
+        flat, scored, rows = _scored(token_ids, mask)
         image = rows // captions
         first: list[Tensor] = []
 
@@ -171,59 +172,54 @@ class HuggingFacePolicy(nn.Module):
             first.append(_last(hidden))
             return first[0]
 
-        def of_all(hidden: Tensor) -> Tensor:
+        def of_captions(hidden: Tensor) -> Tensor:
             hidden = torch.cat([first[0][image], hidden], dim=1)
-            return hidden if asked is None else hidden[asked]
+            return hidden if scored is None else hidden[scored]
 
         with self._output_of(keep_last):
-            logits, memory = self._begin(states, self._start(None, len(states)), None)
+            logits, state = self._begin(states, self._start(None, len(states)), None)
         if length == 1:
             logits = logits.unsqueeze(1).expand(-1, captions, -1).unsqueeze(2)
             return logits if mask is None else logits[mask]
-        memory.go_on(image, image)
-        with self._output_of(of_all):
-            logits = self.family.decode(self.model, memory.states, flat[rows, :-1], memory.cache)
+        state.select(image, image)
+        with self._output_of(of_captions):
+            logits = self.family.decode(self.model, state.states, flat[rows, :-1], state.cache)
         return logits if mask is not None else logits.unflatten(0, token_ids.shape[:2])
 
-    def _score_whole(
-        self, states: Tensor, token_ids: Tensor, mask: Tensor | None, prompt_ids: Tensor | None = None
-    ) -> Tensor:
-        """Prompt and caption of every row in one pass, without a cache.
+    def _score_full(self, states: Tensor, token_ids: Tensor, mask: Tensor | None, prompt_ids: Tensor | None) -> Tensor:
+        """Prompt and caption of every row in one pass, without a cache of tokens.
 
-        Captions follow their prompts at once, whose lengths differ: what is padded is the end, and text is causal.
+        Prompts differ in length; each caption follows its prompt, and padding is on the right, as text is causal.
         """
         captions, length = token_ids.shape[1:]
-        flat, asked, rows = _asked(token_ids, mask)
+        flat, scored, rows = _scored(token_ids, mask)
         start = self._start(None if prompt_ids is None else prompt_ids[rows // captions], len(rows))
-        ends = (start != NO_TOKEN).sum(-1, keepdim=True)
-        columns = ends + torch.arange(length, device=start.device)  # of the caption's tokens [M, L]
-        whole = torch.cat([start, start.new_full((len(rows), length), NO_TOKEN)], dim=1)
-        whole = whole.scatter(1, columns, flat[rows])[:, : self._longest(start.shape[1] + length - 1)]
-        whole = whole.masked_fill(whole == NO_TOKEN, self.conventions.pad)
-        before = (columns - 1).clamp(max=whole.shape[1] - 1)
+        columns = (start != NO_TOKEN).sum(-1, keepdim=True) + torch.arange(length, device=start.device)  # [M, L]
+        ids = torch.cat([start, start.new_full((len(rows), length), NO_TOKEN)], dim=1).scatter(1, columns, flat[rows])
+        limit = start.shape[1] + length - 1
+        if self.conventions.max_tokens is not None:  # the longest prompt may have a short caption
+            limit = min(limit, self.conventions.max_tokens + self.start.shape[1] - 1)
+        ids = ids[:, :limit]
+        ids = ids.masked_fill(ids == NO_TOKEN, self.conventions.pad)
+        before = (columns - 1).clamp(max=ids.shape[1] - 1)
         cache = None
         if self.family.cross_attention:
-            cache = cache_of_places(rows // captions, len(states))
+            cache = packing_cache(rows // captions, len(states))
         else:
             states = states[rows // captions]
 
         def of_captions(hidden: Tensor) -> Tensor:
             hidden = hidden[:, -length:] if prompt_ids is None else hidden.take_along_dim(before.unsqueeze(-1), 1)
-            return hidden if asked is None else hidden[asked]
+            return hidden if scored is None else hidden[scored]
 
         with self._output_of(of_captions):
-            logits = self.family.decode(self.model, states, whole, cache)
+            logits = self.family.decode(self.model, states, ids, cache)
         return logits if mask is not None else logits.unflatten(0, token_ids.shape[:2])
-
-    def _longest(self, columns: int) -> int:
-        """So many columns, or those that there are positions for: the longest prompt may have a short caption."""
-        room = self.conventions.max_tokens
-        return columns if room is None else min(columns, room + self.start.shape[1] - 1)
 
     @contextmanager
     def _output_of(self, chosen: Callable[[Tensor], Tensor]) -> Iterator[None]:
         """The output layer computes logits of ``chosen(hidden)`` instead of all hidden states [N, T, D]."""
-        layer = self.family.text_model(self.model).get_output_embeddings()
+        layer = self.model.get_submodule(self.family.text_model).get_output_embeddings()
         hook = layer.register_forward_pre_hook(lambda _, arguments: (chosen(arguments[0]), *arguments[1:]))
         try:
             yield
@@ -231,14 +227,14 @@ class HuggingFacePolicy(nn.Module):
             hook.remove()
 
 
-def _asked(token_ids: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Captions [B·K, L]; of the M that have something to be scored, what [M, L], and which they are [M]."""
+def _scored(token_ids: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Captions [B·K, L]; of the M that have a position to score, these positions [M, L], and their rows [M]."""
     flat = token_ids.flatten(0, 1)
     if mask is None:
         return flat, None, torch.arange(len(flat), device=flat.device)
-    asked = mask.flatten(0, 1)
-    rows = asked.any(-1).nonzero().squeeze(-1)
-    return flat, asked[rows], rows
+    scored = mask.flatten(0, 1)
+    rows = scored.any(-1).nonzero().squeeze(-1)
+    return flat, scored[rows], rows
 
 
 def _last(hidden: Tensor) -> Tensor:

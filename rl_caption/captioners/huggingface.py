@@ -35,13 +35,11 @@ from rl_caption.captioners.adaptation import (
     save_adapters,
     trained_share,
 )
-from rl_caption.captioners.base import CaptionerError, Decoding, forbid, reading
-from rl_caption.captioners.beam_search import beam_search
-from rl_caption.captioners.decoding import Prefixes, Tokens, decode_tokens
-from rl_caption.captioners.families import ADAPTERS, family_of
-from rl_caption.captioners.families.base import Conventions, Family, plain_tokens
-from rl_caption.captioners.hf_policy import NO_TOKEN, HuggingFacePolicy
-from rl_caption.captioners.prefixes import different_prefixes
+from rl_caption.captioners.base import Captioner, CaptionerError, Decoding, forbid, reading
+from rl_caption.captioners.decoding import Prefixes, decode
+from rl_caption.captioners.hf_families import FAMILIES, Conventions, Family, plain_tokens
+from rl_caption.captioners.hf_policy import NO_TOKEN, DecodeState, HuggingFacePolicy
+from rl_caption.captioners.packed import unique_prefixes
 from rl_caption.data.base import DataError, Row, load_image
 
 logger = logging.getLogger(__name__)
@@ -83,10 +81,10 @@ class Processing:
         getattr(transformers, family.processor_class)(*parts, **options).save_pretrained(path)
 
 
-class HuggingFaceCaptioner:
+class HuggingFaceCaptioner(Captioner):
     """A pretrained model with its preprocessing, its tokenizer, and a prompt for images without one of their own."""
 
-    input_kind = "pixels"
+    policy: HuggingFacePolicy
 
     def __init__(self, policy: HuggingFacePolicy, processing: Processing, prompt: str = "", name: str = "") -> None:
         self.policy = policy
@@ -94,9 +92,9 @@ class HuggingFaceCaptioner:
         self.prompt = prompt
         self.name = name
         self.encoder_trained: bool | None = None
-        """Whether a gradient flows into the image's states; None until somebody looks."""
+        """Whether a gradient flows into the image's states; None until ``image_states`` has looked."""
         self.adapters: Any = None
-        """Configuration of the adapters, where they are exported alone, too."""
+        """Configuration of the adapters, where they are also exported alone."""
         self.family = policy.family
         conventions = policy.conventions
         self.eos_token_id: int = conventions.eos
@@ -107,7 +105,6 @@ class HuggingFaceCaptioner:
         # Rows of the output layer beyond the tokenizer have no text; special tokens are not for captions.
         kept_out = {*tokenizer.all_special_ids, *conventions.forbidden, *range(len(tokenizer), vocabulary)}
         self.forbidden: tuple[int, ...] = tuple(sorted(i for i in kept_out - {conventions.eos} if i < vocabulary))
-        self.special = Tokens(self.eos_token_id, self.pad_token_id, self.forbidden)
         self.prompt_length = len(plain_tokens(tokenizer, prompt))
         # WordPiece has "man ' s" for "man's". Transformers joined them when these models were published, and the
         # rewards would count other words than the references have. BPE knows its spaces.
@@ -120,21 +117,17 @@ class HuggingFaceCaptioner:
     ) -> HuggingFaceCaptioner:
         """Load a model by its name on the hub, or from a folder.
 
-        Args:
-            name: of the model.
-            prompt: what every caption goes on from, by a space; None is the prompt that the folder was exported with,
-                or none.
-            dtype: of the weights.
+        Captions continue ``prompt`` after a space; None is the prompt that the folder was exported with, or none.
 
         Raises:
-            CaptionerError: no such model, a family without an adapter, or weights, tokenizer or image processor that
-                are missing or do not fit.
+            CaptionerError: no such model, an unknown family, or weights, tokenizer or image processor that are missing
+                or do not fit.
         """
         name = str(name)
         source = _source(name)
         with reading(repr(name)):
             config = _read_config(name, source)
-            family = family_of(config.model_type)
+            family = FAMILIES[config.model_type]
             family.check(config)
             model = _load_model(name, config, family, getattr(torch, dtype), source)
             processing = Processing.from_pretrained(name, family, source)
@@ -176,7 +169,7 @@ class HuggingFaceCaptioner:
             )
 
     def save_pretrained(self, policy: Any, path: Path) -> None:
-        """Write one plain model of Transformers (adapters are added to its weights) and what loads it again.
+        """Write one plain model of Transformers (adapters are added to its weights), processors and prompt.
 
         With ``model.lora.export_adapters``, ``path/adapters`` has the adapters alone, as ``peft`` writes them.
         """
@@ -202,9 +195,11 @@ class HuggingFaceCaptioner:
             inputs["prompt_ids"] = nn.utils.rnn.pad_sequence(prompts, batch_first=True, padding_value=NO_TOKEN)
         return inputs
 
-    def room(self, row: Row) -> int | None:
-        """What positions leave beside the row's prompt; see ``Captioner``."""
-        return None if self.max_tokens is None else self.max_tokens + self.prompt_length - len(self._prompt_of(row)[1])
+    def max_tokens_of(self, row: Row) -> int | None:
+        return self._max_tokens_after(len(self._prompt_of(row)[1]))
+
+    def _max_tokens_after(self, prompt_length: int) -> int | None:
+        return None if self.max_tokens is None else self.max_tokens + self.prompt_length - prompt_length
 
     def _prompt_of(self, row: Row | None) -> tuple[str, tuple[int, ...]]:
         """The row's own prompt, or that of all images, as text and token ids."""
@@ -226,11 +221,11 @@ class HuggingFaceCaptioner:
         return prompt, ids
 
     def encode(self, texts: Sequence[str], max_tokens: int, row: Row | None = None) -> list[list[int]]:
-        """Token ids with EOS, as they go on from the prompt; a caption over ``max_tokens`` is cut and has no EOS."""
+        """Token ids with EOS, as they continue the prompt; a caption over ``max_tokens`` is cut and has no EOS."""
         prompt, start = self._prompt_of(row)
         plain = [" ".join(text.split()) for text in texts]  # a line break is EOS where OPT is the language model
-        whole = [f"{prompt} {text}" if prompt else text for text in plain]
-        encoded = self.processing.tokenizer(whole, add_special_tokens=False)["input_ids"]
+        prompted = [f"{prompt} {text}" if prompt else text for text in plain]
+        encoded = self.processing.tokenizer(prompted, add_special_tokens=False)["input_ids"]
         return [[*ids[len(start) :], self.eos_token_id][:max_tokens] for ids in encoded]
 
     def image_states(self, policy: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -250,7 +245,7 @@ class HuggingFaceCaptioner:
         """New tokens [B, captions_per_image, T]; see ``Captioner.generate``.
 
         Nothing comes from the model's generation settings: no suppressed tokens, penalties or lengths. Images whose
-        prompts have equally many tokens are decoded together.
+        prompts have equally many tokens are one batch.
         """
         if "prompt_ids" not in inputs:
             return self._generate(policy, inputs, decoding, noise, self.max_tokens)
@@ -260,34 +255,32 @@ class HuggingFaceCaptioner:
             (rows,) = (lengths == length).nonzero(as_tuple=True)
             some = {name: value[rows] for name, value in inputs.items()}
             some["prompt_ids"] = some["prompt_ids"][:, :length]
-            room = None if self.max_tokens is None else self.max_tokens + self.prompt_length - length
-            parts.append((rows, self._generate(policy, some, decoding, None if noise is None else noise[rows], room)))
+            numbers, longest = None if noise is None else noise[rows], self._max_tokens_after(length)
+            parts.append((rows, self._generate(policy, some, decoding, numbers, longest)))
         shape = (len(lengths), decoding.captions_per_image, max(tokens.shape[-1] for _, tokens in parts))
-        whole = torch.full(shape, self.pad_token_id, device=lengths.device)
+        found = torch.full(shape, self.pad_token_id, device=lengths.device)
         for rows, tokens in parts:
-            whole[rows, :, : tokens.shape[-1]] = tokens
-        return whole
+            found[rows, :, : tokens.shape[-1]] = tokens
+        return found
 
     def _generate(
-        self, policy: Any, inputs: dict[str, Tensor], decoding: Decoding, noise: Tensor | None, room: int | None
+        self, policy: Any, inputs: dict[str, Tensor], decoding: Decoding, noise: Tensor | None, longest: int | None
     ) -> Tensor:
-        """``generate`` for prompts of equally many tokens, which leave ``room`` for captions."""
-        if room is not None:
-            decoding = replace(decoding, max_new_tokens=min(decoding.max_new_tokens, room))
-        images = len(next(iter(inputs.values())))
-        memory: Any = None
+        """``generate`` for prompts of equally many tokens, with positions for captions of ``longest``."""
+        if longest is not None:
+            decoding = replace(decoding, max_new_tokens=min(decoding.max_new_tokens, longest))
+        state: DecodeState | None = None
 
         def next_logits(prefixes: Prefixes | None) -> Tensor:
-            nonlocal memory
+            nonlocal state
             if prefixes is None:
-                logits, memory = policy(**inputs, max_tokens=decoding.max_new_tokens)
+                logits, state = policy(**inputs, max_tokens=decoding.max_new_tokens)
                 return logits
-            return policy(prefixes=prefixes, memory=memory)
+            return policy(prefixes=prefixes, decode_state=state)
 
+        images = len(next(iter(inputs.values())))
         with torch.no_grad():
-            if decoding.num_beams > 1:
-                return beam_search(next_logits, images, decoding, self.special)
-            return decode_tokens(next_logits, images, decoding, noise, self.special, together=not policy.training)
+            return decode(self, next_logits, images, decoding, noise, share_prefixes=not policy.training)
 
     def token_logits(
         self, model: nn.Module, inputs: dict[str, Tensor], token_ids: Tensor, mask: Tensor | None = None
@@ -298,9 +291,9 @@ class HuggingFaceCaptioner:
     def prefix_logits(
         self, model: nn.Module, inputs: dict[str, Tensor], token_ids: Tensor, mask: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Logits [U, V] and places [P]; see ``Captioner``. Captions that others begin with are not decoded at all."""
-        first, slot = different_prefixes(token_ids, mask)
-        return self.token_logits(model, inputs, token_ids, first), slot[mask]
+        """Logits [U, V] and their rows [P]; see ``Captioner``. Captions that others begin with are not read at all."""
+        first, node = unique_prefixes(token_ids, mask)
+        return self.token_logits(model, inputs, token_ids, first), node[mask]
 
     def decode(self, token_ids: Tensor) -> list[str]:
         """Captions [N] of ``token_ids`` [N, L] up to EOS, without prompt and special tokens."""
@@ -327,14 +320,14 @@ def _source(name: str) -> dict[str, Any]:
 
 
 def _read_config(name: str, source: dict[str, Any]) -> Any:
-    """The configuration, found to be of a model that an adapter knows and that can be."""
+    """The configuration, of a known family and of a shape that can be."""
     if Path(name).is_dir():
         check_folder(Path(name))
         check_sizes(read_object(Path(name) / "config.json"))
     with reading(f"config.json of {name!r}"):
         config = AutoConfig.from_pretrained(name, **source)
-    if config.model_type not in ADAPTERS:
-        raise CaptionerError(f"{name!r} is a {config.model_type!r}: expected one of {', '.join(ADAPTERS)}")
+    if config.model_type not in FAMILIES:
+        raise CaptionerError(f"{name!r} is a {config.model_type!r}: expected one of {', '.join(FAMILIES)}")
     return config
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from rewards.model_files import read_object
 from rl_caption.captioners.base import CaptionerError, reading
-from rl_caption.captioners.configuration import CaptionTransformerConfig
 from rl_caption.captioners.huggingface import HuggingFaceCaptioner
+from rl_caption.captioners.modeling import CaptionTransformerConfig
 from rl_caption.captioners.transformer import TransformerCaptioner
 
 HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")

@@ -1,34 +1,188 @@
 """An encoder-decoder captioning Transformer, trained from scratch over pixels or over region features.
 
-Pre-LN Transformer (Vaswani et al. 2017; pre-LN after Xiong et al. 2020). What differs from a text model is the shape of
-cross-attention: the N = B·K sequences of a batch attend to the memories of B images. The K sequences of one image are
-laid side by side as queries, so that the image's states are encoded once, projected once and never copied K times.
-
-The decoder computes only tokens that somebody asked for: padding after the end of a caption, and captions that ended
-while others are decoded, take part in attention as zeros and cost nothing elsewhere.
+Pre-LN Transformer (Vaswani et al. 2017; pre-LN after Xiong et al. 2020). The N = B·K sequences of a batch cross-attend
+to the memories of B images: the K sequences of an image are one row of queries, so its states are encoded once,
+projected once and never copied. Sequences are packed: attention sees padding as zeros, nothing else computes it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
+from transformers import GenerationConfig, GenerationMixin, PreTrainedConfig, PreTrainedModel
 from transformers import initialization as init
 from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
-from rl_caption.captioners.configuration import CaptionTransformerConfig
-from rl_caption.captioners.encoder import PixelEmbedding, RegionEmbedding
-from rl_caption.captioners.layout import Layout
+from rewards.model_files import check_ranges
+from rl_caption.captioners.packed import Packing
+
+RANGES: dict[str, tuple[float, float]] = {
+    "vocab_size": (4, 2**24),
+    "d_model": (1, 2**16),
+    "encoder_layers": (0, 256),
+    "decoder_layers": (1, 256),
+    "num_heads": (1, 2**16),
+    "ffn_dim": (1, 2**20),
+    "dropout": (0.0, 0.99),
+    "image_size": (1, 2**14),
+    "patch_size": (1, 2**14),
+    "feature_dim": (1, 2**20),
+    "feature_dropout": (0.0, 0.99),
+    "max_positions": (1, 2**20),
+}
+"""Smallest and largest of each number; whole numbers, where these are."""
+KINDS = {"input_kind": ("pixels", "regions"), "patch_stem": ("linear", "conv")}
+SHAPE = {*RANGES, *KINDS} - {"vocab_size"}
+"""What ``model.kwargs`` may say; the rest follows from the vocabulary."""
+SPECIAL = ("pad_token_id", "bos_token_id", "eos_token_id", "unk_token_id")
+
+
+class CaptionTransformerConfig(PreTrainedConfig):
+    """Shape of a ``CaptionTransformer``.
+
+    Args:
+        input_kind: ``pixels`` (``pixel_values [B, 3, S, S]``) or ``regions`` (``region_features [B, R, feature_dim]``
+            and ``region_mask [B, R]``).
+        vocab_size: number of token ids, the special ones included.
+        d_model, encoder_layers, decoder_layers, num_heads, ffn_dim, dropout: the Transformer. The recipe of the
+            self-critical literature is 512, 6, 6, 8, 2048, 0.1.
+        image_size, patch_size: pixels only; the image is S x S and is cut into (S / patch_size)² patches.
+        patch_stem: pixels only; ``linear`` (ViT) or ``conv`` (stride-2 3x3 convolutions, after Xiao et al. 2021, "Early
+            convolutions help transformers see better"), which learns from far fewer images.
+        feature_dim: regions only; 2048 for bottom-up features, 2054 for VinVL.
+        feature_dropout: regions only; dropout after the projection of the features, before ``dropout``; 0.5 in the
+            recipe of the self-critical literature.
+        max_positions: longest caption in tokens, EOS included.
+        pad_token_id, bos_token_id, eos_token_id, unk_token_id: below ``vocab_size``.
+
+    Raises:
+        ValueError: a value is of another type or out of range, or two do not fit each other.
+    """
+
+    model_type = "caption_transformer"
+    is_encoder_decoder = True
+
+    def __init__(
+        self,
+        input_kind: str = "pixels",
+        vocab_size: int = 10_000,
+        d_model: int = 512,
+        encoder_layers: int = 6,
+        decoder_layers: int = 6,
+        num_heads: int = 8,
+        ffn_dim: int = 2048,
+        dropout: float = 0.1,
+        image_size: int = 224,
+        patch_size: int = 16,
+        patch_stem: str = "linear",
+        feature_dim: int = 2048,
+        feature_dropout: float = 0.0,
+        max_positions: int = 64,
+        pad_token_id: int = 0,
+        bos_token_id: int = 1,
+        eos_token_id: int = 2,
+        unk_token_id: int = 3,
+        **kwargs: Any,
+    ) -> None:
+        shape = {key: value for key, value in locals().items() if key in {*RANGES, *SPECIAL, *KINDS}}
+        _check(shape)
+        for key, value in shape.items():
+            if key not in SPECIAL:
+                setattr(self, key, value)
+        self.unk_token_id = unk_token_id
+        self.num_hidden_layers = decoder_layers
+        self.hidden_size = d_model
+        self.num_attention_heads = num_heads
+        kwargs.setdefault("tie_word_embeddings", True)
+        kwargs.setdefault("decoder_start_token_id", bos_token_id)
+        kwargs["is_encoder_decoder"] = True
+        kwargs |= {"pad_token_id": pad_token_id, "bos_token_id": bos_token_id, "eos_token_id": eos_token_id}
+        super().__init__(**kwargs)
+
+    @property
+    def forbidden_token_ids(self) -> tuple[int, ...]:
+        """Tokens that no caption may contain; the sampled and the scored distribution both exclude them."""
+        return (self.pad_token_id, self.bos_token_id, self.unk_token_id)
+
+
+def _check(values: Mapping[str, Any]) -> None:
+    for key, known in KINDS.items():
+        if values[key] not in known:
+            raise ValueError(f"{key} is {values[key]!r}: expected {' or '.join(map(repr, known))}")
+    check_ranges(values, RANGES)
+    check_ranges(values, dict.fromkeys(SPECIAL, (0, values["vocab_size"] - 1)))
+    size, patch, d_model = values["image_size"], values["patch_size"], values["d_model"]
+    if d_model % values["num_heads"]:
+        raise ValueError(f"d_model {d_model} is not a multiple of num_heads {values['num_heads']}")
+    if values["input_kind"] == "pixels" and size % patch:
+        raise ValueError(f"image_size {size} is not a multiple of patch_size {patch}")
+    if values["eos_token_id"] in (values["pad_token_id"], values["bos_token_id"], values["unk_token_id"]):
+        raise ValueError(f"eos_token_id {values['eos_token_id']} is that of padding, BOS or UNK: no caption would end")
+
+
+class PixelEmbedding(nn.Module):
+    """Patches of an image, embedded, with learned positions: [B, 3, S, S] -> [B, (S / patch_size)², D]."""
+
+    def __init__(self, d_model: int, image_size: int, patch_size: int, stem: str) -> None:
+        super().__init__()
+        if stem == "linear":
+            self.stem: nn.Module = nn.Conv2d(3, d_model, patch_size, stride=patch_size)
+        else:
+            self.stem = _conv_stem(d_model, patch_size)
+        self.position = nn.Parameter(torch.zeros(1, (image_size // patch_size) ** 2, d_model))
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        """[B, 3, S, S] -> [B, P, D]."""
+        return self.stem(pixel_values).flatten(2).transpose(1, 2) + self.position
+
+
+class ChannelNorm(nn.LayerNorm):
+    """Layer norm over the channels of each position: [N, C, H, W] -> [N, C, H, W].
+
+    Not batch norm, because the policy must be the same function in training and in sampling; not over the whole image,
+    where a large background would drown small things.
+    """
+
+    def forward(self, states: Tensor) -> Tensor:
+        """Normalise each position's C values."""
+        return super().forward(states.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+def _conv_stem(d_model: int, patch_size: int) -> nn.Sequential:
+    stages = patch_size.bit_length() - 1
+    if 2**stages != patch_size or stages < 1:
+        raise ValueError(f"patch_size {patch_size} is not a power of two, which the conv stem needs")
+    widths = [3] + [min(32 << stage, max(d_model, 32)) for stage in range(stages)]
+    layers: list[nn.Module] = []
+    for before, after in pairwise(widths):
+        layers += [nn.Conv2d(before, after, 3, stride=2, padding=1), ChannelNorm(after), nn.GELU()]
+    return nn.Sequential(*layers, nn.Conv2d(widths[-1], d_model, 1))
+
+
+class RegionEmbedding(nn.Module):
+    """Project region features, with dropout of their own: [B, R, F] -> [B, R, D]."""
+
+    def __init__(self, d_model: int, feature_dim: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.projection = nn.Linear(feature_dim, d_model)
+        self.norm = nn.LayerNorm(d_model)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, region_features: Tensor) -> Tensor:
+        """[B, R, F] -> [B, R, D]."""
+        return self.dropout(torch.relu(self.norm(self.projection(region_features))))
 
 
 def additive_mask(mask: Tensor, states: Tensor) -> Tensor:
-    """[B, S], True for what may be looked at -> [B, 1, 1, S] of 0 and -inf, in the type that attention computes in.
+    """[B, S], True for what may be attended to -> [B, 1, 1, S] of 0 and -inf, in the dtype that attention computes in.
 
-    Attention would make it of a mask of truth values itself, in every layer.
+    Attention would make it of a boolean mask itself, in every layer.
     """
     kind = states.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else states.dtype
@@ -63,9 +217,9 @@ class Attention(nn.Module):
         values: Tensor,
         mask: Tensor | None,
         causal: bool = False,
-        layout: Layout | None = None,
+        packing: Packing | None = None,
     ) -> Tensor:
-        """Attend from projected ``queries`` [N, T, D]; with ``layout``, give back only the tokens [P, D] that it has.
+        """Attend from projected ``queries`` [N, T, D] -> [N, T, D], or the tokens [P, D] of ``packing``.
 
         ``mask`` broadcasts to [N, H, T, S] and is added to the scores (``additive_mask``).
         """
@@ -78,7 +232,7 @@ class Attention(nn.Module):
             dropout_p=self.dropout if self.training else 0.0,
         )
         merged = attended.transpose(1, 2).flatten(2)
-        return self.output(merged if layout is None else layout.gather(merged))
+        return self.output(merged if packing is None else packing.pack(merged))
 
 
 class FeedForward(nn.Sequential):
@@ -160,30 +314,30 @@ class DecoderLayer(nn.Module):
     def forward(
         self,
         states: Tensor,
-        layouts: tuple[Layout, Layout],
+        by_sequence: Packing,
+        by_image: Packing,
         memory: Tensor,
         memory_mask: Tensor | None,
         cache: EncoderDecoderCache | None,
     ) -> Tensor:
-        """``states`` [P, D] with ``memory`` [B, S, D].
+        """``states`` [P, D] of packed tokens with ``memory`` [B, S, D] -> [P, D].
 
-        ``layouts`` are those of self-attention, sequences by tokens (more than one token only where the cache is
-        empty), and of cross-attention, images by the tokens of their K sequences.
+        Self-attention sees the tokens ``by_sequence`` (more than one column only where the cache is empty),
+        cross-attention sees those of all K sequences of an image as one row of queries, ``by_image``.
         """
-        alone, beside = layouts
         attention = self.self_attention
         normed = self.self_norm(states)
         keys, values = (
-            attention.split_heads(alone.keys(project(normed))) for project in (attention.key, attention.value)
+            attention.split_heads(by_sequence.pad_keys(project(normed))) for project in (attention.key, attention.value)
         )
         if cache is not None:
             keys, values = cache.self_attention_cache.update(keys, values, self.index)
-        queries = alone.queries(attention.query(normed))
-        states = states + self.dropout(attention(queries, keys, values, None, alone.columns > 1, alone))
-        # The K sequences of an image become one sequence of K·T queries: no copy of the image's keys and values.
+        queries = by_sequence.pad(attention.query(normed))
+        attended = attention(queries, keys, values, None, by_sequence.columns > 1, by_sequence)
+        states = states + self.dropout(attended)
         attention = self.cross_attention
-        queries = beside.queries(attention.query(self.cross_norm(states)))
-        attended = attention(queries, *self._memory(memory, cache), memory_mask, layout=beside)
+        queries = by_image.pad(attention.query(self.cross_norm(states)))
+        attended = attention(queries, *self._memory(memory, cache), memory_mask, packing=by_image)
         states = states + self.dropout(attended)
         return states + self.dropout(self.ffn(self.ffn_norm(states)))
 
@@ -265,8 +419,8 @@ class CaptionTransformer(PreTrainedModel, GenerationMixin):
         past_key_values: Cache | None = None,
         use_cache: bool = False,
         token_mask: Tensor | None = None,
-        token_slot: Tensor | None = None,
-        token_places: Tensor | None = None,
+        token_node: Tensor | None = None,
+        image: Tensor | None = None,
         **kwargs: Any,
     ) -> Seq2SeqLMOutput:
         """Next-token logits.
@@ -274,16 +428,16 @@ class CaptionTransformer(PreTrainedModel, GenerationMixin):
         Args:
             pixel_values: [B, 3, S, S], normalised.
             region_features, region_mask: [B, R, F] and [B, R] (True for real regions).
-            decoder_input_ids: [B·K, T]: K sequences an image, those of one image adjacent. Padding stands on the right.
+            decoder_input_ids: [N, T]: N = B·K sequences, those of an image adjacent. Padding is on the right.
             states, encoder_outputs: states [B, S, D] of these images, in place of the two; in a tuple in ``generate``.
             past_key_values: cache of the tokens before; only the newest token is then passed.
-            token_mask: [B·K, T], True for the tokens whose next ones are asked for; without ``token_slot`` these are
-                the first ones of a sequence. While decoding, the cache holds only the sequences that are True.
-            token_slot: [B·K, T], the place of each token's prefix among ``token_mask``'s (``different_prefixes``).
-            token_places: [P], where ``token_mask`` is True in B·K·T, ascending; instead of it, where that is known.
+            token_mask: [N, T], True for the P tokens that are computed; without ``token_node`` these are the first
+                ones of a sequence.
+            token_node: [N, T], index of each token's prefix among those of ``token_mask`` (``unique_prefixes``).
+            image: [N] image of each sequence, ascending, where images have different numbers of them; T is 1.
 
         Returns:
-            ``logits`` [B·K, T, V], float32 or the autocast type; with ``token_mask`` [P, V], one row for each True.
+            ``logits`` [N, T, V], float32 or the autocast dtype; with ``token_mask`` [P, V].
         """
         if decoder_input_ids is None:
             raise ValueError("decoder_input_ids is missing: the captioner reads the tokens before the next one")
@@ -296,21 +450,22 @@ class CaptionTransformer(PreTrainedModel, GenerationMixin):
         count, length = decoder_input_ids.shape
         if start + length > self.config.max_positions:
             raise ValueError(f"caption of {start + length} tokens: max_positions is {self.config.max_positions}")
-        places = token_places if token_mask is None else token_mask.flatten().nonzero().squeeze(-1)
         tokens = decoder_input_ids.flatten()
         positions = torch.arange(start, start + length, device=tokens.device).repeat(count)
-        if places is not None:
-            tokens, positions = tokens[places], positions[places]
-        sources = None if token_slot is None else token_slot.flatten()
-        alone = Layout(len(tokens), 1) if start else Layout(count, length, places, sources)
-        beside = Layout(len(states), count * length // len(states), places)
+        index = None if token_mask is None else token_mask.flatten().nonzero().squeeze(-1)
+        if index is not None:
+            tokens, positions = tokens[index], positions[index]
+        by_sequence = Packing(count, length, index, None if token_node is None else token_node.flatten())
+        by_image = Packing(len(states), count * length // len(states), index)
+        if image is not None:
+            by_image = Packing.ragged(image, len(states))
         hidden = self._embed(tokens, positions)
         memory_mask = None if region_mask is None else additive_mask(region_mask, hidden)
         for layer in self.layers:
-            hidden = layer(hidden, (alone, beside), states, memory_mask, cache)
+            hidden = layer(hidden, by_sequence, by_image, states, memory_mask, cache)
         logits = self.lm_head(self.norm(hidden))
         return Seq2SeqLMOutput(
-            logits=logits if places is not None else logits.unflatten(0, (count, length)),
+            logits=logits if index is not None else logits.unflatten(0, (count, length)),
             past_key_values=cache,
             encoder_last_hidden_state=states,
         )

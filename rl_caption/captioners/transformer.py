@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from inspect import signature
 from pathlib import Path
@@ -11,29 +12,28 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from rewards.model_files import check_folder, check_memory, check_state, read_object, read_weights, state_shapes
 from rewards.text.tokenize import tokenize
-from rl_caption.captioners.base import Decoding, forbid, reading
-from rl_caption.captioners.beam_search import beam_search
-from rl_caption.captioners.caches import roomy_cache
-from rl_caption.captioners.configuration import SHAPE, CaptionTransformerConfig
-from rl_caption.captioners.decoding import NextLogits, Prefixes, Tokens, decode_tokens
-from rl_caption.captioners.modeling import CaptionTransformer
-from rl_caption.captioners.prefixes import different_prefixes
-from rl_caption.captioners.side_by_side import Places
-from rl_caption.captioners.vocabulary import build_vocabulary, is_word_level, load_tokenizer
+from rl_caption.captioners.base import Captioner, Decoding, forbid, reading
+from rl_caption.captioners.decoding import Prefixes, decode
+from rl_caption.captioners.modeling import SHAPE, CaptionTransformer, CaptionTransformerConfig
+from rl_caption.captioners.packed import preallocated_cache, unique_prefixes
 from rl_caption.data.base import DataError, Row, load_image
 from rl_caption.data.feature_arrays import pad_features
 from rl_caption.data.features import as_image_features
 
 PIXEL_MEAN, PIXEL_STD = 0.5, 0.5
+PAD, BOS, EOS, UNK = "<pad>", "<bos>", "<eos>", "<unk>"
 
 
-class TransformerCaptioner:
+class TransformerCaptioner(Captioner):
     """A ``CaptionTransformer`` with its vocabulary and preprocessing."""
 
     def __init__(self, policy: CaptionTransformer, tokenizer: PreTrainedTokenizerFast, cache_bytes: int = 0) -> None:
@@ -41,7 +41,8 @@ class TransformerCaptioner:
         self.tokenizer = tokenizer
         self.cache_bytes = cache_bytes
         self.cached: dict[tuple[str, str], np.ndarray] = {}
-        self.word_level = is_word_level(tokenizer)
+        # Tokens are whole words: references pass through the caption tokeniser first.
+        self.word_level = isinstance(tokenizer.backend_tokenizer.model, WordLevel)
         self.joins_words = self.word_level and tokenizer.backend_tokenizer.decoder is None
         special = set(tokenizer.all_special_ids)
         self.words = [
@@ -60,7 +61,6 @@ class TransformerCaptioner:
         self.image_size: int = config.image_size
         self.feature_dim: int = config.feature_dim
         self.forbidden: tuple[int, ...] = config.forbidden_token_ids
-        self.special = Tokens(self.eos_token_id, self.pad_token_id, self.forbidden)
 
     @classmethod
     def from_scratch(
@@ -71,12 +71,11 @@ class TransformerCaptioner:
         cache_bytes: int = 0,
         **shape: Any,
     ) -> TransformerCaptioner:
-        """A randomly initialised captioner.
+        """Random weights of the ``shape`` (``CaptionTransformerConfig``), words of the training references.
 
         Args:
-            references: training references, from which the word-level vocabulary is built.
-            min_count: rarer words become UNK.
-            tokenizer: path of a ``tokenizers`` tokenizer to use instead of a word-level vocabulary.
+            references, min_count: of the vocabulary (``build_vocabulary``).
+            tokenizer: path of a ``tokenizers`` tokenizer to use instead.
             cache_bytes: memory for decoded, resized images.
             **shape: arguments of ``CaptionTransformerConfig``.
 
@@ -131,7 +130,7 @@ class TransformerCaptioner:
         """``pixel_values`` [B, 3, S, S] in [-1, 1] (bicubic, the aspect ratio is not kept), or
         ``region_features`` [B, R, F] with ``region_mask`` [B, R]."""
         for row in rows:
-            self.room(row)
+            self.max_tokens_of(row)
         if self.input_kind == "pixels":
             return {"pixel_values": torch.stack([self._pixels(row) for row in rows])}
         missing = [row["image_id"] for row in rows if row.get("features") is None]
@@ -155,15 +154,6 @@ class TransformerCaptioner:
                 self.cached[key] = array
         return torch.from_numpy((array.astype(np.float32) / 255.0 - PIXEL_MEAN) / PIXEL_STD).permute(2, 0, 1)
 
-    def room(self, row: Row) -> int | None:
-        """``max_positions``; see ``Captioner``."""
-        if row.get("prompt") is not None:
-            raise DataError(
-                f"image {row['image_id']!r} has the prompt {row['prompt']!r:.80}: a captioner from scratch takes none; "
-                "leave it out, or take a model of Transformers (model.name huggingface)"
-            )
-        return self.max_tokens
-
     def encode(self, texts: Sequence[str], max_tokens: int, row: Row | None = None) -> list[list[int]]:
         """Token ids with EOS; a caption over ``max_tokens`` is cut and has no EOS."""
         prepared = [" ".join(tokenize(text)) for text in texts] if self.word_level else list(texts)
@@ -180,17 +170,32 @@ class TransformerCaptioner:
     def generate(
         self, policy: Any, inputs: dict[str, Tensor], decoding: Decoding, noise: Tensor | None = None
     ) -> Tensor:
-        """New tokens [B, captions_per_image, T]; see ``Captioner.generate``.
-
-        T is at most ``max_new_tokens`` and at most the model's ``max_positions``.
-        """
+        """New tokens [B, captions_per_image, T], T at most ``max_positions``; see ``Captioner``."""
         longest = min(decoding.max_new_tokens, policy.config.max_positions)
         decoding = replace(decoding, max_new_tokens=longest)
         with torch.no_grad():
-            next_logits, images = next_logits_of(policy, inputs, longest)
-            if decoding.num_beams > 1:
-                return beam_search(next_logits, images, decoding, self.special)
-            return decode_tokens(next_logits, images, decoding, noise, self.special, together=not policy.training)
+            states = inputs["states"] if "states" in inputs else policy.encoder(**inputs).last_hidden_state
+            cache = EncoderDecoderCache(preallocated_cache(longest), DynamicCache())
+
+            def next_logits(prefixes: Prefixes | None) -> Tensor:
+                image = None
+                if prefixes is None:
+                    tokens = torch.full((len(states),), self.bos_token_id, device=states.device)
+                else:
+                    if prefixes.parent is not None:
+                        cache.self_attention_cache.batch_select_indices(prefixes.parent)
+                    tokens, image = prefixes.tokens, prefixes.image if prefixes.per_image is None else None
+                output = policy(
+                    region_mask=inputs.get("region_mask"),
+                    states=states,
+                    decoder_input_ids=tokens.unsqueeze(1),
+                    past_key_values=cache,
+                    use_cache=True,
+                    image=image,
+                )
+                return output.logits.flatten(0, 1)
+
+            return decode(self, next_logits, len(states), decoding, noise, share_prefixes=not policy.training)
 
     def token_logits(
         self, model: nn.Module, inputs: dict[str, Tensor], token_ids: Tensor, mask: Tensor | None = None
@@ -202,17 +207,17 @@ class TransformerCaptioner:
     def prefix_logits(
         self, model: nn.Module, inputs: dict[str, Tensor], token_ids: Tensor, mask: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Logits [U, V] and places [P]; see ``Captioner``."""
-        first, slot = different_prefixes(token_ids, mask)
-        return self._forward(model, inputs, token_ids, first, slot), slot[mask]
+        """Logits [U, V] of the prefix tree and the rows [P] of its tokens; see ``Captioner``."""
+        first, node = unique_prefixes(token_ids, mask)
+        return self._forward(model, inputs, token_ids, first, node), node[mask]
 
     def _forward(
-        self, model: nn.Module, inputs: dict[str, Tensor], token_ids: Tensor, mask: Tensor | None, slot: Tensor | None
+        self, model: nn.Module, inputs: dict[str, Tensor], token_ids: Tensor, mask: Tensor | None, node: Tensor | None
     ) -> Tensor:
         flat = token_ids.flatten(0, 1)
         before = torch.cat([torch.full_like(flat[:, :1], self.bos_token_id), flat[:, :-1]], dim=1)
-        asked, shared = (None if each is None else each.flatten(0, 1) for each in (mask, slot))
-        output = model(**inputs, decoder_input_ids=before, token_mask=asked, token_slot=shared)
+        computed, nodes = (None if each is None else each.flatten(0, 1) for each in (mask, node))
+        output = model(**inputs, decoder_input_ids=before, token_mask=computed, token_node=nodes)
         return forbid(output.logits, self.forbidden)
 
     def decode(self, token_ids: Tensor) -> list[str]:
@@ -249,41 +254,42 @@ def _read_tokenizer(folder: Path, config: CaptionTransformerConfig) -> PreTraine
         return tokenizer
 
 
-def next_logits_of(policy: CaptionTransformer, inputs: dict[str, Tensor], room: int) -> tuple[NextLogits, int]:
-    """What continues captions of B images token by token, with a cache that has room for so many; and B."""
-    states = inputs["states"] if "states" in inputs else policy.encoder(**inputs).last_hidden_state
-    cache = EncoderDecoderCache(roomy_cache(room), DynamicCache())
-    config, images = policy.config, len(states)
+def build_vocabulary(references: Iterable[list[str]], min_count: int) -> PreTrainedTokenizerFast:
+    """Word-level tokenizer of the words that occur at least ``min_count`` times in the training references.
 
-    def next_logits(prefixes: Prefixes | None) -> Tensor:
-        """Logits [M, V] after M prefixes; extends the cache, which has a row for each of them."""
-        places = None
-        if prefixes is None:
-            tokens = torch.full((images,), config.bos_token_id, device=states.device)
-        else:
-            if prefixes.origin is not None:
-                cache.self_attention_cache.batch_select_indices(prefixes.origin)
-            tokens, places = _grid(prefixes, images, config.pad_token_id)
-        output = policy(
-            region_mask=inputs.get("region_mask"),
-            states=states,
-            decoder_input_ids=tokens.unsqueeze(1),
-            past_key_values=cache,
-            use_cache=True,
-            token_places=places,
-        )
-        return output.logits.flatten(0, -2)
-
-    return next_logits, images
+    Words are those of ``rewards.text.tokenize.tokenize``; ids 0 to 3 are padding, BOS, EOS, UNK, then words by
+    falling count, ties in alphabetical order. Rarer words become UNK, which no caption may contain.
+    """
+    if min_count < 1:
+        raise ValueError(f"min_count is {min_count}: it must be at least 1")
+    counts = Counter(word for captions in references for caption in captions for word in tokenize(caption))
+    words = sorted((word for word, count in counts.items() if count >= min_count), key=lambda w: (-counts[w], w))
+    if not words:
+        raise ValueError(f"no word occurs {min_count} times in the training references: lower model.min_count")
+    vocabulary = {token: index for index, token in enumerate([PAD, BOS, EOS, UNK, *words])}
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token=UNK))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token=PAD, bos_token=BOS, eos_token=EOS, unk_token=UNK
+    )
 
 
-def _grid(prefixes: Prefixes, images: int, pad: int) -> tuple[Tensor, Tensor | None]:
-    """The newest tokens, as many for every image, [images · width]; where those of the M prefixes are, if less."""
-    if prefixes.per_image is not None:
-        return prefixes.newest, None
-    places = Places.of(prefixes.image)
-    if len(prefixes.newest) == images * places.width:
-        return prefixes.newest, None
-    flat = places.image * places.width + places.slot
-    tokens = torch.full((images * places.width,), pad, device=flat.device)
-    return tokens.index_copy_(0, flat, prefixes.newest), flat
+def load_tokenizer(path: str | Path) -> PreTrainedTokenizerFast:
+    """A ``tokenizers`` tokenizer: a folder saved by Transformers or a ``tokenizer.json``.
+
+    Raises:
+        ValueError: padding, BOS or EOS tokens cannot be told.
+    """
+    source = Path(path)
+    if source.suffix == ".json":
+        tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(source))
+        known = tokenizer.get_vocab()
+        for name, token in (("pad_token", PAD), ("bos_token", BOS), ("eos_token", EOS), ("unk_token", UNK)):
+            if token in known:
+                setattr(tokenizer, name, token)
+    else:
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(source)
+    missing = [name for name in ("pad_token", "bos_token", "eos_token") if getattr(tokenizer, name) is None]
+    if missing:
+        raise ValueError(f"tokenizer {str(path)!r} has no {', '.join(missing)}: add them to its special tokens")
+    return tokenizer

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -221,7 +222,7 @@ def config_findings(config: ScstConfig) -> Iterator[Finding]:
     from rl_caption.data.base import DataError
     from rl_caption.data.checks import check_data
     from rl_caption.launch import accelerator_kwargs
-    from rl_caption.scst import reward_scales
+    from rl_caption.scst.reward_scales import sample_scores, scale_report
     from rl_caption.training.distributed.precision import usable_precision
 
     build.quiet_libraries()
@@ -251,9 +252,11 @@ def config_findings(config: ScstConfig) -> Iterator[Finding]:
         accelerator = Accelerator(
             mixed_precision=usable_precision(config.train.mixed_precision), **accelerator_kwargs()
         )
-        lines = reward_scales.scale_report(
-            reward, rows, captioner, decoding, config.train.seed, accelerator, config.train.micro_batch_size or 16
-        )
+        sample = None
+        if captioner is not None:
+            size = config.train.micro_batch_size or 16
+            sample = partial(sample_scores, captioner, decoding, config.train.seed, accelerator, size)
+        lines = scale_report(reward, rows, sample)
     except (build.ConfigError, RewardError) as error:
         yield _no_reward(config, str(error))
         return

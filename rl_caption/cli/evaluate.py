@@ -296,7 +296,7 @@ def _decode(config: EvaluateConfig, rows: Sequence[Row], accelerator: Accelerato
     quiet_libraries()
     captioner = load_captioner(folder, prompt=config.prompt)
     for row in rows:
-        captioner.room(row)
+        captioner.max_tokens_of(row)
     policy = captioner.policy.to(accelerator.device)
     decode = config.decode
     decoding = Decoding(

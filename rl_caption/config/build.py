@@ -36,8 +36,7 @@ from rl_caption.data.long import LongCaptions
 from rl_caption.data.scenes import ScenesData
 from rl_caption.errors import ConfigError as ConfigError
 from rl_caption.launch import accelerator_kwargs, check_processes
-from rl_caption.scst.advantages import needs_greedy
-from rl_caption.scst.registry import build_advantage
+from rl_caption.scst.advantages import build_advantage, needs_greedy
 from rl_caption.training.distributed.engines import engine_of, fsdp_arguments, settle_engine, use_fsdp, wanted_engine
 from rl_caption.training.distributed.precision import asked_precision, usable_precision
 from rl_caption.training.tracking import announce
@@ -210,7 +209,9 @@ def check_positions(captioner: Captioner, key: str, tokens: int, rows: Iterable[
         DataError: one of ``rows`` has a prompt that the captioner does not read.
     """
     rooms = [("the prompt", captioner.max_tokens)]
-    rooms += ((f"the prompt of image {row['image_id']!r}", captioner.room(row)) for row in rows if "prompt" in row)
+    rooms += (
+        (f"the prompt of image {row['image_id']!r}", captioner.max_tokens_of(row)) for row in rows if "prompt" in row
+    )
     for what, longest in rooms:
         if longest is not None and tokens > longest:
             raise ConfigError(

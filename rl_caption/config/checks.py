@@ -8,7 +8,7 @@ from typing import Any
 from rl_caption.config.ranges import wrong_values
 from rl_caption.config.schema import DataConfig, EvaluateConfig, RolloutConfig, ScstConfig, ScstTrainConfig, TrainConfig
 from rl_caption.errors import ConfigError
-from rl_caption.scst.registry import ADVANTAGES, OBJECTIVES, build_advantage, build_objective, shared_options
+from rl_caption.scst import ADVANTAGES, OBJECTIVES
 
 NEED_TWO_SAMPLES = frozenset({"leave_one_out", "group_norm"})
 READ_BY = {
@@ -71,8 +71,12 @@ def _wrong_names(train: ScstTrainConfig) -> list[str]:
     """What is wrong with the advantage and the objective. Those of this package without options are not imported."""
     try:
         if train.advantage not in ADVANTAGES or train.advantage_kwargs:
+            from rl_caption.scst.advantages import build_advantage
+
             build_advantage(train.advantage, train.advantage_kwargs)
         if train.objective not in OBJECTIVES or train.objective_kwargs:
+            from rl_caption.scst.objectives import build_objective, shared_options
+
             build_objective(train.objective, train.objective_kwargs, shared_options(train))
     except ConfigError as error:
         return [str(error)]

@@ -1,6 +1,7 @@
 """Advantages of sampled captions: how much better than its baseline a sample scored. Pure functions of tensors.
 
-An advantage sees the B images of a whole step, of all micro-batches and processes, in the order of the step's batch.
+``rewards`` are [B, K] of the B images of a whole step, of all micro-batches and processes, in the order of the step's
+batch; ``greedy_rewards`` [B] or None are those of the greedy captions.
 
 Means are taken in float64, where those of equal float32 rewards are exact: a group of equal rewards has advantage 0,
 not 1e-7, of which Adam would make a whole step.
@@ -8,45 +9,44 @@ not 1e-7, of which Adam would make a whole step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from accelerate import Accelerator
 from torch import Tensor
 
+from rl_caption.config.targets import build_target, load_target
+from rl_caption.scst import ADVANTAGES
 from rl_caption.types import Scores
 
 AdvantageFn = Callable[[Tensor, Tensor | None], Tensor]
-"""(rewards [B, K], rewards of the greedy captions [B] or None) -> advantages [B, K]. Where it has a true attribute
-``needs_greedy``, greedy captions are decoded."""
+"""(rewards, greedy rewards) -> advantages [B, K]. Where it has a true attribute ``needs_greedy``, greedy captions are
+decoded."""
+
+
+def build_advantage(name: str, kwargs: Mapping[str, Any]) -> AdvantageFn:
+    """The advantage ``train.advantage`` (a name, or ``package.module:Name``) with ``train.advantage_kwargs``.
+
+    Raises:
+        ConfigError: an unknown name, a target that cannot be imported or called, an unknown or missing option, or a
+            value out of its range.
+    """
+    target = load_target(name, "train.advantage", ADVANTAGES)
+    made: AdvantageFn = build_target(target, 2, name, kwargs, "train.advantage_kwargs")
+    return made
 
 
 def greedy(rewards: Tensor, greedy_rewards: Tensor | None) -> Tensor:
-    """Self-critical baseline: the reward of the greedy caption (Rennie et al. 2017, eq. 9).
-
-    Args:
-        rewards: [B, K].
-        greedy_rewards: [B].
-
-    Returns:
-        r_k - r_greedy, [B, K].
-    """
+    """r_k - r_greedy: the self-critical baseline (Rennie et al. 2017, eq. 9)."""
     if greedy_rewards is None:
         raise ValueError("advantage 'greedy' needs the rewards of the greedy captions")
     return rewards - greedy_rewards.unsqueeze(1)
 
 
 def leave_one_out(rewards: Tensor, greedy_rewards: Tensor | None = None) -> Tensor:
-    """Baseline of a sample: the mean of the other K - 1 (Luo 2020, "A better variant of self-critical sequence
-    training"; Kool et al. 2019). Unbiased, needs K >= 2.
-
-    Args:
-        rewards: [B, K].
-        greedy_rewards: unused.
-
-    Returns:
-        r_k - mean of the others = K / (K - 1) (r_k - mean), [B, K].
-    """
+    """r_k - mean of the other K - 1 = K / (K - 1) (r_k - mean) (Luo 2020, "A better variant of self-critical sequence
+    training"; Kool et al. 2019). Unbiased, needs K >= 2."""
     samples = rewards.shape[1]
     if samples < 2:
         raise ValueError("advantage 'leave_one_out' needs num_samples of at least 2")
@@ -54,12 +54,12 @@ def leave_one_out(rewards: Tensor, greedy_rewards: Tensor | None = None) -> Tens
 
 
 def mean(rewards: Tensor, greedy_rewards: Tensor | None = None) -> Tensor:
-    """Baseline of a sample: the mean of all K, itself included (Cornia et al. 2020, eq. 8), [B, K] -> [B, K]."""
+    """r_k - mean of all K, itself included (Cornia et al. 2020, eq. 8)."""
     return _centred(rewards).to(rewards.dtype)
 
 
 def group_norm(rewards: Tensor, greedy_rewards: Tensor | None = None) -> Tensor:
-    """Mean-centred and divided by the group's standard deviation plus 1e-4 (GRPO, Shao et al. 2024), [B, K] -> [B, K].
+    """(r_k - mean) / (standard deviation of the group + 1e-4) (GRPO, Shao et al. 2024).
 
     The standard deviation is the unbiased one, as in TRL. A group of equal rewards has advantage 0.
     """
@@ -69,7 +69,7 @@ def group_norm(rewards: Tensor, greedy_rewards: Tensor | None = None) -> Tensor:
 
 
 def none(rewards: Tensor, greedy_rewards: Tensor | None = None) -> Tensor:
-    """No baseline: plain REINFORCE (Williams 1992), [B, K] -> [B, K]."""
+    """r_k: plain REINFORCE (Williams 1992)."""
     return rewards.clone()
 
 

@@ -1,24 +1,63 @@
-"""What a step minimises: REINFORCE, with a KL penalty to the starting policy. Pure functions of tensors.
+"""What a step minimises: REINFORCE with a KL penalty to the starting policy, of log-probabilities of sampled tokens.
 
-B images, K captions each, L tokens. An objective returns a sum and a count, and the step divides one by the other after
-adding both up over micro-batches and processes: accumulation and data parallelism change nothing.
+B images, K captions each, L tokens, V words in the vocabulary. An objective returns a sum and a count, and the step
+divides one by the other after adding both up over micro-batches and processes: accumulation and data parallelism change
+nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
 from rl_caption.config.ranges import Weight
+from rl_caption.config.targets import build_target, load_target, options_of
+from rl_caption.errors import ConfigError
+from rl_caption.scst import OBJECTIVES
 from rl_caption.types import Scores
+
+if TYPE_CHECKING:
+    from rl_caption.config.schema import ScstTrainConfig
 
 LossReduction = Literal["token", "sequence"]
 Metrics: TypeAlias = Mapping[str, tuple[Tensor, Tensor]]
 """Log key -> sum and count of a micro-batch, scalars without gradient; what is logged is the mean over the step."""
+CHUNK = 2**22
+"""Logits that are read at a time: reading all of a batch would go through memory several times, and keep copies."""
+
+
+def build_objective(name: str, kwargs: Mapping[str, Any], shared: Mapping[str, tuple[Any, Any]]) -> Objective:
+    """The objective ``train.objective`` (a name, or ``package.module:Name``) with ``train.objective_kwargs``.
+
+    ``shared`` are the options with keys of their own, such as ``train.kl_coef``: name -> (value, default). An objective
+    without such an option is refused where the value is not the default.
+
+    Raises:
+        ConfigError: an unknown name, a target that cannot be imported or called, an unknown or missing option, or a
+            value out of its range.
+    """
+    target = load_target(name, "train.objective", OBJECTIVES)
+    takes = options_of(target, 5)
+    options = dict(kwargs)
+    for key, (value, default) in shared.items():
+        if key in kwargs:
+            raise ConfigError(f"train.objective_kwargs.{key} is set: its key is train.{key}")
+        if key in takes:
+            options[key] = value
+        elif value != default:
+            raise ConfigError(f"train.{key} is {value!r}: train.objective {name} has no such option")
+    made: Objective = build_target(target, 5, name, options, "train.objective_kwargs")
+    return made
+
+
+def shared_options(train: ScstTrainConfig) -> dict[str, tuple[Any, Any]]:
+    """``shared`` of ``build_objective``."""
+    default = type(train)()
+    return {key: (getattr(train, key), getattr(default, key)) for key in ("loss_reduction", "kl_coef")}
 
 
 class Objective(Protocol):
@@ -55,10 +94,6 @@ class Reinforce:
     Divided by the number of tokens, REINFORCE is the token mean of self-critical.pytorch (a long caption counts more);
     divided by the number of captions, it is the sequence mean of ExpansionNet v2 and SacreEOS. The two differ by about
     the caption length, and the learning rate goes with them.
-
-    Args:
-        loss_reduction: ``token`` (mean over tokens up to and including EOS) or ``sequence`` (mean over captions).
-        kl_coef: weight of the KL penalty.
     """
 
     loss_reduction: LossReduction = "token"
@@ -66,7 +101,7 @@ class Reinforce:
 
     @property
     def needs_reference(self) -> bool:
-        """Whether the penalty needs the starting policy."""
+        """See ``Objective``."""
         return self.kl_coef > 0
 
     def __call__(
@@ -91,15 +126,9 @@ def reduction_count(mask: Tensor, reduction: LossReduction) -> Tensor:
 
 
 def policy_gradient_sum(logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
-    """REINFORCE with a baseline (Williams 1992; Rennie et al. 2017, eq. 7), summed over the batch.
+    """REINFORCE with a baseline (Williams 1992; Rennie et al. 2017, eq. 7): -sum advantage[b, k] · logprob[b, k, t].
 
-    Args:
-        logprobs: [B, K, L] with gradient.
-        advantages: [B, K], constant.
-        mask: [B, K, L], True up to and including EOS.
-
-    Returns:
-        Scalar: -sum over the tokens t of all captions b, k of advantage[b, k] · logprob[b, k, t].
+    ``logprobs`` [B, K, L] with gradient, ``advantages`` [B, K]; the sum is over the tokens of ``mask`` [B, K, L].
     """
     weights = advantages.detach().unsqueeze(-1).expand(mask.shape)[mask]
     return -(weights * logprobs[mask]).sum()
@@ -124,3 +153,66 @@ def kl_penalty(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
     [...] with gradient, [...] constant -> [...].
     """
     return 0.5 * (logprobs - reference_logprobs.detach()).square()
+
+
+def token_logprobs(logits: Tensor, token_ids: Tensor, temperature: float = 1.0, row: Tensor | None = None) -> Tensor:
+    """Log-probability of each token under softmax(logits / temperature): [..., V], [...] -> [...]."""
+    return token_logprobs_and_entropy(logits, token_ids, temperature, row)[0]
+
+
+def token_logprobs_and_entropy(
+    logits: Tensor, token_ids: Tensor, temperature: float = 1.0, row: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Log-probability of each token under softmax(logits / temperature) and the distribution's entropy, in nats.
+
+    [..., V] float32, [...] -> [...] with gradient, [...] without. ``row`` [P] is the row of ``logits`` [U, V] that each
+    of P tokens has, which several may share. No tensor of the logits' size is kept besides the logits, and the backward
+    pass makes one, the gradient.
+    """
+    ids = token_ids.flatten()
+    rows = torch.arange(len(ids), device=ids.device) if row is None else row
+    result: tuple[Tensor, Tensor] = _TokenStatistics.apply(logits.flatten(0, -2), ids, rows, temperature)
+    return result[0].view(token_ids.shape), result[1][rows].view(token_ids.shape)
+
+
+class _TokenStatistics(torch.autograd.Function):
+    """``token_logprobs_and_entropy`` of U rows of V logits and P tokens, some rows at a time."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, ids: Tensor, row: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        """Log-probabilities [P] and entropies [U]; of each row its largest logit and the logarithm of its sum are kept.
+
+        The largest one is subtracted before anything else: where all logits are far from 0, as GPT-2's are, their last
+        digits would be lost.
+        """
+        highest, totals, entropies = rows.new_empty(3, len(rows), 1)
+        for part in _parts(rows):
+            highest[part] = rows[part].amax(-1, keepdim=True)
+            below = (rows[part] - highest[part]).div_(temperature)
+            weights = below.exp()
+            sums = weights.sum(-1, keepdim=True)
+            totals[part] = sums.log()
+            entropies[part] = totals[part] - below.mul_(weights).sum(-1, keepdim=True) / sums
+        ctx.save_for_backward(rows, ids, row, highest, totals)
+        ctx.temperature = temperature
+        entropies = entropies.squeeze(-1)
+        ctx.mark_non_differentiable(entropies)
+        return (rows[row, ids] - highest[row, 0]) / temperature - totals[row, 0], entropies
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        """(1[token] - softmax) / temperature, times the gradient of the log-probability, summed over a row's tokens."""
+        rows, ids, row, highest, totals = ctx.saved_tensors
+        gradient = gradients[0] / ctx.temperature
+        per_row = torch.zeros_like(totals).index_add_(0, row, gradient.unsqueeze(-1))
+        result = torch.empty_like(rows)
+        for part in _parts(rows):
+            probabilities = (rows[part] - highest[part]).div_(ctx.temperature).sub_(totals[part]).exp_()
+            torch.mul(probabilities, -per_row[part], out=result[part])
+        result.view(-1).scatter_add_(0, row * rows.shape[-1] + ids, gradient)
+        return result, None, None, None
+
+
+def _parts(rows: Tensor) -> list[slice]:
+    size = max(CHUNK // rows.shape[-1], 1)
+    return [slice(start, start + size) for start in range(0, len(rows), size)]

@@ -4,7 +4,7 @@ vary most, times their weights, are those that a policy learns from."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -17,17 +17,18 @@ from rewards.mixed import MixedReward, moments
 from rl_caption.captioners.base import Captioner, Decoding
 from rl_caption.data.base import Row
 from rl_caption.data.reward_columns import reward_inputs
-from rl_caption.scst.rollout import sample_captions
-from rl_caption.scst.scoring import term_scores
+from rl_caption.scst.rollout import sample_captions, term_scores
 from rl_caption.training.accumulation import dropout_off
 from rl_caption.training.distributed.engines import autocast
-from rl_caption.training.tracking import announce
 from rl_caption.types import CaptionBatch
 
 IMAGES = 64
 """Training images that are scored, evenly spaced, as data sets are often sorted by content."""
 MAX_RATIO = 10.0
 """A term whose weighted variation is so many times below the largest one is warned of."""
+
+Groups = dict[str, list[list[float]]]
+"""Term -> scores of the captions of each image."""
 
 
 class Scale(NamedTuple):
@@ -47,8 +48,8 @@ def scale_of(groups: Sequence[Sequence[float]]) -> Scale | None:
     return Scale(total.mean, total.std, sum(within) / len(within) if within else 0.0) if scores else None
 
 
-def reference_scores(reward: MixedReward, rows: Sequence[Row]) -> dict[str, list[list[float]]]:
-    """Score every reference as if it were a caption: term -> one list of scores an image.
+def reference_scores(reward: MixedReward, rows: Sequence[Row]) -> Groups:
+    """Score every reference as if it were a caption.
 
     A term that uses references gets the image's other ones; an image without others has an empty list.
 
@@ -70,20 +71,22 @@ def reference_scores(reward: MixedReward, rows: Sequence[Row]) -> dict[str, list
 
 
 def sample_scores(
-    reward: MixedReward,
-    rows: Sequence[Row],
     captioner: Captioner,
     decoding: Decoding,
     seed: int,
     accelerator: Accelerator,
     batch_size: int,
-) -> dict[str, list[list[float]]]:
-    """Score K samples of the current policy for each image, dropout off: term -> one list of K scores an image.
+    reward: MixedReward,
+    rows: Sequence[Row],
+) -> Groups:
+    """Score K >= 2 samples of the current policy for each image, dropout off.
 
-    The policy is run in this process alone. Samples depend on ``seed`` alone; no global random state is used.
+    The policy runs in this process alone. Samples depend on ``seed`` alone; no global random state is used.
     """
-    policy, k = captioner.policy.to(accelerator.device), decoding.num_samples
-    scores: dict[str, list[list[float]]] = {name: [] for name in reward.rewards}
+    k = max(decoding.num_samples, 2)
+    decoding = replace(decoding, num_samples=k, with_greedy=False)
+    policy = captioner.policy.to(accelerator.device)
+    scores: Groups = {name: [] for name in reward.rewards}
     starts = range(0, len(rows), batch_size)
     with torch.no_grad(), dropout_off(policy), autocast(accelerator):
         for start in tqdm(starts, "sampling", unit="batch", leave=False, delay=2, disable=not sys.stderr.isatty()):
@@ -109,46 +112,37 @@ def scale_warning(reward: MixedReward, weighted: Mapping[str, float]) -> str | N
     """One sentence on the terms of a weight other than 0 that vary ``MAX_RATIO`` times less than the largest one."""
     compared = {name: value for name, value in weighted.items() if reward.weights[name]}
     largest = max(compared, key=lambda name: compared[name], default="")
-    small = [name for name, value in compared.items() if value * MAX_RATIO < compared[largest]]
+    small = []
+    for name, value in compared.items():
+        if value * MAX_RATIO < compared[largest]:
+            small.append(f"{value:.2g} in {name}")
+            if value:
+                equal = reward.weights[name] * compared[largest] / value
+                small[-1] += f" (a weight of {equal:.2g} would make it equal)"
     if not small:
         return None
-    told = [f"{compared[name]:.2g} in {name}" for name in small]
-    for index, name in enumerate(small):
-        if compared[name]:
-            equal = reward.weights[name] * compared[largest] / compared[name]
-            told[index] += f" (a weight of {equal:.2g} would make it equal)"
     remedy = "change the weights" + (", or set reward.normalize to per_term" if reward.normalize == "none" else "")
     return (
         f"warning: among the samples of an image, weighted scores spread by {compared[largest]:.2g} in {largest}, but "
-        f"only by {', '.join(told)}. Training will hardly see a term whose spread is over {MAX_RATIO:g} times smaller. "
-        f"If that is not meant, {remedy}"
+        f"only by {', '.join(small)}. Training will hardly see a term whose spread is over {MAX_RATIO:g} times "
+        f"smaller. If that is not meant, {remedy}"
     )
 
 
 def scale_report(
-    reward: MixedReward,
-    rows: Sequence[Row],
-    captioner: Captioner | None,
-    decoding: Decoding,
-    seed: int,
-    accelerator: Accelerator,
-    batch_size: int,
+    reward: MixedReward, rows: Sequence[Row], sample: Callable[[MixedReward, Sequence[Row]], Groups] | None
 ) -> list[str]:
-    """Score references, and samples of the policy if there is one: a table of the terms' scales, as lines to print.
+    """A table of the scales of references and of samples in ``IMAGES`` of the training images, as lines to print.
 
-    Args:
-        reward: its terms are measured one by one.
-        rows: training images, of which ``IMAGES`` are taken.
-        captioner: None leaves samples out.
-        decoding: of the samples, at least two an image.
-        seed, accelerator, batch_size: as for ``sample_scores``.
+    ``sample`` is ``sample_scores`` with all but its last two arguments; None leaves samples out.
 
     Raises:
         RewardError: a term failed on samples, as it would in training.
     """
     count = min(IMAGES, len(rows))
     rows = [rows[index * len(rows) // count] for index in range(count)]
-    samples, references, notes = {}, {}, []
+    references: Groups = {}
+    notes = []
     try:
         references = reference_scores(reward, rows)
     except RewardError as error:  # training may never score a reference
@@ -156,9 +150,7 @@ def scale_report(
     empty = max((sum(not group for group in groups) for groups in references.values()), default=0)
     if empty:
         notes.append(f"{empty} image(s) with fewer than two references are left out where a term compares with them")
-    if captioner is not None:
-        drawn = replace(decoding, num_samples=max(decoding.num_samples, 2), with_greedy=False)
-        samples = sample_scores(reward, rows, captioner, drawn, seed, accelerator, batch_size)
+    samples = sample(reward, rows) if sample is not None else {}
     scales = {name: (scale_of(references.get(name, [])), scale_of(samples.get(name, []))) for name in reward.rewards}
     weighted = weighted_variation(reward, {name: sampled for name, (_, sampled) in scales.items()})
     table = [
@@ -180,21 +172,3 @@ def scale_report(
         *(f"  {line}" for line in [*lines, *notes]),
         *([warning] if warning else []),
     ]
-
-
-def announce_scales(
-    reward: MixedReward,
-    rows: Sequence[Row],
-    captioner: Captioner,
-    decoding: Decoding,
-    seed: int,
-    accelerator: Accelerator,
-    batch_size: int,
-) -> None:
-    """Print ``scale_report`` of a reward of several terms from the main process.
-
-    Called before the model is prepared for distributed training, so that one process can sample alone.
-    """
-    if len(reward.rewards) > 1 and accelerator.is_main_process:
-        report = scale_report(reward, rows, captioner, decoding, seed, accelerator, batch_size)
-        announce(accelerator, "reward: " + "\n".join(report))

@@ -1,18 +1,22 @@
-"""Sampling: K captions of each image, and the greedy one where the baseline needs it, in one decode."""
+"""Rollouts: K sampled captions of each image, and the greedy one where the baseline needs it; their rewards."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from accelerate import Accelerator
 from torch import Tensor, nn
 
+from rewards.base import checked_scores
+from rewards.mixed import MixedReward, moments
 from rewards.text.degeneration import bad_ending, repeated_ngram_share
 from rewards.text.tokenize import tokenize
 from rl_caption.captioners.base import Captioner, Decoding, Generate, caption_mask
 from rl_caption.data.order import row_generator
+from rl_caption.data.reward_columns import reward_inputs
 from rl_caption.training.accumulation import Averages
 from rl_caption.types import CaptionBatch, Rollout, Scores
 
@@ -41,11 +45,8 @@ def sample_captions(
 ) -> Rollout:
     """Draw K captions of each of B images (and the greedy ones, if ``decoding`` asks for them) from ``policy``.
 
-    Args:
-        generate: in place of the captioner's own, such as ``captioners.replay.ReplayedGenerate``.
-
-    Returns:
-        A ``Rollout`` whose tensors lie on the device of ``batch``.
+    ``generate`` is in place of the captioner's own, such as ``captioners.decoding.ReplayedGenerate``. Tensors of the
+    rollout are on the device of ``batch``.
     """
     samples = decoding.num_samples
     noise = sampling_noise(seed, step, batch.image_ids, samples, decoding.max_new_tokens)
@@ -66,6 +67,58 @@ def sample_captions(
     )
 
 
+def term_scores(reward: MixedReward, rollout: Rollout, batch: CaptionBatch) -> dict[str, list[float]]:
+    """Raw scores of every term: those of the B·K samples, then, where there are any, of the B greedy captions.
+
+    Raises:
+        RewardError: a term failed, returned another number of scores, or a score that is not finite.
+    """
+    samples = rollout.token_ids.shape[1]
+    completions = [text for texts in rollout.texts for text in texts]
+    rows = [row for row in batch.rows for _ in range(samples)]
+    finished = rollout.finished.flatten().tolist()
+    if rollout.greedy_texts is not None and rollout.greedy_finished is not None:
+        completions += rollout.greedy_texts
+        rows += list(batch.rows)
+        finished += rollout.greedy_finished.tolist()
+    prompts, columns = reward_inputs(rows, finished)
+    return reward.terms(prompts, completions, **columns)
+
+
+def score_rollouts(
+    reward: MixedReward, rollouts: Sequence[Rollout], batches: Sequence[CaptionBatch], accelerator: Accelerator
+) -> list[Scores]:
+    """Score the micro-batches of one optimizer step, each in one call of the reward. Called by every process.
+
+    With ``normalize: per_term``, a term's mean and standard deviation are those of the samples of the whole step, of
+    all micro-batches and processes, equal everywhere to the bit; greedy captions are normalised by the same two.
+
+    Raises:
+        RewardError: as for ``term_scores``.
+    """
+    scored = [term_scores(reward, rollout, batch) for rollout, batch in zip(rollouts, batches, strict=True)]
+    sampled = [
+        {name: values[: rollout.mask.shape[:2].numel()] for name, values in terms.items()}
+        for terms, rollout in zip(scored, rollouts, strict=True)
+    ]
+    of = None
+    if reward.normalize == "per_term":
+        columns = [[score for terms in sampled for score in terms[name]] for name in reward.rewards]
+        table = torch.tensor(columns, dtype=torch.float64).T
+        if accelerator.num_processes > 1:  # every process has as many samples
+            table = accelerator.gather(table.contiguous().to(accelerator.device)).cpu()
+        of = {name: moments(scores) for name, scores in zip(reward.rewards, table.T.tolist(), strict=True)}
+    result = []
+    for terms, samples, rollout in zip(scored, sampled, rollouts, strict=True):
+        images, per_image = rollout.mask.shape[:2]
+        greedy = rollout.greedy_texts
+        count = images * per_image + (len(greedy) if greedy is not None else 0)
+        total = torch.tensor(checked_scores(reward, reward.combine(terms, of), count))
+        greedy_scores = total[images * per_image :] if greedy is not None else None
+        result.append(Scores(total[: images * per_image].view(images, per_image), greedy_scores, samples))
+    return result
+
+
 def log_rollout(
     batches: Sequence[CaptionBatch],
     rollouts: Sequence[Rollout],
@@ -78,7 +131,8 @@ def log_rollout(
     Returns:
         One record an image for ``samples.jsonl``: samples, rewards, greedy caption.
     """
-    for rollout, score, advantage in zip(rollouts, scores, advantages, strict=True):
+    records = []
+    for batch, rollout, score, advantage in zip(batches, rollouts, scores, advantages, strict=True):
         log.add("reward/total", score.samples)
         log.add("reward/std", score.samples.std(1, correction=0))
         if score.greedy is not None:
@@ -90,16 +144,17 @@ def log_rollout(
         log.add("advantage/zero_fraction", (advantage.abs().amax(1) < 1e-8).double())
         log.add("completion/length", rollout.mask.sum(-1).double())
         log.add("completion/eos_fraction", rollout.finished.double())
-        for key, values in caption_health(rollout.texts).items():
-            log.add(key, values)
-    return [
-        record
-        for batch, rollout, score in zip(batches, rollouts, scores, strict=True)
-        for record in _records(batch, rollout, score)
-    ]
+        for key, signs in _degeneration(rollout.texts).items():
+            log.add(key, signs)
+        greedy = rollout.greedy_texts or [None] * len(batch.rows)
+        rewards = torch.round(score.samples, decimals=4).tolist()
+        for row, *found in zip(batch.rows, rollout.texts, rewards, greedy, strict=True):
+            names = ("samples", "rewards", "greedy")
+            records.append({"image_id": row["image_id"], **dict(zip(names, found, strict=True))})
+    return records
 
 
-def caption_health(texts: Sequence[Sequence[str]]) -> dict[str, list[float]]:
+def _degeneration(texts: Sequence[Sequence[str]]) -> Mapping[str, list[float]]:
     """Signs of degenerate captions, one number in [0, 1] for each of B·K samples, from B lists of K captions.
 
     Everything is decided within a caption, or among the samples of its image, so that averages do not depend on how a
@@ -112,16 +167,3 @@ def caption_health(texts: Sequence[Sequence[str]]) -> dict[str, list[float]]:
         "hacking/bad_endings": [float(bad_ending(tokens)) for tokens in captions],
         "hacking/duplicates": [float(tokens in group[:k]) for group in groups for k, tokens in enumerate(group)],
     }
-
-
-def _records(batch: CaptionBatch, rollout: Rollout, score: Scores) -> list[dict[str, Any]]:
-    samples = torch.round(score.samples, decimals=4).tolist()
-    return [
-        {
-            "image_id": row["image_id"],
-            "samples": rollout.texts[image],
-            "rewards": samples[image],
-            "greedy": rollout.greedy_texts[image] if rollout.greedy_texts is not None else None,
-        }
-        for image, row in enumerate(batch.rows)
-    ]

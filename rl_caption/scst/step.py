@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -17,10 +16,8 @@ from rewards.mixed import MixedReward
 from rl_caption.captioners.base import Captioner, Decoding, Generate
 from rl_caption.scst.advantages import AdvantageFn, step_advantages
 from rl_caption.scst.cross_entropy import target_count, xe_loss
-from rl_caption.scst.logprobs import token_logprobs_and_entropy
-from rl_caption.scst.objectives import Objective, Reinforce
-from rl_caption.scst.rollout import log_rollout, sample_captions
-from rl_caption.scst.scoring import score_rollouts
+from rl_caption.scst.objectives import Objective, Reinforce, token_logprobs_and_entropy
+from rl_caption.scst.rollout import log_rollout, sample_captions, score_rollouts
 from rl_caption.training.accumulation import Averages, backward_all, dropout_off, global_count
 from rl_caption.training.distributed.engines import autocast, engine_of, whole_weights
 from rl_caption.types import CaptionBatch, Rollout, Scores
@@ -28,22 +25,16 @@ from rl_caption.types import CaptionBatch, Rollout, Scores
 
 @dataclass
 class SelfCriticalTask:
-    """One policy, one reward, one advantage, one objective.
+    """Sample, score, advantages, objective, backward, in ``training_step``.
 
     Args:
-        accelerator: owns devices and the backward pass.
-        captioner: the seam to the model; ``captioner.policy`` samples.
+        captioner: ``captioner.policy`` samples.
         model: the policy as prepared for (distributed) training.
-        reward: scores captions.
-        advantage: rewards [B, K] (and greedy ones [B]) to advantages [B, K], of all images of a step.
         decoding: K, temperature, length limit, and whether the greedy caption is decoded too.
-        objective: what is minimised.
-        seed: of the samples.
         dropout: keep dropout on, in sampling and scoring.
         ref_policy: frozen starting policy, whose log-probabilities the objective is given; None gives it none.
-        xe_weight: weight of the cross-entropy on the references, token mean.
-        label_smoothing: of that cross-entropy.
-        generate: in place of the captioner's own, such as ``captioners.replay.ReplayedGenerate``.
+        xe_weight, label_smoothing: of the cross-entropy on the references, token mean.
+        generate: in place of the captioner's own, such as ``captioners.decoding.ReplayedGenerate``.
     """
 
     accelerator: Accelerator
@@ -125,9 +116,9 @@ class SelfCriticalTask:
         logprobs, entropy = self._token_logprobs(self.model, encoded, rollout)
         log.add("policy/entropy", entropy)
         if self.ref_policy is not None:
-            with torch.no_grad():  # in the policy's precision, so that equal weights have no divergence
-                batch, precision = _without_graph(batch, encoded), autocast(self.accelerator)
-                reference, _ = self._token_logprobs(self.ref_policy, batch, rollout, precision)
+            # In the policy's precision, so that equal weights have no divergence.
+            with torch.no_grad(), autocast(self.accelerator):
+                reference, _ = self._token_logprobs(self.ref_policy, _without_graph(batch, encoded), rollout)
         total, _, metrics = self.objective(
             logprobs, reference, mask, scores.to(mask.device), advantages.to(mask.device)
         )
@@ -135,20 +126,13 @@ class SelfCriticalTask:
             log.add_sum(name, float(value), float(number))
         return (total / count).sum()
 
-    def _token_logprobs(
-        self,
-        model: nn.Module,
-        batch: CaptionBatch,
-        rollout: Rollout,
-        precision: AbstractContextManager[Any] | None = None,
-    ) -> tuple[Tensor, Tensor]:
+    def _token_logprobs(self, model: nn.Module, batch: CaptionBatch, rollout: Rollout) -> tuple[Tensor, Tensor]:
         """Log-probabilities [B, K, L] of the sampled tokens, 0 after EOS, and the entropies [P] of the P tokens."""
         mask, row = rollout.mask, None
-        with precision or nullcontext():
-            if self.dropout:  # captions that begin alike would have to drop the same units
-                logits = self.captioner.token_logits(model, batch.inputs, rollout.token_ids, mask)
-            else:
-                logits, row = self.captioner.prefix_logits(model, batch.inputs, rollout.token_ids, mask)
+        if self.dropout:  # a prefix that captions share would have the same units dropped for all of them
+            logits = self.captioner.token_logits(model, batch.inputs, rollout.token_ids, mask)
+        else:
+            logits, row = self.captioner.prefix_logits(model, batch.inputs, rollout.token_ids, mask)
         ids, temperature = rollout.token_ids[mask], self.decoding.temperature
         logprobs, entropy = token_logprobs_and_entropy(logits, ids, temperature, row)
         return logprobs.new_zeros(mask.shape).masked_scatter(mask, logprobs), entropy

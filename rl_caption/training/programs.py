@@ -16,8 +16,8 @@ from rewards.registry import load as load_term
 from rewards.text.cider import CiderD
 from rewards.text.tokenize import untested_texts
 from rl_caption.captioners.base import Captioner
+from rl_caption.captioners.decoding import ReplayedGenerate
 from rl_caption.captioners.loading import weights_hash
-from rl_caption.captioners.replay import ReplayedGenerate
 from rl_caption.config.build import (
     ConfigError,
     build_captioner,
@@ -38,9 +38,10 @@ from rl_caption.monitoring.monitor import HackingMonitor
 from rl_caption.monitoring.rule import few_images, reference_statistics
 from rl_caption.report.gallery import source_of
 from rl_caption.report.program import write_report
+from rl_caption.scst.advantages import build_advantage
 from rl_caption.scst.cross_entropy import CrossEntropyTask
-from rl_caption.scst.registry import build_advantage, build_objective, shared_options
-from rl_caption.scst.reward_scales import announce_scales
+from rl_caption.scst.objectives import build_objective, shared_options
+from rl_caption.scst.reward_scales import sample_scores, scale_report
 from rl_caption.scst.step import SelfCriticalTask
 from rl_caption.training.distributed.engines import engine_of
 from rl_caption.training.loop import Trainer
@@ -96,9 +97,11 @@ def train_scst(config: ScstConfig) -> TrainState:
         captioner = _captioner(context, config.model, ("rollout.max_new_tokens", rollout.max_new_tokens))
         reward, monitor = _reward_and_monitor(context, config)
         metric = selecting_metric(config.monitor, reward.rewards, monitor.judges)
-        if context.checkpoint is None:
-            rows, size = context.train_rows, context.micro_batch_size
-            announce_scales(reward, rows, captioner, decoding, train.seed, context.accelerator, size)
+        if context.checkpoint is None and len(reward.rewards) > 1 and context.accelerator.is_main_process:
+            # Before the model is prepared for distributed training, so that one process can sample alone.
+            size = context.micro_batch_size
+            sample = partial(sample_scores, captioner, decoding, train.seed, context.accelerator, size)
+            announce(context.accelerator, "reward: " + "\n".join(scale_report(reward, context.train_rows, sample)))
         # Before the weights of a checkpoint are loaded: the policy that the whole run started from.
         wanted = config.monitor.kl or getattr(objective, "needs_reference", False)
         ref_policy = _frozen_copy(captioner, context) if wanted else None

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from rl_caption.config.ranges import Range
 from rl_caption.errors import ConfigError
-from rl_caption.scst.objectives import Metrics, Reinforce
-from rl_caption.scst.registry import build_objective
+from rl_caption.scst.objectives import Metrics, Reinforce, build_objective
 from rl_caption.types import Scores
 from tests.captioners_for_tests import tiny_captioner
 from tests.steps_for_tests import assert_equal_gradients, batches_of, gradient, scst_task

@@ -131,7 +131,7 @@ def test_cross_entropy_killed_and_started_again(whole_xe: Path, tmp_path: Path, 
         Kill("rewards.files:os.replace", 1),
         Kill("rl_caption.training.loop:Trainer._validate", 1, "after"),
         Kill("rl_caption.training.loop:Trainer._step", 4),
-        Kill("rl_caption.scst.scoring:checked_scores", 3),
+        Kill("rl_caption.scst.rollout:checked_scores", 3),
         Kill("accelerate:Accelerator.save_state", 1, "after"),
     ],
     ids=[

@@ -5,12 +5,10 @@ import torch
 from transformers.cache_utils import DynamicCache
 
 from rl_caption.captioners.base import Decoding, caption_mask, sample_tokens
-from rl_caption.captioners.beam_search import beam_search
-from rl_caption.captioners.caches import roomy_cache
-from rl_caption.captioners.decoding import Tokens
-from rl_caption.captioners.prefixes import different_prefixes
+from rl_caption.captioners.decoding import beam_search
+from rl_caption.captioners.packed import preallocated_cache, unique_prefixes
 from rl_caption.captioners.transformer import TransformerCaptioner
-from rl_caption.scst.logprobs import token_logprobs
+from rl_caption.scst.objectives import token_logprobs
 from rl_caption.scst.rollout import sample_captions, sampling_noise
 from rl_caption.types import CaptionBatch
 from tests.captioners_for_tests import REFERENCES, region_inputs, tiny_captioner, tiny_rows
@@ -94,7 +92,7 @@ def test_what_comes_after_a_caption_is_not_computed_and_changes_nothing(case):
 
 def test_a_prefix_stands_for_all_captions_that_begin_with_it():
     ids = torch.tensor([[[5, 6, 2, 0], [5, 2, 0, 0], [5, 6, 2, 0], [5, 6, 7, 2]], [[5, 6, 2, 0]] * 4])
-    first, slot = different_prefixes(ids, caption_mask(ids, 2))
+    first, slot = unique_prefixes(ids, caption_mask(ids, 2))
     expected = [[[1, 1, 1, 0], [0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 1]], [[1, 1, 1, 0]] + [[0] * 4] * 3]
     assert torch.equal(first, torch.tensor(expected, dtype=torch.bool))
     assert slot[0].tolist() == [[0, 1, 2, 0], [0, 1, 0, 0], [0, 1, 2, 0], [0, 1, 2, 3]]
@@ -117,7 +115,7 @@ def test_what_captions_have_in_common_is_computed_once_and_changes_nothing(case)
     plain = captioner.token_logits(captioner.policy, inputs, ids, mask).log_softmax(-1).gather(-1, chosen).squeeze(-1)
     expected, whole = gradients(plain)
     logits, place = captioner.prefix_logits(captioner.policy, inputs, ids, mask)
-    assert len(logits) == int(different_prefixes(ids, mask)[0].sum()) < int(mask.sum()) == len(place)
+    assert len(logits) == int(unique_prefixes(ids, mask)[0].sum()) < int(mask.sum()) == len(place)
     found, shared = gradients(token_logprobs(logits, ids[mask], 1.0, place))
     assert torch.allclose(found, expected, atol=1e-5)
     for one, other in zip(shared, whole, strict=True):
@@ -133,7 +131,7 @@ def test_a_row_is_decoded_for_each_different_prefix_that_has_not_ended(case, mon
     noise = sampling_noise(0, 0, ["a", "b", "c"], 6, 16)
 
     def decode(leaving):
-        monkeypatch.setattr("rl_caption.captioners.decoding.LEAVING", leaving)
+        monkeypatch.setattr("rl_caption.captioners.decoding.COMPACT_AT", leaving)
         rows = []
         hook = captioner.policy.lm_head.register_forward_hook(
             lambda module, args, out: rows.append(len(out.squeeze(1)))
@@ -176,7 +174,7 @@ def test_with_dropout_equal_beginnings_are_decoded_apart():
 
 def test_a_cache_with_room_holds_what_transformers_own_holds():
     torch.manual_seed(0)
-    roomy, plain = roomy_cache(3), DynamicCache()  # room for fewer tokens than come
+    roomy, plain = preallocated_cache(3), DynamicCache()  # room for fewer tokens than come
     for tokens, chosen in ((2, None), (1, [0, 2, 3]), (1, None), (2, [1, 1, 0])):
         keys, values = torch.randn(2, 4 if roomy.get_seq_length() < 3 else 3, 2, tokens, 5)
         for one, other in zip(roomy.update(keys, values, 0), plain.update(keys, values, 0), strict=True):
@@ -240,7 +238,7 @@ def test_beam_search_is_over_the_distribution_that_is_sampled_from(seed, width, 
     def next_logits(prefixes):
         nonlocal known
         if prefixes is not None:
-            rows = zip(prefixes.origin.tolist(), prefixes.newest.tolist(), strict=True)
+            rows = zip(prefixes.parent.tolist(), prefixes.tokens.tolist(), strict=True)
             known = [(known[origin][0], [*known[origin][1], token]) for origin, token in rows]
         logits = []
         for image, prefix in known:
@@ -248,8 +246,7 @@ def test_beam_search_is_over_the_distribution_that_is_sampled_from(seed, width, 
             logits.append(captioner.policy(**one, decoder_input_ids=torch.tensor([prefix])).logits[0, -1])
         return torch.stack(logits)
 
-    special = Tokens(captioner.eos_token_id, captioner.pad_token_id, captioner.forbidden)
-    expected = captioner.decode(beam_search(next_logits, 3, decoding, special)[:, 0])
+    expected = captioner.decode(beam_search(captioner, next_logits, 3, decoding)[:, 0])
     assert captioner.decode(captioner.generate(captioner.policy, inputs, decoding, None)[:, 0]) == expected
 
 

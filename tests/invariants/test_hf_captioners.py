@@ -16,7 +16,7 @@ from rl_caption.captioners.base import Decoding, caption_mask, sample_tokens
 from rl_caption.captioners.huggingface import SETTINGS, HuggingFaceCaptioner
 from rl_caption.captioners.loading import load_captioner
 from rl_caption.data.base import DataError
-from rl_caption.scst.logprobs import token_logprobs
+from rl_caption.scst.objectives import token_logprobs
 from rl_caption.scst.rollout import sample_captions, sampling_noise
 from rl_caption.training.accumulation import dropout_off
 from rl_caption.types import CaptionBatch
@@ -162,7 +162,7 @@ def test_references_are_encoded_as_they_go_on_from_the_prompt_of_their_row(promp
     captioner, rows, alone = prompted
     for row, single in zip(rows, alone, strict=True):
         assert captioner.encode(row["references"], 9, row) == single.encode(row["references"], 9)
-        assert captioner.room(row) == single.max_tokens
+        assert captioner.max_tokens_of(row) == single.max_tokens
 
 
 def test_a_prompt_that_cannot_be_read_is_refused_with_its_row(tmp_path):

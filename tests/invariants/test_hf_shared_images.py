@@ -15,10 +15,10 @@ from transformers import BartConfig, RobertaConfig, TrOCRConfig, VisionEncoderDe
 from rl_caption.captioners.adaptation import add_lora, checkpoint_layers
 from rl_caption.captioners.base import CaptionerError
 from rl_caption.captioners.decoding import Prefixes
-from rl_caption.captioners.families import family_of
-from rl_caption.captioners.families.base import Conventions
+from rl_caption.captioners.hf_attention import share_images
+from rl_caption.captioners.hf_families import FAMILIES as HF_FAMILIES
+from rl_caption.captioners.hf_families import Conventions
 from rl_caption.captioners.hf_policy import HuggingFacePolicy
-from rl_caption.captioners.side_by_side import share_images
 from tests.hf_models_for_tests import FAMILIES, SIDE, TEXT, VISION, save_model, tiny_hf_captioner
 
 B, K, L, VOCABULARY = 3, 4, 6, 40
@@ -45,7 +45,7 @@ def tiny_policy(kind: str, folder: Path) -> HuggingFacePolicy:
         transformers.ViTConfig(**VISION), copy.deepcopy(OTHERS[kind])
     )
     conventions = Conventions(start=(5, 7), eos=2, pad=0, vocab_size=VOCABULARY)
-    return HuggingFacePolicy(VisionEncoderDecoderModel(config), family_of(config.model_type), conventions).eval()
+    return HuggingFacePolicy(VisionEncoderDecoderModel(config), HF_FAMILIES[config.model_type], conventions).eval()
 
 
 @pytest.fixture(scope="module", params=CROSS_ATTENTION)
@@ -79,7 +79,7 @@ def copied(policy: HuggingFacePolicy, pixels: Tensor, ids: Tensor) -> Tensor:
     """Logits [B, K, L, V] by Transformers' decoder alone, with a copy of the image's states for every caption."""
     states = policy.family.encode(policy.model, pixels).repeat_interleave(K, 0)
     whole = torch.cat([policy.start.expand(B * K, -1), ids.flatten(0, 1)[:, :-1]], 1)
-    decoder = policy.family.text_model(policy.model)
+    decoder = policy.model.get_submodule(policy.family.text_model)
     logits = decoder(input_ids=whole, encoder_hidden_states=states, use_cache=False).logits
     return logits[:, -L:].unflatten(0, (B, K))
 
@@ -123,7 +123,7 @@ def test_the_output_layer_computes_the_positions_that_are_asked_for(
     every.share_prefix = not checkpointed
     whole = every(pixel_values=pixels, token_ids=ids)
     assert whole.shape[:3] == ids.shape
-    layer, seen = every.family.text_model(every.model).get_output_embeddings(), []
+    layer, seen = every.model.get_submodule(every.family.text_model).get_output_embeddings(), []
     handle = layer.register_forward_hook(lambda module, arguments, output: seen.append(output.shape[:-1].numel()))
     some = every(pixel_values=pixels, token_ids=ids, mask=mask)
     one = every(pixel_values=pixels, token_ids=ids[..., :1], mask=mask[..., :1])
@@ -139,7 +139,7 @@ def test_the_output_layer_computes_the_positions_that_are_asked_for(
 def test_prefixes_that_part_leave_or_change_places_change_nothing(
     every: HuggingFacePolicy, pixels: Tensor, ids: Tensor
 ) -> None:
-    first, memory = every(pixel_values=pixels, max_tokens=L)
+    first, state = every(pixel_values=pixels, max_tokens=L)
     known = [[image, []] for image in range(B)]
     # Beginnings part; go on; change places within their image, as beams do; leave; one image and one caption are left.
     for position, origins in enumerate(
@@ -152,14 +152,14 @@ def test_prefixes_that_part_leave_or_change_places_change_nothing(
         ]
         images = torch.tensor([image for image, _ in known])
         origin = None if origins is None else torch.tensor(origins)
-        logits = every(prefixes=Prefixes(tokens, origin, images), memory=memory)
+        logits = every(prefixes=Prefixes(tokens, origin, images), decode_state=state)
         for row, (image, prefix) in enumerate(known):
             whole = every(pixel_values=pixels[image : image + 1], token_ids=torch.tensor([[[*prefix, 5]]]))
             assert torch.allclose(logits[row], whole[0, 0, -1], atol=1e-4), (position, row)
             assert torch.allclose(first[image], whole[0, 0, 0], atol=1e-4)
-        assert {layer.keys.shape[0] for layer in memory.tokens.layers} == {len(known)}
-    if memory.shared:
-        assert {layer.keys.shape[0] for layer in memory.cache.cross_attention_cache.layers} == {1}
+        assert {layer.keys.shape[0] for layer in state.tokens.layers} == {len(known)}
+    if state.shared:
+        assert {layer.keys.shape[0] for layer in state.cache.cross_attention_cache.layers} == {1}
 
 
 def cache_bytes(cache: Any) -> int:
@@ -172,10 +172,10 @@ def test_the_cache_holds_an_image_once_whatever_the_number_of_captions(
 ) -> None:
     sizes = []
     for captions in (1, K):
-        _, memory = shared(pixel_values=pixels, max_tokens=L)
+        _, state = shared(pixel_values=pixels, max_tokens=L)
         images = torch.arange(B).repeat_interleave(captions)
-        shared(prefixes=Prefixes(torch.full((B * captions,), 5), images, images), memory=memory)
-        sizes.append((cache_bytes(memory.cache.cross_attention_cache), cache_bytes(memory.tokens)))
+        shared(prefixes=Prefixes(torch.full((B * captions,), 5), images, images), decode_state=state)
+        sizes.append((cache_bytes(state.cache.cross_attention_cache), cache_bytes(state.tokens)))
     layers, states, width = 2, (SIDE // VISION["patch_size"]) ** 2 + 1, 32
     assert sizes[0][0] == sizes[1][0] == 2 * layers * B * states * width * 4
     assert sizes[1][1] == K * sizes[0][1]
@@ -209,7 +209,7 @@ def test_an_image_is_kept_once_for_the_backward_pass(
 def test_the_model_alone_computes_what_it_did(family: str, tmp_path: Path, pixels: Tensor, ids: Tensor) -> None:
     policy = tiny_hf_captioner(family, tmp_path).policy
     fresh = type(policy.model).from_pretrained(tmp_path).eval()
-    text, alone = policy.family.text_model(policy.model), policy.family.text_model(fresh)
+    text, alone = policy.model.get_submodule(policy.family.text_model), fresh.get_submodule(policy.family.text_model)
     states = policy.family.encode(fresh, pixels)
     whole = ids[:, 0]
     found = text(input_ids=whole, encoder_hidden_states=states).logits

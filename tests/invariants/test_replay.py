@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from rl_caption.captioners import replay
+from rl_caption.captioners import decoding as decoding_module
 from rl_caption.captioners.base import CaptionerError, Decoding
-from rl_caption.captioners.replay import ReplayedGenerate
+from rl_caption.captioners.decoding import ReplayedGenerate
 from rl_caption.scst.rollout import sampling_noise
 from tests.captioners_for_tests import region_inputs, tiny_captioner, tiny_rows
 from tests.hf_models_for_tests import FAMILIES, PROMPT, tiny_hf_captioner
@@ -112,7 +112,7 @@ def test_what_was_recorded_is_thrown_away_when_weights_move() -> None:
 def test_every_shape_and_every_decoding_is_recorded_until_there_are_too_many(monkeypatch: Any) -> None:
     captioner, inputs = scratch("regions")
     captioner.policy.eval()
-    monkeypatch.setattr(replay, "MOST", 3)
+    monkeypatch.setattr(decoding_module, "MAX_GRAPHS", 3)
     tracing = Tracing()
     generate = ReplayedGenerate(captioner, tracing)
     for images, decoding in ((3, SAMPLING), (2, SAMPLING), (3, SAMPLING), (3, replace(SAMPLING, temperature=0.5))):
@@ -194,4 +194,4 @@ def test_a_cuda_graph_gives_the_same_captions(case: Any) -> None:
                 assert torch.equal(found, fixed[..., : found.shape[-1]])
                 for parameter in captioner.policy.parameters():
                     parameter.mul_(1.02)
-        assert len(generate.recordings) == 1
+        assert len(generate.graphs) == 1

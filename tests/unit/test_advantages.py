@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from rl_caption.scst.advantages import greedy, group_norm, leave_one_out, mean, needs_greedy, none
-from rl_caption.scst.registry import ADVANTAGES, build_advantage
+from rl_caption.scst import ADVANTAGES
+from rl_caption.scst.advantages import build_advantage, greedy, group_norm, leave_one_out, mean, needs_greedy, none
 
 REWARDS = torch.tensor([[1.0, 2.0, 6.0], [0.5, 0.5, 0.5]])
 

@@ -38,7 +38,7 @@ def forgetful_step(bench: Bench, batch: CaptionBatch) -> None:
 @pytest.fixture(autouse=True)
 def few_logits_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in large steps, log-probabilities are taken in parts that are small beside the logits."""
-    monkeypatch.setattr("rl_caption.scst.logprobs.CHUNK", 4 * SHAPES.words)
+    monkeypatch.setattr("rl_caption.scst.objectives.CHUNK", 4 * SHAPES.words)
 
 
 @pytest.fixture(scope="module", autouse=True)

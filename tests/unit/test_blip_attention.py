@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import BlipForConditionalGeneration
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
-from rl_caption.captioners.families.blip_attention import fuse_attention
+from rl_caption.captioners.hf_attention import fuse_blip_attention
 from tests.hf_models_for_tests import SIDE, save_model
 
 N, T = 3, 6
@@ -25,7 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def pair(folder: Path) -> list[BlipForConditionalGeneration]:
     """The model as it is, and with fused attention."""
     models = [BlipForConditionalGeneration.from_pretrained(folder).eval() for _ in range(2)]
-    fuse_attention(models[1])
+    fuse_blip_attention(models[1])
     return models
 
 

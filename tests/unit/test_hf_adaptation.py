@@ -18,7 +18,7 @@ from rl_caption.ablation.results import last_policy
 from rl_caption.captioners.adaptation import freeze
 from rl_caption.captioners.base import CaptionerError, Decoding
 from rl_caption.captioners.huggingface import ADAPTERS_FOLDER, HuggingFaceCaptioner
-from rl_caption.scst.logprobs import token_logprobs
+from rl_caption.scst.objectives import token_logprobs
 from rl_caption.training.checkpoint import seal
 from rl_caption.training.programs import _frozen_copy
 from tests.captioners_for_tests import tiny_rows

@@ -7,8 +7,14 @@ import torch
 
 from rl_caption.captioners.base import FORBIDDEN_LOGIT, caption_mask
 from rl_caption.scst.cross_entropy import cross_entropy_sum
-from rl_caption.scst.logprobs import token_logprobs, token_logprobs_and_entropy
-from rl_caption.scst.objectives import kl_penalty, kl_to_reference, policy_gradient_sum, reduction_count
+from rl_caption.scst.objectives import (
+    kl_penalty,
+    kl_to_reference,
+    policy_gradient_sum,
+    reduction_count,
+    token_logprobs,
+    token_logprobs_and_entropy,
+)
 
 EOS = 2
 
@@ -57,7 +63,7 @@ def test_temperature_scales_the_logits():
 
 @pytest.mark.parametrize("rows", [1, 2, 100])
 def test_logprobs_and_their_gradient_equal_torchs_own_some_rows_at_a_time(rows, monkeypatch):
-    monkeypatch.setattr("rl_caption.scst.logprobs.CHUNK", rows * 7)
+    monkeypatch.setattr("rl_caption.scst.objectives.CHUNK", rows * 7)
     logits = (5 * torch.randn(2, 3, 4, 7, dtype=torch.float64)).requires_grad_()
     ids = torch.randint(0, 7, (2, 3, 4))
     assert torch.autograd.gradcheck(lambda x: token_logprobs(x, ids, 1.7), logits)
@@ -84,7 +90,7 @@ def test_logits_far_from_zero_lose_no_digits():
 
 
 def test_tokens_may_share_a_row_of_logits(monkeypatch):
-    monkeypatch.setattr("rl_caption.scst.logprobs.CHUNK", 2 * 7)
+    monkeypatch.setattr("rl_caption.scst.objectives.CHUNK", 2 * 7)
     logits = (5 * torch.randn(5, 7, dtype=torch.float64)).requires_grad_()
     ids, place = torch.tensor([3, 3, 6, 0, 1, 2]), torch.tensor([4, 4, 4, 0, 2, 2])  # row 1 is nobody's
     assert torch.autograd.gradcheck(lambda x: token_logprobs(x, ids, 1.7, place), logits)

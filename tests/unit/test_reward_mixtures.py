@@ -18,7 +18,7 @@ from rewards.clip import backbone as backbone_module
 from rewards.mixed import MixedReward, Moments, moments, z_scores
 from rl_caption.config.build import ConfigError, build_reward
 from rl_caption.config.schema import RewardConfig, RewardTerm
-from rl_caption.scst.scoring import score_rollouts
+from rl_caption.scst.rollout import score_rollouts
 from rl_caption.types import CaptionBatch, Rollout
 from tests.clip_for_tests import noise_image, tiny_student
 

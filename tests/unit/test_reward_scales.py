@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ def test_scale_by_hand() -> None:
 def test_images_are_spread_over_the_split() -> None:
     words = Words()
     many = rows_of(*[[f"caption of {number}"] for number in range(4 * IMAGES)])
-    scale_report(MixedReward({"words": (words, 1.0)}), many, None, SAMPLING, 0, Accelerator(cpu=True), 2)
+    scale_report(MixedReward({"words": (words, 1.0)}), many, None)
     assert [text for text, _ in words.asked] == [f"caption of {4 * number}" for number in range(IMAGES)]
 
 
@@ -82,7 +83,7 @@ def test_a_reference_is_compared_with_the_others_and_a_single_one_is_left_out() 
     }
     assert compares.asked == [("a", ["b b", "c c c"]), ("b b", ["a", "c c c"]), ("c c c", ["a", "b b"])]
     assert [text for text, _ in looks.asked] == ["a", "b b", "c c c", "d"]
-    report = scale_report(reward, rows, None, SAMPLING, 0, Accelerator(cpu=True), 2)
+    report = scale_report(reward, rows, None)
     assert "1 image(s) with fewer than two references" in report[-1]
 
 
@@ -103,12 +104,12 @@ def test_samples_are_scored_and_nothing_is_disturbed() -> None:
     captioner.policy.train()
     before, weights = states(), {k: v.clone() for k, v in captioner.policy.state_dict().items()}
     arguments = (captioner, SAMPLING, 7, Accelerator(cpu=True))
-    found = sample_scores(MixedReward(terms), tiny_rows(5), *arguments, batch_size=2)
+    found = sample_scores(*arguments, 2, MixedReward(terms), tiny_rows(5))
     assert states() == before
     assert captioner.policy.training
     assert all(torch.equal(v, weights[k]) for k, v in captioner.policy.state_dict().items())
     assert {name: np.shape(groups) for name, groups in found.items()} == {"words": (5, 3), "rouge_l": (5, 3)}
-    assert sample_scores(MixedReward(terms), tiny_rows(5), *arguments, batch_size=5) == found
+    assert sample_scores(*arguments, 5, MixedReward(terms), tiny_rows(5)) == found
     scale, groups = scale_of(found["words"]), np.array(found["words"])
     within = groups.std(axis=1).mean()
     assert scale == pytest.approx((groups.mean(), groups.std(), within))
@@ -141,16 +142,18 @@ def test_terms_that_are_only_watched_are_not_warned_of() -> None:
 
 
 def test_a_report_without_a_captioner_and_one_with_a_reference_that_cannot_be_scored() -> None:
-    rows, accelerator = tiny_rows(4), Accelerator(cpu=True)
+    rows = tiny_rows(4)
     reward = MixedReward({"words": (Words(), 1.0), "tiny": (Words(0.001), 1.0)})
-    lines = scale_report(reward, rows, None, SAMPLING, 0, accelerator, 2)
+    lines = scale_report(reward, rows, None)
     assert lines[0].startswith("scales of the terms on 4 training images")
     assert [line.split()[0] for line in lines[2:]] == ["term", "words", "tiny"]
     assert lines[-1].split()[:5] == ["tiny", "0", "to", "100", "1"]
     assert lines[-1].split()[-4:] == ["-"] * 4
     reward = MixedReward({"words": (Words(refuses="a dog runs in the park"), 1.0), "tiny": (Words(0.001), 1.0)})
     one_sample = Decoding(num_samples=1, with_greedy=True, max_new_tokens=8)
-    lines = scale_report(reward, rows, tiny_captioner(), one_sample, 0, accelerator, 2)
+    lines = scale_report(
+        reward, rows, partial(sample_scores, tiny_captioner(), one_sample, 0, Accelerator(cpu=True), 2)
+    )
     assert "references are left out: reward term 'words': 'a dog runs in the park' is too long" in lines[-2]
     assert lines[-1].startswith("warning: ")
     assert "in tiny (a weight of 1e+03 would make it equal)" in lines[-1]

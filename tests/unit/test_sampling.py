@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rl_caption.captioners.base import TEMPERATURES, Decoding, forbid, sample_tokens
-from rl_caption.scst.logprobs import token_logprobs_and_entropy
+from rl_caption.scst.objectives import token_logprobs_and_entropy
 
 FORBIDDEN = (0, 1, 4)
 

@@ -1,0 +1,184 @@
+"""Attention of Transformers' decoders, replaced in place: cross-attention to one copy of an image; fused for BLIP.
+
+Names of modules and weights stay as they are. What is assumed of Transformers' internals stands in this file; tested
+with Transformers 5.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+
+from rl_caption.captioners.base import CaptionerError
+from rl_caption.captioners.packed import Packing
+
+CROSS_ATTENTION = ("crossattention", "encoder_attn")
+"""Names of cross-attention modules in Transformers' decoders."""
+STATES = ("encoder_hidden_states", "key_value_states")
+"""Arguments for the states of the image."""
+MASKS = ("attention_mask", "encoder_attention_mask")
+
+
+class SharedImageCache(EncoderDecoderCache):
+    """Keys and values of the tokens of each caption, and of the states of each image once.
+
+    Attributes:
+        packing: of the captions by image, where images have different numbers of them.
+    """
+
+    packing: Packing | None = None
+
+
+class _PassThroughCache(DynamicCache):
+    """Returns keys and values as they are given, and stores none."""
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        return key_states, value_states
+
+
+class _NeverUpdated(dict[int, bool]):
+    """``EncoderDecoderCache.is_updated`` of a cache that stores nothing."""
+
+    def __setitem__(self, layer: int, updated: bool) -> None:
+        pass
+
+
+def packing_cache(image: Tensor, images: int) -> SharedImageCache | None:
+    """A cache that stores nothing and tells cross-attention the packing of captions of the images [M], ascending.
+
+    Transformers' decoders hand it on. As it stores nothing, a layer may run again in the backward pass. None where
+    every image has as many captions.
+    """
+    packing = Packing.ragged(image, images)
+    if packing.index is None:
+        return None
+    cache = SharedImageCache(_PassThroughCache(), _PassThroughCache())
+    cache.is_updated, cache.packing = _NeverUpdated(), packing
+    return cache
+
+
+def share_images(decoder: nn.Module) -> None:
+    """Let cross-attention in ``decoder`` take N = B·K rows of tokens with B rows of image states.
+
+    Nothing in cross-attention depends on other queries, so the tokens of an image's captions are one row of K·T
+    queries. Transformers' decoders want a copy of the image's states, keys and values for every caption instead.
+
+    Raises:
+        CaptionerError: there is no cross-attention of a known kind.
+    """
+    found: list[tuple[Any, tuple[str, ...]]] = []
+    for name, module in decoder.named_modules():
+        if name.rpartition(".")[2] in CROSS_ATTENTION:
+            names = tuple(inspect.signature(module.forward).parameters)
+            if "hidden_states" in names and set(STATES) & set(names):
+                found.append((module, names))
+    if not found:
+        raise CaptionerError(
+            f"the decoder {type(decoder).__name__} has no cross-attention of a known kind: expected modules called "
+            f"{' or '.join(CROSS_ATTENTION)}, as GPT-2, BERT and BART have"
+        )
+    for attention, names in found:
+        attention.forward = partial(_cross_attend, attention.forward, names)
+
+
+def _cross_attend(forward: Callable[..., Any], names: tuple[str, ...], *positional: Any, **named: Any) -> Any:
+    """``forward`` of cross-attention, whose parameters are ``names``, for any number of captions of an image."""
+    named.update(zip(names, positional, strict=False))
+    hidden = named["hidden_states"]
+    states = next((named[key] for key in STATES if named.get(key) is not None), None)
+    if states is None:
+        return forward(**named)
+    rows, images = len(hidden), len(states)
+    packing = getattr(named.get("past_key_values"), "packing", None)
+    if packing is None:
+        if rows == images or rows % images:
+            return forward(**named)
+        packing = Packing(images, rows // images)
+    # No image is padded, so masks allow everything; GPT-2 also hands over that of self-attention, which is not read.
+    named.update({key: None for key in MASKS if key in named})
+    named["hidden_states"] = packing.pad(hidden).flatten(1, 2)
+    attended, *rest = forward(**named)
+    return packing.pack(attended.unflatten(1, (packing.columns, -1))), *rest
+
+
+def fuse_blip_attention(model: nn.Module) -> None:
+    """Let BLIP compute attention by ``scaled_dot_product_attention``; probabilities are no longer among its outputs.
+
+    Transformers writes BLIP's attention out: the 577 x 577 probabilities of every head and layer are kept for the
+    backward pass, 190 MB an image of 384 pixels in float32, and on a GPU the decoder launches six kernels for one.
+    """
+    from transformers.models.blip.modeling_blip import BlipAttention
+    from transformers.models.blip.modeling_blip_text import BlipTextSelfAttention
+
+    kinds: dict[type[nn.Module], Callable[..., Any]] = {
+        BlipAttention: _image_attention,
+        BlipTextSelfAttention: _text_attention,
+    }
+    for module in model.modules():
+        attend = kinds.get(type(module))
+        if attend is not None:
+            changed: Any = module
+            changed.forward = partial(attend, module, changed.forward)
+
+
+def _image_attention(attention: Any, unfused: Callable[..., Any], hidden_states: Tensor, **options: Any) -> Any:
+    """[B, S, D] -> [B, S, D], no probabilities."""
+    if _fused_off(hidden_states):
+        return unfused(hidden_states, **options)
+    qkv = attention.qkv(hidden_states).unflatten(-1, (3, attention.num_heads, -1))
+    query, key, value = qkv.permute(2, 0, 3, 1, 4)
+    return attention.projection(_fused(attention, query, key, value, None)), None
+
+
+def _text_attention(
+    attention: Any,
+    unfused: Callable[..., Any],
+    hidden_states: Tensor,
+    attention_mask: Tensor | None = None,
+    encoder_hidden_states: Tensor | None = None,
+    encoder_attention_mask: Tensor | None = None,
+    past_key_values: Any = None,
+    **options: Any,
+) -> Any:
+    """[N, T, D] -> [N, T, D], no probabilities; to ``encoder_hidden_states`` [N, S, D] where they are given."""
+    if _fused_off(hidden_states):
+        return unfused(
+            hidden_states, attention_mask, encoder_hidden_states, encoder_attention_mask, past_key_values, **options
+        )
+    crossing = encoder_hidden_states is not None
+    mask = encoder_attention_mask if crossing else attention_mask
+    heads = (attention.num_attention_heads, attention.attention_head_size)
+    cache, updated = past_key_values, {}
+    if isinstance(cache, EncoderDecoderCache):
+        updated = cache.is_updated if crossing else {}
+        cache = cache.cross_attention_cache if crossing else cache.self_attention_cache
+    if updated.get(attention.layer_idx):
+        key, value = cache.layers[attention.layer_idx].keys, cache.layers[attention.layer_idx].values
+    else:
+        states = encoder_hidden_states if crossing else hidden_states
+        key, value = (part(states).unflatten(-1, heads).transpose(1, 2) for part in (attention.key, attention.value))
+        if cache is not None:
+            key, value = cache.update(key, value, attention.layer_idx)
+        updated[attention.layer_idx] = True
+    query = attention.query(hidden_states).unflatten(-1, heads).transpose(1, 2)
+    return _fused(attention, query, key, value, mask), None
+
+
+def _fused(attention: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    """Of queries [N, H, T, D/H] to [N, T, D]; ``mask`` is added."""
+    dropout = attention.dropout.p if attention.dropout.training else 0.0
+    return F.scaled_dot_product_attention(query, key, value, mask, dropout).transpose(1, 2).flatten(2)
+
+
+def _fused_off(states: Tensor) -> bool:
+    """Whether the fused kernel is off on a CPU, as in bf16 (``config.build``): its substitute is slower."""
+    return states.device.type == "cpu" and not torch.backends.cuda.flash_sdp_enabled()

@@ -1,0 +1,338 @@
+"""Families of captioning models in Transformers: how each encodes images, reads tokens, starts and ends captions.
+
+A further family is one more class, and one line in ``FAMILIES``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache
+
+from rl_caption.captioners.base import CaptionerError
+from rl_caption.captioners.hf_attention import fuse_blip_attention, share_images
+
+
+@dataclass(frozen=True)
+class Conventions:
+    """How a model's captions begin and end.
+
+    Attributes:
+        start: tokens before the first new one: BOS (one token) and the prompt. They are neither scored nor trained.
+        eos: ends a caption.
+        pad: stands after EOS; where a tokenizer has none, EOS itself.
+        vocab_size: width of the output layer.
+        forbidden: tokens, beside the tokenizer's special ones, that a caption may not contain.
+        max_tokens: longest caption in tokens, EOS included; None where positions do not end.
+        prompt_inputs: token ids of the prompt for other parts of the model, by the name of ``encode``'s argument.
+    """
+
+    start: tuple[int, ...]
+    eos: int
+    pad: int
+    vocab_size: int
+    forbidden: tuple[int, ...] = ()
+    max_tokens: int | None = None
+    prompt_inputs: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+
+class Family:
+    """One family. B images, N = B·K rows (K captions each), T tokens, S image states.
+
+    Attributes:
+        name: for messages.
+        model_class: class of Transformers with ``from_pretrained``.
+        processor_class: class of Transformers made of an image processor and tokenizers; None where there is none.
+        q_former_tokenizer: whether there is a second tokenizer, in the subfolder ``qformer_tokenizer``.
+        cross_attention: whether the text reads the image by cross-attention; else the image is a prefix of the text.
+        text_model: name of the submodule that reads tokens; its ``get_output_embeddings()`` makes the logits.
+        never_trained: patterns of parameters that no caption depends on; frozen, because processes that train together
+            wait for their gradient.
+        frozen: patterns frozen unless ``model.freeze`` says otherwise.
+        lora_targets: regular expression of the modules that get adapters unless ``model.lora.target_modules`` is set.
+    """
+
+    name: str
+    model_class: str
+    processor_class: str | None = None
+    q_former_tokenizer = False
+    cross_attention = False
+    text_model: str
+    never_trained: tuple[str, ...] = ()
+    frozen: tuple[str, ...] = ()
+    lora_targets: str
+
+    def check(self, config: Any) -> None:
+        """Refuse a variant that is not supported, by a ``CaptionerError``, before its weights are loaded."""
+
+    def prepare(self, model: Any) -> None:
+        """Change how, not what, a loaded model computes. By default captions share an image's cross-attention keys."""
+        if self.cross_attention:
+            share_images(model.get_submodule(self.text_model))
+
+    def conventions(self, model: Any, tokenizer: Any, q_former_tokenizer: Any, prompt: str) -> Conventions:
+        """Tokens of this model. Raises ``CaptionerError`` where configuration and tokenizer name none."""
+        raise NotImplementedError
+
+    def encode(self, model: Any, pixel_values: Tensor, **prompt_inputs: Tensor) -> Tensor:
+        """Image states [B, S, D] of ``pixel_values`` [B, 3, H, W]."""
+        raise NotImplementedError
+
+    def decode(self, model: Any, states: Tensor, token_ids: Tensor, cache: Cache | None) -> Tensor:
+        """Next-token logits [N, T, V] of ``token_ids`` [N, T], with image states [B, S, D].
+
+        With cross-attention the N rows are captions of B images; without, N is B where the image is read. ``cache``
+        holds the tokens before, and the image after the first call; only the shape of ``states`` matters from then on.
+        Without a cache, ``token_ids`` is the whole sequence.
+        """
+        text_model = model.get_submodule(self.text_model)
+        output = text_model(
+            input_ids=token_ids, encoder_hidden_states=states, past_key_values=cache, use_cache=cache is not None
+        )
+        return output.logits
+
+
+class Blip(Family):
+    """BLIP (Li et al. 2022): a ViT and a BERT-like decoder. Captions start with [DEC], not [CLS]; EOS is [SEP]."""
+
+    name = "BLIP"
+    model_class = "BlipForConditionalGeneration"
+    processor_class = "BlipProcessor"
+    cross_attention = True
+    text_model = "text_decoder"
+    lora_targets = r"text_decoder\..*\.(query|value)"
+
+    def prepare(self, model: Any) -> None:
+        super().prepare(model)
+        fuse_blip_attention(model)
+
+    def conventions(self, model: Any, tokenizer: Any, q_former_tokenizer: Any, prompt: str) -> Conventions:
+        """BOS is ``bos_token_id``, beyond BERT's vocabulary; EOS is ``sep_token_id``.
+
+        ``eos_token_id`` (2) of BLIP's configurations is an unused token, as in Transformers' own ``generate``.
+        """
+        text = model.config.text_config
+        start = (first_token("BOS (text_config.bos_token_id)", text.bos_token_id), *plain_tokens(tokenizer, prompt))
+        return Conventions(
+            start=start,
+            eos=same_token("EOS (text_config.sep_token_id)", text.sep_token_id, tokenizer.sep_token_id),
+            pad=first_token("padding (text_config.pad_token_id)", text.pad_token_id, tokenizer.pad_token_id),
+            vocab_size=text.vocab_size,
+            forbidden=(start[0],),
+            max_tokens=text.max_position_embeddings - len(start) + 1,
+        )
+
+    def encode(self, model: Any, pixel_values: Tensor, **prompt_inputs: Tensor) -> Tensor:
+        return model.vision_model(pixel_values=pixel_values).last_hidden_state
+
+
+class VisionEncoderDecoder(Family):
+    """``VisionEncoderDecoderModel``: an image encoder (ViT, ...) and a decoder with cross-attention (GPT-2, BERT, ...).
+
+    GPT-2 starts, ends and pads with one and the same token.
+    """
+
+    name = "VisionEncoderDecoder"
+    model_class = "VisionEncoderDecoderModel"
+    cross_attention = True
+    text_model = "decoder"
+    never_trained = ("encoder.pooler.*",)
+    lora_targets = r"decoder\..*\.(c_attn|q_attn|query|value|q_proj|v_proj)"
+
+    def conventions(self, model: Any, tokenizer: Any, q_former_tokenizer: Any, prompt: str) -> Conventions:
+        """What the pair's configuration says, then its generation settings, its decoder, its tokenizer."""
+        sources = (model.config, model.generation_config, model.config.decoder)
+
+        def named(key: str) -> list[int | list[int] | None]:
+            return [getattr(source, key, None) for source in sources]
+
+        bos = first_token(
+            "decoder_start_token_id", *named("decoder_start_token_id"), *named("bos_token_id"), tokenizer.bos_token_id
+        )
+        eos = first_token("eos_token_id", *named("eos_token_id"), tokenizer.eos_token_id)
+        start = (bos, *plain_tokens(tokenizer, prompt))
+        positions = getattr(model.config.decoder, "max_position_embeddings", None)
+        return Conventions(
+            start=start,
+            eos=eos,
+            pad=first_token("pad_token_id", *named("pad_token_id"), tokenizer.pad_token_id, eos),
+            vocab_size=model.config.decoder.vocab_size,
+            forbidden=() if bos == eos else (bos,),
+            max_tokens=None if positions is None else positions - len(start) + 1,
+        )
+
+    def encode(self, model: Any, pixel_values: Tensor, **prompt_inputs: Tensor) -> Tensor:
+        """Projected to the decoder's width where the two differ."""
+        states = model.encoder(pixel_values=pixel_values).last_hidden_state
+        return model.enc_to_dec_proj(states) if hasattr(model, "enc_to_dec_proj") else states
+
+
+class Git(Family):
+    """GIT (Wang et al. 2022): one Transformer over image patches and text, from [CLS] to [SEP].
+
+    Transformers' forward pass encodes the image anew for every row and has no way to hand it image states, so its parts
+    are called one by one: projected patches, then text; patches see each other, text sees patches and earlier text.
+    """
+
+    name = "GIT"
+    model_class = "GitForCausalLM"
+    processor_class = "GitProcessor"
+    text_model = ""  # the whole model
+    never_trained = ("git.img_temporal_embedding.*",)
+    lora_targets = r"git\.encoder\..*\.(query|value)"
+
+    def check(self, config: Any) -> None:
+        if config.num_image_with_embedding is not None:
+            raise CaptionerError(
+                f"this GIT reads videos of {config.num_image_with_embedding} frames (num_image_with_embedding): "
+                "expected one that reads images"
+            )
+
+    def conventions(self, model: Any, tokenizer: Any, q_former_tokenizer: Any, prompt: str) -> Conventions:
+        config = model.config
+        start = (
+            first_token("BOS (bos_token_id)", config.bos_token_id, tokenizer.cls_token_id),
+            *plain_tokens(tokenizer, prompt),
+        )
+        return Conventions(
+            start=start,
+            eos=same_token("EOS (eos_token_id)", config.eos_token_id, tokenizer.sep_token_id),
+            pad=first_token("padding (pad_token_id)", config.pad_token_id, tokenizer.pad_token_id),
+            vocab_size=config.vocab_size,
+            forbidden=(start[0],),
+            max_tokens=config.max_position_embeddings - len(start) + 1,
+        )
+
+    def encode(self, model: Any, pixel_values: Tensor, **prompt_inputs: Tensor) -> Tensor:
+        """Patches projected to the width of the text."""
+        return model.git.visual_projection(model.git.image_encoder(pixel_values).last_hidden_state)
+
+    def decode(self, model: Any, states: Tensor, token_ids: Tensor, cache: Cache | None) -> Tensor:
+        length, patches = token_ids.shape[1], states.shape[1]
+        past = cache.get_seq_length() if cache is not None else 0
+        first = max(past - patches, 0)  # text is numbered from 0, patches are not
+        positions = torch.arange(first, first + length, device=token_ids.device).unsqueeze(0)
+        hidden = model.git.embeddings(input_ids=token_ids, position_ids=positions)
+        if past == 0:
+            hidden = torch.cat([states.to(hidden.dtype), hidden], dim=1)
+        new, total = hidden.shape[1], past + hidden.shape[1]
+        seen = torch.ones(new, total, dtype=torch.bool, device=hidden.device).tril(total - new)
+        seen[:, :patches] = True
+        mask = torch.zeros(seen.shape, dtype=hidden.dtype, device=hidden.device)
+        mask = mask.masked_fill(~seen, torch.finfo(hidden.dtype).min)[None, None]
+        output = model.git.encoder(hidden, attention_mask=mask, past_key_values=cache, use_cache=cache is not None)
+        return model.output(output.last_hidden_state[:, -length:])
+
+
+class Blip2(Family):
+    """BLIP-2 (Li et al. 2023) with a decoder-only language model, such as OPT.
+
+    The queries' states stand before BOS, where the image tokens are.
+    """
+
+    name = "BLIP-2"
+    model_class = "Blip2ForConditionalGeneration"
+    processor_class = "Blip2Processor"
+    text_model = "language_model"
+    frozen = ("vision_model.*",)
+    lora_targets = r"language_model\..*\.(q_proj|v_proj)"
+
+    def check(self, config: Any) -> None:
+        if not config.use_decoder_only_language_model:
+            raise CaptionerError(
+                f"this {self.name} has the encoder-decoder language model {config.text_config.model_type!r}: expected "
+                "a decoder-only one, such as OPT (Salesforce/blip2-opt-2.7b)"
+            )
+
+    def conventions(self, model: Any, tokenizer: Any, q_former_tokenizer: Any, prompt: str) -> Conventions:
+        """BOS is </s> for OPT; EOS is the configuration's, a line break where BLIP-2 was trained on OPT."""
+        text = model.config.text_config
+        eos = first_token("EOS (text_config.eos_token_id)", text.eos_token_id, tokenizer.eos_token_id)
+        return self._conventions(model, tokenizer, prompt, eos)
+
+    def _conventions(
+        self, model: Any, tokenizer: Any, prompt: str, eos: int, **prompt_inputs: tuple[int, ...]
+    ) -> Conventions:
+        config, text = model.config, model.config.text_config
+        start = tuple(tokenizer("")["input_ids"])[:1] or (
+            first_token("BOS (text_config.bos_token_id)", text.bos_token_id, tokenizer.bos_token_id),
+        )
+        start += plain_tokens(tokenizer, prompt)
+        positions = getattr(text, "max_position_embeddings", None)
+        image_tokens = () if config.image_token_index is None else (config.image_token_index,)
+        return Conventions(
+            start=start,
+            eos=eos,
+            pad=first_token("pad_token_id", text.pad_token_id, tokenizer.pad_token_id, eos),
+            vocab_size=text.vocab_size,
+            forbidden=image_tokens if start[0] == eos else (start[0], *image_tokens),
+            max_tokens=None if positions is None else positions - config.num_query_tokens - len(start) + 1,
+            prompt_inputs=prompt_inputs,
+        )
+
+    def encode(self, model: Any, pixel_values: Tensor, **prompt_inputs: Tensor) -> Tensor:
+        """The queries' states, projected to the width of the language model; InstructBLIP's have read the prompt."""
+        return model.get_image_features(pixel_values, **prompt_inputs, return_dict=True).pooler_output
+
+    def decode(self, model: Any, states: Tensor, token_ids: Tensor, cache: Cache | None) -> Tensor:
+        hidden = model.language_model.get_input_embeddings()(token_ids)
+        if cache is None or cache.get_seq_length() == 0:
+            hidden = torch.cat([states.to(hidden.dtype), hidden], dim=1)
+        output = model.language_model(
+            inputs_embeds=hidden,
+            past_key_values=cache,
+            use_cache=cache is not None,
+            logits_to_keep=token_ids.shape[1],
+        )
+        return output.logits
+
+
+class InstructBlip(Blip2):
+    """InstructBLIP (Dai et al. 2023): as BLIP-2, and the Q-Former reads the prompt."""
+
+    name = "InstructBLIP"
+    model_class = "InstructBlipForConditionalGeneration"
+    processor_class = "InstructBlipProcessor"
+    q_former_tokenizer = True
+
+    def conventions(self, model: Any, tokenizer: Any, q_former_tokenizer: Any, prompt: str) -> Conventions:
+        """EOS is the tokenizer's: the token ids of InstructBLIP's configurations do not fit its tokenizers."""
+        eos = first_token("EOS (eos_token_id)", tokenizer.eos_token_id, model.config.text_config.eos_token_id)
+        ids = tuple(q_former_tokenizer(prompt)["input_ids"])
+        return self._conventions(model, tokenizer, prompt, eos, qformer_input_ids=ids)
+
+
+FAMILIES: dict[str, Family] = {
+    "blip": Blip(),
+    "git": Git(),
+    "vision-encoder-decoder": VisionEncoderDecoder(),
+    "blip-2": Blip2(),
+    "instructblip": InstructBlip(),
+}
+"""``model_type`` of a ``config.json`` -> its family."""
+
+
+def first_token(what: str, *candidates: int | list[int] | None) -> int:
+    """The first candidate that is a token id (of a list, its first). Raises ``CaptionerError`` where there is none."""
+    for candidate in candidates:
+        if isinstance(candidate, list) and candidate:
+            return int(candidate[0])
+        if isinstance(candidate, int):
+            return candidate
+    raise CaptionerError(f"the model's config.json and tokenizer name no {what}")
+
+
+def same_token(what: str, configured: int | None, tokenizer_has: int | None) -> int:
+    """A token id of both. Raises ``CaptionerError`` where they differ, so that one of them is of another model."""
+    if configured is None or configured != tokenizer_has:
+        raise CaptionerError(f"{what} is {configured} in config.json, {tokenizer_has} in its tokenizer's files")
+    return configured
+
+
+def plain_tokens(tokenizer: Any, text: str) -> tuple[int, ...]:
+    """Token ids of ``text`` without special tokens."""
+    return tuple(tokenizer(text, add_special_tokens=False)["input_ids"]) if text else ()

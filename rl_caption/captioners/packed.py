@@ -1,0 +1,114 @@
+"""Packed batches of captions: the prefix tree, the KV cache, and how tokens that are computed fill a padded grid."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, DynamicLayer
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Cells that P items (tokens, or captions) fill in a padded grid of rows and columns.
+
+    Attributes:
+        rows, columns: of the grid.
+        index: [P] ascending indices of the cells in the flattened grid; None where the items fill all of it.
+        source: [rows·columns] item that a cell takes as key, where one item stands for several; None: its own.
+    """
+
+    rows: int
+    columns: int
+    index: Tensor | None = None
+    source: Tensor | None = None
+
+    @classmethod
+    def ragged(cls, image: Tensor, images: int) -> Packing:
+        """A row an image, with its captions from the left; ``image`` [M], ascending, is that of each caption."""
+        column = torch.arange(len(image), device=image.device) - torch.searchsorted(image, image)
+        columns = int(column.max()) + 1
+        return cls(images, columns, None if len(image) == images * columns else image * columns + column)
+
+    def pad(self, states: Tensor) -> Tensor:
+        """[P, ...] -> [rows, columns, ...], zeros in cells without an item."""
+        if self.index is not None:
+            grid = states.new_zeros(self.rows * self.columns, *states.shape[1:])
+            grid[self.index] = states  # index_copy_ would keep ``states`` for its backward pass
+            states = grid
+        return states.unflatten(0, (self.rows, self.columns))
+
+    def pad_keys(self, states: Tensor) -> Tensor:
+        """[P, D] -> [rows, columns, D]: of every cell its own item, or the one that stands for it."""
+        if self.source is None:
+            return self.pad(states)
+        return states.index_select(0, self.source).unflatten(0, (self.rows, self.columns))
+
+    def pack(self, grid: Tensor) -> Tensor:
+        """[rows, columns, ...] -> [P, ...]."""
+        flat = grid.flatten(0, 1)
+        return flat if self.index is None else flat.index_select(0, self.index)
+
+
+def unique_prefixes(token_ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """The prefix tree of each image's captions. A token's prefix are the tokens before it, which its logits depend on.
+
+    Args:
+        token_ids: [B, K, L].
+        mask: [B, K, L], True for the tokens of captions, from the first one on.
+
+    Returns:
+        ``first`` [B, K, L], True for the U tokens of ``mask`` whose prefix no earlier caption of the image has; and
+        ``node`` [B, K, L], for each token of ``mask`` the index of its prefix among these U; 0 elsewhere.
+    """
+    same = token_ids.unsqueeze(2) == token_ids.unsqueeze(1)  # [B, K, K, L]
+    before = torch.ones_like(same)
+    before[..., 1:] = same[..., :-1].cumprod(-1).bool()
+    owner = (before & mask.unsqueeze(1)).long().argmax(2)  # [B, K, L] the first caption with this prefix
+    first = mask & (owner == torch.arange(owner.shape[1], device=owner.device).view(1, -1, 1))
+    nodes = torch.zeros_like(token_ids).masked_scatter(first, torch.arange(first.numel(), device=owner.device))
+    return first, nodes.gather(1, owner).masked_fill(~mask, 0)
+
+
+class PreallocatedLayer(DynamicLayer):
+    """Keys and values [N, H, T, D/H] of one layer, in memory for ``capacity`` tokens. Not for training.
+
+    ``DynamicLayer`` makes a new tensor of all tokens for each one that is added.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__()
+        self.capacity = capacity
+        self.memory: Any = None
+        """Keys and values [2, N, H, capacity, D/H]."""
+        self.views: Any = None
+        """Keys and values as ``update`` returned them last: views of ``memory``."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Append keys and values [N, H, T, D/H] of T tokens; return those of all tokens."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        assert self.keys is not None
+        assert self.values is not None
+        start = self.get_seq_length()
+        end = start + key_states.shape[-2]
+        # Selecting or repeating rows makes new keys, which are no longer views of the memory.
+        moved = self.views is None or self.keys is not self.views[0] or self.values is not self.views[1]
+        if moved or end > self.capacity:
+            self.capacity = max(self.capacity, end)
+            memory = key_states.new_empty(2, *key_states.shape[:-2], self.capacity, key_states.shape[-1])
+            if start:
+                memory[0, :, :, :start], memory[1, :, :, :start] = self.keys, self.values
+            self.memory = memory
+        self.memory[0, :, :, start:end], self.memory[1, :, :, start:end] = key_states, value_states
+        self.views = self.keys, self.values = self.memory[0, :, :, :end], self.memory[1, :, :, :end]
+        return self.keys, self.values
+
+
+def preallocated_cache(capacity: int) -> Cache:
+    """A cache for captions of up to ``capacity`` tokens; a longer one makes it grow."""
+    kind: Any = partial(PreallocatedLayer, capacity)
+    return Cache(layer_class_to_replicate=kind)

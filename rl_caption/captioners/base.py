@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -113,8 +114,8 @@ Generate = Callable[[Any, dict[str, Tensor], Decoding, Tensor | None], Tensor]
 class Captioner(Protocol):
     """What the programs ask of a captioning model. B images, K captions each, L tokens, V words.
 
-    A captioner inherits from this class and has the attributes without a value and the methods without a body; the
-    others have defaults, which change no number. ``docs/captioners.md`` has a complete example.
+    A captioner inherits from this class and has the attributes without a value and the abstract methods. The others
+    have defaults, which cost time but change no number. A complete example is ``tests/extensions/test_captioner.py``.
 
     ``model`` below may be wrapped for distributed training; ``policy`` is the module itself.
     """
@@ -138,18 +139,26 @@ class Captioner(Protocol):
         raise CaptionerError(f"{cls.__name__} has no from_scratch: set model.init to one that is saved")
 
     @classmethod
+    @abstractmethod
     def from_pretrained(cls, path: str | Path) -> Captioner:
         """Load a folder that ``save_pretrained`` wrote."""
         ...
 
+    @abstractmethod
     def save_pretrained(self, policy: nn.Module, path: Path) -> None:
-        """Write the model, its vocabulary and its preprocessing as safetensors and JSON."""
+        """Write the model, its vocabulary and its preprocessing as safetensors and JSON.
+
+        ``model_type`` in the folder's ``config.json`` says what loads it: ``package.module:Class`` of a captioner from
+        outside.
+        """
         ...
 
+    @abstractmethod
     def preprocess(self, rows: Sequence[Row]) -> dict[str, Tensor]:
         """Model inputs of B rows, on the CPU (called in loader workers). Raises ``DataError`` for an unusable row."""
         ...
 
+    @abstractmethod
     def encode(self, texts: Sequence[str], max_tokens: int, row: Row | None = None) -> list[list[int]]:
         """Reference captions to token ids with EOS. One that is too long is cut at ``max_tokens``, without EOS.
 
@@ -157,10 +166,12 @@ class Captioner(Protocol):
         """
         ...
 
+    @abstractmethod
     def decode(self, token_ids: Tensor) -> list[str]:
         """Captions of ``token_ids`` [N, L], without special tokens."""
         ...
 
+    @abstractmethod
     def token_logits(
         self, model: nn.Module, inputs: dict[str, Tensor], token_ids: Tensor, mask: Tensor | None = None
     ) -> Tensor:

@@ -34,12 +34,13 @@ class ModelConfig:
     Args:
         name: ``transformer``, the from-scratch encoder-decoder of this package; or ``huggingface``, a pretrained model
             of Transformers (docs/captioners.md). A folder given as ``init`` is recognised whatever this says.
+        target: ``package.module:Class`` of a captioner outside this package; null takes ``name``.
         init: folder of a saved captioner to start from, or the name of a model on the hub (``huggingface`` only); null
             starts from random weights (cross-entropy only).
         min_count: from scratch: words that occur less often in the training references become UNK.
         tokenizer: from scratch: a ``tokenizers`` tokenizer (folder or ``tokenizer.json``) instead of whole words.
-        kwargs: from scratch: the shape, arguments of ``CaptionTransformerConfig``.
-        prompt: huggingface: what every caption goes on from, by a space, such as ``a photography of``; neither scored
+        kwargs: from scratch: the shape, arguments of ``CaptionTransformerConfig``, or of ``target``.
+        prompt: huggingface: what every caption continues after a space, such as ``a photography of``; neither scored
             nor trained. Null is the prompt that the folder was exported with, or none.
         freeze: huggingface: patterns of parameter names (``vision_model.*``) that are not trained; null freezes the
             vision tower of BLIP-2 and InstructBLIP, and nothing of the others.
@@ -50,6 +51,7 @@ class ModelConfig:
     """
 
     name: Literal["transformer", "huggingface"] = "transformer"
+    target: str | None = None
     init: str | None = None
     min_count: Steps = 5
     tokenizer: str | None = None

@@ -4,42 +4,92 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rewards.model_files import read_object
-from rl_caption.captioners.base import CaptionerError, reading
+from rl_caption.captioners.base import Captioner, CaptionerError, reading
 from rl_caption.captioners.huggingface import HuggingFaceCaptioner
 from rl_caption.captioners.modeling import CaptionTransformerConfig
 from rl_caption.captioners.transformer import TransformerCaptioner
+from rl_caption.config.targets import check_options, load_target
+from rl_caption.errors import ConfigError
 
 HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 """``OWNER/MODEL``."""
 
 
 def load_captioner(
-    name: str | Path, cache_bytes: int = 0, prompt: str | None = None, dtype: str = "float32"
-) -> TransformerCaptioner | HuggingFaceCaptioner:
+    name: str | Path,
+    cache_bytes: int = 0,
+    prompt: str | None = None,
+    dtype: str = "float32",
+    target: str | None = None,
+) -> Captioner:
     """Load what ``save_pretrained`` wrote, or a model of Transformers.
 
     Args:
         name: a folder, or a model's name on the hub where no folder is called so.
         cache_bytes: memory for decoded images, where the captioner keeps them.
-        prompt: see ``HuggingFaceCaptioner.from_pretrained``; a captioner from scratch takes none.
+        prompt: see ``HuggingFaceCaptioner.from_pretrained``; other captioners take none.
         dtype: of the weights of a model of Transformers.
+        target: ``package.module:Class`` of a captioner from outside; None takes the ``model_type`` of the folder's
+            ``config.json``, where that is one.
 
     Raises:
         CaptionerError: there is no captioner, its weights do not fit, or it takes no prompt.
+        ConfigError: ``target`` is no captioner.
     """
-    kind = model_type(name)
-    if kind == CaptionTransformerConfig.model_type:
+    kind = target or model_type(name) or ""
+    if ":" in kind or kind == CaptionTransformerConfig.model_type:
         if prompt:
             raise CaptionerError(f"{str(name)!r} is a captioner from scratch, which takes no prompt")
-        return TransformerCaptioner.from_pretrained(name, cache_bytes)
+        if kind == CaptionTransformerConfig.model_type:
+            return TransformerCaptioner.from_pretrained(name, cache_bytes)
+        key = "model.target" if target else f"model_type in {Path(name) / 'config.json'}"
+        with reading(name):
+            return _complete(captioner_class(kind, key).from_pretrained(name), kind, key)
     if not is_captioner(name):
         raise CaptionerError(
             f"{str(name)!r} is not a saved captioner: it has no config.json, and is no name on the hub (OWNER/MODEL)"
         )
     return HuggingFaceCaptioner.from_pretrained(name, prompt, dtype)
+
+
+def new_captioner(target: str, references: Sequence[list[str]], kwargs: Mapping[str, Any]) -> Captioner:
+    """``from_scratch`` of ``model.target``, with the options ``model.kwargs``.
+
+    Raises:
+        ConfigError: ``target`` is no captioner, or an option is unknown, missing or out of its range.
+    """
+    kind = captioner_class(target, "model.target", kwargs)
+    try:
+        return _complete(kind.from_scratch(references, **kwargs), target, "model.target")
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"model.target {target!r} cannot be made: {error}") from error
+
+
+def captioner_class(target: str, key: str, kwargs: Mapping[str, Any] | None = None) -> type[Captioner]:
+    """The captioner ``package.module:Class``, the value of ``key``; with ``kwargs``, options of its ``from_scratch``.
+
+    Raises:
+        ConfigError: as for ``new_captioner``.
+    """
+    kind = load_target(target, key)
+    if Captioner not in getattr(kind, "__mro__", ()):
+        raise ConfigError(f"{key} is {target!r}: expected a class that inherits from {__package__}.base:Captioner")
+    if kwargs is not None:
+        check_options(kind.from_scratch, 1, target, kwargs, "model.kwargs")
+    found: type[Captioner] = kind
+    return found
+
+
+def _complete(captioner: Captioner, target: str, key: str) -> Captioner:
+    missing = [name for name in ("policy", "eos_token_id", "pad_token_id") if not hasattr(captioner, name)]
+    if missing:
+        raise ConfigError(f"{key} is {target!r}: its instances have no {', '.join(missing)}")
+    return captioner
 
 
 def is_captioner(name: str | Path) -> bool:

@@ -24,7 +24,8 @@ from rewards.registry import load as load_term
 from rewards.text.document_frequency import DocumentFrequencies
 from rewards.text.tokenize import tokenize
 from rl_caption.captioners.base import Captioner, CaptionerError, Decoding
-from rl_caption.captioners.loading import load_captioner
+from rl_caption.captioners.huggingface import HuggingFaceCaptioner
+from rl_caption.captioners.loading import load_captioner, new_captioner
 from rl_caption.captioners.transformer import TransformerCaptioner
 from rl_caption.config.ranges import shown, wrong_values
 from rl_caption.config.schema import DataConfig, ModelConfig, RewardConfig, RunConfig, ScstConfig, TrainConfig
@@ -165,6 +166,8 @@ def build_captioner(config: ModelConfig, references: Sequence[list[str]], cache_
     cache_bytes = cache_mb * 2**20
     if config.init is None:
         _refuse_pretrained_options(config)
+        if config.target is not None:
+            return new_captioner(config.target, references, config.kwargs)
         try:
             return TransformerCaptioner.from_scratch(
                 references, config.min_count, config.tokenizer, cache_bytes=cache_bytes, **config.kwargs
@@ -180,13 +183,13 @@ def build_captioner(config: ModelConfig, references: Sequence[list[str]], cache_
             "less with train.mixed_precision"
         )
     try:
-        captioner = load_captioner(config.init, cache_bytes, config.prompt, config.dtype)
+        captioner = load_captioner(config.init, cache_bytes, config.prompt, config.dtype, config.target)
     except CaptionerError as error:
         raise CaptionerError(f"model.init: {error}") from error
-    if isinstance(captioner, TransformerCaptioner):
-        _refuse_pretrained_options(replace(config, name="transformer"))
-    else:
+    if isinstance(captioner, HuggingFaceCaptioner):
         captioner.adapt(config.freeze, asdict(config.lora) if config.lora else None, config.gradient_checkpointing)
+    else:
+        _refuse_pretrained_options(replace(config, name="transformer"))
     return captioner
 
 

@@ -6,7 +6,15 @@ import dataclasses
 from typing import Any
 
 from rl_caption.config.ranges import wrong_values
-from rl_caption.config.schema import DataConfig, EvaluateConfig, RolloutConfig, ScstConfig, ScstTrainConfig, TrainConfig
+from rl_caption.config.schema import (
+    DataConfig,
+    EvaluateConfig,
+    ModelConfig,
+    RolloutConfig,
+    ScstConfig,
+    ScstTrainConfig,
+    TrainConfig,
+)
 from rl_caption.errors import ConfigError
 from rl_caption.scst import ADVANTAGES, OBJECTIVES
 
@@ -46,6 +54,8 @@ def mistakes(config: Any) -> list[str]:
         wrong += _wrong_names(config.train)
     if isinstance(config, EvaluateConfig):
         wrong += _wrong_evaluation(config)
+    if isinstance(getattr(config, "model", None), ModelConfig):
+        wrong += _wrong_captioner(config.model)
     if isinstance(getattr(config, "train", None), TrainConfig):
         wrong += _wrong_schedule(config.train)
     if isinstance(getattr(config, "data", None), DataConfig):
@@ -78,6 +88,21 @@ def _wrong_names(train: ScstTrainConfig) -> list[str]:
             from rl_caption.scst.objectives import build_objective, shared_options
 
             build_objective(train.objective, train.objective_kwargs, shared_options(train))
+    except ConfigError as error:
+        return [str(error)]
+    return []
+
+
+def _wrong_captioner(model: ModelConfig) -> list[str]:
+    """What is wrong with a captioner from outside."""
+    if model.target is None:
+        return []
+    from rl_caption.captioners.loading import captioner_class
+
+    if model.tokenizer is not None:
+        return [f"model.tokenizer is {model.tokenizer!r}: it is not for model.target {model.target!r}, leave it out"]
+    try:
+        captioner_class(model.target, "model.target", model.kwargs if model.init is None else None)
     except ConfigError as error:
         return [str(error)]
     return []

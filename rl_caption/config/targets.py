@@ -63,9 +63,9 @@ def check_options(target: Any, skip: int, name: str, kwargs: Mapping[str, Any], 
     missing = [each for each in required if each not in kwargs]
     if missing:
         raise ConfigError(f"{key}.{missing[0]} is not set: {name} needs it; it takes: {takes}")
-    constructor: Any = target.__init__ if isinstance(target, type) else target
+    constructor = target.__init__
     try:
-        hints = get_type_hints(constructor, include_extras=True)
+        hints = get_type_hints(constructor if isinstance(target, type) else target, include_extras=True)
     except NameError:  # imported for type checkers only
         hints = {}
     wrong = [each for k, value in kwargs.items() for each in wrong_values(value, hints.get(k, Any), f"{key}.{k}")]

@@ -146,7 +146,7 @@ def log_rollout(
         log.add("completion/eos_fraction", rollout.finished.double())
         for key, signs in _degeneration(rollout.texts).items():
             log.add(key, signs)
-        greedy = rollout.greedy_texts or [None] * len(batch.rows)
+        greedy: Sequence[str | None] = rollout.greedy_texts or [None] * len(batch.rows)
         rewards = torch.round(score.samples, decimals=4).tolist()
         for row, *found in zip(batch.rows, rollout.texts, rewards, greedy, strict=True):
             names = ("samples", "rewards", "greedy")

@@ -115,7 +115,7 @@ class RolloutConfig:
             on-policy.
         cuda_graph: decode by replaying a CUDA graph, recorded at the first step: the same captions, without the time
             that a GPU waits for kernels to be started. Needs a CUDA device, inputs of few sizes, weights that stay in
-            place (no ZeRO-3, no FSDP) and ``dropout`` off.
+            place (no ZeRO-3) and ``dropout`` off.
     """
 
     num_samples: Annotated[int, Range(min=1, max=4096)] = 5

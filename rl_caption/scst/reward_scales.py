@@ -19,9 +19,7 @@ from rl_caption.data.base import Row
 from rl_caption.data.reward_columns import reward_inputs
 from rl_caption.scst.rollout import sample_captions
 from rl_caption.scst.scoring import term_scores
-from rl_caption.training.accumulation import dropout_off
-from rl_caption.training.distributed.engines import autocast
-from rl_caption.training.tracking import announce
+from rl_caption.training.engines import autocast, dropout_off, print_main
 from rl_caption.types import CaptionBatch
 
 IMAGES = 64
@@ -197,4 +195,4 @@ def announce_scales(
     """
     if len(reward.rewards) > 1 and accelerator.is_main_process:
         report = scale_report(reward, rows, captioner, decoding, seed, accelerator, batch_size)
-        announce(accelerator, "reward: " + "\n".join(report))
+        print_main(accelerator, "reward: " + "\n".join(report))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from accelerate import Accelerator
 
-from rl_caption.training.tracking import RunLog, append_line, clock, drop_after
+from rl_caption.training.run_folder import RunLog, append_line, clock, drop_after
 
 
 def steps(path: Path) -> list[int]:

@@ -49,46 +49,36 @@ class LaunchError(RuntimeError):
 
 
 def check_processes(num_processes_running: int, expected: int | None = None) -> None:
-    """Stop unless the number of processes that was asked for is the number that trains.
+    """Raise LaunchError unless the processes that train are as many as were asked for, on every process.
 
-    Call it right after the ``Accelerator`` is built, on every process.
-
-    Args:
-        num_processes_running: ``Accelerator.num_processes``, the number that exchanges gradients.
-        expected: ``train.num_processes``; None where the configuration does not say.
-
-    Raises:
-        LaunchError: the configuration, the launcher's environment (``WORLD_SIZE``) or the command line of
-            ``accelerate launch`` (its configuration file included) asks for another number.
+    They may be asked for by the configuration (``expected``, ``train.num_processes``), the launcher's environment
+    (``WORLD_SIZE``) or the command line of ``accelerate launch``, its configuration file included;
+    ``num_processes_running`` is ``Accelerator.num_processes``, the number that exchanges gradients.
     """
+    running = num_processes_running
     started = processes_started(os.environ)
-    if started is not None and started[1] != num_processes_running:
+    if started is not None and started[1] != running:
         name, count = started
         raise LaunchError(
-            f"{count} processes were started ({name}={count}), but this one trains in a group of "
-            f"{num_processes_running}: they would train separate copies of the model. "
-            + _advice(count if expected is None else expected)
+            f"{count} processes were started ({name}={count}), but this one trains in a group of {running}: they would "
+            f"train separate copies of the model. {_advice(expected or count)}"
         )
     requested = processes_requested_by_launcher()
-    if requested is not None and requested != num_processes_running:
+    if requested is not None and requested != running:
         raise LaunchError(
-            f"`accelerate launch` was asked for {requested} processes and started {num_processes_running}: with --cpu, "
-            "or without --multi_gpu on a machine that has fewer than two GPUs, it starts one whatever the number. "
-            + _advice(requested if expected is None else expected)
+            f"`accelerate launch` was asked for {requested} processes and started {running}: with --cpu, or without "
+            "--multi_gpu on a machine that has fewer than two GPUs, it starts one whatever the number. "
+            + _advice(expected or requested)
         )
-    if expected is not None and expected != num_processes_running:
+    if expected is not None and expected != running:
         raise LaunchError(
-            f"train.num_processes is {expected}, but {num_processes_running} train together. "
-            f"{_advice(expected)} Or set train.num_processes to {num_processes_running}."
+            f"train.num_processes is {expected}, but {running} train together. {_advice(expected)} Or set "
+            f"train.num_processes to {running}."
         )
 
 
 def processes_started(environment: Mapping[str, str]) -> tuple[str, int] | None:
-    """The variable by which a launcher says how many processes it started, and the number; None without one.
-
-    Raises:
-        LaunchError: the variable is not an integer of at least 1.
-    """
+    """The variable by which a launcher says how many processes it started, and the number; None without one."""
     for name in WORLD_SIZE_VARIABLES:
         value = environment.get(name)
         if value is None:
@@ -139,9 +129,7 @@ def parse_launcher(command_line: Sequence[str]) -> list[str] | None:
 def requested_processes(arguments: Sequence[str], folder: Path) -> int | None:
     """The number of processes that these arguments of ``accelerate launch`` ask for; None if they do not say.
 
-    Args:
-        arguments: everything after ``accelerate launch``.
-        folder: the launcher's working directory, which a relative ``--config_file`` starts from.
+    ``folder`` is the launcher's working directory, which a relative ``--config_file`` starts from.
     """
     from accelerate.commands.config import default_config_file, load_config_from_file
     from accelerate.commands.launch import launch_command_parser
@@ -212,12 +200,9 @@ def accelerator_kwargs() -> dict[str, Any]:
 def die_with_launcher() -> bool:
     """On Linux, ask the kernel for a SIGTERM when the launcher that started this process ends in any way.
 
-    A killed launcher otherwise leaves training processes that nobody watches, and that write to the run folder at the
-    same time as the next attempt. Does nothing when the parent is no launcher: a training under a shell or ``nohup``
-    outlives its terminal as usual. Call it early, before heavy imports.
-
-    Returns:
-        Whether the signal is now set.
+    A killed launcher otherwise leaves training processes that write to the run folder at the same time as the next
+    attempt. Returns whether the signal is set: not when the parent is no launcher, as a training under a shell or
+    ``nohup`` outlives its terminal. Call it early, before heavy imports.
     """
     if sys.platform != "linux":
         return False
@@ -264,7 +249,6 @@ def stop_requests() -> Iterator[Callable[[], bool]]:
     parent = os.getppid()
 
     def note(number: int, frame: FrameType | None) -> None:
-        """The handler of these signals."""
         nonlocal first
         if first is None:
             first = time.monotonic()
@@ -280,11 +264,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """``accelerate launch`` that passes ``STOP_SIGNALS`` on to the training processes and waits for them to save.
 
     Accelerate's own launcher ends at once and leaves its process behind, so that a scheduler takes the job for ended;
-    with several processes it kills them after 30 s and ends with code 1 and a traceback.
-
-    Returns:
-        0 where all processes ended with 0, as they do when they have saved; 128 + signal where they were stopped before
-        there was anything to save; a failing process's code otherwise.
+    with several processes it kills them after 30 s. Returns 0 where all processes ended with 0, as they do when they
+    have saved; 128 + signal where they were stopped before that; a failing process's code otherwise.
     """
     from accelerate.commands.launch import launch_command as launch
     from accelerate.commands.launch import launch_command_parser
@@ -322,16 +303,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run_lock(run_dir: str | Path, wait_seconds: float = 120.0, poll_seconds: float = 0.2) -> Iterator[Path]:
     """Inside the ``with``, no other training writes to a run folder; to be held by the main process.
 
-    A ``filelock`` on ``<run>/.lock``, which holds pid and host of its holder. The kernel drops it when the holder ends
-    in any way, so a killed training leaves nothing to clean up.
-
-    Args:
-        run_dir: the run folder; created when missing.
-        wait_seconds: how long to wait for another holder, such as a training that still saves after SIGTERM.
-        poll_seconds: time between two attempts.
-
-    Raises:
-        LaunchError: another process held it for all of ``wait_seconds``, or the folder cannot be written to.
+    A ``filelock`` on ``<run>/.lock``, in which its holder writes pid and host. The kernel drops it when the holder ends
+    in any way. Raises LaunchError where the folder cannot be written to, or another process holds the lock for all of
+    ``wait_seconds``: a training may still save after SIGTERM.
     """
     path = Path(run_dir) / ".lock"
     try:
@@ -360,12 +334,8 @@ def _acquire(lock: BaseFileLock, path: Path, wait_seconds: float, poll_seconds: 
         lock.acquire(timeout=0)
         return
     if wait_seconds > 0:
-        logger.warning(
-            "the run folder %s is in use by process %s: waiting up to %g s for it to end",
-            path.parent,
-            _holder(path),
-            wait_seconds,
-        )
+        in_use = f"the run folder {path.parent} is in use by process {_holder(path)}"
+        logger.warning("%s: waiting up to %g s for it to end", in_use, wait_seconds)
         with contextlib.suppress(Timeout):
             lock.acquire(timeout=wait_seconds, poll_interval=poll_seconds)
             return

@@ -52,19 +52,12 @@ class CheckpointError(RuntimeError):
 
 
 def save_checkpoint(
-    accelerator: Accelerator,
-    folder: Path,
-    state: TrainState,
-    keep: int,
-    model: nn.Module | None = None,
-    optimizer: Any = None,
+    accelerator: Accelerator, folder: Path, state: TrainState, keep: int, model: Any = None, optimizer: Any = None
 ) -> Path:
     """Write ``folder/step-N`` atomically, then remove all but the newest ``keep``. Called by every process.
 
-    ``model`` and ``optimizer``, as prepared, are needed under DeepSpeed.
-
-    Raises:
-        CheckpointError: the disk is full or the folder cannot be written; older checkpoints are untouched.
+    ``model`` and ``optimizer``, as prepared, are needed under DeepSpeed. Raises CheckpointError where the disk is full
+    or the folder cannot be written; older checkpoints are untouched.
     """
     final = folder / f"step-{state.global_step:08d}"
     partial = folder / f".partial-{final.name}"
@@ -88,11 +81,7 @@ def save_checkpoint(
 
 
 def read_state(path: Path) -> TrainState:
-    """Read the counters of a checkpoint.
-
-    Raises:
-        CheckpointError: ``path`` is not an intact checkpoint.
-    """
+    """The counters of a checkpoint; raises CheckpointError where ``path`` is not an intact one."""
     found = damage(path)
     if found is not None:
         raise CheckpointError(f"{path} is not an intact checkpoint: {found}")
@@ -122,19 +111,13 @@ def load_full_state(
 
 
 def load_checkpoint(
-    accelerator: Accelerator,
-    path: Path,
-    model: nn.Module | None = None,
-    optimizer: Any = None,
-    moments: Moments | None = None,
+    accelerator: Accelerator, path: Path, model: Any = None, optimizer: Any = None, moments: Moments | None = None
 ) -> TrainState:
     """Restore model, optimizer and random states, and return the counters. Called by every process.
 
     With ``moments``, of ``load_full_state``, these go to ``optimizer`` (as prepared); the model has its weights.
-
-    Raises:
-        CheckpointError: ``path`` is not an intact checkpoint, belongs to another model, holds anything but tensors and
-            plain containers, or its random states cannot be restored.
+    Raises CheckpointError where ``path`` is not an intact checkpoint, belongs to another model, holds anything but
+    tensors and plain containers, or its random states cannot be restored.
     """
     state = read_state(path)
     with read_errors(path):
@@ -148,12 +131,8 @@ def load_checkpoint(
     if state.processes == accelerator.num_processes:
         _check_random_states(path / f"random_states_{accelerator.process_index}.pkl", accelerator.device)
     elif accelerator.is_main_process:
-        logger.warning(
-            "%s was written by %d process(es) and %d go on: dropout is drawn anew, samples and data order stay",
-            path,
-            state.processes,
-            accelerator.num_processes,
-        )
+        counts = f"{state.processes} process(es) and {accelerator.num_processes} go on"
+        logger.warning("%s was written by %s: dropout is drawn anew, samples and data order stay", path, counts)
     return state
 
 
@@ -319,11 +298,7 @@ def _full_state_dict(accelerator: Accelerator, model: nn.Module) -> dict[str, Te
 
 
 def _read_moments(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> Moments:
-    """Moments of a checkpoint, whichever engine wrote it. ``model`` and ``optimizer`` are not prepared yet.
-
-    Raises:
-        KeyError: a parameter that is trained has none.
-    """
+    """Moments of a checkpoint of any engine; KeyError where they are not of the parameters trained here."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     order = [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
     moments: dict[str, dict[str, Tensor]] = {}

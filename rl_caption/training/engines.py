@@ -1,9 +1,7 @@
 """Devices, processes, and the engine that trains: plain Accelerate (one process, or DDP) or DeepSpeed ZeRO-1, 2, 3.
 
-The rest of the package sees one loop. Functions take the accelerator and the model as it prepared it; those that
-exchange tensors between processes say so and are called by every process.
-
-This is the only file that reads attributes of Accelerate and DeepSpeed that have no public name. It was tested with
+Functions take the accelerator and the model as it prepared it; those that exchange tensors are called by every process.
+Attributes of Accelerate and DeepSpeed without a public name are read in this file alone, which was tested with
 Accelerate 1.15 and DeepSpeed 0.19.8.
 """
 
@@ -49,10 +47,8 @@ def print_main(accelerator: Any, text: str) -> None:
 def build_accelerator(train: TrainConfig, run: RunConfig) -> Accelerator:
     """Devices and processes, seeded.
 
-    Raises:
-        LaunchError: another number of processes trains than was asked for.
-        ConfigError: the mixed precision does not run on this device, or the launcher asks for another.
-        EngineError: the engine cannot do what ``train`` asks for.
+    Raises LaunchError where another number of processes trains than was asked for, ConfigError where the mixed
+    precision does not run here, EngineError where the engine cannot do what ``train`` asks for.
     """
     if parse_flag_from_env("ACCELERATE_USE_FSDP"):
         raise EngineError("FSDP is not supported: take configs/accelerate/deepspeed_zero3.yaml, which shards the same")
@@ -89,8 +85,7 @@ def build_accelerator(train: TrainConfig, run: RunConfig) -> Accelerator:
 def requested_precision(train: str, environment: Mapping[str, str] = os.environ) -> str:
     """``train.mixed_precision``, or that of ``accelerate launch`` where it is ``no`` or ``auto``.
 
-    Raises:
-        ConfigError: both ask for a mixed precision and they differ, or the launcher for one not known here.
+    Raises ConfigError where both ask for one and they differ, or the launcher for one not known here.
     """
     launched = environment.get("ACCELERATE_MIXED_PRECISION", "no").lower()
     if launched in ("", "no", train):
@@ -120,13 +115,17 @@ def engine_of(accelerator: Accelerator) -> Engine:
     """The engine that trains."""
     if accelerator.distributed_type != DistributedType.DEEPSPEED:
         return "plain"
-    stage: Any = accelerator.state.deepspeed_plugin.zero_stage
-    return f"zero{stage}"  # type: ignore[return-value]
+    return f"zero{deepspeed_plugin(accelerator).zero_stage}"  # type: ignore[return-value]
 
 
 def uses_deepspeed(accelerator: Accelerator) -> bool:
     """Whether DeepSpeed trains."""
     return engine_of(accelerator) != "plain"
+
+
+def deepspeed_plugin(accelerator: Accelerator) -> Any:
+    """Accelerate's settings of DeepSpeed; ``deepspeed_config`` of it is DeepSpeed's own configuration."""
+    return accelerator.state.deepspeed_plugin
 
 
 def skip_deepspeed_compilation() -> None:
@@ -137,33 +136,24 @@ def skip_deepspeed_compilation() -> None:
 
 
 def configure_deepspeed(accelerator: Accelerator, precision: str, grad_clip_value: float | None) -> None:
-    """Check that DeepSpeed runs and can do what ``train`` asks, and set its precision: autocast over float32 weights.
-
-    Raises:
-        EngineError: which engine and which key.
-    """
+    """Set DeepSpeed's precision, autocast over float32 weights; raises EngineError where it cannot do as asked."""
     engine = engine_of(accelerator)
     if engine == "plain":
-        raise EngineError(
-            "DeepSpeed was asked for, but plain Accelerate runs: unset ACCELERATE_USE_CPU, which turns DeepSpeed off"
-        )
-    if engine == "zero0":
-        raise EngineError("zero_stage is 0, which shards nothing: take configs/accelerate/multi_gpu.yaml instead")
-    if precision == "fp16":
-        raise EngineError(
-            f"train.mixed_precision is fp16 under {engine}: loss scaling is supported without sharding only "
-            "(configs/accelerate/fp16.yaml); use bf16"
-        )
-    if grad_clip_value is not None:
-        raise EngineError(
-            f"train.grad_clip_value is {grad_clip_value}, but DeepSpeed clips by norm only: set it to null and use "
-            "train.grad_clip_norm, or train without DeepSpeed"
-        )
+        wrong = "DeepSpeed was asked for, but plain Accelerate runs: unset ACCELERATE_USE_CPU, which turns it off"
+    elif engine == "zero0":
+        wrong = "zero_stage is 0, which shards nothing: take configs/accelerate/multi_gpu.yaml instead"
+    elif precision == "fp16":
+        wrong = f"train.mixed_precision is fp16 under {engine}, which has no loss scaling here: use bf16"
+    elif grad_clip_value is not None:
+        wrong = f"train.grad_clip_value is {grad_clip_value} under {engine}, which clips by norm only: set it to null"
+    else:
+        wrong = ""
+    if wrong:
+        raise EngineError(wrong)
     from transformers.integrations import unset_hf_deepspeed_config
 
     unset_hf_deepspeed_config()  # or Transformers would shard a teacher, a judge, the reference policy as it loads them
-    plugin: Any = accelerator.state.deepspeed_plugin
-    config: dict[str, Any] = plugin.deepspeed_config
+    config: dict[str, Any] = deepspeed_plugin(accelerator).deepspeed_config
     for section in OWNED_BY_TRAIN:
         value = config.get(section)
         if value and (not isinstance(value, dict) or value.get("enabled", True)):
@@ -180,11 +170,7 @@ def configure_deepspeed(accelerator: Accelerator, precision: str, grad_clip_valu
 def fill_deepspeed_config(
     config: dict[str, Any], batch_size: int, micro_batch_size: int, processes: int, grad_clip_norm: float | None
 ) -> None:
-    """Set batch sizes and clipping of a DeepSpeed configuration to those of ``train``.
-
-    Raises:
-        EngineError: the configuration says otherwise.
-    """
+    """Set batch sizes and clipping of a DeepSpeed configuration to those of ``train``; EngineError if they differ."""
     wanted = (
         ("train_batch_size", "train.batch_size", batch_size),
         ("train_micro_batch_size_per_gpu", "train.micro_batch_size", micro_batch_size),
@@ -203,8 +189,7 @@ def fill_deepspeed_config(
 def prepare(accelerator: Accelerator, model: nn.Module, optimizer: Any) -> tuple[nn.Module, Any]:
     """Accelerate's ``prepare``, with what DeepSpeed needs besides. Called by every process.
 
-    Raises:
-        EngineError: a 0-dimensional parameter, which DeepSpeed cannot shard.
+    Raises EngineError where DeepSpeed is to shard a 0-dimensional parameter.
     """
     if uses_deepspeed(accelerator):
         scalars = [name for name, parameter in model.named_parameters() if parameter.dim() == 0]
@@ -213,13 +198,13 @@ def prepare(accelerator: Accelerator, model: nn.Module, optimizer: Any) -> tuple
                 f"{scalars[0]} is a parameter without dimensions, which {engine_of(accelerator)} cannot spread: give "
                 "it the shape [1], or take configs/accelerate/multi_gpu.yaml"
             )
-        plugin: Any = accelerator.state.deepspeed_plugin
-        accelerator.gradient_accumulation_steps = plugin.deepspeed_config["gradient_accumulation_steps"]
-        size_buckets(plugin.deepspeed_config, model)
+        config = deepspeed_plugin(accelerator).deepspeed_config
+        accelerator.gradient_accumulation_steps = config["gradient_accumulation_steps"]
+        size_buckets(config, model)
         # DeepSpeed calls functions of torch by deprecated names.
         warnings.filterwarnings("ignore", message="`torch.distributed.* is deprecated", category=FutureWarning)
-    prepared, optimizer = accelerator.prepare(model, optimizer)
-    return prepared, optimizer
+    model, optimizer = accelerator.prepare(model, optimizer)
+    return model, optimizer
 
 
 def size_buckets(config: dict[str, Any], model: nn.Module) -> None:
@@ -234,8 +219,7 @@ def autocast(accelerator: Accelerator) -> AbstractContextManager[Any]:
     """Mixed precision for what does not run through the prepared model, such as sampling."""
     if not uses_deepspeed(accelerator):
         return accelerator.autocast()
-    plugin: Any = accelerator.state.deepspeed_plugin
-    enabled = "torch_autocast" in plugin.deepspeed_config
+    enabled = "torch_autocast" in deepspeed_plugin(accelerator).deepspeed_config
     return torch.autocast(accelerator.device.type, torch.bfloat16) if enabled else nullcontext()
 
 
@@ -243,10 +227,7 @@ def backward_all(accelerator: Accelerator, model: nn.Module, losses: Sequence[Ca
     """Forward and backward pass of each micro-batch; gradients are all-reduced in the last.
 
     Each loss is a sum over the micro-batch divided by a count over the global batch. So the losses of all micro-batches
-    and processes add up, and the gradient does not depend on how the batch was split.
-
-    Returns:
-        The sum of this process's losses.
+    and processes add up, and the gradient does not depend on how the batch was split. Returns this process's sum.
     """
     engine: Any = model
     total = 0.0
@@ -277,7 +258,7 @@ def gathered_parameters(accelerator: Accelerator, model: nn.Module) -> Iterator[
     """Inside, under ZeRO-3, every process has the full weights, and the model behind ``model`` is an ordinary module.
 
     No process waits for another inside, so captions may end at different lengths. Weights must not be changed.
-    All-gathers: every process enters and leaves. Without effect under other engines.
+    All-gathers: every process enters and leaves.
 
     DeepSpeed's ``unwrap_model_for_generation`` leaves a hook on the root module, which communicates at every forward
     pass, and discards the recorded order of modules; here all hooks are removed and restored.
@@ -315,10 +296,7 @@ def numel(parameter: Tensor) -> int:
 
 
 def first_non_finite(accelerator: Accelerator, model: nn.Module) -> str | None:
-    """Name of the first parameter with a NaN or an infinity, the same on every process; None where all are finite.
-
-    Every process looks at its shard of each parameter; gathers one number.
-    """
+    """Name of the first parameter with a NaN or an infinity in any process's shard; None where all are finite."""
     names, finite = [], []
     for name, parameter in accelerator.unwrap_model(model).named_parameters():
         shard = getattr(parameter, "ds_tensor", parameter).detach()
@@ -341,11 +319,7 @@ def full_parameter(accelerator: Accelerator, parameter: Tensor) -> Tensor:
 
 
 def empty_moments(engine: Any, optimizer: torch.optim.Optimizer, step: Tensor, keys: Iterable[str]) -> bool:
-    """Give DeepSpeed's inner ``optimizer`` moments of 0, which it lacks before its first step.
-
-    Returns:
-        Whether the weights are sharded too (ZeRO-3).
-    """
+    """Give DeepSpeed's inner ``optimizer`` the moments that it lacks before its first step; True under ZeRO-3."""
     zero = engine.optimizer
     stage3 = hasattr(zero, "fp32_partitioned_groups_flat")
     for flat in zero.fp32_partitioned_groups_flat if stage3 else zero.single_partition_of_fp32_groups:

@@ -164,10 +164,7 @@ def _options(kwargs: Mapping[str, Any]) -> str:
 def check_weights_early(config: ScstConfig, to_come: Sequence[str]) -> None:
     """Check that the checkpoint files that rewards and judges name exist, before anything is trained first.
 
-    Files in ``to_come``, the folders of runs that are trained first, are not looked for.
-
-    Raises:
-        ConfigError: a file is missing; the key is named.
+    Files in ``to_come``, the folders of runs that are trained first, are not looked for. Raises ConfigError.
     """
     asked = {f"reward.terms.{name}": term.kwargs for name, term in config.reward.terms.items()}
     asked |= {f"monitor.judges.{name}": judge.kwargs for name, judge in (config.monitor.judges or {}).items()}
@@ -183,10 +180,7 @@ def check_images_early(config: ScstConfig) -> None:
     """Check that image files exist that a reward needs and the captioner does not, before anything is trained first.
 
     Only for rewards whose class says what they need, and not where unusable rows are skipped; the run checks all.
-
-    Raises:
-        ConfigError: an unknown reward, or an option that the data's format does not have.
-        DataError: the data cannot be read, or image files are missing.
+    Raises ConfigError where a reward or an option is unknown, DataError where files are missing or unreadable.
     """
     if config.data.features_root is None or config.data.on_bad == "skip":
         return
@@ -246,8 +240,7 @@ def _monitor(config: MonitorConfig, reward: MixedReward, context: Context) -> Ha
 def selecting_metric(config: MonitorConfig, terms: Collection[str], judges: Collection[str]) -> str:
     """Key of the validation metric that chooses ``export/best`` (docs/metrics.md); higher is better.
 
-    Raises:
-        ConfigError: ``monitor.best_by`` names none of the run's ``terms`` and ``judges``, nor another metric.
+    Raises ConfigError where ``monitor.best_by`` is neither a metric nor one of the run's ``terms`` and ``judges``.
     """
     name = config.best_by
     if name is None:

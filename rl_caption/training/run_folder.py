@@ -60,10 +60,8 @@ SUMMARY_KEYS = (
 def find_checkpoint(config: TrainingConfig) -> Path | None:
     """The checkpoint to resume from, or None to start.
 
-    Raises:
-        CheckpointError: ``run.resume`` is false and the folder holds a run; ``auto`` and the configuration is another
-            than the run's; all checkpoints are damaged (with ``run.resume`` false the run starts over); or a path that
-            is not an intact checkpoint.
+    Raises CheckpointError as ``refuse_other_run`` does; where all checkpoints are damaged, unless ``run.resume`` is
+    false; and where it is a path, but not of an intact checkpoint.
     """
     folder, resume = Path(config.run.dir), config.run.resume
     checkpoints = folder / "checkpoints"
@@ -88,10 +86,9 @@ def find_checkpoint(config: TrainingConfig) -> Path | None:
 
 
 def refuse_other_run(folder: Path, newest: str, config: TrainingConfig) -> None:
-    """Check that ``config`` may continue the run in ``folder``, whose newest checkpoint is called ``newest``.
+    """Raise CheckpointError where ``run.resume`` is false, or ``auto`` and the configuration is another than the run's.
 
-    Raises:
-        CheckpointError: ``run.resume`` is false, or ``auto`` and the configuration is another than the run's.
+    ``newest`` is the name of the newest checkpoint in ``folder``.
     """
     if config.run.resume in (False, "false"):
         raise CheckpointError(
@@ -146,11 +143,7 @@ def write_run_files(config: TrainingConfig, extra: dict[str, Any]) -> None:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """A YAML configuration as plain values, defaults not filled in.
-
-    Raises:
-        CheckpointError: it is not YAML, or not keys and values.
-    """
+    """A YAML configuration as plain values, defaults not filled in; CheckpointError where it is none."""
     content: dict[str, Any] = read_yaml(path, CheckpointError)
     return content
 
@@ -237,8 +230,7 @@ def append_line(path: Path, record: dict[str, Any]) -> None:
 def drop_after(path: Path, step: int) -> None:
     """Remove lines of steps after ``step`` (they are run again), and a last line that a kill left incomplete.
 
-    Raises:
-        CheckpointError: another line is not JSON, or has no integer ``step``.
+    Raises CheckpointError where another line is not JSON, or has no integer ``step``.
     """
     if not path.exists():
         return

@@ -33,6 +33,7 @@ from rl_caption.training.checkpoint import CheckpointError, load_checkpoint, loa
 from rl_caption.training.engines import (
     EngineError,
     build_accelerator,
+    deepspeed_plugin,
     engine_of,
     fill_deepspeed_config,
     prepare,
@@ -89,12 +90,10 @@ class Context:
         """Initial counters, or those of the checkpoint; write the run's files and start its trackers.
 
         Args:
-            signature: what the numbers of the reward or teacher depend on; a resumed run must have the same.
+            signature: what the numbers of the reward or teacher depend on; CheckpointError where the checkpoint has
+                another, unless ``run.resume`` is ``true``.
             metric: which of validation's metrics chooses the best model.
             notes: what validation keeps between validations; updated with the checkpoint's.
-
-        Raises:
-            CheckpointError: the checkpoint is of another reward or teacher, and ``run.resume`` is not ``true``.
         """
         resume = self.config.run.resume
         state = read_state(self.checkpoint) if self.checkpoint else TrainState(signature=signature)
@@ -123,9 +122,7 @@ class Context:
     ) -> tuple[nn.Module, Optimizer]:
         """The model and AdamW over its trainable parameters, prepared for all processes, with the checkpoint's state.
 
-        Args:
-            model: what is trained.
-            decays: from name and parameter to whether ``train.weight_decay`` applies to it; None applies it to all.
+        ``decays`` tells from name and parameter whether ``train.weight_decay`` applies; None applies it to all.
         """
         train = self.config.train
         groups = parameter_groups(model, train.weight_decay, decays)
@@ -155,11 +152,7 @@ def parameter_groups(
 
 @contextmanager
 def setup(config: TrainingConfig) -> Iterator[Context]:
-    """Check everything that can be checked before long work starts, and hold the run folder's lock meanwhile.
-
-    Raises:
-        ConfigError, DataError, CheckpointError, EngineError, LaunchError: what is wrong, and what would be right.
-    """
+    """Check everything that can be checked before long work starts, and hold the run folder's lock meanwhile."""
     check(config)
     train = config.train
     accelerator = build_accelerator(train, config.run)
@@ -173,10 +166,8 @@ def setup(config: TrainingConfig) -> Iterator[Context]:
             raise EngineError(
                 f"reward models do not train under {engine_of(accelerator)}: take configs/accelerate/multi_gpu.yaml"
             )
-        plugin: Any = accelerator.state.deepspeed_plugin
-        fill_deepspeed_config(
-            plugin.deepspeed_config, train.batch_size, micro, accelerator.num_processes, train.grad_clip_norm
-        )
+        settings = deepspeed_plugin(accelerator).deepspeed_config
+        fill_deepspeed_config(settings, train.batch_size, micro, accelerator.num_processes, train.grad_clip_norm)
     with run_lock(config.run.dir) if accelerator.is_main_process else nullcontext():
         if accelerator.is_main_process:
             for folder in (Path(config.run.dir), *Path(config.run.dir).glob("eval/*")):

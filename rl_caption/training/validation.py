@@ -33,16 +33,11 @@ def decode_rows(
     accelerator: Accelerator,
     progress: str | None = None,
 ) -> dict[str, tuple[str, bool]]:
-    """Decode one caption of each row: greedy, or by beam search where ``decoding.num_beams`` is above 1.
+    """Decode one caption of each row: image id -> (caption, whether it ended with EOS), ordered as ``rows``.
 
-    Called by every process: each decodes every n-th row, in batches of ``batch_size``, and gets all captions.
-    ``progress`` describes a progress bar, shown on a terminal.
-
-    Returns:
-        image id -> (caption, whether it ended with EOS before the length limit), ordered as ``rows``.
+    Called by every process: each of N decodes every N-th row, in batches of ``batch_size``, and gets all captions.
+    ``progress`` describes a progress bar, shown on a terminal. ``decoding.num_samples`` is 0.
     """
-    if decoding.num_samples:
-        raise ValueError("decoding.num_samples must be 0: one caption for each image")
     own = range(accelerator.process_index, len(rows), accelerator.num_processes)
     hidden = progress is None or not accelerator.is_main_process or not sys.stderr.isatty()
     decoded: list[tuple[str, tuple[str, bool]]] = []

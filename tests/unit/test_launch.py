@@ -45,9 +45,6 @@ def wait_until(condition, seconds: float = LONG_ENOUGH_S) -> bool:  # type: igno
     return False
 
 
-# ---------------------------------------------------------------------------------------------- number of processes
-
-
 @pytest.mark.parametrize(
     ("command_line", "expected"),
     [
@@ -76,65 +73,55 @@ def test_parse_launcher(command_line: str, expected: str | None) -> None:
         ("--config_file two.yaml s.py", 2),
         ("--config_file two.yaml --num_processes 4 s.py", 4),
         ("--config_file undecided.yaml s.py", None),
-        ("s.py --num_processes 5", None),
+        ("s.py --num_processes 5", 6),
         ("--no_such_option s.py", None),
+        ("--cpu s.py", None),
+        ("--num_processes 1 s.py", 1),
     ],
 )
 def test_requested_processes(
     arguments: str, expected: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("accelerate.commands.config.default_config_file", str(tmp_path / "none.yaml"))
+    default = tmp_path / (
+        "default.yaml" if arguments in ("s.py", "--cpu s.py", "--num_processes 1 s.py") else "none.yaml"
+    )
+    monkeypatch.setattr("accelerate.commands.config.default_config_file", str(default))
+    (tmp_path / "default.yaml").write_text("distributed_type: MULTI_GPU\nnum_processes: 6\n")
     (tmp_path / "two.yaml").write_text("distributed_type: 'NO'\nnum_processes: 2\n")
     (tmp_path / "undecided.yaml").write_text("distributed_type: MULTI_GPU\n")
     assert requested_processes(arguments.split(), tmp_path) == expected
 
 
-@pytest.mark.parametrize(("arguments", "expected"), [("s.py", 6), ("--cpu s.py", None), ("--num_processes 1 s.py", 1)])
-def test_default_configuration_file_counts_unless_accelerate_ignores_it(
-    arguments: str, expected: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("running", "expected", "world_size", "requested", "reason", "advised"),
+    [
+        (1, None, None, None, None, 0),
+        (1, 1, None, None, None, 0),
+        (2, 2, "2", 2, None, 0),
+        (1, None, "2", None, "WORLD_SIZE=2", 2),
+        (1, None, None, 2, "asked for 2 processes and started 1", 2),
+        (1, 2, None, None, r"train\.num_processes is 2, but 1", 2),
+        (2, 1, None, None, r"train\.num_processes is 1, but 2", 1),
+    ],
+)
+def test_number_of_processes(
+    running: int,
+    expected: int | None,
+    world_size: str | None,
+    requested: int | None,
+    reason: str | None,
+    advised: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    default = tmp_path / "default_config.yaml"
-    default.write_text("distributed_type: MULTI_GPU\nnum_processes: 6\n")
-    monkeypatch.setattr("accelerate.commands.config.default_config_file", str(default))
-    assert requested_processes(arguments.split(), tmp_path) == expected
-
-
-@pytest.mark.parametrize("name", ["cpu", "cpu2", "multi_gpu"])
-def test_shipped_configuration_files_load(name: str) -> None:
-    from accelerate.commands.config import load_config_from_file
-
-    config = load_config_from_file(str(REPOSITORY / "configs" / "accelerate" / f"{name}.yaml"))
-    assert config.num_processes == {"cpu": 1, "cpu2": 2, "multi_gpu": -1}[name]
-
-
-def test_agreement_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    check_processes(1)
-    check_processes(1, 1)
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    check_processes(2, 2)
-    monkeypatch.setattr(launch, "processes_requested_by_launcher", lambda: 2)
-    check_processes(2, 2)
-
-
-def test_unsynchronised_copies_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(LaunchError, match="WORLD_SIZE=2") as caught:
-        check_processes(1)
-    assert "--multi_gpu --num_processes 2 " in str(caught.value)
-
-
-def test_one_process_instead_of_two_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "processes_requested_by_launcher", lambda: 2)
-    with pytest.raises(LaunchError, match="asked for 2 processes and started 1") as caught:
-        check_processes(1)
-    assert "--multi_gpu --num_processes 2 " in str(caught.value)
-
-
-@pytest.mark.parametrize(("expected", "running"), [(2, 1), (1, 2)])
-def test_configuration_is_held_to(expected: int, running: int) -> None:
-    with pytest.raises(LaunchError, match=rf"train\.num_processes is {expected}, but {running}") as caught:
+    if world_size is not None:
+        monkeypatch.setenv("WORLD_SIZE", world_size)
+    monkeypatch.setattr(launch, "processes_requested_by_launcher", lambda: requested)
+    if reason is None:
         check_processes(running, expected)
-    assert f"--num_processes {expected} " in str(caught.value)
+        return
+    with pytest.raises(LaunchError, match=reason) as caught:
+        check_processes(running, expected)
+    assert f"--num_processes {advised} " in str(caught.value)
 
 
 @pytest.mark.parametrize("value", ["", "two", "0", "-1", "1.5"])
@@ -177,8 +164,6 @@ def test_accelerator_kwargs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ACCELERATE_USE_DEEPSPEED")
     assert launch.accelerator_kwargs() == {"kwargs_handlers": on_cpu["kwargs_handlers"]}
 
-
-# ---------------------------------------------------------------------------------------------- life and death
 
 PARENT = """
 import subprocess, sys
@@ -275,8 +260,6 @@ def test_the_first_signal_asks_and_a_later_one_ends(seconds: float, hangup: str,
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (code, printed), done.stderr
 
-
-# ---------------------------------------------------------------------------------------------- the lock
 
 HOLDER = """
 import sys, time

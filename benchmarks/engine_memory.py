@@ -20,26 +20,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from benchmarks.harness import Measurement, Timing, command
 
-ENGINES = ("plain", "zero1", "zero2", "zero3", "fsdp2")
+ENGINES = ("plain", "zero1", "zero2", "zero3")
 MOMENTS = ("between steps", "while sampling", "between micro-batches", "before the update")
-FSDP = {
-    "ACCELERATE_USE_FSDP": "true",
-    "FSDP_VERSION": "2",
-    "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
-    "FSDP_RESHARD_AFTER_FORWARD": "true",
-}
 
 
 def environment(engine: str) -> dict[str, str]:
     """What ``accelerate launch`` says to its processes with the configuration file of the engine."""
     if engine == "plain":
         return {}
-    if engine == "fsdp2":
-        return FSDP
     return {
         "ACCELERATE_USE_DEEPSPEED": "true",
         "ACCELERATE_DEEPSPEED_ZERO_STAGE": engine[-1],
@@ -63,14 +54,11 @@ def launched(rank: int, processes: int, port: int) -> dict[str, str]:
 def held(model: Any) -> int:
     """Bytes of the storages of all tensors of this process, gradients included, and of DDP's buckets."""
     gc.collect()
-    kinds = (
-        item for item in gc.get_objects() if issubclass(type(item), Tensor) and not issubclass(type(item), DTensor)
-    )
-    tensors: list[Tensor] = list(kinds)
+    tensors: list[Tensor] = [item for item in gc.get_objects() if issubclass(type(item), Tensor)]
     # Python sees a gradient once it has asked for it.
     tensors += [leaf.grad for leaf in tensors if leaf.is_leaf and leaf.requires_grad and leaf.grad is not None]
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
-    storages.pop(0, None)  # what FSDP has freed
+    storages.pop(0, None)  # of empty tensors
     buckets = bucket_sizes(model)
     # Python sees a bucket through gradients that are, or were, views of it.
     seen = {view.untyped_storage().data_ptr() for view in tensors if view._is_view()}
@@ -92,15 +80,15 @@ def work(rank: int, processes: int, engine: str, port: int, queue: Any) -> None:
     if processes > 1 or engine != "plain":  # a launcher; without one there is no DDP
         os.environ.update(environment(engine) | launched(rank, processes, port))
     from rl_caption.captioners.modeling import CaptionTransformer, CaptionTransformerConfig
-    from rl_caption.config.build import build_accelerator
     from rl_caption.config.schema import RunConfig, TrainConfig
-    from rl_caption.training.accumulation import backward_all
-    from rl_caption.training.distributed.engines import (
+    from rl_caption.training.engines import (
+        backward_all,
+        build_accelerator,
         deepspeed_step,
         engine_of,
         fill_deepspeed_config,
+        gathered_parameters,
         prepare,
-        whole_weights,
     )
 
     accelerator = build_accelerator(TrainConfig(threads=1), RunConfig())
@@ -126,7 +114,7 @@ def work(rank: int, processes: int, engine: str, port: int, queue: Any) -> None:
     for _ in range(2):
         optimizer.zero_grad()
         seen["between steps"] = held(model)
-        with whole_weights(accelerator, model), torch.no_grad():
+        with gathered_parameters(accelerator, model), torch.no_grad():
             policy(**inputs)
             seen["while sampling"] = held(model)
         backward_all(accelerator, model, [loss, partial(loss, "between micro-batches")])

@@ -34,9 +34,8 @@ def work(rank: int, processes: int, threads: int, shapes: Shapes, port: int, pip
     """One process: take a step for each word from ``pipe``, answer when it is done, end at None."""
     from accelerate.state import AcceleratorState
 
-    from rl_caption.config.build import build_accelerator
     from rl_caption.config.schema import RunConfig, TrainConfig
-    from rl_caption.training.distributed.engines import prepare
+    from rl_caption.training.engines import build_accelerator, prepare
 
     bench = build_bench(shapes, "cpu", "no")
     if processes > 1:

@@ -145,7 +145,7 @@ def random_rows(words: Sequence[str], images: int) -> list[Row]:
 
 
 def prepare(policy: nn.Module, device: str, precision: str) -> Accelerator:
-    """As training does, and for the baselines too: see ``rl_caption.config.build.build_accelerator``."""
+    """As training does, and for the baselines too: see ``rl_caption.training.engines.build_accelerator``."""
     AcceleratorState._reset_state()  # a benchmark before may have had another precision
     accelerator = Accelerator(cpu=device == "cpu", mixed_precision=precision)
     torch.backends.cuda.enable_flash_sdp(device != "cpu" or precision != "bf16")

@@ -16,13 +16,9 @@ class Batch(Protocol):
     """A micro-batch as the loop sees it."""
 
     @property
-    def rows(self) -> Sequence[Row]:
-        """Its images."""
-        ...
+    def rows(self) -> Sequence[Row]: ...
 
-    def to(self, device: torch.device) -> Batch:
-        """The batch with its tensors on ``device``."""
-        ...
+    def to(self, device: torch.device) -> Batch: ...
 
 
 @dataclass(frozen=True)
@@ -39,7 +35,7 @@ class Validation:
 
 @dataclass(frozen=True)
 class CaptionBatch:
-    """B images with everything that is known about them."""
+    """A micro-batch of B images."""
 
     rows: Sequence[Row]
     inputs: dict[str, Tensor]
@@ -53,11 +49,6 @@ class CaptionBatch:
     def image_ids(self) -> list[str]:
         """Ids of the B images."""
         return [row["image_id"] for row in self.rows]
-
-    @property
-    def references(self) -> list[list[str]]:
-        """The references of the B images."""
-        return [row["references"] for row in self.rows]
 
     def to(self, device: torch.device) -> CaptionBatch:
         """The batch with its tensors on ``device``."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from rl_caption.config.ranges import Beams, LengthPenalty, Range, Seed, Share, Workers
+from rl_caption.config.ranges import Beams, Fraction, LengthPenalty, Range, Seed, Workers
 from rl_caption.config.schema import RewardTerm
 from rl_caption.monitoring.config import JudgeConfig
 
@@ -20,7 +20,7 @@ class AlphaConfig:
         against: weighted by 1 - alpha.
     """
 
-    values: list[Share]
+    values: list[Fraction]
     terms: dict[str, RewardTerm]
     against: dict[str, RewardTerm] = field(default_factory=lambda: {"cider": RewardTerm()})
 

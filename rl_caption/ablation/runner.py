@@ -39,9 +39,8 @@ from rl_caption.config.build import ConfigError, quiet_libraries
 from rl_caption.data.files import write_text
 from rl_caption.errors import expected_errors
 from rl_caption.evaluation import Evaluation, check_writable
-from rl_caption.launch import LaunchError, RunLock, processes_started
-from rl_caption.training.run_folder import is_complete
-from rl_caption.training.tracking import clock
+from rl_caption.launch import LaunchError, processes_started, run_lock
+from rl_caption.training.run_folder import clock, is_complete
 
 
 def run_ablation(config: AblateConfig, parse: Parse) -> int:
@@ -64,7 +63,7 @@ def run_ablation(config: AblateConfig, parse: Parse) -> int:
     out = check_writable(config.out)
     quiet_libraries()
     logging.getLogger("rl_caption.evaluation").setLevel(logging.WARNING)  # one line a captioner is enough here
-    with RunLock(out, wait_seconds=10.0), signals_as_exit():
+    with run_lock(out, wait_seconds=10.0), signals_as_exit():
         for folder in out.glob("**/"):
             remove_leftovers(folder)
         plan = make_plan(config, parse)

@@ -14,7 +14,7 @@ from rl_caption.config.build import quiet_libraries
 from rl_caption.config.ranges import Beams, Tokens, wrong_values
 from rl_caption.data.base import DataError, Row, load_image
 from rl_caption.data.files import write_json
-from rl_caption.training.inference import caption_rows
+from rl_caption.training.validation import decode_rows
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp"})
 
@@ -57,7 +57,8 @@ def caption_files(
     accelerator = Accelerator()
     rows: list[Row] = [{"image_id": str(path), "image": path, "references": []} for path in paths]
     policy = captioner.policy.to(accelerator.device)
-    return caption_rows(captioner, policy, rows, decoding, batch_size, accelerator, progress="captioning")
+    decoded = decode_rows(captioner, policy, rows, decoding, batch_size, accelerator, progress="captioning")
+    return {image_id: caption for image_id, (caption, _) in decoded.items()}
 
 
 def main(argv: list[str] | None = None) -> int:

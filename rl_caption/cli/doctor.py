@@ -223,7 +223,7 @@ def config_findings(config: ScstConfig) -> Iterator[Finding]:
     from rl_caption.data.checks import check_data
     from rl_caption.launch import accelerator_kwargs
     from rl_caption.scst.reward_scales import sample_scores, scale_report
-    from rl_caption.training.distributed.precision import usable_precision
+    from rl_caption.training.engines import usable_precision
 
     build.quiet_libraries()
     try:

@@ -289,8 +289,8 @@ def _decode(config: EvaluateConfig, rows: Sequence[Row], accelerator: Accelerato
     from rl_caption.captioners.base import Decoding
     from rl_caption.captioners.loading import load_captioner
     from rl_caption.config.build import quiet_libraries
-    from rl_caption.training.inference import caption_rows
-    from rl_caption.training.tracking import announce
+    from rl_caption.training.engines import print_main
+    from rl_caption.training.validation import decode_rows
 
     folder = config.model or ""
     quiet_libraries()
@@ -303,8 +303,9 @@ def _decode(config: EvaluateConfig, rows: Sequence[Row], accelerator: Accelerato
         max_new_tokens=decode.max_new_tokens, num_beams=decode.num_beams, length_penalty=decode.length_penalty
     )
     how = f"beam search of width {decode.num_beams}" if decode.num_beams > 1 else "greedy"
-    announce(accelerator, f"captioning {len(rows)} images of {config.split or SPLIT!r} ({how}) with {folder}")
-    return caption_rows(captioner, policy, rows, decoding, decode.batch_size, accelerator, progress="captioning")
+    print_main(accelerator, f"captioning {len(rows)} images of {config.split or SPLIT!r} ({how}) with {folder}")
+    decoded = decode_rows(captioner, policy, rows, decoding, decode.batch_size, accelerator, progress="captioning")
+    return {image_id: caption for image_id, (caption, _) in decoded.items()}
 
 
 def _training_captions(data: DataModule | None) -> set[str] | None:

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import inspect
 import logging
-import os
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
-import torch
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState
-from accelerate.utils import set_seed
 from transformers.utils import logging as transformers_logging
 
 from rewards.clip.clipscore import ClipScore
-from rewards.clip.encoder import CachedEncoder
+from rewards.clip.encoder import CachedEncoder, EncoderOptions
 from rewards.mixed import MixedReward
 from rewards.registry import build as build_term
 from rewards.registry import load as load_term
@@ -28,7 +24,7 @@ from rl_caption.captioners.huggingface import HuggingFaceCaptioner
 from rl_caption.captioners.loading import load_captioner, new_captioner
 from rl_caption.captioners.transformer import TransformerCaptioner
 from rl_caption.config.ranges import shown, wrong_values
-from rl_caption.config.schema import DataConfig, ModelConfig, RewardConfig, RunConfig, ScstConfig, TrainConfig
+from rl_caption.config.schema import DataConfig, ModelConfig, RewardConfig, ScstConfig
 from rl_caption.data.base import DataError, DataModule, Row
 from rl_caption.data.checks import check_data
 from rl_caption.data.jsonl import JsonLinesData
@@ -36,56 +32,10 @@ from rl_caption.data.karpathy import KarpathyData
 from rl_caption.data.long import LongCaptions
 from rl_caption.data.scenes import ScenesData
 from rl_caption.errors import ConfigError as ConfigError
-from rl_caption.launch import accelerator_kwargs, check_processes
 from rl_caption.scst.advantages import build_advantage, needs_greedy
-from rl_caption.training.distributed.engines import engine_of, fsdp_arguments, settle_engine, use_fsdp, wanted_engine
-from rl_caption.training.distributed.precision import asked_precision, usable_precision
-from rl_caption.training.tracking import announce
+from rl_caption.training.engines import print_main
 
 TYPE_NAMES: dict[Any, str] = {int: "a whole number", bool: "true or false", str: "text"}
-
-
-def build_accelerator(train: TrainConfig, run: RunConfig) -> Accelerator:
-    """Devices and processes, with as many of them as were asked for, seeded.
-
-    Raises:
-        LaunchError: another number of processes trains together than was asked for.
-        ConfigError: the mixed precision does not run on this device, or the launcher asks for another.
-        EngineError: the engine cannot do what ``train`` asks for.
-    """
-    # A program that trains twice, as with warm_start, may change the precision; the process group stays.
-    AcceleratorState._reset_state()
-    try:
-        asked = asked_precision(train.mixed_precision)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-    precision, fsdp = usable_precision(asked), fsdp_arguments(usable_precision(asked))
-    accelerator = Accelerator(
-        # DeepSpeed gets it in its own configuration (``fill_deepspeed_config``).
-        mixed_precision="no" if wanted_engine() == "deepspeed" else precision,
-        log_with=run.trackers or None,
-        project_dir=run.dir,
-        **(accelerator_kwargs() | fsdp),
-    )
-    use_fsdp(accelerator, fsdp)
-    check_processes(accelerator.num_processes, train.num_processes)
-    if precision == "fp16" and accelerator.device.type == "cpu":
-        raise ConfigError("train.mixed_precision is fp16, which a CPU cannot train in: use no or bf16")
-    settle_engine(accelerator, precision, train.grad_clip_value)
-    if accelerator.device.type == "cpu":
-        # Launchers set OMP_NUM_THREADS=1, which would leave the other cores idle.
-        here = int(os.environ.get("LOCAL_WORLD_SIZE", accelerator.num_processes))
-        torch.set_num_threads(train.threads or max((os.cpu_count() or 1) // here, 1))
-        # On a CPU the fused attention's backward pass is several times slower in bf16 than products written out.
-        torch.backends.cuda.enable_flash_sdp(precision != "bf16")
-    set_seed(train.seed)
-    quiet_libraries()
-    if train.mixed_precision != precision:  # a run that goes on elsewhere may change it
-        announce(
-            accelerator,
-            f"train.mixed_precision {train.mixed_precision} is {precision!r} on this device ({accelerator.device})",
-        )
-    return accelerator
 
 
 def quiet_libraries() -> None:
@@ -146,7 +96,7 @@ def checked_splits(
         except DataError as error:
             hint = "\nOr leave them out: data.on_bad skip" if config.on_bad == "fail" else ""
             raise DataError(f"{error}{hint}") from error
-    announce(accelerator, str(report))
+    print_main(accelerator, str(report))
     filtered = report.filtered(data)
     return {split: filtered.split(split) for split in splits}
 
@@ -233,19 +183,6 @@ def build_decoding(config: ScstConfig) -> Decoding:
     )
 
 
-def check_cuda_graph(accelerator: Accelerator) -> None:
-    """Look whether decoding can be recorded at all.
-
-    Raises:
-        ConfigError: there is no GPU, or the engine moves the weights.
-    """
-    engine = engine_of(accelerator)
-    if accelerator.device.type != "cuda":
-        raise ConfigError(f"rollout.cuda_graph is on: it needs a CUDA device, this run is on {accelerator.device}")
-    if engine in ("zero3", "fsdp2"):
-        raise ConfigError(f"rollout.cuda_graph is on: {engine} gathers the weights anew at every step; turn it off")
-
-
 def build_reward(config: RewardConfig, references: Sequence[list[str]], folder: Path | None = None) -> MixedReward:
     """The mixture of rewards.
 
@@ -294,13 +231,12 @@ def _plan_caches(rewards: Sequence[Any], references: Sequence[list[str]]) -> Non
 
 
 def _encoder_wanted(name: str, arguments: dict[str, Any]) -> str | None:
-    """What a CLIP-based reward loads and caches, defaults filled in; None for other rewards."""
+    """Key of the encoder and image cache of a CLIP-based reward, defaults filled in; None for other rewards."""
     kind = load_term(name)
     if not (isinstance(kind, type) and issubclass(kind, ClipScore)):
         return None
     given = {key: parameter.default for key, parameter in inspect.signature(kind).parameters.items()} | arguments
-    keys = ("backbone", "pretrained", "tuned_from", "mlp_deltas", "device", "precision", "batch_size", "truncate")
-    return repr([given.get(key) for key in (*keys, "context_length", "cache_dir", "cache_images")])
+    return repr([given.get(field.name) for field in fields(EncoderOptions) if field.name != "cache_references"])
 
 
 def _frequencies(config: RewardConfig, references: Sequence[list[str]], folder: Path | None) -> DocumentFrequencies:

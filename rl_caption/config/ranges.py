@@ -1,5 +1,4 @@
-"""Ranges of configuration values: stated where an option is defined, as ``Annotated[int, Range(min=1, max=1024)]``, and
-checked by one function for every configuration."""
+"""Ranges of configuration values, which are part of an option's annotation, and the one function that checks them."""
 
 from __future__ import annotations
 
@@ -33,9 +32,8 @@ class Range:
 
     def __str__(self) -> str:
         low = f"more than {self.above:g}" if math.isfinite(self.above) else f"at least {self.min:.10g}"
-        return f"{low} and " + (
-            f"less than {self.below:g}" if math.isfinite(self.below) else f"at most {self.max:.10g}"
-        )
+        high = f"less than {self.below:g}" if math.isfinite(self.below) else f"at most {self.max:.10g}"
+        return f"{low} and {high}"
 
     __repr__ = __str__  # in --help
 
@@ -63,7 +61,7 @@ Resamples: TypeAlias = Annotated[int, Range(min=0, max=10**6)]
 TEMPERATURES = Range(min=1e-6, max=1e6)
 """Below, float32 cannot hold logits / temperature; above, it cannot tell forbidden tokens apart."""
 Temperature: TypeAlias = Annotated[float, TEMPERATURES]
-Share: TypeAlias = Annotated[float, Range(min=0, max=1)]
+Fraction: TypeAlias = Annotated[float, Range(min=0, max=1)]
 Probability: TypeAlias = Annotated[float, Range(min=0, below=1)]
 """Of dropout, smoothing or a running average: 1 would leave nothing."""
 
@@ -100,11 +98,12 @@ def wrong_values(value: Any, kind: Any, key: str = "") -> Iterator[str]:
     elif isinstance(value, Mapping):
         inner = get_args(kind)[1] if get_origin(kind) is dict else Any
         for name, item in value.items():
-            yield from [*wrong_values(name, str, f"a name in {key}"), *wrong_values(item, inner, f"{key}.{name}")]
+            yield from wrong_values(name, str, f"a name in {key}")
+            yield from wrong_values(item, inner, f"{key}.{name}")
     elif isinstance(value, list | tuple):
         inners = get_args(kind) if get_origin(kind) in (list, tuple) else (Any,)
-        for place, item in enumerate(value):
-            yield from wrong_values(item, inners[place % len(inners)], f"{key}[{place}]")
+        for index, item in enumerate(value):
+            yield from wrong_values(item, inners[index % len(inners)], f"{key}[{index}]")
     elif isinstance(value, str) and not is_text(value):
         yield f"{key} is {shown(value)}: expected text without control characters, in UTF-8"
     elif isinstance(value, float) and not math.isfinite(value):

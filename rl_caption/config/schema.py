@@ -1,4 +1,4 @@
-"""Configuration: dataclasses only. ``cli.py`` fills them from YAML and the command line, ``build.py`` reads them."""
+"""Configuration: dataclasses only. ``cli`` fills them from YAML and the command line, ``build.py`` reads them."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class RolloutConfig:
             on-policy.
         cuda_graph: decode by replaying a CUDA graph, recorded at the first step: the same captions, without the time
             that a GPU waits for kernels to be started. Needs a CUDA device, inputs of few sizes, weights that stay in
-            place (no ZeRO-3, no FSDP) and ``dropout`` off.
+            place (no ZeRO-3) and ``dropout`` off.
     """
 
     num_samples: Annotated[int, Range(min=1, max=4096)] = 5
@@ -127,12 +127,12 @@ class RolloutConfig:
 
 @dataclass
 class TrainConfig:
-    """Optimisation, common to every stage.
+    """Optimisation, common to every training.
 
     Args:
         max_steps: optimizer steps; null takes ``epochs``.
         epochs: passes over the training images, used where ``max_steps`` is null.
-        batch_size: images of one optimizer step, over all processes and accumulation steps together.
+        batch_size: images of one optimizer step, over all processes and accumulation steps.
         micro_batch_size: images of one forward pass of one process; null is ``batch_size`` / processes. The rest is
             gradient accumulation, which does not change the step.
         lr: peak learning rate of Adam.
@@ -148,7 +148,7 @@ class TrainConfig:
         grad_clip_value: largest absolute gradient, as in self-critical.pytorch (0.1); null does not clip.
         mixed_precision: ``no``, ``bf16`` or ``fp16``, or ``auto``: bf16 where the device computes with it, else no.
         num_processes: processes that must train together; null checks what the launcher says.
-        threads: CPU threads of a process; null shares the cores out among the processes of the machine.
+        threads: CPU threads of a process; null divides the cores among the processes of the machine.
         seed: of weights, data order and samples.
         label_smoothing: of the cross-entropy.
     """
@@ -224,7 +224,7 @@ class EvalConfig:
         max_images: the first so many images of the split; null takes all.
         batch_size: images decoded at a time, in each process.
         patience: stop after so many validations in a row without a better value of the metric that chooses the best
-            model; null never stops early.
+            model (of captioners CIDEr-D, unless a judge is named); null never stops early.
     """
 
     every: Steps | None = None
@@ -236,15 +236,9 @@ class EvalConfig:
 
 @dataclass
 class CaptionEvalConfig(EvalConfig):
-    """Validation of a captioner during training.
+    """Validation of a captioner during training. Further arguments:
 
     Args:
-        every: optimizer steps between two validations; null is once an epoch. One more follows the last step.
-        split: its name.
-        max_images: the first so many images of the split; null takes all.
-        batch_size: images decoded at a time, in each process.
-        patience: stop after so many validations in a row without a better value of the metric that chooses the best
-            model (CIDEr-D, unless a judge is named); null never stops early.
         num_beams: width of beam search; null decodes greedily.
         length_penalty: of beam search: log-probabilities are divided by length**length_penalty; null is 0, their sum.
     """
@@ -266,7 +260,7 @@ class RunConfig:
         keep_checkpoints: newest ones kept.
         log_every: optimizer steps between two log lines.
         log_samples: images whose samples are written to ``samples.jsonl`` at every log line.
-        trackers: ``tensorboard``, ``wandb``, ... through Accelerate, beside ``metrics.jsonl``.
+        trackers: ``tensorboard``, ``wandb``, ... through Accelerate, besides ``metrics.jsonl``.
     """
 
     dir: str = "runs/run"

@@ -19,7 +19,7 @@ from rl_caption.data.scenes import hard_negatives, oracle
 from rl_caption.meta_evaluation.config import ScenesConfig
 from rl_caption.meta_evaluation.sets.base import CaptionPairs, JudgementSet, RatedCaptions
 from rl_caption.scst.rollout import sample_captions
-from rl_caption.training.accumulation import dropout_off
+from rl_caption.training.engines import dropout_off
 from rl_caption.types import CaptionBatch
 
 REFERENCE, NEGATIVE = "reference", "hard negative"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, TypeAlias
 
-from rl_caption.config.ranges import BatchSize, Mebibytes, Positions, Positive, Range, Rank, Share, Weight
+from rl_caption.config.ranges import BatchSize, Fraction, Mebibytes, Positions, Positive, Range, Rank, Weight
 from rl_caption.config.schema import DataConfig, EvalConfig, RunConfig, ScstConfig, TrainConfig, XeConfig
 
 Method: TypeAlias = Literal[
@@ -138,12 +138,12 @@ class RewardModelTrainConfig(TrainConfig):
     trainable: Literal["projections", "lora", "all"] = "projections"
     lora_rank: Rank = 4
     lora_alpha: Positive = 1.0
-    plain_captions: Share = 0.0
+    plain_captions: Fraction = 0.0
     freeze_patch_embed: bool = True
     freeze_text: bool = True
     short_captions: Literal["first_sentence", "references"] = "first_sentence"
     freeze_positions: Positions = 0
-    shuffle_rate: Share = 0.9
+    shuffle_rate: Fraction = 0.9
     negatives: Literal["batch", "data"] = "batch"
     shuffle_per: Literal["unit", "row"] = "unit"
 

@@ -42,9 +42,9 @@ from rl_caption.reward_models.task import EmbeddingTask, batch_targets
 from rl_caption.reward_models.teacher import Teacher
 from rl_caption.reward_models.trainable import train_only
 from rl_caption.reward_models.validation import embedding_validator
+from rl_caption.training.engines import print_main
 from rl_caption.training.loop import Trainer
 from rl_caption.training.setup import CHECKED_IMAGES, Context, setup
-from rl_caption.training.tracking import announce
 from rl_caption.types import TrainState
 
 TOWERS_OF: dict[str, tuple[Tower, ...]] = {
@@ -241,7 +241,7 @@ def _student(context: Context, config: RewardModelConfig, teacher: Teacher) -> E
         dual = build_dual(model.init, folders, model.kwargs, teacher.width, fingerprint)
         for kind, folder in folders.items():
             if folder is not None and tower_teacher(folder) is None:
-                announce(
+                print_main(
                     context.accelerator,
                     f"WARNING: model.{kind}_init {folder} does not say which teacher it was distilled from: it is "
                     "taken as it is, see to it that it was this one",
@@ -255,7 +255,7 @@ def _student(context: Context, config: RewardModelConfig, teacher: Teacher) -> E
     tower: Any = build_tower(kind, model.init, model.kwargs, teacher.width)
     if kind == "image" and train.freeze_patch_embed:
         frozen = copy_patch_embedding(tower, teacher.backbone.model)
-        announce(context.accelerator, f"copied from the teacher and frozen: {', '.join(frozen)}")
+        print_main(context.accelerator, f"copied from the teacher and frozen: {', '.join(frozen)}")
 
     def export(folder: Path) -> None:
         save_tower(tower, kind, folder, fingerprint)
@@ -291,7 +291,7 @@ def _inputs(
     references = [caption for row in context.val_rows for caption in row["references"]]
     cut = tokens.too_long(references) if with_text else 0
     if cut:
-        announce(
+        print_main(
             context.accelerator,
             f"{cut} of {len(references)} validation captions have more than {model.context_length} tokens (the model's "
             "context_length) and lose their end, as training captions do",

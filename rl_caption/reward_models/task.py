@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from rl_caption.reward_models.batch import PairBatch
 from rl_caption.reward_models.objectives import Embeddings, Objective
-from rl_caption.training.accumulation import Averages, backward_all
+from rl_caption.training.engines import Averages, backward_all
 
 
 class Target(Protocol):

@@ -15,7 +15,7 @@ from rewards.clip.backbone import Backbone
 from rewards.clip.encoder import EmbeddingCache, image_identity
 from rl_caption.data.base import Row
 from rl_caption.reward_models.batch import Captions, PairBatch
-from rl_caption.training.tracking import announce
+from rl_caption.training.engines import print_main
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -121,10 +121,10 @@ class Teacher:
     def _fits(self, count: int, cache_bytes: int, what: str) -> bool:
         needed = count * self.width * 4
         if needed <= cache_bytes:
-            announce(self.accelerator, f"teacher: embedding {count} {what} once ({needed / 2**20:.0f} MiB)")
+            print_main(self.accelerator, f"teacher: embedding {count} {what} once ({needed / 2**20:.0f} MiB)")
             return True
         instead = "embedded" if self._kept is None else "read from teacher.cache_dir, or embedded the first time,"
-        announce(
+        print_main(
             self.accelerator,
             f"teacher: {count} {what} need {needed / 2**20:.0f} MiB, more than is left of teacher.cache_mb: they are "
             f"{instead} at every step instead",

@@ -15,8 +15,7 @@ from rl_caption.reward_models.batch import PixelCache, TokenCache, triplet_texts
 from rl_caption.reward_models.retrieval import retrieval_recall
 from rl_caption.reward_models.teacher import Teacher, shared_out
 from rl_caption.reward_models.triplets import Triplet
-from rl_caption.training.accumulation import dropout_off
-from rl_caption.training.distributed.engines import autocast
+from rl_caption.training.engines import autocast, dropout_off
 from rl_caption.training.loop import NonFiniteError
 from rl_caption.types import Validation
 

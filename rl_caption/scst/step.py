@@ -18,8 +18,15 @@ from rl_caption.scst.advantages import AdvantageFn, step_advantages
 from rl_caption.scst.cross_entropy import target_count, xe_loss
 from rl_caption.scst.objectives import Objective, Reinforce, token_logprobs_and_entropy
 from rl_caption.scst.rollout import log_rollout, sample_captions, score_rollouts
-from rl_caption.training.accumulation import Averages, backward_all, dropout_off, global_count
-from rl_caption.training.distributed.engines import autocast, engine_of, whole_weights
+from rl_caption.training.engines import (
+    Averages,
+    autocast,
+    backward_all,
+    dropout_off,
+    engine_of,
+    gathered_parameters,
+    global_count,
+)
 from rl_caption.types import CaptionBatch, Rollout, Scores
 
 
@@ -61,7 +68,7 @@ class SelfCriticalTask:
             started = time.perf_counter()
             # With one micro-batch, the states that captions are drawn from can be those that they are scored with.
             with_gradient = len(batches) == 1 and not self.dropout and engine_of(self.accelerator) == "plain"
-            with whole_weights(self.accelerator, self.model):  # gathered once for all micro-batches
+            with gathered_parameters(self.accelerator, self.model):  # gathered once for all micro-batches
                 encoded = [self._encode(batch, with_gradient) for batch in batches]
                 rollouts = [self._sample(batch, step) for batch in encoded]
             sampled = time.perf_counter()

@@ -1,8 +1,10 @@
-"""Checkpoints that survive being killed at any moment, and resume exactly.
+"""Checkpoints that survive a kill at any moment and resume exactly, under any engine and number of processes.
 
-A step folder is written under a hidden temporary name, flushed to disk, closed with a manifest of its files,
-renamed, and only then are old ones pruned. ``Accelerator.save_state`` alone writes in place: a kill in the middle can
-destroy the only checkpoint. What a sharded training writes is in ``sharded_state.py``.
+A step folder is written under a hidden temporary name, flushed to disk, closed with a manifest of its files, renamed,
+and only then are old ones pruned: ``Accelerator.save_state`` alone writes in place, where a kill can destroy the only
+checkpoint. Under DeepSpeed a checkpoint holds full state dicts, ``model.safetensors`` as of a single process and
+``optimizer.safetensors`` with the moments of each parameter by its name; DeepSpeed's own are pickles of one number of
+processes.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import logging
 import os
 import pickle
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -22,19 +24,25 @@ from accelerate import Accelerator
 from accelerate.checkpointing import load_accelerator_state, save_accelerator_state
 from accelerate.utils import load as load_tensors
 from accelerate.utils.constants import SCALER_NAME
+from accelerate.utils.other import clean_state_dict_for_safetensors
 from safetensors import SafetensorError
-from torch import nn
+from safetensors.torch import load_file, load_model, save_file
+from torch import Tensor, nn
+from torch.nn import functional
 
 from rewards.model_files import MANIFEST, damage, manifest_of
 from rl_caption.data.files import write_json
 from rl_caption.data.plain_files import check_type, read_json
-from rl_caption.training.distributed.engines import engine_of
-from rl_caption.training.distributed.sharded_state import Moments, load_moments, write_sharded
+from rl_caption.training.engines import empty_moments, full_parameter, uses_deepspeed
 from rl_caption.types import TrainState
 
 logger = logging.getLogger(__name__)
 
 STATE = "trainer_state.json"
+MODEL, OPTIMIZER, PLAIN_OPTIMIZER = "model.safetensors", "optimizer.safetensors", "optimizer.bin"
+MOMENTS = ("exp_avg", "exp_avg_sq")
+Moments = Mapping[str, Mapping[str, Tensor]]
+"""Parameter name -> ``step`` (a scalar), ``exp_avg`` and ``exp_avg_sq`` (of the parameter's shape)."""
 WRITE_FAILURES = ("file", "write", "inline_container", "iostream")
 """Words in the RuntimeErrors by which ``torch.save`` reports that it could not write."""
 
@@ -44,19 +52,12 @@ class CheckpointError(RuntimeError):
 
 
 def save_checkpoint(
-    accelerator: Accelerator,
-    folder: Path,
-    state: TrainState,
-    keep: int,
-    model: nn.Module | None = None,
-    optimizer: Any = None,
+    accelerator: Accelerator, folder: Path, state: TrainState, keep: int, model: Any = None, optimizer: Any = None
 ) -> Path:
     """Write ``folder/step-N`` atomically, then remove all but the newest ``keep``. Called by every process.
 
-    ``model`` and ``optimizer``, as prepared, are needed where an engine shards them.
-
-    Raises:
-        CheckpointError: the disk is full or the folder cannot be written; older checkpoints are untouched.
+    ``model`` and ``optimizer``, as prepared, are needed under DeepSpeed. Raises CheckpointError where the disk is full
+    or the folder cannot be written; older checkpoints are untouched.
     """
     final = folder / f"step-{state.global_step:08d}"
     partial = folder / f".partial-{final.name}"
@@ -65,10 +66,10 @@ def save_checkpoint(
             remove_tree(partial)
             partial.mkdir(parents=True)
         accelerator.wait_for_everyone()
-        if engine_of(accelerator) == "plain" or model is None:
+        if model is None or not uses_deepspeed(accelerator):
             accelerator.save_state(str(partial), safe_serialization=True)
         else:
-            write_sharded(accelerator, model, optimizer, partial)
+            _write_full_state(accelerator, model, optimizer, partial)
             save_accelerator_state(str(partial), [], [], [], [], accelerator.process_index, 0)  # random states
         accelerator.wait_for_everyone()
         if accelerator.is_main_process:
@@ -79,67 +80,44 @@ def save_checkpoint(
     return final
 
 
-@contextlib.contextmanager
-def write_errors(what: str, partial: Path, checkpoints: Path) -> Iterator[None]:
-    """Turn a failed write into a ``CheckpointError`` that says what to do, and remove the unfinished folder."""
-    try:
-        yield
-    except (OSError, RuntimeError, SafetensorError) as error:
-        if isinstance(error, RuntimeError) and not any(word in str(error).lower() for word in WRITE_FAILURES):
-            raise
-        with contextlib.suppress(OSError):
-            remove_tree(partial)
-        raise CheckpointError(
-            f"{what} could not be written: {error}. Is the disk full? Free some space or choose another run.dir; "
-            f"the newest good checkpoint is {newest_checkpoint(checkpoints) or 'none'}"
-        ) from error
+def read_state(path: Path) -> TrainState:
+    """The counters of a checkpoint; raises CheckpointError where ``path`` is not an intact one."""
+    found = damage(path)
+    if found is not None:
+        raise CheckpointError(f"{path} is not an intact checkpoint: {found}")
+    content = read_json(path / STATE, CheckpointError)
+    kinds = get_type_hints(TrainState)
+    for key, value in content.items():
+        if key not in kinds:
+            raise CheckpointError(f"{path / STATE} has the key {key!r}, which this version does not know")
+        check_type(value, kinds[key], f"{path / STATE}, {key!r}", CheckpointError)
+    return TrainState(**content)
 
 
-def newest_checkpoint(folder: Path) -> Path | None:
-    """The newest ``step-N`` in ``folder`` whose manifest holds, or None."""
-    for candidate in sorted(folder.glob("step-*"), reverse=True):
-        found = damage(candidate)
-        if found is None:
-            return candidate
-        logger.warning("%s is damaged (%s) and is passed over", candidate, found)
-    return None
+def load_full_state(
+    accelerator: Accelerator, path: Path, model: nn.Module, optimizer: torch.optim.Optimizer
+) -> Moments | None:
+    """Load the weights of a checkpoint into a model that is not prepared yet, and return the moments.
 
-
-def clear_leftovers(folder: Path) -> None:
-    """Remove what a killed save left behind; a folder that was about to be replaced gets its name back."""
-    for partial in folder.glob(".partial-*"):
-        remove_tree(partial)
-    for old in folder.glob(".old-*"):
-        final = folder / old.name.removeprefix(".old-")
-        if not final.exists() and is_intact(old):
-            os.rename(old, final)
-        else:
-            remove_tree(old)
-
-
-@contextlib.contextmanager
-def read_errors(path: Path) -> Iterator[None]:
-    """Turn a failed read of a checkpoint into a ``CheckpointError`` that names it."""
-    try:
-        yield
-    except (OSError, RuntimeError, ValueError, KeyError, EOFError, pickle.UnpicklingError, SafetensorError) as error:
-        raise CheckpointError(f"checkpoint {path} cannot be loaded into this model and optimizer: {error}") from error
+    None, and nothing is loaded, where neither this run nor the one that wrote the checkpoint uses DeepSpeed: Accelerate
+    then loads into the prepared model.
+    """
+    if not uses_deepspeed(accelerator) and not (path / OPTIMIZER).is_file():
+        return None
+    with read_errors(path):
+        moments = _read_moments(path, model, optimizer)
+        load_model(model, path / MODEL)
+    return moments
 
 
 def load_checkpoint(
-    accelerator: Accelerator,
-    path: Path,
-    model: nn.Module | None = None,
-    optimizer: Any = None,
-    moments: Moments | None = None,
+    accelerator: Accelerator, path: Path, model: Any = None, optimizer: Any = None, moments: Moments | None = None
 ) -> TrainState:
     """Restore model, optimizer and random states, and return the counters. Called by every process.
 
-    Where ``moments`` are given, they go to ``optimizer`` (as prepared), and the model has its weights already.
-
-    Raises:
-        CheckpointError: ``path`` is not an intact checkpoint, belongs to another model, holds anything but tensors and
-            plain containers, or its random states cannot be restored.
+    With ``moments``, of ``load_full_state``, these go to ``optimizer`` (as prepared); the model has its weights.
+    Raises CheckpointError where ``path`` is not an intact checkpoint, belongs to another model, holds anything but
+    tensors and plain containers, or its random states cannot be restored.
     """
     state = read_state(path)
     with read_errors(path):
@@ -148,17 +126,13 @@ def load_checkpoint(
                 # Tensors and plain containers only: a checkpoint is not trusted to run code.
                 accelerator.load_state(str(path), load_kwargs={"weights_only": True})
         else:
-            load_moments(accelerator, model, optimizer, moments)
+            _load_moments(accelerator, model, optimizer, moments)
             load_accelerator_state(str(path), [], [], [], [], accelerator.process_index)  # random states
     if state.processes == accelerator.num_processes:
         _check_random_states(path / f"random_states_{accelerator.process_index}.pkl", accelerator.device)
     elif accelerator.is_main_process:
-        logger.warning(
-            "%s was written by %d process(es) and %d go on: dropout is drawn anew, samples and data order stay",
-            path,
-            state.processes,
-            accelerator.num_processes,
-        )
+        counts = f"{state.processes} process(es) and {accelerator.num_processes} go on"
+        logger.warning("%s was written by %s: dropout is drawn anew, samples and data order stay", path, counts)
     return state
 
 
@@ -188,22 +162,78 @@ def _check_random_states(file: Path, device: torch.device) -> None:
         raise CheckpointError(f"the random states in {file} could not be restored: the run would not go on as it was")
 
 
-def read_state(path: Path) -> TrainState:
-    """Read the counters of a checkpoint.
+@contextlib.contextmanager
+def write_errors(what: str, partial: Path, checkpoints: Path) -> Iterator[None]:
+    """Turn a failed write into a ``CheckpointError`` that says what to do, and remove the unfinished folder."""
+    try:
+        yield
+    except (OSError, RuntimeError, SafetensorError) as error:
+        if isinstance(error, RuntimeError) and not any(word in str(error).lower() for word in WRITE_FAILURES):
+            raise
+        with contextlib.suppress(OSError):
+            remove_tree(partial)
+        raise CheckpointError(
+            f"{what} could not be written: {error}. Is the disk full? Free some space or choose another run.dir; "
+            f"the newest good checkpoint is {newest_checkpoint(checkpoints) or 'none'}"
+        ) from error
 
-    Raises:
-        CheckpointError: ``path`` is not an intact checkpoint.
+
+@contextlib.contextmanager
+def read_errors(path: Path) -> Iterator[None]:
+    """Turn a failed read of a checkpoint into a ``CheckpointError`` that names it."""
+    try:
+        yield
+    except (OSError, RuntimeError, ValueError, KeyError, EOFError, pickle.UnpicklingError, SafetensorError) as error:
+        raise CheckpointError(f"checkpoint {path} cannot be loaded into this model and optimizer: {error}") from error
+
+
+def newest_checkpoint(folder: Path) -> Path | None:
+    """The newest ``step-N`` in ``folder`` whose manifest holds, or None."""
+    for candidate in sorted(folder.glob("step-*"), reverse=True):
+        found = damage(candidate)
+        if found is None:
+            return candidate
+        logger.warning("%s is damaged (%s) and is passed over", candidate, found)
+    return None
+
+
+def prune(folder: Path, keep: int, newest: Path) -> None:
+    """Remove all but the ``keep`` newest intact checkpoints up to ``newest``.
+
+    One of a later step is from a continuation that was given up, by going on from an older checkpoint.
     """
-    found = damage(path)
-    if found is not None:
-        raise CheckpointError(f"{path} is not an intact checkpoint: {found}")
-    content = read_json(path / STATE, CheckpointError)
-    kinds = get_type_hints(TrainState)
-    for key, value in content.items():
-        if key not in kinds:
-            raise CheckpointError(f"{path / STATE} has the key {key!r}, which this version does not know")
-        check_type(value, kinds[key], f"{path / STATE}, {key!r}", CheckpointError)
-    return TrainState(**content)
+    past = [path for path in sorted(folder.glob("step-*"), reverse=True) if path <= newest and is_intact(path)]
+    for path in set(folder.glob("step-*")) - set(past[: max(keep, 1)]):
+        doomed = folder / f".partial-{path.name}"
+        os.rename(path, doomed)
+        remove_tree(doomed)
+
+
+def clear_leftovers(folder: Path) -> None:
+    """Remove what a killed save left behind; a folder that was about to be replaced gets its name back."""
+    for partial in folder.glob(".partial-*"):
+        remove_tree(partial)
+    for old in folder.glob(".old-*"):
+        final = folder / old.name.removeprefix(".old-")
+        if not final.exists() and is_intact(old):
+            os.rename(old, final)
+        else:
+            remove_tree(old)
+
+
+def replace_folder(new: Path, final: Path) -> None:
+    """Put the finished folder ``new`` in the place of ``final``.
+
+    At every moment the old or the new one is intact; ``clear_leftovers`` tells which after a kill.
+    """
+    seal(new)
+    old = final.with_name(f".old-{final.name}")
+    remove_tree(old)
+    if final.exists():
+        os.rename(final, old)
+    os.rename(new, final)
+    sync_folder(final.parent)
+    remove_tree(old)
 
 
 def seal(folder: Path) -> None:
@@ -221,21 +251,6 @@ def is_intact(folder: Path) -> bool:
     return damage(folder) is None
 
 
-def replace_folder(new: Path, final: Path) -> None:
-    """Put the finished folder ``new`` in the place of ``final``.
-
-    At every moment the old or the new one is whole; ``clear_leftovers`` tells which after a kill.
-    """
-    seal(new)
-    old = final.with_name(f".old-{final.name}")
-    remove_tree(old)
-    if final.exists():
-        os.rename(final, old)
-    os.rename(new, final)
-    sync_folder(final.parent)
-    remove_tree(old)
-
-
 def remove_tree(path: Path) -> None:
     """Remove a folder if it is there."""
     if path.exists():
@@ -251,13 +266,87 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def prune(folder: Path, keep: int, newest: Path) -> None:
-    """Remove all but the ``keep`` newest intact checkpoints up to ``newest``.
+def _write_full_state(accelerator: Accelerator, model: nn.Module, optimizer: Any, folder: Path) -> None:
+    """Write full state dicts of model and optimizer. All-gathers one parameter at a time to the main process."""
+    from deepspeed.utils import safe_get_full_optimizer_state
 
-    One of a later step is from a continuation that was given up, by going on from an older checkpoint.
-    """
-    past = [path for path in sorted(folder.glob("step-*"), reverse=True) if path <= newest and is_intact(path)]
-    for path in set(folder.glob("step-*")) - set(past[: max(keep, 1)]):
-        doomed = folder / f".partial-{path.name}"
-        os.rename(path, doomed)
-        remove_tree(doomed)
+    weights = _full_state_dict(accelerator, model)
+    step = next(iter(_torch_optimizer(optimizer).state.values()))["step"]
+    moments: dict[str, Tensor] = {}
+    for name, parameter in _trained(accelerator, model):
+        values = {"step": step} | {key: safe_get_full_optimizer_state(parameter, key) for key in MOMENTS}
+        if accelerator.is_main_process:
+            moments |= {f"{name}/{key}": value.detach().float().cpu().clone() for key, value in values.items()}
+    if accelerator.is_main_process:
+        save_file(weights, folder / MODEL, metadata={"format": "pt"})
+        save_file(moments, folder / OPTIMIZER, metadata={"format": "pt"})
+
+
+def _full_state_dict(accelerator: Accelerator, model: nn.Module) -> dict[str, Tensor]:
+    """State dict on the CPU of the main process, tied weights once; empty on other processes."""
+    module = accelerator.unwrap_model(model)
+    tensors: dict[int, Tensor] = {}
+    for parameter in module.parameters():
+        value = full_parameter(accelerator, parameter)
+        if accelerator.is_main_process:
+            tensors[id(parameter)] = value.detach().cpu().clone()
+    if not accelerator.is_main_process:
+        return {}
+    named = dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers())
+    state = {name: tensors.get(id(named[name]), named[name].detach().cpu()) for name in module.state_dict()}
+    return clean_state_dict_for_safetensors(state)
+
+
+def _read_moments(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> Moments:
+    """Moments of a checkpoint of any engine; KeyError where they are not of the parameters trained here."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    order = [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
+    moments: dict[str, dict[str, Tensor]] = {}
+    if (folder / OPTIMIZER).is_file():
+        for path, value in load_file(folder / OPTIMIZER).items():
+            name, _, key = path.rpartition("/")
+            moments.setdefault(name, {})[key] = value
+    else:
+        saved = torch.load(folder / PLAIN_OPTIMIZER, map_location="cpu", weights_only=True)
+        moments = {order[index]: state for index, state in saved["state"].items()}
+    if set(moments) != set(order):
+        odd = sorted(set(moments) ^ set(order))
+        raise KeyError(f"{len(odd)} parameters are trained in the checkpoint or in this run only, such as {odd[0]!r}")
+    return moments
+
+
+def _load_moments(accelerator: Accelerator, model: nn.Module, optimizer: Any, moments: Moments) -> None:
+    """Give the prepared optimizer its moments back. Called by every process."""
+    trained = [*_trained(accelerator, model)]
+    inner = _torch_optimizer(optimizer)
+    if not uses_deepspeed(accelerator):
+        for name, parameter in trained:
+            state = {key: moments[name][key].to(parameter.device, torch.float32).clone() for key in MOMENTS}
+            inner.state[parameter] = {"step": moments[name]["step"].float().cpu(), **state}
+        return
+    from deepspeed.utils import safe_set_full_optimizer_state, safe_set_local_optimizer_state
+
+    engine: Any = model
+    step = moments[trained[0][0]]["step"].float().cpu()
+    stage3 = empty_moments(engine, inner, step, MOMENTS)
+    for name, parameter in trained:
+        for key in MOMENTS:
+            value = moments[name][key].to(engine.device, torch.float32)
+            if stage3:
+                size, rank = parameter.ds_tensor.numel(), torch.distributed.get_rank()  # type: ignore[attr-defined]
+                padded = functional.pad(value.flatten(), (0, size * engine.world_size - value.numel()))
+                safe_set_local_optimizer_state(parameter, padded.narrow(0, size * rank, size), key)
+            else:
+                safe_set_full_optimizer_state(parameter, value, key)
+
+
+def _trained(accelerator: Accelerator, model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    module = accelerator.unwrap_model(model)
+    return ((name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad)
+
+
+def _torch_optimizer(optimizer: Any) -> torch.optim.Optimizer:
+    """The torch optimizer below Accelerate's and DeepSpeed's."""
+    while not isinstance(optimizer, torch.optim.AdamW):
+        optimizer = optimizer.optimizer
+    return optimizer

@@ -1,4 +1,4 @@
-"""The loop around every training task: steps, validation, checkpoints, resume, logs."""
+"""The loop around every training task: steps, learning rate, validation, checkpoints, resume, logs."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from accelerate.utils import gather_object
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from rl_caption.data.loader import row_loader
 from rl_caption.data.order import micro_batches
 from rl_caption.launch import stop_requests
-from rl_caption.training.accumulation import Averages
 from rl_caption.training.checkpoint import (
     newest_checkpoint,
     prune,
@@ -27,18 +27,18 @@ from rl_caption.training.checkpoint import (
     save_checkpoint,
     write_errors,
 )
-from rl_caption.training.distributed.engines import (
+from rl_caption.training.engines import (
+    Averages,
     deepspeed_step,
     engine_of,
     first_non_finite,
-    whole_numel,
-    whole_weights,
+    gathered_parameters,
+    numel,
+    print_main,
+    uses_deepspeed,
 )
-from rl_caption.training.distributed.sharded_state import whole_state
-from rl_caption.training.run_folder import remove_result, write_result
-from rl_caption.training.schedules import make_schedule, steps_between_decays
+from rl_caption.training.run_folder import RunLog, remove_result, write_result
 from rl_caption.training.setup import Context
-from rl_caption.training.tracking import RunLog, announce
 from rl_caption.types import Batch, TrainState, Validation
 
 MOST_SKIPPED = 24
@@ -47,6 +47,31 @@ MOST_SKIPPED = 24
 
 class NonFiniteError(RuntimeError):
     """Loss, gradient or a weight is NaN or infinite; the message names the step and the last good checkpoint."""
+
+
+def schedule_factor(
+    step: int, kind: str, warmup_steps: int, max_steps: int, decay: float = 0.8, decay_every: int = 1000
+) -> float:
+    """Factor of the peak learning rate at optimizer step ``step`` (from 0), in [0, 1].
+
+    Linear warm-up over ``warmup_steps``, then: ``constant``; ``linear`` or ``cosine`` to 0 at ``max_steps``; ``step``,
+    times ``decay`` every ``decay_every`` steps; ``noam``, the inverse square root (Vaswani et al. 2017), 1 at the end
+    of the warm-up.
+    """
+    if step < warmup_steps:
+        return (step + 1) / warmup_steps
+    progress = min((step - warmup_steps) / max(max_steps - warmup_steps, 1), 1.0)
+    if kind == "constant":
+        return 1.0
+    if kind == "linear":
+        return 1.0 - progress
+    if kind == "cosine":
+        return 0.5 * (1.0 + math.cos(math.pi * progress))
+    if kind == "step":
+        return decay ** ((step - warmup_steps) // decay_every)
+    if kind == "noam":
+        return math.sqrt(max(warmup_steps, 1) / (step + 1))
+    raise ValueError(f"schedule {kind!r} is not one of constant, linear, cosine, step, noam")
 
 
 class Task(Protocol):
@@ -70,12 +95,10 @@ class Trainer:
         model, optimizer: as prepared by the context.
         collate: (row, step) pairs to a micro-batch.
         state: counters to start from.
-        validate: judges the model as it is at a step; it is also told what the newest step of this program logged.
-            Called by every process.
+        validate: from a step, and what its newest step logged, to a verdict on the model. Called by every process.
         export: writes the model to a folder.
         metric_range: of the metric that chooses the best model (``state.metric``; higher is better), for log lines.
         validate_first: validate before the first step, where the model to start from is a trained one.
-        whole: on the main process, the copy that ``export`` writes, where the model itself cannot be written.
     """
 
     context: Context
@@ -88,11 +111,11 @@ class Trainer:
     export: Callable[[Path], None]
     metric_range: str = "0 to 10"
     validate_first: bool = True
-    whole: nn.Module | None = None
 
     def __post_init__(self) -> None:
         context, train, run = self.context, self.context.config.train, self.context.config.run
         self.accelerator, self.folder, self.max_steps = context.accelerator, context.folder, context.max_steps
+        self.checkpoints = self.folder / "checkpoints"
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         size, micro, step = train.batch_size, context.micro_batch_size, self.state.global_step
         rank, processes = self.accelerator.process_index, self.accelerator.num_processes
@@ -100,8 +123,17 @@ class Trainer:
         order = micro_batches(len(context.train_rows), size, micro, rank, processes, train.seed, step)
         workers = context.config.data.num_workers
         self.loader: Iterable[Any] = row_loader(context.train_rows, self.collate, order, workers)
-        decay_every = steps_between_decays(train.decay_every, train.decay_epochs, context.steps_per_epoch)
-        self.schedule = make_schedule(train.schedule, train.warmup_steps, self.max_steps, train.decay, decay_every)
+        decay_every = train.decay_every
+        if train.decay_epochs is not None:
+            decay_every = max(round(train.decay_epochs * context.steps_per_epoch), 1)
+        self.schedule: Callable[[int], float] = partial(
+            schedule_factor,
+            kind=train.schedule,
+            warmup_steps=train.warmup_steps,
+            max_steps=self.max_steps,
+            decay=train.decay,
+            decay_every=decay_every,
+        )
         self.eval_every = context.config.eval.every or context.steps_per_epoch
         self.save_every = run.save_every or self.eval_every
         self._newest: Mapping[str, float] = {}
@@ -117,39 +149,59 @@ class Trainer:
             CheckpointError: a checkpoint cannot be written.
             RewardError: a reward failed.
         """
-        self._announce()
-        self._train()
+        self._describe()
+        log = RunLog(self.accelerator, self.folder, self.task.name, self.state.global_step, self.max_steps)
+        try:
+            finished = self._train(log)
+        finally:
+            log.close()
+        if finished:
+            self._finish(log)
         for tracker in self.accelerator.trackers:
             tracker.finish()
         return self.state
 
-    def _train(self) -> None:
-        log = RunLog(self.accelerator, self.folder, self.task.name, self.state.global_step, self.max_steps)
+    def _describe(self) -> None:
+        context, accelerator = self.context, self.accelerator
+        engine = f"engine {engine_of(accelerator)}, " if uses_deepspeed(accelerator) else ""
+        lines = [
+            f"{self.task.name}: {sum(map(numel, self.parameters)):,} trained parameters, "
+            f"{len(context.train_rows)} training and {len(context.val_rows)} validation images, "
+            f"{accelerator.num_processes} process(es) on {accelerator.device}, {engine}{self.micro_batches} x "
+            f"{context.micro_batch_size} images a step and process, {self.max_steps} steps into {self.folder}"
+        ]
+        if self.state.signature:
+            lines.append(f"{context.signature_of} signature: {self.state.signature}")
+        if context.checkpoint:
+            lines.append(f"going on from {context.checkpoint}")
+        for line in lines:
+            print_main(accelerator, line)
+
+    def _train(self, log: RunLog) -> bool:
+        """Take the steps; False where a signal ended them."""
         batches = iter(self.loader)
         if self.accelerator.is_main_process and not self._finished():
             remove_result(self.folder)
-        try:
-            with stop_requests() as terminated:
-                if self.state.global_step == 0 and self.validate_first:
-                    self._validate(log)
-                while not self._finished():
-                    metrics = self._step([next(batches).to(self.accelerator.device) for _ in range(self.micro_batches)])
-                    log.advance()
-                    self._after_step(log, metrics)
-                    if self._agreed(terminated()):
-                        self._save()
-                        log.message(
-                            f"terminated: checkpoint of step {self.state.global_step} saved, start again to go on"
-                        )
-                        return
-        finally:
-            log.close()
+        with stop_requests() as terminated:
+            if self.state.global_step == 0 and self.validate_first:
+                self._validate(log)
+            while not self._finished():
+                metrics = self._step([next(batches).to(self.accelerator.device) for _ in range(self.micro_batches)])
+                log.advance()
+                self._after_step(log, metrics)
+                if self._any_process(terminated()):
+                    self._save()
+                    log.message(f"terminated: checkpoint of step {self.state.global_step} saved, start again to go on")
+                    return False
+        return True
+
+    def _finish(self, log: RunLog) -> None:
         if self.accelerator.is_main_process:
-            newest = newest_checkpoint(self.folder / "checkpoints")
+            newest = newest_checkpoint(self.checkpoints)
             if newest is not None:  # the last save may have been killed before it pruned
                 prune(newest.parent, self.context.config.run.keep_checkpoints, newest)
             write_result(self.folder, asdict(self.state))
-        self.accelerator.wait_for_everyone()  # whoever asks next whether the run is complete finds the result
+        self.accelerator.wait_for_everyone()  # every process then finds the result
         if self.state.stopped is not None:
             log.message(f"stopped at step {self.state.global_step} of {self.max_steps}: {self.state.stopped}")
         log.message(
@@ -157,22 +209,8 @@ class Trainer:
             f"{self.state.best_step}, model in {self.folder / 'export' / 'best'}"
         )
 
-    def _announce(self) -> None:
-        context, accelerator = self.context, self.accelerator
-        engine = "" if engine_of(accelerator) == "plain" else f"engine {engine_of(accelerator)}, "
-        announce(
-            accelerator,
-            f"{self.task.name}: {sum(map(whole_numel, self.parameters)):,} trained parameters, "
-            f"{len(context.train_rows)} training and {len(context.val_rows)} validation images, "
-            f"{accelerator.num_processes} process(es) on {accelerator.device}, {engine}{self.micro_batches} x "
-            f"{context.micro_batch_size} images a step and process, {self.max_steps} steps into {self.folder}",
-        )
-        if self.state.signature:
-            announce(accelerator, f"{context.signature_of} signature: {self.state.signature}")
-        if context.checkpoint:
-            announce(accelerator, f"going on from {context.checkpoint}")
-
     def _step(self, batches: list[Batch]) -> dict[str, float]:
+        """One optimizer step; returns what is logged."""
         started = time.perf_counter()
         step = self.state.global_step
         lr = self.context.config.train.lr * self.schedule(step)
@@ -186,22 +224,34 @@ class Trainer:
         return metrics | {"train/lr": lr, "train/images_per_second": images / metrics["time/step"]}
 
     def _update(self, averages: Averages, batches: list[Batch], started: float) -> dict[str, float]:
-        """Check, clip and apply the gradient; return what is logged."""
-        if engine_of(self.accelerator).startswith("zero"):
-            averages.add("time/step", time.perf_counter() - started)
-            metrics = averages.reduce(self.accelerator)
-            self._check_finite(metrics, batches)
-            metrics["grad/norm"] = deepspeed_step(self.model)
-            self._check_finite(metrics, batches, updated=True)
-            return metrics
-        averages.add("grad/norm", self._clip_gradients())
+        """Check, clip and apply the gradient."""
+        sharded = uses_deepspeed(self.accelerator)
+        if not sharded:
+            averages.add("grad/norm", self._clip_gradients())
         averages.add("time/step", time.perf_counter() - started)
         metrics = averages.reduce(self.accelerator)
         self._check_finite(metrics, batches)
+        if sharded:
+            metrics["grad/norm"] = deepspeed_step(self.model)
+            self._check_finite(metrics, batches, updated=True)
+            return metrics
         self.optimizer.step()
-        return metrics if self.accelerator.scaler is None else self._scaled(metrics, batches)
+        return metrics if self.accelerator.scaler is None else self._scaled(metrics)
 
-    def _scaled(self, metrics: dict[str, float], batches: list[Batch]) -> dict[str, float]:
+    def _clip_gradients(self) -> float:
+        """Clip gradients, by value first where both are asked for; return their norm before any clipping."""
+        train = self.context.config.train
+        limit = math.inf if train.grad_clip_norm is None else train.grad_clip_norm
+        if train.grad_clip_value is None:
+            return float(self.accelerator.clip_grad_norm_(self.parameters, limit))
+        # The norm comes first: clipped by value, an infinite gradient would look like a finite one.
+        norm = float(self.accelerator.clip_grad_norm_(self.parameters, math.inf))
+        torch.nn.utils.clip_grad_value_(self.parameters, train.grad_clip_value)
+        if train.grad_clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self.parameters, limit)
+        return norm
+
+    def _scaled(self, metrics: dict[str, float]) -> dict[str, float]:
         """What fp16 logs besides. A step whose gradient overflowed leaves weights and moments as they were.
 
         It counts as a step all the same: its images have been seen, and the schedule is a function of the step.
@@ -221,19 +271,6 @@ class Trainer:
         scale = float(self.accelerator.scaler.get_scale())
         return metrics | {"train/skipped": float(self.state.skipped), "train/loss_scale": scale}
 
-    def _clip_gradients(self) -> float:
-        """Clip gradients, by value first where both are asked for; return their norm before any clipping."""
-        train = self.context.config.train
-        limit = train.grad_clip_norm if train.grad_clip_norm is not None else math.inf
-        if train.grad_clip_value is None:
-            return _number(self.accelerator.clip_grad_norm_(self.parameters, limit))
-        # The norm comes first: clipped by value, an infinite gradient would look like a finite one.
-        norm = _number(self.accelerator.clip_grad_norm_(self.parameters, math.inf))
-        torch.nn.utils.clip_grad_value_(self.parameters, train.grad_clip_value)
-        if train.grad_clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self.parameters, limit)
-        return norm
-
     def _after_step(self, log: RunLog, metrics: dict[str, float]) -> None:
         self._newest = metrics
         step, run = self.state.global_step, self.context.config.run
@@ -247,49 +284,42 @@ class Trainer:
             self._save()
 
     def _validate(self, log: RunLog) -> None:
-        """Judge the model; a better ``state.metric`` than before exports it to ``export/best``."""
+        """Validate the model; a better ``state.metric`` than before exports it to ``export/best``."""
         self._check_weights()
-        started = time.perf_counter()
-        with whole_weights(self.accelerator, self.model):
-            verdict = self.validate(self.state.global_step, self._newest)
-        metric = self.state.metric
-        value, best = verdict.metrics[metric], self.state.best_metric
+        state, started = self.state, time.perf_counter()
+        with gathered_parameters(self.accelerator, self.model):
+            verdict = self.validate(state.global_step, self._newest)
+        value, best = verdict.metrics[state.metric], state.best_metric
         improved = best is None or value > best
         if improved:
-            self.state.best_metric, self.state.best_step = value, self.state.global_step
-            self.state.evaluations_without_gain = 0
+            state.best_metric, state.best_step, state.evaluations_without_gain = value, state.global_step, 0
             self._export(self.folder / "export" / "best")
         else:
-            self.state.evaluations_without_gain += 1
-        log.metrics(self.state.global_step, verdict.metrics | {"val/seconds": time.perf_counter() - started})
+            state.evaluations_without_gain += 1
+        log.metrics(state.global_step, verdict.metrics | {"val/seconds": time.perf_counter() - started})
         log.message(
-            f"validation: {metric} {value:.4f} ({self.metric_range})"
-            + (", the best so far" if improved else f", best {best:.4f} at step {self.state.best_step}")
+            f"validation: {state.metric} {value:.4f} ({self.metric_range})"
+            + (", the best so far" if improved else f", best {best:.4f} at step {state.best_step}")
         )
         for message in verdict.messages:
             log.message(message)
-        self.state.stopped = verdict.stop
+        state.stopped = verdict.stop
 
     def _export(self, final: Path) -> None:
-        """Write the model; gathers its weights where they are sharded."""
-        partial = final.with_name(f".partial-{final.name}")
-        if engine_of(self.accelerator) == "fsdp2":
-            weights = whole_state(self.accelerator, self.model)
-            if self.whole is not None:
-                self.whole.load_state_dict(weights, strict=False)  # tied weights are there once
-        with whole_weights(self.accelerator, self.model):
+        partial_folder = final.with_name(f".partial-{final.name}")
+        with gathered_parameters(self.accelerator, self.model):
             if self.accelerator.is_main_process:
-                with write_errors(f"model {final}", partial, self.folder / "checkpoints"):
-                    remove_tree(partial)
-                    self.export(partial)
-                    replace_folder(partial, final)
+                with write_errors(f"model {final}", partial_folder, self.checkpoints):
+                    remove_tree(partial_folder)
+                    self.export(partial_folder)
+                    replace_folder(partial_folder, final)
         self.accelerator.wait_for_everyone()
 
     def _save(self) -> None:
         self._check_weights()
         self.state.processes = self.accelerator.num_processes
-        folder, keep = self.folder / "checkpoints", self.context.config.run.keep_checkpoints
-        save_checkpoint(self.accelerator, folder, self.state, keep, self.model, self.optimizer)
+        keep = self.context.config.run.keep_checkpoints
+        save_checkpoint(self.accelerator, self.checkpoints, self.state, keep, self.model, self.optimizer)
 
     def _finished(self) -> bool:
         return self.state.global_step >= self.max_steps or self._stops_early()
@@ -300,7 +330,7 @@ class Trainer:
         patience = self.context.config.eval.patience
         return patience is not None and self.state.evaluations_without_gain >= patience
 
-    def _agreed(self, terminated: bool) -> bool:
+    def _any_process(self, terminated: bool) -> bool:
         """Whether any process was told to stop; all of them must leave the loop at the same step."""
         if self.accelerator.num_processes == 1:
             return terminated
@@ -308,13 +338,12 @@ class Trainer:
         return bool(self.accelerator.reduce(votes, reduction="sum").item() > 0)
 
     def _check_weights(self) -> None:
-        """Weights that are not finite are neither judged nor written: the checkpoints before are the good ones."""
+        """Weights that are not finite are neither validated nor written: the checkpoints before are the good ones."""
         name = first_non_finite(self.accelerator, self.model)
         if name is not None:
-            good = newest_checkpoint(self.folder / "checkpoints")
             raise NonFiniteError(
                 f"the weights of {name} have NaN or infinite values after step {self.state.global_step}: nothing of "
-                f"them is written. Last good checkpoint: {good or 'none yet'}. A lower train.lr is the usual remedy"
+                f"them is written. {self._last_good()}. A lower train.lr is the usual remedy"
             )
 
     def _check_finite(self, metrics: dict[str, float], batches: list[Batch], updated: bool = False) -> None:
@@ -325,15 +354,12 @@ class Trainer:
             return
         ids = [row["image_id"] for batch in batches for row in batch.rows]
         ids = gather_object(ids) if self.accelerator.num_processes > 1 else ids
-        good = newest_checkpoint(self.folder / "checkpoints")
         weights = "The weights in memory are spoilt" if updated else "The weights were not changed"
         raise NonFiniteError(
             f"{' and '.join(bad)} at step {self.state.global_step + 1}; images of the step: {json.dumps(ids)}. "
-            f"{weights}. Last good checkpoint: {good or 'none yet'}. "
+            f"{weights}. {self._last_good()}. "
             "A lower train.lr, or train.grad_clip_norm 1.0, is the usual remedy"
         )
 
-
-def _number(norm: Tensor) -> float:
-    """A gradient's norm; sharded gradients have a sharded one."""
-    return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+    def _last_good(self) -> str:
+        return f"Last good checkpoint: {newest_checkpoint(self.checkpoints) or 'none yet'}"

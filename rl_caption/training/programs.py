@@ -1,4 +1,4 @@
-"""The training programs: from a configuration to a finished run folder."""
+"""The training programs of captioners: from a configuration to a finished run folder."""
 
 from __future__ import annotations
 
@@ -19,12 +19,10 @@ from rl_caption.captioners.base import Captioner
 from rl_caption.captioners.decoding import ReplayedGenerate
 from rl_caption.captioners.loading import weights_hash
 from rl_caption.config.build import (
-    ConfigError,
     build_captioner,
     build_data,
     build_decoding,
     build_reward,
-    check_cuda_graph,
     check_positions,
     references_of,
 )
@@ -32,6 +30,7 @@ from rl_caption.config.schema import ModelConfig, ScstConfig, XeConfig
 from rl_caption.data.base import Row
 from rl_caption.data.checks import check_row_images
 from rl_caption.data.loader import Collate
+from rl_caption.errors import ConfigError
 from rl_caption.monitoring.config import MonitorConfig
 from rl_caption.monitoring.judges import build_judges
 from rl_caption.monitoring.monitor import HackingMonitor
@@ -43,11 +42,10 @@ from rl_caption.scst.cross_entropy import CrossEntropyTask
 from rl_caption.scst.objectives import build_objective, shared_options
 from rl_caption.scst.reward_scales import sample_scores, scale_report
 from rl_caption.scst.step import SelfCriticalTask
-from rl_caption.training.distributed.engines import engine_of
+from rl_caption.training.engines import engine_of, print_main, uses_deepspeed
 from rl_caption.training.loop import Trainer
 from rl_caption.training.run_folder import is_complete
-from rl_caption.training.setup import Context, setup
-from rl_caption.training.tracking import announce
+from rl_caption.training.setup import CHECKED_IMAGES, Context, setup
 from rl_caption.training.validation import CaptionValidator
 from rl_caption.types import TrainState
 
@@ -56,25 +54,22 @@ CHECKPOINTS = (".pt", ".pth", ".bin", ".safetensors", ".npz")
 
 
 def train_xe(config: XeConfig) -> TrainState:
-    """Train a captioner by cross-entropy; the best one by validation CIDEr-D lies in ``export/best``."""
+    """Train a captioner by cross-entropy; the best one by validation CIDEr-D is in ``export/best``."""
     train = config.train
     with setup(config) as context:
-        captioner = _captioner(context, config.model, ("train.max_target_tokens", train.max_target_tokens))
-        collate = Collate(captioner, train.max_target_tokens, train.captions_per_image, config.data.augment, train.seed)
+        captioner = _captioner(context, config.model, "train.max_target_tokens", train.max_target_tokens)
         state = context.start()
-        whole = context.unsharded_copy(captioner.policy)
         model, optimizer = context.prepare(captioner.policy)
         return Trainer(
             context,
             CrossEntropyTask(context.accelerator, captioner, model, train.label_smoothing),
             model,
             optimizer,
-            collate,
+            Collate(captioner, train.max_target_tokens, train.captions_per_image, config.data.augment, train.seed),
             state,
             validate=CaptionValidator(context, captioner, train.max_target_tokens),
-            export=partial(captioner.save_pretrained, captioner.policy if whole is None else whole),
+            export=partial(captioner.save_pretrained, captioner.policy),
             validate_first=config.model.init is not None,
-            whole=whole,
         ).fit()
 
 
@@ -92,24 +87,27 @@ def train_scst(config: ScstConfig) -> TrainState:
     objective = build_objective(train.objective, train.objective_kwargs, shared_options(train))
     decoding = build_decoding(config)
     with setup(config) as context:
+        accelerator = context.accelerator
         if rollout.cuda_graph:
-            check_cuda_graph(context.accelerator)
-        captioner = _captioner(context, config.model, ("rollout.max_new_tokens", rollout.max_new_tokens))
-        reward, monitor = _reward_and_monitor(context, config)
+            _check_cuda_graph(context)
+        captioner = _captioner(context, config.model, "rollout.max_new_tokens", rollout.max_new_tokens)
+        with accelerator.main_process_first():
+            reward = build_reward(config.reward, references_of(context.train_rows), context.folder)
+        monitor = _monitor(config.monitor, reward, context)
+        _check_images(context, reward, monitor)
         metric = selecting_metric(config.monitor, reward.rewards, monitor.judges)
-        if context.checkpoint is None and len(reward.rewards) > 1 and context.accelerator.is_main_process:
+        if context.checkpoint is None and len(reward.rewards) > 1 and accelerator.is_main_process:
             # Before the model is prepared for distributed training, so that one process can sample alone.
             size = context.micro_batch_size
-            sample = partial(sample_scores, captioner, decoding, train.seed, context.accelerator, size)
-            announce(context.accelerator, "reward: " + "\n".join(scale_report(reward, context.train_rows, sample)))
-        # Before the weights of a checkpoint are loaded: the policy that the whole run started from.
+            sample = partial(sample_scores, captioner, decoding, train.seed, accelerator, size)
+            print_main(accelerator, "reward: " + "\n".join(scale_report(reward, context.train_rows, sample)))
+        # Before the weights of a checkpoint are loaded: the policy that the run started from.
         wanted = config.monitor.kl or getattr(objective, "needs_reference", False)
         ref_policy = _frozen_copy(captioner, context) if wanted else None
         state = context.start(scst_signature(reward, context.train_rows, config), metric, monitor.notes)
-        whole = context.unsharded_copy(captioner.policy)
         model, optimizer = context.prepare(captioner.policy)
         task = SelfCriticalTask(
-            context.accelerator,
+            accelerator,
             captioner,
             model,
             reward,
@@ -132,37 +130,21 @@ def train_scst(config: ScstConfig) -> TrainState:
             Collate(captioner, target_tokens, augmentations=config.data.augment, seed=train.seed),
             state,
             validate=CaptionValidator(context, captioner, rollout.max_new_tokens, monitor),
-            export=partial(captioner.save_pretrained, captioner.policy if whole is None else whole),
+            export=partial(captioner.save_pretrained, captioner.policy),
             metric_range=_metric_range(metric, monitor),
-            whole=whole,
         ).fit()
-        if config.report:
-            _write_report(context)
+        if config.report and accelerator.is_main_process and is_complete(context.folder):
+            page = write_report(context.folder, source_of(context.val_rows))
+            print_main(accelerator, f"report: {page}" if page else "no report")
         return state
-
-
-def _write_report(context: Context) -> None:
-    if context.accelerator.is_main_process and is_complete(context.folder):
-        page = write_report(context.folder, source_of(context.val_rows))
-        announce(context.accelerator, f"report: {page}" if page else "no report")
-
-
-def _reward_and_monitor(context: Context, config: ScstConfig) -> tuple[MixedReward, HackingMonitor]:
-    """What samples are scored by, and what watches it on the validation images; their images are checked."""
-    with context.accelerator.main_process_first():
-        reward = build_reward(config.reward, references_of(context.train_rows), context.folder)
-    monitor = _monitor(config.monitor, reward, context)
-    judges = {name: judge.columns for name, judge in monitor.judges.items()}
-    _check_images(context, {reward.__name__: reward.columns} | judges)
-    return reward, monitor
 
 
 def scst_signature(reward: MixedReward, rows: Sequence[Row], config: ScstConfig) -> str:
     """SacreEOS-style signature of a run (Hu et al. 2023): EOS, document frequencies, metric, baseline, samples; an
     objective other than REINFORCE; references in ``rows`` whose tokens may differ from the toolkit's.
 
-    Where there is a KL penalty, it also names the starting policy by the hash of its weights. Two runs whose signatures
-    differ do not have comparable rewards.
+    With a KL penalty, it also names the starting policy, by eight digits of the hash of its weights or by its name on
+    the hub. Two runs whose signatures differ do not have comparable rewards.
     """
     train = config.train
     base = {"greedy": "greedy", "leave_one_out": "average"}.get(train.advantage, train.advantage)
@@ -172,7 +154,9 @@ def scst_signature(reward: MixedReward, rows: Sequence[Row], config: ScstConfig)
     if train.objective != "reinforce":
         signature += f"+{train.objective}{_options(train.objective_kwargs)}"
     if train.kl_coef > 0:
-        signature += f"+kl[{train.kl_coef:g},{weights_fingerprint(config.model.init or '')}]"
+        start = config.model.init or ""
+        weights = weights_hash(start)
+        signature += f"+kl[{train.kl_coef:g},{start if weights == start else weights[:8]}]"
     return signature
 
 
@@ -180,23 +164,10 @@ def _options(kwargs: Mapping[str, Any]) -> str:
     return f"({','.join(f'{key}={value}' for key, value in sorted(kwargs.items()))})" if kwargs else ""
 
 
-def weights_fingerprint(model: str) -> str:
-    """Eight digits of the hash of a folder's weights; the name itself where a model is on the hub."""
-    found = weights_hash(model)
-    return model if found == model else found[:8]
-
-
 def check_weights_early(config: ScstConfig, to_come: Sequence[str]) -> None:
-    """Look for the checkpoint files that rewards and judges name, before anything is trained first.
+    """Check that the checkpoint files that rewards and judges name exist, before anything is trained first.
 
-    Only whether they exist; the run itself loads them.
-
-    Args:
-        config: of the run.
-        to_come: folders of runs that are trained first; files in them are not looked for.
-
-    Raises:
-        ConfigError: a file is missing; the key is named.
+    Files in ``to_come``, the folders of runs that are trained first, are not looked for. Raises ConfigError.
     """
     asked = {f"reward.terms.{name}": term.kwargs for name, term in config.reward.terms.items()}
     asked |= {f"monitor.judges.{name}": judge.kwargs for name, judge in (config.monitor.judges or {}).items()}
@@ -209,14 +180,10 @@ def check_weights_early(config: ScstConfig, to_come: Sequence[str]) -> None:
 
 
 def check_images_early(config: ScstConfig) -> None:
-    """Look for the image files that a reward wants and the captioner does not, before anything is trained first.
+    """Check that image files exist that a reward needs and the captioner does not, before anything is trained first.
 
-    Only whether they exist, and only for rewards whose class says what they look at; the run itself checks all. Where
-    unusable rows are skipped, it is not known yet which rows are left, and nothing is looked for.
-
-    Raises:
-        ConfigError: an unknown reward, or an option that the data's format does not have.
-        DataError: the data cannot be read, or image files are missing.
+    Only for rewards whose class says what they need, and not where unusable rows are skipped; the run checks all.
+    Raises ConfigError where a reward or an option is unknown, DataError where files are missing or unreadable.
     """
     if config.data.features_root is None or config.data.on_bad == "skip":
         return
@@ -234,20 +201,30 @@ def check_images_early(config: ScstConfig) -> None:
         check_row_images(rows, " and ".join(names), check_pixels=False)
 
 
-def _check_images(context: Context, columns: Mapping[str, frozenset[str]]) -> None:
-    """See to it that images are there where the captioner reads features; ``columns`` are those of each reward."""
-    names = [name for name, needed in columns.items() if "image" in needed]
+def _check_images(context: Context, reward: MixedReward, monitor: HackingMonitor) -> None:
+    """Check the images that the reward or a judge needs, where the captioner reads features."""
+    scores = {reward.__name__: reward} | dict(monitor.judges)
+    names = [name for name, score in scores.items() if "image" in score.columns]
     data, rows = context.config.data, [*context.train_rows, *context.val_rows]
     if data.features_root is None or not names:
         return
     with context.accelerator.main_process_first():  # the others then find the verdicts in the cache
-        check_row_images(rows, " and ".join(names), data.check_images, context.folder / ".checked_images.json")
+        check_row_images(rows, " and ".join(names), data.check_images, context.folder / CHECKED_IMAGES)
 
 
-def _captioner(context: Context, model: ModelConfig, max_tokens: tuple[str, int]) -> Captioner:
-    """The captioner, which must have positions for the longest caption (its configuration key and value)."""
+def _check_cuda_graph(context: Context) -> None:
+    """Raise ``ConfigError`` where decoding cannot be recorded: no GPU, or an engine that moves the weights."""
+    device, engine = context.accelerator.device, engine_of(context.accelerator)
+    if device.type != "cuda":
+        raise ConfigError(f"rollout.cuda_graph is on: it needs a CUDA device, this run is on {device}")
+    if engine == "zero3":
+        raise ConfigError(f"rollout.cuda_graph is on: {engine} gathers the weights anew at every step; turn it off")
+
+
+def _captioner(context: Context, model: ModelConfig, key: str, max_tokens: int) -> Captioner:
+    """The captioner, which must have positions for captions of ``max_tokens`` tokens, the value of ``key``."""
     captioner = build_captioner(model, references_of(context.train_rows), context.config.data.cache_mb)
-    check_positions(captioner, *max_tokens, rows=itertools.chain(context.train_rows, context.val_rows))
+    check_positions(captioner, key, max_tokens, rows=itertools.chain(context.train_rows, context.val_rows))
     return captioner
 
 
@@ -256,32 +233,17 @@ def _monitor(config: MonitorConfig, reward: MixedReward, context: Context) -> Ha
     with context.accelerator.main_process_first():
         judges = build_judges(config.judges, reward, references)
     monitor = HackingMonitor(reward, judges, reference_statistics(references), config.thresholds, config.stop)
-    announce(context.accelerator, monitor.description)
+    print_main(context.accelerator, monitor.description)
     warning = few_images(len(references), config.thresholds) if judges else None
     if warning is not None:
-        announce(context.accelerator, warning)
+        print_main(context.accelerator, warning)
     return monitor
-
-
-def _metric_range(metric: str, monitor: HackingMonitor) -> str:
-    """The range of the metric that chooses the best model, for log lines."""
-    reward = monitor.reward
-    bounds = {"val/cider": CiderD.bounds, "val/reward": reward.bounds}
-    bounds |= {f"val/reward/{name}": term.bounds for name, term in reward.rewards.items()}
-    bounds |= {f"val/judge/{name}": judge.bounds for name, judge in monitor.judges.items()}
-    low, high = bounds[metric]
-    return f"{low:g} to {high:g}"
 
 
 def selecting_metric(config: MonitorConfig, terms: Collection[str], judges: Collection[str]) -> str:
     """Key of the validation metric that chooses ``export/best`` (docs/metrics.md); higher is better.
 
-    Args:
-        config: of the monitor.
-        terms, judges: names of the run's.
-
-    Raises:
-        ConfigError: ``best_by`` names none of them.
+    Raises ConfigError where ``monitor.best_by`` is neither a metric nor one of the run's ``terms`` and ``judges``.
     """
     name = config.best_by
     if name is None:
@@ -296,10 +258,19 @@ def selecting_metric(config: MonitorConfig, terms: Collection[str], judges: Coll
     return name
 
 
+def _metric_range(metric: str, monitor: HackingMonitor) -> str:
+    """The range of a metric of ``selecting_metric``, for log lines."""
+    reward = monitor.reward
+    bounds = {"val/cider": CiderD.bounds, "val/reward": reward.bounds}
+    bounds |= {f"val/reward/{name}": term.bounds for name, term in reward.rewards.items()}
+    bounds |= {f"val/judge/{name}": judge.bounds for name, judge in monitor.judges.items()}
+    low, high = bounds[metric]
+    return f"{low:g} to {high:g}"
+
+
 def _frozen_copy(captioner: Captioner, context: Context) -> nn.Module:
-    """The policy as it is now; weights that are not trained are shared with it, where no engine shards them."""
+    """The policy as it is now; without DeepSpeed, weights that are not trained are the same tensors."""
     policy = captioner.policy
-    shared = [value for value in policy.parameters() if not value.requires_grad]
-    is_plain = engine_of(context.accelerator) == "plain"
-    memo: dict[int, object] = {id(value): value for value in shared} if is_plain else {}
+    frozen = [] if uses_deepspeed(context.accelerator) else [p for p in policy.parameters() if not p.requires_grad]
+    memo: dict[int, object] = {id(value): value for value in frozen}
     return copy.deepcopy(policy, memo).eval().requires_grad_(False).to(context.accelerator.device)

@@ -1,22 +1,27 @@
-"""The folder of a run: may it be written, does it hold a run already, and where does that run go on."""
+"""The files of a run besides its checkpoints: configuration, environment, logs and result; and where a run resumes."""
 
 from __future__ import annotations
 
 import json
 import platform
 import sys
+import time
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import yaml
+from accelerate import Accelerator
+from tqdm import tqdm
 
+from rewards.files import atomic_write, write_errors
 from rewards.model_files import damage
 from rl_caption.data.files import write_json, write_text
-from rl_caption.data.plain_files import read_yaml
+from rl_caption.data.plain_files import read_log, read_yaml
 from rl_caption.reward_models.config import TrainingConfig
 from rl_caption.training.checkpoint import CheckpointError, clear_leftovers, is_intact, newest_checkpoint, read_state
+from rl_caption.training.engines import print_main
 
 RESULT = "result.json"
 FREE_TO_CHANGE = (
@@ -35,48 +40,55 @@ FREE_TO_CHANGE = (
     "train.micro_batch_size",
 )
 """Configuration keys that do not change what is computed."""
+SUMMARY_KEYS = (
+    "loss/total",
+    "loss/xe",
+    "reward/total",
+    "reward/greedy",
+    "policy/entropy",
+    "completion/length",
+    "completion/eos_fraction",
+    "grad/norm",
+    "val/cider",
+    "val/retrieval_r1",
+    "val/teacher_cosine_image",
+    "val/teacher_cosine_text",
+)
+"""Keys of the one-line summary, where present; all keys are in ``metrics.jsonl``."""
 
 
 def find_checkpoint(config: TrainingConfig) -> Path | None:
-    """The checkpoint to go on from, or None to start.
+    """The checkpoint to resume from, or None to start.
 
-    Raises:
-        CheckpointError: ``run.resume`` is false and the folder holds a run; ``auto`` and the configuration is another
-            than the one that the run was started with; there are checkpoints, but all are damaged (with ``run.resume``
-            false the run starts over); or a path that is not an intact checkpoint.
+    Raises CheckpointError as ``refuse_other_run`` does; where all checkpoints are damaged, unless ``run.resume`` is
+    false; and where it is a path, but not of an intact checkpoint.
     """
     folder, resume = Path(config.run.dir), config.run.resume
-    clear_leftovers(folder / "checkpoints")
+    checkpoints = folder / "checkpoints"
+    clear_leftovers(checkpoints)
     clear_leftovers(folder / "export")
     if isinstance(resume, str) and resume not in ("auto", "true", "false"):
         read_state(Path(resume))
         return Path(resume)
-    newest = newest_checkpoint(folder / "checkpoints")
-    if newest is None:
-        if resume not in (False, "false"):
-            _refuse_to_start_over(folder)
-        return None
-    refuse_other_run(folder, newest.name, config)
-    return newest
-
-
-def _refuse_to_start_over(folder: Path) -> None:
-    """Raise ``CheckpointError`` where there are checkpoints, none of which is intact."""
-    found = [f"{path.name} ({damage(path)})" for path in sorted((folder / "checkpoints").glob("step-*"), reverse=True)]
-    if found:
+    newest = newest_checkpoint(checkpoints)
+    if newest is not None:
+        refuse_other_run(folder, newest.name, config)
+        return newest
+    damaged = [f"{path.name} ({damage(path)})" for path in sorted(checkpoints.glob("step-*"), reverse=True)]
+    if damaged and resume not in (False, "false"):
         best = folder / "export" / "best"
         left = f"the best model is left in {best}" if is_intact(best) else "no exported model is left"
         raise CheckpointError(
-            f"all checkpoints in {folder / 'checkpoints'} are damaged: {'; '.join(found)}; {left}. Put a whole one "
+            f"all checkpoints in {checkpoints} are damaged: {'; '.join(damaged)}; {left}. Put a whole one "
             "back, choose another run.dir, or set run.resume to false to start over at step 0"
         )
+    return None
 
 
 def refuse_other_run(folder: Path, newest: str, config: TrainingConfig) -> None:
-    """See to it that ``config`` may go on with the run in ``folder``, whose newest checkpoint is called ``newest``.
+    """Raise CheckpointError where ``run.resume`` is false, or ``auto`` and the configuration is another than the run's.
 
-    Raises:
-        CheckpointError: ``run.resume`` is false, or ``auto`` and the configuration is another than the run's.
+    ``newest`` is the name of the newest checkpoint in ``folder``.
     """
     if config.run.resume in (False, "false"):
         raise CheckpointError(
@@ -94,7 +106,7 @@ def refuse_other_run(folder: Path, newest: str, config: TrainingConfig) -> None:
 def changed_keys(saved: Path, config: TrainingConfig) -> list[str]:
     """Differences between a saved configuration and ``config`` that change what is computed, as ``key: old -> new``.
 
-    A key that the saved one does not have, because an older version wrote it, has its default.
+    A key that the saved one lacks, because an older version wrote it, has its default.
     """
     if not saved.is_file():
         return [f"{saved} is missing"]
@@ -111,18 +123,27 @@ def changed_keys(saved: Path, config: TrainingConfig) -> list[str]:
 
 
 def write_run_files(config: TrainingConfig, extra: dict[str, Any]) -> None:
-    """Write ``config.yaml`` (resolved) and ``env.json`` (versions, devices, command) before the first step."""
+    """Write ``config.yaml`` (resolved) and ``env.json`` (versions, platform, command, ``extra``)."""
+    names = ("torch", "transformers", "accelerate", "tokenizers", "numpy", "open_clip_torch", "deepspeed", "rl-caption")
+    versions: dict[str, str | None] = dict.fromkeys(names)
+    for name in names:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    environment = {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "versions": versions,
+        "command": sys.argv,
+    }
     folder = Path(config.run.dir)
     write_text(folder / "config.yaml", yaml.safe_dump(_plain(config), sort_keys=False))
-    write_json(folder / "env.json", environment() | extra)
+    write_json(folder / "env.json", environment | extra)
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """A YAML configuration as plain values, defaults not filled in.
-
-    Raises:
-        CheckpointError: it is not YAML, or not keys and values.
-    """
+    """A YAML configuration as plain values, defaults not filled in; CheckpointError where it is none."""
     content: dict[str, Any] = read_yaml(path, CheckpointError)
     return content
 
@@ -133,7 +154,7 @@ def write_result(folder: Path, result: dict[str, Any]) -> None:
 
 
 def remove_result(folder: Path) -> None:
-    """Take ``result.json`` away, where there is one: the run goes on, and a kill must not leave it looking complete."""
+    """Remove ``result.json``: the run goes on, and a kill must not leave it looking complete."""
     (folder / RESULT).unlink(missing_ok=True)
 
 
@@ -142,21 +163,84 @@ def is_complete(folder: Path) -> bool:
     return (folder / RESULT).is_file()
 
 
-def environment() -> dict[str, Any]:
-    """Versions, platform and command line, for ``env.json``."""
-    names = ("torch", "transformers", "accelerate", "tokenizers", "numpy", "open_clip_torch", "deepspeed", "rl-caption")
-    versions: dict[str, str | None] = {}
-    for name in names:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            versions[name] = None
-    return {
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "versions": versions,
-        "command": sys.argv,
-    }
+class RunLog:
+    """Logs of one run: ``metrics.jsonl``, ``samples.jsonl``, lines on the terminal, a progress bar, trackers.
+
+    Only the main process writes; the others call the same methods and nothing happens.
+    """
+
+    def __init__(self, accelerator: Accelerator, folder: Path, name: str, start_step: int, max_steps: int) -> None:
+        self.accelerator, self.folder, self.name = accelerator, folder, name
+        self.start_step, self.max_steps = start_step, max_steps
+        self.started = time.monotonic()
+        self.bar: tqdm | None = None
+        if accelerator.is_main_process:
+            for file in ("metrics.jsonl", "samples.jsonl"):
+                # A run that starts anew validates before step 1 again, so a line of step 0 goes too.
+                drop_after(folder / file, start_step if start_step else -1)
+            if sys.stderr.isatty():
+                self.bar = tqdm(total=max_steps, initial=start_step, desc=name, unit="step", dynamic_ncols=True)
+
+    def message(self, text: str) -> None:
+        """Print a line."""
+        print_main(self.accelerator, f"[{self.name}] {text}")
+
+    def advance(self) -> None:
+        """One step is done."""
+        if self.bar is not None:
+            self.bar.update(1)
+
+    def metrics(self, step: int, values: dict[str, float]) -> None:
+        """Append one line to ``metrics.jsonl``, print the summary, pass the values to Accelerate's trackers."""
+        self.accelerator.log(values, step=step)
+        if not self.accelerator.is_main_process:
+            return
+        append_line(self.folder / "metrics.jsonl", {"step": step, **values})
+        summary = "  ".join(f"{key} {values[key]:.4g}" for key in SUMMARY_KEYS if key in values)
+        rate = (step - self.start_step) / max(time.monotonic() - self.started, 1e-9)
+        left = (self.max_steps - step) / rate if rate > 0 else float("nan")
+        self.message(f"step {step}/{self.max_steps}  {summary}  {rate:.2f} steps/s  {clock(left)} left")
+
+    def samples(self, step: int, records: list[dict[str, Any]]) -> None:
+        """Append sampled captions with their rewards to ``samples.jsonl``."""
+        if self.accelerator.is_main_process:
+            for record in records:
+                append_line(self.folder / "samples.jsonl", {"step": step, **record})
+
+    def close(self) -> None:
+        """End the progress bar."""
+        if self.bar is not None:
+            self.bar.close()
+
+
+def clock(seconds: float) -> str:
+    """Seconds as h:mm:ss."""
+    if not seconds < 1e8:
+        return "?"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
+
+
+def append_line(path: Path, record: dict[str, Any]) -> None:
+    """Append one JSON line in a single write."""
+    with write_errors(path), path.open("ab") as handle:
+        handle.write(_line(record))
+
+
+def drop_after(path: Path, step: int) -> None:
+    """Remove lines of steps after ``step`` (they are run again), and a last line that a kill left incomplete.
+
+    Raises CheckpointError where another line is not JSON, or has no integer ``step``.
+    """
+    if not path.exists():
+        return
+    kept = [record for _, record in read_log(path, CheckpointError) if record["step"] <= step]
+    with atomic_write(path) as file:
+        file.writelines(_line(record) for record in kept)
+
+
+def _line(record: dict[str, Any]) -> bytes:
+    return json.dumps(record, ensure_ascii=False).encode() + b"\n"
 
 
 def _plain(config: TrainingConfig) -> dict[str, Any]:
@@ -166,9 +250,10 @@ def _plain(config: TrainingConfig) -> dict[str, Any]:
 
 
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    if isinstance(value, dict) and value:
-        items: dict[str, Any] = {}
-        for key, inner in value.items():
-            items |= _flat(inner, f"{prefix}.{key}" if prefix else str(key))
-        return items
-    return {prefix: value}
+    """Nested dictionaries as one with dotted keys."""
+    if not isinstance(value, dict) or not value:
+        return {prefix: value}
+    items: dict[str, Any] = {}
+    for key, inner in value.items():
+        items |= _flat(inner, f"{prefix}.{key}" if prefix else str(key))
+    return items

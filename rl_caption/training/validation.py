@@ -1,37 +1,63 @@
-"""Validation of a captioner during training: captions of the validation split, and what they are worth."""
+"""Captions of a split over all processes, and validation of a captioner by them during training."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
 
+import torch
 from accelerate import Accelerator
-from accelerate.utils import broadcast_object_list
+from accelerate.utils import broadcast_object_list, gather_object
+from torch import nn
+from tqdm import tqdm
 
 from rewards.base import RewardError
 from rl_caption.captioners.base import Captioner, Decoding
 from rl_caption.config.schema import CaptionEvalConfig
+from rl_caption.data.base import Row
 from rl_caption.data.files import write_json
 from rl_caption.evaluation import validation_cider
 from rl_caption.monitoring.monitor import HackingMonitor
-from rl_caption.training.inference import decode_rows
+from rl_caption.training.engines import autocast, dropout_off
 from rl_caption.training.setup import Context
 from rl_caption.types import Validation
+
+
+def decode_rows(
+    captioner: Captioner,
+    policy: nn.Module,
+    rows: Sequence[Row],
+    decoding: Decoding,
+    batch_size: int,
+    accelerator: Accelerator,
+    progress: str | None = None,
+) -> dict[str, tuple[str, bool]]:
+    """Decode one caption of each row: image id -> (caption, whether it ended with EOS), ordered as ``rows``.
+
+    Called by every process: each of N decodes every N-th row, in batches of ``batch_size``, and gets all captions.
+    ``progress`` describes a progress bar, shown on a terminal. ``decoding.num_samples`` is 0.
+    """
+    own = range(accelerator.process_index, len(rows), accelerator.num_processes)
+    hidden = progress is None or not accelerator.is_main_process or not sys.stderr.isatty()
+    decoded: list[tuple[str, tuple[str, bool]]] = []
+    with torch.no_grad(), dropout_off(policy), autocast(accelerator):
+        for start in tqdm(range(0, len(own), batch_size), desc=progress, unit="batch", disable=hidden):
+            batch = [rows[index] for index in own[start : start + batch_size]]
+            inputs = {key: value.to(accelerator.device) for key, value in captioner.preprocess(batch).items()}
+            token_ids = captioner.generate(policy, inputs, decoding, None)[:, 0]
+            finished = (token_ids == captioner.eos_token_id).any(-1).tolist()
+            pairs = zip(captioner.decode(token_ids), finished, strict=True)
+            decoded += [(row["image_id"], pair) for row, pair in zip(batch, pairs, strict=True)]
+    gathered = dict(gather_object(decoded) if accelerator.num_processes > 1 else decoded)
+    return {key: gathered[key] for key in (rows[index]["image_id"] for index in range(len(rows)))}
 
 
 class CaptionValidator:
     """Captions the validation images as ``config.eval`` says, and scores the captions. Called by every process.
 
-    It writes the captions to ``eval/step-N/predictions.json`` in COCO result format and, with a monitor, the scores of
-    every image by the judges to ``eval/step-N/judges.json``.
-
-    Args:
-        context: of the run.
-        captioner: its policy is validated.
-        max_new_tokens: length limit in tokens, EOS included.
-        monitor: looks for signs of reward hacking.
+    It writes the captions to ``eval/step-N/predictions.json`` in COCO result format and, with a monitor of reward
+    hacking, its judges' scores of every image to ``eval/step-N/judges.json``.
     """
 
     def __init__(
@@ -49,19 +75,47 @@ class CaptionValidator:
         self.references = {row["image_id"]: row["references"] for row in context.val_rows}
 
     def __call__(self, step: int, logged: Mapping[str, float]) -> Validation:
-        """Caption the split with the policy as it is at ``step``; ``logged`` is what the newest step logged."""
+        """Validate the policy as it is at ``step``; ``logged`` is what the newest step logged."""
         rows, accelerator, captioner = self.context.val_rows, self.context.accelerator, self.captioner
         decoded = decode_rows(captioner, captioner.policy, rows, self.decoding, self.batch_size, accelerator)
         captions = {image_id: caption for image_id, (caption, _) in decoded.items()}
         if accelerator.is_main_process:
             records = [{"image_id": image_id, "caption": caption} for image_id, caption in captions.items()]
-            write_json(self._folder(step) / "predictions.json", records)
+            self._write(step, "predictions.json", records)
         words = [len(caption.split()) for caption in captions.values()]
         metrics = {"val/cider": validation_cider(captions, self.references), "val/length": sum(words) / len(words)}
         if self.monitor is None:
             return Validation(metrics)
-        found = _decided_once(partial(self._inspect, self.monitor, step, decoded, logged), accelerator)
+        found = self._monitored(self.monitor, step, decoded, logged)
         return replace(found, metrics=metrics | found.metrics)
+
+    def _monitored(
+        self,
+        monitor: HackingMonitor,
+        step: int,
+        decoded: Mapping[str, tuple[str, bool]],
+        logged: Mapping[str, float],
+    ) -> Validation:
+        """The main process's verdict, broadcast: scores that differ in a last bit must not make processes differ.
+
+        Raises:
+            RewardError: on every process, where it is raised on the main one.
+        """
+        accelerator = self.context.accelerator
+        outcome: list[Validation | str | None] = [None]
+        if accelerator.is_main_process:
+            try:
+                outcome = [self._inspect(monitor, step, decoded, logged)]
+            except RewardError as error:
+                if accelerator.num_processes == 1:
+                    raise
+                outcome = [str(error)]
+        if accelerator.num_processes > 1:
+            broadcast_object_list(outcome)
+        (found,) = outcome
+        if not isinstance(found, Validation):
+            raise RewardError(str(found))
+        return found
 
     def _inspect(
         self,
@@ -70,37 +124,13 @@ class CaptionValidator:
         decoded: Mapping[str, tuple[str, bool]],
         logged: Mapping[str, float],
     ) -> Validation:
-        """Let the monitor judge the captions (image id -> text, and whether it ended), and keep its judges' scores."""
         rows = [self.context.val_rows[index] for index in range(len(self.context.val_rows))]
         texts = [decoded[row["image_id"]][0] for row in rows]
         finished = [decoded[row["image_id"]][1] for row in rows]
         policy = {key: logged[f"policy/{key}"] for key in ("entropy", "kl") if f"policy/{key}" in logged}
         found, findings = monitor.inspect(step, rows, texts, finished, policy)
-        judges = {"image_id": list(decoded), "judges": dict(findings.judges)}
-        write_json(self._folder(step) / "judges.json", judges)
+        self._write(step, "judges.json", {"image_id": list(decoded), "judges": dict(findings.judges)})
         return found
 
-    def _folder(self, step: int) -> Path:
-        return self.context.folder / "eval" / f"step-{step:08d}"
-
-
-def _decided_once(judge: Callable[[], Validation], accelerator: Accelerator) -> Validation:
-    """What ``judge`` returns on the main process, for all: scores that differ in a last bit must not part them.
-
-    Raises:
-        RewardError: on every process, where it is raised on the main one.
-    """
-    outcome: list[Validation | str | None] = [None]
-    if accelerator.is_main_process:
-        try:
-            outcome = [judge()]
-        except RewardError as error:
-            if accelerator.num_processes == 1:
-                raise
-            outcome = [str(error)]
-    if accelerator.num_processes > 1:
-        broadcast_object_list(outcome)
-    (found,) = outcome
-    if not isinstance(found, Validation):
-        raise RewardError(str(found))
-    return found
+    def _write(self, step: int, name: str, content: object) -> None:
+        write_json(self.context.folder / "eval" / f"step-{step:08d}" / name, content)

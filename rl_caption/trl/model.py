@@ -21,7 +21,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor,
 from rl_caption.captioners.adaptation import freeze, freeze_unused
 from rl_caption.config.build import ConfigError
 from rl_caption.data.base import Row, load_image
-from rl_caption.training.accumulation import dropout_off
+from rl_caption.training.engines import dropout_off
 from rl_caption.trl.config import VlmConfig, VlmLoraConfig
 from rl_caption.trl.rows import messages
 

@@ -46,13 +46,20 @@ from rl_caption.evaluation import (
 )
 from rl_caption.evaluation.judge import JUDGE
 from rl_caption.evaluation.reward_scores import add_judges, check_judges
-from rl_caption.launch import RunLock, accelerator_kwargs, check_processes
+from rl_caption.launch import accelerator_kwargs, check_processes, run_lock
 from rl_caption.monitoring.judges import build_judges
 from rl_caption.training.checkpoint import CheckpointError
-from rl_caption.training.distributed.precision import usable_precision
+from rl_caption.training.engines import print_main, usable_precision
 from rl_caption.training.loop import NonFiniteError
-from rl_caption.training.run_folder import is_complete, refuse_other_run, remove_result, write_result, write_run_files
-from rl_caption.training.tracking import announce, append_line, drop_after
+from rl_caption.training.run_folder import (
+    append_line,
+    drop_after,
+    is_complete,
+    refuse_other_run,
+    remove_result,
+    write_result,
+    write_run_files,
+)
 from rl_caption.trl.config import GrpoVlmConfig
 from rl_caption.trl.model import Vlm, caption_images, export, freeze_parameters, load_processor, load_vlm, lora_config
 from rl_caption.trl.rows import reward_functions, trl_dataset
@@ -281,10 +288,10 @@ def fine_tune(config: GrpoVlmConfig) -> str:
     if state.device.type == "cpu":
         here = int(os.environ.get("LOCAL_WORLD_SIZE", state.num_processes))
         torch.set_num_threads(config.train.threads or max((os.cpu_count() or 1) // here, 1))
-    with RunLock(config.run.dir) if state.is_main_process else nullcontext():
+    with run_lock(config.run.dir) if state.is_main_process else nullcontext():
         checkpoint = find_trl_checkpoint(config)
         if checkpoint is not None and config.run.resume == "auto" and is_complete(Path(config.run.dir)):
-            announce(state, f"{config.run.dir} is complete: remove it, or choose another run.dir")
+            print_main(state, f"{config.run.dir} is complete: remove it, or choose another run.dir")
             return ""
         load_processor(config.model)  # a wrong model is told before the data are read
         return _run(_prepare(config, state, arguments, checkpoint))
@@ -340,7 +347,7 @@ def _run(job: _Job) -> str:
         remove_result(job.folder)
         write_run_files(cast(Any, config), {"reward": job.reward.signature, "num_processes": state.num_processes})
         drop_after(job.folder / "metrics.jsonl", job.start if job.checkpoint else -1)
-    announce(state, f"{config.trainer} on {len(job.train_rows)} images with the reward {job.reward.signature}")
+    print_main(state, f"{config.trainer} on {len(job.train_rows)} images with the reward {job.reward.signature}")
     step = _train(job, trainer)
     policy = trainer.accelerator.unwrap_model(trainer.model)
     if config.lora is not None:
@@ -370,7 +377,7 @@ def _evaluate(job: _Job, vlm: Vlm, policy: Any, name: str, trainer: Any) -> Eval
     """Caption the split, compute the metrics, write ``predictions.json`` and ``scores.json``; None beside process 0."""
     policy.to(job.state.device)
     options, rows = job.config.eval, job.eval_rows
-    announce(job.state, f"captioning {len(rows)} images of {options.split!r}")
+    print_main(job.state, f"captioning {len(rows)} images of {options.split!r}")
     with trainer.accelerator.autocast():  # the precision of the training, before it and after it alike; not of judges
         captions = caption_images(
             vlm,

@@ -34,7 +34,7 @@ KILLS = {
     "before the first step": Kill("rl_caption.training.loop:Trainer._step", 1),
     "in a step between checkpoints": Kill("rl_caption.training.loop:Trainer._step", 4),
     "after the update, before the log": Kill("rl_caption.training.loop:Trainer._step", 5, "after"),
-    "in the middle of a log line": Kill("rl_caption.training.tracking:append_line", 5, "half"),
+    "in the middle of a log line": Kill("rl_caption.training.run_folder:append_line", 5, "half"),
     "before anything of the checkpoint": Kill("accelerate:Accelerator.save_state", 2),
     "in the middle of the weights": Kill("accelerate.utils.other:safe_save_file", 2, "half"),
     "in the middle of the optimizer": Kill("torch:save", 3, "half"),

@@ -18,7 +18,7 @@ from rl_caption.captioners.loading import load_captioner
 from rl_caption.data.base import DataError
 from rl_caption.scst.objectives import token_logprobs
 from rl_caption.scst.rollout import sample_captions, sampling_noise
-from rl_caption.training.accumulation import dropout_off
+from rl_caption.training.engines import dropout_off
 from rl_caption.types import CaptionBatch
 from tests.captioners_for_tests import tiny_captioner, tiny_rows
 from tests.hf_models_for_tests import FAMILIES, PROMPT, save_model, tiny_hf_captioner

@@ -21,7 +21,7 @@ from rl_caption.scst.cross_entropy import CrossEntropyTask, xe_loss
 from rl_caption.scst.objectives import Reinforce
 from rl_caption.scst.rollout import sample_captions
 from rl_caption.scst.step import SelfCriticalTask
-from rl_caption.training.accumulation import Averages
+from rl_caption.training.engines import Averages
 from rl_caption.types import CaptionBatch
 from tests.captioners_for_tests import tiny_captioner
 from tests.steps_for_tests import LENGTH, WordCount, assert_equal_gradients, batches_of, gradient, norm, scst_task

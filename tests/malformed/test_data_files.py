@@ -39,8 +39,7 @@ from rl_caption.errors import expected_errors
 from rl_caption.report.pages import render
 from rl_caption.report.program import make_page
 from rl_caption.training.checkpoint import read_state, seal
-from rl_caption.training.run_folder import changed_keys
-from rl_caption.training.tracking import drop_after
+from rl_caption.training.run_folder import changed_keys, drop_after
 from tests.report_for_tests import write_ablation, write_comparison, write_evaluation, write_run
 
 MEMORY = 100 << 20

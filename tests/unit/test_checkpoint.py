@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,6 @@ from rl_caption.training.checkpoint import (
     newest_checkpoint,
     prune,
     read_state,
-    replace_folder,
     save_checkpoint,
     seal,
 )
@@ -65,17 +65,11 @@ def test_model_optimizer_counters_and_random_states_come_back(tmp_path: Path) ->
     assert np.array_equal(np.random.rand(3), drawn[1])
 
 
-def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
-    saved(tmp_path, best_metric=0.1)
-    path = saved(tmp_path, best_metric=0.2)
-    assert read_state(path).best_metric == 0.2
-    assert [p.name for p in tmp_path.iterdir()] == ["step-00000004"]
-
-
-def test_only_the_newest_are_kept(tmp_path: Path) -> None:
-    for step in (2, 4, 10):
-        saved(tmp_path, step)
+def test_only_the_newest_are_kept_and_a_step_saved_again_is_replaced(tmp_path: Path) -> None:
+    for step, best in ((2, 0.0), (4, 0.1), (4, 0.2), (10, 0.0)):
+        saved(tmp_path, step, best_metric=best)
     assert {p.name for p in tmp_path.iterdir()} == {"step-00000004", "step-00000010"}
+    assert read_state(tmp_path / "step-00000004").best_metric == 0.2
 
 
 def test_checkpoints_of_an_abandoned_future_and_damaged_ones_are_pruned(tmp_path: Path) -> None:
@@ -133,23 +127,10 @@ def test_leftovers_are_cleared_and_what_was_about_to_be_replaced_comes_back(tmp_
     clear_leftovers(tmp_path)
     assert (tmp_path / "best" / "file").read_text() == "old"
     assert {p.name for p in tmp_path.iterdir()} == {"best"}
-
-
-def test_an_old_folder_that_is_half_removed_does_not_come_back(tmp_path: Path) -> None:
-    old = whole(tmp_path / ".old-best")
-    (old / "file").unlink()
+    shutil.move(tmp_path / "best", tmp_path / ".old-best")
+    (tmp_path / ".old-best" / "file").unlink()  # half removed: it does not come back
     clear_leftovers(tmp_path)
     assert not list(tmp_path.iterdir())
-
-
-def test_replacing_leaves_the_new_folder_alone(tmp_path: Path) -> None:
-    whole(tmp_path / "best", "old")
-    (tmp_path / "new").mkdir()
-    (tmp_path / "new" / "file").write_text("new")
-    replace_folder(tmp_path / "new", tmp_path / "best")
-    assert {p.name for p in tmp_path.iterdir()} == {"best"}
-    assert (tmp_path / "best" / "file").read_text() == "new"
-    assert is_intact(tmp_path / "best")
 
 
 class Malicious:
@@ -162,10 +143,12 @@ class Malicious:
         return os.mkdir, (str(self.target),)
 
 
-@pytest.mark.parametrize("file", ["optimizer.bin", "random_states_0.pkl"])
+@pytest.mark.parametrize("file", ["optimizer.bin", "random_states_0.pkl", "pytorch_model.bin"])
 @pytest.mark.parametrize("way", ["torch.save", "pickle"])
 def test_code_in_a_checkpoint_is_not_run(tmp_path: Path, file: str, way: str) -> None:
     path = saved(tmp_path / "checkpoints")
+    if file == "pytorch_model.bin":  # in place of safetensors
+        (path / "model.safetensors").unlink()
     if way == "torch.save":
         torch.save(Malicious(tmp_path / "executed"), path / file)
     else:
@@ -179,16 +162,6 @@ def test_code_in_a_checkpoint_is_not_run(tmp_path: Path, file: str, way: str) ->
         assert (tmp_path / "executed").exists()
 
 
-def test_weights_are_never_read_from_a_pickle(tmp_path: Path) -> None:
-    path = saved(tmp_path / "checkpoints")
-    (path / "model.safetensors").unlink()
-    torch.save(Malicious(tmp_path / "executed"), path / "pytorch_model.bin")
-    seal(path)
-    with pytest.raises(CheckpointError):
-        load_checkpoint(training()[0], path)
-    assert not (tmp_path / "executed").exists()
-
-
 def test_random_states_that_are_missing_or_of_another_kind_are_an_error(tmp_path: Path) -> None:
     path = saved(tmp_path)
     states = path / "random_states_0.pkl"
@@ -200,12 +173,6 @@ def test_random_states_that_are_missing_or_of_another_kind_are_an_error(tmp_path
     seal(path)
     with pytest.raises(CheckpointError, match="cannot be read"):
         load_checkpoint(training()[0], path)
-
-
-def test_another_number_of_processes_is_said_and_allowed(tmp_path: Path, caplog: Any) -> None:
-    path = saved(tmp_path, processes=2)
-    load_checkpoint(training()[0], path)
-    assert "was written by 2 process(es) and 1 go on" in caplog.text
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:

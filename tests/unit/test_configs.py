@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import is_dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -48,98 +49,74 @@ def program_of(path: Path) -> type[Any]:
     return XeConfig
 
 
-def names(paths: list[Path]) -> list[str]:
-    return [str(path.relative_to(CONFIGS)) for path in paths]
-
-
-def test_there_are_configurations() -> None:
-    assert {"demo.yaml", "demo_xe.yaml", "ucm_xe.yaml", "ucm_scst_cider.yaml"} <= set(names(TRAINING))
-
-
-@pytest.mark.parametrize("path", TRAINING, ids=names(TRAINING))
-def test_it_parses_and_its_numbers_are_in_range(path: Path) -> None:
-    config = parse(program_of(path), ["--config", str(path)], "test")
-    if isinstance(config, AblateConfig):
-        assert mistakes(config) == []
-    elif isinstance(config, GrpoVlmConfig):
-        assert vlm_mistakes(config) == []
-    written = yaml.safe_load(path.read_text())
-    for section, values in written.items():
-        for key, value in values.items() if isinstance(values, dict) else ():
-            if not isinstance(value, dict | list):
-                assert getattr(getattr(config, section), key) == value, f"{section}.{key}"
-
-
-@pytest.mark.parametrize("path", TRAINING, ids=names(TRAINING))
-def test_a_self_critical_run_starts_from_what_its_warm_start_makes(path: Path) -> None:
-    config = parse(program_of(path), ["--config", str(path)], "test")
-    if not isinstance(config, ScstConfig) or config.warm_start is None:
-        return
-    stage = parse(XeConfig, ["--config", str(CONFIGS.parent / config.warm_start)], "test")
-    assert config.model.init == f"{stage.run.dir}/export/best"
-    assert config.data == stage.data
-
-
-def test_coco_is_evaluated_as_in_the_literature() -> None:
-    """self-critical.pytorch compares beams by the sum of their log-probabilities, 5 of them and 20 words."""
-    config = parse(EvaluateConfig, ["--config", str(CONFIGS / "coco_evaluate.yaml")], "test")
-    assert (config.decode.num_beams, config.decode.length_penalty, config.decode.max_new_tokens) == (5, 0.0, 20)
-
-
-@pytest.mark.parametrize("path", TRAINING, ids=names(TRAINING))
-def test_a_self_critical_run_names_the_metric_that_chooses_its_export(path: Path) -> None:
-    config = parse(program_of(path), ["--config", str(path)], "test")
-    if isinstance(config, ScstConfig):
-        assert config.monitor.best_by is not None
-        metric = selecting_metric(config.monitor, config.reward.terms, config.monitor.judges or {})
-        assert (metric == "val/cider") == ("cider" in config.reward.terms), "a reward without CIDEr-D may lower it"
+def parsed(path: Path | str) -> Any:
+    path = CONFIGS.parent / path
+    return parse(program_of(path), ["--config", str(path)], "test")
 
 
 def made_by(files: list[str]) -> set[str]:
     """What the reward models of ``files``, and those that they start from, export."""
     made: set[str] = set()
-    for file in files:
-        stage = parse(RewardModelConfig, ["--config", str(CONFIGS.parent / file)], "test")
+    for stage in map(parsed, files):
         made |= {f"{stage.run.dir}/export/best"} | made_by(stage.warm_start)
     return made
 
 
-@pytest.mark.parametrize("path", TRAINING, ids=names(TRAINING))
-def test_models_that_a_run_reads_are_made_before_it(path: Path) -> None:
-    config = parse(program_of(path), ["--config", str(path)], "test")
-    if isinstance(config, ScstConfig):
-        read = [term.kwargs.get("backbone") for term in config.reward.terms.values()]
-        made = made_by(config.reward_models)
+@pytest.mark.parametrize("path", TRAINING, ids=lambda path: str(path.relative_to(CONFIGS)))
+def test_it_parses_and_what_it_starts_from_is_made_before(path: Path) -> None:
+    config, written = parsed(path), yaml.safe_load(path.read_text())
+    for section, values in written.items():
+        for key, value in values.items() if isinstance(values, dict) else ():
+            if not isinstance(value, dict | list):
+                assert getattr(getattr(config, section), key) == value, f"{section}.{key}"
+    read, made = [], set()
+    if isinstance(config, AblateConfig):
+        assert mistakes(config) == []
+    elif isinstance(config, GrpoVlmConfig):
+        assert vlm_mistakes(config) == []
     elif isinstance(config, RewardModelConfig):
         read = [config.teacher.name, config.model.init, config.model.image_init, config.model.text_init]
         made = made_by(config.warm_start)
-    else:
-        return
+    elif isinstance(config, ScstConfig):
+        read = [term.kwargs.get("backbone") for term in config.reward.terms.values()]
+        made = made_by(config.reward_models)
+        assert config.monitor.best_by is not None
+        metric = selecting_metric(config.monitor, config.reward.terms, config.monitor.judges or {})
+        assert (metric == "val/cider") == ("cider" in config.reward.terms), "a reward without CIDEr-D may lower it"
+        if config.warm_start is not None:
+            stage = parsed(config.warm_start)
+            assert config.model.init == f"{stage.run.dir}/export/best"
+            assert config.data == stage.data
     assert {folder for folder in read if folder and folder.startswith("runs/")} <= made
 
 
+def test_a_key_that_does_not_exist_is_refused(tmp_path: Path, capsys: Any) -> None:
+    for kind, path in {program_of(path): path for path in TRAINING}.items():
+        config = yaml.safe_load(path.read_text())
+        config.setdefault("data", {})["fromat"] = "scenes"
+        (tmp_path / "misspelt.yaml").write_text(yaml.safe_dump(config))
+        with pytest.raises((SystemExit, ConfigError)) as ended:
+            parse(kind, ["--config", str(tmp_path / "misspelt.yaml")], "test")
+        assert "data.fromat" in capsys.readouterr().err + str(ended.value)
+
+
+def test_coco_is_evaluated_as_in_the_literature() -> None:
+    """self-critical.pytorch compares beams by the sum of their log-probabilities, 5 of them and 20 words."""
+    config = parsed("configs/coco_evaluate.yaml")
+    assert (config.decode.num_beams, config.decode.length_penalty, config.decode.max_new_tokens) == (5, 0.0, 20)
+
+
 def test_models_that_the_documentation_names_are_made_by_a_configuration() -> None:
-    shipped = [parse(program_of(path), ["--config", str(path)], "test") for path in TRAINING]
-    made = {f"{config.run.dir}/export/best" for config in shipped if hasattr(config, "run")}
+    made = {f"{config.run.dir}/export/best" for config in map(parsed, TRAINING) if hasattr(config, "run")}
     pages = {page.name: page.read_text() for page in (CONFIGS.parent / "docs").glob("*.md")}
     found = {(name, folder) for name, text in pages.items() for folder in re.findall(r"runs/[\w/]+/export[\w/]*", text)}
     assert ("judging.md", "runs/scenes/lclip/export/best") in found
     assert [(name, folder) for name, folder in sorted(found) if folder not in made] == []
 
 
-@pytest.mark.parametrize("path", TRAINING, ids=names(TRAINING))
-def test_a_key_that_does_not_exist_is_refused(path: Path, tmp_path: Path, capsys: Any) -> None:
-    config = yaml.safe_load(path.read_text())
-    config.setdefault("data", {})["fromat"] = "scenes"
-    (tmp_path / "misspelt.yaml").write_text(yaml.safe_dump(config))
-    with pytest.raises((SystemExit, ConfigError)) as ended:
-        parse(program_of(path), ["--config", str(tmp_path / "misspelt.yaml")], "test")
-    assert "data.fromat" in capsys.readouterr().err + str(ended.value)
-
-
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("ablate_*.yaml")), ids=lambda path: path.name)
 def test_every_cell_of_a_grid_is_a_configuration_whose_reward_models_are_made(path: Path) -> None:
-    config = parse(AblateConfig, ["--config", str(path)], "test")
+    config = parsed(path)
     models = made_by(config.reward_models)
     for cell in make_cells(config):
         base = str(CONFIGS.parent / base_files(config)[cell.base])
@@ -149,8 +126,7 @@ def test_every_cell_of_a_grid_is_a_configuration_whose_reward_models_are_made(pa
 
 
 def test_the_alpha_grid_is_that_of_the_paper() -> None:
-    config = parse(AblateConfig, ["--config", str(CONFIGS / "ablate_alpha.yaml")], "test")
-    cells = make_cells(config)
+    cells = make_cells(parsed("configs/ablate_alpha.yaml"))
     weights = {cell.alpha: {name: term.weight for name, term in cell.terms.items()} for cell in cells}
     assert {alpha: terms for alpha, terms in weights.items() if alpha is not None} == {
         0.0: {"cider": 1.0},
@@ -186,18 +162,18 @@ def options(kind: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 
 @pytest.mark.parametrize("kind", PROGRAMS, ids=lambda kind: kind.__name__)
-def test_every_number_has_a_range_with_two_ends(kind: type[Any]) -> None:
+def test_every_number_has_a_range_with_two_ends_and_a_default_inside(kind: type[Any]) -> None:
     for key, hint in options(kind):
         assert hint not in (int, float), f"{key} has no range"
         if get_origin(hint) is Annotated:
             (given,) = hint.__metadata__
             assert isinstance(given, Range)
             assert all(given.expected(value) for value in (-math.inf, math.inf, math.nan)), key
+    assert config_mistakes(default(kind)) == []
 
 
-@pytest.mark.parametrize("kind", PROGRAMS, ids=lambda kind: kind.__name__)
-def test_defaults_are_in_range(kind: type[Any]) -> None:
-    assert config_mistakes(kind(set="x") if kind is JudgeSetConfig else kind()) == []
+def default(kind: type[Any]) -> Any:
+    return kind(set="x") if kind is JudgeSetConfig else kind()
 
 
 @pytest.mark.parametrize(
@@ -226,12 +202,9 @@ def test_defaults_are_in_range(kind: type[Any]) -> None:
     ],
 )
 def test_values_out_of_range_are_named(kind: type[Any], key: str, value: Any) -> None:
-    config = kind(set="x") if kind is JudgeSetConfig else kind()
-    *path, name = key.split(".")
-    owner = config
-    for part in path:
-        owner = getattr(owner, part)
-    setattr(owner, name, value)
+    config = default(kind)
+    path, _, name = key.rpartition(".")
+    setattr(attrgetter(path)(config) if path else config, name, value)
     (line,) = config_mistakes(config)
     assert line.startswith(key)
     assert ": expected" in line

@@ -19,7 +19,7 @@ from rewards.files import atomic_write, remove_leftovers
 from rewards.text.document_frequency import DocumentFrequencies
 from rl_caption.data.files import write_json
 from rl_caption.data.image_files import check_image_files
-from rl_caption.training.tracking import drop_after
+from rl_caption.training.run_folder import drop_after
 
 SMALL = LCLIPConfig(
     image_size=4, patch_size=2, image_width=4, image_heads=1, text_width=4, text_heads=1, embed_dim=4, vocab_size=8

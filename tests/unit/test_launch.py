@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
-import textwrap
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from rl_caption import launch
-from rl_caption.launch import LauncherCall, LaunchError, RunLock, check_processes, parse_launcher, requested_processes
+from rl_caption.launch import LaunchError, check_processes, parse_launcher, requested_processes, run_lock
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 LONG_ENOUGH_S = 60.0
@@ -43,24 +45,15 @@ def wait_until(condition, seconds: float = LONG_ENOUGH_S) -> bool:  # type: igno
     return False
 
 
-# ---------------------------------------------------------------------------------------------- number of processes
-
-
 @pytest.mark.parametrize(
     ("command_line", "expected"),
     [
-        ("python /venv/bin/accelerate launch --cpu s.py", LauncherCall("accelerate", ("--cpu", "s.py"))),
-        ("/usr/bin/python3.11 -u /venv/bin/accelerate-launch s.py", LauncherCall("accelerate-launch", ("s.py",))),
-        (
-            "python -X dev -m accelerate.commands.launch --num_processes 2 s.py",
-            LauncherCall("accelerate.commands.launch", ("--num_processes", "2", "s.py")),
-        ),
-        (
-            "python3 /venv/bin/torchrun --nproc_per_node 2 s.py",
-            LauncherCall("torchrun", ("--nproc_per_node", "2", "s.py")),
-        ),
-        ("python -m rl_caption.launch --cpu s.py", LauncherCall("rl_caption.launch", ("--cpu", "s.py"))),
-        ("python -m torch.distributed.run s.py", LauncherCall("torch.distributed.run", ("s.py",))),
+        ("python /venv/bin/accelerate launch --cpu s.py", "accelerate --cpu s.py"),
+        ("/usr/bin/python3.11 -u /venv/bin/accelerate-launch s.py", "accelerate-launch s.py"),
+        ("python -X dev -m accelerate.commands.launch --cpu s.py", "accelerate.commands.launch --cpu s.py"),
+        ("python3 /venv/bin/torchrun --nproc_per_node 2 s.py", "torchrun --nproc_per_node 2 s.py"),
+        ("python -m rl_caption.launch --cpu s.py", "rl_caption.launch --cpu s.py"),
+        ("python -m torch.distributed.run s.py", "torch.distributed.run s.py"),
         ("python /venv/bin/accelerate env", None),
         ("python scripts/scst.py accelerate launch --num_processes 2", None),
         ("bash -c torchrun", None),
@@ -68,8 +61,8 @@ def wait_until(condition, seconds: float = LONG_ENOUGH_S) -> bool:  # type: igno
         ("", None),
     ],
 )
-def test_parse_launcher(command_line: str, expected: LauncherCall | None) -> None:
-    assert parse_launcher(command_line.split()) == expected
+def test_parse_launcher(command_line: str, expected: str | None) -> None:
+    assert parse_launcher(command_line.split()) == (expected.split() if expected else None)
 
 
 @pytest.mark.parametrize(
@@ -80,65 +73,55 @@ def test_parse_launcher(command_line: str, expected: LauncherCall | None) -> Non
         ("--config_file two.yaml s.py", 2),
         ("--config_file two.yaml --num_processes 4 s.py", 4),
         ("--config_file undecided.yaml s.py", None),
-        ("s.py --num_processes 5", None),
+        ("s.py --num_processes 5", 6),
         ("--no_such_option s.py", None),
+        ("--cpu s.py", None),
+        ("--num_processes 1 s.py", 1),
     ],
 )
 def test_requested_processes(
     arguments: str, expected: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("accelerate.commands.config.default_config_file", str(tmp_path / "none.yaml"))
+    default = tmp_path / (
+        "default.yaml" if arguments in ("s.py", "--cpu s.py", "--num_processes 1 s.py") else "none.yaml"
+    )
+    monkeypatch.setattr("accelerate.commands.config.default_config_file", str(default))
+    (tmp_path / "default.yaml").write_text("distributed_type: MULTI_GPU\nnum_processes: 6\n")
     (tmp_path / "two.yaml").write_text("distributed_type: 'NO'\nnum_processes: 2\n")
     (tmp_path / "undecided.yaml").write_text("distributed_type: MULTI_GPU\n")
     assert requested_processes(arguments.split(), tmp_path) == expected
 
 
-@pytest.mark.parametrize(("arguments", "expected"), [("s.py", 6), ("--cpu s.py", None), ("--num_processes 1 s.py", 1)])
-def test_default_configuration_file_counts_unless_accelerate_ignores_it(
-    arguments: str, expected: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("running", "expected", "world_size", "requested", "reason", "advised"),
+    [
+        (1, None, None, None, None, 0),
+        (1, 1, None, None, None, 0),
+        (2, 2, "2", 2, None, 0),
+        (1, None, "2", None, "WORLD_SIZE=2", 2),
+        (1, None, None, 2, "asked for 2 processes and started 1", 2),
+        (1, 2, None, None, r"train\.num_processes is 2, but 1", 2),
+        (2, 1, None, None, r"train\.num_processes is 1, but 2", 1),
+    ],
+)
+def test_number_of_processes(
+    running: int,
+    expected: int | None,
+    world_size: str | None,
+    requested: int | None,
+    reason: str | None,
+    advised: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    default = tmp_path / "default_config.yaml"
-    default.write_text("distributed_type: MULTI_GPU\nnum_processes: 6\n")
-    monkeypatch.setattr("accelerate.commands.config.default_config_file", str(default))
-    assert requested_processes(arguments.split(), tmp_path) == expected
-
-
-@pytest.mark.parametrize("name", ["cpu", "cpu2", "multi_gpu"])
-def test_shipped_configuration_files_load(name: str) -> None:
-    from accelerate.commands.config import load_config_from_file
-
-    config = load_config_from_file(str(REPOSITORY / "configs" / "accelerate" / f"{name}.yaml"))
-    assert config.num_processes == {"cpu": 1, "cpu2": 2, "multi_gpu": -1}[name]
-
-
-def test_agreement_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    check_processes(1)
-    check_processes(1, 1)
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    check_processes(2, 2)
-    monkeypatch.setattr(launch, "processes_requested_by_launcher", lambda: 2)
-    check_processes(2, 2)
-
-
-def test_unsynchronised_copies_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(LaunchError, match="WORLD_SIZE=2") as caught:
-        check_processes(1)
-    assert "--multi_gpu --num_processes 2 " in str(caught.value)
-
-
-def test_one_process_instead_of_two_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "processes_requested_by_launcher", lambda: 2)
-    with pytest.raises(LaunchError, match="asked for 2 processes and started 1") as caught:
-        check_processes(1)
-    assert "--multi_gpu --num_processes 2 " in str(caught.value)
-
-
-@pytest.mark.parametrize(("expected", "running"), [(2, 1), (1, 2)])
-def test_configuration_is_held_to(expected: int, running: int) -> None:
-    with pytest.raises(LaunchError, match=rf"train\.num_processes is {expected}, but {running}") as caught:
+    if world_size is not None:
+        monkeypatch.setenv("WORLD_SIZE", world_size)
+    monkeypatch.setattr(launch, "processes_requested_by_launcher", lambda: requested)
+    if reason is None:
         check_processes(running, expected)
-    assert f"--num_processes {expected} " in str(caught.value)
+        return
+    with pytest.raises(LaunchError, match=reason) as caught:
+        check_processes(running, expected)
+    assert f"--num_processes {advised} " in str(caught.value)
 
 
 @pytest.mark.parametrize("value", ["", "two", "0", "-1", "1.5"])
@@ -181,8 +164,6 @@ def test_accelerator_kwargs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ACCELERATE_USE_DEEPSPEED")
     assert launch.accelerator_kwargs() == {"kwargs_handlers": on_cpu["kwargs_handlers"]}
 
-
-# ---------------------------------------------------------------------------------------------- life and death
 
 PARENT = """
 import subprocess, sys
@@ -280,12 +261,10 @@ def test_the_first_signal_asks_and_a_later_one_ends(seconds: float, hangup: str,
     assert (done.returncode, done.stdout) == (code, printed), done.stderr
 
 
-# ---------------------------------------------------------------------------------------------- the lock
-
 HOLDER = """
 import sys, time
-from rl_caption.launch import RunLock
-with RunLock(sys.argv[1]):
+from rl_caption.launch import run_lock
+with run_lock(sys.argv[1]):
     print("held", flush=True)
     sys.stdin.readline()
 """
@@ -295,7 +274,7 @@ with RunLock(sys.argv[1]):
 def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """Another process that holds the lock of ``tmp_path / 'run'`` until it reads a line."""
     process = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(HOLDER), tmp_path / "run"],
+        [sys.executable, "-c", HOLDER, tmp_path / "run"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -308,63 +287,81 @@ def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     process.wait()
 
 
-def test_held_lock_is_refused_with_the_pid(holder: subprocess.Popen[str], tmp_path: Path) -> None:
-    with pytest.raises(LaunchError, match=rf"in use by process {holder.pid} on \S+"), RunLock(tmp_path / "run", 0.0):
-        pass
+def assert_free(folder: Path) -> None:
+    with run_lock(folder, wait_seconds=0.0) as path:
+        assert path.read_text().startswith(f"{os.getpid()} on ")
+    assert path.read_text() == ""
+
+
+def test_held_lock_is_refused_with_the_pid_until_its_holder_is_killed(
+    holder: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    for _ in range(2):
+        with (
+            pytest.raises(LaunchError, match=rf"in use by process {holder.pid} on \S+"),
+            run_lock(tmp_path / "run", 0.0),
+        ):
+            pass
+    holder.kill()
+    holder.wait()
+    assert_free(tmp_path / "run")
 
 
 def test_waits_for_a_holder_that_ends(
-    holder: subprocess.Popen[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    holder: subprocess.Popen[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def release_then_sleep(seconds: float) -> None:
-        assert holder.stdin is not None
-        if not holder.stdin.closed:
-            holder.stdin.write("\n")
-            holder.stdin.close()
-        real_sleep(seconds)
-
-    real_sleep = time.sleep
-    monkeypatch.setattr("rl_caption.launch.time.sleep", release_then_sleep)
-    with RunLock(tmp_path / "run", wait_seconds=LONG_ENOUGH_S, poll_seconds=0.02) as lock:
-        assert lock.path.read_text().startswith(f"{os.getpid()} on ")
-    messages = [record.getMessage() for record in caplog.records]
-    assert len(messages) == 1
-    assert f"in use by process {holder.pid}" in messages[0]
-
-
-def test_killed_holder_leaves_no_lock(holder: subprocess.Popen[str], tmp_path: Path) -> None:
-    os.kill(holder.pid, signal.SIGKILL)
-    holder.wait()
-    with RunLock(tmp_path / "run", wait_seconds=0.0) as lock:
-        assert lock.path.read_text().startswith(f"{os.getpid()} on ")
+    assert holder.stdin is not None
+    release = threading.Timer(0.5, holder.stdin.close)
+    release.start()
+    with run_lock(tmp_path / "run", wait_seconds=LONG_ENOUGH_S, poll_seconds=0.02) as path:
+        assert path.read_text().startswith(f"{os.getpid()} on ")
+    release.join()
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert f"in use by process {holder.pid}" in message
 
 
 def test_lock_is_free_after_an_error_inside(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="inside"), RunLock(tmp_path):
+    with pytest.raises(ValueError, match="inside"), run_lock(tmp_path):
         raise ValueError("inside")
-    with RunLock(tmp_path, wait_seconds=0.0):
-        pass
-    assert (tmp_path / ".lock").read_text() == ""
+    assert_free(tmp_path)
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="finds the descriptor through /proc")
-def test_forked_worker_does_not_keep_the_lock(tmp_path: Path) -> None:
-    with RunLock(tmp_path):
-        # A shell started with the descriptor open stands for a worker forked from the training.
+def test_workers_neither_keep_nor_drop_the_lock(tmp_path: Path) -> None:
+    with run_lock(tmp_path):
+        # A program started with the descriptor open, and a fork that ends, stand for workers of the training.
         descriptor = next(
             int(entry.name)
             for entry in Path("/proc/self/fd").iterdir()
             if entry.is_symlink() and os.path.realpath(entry) == str((tmp_path / ".lock").resolve())
         )
         worker = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=[descriptor])
+        fork = multiprocessing.get_context("fork").Process(target=int)
+        fork.start()
+        fork.join()
+        with pytest.raises(LaunchError, match=f"in use by process {os.getpid()} on"), run_lock(tmp_path, 0.0):
+            pass
     try:
-        with RunLock(tmp_path, wait_seconds=0.0) as lock:
-            assert lock.path.read_text().startswith(f"{os.getpid()} on ")
+        assert_free(tmp_path)
     finally:
         worker.communicate(b"\n")
 
 
+def test_a_file_system_without_locks_is_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def flock(*arguments: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with run_lock(tmp_path):
+        assert "has no locks" in caplog.text
+
+
 def test_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(LaunchError, match=r"cannot write to the run folder .*file/run"), RunLock(tmp_path / "file/run"):
+    with (
+        pytest.raises(LaunchError, match=r"cannot write to the run folder .*file/run"),
+        run_lock(tmp_path / "file/run"),
+    ):
         pass

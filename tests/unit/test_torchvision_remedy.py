@@ -1,7 +1,7 @@
 """The torchvision remedy: acts on the one failure it is for, and on nothing else.
 
-The hook runs in new processes with stand-ins for torch and torchvision, so these tests mean the same beside every torch
-build. The last two tests look at the environment that the tests run in.
+The hook runs in new processes with stand-ins for torch and torchvision, so these tests mean the same with every torch
+build. The last test looks at the environment that the tests run in.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rl_caption import torchvision_remedy
-from rl_caption.torchvision_remedy import RemedyError, RemedyStatus, TorchvisionState
+from rl_caption.torchvision_remedy import FILES, OFF_SWITCH, RemedyError, TorchvisionState
 
 FAKE_TORCH_LIBRARY = """
 defined = []
@@ -36,42 +37,30 @@ if defined != ["nms", "qnms"]:
     raise RuntimeError("operator torchvision::nms does not exist")
 loaded = True
 """
+MISSING = "RuntimeError: operator torchvision::nms does not exist"
 
 
-@pytest.fixture
-def fake_site(tmp_path: Path) -> Path:
-    """A folder with a stand-in for torch and the hook as it is installed; tests add their torchvision."""
-    (tmp_path / "torch").mkdir()
-    (tmp_path / "torch" / "__init__.py").write_text("")
-    (tmp_path / "torch" / "library.py").write_text(FAKE_TORCH_LIBRARY)
-    (tmp_path / torchvision_remedy.MODULE_FILE).write_text(torchvision_remedy.HOOK_SOURCE.read_text())
-    return tmp_path
-
-
-def add_torchvision(site: Path, source: str) -> None:
-    (site / "torchvision").mkdir()
-    (site / "torchvision" / "__init__.py").write_text(source)
-    (site / "torchvision" / "extension.py").write_text(
-        "import sys\nsys.extension_runs = getattr(sys, 'extension_runs', 0) + 1\n"
-    )
-
-
-def run_python(code: str, site: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run ``code`` without site-packages when ``site`` is given, so that an installed remedy has no say."""
-    command = [sys.executable, "-S", "-c"] if site else [sys.executable, "-c"]
-    inherited = {name: value for name, value in os.environ.items() if name != torchvision_remedy.OFF_SWITCH}
-    environment = {**inherited, "PYTHONDONTWRITEBYTECODE": "1", **variables}
-    if site:
+def run_python(
+    code: str, site: Path | None = None, torchvision: str | None = None, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run ``code`` with the hook, a stand-in for torch and one for torchvision in ``site``, and no site-packages."""
+    environment = {name: value for name, value in os.environ.items() if name != OFF_SWITCH}
+    environment |= {"PYTHONDONTWRITEBYTECODE": "1", **variables}
+    if site is not None:
+        sources = {**FILES, "torch/__init__.py": "", "torch/library.py": FAKE_TORCH_LIBRARY}
+        if torchvision is not None:
+            count = "import sys\nsys.extension_runs = getattr(sys, 'extension_runs', 0) + 1\n"
+            sources |= {"torchvision/__init__.py": torchvision, "torchvision/extension.py": count}
+        for name, source in sources.items():
+            (site / name).parent.mkdir(exist_ok=True)
+            (site / name).write_text(source)
         environment["PYTHONPATH"] = str(site)
-    return subprocess.run(
-        [*command, textwrap.dedent(code)], env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
+    command = [sys.executable, *(["-S"] if site else []), "-c", textwrap.dedent(code)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
 
-def test_missing_operator_is_repaired_and_no_trace_of_the_first_attempt_is_left(fake_site: Path) -> None:
-    add_torchvision(fake_site, NEEDS_OPERATORS)
-    done = run_python(
-        """
+def test_missing_operator_is_repaired_and_no_trace_of_the_first_attempt_is_left(tmp_path: Path) -> None:
+    code = """
         import _rl_caption_torchvision_remedy as hook, sys
         import torchvision
         assert torchvision.loaded and torchvision.runs == 1, vars(torchvision)
@@ -79,180 +68,111 @@ def test_missing_operator_is_repaired_and_no_trace_of_the_first_attempt_is_left(
         assert torchvision.extension is sys.modules["torchvision.extension"]
         assert type(torchvision.__spec__.loader).__name__ == "SourceFileLoader", torchvision.__spec__
         assert len(hook.libraries) == 1
-        """,
-        fake_site,
-    )
-    assert done.returncode == 0, done.stderr
-
-
-def test_without_the_hook_the_stand_in_fails(fake_site: Path) -> None:
-    add_torchvision(fake_site, NEEDS_OPERATORS)
-    done = run_python("import torchvision", fake_site)
-    assert done.returncode == 1
-    assert "operator torchvision::nms does not exist" in done.stderr
-
-
-def test_off_switch(fake_site: Path) -> None:
-    add_torchvision(fake_site, NEEDS_OPERATORS)
-    done = run_python(
-        "import _rl_caption_torchvision_remedy, torchvision", fake_site, **{torchvision_remedy.OFF_SWITCH: "off"}
-    )
-    assert "operator torchvision::nms does not exist" in done.stderr
-
-
-def test_native_torchvision_is_left_alone(fake_site: Path) -> None:
-    add_torchvision(fake_site, "loaded = True\n")
-    done = run_python(
         """
-        import _rl_caption_torchvision_remedy as hook, sys
-        import torchvision
-        assert torchvision.loaded and not hook.libraries and "torch" not in sys.modules
-        """,
-        fake_site,
-    )
+    done = run_python(code, tmp_path, NEEDS_OPERATORS)
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(
-    "source",
-    ["raise RuntimeError('compiled with different CUDA major versions')", "raise ImportError('libjpeg.so.62')"],
+    ("code", "variables"),
+    [("import torchvision", {}), ("import _rl_caption_torchvision_remedy, torchvision", {OFF_SWITCH: "off"})],
+    ids=["not installed", "switched off"],
 )
-def test_another_failure_stays_a_failure(fake_site: Path, source: str) -> None:
-    add_torchvision(fake_site, source)
-    done = run_python(
-        """
-        import _rl_caption_torchvision_remedy as hook
-        try:
-            import torchvision
-        except (RuntimeError, ImportError) as error:
-            assert not hook.libraries
-            raise
-        """,
-        fake_site,
-    )
-    assert done.returncode == 1
-    assert done.stderr.strip().endswith(source.split("'")[1]), done.stderr
+def test_without_the_hook_the_stand_in_fails(code: str, variables: dict[str, str], tmp_path: Path) -> None:
+    assert MISSING in run_python(code, tmp_path, NEEDS_OPERATORS, **variables).stderr
 
 
-def test_absent_torchvision_stays_absent(fake_site: Path) -> None:
-    done = run_python("import _rl_caption_torchvision_remedy, torchvision", fake_site)
-    assert "No module named 'torchvision'" in done.stderr
-
-
-def test_hook_imports_nothing_that_is_not_loaded_anyway(fake_site: Path) -> None:
-    done = run_python(
-        """
+@pytest.mark.parametrize(
+    ("torchvision", "last"),
+    [
+        ("raise RuntimeError('compiled with different CUDA major versions')", "different CUDA major versions"),
+        ("raise ImportError('libjpeg.so.62')", "libjpeg.so.62"),
+        (None, "No module named 'torchvision'"),
+        ("", "assert False"),
+    ],
+)
+def test_other_imports_are_left_alone(torchvision: str | None, last: str, tmp_path: Path) -> None:
+    code = """
         import os, sys  # the site module, switched off here, has always loaded both
         before = set(sys.modules)
-        import _rl_caption_torchvision_remedy
-        print(sorted(set(sys.modules) - before))
-        """,
-        fake_site,
-    )
-    assert done.stdout.strip() == "['_rl_caption_torchvision_remedy']", done.stdout + done.stderr
+        import _rl_caption_torchvision_remedy as hook
+        assert set(sys.modules) - before == {"_rl_caption_torchvision_remedy"}
+        try:
+            import torchvision
+        finally:
+            assert not hook.libraries and "torch" not in sys.modules
+        raise RuntimeError("assert False")  # it loaded
+        """
+    done = run_python(code, tmp_path, torchvision)
+    assert done.returncode == 1
+    assert done.stderr.strip().endswith(last), done.stderr
 
 
 @pytest.fixture
-def empty_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path / "site"
-    folder.mkdir()
-    monkeypatch.setattr(torchvision_remedy, "site_packages", lambda: folder)
-    return folder
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty site-packages beside a torchvision that needs the remedy, by which it loads."""
+    (tmp_path / "site").mkdir()
+    monkeypatch.setattr(torchvision_remedy, "site_packages", lambda: tmp_path / "site")
+    fails_with(monkeypatch, MISSING)
+    return tmp_path / "site"
 
 
-def probe(native: str | None, remedied: str | None = None):  # type: ignore[no-untyped-def]
-    return lambda remedy: remedied if remedy else native
+def fails_with(monkeypatch: pytest.MonkeyPatch, native: str, remedied: str = "") -> None:
+    monkeypatch.setattr(torchvision_remedy, "_import_error", lambda remedy: remedied if remedy == "on" else native)
 
 
-MISSING = "RuntimeError: operator torchvision::nms does not exist"
-
-
-def test_install_where_needed_is_idempotent(empty_site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torchvision_remedy, "_import_error", probe(MISSING))
-    assert torchvision_remedy.status().state is TorchvisionState.NEEDED
+def test_install_where_needed_replaces_an_older_hook_and_is_removed(site: Path, capsys: Any) -> None:
+    assert torchvision_remedy.main(["status"]) == 1
     for _ in range(2):
-        assert torchvision_remedy.install() == RemedyStatus(TorchvisionState.REMEDIED, installed=True)
-        assert {path.name for path in empty_site.iterdir()} == {
-            torchvision_remedy.MODULE_FILE,
-            torchvision_remedy.PTH_FILE,
-        }
-
-
-def test_install_replaces_an_older_hook(empty_site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torchvision_remedy, "_import_error", probe(MISSING))
-    torchvision_remedy.install()
-    (empty_site / torchvision_remedy.MODULE_FILE).write_text("old = True\n")
-    assert not torchvision_remedy.is_installed()
+        assert torchvision_remedy.main(["install"]) == 0
+        assert torchvision_remedy.status() == (TorchvisionState.REMEDIED, True, "")
+        assert {path.name: path.read_text() for path in site.iterdir()} == FILES
+    (site / next(iter(FILES))).write_text("old = True\n")
+    assert torchvision_remedy.status().state is TorchvisionState.NEEDED
     assert torchvision_remedy.install().installed
+    for _ in range(2):
+        assert torchvision_remedy.main(["remove"]) == 0
+        assert list(site.iterdir()) == []
+    assert torchvision_remedy.main(["uninstall"]) == 2
+    assert "install|status|remove" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("native", "state"),
+    ("native", "remedied", "state"),
     [
-        (None, TorchvisionState.NATIVE),
-        ("ModuleNotFoundError: No module named 'torchvision'", TorchvisionState.ABSENT),
+        ("", "", TorchvisionState.NATIVE),
+        ("ModuleNotFoundError: No module named 'torchvision'", "", TorchvisionState.ABSENT),
+        ("ImportError: libjpeg.so.62", "", TorchvisionState.BROKEN),
+        (MISSING, "RuntimeError: something else", TorchvisionState.BROKEN),
     ],
 )
-def test_install_does_nothing_where_not_needed(
-    empty_site: Path, monkeypatch: pytest.MonkeyPatch, native: str | None, state: TorchvisionState
+def test_install_leaves_nothing_where_it_is_of_no_use(
+    site: Path, monkeypatch: pytest.MonkeyPatch, native: str, remedied: str, state: TorchvisionState
 ) -> None:
-    monkeypatch.setattr(torchvision_remedy, "_import_error", probe(native))
-    assert torchvision_remedy.install().state is state
-    assert list(empty_site.iterdir()) == []
+    fails_with(monkeypatch, native, remedied)
+    found = torchvision_remedy.install()
+    assert (found.state, found.error) == (state, remedied or native)
+    assert list(site.iterdir()) == []
+    assert torchvision_remedy.main(["install"]) == (state is TorchvisionState.BROKEN)
 
 
-def test_install_refuses_another_failure(empty_site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torchvision_remedy, "_import_error", probe("ImportError: libjpeg.so.62"))
-    with pytest.raises(RemedyError, match=r"libjpeg\.so\.62"):
+def test_unwritable_site_packages_is_named(site: Path) -> None:
+    site.rmdir()
+    site.write_text("a file, where a folder should be")
+    with pytest.raises(RemedyError, match=r"cannot write .*site"):
         torchvision_remedy.install()
-    assert list(empty_site.iterdir()) == []
-
-
-def test_install_that_does_not_help_is_undone(empty_site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torchvision_remedy, "_import_error", probe(MISSING, remedied="RuntimeError: something else"))
-    with pytest.raises(RemedyError, match="something else"):
-        torchvision_remedy.install()
-    assert list(empty_site.iterdir()) == []
-
-
-def test_unwritable_site_packages_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "nowhere").write_text("a file, where a folder should be")
-    monkeypatch.setattr(torchvision_remedy, "site_packages", lambda: tmp_path / "nowhere")
-    monkeypatch.setattr(torchvision_remedy, "_import_error", probe(MISSING))
-    with pytest.raises(RemedyError, match=r"cannot write .*nowhere"):
-        torchvision_remedy.install()
-
-
-def test_remove(empty_site: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(torchvision_remedy, "_import_error", probe(MISSING))
-    torchvision_remedy.install()
-    assert torchvision_remedy.main(["remove"]) == 0
-    assert list(empty_site.iterdir()) == []
-    assert torchvision_remedy.main(["remove"]) == 0
-    assert "nothing to remove" in capsys.readouterr().out
-
-
-def test_exit_status(empty_site: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(torchvision_remedy, "_import_error", probe(MISSING))
-    assert torchvision_remedy.main(["status"]) == 1
-    assert torchvision_remedy.main(["install"]) == 0
-    assert torchvision_remedy.main(["status"]) == 0
-    assert torchvision_remedy.main(["uninstall"]) == 2
-    assert "install|status|remove" in capsys.readouterr().err
+    assert torchvision_remedy.main(["install"]) == 1
 
 
 def test_this_environment_imports_what_the_package_is_built_on() -> None:
     if importlib.util.find_spec("open_clip") is None:
         pytest.skip("the extra `clip` is not installed")
-    done = run_python(
+    code = (
         "import torchvision, open_clip, timm, transformers\nfrom transformers import AutoImageProcessor, BlipProcessor"
     )
+    done = run_python(code)
     assert done.returncode == 0, f"run `python -m rl_caption.torchvision_remedy install`\n{done.stderr}"
-
-
-def test_the_accelerate_command_of_this_environment_starts() -> None:
     accelerate = Path(sys.executable).with_name("accelerate")
-    if not accelerate.exists():
-        pytest.skip("no accelerate command beside this interpreter")
-    done = subprocess.run([accelerate, "--help"], capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, f"run `python -m rl_caption.torchvision_remedy install`\n{done.stderr}"
+    if accelerate.exists():
+        done = subprocess.run([accelerate, "--help"], capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, f"run `python -m rl_caption.torchvision_remedy install`\n{done.stderr}"

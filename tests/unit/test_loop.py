@@ -16,9 +16,9 @@ from accelerate.state import AcceleratorState
 from torch import nn
 
 from rl_caption.config.schema import CaptionEvalConfig, RunConfig, XeConfig, XeTrainConfig
-from rl_caption.training.accumulation import Averages
 from rl_caption.training.checkpoint import CheckpointError, load_checkpoint
-from rl_caption.training.loop import NonFiniteError, Trainer
+from rl_caption.training.engines import Averages
+from rl_caption.training.loop import NonFiniteError, Trainer, schedule_factor
 from rl_caption.training.setup import Context
 from rl_caption.types import CaptionBatch, TrainState, Validation
 
@@ -66,7 +66,7 @@ def make_trainer(
             dir=str(folder),
             **{key: given.pop(key) for key in ("save_every", "log_every", "log_samples") if key in given},
         ),
-        train=XeTrainConfig(batch_size=2, micro_batch_size=1, **given),
+        train=XeTrainConfig(batch_size=2, micro_batch_size=1, schedule=given.pop("schedule_kind", "constant"), **given),
     )
     trainer = Trainer(
         Context(config, accelerator, rows, rows, micro_batch_size=1),
@@ -203,6 +203,44 @@ def test_an_export_that_cannot_be_written_keeps_the_one_before(tmp_path: Path) -
         trainer.fit()
     assert (tmp_path / "export/best/score").read_text() == "0"
     assert [path.name for path in (tmp_path / "export").iterdir()] == ["best"]
+
+
+@pytest.mark.parametrize("kind", ["constant", "linear", "cosine", "step", "noam"])
+def test_warm_up_is_linear_and_ends_at_the_peak(kind: str) -> None:
+    assert [schedule_factor(step, kind, 4, 100) for step in range(4)] == [0.25, 0.5, 0.75, 1.0]
+    assert kind == "noam" or schedule_factor(4, kind, 4, 100) == 1.0
+    assert schedule_factor(0, kind, 0, 10) == 1.0, "without warm-up the first step is at the peak"
+
+
+@pytest.mark.parametrize(
+    ("kind", "step", "factor"),
+    [
+        ("constant", 99, 1.0),
+        ("linear", 10, 1.0),
+        ("linear", 55, 0.5),
+        ("linear", 100, 0.0),
+        ("linear", 200, 0.0),
+        ("cosine", 40, 0.75),
+        ("cosine", 55, 0.5),
+        ("cosine", 100, 0.0),
+        ("step", 29, 1.0),
+        ("step", 30, 0.8),
+        ("step", 50, 0.64),
+        ("noam", 9, 1.0),
+        ("noam", 39, 0.5),
+    ],
+)
+def test_decay(kind: str, step: int, factor: float) -> None:
+    assert schedule_factor(step, kind, 10, 100, decay=0.8, decay_every=20) == pytest.approx(factor)
+
+
+@pytest.mark.parametrize(
+    ("options", "steps"), [({"decay_every": 7}, 7), ({"decay_epochs": 0.25}, 12), ({"decay_epochs": 0.001}, 1)]
+)
+def test_epochs_between_decays_become_steps(tmp_path: Path, options: dict[str, Any], steps: int) -> None:
+    """An epoch of 100 images has 50 steps."""
+    trainer, _, _ = make_trainer(tmp_path, decay=0.5, schedule_kind="step", **options)
+    assert [trainer.schedule(step) for step in (steps - 1, steps)] == [1.0, 0.5]
 
 
 def fp16_trainer(folder: Path, slopes: Sequence[float], **options: Any) -> tuple[Trainer, Slope]:

@@ -1,1 +1,0 @@
-"""Engines (Accelerate, DeepSpeed, FSDP2), sharded state dicts and precision."""

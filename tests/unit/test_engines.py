@@ -1,0 +1,203 @@
+"""Engines and precision: what is refused before anything starts, and what is filled in for DeepSpeed."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from accelerate.utils import DistributedType
+from torch import Tensor, nn
+
+from rl_caption.config.schema import RunConfig, TrainConfig
+from rl_caption.errors import ConfigError
+from rl_caption.reward_models.config import RewardModelConfig
+from rl_caption.training import setup
+from rl_caption.training.engines import (
+    EngineError,
+    build_accelerator,
+    configure_deepspeed,
+    engine_of,
+    fill_deepspeed_config,
+    prepare,
+    requested_precision,
+    size_buckets,
+    usable_precision,
+    without_hooks,
+)
+
+
+def accelerator(stage: int | None, **config: Any) -> Any:
+    """As much of an ``Accelerator`` as these functions look at; ``stage`` None is plain."""
+    plugin = SimpleNamespace(zero_stage=stage, deepspeed_config={"zero_optimization": {"stage": stage}, **config})
+    kind = DistributedType.MULTI_CPU if stage is None else DistributedType.DEEPSPEED
+    return SimpleNamespace(distributed_type=kind, num_processes=2, state=SimpleNamespace(deepspeed_plugin=plugin))
+
+
+def test_names_of_engines() -> None:
+    assert [engine_of(accelerator(stage)) for stage in (None, 1, 3)] == ["plain", "zero1", "zero3"]
+
+
+@pytest.mark.parametrize(
+    ("runs", "precision", "clip_value", "reason"),
+    [
+        (accelerator(None), "no", None, "unset ACCELERATE_USE_CPU"),
+        (accelerator(0), "no", None, "zero_stage is 0.*multi_gpu.yaml"),
+        (accelerator(2), "fp16", None, "fp16 under zero2.*use bf16"),
+        (accelerator(2), "no", 0.5, "grad_clip_value is 0.5.*set it to null"),
+        (accelerator(2, optimizer={"type": "Adam"}), "no", None, "section 'optimizer': leave it out"),
+        (accelerator(2, bf16={"enabled": True}), "no", None, "section 'bf16': leave it out"),
+        (
+            accelerator(2, zero_optimization={"offload_param": {"device": "cpu"}}),
+            "no",
+            None,
+            r"offloads to 'cpu' \(offload_param\)",
+        ),
+    ],
+)
+def test_what_deepspeed_cannot_do_is_refused(runs: Any, precision: str, clip_value: float | None, reason: str) -> None:
+    with pytest.raises(EngineError, match=reason):
+        configure_deepspeed(runs, precision, clip_value)
+
+
+def test_fsdp_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(EngineError, match=r"FSDP is not supported.*deepspeed_zero3\.yaml"):
+        build_accelerator(TrainConfig(), RunConfig())
+
+
+def test_reward_models_do_not_train_under_deepspeed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(setup, "build_accelerator", lambda *configs: accelerator(2))
+    config = RewardModelConfig(run=RunConfig(dir=str(tmp_path / "run")))
+    with (
+        pytest.raises(EngineError, match=r"reward models do not train under zero2.*multi_gpu\.yaml"),
+        setup.setup(config),
+    ):
+        pass
+    assert not (tmp_path / "run").exists()
+
+
+def test_bf16_is_autocast_over_float32_weights() -> None:
+    runs = accelerator(2, bf16={"enabled": False}, zero_optimization={"offload_param": {"device": "none"}})
+    configure_deepspeed(runs, "bf16", None)
+    assert runs.state.deepspeed_plugin.deepspeed_config["torch_autocast"]["dtype"] == "bfloat16"
+
+
+def test_batch_sizes_and_clipping_are_those_of_the_training() -> None:
+    config: dict[str, Any] = {"train_batch_size": "auto", "gradient_clipping": 0.5}
+    fill_deepspeed_config(config, batch_size=24, micro_batch_size=3, processes=4, grad_clip_norm=0.5)
+    assert config == {
+        "train_batch_size": 24,
+        "train_micro_batch_size_per_gpu": 3,
+        "gradient_accumulation_steps": 2,
+        "gradient_clipping": 0.5,
+    }
+    with pytest.raises(EngineError, match=r"sets gradient_clipping to 0\.5, train\.grad_clip_norm makes it 1\.0"):
+        fill_deepspeed_config({"gradient_clipping": 0.5}, 24, 3, 4, 1.0)
+
+
+def test_gradient_buckets_are_bounded() -> None:
+    config: dict[str, Any] = {}
+    model = nn.Linear(3, 4)
+    model.bias.requires_grad_(False)
+    size_buckets(config, model)
+    assert config == {"zero_optimization": {"reduce_bucket_size": 12}}
+    size_buckets(config, nn.Linear(5, 5))  # a size that is given stays
+    assert config == {"zero_optimization": {"reduce_bucket_size": 12}}
+    with torch.device("meta"):
+        large = nn.ModuleList([nn.Linear(10_000, 7_000), nn.Linear(10_000, 7_000)])
+    config = {"zero_optimization": {"reduce_bucket_size": "auto"}}
+    size_buckets(config, large)
+    assert config["zero_optimization"]["reduce_bucket_size"] == 70_000_000  # a bucket holds a whole tensor
+
+
+def test_a_parameter_without_dimensions_is_named() -> None:
+    model = nn.Module()
+    model.scale = nn.Parameter(torch.tensor(1.0))
+    with pytest.raises(EngineError, match=r"scale is a parameter without dimensions.*shape \[1\]"):
+        prepare(accelerator(2), model, None)
+
+
+def test_removed_hooks_come_back_in_their_order() -> None:
+    called: list[str] = []
+
+    def hook(name: str) -> Any:
+        def call(module: nn.Module, *tensors: Tensor) -> None:
+            called.append(name)
+
+        return call
+
+    model = nn.Identity()
+    handles = [model.register_forward_pre_hook(hook("a")), model.register_forward_hook(hook("d"))]
+    model.register_forward_pre_hook(hook("b"))
+    handles.append(model.register_forward_pre_hook(hook("c")))
+    with suppress(KeyError), without_hooks(handles):
+        model(torch.ones(1))
+        raise KeyError
+    assert called == ["b"]
+    model(torch.ones(1))
+    assert called == ["b", "a", "b", "c", "d"]
+    handles[0].remove()
+    called.clear()
+    model(torch.ones(1))
+    assert called == ["b", "c", "d"]
+
+
+@pytest.mark.parametrize(
+    ("train", "launched", "expected"),
+    [
+        ("no", "no", "no"),
+        ("bf16", "", "bf16"),
+        ("auto", "bf16", "bf16"),
+        ("no", "fp16", "fp16"),
+        ("bf16", "fp16", "train.mixed_precision is bf16, but accelerate launch was asked for fp16"),
+        ("no", "fp8", "'fp8' of accelerate launch is not supported"),
+    ],
+)
+def test_precision_of_the_launcher(train: str, launched: str, expected: str) -> None:
+    environment = {"ACCELERATE_MIXED_PRECISION": launched}
+    if len(expected) < 5:
+        assert requested_precision(train, environment) == expected
+    else:
+        with pytest.raises(ConfigError, match=expected):
+            requested_precision(train, environment)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "capabilities", "expected"),
+    [
+        ("no", {"amx_bf16": True}, "no"),
+        ("bf16", {}, "bf16"),
+        ("fp16", {}, "fp16"),
+        ("auto", {"avx512_bf16": True, "amx_bf16": False}, "bf16"),
+        ("auto", {"avx512_bf16": False, "amx_bf16": True}, "bf16"),
+        ("auto", {"avx512_bf16": False, "amx_bf16": False}, "no"),
+        ("auto", {"architecture": "arm64"}, "no"),
+        ("auto", None, "no"),  # a torch that cannot tell
+    ],
+)
+def test_auto_is_bf16_only_where_a_cpu_computes_with_it(
+    monkeypatch: pytest.MonkeyPatch, wanted: str, capabilities: dict[str, object] | None, expected: str
+) -> None:
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: None)
+    if capabilities is None:
+        monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)
+    else:
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
+    assert usable_precision(wanted) == expected
+
+
+@pytest.mark.parametrize(
+    ("wanted", "lines"), [("auto", ["train.mixed_precision auto is 'no' on this device (cpu)"]), ("no", [])]
+)
+def test_what_auto_became_is_said(
+    wanted: Any, lines: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: None)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", dict, raising=False)
+    train = TrainConfig(mixed_precision=wanted, threads=torch.get_num_threads())
+    build_accelerator(train, RunConfig(dir=str(tmp_path)))
+    assert capsys.readouterr().err.splitlines() == lines

@@ -27,8 +27,7 @@ from rl_caption.captioners.prefixes import different_prefixes
 from rl_caption.captioners.side_by_side import Places
 from rl_caption.captioners.vocabulary import build_vocabulary, is_word_level, load_tokenizer
 from rl_caption.data.base import DataError, Row, load_image
-from rl_caption.data.feature_arrays import pad_features
-from rl_caption.data.features import as_image_features
+from rl_caption.data.features import as_image_features, pad_features
 
 PIXEL_MEAN, PIXEL_STD = 0.5, 0.5
 

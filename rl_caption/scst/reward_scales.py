@@ -15,8 +15,7 @@ from tqdm import tqdm
 from rewards.base import RewardError
 from rewards.mixed import MixedReward, moments
 from rl_caption.captioners.base import Captioner, Decoding
-from rl_caption.data.base import Row
-from rl_caption.data.reward_columns import reward_inputs
+from rl_caption.data.base import Row, reward_inputs
 from rl_caption.scst.rollout import sample_captions
 from rl_caption.scst.scoring import term_scores
 from rl_caption.training.accumulation import dropout_off

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from rewards.text.degeneration import bad_ending, repeated_ngram_share
 from rewards.text.tokenize import tokenize
 from rl_caption.captioners.base import Captioner, Decoding, Generate, caption_mask
-from rl_caption.data.order import row_generator
+from rl_caption.data.loader import row_generator
 from rl_caption.training.accumulation import Averages
 from rl_caption.types import CaptionBatch, Rollout, Scores
 

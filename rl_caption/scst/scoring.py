@@ -9,7 +9,7 @@ from accelerate import Accelerator
 
 from rewards.base import checked_scores
 from rewards.mixed import MixedReward, Moments, moments
-from rl_caption.data.reward_columns import reward_inputs
+from rl_caption.data.base import reward_inputs
 from rl_caption.types import CaptionBatch, Rollout, Scores
 
 

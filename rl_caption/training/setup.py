@@ -26,7 +26,7 @@ from rewards.files import remove_leftovers
 from rl_caption.config.build import ConfigError, build_accelerator, build_data, checked_splits, usable_split
 from rl_caption.config.checks import check
 from rl_caption.data.base import Row
-from rl_caption.data.order import micro_batch_size
+from rl_caption.data.loader import micro_batch_size
 from rl_caption.launch import RunLock
 from rl_caption.reward_models.config import RewardModelConfig, TrainingConfig
 from rl_caption.training.checkpoint import CheckpointError, load_checkpoint, read_errors, read_state

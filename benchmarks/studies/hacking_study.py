@@ -28,9 +28,8 @@ from rewards.base import Reward, checked_scores
 from rl_caption.cli.main import parse
 from rl_caption.config.build import build_data
 from rl_caption.config.schema import DataConfig
-from rl_caption.data.base import Row
+from rl_caption.data.base import Row, reward_inputs
 from rl_caption.data.files import write_json, write_text
-from rl_caption.data.reward_columns import reward_inputs
 from rl_caption.data.scenes.oracle import oracle
 from rl_caption.errors import expected_errors
 from rl_caption.monitoring.config import JudgeConfig, MonitorConfig

@@ -26,8 +26,7 @@ from rl_caption.captioners.decoding import Prefixes, decode
 from rl_caption.captioners.modeling import SHAPE, CaptionTransformer, CaptionTransformerConfig
 from rl_caption.captioners.packed import preallocated_cache, unique_prefixes
 from rl_caption.data.base import DataError, Row, load_image
-from rl_caption.data.feature_arrays import pad_features
-from rl_caption.data.features import as_image_features
+from rl_caption.data.features import as_image_features, pad_features
 
 PIXEL_MEAN, PIXEL_STD = 0.5, 0.5
 PAD, BOS, EOS, UNK = "<pad>", "<bos>", "<eos>", "<unk>"

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 from accelerate import Accelerator
 from transformers.utils import logging as transformers_logging
@@ -23,19 +23,13 @@ from rl_caption.captioners.base import Captioner, CaptionerError, Decoding
 from rl_caption.captioners.huggingface import HuggingFaceCaptioner
 from rl_caption.captioners.loading import load_captioner, new_captioner
 from rl_caption.captioners.transformer import TransformerCaptioner
-from rl_caption.config.ranges import shown, wrong_values
 from rl_caption.config.schema import DataConfig, ModelConfig, RewardConfig, ScstConfig
 from rl_caption.data.base import DataError, DataModule, Row
 from rl_caption.data.checks import check_data
-from rl_caption.data.jsonl import JsonLinesData
-from rl_caption.data.karpathy import KarpathyData
-from rl_caption.data.long import LongCaptions
-from rl_caption.data.scenes import ScenesData
+from rl_caption.data.formats import build_data as build_data
 from rl_caption.errors import ConfigError as ConfigError
 from rl_caption.scst.advantages import build_advantage, needs_greedy
 from rl_caption.training.engines import print_main
-
-TYPE_NAMES: dict[Any, str] = {int: "a whole number", bool: "true or false", str: "text"}
 
 
 def quiet_libraries() -> None:
@@ -45,34 +39,6 @@ def quiet_libraries() -> None:
     logging.getLogger("accelerate.utils.other").setLevel(logging.ERROR)
     # DeepSpeed, imported by Transformers where it is installed, says that a CPU is a CPU.
     logging.getLogger("DeepSpeed").addFilter(lambda record: "Setting accelerator to CPU" not in record.getMessage())
-
-
-def build_data(config: DataConfig) -> DataModule:
-    """The dataset, unchecked.
-
-    Raises:
-        DataError: a file is missing or malformed.
-        ConfigError: an option that the format does not have.
-    """
-    data = _read_data(config)
-    return LongCaptions(data) if config.long_captions else data
-
-
-def _read_data(config: DataConfig) -> DataModule:
-    if config.format == "scenes":
-        return ScenesData(**_checked(ScenesData, config.kwargs, "data.kwargs"))
-    if config.path is None:
-        raise ConfigError(f"data.path is not set: data.format {config.format!r} reads a file")
-    options: dict[str, Any] = {
-        "image_root": config.image_root,
-        "features_root": config.features_root,
-        "features_kwargs": config.features_kwargs,
-        **config.kwargs,
-    }
-    if config.format == "jsonl":
-        return JsonLinesData(config.path, **_checked(JsonLinesData, options, "data.kwargs"))
-    options |= {"image_extension": config.image_extension, "flatten": config.flatten}
-    return KarpathyData(config.path, **_checked(KarpathyData, options, "data.kwargs"))
 
 
 def checked_splits(
@@ -245,24 +211,6 @@ def _frequencies(config: RewardConfig, references: Sequence[list[str]], folder: 
     if folder is not None:
         frequencies.save(folder / "document_frequencies.npz")
     return frequencies
-
-
-def _checked(target: Any, options: dict[str, Any], key: str) -> dict[str, Any]:
-    known = set(inspect.signature(target).parameters)
-    unknown = sorted(set(options) - known)
-    if unknown:
-        raise ConfigError(f"{key} has {unknown}: {target.__name__} takes {sorted(known)}")
-    hints = get_type_hints(target.__init__, include_extras=True)
-    wrong = []
-    for name, value in options.items():
-        kind = getattr(hints.get(name), "__origin__", hints.get(name))  # of Annotated
-        if kind in TYPE_NAMES and type(value) is not kind:
-            wrong.append(f"{key}.{name} is {shown(value)}: expected {TYPE_NAMES[kind]}")
-        else:
-            wrong += wrong_values(value, hints.get(name, Any), f"{key}.{name}")
-    if wrong:
-        raise ConfigError("; ".join(wrong))
-    return options
 
 
 def usable_split(data: DataModule, split: str) -> str:

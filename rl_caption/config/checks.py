@@ -15,19 +15,11 @@ from rl_caption.config.schema import (
     ScstTrainConfig,
     TrainConfig,
 )
+from rl_caption.data.formats import FORMATS, wrong_options
 from rl_caption.errors import ConfigError
 from rl_caption.scst import ADVANTAGES, OBJECTIVES
 
 NEED_TWO_SAMPLES = frozenset({"leave_one_out", "group_norm"})
-READ_BY = {
-    "path": ("karpathy", "jsonl"),
-    "image_root": ("karpathy", "jsonl"),
-    "image_extension": ("karpathy",),
-    "flatten": ("karpathy",),
-    "features_root": ("karpathy", "jsonl"),
-    "features_kwargs": ("karpathy", "jsonl"),
-}
-"""Key of ``data`` -> the formats that read it; keys that are not here are read by all."""
 
 
 def check(config: Any) -> None:
@@ -123,13 +115,11 @@ def _wrong_schedule(train: TrainConfig) -> list[str]:
 
 
 def _wrong_data(data: DataConfig, key: str) -> list[str]:
-    default = DataConfig()
-    return [
-        f"{key}.{name} is {getattr(data, name)!r}: {key}.format {data.format} does not read it "
-        f"(read by {' and '.join(formats)}), leave it out"
-        for name, formats in READ_BY.items()
-        if data.format not in formats and getattr(data, name) != getattr(default, name)
-    ]
+    """Arguments of a format of this package are checked when it is built."""
+    try:
+        return wrong_options(data, key, with_kwargs=data.format not in FORMATS)
+    except ConfigError as error:
+        return [str(error)]
 
 
 def _wrong_evaluation(config: EvaluateConfig) -> list[str]:

@@ -33,7 +33,8 @@ class DataConfig:
     """The images and their captions.
 
     Args:
-        format: ``karpathy`` (one JSON with splits), ``jsonl`` (one JSON object a line), ``scenes`` (generated world).
+        format: ``karpathy`` (one JSON with splits), ``jsonl`` (a JSON object a line), ``scenes`` (generated world), or
+            one from outside, ``package.module:Name`` (docs/data.md).
         path: the JSON file, or the folder that holds it.
         image_root: folder of the images, relative to the JSON's folder or absolute.
         image_extension: replaces the extension that the JSON gives, such as ``.jpg``.
@@ -52,7 +53,7 @@ class DataConfig:
         kwargs: further arguments of the format, such as ``{num_train: 2000, seed: 1}`` for ``scenes``.
     """
 
-    format: Literal["karpathy", "jsonl", "scenes"] = "karpathy"
+    format: str = "karpathy"
     path: str | None = None
     image_root: str | None = None
     image_extension: str | None = None

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NotRequired, Protocol, TypedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NotRequired, Protocol, TypedDict, overload
 
 from PIL import Image
 
 from rewards.base import RewardError
 from rewards.images import ImageSource, open_image
+
+SHOWN = 3
+"""Offenders that a message names."""
+COLUMNS = ("references", "image_id", "image")
+"""Columns of rows that rewards may use (``rewards.base.Reward``)."""
 
 
 class DataError(ValueError):
@@ -50,13 +55,55 @@ class DataModule(Protocol):
         ...
 
 
-def load_image(source: ImageSource) -> Image.Image:
-    """``rewards.images.open_image``, for data.
+class RowView(Sequence[Row]):
+    """Some rows of another sequence, each read and changed when it is asked for.
 
-    Raises:
-        DataError: where that raises ``RewardError``.
+    Args:
+        rows: the other sequence.
+        indices: which of its rows, in which order.
+        change: makes the row of an index and the row there.
     """
+
+    def __init__(self, rows: Sequence[Row], indices: Sequence[int], change: Callable[[int, Row], Row]) -> None:
+        self._rows, self._indices, self._change = rows, indices, change
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Row]: ...
+    def __getitem__(self, index: int | slice) -> Row | Sequence[Row]:
+        if isinstance(index, slice):
+            return RowView(self._rows, self._indices[index], self._change)
+        original = self._indices[index]
+        return self._change(original, self._rows[original])
+
+
+def load_image(source: ImageSource) -> Image.Image:
+    """``rewards.images.open_image``; where that raises ``RewardError``, this raises ``DataError``."""
     try:
         return open_image(source)
     except RewardError as error:
         raise DataError(str(error)) from error
+
+
+def reward_inputs(
+    rows: Sequence[Mapping[str, Any]], finished: Sequence[bool] | None = None
+) -> tuple[list[str], dict[str, Any]]:
+    """Prompts and columns for a call of a reward.
+
+    Args:
+        rows: N rows, one for each caption; a prompt that is not there is "".
+        finished: whether each caption ended with EOS; None leaves the column out, which means all.
+
+    Returns:
+        N prompts, and column -> N values, of those ``COLUMNS`` that every row has.
+    """
+    columns: dict[str, Any] = {
+        name: [row[name] for row in rows] for name in COLUMNS if all(name in row for row in rows)
+    }
+    if finished is not None:
+        columns["finished"] = list(finished)
+    return [row.get("prompt", "") for row in rows], columns

@@ -3,36 +3,42 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Literal, Protocol, TypeVar, runtime_checkable
+from typing import Literal, Protocol, TypeVar, cast, runtime_checkable
 
 from PIL import Image
 
 from rewards.images import Renderable, pixel_hash
 from rewards.text.tokenize import tokenize
-from rl_caption.data.base import DataError, DataModule, Row, load_image
-from rl_caption.data.check_report import (
-    ADVICE,
-    BAD_FEATURES,
-    DUPLICATE_IDS,
-    EMPTY_CAPTIONS,
-    LEAKED_CONTENT,
-    LEAKED_FILES,
-    LEAKED_IDS,
-    MISSING,
-    NO_REFERENCES,
-    SHOWN,
-    UNREADABLE,
-    CheckReport,
-    Problem,
-)
-from rl_caption.data.feature_checks import check_features
+from rl_caption.data.base import SHOWN, DataError, DataModule, Row, RowView, load_image
 from rl_caption.data.features import ImageFeatures, as_image_features
-from rl_caption.data.image_files import Verdict, check_image_files
+from rl_caption.data.file_checks import check_features, check_image_files
 
-__all__ = ["CheckReport", "ExplainsMissing", "Problem", "check_data", "check_row_images"]
+MISSING = "missing images"
+UNREADABLE = "unreadable images"
+BAD_FEATURES = "missing or unusable features"
+EMPTY_CAPTIONS = "empty captions"
+NO_REFERENCES = "images without references"
+DUPLICATE_IDS = "duplicate image ids in a split"
+LEAKED_IDS = "image ids in two splits"
+LEAKED_FILES = "image files in two splits"
+LEAKED_CONTENT = "equal images in two splits"
+
+ADVICE = {
+    MISSING: "complete the images, or set data.on_bad: skip",
+    UNREADABLE: "replace the files, or set data.on_bad: skip",
+    BAD_FEATURES: "extract them again, or set data.on_bad: skip",
+    EMPTY_CAPTIONS: "remove them, or set data.on_bad: skip",
+    NO_REFERENCES: "add captions, or set data.on_bad: skip",
+    DUPLICATE_IDS: "write one row per image, with all its references",
+    LEAKED_IDS: "use one id per image, and each image in one split",
+    LEAKED_FILES: "keep each image in one split; data.on_bad: skip takes them out of train",
+    LEAKED_CONTENT: "keep each image in one split; data.on_bad: skip takes them out of train",
+}
+"""What would be right, for each kind, in the order of the report."""
 
 K = TypeVar("K", bound=Hashable)
 
@@ -46,39 +52,112 @@ class ExplainsMissing(Protocol):
         ...
 
 
+@dataclass
+class Problem:
+    """One kind of problem."""
+
+    kind: str
+    """A key of ``ADVICE``, such as ``missing images``."""
+    count: int = 0
+    """How many: rows, captions for empty captions, images for leakage."""
+    offenders: list[str] = field(default_factory=list)
+    """The first of them, at most ``SHOWN``."""
+    advice: str = ""
+    """What would be right."""
+
+    def __str__(self) -> str:
+        more = f", and {self.count - len(self.offenders)} more" if self.count > len(self.offenders) else ""
+        advice = f" ({self.advice})" if self.advice else ""
+        return f"{self.count} {self.kind}: {'; '.join(self.offenders)}{more}{advice}"
+
+
+class Findings(dict[str, Problem]):
+    """Problems by kind, as they are found."""
+
+    def add(self, kind: str, offender: str, count: int = 1) -> None:
+        """Count more of a kind; the first offenders are named."""
+        problem = self.setdefault(kind, Problem(kind))
+        problem.count += count
+        if len(problem.offenders) < SHOWN:
+            problem.offenders.append(offender)
+
+
 @dataclass(frozen=True)
+class CheckReport:
+    """What the checks found in some splits of a dataset, and which rows are good."""
+
+    rows: Mapping[str, int]
+    """Number of rows of every split that was checked."""
+    problems: tuple[Problem, ...]
+    """Every kind of problem that occurs."""
+    kept: Mapping[str, Sequence[int]]
+    """Indices of the rows to keep, per split, ascending."""
+    references: Mapping[str, Mapping[int, list[str]]]
+    """The references of those rows that lost empty captions, by split and index."""
+    skips: bool
+    """Whether the bad rows are left out (``data.on_bad: skip``), which the text then says."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether there is no problem at all."""
+        return not self.problems
+
+    def __str__(self) -> str:
+        splits = ", ".join(f"{split} {count}" for split, count in self.rows.items())
+        if self.ok:
+            return f"data: no problems in {sum(self.rows.values())} rows ({splits})"
+        lines = [f"data: {len(self.problems)} kinds of problem in {sum(self.rows.values())} rows ({splits}):"]
+        lines += [f"  - {problem}" for problem in self.problems]
+        if self.skips:
+            left_out = [f"{name} {n - len(self.kept[name])} of {n} rows" for name, n in self.rows.items()]
+            captions = sum(problem.count for problem in self.problems if problem.kind == EMPTY_CAPTIONS)
+            lines.append(f"left out: {', '.join(left_out)}; empty captions: {captions}")
+        return "\n".join(lines)
+
+    def filtered(self, data: DataModule) -> DataModule:
+        """Return ``data`` with the good rows only; splits that were not checked stay as they are.
+
+        Raises:
+            DataError: ``data`` is not the dataset that was checked (a split has another length).
+        """
+        return _FilteredData(data, self)
+
+
+class _FilteredData:
+    def __init__(self, data: DataModule, report: CheckReport) -> None:
+        self._data = data
+        self._report = report
+        for split, count in report.rows.items():
+            if len(data.split(split)) != count:
+                raise DataError(f"split {split!r} has {len(data.split(split))} rows, but {count} were checked")
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return self._data.splits
+
+    def split(self, name: str) -> Sequence[Row]:
+        rows = self._data.split(name)
+        if name not in self._report.kept:
+            return rows
+        change = partial(_with_references, self._report.references.get(name, {}))
+        return RowView(rows, self._report.kept[name], change)
+
+
+def _with_references(references: Mapping[int, list[str]], index: int, row: Row) -> Row:
+    return cast(Row, {**row, "references": references[index]}) if index in references else row
+
+
+@dataclass
 class _Entry:
     """What the checks remember of a row: no pixels, no captions."""
 
     split: str
     index: int
     image_id: str
-    path: str | None
-    content: str | None
-    features: ImageFeatures | None
-
-
-@dataclass
-class _Findings:
-    """Problems and rows to leave out, as they are found."""
-
-    counts: dict[str, int] = field(default_factory=dict)
-    offenders: dict[str, list[str]] = field(default_factory=dict)
-    dropped: set[tuple[str, int]] = field(default_factory=set)
-    references: dict[str, dict[int, list[str]]] = field(default_factory=dict)
-    missing: list[str] = field(default_factory=list)
-
-    def add(self, kind: str, offender: str, count: int = 1) -> None:
-        self.counts[kind] = self.counts.get(kind, 0) + count
-        named = self.offenders.setdefault(kind, [])
-        if len(named) < SHOWN:
-            named.append(offender)
-
-    def drop(self, entry: _Entry) -> None:
-        self.dropped.add((entry.split, entry.index))
-
-    def alive(self, entries: Sequence[_Entry]) -> list[_Entry]:
-        return [entry for entry in entries if (entry.split, entry.index) not in self.dropped]
+    path: str | None = None
+    content: str | None = None
+    features: ImageFeatures | None = None
+    bad: bool = False
 
 
 def check_data(
@@ -98,14 +177,14 @@ def check_data(
 
     Args:
         data: the dataset.
-        splits: the splits that will be used, together: leakage is looked for between them.
+        splits: the splits that will be used; leakage is looked for between them.
         on_bad: ``fail`` raises at the first problem, with the report of all; ``skip`` leaves the bad rows and the empty
             captions out. An image in two splits stays in the evaluation split (test before val before train).
         num_workers: threads that read files.
         check_pixels: decode every image; False only looks whether the file exists, and cannot see equal images.
         check_images: False where only features are read, and image files may be absent.
         cache: a JSON file that remembers the good images, so that the next run need not decode them again. What is
-            remembered of features lies beside it.
+            remembered of features lies next to it.
         check_values: read the values of all region features: finite, and boxes in the image.
 
     Returns:
@@ -117,21 +196,31 @@ def check_data(
     """
     if on_bad not in ("fail", "skip"):
         raise DataError(f"data.on_bad is {on_bad!r}: expected fail or skip")
-    findings = _Findings()
+    findings, references = Findings(), dict[str, dict[int, list[str]]]()
     names = list(dict.fromkeys(splits))
-    entries = [entry for split in names for entry in _read_split(data, split, check_images, findings)]
-    if check_images:
-        entries = _check_files(entries, num_workers, check_pixels, cache, findings)
-    _check_features(entries, num_workers, cache, check_values, findings)
+    entries = [entry for name in names for entry in _read_split(data, name, check_images, findings, references)]
+    missing = _check_files(entries, num_workers, check_pixels, cache, findings) if check_images else []
+    having = [entry for entry in entries if entry.features is not None]
+    errors = check_features([entry.features for entry in having if entry.features], num_workers, cache, check_values)
+    for entry, error in zip(having, errors, strict=True):
+        if error is not None:
+            findings.add(BAD_FEATURES, f"{entry.split}: {error}")
+            entry.bad = True
     _check_duplicates(entries, findings)
-    for kind, key in (
-        (LEAKED_IDS, lambda entry: entry.image_id),
-        (LEAKED_FILES, lambda entry: os.path.abspath(entry.path) if entry.path else None),
-        (LEAKED_CONTENT, lambda entry: entry.content),
-    ):
-        _check_leaks(entries, kind, key, findings)
-    report = _report(data, names, entries, findings, skips=on_bad == "skip")
-    empty = [split for split in names if not report.kept[split]]
+    _check_leaks(entries, LEAKED_IDS, lambda entry: entry.image_id, findings)
+    _check_leaks(entries, LEAKED_FILES, lambda entry: os.path.abspath(entry.path) if entry.path else None, findings)
+    _check_leaks(entries, LEAKED_CONTENT, lambda entry: entry.content, findings)
+    problems = tuple(findings[kind] for kind in ADVICE if kind in findings)
+    for problem in problems:
+        explains = problem.kind == MISSING and isinstance(data, ExplainsMissing)
+        problem.advice = cast(ExplainsMissing, data).explain_missing(missing) if explains else ADVICE[problem.kind]
+    rows, kept = dict.fromkeys(names, 0), {name: list[int]() for name in names}
+    for entry in entries:
+        rows[entry.split] += 1
+        if not entry.bad:
+            kept[entry.split].append(entry.index)
+    report = CheckReport(rows, problems, kept, references, skips=on_bad == "skip")
+    empty = [name for name in names if not kept[name]]
     if on_bad == "fail" and not report.ok:
         raise DataError(str(report))
     if empty:
@@ -163,39 +252,40 @@ def check_row_images(
         )
 
 
-def _read_split(data: DataModule, split: str, check_images: bool, findings: _Findings) -> Iterator[_Entry]:
+def _read_split(
+    data: DataModule,
+    split: str,
+    check_images: bool,
+    findings: Findings,
+    references: dict[str, dict[int, list[str]]],
+) -> Iterator[_Entry]:
     """Check the captions of every row, and remember what the other checks need."""
     for index, row in enumerate(data.split(split)):
-        source, path, content, error = row["image"], None, None, None
+        entry, source, error = _Entry(split, index, row["image_id"]), row["image"], None
         if isinstance(source, str | Path):
-            path = str(source)
+            entry.path = str(source)
         elif isinstance(source, Image.Image):
             try:
-                content = pixel_hash(load_image(source)) if check_images else None
+                entry.content = pixel_hash(load_image(source)) if check_images else None
             except DataError as failure:
                 error = str(failure)
         elif not isinstance(source, Renderable):
             error = f"{type(source).__name__} is not an image: expected a path, a PIL image or a scene"
-        features = row.get("features")
-        features = None if features is None else as_image_features(features, row["image_id"])
-        entry = _Entry(split, index, row["image_id"], path, content, features)
+        if row.get("features") is not None:
+            entry.features = as_image_features(row["features"], entry.image_id)
+        name = f"{split} image {entry.image_id!r}"
         if error is not None:
-            findings.add(UNREADABLE, f"{split} image {entry.image_id!r}: {error}")
-            findings.drop(entry)
-        _check_captions(entry, row["references"], findings)
+            findings.add(UNREADABLE, f"{name}: {error}")
+            entry.bad = True
+        empty = [number for number, caption in enumerate(row["references"], start=1) if not _has_tokens(caption)]
+        if empty:
+            findings.add(EMPTY_CAPTIONS, f"{name}, caption {empty[0]}", len(empty))
+            good = [caption for number, caption in enumerate(row["references"], start=1) if number not in empty]
+            references.setdefault(split, {})[index] = good
+        if len(empty) == len(row["references"]):
+            findings.add(NO_REFERENCES, name)
+            entry.bad = True
         yield entry
-
-
-def _check_captions(entry: _Entry, references: Sequence[str], findings: _Findings) -> None:
-    good = [reference for reference in references if _has_tokens(reference)]
-    if len(good) < len(references):
-        first = next(number for number, reference in enumerate(references, start=1) if not _has_tokens(reference))
-        offender = f"{entry.split} image {entry.image_id!r}, caption {first}"
-        findings.add(EMPTY_CAPTIONS, offender, len(references) - len(good))
-        findings.references.setdefault(entry.split, {})[entry.index] = good
-    if not good:
-        findings.add(NO_REFERENCES, f"{entry.split} image {entry.image_id!r}")
-        findings.drop(entry)
 
 
 def _has_tokens(caption: str) -> bool:
@@ -204,69 +294,52 @@ def _has_tokens(caption: str) -> bool:
 
 
 def _check_files(
-    entries: list[_Entry], num_workers: int, check_pixels: bool, cache: str | Path | None, findings: _Findings
-) -> list[_Entry]:
-    """Check the image files, and return the entries with the hash of their content."""
+    entries: Sequence[_Entry], num_workers: int, check_pixels: bool, cache: str | Path | None, findings: Findings
+) -> list[str]:
+    """Check the image files, give the entries the hash of their content, and return what is missing."""
     paths = list(dict.fromkeys(entry.path for entry in entries if entry.path is not None))
     verdicts = check_image_files(paths, num_workers, check_pixels, cache)
-    checked = []
+    missing = []
     for entry in entries:
-        verdict = Verdict(entry.content) if entry.path is None else verdicts[entry.path]
+        if entry.path is None:
+            continue
+        verdict = verdicts[entry.path]
+        entry.content = verdict.content
         if verdict.missing:
             findings.add(MISSING, f"{entry.split} {entry.path!r}")
-            findings.missing.append(str(entry.path))
+            missing.append(entry.path)
         elif verdict.error is not None:
             findings.add(UNREADABLE, f"{entry.split} {verdict.error}")
-        checked.append(replace(entry, content=verdict.content))
-        if verdict.error is not None:
-            findings.drop(entry)
-    return checked
+        entry.bad |= verdict.error is not None
+    return missing
 
 
-def _check_features(
-    entries: Sequence[_Entry], num_workers: int, cache: str | Path | None, check_values: bool, findings: _Findings
-) -> None:
-    having = [entry for entry in entries if entry.features is not None]
-    verdicts = check_features([entry.features for entry in having if entry.features], num_workers, cache, check_values)
-    for entry, error in zip(having, verdicts, strict=True):
-        if error is not None:
-            findings.add(BAD_FEATURES, f"{entry.split}: {error}")
-            findings.drop(entry)
-
-
-def _check_duplicates(entries: Sequence[_Entry], findings: _Findings) -> None:
+def _check_duplicates(entries: Sequence[_Entry], findings: Findings) -> None:
     """Find ids that a split has twice; the first good row stays."""
     for (split, image_id), group in _grouped(entries, lambda entry: (entry.split, entry.image_id)).items():
         if len(group) > 1:
             findings.add(DUPLICATE_IDS, f"{split} image {image_id!r}, {len(group)} times", len(group) - 1)
-            for entry in findings.alive(group)[1:]:
-                findings.drop(entry)
+            for entry in [entry for entry in group if not entry.bad][1:]:
+                entry.bad = True
 
 
 def _check_leaks(
-    entries: Sequence[_Entry], kind: str, key: Callable[[_Entry], Hashable | None], findings: _Findings
+    entries: Sequence[_Entry], kind: str, key: Callable[[_Entry], Hashable | None], findings: Findings
 ) -> None:
     """Find what is in several splits; its rows in the most valuable split stay."""
     for value, group in _grouped(entries, key).items():
+        first = {entry.split: entry for entry in reversed(group)}
+        splits = list(dict.fromkeys(entry.split for entry in group))
         # A file that is in two splits is named as a file, and not once more as equal content.
         same_file = kind == LEAKED_CONTENT and len({entry.path for entry in group}) == 1 and group[0].path is not None
-        places = list(dict.fromkeys(entry.split for entry in group))
-        if len(places) < 2 or same_file:
+        if len(splits) < 2 or same_file:
             continue
-        named = " = ".join(f"{entry.split} {entry.path or entry.image_id!r}" for entry in _first_of_each_split(group))
-        findings.add(kind, named if kind == LEAKED_CONTENT else f"{value!r} in {' and '.join(places)}")
-        alive = findings.alive(group)
-        home = max((entry.split for entry in alive), key=_value_of_split, default=None)
-        for entry in alive:
-            if entry.split != home:
-                findings.drop(entry)
-
-
-def _first_of_each_split(group: Sequence[_Entry]) -> list[_Entry]:
-    first: dict[str, _Entry] = {}
-    for entry in group:
-        first.setdefault(entry.split, entry)
-    return list(first.values())
+        named = " = ".join(f"{split} {first[split].path or first[split].image_id!r}" for split in splits)
+        findings.add(kind, named if kind == LEAKED_CONTENT else f"{value!r} in {' and '.join(splits)}")
+        good = [entry for entry in group if not entry.bad]
+        kept = max((entry.split for entry in good), key=_value_of_split, default=None)
+        for entry in good:
+            entry.bad = entry.split != kept
 
 
 def _value_of_split(split: str) -> int:
@@ -283,22 +356,3 @@ def _grouped(entries: Sequence[_Entry], key: Callable[[_Entry], K | None]) -> di
         if value is not None:
             groups.setdefault(value, []).append(entry)
     return groups
-
-
-def _report(
-    data: DataModule, names: Sequence[str], entries: Sequence[_Entry], findings: _Findings, skips: bool
-) -> CheckReport:
-    advice = dict(ADVICE)
-    if findings.missing and isinstance(data, ExplainsMissing):
-        advice[MISSING] = data.explain_missing(findings.missing)
-    problems = tuple(
-        Problem(kind, findings.counts[kind], tuple(findings.offenders[kind]), text)
-        for kind, text in advice.items()
-        if kind in findings.counts
-    )
-    rows, kept = dict.fromkeys(names, 0), {name: list[int]() for name in names}
-    for entry in entries:
-        rows[entry.split] += 1
-    for entry in findings.alive(entries):
-        kept[entry.split].append(entry.index)
-    return CheckReport(rows, problems, kept, findings.references, skips)

@@ -1,7 +1,7 @@
-"""Where region features lie: a folder with one ``.npz`` or ``.npy`` file per image, or (``feature_hdf5.py``) one file.
+"""Where region features lie: a folder with one ``.npz`` or ``.npy`` file per image, or one HDF5 file for all.
 
-A store reads arrays and headers; what is right about them is decided in ``features.py``. Stores are picklable and
-carry no open file to another process.
+A store reads arrays and their headers; ``features.py`` decides whether they are right. Stores are picklable and carry
+no open file to another process.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, Protocol, TypeVar
+from typing import Any, BinaryIO, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rewards.arrays import UNREADABLE_ARRAY, array_header, member, read_array
+from rewards.arrays import UNREADABLE_ARRAY, array_header, check_expansion, member, read_array
 from rl_caption.data.base import DataError
 
 T = TypeVar("T")
@@ -24,6 +24,9 @@ SUFFIXES = (".npz", ".npy")
 FEATURE_KEYS = ("features", "x", "feat")
 BOX_KEYS = ("boxes", "bbox")
 SIZE_KEYS = ("image_w", "image_h")
+HDF5_PATTERNS = ("{image_id}_features", "{image_id}_grids", "{image_id}/features", "{image_id}")
+"""Keys of an image's features in an HDF5 file, where no pattern is given: the first that fits an image."""
+_BOXES_OF = {"{image_id}_features": "{image_id}_boxes", "{image_id}/features": "{image_id}/boxes"}
 
 
 class Names(NamedTuple):
@@ -43,18 +46,18 @@ class Names(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where one image's arrays lie: a file, or a key of the HDF5 file."""
+    """The path of one image's arrays, or their key in the HDF5 file."""
 
     features: str
     boxes: str | None = None
-    """Where boxes have a place of their own."""
+    """Where boxes have a file or a key of their own."""
 
 
 class Header(NamedTuple):
     """Shapes and types of one image's arrays."""
 
     features: list[tuple[tuple[int, ...], np.dtype]]
-    """One of each array; several are put side by side."""
+    """One of each array; several are concatenated along the last axis."""
     boxes: tuple[tuple[int, ...], np.dtype] | None
     size: tuple[float, float] | None
 
@@ -75,7 +78,7 @@ class Store(Protocol):
     """Whether several threads read faster than one."""
 
     def places(self, names: Sequence[Names]) -> list[Place]:
-        """Where each image's features lie, or would lie."""
+        """The path or key of each image, whether or not it is there."""
         ...
 
     def header(self, place: Place, where: str) -> Header:
@@ -83,11 +86,11 @@ class Store(Protocol):
         ...
 
     def arrays(self, place: Place, where: str, with_boxes: bool) -> Arrays:
-        """The values. Raises ``DataError`` as ``header`` does."""
+        """The values; boxes only where they are asked for. Raises ``DataError`` as ``header`` does."""
         ...
 
     def stamp(self, place: Place) -> tuple[str, int, int] | None:
-        """What changes when the file does: a name, bytes, time of change. None where there is no file."""
+        """A name, bytes and time of change; None where there is no file."""
         ...
 
 
@@ -97,7 +100,7 @@ class FeatureFolder:
     Args:
         root: the folder.
         pattern: the file's name without its extension; None is ``{image_id}``.
-        arrays: names of the arrays of an ``.npz`` to put side by side; empty takes ``features``, ``x`` or ``feat``.
+        arrays: names of the arrays of an ``.npz`` to concatenate; empty takes ``features``, ``x`` or ``feat``.
         boxes_root: folder of the boxes, ``NAME.npy`` each, where the features' files have none.
 
     Raises:
@@ -133,21 +136,22 @@ class FeatureFolder:
 
     def header(self, place: Place, where: str) -> Header:
         """Shapes from the files' headers."""
-        with _readable(place.features, where):
-            read = _from_file(place.features, array_header, self.wanted, where)
-        if place.boxes is None:
-            return Header(*read)
-        with _readable(place.boxes, where), open(place.boxes, "rb") as file:
-            return Header(*read)._replace(boxes=array_header(file, os.path.getsize(place.boxes)))
+        return Header(*self._read(place, array_header, where, True))
 
     def arrays(self, place: Place, where: str, with_boxes: bool) -> Arrays:
         """The arrays of the file; boxes only where they are asked for."""
+        return Arrays(*self._read(place, read_array, where, with_boxes))
+
+    def _read(
+        self, place: Place, read: Callable[[BinaryIO, int], T], where: str, with_boxes: bool
+    ) -> tuple[list[T], T | None, tuple[float, float] | None]:
+        """What ``read`` makes of features and boxes, and the image's width and height."""
         with _readable(place.features, where):
-            read = _from_file(place.features, read_array, self.wanted, where, with_boxes)
-        if not with_boxes or place.boxes is None:
-            return Arrays(*read)
-        with _readable(place.boxes, where), open(place.boxes, "rb") as file:
-            return Arrays(*read)._replace(boxes=read_array(file, os.path.getsize(place.boxes)))
+            features, boxes, size = _from_file(place.features, read, self.wanted, where, with_boxes)
+        if with_boxes and place.boxes is not None:
+            with _readable(place.boxes, where), open(place.boxes, "rb") as file:
+                boxes = read(file, os.path.getsize(place.boxes))
+        return features, boxes, size
 
     def stamp(self, place: Place) -> tuple[str, int, int] | None:
         """Path, bytes and time of change; both files' where boxes have their own."""
@@ -173,44 +177,141 @@ def _readable(path: str, where: str) -> Iterator[None]:
         raise DataError(f"{where}: cannot be read: {error or type(error).__name__}") from error
 
 
-def _feature_keys(keys: Sequence[str], wanted: Sequence[str], where: str) -> list[str]:
-    if wanted:
-        absent = [key for key in wanted if key not in keys]
-        if absent:
-            raise DataError(f"{where}: holds the arrays {sorted(keys)}, expected {', '.join(wanted)}")
-        return list(wanted)
-    for key in FEATURE_KEYS:
-        if key in keys:
-            return [key]
-    raise DataError(f"{where}: holds the arrays {sorted(keys)}, expected one of {', '.join(FEATURE_KEYS)}")
-
-
 def _from_file(
-    path: str, read: Callable[[BinaryIO, int], T], wanted: Sequence[str], where: str, with_boxes: bool = True
+    path: str, read: Callable[[BinaryIO, int], T], wanted: Sequence[str], where: str, with_boxes: bool
 ) -> tuple[list[T], T | None, tuple[float, float] | None]:
-    """What ``read`` makes of the features and the boxes of a file, and the image's width and height."""
     if not zipfile.is_zipfile(path):
         with open(path, "rb") as file:
             return [read(file, os.path.getsize(path))], None, None
     with zipfile.ZipFile(path) as archive:
         keys = [name.removesuffix(".npy") for name in archive.namelist()]
+        named = wanted or [key for key in FEATURE_KEYS if key in keys][:1]
+        if not named or not set(named) <= set(keys):
+            expected = ", ".join(wanted) or f"one of {', '.join(FEATURE_KEYS)}"
+            raise DataError(f"{where}: holds the arrays {sorted(keys)}, expected {expected}")
 
-        def one(key: str) -> T:
+        def one(key: str, read: Callable[[BinaryIO, int], Any] = read) -> Any:
             with member(archive, key) as (file, size):
                 return read(file, size)
 
-        features = [one(key) for key in _feature_keys(keys, wanted, where)]
+        features = [one(key) for key in named]
         if not with_boxes:
             return features, None, None
         boxes = next((one(key) for key in BOX_KEYS if key in keys), None)
-        return features, boxes, _image_size(archive, keys)
+        if not all(key in keys for key in SIZE_KEYS):
+            return features, boxes, None
+        width, height = (float(one(key, read_array).item()) for key in SIZE_KEYS)
+        return features, boxes, (width, height)
 
 
-def _image_size(archive: zipfile.ZipFile, keys: Sequence[str]) -> tuple[float, float] | None:
-    if not all(key in keys for key in SIZE_KEYS):
-        return None
-    sides = []
-    for key in SIZE_KEYS:
-        with member(archive, key) as (file, size):
-            sides.append(float(read_array(file, size).item()))
-    return sides[0], sides[1]
+class FeatureHdf5:
+    """One HDF5 file for all images, an HDF5 dataset per image. Needs h5py (``pip install rl-caption[features]``).
+
+    The file is opened by the process that first reads from it, and not carried into another.
+
+    Args:
+        path: the file.
+        pattern: the key of an image's features, such as ``{image_id}_features``; None takes the first of
+            ``HDF5_PATTERNS`` that fits an image.
+        boxes_pattern: the key of its boxes; None is the one that goes with the key of the features.
+
+    Raises:
+        DataError: h5py is not installed, or the file is not HDF5.
+    """
+
+    parallel = False  # the HDF5 library reads one thing at a time
+
+    def __init__(self, path: Path, pattern: str | None = None, boxes_pattern: str | None = None) -> None:
+        self.path = path
+        self.pattern = pattern
+        self.boxes_pattern = boxes_pattern
+        self._opened: tuple[int, Any] | None = None
+        self._file()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle without the open file."""
+        return {**self.__dict__, "_opened": None}
+
+    def _file(self) -> Any:
+        process = os.getpid()
+        if self._opened is None or self._opened[0] != process:
+            try:
+                import h5py
+            except ImportError as error:
+                raise DataError(
+                    f"{self.path}: HDF5 needs h5py ({error}): pip install 'rl-caption[features]', or convert the file"
+                ) from error
+            if self._opened is not None:
+                # A fork of the process that opened it. While that handle is open here, the HDF5 library would answer
+                # with the same open file, whose descriptor and position the processes share.
+                self._opened[1].close()
+                self._opened = None
+            try:
+                self._opened = process, h5py.File(self.path, "r", locking=False)
+            except OSError as error:
+                raise DataError(f"{self.path} is not a readable HDF5 file: {error}") from error
+        return self._opened[1]
+
+    def places(self, names: Sequence[Names]) -> list[Place]:
+        """The keys of each image, whether or not the file has them.
+
+        Raises:
+            DataError: no pattern was given, and none of the usual ones fits any image.
+        """
+        pattern = self.pattern or self._usual_pattern(names)
+        boxes = self.boxes_pattern or _BOXES_OF.get(pattern)
+        return [Place(name.fill(pattern), None if boxes is None else name.fill(boxes)) for name in names]
+
+    def _usual_pattern(self, names: Sequence[Names]) -> str:
+        file = self._file()
+        for name in names:
+            for pattern in HDF5_PATTERNS:
+                if _is_dataset(file.get(name.fill(pattern))):
+                    return pattern
+        shown = ", ".join(repr(key) for key, _ in zip(file, range(4), strict=False)) or "none"
+        first = names[0].image_id if names else "none"
+        raise DataError(
+            f"{self.path} has features of none of {len(names)} images: its keys are such as {shown}, the images' "
+            f"ids such as {first!r}; give the key as data.features_kwargs.pattern, such as {{image_id}}_features"
+        )
+
+    def _datasets(self, place: Place, where: str, with_boxes: bool) -> tuple[Any, Any]:
+        """The HDF5 datasets of features and of boxes, the latter None where there are none."""
+        try:
+            features = self._file().get(place.features)
+            boxes = self._file().get(place.boxes) if with_boxes and place.boxes is not None else None
+        except UNREADABLE_ARRAY as error:
+            raise DataError(f"{where}: cannot be read: {error}") from error
+        if not _is_dataset(features):
+            raise DataError(f"{where}: no such key; expected a data set {place.features!r}")
+        return features, boxes if _is_dataset(boxes) else None
+
+    def header(self, place: Place, where: str) -> Header:
+        """Shapes of the HDF5 datasets."""
+        features, boxes = self._datasets(place, where, True)
+        known = None if boxes is None else (boxes.shape, boxes.dtype)
+        return Header([(features.shape, features.dtype)], known, None)
+
+    def arrays(self, place: Place, where: str, with_boxes: bool) -> Arrays:
+        """The values of the HDF5 datasets; boxes only where they are asked for."""
+        features, boxes = self._datasets(place, where, with_boxes)
+        try:
+            if features.dtype.kind not in "fiu":
+                return Arrays([np.empty(0, features.dtype)], None, None)  # refused by its type, not read
+            for stored in (features, boxes):
+                if stored is not None:
+                    check_expansion(stored.size * stored.dtype.itemsize, stored.id.get_storage_size())
+            return Arrays([features[()]], None if boxes is None else boxes[()], None)
+        except UNREADABLE_ARRAY as error:
+            raise DataError(f"{where}: cannot be read: {error}") from error
+
+    def stamp(self, place: Place) -> tuple[str, int, int] | None:
+        """Path and key, bytes and time of change of the whole file."""
+        status = os.stat(self.path)
+        return f"{self.path}::{place.features}", status.st_size, status.st_mtime_ns
+
+
+def _is_dataset(found: Any) -> bool:
+    import h5py
+
+    return isinstance(found, h5py.Dataset)

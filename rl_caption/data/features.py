@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rewards.base import RewardError
 from rewards.images import image_size
+from rl_caption.config.ranges import Range, wrong_values
 from rl_caption.data.base import DataError, Row
-from rl_caption.data.feature_arrays import (
-    GEOMETRY,
-    ImageSize,
-    check_boxes,
-    check_width,
-    finite,
-    normalised_boxes,
-    regions_and_width,
-)
-from rl_caption.data.feature_hdf5 import FeatureHdf5
-from rl_caption.data.feature_stores import FeatureFolder, Names, Place, Store
+from rl_caption.data.feature_stores import FeatureFolder, FeatureHdf5, Names, Place, Store
+from rl_caption.data.plain_files import check_type
+
+if TYPE_CHECKING:
+    import torch
 
 LARGEST_SIDE = 1e9
 """Pixels; no image has more."""
+GEOMETRY = 5
+"""Values that a normalised box adds to a region."""
+ImageSize = tuple[float, float]
+"""Width and height in pixels."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class FeatureOptions:
         pattern: name of an image's file without extension, or key in the HDF5 file, made of ``{image_id}``,
             ``{stem}`` (the image file's name without extension) and ``{folder}`` (the name of that file's folder);
             None is ``{image_id}``, and in HDF5 one of ``HDF5_PATTERNS``.
-        arrays: folder: arrays of the ``.npz`` to put side by side, such as ``[features, spatial_features]``; empty
+        arrays: folder: arrays of the ``.npz`` to concatenate, such as ``[features, spatial_features]``; empty
             takes ``features``, ``x`` or ``feat``.
         max_regions: regions after so many are left out, in the order of the file; None keeps all.
         box_features: ``normalised`` adds (x1/w, y1/h, x2/w, y2/h, area/(w·h)) to every region, so that the captioner
@@ -49,25 +49,22 @@ class FeatureOptions:
         boxes_pattern: HDF5: key of an image's boxes.
     """
 
-    dim: int | None = None
+    dim: Annotated[int, Range(min=1)] | None = None
     pattern: str | None = None
-    arrays: Sequence[str] = ()
-    max_regions: int | None = None
+    arrays: list[str] | tuple[()] = ()
+    max_regions: Annotated[int, Range(min=1)] | None = None
     box_features: Literal["none", "normalised"] = "none"
     boxes_root: str | None = None
     boxes_pattern: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("dim", "max_regions"):
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise DataError(f"features_kwargs.{name} is {value!r}: expected a whole number, at least 1")
-        if self.box_features not in ("none", "normalised"):
-            raise DataError(f"features_kwargs.box_features is {self.box_features!r}: expected none or normalised")
-        if isinstance(self.arrays, str):
-            raise DataError(f"features_kwargs.arrays is {self.arrays!r}: expected a list of names")
-        for name in ("pattern", "boxes_pattern"):
-            value = getattr(self, name)
+        for name, kind in get_type_hints(type(self), include_extras=True).items():
+            value, key = getattr(self, name), f"features_kwargs.{name}"
+            if value != ():
+                check_type(value, kind, key, DataError)
+            for wrong in wrong_values(value, kind, key):
+                raise DataError(wrong)
+        for name, value in (("pattern", self.pattern), ("boxes_pattern", self.boxes_pattern)):
             if value is not None and "{image_id}" not in value and "{stem}" not in value:
                 raise DataError(f"features_kwargs.{name} is {value!r}: expected {{image_id}} or {{stem}} in it")
 
@@ -99,17 +96,17 @@ class ImageFeatures:
 
     @property
     def where(self) -> str:
-        """The words that name these features in messages."""
+        """The name of these features in messages."""
         inside = f"{self.store.path}, key " if isinstance(self.store, FeatureHdf5) else ""
         return f"features of image {self.image_id!r} ({inside}{self.place.features})"
 
     @property
     def with_boxes(self) -> bool:
-        """Whether boxes are part of what the captioner reads."""
+        """Whether the captioner reads normalised boxes."""
         return self.options.box_features == "normalised"
 
     def load(self, dim: int | None = None) -> NDArray[np.float32]:
-        """Read them: float32 [R, D].
+        """Read the features: float32 [R, D].
 
         Args:
             dim: the D that the captioner expects, boxes included; None takes any.
@@ -152,7 +149,7 @@ class ImageFeatures:
         return width + GEOMETRY
 
     def _check(self, stored: Sequence[tuple[tuple[int, ...], np.dtype]], where: str) -> int:
-        """The width of a stored region: of all arrays together, which have one number of regions."""
+        """Values of a stored region, summed over the arrays, which have one number of regions."""
         sizes = [regions_and_width(shape, dtype, where) for shape, dtype in stored]
         if len({regions for regions, _ in sizes}) > 1:
             raise DataError(f"{where}: the arrays have {[list(shape) for shape, _ in stored]}, expected equal regions")
@@ -232,10 +229,92 @@ def as_image_features(features: Any, image_id: str) -> ImageFeatures:
     return ImageFeatures(folder, Place(str(features)), image_id, FeatureOptions())
 
 
-def load_features(path: str | Path, image_id: str, dim: int | None = None) -> NDArray[np.float32]:
-    """Read one ``.npz`` or ``.npy`` file of region features: float32 [R, D].
+def regions_and_width(shape: Sequence[int], dtype: np.dtype, where: str) -> tuple[int, int]:
+    """Number of regions R and of values D of an array [R, D], or of a grid [H, W, D], which is R = H·W regions.
 
     Raises:
-        DataError: as ``ImageFeatures.load``.
+        DataError: another shape, no region, or not numbers.
     """
-    return as_image_features(path, image_id).load(dim)
+    if dtype.kind not in "fiu":
+        raise DataError(f"{where}: the array is {dtype}, expected numbers")
+    shape = list(shape)
+    if len(shape) not in (2, 3):
+        raise DataError(f"{where}: the shape is {shape}, expected [regions, features] or a grid [H, W, features]")
+    regions = math.prod(shape[:-1])
+    if regions < 1 or shape[-1] < 1:
+        raise DataError(f"{where}: no regions, the shape is {shape}, expected [regions, features]")
+    return regions, shape[-1]
+
+
+def check_width(width: int, dim: int | None, shape: Sequence[int], where: str) -> None:
+    """Raise ``DataError`` unless a region has ``dim`` values (None: any number)."""
+    if dim is not None and width != dim:
+        hint = "; a grid has its features in the last axis, [H, W, features]" if dim in tuple(shape)[:-1] else ""
+        raise DataError(f"{where}: the shape is {list(shape)}, expected [regions, {dim}]{hint}")
+
+
+def check_boxes(shape: Sequence[int], dtype: np.dtype, regions: int, where: str) -> None:
+    """Raise ``DataError`` unless boxes are numbers of shape [R, 4]."""
+    if tuple(shape) != (regions, 4) or dtype.kind not in "fiu":
+        raise DataError(f"{where}: boxes are {dtype} {list(shape)}, expected numbers [{regions}, 4]")
+
+
+def finite(array: NDArray, name: str, where: str) -> NDArray[np.float32]:
+    """``array`` [R, D] as float32. Raises ``DataError`` where a value is NaN, infinite, or beyond float32."""
+    with np.errstate(over="ignore"):  # a float64 beyond float32 becomes inf, which the next line reports
+        values = array.astype(np.float32)
+    wrong = np.argwhere(~np.isfinite(values))
+    if len(wrong):
+        row, column = (int(index) for index in wrong[0])
+        raise DataError(f"{where}: {name}[{row}, {column}] is {array[row, column]}, expected finite float32 values")
+    return values
+
+
+def normalised_boxes(boxes: NDArray[np.float32], size: ImageSize, where: str) -> NDArray[np.float32]:
+    """Boxes (x1, y1, x2, y2) [R, 4] in pixels to (x1/w, y1/h, x2/w, y2/h, area/(w·h)) [R, 5], each in [0, 1].
+
+    Up to one pixel beyond the image is taken for rounding and cut off.
+
+    Raises:
+        DataError: a box lies outside the image or has no area, or all of them are in [0, 1], which is not pixels.
+    """
+    width, height = size
+    x1, y1, x2, y2 = boxes.T
+    outside = (boxes.min(axis=1) < -1) | (x2 > width + 1) | (y2 > height + 1) | (x2 <= x1) | (y2 <= y1)
+    if outside.any():
+        row = int(np.argmax(outside))
+        raise DataError(
+            f"{where}: boxes[{row}] is {boxes[row].tolist()}, expected x1 < x2 <= {width:g} and y1 < y2 <= {height:g} "
+            "pixels"
+        )
+    if boxes.max() <= 1 < min(width, height):
+        raise DataError(f"{where}: boxes are all in [0, 1], expected pixels of an image of {width:g} x {height:g}")
+    corners = np.clip(np.stack([x1 / width, y1 / height, x2 / width, y2 / height], axis=1), 0.0, 1.0)
+    area = (corners[:, 2] - corners[:, 0]) * (corners[:, 3] - corners[:, 1])
+    return np.concatenate([corners, area[:, None]], axis=1).astype(np.float32)
+
+
+def pad_features(features: Sequence[NDArray[np.floating]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pad the features of B images to the largest number of regions R.
+
+    Args:
+        features: B arrays (or tensors) of shape [R_i, D].
+
+    Returns:
+        features float32 [B, R, D], zero behind each image's regions, and mask bool [B, R], True on real regions.
+
+    Raises:
+        DataError: no image, or arrays that are not [R_i, D] with one D.
+    """
+    import torch
+
+    tensors = [torch.as_tensor(item, dtype=torch.float32) for item in features]
+    if not tensors:
+        raise DataError("pad_features got no images: expected at least one array [R, D]")
+    dim = tensors[0].shape[-1] if tensors[0].ndim else 0
+    for index, tensor in enumerate(tensors):
+        if tensor.ndim != 2 or tensor.shape[1] != dim:
+            raise DataError(f"pad_features: item {index} has the shape {list(tensor.shape)}, expected [regions, {dim}]")
+    lengths = torch.tensor([len(tensor) for tensor in tensors])
+    mask = torch.arange(int(lengths.max()))[None, :] < lengths[:, None]
+    return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True), mask

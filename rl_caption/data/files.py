@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import reprlib
 import stat
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,12 +12,10 @@ from pathlib import Path
 from typing import Any, Literal, TypeGuard
 
 from rewards.files import atomic_write
-from rl_caption.data.base import DataError
+from rl_caption.data.base import SHOWN, DataError
+from rl_caption.data.plain_files import is_unicode, parse_json, shown
 
 IdKey = Literal["image_id", "image_name"]
-_SHOWN = 3
-_short = reprlib.Repr()
-_short.maxstring = _short.maxlong = _short.maxother = 80
 
 
 class Captions(dict[str, str]):
@@ -56,7 +53,7 @@ def read_captions(path: str | Path, *, allow_empty: bool = False) -> Captions:
         image_id = _id(row.get(captions.by), f"{path}, [{index}].{captions.by}")
         caption = row.get("caption")
         if not _is_text(caption):
-            raise DataError(f"{path}, [{index}].caption is {_shown(caption)}: expected a string of whole characters")
+            raise DataError(f"{path}, [{index}].caption is {shown(caption)}: expected a string of whole characters")
         if not caption.strip():
             empty.append(image_id)
         if image_id in captions:
@@ -106,13 +103,14 @@ def read_references(
 
 
 def _collected(pairs: Iterable[tuple[Any, Any]], path: str | Path) -> References:
+    """References by image id, checked."""
     references = References()
     twice, empty = [], []
     for index, (raw_id, captions) in enumerate(pairs):
         image_id = _id(raw_id, f"{path}, id of image {index}")
         if not isinstance(captions, list) or not all(map(_is_text, captions)):
             raise DataError(
-                f"{path}: captions of image {_shown(image_id)} are {_shown(captions)}: expected a list of strings of "
+                f"{path}: captions of image {shown(image_id)} are {shown(captions)}: expected a list of strings of "
                 "whole characters"
             )
         if image_id in references:
@@ -153,7 +151,7 @@ def _karpathy(rows: Iterable[dict[str, Any]], path: str | Path, by: IdKey) -> It
         sentences = row.get("sentences")
         if not isinstance(sentences, list):
             raise DataError(
-                f"{path}: 'sentences' of image {_shown(row.get('filename'))} is {_shown(sentences)}: expected a list"
+                f"{path}: 'sentences' of image {shown(row.get('filename'))} is {shown(sentences)}: expected a list"
             )
         yield _karpathy_id(row, by), [_sentence(sentence) for sentence in sentences]
 
@@ -166,7 +164,7 @@ def _of_split(rows: Sequence[dict[str, Any]], split: str | None, path: str | Pat
     wanted = ("train", "restval") if split == "train" else (split,)
     for index, row in enumerate(rows):
         if not isinstance(row.get("split"), str):
-            raise DataError(f"{path}, images[{index}].split is {_shown(row.get('split'))}: expected a string")
+            raise DataError(f"{path}, images[{index}].split is {shown(row.get('split'))}: expected a string")
     found = [row for row in rows if row.get("split") in wanted]
     if not found:
         names = dict.fromkeys(row["split"] for row in rows)
@@ -185,20 +183,15 @@ def _sentence(sentence: Any) -> Any:
 def references_for(
     image_ids: Iterable[str], references: Mapping[str, Sequence[str]], source: str | Path
 ) -> list[list[str]]:
-    """Return the references of each image.
-
-    Args:
-        image_ids: N ids.
-        references: image id -> references.
-        source: the file that messages name.
+    """The references of N images.
 
     Raises:
-        DataError: an image has none; with the count and the first offenders.
+        DataError: an image has none in ``references``; with ``source``, the count and the first offenders.
     """
     ids = list(image_ids)
     missing = [image_id for image_id in ids if image_id not in references]
     known = next(iter(references), "none")
-    _refuse(missing, "captioned but without references", source, f"its ids are such as {_shown(known)}", len(ids))
+    _refuse(missing, "captioned but without references", source, f"its ids are such as {shown(known)}", len(ids))
     bare = [image_id for image_id in ids if not references[image_id]]
     _refuse(bare, "captioned, and their list of references is empty", source, "expected at least one", len(ids))
     return [list(references[image_id]) for image_id in ids]
@@ -219,7 +212,8 @@ def find_images(folder: str | Path, image_ids: Iterable[str]) -> list[str]:
     found: dict[str, set[Path]] = {}
     for path in sorted(root.rglob("*")):
         if path.is_file() and not path.name.startswith("."):
-            for key in {path.name, path.stem, *_number_at_end(path.stem)}:
+            digits = path.stem[len(path.stem.rstrip("0123456789")) :]
+            for key in {path.name, path.stem, *([str(int(digits))] if digits else [])}:
                 found.setdefault(key, set()).add(path)
     ids = list(image_ids)
     missing = [image_id for image_id in ids if image_id not in found]
@@ -227,11 +221,6 @@ def find_images(folder: str | Path, image_ids: Iterable[str]) -> list[str]:
     several = [image_id for image_id in ids if len(found[image_id]) > 1]
     _refuse(several, "with more than one file", root, "expected one file per id", len(ids))
     return [str(next(iter(found[image_id]))) for image_id in ids]
-
-
-def _number_at_end(stem: str) -> list[str]:
-    digits = stem[len(stem.rstrip("0123456789")) :]
-    return [str(int(digits))] if digits else []
 
 
 def write_json(path: str | Path, content: Any) -> None:
@@ -245,33 +234,13 @@ def write_json(path: str | Path, content: Any) -> None:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write UTF-8 text, whole or not at all (see ``rewards.files.atomic_write``).
-
-    Raises:
-        OSError: the file cannot be written; the error names it.
-    """
+    """Write UTF-8 text, whole or not at all (``rewards.files.atomic_write``); an ``OSError`` names the file."""
     with atomic_write(path) as file:
         file.write(text.encode())
 
 
 def _content(path: str | Path) -> Any:
-    data = _bytes(path)
-    if not data.strip():
-        raise DataError(f"{path} is empty: expected JSON")
-    try:
-        return json.loads(data, object_pairs_hook=_object)
-    except DataError as error:
-        raise DataError(f"{path}: {error}") from error
-    except RecursionError as error:
-        raise DataError(f"{path} cannot be read as JSON: its brackets are nested too deeply") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} is not JSON: {error}") from error
-    except ValueError as error:  # a number of too many digits
-        raise DataError(f"{path} cannot be read as JSON: {error}") from error
-
-
-def _bytes(path: str | Path) -> bytes:
-    """All of a file or of a pipe, which can be read once; what gzip packed is unpacked, whatever the file is called."""
+    """The JSON value of a file or of a pipe, which can be read once; of gzip its content, whatever the file's name."""
     try:
         if stat.S_ISFIFO(os.stat(path).st_mode) and not str(path).startswith(("/dev/", "/proc/")):
             raise DataError(f"{path} is a named pipe, which may have no writer: name a file, or pipe into /dev/stdin")
@@ -280,57 +249,35 @@ def _bytes(path: str | Path) -> bytes:
         raise
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         raise DataError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    if data[:2] != b"\x1f\x8b":
-        return data
-    try:
-        return gzip.decompress(data)
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path} is a damaged gzip file: {error}") from error
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object, of which ``json`` alone would silently keep the last of several equal keys."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        seen: set[str] = set()
-        key = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise DataError(f"an object has the key {_shown(key)} more than once: expected every key once")
-    return found
+    if data[:2] == b"\x1f\x8b":
+        try:
+            data = gzip.decompress(data)
+        except (OSError, EOFError, zlib.error) as error:
+            raise DataError(f"{path} is a damaged gzip file: {error}") from error
+    return parse_json(data, path)
 
 
 def _is_text(value: Any) -> TypeGuard[str]:
-    """Whether ``value`` is a string that can be written: JSON's ``"\\ud800"`` is half of a character."""
-    if not isinstance(value, str):
-        return False
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _shown(value: Any) -> str:
-    """``repr``, cut: of anything that JSON may hold, however long or deep."""
-    return _short.repr(value)
+    return isinstance(value, str) and is_unicode(value)
 
 
 def _rows(content: Any, where: str | Path) -> Iterator[dict[str, Any]]:
     if not isinstance(content, list):
-        raise DataError(f"{where} is {_shown(content)}: expected a list of objects")
+        raise DataError(f"{where} is {shown(content)}: expected a list of objects")
     for index, row in enumerate(content):
         if not isinstance(row, dict):
-            raise DataError(f"{where}, [{index}] is {_shown(row)}: expected an object")
+            raise DataError(f"{where}, [{index}] is {shown(row)}: expected an object")
         yield row
 
 
 def _id(value: Any, where: str) -> str:
     if isinstance(value, bool) or not (isinstance(value, int) or _is_text(value)) or value == "":
-        raise DataError(f"{where} is {_shown(value)}: expected a whole number or a string of whole characters")
+        raise DataError(f"{where} is {shown(value)}: expected a whole number or a string of whole characters")
     return str(value)
 
 
 def _refuse(image_ids: Sequence[str], problem: str, path: str | Path, expected: str, total: int | None = None) -> None:
     if image_ids:
-        first = ", ".join(_shown(image_id) for image_id in list(dict.fromkeys(image_ids))[:_SHOWN])
+        first = ", ".join(shown(image_id) for image_id in list(dict.fromkeys(image_ids))[:SHOWN])
         count = f"{len(image_ids)} of {total}" if total is not None else f"{len(image_ids)}"
         raise DataError(f"{path}: {count} images are {problem} (first: {first}); {expected}")

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from rl_caption.data.base import DataError, Row
+from rl_caption.data.formats import add_features, grouped_by_split, rows_of
 from rl_caption.data.plain_files import check_text, parse_json, shown
-from rl_caption.data.rows import add_features, grouped_by_split, rows_of
 
 KEYS = (
     "image",

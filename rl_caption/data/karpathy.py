@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rl_caption.data.base import DataError, Row
-from rl_caption.data.feature_arrays import ImageSize
-from rl_caption.data.json_stream import stream_lists
-from rl_caption.data.plain_files import check_text, parse_json, shown
-from rl_caption.data.rows import add_features, grouped_by_split, rows_of
+from rl_caption.data.features import ImageSize
+from rl_caption.data.formats import add_features, grouped_by_split, rows_of
+from rl_caption.data.plain_files import check_text, shown, stream_list
 
 _EXTENSIONS = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".webp", ".bmp", ".JPG", ".JPEG", ".PNG", ".TIF")
 
@@ -69,9 +68,8 @@ class KarpathyData:
             raise DataError(f"data.image_extension is {image_extension!r}: expected a dot and letters, such as .jpg")
         self.path = _json_file(Path(path))
         self._layout = _Layout(self.path.parent / (image_root or ""), image_extension, flatten)
-        self._restval_as_train = restval_as_train
         sizes: dict[str, ImageSize] = {}
-        self._rows = grouped_by_split(self._read_rows(sizes), self.path, max_images)
+        self._rows = grouped_by_split(self._read_rows(restval_as_train, sizes), self.path, max_images)
         add_features(self._rows, features_root, features_kwargs, sizes)
 
     @property
@@ -83,22 +81,13 @@ class KarpathyData:
         """Return the rows of one split, in the order of the file. Raises ``DataError`` for an unknown name."""
         return rows_of(self._rows, name, self.path)
 
-    def _read_rows(self, sizes: dict[str, ImageSize]) -> Iterator[tuple[str, Row]]:
-        try:
-            for record, where in _read_records(self.path):
-                yield self._row(record, where, sizes)
-        except DataError:
-            _whole_list(self.path)  # a bracket too few makes records that are wrong: say rather that it is not JSON
-            raise
-
-    def _row(self, record: dict[str, Any], where: str, sizes: dict[str, ImageSize]) -> tuple[str, Row]:
-        split, image_id, filepath, filename, references = read_record(record, where)
-        image = self._layout.path(filepath, filename)
-        row: Row = {"image_id": image_id, "image": image, "references": references}
-        size = record.get("width"), record.get("height")
-        if all(isinstance(side, int | float) for side in size):
-            sizes[row["image_id"]] = size  # type: ignore[assignment]
-        return "train" if split == "restval" and self._restval_as_train else split, row
+    def _read_rows(self, restval_as_train: bool, sizes: dict[str, ImageSize]) -> Iterator[tuple[str, Row]]:
+        for record in read_records(self.path):
+            if record.size is not None:
+                sizes[record.image_id] = record.size
+            image = self._layout.path(record.filepath, record.filename)
+            split = "train" if record.split == "restval" and restval_as_train else record.split
+            yield split, {"image_id": record.image_id, "image": image, "references": record.references}
 
     def explain_missing(self, missing: Sequence[str]) -> str:
         """Say which option would find the image files that are ``missing``.
@@ -107,7 +96,7 @@ class KarpathyData:
         images are found with it than without.
         """
         used = {str(row["image"]) for rows in self._rows.values() for row in rows}
-        records = [_location(record, where) for record, where in _read_records(self.path)]
+        records = [(record.filepath, record.filename) for record in read_records(self.path)]
         records = [record for record in records if self._layout.path(*record) in used]
         absent = set(missing)
         wanted = [record for record in records if self._layout.path(*record) in absent][:3]
@@ -158,18 +147,26 @@ class Record(NamedTuple):
     """Empty where there is none."""
     filename: str
     references: list[str]
+    size: ImageSize | None
 
 
-def read_record(record: Any, where: str) -> Record:
-    """Read one item of the list ``images``; ``where`` names it in messages.
-
-    Raises:
-        DataError: a key is missing, or a value is of the wrong kind.
-    """
-    if not isinstance(record, dict):
-        raise DataError(f"{where} is {shown(record)}, expected an object")
-    split, image_id = _text(record, "split", where), _image_id(record, where)
-    return Record(split, image_id, *_location(record, where), _references(record, where))
+def read_records(path: Path) -> Iterator[Record]:
+    """Yield the records of a Karpathy JSON file. Raises ``DataError`` where one is wrong, or the file is not JSON."""
+    for index, item in enumerate(stream_list(path, "images")):
+        where = f"{path}, images[{index}]"
+        if not isinstance(item, dict):
+            raise DataError(f"{where} is {shown(item)}, expected an object")
+        filepath, sides = item.get("filepath") or "", (item.get("width"), item.get("height"))
+        if not isinstance(filepath, str):
+            raise DataError(f"{where}: 'filepath' is {shown(filepath)}, expected a string")
+        yield Record(
+            _text(item, "split", where),
+            _image_id(item, where),
+            check_text(filepath, f"{where}: 'filepath'"),
+            _text(item, "filename", where),
+            _references(item, where),
+            (sides[0], sides[1]) if isinstance(sides[0], int | float) and isinstance(sides[1], int | float) else None,
+        )
 
 
 def _json_file(path: Path) -> Path:
@@ -184,48 +181,11 @@ def _json_file(path: Path) -> Path:
     return found[0]
 
 
-def _read_records(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yield every record with the words that name it in messages."""
-    for index, record in _images(path):
-        where = f"{path}, images[{index}]"
-        if not isinstance(record, dict):
-            raise DataError(f"{where} is {shown(record)}, expected an object")
-        yield record, where
-
-
-def _images(path: Path) -> Iterator[tuple[int, Any]]:
-    """Yield the items of the list ``images`` with their numbers; all of COCO's at once take 0.8 GB, mostly tokens."""
-    index = -1
-    try:
-        for _, index, record in stream_lists(path, ["images"]):
-            yield index, record
-    except DataError:
-        if index >= 0:
-            raise
-        yield from enumerate(_whole_list(path))  # another encoding of JSON, or a message that says what is wrong
-
-
-def _whole_list(path: Path) -> list[Any]:
-    content = parse_json(path.read_bytes(), path)
-    records = content.get("images") if isinstance(content, dict) else None
-    if not isinstance(records, list):
-        raise DataError(f"{path} is not Karpathy JSON: expected an object with a list 'images'")
-    return records
-
-
 def _text(record: dict[str, Any], key: str, where: str) -> str:
     value = record.get(key)
     if not isinstance(value, str) or not value:
         raise DataError(f"{where}: {key!r} is {shown(value)}, expected a string that is not empty")
     return check_text(value, f"{where}: {key!r}")
-
-
-def _location(record: dict[str, Any], where: str) -> tuple[str, str]:
-    """Return ``filepath`` (empty where there is none) and ``filename``."""
-    filepath = record.get("filepath") or ""
-    if not isinstance(filepath, str):
-        raise DataError(f"{where}: 'filepath' is {shown(filepath)}, expected a string")
-    return check_text(filepath, f"{where}: 'filepath'"), _text(record, "filename", where)
 
 
 def _image_id(record: dict[str, Any], where: str) -> str:

@@ -1,20 +1,157 @@
-"""Batches for training: rows in the order of ``order.py``, preprocessed by the captioner in loader workers."""
+"""Batches for training: which images belong to which step, random views of them, and what the captioner reads.
+
+The order of images and their views are pure functions of (seed, step), so that resuming, also on another number of
+processes, needs no state of a loader or sampler.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import math
 import signal
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from rl_caption.captioners.base import Captioner
-from rl_caption.data.augment import AUGMENTATIONS, augment
 from rl_caption.data.base import Row
-from rl_caption.data.order import row_generator
 from rl_caption.launch import STOP_SIGNALS
 from rl_caption.types import Batch, CaptionBatch
+
+AUGMENTATIONS = ("horizontal", "vertical", "transpose", "crop", "shift", "rotate")
+SMALLEST_CROP = 0.75
+"""Side of the smallest crop, as a share of the image's side."""
+LARGEST_SHIFT = 1 / 8
+"""Largest shift in either direction, as a share of the image's side."""
+LARGEST_ANGLE = 10.0
+"""Largest rotation either way, in degrees."""
+
+
+def step_indices(num_rows: int, batch_size: int, step: int, seed: int) -> list[int]:
+    """Rows of the global batch of optimizer step ``step`` (counted from 0).
+
+    Epochs are independent permutations laid end to end, so every image is seen once an epoch and no image is dropped;
+    a batch may span two epochs.
+    """
+    start = step * batch_size
+    indices: list[int] = []
+    while len(indices) < batch_size:
+        epoch, offset = divmod(start + len(indices), num_rows)
+        order = _permutation(num_rows, seed, epoch)
+        indices.extend(order[offset : offset + batch_size - len(indices)].tolist())
+    return indices
+
+
+def row_generator(seed: int, step: int, key: str) -> np.random.Generator:
+    """Random numbers for one image at one step: a pure function of the three, by a counter-based generator.
+
+    Philox (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3") keyed by a hash.
+    """
+    digest = hashlib.blake2b(f"{seed}/{step}/{key}".encode(), digest_size=16).digest()
+    return np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
+
+
+@lru_cache(maxsize=4)
+def _permutation(num_rows: int, seed: int, epoch: int) -> np.ndarray:
+    return np.random.Generator(np.random.Philox(key=[seed, epoch])).permutation(num_rows)
+
+
+def micro_batches(
+    num_rows: int, batch_size: int, micro_batch_size: int, rank: int, processes: int, seed: int, first_step: int
+) -> Iterator[list[tuple[int, int]]]:
+    """(Row index, step) of the micro-batches of one process, step after step, without end.
+
+    Each process takes a contiguous share of the global batch and cuts it into ``batch_size / (processes *
+    micro_batch_size)`` micro-batches.
+    """
+    share = batch_size // processes
+    step = first_step
+    while True:
+        mine = step_indices(num_rows, batch_size, step, seed)[rank * share : (rank + 1) * share]
+        for start in range(0, share, micro_batch_size):
+            yield [(index, step) for index in mine[start : start + micro_batch_size]]
+        step += 1
+
+
+def micro_batch_size(batch_size: int, micro_batch_size: int | None, processes: int) -> int:
+    """Images of one forward pass of one process.
+
+    Raises:
+        ValueError: the global batch cannot be divided so; the message names what would work.
+    """
+    if batch_size % processes:
+        raise ValueError(f"train.batch_size {batch_size} is not a multiple of the {processes} processes")
+    share = batch_size // processes
+    if micro_batch_size is None:
+        return share
+    if micro_batch_size < 1 or share % micro_batch_size:
+        fitting = [size for size in range(1, share + 1) if share % size == 0]
+        raise ValueError(
+            f"train.micro_batch_size {micro_batch_size} does not divide the {share} images of a process "
+            f"(train.batch_size {batch_size} / {processes} processes): use one of {fitting}"
+        )
+    return micro_batch_size
+
+
+def augment(pixels: Tensor, names: Sequence[str], seed: int, step: int, image_id: str) -> Tensor:
+    """One random view of an image.
+
+    Args:
+        pixels: [3, S, S].
+        names: among ``AUGMENTATIONS``. ``horizontal`` and ``vertical`` mirror half of the images; ``transpose`` swaps
+            the axes of half of them (with both mirrors: all eight views of a square); ``crop`` cuts out a square of
+            0.75 to 1 of the side and scales it back (bilinear); ``shift`` moves the image by up to 1/8 of the side in
+            each direction, ``rotate`` turns it by up to 10 degrees either way (bilinear), and both repeat the edge
+            where nothing was.
+        seed, step, image_id: what the view depends on.
+
+    Returns:
+        [3, S, S], a new tensor.
+    """
+    generator = row_generator(seed, step, image_id)
+    draws = dict(zip(("horizontal", "vertical", "transpose", "crop"), generator.random(4), strict=True))
+    if "horizontal" in names and draws["horizontal"] < 0.5:
+        pixels = pixels.flip(-1)
+    if "vertical" in names and draws["vertical"] < 0.5:
+        pixels = pixels.flip(-2)
+    if "transpose" in names and draws["transpose"] < 0.5:
+        pixels = pixels.transpose(-1, -2)
+    if "crop" in names:
+        side = pixels.shape[-1]
+        size = round(side * (SMALLEST_CROP + (1 - SMALLEST_CROP) * draws["crop"]))
+        top, left = generator.integers(0, side - size + 1, 2)
+        window = pixels[None, :, top : top + size, left : left + size]
+        pixels = torch.nn.functional.interpolate(window, (side, side), mode="bilinear", align_corners=False)[0]
+    # A generator of their own: the views of the others do not depend on whether these are asked for.
+    further = row_generator(seed, step, f"shift and rotate/{image_id}").uniform(-1, 1, 3)
+    if "shift" in names:
+        pixels = _shifted(pixels, further[0], further[1])
+    if "rotate" in names:
+        pixels = _rotated(pixels, math.radians(LARGEST_ANGLE * further[2]))
+    return pixels.clone()
+
+
+def _shifted(pixels: Tensor, down: float, right: float) -> Tensor:
+    """Move by whole pixels; ``down`` and ``right`` in [-1, 1] are shares of the largest shift."""
+    side = pixels.shape[-1]
+    room = int(side * LARGEST_SHIFT)
+    top, left = (room - round(room * share) for share in (down, right))
+    padded = torch.nn.functional.pad(pixels[None], (room,) * 4, mode="replicate")[0]
+    return padded[:, top : top + side, left : left + side]
+
+
+def _rotated(pixels: Tensor, angle: float) -> Tensor:
+    """Turn about the centre by ``angle`` in radians."""
+    cosine, sine = math.cos(angle), math.sin(angle)
+    turn = pixels.new_tensor([[[cosine, -sine, 0.0], [sine, cosine, 0.0]]])
+    grid = torch.nn.functional.affine_grid(turn, [1, *pixels.shape], align_corners=False)
+    return torch.nn.functional.grid_sample(
+        pixels[None], grid, mode="bilinear", padding_mode="border", align_corners=False
+    )[0]
 
 
 class Collate:

@@ -1,8 +1,11 @@
-"""JSON and YAML from files that anything may have happened to: what is wrong is one error with the file and the key."""
+"""JSON and YAML of unknown origin: whatever is wrong is one error that names the file and the key."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import re
 import reprlib
 import types
 import typing
@@ -11,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from tqdm import tqdm
 
 from rl_caption.data.base import DataError
 
 _REPR = reprlib.Repr()
 _REPR.maxstring = _REPR.maxother = _REPR.maxlong = 80
+_COMMA = re.compile(r"[ \t\r\n]*(,?)[ \t\r\n]*")
 
 
 def shown(value: Any) -> str:
@@ -27,24 +32,66 @@ def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) < len(pairs):
         keys = [key for key, _ in pairs]
-        raise ValueError(f"the key {next(key for key in keys if keys.count(key) > 1)!r} is there twice")
+        raise ValueError(f"the key {shown(next(key for key in keys if keys.count(key) > 1))} is there twice")
     return made
 
 
-DECODER = json.JSONDecoder(object_pairs_hook=_unique)
-"""Refuses a key that an object has twice: which of its values was meant is not known."""
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique)
 
 
 def parse_json(content: bytes | str, where: str | Path, error: type[Exception] = DataError) -> Any:
-    """The value of JSON text.
+    """The value of JSON text in UTF-8, UTF-16 or UTF-32.
 
     Raises:
-        error: it is not JSON, not UTF-8, nested too deeply, or has a key twice; the message begins with ``where``.
+        error: it is not JSON, nested too deeply, or an object has a key twice; the message begins with ``where``.
     """
     try:
         return json.loads(content, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as problem:  # ValueError: also not UTF-8, and numbers of thousands of digits
         raise error(f"{where} is not JSON: {problem}") from problem
+
+
+def stream_list(path: Path, key: str) -> Iterator[Any]:
+    """Yield the items of the list under a key of a JSON object one at a time: all of COCO's take 0.9 GB, mostly tokens.
+
+    On a terminal the main process shows a progress bar where it takes long.
+
+    Raises:
+        DataError: the file cannot be read, or is no JSON object with such a list, perhaps after items were yielded.
+    """
+    count = 0
+    try:
+        with contextlib.suppress(ValueError, LookupError, TypeError, RecursionError):
+            for item in _items(path.read_text(encoding="utf-8-sig"), key, path.name):
+                yield item
+                count += 1
+            return
+        # Damaged, which the parser of the whole text describes best; or another encoding, or not as simple as usual.
+        content = parse_json(path.read_bytes(), path)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
+    items = content.get(key) if isinstance(content, dict) else None
+    if not isinstance(items, list):
+        raise DataError(f"{path} has no list {key!r}: expected a JSON object with this list")
+    yield from items[count:]
+
+
+def _items(text: str, key: str, title: str) -> Iterator[Any]:
+    """The items of the list under ``key``. Raises whatever kind of error where the text is not as simple as usual."""
+    (opening,) = re.finditer(rf'"{key}"\s*:\s*\[\s*', text)
+    start = at = opening.end()
+    hidden = True if os.environ.get("RANK", "0") != "0" else None  # None: shown on a terminal
+    with tqdm(total=len(text), desc=title, unit="B", unit_scale=True, leave=False, delay=2, disable=hidden) as bar:
+        while text[at] != "]":
+            item, at = _DECODER.raw_decode(text, at)
+            yield item
+            comma = typing.cast(re.Match[str], _COMMA.match(text, at))
+            at = comma.end()
+            if bool(comma[1]) == (text[at] == "]"):
+                raise ValueError("a comma is missing, or there is one too many")
+            bar.update(at - bar.n)
+    if _DECODER.decode(text[:start] + text[at:])[key] != []:
+        raise ValueError("the list is that of an inner object")
 
 
 def read_json(file: Path, error: type[Exception], kind: Any = dict) -> Any:
@@ -70,13 +117,17 @@ def read_yaml(file: Path, error: type[Exception], kind: Any = dict) -> Any:
     return content
 
 
-def read_log(file: Path, error: type[Exception]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Where each line of ``metrics.jsonl`` or ``samples.jsonl`` stands, for messages, and its object with a ``step``.
+class _Line(typing.TypedDict):
+    step: int
 
-    A last line without its end, which a kill leaves, is passed over.
+
+def read_log(file: Path, error: type[Exception]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield ``FILE, line N`` and the object of every line of ``metrics.jsonl`` or ``samples.jsonl``; each has ``step``.
+
+    A last line that is cut off, which a kill leaves, is passed over.
 
     Raises:
-        error: another line that is none.
+        error: another line that is no such object.
         OSError: the file cannot be read.
     """
     lines = file.read_bytes().split(b"\n")
@@ -93,19 +144,17 @@ def read_log(file: Path, error: type[Exception]) -> Iterator[tuple[str, dict[str
             yield where, record
 
 
-class _Line(typing.TypedDict):
-    step: int
-
-
 def check_type(value: Any, kind: Any, where: str, error: type[Exception]) -> None:
-    """See to it that a plain value has a type: ``int``, ``dict[str, list[float]]``, ``str | None``, a TypedDict, ...
+    """Check that a plain value has a type: ``int``, ``dict[str, list[float]]``, ``str | None``, a TypedDict, ...
 
-    A truth value is no number, a whole number is a ``float``, a list is a ``tuple`` of its length, and a TypedDict may
-    have further keys.
+    A truth value is no number, a whole number is a ``float``, a list is a ``tuple`` of its length, a path is text, and
+    a TypedDict may have further keys.
 
     Raises:
         error: it has not; the message begins with ``where`` and names the key.
     """
+    if typing.get_origin(kind) is typing.Annotated:
+        kind = typing.get_args(kind)[0]
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any:
         return
@@ -119,7 +168,7 @@ def check_type(value: Any, kind: Any, where: str, error: type[Exception]) -> Non
     elif origin in (typing.Union, types.UnionType):
         best = next((part for part in parts if _is_a(value, part)), None)
         if best is None:
-            raise error(f"{where} is {shown(value)}: expected {' or '.join(map(_named, parts))}")
+            raise error(f"{where} is {shown(value)}: expected {' or '.join(dict.fromkeys(map(_named, parts)))}")
         check_type(value, best, where, error)
     elif not _is_a(value, kind) or (origin is tuple and len(value) != len(parts)):
         raise error(f"{where} is {shown(value)}: expected {_named(kind)}")
@@ -132,19 +181,41 @@ def check_type(value: Any, kind: Any, where: str, error: type[Exception]) -> Non
             check_type(inner, parts[index] if origin is tuple else parts[0], f"{where}, [{index}]", error)
 
 
+def _outer(kind: Any) -> Any:
+    """A type without what is said of its parts: ``list`` of ``list[int]``."""
+    origin = typing.get_origin(kind)
+    if origin is typing.Annotated:
+        return _outer(typing.get_args(kind)[0])
+    return dict if typing.is_typeddict(kind) else origin or kind
+
+
 def _is_a(value: Any, kind: Any) -> bool:
-    """Whether ``value`` is a ``kind`` by itself, whatever is in it."""
-    outer: Any = dict if typing.is_typeddict(kind) else typing.get_origin(kind) or kind
+    """Whether ``value`` is a ``kind``, whatever is in it."""
+    outer = _outer(kind)
+    if outer is typing.Literal:
+        return any(value == each and type(value) is type(each) for each in typing.get_args(kind))
     if outer is Any or isinstance(value, bool):
         return outer in (Any, bool)
-    wider: dict[Any, Any] = {float: int | float, tuple: list}
+    wider: dict[Any, Any] = {float: int | float, tuple: list, Path: str | Path}
     return isinstance(value, wider.get(outer, outer))
 
 
 def _named(kind: Any) -> str:
-    names = {dict: "keys and values", list: "a list", tuple: "a list", str: "text", int: "a whole number"}
+    outer = _outer(kind)
+    if outer is typing.Literal:
+        return " or ".join(map(str, typing.get_args(kind)))
+    names = {dict: "keys and values", list: "a list", tuple: "a list", str: "text", int: "a whole number", Path: "text"}
     names |= {float: "a number", bool: "true or false", types.NoneType: "null"}
-    return names[dict if typing.is_typeddict(kind) else typing.get_origin(kind) or kind]
+    return names.get(outer) or outer.__name__
+
+
+def is_unicode(text: str) -> bool:
+    r"""Whether text can be written: JSON's ``"\ud800"`` is half of a character."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def check_text(text: str, where: str) -> str:
@@ -154,6 +225,6 @@ def check_text(text: str, where: str) -> str:
         DataError: it has a zero byte or half of a surrogate pair, with which it can be no file's name and not be
             written; the message begins with ``where``.
     """
-    if "\0" in text or (not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text)):
+    if "\0" in text or not is_unicode(text):
         raise DataError(f"{where} is {shown(text)}: expected text without zero bytes and lone surrogates")
     return text

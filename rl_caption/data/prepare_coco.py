@@ -7,28 +7,19 @@ import hashlib
 import json
 import logging
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rewards.text.document_frequency import DocumentFrequencies
 from rewards.text.tokenize import TOKENIZER, tokenize
 from rl_caption import __version__
 from rl_caption.data.base import DataError
-from rl_caption.data.checks import check_data, check_row_images
-from rl_caption.data.coco_checks import (
-    Findings,
-    OfficialImage,
-    compare_captions,
-    compare_counts,
-    compare_files,
-    count,
-    read_annotations,
-    read_records,
-    split_of,
-)
+from rl_caption.data.checks import Findings, check_data, check_row_images
 from rl_caption.data.files import write_json, write_text
-from rl_caption.data.karpathy import KarpathyData, Record
+from rl_caption.data.karpathy import KarpathyData, Record, read_records
+from rl_caption.data.plain_files import parse_json
 
 logger = logging.getLogger(__name__)
 
@@ -48,8 +39,20 @@ REGIONS = (
     "python -m rl_caption prepare_features TSV... --out FOLDER unpacks it; give that folder as --features"
 )
 
-
 SUBSET_HINT = "\n(a part of COCO on purpose: --subset)"
+IMAGES = {"train": 113_287, "val": 5_000, "test": 5_000}
+"""Images of Karpathy's splits; ``train`` has 82,783 and ``restval`` the other 30,504."""
+CAPTIONS = {"train": 566_747, "val": 25_010, "test": 25_010}
+"""Their captions: together 616,767, the 414,113 of train2014 and the 202,654 of val2014."""
+
+
+class OfficialImage(NamedTuple):
+    """What an official caption file says of an image."""
+
+    file: str
+    """Folder and name, such as ``val2014/COCO_val2014_000000391895.jpg``."""
+    size: tuple[int, int]
+    """Width and height in pixels."""
 
 
 def prepare(
@@ -92,19 +95,20 @@ def prepare(
     if (out / KARPATHY).exists() and found[KARPATHY].samefile(out / KARPATHY):
         raise DataError(f"{found[KARPATHY]} is what this program writes: move the download to {out / 'downloads'}")
     findings = Findings()
-    records = read_records(found[KARPATHY], findings)
-    counts = count(records)
+    records = _read_karpathy(found[KARPATHY], findings)
+    counts = _count(records)
     if not subset:
-        compare_counts(counts, findings)
+        _compare_counts(counts, findings)
     photos: dict[str, OfficialImage] = {}
     if annotations:
         official: dict[str, list[str]] = {}
         for name in ANNOTATIONS:
-            read_annotations(found[name], official, photos, findings)
-        compare_captions(records, official, findings, subset)
-        compare_files(records, photos, findings)
-    if findings.counts:
-        raise DataError(f"{found[KARPATHY]} is not ready:\n{findings}" + ("" if subset else SUBSET_HINT))
+            _read_annotations(found[name], official, photos, findings)
+        _compare_captions(records, official, findings, subset)
+        _compare_files(records, photos, findings)
+    if findings:
+        lines = "\n".join(f"  - {problem}" for problem in findings.values())
+        raise DataError(f"{found[KARPATHY]} is not ready:\n{lines}" + ("" if subset else SUBSET_HINT))
     _write_captions(out, records, photos)
     summary: dict[str, Any] = {**counts, "compared_with_annotations": annotations}
     if df:
@@ -125,6 +129,103 @@ def _downloads(folder: Path, annotations: bool) -> dict[str, Path]:
         lines = "\n".join(missing)
         raise DataError(f"missing in {folder}:\n{lines}\nDownload and unpack them there{without}")
     return {name: place for name, place in found.items() if place is not None}
+
+
+def _read_karpathy(path: Path, findings: Findings) -> dict[str, Record]:
+    """Image id -> record, in the order of the file."""
+    records: dict[str, Record] = {}
+    for record in read_records(path):
+        name = f"cocoid {record.image_id} ({record.filename})"
+        if record.image_id in records:
+            findings.add("images listed twice", name)
+        if not record.references:
+            findings.add("images without captions", name)
+        if any(not caption.strip() for caption in record.references):
+            findings.add("images with an empty caption", name)
+        records[record.image_id] = record
+    return records
+
+
+def _split_of(record: Record) -> str:
+    """The split, with ``restval`` as a part of ``train``."""
+    return "train" if record.split == "restval" else record.split
+
+
+def _count(records: Mapping[str, Record]) -> dict[str, dict[str, int]]:
+    """Numbers of images and of captions by split: ``{"images": {...}, "captions": {...}}``."""
+    images, captions = Counter[str](), Counter[str]()
+    for record in records.values():
+        images[_split_of(record)] += 1
+        captions[_split_of(record)] += len(record.references)
+    return {"images": dict(images), "captions": dict(captions)}
+
+
+def _compare_counts(counts: Mapping[str, Mapping[str, int]], findings: Findings) -> None:
+    for what, expected in (("images", IMAGES), ("captions", CAPTIONS)):
+        for split in {**expected, **counts[what]}:
+            number, right = counts[what].get(split, 0), expected.get(split, 0)
+            if number != right:
+                findings.add("wrong counts", f"{split} has {number:,} {what}, expected {right:,}")
+
+
+def _read_annotations(
+    path: Path, captions: dict[str, list[str]], images: dict[str, OfficialImage], findings: Findings
+) -> None:
+    """Add what an official caption file says: captions and images by image id.
+
+    The folder of its images is in its name: ``captions_val2014.json``.
+    """
+    folder, content = path.stem.removeprefix("captions_"), parse_json(path.read_bytes(), path)
+    for key in ("images", "annotations"):
+        if not isinstance(content, dict) or not isinstance(content.get(key), list):
+            raise DataError(f"{path} has no list {key!r}: expected another kind of file")
+    for index, item in enumerate(content["images"]):
+        try:
+            size = int(item["width"]), int(item["height"])
+            images[str(item["id"])] = OfficialImage(f"{folder}/{item['file_name']}", size)
+        except (TypeError, KeyError, ValueError):
+            where = f"{path.name}, images[{index}]"
+            findings.add("images without id, file_name, width and height", f"{where} is {item!r:.80}")
+    for index, item in enumerate(content["annotations"]):
+        try:
+            captions.setdefault(str(item["image_id"]), []).append(_plain(item["caption"]))
+        except (TypeError, KeyError, AttributeError):
+            where = f"{path.name}, annotations[{index}]"
+            findings.add("annotations without image_id and caption", f"{where} is {item!r:.80}")
+
+
+def _plain(caption: str) -> str:
+    """A caption with single spaces: Karpathy's file has other white space at line ends than the official one."""
+    return " ".join(caption.split())
+
+
+def _compare_captions(
+    records: Mapping[str, Record], official: Mapping[str, Sequence[str]], findings: Findings, subset: bool
+) -> None:
+    """Compare every image's captions with the official ones, in any order and whatever their white space."""
+    for image_id, record in records.items():
+        name = f"cocoid {image_id} ({record.filename})"
+        if image_id not in official:
+            findings.add("images that the official annotations do not have", name)
+            continue
+        ours, theirs = (Counter(map(_plain, captions)) for captions in (record.references, official[image_id]))
+        if ours != theirs:
+            here, there = ([*more] for more in (ours - theirs, theirs - ours))
+            findings.add("images whose captions differ", f"{name}: {here[:1]!r:.80}, officially {there[:1]!r:.80}")
+    for image_id in official:
+        if image_id not in records and not subset:
+            findings.add("annotated images that the file does not have", f"cocoid {image_id}")
+
+
+def _compare_files(records: Mapping[str, Record], official: Mapping[str, OfficialImage], findings: Findings) -> None:
+    """Compare the folder and name of every image's file with the official ones."""
+    for image_id, record in records.items():
+        ours = f"{record.filepath}/{record.filename}"
+        if image_id in official and ours != official[image_id].file:
+            findings.add(
+                "images whose files have other names",
+                f"cocoid {image_id}: {ours}, officially {official[image_id].file}",
+            )
 
 
 def _write_captions(out: Path, records: Mapping[str, Record], photos: Mapping[str, OfficialImage]) -> None:
@@ -171,7 +272,7 @@ def _write_if_new(path: Path, text: str) -> None:
 def _document_frequencies(out: Path, records: Mapping[str, Record]) -> str:
     """Write them, unless those of the same captions are there already, by this version; return the digest of these."""
     path = out / "document_frequencies.npz"
-    captions = [record.references for record in records.values() if split_of(record) == "train"]
+    captions = [record.references for record in records.values() if _split_of(record) == "train"]
     digest = hashlib.sha256(json.dumps([__version__, TOKENIZER, captions]).encode()).hexdigest()[:16]
     try:
         known = json.loads((out / "prepared.json").read_bytes()).get("document_frequencies")

@@ -20,8 +20,7 @@ from tqdm import tqdm
 
 from rewards.files import atomic_write
 from rl_caption.data.base import DataError
-from rl_caption.data.feature_arrays import check_boxes, check_width, finite
-from rl_caption.data.features import as_image_features
+from rl_caption.data.features import as_image_features, check_boxes, check_width, finite
 
 logger = logging.getLogger(__name__)
 

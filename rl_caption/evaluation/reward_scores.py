@@ -12,7 +12,7 @@ from typing import Any
 from tqdm import tqdm
 
 from rewards.base import Reward, RewardError, checked_scores
-from rl_caption.data.reward_columns import reward_inputs
+from rl_caption.data.base import reward_inputs
 from rl_caption.evaluation.judge import JUDGE, Evaluation, EvaluationError
 
 logger = logging.getLogger(__name__)

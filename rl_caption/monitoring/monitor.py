@@ -11,8 +11,7 @@ from typing import Any
 
 from rewards.base import Reward, RewardError, checked_scores
 from rewards.mixed import MixedReward, moments
-from rl_caption.data.base import Row
-from rl_caption.data.reward_columns import reward_inputs
+from rl_caption.data.base import Row, reward_inputs
 from rl_caption.monitoring.rule import (
     Findings,
     Peak,

@@ -13,9 +13,8 @@ from torch import Tensor
 from rewards.clip.preprocessing import Preprocessing
 from rewards.images import ImageSource, open_image
 from rewards.text.tokenize import tokenize
-from rl_caption.data.augment import augment
 from rl_caption.data.base import Row
-from rl_caption.data.order import row_generator
+from rl_caption.data.loader import augment, row_generator
 from rl_caption.reward_models.triplets import Triplet
 
 Captions = Literal["random", "first"]

@@ -7,7 +7,7 @@ from typing import Literal
 
 from rewards.text.detail_units import detail_units_of
 from rl_caption.data.base import Row
-from rl_caption.data.order import row_generator, step_indices
+from rl_caption.data.loader import row_generator, step_indices
 from rl_caption.reward_models.batch import Captions, choose_caption
 from rl_caption.reward_models.triplets import Donor, Per, Triplet, make_triplets
 

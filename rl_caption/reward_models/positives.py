@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from rl_caption.data.base import DataError, Row
-from rl_caption.data.check_report import SHOWN
-from rl_caption.data.image_files import check_image_files
+from rl_caption.data.base import SHOWN, DataError, Row
+from rl_caption.data.file_checks import check_image_files
 from rl_caption.reward_models.batch import Captions
 from rl_caption.reward_models.students import Tower
 

@@ -15,8 +15,8 @@ from rewards.mixed import MixedReward, moments
 from rewards.text.degeneration import bad_ending, repeated_ngram_share
 from rewards.text.tokenize import tokenize
 from rl_caption.captioners.base import Captioner, Decoding, Generate, caption_mask
-from rl_caption.data.order import row_generator
-from rl_caption.data.reward_columns import reward_inputs
+from rl_caption.data.base import reward_inputs
+from rl_caption.data.loader import row_generator
 from rl_caption.training.engines import Averages
 from rl_caption.types import CaptionBatch, Rollout, Scores
 

@@ -16,8 +16,7 @@ from accelerate.utils import gather_object
 from torch import nn
 from torch.optim import Optimizer
 
-from rl_caption.data.loader import row_loader
-from rl_caption.data.order import micro_batches
+from rl_caption.data.loader import micro_batches, row_loader
 from rl_caption.launch import stop_requests
 from rl_caption.training.checkpoint import (
     newest_checkpoint,

@@ -25,7 +25,7 @@ from rewards.files import remove_leftovers
 from rl_caption.config.build import build_data, checked_splits, quiet_libraries, usable_split
 from rl_caption.config.checks import check
 from rl_caption.data.base import Row
-from rl_caption.data.order import micro_batch_size
+from rl_caption.data.loader import micro_batch_size
 from rl_caption.errors import ConfigError
 from rl_caption.launch import run_lock
 from rl_caption.reward_models.config import RewardModelConfig, TrainingConfig

@@ -32,9 +32,8 @@ from rl_caption.config.build import (
     quiet_libraries,
     references_of,
 )
-from rl_caption.data.base import DataError, Row
-from rl_caption.data.order import micro_batch_size
-from rl_caption.data.reward_columns import COLUMNS
+from rl_caption.data.base import COLUMNS, DataError, Row
+from rl_caption.data.loader import micro_batch_size
 from rl_caption.evaluation import (
     DEFAULT_METRICS,
     Evaluation,

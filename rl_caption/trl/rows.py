@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rewards.base import Reward, RewardError, checked_scores
 from rewards.mixed import MixedReward
-from rl_caption.data.base import Row, load_image
-from rl_caption.data.reward_columns import COLUMNS
+from rl_caption.data.base import COLUMNS, Row, load_image
 
 if TYPE_CHECKING:
     from datasets import Dataset

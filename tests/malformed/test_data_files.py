@@ -31,8 +31,8 @@ from rl_caption.ablation.results import first_alarm
 from rl_caption.config.build import build_term
 from rl_caption.config.schema import XeConfig
 from rl_caption.data.base import load_image
-from rl_caption.data.features import FeatureOptions, features_of, load_features
-from rl_caption.data.image_files import check_image_file
+from rl_caption.data.features import FeatureOptions, as_image_features, features_of
+from rl_caption.data.file_checks import check_image_file
 from rl_caption.data.jsonl import JsonLinesData
 from rl_caption.data.karpathy import KarpathyData
 from rl_caption.errors import expected_errors
@@ -350,7 +350,7 @@ def test_an_archive_that_expands_beyond_reason(tmp_path: Path, bomb: bytes) -> N
     for name in ("7.npz", "df.npz"):
         (tmp_path / name).write_bytes(bomb)
     with bounded_memory():
-        assert check_outcome(lambda: load_features(tmp_path / "7.npz", "7"), "7.npz") is None
+        assert check_outcome(lambda: as_image_features(tmp_path / "7.npz", "7").load(), "7.npz") is None
         assert check_outcome(lambda: DocumentFrequencies.load(tmp_path / "df.npz"), "df.npz", also=ValueError) is None
 
 

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rl_caption.data import image_files
+from rl_caption.data import file_checks
 from rl_caption.data.base import DataError, DataModule, Row
 from rl_caption.data.checks import CheckReport, check_data
-from rl_caption.data.image_files import Verdict, check_image_files
+from rl_caption.data.file_checks import Verdict, check_image_files
 from rl_caption.data.karpathy import KarpathyData
 
 
@@ -74,7 +74,7 @@ def both(data: DataModule, *splits: str) -> CheckReport:
     report = check_data(data, splits or data.splits, on_bad="skip", num_workers=2)
     with pytest.raises(DataError) as caught:
         check_data(data, splits or data.splits, on_bad="fail", num_workers=2)
-    assert str(report) == f"{caught.value}\n{report.summary_of_left_out()}"
+    assert str(report).startswith(f"{caught.value}\nleft out: ")
     return report
 
 
@@ -83,7 +83,6 @@ def test_good_data_passes_and_stays_whole(tmp_path: Path) -> None:
     report = check_data(data, data.splits)
     assert report.ok
     assert str(report) == "data: no problems in 7 rows (train 5, val 2)"
-    assert report.left_out == {"train": 0, "val": 0}
     assert list(report.filtered(data).split("train")) == data.rows["train"]
 
 
@@ -103,7 +102,7 @@ def test_missing_corrupt_and_truncated_files(tmp_path: Path) -> None:
     assert ", and 1 more" in str(missing)
     assert all(words in unreadable.offenders[1] for words in ("6.jpg'", "image file is truncated"))
     assert ids(report.filtered(data), "train") == ["0", "8"]
-    assert report.summary_of_left_out() == "left out: train 7 of 9 rows; empty captions: 0"
+    assert str(report).endswith("\nleft out: train 7 of 9 rows; empty captions: 0")
 
 
 @pytest.mark.parametrize("part", ["pixels", "checksum"])
@@ -147,11 +146,11 @@ def test_empty_captions_and_images_without_references(tmp_path: Path) -> None:
     data = Rows({"train": rows})
     report = both(data)
     assert found(report) == {"empty captions": 4, "images without references": 2}
-    assert report.problems[0].offenders == ("train image '1', caption 2", "train image '3', caption 1")
+    assert report.problems[0].offenders == ["train image '1', caption 2", "train image '3', caption 1"]
     kept = report.filtered(data).split("train")
     assert [(item["image_id"], item["references"]) for item in kept] == [("0", ["a dog"]), ("1", ["a dog", "a cat"])]
     assert rows[1]["references"] == ["a dog", "", "a cat", " , .\n"], "the dataset itself must not change"
-    assert "empty captions: 4" in report.summary_of_left_out()
+    assert str(report).endswith("empty captions: 4")
 
 
 def test_duplicate_ids_keep_the_first_good_row(tmp_path: Path) -> None:
@@ -178,7 +177,7 @@ def test_the_same_file_in_two_splits_stays_in_the_evaluation_split(tmp_path: Pat
     assert ids(clean, "train") == ["0", "2", "3"]
     assert ids(clean, "val") == ["5"]
     assert ids(clean, "test") == ["6", "7", "test copy", "from val"]
-    assert report.left_out == {"train": 1, "val": 2, "test": 0}
+    assert "left out: train 1 of 4 rows, val 2 of 3 rows, test 0 of 4 rows" in str(report)
     assert check_data(clean, clean.splits).ok, "what is kept must pass the same checks"
 
 
@@ -191,7 +190,7 @@ def test_equal_images_under_other_names_and_formats_leak(tmp_path: Path) -> None
     report = both(data)
     assert found(report) == {"equal images in two splits": 1}
     offender = f"test {str(tmp_path / 'copy.png')!r} = train {str(tmp_path / '2.jpg')!r}"
-    assert report.problems[0].offenders == (offender,)
+    assert report.problems[0].offenders == [offender]
     assert ids(report.filtered(data), "train") == ["0", "1"]
     assert ids(report.filtered(data), "test") == ["3", "copy"]
 
@@ -225,9 +224,9 @@ def test_images_in_memory_leak_by_content_and_other_objects_are_refused() -> Non
     data = Rows({"train": [row("1", red), row("2", blue), row("3", 3.5)], "val": [row("4", red.copy())]})
     report = both(data)
     assert found(report) == {"unreadable images": 1, "equal images in two splits": 1}
-    assert report.problems[0].offenders == (
-        "train image '3': float is not an image: expected a path, a PIL image or a scene",
-    )
+    assert report.problems[0].offenders == [
+        "train image '3': float is not an image: expected a path, a PIL image or a scene"
+    ]
     assert ids(report.filtered(data), "train") == ["2"]
 
 
@@ -280,7 +279,7 @@ def test_every_kind_is_in_one_error(tmp_path: Path) -> None:
         "image files in two splits": 1,
         "equal images in two splits": 1,
     }
-    assert report.left_out == {"train": 4, "val": 0, "test": 0}
+    assert "left out: train 4 of 6 rows, val 0 of 1 rows, test 0 of 1 rows" in str(report)
     assert str(report).startswith("data: 7 kinds of problem in 8 rows (train 6, val 1, test 1):")
 
 
@@ -317,13 +316,13 @@ def test_cache_skips_what_is_known_and_sees_what_changed(tmp_path: Path, monkeyp
     cache = tmp_path / "run" / "images.json"
     first = check_image_files(paths, cache=cache)
     decoded: list[str] = []
-    decode = image_files.check_image_file
+    decode = file_checks.check_image_file
 
     def counted(path: str) -> Verdict:
         decoded.append(path)
         return decode(path)
 
-    monkeypatch.setattr(image_files, "check_image_file", counted)
+    monkeypatch.setattr(file_checks, "check_image_file", counted)
     assert check_image_files(paths, cache=cache) == first
     assert decoded == []
     Path(paths[1]).write_bytes(b"damaged")
@@ -342,7 +341,7 @@ def test_cache_skips_what_is_known_and_sees_what_changed(tmp_path: Path, monkeyp
 def test_progress_is_logged_off_a_terminal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(image_files, "_LOG_SECONDS", 0.0)
+    monkeypatch.setattr(file_checks, "_LOG_SECONDS", 0.0)
     monkeypatch.setattr("sys.stderr.isatty", lambda: False, raising=False)
     with caplog.at_level(logging.INFO):
         check_data(Rows({"train": good_rows(tmp_path, 0, 2)}), ["train"])

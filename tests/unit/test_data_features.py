@@ -15,9 +15,15 @@ import torch
 from PIL import Image
 
 from rl_caption.data.base import DataError, Row
-from rl_caption.data.feature_arrays import normalised_boxes, pad_features
-from rl_caption.data.feature_checks import check_features
-from rl_caption.data.features import FeatureOptions, ImageFeatures, features_of, load_features
+from rl_caption.data.features import (
+    FeatureOptions,
+    ImageFeatures,
+    as_image_features,
+    features_of,
+    normalised_boxes,
+    pad_features,
+)
+from rl_caption.data.file_checks import check_features
 
 
 def regions(count: int, dim: int = 4) -> np.ndarray:
@@ -104,7 +110,7 @@ def test_missing_features_are_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"dim": 0}, "dim is 0: expected a whole number, at least 1"),
+        ({"dim": 0}, "dim is 0: expected at least 1"),
         ({"max_regions": 1.5}, "max_regions is 1.5"),
         ({"box_features": "raw"}, "box_features is 'raw': expected none or normalised"),
         ({"pattern": "features"}, "pattern is 'features': expected {image_id} or {stem} in it"),
@@ -174,7 +180,7 @@ def test_files_that_are_cut_off_empty_or_pickled_are_refused(tmp_path: Path, suf
         np.save(pickled, objects)
     for path in (cut, empty, pickled):
         with pytest.raises(DataError, match=f"image '{path.stem}'"):
-            load_features(path, path.stem)
+            as_image_features(path, path.stem).load()
         with pytest.raises(DataError, match=f"image '{path.stem}'"):
             image(tmp_path, path.stem).check()
 

@@ -17,8 +17,8 @@ from rewards.clip.encoder import EmbeddingCache
 from rewards.clip.student import LCLIP, LCLIPConfig
 from rewards.files import atomic_write, remove_leftovers
 from rewards.text.document_frequency import DocumentFrequencies
+from rl_caption.data.file_checks import check_image_files
 from rl_caption.data.files import write_json
-from rl_caption.data.image_files import check_image_files
 from rl_caption.training.run_folder import drop_after
 
 SMALL = LCLIPConfig(

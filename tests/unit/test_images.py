@@ -15,7 +15,7 @@ from rewards.base import RewardError
 from rewards.clip.encoder import image_identity
 from rewards.images import image_size, open_image
 from rl_caption.data.base import DataError, load_image
-from rl_caption.data.image_files import check_image_files
+from rl_caption.data.file_checks import check_image_files
 
 RAMP = np.linspace(0, 255, 12).astype(np.uint8).reshape(3, 4)
 COLOURS = np.stack([RAMP, 255 - RAMP, RAMP // 2], axis=-1)

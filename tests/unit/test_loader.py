@@ -7,9 +7,7 @@ from itertools import islice
 import pytest
 import torch
 
-from rl_caption.data.augment import augment
-from rl_caption.data.loader import Collate, encode_targets, row_loader
-from rl_caption.data.order import micro_batches
+from rl_caption.data.loader import Collate, augment, encode_targets, micro_batches, row_loader
 from tests.captioners_for_tests import tiny_captioner, tiny_rows
 
 

@@ -6,7 +6,7 @@ from itertools import islice
 
 import pytest
 
-from rl_caption.data.order import micro_batch_size, micro_batches, step_indices
+from rl_caption.data.loader import micro_batch_size, micro_batches, step_indices
 
 
 def test_every_image_is_seen_once_an_epoch_also_where_batches_span_epochs() -> None:

@@ -12,19 +12,19 @@ import numpy as np
 import pytest
 
 from rewards.text.document_frequency import DocumentFrequencies
-from rl_caption.data import coco_checks, prepare_coco
+from rl_caption.data import prepare_coco
 from rl_caption.data.base import DataError
 from rl_caption.data.files import read_references
-from rl_caption.data.json_stream import stream_lists
 from rl_caption.data.karpathy import KarpathyData
+from rl_caption.data.plain_files import stream_list
 from rl_caption.data.prepare_coco import prepare
 from tests.coco_for_tests import captions_of, write_downloads, write_features, write_photos
 
 
 @pytest.fixture(autouse=True)
 def tiny_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coco_checks, "IMAGES", {"train": 10, "val": 4, "test": 4})
-    monkeypatch.setattr(coco_checks, "CAPTIONS", {"train": 50, "val": 20, "test": 20})
+    monkeypatch.setattr(prepare_coco, "IMAGES", {"train": 10, "val": 4, "test": 4})
+    monkeypatch.setattr(prepare_coco, "CAPTIONS", {"train": 50, "val": 20, "test": 20})
 
 
 def change(path: Path, edit: Callable[[Any], Any]) -> None:
@@ -211,7 +211,7 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 def test_the_counts_are_those_of_the_official_files() -> None:
     published = {"train2014": (82_783, 414_113), "val2014": (40_504, 202_654)}
-    source = Path(coco_checks.__file__).read_text()
+    source = Path(prepare_coco.__file__).read_text()
     assert sum(images for images, _ in published.values()) == 123_287 == 113_287 + 2 * 5_000
     assert sum(captions for _, captions in published.values()) == 616_767 == 566_747 + 2 * 25_010
     for number in ("113_287", "5_000", "566_747", "25_010"):
@@ -228,15 +228,15 @@ def test_the_counts_are_those_of_the_official_files() -> None:
 )  # fmt: skip
 def test_a_damaged_file_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "f.json").write_text(text)
-    with pytest.raises(DataError, match=r"f\.json is not a JSON object, or is cut off"):
-        list(stream_lists(tmp_path / "f.json", ["images"]))
+    with pytest.raises(DataError, match=r"f\.json (is not JSON|has no list)"):
+        list(stream_list(tmp_path / "f.json", "images"))
 
 
 def test_lists_are_streamed_whatever_stands_around_them(tmp_path: Path) -> None:
     content = {"a": {"images": [9]}, "images": [{"b": [1, "]"]}, 2, []], "c": "}", "annotations": [], "d": None}
     for indent in (None, 2):
         (tmp_path / "f.json").write_text(json.dumps(content, indent=indent))
-        found = list(stream_lists(tmp_path / "f.json", ["images", "annotations"]))
-        assert found == [("images", 0, {"b": [1, "]"]}), ("images", 1, 2), ("images", 2, [])]
+        assert list(stream_list(tmp_path / "f.json", "images")) == [{"b": [1, "]"]}, 2, []]
+        assert list(stream_list(tmp_path / "f.json", "annotations")) == []
     with pytest.raises(DataError, match="has no list 'captions'"):
-        list(stream_lists(tmp_path / "f.json", ["captions"]))
+        list(stream_list(tmp_path / "f.json", "captions"))

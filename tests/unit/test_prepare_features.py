@@ -13,7 +13,7 @@ import pytest
 
 from rl_caption.data import prepare_features
 from rl_caption.data.base import DataError
-from rl_caption.data.features import load_features
+from rl_caption.data.features import as_image_features
 from rl_caption.data.prepare_features import convert_tsv
 
 
@@ -42,7 +42,7 @@ def line(image_id: int, layout: str, values: np.ndarray | None = None) -> str:
 def test_each_line_becomes_a_file(tmp_path: Path, layout: str) -> None:
     (tmp_path / "a.tsv").write_text("\n".join(line(number, layout) for number in (5, 6)) + "\r\n")
     assert convert_tsv([tmp_path / "a.tsv"], tmp_path / "out") == (2, 0)
-    np.testing.assert_array_equal(load_features(tmp_path / "out/6.npz", "6", 8), features(6))
+    np.testing.assert_array_equal(as_image_features(tmp_path / "out/6.npz", "6").load(8), features(6))
     if layout in ("bottom-up", "lxmert"):
         with np.load(tmp_path / "out/5.npz") as stored:
             assert stored["boxes"].shape == (3, 4)
@@ -120,7 +120,7 @@ def test_half_the_space_and_the_command_line(tmp_path: Path, capsys: pytest.Capt
     arguments = [str(tmp_path / "a.tsv"), "--out", str(tmp_path / "out"), "--dtype", "float16", "--dim", "8"]
     assert prepare_features.main(arguments) == 0
     assert "1 images written" in capsys.readouterr().out
-    np.testing.assert_allclose(load_features(tmp_path / "out/5.npz", "5", 8), features(5), atol=2e-3)
+    np.testing.assert_allclose(as_image_features(tmp_path / "out/5.npz", "5").load(8), features(5), atol=2e-3)
     (tmp_path / "b.tsv").write_text(line(6, "bottom-up", 1e6 * np.ones((3, 8))))
     with pytest.raises(DataError, match="beyond float16: convert to float32"):
         convert_tsv([tmp_path / "b.tsv"], tmp_path / "out", dtype="float16")

@@ -11,7 +11,7 @@ from open_clip import SimpleTokenizer
 from PIL import Image
 
 from rewards.clip.preprocessing import Preprocessing
-from rl_caption.data.augment import augment
+from rl_caption.data.loader import augment
 from rl_caption.reward_models.batch import PairCollate, PixelCache, TokenCache, choose_caption
 from tests.clip_for_tests import Drawn, noise_image
 

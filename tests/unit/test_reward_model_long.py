@@ -17,7 +17,7 @@ from rewards.clip.long import stretch_positions
 from rewards.clip.preprocessing import Preprocessing
 from rl_caption.config.build import ConfigError, build_data
 from rl_caption.config.schema import DataConfig
-from rl_caption.data.order import micro_batches, step_indices
+from rl_caption.data.loader import micro_batches, step_indices
 from rl_caption.reward_models.batch import (
     PairBatch,
     PairCollate,

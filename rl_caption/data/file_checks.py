@@ -1,0 +1,185 @@
+"""Are files of images and of region features there, and readable? In parallel, without holding their values."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import astuple
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from tqdm import tqdm
+
+from rewards.base import RewardError
+from rewards.images import image_file, open_image, pixel_hash
+from rl_caption.data.base import DataError
+from rl_caption.data.features import ImageFeatures
+from rl_caption.data.files import write_text
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+R = TypeVar("R")
+_BLOCK = 4096
+_CACHED = "oriented images"
+"""Key of what a cache of images holds; another name whenever the hash of an image changes."""
+_LOG_SECONDS = 10.0
+
+
+class Verdict(NamedTuple):
+    """What is known of one image file."""
+
+    content: str | None = None
+    """Hash of the decoded RGB pixels, the same for copies; None where they were not decoded."""
+    error: str | None = None
+    """Why the file cannot be used, with its name; None where it can."""
+    missing: bool = False
+    """Whether there is no such file."""
+
+
+def check_image_files(
+    paths: Sequence[str], num_workers: int = 4, check_pixels: bool = True, cache: str | Path | None = None
+) -> dict[str, Verdict]:
+    """Check every image file: it exists, it is an image, and every pixel decodes.
+
+    Args:
+        paths: the files, without duplicates.
+        num_workers: threads; Pillow decodes outside the interpreter lock.
+        check_pixels: decode; False only looks whether the files exist.
+        cache: a JSON file that remembers the good files by path, size and time of change, so that a second run decodes
+            only what is new. It is made if absent and made anew if unreadable.
+    """
+    known = _read_cache(cache).get(_CACHED) if cache is not None and check_pixels else None
+    known = known if isinstance(known, dict) else {}
+    stamps: dict[str, list[int]] = {}
+    verdicts: dict[str, Verdict] = {}
+    for path in paths:
+        try:
+            status = os.stat(path)
+        except (OSError, ValueError) as error:  # ValueError: no name of a file, such as one with a zero byte
+            verdicts[path] = Verdict(error=f"{path!r}: {getattr(error, 'strerror', None) or error}", missing=True)
+            continue
+        stamps[path] = [status.st_size, status.st_mtime_ns]
+        if not check_pixels:
+            verdicts[path] = Verdict() if os.path.isfile(path) else Verdict(error=f"{path!r}: not a file", missing=True)
+            continue
+        match known.get(path):
+            case [*stamp, str(content)] if stamp == stamps[path]:
+                verdicts[path] = Verdict(content=content)
+    unseen = [path for path in paths if path not in verdicts]
+    verdicts.update(zip(unseen, in_parallel(check_image_file, unseen, num_workers, "checking images"), strict=True))
+    if cache is not None and check_pixels and unseen:
+        good = {path: (*stamps[path], verdicts[path].content) for path in stamps if verdicts[path].content}
+        write_text(cache, json.dumps({_CACHED: known | good}))
+    return verdicts
+
+
+def check_image_file(path: str) -> Verdict:
+    """Decode one image file and hash its pixels."""
+    try:
+        with image_file(path) as image:
+            image.verify()  # checksums, where the format has them; the image cannot be used afterwards
+        return Verdict(content=pixel_hash(open_image(path)))
+    except RewardError as error:
+        return Verdict(error=str(error))
+
+
+def check_features(
+    features: Sequence[ImageFeatures],
+    num_workers: int = 4,
+    cache: str | Path | None = None,
+    check_values: bool = False,
+) -> list[str | None]:
+    """Check every image's features.
+
+    Args:
+        features: of N images.
+        num_workers: threads, for a folder of files.
+        cache: the file that remembers good images; good features are remembered next to it, in ``NAME.features.json``,
+            by path or key, size and time of change, so that a second run reads only what is new.
+        check_values: read the values, too: that they are finite and, where boxes are read, that these lie in the image.
+            False reads headers alone.
+
+    Returns:
+        N times what is wrong, naming image, file and shape, or None. Where most images have D features, another
+        number is wrong.
+    """
+    memory = None if cache is None else Path(cache).with_suffix(".features.json")
+    known = {} if memory is None else _read_cache(memory)
+    stamps = [None if memory is None else _stamp(item) for item in features]
+    dims: list[int | None] = [None] * len(features)
+    errors: list[str | None] = [None] * len(features)
+    for index, stamp in enumerate(stamps):
+        match known.get(stamp[0]) if stamp is not None else None:
+            # Values that were read need no other look at headers.
+            case [dependencies, int(dim), read] if stamp and dependencies == stamp[1] and (read or not check_values):
+                dims[index] = dim
+    unseen = [index for index, dim in enumerate(dims) if dim is None]
+    threads = num_workers if all(item.store.parallel for item in features) else 1
+    title = "reading features" if check_values else "checking features"
+    good: dict[str, list[Any]] = {}
+    found = in_parallel(lambda index: _dim(features[index], check_values), unseen, threads, title)
+    for index, outcome in zip(unseen, found, strict=True):
+        stamp = stamps[index]
+        if isinstance(outcome, str):
+            errors[index] = outcome
+            continue
+        dims[index] = outcome
+        if stamp is not None:
+            good[stamp[0]] = [stamp[1], outcome, check_values]
+    if memory is not None and unseen:
+        write_text(memory, json.dumps(known | good))
+    usual = Counter(dim for dim in dims if dim is not None).most_common(1)
+    for index, found_dim in enumerate(dims):
+        if found_dim is not None and found_dim != usual[0][0]:
+            errors[index] = f"{features[index].where}: D is {found_dim}, others have {usual[0][0]}"
+    return errors
+
+
+def _dim(item: ImageFeatures, check_values: bool) -> int | str:
+    try:
+        return item.load().shape[1] if check_values else item.check()
+    except DataError as error:
+        return str(error)
+
+
+def _stamp(item: ImageFeatures) -> tuple[str, list[Any]] | None:
+    """A name of the features, and everything that the verdict depends on."""
+    stamp = item.store.stamp(item.place)
+    if stamp is None:
+        return None
+    return stamp[0], [stamp[1], stamp[2], repr((item.place, astuple(item.options), item.size))]
+
+
+def _read_cache(cache: str | Path) -> dict[str, Any]:
+    """What a cache holds; nothing where there is none, or it is damaged."""
+    try:
+        content = json.loads(Path(cache).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def in_parallel(function: Callable[[T], R], items: Sequence[T], num_workers: int, title: str) -> Iterator[R]:
+    """Yield ``function`` of every item, in order, from threads, with a progress bar or, off a terminal, log lines."""
+    total, terminal = len(items), sys.stderr.isatty()
+    start = logged = time.monotonic()
+    with (
+        ThreadPoolExecutor(max(1, num_workers)) as pool,
+        tqdm(total=total, desc=title, unit="file", leave=False, disable=not terminal) as bar,
+    ):
+        blocks = (items[first : first + _BLOCK] for first in range(0, total, _BLOCK))
+        for done, result in enumerate((result for block in blocks for result in pool.map(function, block)), start=1):
+            yield result
+            bar.update()
+            now = time.monotonic()
+            if not terminal and now - logged >= _LOG_SECONDS:
+                rate, logged = done / (now - start), now
+                left = (total - done) / rate
+                logger.info("%s: %d of %d files, %.0f files/s, %.0f s left", title, done, total, rate, left)

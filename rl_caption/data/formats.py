@@ -1,0 +1,201 @@
+"""Data formats by name, what those that read a file share, and long descriptions as captions.
+
+A format of this package is a line in ``FORMATS``; one from outside needs no line: ``data.format`` is then
+``package.module:Name``, a class or a function that makes a ``DataModule``. Its options are its parameters, their ranges
+stand in the annotations (``Annotated[int, Range(min=1)]``), and ``data.kwargs`` has their values; a parameter that is
+called like one of ``KEYS`` takes that key of ``data``.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_type_hints
+
+from rl_caption.config.ranges import wrong_values
+from rl_caption.config.targets import load_target
+from rl_caption.data.base import DataError, DataModule, Row, RowView
+from rl_caption.data.features import FeatureOptions, ImageSize, features_of
+from rl_caption.data.plain_files import check_type
+from rl_caption.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rl_caption.config.schema import DataConfig
+
+FORMATS = {
+    "karpathy": "rl_caption.data.karpathy:KarpathyData",
+    "jsonl": "rl_caption.data.jsonl:JsonLinesData",
+    "scenes": "rl_caption.data.scenes:ScenesData",
+}
+"""Name -> ``module:Name``."""
+KEYS = ("path", "image_root", "image_extension", "flatten", "features_root", "features_kwargs")
+"""Keys of ``data`` that are options of some formats."""
+STANDARD_SPLITS = ("train", "restval", "val", "test")
+
+
+def wrong_options(config: DataConfig, key: str, with_kwargs: bool) -> list[str]:
+    """What is wrong with the options that a format is given, a sentence each.
+
+    Args:
+        config: the section ``data`` of a configuration.
+        key: its key, for messages.
+        with_kwargs: look at ``kwargs``, too.
+
+    Raises:
+        ConfigError: there is no such format.
+    """
+    target: Any = load_target(config.format, f"{key}.format", FORMATS)
+    parameters, given = inspect.signature(target).parameters, _given(config)
+    constructor = target.__init__
+    function = constructor if isinstance(target, type) else target
+    takes = ", ".join(map(str, parameters.values())) or "no options"
+    free = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    wrong = [
+        f"{key}.{name} is {value!r}: {key}.format {config.format} does not read it, leave it out"
+        for name, value in given.items()
+        if name not in parameters and not free
+    ]
+    unknown = [name for name in sorted(config.kwargs) if with_kwargs and name not in parameters and not free]
+    if wrong or unknown:
+        return wrong + [f"{key}.kwargs has {unknown}: {config.format} takes {takes}"] * bool(unknown)
+    try:
+        hints = get_type_hints(function, include_extras=True)
+    except NameError:  # imported for type checkers only
+        hints = {}
+    values = {f"{key}.{name}": (value, hints.get(name, Any)) for name, value in given.items()}
+    if with_kwargs:
+        values |= {f"{key}.kwargs.{name}": (value, hints.get(name, Any)) for name, value in config.kwargs.items()}
+    for where, (value, kind) in values.items():
+        try:
+            check_type(value, kind, where, ConfigError)
+            wrong += wrong_values(value, kind, where)
+        except ConfigError as error:
+            wrong.append(str(error))
+    return wrong
+
+
+def build_data(config: DataConfig) -> DataModule:
+    """The dataset that the section ``data`` of a configuration describes, unchecked.
+
+    Raises:
+        ConfigError: there is no such format, or it does not take an option, needs another, or refuses a value.
+        DataError: a file is missing or malformed.
+    """
+    wrong = wrong_options(config, "data", with_kwargs=True)
+    target, options = load_target(config.format, "data.format", FORMATS), _given(config) | config.kwargs
+    for name, each in inspect.signature(target).parameters.items():
+        named = each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
+        if named and each.default is each.empty and name not in options:
+            place = name if name in KEYS else f"kwargs.{name}"
+            wrong.append(f"data.{place} is not set: data.format {config.format} needs it")
+    if wrong:
+        raise ConfigError("; ".join(wrong))
+    try:
+        made = target(**options)
+    except DataError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"data: format {config.format} cannot be made: {error}") from error
+    if not (hasattr(made, "splits") and callable(getattr(made, "split", None))):
+        raise ConfigError(f"data.format is {config.format!r}: what it makes has no splits and split(name)")
+    return LongCaptions(made) if config.long_captions else made
+
+
+def _given(config: DataConfig) -> dict[str, Any]:
+    """Those of ``KEYS`` that are set."""
+    default = type(config)()
+    values = {name: getattr(config, name) for name in KEYS}
+    return {name: value for name, value in values.items() if value != getattr(default, name)}
+
+
+def grouped_by_split(
+    rows: Iterable[tuple[str, Row]], source: Path, max_images: Mapping[str, int] | None = None
+) -> dict[str, list[Row]]:
+    """Group ``(split, row)`` pairs; the standard splits come first, then the others in the order of the file.
+
+    Args:
+        rows: pairs in the order of the file, which each split keeps.
+        source: the file they come from, for messages.
+        max_images: at most so many rows of a split, the first ones; splits that are not named stay whole.
+
+    Raises:
+        DataError: there is no row, or ``max_images`` names an unknown split or a number below 1.
+    """
+    found: dict[str, list[Row]] = {}
+    for split, row in rows:
+        found.setdefault(split, []).append(row)
+    if not found:
+        raise DataError(f"{source} holds no images")
+    for split, limit in (max_images or {}).items():
+        if split not in found:
+            raise DataError(f"max_images names the split {split!r}; {source} has {sorted(found)}")
+        if limit < 1:
+            raise DataError(f"max_images.{split} is {limit}: expected at least 1 image")
+        found[split] = found[split][:limit]
+    return {split: found[split] for split in dict.fromkeys((*STANDARD_SPLITS, *found)) if split in found}
+
+
+def rows_of(rows: Mapping[str, list[Row]], name: str, source: Path) -> Sequence[Row]:
+    """The rows of split ``name``. Raises ``DataError`` where there is no such split."""
+    if name not in rows:
+        raise DataError(f"no split {name!r} in {source}: it has {', '.join(rows)}")
+    return rows[name]
+
+
+def add_features(
+    rows: Mapping[str, list[Row]],
+    root: str | Path | None,
+    options: Mapping[str, Any] | None = None,
+    sizes: Mapping[str, ImageSize] | None = None,
+) -> None:
+    """Give every row ``features``, its ``ImageFeatures`` under ``root``; nothing where ``root`` is None.
+
+    Args:
+        rows: by split.
+        root: a folder or an HDF5 file.
+        options: arguments of ``FeatureOptions``.
+        sizes: image id -> width and height in pixels, where they are known.
+
+    Raises:
+        DataError: ``root`` is neither, or there are options without a root, or wrong ones.
+    """
+    if root is None:
+        if options:
+            raise DataError(f"features_kwargs is {dict(options)}, but features_root is not set")
+        return
+    every = [row for split in rows.values() for row in split]
+    for row, found in zip(every, features_of(every, root, FeatureOptions.of(options), sizes), strict=True):
+        row["features"] = found
+
+
+class LongCaptions:
+    """A dataset whose captions are the long descriptions of another (``data.long_captions``).
+
+    The one reference of a row is its ``long_reference``; the references that it had become ``short_references``. A row
+    without a long description raises ``DataError`` when it is looked at.
+    """
+
+    def __init__(self, data: DataModule) -> None:
+        self.data = data
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """Those of ``data``."""
+        return self.data.splits
+
+    def split(self, name: str) -> Sequence[Row]:
+        """Return the rows of a split. Raises ``DataError`` for an unknown name."""
+        rows = self.data.split(name)
+        return RowView(rows, range(len(rows)), partial(_long, name))
+
+
+def _long(split: str, index: int, row: Row) -> Row:
+    description = row.get("long_reference", "")
+    if not description.strip():
+        raise DataError(
+            f"{split} {row['image_id']!r} has no long_reference, which data.long_captions makes its caption: expected "
+            "a long description in every row (data.format jsonl or scenes)"
+        )
+    return {**row, "references": [description], "short_references": row["references"]}

@@ -213,8 +213,8 @@ def test_values_out_of_range_are_named(kind: type[Any], key: str, value: Any) ->
 @pytest.mark.parametrize(
     ("kind", "text", "parts"),
     [
-        (XeConfig, "data: {format: scenes, path: d.json}", ("data.path", "'d.json'", "karpathy")),
-        (XeConfig, "data: {format: jsonl, path: d, flatten: true}", ("data.flatten", "karpathy")),
+        (XeConfig, "data: {format: scenes, path: d.json}", ("data.path", "'d.json'")),
+        (XeConfig, "data: {format: jsonl, path: d, flatten: true}", ("data.flatten",)),
         (XeConfig, "train: {decay_epochs: 3}", ("train.decay_epochs", "3", "step")),
         (XeConfig, "train: {schedule: step, decay_every: 5, decay_epochs: 3}", ("train.decay_every", "decay_epochs")),
         (ScstConfig, "rollout: {num_samples: 1}", ("rollout.num_samples is 1", "leave_one_out")),

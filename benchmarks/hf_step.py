@@ -3,12 +3,11 @@
     python -m benchmarks.hf_step [--models blip vit_gpt2] [--device cuda] [--precision bf16] [--images 50] [--json FILE]
     python -m benchmarks.hf_step --fits                     # the largest step for a card, from the bytes of small ones
 
-BLIP base at 384 pixels and ViT base with GPT-2 at 224; otherwise the step of ``benchmarks.scst_step``. The baselines do
-the same work on the same model: Transformers' ``generate`` for the greedy captions and again for the samples,
-pycocoevalcap's CIDEr, and a second forward pass, with gradient,
+BLIP base at 384 pixels and ViT base with GPT-2 at 224; otherwise the step of ``benchmarks.scst_step``. The baselines
+are its *generate twice*, with a second forward pass over
 
-- images copied: over the images copied K times, each of which is encoded;
-- states copied: over copies of the encoder's states of images that are encoded once.
+- images copied: the images copied K times, each of which is encoded;
+- states copied: K copies of the encoder's states of each image.
 
 Peak memory is counted as in ``benchmarks.memory``; ``--fits`` compares with states copied, at captions of 20 tokens.
 Images copied do not fit a GPU at 50 images: ``--copied states``.
@@ -71,7 +70,7 @@ def vit_gpt2() -> Any:
 
 @torch.no_grad()
 def peaked_blip() -> Any:
-    """BLIP base with larger embeddings: otherwise all words would be about equally likely at all positions."""
+    """BLIP base with larger embeddings: otherwise all words would be about equally likely everywhere."""
     model = blip()
     for module in model.text_decoder.modules():
         if isinstance(module, nn.Embedding):
@@ -87,7 +86,7 @@ MODELS: dict[str, tuple[str, Callable[[], Any], int]] = {
 
 
 class HuggingFaceBench(Bench):
-    """The same of a model of Transformers."""
+    """``Bench`` of a model of Transformers."""
 
     @torch.no_grad()
     def encode(self, batch: CaptionBatch) -> None:

@@ -2,10 +2,10 @@
 
     python -m benchmarks.memory [--precision no bf16] [--device cuda] [--json FILE]
 
-On a CPU the bytes of all tensors are counted: every allocation and release that the profiler saw during a step, added
-up in order, on top of weights, Adam's moments and inputs. The count depends neither on the load of the machine nor on
-its threads. It leaves out what libraries allocate for themselves, a GPU's context and what its caching allocator holds
-back. Attention is the fused kernel in bf16 too, as on a GPU. On a GPU ``torch.cuda.max_memory_allocated`` is taken.
+On a CPU the bytes of all tensors are counted: the running sum of every allocation and release that the profiler saw
+during a step, plus weights, Adam's moments and inputs. The count depends neither on the load of the machine nor on its
+threads; it leaves out what libraries allocate for themselves. Attention is the fused kernel in bf16 too, as on a GPU.
+On a GPU it is ``torch.cuda.max_memory_allocated``.
 
 The peak is linear in images and captions: three small sizes give bytes for a step, an image and a caption, which must
 predict the step of ``--images``. No caption ends before the limit there, the worst case. Baselines are those of
@@ -40,12 +40,12 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class Peak:
-    """Most bytes that are held at one moment of a step."""
+    """Largest number of bytes at one moment of a step."""
 
     held: int
-    """Before and after it too: weights, moments and inputs."""
+    """Weights, moments and inputs."""
     step: int
-    """By the step: activations, logits, gradients so far."""
+    """Activations, logits, gradients so far."""
 
     @property
     def total(self) -> int:
@@ -68,9 +68,9 @@ class UnitBytes:
         """Bytes at B images with K samples each."""
         return self.fixed + images * (self.image + samples * self.caption)
 
-    def largest(self, room: float, samples: int) -> int:
-        """Images, with K samples each, that fit ``room`` bytes."""
-        return max(int((room - self.fixed) / (self.image + samples * self.caption)), 0)
+    def largest(self, available: float, samples: int) -> int:
+        """Images, with K samples each, that fit ``available`` bytes."""
+        return max(int((available - self.fixed) / (self.image + samples * self.caption)), 0)
 
 
 def count_peak(step: Step, bench: Bench, batch: CaptionBatch) -> Peak:
@@ -176,12 +176,10 @@ def against(ours: Peak, theirs: Peak, baseline: str, step: str, kind: str) -> Me
 
 def fits(card: int, models: dict[str, UnitBytes], samples: int, precision: str, gradients: int) -> Measurement:
     """The largest micro-batch, with the gradients that earlier micro-batches have left."""
-    room = card * 10**9 - gradients
-    ours, theirs = (models[name].largest(room, samples) for name in ("step", "generate twice"))
-    name, detail = (
-        f"images x {samples} captions in {card} GB, {precision}, computed",
-        f"{ours:,} images against {theirs:,}",
-    )
+    available = card * 10**9 - gradients
+    ours, theirs = (models[name].largest(available, samples) for name in ("step", "generate twice"))
+    name = f"images x {samples} captions in {card} GB, {precision}, computed"
+    detail = f"{ours:,} images against {theirs:,}"
     return Measurement(name, "generate twice", ours / max(theirs, 1), "x as many", detail)
 
 

@@ -28,16 +28,13 @@ PAPER_KEYS = ("BLEU-4", "METEOR", "ROUGE-L", "CIDEr", "SPICE")
 TEXT_KEYS = ("captions/repeated_ngrams", "captions/bad_endings", "length/mean", "vocabulary/size")
 HACKING_KEYS = (*TEXT_KEYS, "oracle/f1", "oracle/precision", "oracle/recall", "oracle/unparsed")
 IMAGE_SIZE = 256
-"""Longest side of the pictures beside the captions, in pixels."""
+"""Longest side of the pictures in ``captions.md``, in pixels."""
 
 
 def write_report(results: Sequence[Result], plan: Plan, config: AblateConfig, failures: Sequence[str]) -> list[Path]:
     """Write ``table.md``, ``table.csv``, ``runs.csv``, ``captions.md``, ``report.html``; for alphas ``alpha.png``.
 
-    Args:
-        results: starting policies first.
-        plan, config: of the grid.
-        failures: sentences about cells that are missing, for the table's notes.
+    ``results`` has the starting policies first; ``failures`` are sentences about cells that are missing.
     """
     out, systems = Path(config.out), by_system(results)
     tables = markdown_tables(systems)
@@ -54,7 +51,7 @@ def write_report(results: Sequence[Result], plan: Plan, config: AblateConfig, fa
     remarks = "\n".join(f"- {line}" for line in lines)
     rows = next(iter(plan.bases.values())).rows
     written = {"table.md": f"# {out.name}\n\n{tables}\n\n{remarks}\n"}
-    written |= {"table.csv": summary_csv(systems), "runs.csv": runs_csv(results)}
+    written |= {"table.csv": summary_csv(systems), "runs.csv": runs_csv(systems)}
     if config.show_images:
         captions = {name: found[0].captions for name, found in systems.items()}
         written["captions.md"] = captions_page(rows[: config.show_images], captions, out / "images")
@@ -72,7 +69,7 @@ def write_report(results: Sequence[Result], plan: Plan, config: AblateConfig, fa
 
 
 def formula(cell: Cell) -> str:
-    """A mixture as people write it, and what else a cell changes: ``0.3 l_clipscore + 0.7 cider; train.lr = 1e-05``."""
+    """A cell's reward and overrides: ``0.3 l_clipscore + 0.7 cider; train.lr = 1e-05``."""
     mixture = " + ".join(f"{term.weight:g} {name}" for name, term in cell.terms.items())
     return "; ".join([mixture, *(f"{key} = {as_argument(value)}" for key, value in cell.overrides.items())])
 
@@ -83,13 +80,13 @@ def by_system(results: Sequence[Result]) -> dict[str, list[Result]]:
 
 
 def mean_and_std(results: Sequence[Result], key: str) -> tuple[float | None, float | None]:
-    """Mean of a metric over the seeds that have it, and standard deviation (n - 1); None for too few seeds."""
+    """Mean of a metric over the seeds that have it, and standard deviation (n - 1); None where there are too few."""
     values = [result.evaluation.metrics[key] for result in results if key in result.evaluation.metrics]
     return statistics.fmean(values) if values else None, statistics.stdev(values) if len(values) > 1 else None
 
 
 def columns_of(systems: Systems) -> list[dict[str, Column]]:
-    """Columns of the two tables, those of the paper and those that show hacking, for the metrics that are there."""
+    """Columns of the two tables (those of the paper, signs of reward hacking), as far as they were computed."""
     evaluations = [result.evaluation for results in systems.values() for result in results]
     found = {key for evaluation in evaluations for key in evaluation.metrics}
     bounds = {key: ends for evaluation in evaluations for key, ends in evaluation.bounds.items()}
@@ -100,7 +97,7 @@ def columns_of(systems: Systems) -> list[dict[str, Column]]:
 
 
 def markdown_tables(systems: Systems) -> str:
-    """Two Markdown tables, a row for each system: means over seeds, ± the standard deviation of at least two."""
+    """Two Markdown tables, a row for each system: mean over seeds ± standard deviation."""
     paper, hacking = columns_of(systems)
     watched = any(result.watched for results in systems.values() for result in results)
     tables = []
@@ -130,7 +127,7 @@ def _alarm(results: Sequence[Result]) -> str:
 
 
 def notes(results: Sequence[Result]) -> list[str]:
-    """What has to be known to read the tables: what was left out and why, and the signatures of the metrics."""
+    """What was left out of the tables and why, and the signatures of the metrics."""
     left_out = [item for result in results for item in result.evaluation.left_out.items()]
     reasons = [f"{key} is left out: {reason}" for key, reason in left_out if key in PAPER_KEYS + HACKING_KEYS]
     signatures = list(dict.fromkeys(result.evaluation.signature for result in results))
@@ -152,9 +149,9 @@ def summary_csv(systems: Systems) -> str:
     return _csv(lines)
 
 
-def runs_csv(results: Sequence[Result]) -> str:
-    """CSV, a row for each run, systems together: every metric as computed."""
-    ordered = [result for of_system in by_system(results).values() for result in of_system]
+def runs_csv(systems: Systems) -> str:
+    """CSV, a row for each run: every metric as computed."""
+    ordered = [result for results in systems.values() for result in results]
     keys = list(dict.fromkeys(key for result in ordered for key in result.evaluation.metrics))
     lines: list[list[Any]] = [["system", "base", "alpha", "seed", *keys, "first_alarm"]]
     for result in ordered:
@@ -172,7 +169,7 @@ def _csv(lines: Sequence[Sequence[Any]]) -> str:
 def captions_page(rows: Sequence[Row], systems: Mapping[str, Mapping[str, str]], folder: Path) -> str:
     """Markdown of the captions of each row by every system (name -> image id -> caption).
 
-    Pictures are written to ``folder`` as ``N.png``; an image that cannot be read (region features) has none.
+    Pictures are written to ``folder``; an image that cannot be read (region features) has none.
     """
     parts = ["# Captions of the same images", "One seed a cell. The first line of an image is one of its references."]
     for index, row in enumerate(rows):
@@ -211,12 +208,12 @@ def alpha_curve(systems: Systems, base: str, key: str) -> list[tuple[float, floa
 
 
 def draw_alpha(systems: Systems, path: Path) -> None:
-    """Write a picture with one panel for each base: CIDEr (x100) on the left axis, the first judge on the right one.
+    """Plot CIDEr (x100, left axis) and the first judge (right axis) over alpha, a panel for each base.
 
     Error bars are standard deviations over seeds; dotted lines are the starting policy.
 
     Raises:
-        ImportError: matplotlib is not installed; it is an optional dependency.
+        ImportError: matplotlib, an optional dependency, is not installed.
     """
     from matplotlib.figure import Figure
 

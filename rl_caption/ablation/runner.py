@@ -45,11 +45,7 @@ from rl_caption.training.tracking import clock
 
 
 def run_ablation(config: AblateConfig, parse: Parse) -> int:
-    """Run the grid to its end, or go on with it; 0, or 1 where a cell failed or was stopped.
-
-    Args:
-        config: of the grid.
-        parse: ``rl_caption.cli.main.parse``.
+    """Run the grid, or go on with it; return 0, or 1 where a cell failed or was stopped.
 
     Raises:
         ConfigError, DataError: as for ``make_plan``, before the first run starts.
@@ -126,7 +122,6 @@ def _run_cells(
     _print(f"{len(cells)} runs: {len(complete)} are there, {len(jobs)} to train, {config.jobs} at a time")
 
     def finish(cell: Cell, ended: EndedJob | None) -> None:
-        """Evaluate a cell whose training has ended well; note why where it has not."""
         failure = None if ended is None or (ended.code == 0 and is_complete(cell.run)) else _how_it_ended(ended)
         try:
             result = None if failure else _evaluate_cell(cell, plan.bases[cell.base], config, judges[cell.base])

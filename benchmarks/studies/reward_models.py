@@ -13,6 +13,7 @@ import argparse
 import logging
 import statistics
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -42,9 +43,8 @@ from rl_caption.reward_models.retrieval import retrieval_recall
 
 logger = logging.getLogger(__name__)
 
-RECALLS = {
-    f"{way[:3]}_r{k}": f"{way[4:]} R@{k}, %" for way in ("i2t image to text", "t2i text to image") for k in (1, 5, 10)
-}
+WAYS = {"i2t": "image to text", "t2i": "text to image"}
+RECALLS = {f"{way}_r{k}": f"{name} R@{k}, %" for way, name in WAYS.items() for k in (1, 5, 10)}
 """Key of ``retrieval_recall`` -> heading."""
 
 
@@ -129,9 +129,14 @@ class Report:
     """Agreement of metrics with oracle F1, and with the order of references and hard negatives."""
 
     def __post_init__(self) -> None:
-        for part in as_sets(self.scenes) if self.scenes is not None else []:
-            count = len(part.first) if hasattr(part, "first") else len(part.captions)
-            self.results.append(SetResult(part.name, f"{count} of {len(self.rows)} scenes", part.convention, count, {}))
+        if self.scenes is None:
+            return
+        kinds = Counter(pair.kind for pair in self.scenes.pairs)
+        counts = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+        found = [(len(self.scenes.captions), "captions"), (len(self.scenes.pairs), f"pairs ({counts})")]
+        for part, (count, what) in zip(as_sets(self.scenes), found, strict=False):
+            description = f"{count} {what} of {len(self.rows)} scenes"
+            self.results.append(SetResult(part.name, description, part.convention, count, {}))
 
     def add_metric(self, name: str, metric: Reward) -> None:
         """Score all captions of the scenes in one call and compare with the oracle."""

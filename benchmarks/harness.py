@@ -1,4 +1,4 @@
-"""What all benchmarks share: variants timed in turn, their ratio to a baseline within each round, one table.
+"""Common to all benchmarks: variants timed in turn, their ratio to a baseline within each round, one table.
 
 Only ratios between variants of one run are reported: times of a machine that other programs use say little.
 """

@@ -43,6 +43,7 @@ from rl_caption.data.base import Row
 from rl_caption.scst.advantages import greedy
 from rl_caption.scst.rollout import sample_captions
 from rl_caption.scst.step import SelfCriticalTask
+from rl_caption.training.accumulation import Averages
 from rl_caption.types import CaptionBatch
 
 PHASES = {"encode": "encode", "decode": "rollout", "reward": "reward", "score and update": "update"}
@@ -81,7 +82,6 @@ class Bench:
     captioner: TransformerCaptioner
     reward: MixedReward
     batch: CaptionBatch
-    phases: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in PHASES})
 
     def __post_init__(self) -> None:
         self.policy = self.captioner.policy
@@ -185,22 +185,13 @@ def end_captions(captioner: TransformerCaptioner, inputs: dict[str, Tensor], sha
         policy.position_embedding.weight[: shapes.tokens] += factor.unsqueeze(1) * vector
 
 
-def our_step(bench: Bench, batch: CaptionBatch, phases: bool = False, generate: Generate | None = None) -> None:
-    """The package's step. ``phases`` appends the seconds of its parts, ``generate`` replaces the captioner's."""
-    decoding = bench.decoding
-    task = SelfCriticalTask(bench.accelerator, bench.captioner, bench.model, bench.reward, greedy, decoding)
+def our_step(bench: Bench, batch: CaptionBatch, generate: Generate | None = None) -> Averages:
+    """The package's step, whose log it returns; ``generate`` replaces the captioner's."""
+    task = SelfCriticalTask(bench.accelerator, bench.captioner, bench.model, bench.reward, greedy, bench.decoding)
     task.generate = generate
     log = task.training_step([batch], step=0)
     bench.update()
-    if phases:
-        times = log.reduce(bench.accelerator)
-        started = time.perf_counter()
-        bench.encode(batch)
-        synchronise(bench.accelerator.device.type)
-        times["time/encode"] = time.perf_counter() - started
-        times["time/rollout"] -= times["time/encode"]
-        for name, key in PHASES.items():
-            bench.phases[name].append(times[f"time/{key}"])
+    return log
 
 
 def generate_step(bench: Bench, batch: CaptionBatch) -> None:
@@ -227,7 +218,7 @@ def generate_step(bench: Bench, batch: CaptionBatch) -> None:
 
 
 def prefix_step(bench: Bench, batch: CaptionBatch) -> None:
-    """Baseline: every sampled token decodes the whole prefix again with gradient; the greedy one without."""
+    """Baseline: every sampled token decodes all of the prefix again with gradient; the greedy one without."""
     samples, captioner = bench.shapes.samples, bench.captioner
     with torch.no_grad(), bench.accelerator.autocast():
         best, _ = decode_by_prefix(bench, batch.inputs, sample=False)
@@ -248,7 +239,7 @@ def learn(bench: Bench, logprobs: Tensor, rewards: Tensor, mask: Tensor) -> None
 
 
 def decode_by_prefix(bench: Bench, inputs: dict[str, Tensor], sample: bool) -> tuple[Tensor, Tensor]:
-    """Tokens [N, T] and their log-probabilities [N, T]; the image is encoded once, nothing else is kept."""
+    """Tokens [N, T] and their log-probabilities [N, T]; the image is encoded a single time, nothing else is cached."""
     policy, captioner = bench.policy, bench.captioner
     encoded = policy.encoder(**inputs)
     prefix = torch.full((len(encoded[0]), 1), captioner.bos_token_id, device=encoded[0].device)
@@ -299,21 +290,29 @@ def measure(timing: Timing, shapes: Shapes | None = None, precision: str = "no",
     times = timed(variants, timing, "self-critical steps")
     note = f"; {shapes.samples} samples and the greedy caption, {lengths_of(bench, bench.batch)}, {precision}"
     yield from (compared(times, name, baseline, note=note) for name, baseline in pairs.items())
-    yield from phase_rows(bench, ours, timing.repeats, bench.batch)
+    yield from phase_rows(bench, ours, timing.repeats)
 
 
-def phase_rows(bench: Bench, name: str, repeats: int, batch: CaptionBatch) -> list[Measurement]:
+def phase_rows(bench: Bench, name: str, repeats: int) -> list[Measurement]:
     """The fraction of ``repeats`` more steps that each part takes, and its tokens per second."""
+    phases: dict[str, list[float]] = {name: [] for name in PHASES}
     for _ in range(repeats):
-        our_step(bench, batch, phases=True)
-    rollout = sample_captions(bench.captioner, bench.policy, batch, bench.decoding, seed=0, step=0)
+        times = our_step(bench, bench.batch).reduce(bench.accelerator)
+        started = time.perf_counter()
+        bench.encode(bench.batch)
+        synchronise(bench.accelerator.device.type)
+        times["time/encode"] = time.perf_counter() - started
+        times["time/rollout"] -= times["time/encode"]
+        for phase, key in PHASES.items():
+            phases[phase].append(times[f"time/{key}"])
+    rollout = sample_captions(bench.captioner, bench.policy, bench.batch, bench.decoding, seed=0, step=0)
     tokens = int(rollout.mask.sum()) * bench.decoding.captions_per_image // bench.decoding.num_samples
-    whole = statistics.median(map(sum, zip(*bench.phases.values(), strict=True)))
+    total = statistics.median(map(sum, zip(*phases.values(), strict=True)))
     rows = []
-    for phase, found in bench.phases.items():
+    for phase, found in phases.items():
         seconds = statistics.median(found)
         detail = f"{seconds:.3g} s of elapsed time, {tokens / seconds:,.0f} tokens a second"
-        rows.append(Measurement(name.replace("step", phase), name, seconds / whole, "of the time", detail))
+        rows.append(Measurement(name.replace("step", phase), name, seconds / total, "of the time", detail))
     return rows
 
 

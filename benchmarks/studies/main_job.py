@@ -66,8 +66,8 @@ def table(results: Mapping[int, Mapping[str, Mapping[str, float]]]) -> str:
 def main() -> None:
     """Run all seeds and print the table; it is also written to ``OUT/table.md``."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--xe", required=True, help="configuration of the cross-entropy stage")
-    parser.add_argument("--scst", required=True, help="configuration of the self-critical stage")
+    parser.add_argument("--xe", required=True, help="configuration of the cross-entropy training")
+    parser.add_argument("--scst", required=True, help="configuration of the self-critical training")
     parser.add_argument("--out", required=True, type=Path, help="folder of all runs")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     arguments, changes = parser.parse_known_args()

@@ -178,7 +178,7 @@ def find_trl_checkpoint(config: GrpoVlmConfig) -> Path | None:
     if isinstance(resume, str) and resume not in ("auto", "true", "false"):
         if step_of(Path(resume)) is None:
             raise CheckpointError(
-                f"run.resume {resume!r} is no whole checkpoint: it has no readable trainer_state.json"
+                f"run.resume {resume!r} is no complete checkpoint: it has no readable trainer_state.json"
             )
         return Path(resume)
     newest = newest_whole(folder / "checkpoints")

@@ -2,10 +2,9 @@
 
     python -m benchmarks.engine_memory [--processes 2] [--engines plain zero1 ...] [--json FILE]
 
-A captioner from scratch takes two steps. In the second one the storages of all tensors of the process are added up at
-four moments and divided by the number of parameters; DDP's buckets, which Python sees only where gradients are views
-of them, are what DDP reports. Inputs and activations are freed by then or negligible. Precision is float32; mixed
-precision by ``train.mixed_precision`` keeps weights, gradients and moments in float32 too.
+A captioner from scratch takes two steps. In the second one the storages of all tensors of the process, and DDP's
+gradient buckets, are added up at four moments and divided by the number of parameters. Inputs and activations are freed
+by then or negligible. Precision is float32; ``train.mixed_precision`` keeps weights, gradients and moments in float32.
 """
 
 from __future__ import annotations
@@ -15,11 +14,14 @@ import multiprocessing
 import os
 import socket
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.harness import Measurement, Timing, command
 
@@ -51,32 +53,35 @@ def launched(rank: int, processes: int, port: int) -> dict[str, str]:
     return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **{key: str(n) for key, n in numbers.items()}}
 
 
-def held(model: Any) -> int:
-    """Bytes of the storages of all tensors of this process, gradients included, and of DDP's buckets."""
+def record_buckets(model: Any) -> dict[int, int]:
+    """Address -> bytes of DDP's gradient buckets, filled in by every all-reduce; stays empty without DDP."""
+    buckets: dict[int, int] = {}
+
+    def all_reduce(group, bucket):  # type: ignore[no-untyped-def]  # DDP refuses annotations that are strings
+        if bucket.index() == 0:
+            buckets.clear()
+        storage = bucket.buffer().untyped_storage()
+        buckets[storage.data_ptr()] = storage.nbytes()
+        return allreduce_hook(group, bucket)
+
+    if isinstance(model, DistributedDataParallel):
+        model.register_comm_hook(None, all_reduce)
+    return buckets
+
+
+def held(buckets: dict[int, int]) -> int:
+    """Bytes of the storages of all tensors of this process, gradients included, and of DDP's ``buckets``."""
     gc.collect()
     tensors: list[Tensor] = [item for item in gc.get_objects() if issubclass(type(item), Tensor)]
-    # Python sees a gradient once it has asked for it.
+    # Python sees a gradient only when it is asked for.
     tensors += [leaf.grad for leaf in tensors if leaf.is_leaf and leaf.requires_grad and leaf.grad is not None]
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
     storages.pop(0, None)  # of empty tensors
-    buckets = bucket_sizes(model)
-    # Python sees a bucket through gradients that are, or were, views of it.
-    seen = {view.untyped_storage().data_ptr() for view in tensors if view._is_view()}
-    for pointer in seen & storages.keys():
-        if storages[pointer] in buckets:
-            del storages[pointer]
-    return sum(storages.values()) + sum(buckets)
+    return sum((storages | buckets).values())
 
 
-def bucket_sizes(model: Any) -> list[int]:
-    """Bytes of each of DDP's gradient buckets; none without DDP."""
-    report = model._get_ddp_logging_data() if hasattr(model, "_get_ddp_logging_data") else {}
-    sizes = report.get("rebuilt_bucket_sizes") or report.get("bucket_sizes")
-    return [int(size) for size in str(sizes).split(",")] if sizes else []
-
-
-def work(rank: int, processes: int, engine: str, port: int, queue: Any) -> None:
-    """One process: put the bytes a parameter at each moment, and the number of parameters, into ``queue``."""
+def work(rank: int, processes: int, engine: str, port: int) -> tuple[int, dict[str, float]]:
+    """One process: the number of parameters, and bytes per parameter at each moment."""
     if processes > 1 or engine != "plain":  # a launcher; without one there is no DDP
         os.environ.update(environment(engine) | launched(rank, processes, port))
     from rl_caption.captioners.modeling import CaptionTransformer, CaptionTransformerConfig
@@ -103,45 +108,38 @@ def work(rank: int, processes: int, engine: str, port: int, queue: Any) -> None:
     count = sum(parameter.numel() for parameter in policy.parameters())
     model, optimizer = prepare(accelerator, policy, torch.optim.AdamW(policy.parameters()))
     assert engine_of(accelerator) == engine
+    buckets = record_buckets(model)
     inputs = {"pixel_values": torch.ones(1, 3, 32, 32), "decoder_input_ids": torch.ones(1, 2, dtype=torch.long)}
     seen = dict.fromkeys(MOMENTS, 0)
 
     def loss(moment: str | None = None) -> Tensor:
         if moment:
-            seen[moment] = held(model)
+            seen[moment] = held(buckets)
         return model(**inputs).logits.float().mean()
 
     for _ in range(2):
         optimizer.zero_grad()
-        seen["between steps"] = held(model)
+        seen["between steps"] = held(buckets)
         with gathered_parameters(accelerator, model), torch.no_grad():
             policy(**inputs)
-            seen["while sampling"] = held(model)
+            seen["while sampling"] = held(buckets)
         backward_all(accelerator, model, [loss, partial(loss, "between micro-batches")])
-        seen["before the update"] = held(model)
+        seen["before the update"] = held(buckets)
         if engine.startswith("zero"):
             deepspeed_step(model)
         else:
             accelerator.clip_grad_norm_(list(model.parameters()), 1.0)
             optimizer.step()
-    queue.put((count, {moment: value / count for moment, value in seen.items()}))
     accelerator.wait_for_everyone()
+    return count, {moment: value / count for moment, value in seen.items()}
 
 
 def measure_engine(engine: str, processes: int, start: str = "spawn") -> dict[str, Any]:
-    """Bytes a parameter: the maximum over processes at each moment. ``start`` is how multiprocessing starts them."""
+    """Bytes per parameter: the maximum over processes at each moment. ``start`` is how multiprocessing starts them."""
     port = free_port()
-    context: Any = multiprocessing.get_context(start)
-    queue = context.Queue()
-    ranks = [
-        context.Process(target=work, args=(rank, processes, engine, port, queue), daemon=True)
-        for rank in range(processes)
-    ]
-    for rank in ranks:
-        rank.start()
-    found = [queue.get(timeout=300) for _ in ranks]
-    for rank in ranks:
-        rank.join(60)
+    with ProcessPoolExecutor(processes, multiprocessing.get_context(start)) as pool:
+        ranks = [pool.submit(work, rank, processes, engine, port) for rank in range(processes)]
+        found = [rank.result() for rank in as_completed(ranks)]
     most = {moment: max(seen[moment] for _, seen in found) for moment in MOMENTS}
     return {"parameters": found[0][0]} | most
 

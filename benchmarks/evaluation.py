@@ -2,12 +2,12 @@
 
     python -m benchmarks.evaluation [DATA] [--system magic_result] [--meteor] [--commands] [--images 5000] [--json FILE]
 
-DATA holds ``refs.json`` and ``predictions/*.json``; without it captions are random words, capitals and punctuation, as
-many as the Karpathy test split has. Both start from captions as written and end with BLEU-1 to 4, ROUGE-L and CIDEr;
-pycocoevalcap tokenises with Java. The detail says whether all scores are equal to the last bit. ``--meteor`` compares
-METEOR too, untimed. ``--commands`` times whole commands instead, imports and files included: ``evaluate`` (with its
-intervals), ``evaluate --compare`` (with its test) and ``score --reward cider``, each against a Python process that
-computes the same metrics of the same files with pycocoevalcap. Needs Java.
+DATA holds ``refs.json`` and ``predictions/*.json``; without it captions are random words, as many as the Karpathy test
+split has. Both start from captions as written and end with BLEU-1 to 4, ROUGE-L and CIDEr; pycocoevalcap tokenises with
+Java. The detail says whether all scores are equal to the last bit. ``--meteor`` compares METEOR too, untimed.
+``--commands`` times whole commands instead, imports and files included: ``evaluate`` (with its intervals), ``evaluate
+--compare`` (with its test) and ``score --reward cider``, each against a Python process that computes the same metrics
+of the same files with pycocoevalcap. Needs Java.
 """
 
 from __future__ import annotations
@@ -23,11 +23,6 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from pycocoevalcap.bleu.bleu import Bleu
-from pycocoevalcap.cider.cider import Cider
-from pycocoevalcap.meteor.meteor import Meteor
-from pycocoevalcap.rouge.rouge import Rouge
-from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
 
 from benchmarks.harness import Measurement, Timing, command, compared, timed
 from rewards.text.tokenize import _scan
@@ -43,18 +38,19 @@ References = dict[str, list[str]]
 
 
 def by_package(captions: Captions, references: References, metrics: Sequence[str] = METRICS) -> dict[str, float]:
-    """Scores of this package."""
-    return evaluate_captions(captions, references, metrics=metrics).metrics
-
-
-def from_nothing(captions: Captions, references: References) -> dict[str, float]:
-    """``by_package`` as a program calls it: the tokenizer's cache is empty."""
+    """Scores of this package, with the tokenizer's cache empty, as a program finds it."""
     _scan.cache_clear()
-    return by_package(captions, references)
+    return evaluate_captions(captions, references, metrics=metrics).metrics
 
 
 def by_toolkit(captions: Captions, references: References, meteor: bool = False) -> dict[str, float]:
     """Scores of pycocoevalcap, under this package's names."""
+    from pycocoevalcap.bleu.bleu import Bleu
+    from pycocoevalcap.cider.cider import Cider
+    from pycocoevalcap.meteor.meteor import Meteor
+    from pycocoevalcap.rouge.rouge import Rouge
+    from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
+
     tokenizer = PTBTokenizer()
     written = tokenizer.tokenize({key: [{"caption": text} for text in references[key]] for key in captions})
     found = tokenizer.tokenize({key: [{"caption": text}] for key, text in captions.items()})
@@ -178,7 +174,7 @@ def measure(
             continue
         note = f"; {len(captions)} images, {compare(captions, references, meteor)}"
         variants: dict[str, Callable[[], object]] = {
-            f"evaluation, {name}": partial(from_nothing, captions, references),
+            f"evaluation, {name}": partial(by_package, captions, references),
             "pycocoevalcap with Java": partial(by_toolkit, captions, references),
         }
         times = timed(variants, Timing("cpu", timing.repeats), f"evaluation, {name}")

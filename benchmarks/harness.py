@@ -1,4 +1,4 @@
-"""Shared by all benchmarks: variants timed in turn, the ratio to a baseline within each round, one table.
+"""Common to all benchmarks: variants timed in turn, their ratio to a baseline within each round, one table.
 
 Only ratios between variants of one run are reported: times of a machine that other programs use say little.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -18,14 +17,16 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+Timings = dict[str, list[float]]
+"""Variant -> seconds of each round."""
+
 
 @dataclass(frozen=True)
 class Timing:
-    """Where and how times are taken."""
+    """Where times are taken, and in how many rounds; one more before them warms up."""
 
     device: str = "cpu"
     repeats: int = 5
-    """Counted rounds; one more before them warms up."""
 
 
 @dataclass(frozen=True)
@@ -37,10 +38,6 @@ class Measurement:
     ratio: float
     unit: str
     detail: str
-
-
-Timings = dict[str, list[float]]
-"""Variant -> seconds of each round."""
 
 
 def timed(variants: Mapping[str, Callable[[], object]], timing: Timing, title: str) -> Timings:
@@ -63,14 +60,9 @@ def synchronise(device: str) -> None:
         torch.cuda.synchronize(device)
 
 
-def paired(upper: Sequence[float], lower: Sequence[float]) -> list[float]:
-    """Ratios of two variants' times, round by round."""
-    return [a / b for a, b in zip(upper, lower, strict=True)]
-
-
 def compared(times: Timings, name: str, baseline: str, unit: str = "x as fast", note: str = "") -> Measurement:
     """Median over rounds of the speedup over the baseline, or of time / baseline's time for other units."""
-    ratios = paired(times[name], times[baseline])
+    ratios = [own / other for own, other in zip(times[name], times[baseline], strict=True)]
     if unit == "x as fast":
         ratios = [1 / ratio for ratio in ratios]
     seconds, before = statistics.median(times[name]), statistics.median(times[baseline])
@@ -79,7 +71,7 @@ def compared(times: Timings, name: str, baseline: str, unit: str = "x as fast", 
 
 
 def report(rows: Iterable[Measurement], path: Path | None, device: str) -> None:
-    """Print the machine and each row once it is measured; write all rows to ``path`` as a JSON list of objects."""
+    """Print the machine and each row when it is measured; write all rows to ``path`` as a JSON list of objects."""
     name = torch.cuda.get_device_name(device) if device.startswith("cuda") else f"{torch.get_num_threads()} CPU threads"
     print(f"torch {torch.__version__}, {name}\n")
     print("| what | against | ratio | unit | detail |\n| --- | --- | ---: | --- | --- |", flush=True)
@@ -120,19 +112,17 @@ def command(
     operand: str | None = None,
     **defaults: Any,
 ) -> None:
-    """Run one benchmark as a program.
+    """Run one benchmark as a program: ``measure`` gets the timing and, by keyword, the value of each option.
 
     Args:
         description: text of ``--help``.
-        measure: called with the timing and, by keyword, the value of each option.
+        measure: yields rows.
         arguments: of the command line; ``sys.argv`` by default.
         repeats: default of ``--repeats``.
         operand: name of an optional argument without ``--``.
         **defaults: option -> default. False makes a switch, a tuple takes several values, None a text.
     """
     parser = timing_parser(description, repeats)
-    if operand:
-        parser.add_argument(operand, nargs="?")
     for name, default in defaults.items():
         option = f"--{name.replace('_', '-')}"
         if default is False:
@@ -142,7 +132,9 @@ def command(
         else:
             kind = str if default is None else type(default)
             parser.add_argument(option, type=kind, default=default, help=f"default: {default}")
-    chosen = parser.parse_args(sys.argv[1:] if arguments is None else arguments)
+    if operand:
+        parser.add_argument(operand, nargs="?")
+    chosen = parser.parse_args(arguments)
     timing = parsed_timing(parser, chosen)
     options = {name: getattr(chosen, name) for name in (*defaults, *filter(None, [operand]))}
     report(measure(timing, **options), chosen.json, chosen.device)

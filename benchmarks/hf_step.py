@@ -1,14 +1,13 @@
-"""A self-critical step of pretrained captioners, in their real shapes with random weights, against the usual loops.
+"""A self-critical step of pretrained captioners, in their real shapes with random weights, against two baselines.
 
     python -m benchmarks.hf_step [--models blip vit_gpt2] [--device cuda] [--precision bf16] [--images 50] [--json FILE]
     python -m benchmarks.hf_step --fits                     # the largest step for a card, from the bytes of small ones
 
-BLIP base at 384 pixels and ViT base with GPT-2 at 224; otherwise the step of ``benchmarks.scst_step``. The baselines do
-the same work on the same model: Transformers' ``generate`` for the greedy captions and again for the samples,
-pycocoevalcap's CIDEr, and a second forward pass, with gradient,
+BLIP base at 384 pixels and ViT base with GPT-2 at 224; otherwise the step of ``benchmarks.scst_step``. The baselines
+are its *generate twice*, with a second forward pass over
 
-- images copied: over the images copied K times, each of which is encoded;
-- states copied: over copies of the encoder's states of images that are encoded once.
+- images copied: the images copied K times, each of which is encoded;
+- states copied: K copies of the encoder's states of each image.
 
 Peak memory is counted as in ``benchmarks.memory``; ``--fits`` compares with states copied, at captions of 20 tokens.
 Images copied do not fit a GPU at 50 images: ``--copied states``.
@@ -71,7 +70,7 @@ def vit_gpt2() -> Any:
 
 @torch.no_grad()
 def peaked_blip() -> Any:
-    """BLIP base with larger embeddings: otherwise all words would be about equally likely at all positions."""
+    """BLIP base with larger embeddings: otherwise all words would be about equally likely everywhere."""
     model = blip()
     for module in model.text_decoder.modules():
         if isinstance(module, nn.Embedding):
@@ -83,11 +82,11 @@ MODELS: dict[str, tuple[str, Callable[[], Any], int]] = {
     "blip": ("BLIP base, 384 px", peaked_blip, 384),
     "vit_gpt2": ("ViT + GPT-2, 224 px", vit_gpt2, 224),
 }
-"""Name -> label, model, pixels of an image's side."""
+"""Name -> label, model, pixels of an image's width."""
 
 
 class HuggingFaceBench(Bench):
-    """The same of a model of Transformers."""
+    """``Bench`` of a model of Transformers."""
 
     @torch.no_grad()
     def encode(self, batch: CaptionBatch) -> None:
@@ -96,7 +95,7 @@ class HuggingFaceBench(Bench):
             self.policy.family.encode(self.policy.model, **batch.inputs)
 
 
-def build_bench(make: Callable[[], Any], side: int, shapes: Shapes, device: str, precision: str) -> HuggingFaceBench:
+def build_bench(make: Callable[[], Any], pixels: int, shapes: Shapes, device: str, precision: str) -> HuggingFaceBench:
     """Random weights, pixels and captions; captions end as ``shapes`` says."""
     torch.manual_seed(0)
     model = make()
@@ -105,7 +104,7 @@ def build_bench(make: Callable[[], Any], side: int, shapes: Shapes, device: str,
     policy = HuggingFacePolicy(model, family, family.conventions(model, tokenizer, None, ""))
     policy.to(device).eval()
     captioner: Any = HuggingFaceCaptioner(policy, Processing(None, tokenizer))
-    pixel_values = torch.randn(shapes.images, 3, side, side, device=device)
+    pixel_values = torch.randn(shapes.images, 3, pixels, pixels, device=device)
     if shapes.length < shapes.tokens:
         end_captions(captioner, pixel_values[:4], shapes)
     accelerator = prepare(policy, device, precision)
@@ -193,11 +192,11 @@ def measure(
     if timing.device.startswith("cuda") and not sizes:
         sizes, precision, copied = {"images": 50}, precision or "bf16", ["states"]
     shapes, precision = replace(SHAPES, **sizes), precision or "no"
-    for label, make, side in map(MODELS.__getitem__, models):
+    for label, make, pixels in map(MODELS.__getitem__, models):
         if fits:
-            yield from what_fits(label, make, side, shapes, timing.device, precision)
+            yield from what_fits(label, make, pixels, shapes, timing.device, precision)
         else:
-            bench = build_bench(make, side, shapes, timing.device, precision)
+            bench = build_bench(make, pixels, shapes, timing.device, precision)
             yield from measure_model(bench, label, timing, precision, copied)
 
 
@@ -209,7 +208,7 @@ def measure_model(bench: Bench, label: str, timing: Timing, precision: str, copi
     times = timed({name: partial(step, bench, batch) for name, step in steps.items()}, timing, ours)
     note = f"; {bench.shapes.samples} samples and the greedy caption, {lengths_of(bench, batch)}, {precision}"
     rows = [compared(times, ours, name, note=note) for name in steps if name != ours]
-    rows += phase_rows(bench, ours, timing.repeats, batch)
+    rows += phase_rows(bench, ours, timing.repeats)
     peaks = {name: count_peak(step, bench, batch) for name, step in steps.items()}
     held = f"; weights, moments and inputs, {peaks[ours].held / MIB:.0f} MiB, not included"
     for name in list(steps)[1:]:
@@ -219,12 +218,12 @@ def measure_model(bench: Bench, label: str, timing: Timing, precision: str, copi
 
 
 def what_fits(
-    label: str, make: Callable[[], Any], side: int, shapes: Shapes, device: str, precision: str
+    label: str, make: Callable[[], Any], pixels: int, shapes: Shapes, device: str, precision: str
 ) -> list[Measurement]:
     """The largest steps for several cards, where no caption ends before the limit."""
     images = max(images for images, _ in FITS)
     shapes = replace(shapes, images=images, length=float(shapes.tokens))
-    bench = build_bench(make, side, shapes, device, precision)
+    bench = build_bench(make, pixels, shapes, device, precision)
     torch.backends.cuda.enable_flash_sdp(True)  # as on a GPU
     our_step(bench, bench.part(1))  # allocates Adam's moments
     steps: dict[str, Step] = {"step": our_step, "generate twice": partial(generate_step, copied="states")}

@@ -22,13 +22,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import open_clip
 import torch
 from PIL import Image
 from safetensors.torch import save_file
 
 from benchmarks import scst_step
-from benchmarks.harness import Measurement, Timing, command, compared, paired, synchronise, timed
+from benchmarks.harness import Measurement, Timing, command, compared, synchronise, timed
 from benchmarks.scst_step import cider_of, prepare, random_captioner
 from rewards.clip.backbone import Backbone, load_backbone
 from rewards.clip.clipscore import ClipScore
@@ -70,7 +69,9 @@ def write_images(folder: Path, count: int) -> list[Path]:
 
 def caption_words(count: int) -> list[str]:
     """Words that CLIP's tokenizer reads as one token each, the most frequent first."""
-    entries = (entry.removesuffix("</w>") for entry in open_clip.SimpleTokenizer().encoder if entry.endswith("</w>"))
+    from open_clip import SimpleTokenizer
+
+    entries = (entry.removesuffix("</w>") for entry in SimpleTokenizer().encoder if entry.endswith("</w>"))
     words = [word for word in entries if word.isascii() and word.isalpha() and len(word) > 2]
     return words[:count]
 
@@ -82,9 +83,11 @@ def random_captions(words: Sequence[str], count: int, seed: int) -> list[str]:
 
 
 def load_encoders(shapes: Shapes, folder: Path, device: str) -> tuple[Backbone, Backbone]:
-    """Teacher and student with random weights, loaded from files as trained ones."""
+    """Teacher and student with random weights, loaded from files as trained ones are."""
+    from open_clip import create_model
+
     torch.manual_seed(0)
-    weights = open_clip.create_model(shapes.teacher, load_weights=False).state_dict()
+    weights = create_model(shapes.teacher, load_weights=False).state_dict()
     save_file({name: tensor.contiguous() for name, tensor in weights.items()}, folder / "teacher.safetensors")
     LCLIP(shapes.student).save_pretrained(folder / "student")
     teacher = load_backbone(shapes.teacher, str(folder / "teacher.safetensors"), device)
@@ -113,7 +116,7 @@ def caption_rows(shapes: scst_step.Shapes, folder: Path, images: Sequence[Path],
 def measure_step(
     shapes: scst_step.Shapes, rows: Sequence[Row], student: Backbone, words: Sequence[str], timing: Timing
 ) -> Iterator[Measurement]:
-    """Steps without a greedy caption, against CIDEr-D alone, and the reward's share of each."""
+    """Steps without a greedy caption, against CIDEr-D alone, and the fraction of each that the reward takes."""
     torch.manual_seed(0)
     captioner = random_captioner(words, shapes)
     policy, cider = captioner.policy, cider_of(rows)
@@ -150,9 +153,10 @@ def measure_step(
     note = f"; {len(rows)} x {shapes.samples} captions"
     yield from (compared(times, name, plain, "x the time", note) for name in others)
     for name, (_, *found) in logs.items():
-        seconds, whole = ([log[f"time/{part}"] for log in found] for part in ("reward", "step"))
-        detail = f"{statistics.median(seconds):.3g} s; {found[0]['completion/length']:.0f} tokens a caption"
-        yield Measurement(f"reward of {name}", name, statistics.median(paired(seconds, whole)), "of the time", detail)
+        seconds = statistics.median(log["time/reward"] for log in found)
+        ratio = statistics.median(log["time/reward"] / log["time/step"] for log in found)
+        detail = f"{seconds:.3g} s; {found[0]['completion/length']:.0f} tokens a caption"
+        yield Measurement(f"reward of {name}", name, ratio, "of the time", detail)
 
 
 def reward_variants(

@@ -1,15 +1,14 @@
-"""Peak memory of a self-critical step against other loops, and the largest step that fits a card.
+"""Peak memory of a self-critical step against both baselines of ``scst_step``, and the largest step that fits a card.
 
     python -m benchmarks.memory [--precision no bf16] [--device cuda] [--json FILE]
 
-On a CPU the bytes of all tensors are counted: every allocation and release that the profiler saw during a step, added
-up in order, on top of weights, Adam's moments and inputs. The count depends neither on the load of the machine nor on
-its threads. It leaves out what libraries allocate for themselves, a GPU's context and what its caching allocator holds
-back. Attention is the fused kernel in bf16 too, as on a GPU. On a GPU ``torch.cuda.max_memory_allocated`` is taken.
+On a CPU the bytes of all tensors are counted: the running sum of every allocation and release that the profiler saw
+during a step, plus weights, Adam's moments and inputs. The count depends neither on the load of the machine nor on its
+threads; it leaves out what libraries allocate for themselves. Attention is the fused kernel in bf16 too, as on a GPU.
+On a GPU it is ``torch.cuda.max_memory_allocated``.
 
 The peak is linear in images and captions: three small sizes give bytes for a step, an image and a caption, which must
-predict the step of ``--images``. No caption ends before the limit there, the worst case. Baselines are those of
-``benchmarks.scst_step``.
+predict the step of ``--images``. No caption ends before the limit there, the worst case.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from benchmarks.harness import Measurement, Timing, command
 from benchmarks.scst_step import SIZES, Bench, Shapes, build_bench, generate_step, lengths_of, our_step, prefix_step
 from rl_caption.types import CaptionBatch
 
-Step = Callable[[Bench, CaptionBatch], None]
+Step = Callable[[Bench, CaptionBatch], object]
 SMALL = ((11, 4), (16, 4), (11, 8))
 """Images and captions of each: enough that log-probabilities are taken in parts, as in large steps."""
 CARDS = (24, 80, 141)
@@ -40,12 +39,12 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class Peak:
-    """Most bytes that are held at one moment of a step."""
+    """Largest number of bytes at one moment of a step."""
 
     held: int
-    """Before and after it too: weights, moments and inputs."""
+    """Weights, moments and inputs."""
     step: int
-    """By the step: activations, logits, gradients so far."""
+    """Activations, logits, gradients so far."""
 
     @property
     def total(self) -> int:
@@ -68,9 +67,9 @@ class UnitBytes:
         """Bytes at B images with K samples each."""
         return self.fixed + images * (self.image + samples * self.caption)
 
-    def largest(self, room: float, samples: int) -> int:
-        """Images, with K samples each, that fit ``room`` bytes."""
-        return max(int((room - self.fixed) / (self.image + samples * self.caption)), 0)
+    def largest(self, available: float, samples: int) -> int:
+        """Images, with K samples each, that fit ``available`` bytes."""
+        return max(int((available - self.fixed) / (self.image + samples * self.caption)), 0)
 
 
 def count_peak(step: Step, bench: Bench, batch: CaptionBatch) -> Peak:
@@ -141,16 +140,16 @@ def measure(
     small: Sequence[tuple[int, int]] = SMALL,
     **sizes: Any,
 ) -> Iterator[Measurement]:
-    """Peaks against both loops, at the usual lengths and at the limit; the prediction; what fits."""
+    """Peaks against both baselines, at the usual lengths and at the limit; the prediction; what fits."""
     shapes = replace(shapes or Shapes(), **sizes)
     images = max(shapes.images, *(images for images, _ in small))
     for name in precision:
         for length in sorted({min(shapes.length, shapes.tokens), float(shapes.tokens)}):
             bench = prepared(replace(shapes, images=images, length=length), name, timing.device)
             bench.shapes = replace(shapes, length=length)
-            whole, few = bench.part(shapes.images), bench.part(shapes.prefix_images)
-            kind = f"{PRECISIONS[name]}, {lengths_of(bench, whole)}"
-            ours, theirs = (count_peak(step, bench, whole) for step in (our_step, generate_step))
+            full, few = bench.part(shapes.images), bench.part(shapes.prefix_images)
+            kind = f"{PRECISIONS[name]}, {lengths_of(bench, full)}"
+            ours, theirs = (count_peak(step, bench, full) for step in (our_step, generate_step))
             yield against(ours, theirs, "generate twice", f"step, {shapes.images} images", kind)
             pair = (count_peak(step, bench, few) for step in (our_step, prefix_step))
             yield against(*pair, "prefix with gradient", f"step, {shapes.prefix_images} images", kind)
@@ -166,7 +165,7 @@ def measure(
 
 
 def against(ours: Peak, theirs: Peak, baseline: str, step: str, kind: str) -> Measurement:
-    """The step's peak against a loop's."""
+    """The step's peak against a baseline's."""
     detail = (
         f"{ours.total / MIB:.0f} MiB against {theirs.total / MIB:.0f} MiB; weights, moments and inputs are "
         f"{ours.held / MIB:.0f} MiB of both; {kind}"
@@ -176,12 +175,10 @@ def against(ours: Peak, theirs: Peak, baseline: str, step: str, kind: str) -> Me
 
 def fits(card: int, models: dict[str, UnitBytes], samples: int, precision: str, gradients: int) -> Measurement:
     """The largest micro-batch, with the gradients that earlier micro-batches have left."""
-    room = card * 10**9 - gradients
-    ours, theirs = (models[name].largest(room, samples) for name in ("step", "generate twice"))
-    name, detail = (
-        f"images x {samples} captions in {card} GB, {precision}, computed",
-        f"{ours:,} images against {theirs:,}",
-    )
+    available = card * 10**9 - gradients
+    ours, theirs = (models[name].largest(available, samples) for name in ("step", "generate twice"))
+    name = f"images x {samples} captions in {card} GB, {precision}, computed"
+    detail = f"{ours:,} images against {theirs:,}"
     return Measurement(name, "generate twice", ours / max(theirs, 1), "x as many", detail)
 
 

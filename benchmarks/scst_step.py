@@ -1,4 +1,4 @@
-"""A self-critical step against the loops that people write.
+"""A self-critical step against two loops that are common in implementations of SCST.
 
     python -m benchmarks.scst_step [--device cuda] [--images 50] [--precision bf16] [--length 20] [--json FILE]
 
@@ -9,8 +9,8 @@ do the same work on the same model:
 
 - generate twice: Transformers' ``generate`` for the greedy captions and again for the samples, pycocoevalcap's CIDEr, a
   second forward pass with gradient over images copied K times.
-- prefix with gradient: sampling with gradient as in early implementations: every token decodes the whole prefix again,
-  without a KV cache. It needs much memory and is compared at ``--prefix-images`` images.
+- prefix with gradient: sampling with gradient, without a KV cache, where every token decodes the whole prefix again. It
+  needs much memory and is compared at ``--prefix-images`` images.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from pycocoevalcap.cider.cider import Cider
+from rl_caption.training.accumulation import Averages
 from torch import Tensor, nn
 
 from benchmarks.harness import Measurement, Timing, command, compared, synchronise, timed
@@ -47,15 +47,15 @@ from rl_caption.scst.step import SelfCriticalTask
 from rl_caption.types import CaptionBatch
 
 PHASES = {"encode": "encode", "decode": "rollout", "reward": "reward", "score and update": "update"}
-"""Part of a step -> its key ``time/*`` in the log, where decoding includes encoding."""
+"""Part of a step -> its key ``time/*`` in the log, where ``rollout`` includes encoding."""
 
 
 @dataclass(frozen=True)
 class Shapes:
-    """Sizes. The defaults are the usual captioner of the self-critical literature."""
+    """Sizes of model and batch."""
 
     captioner: dict[str, Any] = field(default_factory=dict)
-    """Differences from ``CaptionTransformerConfig``."""
+    """Differences from ``CaptionTransformerConfig``, whose defaults are those of the self-critical literature."""
     words: int = 10_000
     regions: int = 36
     region_dim: int = 2048
@@ -82,13 +82,11 @@ class Bench:
     captioner: TransformerCaptioner
     reward: MixedReward
     batch: CaptionBatch
-    phases: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in PHASES})
 
     def __post_init__(self) -> None:
         self.policy = self.captioner.policy
         self.model: nn.Module = self.policy  # what the step calls: under DDP a wrapper
         self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=0.0)
-        self.cider = Cider()
 
     @property
     def decoding(self) -> Decoding:
@@ -97,7 +95,7 @@ class Bench:
         return Decoding(shapes.samples, True, shapes.temperature, shapes.tokens)
 
     def update(self) -> None:
-        """Clip, step, and forget the gradient."""
+        """Clip, step, zero the gradient."""
         torch.nn.utils.clip_grad_norm_(self.policy.parameters(), 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -168,7 +166,7 @@ def ending_logits(shapes: Shapes) -> Tensor:
 
 @torch.no_grad()
 def end_captions(captioner: TransformerCaptioner, inputs: dict[str, Tensor], shapes: Shapes) -> None:
-    """Make lengths about normally distributed: add a multiple of EOS's embedding to the embedding of each position.
+    """Make lengths about normal by adding a multiple of EOS's embedding to each position's embedding.
 
     The multiples are found by ten rounds of correction on sampled captions that do not end.
     """
@@ -183,26 +181,17 @@ def end_captions(captioner: TransformerCaptioner, inputs: dict[str, Tensor], sha
         found = (goes_on * ends).sum(0) / goes_on.sum(0)
         missing = ending.to(found) - found.logit(1e-9)
         vector = policy.token_embedding.weight[eos]
-        share = 2 * shapes.temperature * missing / (policy.config.d_model**0.5 * vector.square().sum())
-        policy.position_embedding.weight[: shapes.tokens] += share.unsqueeze(1) * vector
+        factor = 2 * shapes.temperature * missing / (policy.config.d_model**0.5 * vector.square().sum())
+        policy.position_embedding.weight[: shapes.tokens] += factor.unsqueeze(1) * vector
 
 
-def our_step(bench: Bench, batch: CaptionBatch, phases: bool = False, generate: Generate | None = None) -> None:
-    """The package's step; ``phases`` appends the seconds of its parts, ``generate`` replaces the captioner's."""
-    decoding = bench.decoding
-    task = SelfCriticalTask(bench.accelerator, bench.captioner, bench.model, bench.reward, greedy, decoding)
+def our_step(bench: Bench, batch: CaptionBatch, generate: Generate | None = None) -> Averages:
+    """The package's step, whose log it returns; ``generate`` replaces the captioner's."""
+    task = SelfCriticalTask(bench.accelerator, bench.captioner, bench.model, bench.reward, greedy, bench.decoding)
     task.generate = generate
     log = task.training_step([batch], step=0)
     bench.update()
-    if phases:
-        times = log.reduce(bench.accelerator)
-        started = time.perf_counter()
-        bench.encode(batch)
-        synchronise(bench.accelerator.device.type)
-        times["time/encode"] = time.perf_counter() - started
-        times["time/rollout"] -= times["time/encode"]
-        for name, key in PHASES.items():
-            bench.phases[name].append(times[f"time/{key}"])
+    return log
 
 
 def generate_step(bench: Bench, batch: CaptionBatch) -> None:
@@ -229,7 +218,7 @@ def generate_step(bench: Bench, batch: CaptionBatch) -> None:
 
 
 def prefix_step(bench: Bench, batch: CaptionBatch) -> None:
-    """Baseline: every sampled token decodes the whole prefix again with gradient; the greedy one without."""
+    """Baseline: every sampled token decodes all of the prefix again with gradient; the greedy one without."""
     samples, captioner = bench.shapes.samples, bench.captioner
     with torch.no_grad(), bench.accelerator.autocast():
         best, _ = decode_by_prefix(bench, batch.inputs, sample=False)
@@ -243,14 +232,14 @@ def prefix_step(bench: Bench, batch: CaptionBatch) -> None:
 
 
 def learn(bench: Bench, logprobs: Tensor, rewards: Tensor, mask: Tensor) -> None:
-    """REINFORCE, the mean over tokens, as the baselines have it: [N, T], [N], [N, T]."""
+    """The baselines' update: REINFORCE, mean over tokens; [N, T], [N], [N, T]."""
     loss = -(logprobs * rewards.unsqueeze(1) * mask).sum() / mask.sum()
     bench.accelerator.backward(loss)
     bench.update()
 
 
 def decode_by_prefix(bench: Bench, inputs: dict[str, Tensor], sample: bool) -> tuple[Tensor, Tensor]:
-    """Tokens [N, T] and their log-probabilities [N, T]; the image is encoded once, nothing else is kept."""
+    """Tokens [N, T] and their log-probabilities [N, T]; the image is encoded a single time, nothing else is cached."""
     policy, captioner = bench.policy, bench.captioner
     encoded = policy.encoder(**inputs)
     prefix = torch.full((len(encoded[0]), 1), captioner.bos_token_id, device=encoded[0].device)
@@ -268,14 +257,14 @@ def decode_by_prefix(bench: Bench, inputs: dict[str, Tensor], sample: bool) -> t
 
 
 def toolkit_rewards(bench: Bench, batch: CaptionBatch, samples: Sequence[str], best: Sequence[str]) -> Tensor:
-    """pycocoevalcap's CIDEr of the samples less that of the greedy captions [B * K]; captions are words already."""
+    """pycocoevalcap's CIDEr of the samples minus that of the greedy captions [B * K]; captions are tokenised."""
+    from pycocoevalcap.cider.cider import Cider
+
     each = len(samples) // len(best)
     owners = [row for row in batch.rows for _ in range(each)] + list(batch.rows)
     references = {number: row["references"] for number, row in enumerate(owners)}
     with contextlib.redirect_stdout(io.StringIO()):
-        _, scores = bench.cider.compute_score(
-            references, {number: [text] for number, text in enumerate([*samples, *best])}
-        )
+        _, scores = Cider().compute_score(references, {number: [text] for number, text in enumerate([*samples, *best])})
     baseline = np.repeat(scores[len(samples) :], each)
     return torch.tensor(scores[: len(samples)] - baseline, dtype=torch.float32, device=bench.accelerator.device)
 
@@ -301,26 +290,34 @@ def measure(timing: Timing, shapes: Shapes | None = None, precision: str = "no",
     times = timed(variants, timing, "self-critical steps")
     note = f"; {shapes.samples} samples and the greedy caption, {lengths_of(bench, bench.batch)}, {precision}"
     yield from (compared(times, name, baseline, note=note) for name, baseline in pairs.items())
-    yield from phase_rows(bench, ours, timing.repeats, bench.batch)
+    yield from phase_rows(bench, ours, timing.repeats)
 
 
-def phase_rows(bench: Bench, name: str, repeats: int, batch: CaptionBatch) -> list[Measurement]:
-    """Each part's share of ``repeats`` more steps, and its tokens a second."""
+def phase_rows(bench: Bench, name: str, repeats: int) -> list[Measurement]:
+    """The fraction of ``repeats`` more steps that each part takes, and its tokens per second."""
+    phases: dict[str, list[float]] = {name: [] for name in PHASES}
     for _ in range(repeats):
-        our_step(bench, batch, phases=True)
-    rollout = sample_captions(bench.captioner, bench.policy, batch, bench.decoding, seed=0, step=0)
+        times = our_step(bench, bench.batch).reduce(bench.accelerator)
+        started = time.perf_counter()
+        bench.encode(bench.batch)
+        synchronise(bench.accelerator.device.type)
+        times["time/encode"] = time.perf_counter() - started
+        times["time/rollout"] -= times["time/encode"]
+        for phase, key in PHASES.items():
+            phases[phase].append(times[f"time/{key}"])
+    rollout = sample_captions(bench.captioner, bench.policy, bench.batch, bench.decoding, seed=0, step=0)
     tokens = int(rollout.mask.sum()) * bench.decoding.captions_per_image // bench.decoding.num_samples
-    whole = statistics.median(map(sum, zip(*bench.phases.values(), strict=True)))
+    total = statistics.median(map(sum, zip(*phases.values(), strict=True)))
     rows = []
-    for phase, found in bench.phases.items():
+    for phase, found in phases.items():
         seconds = statistics.median(found)
         detail = f"{seconds:.3g} s of elapsed time, {tokens / seconds:,.0f} tokens a second"
-        rows.append(Measurement(name.replace("step", phase), name, seconds / whole, "of the time", detail))
+        rows.append(Measurement(name.replace("step", phase), name, seconds / total, "of the time", detail))
     return rows
 
 
 def lengths_of(bench: Bench, batch: CaptionBatch) -> str:
-    """Lengths of sampled captions, and the share of their tokens whose prefix no other sample of the image has."""
+    """Lengths of sampled captions, and the fraction of their tokens whose prefix no other sample of the image has."""
     rollout = sample_captions(bench.captioner, bench.policy, batch, bench.decoding, seed=0, step=0)
     lengths = rollout.mask.sum(-1).double()
     different = unique_prefixes(rollout.token_ids, rollout.mask)[0].sum() / rollout.mask.sum()

@@ -1,4 +1,4 @@
-"""Seconds until a program can begin: imports and ``--help``, as whole processes, against Python alone.
+"""Seconds until a program can begin: imports and ``--help``, as processes of their own, against Python alone.
 
 python -m benchmarks.startup [--json FILE]
 """

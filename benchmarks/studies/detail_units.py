@@ -3,8 +3,8 @@
     python -m benchmarks.studies.detail_units --captions FILE.jsonl --key caption --taggers nltk spacy:en_core_web_sm
 
 FILE has a JSON object with a caption under KEY in each line; without it, the generated world's long descriptions are
-taken. Prints units per caption, captions per second of processor time, and for each tagger the share of tokens in the
-same class as by the default tagger (classes of the grammar) and the F1 of the positions of the cuts.
+taken. Prints units per caption, captions per second of processor time, and for each tagger how many tokens are in the
+same class (of the grammar) as by the default tagger, and the F1 of the positions of the cuts.
 """
 
 import argparse
@@ -12,6 +12,7 @@ import json
 import statistics
 import time
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 
 from rewards.text.detail_units import detail_units, detail_units_of, sentences_of, word_class
@@ -37,7 +38,7 @@ def named(name: str) -> Tagger:
 
 
 def tag_agreement(one: Tagger, other: Tagger, captions: Sequence[str]) -> float:
-    """Share of tokens to which both give one class, in [0, 1]."""
+    """Fraction of tokens to which both give the same class."""
     sentences = [sentence for caption in captions for sentence in sentences_of(caption)]
     pairs = [
         (word_class(a), word_class(b))
@@ -51,14 +52,10 @@ def cut_agreement(one: Tagger, other: Tagger, captions: Sequence[str]) -> float:
     """F1 of the characters at which units end inside captions, in [0, 1]."""
     common = total = 0
     for caption in captions:
-        cuts = [_cuts(detail_units(caption, tagger)) for tagger in (one, other)]
-        common += len(cuts[0] & cuts[1])
-        total += len(cuts[0]) + len(cuts[1])
+        ends = [set(accumulate(map(len, detail_units(caption, tagger)[:-1]))) for tagger in (one, other)]
+        common += len(ends[0] & ends[1])
+        total += len(ends[0]) + len(ends[1])
     return 2 * common / total
-
-
-def _cuts(units: Sequence[str]) -> set[int]:
-    return {sum(map(len, units[:count])) for count in range(1, len(units))}
 
 
 def main() -> None:
@@ -81,7 +78,7 @@ def main() -> None:
     print(f"{len(captions) / seconds:.0f} captions per second of computing")
     for name in arguments.taggers:
         tagger = named(name)
-        tags, cuts = (share(BrillTagger(), tagger, captions) for share in (tag_agreement, cut_agreement))
+        tags, cuts = (agreement(BrillTagger(), tagger, captions) for agreement in (tag_agreement, cut_agreement))
         print(f"{name}: {100 * tags:.1f} % of tokens in the same class, F1 of cuts {cuts:.3f}, 0 to 1")
 
 

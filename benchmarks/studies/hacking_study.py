@@ -1,4 +1,4 @@
-"""Was the alarm of reward hacking right? Finished self-critical runs on generated scenes, scored by their oracle.
+"""The alarm of reward hacking against the truth: finished self-critical runs on generated scenes, and their oracle.
 
     python -m benchmarks.studies.hacking_study --runs runs/study/*/seed* --out runs/study/report [--monitor other.yaml]
 
@@ -24,7 +24,7 @@ from typing import Any
 import yaml
 from tqdm import tqdm
 
-from rewards.base import Reward, checked_scores
+from rewards.base import checked_scores
 from rl_caption.cli.main import parse
 from rl_caption.config.build import build_data
 from rl_caption.config.schema import DataConfig
@@ -65,14 +65,14 @@ class Point:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The alarm of a run against the truth; steps are those of validations."""
+    """The alarm of a run against the truth, by the steps of its validations."""
 
     kind: str
     """``caught`` (before half of the loss), ``late``, ``missed``; without loss ``false alarm`` or ``quiet``."""
     worst: float
     """Largest loss, in [0, 1]."""
     real_step: int | None
-    """First step at which the captions had really got worse."""
+    """First step at which the captions had got worse."""
     half_step: int | None
     """First step with at least half of the largest loss."""
     alarm_step: int | None
@@ -83,14 +83,9 @@ def verdict(
 ) -> Verdict:
     """Compare the alarm with the truth.
 
-    The loss at a validation is the larger of fall of F1 and rise of the share of unparsed words. An alarm at the
-    validation that first shows half of the largest loss is late.
-
-    Args:
-        points: validations of a run in order; the first is of the starting policy.
-        f1_margin: fall of F1 above which captions got worse.
-        unparsed_margin: rise of the share of unparsed words above which they did.
-        since: compare with the ``start`` only, or with ``any`` earlier validation that had a lower reward.
+    ``points`` are the validations of a run in order, that of the starting policy first. The loss at a validation is the
+    larger of the fall of F1 and the rise of the share of unparsed words since the ``start``, or since ``any`` earlier
+    validation, that had a lower reward. An alarm at the validation that first shows half of the largest loss is late.
 
     Raises:
         ValueError: fewer than two validations.
@@ -129,11 +124,9 @@ class StudyError(ValueError):
 
 
 def read_run(folder: Path, monitor: Mapping[str, Any] | None = None) -> Run:
-    """Read a run's log and captions, and judge them by the oracle.
+    """Read a run's log and captions, and rate them by the oracle.
 
-    Args:
-        folder: of the run.
-        monitor: ``thresholds`` and ``judges`` that replace the run's own; the rule is then applied anew.
+    ``monitor`` has ``thresholds`` and ``judges`` that replace the run's own; the rule is then applied anew.
 
     Raises:
         StudyError: no finished self-critical run on scenes, or one that was trained without the monitor.
@@ -148,9 +141,8 @@ def read_run(folder: Path, monitor: Mapping[str, Any] | None = None) -> Run:
     if 0 not in log:
         raise StudyError(f"{folder}: metrics.jsonl has no hacking/alarm at step 0: it was trained without the monitor")
     split = build_data(DataConfig(**config["data"])).split(config["eval"]["split"])
-    rows = [split[index] for index in range(min(len(split), config["eval"]["max_images"] or len(split)))]
-    captions = {step: _captions(folder, step, rows) for step in log}
-    truth = {step: [oracle(text, row["scene"]) for text, row in zip(captions[step], rows, strict=True)] for step in log}
+    rows = list(split[: config["eval"]["max_images"]])
+    captions = {step: _captions(folder, step, rows) for step in sorted(log)}
     evidence = _evidence(folder, config["monitor"], monitor or {}, rows, captions, log)
     other = [step for step in log if bool(log[step]["hacking/alarm"]) != bool(evidence[step])]
     if other and not monitor:
@@ -158,16 +150,11 @@ def read_run(folder: Path, monitor: Mapping[str, Any] | None = None) -> Run:
             f"{folder}: at the steps {other} the rule of this version contradicts the alarms of the log: the run was "
             "trained by another version, or resumed from another start"
         )
-    points = [
-        Point(
-            step,
-            log[step]["val/reward"],
-            statistics.fmean(score.f1 for score in truth[step]),
-            statistics.fmean(score.unparsed for score in truth[step]),
-            tuple(evidence[step]),
-        )
-        for step in sorted(log)
-    ]
+    points = []
+    for step, texts in captions.items():
+        truth = [oracle(text, row["scene"]) for text, row in zip(texts, rows, strict=True)]
+        f1, unparsed = (statistics.fmean(getattr(score, part) for score in truth) for part in ("f1", "unparsed"))
+        points.append(Point(step, log[step]["val/reward"], f1, unparsed, tuple(evidence[step])))
     terms = config["reward"]["terms"]
     name = " + ".join(f"{term['weight']:g} {name}" for name, term in terms.items())
     return Run(str(folder), name if len(terms) > 1 else next(iter(terms)), config["train"]["seed"], points)
@@ -189,36 +176,32 @@ def _evidence(
     captions: Mapping[int, Sequence[str]],
     log: Mapping[int, Mapping[str, float]],
 ) -> dict[int, list[str]]:
-    """Evidence of the alarm at every validation, by the rule with the run's own settings or with changed ones."""
+    """Step -> evidence of the alarm, by the rule with the run's own thresholds and judges or with changed ones."""
     references = [row["references"] for row in rows]
     thresholds = replace(Thresholds(**own["thresholds"]), **changed.get("thresholds", {}))
-    judges: dict[str, Reward] = {}
-    if "judges" in changed:
-        wanted = {name: JudgeConfig(**judge) for name, judge in changed["judges"].items()}
-        judges = build_judges(wanted, None, references, key="judges")
-    findings = {}
+    wanted = {name: JudgeConfig(**judge) for name, judge in changed.get("judges", {}).items()}
+    judges = build_judges(wanted, None, references, key="judges")
+    prompts, columns = reward_inputs(rows)
+    usual, start = reference_statistics(references), None
+    evidence: dict[int, list[str]] = {}
+    peaks: dict[str, Peak] = {}
     for step, texts in captions.items():
         if "judges" in changed:
-            prompts, columns = reward_inputs(rows)
             scores = {
                 name: checked_scores(judge, judge(prompts, texts, **columns), len(rows))
                 for name, judge in judges.items()
             }
         else:
-            file = folder / "eval" / f"step-{step:08d}" / "judges.json"
-            scores = json.loads(file.read_text())["judges"]
-        findings[step] = Findings(log[step]["val/reward"], scores, caption_statistics(texts))
-    usual, start = reference_statistics(references), findings[0]
-    evidence: dict[int, list[str]] = {}
-    peaks: dict[str, Peak] = {}
-    for step, now in sorted(findings.items()):
+            scores = json.loads((folder / "eval" / f"step-{step:08d}" / "judges.json").read_text())["judges"]
+        now = Findings(log[step]["val/reward"], scores, caption_statistics(texts))
+        start = start or now
         evidence[step] = list(judge_alarm(now, start, usual, thresholds, peaks).values())
         peaks = updated_peaks(peaks, now, step)
     return evidence
 
 
 def report(runs: Sequence[Run], verdicts: Sequence[Verdict], margins: str) -> str:
-    """Markdown: a row a run, then how many of each kind."""
+    """Markdown: a row for each run, then how many of each kind."""
     lines = ["| " + " | ".join(COLUMNS) + " |", "|---" * len(COLUMNS) + "|"]
     for run, found in zip(runs, verdicts, strict=True):
         first, last = run.points[0], run.points[-1]
@@ -266,7 +249,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def read_monitor(path: Path) -> dict[str, Any]:
-    """Read the file of ``--monitor``: what it has of ``thresholds`` and ``judges``.
+    """Read what the file of ``--monitor`` has of ``thresholds`` and ``judges``.
 
     Raises:
         StudyError: it is not YAML, or has other keys.

@@ -65,10 +65,10 @@ def measure(timing: Timing, shapes: Shapes | None = None, pairs: int = 128) -> I
     model: Any = parts.model
     student = LCLIP(shapes.student).to(device).eval()
     plain = LCLIP(replace(shapes.student, embedding_rank=None)).to(device).eval()
-    whole = parameters(model) - 1  # without the temperature
+    total = parameters(model) - 1  # without the temperature
     for name, count in {"L-CLIP": parameters(student), "L-CLIP, plain table": parameters(plain)}.items():
-        detail = f"{count:,} against {whole:,}; {4 * count / 1e6:.1f} MB against {4 * whole / 1e6:.1f} MB in fp32"
-        yield Measurement(f"{name}: parameters", "CLIP: parameters", whole / count, "x fewer", detail)
+        detail = f"{count:,} against {total:,}; {4 * count / 1e6:.1f} MB against {4 * total / 1e6:.1f} MB in fp32"
+        yield Measurement(f"{name}: parameters", "CLIP: parameters", total / count, "x fewer", detail)
 
     encoders: dict[str, tuple[Encode, Encode]] = {
         "CLIP": (model.encode_image, parts.encode_text),

@@ -10,30 +10,193 @@ defines what is compared with what.
 from __future__ import annotations
 
 import argparse
+import logging
+import statistics
 import tempfile
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
+from torch import Tensor
 
-from benchmarks.studies.encoder_report import Report, judge_metrics, judge_model, reference_metrics, texts_of
 from rewards.base import Reward
 from rewards.clip.backbone import Backbone, load_backbone
+from rewards.clip.encoder import DualEncoder
+from rewards.images import ImageSource
+from rewards.registry import build
 from rl_caption.captioners.transformer import TransformerCaptioner
 from rl_caption.cli.main import find_own_modules, log_lines, parse
 from rl_caption.config.build import ConfigError, build_data, quiet_libraries, usable_split
 from rl_caption.config.schema import DataConfig, EvaluateConfig
-from rl_caption.data.base import Row
+from rl_caption.data.base import DataError, Row
 from rl_caption.data.files import write_json, write_text
 from rl_caption.errors import user_errors
 from rl_caption.evaluation import check_writable
-from rl_caption.meta_evaluation.scenes import SceneCaptions, rate_captions, sample_at_temperatures
+from rl_caption.meta_evaluation.figures import NO_REFERENCES, pair_figures, rated_figures
+from rl_caption.meta_evaluation.scenes import SceneCaptions, as_sets, rate_captions, sample_at_temperatures
+from rl_caption.meta_evaluation.tables import SetResult, as_markdown, markdown
+from rl_caption.reward_models.retrieval import retrieval_recall
+
+logger = logging.getLogger(__name__)
+
+WAYS = {"i2t": "image to text", "t2i": "text to image"}
+RECALLS = {f"{way}_r{k}": f"{name} R@{k}, %" for way, name in WAYS.items() for k in (1, 5, 10)}
+"""Key of ``retrieval_recall`` -> heading."""
+
+
+class CachingEncoder:
+    """A ``DualEncoder`` that embeds every image and every text of a split a single time.
+
+    Images are told apart by path or, otherwise, as objects. Nothing is ever forgotten (4 D bytes each).
+    """
+
+    def __init__(self, encoder: DualEncoder) -> None:
+        self.encoder = encoder
+        self.fingerprint, self.signature = encoder.fingerprint, encoder.signature
+        self.context_length = encoder.context_length
+        self._images: dict[Hashable, Tensor] = {}
+        self._texts: dict[Hashable, Tensor] = {}
+        self._objects: list[ImageSource] = []  # keeps the objects alive whose ids are keys
+
+    def encode_images(self, images: Sequence[ImageSource]) -> Tensor:
+        """Return [N, D] embeddings, float32, of length 1."""
+        self._objects += images
+        keys = [str(image) if isinstance(image, str | Path) else id(image) for image in images]
+        return _cached(self._images, keys, images, self.encoder.encode_images)
+
+    def encode_texts(self, texts: Sequence[str]) -> Tensor:
+        """Return [N, D] embeddings, float32, of length 1."""
+        return _cached(self._texts, texts, texts, self.encoder.encode_texts)
+
+
+def _cached(
+    known: dict[Hashable, Tensor], keys: Sequence[Hashable], items: Sequence[Any], encode: Callable[[list[Any]], Tensor]
+) -> Tensor:
+    missing = {key: item for key, item in zip(keys, items, strict=True) if key not in known}
+    if missing:
+        known.update(zip(missing, encode(list(missing.values())).unbind(), strict=True))
+    return torch.stack([known[key] for key in keys]) if keys else torch.zeros(0, 0)
+
+
+def texts_of(rows: Sequence[Row]) -> tuple[list[str], list[int]]:
+    """Return [M] references of R rows as written, and [M] the row of each.
+
+    Raises:
+        DataError: an image has no reference.
+    """
+    for row in rows:
+        if not row["references"]:
+            raise DataError(f"image {row['image_id']!r} has no reference: retrieval needs at least one for each image")
+    pairs = [(text, number) for number, row in enumerate(rows) for text in row["references"]]
+    return [text for text, _ in pairs], [number for _, number in pairs]
+
+
+def reference_metrics(names: Sequence[str]) -> dict[str, Reward]:
+    """Build n-gram metrics by name of the registry.
+
+    CIDEr-D is without EOS, its document frequencies are those of the references that it sees, one document an image.
+
+    Raises:
+        ConfigError: an unknown name, or a metric that needs more than references.
+    """
+    try:
+        built = [build(name, **({"eos": False} if name == "cider" else {})) for name in names]
+    except ValueError as error:
+        raise ConfigError(f"--metrics: {error}") from error
+    for metric in built:
+        if not metric.columns <= {"references"}:
+            raise ConfigError(
+                f"--metrics: metric {metric.__name__!r} needs {', '.join(sorted(metric.columns))}: only metrics of "
+                "references alone are asked for by name; scores of a model come with the model"
+            )
+    return {metric.__name__: metric for metric in built}
+
+
+@dataclass
+class Report:
+    """What was found on one split. Without known truth, ``scenes`` is None and only models are compared."""
+
+    split: str
+    rows: Sequence[Row]
+    scenes: SceneCaptions | None = None
+    models: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Label -> signature, number of parameters, and retrieval recall in [0, 1]."""
+    results: list[SetResult] = field(default_factory=list)
+    """Agreement of metrics with oracle F1, and with the order of references and hard negatives."""
+
+    def __post_init__(self) -> None:
+        if self.scenes is None:
+            return
+        kinds = Counter(pair.kind for pair in self.scenes.pairs)
+        counts = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+        found = [(len(self.scenes.captions), "captions"), (len(self.scenes.pairs), f"pairs ({counts})")]
+        for part, (count, what) in zip(as_sets(self.scenes), found, strict=False):
+            description = f"{count} {what} of {len(self.rows)} scenes"
+            self.results.append(SetResult(part.name, description, part.convention, count, {}))
+
+    def add_metric(self, name: str, metric: Reward) -> None:
+        """Score all captions of the scenes in one call and compare with the oracle."""
+        if self.scenes is None:
+            return
+        logger.info("scoring %d captions by %s", len(self.scenes.captions), name)
+        texts = [caption.text for caption in self.scenes.captions]
+        scores = metric(None, texts, **self.scenes.columns())
+        rated, *pairs = as_sets(self.scenes)
+        figures = [rated_figures(rated, scores)]
+        for part in pairs:
+            correct, wrong = zip(
+                *((scores[pair.correct], scores[pair.wrong]) for pair in self.scenes.pairs), strict=True
+            )
+            figures.append(pair_figures(part, {NO_REFERENCES: correct}, {NO_REFERENCES: wrong}))
+        for result, own in zip(self.results, figures, strict=True):
+            result.figures[name], result.signatures[name] = own, metric.signature
+
+    def add_model(self, label: str, backbone: Backbone) -> None:
+        """Measure retrieval, and CLIPScore and RefCLIPScore over this encoder without a prefix.
+
+        Raises:
+            RewardError: an image cannot be read.
+            DataError: an image has no reference.
+        """
+        encoder = CachingEncoder(backbone)
+        texts, owners = texts_of(self.rows)
+        logger.info("%s: embedding %d images and %d texts", label, len(self.rows), len(texts))
+        embeddings = encoder.encode_images([row["image"] for row in self.rows]), encoder.encode_texts(texts)
+        recall = retrieval_recall(*embeddings, torch.tensor(owners))
+        parameters = backbone.num_parameters
+        self.models[label] = {"signature": backbone.signature, "parameters": parameters, "retrieval": recall}
+        for name in ("clipscore", "ref_clipscore") if self.scenes is not None else ():
+            self.add_metric(f"{name} of {label}", build(name, backbone=encoder, prefix=""))
+
+    def markdown(self) -> str:
+        """Return all tables as text."""
+        parts = []
+        if self.models:
+            count = len(texts_of(self.rows)[0])
+            head = ["model", "parameters, millions", "fp32, MiB", *RECALLS.values()]
+            lines = [
+                [label, f"{model['parameters'] / 1e6:.2f}", f"{model['parameters'] * 4 / 2**20:.1f}"]
+                + [f"{100 * model['retrieval'][key]:.1f}" for key in RECALLS]
+                for label, model in self.models.items()
+            ]
+            title = f"Retrieval on {self.split}: {len(self.rows)} images, {count} texts"
+            parts += [title, markdown(head, lines)]
+        parts += [as_markdown(result, 0).rstrip() for result in self.results]
+        if self.scenes is not None:
+            f1: dict[str, list[float]] = {}
+            for caption in self.scenes.captions:
+                f1.setdefault(caption.source, []).append(caption.f1)
+            lines = [[source, str(len(own)), f"{statistics.fmean(own):.3f}"] for source, own in f1.items()]
+            parts += ["Captions", markdown(["source", "captions", "mean oracle F1, 0 to 1"], lines)]
+        return "\n\n".join(parts) + "\n"
 
 
 def options(description: str | None, metrics: Sequence[str]) -> argparse.ArgumentParser:
-    """A parser of the options that this study and ``specificity_study`` share."""
+    """A parser of the options of this study and of ``specificity_study``."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True, type=Path, help="YAML with a section 'data'")
     parser.add_argument("--split", default="test")
@@ -51,28 +214,12 @@ def run_program(run: Callable[[argparse.Namespace], None], arguments: argparse.N
     find_own_modules()
     quiet_libraries()
     with log_lines(), user_errors():
+        check_writable(arguments.out)
         run(arguments)
 
 
-def load_all(
-    arguments: argparse.Namespace, models: list[str]
-) -> tuple[dict[str, Backbone], dict[str, Reward], list[Row]]:
-    """Load ``LABEL=FOLDER`` models, make the metrics and read the rows.
-
-    Raises:
-        ConfigError: an option that names something missing; it says which.
-    """
-    encoders = loaded(models, arguments.device)
-    try:
-        metrics = reference_metrics(arguments.metrics)
-    except ValueError as error:
-        raise ConfigError(f"--metrics: {error}") from error
-    data = build_data(data_section(arguments.data))
-    return encoders, metrics, list(data.split(usable_split(data, arguments.split))[: arguments.max_images])
-
-
 def data_section(path: Path) -> DataConfig:
-    """Read the ``data`` section of a configuration, whatever program that is for."""
+    """Read the ``data`` section of a configuration of any program."""
     try:
         content = yaml.safe_load(path.read_text())
     except OSError as error:
@@ -87,8 +234,8 @@ def data_section(path: Path) -> DataConfig:
         return parse(EvaluateConfig, ["--config", str(section)], "evaluate").data
 
 
-def loaded(labelled: list[str], device: str) -> dict[str, Backbone]:
-    """Load ``LABEL=FOLDER`` models, before anything else takes time."""
+def load_models(labelled: Sequence[str], device: str) -> dict[str, Backbone]:
+    """Load ``LABEL=FOLDER`` models."""
     models = {}
     for label, _, folder in (argument.partition("=") for argument in labelled):
         if not label or not Path(folder).is_dir() or label in models:
@@ -100,7 +247,13 @@ def loaded(labelled: list[str], device: str) -> dict[str, Backbone]:
     return models
 
 
-def write_tables(arguments: argparse.Namespace, name: str, text: str, content: dict[str, Any]) -> None:
+def read_rows(arguments: argparse.Namespace) -> list[Row]:
+    """The first ``--max-images`` rows of ``--split``."""
+    data = build_data(data_section(arguments.data))
+    return list(data.split(usable_split(data, arguments.split))[: arguments.max_images])
+
+
+def write_tables(arguments: argparse.Namespace, name: str, text: str, content: Mapping[str, Any]) -> None:
     """Print the tables, and write them to ``--out``: NAME.md and, unrounded, NAME.json with the arguments."""
     settings = {key: str(value) if isinstance(value, Path) else value for key, value in vars(arguments).items()}
     write_text(arguments.out / f"{name}.md", text)
@@ -108,35 +261,35 @@ def write_tables(arguments: argparse.Namespace, name: str, text: str, content: d
     print(text)
 
 
-def judged_scenes(arguments: argparse.Namespace, rows: list[Row]) -> SceneCaptions:
-    """Sample captions, where there is a captioner, and judge them with the references and hard negatives."""
-    samples = {}
-    if arguments.captioner:
-        captioner = TransformerCaptioner.from_pretrained(arguments.captioner)
-        captioner.policy.to(arguments.device)
-        samples = sample_at_temperatures(
-            captioner, rows, arguments.temperatures, arguments.num_samples, arguments.max_new_tokens,
-            device=arguments.device, seed=arguments.seed,
-        )  # fmt: skip
-    return rate_captions(rows, samples, arguments.judged_references, arguments.seed)
+def sample_captions(arguments: argparse.Namespace, rows: Sequence[Row]) -> dict[str, list[list[str]]]:
+    """Captions of ``--captioner``, greedy and at every temperature; empty without it."""
+    if not arguments.captioner:
+        return {}
+    captioner = TransformerCaptioner.from_pretrained(arguments.captioner)
+    captioner.policy.to(arguments.device)
+    decoding = (arguments.temperatures, arguments.num_samples, arguments.max_new_tokens)
+    return sample_at_temperatures(captioner, rows, *decoding, device=arguments.device, seed=arguments.seed)
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Compute, print and write all tables."""
-    check_writable(arguments.out)
-    models, metrics, rows = load_all(arguments, arguments.models)
-    report = Report(arguments.split, len(rows), len(texts_of(rows)[0]))
-    captions = None
+    models = load_models(arguments.models, arguments.device)
+    metrics, rows = reference_metrics(arguments.metrics), read_rows(arguments)
+    scenes = None
     if rows and all(row.get("scene") is not None for row in rows):
-        captions = judged_scenes(arguments, rows)
-        judge_metrics(report, metrics, captions)
+        samples = sample_captions(arguments, rows)
+        scenes = rate_captions(rows, samples, arguments.judged_references, arguments.seed)
     elif arguments.captioner:
         raise ConfigError("--captioner: captions are judged on generated scenes only; this data has no known truth")
     elif not models:
         raise ConfigError("nothing to judge: give --models, or data of generated scenes")
+    report = Report(arguments.split, rows, scenes)
+    for name, metric in metrics.items():
+        report.add_metric(name, metric)
     for label, backbone in models.items():
-        judge_model(report, label, backbone, rows, captions)
-    write_tables(arguments, "reward_models", report.markdown(captions), report.content())
+        report.add_model(label, backbone)
+    content = {"images": len(rows), "models": report.models, "sets": [asdict(result) for result in report.results]}
+    write_tables(arguments, "reward_models", report.markdown(), content)
 
 
 def main() -> None:

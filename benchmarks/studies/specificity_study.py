@@ -11,50 +11,393 @@ they mean. Data that is not of the generated world needs ``long_reference`` in i
 from __future__ import annotations
 
 import argparse
+import logging
 import shutil
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import torch
 from safetensors.torch import load_file, save_file
+from scipy.stats import skew
+from torch import Tensor
+from torch.nn.functional import normalize
+from tqdm import tqdm
 
-from benchmarks.studies.reward_models import load_all, options, run_program, write_tables
-from benchmarks.studies.specificity_report import EDGES, CaptionLength, SpecificityStudy
+from benchmarks.studies.reward_models import (
+    RECALLS,
+    CachingEncoder,
+    load_models,
+    options,
+    read_rows,
+    reference_metrics,
+    run_program,
+    texts_of,
+    write_tables,
+)
+from rewards.base import Reward
+from rewards.clip.backbone import Backbone
+from rewards.clip.long import count_tokens
+from rewards.registry import build
 from rl_caption.config.build import ConfigError
-from rl_caption.evaluation import check_writable
+from rl_caption.data.base import DataError, Row
+from rl_caption.data.scenes import hard_negatives, oracle
+from rl_caption.data.scenes.draws import Draws
+from rl_caption.meta_evaluation.correlation import UndefinedCorrelation, grouped_tau_b, kendall_tau_b
+from rl_caption.meta_evaluation.specificity import (
+    Chain,
+    ChainScores,
+    make_chains,
+    released_specificity_rates,
+    score_chains,
+    specificity_rates,
+)
+from rl_caption.meta_evaluation.tables import UNDEFINED, markdown
+from rl_caption.reward_models.retrieval import retrieval_recall
 from rl_caption.training.checkpoint import newest_checkpoint
 
+logger = logging.getLogger(__name__)
 
-def exported(labelled: list[str], out: Path) -> list[str]:
+EDGES = (0, 10, 20, 30, 45)
+"""Bins of words: 0 to 9, 10 to 19, 20 to 29, 30 to 44, 45 and more."""
+
+
+class RatedCaption(NamedTuple):
+    """A caption of a scene (its row), and its oracle F1, in [0, 1]."""
+
+    row: int
+    text: str
+    f1: float
+
+
+def rated_captions(rows: Sequence[Row], chains: Sequence[Chain | None], seed: int = 0) -> list[RatedCaption]:
+    """Rate captions of growing length of R scenes by the oracle: true ones, and false ones of the same lengths.
+
+    The texts of each scene's chain (its long description cut short after each detail, and the same with a detail of
+    another scene), and one hard negative of each true one, of a kind drawn at random. Every text of a scene is rated a
+    single time.
+
+    Raises:
+        DataError: a row has no scene.
+    """
+    found: list[RatedCaption] = []
+    pairs = list(zip(rows, chains, strict=True))
+    for number, (row, chain) in enumerate(tqdm(pairs, desc="rating captions", unit="scene", delay=2, disable=None)):
+        if row.get("scene") is None:
+            raise DataError(f"image {row['image_id']!r} has no scene: only data.format scenes knows the truth")
+        if chain is None:
+            continue
+        draws = Draws("grown", seed, row["image_id"])
+        texts = [*chain.captions, *chain.negatives]
+        for text in chain.captions:
+            negatives = [negative for _, negative in hard_negatives(row["scene"], text, seed)]
+            texts += [draws.choice(negatives)] if negatives else []
+        found += [RatedCaption(number, text, oracle(text, row["scene"]).f1) for text in dict.fromkeys(texts)]
+    return found
+
+
+class LengthBin(NamedTuple):
+    """How a metric agrees with oracle F1 among captions of one length. What is not defined is None."""
+
+    low: int
+    """Fewest words."""
+    high: int | None
+    """Most words; None for the last bin, which has no upper end."""
+    captions: int
+    tau_b: float | None
+    """Over all captions of the bin, in [-1, 1]."""
+    within_scene_tau_b: float | None
+    """Among the captions of one scene, averaged over ``scenes`` scenes, in [-1, 1]."""
+    scenes: int
+
+
+def tau_by_length(
+    scores: Sequence[float], captions: Sequence[RatedCaption], edges: Sequence[int] = EDGES
+) -> list[LengthBin]:
+    """Compare [N] scores with oracle F1 in bins of words (``edges``: fewest words of each), then over all lengths.
+
+    Longer captions of a description tell more, so a metric that pays for length alone agrees well over all lengths. It
+    does less so within a bin; read its tau against that of the number of words.
+
+    Raises:
+        ValueError: another number of scores, one that is not finite, or edges that do not increase.
+    """
+    if len(scores) != len(captions):
+        raise ValueError(f"{len(scores)} scores for {len(captions)} captions: expected as many")
+    if not edges or any(after <= before for before, after in pairwise(edges)):
+        raise ValueError(f"edges = {list(edges)}: expected increasing numbers of words")
+    numbers = [bisect_right(edges, len(caption.text.split())) - 1 for caption in captions]
+
+    def agreement(low: int, high: int | None, members: Sequence[int]) -> LengthBin:
+        own, f1 = [scores[index] for index in members], [captions[index].f1 for index in members]
+        tau, within, scenes = None, None, 0
+        try:
+            if len(own) > 1:
+                tau = kendall_tau_b(own, f1)
+                grouped = grouped_tau_b(own, f1, [captions[index].row for index in members])
+                within, scenes = grouped.mean, grouped.groups
+        except UndefinedCorrelation:
+            pass  # what is not defined stays None
+        return LengthBin(low, high, len(own), tau, within, scenes)
+
+    ends = [*(edge - 1 for edge in edges[1:]), None]
+    bins = [
+        agreement(low, high, [index for index, number in enumerate(numbers) if number == own])
+        for own, (low, high) in enumerate(zip(edges, ends, strict=True))
+    ]
+    return [*bins, agreement(0, None, range(len(captions)))]
+
+
+class Hubness(NamedTuple):
+    """How unevenly candidates occur among the k nearest of all queries."""
+
+    skewness: float
+    """Of the numbers of occurrences N_k (Radovanovic et al., JMLR 2010); 0 is even, above 1 is hubs."""
+    never: float
+    """Share of candidates that occur nowhere, in [0, 1]."""
+    largest: float
+    """Share of queries that have the most frequent candidate among their k nearest, in [0, 1]."""
+
+
+@torch.no_grad()
+def hubness(queries: Tensor, candidates: Tensor, k: int = 10, chunk_size: int = 512) -> Hubness:
+    """Count how often each of M ``candidates`` [M, D] is among the k nearest, by cosine, of N ``queries`` [N, D].
+
+    Raises:
+        ValueError: other shapes, or k is not between 1 and M - 1.
+    """
+    if queries.ndim != 2 or candidates.ndim != 2 or queries.shape[1] != candidates.shape[1] or not len(queries):
+        raise ValueError(
+            f"queries {tuple(queries.shape)}, candidates {tuple(candidates.shape)}: expected [N, D], [M, D]"
+        )
+    if not 1 <= k < len(candidates):
+        raise ValueError(f"k = {k} with {len(candidates)} candidates: expected 1 to {len(candidates) - 1}")
+    candidates = normalize(candidates.float(), dim=1)
+    counts = torch.zeros(len(candidates), dtype=torch.long, device=candidates.device)
+    for chunk in normalize(queries.float(), dim=1).split(chunk_size):
+        nearest = (chunk @ candidates.T).topk(k, dim=1).indices
+        counts += torch.bincount(nearest.flatten(), minlength=len(candidates))
+    occurrences = counts.cpu().numpy()
+    skewness = float(skew(occurrences)) if len(set(occurrences.tolist())) > 1 else 0.0
+    return Hubness(skewness, float((occurrences == 0).mean()), float(occurrences.max()) / len(queries))
+
+
+class CaptionLength:
+    """Number of words: what a metric that pays for length alone would give."""
+
+    __name__ = "words"
+    columns: frozenset[str] = frozenset()
+    bounds = (0.0, float("inf"))
+    signature = "words"
+
+    def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[str], **columns: Any) -> list[float]:
+        """Return the number of words of each caption."""
+        return [float(len(text.split())) for text in completions]
+
+
+class SpecificityStudy:
+    """Scores metrics and models on the long descriptions of one split.
+
+    ``metrics`` has, for each, its signature, specificity rates (by the equations, and ``released`` by the released
+    estimator for cosines) and agreement by length; ``models`` has recall in [0, 1] with long descriptions (``long``)
+    and with references (``short``) as texts, hubness of both directions, and how many texts the encoder cuts.
+
+    Args:
+        rows: with ``long_reference``; scenes too where agreement with the truth is wanted.
+        seed: which negatives.
+        shuffle_rate: share of negative units whose words are shuffled, in [0, 1].
+        edges: fewest words of each bin of lengths.
+        processes: that cut descriptions into units.
+
+    Raises:
+        DataError: a row has no long description, or no description has two units.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[Row],
+        seed: int = 0,
+        shuffle_rate: float = 0.0,
+        edges: Sequence[int] = EDGES,
+        processes: int = 1,
+    ) -> None:
+        for row in rows:
+            if not row.get("long_reference"):
+                raise DataError(f"image {row['image_id']!r} has no long_reference: the study needs one for each image")
+        # With data.long_captions the references are the descriptions, and what they were is short_references.
+        self.rows: list[Row] = [{**row, "references": row.get("short_references", row["references"])} for row in rows]
+        self.edges = edges
+        self.descriptions = [row["long_reference"] for row in self.rows]
+        ids = [row["image_id"] for row in rows]
+        chains = make_chains(self.descriptions, seed, shuffle_rate, ids, processes=processes)
+        self.kept = [number for number, chain in enumerate(chains) if chain is not None]
+        if not self.kept:
+            raise DataError(f"none of {len(self.rows)} long descriptions has two detail units and a negative")
+        self.chains: list[Chain] = [chain for chain in chains if chain is not None]
+        known = all(row.get("scene") is not None for row in self.rows)
+        self.captions = rated_captions(self.rows, chains, seed) if known else []
+        self.metrics: dict[str, dict[str, Any]] = {}
+        self.models: dict[str, dict[str, Any]] = {}
+
+    def add_metric(self, name: str, metric: Reward, cosines: bool = False) -> None:
+        """Score by a metric; ``cosines`` says that its scores are (cosine + 1) / 2.
+
+        Raises:
+            RewardError: it cannot score a caption.
+        """
+        logger.info("scoring %d descriptions by %s", len(self.chains), name)
+        scores = score_chains(metric, self.chains, self._columns(self.kept))
+        released = None
+        if cosines:
+            raw = [ChainScores(*([2 * score - 1 for score in part] for part in chain)) for chain in scores]
+            try:
+                released = released_specificity_rates(raw)
+            except ValueError as error:
+                logger.info("%s: the released estimator is not defined: %s", name, error)
+        lengths = []
+        if self.captions:
+            columns = self._columns([caption.row for caption in self.captions])
+            own = metric(None, [caption.text for caption in self.captions], **columns)
+            lengths = tau_by_length(own, self.captions, self.edges)
+        rates = specificity_rates(scores)
+        self.metrics[name] = {
+            "signature": metric.signature, "rates": rates, "released": released, "lengths": lengths,
+        }  # fmt: skip
+
+    def add_model(self, label: str, backbone: Backbone) -> None:
+        """Score by SPECS over a dual encoder, and measure its retrieval and hubness.
+
+        Raises:
+            RewardError: an image cannot be read.
+            DataError: an image has no reference.
+        """
+        encoder = CachingEncoder(backbone)
+        specs = build("specs", backbone=encoder, scale="shifted", truncate=True)
+        self.add_metric(f"specs of {label}", specs, cosines=True)
+        images, long = (
+            encoder.encode_images([row["image"] for row in self.rows]),
+            encoder.encode_texts(self.descriptions),
+        )
+        shorts, owners = texts_of(self.rows)
+        distinct = list(dict.fromkeys(self.descriptions))
+        nearest = min(10, len(distinct) - 1)
+        texts = {text for chain in self.chains for part in chain for text in part} | set(self.descriptions)
+        self.models[label] = {
+            "signature": backbone.signature,
+            "long": retrieval_recall(images, long, torch.arange(len(images))),
+            "short": retrieval_recall(images, encoder.encode_texts(shorts), torch.tensor(owners)),
+            "text_hubs": hubness(images, encoder.encode_texts(distinct), nearest),
+            "image_hubs": hubness(long, images, nearest),
+            "truncated": sum(count_tokens(text) > encoder.context_length - 2 for text in texts),
+        }
+
+    def _columns(self, numbers: Sequence[int]) -> dict[str, list[Any]]:
+        rows = [self.rows[number] for number in numbers]
+        return {name: [row[name] for row in rows] for name in ("image", "image_id", "references")}
+
+    def markdown(self) -> str:
+        """Return the tables as text."""
+        steps = next(iter(self.metrics.values()))["rates"].steps if self.metrics else 0
+        parts = [f"Specificity over {steps} details of {len(self.chains)} long descriptions", self._rates()]
+        if self.captions:
+            title = f"Agreement with oracle F1 over {len(self.captions)} captions: Kendall's tau_b, by number of words"
+            parts += [title, self._lengths(lambda own: (own.captions, own.tau_b))]
+            parts += ["The same within scenes: mean tau_b among the captions of one scene"]
+            parts += [self._lengths(lambda own: (own.scenes, own.within_scene_tau_b))]
+        if self.models:
+            parts += [f"Retrieval among {len(self.rows)} images", self._retrieval()]
+            parts += ["Hubs: candidates among the 10 nearest (of all queries)", self._hubs()]
+        parts += ["\n".join(f"- {name}: `{found['signature']}`" for name, found in self.metrics.items())]
+        return "\n\n".join(parts) + "\n"
+
+    def _rates(self) -> str:
+        """Specificity rates by the equations and as released."""
+        head = ["metric", "SR_pos, %", "SR_neg, %", "released SR_pos, %", "released SR_neg, %", "of descriptions"]
+        lines = []
+        for name, found in self.metrics.items():
+            released = found["released"]
+            own = [percent(rate) for rate in found["rates"][:2]]
+            own += [*map(percent, released[:2]), str(released.captions)] if released else [UNDEFINED] * 3
+            lines.append([name, *own])
+        return markdown(head, lines)
+
+    def _lengths(self, chosen: Callable[[LengthBin], tuple[int, float | None]]) -> str:
+        """A column for each bin of words; ``chosen`` gives its count and its tau_b."""
+        bins = next(iter(self.metrics.values()))["lengths"]
+        words = [f"{own.low}+" if own.high is None else f"{own.low} to {own.high}" for own in bins[:-1]]
+        counts = [chosen(own)[0] for own in bins]
+        head = [f"{name} ({count})" for name, count in zip([*words, "all"], counts, strict=True)]
+        values = {name: [chosen(own)[1] for own in found["lengths"]] for name, found in self.metrics.items()}
+        return markdown(["metric, tau_b x100", *head], [[name, *map(percent, own)] for name, own in values.items()])
+
+    def _retrieval(self) -> str:
+        lines = [
+            [label, kind, *(percent(found[key][recall]) for recall in RECALLS)]
+            for label, found in self.models.items()
+            for kind, key in (("long descriptions", "long"), ("references", "short"))
+        ]
+        return markdown(["model", "texts", *RECALLS.values()], lines)
+
+    def _hubs(self) -> str:
+        head = ["model", "candidates", "skewness, 0 is even", "never near, %", "queries near the largest hub, %"]
+        lines = [
+            [label, kind, f"{hubs.skewness:.2f}", percent(hubs.never), percent(hubs.largest), str(found["truncated"])]
+            for label, found in self.models.items()
+            for kind, hubs in (("long descriptions", found["text_hubs"]), ("images", found["image_hubs"]))
+        ]
+        return markdown([*head, "texts cut"], lines)
+
+    def content(self) -> dict[str, Any]:
+        """Return everything as JSON: shares in [0, 1], tau in [-1, 1], nothing times 100."""
+        content = {"images": len(self.rows), "captions": len(self.captions)}
+        return plain(content | {"metrics": self.metrics, "models": self.models})
+
+
+def percent(value: float | None) -> str:
+    """Times 100, as papers print shares and tau."""
+    return UNDEFINED if value is None else f"{100 * value:.1f}"
+
+
+def plain(value: Any) -> Any:
+    """Named tuples as dictionaries, at any depth."""
+    if hasattr(value, "_asdict"):
+        return plain(value._asdict())
+    if isinstance(value, Mapping):
+        return {key: plain(inner) for key, inner in value.items()}
+    return [plain(inner) for inner in value] if isinstance(value, list) else value
+
+
+def exported(labelled: Sequence[str], out: Path) -> list[str]:
     """``LABEL=RUN`` to ``LABEL=RUN/export/best``; ``LABEL=RUN@last`` to the last weights, written below ``out``."""
     found = []
     for label, _, name in (argument.partition("=") for argument in labelled):
         run, best = Path(name.removesuffix("@last")), Path(name.removesuffix("@last")) / "export" / "best"
+        folder = best if best.is_dir() else run
         if name.endswith("@last"):
             newest = newest_checkpoint(run / "checkpoints")
             if newest is None or not (best / "open_clip_config.json").is_file():
                 raise ConfigError(f"--models {label}={name}: {run} is no finished run of an open_clip model")
-            weights = load_file(newest / "model.safetensors")
             folder = out / "models" / label
             folder.mkdir(parents=True, exist_ok=True)
-            save_file(
-                {key.removeprefix("clip."): value for key, value in weights.items()},
-                folder / "open_clip_model.safetensors",
-            )
+            weights = load_file(newest / "model.safetensors")
+            weights = {key.removeprefix("clip."): value for key, value in weights.items()}
+            save_file(weights, folder / "open_clip_model.safetensors")
             shutil.copy(best / "open_clip_config.json", folder)
-        else:
-            folder = best if best.is_dir() else run
         found.append(f"{label}={folder}")
     return found
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Compute, print and write all tables."""
-    folder = check_writable(arguments.out)
-    models, metrics, rows = load_all(arguments, exported(arguments.models, folder))
+    models = load_models(exported(arguments.models, arguments.out), arguments.device)
+    metrics, rows = reference_metrics(arguments.metrics), read_rows(arguments)
     study = SpecificityStudy(rows, arguments.seed, arguments.shuffle_rate, arguments.edges, arguments.processes)
     for name, metric in {"words": CaptionLength(), **metrics}.items():
-        study.judge_metric(name, metric)
+        study.add_metric(name, metric)
     for label, backbone in models.items():
-        study.judge_model(label, backbone)
+        study.add_model(label, backbone)
     write_tables(arguments, "specificity", study.markdown(), study.content())
 
 

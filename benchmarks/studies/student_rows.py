@@ -5,35 +5,28 @@
 
 ``--configs`` is the common beginning of four configurations' names (``scenes``_teacher, _image, _text, _lclip.yaml).
 Finished runs are kept, an interrupted one is resumed. Further arguments, such as ``--train.threads=1``, are overrides
-for every training. All is done by the commands that a user would type; at the end
-``benchmarks.studies.reward_models`` evaluates all models.
+for every training. At the end ``benchmarks.studies.reward_models`` evaluates all models.
 """
 
 from __future__ import annotations
 
 import argparse
-import subprocess
-import sys
 from pathlib import Path
 
 import yaml
 
-
-def program(*arguments: str) -> None:
-    """Run ``python -m arguments``; its failure ends this program."""
-    print("+ python -m", " ".join(arguments), flush=True)
-    subprocess.run([sys.executable, "-m", *arguments], check=True)
+from benchmarks.studies.main_job import run_module
 
 
 def train(config: str, folder: Path, *changes: str) -> str:
     """Train a reward model unless it is there; return the folder of the best one."""
     if not (folder / "result.json").is_file():
-        program("rl_caption", "reward_model", "--config", config, f"--run.dir={folder}", *changes)
+        run_module("rl_caption", "reward_model", "--config", config, f"--run.dir={folder}", *changes)
     return str(folder / "export" / "best")
 
 
 def train_rows(configs: str, out: Path, changes: list[str]) -> dict[str, str]:
-    """Train the teacher, the towers of stage 1 and the four students of stage 2: label -> folder."""
+    """Train the teacher, the towers (stage 1) and the four students (stage 2): label -> folder."""
     teacher = train(f"{configs}_teacher.yaml", out / "teacher", *changes)
     taught = [f"--teacher.name={teacher}", "--warm_start=[]", *changes]
     image = train(f"{configs}_image.yaml", out / "image", *taught)
@@ -64,7 +57,7 @@ def main() -> None:
     options = ["--data", str(data), "--split", arguments.split, "--out", str(arguments.out / "tables")]
     options += ["--models", *(f"{label}={folder}" for label, folder in models.items())]
     options += ["--captioner", arguments.captioner] if arguments.captioner else []
-    program("benchmarks.studies.reward_models", *options)
+    run_module("benchmarks.studies.reward_models", *options)
 
 
 if __name__ == "__main__":

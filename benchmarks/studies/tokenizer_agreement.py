@@ -47,6 +47,7 @@ GAPS = [" ", " ", " ", "", "", "\t", "\xa0", "-", "/", ", ", ". "]
 
 
 def texts_of(content: object) -> Iterator[str]:
+    """Every string with a space, at any depth of a JSON value."""
     if isinstance(content, str):
         yield from [content] if " " in content else []
     elif isinstance(content, dict | list):
@@ -55,6 +56,7 @@ def texts_of(content: object) -> Iterator[str]:
 
 
 def corpora(data: Path) -> Iterator[tuple[str, list[str]]]:
+    """Name and captions of each file."""
     annotations = json.loads((data / "coco_val2017_captions" / "captions_val2017.json").read_text())["annotations"]
     yield "coco_val2017_captions", [annotation["caption"] for annotation in annotations]
     karpathy = data / "coco_karpathy_test"
@@ -70,18 +72,16 @@ def corpora(data: Path) -> Iterator[tuple[str, list[str]]]:
 
 
 def odd_strings(count: int, seed: int = 0) -> list[str]:
-    """``count`` strings of up to seven pieces: words, entities, abbreviations, numbers, clitics, addresses, signs."""
+    """Strings of up to seven pieces: words, entities, abbreviations, numbers, clitics, addresses, signs."""
     draw = random.Random(seed)
     heads = "dog it they I ca wo Y O d rock man is A B M AT R Q".split()  # noqa: SIM905
     tails = "s S m d re ve ll t T n em clock 80s M T B 90 til tis".split()  # noqa: SIM905
 
     def number() -> str:
         parts = ["".join(draw.choices("0123456789", k=draw.randint(1, 4))) for _ in range(draw.randint(1, 3))]
-        sign, unit = (
-            draw.choice(["", "", "-", "+", "$", "£", "€"]),
-            ["", "", "st", "th", "%", "pm", "mm", "s", "x5", "°"],
-        )
-        return sign + draw.choice([*".,:/- \xa0", ""]).join(parts) + draw.choice(unit)
+        sign = draw.choice(["", "", "-", "+", "$", "£", "€"])
+        units = ["", "", "st", "th", "%", "pm", "mm", "s", "x5", "°"]
+        return sign + draw.choice([*".,:/- \xa0", ""]).join(parts) + draw.choice(units)
 
     def abbreviation() -> str:
         word = draw.choice(ABBREVIATED)
@@ -106,7 +106,7 @@ def odd_strings(count: int, seed: int = 0) -> list[str]:
 
 
 def row(name: str, texts: list[str], *, lines: bool) -> str:
-    """One line of the table. ``lines``: as one file, where the next line counts; else the tested class alone."""
+    """One line of the table. ``lines``: as one file, where the next line matters; else only the tested class."""
     outside = sum(not is_tested(text, in_lines=lines) for text in texts)
     if not lines:
         texts = [text for text in texts if is_tested(text)]
@@ -117,6 +117,7 @@ def row(name: str, texts: list[str], *, lines: bool) -> str:
 
 
 def agreement(data: Path, stream: int) -> None:
+    """Print how many texts have other tokens than by Java."""
     print("| text | compared | outside of the tested class | tokens differ |\n| --- | ---: | ---: | ---: |")
     for name, texts in corpora(data):
         print(row(f"{name}, as a file", texts, lines=True), flush=True)
@@ -129,6 +130,7 @@ def agreement(data: Path, stream: int) -> None:
 
 
 def spaces(data: Path) -> None:
+    """Print the scores of four systems by PTB tokens against plain white space."""
     print(f"| system, x100 (PTB - white space) | {' | '.join(KEYS)} |\n| --- |{' ---: |' * len(KEYS)}")
     karpathy = data / "coco_karpathy_test"
     references = read_references(karpathy / "refs.json", by="image_name")
@@ -145,6 +147,7 @@ def spaces(data: Path) -> None:
 
 
 def main() -> None:
+    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path, help="folder of the data sets")
     parser.add_argument("--stream", type=int, default=100_000, help="random odd strings")

@@ -30,7 +30,7 @@ class CellConfig:
     """What one cell changes in the base configuration.
 
     Args:
-        terms: its reward, in place of the base's ``reward.terms``.
+        terms: its reward, which replaces the base's ``reward.terms``.
         overrides: dotted key to value, such as ``{train.lr: 1.0e-5}``: of ``train``, ``rollout``,
             ``eval``, ``reward`` or ``monitor``.
     """

@@ -1,4 +1,4 @@
-"""Programs that run at the same time, each with its log file, and that end when this process ends."""
+"""Processes that run at the same time, each with a log file, and that end when this process ends."""
 
 from __future__ import annotations
 
@@ -43,12 +43,9 @@ class EndedJob(NamedTuple):
 def run_jobs(jobs: Sequence[Job], devices: Sequence[str | None] = (None,)) -> Generator[EndedJob, None, None]:
     """Run all jobs, as many at a time as there are ``devices``, and yield each as it ends.
 
-    Whatever ends this iterator early (close it: ``contextlib.closing``) asks the jobs that still run to stop, and
-    waits for their checkpoints. On Linux they also end when this process is killed.
-
-    Args:
-        jobs: in the order in which they start.
-        devices: ``CUDA_VISIBLE_DEVICES`` of each job that runs at a time; None leaves it as it is.
+    ``devices`` are the ``CUDA_VISIBLE_DEVICES`` of the jobs that run at a time; None leaves it as it is. Whatever ends
+    this generator early (``contextlib.closing``) asks the running jobs to stop and waits for their checkpoints. On
+    Linux they also end when this process is killed.
     """
     free: SimpleQueue[str | None] = SimpleQueue()
     for names in devices:
@@ -57,7 +54,6 @@ def run_jobs(jobs: Sequence[Job], devices: Sequence[str | None] = (None,)) -> Ge
     lock, stopped = threading.Lock(), threading.Event()
 
     def run(job: Job) -> EndedJob:
-        """Start a job on the next free share of the GPUs and wait for its end."""
         names, start = free.get(), time.monotonic()
         try:
             with lock:
@@ -78,37 +74,6 @@ def run_jobs(jobs: Sequence[Job], devices: Sequence[str | None] = (None,)) -> Ge
             with lock:
                 stopped.set()
             _stop([(job, process) for job, process in started if process.poll() is None])
-
-
-def share_devices(num_parallel: int, count: int, environment: Mapping[str, str]) -> list[str | None]:
-    """Share the ``count`` GPUs that this process sees out to the jobs that run at a time: ``CUDA_VISIBLE_DEVICES`` of
-    each, or None (all of them) where there are fewer than two jobs or GPUs."""
-    if num_parallel < 2 or count < 2:
-        return [None] * num_parallel
-    names = environment.get("CUDA_VISIBLE_DEVICES", "").replace(" ", "") or ",".join(map(str, range(count)))
-    devices, share = names.split(",")[:count], max(count // num_parallel, 1)
-    firsts = [slot * share % count for slot in range(num_parallel)]
-    return [",".join(devices[first : first + share]) for first in firsts]
-
-
-@contextmanager
-def signals_as_exit() -> Iterator[None]:
-    """Turn the first of ``STOP_SIGNALS`` into ``SystemExit``, so that ``finally`` blocks run; a later one ends the
-    process at once, unless it arrives within ``SAME_REQUEST_SECONDS``."""
-    first: float | None = None
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        """The handler of these signals."""
-        nonlocal first
-        if first is None:
-            first = time.monotonic()
-            raise SystemExit(128 + number)
-        if time.monotonic() - first > SAME_REQUEST_SECONDS:
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
-
-    with stop_signals_handled_by(leave):
-        yield
 
 
 def _start(job: Job, devices: str | None) -> subprocess.Popen[bytes]:
@@ -136,3 +101,33 @@ def _stop(running: Sequence[tuple[Job, subprocess.Popen[bytes]]]) -> None:
         except subprocess.TimeoutExpired:
             logger.warning("%s did not stop within %g s and is killed", job.name, SECONDS_TO_SAVE)
             process.kill()
+
+
+def share_devices(num_parallel: int, count: int, environment: Mapping[str, str]) -> list[str | None]:
+    """``CUDA_VISIBLE_DEVICES`` of each job that runs at a time, out of the ``count`` GPUs that this process sees; None
+    (all of them) where there are fewer than two jobs or GPUs."""
+    if num_parallel < 2 or count < 2:
+        return [None] * num_parallel
+    names = environment.get("CUDA_VISIBLE_DEVICES", "").replace(" ", "") or ",".join(map(str, range(count)))
+    devices, size = names.split(",")[:count], max(count // num_parallel, 1)
+    firsts = [slot * size % count for slot in range(num_parallel)]
+    return [",".join(devices[first : first + size]) for first in firsts]
+
+
+@contextmanager
+def signals_as_exit() -> Iterator[None]:
+    """Turn the first of ``STOP_SIGNALS`` into ``SystemExit``, so that ``finally`` blocks run; a later one ends the
+    process at once, unless it arrives within ``SAME_REQUEST_SECONDS``."""
+    first: float | None = None
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        nonlocal first
+        if first is None:
+            first = time.monotonic()
+            raise SystemExit(128 + number)
+        if time.monotonic() - first > SAME_REQUEST_SECONDS:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+
+    with stop_signals_handled_by(leave):
+        yield

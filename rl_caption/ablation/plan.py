@@ -1,4 +1,4 @@
-"""From the configuration of a grid to its runs: all that can be read and checked before the first run starts."""
+"""From the configuration of a grid to its runs; what can be checked is checked before the first run starts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import yaml
 
 from rewards.base import Reward
 from rewards.registry import parameters
-from rl_caption.ablation.config import AblateConfig, AlphaConfig
+from rl_caption.ablation.config import AblateConfig
 from rl_caption.captioners.loading import is_captioner, weights_hash
 from rl_caption.cli.arguments import Chain
 from rl_caption.config import checks as config_checks
@@ -38,7 +38,7 @@ START = "start"
 """Label of the starting policy in tables."""
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+-]*")
 OVERRIDABLE = ("train.", "rollout.", "eval.", "reward.", "monitor.")
-SET_BY_GRID = ("train.seed", "reward.terms")
+SET_BY_GRID = ("train.seed.", "reward.terms.")
 Parse = Callable[[type[Any], Sequence[str], str], Any]
 """``rl_caption.cli.main.parse``: class of the configuration, arguments, name of the program in messages."""
 Start = TypedDict("Start", {"model.init": str, "sha256": str, "rewards": NotRequired[dict[str, str]]})
@@ -47,35 +47,28 @@ Start = TypedDict("Start", {"model.init": str, "sha256": str, "rewards": NotRequ
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of the grid.
-
-    Attributes:
-        folder: ``OUT/cells/[BASE/]LABEL/seedN``; the run itself is in ``run`` below it.
-        base: name of its base configuration; "" where the grid has one.
-        label: of the cell, in tables and paths.
-        seed: ``train.seed``.
-        alpha: of a cell of the alpha grid.
-        terms, overrides: of ``CellConfig``.
-        config: of the SCST run; the defaults, before ``make_plan`` resolves it.
-    """
+    """One run of the grid: a reward and overrides on a base configuration, with one seed."""
 
     folder: Path
+    """``OUT/cells/[BASE/]LABEL/seedN``."""
     base: str
+    """Name of its base configuration; "" where the grid has one."""
     label: str
     seed: int
     alpha: float | None
+    """Of a cell of the alpha grid."""
     terms: dict[str, RewardTerm]
     overrides: dict[str, Any]
     config: ScstConfig = field(default_factory=ScstConfig)
+    """Resolved by ``make_plan``."""
 
     @property
     def system(self) -> str:
-        """Name of its row in tables, shared by all seeds: ``LABEL`` or ``BASE/LABEL``."""
+        """Its row in tables, the same for all seeds: ``LABEL`` or ``BASE/LABEL``."""
         return f"{self.base}/{self.label}" if self.base else self.label
 
     @property
     def name(self) -> str:
-        """For messages: row and seed."""
         return f"{self.system} seed {self.seed}"
 
     @property
@@ -139,13 +132,20 @@ def base_files(config: AblateConfig) -> dict[str, str]:
 def make_cells(config: AblateConfig) -> list[Cell]:
     """All runs of a grid without ``mistakes``, seed by seed: an interrupted grid has its first cells complete.
 
-    Alpha weights ``alpha.terms`` and 1 - alpha ``alpha.against``. The L-CLIPScore paper's equation puts alpha on CIDEr;
-    but its row of alpha = 0 is that of CIDEr alone and alpha = 1 that of L-CLIPS alone, so its alpha, too, weights
-    L-CLIPS.
+    Alpha weights ``alpha.terms`` and 1 - alpha ``alpha.against``, without terms of weight 0. The L-CLIPScore paper's
+    equation puts alpha on CIDEr, but its rows of alpha = 0 (CIDEr alone) and alpha = 1 (L-CLIPS alone) do not.
     """
     cells: list[tuple[Any, ...]] = []
-    if config.alpha is not None:
-        cells = [(f"alpha={value:g}", value, _mixture(config.alpha, value), {}) for value in config.alpha.values]
+    for alpha in config.alpha.values if config.alpha is not None else []:
+        assert config.alpha is not None
+        factors = ((config.alpha.terms, alpha), (config.alpha.against, round(1 - alpha, 12)))
+        mixture = {
+            name: replace(term, weight=term.weight * factor)
+            for terms, factor in factors
+            for name, term in terms.items()
+            if term.weight * factor != 0
+        }
+        cells.append((f"alpha={alpha:g}", alpha, mixture, {}))
     cells += [(label, None, cell.terms, cell.overrides) for label, cell in config.cells.items()]
     return [
         Cell(Path(config.out) / "cells" / base / label / f"seed{seed}", base, label, seed, *rest)
@@ -153,17 +153,6 @@ def make_cells(config: AblateConfig) -> list[Cell]:
         for base in base_files(config)
         for label, *rest in cells
     ]
-
-
-def _mixture(grid: AlphaConfig, alpha: float) -> dict[str, RewardTerm]:
-    """The reward of one alpha, without terms of weight 0."""
-    factors = ((grid.terms, alpha), (grid.against, round(1 - alpha, 12)))
-    return {
-        name: replace(term, weight=term.weight * factor)
-        for terms, factor in factors
-        for name, term in terms.items()
-        if term.weight * factor != 0
-    }
 
 
 def mistakes(config: AblateConfig) -> list[str]:
@@ -180,8 +169,7 @@ def mistakes(config: AblateConfig) -> list[str]:
     if alpha is not None:
         terms |= {"alpha.terms": alpha.terms, "alpha.against": alpha.against}
         wrong += ["alpha.values is empty: expected at least one number from 0 to 1"] * (not alpha.values)
-        both = sorted(set(alpha.terms) & set(alpha.against))
-        if both:
+        if both := sorted(set(alpha.terms) & set(alpha.against)):
             wrong.append(f"alpha: {both} are in terms and against: expected different names (target names the reward)")
     wrong += [f"{key} is empty: name at least one reward, such as cider" for key, own in terms.items() if not own]
     wrong += [
@@ -198,15 +186,14 @@ def mistakes(config: AblateConfig) -> list[str]:
         for name in dict.fromkeys(names)
         if not LABEL.fullmatch(name)
     ]
-    for label, cell in config.cells.items():
-        for key in cell.overrides:
-            if f"{key}.".startswith(tuple(f"{fixed}." for fixed in SET_BY_GRID)):
-                wrong.append(f"cells.{label}.overrides: {key} is set by the grid (seeds, terms)")
-            elif not key.startswith(OVERRIDABLE):
-                wrong.append(
-                    f"cells.{label}.overrides: {key} cannot be overridden: expected a key that starts with "
-                    f"{', '.join(OVERRIDABLE)}; model and data are the same in all cells of a base"
-                )
+    for label, key in ((label, key) for label, cell in config.cells.items() for key in cell.overrides):
+        if f"{key}.".startswith(SET_BY_GRID):
+            wrong.append(f"cells.{label}.overrides: {key} is set by the grid (seeds, terms)")
+        elif not key.startswith(OVERRIDABLE):
+            wrong.append(
+                f"cells.{label}.overrides: {key} cannot be overridden: expected a key that starts with "
+                f"{', '.join(OVERRIDABLE)}; model and data are the same in all cells of a base"
+            )
     wrong += [
         f"judges has the name {name!r}: expected a heading for a table, without |"
         for name in config.judges
@@ -217,7 +204,7 @@ def mistakes(config: AblateConfig) -> list[str]:
 
 
 def make_plan(config: AblateConfig, parse: Parse) -> Plan:
-    """Read and check all configurations and what is already there of the grid; rewards are for ``build_rewards``.
+    """Read and check all configurations, the data, and what is already there of the grid.
 
     Raises:
         ConfigError: what is wrong, in which cell, and what would be right; also where a run that is already there was
@@ -225,8 +212,7 @@ def make_plan(config: AblateConfig, parse: Parse) -> Plan:
         DataError: a base's data cannot be read, or has no such split.
         UsageError: a configuration has keys that do not exist, or values that cannot be understood.
     """
-    wrong = mistakes(config)
-    if wrong:
+    if wrong := mistakes(config):
         raise ConfigError("; ".join(wrong))
     models: dict[str, EarlierRun] = {}
     bases = {name: _make_base(name, file, config, parse, models) for name, file in base_files(config).items()}
@@ -245,7 +231,7 @@ def make_plan(config: AblateConfig, parse: Parse) -> Plan:
 
 
 def _make_base(name: str, file: str, grid: AblateConfig, parse: Parse, models: dict[str, EarlierRun]) -> Base:
-    """Read a base configuration, note the reward models that it needs in ``models``, and find its starting policy."""
+    """Read a base configuration, add the reward models that it needs to ``models``, and find its starting policy."""
     data = _data_arguments("data", grid.data)
     config: ScstConfig = parse(ScstConfig, ["--config", file, *data], "scst.py")
     chain = Chain(parse(ScstConfig, ["--config", file], "scst.py"), data)
@@ -280,7 +266,7 @@ def _make_base(name: str, file: str, grid: AblateConfig, parse: Parse, models: d
 
 
 def _num_processes(grid: AblateConfig, base: ScstConfig) -> int:
-    """Processes of each training of a base: 1 without ``launch``, else see there."""
+    """Processes of each training of a base: 1 without ``launch``."""
     if grid.launch is None:
         return 1
     try:
@@ -312,7 +298,7 @@ def _resolve(cell: Cell, base: Base, grid: AblateConfig, parse: Parse) -> Cell:
 
 
 def check_start(cell: Cell, base: Base, rewards: Mapping[str, str]) -> None:
-    """Write what a cell starts from into ``start.json``, or compare it with what it was started from.
+    """Write what a cell starts from into ``start.json``, or compare with what it was started from.
 
     ``rewards`` is term -> signature, which names the weights of a reward model.
 
@@ -355,8 +341,7 @@ def untrained_models(files: Sequence[str], parse: Parse) -> list[Path]:
 def build_rewards(
     config: AblateConfig, plan: Plan, untrained: Sequence[Path] = ()
 ) -> tuple[dict[str, dict[str, Reward]], dict[str, dict[str, str]]]:
-    """Build every judge of every base and every term of every cell, each once; leave those out that need what one of
-    the ``untrained_models`` will export.
+    """Build the judges of every base and the terms of every cell; leave out those that need an untrained model.
 
     Returns:
         Name of the base -> name of the judge -> reward, as ``evaluate.py`` builds it; and name of the cell -> term ->
@@ -365,27 +350,26 @@ def build_rewards(
     Raises:
         ConfigError: which judge, or which cell and term, and why it cannot be built.
     """
-    judges: dict[str, dict[str, Reward]] = {}
     signatures: dict[str, dict[str, str]] = {cell.name: {} for cell in plan.cells}
     built: dict[str, Any] = {}
     for cell in plan.cells:
-        reward = cell.config.reward
+        reward, prefix = cell.config.reward, f"cell {cell.system!r}: "
         for name, term in reward.terms.items():
-            place = f"cell {cell.system!r}: "
-            if _is_untrained(f"{place}reward.terms.{name}", term.target or name, term.kwargs, untrained):
+            if _is_untrained(f"{prefix}reward.terms.{name}", term.target or name, term.kwargs, untrained):
                 continue
-            alone = replace(reward, terms={name: replace(term, weight=1.0)})
             key = json.dumps([name, term.target, term.kwargs, reward.df, reward.eos], sort_keys=True)
+            single = replace(reward, terms={name: replace(term, weight=1.0)})
             try:
-                built[key] = built.get(key) or build_reward(alone, [["a dog"], ["a cat"]]).signature
+                built[key] = built.get(key) or build_reward(single, [["a dog"], ["a cat"]]).signature
             except ConfigError as error:
-                raise ConfigError(f"{place}{error}") from error
+                raise ConfigError(f"{prefix}{error}") from error
             signatures[cell.name][name] = built[key]
     ready = {
         name: judge
         for name, judge in config.judges.items()
         if not _is_untrained(f"judges.{name}", judge.target or name, judge.kwargs, untrained)
     }
+    judges: dict[str, dict[str, Reward]] = {}
     for name, base in plan.bases.items():
         references = references_of(base.rows)
         key = json.dumps(references)  # bases with the same references share their judges

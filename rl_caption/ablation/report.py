@@ -28,18 +28,15 @@ PAPER_KEYS = ("BLEU-4", "METEOR", "ROUGE-L", "CIDEr", "SPICE")
 TEXT_KEYS = ("captions/repeated_ngrams", "captions/bad_endings", "length/mean", "vocabulary/size")
 HACKING_KEYS = (*TEXT_KEYS, "oracle/f1", "oracle/precision", "oracle/recall", "oracle/unparsed")
 IMAGE_SIZE = 256
-"""Longest side of the pictures beside the captions, in pixels."""
+"""Longest side of the pictures in ``captions.md``, in pixels."""
 
 
 def write_report(results: Sequence[Result], plan: Plan, config: AblateConfig, failures: Sequence[str]) -> list[Path]:
     """Write ``table.md``, ``table.csv``, ``runs.csv``, ``captions.md``, ``report.html``; for alphas ``alpha.png``.
 
-    Args:
-        results: starting policies first.
-        plan, config: of the grid.
-        failures: sentences about cells that are missing, for the table's notes.
+    ``results`` has the starting policies first; ``failures`` are sentences about cells that are missing.
     """
-    out, systems = Path(config.out), by_system(results)
+    out, systems, rows = Path(config.out), by_system(results), next(iter(plan.bases.values())).rows
     tables = markdown_tables(systems)
     print(f"\n{tables}\n")
     decoding = "greedy" if config.num_beams == 1 else f"beam search of width {config.num_beams}"
@@ -52,9 +49,11 @@ def write_report(results: Sequence[Result], plan: Plan, config: AblateConfig, fa
         *(f"missing: {failure}" for failure in failures),
     ]
     remarks = "\n".join(f"- {line}" for line in lines)
-    rows = next(iter(plan.bases.values())).rows
-    written = {"table.md": f"# {out.name}\n\n{tables}\n\n{remarks}\n"}
-    written |= {"table.csv": summary_csv(systems), "runs.csv": runs_csv(results)}
+    written = {
+        "table.md": f"# {out.name}\n\n{tables}\n\n{remarks}\n",
+        "table.csv": summary_csv(systems),
+        "runs.csv": runs_csv(systems),
+    }
     if config.show_images:
         captions = {name: found[0].captions for name, found in systems.items()}
         written["captions.md"] = captions_page(rows[: config.show_images], captions, out / "images")
@@ -63,8 +62,7 @@ def write_report(results: Sequence[Result], plan: Plan, config: AblateConfig, fa
     files = [out / name for name in written]
     if any(result.alpha is not None for result in results):
         try:
-            draw_alpha(systems, out / "alpha.png")
-            files.append(out / "alpha.png")
+            files.append(draw_alpha(systems, out / "alpha.png"))
         except ImportError:
             print("no alpha.png: matplotlib is not installed: pip install 'rl-caption[report]'", file=sys.stderr)
     page = write_page_of(out, source_of(rows)) if config.report else None
@@ -72,7 +70,7 @@ def write_report(results: Sequence[Result], plan: Plan, config: AblateConfig, fa
 
 
 def formula(cell: Cell) -> str:
-    """A mixture as people write it, and what else a cell changes: ``0.3 l_clipscore + 0.7 cider; train.lr = 1e-05``."""
+    """A cell's reward and overrides: ``0.3 l_clipscore + 0.7 cider; train.lr = 1e-05``."""
     mixture = " + ".join(f"{term.weight:g} {name}" for name, term in cell.terms.items())
     return "; ".join([mixture, *(f"{key} = {as_argument(value)}" for key, value in cell.overrides.items())])
 
@@ -83,13 +81,13 @@ def by_system(results: Sequence[Result]) -> dict[str, list[Result]]:
 
 
 def mean_and_std(results: Sequence[Result], key: str) -> tuple[float | None, float | None]:
-    """Mean of a metric over the seeds that have it, and standard deviation (n - 1); None for too few seeds."""
+    """Mean of a metric over the seeds that have it, and standard deviation (n - 1); None where there are too few."""
     values = [result.evaluation.metrics[key] for result in results if key in result.evaluation.metrics]
     return statistics.fmean(values) if values else None, statistics.stdev(values) if len(values) > 1 else None
 
 
 def columns_of(systems: Systems) -> list[dict[str, Column]]:
-    """Columns of the two tables, those of the paper and those that show hacking, for the metrics that are there."""
+    """Columns of the two tables (those of the paper, signs of reward hacking), as far as they were computed."""
     evaluations = [result.evaluation for results in systems.values() for result in results]
     found = {key for evaluation in evaluations for key in evaluation.metrics}
     bounds = {key: ends for evaluation in evaluations for key, ends in evaluation.bounds.items()}
@@ -99,10 +97,16 @@ def columns_of(systems: Systems) -> list[dict[str, Column]]:
     return [paper, {key: COLUMNS[key] for key in HACKING_KEYS if key in found}]
 
 
+def alarms_of(results: Sequence[Result]) -> tuple[int, list[int]]:
+    """How many seeds were watched by the monitor, and the first step with an alarm of those that had one."""
+    steps = [result.alarm_step for result in results if result.alarm_step is not None]
+    return sum(result.watched for result in results), steps
+
+
 def markdown_tables(systems: Systems) -> str:
-    """Two Markdown tables, a row for each system: means over seeds, ± the standard deviation of at least two."""
+    """Two Markdown tables, a row for each system: mean over seeds ± standard deviation."""
     paper, hacking = columns_of(systems)
-    watched = any(result.watched for results in systems.values() for result in results)
+    watched = any(alarms_of(results)[0] for results in systems.values())
     tables = []
     for columns, with_alarm in ((paper, False), (hacking, watched)):
         head = ["system", "seeds", *(column.heading for column in columns.values())]
@@ -110,27 +114,22 @@ def markdown_tables(systems: Systems) -> str:
         lines.append(["---", *["---:"] * (len(lines[0]) - 1)])
         for name, results in systems.items():
             seeds = LEFT_OUT if results[0].seed is None else str(len(results))
-            cells = [_cell(*mean_and_std(results, key), column) for key, column in columns.items()]
-            lines.append([name, seeds, *cells, *[_alarm(results)] * with_alarm])
+            line = [name, seeds]
+            for key, column in columns.items():
+                numbers = [number * column.factor for number in mean_and_std(results, key) if number is not None]
+                line.append(" ± ".join(f"{number:.{column.decimals}f}" for number in numbers) or LEFT_OUT)
+            if with_alarm:
+                count, steps = alarms_of(results)
+                found = f"{min(steps)} ({len(steps)} of {count})" if steps else "none"
+                line.append(found if count else LEFT_OUT)
+            lines.append(line)
         if columns or with_alarm:
             tables.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
     return "\n\n".join(tables)
 
 
-def _cell(mean: float | None, std: float | None, column: Column) -> str:
-    numbers = [number * column.factor for number in (mean, std) if number is not None]
-    return " ± ".join(f"{number:.{column.decimals}f}" for number in numbers) or LEFT_OUT
-
-
-def _alarm(results: Sequence[Result]) -> str:
-    """``none``, or the earliest step with an alarm and how many watched seeds had one, as in ``60 (2 of 3)``."""
-    watched = sum(result.watched for result in results)
-    steps = [result.alarm_step for result in results if result.alarm_step is not None]
-    return (f"{min(steps)} ({len(steps)} of {watched})" if steps else "none") if watched else LEFT_OUT
-
-
 def notes(results: Sequence[Result]) -> list[str]:
-    """What has to be known to read the tables: what was left out and why, and the signatures of the metrics."""
+    """What was left out of the tables and why, and the signatures of the metrics."""
     left_out = [item for result in results for item in result.evaluation.left_out.items()]
     reasons = [f"{key} is left out: {reason}" for key, reason in left_out if key in PAPER_KEYS + HACKING_KEYS]
     signatures = list(dict.fromkeys(result.evaluation.signature for result in results))
@@ -144,17 +143,17 @@ def summary_csv(systems: Systems) -> str:
     head = ["system", "base", "alpha", "seeds", *(name for key in keys for name in (key, f"{key}.std"))]
     lines: list[list[Any]] = [[*head, "alarms", "first_alarm"]]
     for name, results in systems.items():
-        steps = [result.alarm_step for result in results if result.alarm_step is not None]
-        alarms = [len(steps) if any(result.watched for result in results) else None, min(steps, default=None)]
+        watched, steps = alarms_of(results)
         values = [value for key in keys for value in mean_and_std(results, key)]
         seeds = sum(result.seed is not None for result in results)
+        alarms = [len(steps) if watched else None, min(steps, default=None)]
         lines.append([name, results[0].base, results[0].alpha, seeds, *values, *alarms])
     return _csv(lines)
 
 
-def runs_csv(results: Sequence[Result]) -> str:
-    """CSV, a row for each run, systems together: every metric as computed."""
-    ordered = [result for of_system in by_system(results).values() for result in of_system]
+def runs_csv(systems: Systems) -> str:
+    """CSV, a row for each run: every metric as computed."""
+    ordered = [result for results in systems.values() for result in results]
     keys = list(dict.fromkeys(key for result in ordered for key in result.evaluation.metrics))
     lines: list[list[Any]] = [["system", "base", "alpha", "seed", *keys, "first_alarm"]]
     for result in ordered:
@@ -172,7 +171,7 @@ def _csv(lines: Sequence[Sequence[Any]]) -> str:
 def captions_page(rows: Sequence[Row], systems: Mapping[str, Mapping[str, str]], folder: Path) -> str:
     """Markdown of the captions of each row by every system (name -> image id -> caption).
 
-    Pictures are written to ``folder`` as ``N.png``; an image that cannot be read (region features) has none.
+    Pictures are written to ``folder``; an image that cannot be read (region features) has none.
     """
     parts = ["# Captions of the same images", "One seed a cell. The first line of an image is one of its references."]
     for index, row in enumerate(rows):
@@ -210,32 +209,32 @@ def alpha_curve(systems: Systems, base: str, key: str) -> list[tuple[float, floa
     return sorted(found)
 
 
-def draw_alpha(systems: Systems, path: Path) -> None:
-    """Write a picture with one panel for each base: CIDEr (x100) on the left axis, the first judge on the right one.
+def draw_alpha(systems: Systems, path: Path) -> Path:
+    """Plot CIDEr (x100, left axis) and the first judge (right axis) over alpha, a panel for each base.
 
     Error bars are standard deviations over seeds; dotted lines are the starting policy.
 
     Raises:
-        ImportError: matplotlib is not installed; it is an optional dependency.
+        ImportError: matplotlib, an optional dependency, is not installed.
     """
     from matplotlib.figure import Figure
 
     columns, _ = columns_of(systems)
     judges = [(key, column, "#b5541c") for key, column in columns.items() if key.startswith(JUDGE)]
     bases = list(dict.fromkeys(results[0].base for results in systems.values() if results[0].alpha is not None))
+    starts = {results[0].base: results[0].evaluation.metrics for results in systems.values() if results[0].seed is None}
     figure = Figure(figsize=(5.2 * len(bases), 3.6), layout="constrained")
     for index, base in enumerate(bases):
         left = figure.add_subplot(1, len(bases), index + 1, title=base, xlabel="alpha")
         for key, column, colour in [("CIDEr", Column("CIDEr (x100)"), "#1f5f99"), *judges[:1]]:
             axes = left.twinx() if key.startswith(JUDGE) else left
             curve = alpha_curve(systems, base, key)
-            means, stds = ([column.factor * point[place] for point in curve] for place in (1, 2))
+            means, stds = ([column.factor * point[part] for point in curve] for part in (1, 2))
             axes.errorbar([alpha for alpha, _, _ in curve], means, stds, color=colour, marker="o", capsize=3)
-            for start in (results[0] for results in systems.values() if results[0].seed is None):
-                if start.base == base and key in start.evaluation.metrics:
-                    height = column.factor * start.evaluation.metrics[key]
-                    axes.axhline(height, color=colour, linestyle=":", linewidth=1)
+            if key in starts.get(base, {}):
+                axes.axhline(column.factor * starts[base][key], color=colour, linestyle=":", linewidth=1)
             axes.set_ylabel(column.heading, color=colour)
             axes.tick_params(axis="y", labelcolor=colour)
     with atomic_write(path) as file:
         figure.savefig(file, dpi=150, format="png")
+    return path

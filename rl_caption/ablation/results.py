@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from safetensors.torch import load_model
 
@@ -19,7 +19,7 @@ from rl_caption.config.schema import DataConfig, DecodeConfig, EvaluateConfig
 from rl_caption.data.files import read_captions, write_json
 from rl_caption.data.plain_files import check_type, read_json, read_log, read_yaml
 from rl_caption.evaluation import Evaluation, EvaluationError, write_evaluation
-from rl_caption.evaluation.judge import JUDGE as JUDGE
+from rl_caption.evaluation.judge import JUDGE
 from rl_caption.evaluation.reward_scores import signed
 from rl_caption.report.read import ScoresFile
 from rl_caption.training.checkpoint import (
@@ -34,37 +34,23 @@ from rl_caption.training.checkpoint import (
 ALARM = "hacking/alarm"
 
 
-class _Model(TypedDict, total=False):
-    lora: dict[str, Any] | None
-
-
-class _Config(TypedDict, total=False):
-    model: _Model
-
-
 @dataclass(frozen=True)
 class Result:
-    """One captioner of the grid.
-
-    Attributes:
-        system: name of its row.
-        base: its base configuration; "" where there is one.
-        seed: None for a starting policy.
-        alpha: of a cell of the alpha grid.
-        evaluation: metrics, with those of judges under ``judge/NAME``.
-        captions: image id -> caption.
-        watched: whether the training log has ``hacking/alarm``.
-        alarm_step: first step with an alarm; None without one.
-    """
+    """One captioner of the grid: its row in tables, where it comes from, its metrics and captions."""
 
     system: str
     base: str
     seed: int | None
+    """None for a starting policy."""
     alpha: float | None
     evaluation: Evaluation
+    """Those of judges under ``judge/NAME``."""
     captions: Mapping[str, str] = field(default_factory=dict)
+    """Image id -> caption."""
     watched: bool = False
+    """Whether the training log has ``hacking/alarm``."""
     alarm_step: int | None = None
+    """First step with an alarm."""
 
 
 def evaluate_captioner(
@@ -130,9 +116,12 @@ def last_policy(run: Path, folder: Path) -> Path:
         raise CheckpointError(f"{run / 'checkpoints'} has no intact checkpoint: judge policy best, or train it again")
     captioner = load_captioner(run / "export" / "best")
     config = run / "config.yaml"
-    lora = read_yaml(config, CheckpointError, _Config).get("model", {}).get("lora") if config.is_file() else None
+    model = read_yaml(config, CheckpointError, dict[str, Any]).get("model", {}) if config.is_file() else {}
+    check_type(model, dict[str, Any], f"{config}, 'model'", CheckpointError)
+    lora = model.get("lora")
+    check_type(lora, dict[str, Any] | None, f"{config}, 'model', 'lora'", CheckpointError)
     if lora is not None and isinstance(captioner, HuggingFaceCaptioner):
-        # The export has adapters added to its weights, the checkpoint has them beside the weights.
+        # The export has merged adapters, the checkpoint separate ones.
         captioner.adapt([], lora | {"export_adapters": False}, checkpointed=False)
     load_model(captioner.policy, newest / "model.safetensors")
     partial = folder.with_name(f".partial-{folder.name}")

@@ -44,11 +44,7 @@ from rl_caption.training.run_folder import clock, is_complete
 
 
 def run_ablation(config: AblateConfig, parse: Parse) -> int:
-    """Run the grid to its end, or go on with it; 0, or 1 where a cell failed or was stopped.
-
-    Args:
-        config: of the grid.
-        parse: ``rl_caption.cli.main.parse``.
+    """Run the grid, or go on with it; return 0, or 1 where a cell failed or was stopped.
 
     Raises:
         ConfigError, DataError: as for ``make_plan``, before the first run starts.
@@ -95,18 +91,25 @@ def _train_first(run: EarlierRun, log: Path, launch: str | None = None, processe
     _print(f"training first: {shlex.join(command[1:])}, output in {log}")
     with closing(run_jobs([Job(f"{run.program} ({run.folder})", command, log)])) as running:
         ended = next(running)
-    if ended.code != 0 or not is_complete(run.folder):
-        raise ConfigError(_how_it_ended(ended))
+    if failure := _failure(ended, run.folder):
+        raise ConfigError(failure)
 
 
 def _command(program: str, file: str, overrides: list[str], launch: str | None, processes: int) -> list[str]:
-    """The command of a training."""
     words = ["-m", "rl_caption", program, "--config", file, *overrides]
     if launch is None:
         return [sys.executable, *words]
-    # Port 0: any free one, so that runs at the same time do not meet.
+    # Port 0: any free one, so that parallel runs do not meet.
     options = ["--config_file", launch, "--num_processes", str(processes), "--main_process_port", "0"]
     return [sys.executable, "-m", "rl_caption.launch", *options, *words]
+
+
+def _failure(ended: EndedJob, run: Path) -> str | None:
+    """Why a training did not reach its end; None if it did."""
+    if ended.code == 0 and is_complete(run):
+        return None
+    how = f"failed (exit code {ended.code})" if ended.code else "was stopped before its end: run this again to go on"
+    return f"{ended.job.name} {how}; its output is in {ended.job.log}"
 
 
 def _run_cells(
@@ -125,16 +128,15 @@ def _run_cells(
     _print(f"{len(cells)} runs: {len(complete)} are there, {len(jobs)} to train, {config.jobs} at a time")
 
     def finish(cell: Cell, ended: EndedJob | None) -> None:
-        """Evaluate a cell whose training has ended well; note why where it has not."""
-        failure = None if ended is None or (ended.code == 0 and is_complete(cell.run)) else _how_it_ended(ended)
-        try:
-            result = None if failure else _evaluate_cell(cell, plan.bases[cell.base], config, judges[cell.base])
-        except expected_errors() as error:
-            result, failure = None, f"{cell.name} is trained but could not be judged: {error}"
-        if result is not None:
-            results[cell.name] = result
-            how = f"trained in {clock(ended.seconds)}" if ended is not None else "kept"
-            _print(f"[{len(results)}/{len(cells)}] {cell.name}: {how}; {_headline(result.evaluation)}")
+        failure = None if ended is None else _failure(ended, cell.run)
+        if failure is None:
+            try:
+                result = _evaluate_cell(cell, plan.bases[cell.base], config, judges[cell.base])
+                results[cell.name] = result
+                how = f"trained in {clock(ended.seconds)}" if ended is not None else "kept"
+                _print(f"[{len(results)}/{len(cells)}] {cell.name}: {how}; {_headline(result.evaluation)}")
+            except expected_errors() as error:
+                failure = f"{cell.name} is trained but could not be judged: {error}"
         if failure is not None:
             failures.append(failure)
             _print(failure)
@@ -160,17 +162,10 @@ def _evaluate_start(base: Base, config: AblateConfig, judges: Mapping[str, Rewar
 
 
 def _evaluate_cell(cell: Cell, base: Base, config: AblateConfig, judges: Mapping[str, Reward]) -> Result:
-    best = cell.run / "export" / "best"
-    model = best if config.policy == "best" else last_policy(cell.run, cell.folder / "last")
-    folder = cell.folder / f"{config.split}_{config.policy}"
-    length = cell.config.rollout.max_new_tokens
+    model = cell.run / "export" / "best" if config.policy == "best" else last_policy(cell.run, cell.folder / "last")
+    folder, length = cell.folder / f"{config.split}_{config.policy}", cell.config.rollout.max_new_tokens
     found = evaluate_captioner(model, base.config.data, length, config, judges, folder)
     return Result(cell.system, cell.base, cell.seed, cell.alpha, *found, *first_alarm(cell.run / "metrics.jsonl"))
-
-
-def _how_it_ended(ended: EndedJob) -> str:
-    how = f"failed (exit code {ended.code})" if ended.code else "was stopped before its end: run this again to go on"
-    return f"{ended.job.name} {how}; its output is in {ended.job.log}"
 
 
 def _headline(evaluation: Evaluation) -> str:

@@ -58,7 +58,7 @@ class VlmTrainConfig:
     Args:
         max_steps: optimizer steps; null takes ``epochs``.
         epochs: passes over the training images, used where ``max_steps`` is null.
-        batch_size: images of one optimizer step, over all processes and accumulation steps together, each with
+        batch_size: images of one optimizer step, over all processes and accumulation steps, each with
             ``rollout.num_samples`` captions.
         micro_batch_size: images of one forward pass of one process; null is ``batch_size`` / processes.
         lr: peak learning rate of AdamW. 1e-5 suits LoRA; all weights want about 1e-6.
@@ -71,7 +71,7 @@ class VlmTrainConfig:
         mask_truncated: captions without EOS add nothing to the loss. Their rewards still count in the baseline.
         mixed_precision: ``no``, ``bf16`` or ``fp16``, or ``auto``: bf16 where the device computes with it, else no.
         gradient_checkpointing: compute activations twice to save memory.
-        num_processes: processes that must train together; null checks what the launcher says.
+        num_processes: expected number of processes; null takes what the launcher says.
         threads: CPU threads of a process; null shares the cores out among the processes of the machine.
         seed: of adapters, data order and samples.
         kwargs: further arguments of TRL's ``GRPOConfig`` or ``RLOOConfig``, such as ``{loss_type: dr_grpo}``; not those
@@ -128,13 +128,13 @@ class VlmRunConfig:
 
     Args:
         dir: the run's folder.
-        resume: ``auto`` goes on from the newest whole checkpoint of an equal configuration, or starts; ``true`` goes on
+        resume: ``auto`` goes on from the newest complete checkpoint of an equal configuration, or starts; ``true`` goes on
             and accepts a changed configuration; ``false`` starts, and refuses a folder that holds a run; or the path
             of a checkpoint.
         save_every: optimizer steps between two checkpoints; one more follows the last step.
         keep_checkpoints: newest ones kept.
         log_every: optimizer steps between two log lines.
-        trackers: ``tensorboard``, ``wandb``, ... through Transformers, beside ``metrics.jsonl``.
+        trackers: ``tensorboard``, ``wandb``, ... through Transformers, in addition to ``metrics.jsonl``.
     """
 
     dir: str = "runs/grpo_vlm"

@@ -31,53 +31,50 @@ VISION = ("*visual*", "*vision*")
 
 @dataclass(frozen=True)
 class Vlm:
-    """A model with what belongs to it.
-
-    Attributes:
-        policy: the model.
-        processor: tokenizer, image processor and chat template; pads on the left.
-        eos_token_ids: ids that end a caption.
-        suppressed: special tokens that are no part of a caption, never sampled (an image token without its image ends
-            the scoring of a sample with an error).
-        generation_config: the model's own, which TRL changes.
-    """
+    """A model with its processor."""
 
     policy: Any
     processor: Any
+    """Tokenizer, image processor and chat template; pads on the left."""
     eos_token_ids: list[int]
     suppressed: list[int]
+    """Special tokens but EOS, never sampled: an image token without its image could not be scored."""
     generation_config: GenerationConfig
+    """The model's own, which TRL changes."""
 
 
 def load_processor(config: VlmConfig) -> tuple[Any, Any]:
-    """Load what is light of ``model.name``: its configuration and its processor.
+    """Load configuration and processor of ``model.name``, not its weights.
 
     Raises:
         ConfigError: it is not there, is no decoder-only vision-language model, or its processor has no chat template.
     """
-    name, revision, wrong = config.name, config.revision, None
-    try:
-        shape = AutoConfig.from_pretrained(name, revision=revision)
-        if getattr(shape, "is_encoder_decoder", False):
-            wrong = f" is an encoder-decoder ({shape.model_type}), which TRL cannot train: use scst.py"
-        else:
-            processor = AutoProcessor.from_pretrained(
-                name, revision=revision, padding_side="left", truncation_side="left", **config.processor_kwargs
-            )
-            if not hasattr(processor, "image_processor"):
-                wrong = " has no image processor: expected a vision-language model"
-            elif not getattr(processor, "chat_template", None):
-                wrong = (
-                    ": its processor has no chat template, which TRL needs for images; expected a model such as "
-                    "Qwen2-VL or SmolVLM"
-                )
-            elif not hasattr(shape, "image_token_id"):
-                wrong = ": its configuration has no image_token_id, which TRL keeps from being sampled"
-    except (OSError, ValueError, TypeError) as error:
-        raise ConfigError(f"model.name {name!r} cannot be loaded: {error}") from error
-    if wrong:
-        raise ConfigError(f"model.name {name!r}{wrong}")
+    name, options = f"model.name {config.name!r}", {"revision": config.revision}
+    with _loading(config):
+        shape = AutoConfig.from_pretrained(config.name, **options)
+    if getattr(shape, "is_encoder_decoder", False):
+        raise ConfigError(f"{name} is an encoder-decoder ({shape.model_type}), which TRL cannot train: use scst.py")
+    options |= {"padding_side": "left", "truncation_side": "left", **config.processor_kwargs}
+    with _loading(config):
+        processor = AutoProcessor.from_pretrained(config.name, **options)
+    if not hasattr(processor, "image_processor"):
+        raise ConfigError(f"{name} has no image processor: expected a vision-language model")
+    if not getattr(processor, "chat_template", None):
+        raise ConfigError(
+            f"{name}: its processor has no chat template, which TRL needs for images; expected a model such as "
+            "Qwen2-VL or SmolVLM"
+        )
+    if not hasattr(shape, "image_token_id"):
+        raise ConfigError(f"{name}: its configuration has no image_token_id, which TRL keeps from being sampled")
     return shape, processor
+
+
+@contextmanager
+def _loading(config: VlmConfig) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(f"model.name {config.name!r} cannot be loaded: {error}") from error
 
 
 def load_vlm(config: VlmConfig, dtype: torch.dtype) -> Vlm:
@@ -87,10 +84,8 @@ def load_vlm(config: VlmConfig, dtype: torch.dtype) -> Vlm:
         ConfigError: as for ``load_processor``, and for its weights.
     """
     shape, processor = load_processor(config)
-    try:
+    with _loading(config):
         policy = AutoModelForImageTextToText.from_pretrained(config.name, revision=config.revision, dtype=dtype)
-    except (OSError, ValueError, TypeError) as error:
-        raise ConfigError(f"model.name {config.name!r} cannot be loaded: {error}") from error
     tokenizer = processor.tokenizer
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -147,7 +142,7 @@ def lora_config(lora: VlmLoraConfig, policy: Any, patterns: list[str] | None) ->
 
 @contextmanager
 def decoding_from_nothing(policy: Any, settings: GenerationConfig) -> Iterator[None]:
-    """Inside the ``with``, ``settings`` are all there is: ``generate`` fills what is None from the model's own."""
+    """Inside the ``with``, the model's own settings, from which ``generate`` fills what is None, are ``settings``."""
     before = policy.generation_config
     policy.generation_config = settings
     try:
@@ -165,19 +160,16 @@ def caption_images(
     num_beams: int = 1,
     batch_size: int = 8,
 ) -> dict[str, str]:
-    """Decode one caption for each row; every process decodes its share and gets all.
+    """Image id -> caption, in the order of ``rows``; every process decodes a part of them and gets all.
 
     Args:
-        vlm: processor, and ids that end a caption or are no part of one.
+        vlm: its processor and special tokens are used.
         policy: the model, on its device; the same weights in every process.
         rows: what to caption.
         prompt: for rows without their own.
         max_new_tokens: length limit in tokens, EOS included.
         num_beams: 1 is greedy.
         batch_size: images at a time, in each process.
-
-    Returns:
-        image id -> caption, in the order of ``rows``.
     """
     from trl.data_utils import prepare_multimodal_messages
 
@@ -212,7 +204,7 @@ def caption_images(
 
 
 def export(vlm: Vlm, policy: Any, folder: Path) -> None:
-    """Write a plain Transformers model with its processor: at once or not at all, adapters already merged."""
+    """Write a plain Transformers model, adapters already merged, with its processor; completely or not at all."""
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)

@@ -8,9 +8,7 @@ import math
 import os
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
@@ -32,7 +30,7 @@ from rl_caption.config.build import (
     quiet_libraries,
     references_of,
 )
-from rl_caption.data.base import COLUMNS, DataError, Row
+from rl_caption.data.base import COLUMNS, DataError
 from rl_caption.data.loader import micro_batch_size
 from rl_caption.evaluation import (
     DEFAULT_METRICS,
@@ -94,7 +92,7 @@ def mistakes(config: GrpoVlmConfig) -> list[str]:
 
 
 def trl_arguments(config: GrpoVlmConfig, num_processes: int) -> Any:
-    """``GRPOConfig`` or ``RLOOConfig``. Every setting that decides what is sampled is given, none is inherited.
+    """``GRPOConfig`` or ``RLOOConfig``. Every setting that decides what is sampled is given, none left to the model.
 
     Raises:
         ConfigError: ``train.kwargs`` has what TRL does not know or another key sets, or TRL refuses a combination.
@@ -125,7 +123,7 @@ def trl_arguments(config: GrpoVlmConfig, num_processes: int) -> Any:
 
 
 def _arguments(config: GrpoVlmConfig, micro: int, num_processes: int) -> dict[str, Any]:
-    """Everything that keys of ``config`` other than ``train.kwargs`` decide; ``micro`` images a forward pass."""
+    """What all keys but ``train.kwargs`` decide; ``micro`` images in a forward pass."""
     train, rollout, run = config.train, config.rollout, config.run
     precision = usable_precision(train.mixed_precision)
     return {
@@ -177,7 +175,7 @@ def sharding(arguments: Any) -> str | None:
 
 
 def find_trl_checkpoint(config: GrpoVlmConfig) -> Path | None:
-    """The checkpoint to go on from, or None to start. One that a kill cut off is passed over.
+    """The checkpoint to resume, or None to start. One that a kill cut off is passed over.
 
     Raises:
         CheckpointError: as for ``rl_caption.training.run_folder.find_checkpoint``.
@@ -186,7 +184,7 @@ def find_trl_checkpoint(config: GrpoVlmConfig) -> Path | None:
     if isinstance(resume, str) and resume not in ("auto", "true", "false"):
         if step_of(Path(resume)) is None:
             raise CheckpointError(
-                f"run.resume {resume!r} is no whole checkpoint: it has no readable trainer_state.json"
+                f"run.resume {resume!r} is no complete checkpoint: it has no readable trainer_state.json"
             )
         return Path(resume)
     newest = newest_whole(folder / "checkpoints")
@@ -197,73 +195,20 @@ def find_trl_checkpoint(config: GrpoVlmConfig) -> Path | None:
 
 def newest_whole(checkpoints: Path) -> Path | None:
     """The ``checkpoint-STEP`` of the highest step that was written to its end."""
-    whole = [(step, path) for path in checkpoints.glob("checkpoint-*") if (step := step_of(path)) is not None]
-    return max(whole)[1] if whole else None
+    found = [(step, path) for path in checkpoints.glob("checkpoint-*") if (step := step_of(path)) is not None]
+    return max(found)[1] if found else None
 
 
 def step_of(checkpoint: Path) -> int | None:
-    """Optimizer steps after which ``checkpoint`` was written; None where ``trainer_state.json``, written last, is not
-    whole."""
+    """The optimizer step of ``checkpoint``; None where ``trainer_state.json``, written last, is not complete."""
     try:
         return int(json.loads((checkpoint / "trainer_state.json").read_bytes())["global_step"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def steps_of_a_pass(arguments: Any, num_images: int) -> int:
-    """Optimizer steps of one pass over ``num_images``, as Transformers' trainer counts them for TRL's sampler."""
-    generations = num_images // (arguments.generation_batch_size // arguments.num_generations)
-    micro_batches = generations * arguments.num_iterations * arguments.steps_per_generation
-    return max(math.ceil(micro_batches / arguments.gradient_accumulation_steps), 1)
-
-
-def total_steps(arguments: Any, num_images: int) -> int:
-    """Optimizer steps of the whole training."""
-    if arguments.max_steps > 0:
-        return int(arguments.max_steps)
-    return math.ceil(arguments.num_train_epochs * steps_of_a_pass(arguments, num_images))
-
-
-def skip_epochs(trainer: Any, epochs: int) -> None:
-    """Let ``trainer`` order the images as if it had already gone through them ``epochs`` times.
-
-    The order of TRL's sampler is drawn anew at every pass, from a generator that no checkpoint holds: a continued run
-    would begin with the order of the first one.
-    """
-    make = trainer._get_train_sampler
-
-    def sampler(dataset: Any = None) -> Any:
-        made = make(dataset)
-        for _ in range(epochs):
-            next(iter(made))  # draws the order of a pass
-        return made
-
-    trainer._get_train_sampler = sampler
-
-
-@dataclass(frozen=True)
-class _Job:
-    """Everything that is checked and ready before the model is loaded."""
-
-    config: GrpoVlmConfig
-    state: Any
-    arguments: Any
-    checkpoint: Path | None
-    start: int
-    """Optimizer steps behind ``checkpoint``; 0 without one."""
-    train_rows: Sequence[Row]
-    eval_rows: Sequence[Row]
-    training_captions: set[str]
-    reward: MixedReward
-    judges: Mapping[str, Reward]
-
-    @property
-    def folder(self) -> Path:
-        return Path(self.config.run.dir)
-
-
 def fine_tune(config: GrpoVlmConfig) -> str:
-    """Train, export to ``export/last``, evaluate; return the table of the evaluation (empty beside the main process).
+    """Train, export to ``export/last``, evaluate; return the table of the evaluation (empty but on the main process).
 
     Raises:
         ConfigError, DataError, CheckpointError, LaunchError, EvaluationError, RewardError, NonFiniteError: what is
@@ -275,7 +220,7 @@ def fine_tune(config: GrpoVlmConfig) -> str:
     if missing := [name for name in wanted if find_spec(name) is None]:
         raise ConfigError(f"{' and '.join(missing)} not installed: pip install 'rl-caption[trl]'")
     quiet_libraries()
-    # Before PartialState: these arguments choose the device and enter the group of processes.
+    # Before PartialState: these arguments choose the device and initialise the process group.
     arguments = trl_arguments(config, int(os.environ.get("WORLD_SIZE", "1")))
     state: Any = PartialState()
     check_processes(state.num_processes, config.train.num_processes)
@@ -292,171 +237,182 @@ def fine_tune(config: GrpoVlmConfig) -> str:
         if checkpoint is not None and config.run.resume == "auto" and is_complete(Path(config.run.dir)):
             print_main(state, f"{config.run.dir} is complete: remove it, or choose another run.dir")
             return ""
-        load_processor(config.model)  # a wrong model is told before the data are read
-        return _run(_prepare(config, state, arguments, checkpoint))
+        load_processor(config.model)  # a wrong model is refused before the data are read
+        return _Run(config, state, arguments, checkpoint).to_its_end()
 
 
-def _prepare(config: GrpoVlmConfig, state: Any, arguments: Any, checkpoint: Path | None) -> _Job:
-    """Check data, rewards and judges."""
-    folder, data = Path(config.run.dir), build_data(config.data)
-    wanted = ["train", *([config.eval.split] if config.eval.split is not None else [])]
-    absent = [split for split in wanted if split not in data.splits]
-    if absent:
-        raise DataError(f"split {absent[0]!r} is not in the data: it has {list(data.splits)} (eval.split)")
-    rows = checked_splits(config.data, data, list(dict.fromkeys(wanted)), state, folder / ".checked_images.json")
-    train_rows = rows["train"]
-    eval_rows = rows[config.eval.split][: config.eval.max_images] if config.eval.split is not None else []
-    if len(train_rows) < config.train.batch_size:
-        raise ConfigError(
-            f"train.batch_size is {config.train.batch_size}: the training split has {len(train_rows)} usable images"
+class _Run:
+    """A run whose data, rewards and judges are checked; then model, trainer, training, export and evaluation."""
+
+    def __init__(self, config: GrpoVlmConfig, state: Any, arguments: Any, checkpoint: Path | None) -> None:
+        self.config, self.state, self.arguments, self.checkpoint = config, state, arguments, checkpoint
+        self.folder, self.split = Path(config.run.dir), config.eval.split
+        self.start = (step_of(checkpoint) or 0) if checkpoint is not None else 0
+        data = build_data(config.data)
+        wanted = ["train"] + ([self.split] if self.split is not None else [])
+        absent = [split for split in wanted if split not in data.splits]
+        if absent:
+            raise DataError(f"split {absent[0]!r} is not in the data: it has {list(data.splits)} (eval.split)")
+        rows = checked_splits(
+            config.data, data, list(dict.fromkeys(wanted)), state, self.folder / ".checked_images.json"
         )
-    with state.main_process_first():
-        reward = build_reward(config.reward, references_of(train_rows), folder)
-    known = {*COLUMNS, "finished"}
-    for name, term in reward.rewards.items():
-        if not term.columns <= known:
+        self.train_rows = rows["train"]
+        self.eval_rows = rows[self.split][: config.eval.max_images] if self.split is not None else []
+        if len(self.train_rows) < config.train.batch_size:
             raise ConfigError(
-                f"reward.terms.{name} needs the columns {sorted(term.columns - known)}: rewards get {sorted(known)}"
+                f"train.batch_size is {config.train.batch_size}: the training split has {len(self.train_rows)} usable "
+                "images"
             )
-    bare = [row["image_id"] for row in eval_rows if not row["references"]]
-    if bare:
-        raise DataError(f"{len(bare)} images of split {config.eval.split!r} have no reference, such as {bare[:3]}")
-    judges: Mapping[str, Reward] = {}
-    if state.is_main_process and config.eval.split is not None:
-        check_writable(folder / "eval")
-        if config.eval.tokenizer == "java":
+        with state.main_process_first():
+            self.reward = build_reward(config.reward, references_of(self.train_rows), self.folder)
+        known = {*COLUMNS, "finished"}
+        for name, term in self.reward.rewards.items():
+            if not term.columns <= known:
+                raise ConfigError(
+                    f"reward.terms.{name} needs the columns {sorted(term.columns - known)}: rewards get {sorted(known)}"
+                )
+        bare = [row["image_id"] for row in self.eval_rows if not row["references"]]
+        if bare:
+            raise DataError(f"{len(bare)} images of split {self.split!r} have no reference, such as {bare[:3]}")
+        self.judges = self._judges() if state.is_main_process and self.split is not None else {}
+
+    def _judges(self) -> dict[str, Reward]:
+        check_writable(self.folder / "eval")
+        if self.config.eval.tokenizer == "java":
             find_java()
-        judges = build_judges(config.eval.judges, None, references_of(eval_rows), key="eval.judges")
-        check_judges(judges, eval_rows, f"split {config.eval.split!r}")
-    captions = {caption for captions in references_of(train_rows) for caption in captions}
-    start = step_of(checkpoint) or 0 if checkpoint is not None else 0
-    return _Job(config, state, arguments, checkpoint, start, train_rows, eval_rows, captions, reward, judges)
+        judges = build_judges(self.config.eval.judges, None, references_of(self.eval_rows), key="eval.judges")
+        check_judges(judges, self.eval_rows, f"split {self.split!r}")
+        return judges
 
+    def to_its_end(self) -> str:
+        config, state = self.config, self.state
+        vlm = load_vlm(config.model, self._dtype())
+        trainer = self._trainer(vlm)  # before the first captions, as it refuses what is wrong; new adapters change none
+        tables: dict[str, Evaluation | None] = {}
+        if config.eval.before and self.eval_rows:
+            name = f"{self.split}-before"
+            known = self._read_scores(name) if self.checkpoint is not None else None
+            tables[name] = known or self._evaluate(vlm, vlm.policy, name, trainer)
+        if state.is_main_process:
+            remove_result(self.folder)
+            write_run_files(cast(Any, config), {"reward": self.reward.signature, "num_processes": state.num_processes})
+            drop_after(self.folder / "metrics.jsonl", self.start if self.checkpoint else -1)
+        print_main(state, f"{config.trainer} on {len(self.train_rows)} images with the reward {self.reward.signature}")
+        step = self._train(trainer)
+        policy = trainer.accelerator.unwrap_model(trainer.model)
+        if config.lora is not None:
+            policy = policy.merge_and_unload()
+        if state.is_main_process:
+            export(vlm, policy, self.folder / "export" / "last")
+        if self.split is not None and self.eval_rows:
+            tables[self.split] = self._evaluate(vlm, policy, self.split, trainer)
+        if not state.is_main_process:
+            return ""
+        found = {name: evaluation for name, evaluation in tables.items() if evaluation is not None}
+        metrics = {name: evaluation.metrics for name, evaluation in found.items()}
+        write_result(self.folder, {"step": step, "metrics": metrics, "reward": self.reward.signature})
+        return format_table(found) if found else ""
 
-def _run(job: _Job) -> str:
-    config, state = job.config, job.state
-    vlm = load_vlm(config.model, _dtype(config, job.arguments))
-    trainer = _trainer(job, vlm)  # before the first captions, as it refuses what is wrong; new adapters change none
-    tables: dict[str, Evaluation | None] = {}
-    if config.eval.before and job.eval_rows:
-        name = f"{config.eval.split}-before"
-        known = _read_scores(job, name) if job.checkpoint is not None else None
-        tables[name] = known or _evaluate(job, vlm, vlm.policy, name, trainer)
-    if state.is_main_process:
-        remove_result(job.folder)
-        write_run_files(cast(Any, config), {"reward": job.reward.signature, "num_processes": state.num_processes})
-        drop_after(job.folder / "metrics.jsonl", job.start if job.checkpoint else -1)
-    print_main(state, f"{config.trainer} on {len(job.train_rows)} images with the reward {job.reward.signature}")
-    step = _train(job, trainer)
-    policy = trainer.accelerator.unwrap_model(trainer.model)
-    if config.lora is not None:
-        policy = policy.merge_and_unload()
-    if state.is_main_process:
-        export(vlm, policy, job.folder / "export" / "last")
-    if job.eval_rows:
-        name = config.eval.split or ""
-        tables[name] = _evaluate(job, vlm, policy, name, trainer)
-    if not state.is_main_process:
-        return ""
-    found = {name: evaluation for name, evaluation in tables.items() if evaluation is not None}
-    metrics = {name: evaluation.metrics for name, evaluation in found.items()}
-    write_result(job.folder, {"step": step, "metrics": metrics, "reward": job.reward.signature})
-    return format_table(found) if found else ""
+    def _dtype(self) -> torch.dtype:
+        if self.config.model.dtype != "auto":
+            return getattr(torch, self.config.model.dtype)  # type: ignore[no-any-return]
+        if self.config.lora is None:
+            return torch.float32
+        return torch.bfloat16 if self.arguments.bf16 else torch.float16 if self.arguments.fp16 else torch.float32
 
+    def _trainer(self, vlm: Vlm) -> Any:
+        from trl import GRPOTrainer, RLOOTrainer
 
-def _dtype(config: GrpoVlmConfig, arguments: Any) -> torch.dtype:
-    if config.model.dtype != "auto":
-        return getattr(torch, config.model.dtype)  # type: ignore[no-any-return]
-    if config.lora is None:
-        return torch.float32
-    return torch.bfloat16 if arguments.bf16 else torch.float16 if arguments.fp16 else torch.float32
+        config, arguments = self.config, self.arguments
+        functions, arguments.reward_weights = reward_functions(self.reward, vlm.eos_token_ids)
+        # Instead of TRL's own, which suppresses the image token only.
+        arguments.generation_kwargs = {"suppress_tokens": vlm.suppressed, "eos_token_id": vlm.eos_token_ids}
+        adapters = lora_config(config.lora, vlm.policy, config.model.freeze) if config.lora is not None else None
+        if adapters is None:
+            freeze_parameters(vlm.policy, config.model.freeze)
+        # ``generate`` takes what TRL does not set from the model's own settings: a ban on repeated words, say.
+        vlm.policy.generation_config = GenerationConfig(eos_token_id=vlm.eos_token_ids)
+        kind: Any = GRPOTrainer if config.trainer == "grpo" else RLOOTrainer
+        try:
+            trainer = kind(
+                model=vlm.policy,
+                reward_funcs=functions,
+                args=arguments,
+                train_dataset=trl_dataset(self.train_rows, config.model.prompt),
+                processing_class=vlm.processor,
+                callbacks=[_Log(self.folder / "metrics.jsonl", self.reward)],
+                peft_config=adapters,
+            )
+        except (ValueError, ImportError, NotImplementedError) as error:
+            raise ConfigError(f"TRL refuses this configuration (train.kwargs, run.trackers): {error}") from error
+        trainer.remove_callback(PrinterCallback)  # prints every value, without a unit
+        return trainer
 
+    def _train(self, trainer: Any) -> int:
+        """Train to the end; return the last optimizer step."""
+        checkpoint = str(self.checkpoint) if self.checkpoint is not None else None
+        if checkpoint is not None:
+            counts = trainer.set_initial_training_values(self.arguments, trainer.get_train_dataloader())
+            steps_per_epoch, max_steps = counts[1], counts[-1]
+            if self.start >= max_steps:
+                trainer._load_from_checkpoint(checkpoint)  # train() would make one more step
+                return self.start
+            skip_epochs(trainer, self.start // steps_per_epoch)
+        with warnings.catch_warnings():  # TRL calls Transformers by deprecated names, at every step
+            warnings.filterwarnings("ignore", r".*gradient_checkpointing", FutureWarning)
+            trainer.train(resume_from_checkpoint=checkpoint)
+        return int(trainer.state.global_step)
 
-def _evaluate(job: _Job, vlm: Vlm, policy: Any, name: str, trainer: Any) -> Evaluation | None:
-    """Caption the split, compute the metrics, write ``predictions.json`` and ``scores.json``; None beside process 0."""
-    policy.to(job.state.device)
-    options, rows = job.config.eval, job.eval_rows
-    print_main(job.state, f"captioning {len(rows)} images of {options.split!r}")
-    with trainer.accelerator.autocast():  # the precision of the training, before it and after it alike; not of judges
-        captions = caption_images(
-            vlm,
-            policy,
+    def _evaluate(self, vlm: Vlm, policy: Any, name: str, trainer: Any) -> Evaluation | None:
+        """Caption the split, compute the metrics, write both to ``eval/NAME``; None but on the main process."""
+        policy.to(self.state.device)
+        options, rows = self.config.eval, self.eval_rows
+        print_main(self.state, f"captioning {len(rows)} images of {options.split!r}")
+        prompt, length = self.config.model.prompt, self.config.rollout.max_new_tokens
+        with trainer.accelerator.autocast():  # in the precision of the training, before it and after it; judges are not
+            captions = caption_images(vlm, policy, rows, prompt, length, options.num_beams, options.batch_size)
+        if not self.state.is_main_process:
+            return None
+        evaluation = evaluate_rows(
             rows,
-            job.config.model.prompt,
-            job.config.rollout.max_new_tokens,
-            options.num_beams,
-            options.batch_size,
+            list(captions.values()),
+            metrics=options.metrics,
+            tokenizer=options.tokenizer,
+            training_captions={caption for own in references_of(self.train_rows) for caption in own},
         )
-    if not job.state.is_main_process:
-        return None
-    evaluation = evaluate_rows(
-        rows,
-        list(captions.values()),
-        metrics=options.metrics,
-        tokenizer=options.tokenizer,
-        training_captions=job.training_captions,
-    )
-    evaluation = add_judges(evaluation, rows, captions, job.judges)
-    write_evaluation(evaluation, captions, job.folder / "eval" / name)
-    return evaluation
+        evaluation = add_judges(evaluation, rows, captions, self.judges)
+        write_evaluation(evaluation, captions, self.folder / "eval" / name)
+        return evaluation
+
+    def _read_scores(self, name: str) -> Evaluation | None:
+        """What ``_evaluate`` wrote, without captions; None where it is not there."""
+        file = self.folder / "eval" / name / "scores.json"
+        if not file.is_file():
+            return None
+        scores = json.loads(file.read_bytes())
+        bounds = {f"{JUDGE}{heading}": reward.bounds for heading, reward in self.judges.items()}
+        return Evaluation(scores["metrics"], scores["signature"], scores["n"], scores["left_out"], bounds=bounds)
 
 
-def _read_scores(job: _Job, name: str) -> Evaluation | None:
-    """What ``_evaluate`` wrote, without captions; None where it is not there."""
-    file = job.folder / "eval" / name / "scores.json"
-    if not file.is_file():
-        return None
-    scores = json.loads(file.read_bytes())
-    bounds = {f"{JUDGE}{heading}": reward.bounds for heading, reward in job.judges.items()}
-    return Evaluation(scores["metrics"], scores["signature"], scores["n"], scores["left_out"], bounds=bounds)
+def skip_epochs(trainer: Any, epochs: int) -> None:
+    """Let ``trainer`` order the images as if it had already gone through them ``epochs`` times.
 
+    TRL's sampler draws the order of every epoch from a generator that no checkpoint holds: a resumed run would begin
+    with the order of the first epoch.
+    """
+    make = trainer._get_train_sampler
 
-def _trainer(job: _Job, vlm: Vlm) -> Any:
-    from trl import GRPOTrainer, RLOOTrainer
+    def sampler(dataset: Any = None) -> Any:
+        made = make(dataset)
+        for _ in range(epochs):
+            next(iter(made))  # draws the order of an epoch
+        return made
 
-    config = job.config
-    functions, weights = reward_functions(job.reward, vlm.eos_token_ids)
-    job.arguments.reward_weights = weights
-    # In place of TRL's own, which suppresses the image token only.
-    job.arguments.generation_kwargs = {"suppress_tokens": vlm.suppressed, "eos_token_id": vlm.eos_token_ids}
-    adapters = lora_config(config.lora, vlm.policy, config.model.freeze) if config.lora is not None else None
-    if adapters is None:
-        freeze_parameters(vlm.policy, config.model.freeze)
-    # ``generate`` fills what TRL leaves open from the model's own settings, a ban on repeated words, say.
-    vlm.policy.generation_config = GenerationConfig(eos_token_id=vlm.eos_token_ids)
-    kind: Any = GRPOTrainer if config.trainer == "grpo" else RLOOTrainer
-    try:
-        trainer = kind(
-            model=vlm.policy,
-            reward_funcs=functions,
-            args=job.arguments,
-            train_dataset=trl_dataset(job.train_rows, config.model.prompt),
-            processing_class=vlm.processor,
-            callbacks=[_Log(job.folder / "metrics.jsonl", job.reward)],
-            peft_config=adapters,
-        )
-    except (ValueError, ImportError, NotImplementedError) as error:
-        raise ConfigError(f"TRL refuses this configuration (train.kwargs, run.trackers): {error}") from error
-    trainer.remove_callback(PrinterCallback)  # prints every value, without a unit
-    if job.checkpoint is not None:
-        skip_epochs(trainer, job.start // steps_of_a_pass(job.arguments, len(job.train_rows)))
-    return trainer
-
-
-def _train(job: _Job, trainer: Any) -> int:
-    """Train to the end; return the number of the last step."""
-    checkpoint = job.checkpoint
-    if checkpoint is not None and job.start >= total_steps(job.arguments, len(job.train_rows)):
-        trainer._load_from_checkpoint(str(checkpoint))  # train() would make one more step
-        return job.start
-    with warnings.catch_warnings():  # TRL calls Transformers by names that are on their way out, at every step
-        warnings.filterwarnings("ignore", r".*gradient_checkpointing", FutureWarning)
-        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    return int(trainer.state.global_step)
+    trainer._get_train_sampler = sampler
 
 
 class _Log(TrainerCallback):
-    """Appends what TRL logs to ``metrics.jsonl``, prints a line, and ends a run whose loss is no number."""
+    """Appends what TRL logs to ``metrics.jsonl``, prints a line, and ends a run whose loss is not finite."""
 
     def __init__(self, path: Path, reward: MixedReward) -> None:
         self.path, self.reward = path, reward

@@ -1,4 +1,4 @@
-"""What TRL's trainers read and call: this package's rows as a dataset, and the terms of a mixed reward as functions."""
+"""This package's rows as a dataset for TRL's trainers, and the terms of a mixed reward as their reward functions."""
 
 from __future__ import annotations
 
@@ -14,24 +14,23 @@ if TYPE_CHECKING:
 
 
 def messages(row: Row, prompt: str) -> list[dict[str, Any]]:
-    """What the model is asked about a row: its own ``prompt``, else ``prompt``, as one message of the user."""
+    """The prompt of a row, its own or else ``prompt``, as one message of the user."""
     return [{"role": "user", "content": row.get("prompt") or prompt}]
 
 
 def trl_dataset(rows: Sequence[Row], prompt: str) -> Dataset:
     """A dataset with the columns ``prompt`` (messages), ``image`` (PIL, RGB), ``references`` and ``image_id``.
 
-    Rewards are told what this package's own training tells them (``data.reward_columns``), not the truth of a generated
-    scene. The table itself holds numbers of rows only: references stay lists of strings, and an image is
-    opened when its batch is read. TRL reads a batch as often as it has micro-batches, so the images of one batch are
-    kept until the next; equal images of a batch are one object, so that rewards encode them once.
+    Rewards get the columns of this package's own training (``data.reward_columns``), not the truth of a generated
+    scene. The table itself holds indices of rows; an image is opened when its batch is read. TRL reads a batch as often
+    as it has micro-batches, so the images of one batch are kept until the next; equal images of a batch are one object,
+    so that rewards encode them a single time.
     """
     from datasets import Dataset
 
     opened: dict[int, Any] = {}
 
     def examples(batch: dict[str, list[int]]) -> dict[str, list[Any]]:
-        """The columns of the rows of a batch."""
         nonlocal opened
         numbers = batch["row"]
         opened = {n: opened[n] if n in opened else load_image(rows[n]["image"]) for n in dict.fromkeys(numbers)}

@@ -1,4 +1,4 @@
-"""The parts of an ablation: cells from a configuration, jobs beside each other, tables, and what is refused."""
+"""The parts of an ablation: cells from a configuration, jobs in parallel, tables, and what is refused."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from PIL import Image
 
@@ -112,49 +113,61 @@ def test_mistakes_are_named(changes: dict[str, Any], part: str) -> None:
     assert any(part in wrong for wrong in mistakes(grid(**changes)))
 
 
-def refusal(config: AblateConfig, tmp_path: Path, text: str = "data: {format: scenes}\n") -> str:
-    (tmp_path / "base.yaml").write_text(text)
-    with pytest.raises(ConfigError) as refused:
-        planned(config, tmp_path)
-    return str(refused.value)
-
-
-def planned(config: AblateConfig, tmp_path: Path) -> Plan:
-    return make_plan(replace(config, base=str(tmp_path / "base.yaml"), out=str(tmp_path / "out")), parse)
-
-
 SMALL_WORLD = "data: {format: scenes, kwargs: {num_train: 4, num_val: 2, num_test: 2, num_unseen: 0, image_size: 32}}\n"
 
 
+def planned(config: AblateConfig, tmp_path: Path, text: str | None = None) -> Plan:
+    if text is not None:
+        (tmp_path / "base.yaml").write_text(text)
+    return make_plan(replace(config, base=str(tmp_path / "base.yaml"), out=str(tmp_path / "out")), parse)
+
+
+def captioner(folder: Path) -> str:
+    """What looks like a saved captioner; ``base.yaml`` that starts from it."""
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    return SMALL_WORLD + f"model: {{init: {folder}}}\n"
+
+
 def test_nothing_starts_before_everything_is_checked(tmp_path: Path, capsys: Any) -> None:
-    assert "model.init is not set" in refusal(grid(), tmp_path)
-    text = SMALL_WORLD + f"model: {{init: {tmp_path}/start}}\n"
-    assert f"'{tmp_path}/start' is not a saved captioner" in refusal(grid(), tmp_path, text)
+    def refused(match: str, config: AblateConfig, text: str) -> None:
+        with pytest.raises(ConfigError, match=match):
+            planned(config, tmp_path, text)
+
+    refused(r"model\.init is not set", grid(), "data: {format: scenes}\n")
+    start = tmp_path / "start"
+    text = SMALL_WORLD + f"model: {{init: {start}}}\n"
+    refused(f"'{start}' is not a saved captioner", grid(), text)
     (tmp_path / "xe.yaml").write_text(f"run: {{dir: {tmp_path}/xe}}\n")
-    warm = f"warm_start: {tmp_path}/xe.yaml\n"
-    assert f"makes '{tmp_path}/xe/export/best'" in refusal(grid(), tmp_path, text + warm)
-    (tmp_path / "start").mkdir()
-    (tmp_path / "start/config.json").write_text("{}")
-    for term, part in (
+    refused(f"makes '{tmp_path}/xe/export/best'", grid(), text + f"warm_start: {tmp_path}/xe.yaml\n")
+    captioner(start)
+    (tmp_path / "launch.yaml").write_text("nonsense: 1\n")
+    for launch in (tmp_path / "nowhere.yaml", tmp_path / "launch.yaml"):
+        refused(f"launch '{launch}' is", grid(launch=str(launch)), text)
+    low = grid(cells={"L": CellConfig({"cider": RewardTerm()}, {"train.lr": -1.0})})
+    refused(f"cell 'L': {tmp_path}/base.yaml: train.lr is -1.0", low, text)
+    with pytest.raises(SystemExit):
+        planned(grid(cells={"L": CellConfig({"cider": RewardTerm()}, {"train.lrr": 1.0})}), tmp_path, text)
+    assert "cell 'L'" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("term", "part"),
+    [
         (RewardTerm(kwargs={"backbones": "nowhere"}), "backbones"),
         (RewardTerm(kwargs={"backbone": "nowhere"}), "student folder 'nowhere'"),
         (RewardTerm(target="blue"), "'blue' is unknown"),
-    ):
-        cells = grid(cells={"L": CellConfig({"l_clipscore": term})})
-        with pytest.raises(ConfigError, match=f"^cell 'L': .*{part}"):
-            build_rewards(cells, planned(cells, tmp_path))
-        judged = grid(judges={"L": JudgeConfig(term.target or "l_clipscore", term.kwargs)})
-        with pytest.raises(ConfigError, match=rf"^judges\.L: .*{part}"):
-            build_rewards(judged, planned(judged, tmp_path))
-    (tmp_path / "launch.yaml").write_text("nonsense: 1\n")
-    for launch in ("nowhere.yaml", "launch.yaml"):
-        assert f"launch '{tmp_path / launch}' is" in refusal(grid(launch=str(tmp_path / launch)), tmp_path, text)
-    low = grid(cells={"L": CellConfig({"cider": RewardTerm()}, {"train.lr": -1.0})})
-    assert f"cell 'L': {tmp_path}/base.yaml: train.lr is -1.0" in refusal(low, tmp_path, text)
-    with pytest.raises(SystemExit):
-        refusal(grid(cells={"L": CellConfig({"cider": RewardTerm()}, {"train.lrr": 1.0})}), tmp_path, text)
-    assert "cell 'L'" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
+    ],
+)
+def test_rewards_and_judges_that_cannot_be_built_are_named(tmp_path: Path, term: RewardTerm, part: str) -> None:
+    text = captioner(tmp_path / "start")
+    cells = grid(cells={"L": CellConfig({"l_clipscore": term})})
+    with pytest.raises(ConfigError, match=f"^cell 'L': .*{part}"):
+        build_rewards(cells, planned(cells, tmp_path, text))
+    judged = grid(judges={"L": JudgeConfig(term.target or "l_clipscore", term.kwargs)})
+    with pytest.raises(ConfigError, match=rf"^judges\.L: .*{part}"):
+        build_rewards(judged, planned(judged, tmp_path))
 
 
 def test_data_of_the_grid_reach_all_runs_on_the_same_data(tmp_path: Path) -> None:
@@ -180,16 +193,13 @@ def test_data_of_the_grid_reach_all_runs_on_the_same_data(tmp_path: Path) -> Non
 
 def test_the_start_may_be_on_the_hub_and_runs_have_processes(tmp_path: Path) -> None:
     text = SMALL_WORLD + "model: {name: huggingface, init: Owner/model}\ntrain: {num_processes: null}\n"
-    (tmp_path / "base.yaml").write_text(text)
-    base = planned(grid(launch="configs/accelerate/cpu2.yaml"), tmp_path).bases[""]
+    base = planned(grid(launch="configs/accelerate/cpu2.yaml"), tmp_path, text).bases[""]
     assert (base.start, base.processes) == ("Owner/model", 2)
-    (tmp_path / "base.yaml").write_text(text.replace("null", "3"))
-    assert planned(grid(launch="configs/accelerate/multi_gpu.yaml"), tmp_path).bases[""].processes == 3
-    plan = planned(grid(jobs=10**4), tmp_path)
-    assert plan.bases[""].processes == 1
-    assert plan.cells[0].config.train.threads == 1
-    cores = os.cpu_count() or 1
-    assert planned(grid(), tmp_path).cells[0].config.train.threads == cores
+    for jobs, threads in ((10**4, 1), (1, os.cpu_count() or 1)):
+        plan = planned(grid(jobs=jobs), tmp_path)
+        assert (plan.bases[""].processes, plan.cells[0].config.train.threads) == (1, threads)
+    launched = grid(launch="configs/accelerate/multi_gpu.yaml")
+    assert planned(launched, tmp_path, text.replace("null", "3")).bases[""].processes == 3
 
 
 def test_weights_are_known_by_a_hash_in_one_file_or_in_several(tmp_path: Path) -> None:
@@ -207,11 +217,9 @@ def test_weights_are_known_by_a_hash_in_one_file_or_in_several(tmp_path: Path) -
 
 
 def test_rewards_of_all_cells_are_built_before_reward_models_are_trained(tmp_path: Path) -> None:
-    (tmp_path / "start").mkdir()
-    (tmp_path / "start/config.json").write_text("{}")
+    (tmp_path / "base.yaml").write_text(captioner(tmp_path / "start"))
     (tmp_path / "teacher.yaml").write_text(f"run: {{dir: {tmp_path}/teacher}}\n")
     (tmp_path / "lclip.yaml").write_text(f"run: {{dir: {tmp_path}/lclip}}\nwarm_start: [{tmp_path}/teacher.yaml]\n")
-    (tmp_path / "base.yaml").write_text(SMALL_WORLD + f"model: {{init: {tmp_path}/start}}\n")
     untrained = untrained_models([str(tmp_path / "lclip.yaml")], parse)
     assert sorted(untrained) == [tmp_path / "lclip", tmp_path / "teacher"]
 
@@ -262,44 +270,38 @@ def python(code: str, log: Path, name: str = "job") -> Job:
     return Job(name, [sys.executable, "-c", code], log)
 
 
+def waiting_for(file: Path) -> str:
+    return f"import pathlib, time\nwhile not pathlib.Path({str(file)!r}).exists(): time.sleep(0.01)"
+
+
 def test_jobs_run_at_the_same_time_and_a_failure_stops_none(tmp_path: Path) -> None:
-    wait = f"import pathlib, time\nwhile not pathlib.Path({str(tmp_path / 'go')!r}).exists(): time.sleep(0.01)"
     jobs = [
-        python(wait, tmp_path / "0.log", "first"),
+        python(waiting_for(tmp_path / "go"), tmp_path / "0.log", "first"),
         python("import sys; sys.exit('no')", tmp_path / "1.log", "second"),
         python(f"import pathlib; pathlib.Path({str(tmp_path / 'go')!r}).touch()", tmp_path / "2.log", "third"),
     ]
     ended = list(run_jobs(jobs, [None, None]))
     assert {one.job.name: one.code for one in ended} == {"first": 0, "second": 1, "third": 0}
-    assert ended[0].job.name == "second", "the first one waits for the third, which takes the place of the second"
+    assert ended[0].job.name == "second", "the first waits for the third, which starts when the second has ended"
     assert (tmp_path / "1.log").read_text() == "no\n"
 
 
-def test_jobs_that_still_run_are_asked_to_stop(tmp_path: Path) -> None:
+@pytest.mark.parametrize("deaf", [False, True], ids=["saves", "killed"])
+def test_jobs_that_still_run_are_asked_to_stop_then_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deaf: bool
+) -> None:
+    monkeypatch.setattr("rl_caption.ablation.jobs.SECONDS_TO_SAVE", 0.2 if deaf else 30)
+    handler = "signal.SIG_IGN" if deaf else f"lambda *_: (open({str(tmp_path / 'saved')!r}, 'w'), sys.exit(0))"
     code = (
-        "import pathlib, signal, sys, time\n"
-        f"signal.signal(signal.SIGTERM, lambda *_: (pathlib.Path({str(tmp_path / 'saved')!r}).touch(), sys.exit(0)))\n"
-        f"pathlib.Path({str(tmp_path / 'ready')!r}).touch()\n"
-        "time.sleep(60)"
+        f"import signal, sys, time\nsignal.signal(signal.SIGTERM, {handler})\n"
+        f"open({str(tmp_path / 'ready')!r}, 'w')\ntime.sleep(60)"
     )
-    wait = f"import pathlib, time\nwhile not pathlib.Path({str(tmp_path / 'ready')!r}).exists(): time.sleep(0.01)"
-    with closing(
-        run_jobs([python(code, tmp_path / "a.log"), python(wait, tmp_path / "b.log")], [None, None])
-    ) as running:
-        next(running)
-    assert (tmp_path / "saved").exists()
-
-
-def test_a_job_that_does_not_stop_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rl_caption.ablation.jobs.SECONDS_TO_SAVE", 0.2)
-    ready = f"import pathlib, signal, time\nready = pathlib.Path({str(tmp_path / 'ready')!r})\n"
-    deaf = f"{ready}signal.signal(signal.SIGTERM, signal.SIG_IGN)\nready.touch()\ntime.sleep(60)"
-    wait = f"{ready}while not ready.exists(): time.sleep(0.01)"
-    jobs = [python(deaf, tmp_path / "a.log"), python(wait, tmp_path / "b.log")]
+    jobs = [python(code, tmp_path / "a.log"), python(waiting_for(tmp_path / "ready"), tmp_path / "b.log")]
     began = time.monotonic()
     with closing(run_jobs(jobs, [None, None])) as running:
         next(running)
     assert time.monotonic() - began < 30
+    assert (tmp_path / "saved").exists() != deaf
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -336,12 +338,9 @@ def test_jobs_end_with_a_killed_parent(tmp_path: Path) -> None:
         "import sys\nfrom pathlib import Path\nfrom rl_caption.ablation.jobs import Job, run_jobs\n"
         f"list(run_jobs([Job('a', [sys.executable, '-c', {child!r}], Path({str(tmp_path / 'a.log')!r}))]))"
     )
-    process = subprocess.Popen([sys.executable, "-c", parent])
-    log = tmp_path / "a.log"
+    process, log = subprocess.Popen([sys.executable, "-c", parent]), tmp_path / "a.log"
     while not (log.exists() and log.read_text().strip()):
         assert process.poll() is None
-    import psutil
-
     job = psutil.Process(int(log.read_text()))
     process.send_signal(signal.SIGKILL)
     process.wait()
@@ -414,7 +413,7 @@ def test_csv_files_have_the_values_as_computed() -> None:
     assert float(rows[1]["CIDEr.std"]) == pytest.approx(0.1 * 2**0.5)
     assert (rows[0]["CIDEr.std"], rows[0]["alpha"], rows[0]["alarms"]) == ("", "", "")
     assert (rows[1]["alarms"], rows[2]["alarms"], rows[2]["first_alarm"]) == ("0", "2", "40")
-    runs = list(csv.DictReader(runs_csv(RESULTS).splitlines()))
+    runs = list(csv.DictReader(runs_csv(by_system(RESULTS)).splitlines()))
     assert [(run["system"], run["seed"], run["CIDEr"]) for run in runs][1:3] == [
         ("alpha=0", "0", "1.2"),
         ("alpha=0", "1", "1.4"),

@@ -3,16 +3,49 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+import transformers
+from accelerate.state import AcceleratorState
 
 from benchmarks import __main__ as every
-from benchmarks import scst_step, startup
+from benchmarks import evaluation, hf_step, memory, scst_step, startup
 from benchmarks.harness import Measurement, Timing, command
+from benchmarks.l_clip import CACHED, FULL, TRIMMED, caption_words, load_encoders, reward_variants, write_images
+from benchmarks.l_clip import Shapes as ClipShapes
+from benchmarks.l_clip import measure as measure_l_clip
+from benchmarks.scst_step import PHASES, Bench, Shapes
+from benchmarks.studies import l_clip_size
+from rewards.clip.student import LCLIP, LCLIPConfig
+from rl_caption.captioners.base import Decoding
+from rl_caption.scst.rollout import sample_captions
+from rl_caption.types import CaptionBatch
 from tests.captioners_for_tests import SHAPE
+from tests.clip_for_tests import ARCHITECTURE, tiny_checkpoint
+from tests.hf_models_for_tests import SIDE, save_model
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+TIMING = Timing(repeats=1)
+TINY: dict[str, Any] = {"captioner": {**SHAPE, "num_heads": 2}, "regions": 3, "region_dim": 6}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_state() -> Iterator[None]:
+    yield
+    AcceleratorState._reset_state()  # other tests may have another precision
+
+
+def shares(rows: list[Measurement]) -> list[float]:
+    return [row.ratio for row in rows if row.unit == "of the time"]
 
 
 def test_one_table_and_one_file_of_all_that_was_asked_for(
@@ -28,21 +61,14 @@ def test_one_table_and_one_file_of_all_that_was_asked_for(
     assert all(f"| {row['name']} | {row['baseline']} |" in printed for row in rows)
 
 
-def test_self_critical_step_and_both_baselines_run() -> None:
-    shapes = scst_step.Shapes(
-        captioner={**SHAPE, "num_heads": 2}, words=40, regions=3, region_dim=6, images=3, prefix_images=2, samples=2,
-        tokens=4,
-    )  # fmt: skip
-    rows = list(scst_step.measure(Timing(repeats=1), shapes, temperature=0.5))
-    assert [row.baseline for row in rows[:2]] == ["generate twice, 3 images", "prefix with gradient, 2 images"]
-    shares = [row.ratio for row in rows if row.unit == "of the time"]
-    assert len(shares) == len(scst_step.PHASES)
-    assert sum(shares) == pytest.approx(1.0)
-
-
-def test_every_benchmark_has_a_command_of_its_own() -> None:
+def test_every_benchmark_has_a_command_and_imports_only_what_the_package_needs() -> None:
+    """A machine with a GPU may lack what only a baseline or a part needs."""
     for name in every.BENCHMARKS.values():
         assert f"python -m benchmarks.{name}" in (import_module(f"benchmarks.{name}").__doc__ or "")
+    names = ["engine_memory", "studies.growth", "studies.l_clip_size", *every.BENCHMARKS.values()]
+    code = "import sys; sys.modules.update(dict.fromkeys(('pycocoevalcap', 'open_clip', 'trl', 'deepspeed')))\n"
+    code += "\n".join(f"import benchmarks.{name}" for name in names)
+    subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, check=True)
 
 
 @pytest.mark.parametrize(
@@ -65,16 +91,252 @@ def test_options_are_checked_before_anything_runs(
         assert said in capsys.readouterr().err
 
 
-def test_options_come_from_defaults(tmp_path: Path) -> None:
+def test_options_come_from_defaults() -> None:
+    seen: list[tuple[Timing, dict[str, object]]] = []
+
     def measure(timing: Timing, **options: object) -> list[Measurement]:
         seen.append((timing, options))
         return []
 
-    seen: list[tuple[Timing, dict[str, object]]] = []
     defaults = {"images": 5, "length": 1.5, "fits": False, "only": ("a", "b"), "references": None}
     command(None, measure, [], operand="data", **defaults)
-    line = ["here", "--images", "2", "--length", "3", "--fits", "--only", "b", "--references", "file", "--repeats", "1"]
+    line = "here --images 2 --length 3 --fits --only b --references file --repeats 1".split()  # noqa: SIM905
     command(None, measure, line, operand="data", **defaults)
-    assert seen[0] == (Timing(), {**defaults, "data": None})
     changed = {"images": 2, "length": 3.0, "fits": True, "only": ["b"], "references": "file", "data": "here"}
-    assert seen[1] == (Timing(repeats=1), changed)
+    assert seen == [(Timing(), {**defaults, "data": None}), (TIMING, changed)]
+
+
+def test_self_critical_step_and_both_baselines_run() -> None:
+    shapes = Shapes(**TINY, words=40, images=3, prefix_images=2, samples=2, tokens=4)
+    rows = list(scst_step.measure(TIMING, shapes, temperature=0.5))
+    assert [row.baseline for row in rows[:2]] == ["generate twice, 3 images", "prefix with gradient, 2 images"]
+    assert len(shares(rows)) == len(PHASES)
+    assert sum(shares(rows)) == pytest.approx(1.0)
+
+
+CLASSES: dict[str, Any] = {
+    "blip": transformers.BlipForConditionalGeneration,
+    "vit_gpt2": transformers.VisionEncoderDecoderModel,
+}
+PRETRAINED = Shapes(images=2, samples=3, tokens=8, length=4.0)
+
+
+def maker(name: str, folder: Path) -> Any:
+    save_model(name, folder)
+    return lambda: CLASSES[name].from_pretrained(folder)
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_the_step_and_both_baselines_run(name: str, tmp_path: Path) -> None:
+    bench = hf_step.build_bench(maker(name, tmp_path), SIDE, PRETRAINED, "cpu", "no")
+    rows = hf_step.measure_model(bench, "Tiny", TIMING, "no", hf_step.COPIED)
+    baselines = ["generate twice, images copied", "generate twice, states copied"]
+    assert [row.baseline for row in rows if row.unit == "x as fast"] == baselines
+    assert [row.name.split(",")[0] for row in rows[2:6]] == list(PHASES)
+    assert sum(shares(rows)) == pytest.approx(1.0)
+    peaks = {row.baseline: row.ratio for row in rows if row.unit == "x less"}
+    assert list(peaks) == baselines
+    assert min(peaks.values()) > 0
+
+
+def test_what_fits_is_computed_from_small_steps(tmp_path: Path) -> None:
+    rows = hf_step.what_fits("Tiny", maker("blip", tmp_path), SIDE, PRETRAINED, "cpu", "no")
+    names = [f"images x 3 captions in {card} GB" for card in (24, 80, 141)]
+    assert [row.name.split(",")[0] for row in rows[1:]] == names
+
+
+def test_captions_end_and_both_baselines_have_the_same_gradient(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = hf_step.build_bench(maker("vit_gpt2", tmp_path), SIDE, PRETRAINED, "cpu", "no")
+    decoding = Decoding(num_samples=40, max_new_tokens=PRETRAINED.tokens)
+    lengths = sample_captions(bench.captioner, bench.policy, bench.batch, decoding, 0, 0).mask.sum(-1)
+    assert lengths.float().std() > 0.5
+    drawn = torch.tensor([[328, 5, 6, 7, 329], [328, 8, 329, 329, 329], [328, 9, 10, 329, 329]]).repeat(2, 1)
+    found: list[dict[str, torch.Tensor]] = []
+
+    def keep(bench: Bench) -> None:
+        found.append({n: p.grad.clone() for n, p in bench.policy.named_parameters() if p.grad is not None})
+        bench.optimizer.zero_grad()
+
+    monkeypatch.setattr(
+        bench.policy.model, "generate", lambda num_return_sequences=1, **_: drawn[:: 4 - num_return_sequences]
+    )
+    monkeypatch.setattr(type(bench), "update", keep)
+    monkeypatch.setattr(hf_step, "toolkit_rewards", lambda *_: torch.arange(6.0))
+    for copied in hf_step.COPIED:
+        hf_step.generate_step(bench, bench.batch, copied)
+    largest = max(gradient.abs().max() for gradient in found[0].values())
+    assert found[0].keys() == found[1].keys()
+    for name, gradient in found[0].items():
+        assert torch.allclose(gradient, found[1][name], rtol=1e-3, atol=float(1e-5 * largest)), name
+
+
+MEMORY = Shapes(**TINY, words=400, images=10, prefix_images=2, samples=3, tokens=4)
+
+
+@pytest.fixture
+def few_logits_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in large steps, log-probabilities are taken in blocks that are small compared with the logits."""
+    monkeypatch.setattr("rl_caption.scst.logprobs.CHUNK", 4 * MEMORY.words)
+
+
+@pytest.mark.usefixtures("few_logits_at_a_time")
+def test_bytes_that_are_allocated_at_the_same_time() -> None:
+    def known_step(bench: Bench, batch: CaptionBatch) -> None:
+        """At most 4000 + 8000 bytes at a time; 16,000 in all."""
+        first = torch.zeros(1000)
+        second = first.double()
+        del first
+        third = second[:500].float()
+        del second, third
+        torch.zeros(500)
+
+    bench, kept = memory.prepared(MEMORY, "no", "cpu"), []
+    batch = bench.part(2)
+    peak = memory.count_peak(known_step, bench, batch)
+    assert peak.step == 12_000
+    numbers = sum(parameter.numel() for parameter in bench.policy.parameters())
+    each_tensor = 4 * len(list(bench.policy.parameters()))  # Adam counts its steps for each
+    assert peak.held == 12 * numbers + each_tensor + sum(value.nbytes for value in batch.inputs.values())
+    assert peak.total == peak.held + 12_000
+    with pytest.raises(RuntimeError, match="40 bytes more than it began with"):
+        memory.count_peak(lambda *_: kept.append(torch.zeros(10)), bench, bench.part(1))
+
+
+def test_bytes_of_an_image_and_a_caption_are_fitted_and_inverted() -> None:
+    true = memory.UnitBytes(1000, 20, 3)
+    sizes = ((2, 1), (4, 1), (2, 5))
+    found = memory.fit(sizes, [int(true.at(*size)) for size in sizes])
+    assert (found.fixed, found.image, found.caption) == pytest.approx((1000, 20, 3))
+    assert true.largest(1000 + 10 * (20 + 5 * 3), samples=5) == 10
+    assert true.largest(10, samples=5) == 0
+
+
+@pytest.mark.usefixtures("few_logits_at_a_time")
+def test_small_steps_predict_a_larger_one() -> None:
+    rows = list(memory.measure(TIMING, MEMORY, ["no"], small=((4, 2), (7, 2), (4, 4))))
+    assert [row.baseline for row in rows[:2]] == ["generate twice", "prefix with gradient"]
+    assert all(row.ratio > 1 for row in rows[:2]), "the step of the package needs least"
+    predicted = [row.ratio for row in rows if row.baseline == "predicted from small steps"]
+    assert predicted == pytest.approx([1, 1], rel=0.02)
+    assert [row.name.split(" GB")[0].split()[-1] for row in rows[-3:]] == ["24", "80", "141"]
+
+
+@pytest.mark.usefixtures("few_logits_at_a_time")
+def test_another_precision_in_the_same_process() -> None:
+    held = []
+    for precision in memory.PRECISIONS:
+        bench = memory.prepared(MEMORY, precision, "cpu")
+        assert bench.accelerator.mixed_precision == precision
+        held.append(memory.count_peak(scst_step.our_step, bench, bench.part(10)).held)
+    assert held[0] == held[1]
+
+
+STUDENT = LCLIPConfig(
+    embed_dim=16, image_size=32, patch_size=16, image_width=32, image_heads=4, image_blocks=1, text_width=32,
+    text_heads=4, text_blocks=1, embedding_rank=8,
+)  # fmt: skip
+
+
+@pytest.fixture
+def shapes(tmp_path: Path) -> ClipShapes:
+    tiny_checkpoint(tmp_path)  # makes the architecture known
+    step = Shapes(**TINY, words=60, tokens=5)
+    return ClipShapes(teacher=ARCHITECTURE, student=STUDENT, step=step, images=3, captions=2)
+
+
+def test_every_part_is_compared(shapes: ClipShapes) -> None:
+    rows = list(measure_l_clip(TIMING, shapes, images=2, samples=2))
+    rows += l_clip_size.measure(TIMING, shapes, pairs=3)
+    assert all(row.ratio > 0 for row in rows)
+    assert len({(row.name, row.baseline) for row in rows}) == len(rows) == 7 + 7 + 2 + 5 + 9
+    assert len(shares(rows)) == 4
+    assert all(share < 1 for share in shares(rows))
+
+
+def test_caching_and_trimming_change_no_score_and_save_what_they_say(shapes: ClipShapes, tmp_path: Path) -> None:
+    teacher, student = load_encoders(shapes, tmp_path, "cpu")
+    lengths: list[int] = []
+    images: list[int] = []
+    model = student._parts().model
+    model.text.register_forward_pre_hook(lambda module, inputs: lengths.append(inputs[0].shape[1]))
+    model.image.register_forward_pre_hook(lambda module, inputs: images.append(len(inputs[0])))
+    files = write_images(tmp_path, shapes.images)
+    variants = reward_variants(shapes, files, caption_words(shapes.step.words), teacher, student)
+    for name in ("CLIPScore", "L-CLIPScore"):
+        scores = variants[f"{name}, {FULL}"]()
+        assert len(set(scores)) > 2
+        assert variants[f"{name}, {CACHED}"]() == pytest.approx(scores, abs=1e-6)
+        assert variants[f"{name}, {TRIMMED}"]() == pytest.approx(scores, abs=1e-6)
+    assert lengths[:2] == [77, 77]
+    assert lengths[2] <= 22
+    assert images == [3, 3, 3], "each variant embeds its images"
+    for how, embedded in ((FULL, [3]), (CACHED, []), (TRIMMED, [])):
+        images.clear()
+        variants[f"L-CLIPScore, {how}"]()
+        assert images == embedded
+
+
+def test_multiply_adds_of_the_image_tower_are_those_counted_by_hand() -> None:
+    model = LCLIP(STUDENT).eval()
+    width, tokens, heads, patches = 32, 5, 4, 4
+    projections = tokens * (4 * width * width + 2 * 4 * width * width)
+    attention = 2 * tokens * tokens * width + 2 * heads * heads * tokens * tokens
+    expected = patches * 3 * 16 * 16 * width + 2 * (projections + attention) + width * 16
+    found = l_clip_size.multiply_adds(lambda: model.encode_image(torch.zeros(2, 3, 32, 32)))
+    assert found == 2 * expected
+
+
+def test_words_are_one_token_of_clip_each() -> None:
+    from open_clip import SimpleTokenizer
+
+    words = caption_words(200)
+    assert len(set(words)) == len(SimpleTokenizer().encode(" ".join(words))) == 200
+
+
+@pytest.mark.java
+@pytest.mark.skipif(shutil.which("java") is None, reason="no java")
+def test_generated_captions_and_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    captions, references = evaluation.generated(3)
+    (tmp_path / "predictions").mkdir()
+    named = [{"image_name": name, "captions": texts} for name, texts in references.items()]
+    (tmp_path / "refs.json").write_text(json.dumps(named))
+    found = [{"image_name": name, "caption": text} for name, text in captions.items()]
+    (tmp_path / "predictions" / "mine.json").write_text(json.dumps(found))
+    (row,) = evaluation.measure(TIMING, data=str(tmp_path))
+    assert (row.name, row.baseline) == ("evaluation, mine", "pycocoevalcap with Java")
+    assert "3 images, 6 scores equal to the bit" in row.detail
+    monkeypatch.setattr(evaluation, "by_toolkit", lambda *_: {"BLEU-1": 0.5})
+    assert evaluation.compare(captions, references, meteor=False) == "differ: BLEU-1"
+
+
+def test_whole_commands_score_the_same_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[list[str]] = []
+    monkeypatch.setattr(evaluation, "run_command", lambda arguments: calls.append(list(arguments)))
+    rows = evaluation.command_rows("mine", *evaluation.generated(3), TIMING, tmp_path)
+    names = ["evaluate, mine", "evaluate --compare, mine", "score --reward cider, mine"]
+    assert [row.name for row in rows] == names
+    for ours, theirs in zip(calls[::2], calls[1::2], strict=True):
+        files = {word for word in ours if word.endswith(".json")}
+        assert files == {word for word in theirs if word.endswith(".json")}
+        assert all(Path(file).is_file() for file in files)
+
+
+def test_the_cache_of_the_tokenizer_is_empty_in_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    captions, references = evaluation.generated(2)
+    evaluation.by_package(captions, references)
+    assert evaluation._scan.cache_info().currsize > 0
+    monkeypatch.setattr(evaluation, "evaluate_captions", lambda *_, **__: evaluation)
+    monkeypatch.setattr(evaluation, "metrics", {}, raising=False)
+    evaluation.by_package(captions, references)
+    assert evaluation._scan.cache_info().currsize == 0
+
+
+def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "refs.json").write_text(json.dumps([{"image_name": "a", "captions": ["a dog"]}]))
+    with pytest.raises(SystemExit, match=r"no theirs\.json"):
+        evaluation.systems_of(tmp_path, "theirs", images=1)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SystemExit, match="needs Java: no Java runtime"):
+        list(evaluation.measure(Timing()))

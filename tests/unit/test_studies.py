@@ -1,0 +1,282 @@
+"""The programs of ``benchmarks/studies``: what they compute, by hand, and each of them run on tiny data."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import save_file
+
+from benchmarks.harness import Timing
+from benchmarks.scst_step import Shapes
+from benchmarks.studies import growth, reward_models, specificity_study
+from benchmarks.studies.reward_models import CachingEncoder, Report, data_section, load_models, reference_metrics
+from benchmarks.studies.specificity_study import (
+    CaptionLength,
+    RatedCaption,
+    SpecificityStudy,
+    exported,
+    hubness,
+    rated_captions,
+    tau_by_length,
+)
+from rewards.clip.backbone import Backbone, load_backbone
+from rewards.clip.clipscore import ClipScore, RefClipScore
+from rl_caption.config.build import ConfigError
+from rl_caption.data.base import DataError, Row
+from rl_caption.data.scenes import ScenesData, oracle
+from rl_caption.meta_evaluation.scenes import rate_captions
+from rl_caption.meta_evaluation.specificity import make_chains
+from rl_caption.reward_models.encoders import random_clip, save_clip
+from tests.captioners_for_tests import SHAPE, tiny_captioner
+from tests.clip_for_tests import noise_image, tiny_student
+from tests.reward_models_for_tests import CLIP
+
+SCENES = {"num_train": 0, "num_val": 0, "num_test": 12, "num_unseen": 0, "image_size": 32}
+ROWS: list[Row] = list(ScenesData(**SCENES).split("test"))
+RECALLS = {f"{way}_r{k}" for way in ("i2t", "t2i") for k in (1, 5, 10)}
+
+
+@pytest.fixture(scope="module")
+def student(tmp_path_factory: pytest.TempPathFactory) -> Backbone:
+    return load_backbone(str(tiny_student(tmp_path_factory.mktemp("student") / "student")), device="cpu")
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> str:
+    """A configuration of any program with a section ``data``."""
+    content = {"data": {"format": "scenes", "kwargs": SCENES}, "rollout": {"num_samples": 2}}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(content))
+    return str(tmp_path / "config.yaml")
+
+
+def run(program: Any, monkeypatch: pytest.MonkeyPatch, *words: object) -> None:
+    monkeypatch.setattr(sys, "argv", ["study", *map(str, words), "--device", "cpu"])
+    program.main()
+
+
+def figures(report: Report, name: str) -> dict[str, float | None]:
+    return {figure.name: figure.value for result in report.results for figure in result.figures[name]}
+
+
+class Fixed:
+    """A metric with known scores."""
+
+    __name__, columns, bounds, signature = "clipscore", frozenset({"image"}), (0.0, 1.0), "fixed"
+
+    def __init__(self, scores: list[float] | None = None) -> None:
+        self.scores = scores
+
+    def __call__(self, prompts: object, completions: object, **columns: object) -> list[float]:
+        assert self.scores is not None
+        return self.scores
+
+
+def test_the_truth_agrees_with_itself_and_a_constant_with_nothing() -> None:
+    scenes = rate_captions(ROWS, {"sample at 1": [["a red circle and a dog"]] * 12})
+    report, f1 = Report("test", ROWS, scenes), [caption.f1 for caption in scenes.captions]
+    report.add_metric("truth", Fixed(f1))
+    report.add_metric("constant", Fixed([0.5] * len(f1)))
+    truth = figures(report, "truth")
+    assert truth["tau_b"] == truth["tau_b within images"] == pytest.approx(1)
+    right = [f1[pair.correct] > f1[pair.wrong] for pair in scenes.pairs]
+    assert truth["all pairs"] == pytest.approx(sum(right) / len(right))
+    constant = figures(report, "constant")
+    assert (constant["tau_b"], constant["tau_c"]) == (None, None)
+    assert constant["tau_b within images"] == constant["all pairs"] == 0
+    assert "Kendall's tau is not defined" in report.markdown()
+
+
+def test_ngram_metrics_agree_with_the_oracle_better_than_chance() -> None:
+    rows = list(ScenesData(**{**SCENES, "num_test": 40}).split("test"))
+    report = Report("test", rows, rate_captions(rows, {}))
+    metrics = reference_metrics(["cider", "bleu", "rouge_l"])
+    assert list(metrics) == ["cider", "bleu4", "rouge_l"]
+    assert metrics["cider"].signature.startswith("NO<EOS>_w/oInit")
+    for name, metric in metrics.items():
+        report.add_metric(name, metric)
+        found = figures(report, name)
+        assert (found["tau_b"] or 0) > 0.1
+        assert (found["all pairs"] or 0) > 0.6
+    with pytest.raises(ConfigError, match="metric 'clipscore' needs image"):
+        reference_metrics(["tests.unit.test_studies:Fixed"])
+
+
+def test_every_image_and_text_is_embedded_a_single_time(student: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
+    images, texts = [], []
+    encode_images, encode_texts = student.encode_images, student.encode_texts
+    monkeypatch.setattr(student, "encode_images", lambda own: (images.extend(own), encode_images(own))[1])
+    monkeypatch.setattr(student, "encode_texts", lambda own: (texts.extend(own), encode_texts(own))[1])
+    scenes = rate_captions(ROWS, {})
+    report = Report("test", ROWS, scenes)
+    report.add_model("tiny", student)
+    assert len(images) == 12
+    assert len(texts) == len(set(texts))
+    assert set(report.models["tiny"]["retrieval"]) == RECALLS
+    captions = [caption.text for caption in scenes.captions]
+    for name, reward in (("clipscore", ClipScore), ("ref_clipscore", RefClipScore)):
+        report.add_metric("expected", Fixed(reward(student, prefix="")(None, captions, **scenes.columns())))
+        assert figures(report, f"{name} of tiny") == pytest.approx(figures(report, "expected"))
+
+
+def test_images_are_told_apart_as_objects_and_paths(student: Backbone, tmp_path: Path) -> None:
+    encoder, path = CachingEncoder(student), tmp_path / "a.png"
+    noise_image(1).save(path)
+    images = [noise_image(0), path, str(path), noise_image(2)]
+    assert torch.equal(encoder.encode_images(images), encoder.encode_images(images))
+    assert len(encoder._images) == 3
+    assert encoder.encode_images(images)[0] == pytest.approx(student.encode_images(images[:1])[0], abs=1e-6)
+    assert encoder.encode_texts([]).shape == (0, 0)
+
+
+def test_the_study_of_reward_models(
+    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny_student(tmp_path / "student")
+    captioner = tiny_captioner()
+    captioner.save_pretrained(captioner.policy, tmp_path / "captioner")
+    out, options = tmp_path / "out", ["--temperatures", "0.5", "1", "--max-new-tokens", "8", "--max-images", "10"]
+    models = ["--models", f"tiny={tmp_path / 'student'}", "--captioner", tmp_path / "captioner"]
+    run(reward_models, monkeypatch, "--data", data, "--out", out, *models, *options)
+    printed = capsys.readouterr().out
+    assert (out / "reward_models.md").read_text() in printed
+    assert all(f"| {source} |" in printed for source in ("reference", "sample at 0.5", "sample at 1", "hard negative"))
+    content = json.loads((out / "reward_models.json").read_text())
+    metrics = ["cider", "bleu4", "rouge_l", "clipscore of tiny", "ref_clipscore of tiny"]
+    assert [list(part["figures"]) for part in content["sets"]] == [metrics, metrics]
+    assert content["models"]["tiny"]["parameters"] == load_backbone(str(tmp_path / "student")).num_parameters
+    assert content["images"] == 10
+
+
+def test_options_of_studies_are_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--models tiny=.*nowhere: expected LABEL=FOLDER"):
+        load_models([f"tiny={tmp_path / 'nowhere'}"], "cpu")
+    with pytest.raises(ConfigError, match=r"--models empty: backbone .* cannot be loaded"):
+        load_models([f"empty={tmp_path}"], "cpu")
+    config = tmp_path / "config.yaml"
+    with pytest.raises(ConfigError, match=r"--data .*config.yaml cannot be read: No such file"):
+        data_section(config)
+    config.write_text("rollout: {num_samples: 2}")
+    with pytest.raises(ConfigError, match="has no section 'data'"):
+        data_section(config)
+
+
+def test_captions_of_growing_length_are_rated_a_single_time_by_the_oracle() -> None:
+    chains = make_chains([row["long_reference"] for row in ROWS])
+    found = rated_captions(ROWS, chains)
+    assert len({(caption.row, caption.text) for caption in found}) == len(found)
+    own = {caption.text for caption in found if caption.row == 0}
+    assert chains[0] is not None
+    assert own > {*chains[0].captions, *chains[0].negatives}
+    assert all(caption.f1 == oracle(caption.text, ROWS[caption.row]["scene"]).f1 for caption in found[::7])
+    with pytest.raises(DataError, match="'x' has no scene"):
+        rated_captions([{"image_id": "x"}], [None])  # type: ignore[list-item]
+
+
+def test_tau_by_length_by_hand() -> None:
+    # Two bins. In the first, pairs 01 C, 02 D, 12 D; scene 0 has 01, scene 1 has one caption. The second is empty.
+    sizes = ((0, 3, 0.1), (0, 9, 0.2), (1, 4, 0.3), (1, 30, 0.4))
+    captions = [RatedCaption(row, "word " * words, f1) for row, words, f1 in sizes]
+    first, second, third, total = tau_by_length([2, 3, 1, 4], captions, (0, 10, 30))
+    assert (first.low, first.high, first.captions) == (0, 9, 3)
+    assert first.tau_b == pytest.approx(-1 / 3)
+    assert (first.within_scene_tau_b, first.scenes) == (1, 1)
+    assert (second.captions, second.tau_b, second.within_scene_tau_b) == (0, None, None)
+    assert (third.low, third.high, third.captions, third.tau_b) == (30, None, 1, None)
+    # All pairs: 01 C, 02 D, 03 C, 12 D, 13 C, 23 C.
+    assert (total.captions, total.tau_b) == (4, pytest.approx(2 / 6))
+    assert tau_by_length([1, 1, 1, 1], captions, (0,))[0].tau_b is None
+    with pytest.raises(ValueError, match=r"edges = \[0, 0\]: expected increasing"):
+        tau_by_length([2, 3, 1, 4], captions, (0, 0))
+    with pytest.raises(ValueError, match="1 scores for 4 captions"):
+        tau_by_length([1], captions)
+
+
+def test_hubness_by_hand() -> None:
+    # Candidate 0 is nearest to every query, candidate 1 to none, candidate 2 second to all.
+    queries = torch.tensor([[1.0, 0.0, 0.0], [1.0, 0.1, 0.5], [2.0, 0.0, 0.4]])
+    candidates = torch.tensor([[3.0, 0.0, 0.0], [-1.0, 0.0, 0.0], [0.2, 0.0, 1.0]])
+    # Occurrences 3, 0, 0: mean 1, deviations 2 -1 -1, third moment 6/3, variance 6/3.
+    assert hubness(queries, candidates, 1) == pytest.approx((2 / 2**1.5, 2 / 3, 1))
+    assert hubness(torch.eye(3), torch.eye(3), 1) == (0, 0, pytest.approx(1 / 3))
+    assert hubness(queries, candidates, 2, chunk_size=1) == hubness(queries, candidates, 2)
+    with pytest.raises(ValueError, match="k = 3 with 3 candidates"):
+        hubness(queries, candidates, 3)
+    with pytest.raises(ValueError, match="expected"):
+        hubness(queries, torch.ones(3, 2), 1)
+
+
+def test_a_metric_of_length_has_every_step_up_and_no_negative_below(student: Backbone) -> None:
+    study = SpecificityStudy(ROWS)
+    study.add_metric("words", CaptionLength())
+    words = study.metrics["words"]
+    assert (words["rates"].positive, words["rates"].negative, words["released"]) == (1, 0, None)
+    study.add_model("tiny", student)
+    tiny = study.metrics["specs of tiny"]["rates"]
+    assert tiny.steps == words["rates"].steps
+    assert 0 <= tiny.positive <= 1
+    assert set(study.models["tiny"]["long"]) == RECALLS
+    with pytest.raises(DataError, match="has no long_reference"):
+        SpecificityStudy([{**ROWS[0], "long_reference": None}])  # type: ignore[typeddict-item]
+
+
+def test_the_study_of_specificity(
+    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    models = [f"{label}={tiny_student(tmp_path / label)}" for label in ("before", "after")]
+    run(specificity_study, monkeypatch, "--data", data, "--out", tmp_path / "out", "--models", *models)
+    printed = capsys.readouterr().out
+    assert (tmp_path / "out" / "specificity.md").read_text() in printed
+    content = json.loads((tmp_path / "out" / "specificity.json").read_text())
+    assert list(content["metrics"]) == ["words", "cider", "rouge_l", "specs of before", "specs of after"]
+    assert content["metrics"]["specs of before"]["rates"] == content["metrics"]["specs of after"]["rates"]
+    assert content["metrics"]["words"]["rates"]["positive"] == 1
+    assert list(content["models"]) == ["before", "after"]
+    for name in ("SR_neg, %", "10 to 19", "image to text R@1, %", "never near, %"):
+        assert name in printed
+
+
+def test_a_run_is_scored_by_its_best_export_or_by_its_last_step(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    folder, step = tmp_path / "run", tmp_path / "run" / "checkpoints" / "step-00000004"
+    best, shape = random_clip(None, CLIP)
+    save_clip(best, shape, folder / "export" / "best")
+    last, _ = random_clip(None, CLIP)
+    step.mkdir(parents=True)
+    weights = {f"clip.{name}": value.clone() for name, value in last.state_dict().items()}
+    save_file(weights, step / "model.safetensors")
+    (step / "manifest.json").write_text("{}")
+    labelled = exported([f"best={folder}", f"last={folder}@last", f"as is={folder}/export/best"], tmp_path)
+    folders = dict(item.split("=") for item in labelled)
+    assert folders["best"] == folders["as is"] == str(folder / "export" / "best")
+    for label, model in (("best", best), ("last", last)):
+        found = load_backbone(folders[label]).model.state_dict()
+        assert all(torch.equal(found[name], value) for name, value in model.state_dict().items())
+    with pytest.raises(ConfigError, match="is no finished run"):
+        exported([f"last={tmp_path}@last"], tmp_path)
+
+
+def test_growth_steps_with_every_size_and_compares_with_the_smallest(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[int, int, int]] = []
+    step = growth.our_step
+
+    def recorded(bench: Any, batch: Any) -> None:
+        seen.append((len(batch.rows), bench.shapes.samples, bench.shapes.tokens))
+        step(bench, batch)
+
+    monkeypatch.setattr(growth, "our_step", recorded)
+    tiny = {"captioner": {**SHAPE, "num_heads": 2}, "words": 40, "regions": 3, "region_dim": 6}
+    shapes = Shapes(**tiny, images=2, samples=2, tokens=4)
+    sizes = {"samples": (1, 3), "images": (1, 2), "length": (2, 4), "limit": (3, 4)}
+    rows = list(growth.measure(Timing(repeats=1), shapes=shapes, sizes=sizes))
+    assert [(row.name.rsplit(": ", 1)[1], row.baseline) for row in rows] == [
+        ("3", "1"), ("2", "1"), ("4", "2"), ("4", "3"),
+    ]  # fmt: skip
+    assert all(row.ratio > 0 for row in rows)
+    assert seen[::2][::1] == [*[(2, 1, 4)] * 2, *[(1, 2, 4)] * 2, *[(2, 2, 2)] * 2, *[(2, 2, 3)] * 2]
+    assert seen[1::2] == [*[(2, 3, 4)] * 2, *[(2, 2, 4)] * 6]

@@ -256,11 +256,9 @@ def _printed_on_failure(found: Mapping[str, Evaluation]) -> Iterator[None]:
 def _report(config: EvaluateConfig, images: _Images) -> None:
     if not config.report:
         return
-    from rl_caption.report.gallery import rows_of_references, source_of
     from rl_caption.report.program import write_report
 
-    source = rows_of_references(images.references) if images.data is None else source_of(images.rows)
-    page = write_report(Path(config.out), source)
+    page = write_report(Path(config.out), images.rows)
     if page is not None:
         print(f"wrote {page}", file=sys.stderr)
 

@@ -49,7 +49,7 @@ def run_ablation(config: AblateConfig, parse: Parse) -> int:
 
     Args:
         config: of the grid.
-        parse: ``rl_caption.cli.main.parse``.
+        parse: ``rl_caption.cli.configuration.parse``.
 
     Raises:
         ConfigError, DataError: as for ``make_plan``, before the first run starts.

@@ -318,8 +318,9 @@ def load(text: str) -> Any:
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth > DEEPEST:
                 raise ConfigFileError(f"{_line(event)}: more than {DEEPEST} levels of lists and mappings")
-            if getattr(event, "tag", None) is not None:
-                raise ConfigFileError(f"{_line(event)}: the tag {event.tag}: expected plain values without tags")
+            tag = getattr(event, "tag", None)
+            if tag is not None:
+                raise ConfigFileError(f"{_line(event)}: the tag {tag}: expected plain values without tags")
         loader = _Loader(text)
         node = loader.get_single_node()
         if node is None:

@@ -43,8 +43,6 @@ HACKING = {
     "hacking/diversity": "Lexical diversity (HD-D)",
     "hacking/length_ratio": "Length over that of references",
 }
-SAMPLED = {"reward/total": "samples", "reward/greedy": "greedy baseline"}
-VALIDATED = {"val/reward": "validation"}
 SPEED = "Optimisation and speed"
 TIMES = {"time/step": "all", "time/rollout": "rollout", "time/reward": "reward", "time/update": "update"}
 FIXED = (
@@ -64,65 +62,61 @@ FIXED = (
     Panel(SPEED, "Images per second", {"train/images_per_second": "training"}),
     Panel(SPEED, "Time of a validation", {"val/seconds": "validation"}),
 )
+"""The charts of keys that are known beforehand."""
 
 
-def run_curves(run: RunFolder) -> Markup:
-    """Every logged key of a run in one of its charts, with a note on how to read them."""
-    together = run.config.get("reward", {}).get("normalize", "none") == "none"
-    panels = [Panel("Reward", "Reward", SAMPLED | VALIDATED)]
-    if not together:
-        panels = [Panel("Reward", "Reward, normalised per term", SAMPLED)]
-        panels += [Panel("Reward", "Reward on the validation split", VALIDATED)]
-    terms = [key for key in run.keys if key.startswith("reward/") and key not in {*SAMPLED, "reward/std"}]
-    for key in terms:
-        title = f"Term {key.removeprefix('reward/')}"
-        panels.append(Panel("Reward", title, {key: "samples", f"val/{key}": "validation"}))
-    panels += [*FIXED, *_judge_panels([run])]
-    drawn = {"hacking/alarm", *run.doubles, *(key for panel in panels for key in panel.keys)}
-    for key in run.keys:
+def curves(systems: Mapping[str, Sequence[RunFolder]]) -> Markup:
+    """The charts of a run, with every logged key in one of them; empty where nothing has been logged.
+
+    Of several systems, charts of one key, with a line for each: the mean over its runs, one for each seed.
+    """
+    runs = [run for seeds in systems.values() for run in seeds if run.lines]
+    if not runs:
+        return Markup("")
+    run, single = runs[0], len(systems) == 1 == len(runs)
+    figures: dict[str, list[Markup]] = {}
+    for panel in _panels(runs, single):
+        keys = {key: name for key, name in panel.keys.items() if any(key in run.keys for run in runs)}
+        if single:
+            first = next(iter(keys), "")
+            keys = {key: name for key, name in keys.items() if key == first or not run.equal(key, first)}
+            lines = [Series(name, run.series(key), dots=key.startswith("val/")) for key, name in keys.items()]
+            colours = iter((0, 2, 3, 4))
+            lines = [line._replace(colour=1 if line.dots else next(colours)) for line in lines]
+            drawn = _figure(panel.title, keys, lines, run.alarms, run.best_step)
+        else:
+            key = next((key for key in keys if key.startswith("val/")), next(iter(keys), ""))
+            means = {name: _mean_over_seeds(key, seeds) for name, seeds in systems.items()}
+            dots = key.startswith("val/")
+            drawn = _figure(panel.title, [key], [Series(*line, n, dots) for n, line in enumerate(means.items())])
+        if drawn:
+            figures.setdefault(panel.heading, []).append(drawn)
+    note = parts().reading_note(run, smoothing_window(len(run.series("loss/total"))), not definitions(), not single)
+    return note + Markup("").join(parts().charts(found, heading) for heading, found in figures.items())
+
+
+def _panels(runs: Sequence[RunFolder], single: bool) -> list[Panel]:
+    """The charts in their order; without keys that equal another in every run that has it."""
+    keys = dict.fromkeys(key for run in runs for key in run.keys if key not in run.doubles)
+    samples, validation = {"reward/total": "samples", "reward/greedy": "greedy baseline"}, {"val/reward": "validation"}
+    panels = [Panel("Reward", "Reward", samples | validation)]
+    if not single or runs[0].config.get("reward", {}).get("normalize", "none") != "none":
+        panels = [Panel("Reward", "Reward of samples (comparable where rewards are the same)", samples)]
+        panels += [Panel("Reward", "Reward on the validation split", validation)]
+    terms = [key for key in keys if key.startswith("reward/") and key not in {*samples, "reward/std"}]
+    if len(terms) > 1 or not all(run.equal(key, "reward/total") for key in terms for run in runs):
+        for key in terms:
+            title = f"Term {key.removeprefix('reward/')}"
+            panels.append(Panel("Reward", title, {key: "samples", f"val/{key}": "validation"}))
+    panels += FIXED
+    judges = {key: key.removeprefix("val/judge/") for key in keys if key.startswith("val/judge/")}
+    panels += [Panel("Held-out judges", name, {key: "validation"}) for key, name in judges.items()]
+    drawn = {"hacking/alarm", *terms, *(f"val/{key}" for key in terms)}.union(*(panel.keys for panel in panels))
+    for key in keys:
         if key not in drawn:
             heading, legend = ("Validation", "validation") if key.startswith("val/") else ("Other", "training")
             panels.append(Panel(heading, title_of(key), {key: legend}))
-    known = set(run.keys) - run.doubles
-    if run.equal("loss/policy", "loss/total"):
-        known.remove("loss/policy")
-    if len(terms) == 1 and together and run.equal(terms[0], "reward/total"):
-        known -= {terms[0], f"val/{terms[0]}"}
-    figures: dict[str, list[Markup]] = {panel.heading: [] for panel in panels}
-    for panel in panels:
-        colours = iter((0, 2, 3, 4))  # validations are 1
-        keys = {key: name for key, name in panel.keys.items() if key in known}
-        lines = [
-            Series(name, run.series(key), *((1, True) if key.startswith("val/") else (next(colours), False)))
-            for key, name in keys.items()
-        ]
-        figures[panel.heading].append(_figure(panel.title, keys, lines, run.alarms, run.best_step))
-    window = smoothing_window(len(run.series("loss/total")))
-    return parts().reading_note(run, window, not definitions()) + _charts(figures) if run.lines else Markup("")
-
-
-def compared_curves(systems: Mapping[str, Sequence[RunFolder]]) -> Markup:
-    """A chart for each key that compares between runs; a line is the mean over a system's runs, one for each seed."""
-    runs = [run for seeds in systems.values() for run in seeds]
-    if not runs:
-        return Markup("")
-    panels = [Panel("Reward", "Reward of samples (comparable where rewards are the same)", {"reward/total": ""})]
-    panels += [Panel("Reward", "Reward, validation", VALIDATED), *FIXED, *_judge_panels(runs)]
-    drawn = {key for panel in panels for key in panel.keys}
-    others = dict.fromkeys(key for run in runs for key in run.keys if key.startswith("val/") and key not in drawn)
-    panels += [Panel("Validation", title_of(key), {key: ""}) for key in others if not key.startswith("val/judge/")]
-    figures: dict[str, list[Markup]] = {panel.heading: [] for panel in panels}
-    for panel in panels:
-        keys = [key for key in panel.keys if any(key in run.keys for run in runs)]
-        if keys:
-            key = next((key for key in keys if key.startswith("val/")), keys[0])
-            lines = [
-                Series(name, _mean_over_seeds(key, seeds), index, key.startswith("val/"))
-                for index, (name, seeds) in enumerate(systems.items())
-            ]
-            figures[panel.heading].append(_figure(panel.title, [key], lines))
-    means = ", its mean over seeds" if len(runs) > len(systems) else ""
-    return parts().note(f"A line for each system{means}. Lines with dots are validations.") + _charts(figures)
+    return panels
 
 
 def title_of(key: str) -> str:
@@ -151,17 +145,6 @@ def define(key: str) -> Definition | None:
     return next((found._replace(key=key) for found in exact + patterns), None)
 
 
-def _judge_panels(runs: Sequence[RunFolder]) -> list[Panel]:
-    """The judges of validations, without those that are CIDEr-D in every run that has them."""
-    judges = dict.fromkeys(key for run in runs for key in run.keys if key not in run.doubles)
-    prefix = "val/judge/"
-    return [
-        Panel("Held-out judges", key.removeprefix(prefix), {key: "validation"})
-        for key in judges
-        if key.startswith(prefix)
-    ]
-
-
 def _figure(
     title: str, keys: Iterable[str], lines: Sequence[Series], alarms: Sequence[int] = (), best: int | None = None
 ) -> Markup:
@@ -170,11 +153,6 @@ def _figure(
     if ";" in unit or unit in ("1", "the judge's"):  # a unit that depends on the task stands in the definition only
         unit = ""
     return figure(title, lines, unit.partition(" (")[0], meanings, alarms=alarms, best=best)
-
-
-def _charts(figures: Mapping[str, Sequence[Markup]]) -> Markup:
-    shown = {heading: [one for one in found if one] for heading, found in figures.items()}
-    return Markup("").join(parts().charts(found, heading) for heading, found in shown.items() if found)
 
 
 def _mean_over_seeds(key: str, seeds: Sequence[RunFolder]) -> list[Point]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import math
 import shlex
 import statistics
 from collections.abc import Collection, Mapping, Sequence
@@ -16,25 +17,24 @@ from rl_caption.evaluation.comparison import column_of
 from rl_caption.evaluation.judge import JUDGE
 from rl_caption.evaluation.table import CAPTION_COLUMNS, LEFT_OUT, ORACLE_COLUMNS, TEXT_COLUMNS
 from rl_caption.report.charts import Series, figure, number, parts, templates
-from rl_caption.report.curves import compared_curves, define, run_curves, title_of
+from rl_caption.report.curves import curves, define, title_of
 from rl_caption.report.gallery import N_GRAM_SCORES, Captions, Scores, Source, gallery, reference_scores, rows_of_config
 from rl_caption.report.read import Comparison, EvaluationFolder, Member, RunFolder
 
-MAIN_METRICS = ("CIDEr", "BLEU-4", "METEOR", "SPICE", "oracle/f1")
 ALPHA_METRICS = ("CIDEr", "BLEU-4", "METEOR", "oracle/f1", "length/mean", "captions/repeated_ngrams")
 HIGHER_IS_BETTER = {*CAPTION_COLUMNS, "oracle/precision", "oracle/f1"}
 
-Runs = Mapping[str, Sequence[RunFolder]]
-"""Name of a system -> its runs, one for each seed."""
+Evaluations = Mapping[str, EvaluationFolder]
+"""Name of a system -> what was found out about it."""
 
 
 class Page(NamedTuple):
-    """A report: what is to be seen first (name, value, note), and sections by heading; empty ones are left out."""
+    """A report: sections by heading, empty ones are left out, and what is to be seen first (name, value, note)."""
 
     title: str
     subtitle: str
-    tiles: Sequence[tuple[str, str, str]]
     sections: Mapping[str, Markup]
+    tiles: Sequence[tuple[str, str, str]] = ()
 
 
 class Cell(NamedTuple):
@@ -62,6 +62,7 @@ def runs_page(runs: Mapping[str, RunFolder], source: Source | None, images: int)
         DataError, ReportError: damaged captions or judges' scores.
     """
     several, first = len(runs) > 1, next(iter(runs.values()))
+    split = first.config.get("eval", {}).get("split", "val")
     shown: dict[str, tuple[RunFolder, int]] = {}
     for name, run in runs.items():
         steps = run.shown_steps()
@@ -71,27 +72,26 @@ def runs_page(runs: Mapping[str, RunFolder], source: Source | None, images: int)
             shown |= {"start": (run, steps["start"])} if not shown and "start" in steps else {}
             shown[name] = run, steps.get("best", list(steps.values())[-1])
     systems = {name: run.predictions(step) for name, (run, step) in shown.items()}
-    source = source or (rows_of_config(first.config.get("data"), first.split) if shown else Source({}))
+    source = source or (rows_of_config(first.config.get("data"), split) if shown else Source({}))
     scores = {metric: dict(found) for metric, found in reference_scores(systems, source.rows).items()}
     for name, (run, step) in shown.items():
         for judge, found in run.judges(step).items():
             if judge not in {N_GRAM_SCORES[metric] for metric in scores if metric in N_GRAM_SCORES}:
                 scores.setdefault(judge, {})[name] = found
-    note = f"Greedy captions of split {first.split}. Words that {next(iter(shown), '')} did not say are marked."
-    curves = compared_curves({name: [run] for name, run in runs.items()}) if several else run_curves(first)
+    note = f"Greedy captions of split {split}. Words that {next(iter(shown), '')} did not say are marked."
     sections = {
         "Monitor": Markup("").join(_monitor(run, name if several else "") for name, run in runs.items()),
         "Results": _validations(runs, shown),
-        "Curves": curves or parts().note("Nothing has been logged yet."),
+        "Curves": curves({name: [run] for name, run in runs.items()}) or parts().note("Nothing has been logged yet."),
         "Captions": _gallery(systems, scores, source, note, images),
         "Settings": _settings(runs),
     }
     if several:
-        return Page(_joined(runs), "Runs side by side", [], sections)
-    return Page(first.name, _training(first), _run_tiles(first), sections)
+        return Page(_joined(runs), "Runs side by side", sections)
+    return Page(first.name, _training(first), sections, _run_tiles(first))
 
 
-def evaluations_page(evaluations: Mapping[str, EvaluationFolder], source: Source | None, images: int) -> Page:
+def evaluations_page(evaluations: Evaluations, source: Source | None, images: int) -> Page:
     """One or several evaluations by name: tables, and captions of the same images; changes are against the first.
 
     Without a source, references and images are of the data that an ablation noted.
@@ -100,14 +100,8 @@ def evaluations_page(evaluations: Mapping[str, EvaluationFolder], source: Source
         "Results": _systems_tables({name: [found] for name, found in evaluations.items()}),
         "Captions": _evaluated_captions(evaluations, source, images),
     }
-    if len(evaluations) > 1:
-        return Page(_joined(evaluations), "Evaluations side by side", [], sections)
-    ((name, found),) = evaluations.items()
-    metrics = found.scores["metrics"]
-    shown = [key for key in MAIN_METRICS if key in metrics]
-    tiles = [("captions", f"{found.scores['n']:,}", "")]
-    tiles += [(column_of(key).heading, _shown(key, metrics[key]), "") for key in shown]
-    return Page(name, "Evaluation of captions", tiles, sections)
+    about = "Evaluations side by side" if len(evaluations) > 1 else "Evaluation of captions"
+    return Page(_joined(evaluations), about, sections)
 
 
 def comparison_page(
@@ -115,21 +109,18 @@ def comparison_page(
 ) -> Page:
     """Two systems with a paired test: differences, tables, and captions of the same images."""
     first, second = evaluations
-    rows, tiles = [], []
+    rows = []
     for key, found in comparison["differences"].items():
-        heading, p = column_of(key).heading, f"{found['p']:.4f}"
         values = [_shown(key, found["first"]), _shown(key, found["second"]), _shown(key, found["difference"], "+")]
         interval = " to ".join(_shown(key, end, "+") for end in found["interval"])
-        rows.append([heading, *values, interval, p])
-        if key in MAIN_METRICS:
-            tiles.append((heading, values[-1], f"{interval}, p {p}"))
+        rows.append([column_of(key).heading, *values, interval, f"{found['p']:.4f}"])
     note = (
         f"Difference: {second} minus {first}. Interval: paired bootstrap over images; p: two-sided approximate "
         f"randomisation; {comparison['resamples']:,} resamples each, not corrected for the number of metrics"
     )
     table = parts().table(["metric", first, second, "difference", "95 % interval", "p"], rows, note)
     sections = {"Difference": table, **evaluations_page(evaluations, source, images).sections}
-    return Page(f"{first} / {second}", f"Comparison: {second} against {first}", tiles, sections)
+    return Page(f"{first} / {second}", f"Comparison: {second} against {first}", sections)
 
 
 def ablation_page(
@@ -144,25 +135,15 @@ def ablation_page(
     evaluations = {name: [member.evaluation for member in found] for name, found in groups.items()}
     first = {name: found[0] for name, found in evaluations.items()}
     means = {name: _over_seeds(found) for name, found in evaluations.items()}
-    watched = [run for found in runs.values() for run in found if run.watched]
-    tiles = [("systems", str(len(groups)), f"{sum(map(len, runs.values()))} runs")]
-    for key in ("CIDEr", "METEOR", "oracle/f1"):
-        scored = {name: scores[key][0] for name, scores in means.items() if key in scores}
-        if scored:
-            best = max(scored, key=lambda name: scored[name])
-            tiles.append((f"highest {column_of(key).heading}", best, _shown(key, scored[best])))
-    if watched:
-        alarmed = sum(bool(run.alarms) for run in watched)
-        tiles.append(("runs with an alarm", f"{alarmed} of {len(watched)}", "signs of reward hacking"))
     sections = {
         "Results": (parts().missing(missing) if missing else Markup("")) + _systems_tables(evaluations),
         "Monitor": _alarms(runs),
         "Alpha": _alpha(groups, means),
-        "Curves": compared_curves(runs),
+        "Curves": curves(runs),
         "Captions": _evaluated_captions(first, source, images, "One seed of each system."),
         "Settings": _settings({name: found[0] for name, found in runs.items()}),
     }
-    return Page(name, "Ablation: rewards side by side", tiles, sections)
+    return Page(name, "Ablation: rewards side by side", sections)
 
 
 def _validations(runs: Mapping[str, RunFolder], shown: Mapping[str, tuple[RunFolder, int]]) -> Markup:
@@ -175,7 +156,7 @@ def _validations(runs: Mapping[str, RunFolder], shown: Mapping[str, tuple[RunFol
     rows: list[list[Cell]] = []
     for key in dict.fromkeys(key for line in lines.values() for key in line if key.startswith("val/")):
         values = [line[key] for line in lines.values() if key in line]
-        found, largest = define(key), max(values, key=abs)
+        found, largest = define(key), max(filter(math.isfinite, values), key=abs, default=0.0)
         about = f"{found.unit}, {found.range}".removeprefix("1, ") if found else ""
         row = [Cell(title_of(key), about.replace("the judge's, the", "its own unit and"))]
         row += [Cell(number(line[key], largest) if key in line else LEFT_OUT) for line in lines.values()]
@@ -255,9 +236,7 @@ def _gallery(systems: Captions, scores: Scores, source: Source, note: str, image
     return parts().gallery(data) if data["items"] else Markup("")
 
 
-def _evaluated_captions(
-    evaluations: Mapping[str, EvaluationFolder], source: Source | None, images: int, note: str = ""
-) -> Markup:
+def _evaluated_captions(evaluations: Evaluations, source: Source | None, images: int, note: str = "") -> Markup:
     systems = {name: found.captions for name, found in evaluations.items() if found.captions}
     if not systems:
         return Markup("")
@@ -320,7 +299,7 @@ def _joined(names: Collection[str]) -> str:
     return " / ".join(names) if len(names) < 4 else f"{len(names)} systems"
 
 
-def _alarms(systems: Runs) -> Markup:
+def _alarms(systems: Mapping[str, Sequence[RunFolder]]) -> Markup:
     rows = []
     for name, seeds in systems.items():
         first = [run.alarms[0] for run in seeds if run.alarms]

@@ -22,16 +22,15 @@ REPORT = "report.html"
 
 
 def make_page(paths: Sequence[Path], source: Source | None = None, images: int = MAX_IMAGES) -> pages.Page:
-    """The report of one folder, or of several runs or evaluations side by side.
+    """The report of a run, an evaluation, an ablation or a comparison, or of several runs or evaluations.
 
     Args:
-        paths: folders of runs, of evaluations, or one of an ablation or of a comparison.
+        paths: their folders.
         source: references and images; None takes the data that the folders name.
         images: most images of the gallery.
 
     Raises:
-        ReportError: a folder holds nothing to report on, kinds are mixed, or a file is damaged.
-        DataError: captions are damaged.
+        ReportError, DataError: a folder holds nothing to report on, kinds are mixed, or a file is damaged.
     """
     kinds = {path: kind_of(path) for path in paths}
     kind = kinds[paths[0]]
@@ -50,19 +49,14 @@ def make_page(paths: Sequence[Path], source: Source | None = None, images: int =
     return pages.ablation_page(paths[0].resolve().name, *read_ablation(paths[0]), source, images)
 
 
-def write_report(folder: Path, rows: Sequence[Any], images: int = MAX_IMAGES) -> Path | None:
+def write_report(folder: Path, rows: Sequence[Any]) -> Path | None:
     """Write ``report.html`` into a run, an evaluation or an ablation, at the end of the program behind it.
 
-    What keeps it from being written is a warning: the results are there, and ``python -m rl_caption report`` makes
-    the page again.
-
-    Args:
-        folder: what to report on.
-        rows: references and images; ``image`` may be missing.
-        images: most images of the gallery.
+    References and images are those of ``rows``, whose ``image`` may be missing. What keeps the page from being written
+    is a warning: the results are there, and ``python -m rl_caption report`` makes it again.
     """
     try:
-        write_text(folder / REPORT, pages.render(make_page([folder], source_of(rows), images)))
+        write_text(folder / REPORT, pages.render(make_page([folder], source_of(rows))))
     except (ReportError, DataError, RewardError, OSError) as error:
         logger.warning("WARNING: no %s for %s: %s", REPORT, folder, error)
         return None

@@ -1,4 +1,7 @@
-"""What the programs leave in folders: runs (finished or not), evaluations, comparisons, ablations."""
+"""What the programs leave in folders: runs (finished or not), evaluations, comparisons, ablations.
+
+Damaged files raise ``ReportError`` or, captions, ``DataError``, with the file and the line or key.
+"""
 
 import csv
 from collections.abc import Mapping, Sequence
@@ -113,11 +116,6 @@ class RunFolder:
         return "/".join(parts[-3:-1]) if parts[-1] == "run" else parts[-1]
 
     @property
-    def split(self) -> str:
-        """Validation split."""
-        return self.config.get("eval", {}).get("split", "val")
-
-    @property
     def terms(self) -> Mapping[str, _Term]:
         """Reward terms; empty where nothing is rewarded."""
         return self.config.get("reward", {}).get("terms", {})
@@ -181,12 +179,8 @@ class RunFolder:
         return {name: dict(zip(ids, scores, strict=True)) for name, scores in judges.items()}
 
     def shown_steps(self) -> dict[str, int]:
-        """The validations whose captions are compared: ``start``, ``best`` and ``last`` -> step, as far as they differ.
-
-        A run that does not validate before its first step starts with its first validation (``first``).
-        """
-        logged = (line["step"] for line in self.validations)
-        steps = [step for step in logged if (self._validation(step) / "predictions.json").is_file()]
+        """``start`` (``first``, if that is not step 0), ``best`` and ``last`` -> step, as far as their captions are kept."""
+        steps = [x["step"] for x in self.validations if (self._validation(x["step"]) / "predictions.json").is_file()]
         if not steps:
             return {}
         found = {"start" if steps[0] == 0 else "first": steps[0]}
@@ -201,11 +195,7 @@ class RunFolder:
 
 
 def kind_of(path: Path) -> str:
-    """What a folder holds: ``run``, ``evaluation``, ``ablation`` or ``comparison``.
-
-    Raises:
-        ReportError: nothing that a report can be made of.
-    """
+    """What a folder holds: ``run``, ``evaluation``, ``ablation`` or ``comparison``; ``ReportError`` if none of them."""
     if not path.is_dir():
         raise ReportError(f"{path} is not a folder: name the folder of a run, of an evaluation or of an ablation")
     if (path / "config.yaml").is_file() and (path / "env.json").is_file():
@@ -221,11 +211,7 @@ def kind_of(path: Path) -> str:
 
 
 def read_run(path: Path) -> RunFolder:
-    """Read a run, which may still be going on.
-
-    Raises:
-        ReportError: a damaged file, with its name and line.
-    """
+    """Read a run, which may still be going on."""
     log, result = path / "metrics.jsonl", path / "result.json"
     lines = []
     for where, line in read_log(log, ReportError) if log.is_file() else ():
@@ -244,12 +230,7 @@ def read_run(path: Path) -> RunFolder:
 
 
 def read_evaluation(path: Path) -> EvaluationFolder:
-    """Read what ``evaluate.py`` wrote.
-
-    Raises:
-        ReportError: there is no ``scores.json``, or it is damaged.
-        DataError: damaged captions.
-    """
+    """Read what ``evaluate.py`` wrote."""
     file = path / "scores.json"
     if not file.is_file():
         raise ReportError(f"{path} holds no evaluation: it has no scores.json")
@@ -260,17 +241,13 @@ def read_evaluation(path: Path) -> EvaluationFolder:
 
 
 def read_comparison(path: Path) -> tuple[Comparison, dict[str, EvaluationFolder]]:
-    """Read what ``evaluate.py --compare`` wrote: the comparison, and both evaluations by name. Raises as those."""
+    """Read what ``evaluate.py --compare`` wrote: the comparison, and both evaluations by name."""
     content: Comparison = read_json(path / COMPARISON, ReportError, Comparison)
     return content, {name: read_evaluation(path / folder_of(name)) for name in content["systems"]}
 
 
 def read_ablation(path: Path) -> tuple[list[Member], list[str]]:
-    """Read what ``ablate.py`` wrote: members as in ``runs.csv``, and a sentence for each cell without a result.
-
-    Raises:
-        ReportError: ``runs.csv`` is damaged, or what it names is not there.
-    """
+    """Read what ``ablate.py`` wrote: members as in ``runs.csv``, and a sentence for each cell without a result."""
     file = path / "runs.csv"
     try:
         with file.open(encoding="utf-8", newline="") as handle:

@@ -19,7 +19,7 @@ from rewards.base import Reward
 from rewards.registry import parameters
 from rl_caption.ablation.config import AblateConfig
 from rl_caption.captioners.loading import is_captioner, weights_hash
-from rl_caption.cli.arguments import Chain
+from rl_caption.cli.configuration import Chain
 from rl_caption.config import checks as config_checks
 from rl_caption.config.build import ConfigError, build_data, build_reward, references_of, usable_split
 from rl_caption.config.schema import RewardTerm, ScstConfig, XeConfig
@@ -40,7 +40,7 @@ LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+-]*")
 OVERRIDABLE = ("train.", "rollout.", "eval.", "reward.", "monitor.")
 SET_BY_GRID = ("train.seed.", "reward.terms.")
 Parse = Callable[[type[Any], Sequence[str], str], Any]
-"""``rl_caption.cli.main.parse``: class of the configuration, arguments, name of the program in messages."""
+"""``rl_caption.cli.configuration.parse``: class of the configuration, arguments, name of the program in messages."""
 Start = TypedDict("Start", {"model.init": str, "sha256": str, "rewards": NotRequired[dict[str, str]]})
 """``start.json`` of a cell: hash of the starting policy's weights, signatures of the reward's terms."""
 

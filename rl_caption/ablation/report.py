@@ -18,7 +18,6 @@ from rl_caption.ablation.results import JUDGE, Result
 from rl_caption.data.base import DataError, Row, load_image
 from rl_caption.data.files import write_text
 from rl_caption.evaluation.table import COLUMNS, LEFT_OUT, Column
-from rl_caption.report.gallery import source_of
 from rl_caption.report.program import write_report as write_page_of
 
 Systems = Mapping[str, Sequence[Result]]
@@ -65,7 +64,7 @@ def write_report(results: Sequence[Result], plan: Plan, config: AblateConfig, fa
             files.append(draw_alpha(systems, out / "alpha.png"))
         except ImportError:
             print("no alpha.png: matplotlib is not installed: pip install 'rl-caption[report]'", file=sys.stderr)
-    page = write_page_of(out, source_of(rows)) if config.report else None
+    page = write_page_of(out, rows) if config.report else None
     return files if page is None else [*files, page]
 
 

@@ -71,17 +71,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", help="also write the captions to this JSON file, in COCO result format")
     parser.add_argument("paths", nargs="+", metavar="PHOTO|FOLDER")
     arguments = parser.parse_args(argv)
-    wrong = [
-        *wrong_values(arguments.beams, Beams, "--beams"),
-        *wrong_values(arguments.max_new_tokens, Tokens, "--max_new_tokens"),
-    ]
+    beams, limit = arguments.beams, arguments.max_new_tokens
+    wrong = [*wrong_values(beams, Beams, "--beams"), *wrong_values(limit, Tokens, "--max_new_tokens")]
     if wrong:
         parser.error("; ".join(wrong))
-    decoding = Decoding(num_beams=arguments.beams, max_new_tokens=arguments.max_new_tokens)
+    decoding = Decoding(num_beams=beams, max_new_tokens=limit)
     captions = caption_files(arguments.model, find_images(arguments.paths), decoding, prompt=arguments.prompt)
     for path, caption in captions.items():
         print(f"{path}\t{caption}")
     if arguments.out:
-        records = [{"image_id": path, "caption": caption} for path, caption in captions.items()]
-        write_json(arguments.out, records)
+        write_json(arguments.out, [{"image_id": path, "caption": text} for path, text in captions.items()])
     return 0

@@ -11,10 +11,9 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from rl_caption import torchvision_remedy
 from rl_caption.torchvision_remedy import RemedyError, TorchvisionState
@@ -36,7 +35,8 @@ NEEDED = {
     "tqdm": "nothing runs",
     "psutil": "nothing runs",
     "scipy": "no monitor of reward hacking, and no correlations in judge",
-    "textblob": "captions are not cut into details (SPECS)",
+    "filelock": "nothing trains: a run folder belongs to one process",
+    "ijson": "prepare_coco cannot read annotations",
 }
 """Package that every installation has -> what is not possible without it."""
 OPTIONAL = {
@@ -48,6 +48,7 @@ OPTIONAL = {
     "matplotlib": ("report", "ablate draws no alpha.png; its tables are written all the same"),
     "h5py": ("features", "region features in HDF5 files cannot be read; folders of .npz and .npy can"),
     "bert-score": ("bertscore", "no BERTScore"),
+    "textblob": ("specs", "captions are not cut into details (SPECS)"),
     "pyarrow": ("parquet", "judge cannot read Polaris and Nebula"),
 }
 """Package -> the extra that installs it, and what is not possible without it."""
@@ -57,16 +58,9 @@ GB = 1e9
 LITTLE_DISK_GB = 5.0
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One line of the report.
-
-    Attributes:
-        name: what was looked at.
-        value: what was found.
-        cost: what its absence costs; empty when nothing is missing.
-        fatal: whether the main job cannot run because of it.
-    """
+class Finding(NamedTuple):
+    """A line of the report: what was looked at, what was found, what its absence costs (empty: nothing is missing), and
+    whether the main job cannot run because of it."""
 
     name: str
     value: str
@@ -86,26 +80,20 @@ def package_findings() -> Iterator[Finding]:
 
 def torchvision_findings() -> Iterator[Finding]:
     """Yield whether torchvision loads, and by what means; takes 2 to 10 seconds, for it is tried in new processes."""
-    yield _torchvision_finding()
-
-
-def _torchvision_finding() -> Finding:
     try:
         found = torchvision_remedy.status()
     except RemedyError as error:
-        return Finding("torchvision", str(error), "Transformers' image processors do not load", fatal=True)
+        yield Finding("torchvision", str(error), "Transformers' image processors do not load", fatal=True)
+        return
     version = _version("torchvision")
     value = found.state.value if version is None else f"{version}: {found.state.value}"
-    if found.state is TorchvisionState.NEEDED:
-        cost = (
-            "Transformers, open_clip and the accelerate command do not start; "
-            "mend it: python -m rl_caption.torchvision_remedy install"
-        )
-        return Finding("torchvision", value, cost, fatal=True)
-    if found.state is TorchvisionState.BROKEN:
-        cost = f"Transformers, open_clip and the accelerate command do not start: {found.error}"
-        return Finding("torchvision", value, cost, fatal=True)
-    return Finding("torchvision", value)
+    costs = {
+        TorchvisionState.NEEDED: "; mend it: python -m rl_caption.torchvision_remedy install",
+        TorchvisionState.BROKEN: f": {found.error}",
+    }
+    cost = costs.get(found.state)
+    start = "Transformers, open_clip and the accelerate command do not start"
+    yield Finding("torchvision", value, f"{start}{cost}" if cost else "", fatal=cost is not None)
 
 
 def device_findings() -> Iterator[Finding]:
@@ -149,13 +137,19 @@ def java_findings() -> Iterator[Finding]:
     if spec is None or not spec.submodule_search_locations:
         return
     toolkit = Path(next(iter(spec.submodule_search_locations)))
-    yield _jar_finding("PTB tokenizer", [toolkit / "tokenizer" / "stanford-corenlp-3.4.1.jar"], "no PTB tokenizer")
-    yield _jar_finding("METEOR", [toolkit / "meteor" / "meteor-1.5.jar"], "METEOR is left out of evaluate")
-    libraries = toolkit / "spice" / "lib"
-    spice = [toolkit / "spice" / "spice-1.0.jar", libraries / "stanford-corenlp-3.6.0.jar"]
-    spice.append(libraries / "stanford-corenlp-3.6.0-models.jar")
-    cost = "SPICE is left out of evaluate; python -m pycocoevalcap.spice.get_stanford_models downloads 0.4 GB for it"
-    yield _jar_finding("SPICE", spice, cost)
+    spice = ["spice-1.0.jar", "lib/stanford-corenlp-3.6.0.jar", "lib/stanford-corenlp-3.6.0-models.jar"]
+    download = "python -m pycocoevalcap.spice.get_stanford_models downloads 0.4 GB for it"
+    for name, folder, jars, cost in (
+        ("PTB tokenizer", "tokenizer", ["stanford-corenlp-3.4.1.jar"], "no PTB tokenizer"),
+        ("METEOR", "meteor", ["meteor-1.5.jar"], "METEOR is left out of evaluate"),
+        ("SPICE", "spice", spice, f"SPICE is left out of evaluate; {download}"),
+    ):
+        files = [toolkit / folder / jar for jar in jars]
+        missing = [file.name for file in files if not file.is_file()]
+        if missing:
+            yield Finding(name, f"missing: {', '.join(missing)}", cost)
+        else:
+            yield Finding(name, ", ".join(file.name for file in files))
 
 
 def tagger_findings() -> Iterator[Finding]:
@@ -175,28 +169,20 @@ def machine_findings() -> Iterator[Finding]:
     """Yield the interpreter, the compiler (DeepSpeed builds operators at first use) and the space for runs."""
     yield Finding("Python", f"{platform.python_version()} ({sys.executable})")
     yield Finding("system", platform.platform())
-    yield _compiler_finding()
-    yield _disk_finding(Path.cwd())
-
-
-def _compiler_finding() -> Finding:
-    compiler = os.environ.get("CXX") or next(filter(None, map(shutil.which, ("g++", "c++", "clang++"))), None)
-    cost = "DeepSpeed cannot build its own operators; nothing else compiles anything"
-    if compiler is None or shutil.which(compiler) is None:
-        return Finding("C++ compiler", "missing", cost)
-    try:
-        done = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=20, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return Finding("C++ compiler", f"{compiler} does not run: {error}", cost)
-    if done.returncode != 0 or not done.stdout.strip():
-        return Finding("C++ compiler", f"{compiler} --version ended with {done.returncode}", cost)
-    return Finding("C++ compiler", done.stdout.splitlines()[0])
-
-
-def _disk_finding(folder: Path) -> Finding:
-    free = shutil.disk_usage(folder).free / GB
+    compiler = os.environ.get("CXX") or next(filter(None, map(shutil.which, ("g++", "c++", "clang++"))), "")
+    found, cost = "missing", "DeepSpeed cannot build its own operators; nothing else compiles anything"
+    if shutil.which(compiler):
+        try:
+            done = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=20, check=False)
+            found = f"{compiler} --version ended with {done.returncode}"
+            if done.returncode == 0 and done.stdout.strip():
+                found, cost = done.stdout.splitlines()[0], ""
+        except (OSError, subprocess.TimeoutExpired) as error:
+            found = f"{compiler} does not run: {error}"
+    yield Finding("C++ compiler", found, cost)
+    free = shutil.disk_usage(Path.cwd()).free / GB
     cost = "" if free >= LITTLE_DISK_GB else "a checkpoint of a base-size captioner with its optimizer takes about 3 GB"
-    return Finding("free disk space", f"{free:.1f} GB in {folder}", cost)
+    yield Finding("free disk space", f"{free:.1f} GB in {Path.cwd()}", cost)
 
 
 SECTIONS = {
@@ -226,50 +212,44 @@ def config_findings(config: ScstConfig) -> Iterator[Finding]:
     from rl_caption.training.engines import usable_precision
 
     build.quiet_libraries()
+    no_start, size = "the run does not start", config.train.micro_batch_size or 16
     try:
         data = build.build_data(config.data)
         with_images = config.data.features_root is None
         report = check_data(data, ["train"], config.data.on_bad, check_pixels=False, check_images=with_images)
         rows = report.filtered(data).split("train")
     except (DataError, build.ConfigError) as error:
-        yield Finding("data", str(error), "the run does not start", fatal=True)
+        yield Finding("data", str(error), no_start, fatal=True)
         return
     yield Finding("data", f"{len(rows)} training images")
     captioner, start = None, config.model.init
-    if start is not None and (Path(start).exists() or config.model.name == "huggingface"):
+    if start is None:
+        yield Finding("captioner", "model.init is not set", no_start, fatal=True)
+    elif Path(start).exists() or config.model.name == "huggingface":
         try:
             captioner = build.build_captioner(config.model, build.references_of(rows), config.data.cache_mb)
             build.check_positions(captioner, "rollout.max_new_tokens", config.rollout.max_new_tokens)
         except (CaptionerError, build.ConfigError) as error:
-            yield Finding("captioner", str(error), "the run does not start", fatal=True)
+            yield Finding("captioner", str(error), no_start, fatal=True)
             return
         yield Finding("captioner", start)
+    elif config.warm_start is not None:
+        made = f"{start} does not exist yet; the run makes it by {config.warm_start}"
+        yield Finding("captioner", made, "no scales on its samples")
     else:
-        yield _no_captioner(config)
+        yield Finding("captioner", f"model.init {start} does not exist", no_start, fatal=True)
     try:
-        reward = build.build_reward(config.reward, build.references_of(rows))
-        decoding = build.build_decoding(config)
-        accelerator = Accelerator(
-            mixed_precision=usable_precision(config.train.mixed_precision), **accelerator_kwargs()
-        )
+        reward, decoding = build.build_reward(config.reward, build.references_of(rows)), build.build_decoding(config)
+        precision = usable_precision(config.train.mixed_precision)
+        accelerator = Accelerator(mixed_precision=precision, **accelerator_kwargs())
         sample = None
         if captioner is not None:
-            size = config.train.micro_batch_size or 16
             sample = partial(sample_scores, captioner, decoding, config.train.seed, accelerator, size)
         lines = scale_report(reward, rows, sample)
     except (build.ConfigError, RewardError) as error:
         yield _no_reward(config, str(error))
         return
     yield Finding("reward", "\n  ".join(lines))
-
-
-def _no_captioner(config: ScstConfig) -> Finding:
-    start, cost = config.model.init, "no scales on its samples"
-    if start is None:
-        return Finding("captioner", "model.init is not set", "the run does not start", fatal=True)
-    if config.warm_start is not None:
-        return Finding("captioner", f"{start} does not exist yet; the run makes it by {config.warm_start}", cost)
-    return Finding("captioner", f"model.init {start} does not exist", "the run does not start", fatal=True)
 
 
 def _no_reward(config: ScstConfig, error: str) -> Finding:
@@ -286,16 +266,13 @@ def doctor(config: ScstConfig | None = None) -> int:
     Returns:
         0 when the main job (and the run of ``config``) can run here, 1 when something that it needs is missing.
     """
-    fatal = []
-    for title, section in SECTIONS.items():
-        fatal += _print_section(title, section())
+    fatal = [name for title, section in SECTIONS.items() for name in _print_section(title, section())]
     if fatal:
         print(f"The main job cannot run here: {', '.join(fatal)}. In a clone, `make install` installs what is missing.")
         return 1
     from rl_caption.launch import launch_command
 
-    if config is not None:
-        fatal = _print_section("Configuration", config_findings(config))
+    fatal = [] if config is None else _print_section("Configuration", config_findings(config))
     if fatal:
         print(f"The main job can run here, but not yet with this configuration: {', '.join(fatal)}.")
         return 1
@@ -324,7 +301,7 @@ def main(argv: list[str] | None = None) -> int:
         if overrides:
             parser.error(f"unrecognized arguments: {' '.join(overrides)}")
         return doctor()
-    from rl_caption.cli.main import parse
+    from rl_caption.cli.configuration import parse
     from rl_caption.config.schema import ScstConfig
 
     return doctor(parse(ScstConfig, ["--config", given.config, *overrides], "doctor"))
@@ -337,26 +314,14 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _jar_finding(name: str, jars: list[Path], cost: str) -> Finding:
-    missing = [jar.name for jar in jars if not jar.is_file()]
-    if missing:
-        return Finding(name, f"missing: {', '.join(missing)}", cost)
-    return Finding(name, ", ".join(jar.name for jar in jars))
-
-
 def _print_section(title: str, findings: Iterable[Finding]) -> list[str]:
     """Print findings as they come; return the names of the fatal ones."""
     print(title)
     fatal = []
     for finding in findings:
-        _print(finding)
-        if finding.fatal:
-            fatal.append(finding.name)
+        print(f"  {finding.name:<16} {finding.value}")
+        if finding.cost:
+            print(f"  {'':<16} -> {finding.cost}")
+        fatal += [finding.name] if finding.fatal else []
     print()
     return fatal
-
-
-def _print(finding: Finding) -> None:
-    print(f"  {finding.name:<16} {finding.value}")
-    if finding.cost:
-        print(f"  {'':<16} -> {finding.cost}")

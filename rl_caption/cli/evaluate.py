@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rewards.base import Reward, RewardError
 from rl_caption.config.checks import check
@@ -40,34 +39,29 @@ SPLIT = "test"
 """The split that is judged where none is named."""
 
 
-@dataclass(frozen=True)
-class _Images:
-    """What captions are judged against."""
+class _Images(NamedTuple):
+    """What captions are judged against: a row for each image, where they come from, and the data (None: a file)."""
 
     references: References
     rows: Sequence[Any]
-    """One for each image: ``image_id``, ``references`` and what else the data has."""
     source: str
-    """Where they come from, for messages."""
     data: DataModule | None = None
-    """None for a file of references."""
 
 
 def evaluate_split(config: EvaluateConfig) -> str:
     """Decode (or read) captions, judge them, write ``predictions.json`` and ``scores.json``, return the table.
 
-    Empty in every process but the main one. Where a judge or the writing fails, what was computed is printed.
-
-    Raises:
-        ConfigError, EvaluationError, DataError, RewardError: as for ``judge``.
+    Empty in every process but the main one. Where a judge or the writing fails, what was computed is printed. Raises as
+    ``judge``.
     """
     judged = _judged(config)
     if judged is None:
         return ""
     evaluation, captions, images = judged
-    found = {_name(config): with_intervals(evaluation, config.bootstrap, seed=config.seed)}
+    name = _name(config)
+    found = {name: with_intervals(evaluation, config.bootstrap, seed=config.seed)}
     with _printed_on_failure(found):
-        paths = write_evaluation(found[_name(config)], captions, config.out)
+        paths = write_evaluation(found[name], captions, config.out)
     print(f"wrote {' and '.join(str(path) for path in paths)}", file=sys.stderr)
     _report(config, images)
     return format_table(found)
@@ -111,7 +105,7 @@ def compare_systems(config: EvaluateConfig) -> str:
 def judge(
     config: EvaluateConfig, judges: Mapping[str, Reward] | None = None
 ) -> tuple[Evaluation, dict[str, str]] | None:
-    """Captions of ``config`` (decoded, or read) with what is to be said of them; None beside the main process.
+    """Captions of ``config`` (decoded, or read) and their metrics; None in every process but the main one.
 
     Args:
         config: of the evaluation.
@@ -183,11 +177,14 @@ def _of_images(captions: Mapping[str, str], images: _Images, path: str) -> dict[
     """The captions of these images; says which are of other splits, and which images have none.
 
     Raises:
-        DataError: a caption of an image that is in no split, or has no references, or no caption of these images.
+        EvaluationError, DataError: an image in no split or without references, or no caption of these images.
     """
     known = images.references
     outside = [image_id for image_id in captions if image_id not in known]
-    others = _in_other_splits(images) if outside else frozenset()
+    others: Collection[str] = known.elsewhere if outside else ()
+    if outside and images.data is not None:
+        splits = [images.data.split(split) for split in images.data.splits]
+        others = {row["image_id"] for rows in splits for row in rows} - known.keys()
     chosen = {image_id: text for image_id, text in captions.items() if image_id not in others}
     if outside and not chosen:
         raise EvaluationError(
@@ -209,29 +206,19 @@ def _of_images(captions: Mapping[str, str], images: _Images, path: str) -> dict[
     return chosen
 
 
-def _in_other_splits(images: _Images) -> frozenset[str]:
-    if images.data is None:
-        return images.references.elsewhere
-    rows = (row for split in images.data.splits for row in images.data.split(split))
-    return frozenset(row["image_id"] for row in rows) - images.references.keys()
-
-
 def _scored(
-    config: EvaluateConfig,
-    captions: Mapping[str, str],
-    images: _Images,
-    judges: Mapping[str, Reward],
-    name: str,
+    config: EvaluateConfig, captions: Mapping[str, str], images: _Images, judges: Mapping[str, Reward], name: str
 ) -> Evaluation:
     """Metrics and judges; where a judge fails, the table of what was computed is printed."""
-    rows = images.rows
+    rows, data = images.rows, images.data
+    train = data.split("train") if data is not None and "train" in data.splits else None
     evaluation = evaluate_captions(
         captions,
         images.references,
         metrics=metric_names(config.metrics),
         tokenizer=config.tokenizer,
         spice_jars=config.spice_jars,
-        training_captions=_training_captions(images.data),
+        training_captions=None if train is None else {caption for row in train for caption in row["references"]},
         scenes={row["image_id"]: row["scene"] for row in rows} if all("scene" in row for row in rows) else None,
     )
     found = {name: evaluation}
@@ -256,11 +243,9 @@ def _printed_on_failure(found: Mapping[str, Evaluation]) -> Iterator[None]:
 def _report(config: EvaluateConfig, images: _Images) -> None:
     if not config.report:
         return
-    from rl_caption.report.gallery import rows_of_references, source_of
     from rl_caption.report.program import write_report
 
-    source = rows_of_references(images.references) if images.data is None else source_of(images.rows)
-    page = write_report(Path(config.out), source)
+    page = write_report(Path(config.out), images.rows)
     if page is not None:
         print(f"wrote {page}", file=sys.stderr)
 
@@ -299,16 +284,9 @@ def _decode(config: EvaluateConfig, rows: Sequence[Row], accelerator: Accelerato
         captioner.max_tokens_of(row)
     policy = captioner.policy.to(accelerator.device)
     decode = config.decode
-    decoding = Decoding(
-        max_new_tokens=decode.max_new_tokens, num_beams=decode.num_beams, length_penalty=decode.length_penalty
-    )
-    how = f"beam search of width {decode.num_beams}" if decode.num_beams > 1 else "greedy"
+    limit, beams = decode.max_new_tokens, decode.num_beams
+    decoding = Decoding(max_new_tokens=limit, num_beams=beams, length_penalty=decode.length_penalty)
+    how = f"beam search of width {beams}" if beams > 1 else "greedy"
     print_main(accelerator, f"captioning {len(rows)} images of {config.split or SPLIT!r} ({how}) with {folder}")
     decoded = decode_rows(captioner, policy, rows, decoding, decode.batch_size, accelerator, progress="captioning")
     return {image_id: caption for image_id, (caption, _) in decoded.items()}
-
-
-def _training_captions(data: DataModule | None) -> set[str] | None:
-    if data is None or "train" not in data.splits:
-        return None
-    return {caption for row in data.split("train") for caption in row["references"]}

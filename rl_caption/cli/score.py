@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from rewards.base import Reward, checked_scores
+from rewards.base import checked_scores
 from rewards.registry import available, build, describe, parameters
 from rewards.text.tokenize import TOKENIZERS, untested_texts
 from rl_caption.data.base import DataError
@@ -37,22 +37,19 @@ def score_files(
     """Score every caption of a file.
 
     Args:
-        reward: name of a reward, or ``package.module:Class``.
+        reward: name of a reward, or ``package.module:Class``; ``kwargs`` are further arguments of it.
         captions: COCO result format, ``[{"image_id", "caption"}]``.
-        references: ``{image_id: [str, …]}``, COCO annotations, Karpathy JSON, or a list of ``{"image_id",
-            "captions"}``. Must have every captioned image.
+        references: ``{image_id: [str, …]}``, COCO annotations, Karpathy JSON (``split``; None takes all), or a list of
+            ``{"image_id", "captions"}``. Must have every captioned image.
         images: folder of the images, for rewards that look at them.
-        df: document frequencies of CIDEr-D. None takes those of the references of the captioned images, as the
-            toolkit does.
+        df: document frequencies of CIDEr-D. None takes those of the references of the captioned images.
         out: where the result is written; None writes nothing.
         eos: EOS is a token of CIDEr-D. Published scores are without.
-        split: which split of a Karpathy JSON the references are taken from; None takes all.
-        kwargs: further arguments of the reward.
         tokenizer: of n-gram rewards: ``ptb`` (None), or ``none``, which splits tokenised text at white space.
 
     Returns:
-        ``{"reward", "signature", "mean", "scores": {image_id: value}}``, in the reward's own scale: its bounds. For
-        CIDEr-D that is [0, 10]; papers print it times 100.
+        ``{"reward", "signature", "mean", "scores": {image_id: value}}``, in the reward's own scale: CIDEr-D is in
+        [0, 10], where papers print it times 100.
 
     Raises:
         DataError: a file is not what it should be, a captioned image has no references or no file, or the reward does
@@ -62,7 +59,18 @@ def score_files(
     """
     if out is not None:
         check_writable_file(out)
-    scorer = _build(reward, {"df": df, "eos": eos, "tokenizer": tokenizer}, kwargs or {})
+    try:
+        taken, arguments = parameters(reward), dict(kwargs or {})
+        for name, value in {"df": df, "eos": eos, "tokenizer": tokenizer}.items():
+            if name in taken and value is not None:
+                arguments = {name: value} | arguments
+            elif value:
+                raise DataError(f"reward {reward!r} has no {name!r}: leave it out")
+        scorer = build(reward, **arguments)
+    except DataError:
+        raise
+    except (ValueError, OSError) as error:
+        raise DataError(str(error)) from error
     texts = read_captions(captions, allow_empty=True)
     columns: dict[str, Any] = {"image_id": list(texts)}
     if references is not None:
@@ -70,7 +78,13 @@ def score_files(
         columns["references"] = references_for(texts, known, references)
     if images is not None:
         columns["image"] = find_images(images, texts)
-    _check_columns(reward, scorer, columns)
+    wanted = {
+        "references": "a file of references: give --references",
+        "image": "the folder of the images: give --images",
+    }
+    for column in sorted(scorer.columns - columns.keys()):
+        unknown = f"the column {column!r}, which files of captions do not have"
+        raise DataError(f"reward {reward!r} needs {wanted.get(column, unknown)}")
     values = checked_scores(scorer, scorer(None, list(texts.values()), **columns), len(texts))
     every_text = [*texts.values(), *chain(*columns.get("references", ()))]
     result = {
@@ -82,31 +96,6 @@ def score_files(
     if out is not None:
         write_json(out, result)
     return result
-
-
-def _build(reward: str, options: Mapping[str, Any], kwargs: Mapping[str, Any]) -> Reward:
-    try:
-        taken = parameters(reward)
-        arguments = dict(kwargs)
-        for name, value in options.items():
-            if name in taken and value is not None:
-                arguments = {name: value} | arguments
-            elif value:
-                raise DataError(f"reward {reward!r} has no {name!r}: leave it out")
-        return build(reward, **arguments)
-    except DataError:
-        raise
-    except (ValueError, OSError) as error:
-        raise DataError(str(error)) from error
-
-
-def _check_columns(reward: str, scorer: Reward, columns: Mapping[str, Any]) -> None:
-    sources = {"references": "a file of references", "image": "the folder of the images", "image_id": "ids"}
-    for column in sorted(scorer.columns - columns.keys()):
-        if column not in sources:
-            raise DataError(f"reward {reward!r} needs the column {column!r}, which files of captions do not have")
-        option = {"image": "--images", "references": "--references"}[column]
-        raise DataError(f"reward {reward!r} needs {sources[column]}: give {option}")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -133,34 +122,17 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--kwargs", metavar="JSON", default="{}", help="further arguments of the reward, as an object")
     parser.add_argument("--out", metavar="F", help="where {reward, signature, mean, scores} is written")
     given = parser.parse_args(argv)
-    if given.out is not None:
-        check_writable_file(given.out)
-    result = score_files(
-        given.reward,
-        given.captions,
-        given.references,
-        given.images,
-        given.df,
-        eos=given.eos,
-        split=given.split,
-        kwargs=_json_object(given.kwargs),
-        tokenizer=given.tokenizer,
-    )
+    try:
+        kwargs = json.loads(given.kwargs)
+    except ValueError as error:
+        raise DataError(f"--kwargs {given.kwargs!r} is not JSON: {error}") from error
+    if not isinstance(kwargs, dict):
+        raise DataError(f"--kwargs is {kwargs!r}: expected a JSON object")
+    result = score_files(**vars(given) | {"kwargs": kwargs})
     print(f"{result['reward']} {result['mean']:.6f} (mean of {len(result['scores'])} captions)")
     print(f"signature {result['signature']}")
     if result["reward"] == "cider":
         print(SCALE_OF_CIDER)
     if given.out is not None:
-        write_json(given.out, result)
         print(f"written to {given.out}")
     return 0
-
-
-def _json_object(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise DataError(f"--kwargs {text!r} is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise DataError(f"--kwargs is {value!r}: expected a JSON object")
-    return value

@@ -1,80 +1,44 @@
-"""Line charts as SVG, from numbers alone. Colours are classes, so that the page's style decides them."""
+"""Line charts as SVG, drawn from numbers alone. Colours are classes, so that the style sheet decides them."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
-from typing import Any
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
 Point = tuple[float, float]
-
-WIDTH, HEIGHT = 360, 190
 LEFT, RIGHT, TOP, BOTTOM = 46, 350, 10, 166
-"""Coordinates of the axes."""
+"""Coordinates of the axes in an image of 360 x 190."""
 MAX_POINTS = 2000
 """Points of a line; where there are more, the smallest and largest value of every stretch are drawn."""
 SMOOTH_FROM = 40
 """From so many points on, a line is drawn thin, and a running mean over it."""
-COLOURS = 8
 
 
-@dataclass(frozen=True)
-class Series:
-    """One line of a chart.
-
-    Attributes:
-        name: for the legend.
-        points: (x, y), by x.
-        colour: 0 to 7, a class of the page's style.
-        marks: draw a dot at every point, as for validations.
-        errors: half the height of the error bar at every point; empty draws none.
-    """
+class Series(NamedTuple):
+    """One line: points (x, y) by x, colour 0 to 7, whether points are dots, x -> half the height of an error bar."""
 
     name: str
     points: Sequence[Point]
     colour: int = 0
-    marks: bool = False
-    errors: Sequence[float] = ()
+    dots: bool = False
+    errors: Mapping[float, float] = {}
 
 
-@dataclass(frozen=True)
-class Marks:
-    """What is marked on the x axis: steps with an alarm, and the step of the best model."""
-
-    alarms: Sequence[int] = ()
-    best: int | None = None
-
-
-@dataclass(frozen=True)
-class Axis:
-    """A range of values, drawn between the coordinates ``start`` and ``end``."""
+class Axis(NamedTuple):
+    """The range [low, high], drawn between the coordinates ``start`` and ``end``."""
 
     low: float
     high: float
     start: float
     end: float
-
-    @classmethod
-    def around(cls, low: float, high: float, start: float, end: float) -> Axis:
-        """An axis with some room around [low, high]; 0 is on it where it is near."""
-        if low == high == 0:
-            return cls(0.0, 1.0, start, end)
-        if not high > low:
-            room = abs(low) * 0.1 or 1.0
-            low, high = low - room, high + room
-        if 0 < low < 0.35 * high:
-            low = 0.0
-        if 0.35 * low < high < 0:
-            high = 0.0
-        room = 0.06 * (high - low)
-        return cls(low - room if low else low, high + room, start, end)
 
     def at(self, value: float) -> float:
         """Coordinate of a value, to a tenth."""
@@ -82,86 +46,41 @@ class Axis:
 
     @property
     def ticks(self) -> list[tuple[float, str]]:
-        """Coordinates of round numbers, and these as text."""
-        values = ticks(self.low, self.high)
-        spacing = values[1] - values[0] if len(values) > 1 else None
-        return [(self.at(value), number(value, spacing)) for value in values]
+        """Coordinates of some five multiples of 1, 2 or 5 times a power of ten, and these as text."""
+        raw = (self.high - self.low) / 5
+        power = 10.0 ** math.floor(math.log10(raw))
+        step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * 0.75)
+        counts = range(math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9) + 1)
+        return [(self.at(count * step), _tidy(f"{count * step:.6g}")) for count in counts]
 
 
-def ticks(low: float, high: float, about: int = 5) -> list[float]:
-    """Round numbers in [low, high]: 1, 2 or 5 times a power of ten apart, ``about`` so many (a third more at most)."""
-    raw = (high - low) / about
-    power = 10.0 ** math.floor(math.log10(raw))
-    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * 0.75)
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return [count * step for count in range(first, last + 1)]
-
-
-def number(value: float, spacing: float | None = None) -> str:
-    """A number for people: four significant digits or, on an axis, as many decimals as its ticks need."""
+def number(value: float, largest: float = 0.0) -> str:
+    """A number for people: four significant digits of it or, in a row of a table, of the row's largest value."""
     if not math.isfinite(value):
         return "not finite"
-    if value == 0:
-        return "0"
-    size = abs(value)
-    if size >= 1e6 or (size < 1e-3 and (not spacing or spacing < 1e-4)):
-        mantissa, _, exponent = f"{value:.3e}".partition("e")
-        text = f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
-    elif value == round(value) and not spacing:
-        text = f"{round(value)}"
+    size = max(abs(value), abs(largest))
+    if value == round(value) and largest == round(largest) and size < 1e6:
+        text = f"{value:.0f}"
+    elif 1e-3 <= size < 1e6:
+        text = f"{value:.{max(0, 3 - math.floor(math.log10(size)))}f}"
     else:
-        digits = -math.floor(math.log10(spacing) + 1e-9) if spacing else 3 - math.floor(math.log10(size))
-        text = f"{value:{',' if size >= 1e4 else ''}.{max(0, digits)}f}"
-    return text.replace("-", "−")
+        text = f"{value:.4g}"
+    return _tidy(text)
 
 
 def running_mean(points: Sequence[Point], window: int) -> list[Point]:
     """Mean of y over ``window`` (odd) neighbours; fewer at both ends, the same number on either side."""
-    sums = [0.0]
-    for _, y in points:
-        sums.append(sums[-1] + y)
+    sums = list(accumulate((y for _, y in points), initial=0.0))
     found = []
     for index, (x, _) in enumerate(points):
         reach = min(window // 2, index, len(points) - 1 - index)
-        first, last = index - reach, index + reach + 1
-        found.append((x, (sums[last] - sums[first]) / (last - first)))
+        found.append((x, (sums[index + reach + 1] - sums[index - reach]) / (2 * reach + 1)))
     return found
 
 
 def smoothing_window(count: int) -> int:
-    """Points that a running mean takes together, odd; 1 for lines that are drawn as they are."""
+    """Points of a running mean, odd; 1 for lines that are drawn as they are."""
     return 1 if count < SMOOTH_FROM else 2 * max(count // 50, 1) + 1
-
-
-def line_chart(
-    series: Sequence[Series], label: str, *, x_name: str = "step", marks: Marks | None = None, from_zero: bool = True
-) -> Markup:
-    """Draw lines over a common x axis.
-
-    Args:
-        series: at least one, each with at least one point, all finite.
-        label: for screen readers.
-        x_name: what x is.
-        marks: alarms and the best step.
-        from_zero: the x axis starts at 0, which is marked where a series with marks has a point there.
-
-    Returns:
-        An ``<svg>`` element, with every number in its attribute ``data-chart`` as JSON.
-    """
-    xs = [x for one in series for x, _ in one.points]
-    errors = [error for one in series for error in one.errors or [0.0] * len(one.points)]
-    spans = [(y - e, y + e) for y, e in zip((y for one in series for _, y in one.points), errors, strict=True)]
-    low, high = min(0.0, *xs) if from_zero else min(xs), max(xs)
-    x = Axis(low, high if high > low else low + max(1.0, abs(low)), LEFT, RIGHT)
-    y = Axis.around(min(bottom for bottom, _ in spans), max(top for _, top in spans), BOTTOM, TOP)
-    data = {
-        "x": [x.low, x.high, x.start, x.end],
-        "y": [y.low, y.high, y.start, y.end],
-        "xName": x_name,
-        "series": [{"name": one.name, "colour": one.colour, "points": _thinned(one.points)} for one in series],
-    }
-    lines = [_line(one, x, y) for one in series]
-    return parts().chart(label, json.dumps(data, ensure_ascii=False), x, y, lines, marks or Marks(), x_name, from_zero)
 
 
 def figure(
@@ -170,25 +89,31 @@ def figure(
     unit: str = "",
     definitions: Sequence[Any] = (),
     x_name: str = "step",
-    marks: Marks | None = None,
+    alarms: Sequence[int] = (),
+    best: int | None = None,
 ) -> Markup:
     """A chart with its heading, unit, legend and definitions; empty where no series has a finite value.
 
     Args:
-        title: heading.
-        series: the lines; what is not finite is left out, and a sentence says so.
-        unit: below the heading.
-        definitions: of the keys that are drawn, folded away.
+        title, unit: heading, and what stands below it.
+        series: what is not finite is left out, and a sentence says so.
+        definitions: of the logged keys that are drawn, folded away.
         x_name: what x is; for steps, x starts at 0.
-        marks: on the x axis.
+        alarms, best: steps that are marked on the x axis.
     """
     lost = sum(not math.isfinite(y) for one in series for _, y in one.points)
-    drawn = [one for one in map(_finite, series) if one.points]
+    finite = [one._replace(points=[point for point in one.points if math.isfinite(point[1])]) for one in series]
+    drawn = [one for one in finite if one.points]
     if not drawn:
         return Markup("")
+    xs = [x for one in drawn for x, _ in one.points] + [0.0] * (x_name == "step")
+    ys = [y + sign * one.errors.get(x, 0.0) for one in drawn for x, y in one.points for sign in (-1, 1)]
+    x = Axis(min(xs), max(xs) if max(xs) > min(xs) else min(xs) + max(1.0, abs(min(xs))), LEFT, RIGHT)
+    y = Axis(*_with_margin(min(ys), max(ys)), BOTTOM, TOP)
+    data = {"x": x, "y": y, "xName": x_name, "series": [(one.name, _thinned(one.points)) for one in drawn]}
     label = f"{title}: {', '.join(one.name for one in drawn)}"
-    chart = line_chart(drawn, label, x_name=x_name, marks=marks, from_zero=x_name == "step")
-    last = f"{x_name} {number(max(one.points[-1][0] for one in drawn))}"
+    chart = parts().chart(label, json.dumps(data), x, y, x_name, [_line(one, x, y) for one in drawn], alarms, best)
+    last = f"{x_name} {max(one.points[-1][0] for one in drawn):.10g}"
     legend = [(one, number(one.points[-1][1])) for one in drawn]
     return parts().figure(title, unit, last, definitions, legend, lost, chart)
 
@@ -196,11 +121,11 @@ def figure(
 @cache
 def templates() -> Environment:
     """The page's templates; whatever is not marked as HTML is escaped."""
-    found = Environment(
-        loader=PackageLoader("rl_caption.report"), autoescape=True, trim_blocks=True, lstrip_blocks=True
-    )
-    found.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
-    found.globals |= {"style": _file("style.css"), "script": _file("report.js")}
+    loader = PackageLoader("rl_caption.report")
+    found = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    for name in ("style.css", "report.js"):
+        text = resources.files("rl_caption.report").joinpath(name).read_text(encoding="utf-8")
+        found.globals[name.partition(".")[0]] = Markup(text)
     return found
 
 
@@ -209,19 +134,23 @@ def parts() -> Any:
     return templates().get_template("parts.html").module
 
 
-def _file(name: str) -> Markup:
-    return Markup(resources.files("rl_caption.report").joinpath(name).read_text(encoding="utf-8"))
+def _tidy(number: str) -> str:
+    return number.replace("e-0", "e-").replace("e+0", "e").replace("-", "−")
 
 
-def _finite(series: Series) -> Series:
-    kept = [index for index, point in enumerate(series.points) if all(map(math.isfinite, point))]
-    errors = [series.errors[index] for index in kept] if series.errors else ()
-    return replace(series, points=[series.points[index] for index in kept], errors=errors)
+def _with_margin(low: float, high: float) -> tuple[float, float]:
+    """A range with some room around [low, high]; 0 is in it where it is near."""
+    if low == high:
+        return (low - abs(low) / 10, high + abs(high) / 10) if low else (0.0, 1.0)
+    low = 0.0 if 0 < low < 0.35 * high else low
+    high = 0.0 if 0.35 * low < high < 0 else high
+    room = 0.06 * (high - low)
+    return low - room * (low != 0), high + room
 
 
-def _thinned(points: Sequence[Point]) -> list[Point]:
+def _thinned(points: Sequence[Point]) -> Sequence[Point]:
     if len(points) <= MAX_POINTS:
-        return list(points)
+        return points
     stretch = math.ceil(len(points) / (MAX_POINTS // 2))
     kept: list[Point] = []
     for first in range(0, len(points), stretch):
@@ -231,16 +160,15 @@ def _thinned(points: Sequence[Point]) -> list[Point]:
 
 
 def _line(series: Series, x: Axis, y: Axis) -> dict[str, Any]:
-    """Coordinates: ``paths`` (the thin line first, where a running mean is drawn over it), ``dots``, error bars."""
-    window = 1 if series.marks else smoothing_window(len(series.points))
+    """Coordinates: ``paths`` (the thin line first, where a running mean is drawn over it), ``dots``, error ``bars``."""
+    window = 1 if series.dots else smoothing_window(len(series.points))
     lines = [series.points, *([running_mean(series.points, window)] if window > 1 else [])]
-    places = [[(x.at(a), y.at(b)) for a, b in _thinned(points)] for points in lines]
-    shown = _thinned(series.points) if series.marks or len(series.points) == 1 else []
+    shown = _thinned(series.points) if series.dots or len(series.points) == 1 else []
+    errors, (first_x, first_y) = series.errors, series.points[0]
     return {
-        "colour": f"c{series.colour % COLOURS}",
-        "paths": ["M" + "L".join(f"{a} {b}" for a, b in line) for line in places],
+        "colour": f"c{series.colour % 8}",
+        "paths": ["M" + "L".join(f"{x.at(a)} {y.at(b)}" for a, b in _thinned(points)) for points in lines],
         "dots": [(x.at(a), y.at(b), a == 0) for a, b in shown],
-        "radius": 2.6 if len(shown) <= 40 else 1.6,
-        "errors": [(x.at(a), y.at(b - e), y.at(b + e)) for (a, b), e in zip(shown, series.errors, strict=False) if e],
-        "start": y.at(series.points[0][1]) if series.marks and series.points[0][0] == 0 else None,
+        "bars": [(x.at(a), y.at(b - errors[a]), y.at(b + errors[a])) for a, b in shown if a in errors],
+        "start": y.at(first_y) if series.dots and first_x == 0 else None,
     }

@@ -1,21 +1,20 @@
-"""Images with the captions of several systems, as data for the page: selected, scored, with small pictures."""
+"""Images with the captions of several systems: which are shown, their scores, and small pictures."""
 
 from __future__ import annotations
 
 import base64
 import io
 import math
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
 from rl_caption.config.build import ConfigError, build_data
 from rl_caption.config.schema import DataConfig
 from rl_caption.data.base import DataError, Row, load_image
-from rl_caption.data.files import find_images
 from rl_caption.monitoring.config import JudgeConfig
 from rl_caption.monitoring.judges import build_judges
 
@@ -24,6 +23,7 @@ THUMBNAIL = 176
 """Longest side in pixels."""
 MAX_REFERENCES = 8
 N_GRAM_SCORES = {"CIDEr-D": "cider", "ROUGE-L": "rouge_l"}
+WORD = re.compile(r"(\w+)")
 
 Captions = Mapping[str, Mapping[str, str]]
 """System -> image id -> caption."""
@@ -31,17 +31,18 @@ Scores = Mapping[str, Mapping[str, Mapping[str, float]]]
 """Metric -> system -> image id -> score of the caption."""
 
 
-@dataclass(frozen=True)
-class Source:
-    """Where references and images come from: rows by image id, and what has to be said where there are none."""
+class Source(NamedTuple):
+    """Rows by image id, from which references and images are taken, and what has to be said where there are none."""
 
-    rows: Mapping[str, Row] = field(default_factory=dict)
+    rows: Mapping[str, Row]
     missing: str = ""
 
 
 def source_of(rows: Sequence[Row]) -> Source:
-    """Rows that are at hand."""
-    return Source({row["image_id"]: row for row in (rows[index] for index in range(len(rows)))})
+    """Rows that are at hand; ``image`` may be missing."""
+    found = {row["image_id"]: row for row in (rows[index] for index in range(len(rows)))}
+    without = all(row.get("image", "") == "" for row in found.values())
+    return Source(found, "No images are shown: no folder of images was named." if without else "")
 
 
 def rows_of_config(data: Mapping[str, Any] | None, split: str) -> Source:
@@ -55,42 +56,31 @@ def rows_of_config(data: Mapping[str, Any] | None, split: str) -> Source:
         return Source({}, f"No references and images are shown: {where} ({error}).")
 
 
-def rows_of_references(references: Mapping[str, list[str]], image_folder: Path | None = None) -> Source:
-    """Rows of the images that have references and, where it is named, of a folder of images.
-
-    Raises:
-        DataError: an image that is not in the folder.
-    """
-    files = [""] * len(references) if image_folder is None else find_images(image_folder, references)
-    found = zip(references.items(), files, strict=True)
-    rows = {i: Row(image_id=i, image=image, references=texts) for (i, texts), image in found if texts}
-    return Source(rows, "" if image_folder else "No images are shown: no folder of images was named.")
-
-
 def reference_scores(systems: Captions, rows: Mapping[str, Row]) -> Scores:
     """CIDEr-D (0 to 10) and ROUGE-L (0 to 1) of every caption.
 
     Document frequencies are those of the captioned images' references, without EOS, as in ``val/cider``.
-    Empty where an image has no references, or there are fewer than two images.
+    Captions of images without references have none; empty where fewer than two images have references.
 
     Raises:
         RewardError: a metric failed.
     """
-    references = {i: rows[i]["references"] for captions in systems.values() for i in captions if i in rows}
-    if len(references) < 2 or not all(references.values()):
+    captioned = [rows[i] for captions in systems.values() for i in captions if i in rows]
+    references = {row["image_id"]: row["references"] for row in captioned if row["references"]}
+    if len(references) < 2:
         return {}
     judges = build_judges({name: JudgeConfig() for name in N_GRAM_SCORES.values()}, None, list(references.values()))
     found: dict[str, dict[str, dict[str, float]]] = {heading: {} for heading in N_GRAM_SCORES}
-    for heading, name in N_GRAM_SCORES.items():
-        for system, captions in systems.items():
-            ids = [image_id for image_id in captions if image_id in references]
-            texts, refs = [captions[i] for i in ids], [references[i] for i in ids]
+    for system, captions in systems.items():
+        ids = [image_id for image_id in captions if image_id in references]
+        texts, refs = [captions[i] for i in ids], [references[i] for i in ids]
+        for heading, name in N_GRAM_SCORES.items():
             values = judges[name]([""] * len(ids), texts, references=refs) if ids else []
             found[heading][system] = dict(zip(ids, values, strict=True))
     return found
 
 
-def selected(systems: Captions, scores: Scores, limit: int = MAX_IMAGES) -> tuple[list[str], str]:
+def selected(systems: Captions, scores: Scores, limit: int) -> tuple[list[str], str]:
     """The images to show, in the order of the data, and a sentence that says which they are.
 
     All of them or, of more than ``limit``, half those whose first score changed most between the first and the last
@@ -108,33 +98,33 @@ def selected(systems: Captions, scores: Scores, limit: int = MAX_IMAGES) -> tupl
         extreme = sorted(changes, key=lambda image_id: -changes[image_id])[: limit // 2]
         if extreme:
             sentence += f"the {len(extreme):,} whose {metric} changed most from {names[0]} to {names[-1]}, and "
-    taken = set(extreme)
-    others = [image_id for image_id in ids if image_id not in taken]
+    others = [image_id for image_id in ids if image_id not in set(extreme)]
     rest = limit - len(extreme)
-    taken |= {others[index * len(others) // rest] for index in range(rest)}
+    taken = {*extreme, *(others[index * len(others) // rest] for index in range(rest))}
     sentence += f"an even sample of {rest:,} {'others' if extreme else 'of them'}."
     return [image_id for image_id in ids if image_id in taken], sentence
 
 
 def gallery(systems: Captions, scores: Scores, source: Source, note: str, limit: int) -> dict[str, Any]:
-    """What the page's script shows, as plain values, and under ``note`` what is to be said of it.
+    """What the template shows: ``systems``, ``metrics``, ``note``, and for each image one of ``items``.
 
-    ``items`` has for each image: ``id``, ``image`` (a data URI, or None), ``references``, ``captions`` (None where a
-    system has none), and ``scores``, by metric and then by system. Changes are against the first system.
+    An item has ``id``, ``image`` (a data URI or None), ``references``, ``scores`` [metrics][systems] (None: no score),
+    and ``captions`` [systems]: None, or pieces of text, each with whether it is a word new to the first system.
     """
     ids, sentence = selected(systems, scores, limit)
     items, unreadable = [], 0
     for image_id in tqdm(ids, desc="gallery", unit="image", leave=False, disable=None, delay=2):
-        row = source.rows.get(image_id, Row(image_id=image_id, image="", references=[]))
+        row: Any = source.rows.get(image_id, {})
         picture = _picture(row)
-        unreadable += row["image"] != "" and picture is None
+        unreadable += row.get("image", "") != "" and picture is None
+        texts = [captions.get(image_id) for captions in systems.values()]
         values = [[by_system.get(name, {}).get(image_id) for name in systems] for by_system in scores.values()]
         items.append(
             {
                 "id": image_id,
                 "image": picture,
-                "references": list(row["references"][:MAX_REFERENCES]),
-                "captions": [captions.get(image_id) for captions in systems.values()],
+                "references": list(row.get("references", ()))[:MAX_REFERENCES],
+                "captions": [_marked(text, texts[0]) for text in texts],
                 "scores": [[None if v is None or not math.isfinite(v) else round(v, 6) for v in of] for of in values],
             }
         )
@@ -143,19 +133,27 @@ def gallery(systems: Captions, scores: Scores, source: Source, note: str, limit:
     return {"systems": list(systems), "metrics": list(scores), "items": items, "note": about}
 
 
-def _picture(row: Row) -> str | None:
+def _marked(text: str | None, before: str | None) -> list[tuple[str, bool]] | None:
+    if text is None or not text.strip():
+        return None if text is None else []
+    known = None if before is None else set(WORD.findall(before.lower()))
+    pieces = enumerate(WORD.split(text))
+    return [(piece, known is not None and place % 2 == 1 and piece.lower() not in known) for place, piece in pieces]
+
+
+def _picture(row: Mapping[str, Any]) -> str | None:
     """A data URI of the image in small: PNG or JPEG, whichever takes less; None where there is no image."""
-    if row["image"] == "":
-        return None
     try:
-        image = load_image(row["image"])
+        image = load_image(row["image"]) if row.get("image", "") != "" else None
     except DataError:  # captioners over region features do without the pictures
+        image = None
+    if image is None:
         return None
     image.thumbnail((THUMBNAIL, THUMBNAIL))
-    made = []
+    made: list[tuple[int, str, bytes]] = []
     for kind, options in (("png", {"optimize": True}), ("jpeg", {"quality": 82})):
         buffer = io.BytesIO()
         image.save(buffer, kind, **options)
-        made.append((len(buffer.getvalue()), kind, buffer.getvalue()))
+        made.append((buffer.tell(), kind, buffer.getvalue()))
     _, kind, content = min(made)
     return f"data:image/{kind};base64,{base64.b64encode(content).decode('ascii')}"

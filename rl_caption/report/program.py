@@ -6,14 +6,15 @@ import argparse
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rewards.base import RewardError
-from rl_caption.data.base import DataError
-from rl_caption.data.files import read_references, write_text
+from rl_caption.data.base import DataError, Row
+from rl_caption.data.files import find_images, read_references, write_text
 from rl_caption.evaluation.comparison import unique_names
 from rl_caption.report import pages
-from rl_caption.report.gallery import MAX_IMAGES, Source, rows_of_config, rows_of_references
-from rl_caption.report.read import ReportError, kind_of, read_folder
+from rl_caption.report.gallery import MAX_IMAGES, Source, rows_of_config, source_of
+from rl_caption.report.read import ReportError, kind_of, read_ablation, read_comparison, read_evaluation, read_run
 from rl_caption.training.run_folder import read_config
 
 logger = logging.getLogger(__name__)
@@ -21,16 +22,15 @@ REPORT = "report.html"
 
 
 def make_page(paths: Sequence[Path], source: Source | None = None, images: int = MAX_IMAGES) -> pages.Page:
-    """The report of one folder, or of several runs or evaluations side by side.
+    """The report of a run, an evaluation, an ablation or a comparison, or of several runs or evaluations.
 
     Args:
-        paths: folders of runs, of evaluations, or one of an ablation or of a comparison.
+        paths: their folders.
         source: references and images; None takes the data that the folders name.
         images: most images of the gallery.
 
     Raises:
-        ReportError: a folder holds nothing to report on, kinds are mixed, or a file is damaged.
-        DataError: captions are damaged.
+        ReportError, DataError: a folder holds nothing to report on, kinds are mixed, or a file is damaged.
     """
     kinds = {path: kind_of(path) for path in paths}
     kind = kinds[paths[0]]
@@ -39,32 +39,24 @@ def make_page(paths: Sequence[Path], source: Source | None = None, images: int =
         raise ReportError(f"folders of one kind are compared: {found}")
     if kind in ("ablation", "comparison") and len(paths) > 1:
         raise ReportError(f"one {kind} makes a page, got {len(paths)}: {', '.join(map(str, paths))}")
-    folders = {name: read_folder(path) for name, path in zip(unique_names(paths), paths, strict=True)}
-    if kind == "evaluation":
-        return pages.evaluations_page(folders, source, images)
-    if len(paths) > 1:
-        return pages.compared_runs_page(folders, source, images)
-    (folder,) = folders.values()
+    names = dict(zip(unique_names(paths), paths, strict=True))
     if kind == "run":
-        return pages.run_page(folder, source, images)
+        return pages.runs_page({name: read_run(path) for name, path in names.items()}, source, images)
+    if kind == "evaluation":
+        return pages.evaluations_page({name: read_evaluation(path) for name, path in names.items()}, source, images)
     if kind == "comparison":
-        return pages.comparison_page(folder, source, images)
-    return pages.ablation_page(folder, source, images)
+        return pages.comparison_page(*read_comparison(paths[0]), source, images)
+    return pages.ablation_page(paths[0].resolve().name, *read_ablation(paths[0]), source, images)
 
 
-def write_report(folder: Path, source: Source | None = None, images: int = MAX_IMAGES) -> Path | None:
+def write_report(folder: Path, rows: Sequence[Any]) -> Path | None:
     """Write ``report.html`` into a run, an evaluation or an ablation, at the end of the program behind it.
 
-    What keeps it from being written is a warning: the results are there, and ``python -m rl_caption report`` makes
-    the page again.
-
-    Args:
-        folder: what to report on.
-        source: references and images; None takes the data that the folder names.
-        images: most images of the gallery.
+    References and images are those of ``rows``, whose ``image`` may be missing. What keeps the page from being written
+    is a warning: the results are there, and ``python -m rl_caption report`` makes it again.
     """
     try:
-        write_text(folder / REPORT, pages.render(make_page([folder], source, images)))
+        write_text(folder / REPORT, pages.render(make_page([folder], source_of(rows))))
     except (ReportError, DataError, RewardError, OSError) as error:
         logger.warning("WARNING: no %s for %s: %s", REPORT, folder, error)
         return None
@@ -88,19 +80,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"--images is {chosen.images}: expected 1 or more")
     if chosen.out is None and len(chosen.folders) > 1:
         parser.error("several folders are compared in one page: name it with --out FILE")
+    source = None
+    if chosen.references is not None:
+        known = read_references(chosen.references)
+        files = find_images(chosen.image_folder, known) if chosen.image_folder else [""] * len(known)
+        pairs = zip(known.items(), files, strict=True)
+        source = source_of([Row(image_id=i, image=file, references=texts) for (i, texts), file in pairs])
+    elif chosen.config is not None:
+        split = chosen.split or ("val" if kind_of(chosen.folders[0]) == "run" else "test")
+        source = rows_of_config(read_config(chosen.config).get("data"), split)
+        if not source.rows:
+            raise ReportError(f"--config {chosen.config}: {source.missing}")
     out = chosen.out or chosen.folders[0] / REPORT
-    write_text(out, pages.render(make_page(chosen.folders, _source(chosen), chosen.images)))
+    write_text(out, pages.render(make_page(chosen.folders, source, chosen.images)))
     print(out)
     return 0
-
-
-def _source(chosen: argparse.Namespace) -> Source | None:
-    if chosen.references is not None:
-        return rows_of_references(read_references(chosen.references), chosen.image_folder)
-    if chosen.config is None:
-        return None
-    split = chosen.split or ("val" if kind_of(chosen.folders[0]) == "run" else "test")
-    found = rows_of_config(read_config(chosen.config).get("data"), split)
-    if found.missing:
-        raise ReportError(f"--config {chosen.config}: {found.missing}")
-    return found

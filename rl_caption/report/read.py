@@ -1,10 +1,14 @@
-"""Read what the programs leave in folders: runs (finished or not), evaluations, comparisons, ablations."""
+"""What the programs leave in folders: runs (finished or not), evaluations, comparisons, ablations.
+
+Damaged files raise ``ReportError`` or, captions, ``DataError``, with the file and the line or key.
+"""
 
 import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any, NamedTuple, NotRequired, TypedDict
 
 from rl_caption.data.files import read_captions
 from rl_caption.data.plain_files import check_type, read_json, read_log, read_yaml
@@ -20,56 +24,28 @@ class _Term(TypedDict, total=False):
     weight: float
 
 
-class _Reward(TypedDict, total=False):
-    normalize: str
-    terms: dict[str, _Term]
-
-
-class _Eval(TypedDict, total=False):
-    split: str
-
-
-class _Train(TypedDict, total=False):
-    max_steps: int | None
-
-
-class _Config(TypedDict, total=False):
-    reward: _Reward
-    eval: _Eval
-    train: _Train
-    data: dict[str, Any]
-    task: str
-
-
-class _Env(TypedDict, total=False):
-    versions: dict[str, str | None]
-    command: list[str]
-
-
 class _Alarm(TypedDict):
     step: int
     evidence: list[str]
 
 
-class _Hacking(TypedDict, total=False):
-    first_alarm: _Alarm | None
-
-
-class _Notes(TypedDict, total=False):
-    hacking: _Hacking
-
-
-class _State(TypedDict, total=False):
-    metric: str
-    best_step: int | None
-    stopped: str | None
-    signature: str
-    notes: _Notes
-
-
-class _Judges(TypedDict):
-    image_id: list[str]
-    judges: dict[str, list[float]]
+CONFIG_KEYS = {
+    "reward.normalize": str,
+    "reward.terms": dict[str, _Term],
+    "eval.split": str,
+    "train.max_steps": int | None,
+    "data": dict[str, Any],
+    "task": str,
+}
+"""What is read of ``config.yaml``: dotted keys and their types."""
+ENV_KEYS = {"versions": dict[str, str | None], "command": list[str]}
+STATE_KEYS = {
+    "metric": str,
+    "best_step": int | None,
+    "stopped": str | None,
+    "signature": str,
+    "notes.hacking.first_alarm": _Alarm | None,
+}
 
 
 class ScoresFile(TypedDict):
@@ -93,22 +69,37 @@ class Difference(TypedDict):
     p: float
 
 
-class _ComparisonFile(TypedDict):
+class Comparison(TypedDict):
+    """``comparison.json``; differences by metric key."""
+
     systems: tuple[str, str]
     resamples: int
     differences: dict[str, Difference]
 
 
+class EvaluationFolder(NamedTuple):
+    """What ``evaluate.py`` wrote: ``scores.json``, image id -> caption, and the ``settings.json`` of an ablation."""
+
+    scores: ScoresFile
+    captions: Mapping[str, str]
+    settings: Mapping[str, Any]
+
+
+class Member(NamedTuple):
+    """One evaluated captioner of an ablation: a starting policy (seed and run are None), or a cell with one seed."""
+
+    system: str
+    alpha: float | None
+    seed: int | None
+    evaluation: EvaluationFolder
+    run: "RunFolder | None"
+
+
 @dataclass(frozen=True)
 class RunFolder:
-    """A training run.
+    """A training run: its folder, the lines of ``metrics.jsonl``, ``config.yaml``, ``env.json``, and its state.
 
-    Attributes:
-        path: its folder.
-        lines: of ``metrics.jsonl``, in order.
-        config: ``config.yaml``, and ``env``: ``env.json``; empty where there is none.
-        state: ``result.json`` or, while the run is not complete, the counters of its newest checkpoint.
-        complete: whether it reached its end.
+    The state is ``result.json`` or, while the run is not ``complete``, the counters of its newest checkpoint.
     """
 
     path: Path
@@ -125,14 +116,24 @@ class RunFolder:
         return "/".join(parts[-3:-1]) if parts[-1] == "run" else parts[-1]
 
     @property
-    def split(self) -> str:
-        """Validation split."""
-        return self.config.get("eval", {}).get("split", "val")
-
-    @property
     def terms(self) -> Mapping[str, _Term]:
         """Reward terms; empty where nothing is rewarded."""
         return self.config.get("reward", {}).get("terms", {})
+
+    @property
+    def best_step(self) -> int | None:
+        """Step of the best validation; None where it is not known, or none was better than the start."""
+        return self.state.get("best_step") or None
+
+    @cached_property
+    def keys(self) -> list[str]:
+        """Logged keys but ``step``, in the order of the log."""
+        return [key for key in dict.fromkeys(key for line in self.lines for key in line) if key != "step"]
+
+    @cached_property
+    def doubles(self) -> set[str]:
+        """Keys of judges that are the CIDEr-D of validation under another name."""
+        return {key for key in self.keys if key.startswith("val/judge/") and self.equal(key, "val/cider")}
 
     @property
     def validations(self) -> list[Mapping[str, Any]]:
@@ -145,16 +146,14 @@ class RunFolder:
         return max((line["step"] for line in self.lines), default=0)
 
     @property
+    def watched(self) -> bool:
+        """Whether the monitor looked for signs of reward hacking."""
+        return "hacking/alarm" in self.keys
+
+    @cached_property
     def alarms(self) -> list[int]:
         """Steps of the validations with an alarm."""
         return [step for step, value in self.series("hacking/alarm") if value > 0]
-
-    @property
-    def alarm_word(self) -> str:
-        """``none``, ``from step N``, or that nobody watched."""
-        if not self.series("hacking/alarm"):
-            return "not watched"
-        return f"from step {self.alarms[0]}" if self.alarms else "none"
 
     def series(self, key: str) -> list[tuple[int, float]]:
         """(step, value) of a logged key, in order."""
@@ -172,26 +171,21 @@ class RunFolder:
     def judges(self, step: int) -> dict[str, dict[str, float]]:
         """Judge -> image id -> score at the validation of ``step``; empty where there are none."""
         file = self._validation(step) / "judges.json"
-        content = _json_if_there(file, _Judges) or {"image_id": [], "judges": {}}
-        ids = content["image_id"]
-        for name, scores in content["judges"].items():
+        content = _read(file, {"image_id": list[str], "judges": dict[str, list[float]]})
+        ids, judges = content.get("image_id", []), content.get("judges", {})
+        for name, scores in judges.items():
             if len(scores) != len(ids):
                 raise ReportError(f"{file}: judge {name!r} has {len(scores)} scores of {len(ids)} images")
-        return {name: dict(zip(ids, scores, strict=True)) for name, scores in content["judges"].items()}
+        return {name: dict(zip(ids, scores, strict=True)) for name, scores in judges.items()}
 
     def shown_steps(self) -> dict[str, int]:
-        """The validations whose captions are compared: ``start``, ``best`` and ``last`` -> step, as far as they differ.
-
-        A run that does not validate before its first step starts with its first validation (``first``).
-        """
-        logged = (line["step"] for line in self.validations)
-        steps = [step for step in logged if (self._validation(step) / "predictions.json").is_file()]
+        """``start`` (``first``, if that is not step 0), ``best`` and ``last`` -> step, as far as their captions are kept."""
+        steps = [x["step"] for x in self.validations if (self._validation(x["step"]) / "predictions.json").is_file()]
         if not steps:
             return {}
-        best = self.state.get("best_step")
         found = {"start" if steps[0] == 0 else "first": steps[0]}
-        if best in steps and best not in found.values():
-            found["best"] = best
+        if self.best_step in steps[1:]:
+            found["best"] = self.best_step
         if steps[-1] not in found.values():
             found["last"] = steps[-1]
         return found
@@ -200,50 +194,8 @@ class RunFolder:
         return self.path / "eval" / f"step-{step:08d}"
 
 
-@dataclass(frozen=True)
-class EvaluationFolder:
-    """What ``evaluate.py`` wrote: ``scores.json``, captions by image id, and the ``settings.json`` of an ablation."""
-
-    scores: ScoresFile
-    captions: Mapping[str, str]
-    settings: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class ComparisonFolder:
-    """What ``evaluate.py --compare`` wrote: differences by metric key, and both evaluations by name."""
-
-    resamples: int
-    differences: Mapping[str, Difference]
-    evaluations: Mapping[str, EvaluationFolder]
-
-
-@dataclass(frozen=True)
-class Member:
-    """One evaluated captioner of an ablation: a starting policy (seed and run are None), or a cell with one seed."""
-
-    system: str
-    alpha: float | None
-    seed: int | None
-    evaluation: EvaluationFolder
-    run: RunFolder | None
-
-
-@dataclass(frozen=True)
-class AblationFolder:
-    """What ``ablate.py`` wrote: members in the order of ``runs.csv``, and a sentence for each cell without a result."""
-
-    path: Path
-    members: Sequence[Member]
-    missing: Sequence[str]
-
-
 def kind_of(path: Path) -> str:
-    """What a folder holds: ``run``, ``evaluation``, ``ablation`` or ``comparison``.
-
-    Raises:
-        ReportError: nothing that a report can be made of.
-    """
+    """What a folder holds: ``run``, ``evaluation``, ``ablation`` or ``comparison``; ``ReportError`` if none of them."""
     if not path.is_dir():
         raise ReportError(f"{path} is not a folder: name the folder of a run, of an evaluation or of an ablation")
     if (path / "config.yaml").is_file() and (path / "env.json").is_file():
@@ -258,52 +210,44 @@ def kind_of(path: Path) -> str:
     )
 
 
-def read_folder(path: Path) -> Any:
-    """Read a folder of any kind: a ``RunFolder``, ``EvaluationFolder``, ``ComparisonFolder`` or ``AblationFolder``.
-
-    Raises:
-        ReportError: nothing to report on, or a damaged file, with its name and line.
-        DataError: a damaged ``predictions.json``.
-    """
-    kind = kind_of(path)
-    if kind == "run":
-        return _run(path)
-    if kind == "evaluation":
-        return _evaluation(path)
-    if kind == "ablation":
-        return _ablation(path)
-    content: _ComparisonFile = read_json(path / COMPARISON, ReportError, _ComparisonFile)
-    evaluations = {name: _evaluation(path / folder_of(name)) for name in content["systems"]}
-    return ComparisonFolder(content["resamples"], content["differences"], evaluations)
-
-
-def _run(path: Path) -> RunFolder:
-    log, config, result = path / "metrics.jsonl", path / "config.yaml", path / "result.json"
+def read_run(path: Path) -> RunFolder:
+    """Read a run, which may still be going on."""
+    log, result = path / "metrics.jsonl", path / "result.json"
     lines = []
     for where, line in read_log(log, ReportError) if log.is_file() else ():
         check_type(line, dict[str, float], where, ReportError)
         lines.append(line)
-    settings = read_yaml(config, ReportError, _Config) if config.is_file() else {}
-    state = _json_if_there(result, _State)
+    state = _read(result, STATE_KEYS)
     newest = newest_checkpoint(path / "checkpoints") if not result.is_file() else None
     if newest is not None:
         try:
             state = vars(read_state(newest))
         except CheckpointError as error:  # of another version
             raise ReportError(str(error)) from error
-        check_type(state, _State, str(newest / STATE), ReportError)
-    return RunFolder(path, lines, settings, _json_if_there(path / "env.json", _Env), state, result.is_file())
+        _check_keys(state, STATE_KEYS, newest / STATE)
+    config, env = _read(path / "config.yaml", CONFIG_KEYS), _read(path / "env.json", ENV_KEYS)
+    return RunFolder(path, lines, config, env, state, result.is_file())
 
 
-def _evaluation(path: Path) -> EvaluationFolder:
+def read_evaluation(path: Path) -> EvaluationFolder:
+    """Read what ``evaluate.py`` wrote."""
     file = path / "scores.json"
     if not file.is_file():
         raise ReportError(f"{path} holds no evaluation: it has no scores.json")
     scores = read_json(file, ReportError, ScoresFile)
-    return EvaluationFolder(scores, _captions(path), _json_if_there(path / "settings.json", dict))
+    return EvaluationFolder(
+        scores, _captions(path), _read(path / "settings.json", {"data": dict[str, Any], "split": str})
+    )
 
 
-def _ablation(path: Path) -> AblationFolder:
+def read_comparison(path: Path) -> tuple[Comparison, dict[str, EvaluationFolder]]:
+    """Read what ``evaluate.py --compare`` wrote: the comparison, and both evaluations by name."""
+    content: Comparison = read_json(path / COMPARISON, ReportError, Comparison)
+    return content, {name: read_evaluation(path / folder_of(name)) for name in content["systems"]}
+
+
+def read_ablation(path: Path) -> tuple[list[Member], list[str]]:
+    """Read what ``ablate.py`` wrote: members as in ``runs.csv``, and a sentence for each cell without a result."""
     file = path / "runs.csv"
     try:
         with file.open(encoding="utf-8", newline="") as handle:
@@ -318,11 +262,11 @@ def _ablation(path: Path) -> AblationFolder:
         for cell in sorted(config.parent for config in cells.rglob("scst.yaml"))
         if (cell.parent.relative_to(cells).as_posix(), int(cell.name.removeprefix("seed"))) not in finished
     ]
-    return AblationFolder(path, members, missing)
+    return members, missing
 
 
 def _member(path: Path, row: Mapping[str, str | None], where: str) -> Member:
-    """One line of ``runs.csv``: system, base, alpha and seed, of which a starting policy has no alpha and no seed."""
+    """One line of ``runs.csv``, of which a starting policy has no alpha and no seed."""
     system, base, alpha, seed = (row.get(key) for key in ("system", "base", "alpha", "seed"))
     if system is None or base is None or alpha is None or seed is None:
         raise ReportError(f"{where} is not what ablate.py writes: expected system, base, alpha and seed")
@@ -336,12 +280,28 @@ def _member(path: Path, row: Mapping[str, str | None], where: str) -> Member:
     if not files:
         raise ReportError(f"{where}: {system!r} has no */scores.json in {folder}")
     newest = max(sorted(files), key=lambda found: found.stat().st_mtime)
-    run = _run(folder / "run") if seed and (folder / "run").is_dir() else None
-    return Member(system, *numbers, _evaluation(newest.parent), run)
+    run = read_run(folder / "run") if seed and (folder / "run").is_dir() else None
+    return Member(system, *numbers, read_evaluation(newest.parent), run)
 
 
-def _json_if_there(file: Path, kind: Any) -> Any:
-    return read_json(file, ReportError, kind) if file.is_file() else {}
+def _read(file: Path, kinds: Mapping[str, Any]) -> dict[str, Any]:
+    """The mapping in a JSON or YAML file, empty where there is none; values at dotted keys have the given types."""
+    read = read_yaml if file.suffix == ".yaml" else read_json
+    values = read(file, ReportError) if file.is_file() else {}
+    _check_keys(values, kinds, file)
+    return values
+
+
+def _check_keys(values: Mapping[str, Any], kinds: Mapping[str, Any], file: Path) -> None:
+    for dotted, kind in kinds.items():
+        value: Any = values
+        for key in dotted.split("."):
+            check_type(value, dict, str(file), ReportError)
+            if key not in value:
+                break
+            value = value[key]
+        else:
+            check_type(value, kind, f"{file}, {dotted!r}", ReportError)
 
 
 def _captions(folder: Path) -> dict[str, str]:

@@ -35,8 +35,6 @@ from rl_caption.monitoring.config import MonitorConfig
 from rl_caption.monitoring.judges import build_judges
 from rl_caption.monitoring.monitor import HackingMonitor
 from rl_caption.monitoring.rule import few_images, reference_statistics
-from rl_caption.report.gallery import source_of
-from rl_caption.report.program import write_report
 from rl_caption.scst.advantages import build_advantage
 from rl_caption.scst.cross_entropy import CrossEntropyTask
 from rl_caption.scst.objectives import build_objective, shared_options
@@ -134,7 +132,9 @@ def train_scst(config: ScstConfig) -> TrainState:
             metric_range=_metric_range(metric, monitor),
         ).fit()
         if config.report and accelerator.is_main_process and is_complete(context.folder):
-            page = write_report(context.folder, source_of(context.val_rows))
+            from rl_caption.report.program import write_report
+
+            page = write_report(context.folder, context.val_rows)
             print_main(accelerator, f"report: {page}" if page else "no report")
         return state
 

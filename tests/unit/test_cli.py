@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from rl_caption.cli.main import SUMMARIES, main, parse, reward_model, scst
+from rl_caption.cli.configuration import parse
+from rl_caption.cli.main import PROGRAMS, main, reward_model, scst
 from rl_caption.config.schema import EvaluateConfig, JudgeConfig, ScstConfig, XeConfig
 from rl_caption.reward_models import checks, program
 from rl_caption.training import programs
@@ -115,7 +116,7 @@ def test_programs_are_listed(capsys: Any) -> None:
     assert "self-critical" in capsys.readouterr().out
     assert main([]) == 2
     output = capsys.readouterr().out
-    assert all(f"  {name} " in output for name in SUMMARIES)
+    assert all(f"  {name} " in output for name in PROGRAMS)
 
 
 def test_an_unknown_program_is_refused(capsys: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from PIL import Image
 
-from rl_caption.report.sheet import GAP, LINE, PAPER, TILE, caption_sheet
+from rl_caption.cli.demo import GAP, LINE, TILE, caption_sheet
 
 IMAGES = [Image.new("RGB", (8, 8), (200, 0, 0)) for _ in range(4)]
 
@@ -17,4 +17,4 @@ def test_a_row_is_as_high_as_its_longest_text() -> None:
     # The first row has four systems of one name and two lines each; the second is as high as an image.
     assert tall.height == 4 * (3 * LINE + LINE // 3) + 2 * GAP + max(TILE, 4 * (2 * LINE + LINE // 3)) + 2 * GAP + GAP
     last_line = tall.crop((0, tall.height - GAP, tall.width, tall.height))
-    assert last_line.getcolors() == [(tall.width * GAP, PAPER)]
+    assert last_line.getcolors() == [(tall.width * GAP, (255, 255, 255))]

@@ -1,0 +1,365 @@
+"""From a command line to a checked configuration: a YAML file of plain values, then overrides.
+
+The only file that knows the parser library, and that only when something is parsed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import is_dataclass
+from functools import cache
+from itertools import accumulate
+from pathlib import Path
+from types import NoneType
+from typing import Any, TypeVar, get_args, get_type_hints
+
+import yaml
+
+from rl_caption.config.ranges import is_text, shown, wrong_values
+from rl_caption.errors import ConfigError
+
+MOST_BYTES = 2**20
+DEEPEST = 32
+"""Levels of lists and mappings; deeper ones exhaust the stack of whoever reads them."""
+MOST_VALUES = 10**5
+"""After aliases are written out: a few lines of aliases of aliases stand for billions of values."""
+MOST_DIGITS = 18
+"""Of a whole number: what 64 bits hold."""
+Config = TypeVar("Config")
+
+
+class UsageError(SystemExit):
+    """The command line cannot be understood; ends the program with code 2 and a message."""
+
+    def __init__(self, message: str) -> None:
+        print(f"error: {message}", file=sys.stderr)
+        super().__init__(2)
+
+
+class ConfigFileError(ValueError):
+    """A file is not a configuration; the message names the key or line, and what would be right."""
+
+
+def parse(kind: type[Config], arguments: Sequence[str], program: str, checked: bool = True) -> Config:
+    """Read a configuration from ``--config FILE`` and overrides, and check it.
+
+    The file comes first and there is one of it: an override placed before ``--config`` would be lost silently, and a
+    second file would replace whole dictionaries.
+
+    Args:
+        kind: dataclass of the configuration.
+        arguments: of the command line.
+        program: its name in messages.
+        checked: False does not check what one value says about another.
+
+    Raises:
+        UsageError: a file that is no configuration, a key that does not exist, or a value of another type.
+        ConfigError: a value is null or out of its range, or does not fit another.
+    """
+    from argparse import ArgumentError
+
+    refuse_odd_words(arguments)
+    file, words = _file_of(arguments), _switched_on(arguments, "--report")
+    parser: Any = _parser(kind)  # type: ignore[arg-type]  # a class is hashable
+    parser.prog = program
+    try:
+        if file is not None:
+            values = read_mapping(file)
+            _refuse_values(values, kind, file)
+            words = [f"--config={json.dumps(values, ensure_ascii=False)}", *words[1 if "=" in words[0] else 2 :]]
+        namespace = parser.parse_args(_with_whole_dictionaries(kind, parser, words))
+    except (ArgumentError, ConfigFileError, OSError) as error:
+        path = re.sub(r"Group '(\S+)' does not accept option '(\S+)'", r"Option '\1.\2' is not accepted", str(error))
+        place = program if file is None else f"--config {file}"
+        raise UsageError(f"{place}: {path}; {program} --help lists every key") from error
+    _refuse_values(namespace, kind, file or program)
+    instance = parser.instantiate(namespace)
+    config = kind(**{name: getattr(instance, name) for name in kind.__dataclass_fields__})  # type: ignore[attr-defined]
+    if checked:
+        from rl_caption.config.checks import check
+
+        try:
+            check(config)
+        except ConfigError as error:
+            raise ConfigError(f"{file or program}: {error}") from error
+    return config
+
+
+@cache
+def _parser(kind: type[Any]) -> Any:
+    """The parser of a configuration class; making it takes longer than parsing."""
+    from jsonargparse import ArgumentParser
+
+    parser = ArgumentParser(description=(kind.__doc__ or "").split("\n")[0], exit_on_error=False)
+    parser.add_argument("--config", action="config", help="YAML file with any of the keys below")
+    parser.add_class_arguments(kind, None, as_group=False)
+    return parser
+
+
+def _file_of(arguments: Sequence[str]) -> str | None:
+    places = [index for index, word in enumerate(arguments) if word == "--config" or word.startswith("--config=")]
+    if len(places) > 1:
+        raise UsageError("--config is given twice: one file, then overrides such as --train.lr 1e-5")
+    if not places:
+        return None
+    if places[0] != 0:
+        raise UsageError(f"--config must come first: {arguments[0]} before it would be lost")
+    if arguments[0] == "--config" and len(arguments) < 2:
+        raise UsageError("--config names no file")
+    return arguments[0].partition("=")[2] if "=" in arguments[0] else arguments[1]
+
+
+def _refuse_values(values: Any, kind: type[Any], place: str) -> None:
+    wrong = list(wrong_values(values, kind))
+    if wrong:
+        raise ConfigError(f"{place}: {'; '.join(wrong)}")
+
+
+# --- words of the command line, before the parser gets them -----------------------------------------------------------
+
+
+def refuse_odd_words(arguments: Sequence[str]) -> None:
+    """Refuse words that no option can mean, and that would make a parser fail.
+
+    Raises:
+        UsageError: control characters, no UTF-8, a number of hundreds of digits, or too many brackets.
+    """
+    for word in arguments:
+        if not is_text(word):
+            raise UsageError(f"{shown(word)} has control characters, or is not UTF-8")
+        if re.search(r"\d{300}", word):
+            raise UsageError(f"{shown(word)} has a number of 300 digits or more")
+        if max(accumulate((char in "[{") - (char in "]}") for char in word), default=0) > DEEPEST:
+            raise UsageError(f"{shown(word)} has more than {DEEPEST} levels of brackets")
+
+
+def with_lists(arguments: Sequence[str], option: str) -> list[str]:
+    """``--compare A B`` is ``--compare=["A", "B"]``: all words up to the next option."""
+    words = list(arguments)
+    if option not in words:
+        return words
+    start = words.index(option)
+    end = next((place for place in range(start + 1, len(words)) if words[place].startswith("--")), len(words))
+    return [*words[:start], f"{option}={json.dumps(words[start + 1 : end])}", *words[end:]]
+
+
+def _switched_on(arguments: Sequence[str], option: str) -> list[str]:
+    """``--report`` without a value is ``--report=true``."""
+    followed = zip(arguments, [*arguments[1:], "--"][: len(arguments)], strict=True)
+    return [f"{option}=true" if word == option and after.startswith("--") else word for word, after in followed]
+
+
+def _with_whole_dictionaries(kind: type[Any], parser: Any, arguments: Sequence[str]) -> list[str]:
+    """Replace ``--SECTION.kwargs.KEY VALUE`` by all of ``SECTION.kwargs``.
+
+    The parser reaches into no dictionary inside another, and it does not tell apart the number 1 and the text "1" that
+    a dictionary holds already.
+    """
+    rest: list[str] = []
+    given: list[tuple[list[str], list[str], str]] = []
+    words = list(arguments)
+    while words:
+        word = words.pop(0)
+        option, equals, value = word.partition("=")
+        keys = option[2:].split(".") if option.startswith("--") else []
+        depth = _dictionary_depth(kind, keys)
+        if depth is None or depth == len(keys):
+            rest.append(word)
+        elif not (equals or words):
+            raise UsageError(f"{word} has no value")
+        else:
+            given.append((keys[:depth], keys[depth:], value if equals else words.pop(0)))
+    if not given:
+        return rest
+    before = parser.parse_args(rest)
+    whole: dict[str, dict[str, Any]] = {}
+    for section, keys, text in given:
+        inner = whole.setdefault(".".join(section), deepcopy(_value_at(before, section) or {}))
+        for key in keys[:-1]:
+            inner = inner.setdefault(key, {})
+        inner[keys[-1]] = _argument(text)
+    return [*rest, *(f"--{section}={json.dumps(values)}" for section, values in whole.items())]
+
+
+def _argument(text: str) -> Any:
+    """A word as YAML; as it is where that is text, too, or no YAML: ``a # b`` is no comment here."""
+    try:
+        value = load(text)
+    except ConfigFileError:
+        return text
+    return text if isinstance(value, str) else value
+
+
+def _dictionary_depth(kind: Any, keys: Sequence[str]) -> int | None:
+    """How many parts of a dotted key of ``kind`` lead to a dictionary of free arguments (``kwargs``)."""
+    for depth, key in enumerate(keys, 1):
+        inner = get_type_hints(kind).get(key) if is_dataclass(kind) else (get_args(kind) or (None,))[-1]
+        kind = get_args(inner)[0] if NoneType in get_args(inner) else inner  # X | None
+        if kind is dict:
+            return depth
+    return None
+
+
+def _value_at(config: Any, keys: Sequence[str]) -> Any:
+    for key in keys:
+        config = config.get(key) if isinstance(config, dict) else getattr(config, key, None)
+    return config
+
+
+# --- overrides for a run and for the runs before it -------------------------------------------------------------------
+
+
+class Chain:
+    """Overrides of ``data`` that reach the runs before a run, too.
+
+    An earlier run takes an override where its own value of the key equals that of the run's file: it uses the same
+    data. Where it differs, it stays. As text: what was moved and what was not; empty where there is nothing to say.
+
+    Args:
+        before: the configuration of the run without ``overrides``.
+        overrides: each as ``--data.KEY=VALUE``.
+    """
+
+    def __init__(self, before: Any, overrides: Sequence[str]) -> None:
+        self._before, self._overrides = before, overrides
+        self._moved: dict[str, None] = {}
+        self._kept: dict[str, None] = {}
+
+    @classmethod
+    def of(cls, kind: type[Any], arguments: Sequence[str], program: str) -> Chain:
+        """The overrides of ``data`` in a command line."""
+        rest, overrides, words = list[str](), list[str](), list(arguments)
+        while words:
+            word = words.pop(0)
+            if not word.startswith("--data."):
+                rest.append(word)
+            else:
+                overrides.append(word if "=" in word or not words else f"{word}={words.pop(0)}")
+        return cls(parse(kind, rest, program, checked=False) if overrides else None, overrides)
+
+    def parse(self, kind: type[Config], file: str, program: str) -> Config:
+        """The configuration of an earlier run, with the overrides that it takes. Raises as ``parse``."""
+        arguments = ["--config", file]
+        taken = self.overrides_of(file, parse(kind, arguments, program, checked=False))
+        return parse(kind, [*arguments, *taken], program)
+
+    def overrides_of(self, file: str, config: Any) -> list[str]:
+        """Those overrides that an earlier run, its file and its configuration, takes."""
+        found = []
+        for word in self._overrides:
+            key = word[2:].partition("=")[0]
+            value = _value_at(config, key.split("."))
+            if value == _value_at(self._before, key.split(".")):
+                found.append(word)
+                self._moved[file] = None
+            else:
+                self._kept[f"{file} ({key} {value!r})"] = None
+        return found
+
+    def __str__(self) -> str:
+        if not self._moved and not self._kept:
+            return ""
+        kept = f"; runs with other data keep theirs: {', '.join(self._kept)}" if self._kept else ""
+        return f"{' '.join(self._overrides)} also for {', '.join(self._moved) or 'no earlier run'}{kept}"
+
+
+# --- YAML -------------------------------------------------------------------------------------------------------------
+
+
+class _Loader(yaml.SafeLoader):
+    """``1e-5`` is a number, as in JSON, and a date is text."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in known if not tag.endswith(":timestamp")]
+    for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d[\d_]*(\.[\d_]*)?[eE][-+]?\d+$"), list("-+0123456789")
+)
+
+
+def read_mapping(path: str) -> dict[str, Any]:
+    """Read a configuration file, whose top level maps keys to values.
+
+    Raises:
+        ConfigFileError: what ``load`` refuses, or the file is no mapping, too large, or not UTF-8.
+        OSError: it cannot be read.
+    """
+    with Path(path).open("rb") as file:
+        content = file.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise ConfigFileError(f"it is larger than {MOST_BYTES >> 20} MiB: expected a configuration")
+    try:
+        found = load(content.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise ConfigFileError(f"it is not UTF-8: {error}") from error
+    if not isinstance(found, dict):
+        what = "is empty" if found is None else f"holds {type(found).__name__} {found!r:.80}"
+        raise ConfigFileError(f"it {what}: expected a mapping such as train: {{lr: 1.0e-5}}")
+    return found
+
+
+def load(text: str) -> Any:
+    """Read YAML made of plain values: mappings with text as keys, lists, text, numbers, true, false, null.
+
+    Raises:
+        ConfigFileError: it is not YAML, has other values, a key twice, too many levels, or aliases that stand for too
+            many values.
+    """
+    try:
+        depth = 0
+        for event in yaml.parse(text, Loader=_Loader):  # not recursive, unlike all that follows
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > DEEPEST:
+                raise ConfigFileError(f"{_line(event)}: more than {DEEPEST} levels of lists and mappings")
+            tag = getattr(event, "tag", None)
+            if tag is not None:
+                raise ConfigFileError(f"{_line(event)}: the tag {tag}: expected plain values without tags")
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _count_values(node, "", {})
+        return loader.construct_document(node)
+    except yaml.YAMLError as error:
+        raise ConfigFileError(f"it is not YAML: {error}") from error
+
+
+def _count_values(node: Any, key: str, known: dict[Any, int]) -> int:
+    """How many values a YAML node called ``key`` stands for; each node is checked once."""
+    if node in known:
+        if not known[node]:
+            raise ConfigFileError(f"{_line(node)}: {key} contains itself")
+        return known[node]
+    known[node] = 0  # until it is counted
+    count = 1
+    if isinstance(node, yaml.MappingNode):
+        names: set[str] = set()
+        for name, value in node.value:
+            if not isinstance(name, yaml.ScalarNode) or not name.tag.endswith((":str", ":merge")):
+                raise ConfigFileError(f"{_line(name)}: a key{f' in {key}' if key else ''} is not text: quote it")
+            dotted = f"{key}.{name.value}" if key else name.value
+            if name.value in names:
+                raise ConfigFileError(f"{_line(name)}: {dotted} is there twice: leave one out")
+            names.add(name.value)
+            count += _count_values(value, dotted, known)
+    elif isinstance(node, yaml.SequenceNode):
+        count += sum(_count_values(value, f"{key}[{place}]", known) for place, value in enumerate(node.value))
+    elif node.tag.endswith(":int") and len(node.value) > MOST_DIGITS:
+        raise ConfigFileError(f"{_line(node)}: {key} is a number of {len(node.value)} digits: expected a smaller one")
+    elif node.tag.endswith(":float") and not math.isfinite(_Loader("").construct_yaml_float(node)):
+        raise ConfigFileError(f"{_line(node)}: {key} is {node.value:.40}: expected a finite number")
+    if count > MOST_VALUES:
+        raise ConfigFileError(f"{_line(node)}: {key} stands for more than {MOST_VALUES} values, by its aliases")
+    known[node] = count
+    return count
+
+
+def _line(place: Any) -> str:
+    return f"line {place.start_mark.line + 1}"

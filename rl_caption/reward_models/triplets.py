@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 from rewards.text.detail_units import detail_units, detail_units_of
 from rewards.text.pos_tags import Tagger
 from rl_caption.data.files import read_captions
-from rl_caption.data.scenes.draws import Draws
+from rl_caption.data.scenes.world import Draws
 
 Per = Literal["unit", "row"]
 _STOPS = (".", "!", "?", "…")

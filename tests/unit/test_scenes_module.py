@@ -11,11 +11,11 @@ import pytest
 from rewards.images import Renderable
 from rl_caption.data.base import DataError, load_image
 from rl_caption.data.karpathy import KarpathyData
-from rl_caption.data.scenes import Scene, SceneImage, ScenesData, export, make_scene, oracle
+from rl_caption.data.scenes import ScenesData, oracle
 from rl_caption.data.scenes.__main__ import main
-from rl_caption.data.scenes.images import _Cache
-from rl_caption.data.scenes.module import belongs, content_key
-from rl_caption.data.scenes.world import COLOURS, RADIUS, SHAPES, UNSEEN_PAIRS, Thing, moves
+from rl_caption.data.scenes.module import belongs, content_key, export
+from rl_caption.data.scenes.render import SceneImage, _Cache
+from rl_caption.data.scenes.world import COLOURS, RADIUS, SHAPES, UNSEEN_PAIRS, Scene, Thing, make_scene, moves
 
 DATA = ScenesData(num_train=400, num_val=80, num_test=80, num_unseen=80)
 

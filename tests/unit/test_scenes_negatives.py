@@ -7,18 +7,10 @@ from collections import Counter
 
 import pytest
 
-from rl_caption.data.scenes import (
-    NEGATIVE_KINDS,
-    Scene,
-    Thing,
-    claims,
-    hard_negatives,
-    long_reference,
-    make_scene,
-    oracle,
-    references,
-)
-from rl_caption.data.scenes.grammar import tokens
+from rl_caption.data.scenes import NEGATIVE_KINDS, claims, hard_negatives, oracle
+from rl_caption.data.scenes.language import long_reference, references
+from rl_caption.data.scenes.oracle import tokens
+from rl_caption.data.scenes.world import Scene, Thing, make_scene
 
 SCENE = Scene(
     "grey",

@@ -10,18 +10,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rl_caption.data.base import DataError
-from rl_caption.data.scenes import (
-    Scene,
-    Thing,
-    claims,
-    facts,
-    long_reference,
-    make_scene,
-    oracle,
-    references,
-)
-from rl_caption.data.scenes.grammar import ADJECTIVES, NOUNS, NUMBERS
-from rl_caption.data.scenes.world import COLOURS, SHAPES
+from rl_caption.data.scenes import claims, oracle
+from rl_caption.data.scenes.language import long_reference, references
+from rl_caption.data.scenes.oracle import ADJECTIVES, NOUNS, NUMBERS
+from rl_caption.data.scenes.world import COLOURS, SHAPES, Scene, Thing, facts, make_scene
 
 # A large striped red circle at the top left, two small plain blue stars at the bottom, a small dotted green circle at
 # the top right: 1 background, 3 x 4 attributes, 1 count, and relations. The circle at the left is above the stars and

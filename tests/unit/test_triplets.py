@@ -7,7 +7,7 @@ import pytest
 
 from rewards.text.detail_units import detail_units, prefixes
 from rl_caption.data.scenes import ScenesData
-from rl_caption.data.scenes.draws import Draws
+from rl_caption.data.scenes.world import Draws
 from rl_caption.reward_models.triplets import Donor, continued, make_triplets, read_donors, shuffled_words
 
 ROWS = ScenesData(num_train=40, num_val=0, num_test=0, num_unseen=0).split("train")

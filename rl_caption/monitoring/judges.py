@@ -26,11 +26,8 @@ def default_judges(reward: MixedReward) -> dict[str, JudgeConfig]:
     used = {kind for kind in N_GRAM_JUDGES.values() if any(isinstance(r, kind) for r in reward.rewards.values())}
     if not used:
         return {"cider": JudgeConfig()}
-    return {
-        name: JudgeConfig(target="bleu" if kind is Bleu else None)
-        for name, kind in N_GRAM_JUDGES.items()
-        if kind not in used and kind is not CiderD
-    }
+    others = {"rouge_l": (RougeL, None), "bleu4": (Bleu, "bleu")}
+    return {name: JudgeConfig(target) for name, (kind, target) in others.items() if kind not in used}
 
 
 def build_judges(
@@ -77,16 +74,11 @@ def _check_held_out(judge: Reward, key: str, used: Reward, term: str) -> None:
         raise ConfigError(f"{key} is the reward's term {term!r} ({used.signature}): {rule}")
     both = f"{key} ({judge.signature}) and the reward's term {term!r} ({used.signature})"
     if isinstance(judge, ClipScore) and isinstance(used, ClipScore):
-        if _same_encoder(judge, used):
+        mine, theirs = judge.backbone.encoder, used.backbone.encoder
+        same = mine.fingerprint == theirs.fingerprint
+        if isinstance(mine, Backbone) and isinstance(theirs, Backbone):  # perhaps in another precision
+            same |= (mine.name, mine.pretrained) == (theirs.name, theirs.pretrained)
+        if same:
             raise ConfigError(f"{both} are scores of one and the same encoder: {rule}")
     elif any(isinstance(judge, kind) and isinstance(used, kind) for kind in N_GRAM_JUDGES.values()):
         raise ConfigError(f"{both} are one metric with other arguments: {rule}")
-
-
-def _same_encoder(judge: ClipScore, used: ClipScore) -> bool:
-    """Whether both have the same weights, or read them from the same place, in another precision, say."""
-    mine, theirs = judge.backbone.encoder, used.backbone.encoder
-    if isinstance(mine, Backbone) and isinstance(theirs, Backbone):
-        same_place = (mine.name, mine.pretrained) == (theirs.name, theirs.pretrained)
-        return same_place or mine.fingerprint == theirs.fingerprint
-    return mine.fingerprint == theirs.fingerprint

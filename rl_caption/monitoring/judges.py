@@ -42,8 +42,7 @@ def build_judges(
         judges: name -> what it is; None takes ``default_judges``. ``cider`` has the document frequencies of
             ``references`` and no EOS, as in ``val/cider``, unless its arguments say otherwise.
         reward: of the run; None, where captions are judged later, refuses no judge.
-        references: of every validation image.
-        key: of ``judges`` in the configuration, for messages.
+        references, key: of every validation image; of ``judges`` in the configuration, for messages.
 
     Raises:
         ConfigError: an unknown judge or argument, or a judge that is a term of the reward, is one but for its

@@ -32,15 +32,10 @@ DIGITS = 6
 class HackingMonitor:
     """Judges validation captions, compares them with the starting policy's, and raises the alarm.
 
-    Args:
-        reward: of the run.
-        judges: name -> a reward that is not in it.
-        references: ``reference_statistics`` of the validation images.
-        thresholds: of the rule.
-        stop: an alarm ends the run.
-        notes: what it keeps, to be saved with the run: ``hacking`` -> ``start`` (findings of the starting policy and
-            their step), ``peaks`` (the judges' best validations), ``first_alarm`` (step and evidence), ``signs`` (those
-            of the newest warning).
+    ``judges`` are rewards that are not in ``reward``, ``references`` the ``reference_statistics`` of the validation
+    images; with ``stop`` an alarm ends the run. ``notes`` are saved with the run: ``hacking`` -> ``start`` (findings of
+    the starting policy and their step), ``peaks`` (the judges' best validations), ``first_alarm`` (step and evidence),
+    ``signs`` (those of the newest warning).
     """
 
     reward: MixedReward
@@ -69,17 +64,10 @@ class HackingMonitor:
         finished: Sequence[bool],
         policy: Mapping[str, float] = MappingProxyType({}),
     ) -> tuple[Validation, Findings]:
-        """Judge one caption an image; the first call of a run is taken for the starting policy.
+        """Judge one caption for each of N images, the same at every call; the first call is of the starting policy.
 
-        Args:
-            step: optimizer steps done.
-            rows: N validation images, the same at every call.
-            captions: N captions.
-            finished: whether each ended with EOS.
-            policy: ``entropy`` and ``kl`` of the newest training step, where there are any.
-
-        Returns:
-            What is to be logged, printed and done, and the findings behind it.
+        ``finished`` says which captions ended with EOS, ``policy`` has ``entropy`` and ``kl`` of the newest training
+        step, if known. Returns what is to be logged, printed and done, and the findings behind it.
 
         Raises:
             RewardError: the reward or a judge failed.

@@ -97,10 +97,9 @@ def updated_peaks(peaks: Mapping[str, Peak], now: Findings, step: int) -> dict[s
 def caption_statistics(captions: Sequence[str]) -> dict[str, float]:
     """Describe N >= 1 captions, one an image; tokens by ``rewards.text.tokenize``.
 
-    Returns:
-        ``length`` (mean tokens), ``vocabulary`` (different tokens), ``diversity`` (``lexical_diversity``), and
-        fractions in [0, 1]: ``repeated_ngrams`` (bigrams seen earlier in their caption), ``bad_endings`` (captions that
-        break off or are empty), ``duplicates`` (captions equal to that of an earlier image).
+    ``length`` (mean tokens), ``vocabulary`` (different tokens), ``diversity`` (``lexical_diversity``), and fractions in
+    [0, 1]: ``repeated_ngrams`` (bigrams seen earlier in their caption), ``bad_endings`` (captions that break off or are
+    empty), ``duplicates`` (captions equal to that of an earlier image).
     """
     tokens = [tokenize(caption) for caption in captions]
     found = degeneration_statistics(tokens)
@@ -111,10 +110,8 @@ def caption_statistics(captions: Sequence[str]) -> dict[str, float]:
 def reference_statistics(references: Sequence[Sequence[str]]) -> dict[str, float]:
     """``caption_statistics`` of what people wrote: means over up to five layers, each with one reference an image.
 
-    A layer has as many captions as a validation, so that vocabulary and duplicates compare.
-
-    Raises:
-        DataError: an image has no reference, or no word is in any of those looked at.
+    A layer has as many captions as a validation, so that vocabulary and duplicates compare. ``DataError`` where an
+    image has no reference, or no word is in any of those looked at.
     """
     if not all(references):
         raise DataError("the monitor compares captions with references: an image has none")
@@ -154,19 +151,12 @@ def judge_alarm(
 ) -> dict[str, str]:
     """Evidence that the reward is being hacked: sign -> a sentence with its numbers; empty if there is none.
 
+    ``now`` and ``start`` (of the policy that the run started from) are of the same images in the same order;
+    ``references`` are ``reference_statistics``, ``peaks`` the judges' best validations before this one, if any.
+
     Nothing is evidence while the reward is not above its start: what gets worse then is no hacking of the reward. This
     has no margin, as it is no evidence by itself: where noise lets it pass, each sign still has to pass its own. A
     policy often gets better before it gets worse, so a judge is compared with its best validation as well.
-
-    Args:
-        now: of the captions of this step.
-        start: of the policy that the run started from, for the same images in the same order.
-        references: ``reference_statistics``.
-        thresholds: what counts.
-        peaks: the judges' best validations before this one (``updated_peaks``); None compares with the start only.
-
-    Raises:
-        ValueError: a judge has another number of scores than at the start.
     """
     if not now.reward > start.reward:
         return {}
@@ -189,11 +179,8 @@ def judge_alarm(
 def policy_signs(now: Mapping[str, float], first: Mapping[str, float], thresholds: Thresholds) -> dict[str, str]:
     """Evidence from the policy's distribution on its training samples: sign -> a sentence; empty if there is none.
 
-    Args:
-        now: ``entropy`` (nats a token) and ``kl`` (to the starting policy, nats a token) of the newest step, as far as
-            they are known.
-        first: the same of the first step that was seen.
-        thresholds: what counts; both are off by default, since honest training sharpens a policy, too.
+    ``now`` and ``first`` have ``entropy`` and ``kl`` (to the starting policy), nats a token, of the newest and the
+    first known step, as far as known. Both are off by default, since honest training sharpens a policy, too.
     """
     found = {}
     if "entropy" in now and now["entropy"] < thresholds.entropy * first["entropy"]:

@@ -53,22 +53,15 @@ class PairBatch:
 
 
 class PixelCache:
-    """Preprocessed pixels of images, kept as bytes: what is cached is neither decoded nor drawn again.
-
-    ``cache_bytes`` is the memory for pixels; images that do not fit are prepared every time.
-    """
+    """Preprocessed pixels of images, kept as bytes; those that do not fit ``cache_bytes`` are prepared every time."""
 
     def __init__(self, preprocessing: Preprocessing, cache_bytes: int = 0) -> None:
         self.preprocessing, self.cache_bytes = preprocessing, cache_bytes
         self.cached: dict[tuple[str, str], Tensor] = {}
 
     def __call__(self, image_id: str, source: ImageSource) -> Tensor:
-        """Normalised pixels [3, S, S], float32; an image that is no file is known by ``image_id`` alone.
-
-        Raises:
-            RewardError: the image is missing or unreadable.
-        """
-        key = (image_id, str(source) if isinstance(source, str | Path) else "")
+        """Normalised pixels [3, S, S], float32; ``RewardError`` if the image is missing or unreadable."""
+        key = (image_id, str(source) if isinstance(source, str | Path) else "")  # what is no file is known by its id
         square = self.cached.get(key)
         if square is None:
             square = self.preprocessing.square(open_image(source, own_mode=True))
@@ -139,8 +132,7 @@ def plain_form(caption: str) -> str:
 def triplet_texts(triplets: Sequence[Triplet | None], tokens: TokenCache) -> tuple[dict[str, list[str]], Tensor]:
     """``base``, ``positive`` and ``negative`` of B triplets, and which of them count, [B] of 1 and 0.
 
-    One that is not there, or does not fit the context (truncated, its texts would be equal), does not count; its texts
-    are empty.
+    One that is None, or does not fit the context (truncated, its texts would be equal), does not; its texts are empty.
     """
     kept = [triplet if triplet is not None and not tokens.too_long(triplet) else None for triplet in triplets]
     columns = {name: [getattr(triplet, name, "") for triplet in kept] for name in Triplet._fields}
@@ -149,17 +141,10 @@ def triplet_texts(triplets: Sequence[Triplet | None], tokens: TokenCache) -> tup
 
 @dataclass
 class StepTriplets:
-    """Triplets of the global batch of a step, by image id.
+    """Triplets of the global batch of a step, of ``batch_size`` images of the training ``rows``, by image id.
 
     False details come from the whole global batch, or from ``donors``, so every process and micro-batch that makes a
-    part of it has the same ones, however the batch is split.
-
-    Args:
-        rows: of the training split.
-        batch_size: images of one optimizer step.
-        seed: of the data order and of all draws.
-        captions: which reference a step learns.
-        shuffle_rate, per, donors: as for ``make_triplets``.
+    part of it has the same ones. Further fields are those of ``PairCollate`` and ``make_triplets``.
     """
 
     rows: Sequence[Row]
@@ -257,9 +242,9 @@ class PairCollate:
     ) -> tuple[dict[str, list[str]], dict[str, Tensor]]:
         texts = {"text": captions}
         if "text" in self.positives:
-            made = [(row["positive_captions"], row, step) for row, step in items]
             texts["text_generated"] = [
-                own[_draw(len(own), row, self.seed, step, "generated")] for own, row, step in made
+                row["positive_captions"][_draw(len(row["positive_captions"]), row, self.seed, step, "generated")]
+                for row, step in items
             ]
         if self.short is not None:
             texts["text_short"] = [
@@ -291,12 +276,8 @@ def check_positives(
 ) -> None:
     """Check that every training row has the positives that its steps may draw (docs/pac.md).
 
-    Args:
-        rows: of the training split.
-        wanted: ``image`` for ``positive_images``, of which each reference that is learnt needs its own; ``text`` for
-            ``positive_captions``, of which a row needs one.
-        captions: the references that steps learn.
-        check_pixels, cache: as for ``check_image_files``.
+    ``wanted``: ``image`` for ``positive_images``, of which each reference that is learnt needs its own; ``text`` for
+    ``positive_captions``, of which a row needs one. ``check_pixels`` and ``cache`` are those of ``check_image_files``.
 
     Raises:
         DataError: positives are missing, or files of images cannot be read; with the count and the first offenders.

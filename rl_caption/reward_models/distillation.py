@@ -48,11 +48,7 @@ def check_names(kwargs: Mapping[str, Any]) -> None:
 
 
 def student_config(kwargs: Mapping[str, Any], embed_dim: int | None = None) -> LCLIPConfig:
-    """The shape of a student, whose joint width must be the teacher's ``embed_dim``; None takes any.
-
-    Raises:
-        ConfigError: an unknown argument, a value out of range, or another joint width.
-    """
+    """The shape of a student, whose joint width must be the teacher's ``embed_dim``; None takes any."""
     check_names(kwargs)
     try:
         config = LCLIPConfig(**kwargs)
@@ -86,12 +82,7 @@ def save_tower(tower: nn.Module, kind: Tower, folder: Path, teacher: str | None 
 def _load_tower(
     path: str, kind: Tower, key: str, embed_dim: int, teacher: str | None = None
 ) -> tuple[dict[str, Tensor], LCLIPConfig]:
-    """Weights and shape of a tower that ``save_tower`` wrote; ``key`` is the configuration key that names the folder.
-
-    Raises:
-        ConfigError: a file is missing, the folder holds something else, its weights do not fit its configuration, or
-            it was distilled from another teacher.
-    """
+    """Weights and shape of a tower that ``save_tower`` wrote; ``key`` of the configuration names the folder."""
     folder = Path(path)
     for name in ("config.json", "model.safetensors"):
         if not (folder / name).is_file():
@@ -142,12 +133,8 @@ def build_dual(
 ) -> LCLIP:
     """A whole L-CLIP: from its folder, from one folder for each tower, or with random weights where there is none.
 
-    Args:
-        init: folder of a whole one.
-        towers: folder of each tower.
-        kwargs: arguments of ``LCLIPConfig`` that no folder says.
-        embed_dim: the teacher's joint width.
-        teacher: its fingerprint, which towers must have been distilled from; None compares none.
+    ``kwargs`` are arguments of ``LCLIPConfig`` that no folder says, ``embed_dim`` the teacher's joint width,
+    ``teacher`` its fingerprint, which towers must have been distilled from (None: any).
 
     Raises:
         ConfigError: a folder is not what it should be, the towers or ``kwargs`` do not fit each other, the joint
@@ -248,17 +235,10 @@ def embed_distributed(accelerator: Accelerator, items: Sequence[T], embed: Calla
 
 
 class Teacher:
-    """Raw embeddings (not of unit length) of a frozen dual encoder.
+    """Raw embeddings (not of unit length) of a frozen dual encoder, of its ``image`` tower, its ``text`` tower or both.
 
-    Those of the training split are computed before the first step where memory allows (``prepare``).
-
-    Args:
-        backbone: the teacher.
-        towers: which embeddings are wanted: ``image``, ``text`` or both.
-        accelerator: devices and processes.
-        augmented: images are seen in another view at every step: the teacher then embeds the view that the student
-            sees, and none of its image embeddings can be kept.
-        cache_dir: folder that keeps embeddings of images and captions between runs; None keeps them in memory only.
+    Those of the training split are computed before the first step where memory allows (``prepare``). With ``augmented``
+    images it embeds the view that the student sees, at every step. ``cache_dir`` keeps embeddings between runs.
     """
 
     def __init__(

@@ -41,11 +41,8 @@ class Towers(nn.Module):
 class ClipTowers(nn.Module):
     """An open_clip model, whose inverse temperature ``scale`` is a further output.
 
-    Args:
-        clip: the model.
-        max_scale: ``scale`` is kept in [1, ``max_scale``], as CLIP does; it is clamped in place before it is used, so
-            that its gradient does not vanish at the limit.
-        frozen_positions: so many first positions of the text tower get no gradient.
+    ``scale`` is kept in [1, ``max_scale``], as in CLIP; it is clamped in place before it is used, so that its gradient
+    does not vanish at the limit. The first ``frozen_positions`` positions of the text tower get no gradient.
     """
 
     def __init__(self, clip: Any, max_scale: float = 100.0, frozen_positions: int = 0) -> None:
@@ -123,10 +120,8 @@ def pretrained_clip(
 ) -> tuple[Any, dict[str, Any], Preprocessing]:
     """An open_clip model with the weights ``init``, its model JSON, and its preprocessing.
 
-    Args:
-        name: architecture that a tag or a checkpoint file needs; None where ``init`` is a folder.
-        init: folder of an open_clip model, tag or checkpoint file.
-        context_length: stretch the text tower to so many positions, all but the first ``keep_positions``.
+    ``init`` is a folder, or with the architecture ``name`` a tag or a checkpoint file. With ``context_length`` the text
+    tower is stretched to so many positions, all but the first ``keep_positions``.
 
     Raises:
         ConfigError: the weights cannot be found or loaded, belong to another kind of model, or cannot be stretched so.

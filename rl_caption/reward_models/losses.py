@@ -47,20 +47,14 @@ def _cross_entropies(logits: Tensor, label_smoothing: float, symmetric: bool = T
 def info_nce(
     images: Tensor, texts: Tensor, scale: Tensor | float, label_smoothing: float = 0.0, symmetric: bool = True
 ) -> Tensor:
-    """InfoNCE: cross-entropy of picking the matching text of an image, and the matching image of a text, in the batch.
+    """InfoNCE ``(CE(scale * S, i) + CE(scale * Sᵀ, i)) / 2`` with S the cosines [B, B] (Radford et al. 2021, figure 3).
 
-    ``(CE(scale * S, i) + CE(scale * Sᵀ, i)) / 2`` with S the cosines (Radford et al. 2021, CLIP, figure 3). Other pairs
-    with the same caption are negatives like all: where their text embeddings are equal, a target that is uniform over
-    them (Khosla et al. 2020; Yang et al. 2022) has the same value and gradient.
+    ``images`` and ``texts`` are [B, D], row i of one matching row i of the other; a scalar, nats. ``scale`` is the
+    inverse temperature, ``label_smoothing`` the fraction of the target that is spread evenly over the batch (0.1 in
+    Long-CLIP's code). Without ``symmetric`` only texts pick images, ``CE(scale * Sᵀ, i)`` (SPECS's code).
 
-    Args:
-        images, texts: [B, D], row i of one matching row i of the other.
-        scale: factor of the cosines, the inverse of the temperature.
-        label_smoothing: fraction of the target that is spread evenly over the batch (Long-CLIP's code: 0.1).
-        symmetric: both directions; False takes only texts that pick images, ``CE(scale * Sᵀ, i)`` (SPECS's code).
-
-    Returns:
-        Scalar, nats, 0 and up; at least the mean over the pairs of ln m, m being how many have the same text embedding.
+    Other pairs with the same caption are negatives like all: where their text embeddings are equal, a target that is
+    uniform over them (Khosla et al. 2020; Yang et al. 2022) has the same value and gradient.
     """
     return _cross_entropies(scale * cosine_matrix(images, texts), label_smoothing, symmetric)
 
@@ -83,8 +77,7 @@ def short_info_nce(
 ) -> Tensor:
     """``info_nce`` of short captions with the ``principal_reconstruction`` of the normalised images (Long-CLIP).
 
-    The reconstruction is not normalised again (Long-CLIP's code): images that the components explain less of have lower
-    logits. Arguments as for ``info_nce``; a scalar, nats.
+    The reconstruction is not normalised again (Long-CLIP's code): images that it explains less of have lower logits.
     """
     coarse = principal_reconstruction(F.normalize(images, dim=-1), rank)
     return _cross_entropies(scale * coarse @ F.normalize(texts, dim=-1).T, label_smoothing)
@@ -126,13 +119,7 @@ def similarity_regulator(
     L-CLIPScore paper writes sums; its code takes the mean of each of the two parts, which gives a negative pair B - 1
     times less weight. The code's average over S and Sᵀ is the same number.
 
-    Args:
-        student_images, student_texts: [B, D].
-        teacher_images, teacher_texts: [B, E], any width E.
-        reduction: ``mean`` (code) or ``sum`` (paper).
-
-    Returns:
-        Scalar, 0 and up; the second part is 0 where B is 1.
+    The student's embeddings are [B, D], the teacher's [B, E] of any width E. A scalar, 0 and up.
     """
     student = cosine_matrix(student_images, student_texts)
     teacher = cosine_matrix(teacher_images, teacher_texts)
@@ -145,18 +132,14 @@ def similarity_regulator(
 
 
 def contrastive(
-    student: Embeddings,
-    target: Embeddings,
-    label_smoothing: float = 0.0,
-    short_weight: float = 0.0,
-    pca_rank: int = 32,
+    student: Embeddings, target: Embeddings, label_smoothing: float = 0.0, short: float = 0.0, pca_rank: int = 32
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """``info_nce`` of ``image`` and ``text``, + ``short_weight`` times ``short_info_nce`` of ``text_short``."""
+    """``info_nce`` of ``image`` and ``text``, + ``short`` times ``short_info_nce`` of ``text_short``."""
     images, texts, scale = student["image"], student["text"], student["scale"]
     loss, metrics = info_nce(images, texts, scale, label_smoothing), _contrastive_metrics(student)
-    if short_weight:
-        short = short_info_nce(images, student["text_short"], scale, pca_rank, label_smoothing)
-        loss, metrics = loss + short_weight * short, metrics | {"contrastive/short": short}
+    if short:
+        term = short_info_nce(images, student["text_short"], scale, pca_rank, label_smoothing)
+        loss, metrics = loss + short * term, metrics | {"contrastive/short": term}
     return loss, metrics
 
 
@@ -169,7 +152,7 @@ def _contrastive_metrics(student: Embeddings) -> dict[str, Tensor]:
 
 
 def positive_augmented(
-    student: Embeddings, target: Embeddings, image_weight: float = 0.05, caption_weight: float = 0.1
+    student: Embeddings, target: Embeddings, positive_images: float = 0.05, positive_captions: float = 0.1
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """PAC-S: ``l(V, T) + λv l(V', T) + λt l(V, T')``, l = 2 ``info_nce`` (Sarto et al., CVPR 2023, section 3.1).
 
@@ -180,12 +163,12 @@ def positive_augmented(
     images, texts, scale = student["image"], student["text"], student["scale"]
     loss = 2 * info_nce(images, texts, scale)
     metrics = _contrastive_metrics(student) | {"positive/pairs": loss}
-    if image_weight:
+    if positive_images:
         metrics["positive/images"] = 2 * info_nce(student["image_generated"], texts, scale)
-        loss = loss + image_weight * metrics["positive/images"]
-    if caption_weight:
+        loss = loss + positive_images * metrics["positive/images"]
+    if positive_captions:
         metrics["positive/captions"] = 2 * info_nce(images, student["text_generated"], scale)
-        loss = loss + caption_weight * metrics["positive/captions"]
+        loss = loss + positive_captions * metrics["positive/captions"]
     return loss, metrics
 
 
@@ -195,7 +178,7 @@ def specificity(
     alpha: float = 1.0,
     beta: float = 8.0,
     gamma: float = 0.8,
-    units: Literal["logit", "cosine"] = "logit",
+    margin_units: Literal["logit", "cosine"] = "logit",
     max_margin: float | None = None,
     symmetric: bool = False,
 ) -> tuple[Tensor, dict[str, Tensor]]:
@@ -204,17 +187,13 @@ def specificity(
     ``alpha * InfoNCE(image, text) + beta * hinge(s(positive) - s(base)) + gamma * hinge(s(base) - s(negative))`` with s
     the cosine to the image, and a ``dynamic_margin`` of its own for either hinge. Terms are logged unweighted.
 
-    Args:
-        student: ``image``, ``text``, ``text_base``, ``text_positive``, ``text_negative``, ``scale``.
-        target: ``triplet`` [B], 1 where a row has a triplet.
-        alpha, beta, gamma: weights.
-        units: of s in the hinges: ``logit``, cosines times the model's scale (released code), or ``cosine``.
-        max_margin: largest margin, in these units; None takes ``LARGEST_MARGIN``.
-        symmetric: InfoNCE in both directions; False is text to image alone (released code).
+    ``student`` has ``image``, ``text``, ``text_base``, ``text_positive``, ``text_negative`` and ``scale``; ``target``
+    has ``triplet`` [B]. ``margin_units`` of s: ``logit``, cosines times scale (released code), or ``cosine``;
+    ``max_margin`` is in these units, None is ``LARGEST_MARGIN``. ``symmetric`` is that of ``info_nce``.
     """
     counts, scale = target["triplet"], student["scale"]
-    factor = scale if units == "logit" else torch.ones_like(scale)
-    largest = LARGEST_MARGIN[units] if max_margin is None else max_margin
+    factor = scale if margin_units == "logit" else torch.ones_like(scale)
+    largest = LARGEST_MARGIN[margin_units] if max_margin is None else max_margin
     base, positive, negative = (
         factor * F.cosine_similarity(student["image"], student[f"text_{name}"], dim=-1)
         for name in ("base", "positive", "negative")

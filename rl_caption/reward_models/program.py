@@ -112,7 +112,8 @@ def train_reward_model(config: RewardModelConfig) -> TrainState:
         if teacher is not None:
             teacher.prepare(context.train_rows, train.captions, config.teacher.cache_mb * 2**20)
         signature = "" if teacher is None else f"{config.task}[{teacher.backbone.signature}]"
-        state = context.start(signature, _metric(config.task))
+        metric = f"val/teacher_cosine_{towers[0]}" if len(towers) == 1 else "val/retrieval_r1"
+        state = context.start(signature, "val/specificity" if is_specific else metric)
         decays = _decays(train.freeze_positions) if config.task in CLIP_TASKS else None
         network, optimizer = context.prepare(model.network, decays)
         target = batch_targets if is_specific else teacher
@@ -128,14 +129,6 @@ def train_reward_model(config: RewardModelConfig) -> TrainState:
             metric_range="0 to 1" if len(towers) > 1 else "-1 to 1",
             validate_first=model.is_trained,
         ).fit()
-
-
-def _metric(task: str) -> str:
-    """What chooses the best model."""
-    if task == "specificity":
-        return "val/specificity"
-    towers = TOWERS_OF[task]
-    return "val/retrieval_r1" if len(towers) > 1 else f"val/teacher_cosine_{towers[0]}"
 
 
 def _decays(frozen_positions: int) -> Callable[[str, Tensor], bool]:
@@ -170,26 +163,18 @@ def _triplets(config: RewardModelConfig, context: Context) -> StepTriplets:
 def objective(config: RewardModelConfig) -> losses.Objective:
     """The loss of a task, with its own defaults where weights are null."""
     towers, loss = TOWERS_OF[config.task], config.loss
+
+    def options(*names: str) -> dict[str, Any]:
+        return {name: getattr(loss, name) for name in names}
+
     if config.task == "contrastive":
-        return partial(
-            losses.contrastive,
-            label_smoothing=config.train.label_smoothing,
-            short_weight=loss.short,
-            pca_rank=loss.pca_rank,
-        )
+        smoothing = config.train.label_smoothing
+        return partial(losses.contrastive, label_smoothing=smoothing, **options("short", "pca_rank"))
     if config.task == "positive_augmented":
-        image, caption = loss.positive_images, loss.positive_captions
-        return partial(losses.positive_augmented, image_weight=image, caption_weight=caption)
+        return partial(losses.positive_augmented, **options("positive_images", "positive_captions"))
     if config.task == "specificity":
-        return partial(
-            losses.specificity,
-            alpha=loss.alpha,
-            beta=loss.beta,
-            gamma=loss.gamma,
-            units=loss.margin_units,
-            max_margin=loss.max_margin,
-            symmetric=loss.symmetric,
-        )
+        weights = options("alpha", "beta", "gamma", "margin_units", "max_margin", "symmetric")
+        return partial(losses.specificity, **weights)
     distance, regulator = losses.TOWER_WEIGHT[len(towers)], losses.REGULATOR_WEIGHT if len(towers) > 1 else 0.0
     return partial(
         losses.distillation,

@@ -23,14 +23,12 @@ class Donor(NamedTuple):
 
 
 class Triplet(NamedTuple):
-    """A caption of an image that stops early, and the same with one more detail: a true and a false one."""
+    """``base``, the first units of a caption, at least one; ``positive``, the same and the caption's next unit; and
+    ``negative``, with a unit of another image's caption instead, perhaps with its words shuffled."""
 
     base: str
-    """The first units of the caption, at least one."""
     positive: str
-    """``base`` and the caption's next unit."""
     negative: str
-    """``base`` and, in place of that unit, one from another image's caption, perhaps with its words shuffled."""
 
 
 def make_triplets(
@@ -71,17 +69,9 @@ def make_triplets(
 
 
 def negative_unit(donors: Sequence[Donor], position: int, owner: Hashable, unlike: str, draws: Draws) -> str | None:
-    """Draw a unit of another image's caption, in other words than ``unlike``.
+    """Draw unit ``position`` (or the last one) of a caption of another image than ``owner``; None where there is none.
 
-    Args:
-        donors: where it may come from.
-        position: which unit of the donor, from 0; its last one where it has fewer.
-        owner: image that no unit may come from.
-        unlike: the true unit.
-        draws: which donor is tried first.
-
-    Returns:
-        The unit as its caption has it; None where no donor has one.
+    The unit is in other words than ``unlike``, the true one. ``draws`` says which donor is tried first.
     """
     start = draws.below(len(donors)) if donors else 0
     taken = _words(unlike)

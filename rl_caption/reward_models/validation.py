@@ -42,15 +42,8 @@ def embedding_validator(
     at 1 both ways. ``val/teacher_cosine_image`` and ``..._text`` are mean cosines to the teacher's embeddings.
     ``val/specificity_positive`` and ``..._negative`` are the fractions of triplets whose texts are in order.
 
-    Args:
-        accelerator: devices and processes.
-        network: from inputs by name to raw embeddings by name.
-        towers: those that ``network`` has.
-        rows: of the validation split.
-        pixels, tokens: prepare what the network reads.
-        batch_size: images, or captions, at a time in each process.
-        teacher: where there is one.
-        triplets: one for each row, or None; no argument leaves these fractions out.
+    ``network`` maps inputs by name to raw embeddings by name and has ``towers``; ``batch_size`` is images, or captions,
+    of one forward pass of one process; ``triplets``, if any, has an entry for each row.
 
     Raises:
         ConfigError: no triplet counts.

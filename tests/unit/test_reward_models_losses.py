@@ -271,9 +271,16 @@ def test_the_configuration_reaches_the_objectives() -> None:
         return objective(config).keywords  # type: ignore[attr-defined]
 
     weights = {"alpha": 2.0, "beta": 3.0, "gamma": 4.0, "max_margin": 0.5, "symmetric": True}
-    assert keywords("specificity", margin_units="cosine", **weights) == weights | {"units": "cosine"}
-    defaults = {"alpha": 1.0, "beta": 8.0, "gamma": 0.8, "units": "logit", "max_margin": None, "symmetric": False}
+    assert keywords("specificity", margin_units="cosine", **weights) == weights | {"margin_units": "cosine"}
+    defaults = {
+        "alpha": 1.0,
+        "beta": 8.0,
+        "gamma": 0.8,
+        "margin_units": "logit",
+        "max_margin": None,
+        "symmetric": False,
+    }
     assert keywords("specificity") == defaults
     long = keywords("contrastive", RewardModelTrainConfig(label_smoothing=0.1), short=0.5, pca_rank=7)
-    assert long == {"label_smoothing": 0.1, "short_weight": 0.5, "pca_rank": 7}
-    assert keywords("positive_augmented") == {"image_weight": 0.05, "caption_weight": 0.1}
+    assert long == {"label_smoothing": 0.1, "short": 0.5, "pca_rank": 7}
+    assert keywords("positive_augmented") == {"positive_images": 0.05, "positive_captions": 0.1}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias, overload
 
@@ -83,15 +84,17 @@ class ScenesData:
         return self._rows[name]
 
 
+@dataclass(eq=False, repr=False)
 class _SceneRows(Sequence[Row]):
     """Rows of one split, made on demand and kept (about 3 KB each, without pixels)."""
 
-    def __init__(
-        self, split: str, size: int, image_size: int, seed: int, captions_per_image: int, positives: bool
-    ) -> None:
-        self._split, self._size, self._image_size, self._seed = split, size, image_size, seed
-        self._captions_per_image, self._positives = captions_per_image, positives
-        self._made: dict[int, Row] = {}
+    _split: str
+    _size: int
+    _image_size: int
+    _seed: int
+    _captions_per_image: int
+    _positives: bool
+    _made: dict[int, Row] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return self._size

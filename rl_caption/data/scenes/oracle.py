@@ -76,14 +76,7 @@ for _phrase in sorted(_PHRASES, key=len, reverse=True):
 
 
 class OracleScore(NamedTuple):
-    """How true and how complete a caption is; each value is within [0, 1].
-
-    Attributes:
-        precision: true claims / claims; 0 without claims.
-        recall: facts told / facts of the scene.
-        f1: harmonic mean of the two; 0 when both are 0.
-        unparsed: fraction of the words that the grammar has no use for; 0 for an empty caption.
-    """
+    """How true and how complete a caption is, in [0, 1]; ``unparsed``: fraction of words without use in the grammar."""
 
     precision: float
     recall: float
@@ -142,9 +135,8 @@ def oracle(caption: str, scene: Scene) -> OracleScore:
     """Judge a caption by the truth. Accepts any string, at more than 2000 captions per second.
 
     With C the set of distinct claims of the caption and F the facts of the scene,
-    precision = |true C| / |C|, recall = |facts told by true C| / |F|, F1 = 2 P R / (P + R).
-    A claim repeated counts once; a thing introduced more often than there are such things adds a false claim each
-    time.
+    precision = |true C| / |C|, recall = |facts told by true C| / |F|, F1 = 2 P R / (P + R), each 0 where it is 0 / 0.
+    A claim repeated counts once; a thing introduced more often than there are such things adds a false claim each time.
     """
     parsed = parse(caption)
     judged = _claims(parsed, scene)
@@ -340,11 +332,8 @@ def _subject(chunks: list[Chunk], position: int, found: list[tuple[Chunk, str, C
 
 
 class _Referent(NamedTuple):
-    """What a thing of a caption is about.
-
-    ``kinds`` is empty where the scene has no such shape; a singular thing means the first and might mean the others.
-    ``total`` is the number of things of the scene that its words fit.
-    """
+    """What a thing of a caption is about: no ``kinds`` where the scene lacks its shape; singular, the first or perhaps
+    another; ``total`` is the number of things of the scene that its words fit."""
 
     kinds: tuple[Kind, ...]
     total: int

@@ -127,11 +127,7 @@ class Scene:
 
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> Scene:
-        """The scene that ``to_dict`` wrote.
-
-        Raises:
-            DataError: a key is missing, unknown, or has a value that this world does not know.
-        """
+        """The scene that ``to_dict`` wrote; ``DataError`` if a key is missing or unknown, or has an unknown value."""
         try:
             things = tuple(Thing(**thing) for thing in values["things"])
             background = values["background"]
@@ -147,10 +143,9 @@ class Scene:
 
 
 class Fact(NamedTuple):
-    """One fact of a scene.
+    """One fact of a scene; ``kind`` is shape, colour, size, texture, count, relation or background.
 
-    ``kind`` is shape, colour, size, texture, count, relation or background; ``subject`` names the kind of thing (or,
-    for a relation, the two kinds); ``value`` is the attribute's value, the number, or the background's colour.
+    ``subject`` names the kind of thing (of a relation, both); ``value`` is the attribute's value, number or colour.
     """
 
     kind: str
@@ -206,15 +201,10 @@ def facts(scene: Scene) -> frozenset[Fact]:
 
 
 def make_scene(seed: int, pairs: Pairs = PAIRS, leading_pairs: Pairs = ()) -> Scene:
-    """The scene of a seed: a pure function, equal on every platform.
+    """The scene of a seed, of at least 4 ``pairs`` of colour and shape, one of them from ``leading_pairs`` if given.
 
     Things do not overlap, lie inside the image, and are either level or ``MARGIN`` apart along each axis. Things of the
     same colour and shape look the same, so that "two red circles" is never half true.
-
-    Args:
-        seed: any integer.
-        pairs: pairs of colour and shape to draw from; at least 4.
-        leading_pairs: when given, one kind of the scene is drawn from these.
     """
     draws = Draws("scene", seed)
     while True:

@@ -28,7 +28,6 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from rl_caption.training.accumulation import Averages
 from torch import Tensor, nn
 
 from benchmarks.harness import Measurement, Timing, command, compared, synchronise, timed
@@ -44,6 +43,7 @@ from rl_caption.data.base import Row
 from rl_caption.scst.advantages import greedy
 from rl_caption.scst.rollout import sample_captions
 from rl_caption.scst.step import SelfCriticalTask
+from rl_caption.training.engines import Averages
 from rl_caption.types import CaptionBatch
 
 PHASES = {"encode": "encode", "decode": "rollout", "reward": "reward", "score and update": "update"}

@@ -13,6 +13,9 @@ CLIP: dict[str, Any] = {
     "vision_cfg": {"image_size": 32, "patch_size": 16, "width": 32, "layers": 1, "head_width": 16},
     "text_cfg": {"context_length": 24, "vocab_size": 49408, "width": 16, "heads": 2, "layers": 1},
 }
+RESNET: dict[str, Any] = CLIP | {
+    "vision_cfg": {"image_size": 32, "layers": [1, 1, 1, 1], "width": 8, "head_width": 8},
+}
 STUDENT: dict[str, Any] = {
     "embed_dim": 16,
     "image_size": 32,

@@ -23,7 +23,7 @@ from tqdm import tqdm
 from rewards.base import Reward, checked_scores
 from rewards.text.detail_units import detail_units_of
 from rewards.text.pos_tags import Tagger
-from rl_caption.data.scenes.draws import Draws
+from rl_caption.data.scenes.world import Draws
 from rl_caption.reward_models.triplets import Donor, continued, negative_unit, shuffled_words
 
 

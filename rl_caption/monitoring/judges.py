@@ -26,11 +26,8 @@ def default_judges(reward: MixedReward) -> dict[str, JudgeConfig]:
     used = {kind for kind in N_GRAM_JUDGES.values() if any(isinstance(r, kind) for r in reward.rewards.values())}
     if not used:
         return {"cider": JudgeConfig()}
-    return {
-        name: JudgeConfig(target="bleu" if kind is Bleu else None)
-        for name, kind in N_GRAM_JUDGES.items()
-        if kind not in used and kind is not CiderD
-    }
+    others = {"rouge_l": (RougeL, None), "bleu4": (Bleu, "bleu")}
+    return {name: JudgeConfig(target) for name, (kind, target) in others.items() if kind not in used}
 
 
 def build_judges(
@@ -45,8 +42,7 @@ def build_judges(
         judges: name -> what it is; None takes ``default_judges``. ``cider`` has the document frequencies of
             ``references`` and no EOS, as in ``val/cider``, unless its arguments say otherwise.
         reward: of the run; None, where captions are judged later, refuses no judge.
-        references: of every validation image.
-        key: of ``judges`` in the configuration, for messages.
+        references, key: of every validation image; of ``judges`` in the configuration, for messages.
 
     Raises:
         ConfigError: an unknown judge or argument, or a judge that is a term of the reward, is one but for its
@@ -77,16 +73,11 @@ def _check_held_out(judge: Reward, key: str, used: Reward, term: str) -> None:
         raise ConfigError(f"{key} is the reward's term {term!r} ({used.signature}): {rule}")
     both = f"{key} ({judge.signature}) and the reward's term {term!r} ({used.signature})"
     if isinstance(judge, ClipScore) and isinstance(used, ClipScore):
-        if _same_encoder(judge, used):
+        mine, theirs = judge.backbone.encoder, used.backbone.encoder
+        same = mine.fingerprint == theirs.fingerprint
+        if isinstance(mine, Backbone) and isinstance(theirs, Backbone):  # perhaps in another precision
+            same |= (mine.name, mine.pretrained) == (theirs.name, theirs.pretrained)
+        if same:
             raise ConfigError(f"{both} are scores of one and the same encoder: {rule}")
     elif any(isinstance(judge, kind) and isinstance(used, kind) for kind in N_GRAM_JUDGES.values()):
         raise ConfigError(f"{both} are one metric with other arguments: {rule}")
-
-
-def _same_encoder(judge: ClipScore, used: ClipScore) -> bool:
-    """Whether both have the same weights, or read them from the same place, in another precision, say."""
-    mine, theirs = judge.backbone.encoder, used.backbone.encoder
-    if isinstance(mine, Backbone) and isinstance(theirs, Backbone):
-        same_place = (mine.name, mine.pretrained) == (theirs.name, theirs.pretrained)
-        return same_place or mine.fingerprint == theirs.fingerprint
-    return mine.fingerprint == theirs.fingerprint

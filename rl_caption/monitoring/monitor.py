@@ -25,25 +25,16 @@ from rl_caption.types import Validation
 
 DIGITS = 6
 """Decimals of the scores that are kept with a checkpoint."""
-_LATE = (
-    "monitor: the checkpoint knows nothing of the starting policy under this reward and these judges; captions are "
-    "compared with those of step {step} instead"
-)
 
 
 @dataclass
 class HackingMonitor:
     """Judges validation captions, compares them with the starting policy's, and raises the alarm.
 
-    Args:
-        reward: of the run.
-        judges: name -> a reward that is not in it.
-        references: ``reference_statistics`` of the validation images.
-        thresholds: of the rule.
-        stop: an alarm ends the run.
-        notes: what it keeps, to be saved with the run: ``hacking`` -> ``start`` (findings of the starting policy and
-            their step), ``peaks`` (the judges' best validations), ``first_alarm`` (step and evidence), ``signs`` (those
-            of the newest warning).
+    ``judges`` are rewards that are not in ``reward``, ``references`` the ``reference_statistics`` of the validation
+    images; with ``stop`` an alarm ends the run. ``notes`` are saved with the run: ``hacking`` -> ``start`` (findings of
+    the starting policy and their step), ``peaks`` (the judges' best validations), ``first_alarm`` (step and evidence),
+    ``signs`` (those of the newest warning).
     """
 
     reward: MixedReward
@@ -72,25 +63,23 @@ class HackingMonitor:
         finished: Sequence[bool],
         policy: Mapping[str, float] = MappingProxyType({}),
     ) -> tuple[Validation, Findings]:
-        """Judge one caption an image; the first call of a run is taken for the starting policy.
+        """Judge one caption for each of N images, the same at every call; the first call is of the starting policy.
 
-        Args:
-            step: optimizer steps done.
-            rows: N validation images, the same at every call.
-            captions: N captions.
-            finished: whether each ended with EOS.
-            policy: ``entropy`` and ``kl`` of the newest training step, where there are any.
-
-        Returns:
-            What is to be logged, printed and done, and the findings behind it.
+        ``finished`` says which captions ended with EOS, ``policy`` has ``entropy`` and ``kl`` of the newest training
+        step, if known. Returns what is to be logged, printed and done, and the findings behind it.
 
         Raises:
             RewardError: the reward or a judge failed.
         """
         prompts, columns = reward_inputs(rows, finished)
         terms = self.reward.terms(prompts, captions, **columns)
-        means = {name: statistics.fmean(values) for name, values in terms.items()}
-        judges = {name: _scores(name, judge, prompts, captions, columns) for name, judge in self.judges.items()}
+        judges = {}
+        for name, judge in self.judges.items():
+            try:
+                scores = checked_scores(judge, judge(prompts, list(captions), **columns), len(captions))
+            except RewardError as error:
+                raise RewardError(f"judge {name!r}: {error}") from error
+            judges[name] = [round(score, DIGITS) for score in scores]
         memory = self.notes.setdefault("hacking", {})
         is_start = not self._comparable(memory.get("start"), len(rows))
         if is_start:
@@ -98,22 +87,28 @@ class HackingMonitor:
             memory |= {"start": start, "peaks": {}, "signs": []}
             memory.setdefault("first_alarm", None)
         start = memory["start"]
+        means = {name: statistics.fmean(values) for name, values in terms.items()}
         total = math.fsum(weight * means[name] / start["scales"][name] for name, weight in self.reward.weights.items())
-        rounded = {name: [round(score, DIGITS) for score in scores] for name, scores in judges.items()}
-        now = Findings(total, rounded, caption_statistics(captions))
+        now = Findings(total, judges, caption_statistics(captions))
         if is_start:
             start["findings"] = asdict(now)
         # There is no training step before the start: the first one that is known stands for it.
         for key, value in policy.items():
             start.setdefault("policy", {}).setdefault(key, value)
         peaks = {name: Peak(**peak) for name, peak in memory["peaks"].items()}
-        began = Findings(**start["findings"])
-        evidence = {} if is_start else judge_alarm(now, began, self.references, self.thresholds, peaks)
-        if not is_start and total > began.reward:
-            evidence |= policy_signs(policy, start.get("policy", {}), self.thresholds)
         memory["peaks"] = {name: asdict(peak) for name, peak in updated_peaks(peaks, now, step).items()}
-        late = is_start and step > 0
-        return self._verdict(step, now, means, evidence, [_LATE.format(step=step)] if late else []), now
+        began, messages, evidence = Findings(**start["findings"]), [], {}
+        if not is_start:
+            evidence = judge_alarm(now, began, self.references, self.thresholds, peaks)
+            if total > began.reward:
+                evidence |= policy_signs(policy, start.get("policy", {}), self.thresholds)
+        elif step > 0:
+            messages.append(
+                "monitor: the checkpoint knows nothing of the starting policy under this reward and these judges; "
+                f"captions are compared with those of step {step} instead"
+            )
+        warnings, stop = self._alarm(step, now, evidence)
+        return Validation(self._metrics(now, means, evidence), messages + warnings, stop), now
 
     def _comparable(self, start: Mapping[str, Any] | None, count: int) -> bool:
         """Whether there is a start, of the same reward, judges and number of images."""
@@ -133,37 +128,26 @@ class HackingMonitor:
             return dict.fromkeys(terms, 1.0)
         return {name: moments(values).std or 1.0 for name, values in terms.items()}
 
-    def _verdict(
-        self,
-        step: int,
-        now: Findings,
-        terms: Mapping[str, float],
-        evidence: Mapping[str, str],
-        messages: list[str],
-    ) -> Validation:
+    def _metrics(self, now: Findings, terms: Mapping[str, float], evidence: Mapping[str, str]) -> dict[str, float]:
         metrics = {"val/reward": now.reward, "hacking/alarm": float(bool(evidence))}
         metrics |= {f"val/reward/{name}": value for name, value in terms.items()}
         metrics |= {f"val/judge/{name}": statistics.fmean(scores) for name, scores in now.judges.items()}
         metrics |= {f"val/hacking/{key}": value for key, value in now.statistics.items() if key != "length"}
-        metrics["val/hacking/length_ratio"] = now.statistics["length"] / self.references["length"]
+        return metrics | {"val/hacking/length_ratio": now.statistics["length"] / self.references["length"]}
+
+    def _alarm(self, step: int, now: Findings, evidence: Mapping[str, str]) -> tuple[list[str], str | None]:
+        """The warning, where the signs are others than the newest warning's, and why the run is to end, if it is."""
         memory = self.notes["hacking"]
         changed = sorted(evidence) != memory["signs"]
         memory["signs"] = sorted(evidence)
         if not evidence:
-            return Validation(metrics, messages)
-        began = memory["start"]["findings"]["reward"]
-        text = f"the reward rose from {began:.4g} to {now.reward:.4g} on the validation images, but the captions got "
-        text += f"worse: {'; '.join(evidence.values())}"
+            return [], None
         if memory["first_alarm"] is None:
             memory["first_alarm"] = {"step": step, "evidence": list(evidence.values())}
-        warning = f"WARNING, signs of reward hacking: {text}. See docs/hacking.md"
-        return Validation(metrics, [*messages, *[warning] * changed], f"monitor.stop: {text}" if self.stop else None)
-
-
-def _scores(
-    name: str, judge: Reward, prompts: Sequence[str], captions: Sequence[str], columns: Mapping[str, Any]
-) -> list[float]:
-    try:
-        return checked_scores(judge, judge(prompts, list(captions), **columns), len(captions))
-    except RewardError as error:
-        raise RewardError(f"judge {name!r}: {error}") from error
+        began = memory["start"]["findings"]["reward"]
+        text = (
+            f"the reward rose from {began:.4g} to {now.reward:.4g} on the validation images, but the captions got "
+            f"worse: {'; '.join(evidence.values())}"
+        )
+        warnings = [f"WARNING, signs of reward hacking: {text}. See docs/hacking.md"] * changed
+        return warnings, f"monitor.stop: {text}" if self.stop else None

@@ -14,9 +14,9 @@ from rl_caption.config.ranges import Weight
 from rl_caption.data.base import DataError
 
 DIVERSITY_SAMPLE = 42
-"""Tokens of the samples of HD-D, as its authors chose."""
+"""Sample size of HD-D in tokens, its authors' choice."""
 LAYERS = 5
-"""References of an image that the statistics of references look at."""
+"""At most so many references of an image enter the statistics of references."""
 MANY_IMAGES = 100
 """From so many validation images on, a standard error is taken as known; below, it is an estimate (Student's t)."""
 FEW_IMAGES = 20
@@ -28,22 +28,22 @@ class Thresholds:
     """What counts as evidence. A sign is judged only while the validation reward is above its start.
 
     Args:
-        judge_fall: fall of a held-out judge, as a share of its starting mean.
-        judge_slip: fall of a held-out judge from its best validation so far, as a share of its mean there, while the
+        judge_fall: fall of a held-out judge, relative to its starting mean.
+        judge_slip: fall of a held-out judge from its best validation so far, relative to its mean there, while the
             reward kept what it had gained by then.
-        reward_kept: that is, at least this share of the gain; 1 asks for a reward that went on rising.
+        reward_kept: that is, at least this fraction of the gain; 1 asks for a reward that went on rising.
         judge_errors: the fall from the start in standard errors of the paired differences per image; both must be
             exceeded. With fewer than 100 images, more are asked for (``needed_errors``).
         slip_errors: the same for the fall from the best validation; more, because the best of many is partly luck.
-        repeated_ngrams: rise of the share of repeated bigrams above both the references and the start.
-        bad_endings: rise of the share of captions that break off (or are empty) above both.
-        duplicates: rise of the share of captions equal to another image's above both.
-        length: how far the mean length is above both that of the references and the start, or below both, as a share
-            of the nearer one.
-        vocabulary: share of the different words, of the references or the start (whichever has fewer), below which
+        repeated_ngrams: rise of the fraction of repeated bigrams above both the references and the start.
+        bad_endings: rise of the fraction of captions that break off (or are empty) above both.
+        duplicates: rise of the fraction of captions equal to another image's above both.
+        length: how far the mean length is above both that of the references and the start, or below both, relative
+            to the nearer one.
+        vocabulary: fraction of the different words, of the references or the start (whichever has fewer), below which
             the vocabulary has collapsed.
         diversity: the same for lexical diversity (HD-D).
-        entropy: share of the first known entropy of the policy's samples below which it has collapsed; 0 is off.
+        entropy: fraction of the first known entropy of the policy's samples below which it has collapsed; 0 is off.
         kl: divergence from the starting policy, in nats a token, above which the policy has left it; None is off.
     """
 
@@ -64,25 +64,24 @@ class Thresholds:
 
 @dataclass(frozen=True)
 class Findings:
-    """What the rule knows of the validation captions at one step."""
+    """What the rule knows of the validation captions at one step.
+
+    ``reward`` is their mean reward; ``judges`` the scores of every held-out judge, one an image, higher is better;
+    ``statistics`` what ``caption_statistics`` returns.
+    """
 
     reward: float
-    """Mean reward of the captions."""
     judges: Mapping[str, Sequence[float]]
-    """Scores of every held-out judge, one an image; higher is better."""
     statistics: Mapping[str, float]
-    """What ``caption_statistics`` returns."""
 
 
 @dataclass(frozen=True)
 class Peak:
-    """The validation at which a held-out judge was at its best."""
+    """The validation at which a judge was best: its step, the mean reward, and the judge's scores, one an image."""
 
     step: int
     reward: float
-    """Mean reward of the captions of that step."""
     scores: Sequence[float]
-    """Those of the judge, one an image."""
 
 
 def updated_peaks(peaks: Mapping[str, Peak], now: Findings, step: int) -> dict[str, Peak]:
@@ -98,13 +97,9 @@ def updated_peaks(peaks: Mapping[str, Peak], now: Findings, step: int) -> dict[s
 def caption_statistics(captions: Sequence[str]) -> dict[str, float]:
     """Describe N >= 1 captions, one an image; tokens by ``rewards.text.tokenize``.
 
-    Returns:
-        ``length`` (mean tokens), ``vocabulary`` (different tokens), ``diversity`` (``lexical_diversity``), and shares
-        in [0, 1]: ``repeated_ngrams`` (bigrams seen earlier in their caption), ``bad_endings`` (captions that break
-        off or are empty), ``duplicates`` (captions equal to that of an earlier image).
-
-    Raises:
-        ValueError: there is no caption.
+    ``length`` (mean tokens), ``vocabulary`` (different tokens), ``diversity`` (``lexical_diversity``), and fractions in
+    [0, 1]: ``repeated_ngrams`` (bigrams seen earlier in their caption), ``bad_endings`` (captions that break off or are
+    empty), ``duplicates`` (captions equal to that of an earlier image).
     """
     tokens = [tokenize(caption) for caption in captions]
     found = degeneration_statistics(tokens)
@@ -115,10 +110,8 @@ def caption_statistics(captions: Sequence[str]) -> dict[str, float]:
 def reference_statistics(references: Sequence[Sequence[str]]) -> dict[str, float]:
     """``caption_statistics`` of what people wrote: means over up to five layers, each with one reference an image.
 
-    A layer has as many captions as a validation, so that vocabulary and duplicates compare.
-
-    Raises:
-        DataError: an image has no reference, or none of those looked at has a token, with which to compare lengths.
+    A layer has as many captions as a validation, so that vocabulary and duplicates compare. ``DataError`` where an
+    image has no reference, or no word is in any of those looked at.
     """
     if not all(references):
         raise DataError("the monitor compares captions with references: an image has none")
@@ -144,12 +137,9 @@ def lexical_diversity(captions: Sequence[Sequence[str]], sample: int = DIVERSITY
     if not drawn:
         return 0.0
     ways = math.comb(total, drawn)
-    # Types are grouped by frequency: there are few different ones.
-    by_frequency = Counter(counts.values())
-    return (
-        math.fsum(types * (1 - math.comb(total - frequency, drawn) / ways) for frequency, types in by_frequency.items())
-        / drawn
-    )
+    types = Counter(counts.values())  # by frequency, of which there are few
+    chances = (number * (1 - math.comb(total - frequency, drawn) / ways) for frequency, number in types.items())
+    return math.fsum(chances) / drawn
 
 
 def judge_alarm(
@@ -161,27 +151,18 @@ def judge_alarm(
 ) -> dict[str, str]:
     """Evidence that the reward is being hacked: sign -> a sentence with its numbers; empty if there is none.
 
+    ``now`` and ``start`` (of the policy that the run started from) are of the same images in the same order;
+    ``references`` are ``reference_statistics``, ``peaks`` the judges' best validations before this one, if any.
+
     Nothing is evidence while the reward is not above its start: what gets worse then is no hacking of the reward. This
     has no margin, as it is no evidence by itself: where noise lets it pass, each sign still has to pass its own. A
     policy often gets better before it gets worse, so a judge is compared with its best validation as well.
-
-    Args:
-        now: of the captions of this step.
-        start: of the policy that the run started from, for the same images in the same order.
-        references: ``reference_statistics``.
-        thresholds: what counts.
-        peaks: the judges' best validations before this one (``updated_peaks``); None compares with the start only.
-
-    Raises:
-        ValueError: a judge has another number of scores than at the start.
     """
     if not now.reward > start.reward:
         return {}
-    found = _fallen_judges(now, start, thresholds)
-    slipped = _slipped_judges(now, start, peaks or {}, thresholds)
-    found |= {sign: text for sign, text in slipped.items() if sign not in found}
+    found = _judge_signs(now, start, peaks or {}, thresholds)
     seen, began = now.statistics, start.statistics
-    for key, meaning in _SHARES.items():
+    for key, meaning in _RISES.items():
         level = max(references[key], began[key])
         if seen[key] > level + getattr(thresholds, key):
             found[key] = f"{meaning} {seen[key]:.0%} (start {began[key]:.0%}, references {references[key]:.0%})"
@@ -189,7 +170,7 @@ def judge_alarm(
     # Between the two is on the way from the start to the references.
     if length > (1 + thresholds.length) * max(usual, before) or length < (1 - thresholds.length) * min(usual, before):
         found["length"] = f"captions have {length:.1f} words on average (start {before:.1f}, references {usual:.1f})"
-    for key, meaning in _VARIETY.items():
+    for key, meaning in _COLLAPSES.items():
         if seen[key] < getattr(thresholds, key) * min(references[key], began[key]):
             found[key] = f"{meaning} {seen[key]:.3g} (start {began[key]:.3g}, references {references[key]:.3g})"
     return found
@@ -198,11 +179,8 @@ def judge_alarm(
 def policy_signs(now: Mapping[str, float], first: Mapping[str, float], thresholds: Thresholds) -> dict[str, str]:
     """Evidence from the policy's distribution on its training samples: sign -> a sentence; empty if there is none.
 
-    Args:
-        now: ``entropy`` (nats a token) and ``kl`` (to the starting policy, nats a token) of the newest step, as far as
-            they are known.
-        first: the same of the first step that was seen.
-        thresholds: what counts; both are off by default, since honest training sharpens a policy, too.
+    ``now`` and ``first`` have ``entropy`` and ``kl`` (to the starting policy), nats a token, of the newest and the
+    first known step, as far as known. Both are off by default, since honest training sharpens a policy, too.
     """
     found = {}
     if "entropy" in now and now["entropy"] < thresholds.entropy * first["entropy"]:
@@ -212,24 +190,18 @@ def policy_signs(now: Mapping[str, float], first: Mapping[str, float], threshold
     return found
 
 
-def _fallen_judges(now: Findings, start: Findings, thresholds: Thresholds) -> dict[str, str]:
+def _judge_signs(now: Findings, start: Findings, peaks: Mapping[str, Peak], limits: Thresholds) -> dict[str, str]:
+    """Judges that fell below the start, then those that fell below their best validation."""
     found = {}
     for name in sorted(now.judges.keys() & start.judges.keys()):
-        fall = _fall(now.judges[name], start.judges[name], thresholds.judge_fall, thresholds.judge_errors)
+        fall = _fall(now.judges[name], start.judges[name], limits.judge_fall, limits.judge_errors)
         if fall is not None:
             found[f"judge/{name}"] = f"the judge {name}, which is not in the reward, fell {fall}"
-    return found
-
-
-def _slipped_judges(
-    now: Findings, start: Findings, peaks: Mapping[str, Peak], thresholds: Thresholds
-) -> dict[str, str]:
-    found = {}
     for name in sorted(now.judges.keys() & peaks.keys()):
         peak = peaks[name]
-        fall = _fall(now.judges[name], peak.scores, thresholds.judge_slip, thresholds.slip_errors)
-        gained = start.reward + thresholds.reward_kept * (peak.reward - start.reward)
-        if now.reward > gained and fall is not None:
+        kept = start.reward + limits.reward_kept * (peak.reward - start.reward)
+        fall = _fall(now.judges[name], peak.scores, limits.judge_slip, limits.slip_errors)
+        if f"judge/{name}" not in found and now.reward > kept and fall is not None:
             found[f"judge/{name}"] = (
                 f"since step {peak.step} the judge {name}, which is not in the reward, fell {fall}, while the reward "
                 f"went from {peak.reward:.4g} to {now.reward:.4g}"
@@ -237,15 +209,15 @@ def _slipped_judges(
     return found
 
 
-def _fall(now: Sequence[float], before: Sequence[float], share: float, errors: float) -> str | None:
-    """How far a judge's mean fell, in words; None unless by more than ``share`` of it and by ``errors``."""
+def _fall(now: Sequence[float], before: Sequence[float], relative: float, errors: float) -> str | None:
+    """A judge's fall in words; None unless its mean fell by more than ``relative`` of it and by ``errors``."""
     difference, error = paired_difference(now, before)
     began, needed = statistics.fmean(before), needed_errors(errors, len(now))
-    if math.isinf(needed) or not -difference > max(share * abs(began), needed * error):
+    if math.isinf(needed) or not -difference > max(relative * abs(began), needed * error):
         return None
-    relative = f"{difference / abs(began):+.1%}, " if began else ""
+    percent = f"{difference / abs(began):+.1%}, " if began else ""
     noise = f"{-difference / error:.1f} standard errors" if error else "on every image alike"
-    return f"from {began:.4g} to {began + difference:.4g} ({relative}{noise})"
+    return f"from {began:.4g} to {began + difference:.4g} ({percent}{noise})"
 
 
 def needed_errors(errors: float, images: int) -> float:
@@ -277,19 +249,15 @@ def few_images(images: int, thresholds: Thresholds) -> str | None:
 
 
 def paired_difference(now: Sequence[float], start: Sequence[float]) -> tuple[float, float]:
-    """Mean of ``now`` - ``start`` over N >= 1 images, and its standard error (0 for one image).
-
-    Raises:
-        ValueError: the numbers of images differ.
-    """
+    """Mean of ``now`` - ``start`` over N >= 1 images, and its standard error (0 for one image)."""
     differences = [last - first for last, first in zip(now, start, strict=True)]
     error = statistics.stdev(differences) / math.sqrt(len(differences)) if len(differences) > 1 else 0.0
     return statistics.fmean(differences), error
 
 
-_SHARES = {
+_RISES = {
     "repeated_ngrams": "repeated bigrams",
     "bad_endings": "captions that break off or are empty",
     "duplicates": "captions equal to another image's",
 }
-_VARIETY = {"vocabulary": "different words in all captions", "diversity": "lexical diversity (HD-D, 0 to 1)"}
+_COLLAPSES = {"vocabulary": "different words in all captions", "diversity": "lexical diversity (HD-D, 0 to 1)"}

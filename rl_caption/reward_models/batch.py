@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 
 from rewards.clip.preprocessing import Preprocessing
 from rewards.images import ImageSource, open_image
+from rewards.text.detail_units import detail_units_of
 from rewards.text.tokenize import tokenize
-from rl_caption.data.base import Row
-from rl_caption.data.loader import augment, row_generator
-from rl_caption.reward_models.triplets import Triplet
+from rl_caption.data.base import SHOWN, DataError, Row
+from rl_caption.data.file_checks import check_image_files
+from rl_caption.data.loader import augment, row_generator, step_indices
+from rl_caption.reward_models.triplets import Donor, Per, Triplet, make_triplets
 
 Captions = Literal["random", "first"]
+ShortSource = Literal["first_sentence", "references"]
 
 
 @dataclass(frozen=True)
@@ -30,46 +35,31 @@ class PairBatch:
     A name that starts with ``image`` is pixels, any other is token ids."""
     captions: list[str]
     targets: dict[str, Tensor] = field(default_factory=dict)
-    """What the loss is told beside the embeddings, [B] each, such as ``triplet``: 1 where the row has one, else 0."""
+    """Further inputs of the loss, [B] each, such as ``triplet``: 1 where the row has one, else 0."""
 
     def to(self, device: torch.device) -> PairBatch:
         """The batch with its tensors on ``device``."""
-        return self._with(lambda tensor: tensor.to(device, non_blocking=True))
+        return self._map(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> PairBatch:
         """The batch in page-locked memory, from where a GPU copies while it computes; called by the loader."""
-        return self._with(Tensor.pin_memory)
+        return self._map(Tensor.pin_memory)
 
-    def _with(self, change: Callable[[Tensor], Tensor]) -> PairBatch:
-        inputs, targets = (
-            {name: change(tensor) for name, tensor in own.items()} for own in (self.inputs, self.targets)
-        )
-        return PairBatch(self.rows, inputs, self.captions, targets)
+    def _map(self, change: Callable[[Tensor], Tensor]) -> PairBatch:
+        inputs = {name: change(tensor) for name, tensor in self.inputs.items()}
+        return replace(self, inputs=inputs, targets={name: change(tensor) for name, tensor in self.targets.items()})
 
 
 class PixelCache:
-    """Preprocessed pixels of images, kept as bytes: what is cached is neither decoded nor drawn again.
-
-    Args:
-        preprocessing: of the model.
-        cache_bytes: memory for pixels; images that do not fit are prepared every time.
-    """
+    """Preprocessed pixels of images, kept as bytes; those that do not fit ``cache_bytes`` are prepared every time."""
 
     def __init__(self, preprocessing: Preprocessing, cache_bytes: int = 0) -> None:
         self.preprocessing, self.cache_bytes = preprocessing, cache_bytes
         self.cached: dict[tuple[str, str], Tensor] = {}
 
-    def __call__(self, row: Row) -> Tensor:
-        """Normalised pixels [3, S, S] of a row's image, float32.
-
-        Raises:
-            RewardError: the image is missing or unreadable.
-        """
-        return self.pixels_of(row["image_id"], row["image"])
-
-    def pixels_of(self, image_id: str, source: ImageSource) -> Tensor:
-        """The same of any image; one that is no file is known by ``image_id`` alone."""
-        key = (image_id, str(source) if isinstance(source, str | Path) else "")
+    def __call__(self, image_id: str, source: ImageSource) -> Tensor:
+        """Normalised pixels [3, S, S], float32; ``RewardError`` if the image is missing or unreadable."""
+        key = (image_id, str(source) if isinstance(source, str | Path) else "")  # what is no file is known by its id
         square = self.cached.get(key)
         if square is None:
             square = self.preprocessing.square(open_image(source, own_mode=True))
@@ -83,62 +73,53 @@ class TokenCache:
 
     Args:
         tokenizer: open_clip's ``SimpleTokenizer``.
-        context_length: longest caption in tokens, start and end included; longer ones lose their end, as in CLIP.
-        trims: ids are cut after the longest caption of a batch; else they have ``context_length``.
+        context_length: longest caption in tokens, start and end included; longer ones are truncated, as in CLIP.
+        trims: pad to the longest caption of a batch; else to ``context_length``.
     """
 
     def __init__(self, tokenizer: Any, context_length: int, trims: bool) -> None:
         self.tokenizer, self.context_length, self.trims = tokenizer, context_length, trims
-        self.cached: dict[str, list[int]] = {}
+        self.cached: dict[str, Tensor] = {}
 
-    def ids(self, caption: str, keep: bool = True) -> list[int]:
-        """Start, tokens, end: at most ``context_length``."""
+    def _ids(self, caption: str, keep: bool) -> Tensor:
         known = self.cached.get(caption)
         if known is None:
-            tokens = self.tokenizer.encode(caption)[: self.context_length - 2]
-            known = [self.tokenizer.sot_token_id, *tokens, self.tokenizer.eot_token_id]
+            ids = self.tokenizer.encode(caption)[: self.context_length - 2]
+            known = torch.tensor([self.tokenizer.sot_token_id, *ids, self.tokenizer.eot_token_id])
             if keep:
                 self.cached[caption] = known
         return known
 
     def __call__(self, captions: Sequence[str], keep: bool = True) -> Tensor:
         """Ids [B, L], padded with 0; ``keep`` is for captions that come again."""
-        encoded = [self.ids(caption, keep) for caption in captions]
-        length = max(len(ids) for ids in encoded) if self.trims else self.context_length
-        padded = torch.zeros(len(encoded), length, dtype=torch.long)
-        for row, ids in enumerate(encoded):
-            padded[row, : len(ids)] = torch.tensor(ids)
-        return padded
+        ids = pad_sequence([self._ids(caption, keep) for caption in captions], batch_first=True)
+        return ids if self.trims else pad(ids, (0, self.context_length - ids.shape[1]))
 
     def too_long(self, captions: Sequence[str]) -> int:
-        """How many of the captions lose their end."""
+        """How many of the captions are truncated."""
         return sum(len(self.tokenizer.encode(caption)) + 2 > self.context_length for caption in captions)
 
 
-def choose_caption(row: Row, captions: Captions, seed: int, step: int) -> str:
-    """The reference of an image that a step learns: a pure function of (seed, step, image id)."""
-    return row["references"][caption_index(row, captions, seed, step)]
+def _draw(count: int, row: Row, seed: int, step: int, what: str) -> int:
+    """An integer in 0 .. count - 1, a pure function of (seed, step, what, image id)."""
+    return int(row_generator(seed, step, f"{what}/{row['image_id']}").integers(count))
 
 
 def caption_index(row: Row, captions: Captions, seed: int, step: int) -> int:
-    """Which reference ``choose_caption`` takes."""
-    return 0 if captions == "first" else _drawn(row["references"], row, seed, step, "caption")
+    """The reference of an image that a step learns: a pure function of (seed, step, image id)."""
+    return 0 if captions == "first" else _draw(len(row["references"]), row, seed, step, "caption")
 
 
-def _drawn(items: Sequence[Any], row: Row, seed: int, step: int, what: str) -> int:
-    return int(row_generator(seed, step, f"{what}/{row['image_id']}").integers(len(items)))
+def short_caption(row: Row, caption: str, step: int, source: ShortSource, seed: int) -> str:
+    """The short caption of a row in a step, for Long-CLIP's second term: a pure function of (seed, step, image id).
 
-
-def triplet_texts(triplets: Sequence[Triplet | None], tokens: TokenCache) -> tuple[dict[str, list[str]], Tensor]:
-    """``base``, ``positive`` and ``negative`` of B triplets, and which of them count, [B] of 1 and 0.
-
-    One that is not there, or does not fit the context (cut, its texts would be equal), does not count; its texts are
-    empty.
+    ``first_sentence`` is ``caption`` up to the first full stop and space, as in Long-CLIP's code; ``references`` draws
+    one of the row's ``short_references``.
     """
-    fits = [triplet is not None and not tokens.too_long(triplet) for triplet in triplets]
-    kept = [triplet if fit and triplet else Triplet("", "", "") for triplet, fit in zip(triplets, fits, strict=True)]
-    columns = {name: [getattr(triplet, name) for triplet in kept] for name in Triplet._fields}
-    return columns, torch.tensor(fits, dtype=torch.float32)
+    if source == "first_sentence":
+        head, stop, _ = caption.partition(". ")
+        return head + stop.strip()
+    return row["short_references"][_draw(len(row["short_references"]), row, seed, step, "short")]
 
 
 def plain_form(caption: str) -> str:
@@ -146,10 +127,60 @@ def plain_form(caption: str) -> str:
     return " ".join(tokenize(caption))
 
 
-def _formed(captions: Sequence[str], plain: Sequence[bool]) -> list[str]:
-    return [plain_form(caption) if own else caption for caption, own in zip(captions, plain, strict=True)]
+def triplet_texts(triplets: Sequence[Triplet | None], tokens: TokenCache) -> tuple[dict[str, list[str]], Tensor]:
+    """``base``, ``positive`` and ``negative`` of B triplets, and which of them count, [B] of 1 and 0.
+
+    One that is None, or does not fit the context (truncated, its texts would be equal), does not; its texts are empty.
+    """
+    kept = [triplet if triplet is not None and not tokens.too_long(triplet) else None for triplet in triplets]
+    columns = {name: [getattr(triplet, name, "") for triplet in kept] for name in Triplet._fields}
+    return columns, torch.tensor([triplet is not None for triplet in kept], dtype=torch.float32)
 
 
+@dataclass
+class StepTriplets:
+    """Triplets of the global batch of a step, of ``batch_size`` images of the training ``rows``, by image id.
+
+    False details come from the whole global batch, or from ``donors``, so every process and micro-batch that makes a
+    part of it has the same ones. Further fields are those of ``PairCollate`` and ``make_triplets``.
+    """
+
+    rows: Sequence[Row]
+    batch_size: int
+    seed: int
+    captions: Captions
+    shuffle_rate: float
+    per: Per
+    donors: Sequence[Donor] | None = None
+
+    def __post_init__(self) -> None:
+        self._step = -1
+        self._made: dict[str, Triplet | None] = {}
+
+    def __call__(self, step: int) -> dict[str, Triplet | None]:
+        """Image id -> its triplet; None where its caption has fewer than two details."""
+        if step != self._step:
+            order = step_indices(len(self.rows), self.batch_size, step, self.seed)
+            batch = {row["image_id"]: row for row in (self.rows[index] for index in order)}
+            chosen = [row["references"][caption_index(row, self.captions, self.seed, step)] for row in batch.values()]
+            seed = int(row_generator(self.seed, step, "triplets").integers(2**31))
+            made = make_triplets(chosen, [*batch], seed, self.shuffle_rate, self.per, self.donors)
+            self._step, self._made = step, dict(zip(batch, made, strict=True))
+        return self._made
+
+
+def donors_of(rows: Sequence[Row]) -> list[Donor]:
+    """The detail units of the first reference of each row, to take false details from."""
+    units = detail_units_of([row["references"][0] for row in rows])
+    return [Donor(row["image_id"], own) for row, own in zip(rows, units, strict=True)]
+
+
+def validation_triplets(rows: Sequence[Row], seed: int) -> list[Triplet | None]:
+    """A triplet of each row's first reference, the same at every validation; false details keep their word order."""
+    return make_triplets([row["references"][0] for row in rows], [row["image_id"] for row in rows], seed, 0.0)
+
+
+@dataclass
 class PairCollate:
     """(Row, step) pairs to a ``PairBatch``, on the CPU.
 
@@ -159,56 +190,69 @@ class PairCollate:
         captions: which reference a step learns.
         augmentations: names of ``augment``: another random view of an image at every step.
         seed: of these choices.
-        short: from (row, caption, step) to a short caption, the input ``text_short``; None leaves it out.
+        short: source of a short caption, the input ``text_short``; None leaves it out.
         triplets: from a step to the triplets of its images, the inputs ``text_base``, ``text_positive`` and
             ``text_negative``; None leaves them out.
+        plain_captions: fraction of (image, step) whose texts are in ``plain_form``, in [0, 1]; which ones is a pure
+            function of (seed, step, image id).
         positives: which positives to add: ``image`` the image that was generated for the chosen caption, the input
             ``image_generated``; ``text`` a random caption that was generated for the image, the input
             ``text_generated``.
-        plain_captions: share of (image, step) whose texts are in the form that a word-level captioner writes, in
-            [0, 1]; which ones is a pure function of (seed, step, image id).
     """
 
-    def __init__(
-        self,
-        pixels: PixelCache | None,
-        tokens: TokenCache | None,
-        captions: Captions = "random",
-        augmentations: Sequence[str] = (),
-        seed: int = 0,
-        short: Callable[[Row, str, int], str] | None = None,
-        triplets: Callable[[int], Mapping[str, Triplet | None]] | None = None,
-        plain_captions: float = 0.0,
-        positives: Collection[Literal["image", "text"]] = (),
-    ) -> None:
-        self.pixels, self.tokens, self.captions = pixels, tokens, captions
-        self.augmentations, self.seed = tuple(augmentations), seed
-        self.short, self.triplets, self.plain_captions = short, triplets, plain_captions
-        self.positives = frozenset(positives)
+    pixels: PixelCache | None
+    tokens: TokenCache | None
+    captions: Captions = "random"
+    augmentations: Sequence[str] = ()
+    seed: int = 0
+    short: ShortSource | None = None
+    triplets: Callable[[int], dict[str, Triplet | None]] | None = None
+    plain_captions: float = 0.0
+    positives: Collection[str] = ()
 
     def __call__(self, items: Sequence[tuple[Row, int]]) -> PairBatch:
         """Make a batch."""
-        chosen = [choose_caption(row, self.captions, self.seed, step) for row, step in items]
-        plain = [self._is_plain(row, step) for row, step in items]
-        inputs = {}
-        if self.pixels is not None:
-            inputs["image"] = torch.stack([self._view(row["image_id"], row["image"], step) for row, step in items])
-            if "image" in self.positives:
-                inputs["image_generated"] = torch.stack([self._generated_view(row, step) for row, step in items])
+        index = [caption_index(row, self.captions, self.seed, step) for row, step in items]
+        captions = [row["references"][own] for (row, _), own in zip(items, index, strict=True)]
+        inputs, targets = self._images(items, index), dict[str, Tensor]()
         if self.tokens is not None:
-            inputs["text"] = self.tokens(_formed(chosen, plain))
-            if "text" in self.positives:
-                inputs["text_generated"] = self.tokens(_formed([self._generated(*item) for item in items], plain))
-        targets: dict[str, Tensor] = {}
-        if self.tokens is not None and self.short is not None:
-            shorts = [self.short(row, caption, step) for (row, step), caption in zip(items, chosen, strict=True)]
-            inputs["text_short"] = self.tokens(_formed(shorts, plain))
-        if self.tokens is not None and self.triplets is not None:
-            found = [self.triplets(step)[row["image_id"]] for row, step in items]
-            texts, targets["triplet"] = triplet_texts(found, self.tokens)
+            texts, targets = self._texts(items, captions, self.tokens)
+            plain = [self._is_plain(row, step) for row, step in items]
             for name, column in texts.items():
-                inputs[f"text_{name}"] = self.tokens(_formed(column, plain), keep=False)
-        return PairBatch([row for row, _ in items], inputs, chosen, targets)
+                formed = [plain_form(text) if own else text for text, own in zip(column, plain, strict=True)]
+                comes_again = name.removeprefix("text_") not in Triplet._fields
+                inputs[name] = self.tokens(formed, keep=comes_again)
+        return PairBatch([row for row, _ in items], inputs, captions, targets)
+
+    def _images(self, items: Sequence[tuple[Row, int]], index: Sequence[int]) -> dict[str, Tensor]:
+        if self.pixels is None:
+            return {}
+        views = {"image": [self._view(row["image_id"], row["image"], step) for row, step in items]}
+        if "image" in self.positives:
+            views["image_generated"] = [
+                self._view(f"{row['image_id']}/generated/{own}", row["positive_images"][own], step)
+                for (row, step), own in zip(items, index, strict=True)
+            ]
+        return {name: torch.stack(own) for name, own in views.items()}
+
+    def _texts(
+        self, items: Sequence[tuple[Row, int]], captions: list[str], tokens: TokenCache
+    ) -> tuple[dict[str, list[str]], dict[str, Tensor]]:
+        texts = {"text": captions}
+        if "text" in self.positives:
+            texts["text_generated"] = [
+                row["positive_captions"][_draw(len(row["positive_captions"]), row, self.seed, step, "generated")]
+                for row, step in items
+            ]
+        if self.short is not None:
+            texts["text_short"] = [
+                short_caption(row, caption, step, self.short, self.seed)
+                for (row, step), caption in zip(items, captions, strict=True)
+            ]
+        if self.triplets is None:
+            return texts, {}
+        columns, counts = triplet_texts([self.triplets(step)[row["image_id"]] for row, step in items], tokens)
+        return texts | {f"text_{name}": column for name, column in columns.items()}, {"triplet": counts}
 
     def _is_plain(self, row: Row, step: int) -> bool:
         if not self.plain_captions:
@@ -217,15 +261,41 @@ class PairCollate:
 
     def _view(self, image_id: str, source: ImageSource, step: int) -> Tensor:
         assert self.pixels is not None
-        pixels = self.pixels.pixels_of(image_id, source)
-        if not self.augmentations:
-            return pixels
-        return augment(pixels, self.augmentations, self.seed, step, image_id)
+        pixels = self.pixels(image_id, source)
+        return augment(pixels, self.augmentations, self.seed, step, image_id) if self.augmentations else pixels
 
-    def _generated_view(self, row: Row, step: int) -> Tensor:
-        place = caption_index(row, self.captions, self.seed, step)
-        return self._view(f"{row['image_id']}/generated/{place}", row["positive_images"][place], step)
 
-    def _generated(self, row: Row, step: int) -> str:
-        captions = row["positive_captions"]
-        return captions[_drawn(captions, row, self.seed, step, "generated")]
+def check_positives(
+    rows: Sequence[Row],
+    wanted: Collection[str],
+    captions: Captions,
+    check_pixels: bool = True,
+    cache: str | Path | None = None,
+) -> None:
+    """Check that every training row has the positives that its steps may draw (docs/pac.md).
+
+    ``wanted``: ``image`` for ``positive_images``, of which each reference that is learnt needs its own; ``text`` for
+    ``positive_captions``, of which a row needs one. ``check_pixels`` and ``cache`` are those of ``check_image_files``.
+
+    Raises:
+        DataError: positives are missing, or files of images cannot be read; with the count and the first offenders.
+    """
+    wrong, paths = [], dict[str, str]()
+    for row in rows if wanted else ():
+        if "text" in wanted and not row.get("positive_captions"):
+            wrong.append(f"train {row['image_id']!r} has no positive_captions")
+        if "image" in wanted:
+            images, texts = row.get("positive_images", []), len(row["references"])
+            if not (1 if captions == "first" else texts) <= len(images) <= texts:
+                wrong.append(f"train {row['image_id']!r} has {len(images)} positive_images for {texts} reference(s)")
+            paths |= {str(image): row["image_id"] for image in images if isinstance(image, str | Path)}
+    if wrong:
+        raise DataError(
+            f"{'; '.join(wrong[:SHOWN])} ({len(wrong)} in all): expected positive_captions generated for the image, "
+            "and positive_images generated for its references, one each in their order (the first alone with "
+            "train.captions: first). A weight of 0 (loss.positive_captions, loss.positive_images) needs none"
+        )
+    verdicts = check_image_files(list(paths), check_pixels=check_pixels, cache=cache)
+    bad = [f"train {paths[path]!r}, {path!r}: {verdict.error}" for path, verdict in verdicts.items() if verdict.error]
+    if bad:
+        raise DataError(f"{len(bad)} of {len(paths)} positive_images cannot be used: {'; '.join(bad[:SHOWN])}")

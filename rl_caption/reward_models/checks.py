@@ -1,10 +1,10 @@
-"""What a configuration alone tells to be wrong, found before data, downloads or earlier runs cost any time."""
+"""Mistakes that a configuration alone shows, found before data, downloads or earlier runs cost any time."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,63 +15,30 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from rl_caption.config.build import ConfigError
 from rl_caption.config.checks import mistakes
 from rl_caption.launch import processes_started
-from rl_caption.reward_models.config import (
-    CLIP_TASKS,
-    EncoderConfig,
-    Method,
-    RewardModelConfig,
-    RewardModelTrainConfig,
-)
-from rl_caption.reward_models.encoders import random_clip
-from rl_caption.reward_models.students import check_names, student_shape
-from rl_caption.reward_models.trainable import is_frozen
+from rl_caption.reward_models.config import CLIP_TASKS, Method, RewardModelConfig, RewardModelTrainConfig
+from rl_caption.reward_models.distillation import check_names, student_config
+from rl_caption.reward_models.encoders import is_frozen, random_clip
 
 TOKENS = 49408
 """Of CLIP's tokenizer, the only one here."""
 _DISTILLATION: tuple[Method, ...] = ("distill_image", "distill_text", "distill_dual")
-READ_BY: dict[str, tuple[Method, ...]] = {
-    "model.name": CLIP_TASKS,
-    "model.context_length": CLIP_TASKS,
-    "model.keep_positions": CLIP_TASKS,
-    "model.image_init": ("distill_dual",),
-    "model.text_init": ("distill_dual",),
-    "teacher.name": _DISTILLATION,
-    "teacher.pretrained": _DISTILLATION,
-    "teacher.precision": _DISTILLATION,
-    "teacher.batch_size": _DISTILLATION,
-    "teacher.cache_mb": _DISTILLATION,
-    "teacher.cache_dir": _DISTILLATION,
-    "loss.l1": _DISTILLATION,
-    "loss.cosine": _DISTILLATION,
-    "loss.regulator": ("distill_dual",),
-    "loss.regulator_reduction": ("distill_dual",),
-    "loss.max_scale": CLIP_TASKS,
-    "loss.short": ("contrastive",),
-    "loss.pca_rank": ("contrastive",),
-    "loss.positive_images": ("positive_augmented",),
-    "loss.positive_captions": ("positive_augmented",),
-    "loss.alpha": ("specificity",),
-    "loss.beta": ("specificity",),
-    "loss.gamma": ("specificity",),
-    "loss.margin_units": ("specificity",),
-    "loss.max_margin": ("specificity",),
-    "loss.symmetric": ("specificity",),
-    "train.label_smoothing": ("contrastive",),
-    "train.short_captions": ("contrastive",),
-    "train.trainable": ("positive_augmented",),
-    "train.lora_rank": ("positive_augmented",),
-    "train.lora_alpha": ("positive_augmented",),
-    "train.freeze_positions": CLIP_TASKS,
-    "train.shuffle_rate": ("specificity",),
-    "train.negatives": ("specificity",),
-    "train.shuffle_per": ("specificity",),
-    "train.plain_captions": CLIP_TASKS,
-    "train.captions": (*CLIP_TASKS, "distill_text", "distill_dual"),
-    "train.freeze_patch_embed": ("distill_image",),
-    "train.freeze_text": ("distill_dual",),
-    "data.augment": (*CLIP_TASKS, "distill_image", "distill_dual"),
-    "data.features_root": (),
+_KEYS: dict[tuple[Method, ...], str] = {
+    CLIP_TASKS: "model.name model.context_length model.keep_positions loss.max_scale train.freeze_positions "
+    "train.plain_captions",
+    ("contrastive",): "loss.short loss.pca_rank train.label_smoothing train.short_captions",
+    ("positive_augmented",): "loss.positive_images loss.positive_captions train.trainable train.lora_rank "
+    "train.lora_alpha",
+    ("specificity",): "loss.alpha loss.beta loss.gamma loss.margin_units loss.max_margin loss.symmetric "
+    "train.shuffle_rate train.negatives train.shuffle_per",
+    _DISTILLATION: "teacher.name teacher.pretrained teacher.precision teacher.batch_size teacher.cache_mb "
+    "teacher.cache_dir loss.l1 loss.cosine",
+    ("distill_image",): "train.freeze_patch_embed",
+    ("distill_dual",): "model.image_init model.text_init loss.regulator loss.regulator_reduction train.freeze_text",
+    (*CLIP_TASKS, "distill_text", "distill_dual"): "train.captions",
+    (*CLIP_TASKS, "distill_image", "distill_dual"): "data.augment",
+    (): "data.features_root",
 }
+READ_BY = {key: tasks for tasks, keys in _KEYS.items() for key in keys.split()}
 """Key -> the tasks that read it; keys that are not here are read by all."""
 
 
@@ -81,79 +48,77 @@ def check_config(config: RewardModelConfig) -> None:
     Raises:
         ConfigError: a value is out of range, is not read by the task, is missing, or does not fit another.
     """
-    wrong = [*mistakes(config), *ignored_keys(config)]
+    wrong = [*mistakes(config), *_ignored_keys(config)]
     if config.task not in CLIP_TASKS and config.teacher.name is None:
         wrong.append(f"teacher.name is not set: {config.task} distils a teacher, such as ViT-B-32 or a folder")
     if config.model.init is not None and config.model.kwargs:
         wrong.append("model.kwargs is set together with model.init, which has the shape: leave it out")
-    wrong += [*_wrong_with_parts(config), *_wrong_with_long(config)]
+    wrong += [*_unfit_trainable(config), *_unfit_long(config)]
     if wrong:
         raise ConfigError("; ".join(wrong))
     if config.task in CLIP_TASKS:
-        network = _shape_of_clip(config)
+        network = _meta_clip(config)
         if network is not None:
             _check_vocabulary(network.token_embedding.num_embeddings, "model.kwargs.text_cfg.vocab_size")
             started = processes_started(os.environ)
             network.requires_grad_(not _trains_parts(config))
             check_batch_norm(network, config.train, started[1] if started else 1)
     elif config.model.init is None:
-        _check_student(config.model)
+        model = config.model
+        check_names(model.kwargs)
+        _check_vocabulary(model.kwargs.get("vocab_size", TOKENS), "model.kwargs.vocab_size")
+        if model.image_init is None and model.text_init is None:  # else folders have a part of the shape
+            student_config(model.kwargs)
 
 
 def _trains_parts(config: RewardModelConfig) -> bool:
     return config.task == "positive_augmented" and config.train.trainable != "all"
 
 
-def _wrong_with_parts(config: RewardModelConfig) -> list[str]:
-    """What is wrong with what says which weights are trained; a sentence each."""
-    train, default, found = config.train, RewardModelTrainConfig(), []
+def _unfit_trainable(config: RewardModelConfig) -> Iterator[str]:
+    """Mistakes in which weights are trained; a sentence each."""
+    train, default = config.train, RewardModelTrainConfig()
     if _trains_parts(config) and config.model.init is None:
-        found.append(
+        yield (
             f"train.trainable is {train.trainable!r} with random weights, most of which would stay random: set "
             "model.init, or train.trainable all"
         )
     for name in ("lora_rank", "lora_alpha"):
         value = getattr(train, name)
         if config.task == "positive_augmented" and train.trainable != "lora" and value != getattr(default, name):
-            found.append(f"train.{name} is {value}, but train.trainable is {train.trainable!r}: leave it out, or lora")
-    return found
+            yield f"train.{name} is {value}, but train.trainable is {train.trainable!r}: leave it out, or lora"
 
 
-def _wrong_with_long(config: RewardModelConfig) -> list[str]:
-    """What is wrong with what only training on long captions reads; a sentence each."""
-    model, loss, train, found = config.model, config.loss, config.train, []
+def _unfit_long(config: RewardModelConfig) -> Iterator[str]:
+    """Mistakes in what only training on long captions reads; a sentence each."""
+    model, loss, train = config.model, config.loss, config.train
     if model.context_length is not None and model.init is None:
-        found.append("model.context_length stretches model.init, which is not set: put it into model.kwargs.text_cfg")
+        yield "model.context_length stretches model.init, which is not set: put it into model.kwargs.text_cfg"
     if loss.short and loss.pca_rank >= train.batch_size:
-        found.append(
+        yield (
             f"loss.pca_rank is {loss.pca_rank} with train.batch_size {train.batch_size}: expected less, or the "
             "principal components of a batch tell all of it"
         )
     if loss.short and train.short_captions == "references" and not config.data.long_captions:
-        found.append("train.short_captions is 'references', which rows have with data.long_captions: set it to true")
-    return found
+        yield "train.short_captions is 'references', which rows have with data.long_captions: set it to true"
 
 
-def ignored_keys(config: RewardModelConfig) -> list[str]:
+def _ignored_keys(config: RewardModelConfig) -> Iterator[str]:
     """Keys that are set to another value than their default, which ``config.task`` does not read; a sentence each."""
-    default, found = RewardModelConfig(), []
+    default = RewardModelConfig()
     for key, tasks in READ_BY.items():
         section, name = key.split(".")
         value = getattr(getattr(config, section), name)
         if config.task not in tasks and value != getattr(getattr(default, section), name):
             readers = f"read by {' and '.join(tasks)}" if tasks else "no reward model does"
-            found.append(f"{key} is {value!r}, but {config.task} does not read it ({readers}): leave it out")
-    return found
+            yield f"{key} is {value!r}, but {config.task} does not read it ({readers}): leave it out"
 
 
 def check_batch_norm(network: nn.Module, train: RewardModelTrainConfig, processes: int) -> None:
-    """Refuse batch norm where a step has several micro-batches, in one process or several.
+    """Raise ``ConfigError`` where ``network`` trains batch norm, and a step has several micro-batches or processes.
 
     It normalises by the statistics of one micro-batch of one process: the step would depend on the split, and the
     running statistics, which the exported model uses, on the process. Frozen layers keep theirs (``ClipTowers``).
-
-    Raises:
-        ConfigError: ``network`` trains such a layer, and a step has more than one micro-batch.
     """
     layers = [
         name for name, module in network.named_modules() if isinstance(module, _BatchNorm) and not is_frozen(module)
@@ -206,7 +171,7 @@ def _folders_read(config: RewardModelConfig) -> dict[str, str]:
     return {key: folder for key, folder in found.items() if folder is not None}
 
 
-def _shape_of_clip(config: RewardModelConfig) -> Any:
+def _meta_clip(config: RewardModelConfig) -> Any:
     """The model without weights; None where its folder is not there yet or wrong, which loading it will tell."""
     name, kwargs = config.model.name, config.model.kwargs
     if config.model.init is not None and name is None:
@@ -217,13 +182,6 @@ def _shape_of_clip(config: RewardModelConfig) -> Any:
             return None
     with torch.device("meta"):
         return random_clip(name, kwargs)[0]
-
-
-def _check_student(model: EncoderConfig) -> None:
-    check_names(model.kwargs)
-    _check_vocabulary(model.kwargs.get("vocab_size", TOKENS), "model.kwargs.vocab_size")
-    if model.image_init is None and model.text_init is None:  # else folders have a part of the shape
-        student_shape(model.kwargs)
 
 
 def _check_vocabulary(tokens: Any, key: str) -> None:

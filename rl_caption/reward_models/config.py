@@ -20,19 +20,17 @@ class EncoderConfig:
     """The model to train.
 
     Args:
-        name: of what ``contrastive``, ``positive_augmented`` and ``specificity`` train, an open_clip model: its
-            architecture, such as ``ViT-B-32``.
-        kwargs: from random weights, the shape. Of an open_clip model, its model JSON
-            ``{embed_dim, vision_cfg, text_cfg}``, laid over the architecture ``name`` where there is one. Otherwise
-            arguments of ``LCLIPConfig``.
-        init: weights to go on from. Of an open_clip model, its folder, or with ``name``
-            a tag such as ``openai`` or a checkpoint file, also in Long-CLIP's layout. ``distill_image``,
-            ``distill_text``: a folder that such a run exported.
-            ``distill_dual``: a folder of a whole L-CLIP.
+        name: architecture of an open_clip model (``contrastive``, ``positive_augmented``, ``specificity``), such as
+            ``ViT-B-32``.
+        kwargs: the shape, from random weights. Of an open_clip model, its model JSON
+            ``{embed_dim, vision_cfg, text_cfg}``, merged into that of ``name``. Otherwise arguments of ``LCLIPConfig``.
+        init: weights to go on from. Of an open_clip model, its folder, or with ``name`` a tag such as ``openai`` or a
+            checkpoint file, also in Long-CLIP's layout. ``distill_image``, ``distill_text``: a folder that such a run
+            exported. ``distill_dual``: a folder of an L-CLIP.
         image_init: ``distill_dual``: the folder that ``distill_image`` exported; null starts from random weights.
         text_init: ``distill_dual``: the folder that ``distill_text`` exported; null starts from random weights.
         context_length: of an open_clip model: stretch the text tower of ``init`` to so many tokens, as Long-CLIP does
-            (77 to 248); null leaves it as it is.
+            (77 to 248).
         keep_positions: the first positions, which are not stretched; 20 in Long-CLIP.
     """
 
@@ -53,9 +51,9 @@ class TeacherConfig:
         name: open_clip architecture, hub id or local folder, as for the rewards.
         pretrained: with an architecture: a tag such as ``openai``, or a checkpoint file.
         precision: ``fp32``, ``fp16`` or ``bf16``.
-        batch_size: images or captions embedded at once.
-        cache_mb: memory for its embeddings of the training split, in MiB a process; those of images, or of captions,
-            that do not fit are read from ``cache_dir``, or computed, at every step instead.
+        batch_size: images or captions of one forward pass.
+        cache_mb: memory for its embeddings of the training split, in MiB a process; images, or captions, that do not
+            fit are read from ``cache_dir``, or embedded, at every step instead.
         cache_dir: folder that keeps its embeddings of images and captions between runs; null keeps them in memory only.
     """
 
@@ -80,9 +78,8 @@ class LossConfig:
         short: ``contrastive``: weight of Long-CLIP's second term, between short captions and the principal components
             of the images; 0 leaves it out, 1 in Long-CLIP.
         pca_rank: how many components.
-        positive_images: ``positive_augmented``: weight of the term between images that were generated for captions, and
-            these captions; 0 leaves it out.
-        positive_captions: of the term between images and captions that were generated for them; 0 leaves it out.
+        positive_images: ``positive_augmented``: weight of the term between captions and images generated for them.
+        positive_captions: of the term between images and captions generated for them; 0 leaves either out.
         alpha: ``specificity``: weight of the contrastive term.
         beta: of the positive hinge: one more true detail scores higher.
         gamma: of the negative hinge: one more false detail scores lower.
@@ -118,17 +115,16 @@ class RewardModelTrainConfig(TrainConfig):
             (low-rank updates in both towers, PAC-S++), or ``all``.
         lora_rank: of these updates.
         lora_alpha: their scale is ``lora_alpha / lora_rank``.
-        plain_captions: of an open_clip model: share of captions learnt in the form that a captioner with a
-            vocabulary of words writes, lower case without punctuation; for rewards of such captioners.
+        plain_captions: of an open_clip model: fraction of captions learnt in lower case without punctuation, the form
+            that a captioner with a vocabulary of words writes; for rewards of such captioners.
         freeze_patch_embed: ``distill_image``: copy patch projection, class token and, where they fit, positions from
             the teacher, and freeze them.
-        freeze_text: ``distill_dual``: leave the text tower as the folder that it comes from has it; one with random
-            weights is always trained.
+        freeze_text: ``distill_dual``: freeze the text tower; one with random weights is always trained.
         short_captions: ``contrastive`` with ``loss.short``: the short caption is the ``first_sentence`` of the caption
             (Long-CLIP), or a random one of the image's short ``references`` (``data.long_captions``).
-        freeze_positions: of an open_clip model: so many first positions stay as they are; 20 in Long-CLIP's
-            training, 0 in SPECS's.
-        shuffle_rate: ``specificity``: share of false details whose words are shuffled.
+        freeze_positions: of an open_clip model: freeze so many first positions; 20 in Long-CLIP's training, 0 in
+            SPECS's.
+        shuffle_rate: ``specificity``: fraction of false details whose words are shuffled.
         negatives: ``specificity``: false details come from the other captions of the ``batch`` (paper) or from all
             captions of the training ``data`` (released code), the first of each image.
         shuffle_per: ``unit`` draws for each false detail (paper), ``row`` once for each caption (released code).

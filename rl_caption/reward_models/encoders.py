@@ -1,4 +1,4 @@
-"""The networks that are trained: raw embeddings by name, through one ``forward``, as data parallelism needs."""
+"""The networks that are trained; open_clip models built, loaded, saved, and tuned in parts (LoRA, projections)."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.utils import parametrize
 
 from rewards.clip.backbone import load_backbone
 from rewards.clip.captions import causal_text_features
@@ -19,11 +20,14 @@ from rewards.clip.long import KEEP, stretch_text_tower
 from rewards.clip.preprocessing import Preprocessing, preprocessing_of
 from rewards.model_files import check_memory, check_sizes, check_state, state_shapes
 from rl_caption.config.build import ConfigError
-from rl_caption.reward_models.trainable import is_frozen, merged_state
+
+_PROJECTIONS = {"image": ("visual.proj", "visual.attnpool."), "text": ("text_projection",)}
+"""Names of the last layers; a ResNet's is its attention pool."""
+_BLOCK_WEIGHTS = ("attn.in_proj_weight", "attn.out_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
 
 
 class Towers(nn.Module):
-    """Towers by the kind of what they read: ``image`` embeds pixels, ``text`` embeds token ids."""
+    """An ``image`` tower that embeds pixels and a ``text`` tower that embeds token ids, or one of the two."""
 
     def __init__(self, towers: Mapping[str, nn.Module]) -> None:
         super().__init__()
@@ -35,20 +39,17 @@ class Towers(nn.Module):
 
 
 class ClipTowers(nn.Module):
-    """An open_clip model, whose temperature is a further output.
+    """An open_clip model, whose inverse temperature ``scale`` is a further output.
 
-    Args:
-        clip: the model.
-        max_scale: the factor of the cosines is kept in [1, ``max_scale``], as CLIP does; it is clamped in place before
-            it is used, so that its gradient does not vanish at the limit.
-        frozen_positions: so many first positions of the text tower get no gradient.
+    ``scale`` is kept in [1, ``max_scale``], as in CLIP; it is clamped in place before it is used, so that its gradient
+    does not vanish at the limit. The first ``frozen_positions`` positions of the text tower get no gradient.
     """
 
     def __init__(self, clip: Any, max_scale: float = 100.0, frozen_positions: int = 0) -> None:
         super().__init__()
-        self.clip = clip
-        self.max_scale = max_scale
-        self.trims = is_causal(clip)
+        self.clip, self.max_scale = clip, max_scale
+        # A causal tower that is read at EOT: nothing after it reaches the embedding, so ids may be cut there.
+        self.trims = clip.attn_mask is not None and clip.text_pool_type == "argmax"
         if frozen_positions:
             later = (torch.arange(len(clip.positional_embedding)) >= frozen_positions)[:, None]
             clip.positional_embedding.register_hook(lambda gradient: gradient * later.to(gradient.device))
@@ -62,7 +63,7 @@ class ClipTowers(nn.Module):
         return self
 
     def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """As ``Towers.forward``, and ``scale``, the inverse temperature, a scalar."""
+        """As ``Towers.forward``, and ``scale``, a scalar."""
         with torch.no_grad():
             self.clip.logit_scale.clamp_(0, math.log(self.max_scale))
         outputs = {name: self._embed(_tower(name), value) for name, value in inputs.items()}
@@ -78,17 +79,14 @@ def _tower(name: str) -> str:
     return "image" if name.startswith("image") else "text"
 
 
-def is_causal(clip: Any) -> bool:
-    """Whether nothing after EOT reaches the text embedding, so that ids may be cut there."""
-    return clip.attn_mask is not None and clip.text_pool_type == "argmax"
+def is_frozen(module: nn.Module) -> bool:
+    """Whether the module has parameters, and none is trained."""
+    parameters = list(module.parameters())
+    return bool(parameters) and not any(parameter.requires_grad for parameter in parameters)
 
 
 def random_clip(name: str | None, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """An open_clip model with random weights, and its model JSON.
-
-    Args:
-        name: an architecture of open_clip; None leaves everything to ``kwargs``.
-        kwargs: open_clip's model JSON, section by section over that of ``name``.
+    """An open_clip model with random weights, and its model JSON: that of ``name``, if any, updated with ``kwargs``.
 
     Raises:
         ConfigError: an unknown architecture, or a shape that open_clip cannot build.
@@ -122,11 +120,8 @@ def pretrained_clip(
 ) -> tuple[Any, dict[str, Any], Preprocessing]:
     """An open_clip model with the weights ``init``, its model JSON, and its preprocessing.
 
-    Args:
-        name: architecture that a tag or a checkpoint file needs; None where ``init`` is a folder.
-        init: folder of an open_clip model, tag or checkpoint file.
-        context_length: stretch the text tower to so many positions; None leaves it as it is.
-        keep_positions: the first ones, which stay as they are.
+    ``init`` is a folder, or with the architecture ``name`` a tag or a checkpoint file. With ``context_length`` the text
+    tower is stretched to so many positions, all but the first ``keep_positions``.
 
     Raises:
         ConfigError: the weights cannot be found or loaded, belong to another kind of model, or cannot be stretched so.
@@ -151,7 +146,7 @@ def pretrained_clip(
     model: Any = backbone.model
     if not isinstance(model, open_clip.CLIP) or isinstance(model, torch.jit.ScriptModule):
         raise ConfigError(f"model.init {init!r} is a {type(model).__name__}: expected open_clip's CLIP")
-    # What was loaded has the last word: tags and OpenAI's archives bring QuickGELU, which the architecture leaves out.
+    # What was loaded decides: tags and OpenAI's archives bring QuickGELU, which the architecture leaves out.
     shape["quick_gelu"] = any(isinstance(module, open_clip.transformer.QuickGELU) for module in model.modules())
     shape["text_cfg"] = dict(shape["text_cfg"]) | {"context_length": int(model.context_length)}
     _check_fits(model, shape, f"model.init {init!r}" + (f" with model.name {name!r}" if name else ""))
@@ -199,7 +194,7 @@ def _check_native(shape: dict[str, Any], key: str) -> None:
 
 
 def save_clip(model: Any, shape: dict[str, Any], folder: Path) -> None:
-    """Write a folder that ``load_backbone`` and ``open_clip.create_model('local-dir:...')`` read; updates merged."""
+    """Write a folder that ``load_backbone`` and ``open_clip.create_model('local-dir:...')`` read, LoRA merged."""
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in merged_state(model).items()}
     save_file(weights, folder / "open_clip_model.safetensors", metadata={"format": "pt"})
@@ -214,3 +209,75 @@ def save_clip(model: Any, shape: dict[str, Any], folder: Path) -> None:
     }
     text = json.dumps({"model_cfg": shape, "preprocess_cfg": record}, indent=2) + "\n"
     (folder / "open_clip_config.json").write_text(text, encoding="utf-8")
+
+
+class LowRank(nn.Module):
+    """LoRA as a parametrisation: ``W + (alpha / rank) B A`` instead of a weight W (Hu et al. 2022, equation 3).
+
+    W is read as a matrix of ``rows`` rows; A is [rank, columns], B [rows, rank] and 0 at first. A parametrisation is
+    seen by whoever reads the weight, fused attention included.
+    """
+
+    def __init__(self, weight: Tensor, rows: int, rank: int, scale: float) -> None:
+        super().__init__()
+        self.lora_a = nn.Parameter(torch.empty(rank, weight.numel() // rows))
+        self.lora_b = nn.Parameter(torch.zeros(rows, rank))
+        self.scale = scale
+        nn.init.kaiming_uniform_(self.lora_a, a=math.sqrt(5))
+
+    def forward(self, weight: Tensor) -> Tensor:
+        """The updated weight, of the same shape."""
+        return weight + self.scale * (self.lora_b @ self.lora_a).view_as(weight)
+
+
+def train_only(clip: Any, what: Literal["projections", "lora", "all"], rank: int = 4, alpha: float = 1.0) -> None:
+    """Freeze all of an open_clip model but ``what``.
+
+    ``projections`` (PAC-S): the last one of either tower, a ResNet's attention pool, and the temperature. ``lora``
+    (PAC-S++): a ``LowRank`` update of the four matrices of each block in both towers, and of the patches' kernel
+    [D, 3, k, k] as a matrix of k D rows with rank k ``rank``. ``all``: nothing is frozen.
+
+    Raises:
+        ConfigError: the model has no such layers.
+    """
+    if what == "all":
+        return
+    clip.requires_grad_(False)
+    if what == "lora":
+        if not hasattr(clip.visual, "transformer"):
+            raise ConfigError("train.trainable is 'lora', but the image tower is no ViT: take projections or all")
+        _add_updates(clip, rank, alpha / rank)
+        return
+    for tower, names in _PROJECTIONS.items():
+        found = [parameter for name, parameter in clip.named_parameters() if name.startswith(names)]
+        if not found:
+            raise ConfigError(f"train.trainable is 'projections', but the {tower} tower has none: take all or lora")
+        for parameter in found:
+            parameter.requires_grad_(True)
+    clip.logit_scale.requires_grad_(True)
+
+
+def _add_updates(clip: Any, rank: int, scale: float) -> None:
+    for transformer in (clip.visual.transformer, clip.transformer):
+        for block in transformer.resblocks:
+            for path in _BLOCK_WEIGHTS:
+                owner, _, name = path.rpartition(".")
+                module = block.get_submodule(owner)
+                weight = getattr(module, name)
+                update = LowRank(weight, len(weight), rank, scale)
+                parametrize.register_parametrization(module, name, update)
+    kernel = clip.visual.conv1.weight
+    side = kernel.shape[-1]
+    update = LowRank(kernel, len(kernel) * side, rank * side, scale)
+    parametrize.register_parametrization(clip.visual.conv1, "weight", update)
+
+
+def merged_state(model: nn.Module) -> dict[str, Tensor]:
+    """The state dict under the names that it had without LoRA, whose updates are added to their weights."""
+    state = model.state_dict()
+    for path, module in model.named_modules():
+        if parametrize.is_parametrized(module):
+            prefix = f"{path}." if path else ""
+            state = {name: value for name, value in state.items() if not name.startswith(f"{prefix}parametrizations.")}
+            state |= {f"{prefix}{name}": getattr(module, name) for name in module.parametrizations}
+    return state

@@ -1,17 +1,33 @@
-"""Losses of embedding models: pure functions of the embeddings of a whole global batch.
+"""Losses of dual encoders: pure functions of the embeddings of the global batch. B pairs, D dimensions.
 
-B pairs, D dimensions. Embeddings are raw (of any length above 0); cosines normalise them.
+Embeddings are raw (of any length above 0); cosines normalise them. The first half are losses of tensors, each with its
+equation; the second half are the objectives of the tasks: weighted sums of these, with what is logged of each.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable, Mapping
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 Reduction = Literal["mean", "sum"]
+Embeddings: TypeAlias = Mapping[str, Tensor]
+"""Raw embeddings [B, D] of the global batch by name, such as ``image`` and ``text``; scalars are further parameters of
+the loss, such as ``scale``, the inverse temperature."""
+Objective: TypeAlias = Callable[[Embeddings, Embeddings], tuple[Tensor, dict[str, Tensor]]]
+"""(the model's embeddings, targets) -> scalar loss and what is logged, by key of docs/metrics.md. Targets are the
+teacher's embeddings [B, D], ``triplet`` [B] (1 where a row has a triplet, else 0), or none."""
+
+TOWER_WEIGHT = {1: 1 / 2, 2: 1 / 6}
+"""Weight of each distance by the number of towers, as in the L-CLIPScore code: stage 1 averages its two losses; stage 2
+averages three (L1, cosine, regulator), and the first two over two towers."""
+REGULATOR_WEIGHT = 1 / 30
+"""A third as above, times that code's scale of 0.1."""
+LARGEST_MARGIN = {"logit": 1.5, "cosine": 0.015}
+"""Largest dynamic margin of SPECS's code, in logits; and the same at a scale of 100, where CLIP's ends."""
 
 
 def cosine_matrix(images: Tensor, texts: Tensor) -> Tensor:
@@ -19,77 +35,32 @@ def cosine_matrix(images: Tensor, texts: Tensor) -> Tensor:
     return F.normalize(images, dim=-1) @ F.normalize(texts, dim=-1).T
 
 
+def _cross_entropies(logits: Tensor, label_smoothing: float, symmetric: bool = True) -> Tensor:
+    """Mean cross-entropy of [B, B] logits (image by text) with the diagonal as target, of columns or both ways."""
+    target = torch.arange(len(logits), device=logits.device)
+    to_images = F.cross_entropy(logits.T, target, label_smoothing=label_smoothing)
+    if not symmetric:
+        return to_images
+    return (F.cross_entropy(logits, target, label_smoothing=label_smoothing) + to_images) / 2
+
+
 def info_nce(
     images: Tensor, texts: Tensor, scale: Tensor | float, label_smoothing: float = 0.0, symmetric: bool = True
 ) -> Tensor:
-    """Cross-entropy of picking the own text of an image, and the own image of a text, among the batch.
+    """InfoNCE ``(CE(scale * S, i) + CE(scale * Sᵀ, i)) / 2`` with S the cosines [B, B] (Radford et al. 2021, figure 3).
 
-    ``(CE(scale * S, i) + CE(scale * Sᵀ, i)) / 2`` with S the cosines (Radford et al. 2021, CLIP, figure 3). Other pairs
-    whose caption is the same need no care: where their text embeddings are equal, a target that is uniform over them
-    (Khosla et al. 2020; Yang et al. 2022) has the same value and gradient.
+    ``images`` and ``texts`` are [B, D], row i of one matching row i of the other; a scalar, nats. ``scale`` is the
+    inverse temperature, ``label_smoothing`` the fraction of the target that is spread evenly over the batch (0.1 in
+    Long-CLIP's code). Without ``symmetric`` only texts pick images, ``CE(scale * Sᵀ, i)`` (SPECS's code).
 
-    Args:
-        images: [B, D].
-        texts: [B, D], row i belongs to image i.
-        scale: factor of the cosines, the inverse of the temperature.
-        label_smoothing: share of the target that is spread evenly over the batch (Long-CLIP's code: 0.1).
-        symmetric: both directions; False takes only texts that pick images, ``CE(scale * Sᵀ, i)`` (SPECS's code).
-
-    Returns:
-        Scalar, nats, 0 and up; at least the mean over the pairs of ln m, m being how many have the same text embedding.
+    Other pairs with the same caption are negatives like all: where their text embeddings are equal, a target that is
+    uniform over them (Khosla et al. 2020; Yang et al. 2022) has the same value and gradient.
     """
     return _cross_entropies(scale * cosine_matrix(images, texts), label_smoothing, symmetric)
 
 
-def summed_info_nce(images: Tensor, texts: Tensor, scale: Tensor | float) -> Tensor:
-    """``CE(scale * S, i) + CE(scale * Sᵀ, i)``, both directions of ``info_nce`` without the half; a scalar, nats."""
-    return 2 * info_nce(images, texts, scale)
-
-
-def positive_augmented_info_nce(
-    images: Tensor,
-    texts: Tensor,
-    scale: Tensor | float,
-    positive_images: tuple[float, Tensor] | None = None,
-    positive_texts: tuple[float, Tensor] | None = None,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """``l(V, T) + λv l(V', T) + λt l(V, T')`` with l the ``summed_info_nce`` (Sarto et al., CVPR 2023, section 3.1).
-
-    Images V' were generated for the captions T, captions T' for the images V: further views of the same pairs. Only
-    other rows are negatives, and V' and T' do not meet.
-
-    Args:
-        images, texts: V and T, [B, D].
-        scale: factor of the cosines.
-        positive_images: λv (0.05 in the paper) and V', [B, D], row i belonging to text i; None leaves the term out.
-        positive_texts: λt (0.1 in the paper) and T', [B, D], row i belonging to image i; None leaves the term out.
-
-    Returns:
-        Scalar, nats, 0 and up; and its terms before their weights: ``pairs``, ``images`` and ``captions``.
-    """
-    loss = summed_info_nce(images, texts, scale)
-    terms = {"pairs": loss}
-    if positive_images is not None:
-        weight, generated = positive_images
-        terms["images"] = summed_info_nce(generated, texts, scale)
-        loss = loss + weight * terms["images"]
-    if positive_texts is not None:
-        weight, generated = positive_texts
-        terms["captions"] = summed_info_nce(images, generated, scale)
-        loss = loss + weight * terms["captions"]
-    return loss, terms
-
-
-def _cross_entropies(logits: Tensor, label_smoothing: float, symmetric: bool = True) -> Tensor:
-    own = torch.arange(len(logits), device=logits.device)
-    to_images = F.cross_entropy(logits.T, own, label_smoothing=label_smoothing)
-    if not symmetric:
-        return to_images
-    return (F.cross_entropy(logits, own, label_smoothing=label_smoothing) + to_images) / 2
-
-
 def principal_reconstruction(rows: Tensor, rank: int) -> Tensor:
-    """What the first ``rank`` principal components of [B, D] rows tell of them, the mean included; [B, D].
+    """The projection of [B, D] rows on their first ``rank`` principal components, the mean added back; [B, D].
 
     ``(X - m) V Vᵀ + m`` with V the right singular vectors of X - m of the ``rank`` largest singular values: the coarse
     image features that Long-CLIP matches with short captions (Zhang et al. 2024, section 3.3). V has no gradient: its
@@ -104,25 +75,19 @@ def principal_reconstruction(rows: Tensor, rank: int) -> Tensor:
 def short_info_nce(
     images: Tensor, texts: Tensor, scale: Tensor | float, rank: int, label_smoothing: float = 0.0
 ) -> Tensor:
-    """``info_nce`` of short captions with the ``principal_reconstruction`` of the images, both of length 1 before it.
+    """``info_nce`` of short captions with the ``principal_reconstruction`` of the normalised images (Long-CLIP).
 
-    The reconstruction is not brought back to length 1 (Long-CLIP's code): images that the components tell less of have
-    lower logits. Arguments as for ``info_nce``; a scalar, nats.
+    The reconstruction is not normalised again (Long-CLIP's code): images that it explains less of have lower logits.
     """
     coarse = principal_reconstruction(F.normalize(images, dim=-1), rank)
     return _cross_entropies(scale * coarse @ F.normalize(texts, dim=-1).T, label_smoothing)
 
 
 def dynamic_margin(gaps: Tensor, counts: Tensor, largest: float) -> Tensor:
-    """Mean of the [B] gaps that count, within [0, ``largest``], without gradient; a scalar.
+    """Mean of the [B] gaps that count (``counts`` 1, else 0), clamped to [0, ``largest``] and detached; a scalar.
 
-    Gaps are what a better text is ahead by; the margin asks of each to be as far ahead as the mean (SPECS, section 3:
-    the dynamic margin, detached and clamped).
-
-    Args:
-        gaps: [B].
-        counts: [B], 1 where a row counts, else 0; where none does, the margin is 0.
-        largest: in the unit of the gaps.
+    A gap is how far a better text is ahead of a worse one; the margin asks of each to be as far ahead as the mean
+    (SPECS, section 3). 0 where no row counts.
     """
     return ((gaps * counts).sum() / counts.sum().clamp(min=1)).detach().clamp(0, largest)
 
@@ -136,22 +101,9 @@ def hinge(gaps: Tensor, counts: Tensor, margin: Tensor | float) -> Tensor:
     return (F.relu(margin - gaps) * counts).sum() / counts.sum().clamp(min=1)
 
 
-def l1_distance(student: Tensor, teacher: Tensor) -> Tensor:
-    """Mean absolute difference of [B, D] and [B, D] over batch and dimensions; a scalar, 0 and up."""
-    return (student - teacher).abs().mean()
-
-
 def cosine_distance(student: Tensor, teacher: Tensor) -> Tensor:
     """Mean over B of 1 - cosine of row i of [B, D] and row i of [B, D]; a scalar in [0, 2]."""
     return (1 - F.cosine_similarity(student, teacher, dim=-1)).mean()
-
-
-def embedding_distance(student: Tensor, teacher: Tensor, l1_weight: float = 0.5, cosine_weight: float = 0.5) -> Tensor:
-    """Weighted sum of ``l1_distance`` and ``cosine_distance`` of raw embeddings [B, D].
-
-    Source: the first distillation stage of L-CLIP; its released code gives each of the two terms one half.
-    """
-    return l1_weight * l1_distance(student, teacher) + cosine_weight * cosine_distance(student, teacher)
 
 
 def similarity_regulator(
@@ -161,25 +113,125 @@ def similarity_regulator(
     teacher_texts: Tensor,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    """Keep the student's cosines of own pairs at least as high, and of other pairs at most as high, as the teacher's.
+    """Similarity Regulator of L-CLIPScore: matching cosines at least the teacher's, all others at most the teacher's.
 
     With S and T the cosine matrices of student and teacher: ``Σᵢ relu(Tᵢᵢ - Sᵢᵢ) + Σᵢⱼ relu(Sᵢⱼ - Tᵢⱼ)``, i ≠ j. The
     L-CLIPScore paper writes sums; its code takes the mean of each of the two parts, which gives a negative pair B - 1
     times less weight. The code's average over S and Sᵀ is the same number.
 
-    Args:
-        student_images, student_texts: [B, D].
-        teacher_images, teacher_texts: [B, E], any width E.
-        reduction: ``mean`` (code) or ``sum`` (paper).
-
-    Returns:
-        Scalar, 0 and up; the second part is 0 where B is 1.
+    The student's embeddings are [B, D], the teacher's [B, E] of any width E. A scalar, 0 and up.
     """
     student = cosine_matrix(student_images, student_texts)
     teacher = cosine_matrix(teacher_images, teacher_texts)
-    own = torch.eye(len(student), dtype=torch.bool, device=student.device)
-    missing = F.relu(teacher - student)[own]
-    excess = F.relu(student - teacher)[~own]
+    diagonal = torch.eye(len(student), dtype=torch.bool, device=student.device)
+    missing = F.relu(teacher - student)[diagonal]
+    excess = F.relu(student - teacher)[~diagonal]
     if reduction == "sum":
         return missing.sum() + excess.sum()
     return missing.mean() + excess.sum() / max(excess.numel(), 1)
+
+
+def contrastive(
+    student: Embeddings, target: Embeddings, label_smoothing: float = 0.0, short: float = 0.0, pca_rank: int = 32
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """``info_nce`` of ``image`` and ``text``, + ``short`` times ``short_info_nce`` of ``text_short``."""
+    images, texts, scale = student["image"], student["text"], student["scale"]
+    loss, metrics = info_nce(images, texts, scale, label_smoothing), _contrastive_metrics(student)
+    if short:
+        term = short_info_nce(images, student["text_short"], scale, pca_rank, label_smoothing)
+        loss, metrics = loss + short * term, metrics | {"contrastive/short": term}
+    return loss, metrics
+
+
+@torch.no_grad()
+def _contrastive_metrics(student: Embeddings) -> dict[str, Tensor]:
+    cosines = cosine_matrix(student["image"], student["text"])
+    index = torch.arange(len(cosines), device=cosines.device)
+    texts_found, images_found = ((cosines.argmax(dim=dim) == index).float().mean() for dim in (1, 0))
+    return {"contrastive/scale": student["scale"], "contrastive/accuracy": (texts_found + images_found) / 2}
+
+
+def positive_augmented(
+    student: Embeddings, target: Embeddings, positive_images: float = 0.05, positive_captions: float = 0.1
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """PAC-S: ``l(V, T) + λv l(V', T) + λt l(V, T')``, l = 2 ``info_nce`` (Sarto et al., CVPR 2023, section 3.1).
+
+    V and T are ``image`` and ``text``. ``image_generated`` V' were generated for the captions T, ``text_generated`` T'
+    for the images V: further views of the same pairs. Only other rows are negatives, and V' and T' do not meet. A
+    weight of 0 leaves its term out. Nats; terms are logged unweighted.
+    """
+    images, texts, scale = student["image"], student["text"], student["scale"]
+    loss = 2 * info_nce(images, texts, scale)
+    metrics = _contrastive_metrics(student) | {"positive/pairs": loss}
+    if positive_images:
+        metrics["positive/images"] = 2 * info_nce(student["image_generated"], texts, scale)
+        loss = loss + positive_images * metrics["positive/images"]
+    if positive_captions:
+        metrics["positive/captions"] = 2 * info_nce(images, student["text_generated"], scale)
+        loss = loss + positive_captions * metrics["positive/captions"]
+    return loss, metrics
+
+
+def specificity(
+    student: Embeddings,
+    target: Embeddings,
+    alpha: float = 1.0,
+    beta: float = 8.0,
+    gamma: float = 0.8,
+    margin_units: Literal["logit", "cosine"] = "logit",
+    max_margin: float | None = None,
+    symmetric: bool = False,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """SPECS: a caption with one more true detail scores higher, one with a false detail lower (Chen et al., section 3).
+
+    ``alpha * InfoNCE(image, text) + beta * hinge(s(positive) - s(base)) + gamma * hinge(s(base) - s(negative))`` with s
+    the cosine to the image, and a ``dynamic_margin`` of its own for either hinge. Terms are logged unweighted.
+
+    ``student`` has ``image``, ``text``, ``text_base``, ``text_positive``, ``text_negative`` and ``scale``; ``target``
+    has ``triplet`` [B]. ``margin_units`` of s: ``logit``, cosines times scale (released code), or ``cosine``;
+    ``max_margin`` is in these units, None is ``LARGEST_MARGIN``. ``symmetric`` is that of ``info_nce``.
+    """
+    counts, scale = target["triplet"], student["scale"]
+    factor = scale if margin_units == "logit" else torch.ones_like(scale)
+    largest = LARGEST_MARGIN[margin_units] if max_margin is None else max_margin
+    base, positive, negative = (
+        factor * F.cosine_similarity(student["image"], student[f"text_{name}"], dim=-1)
+        for name in ("base", "positive", "negative")
+    )
+    contrast = info_nce(student["image"], student["text"], scale, symmetric=symmetric)
+    loss, metrics = alpha * contrast, _contrastive_metrics(student) | {"specificity/contrastive": contrast}
+    for name, weight, gaps in (("positive", beta, positive - base), ("negative", gamma, base - negative)):
+        margin = dynamic_margin(gaps, counts, largest)
+        term = hinge(gaps, counts, margin)
+        loss = loss + weight * term
+        metrics[f"specificity/{name}_hinge"] = term
+        metrics[f"specificity/{name}_margin"] = margin
+        metrics[f"specificity/{name}_rate"] = ((gaps > 0) * counts).sum() / counts.sum().clamp(min=1)
+    return loss, metrics
+
+
+def distillation(
+    student: Embeddings,
+    teacher: Embeddings,
+    towers: tuple[str, ...],
+    l1: float,
+    cosine: float,
+    regulator: float = 0.0,
+    reduction: Reduction = "mean",
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """L-CLIPScore: ``l1`` |f - f_T| + ``cosine`` (1 - cos(f, f_T)) of each tower, + ``regulator`` Similarity Regulator.
+
+    f and f_T are raw embeddings of student and teacher; |.| is the mean over batch and dimensions. Stage 1 has one
+    tower, stage 2 both and the regulator, whose weight of 0 leaves it out. Terms are logged unweighted.
+    """
+    loss = torch.zeros((), device=student[towers[0]].device)
+    metrics: dict[str, Tensor] = {}
+    for tower in towers:
+        metrics[f"distill/l1_{tower}"] = absolute = F.l1_loss(student[tower], teacher[tower])
+        metrics[f"distill/cosine_{tower}"] = angle = cosine_distance(student[tower], teacher[tower])
+        loss = loss + l1 * absolute + cosine * angle
+    if regulator:
+        term = similarity_regulator(student["image"], student["text"], teacher["image"], teacher["text"], reduction)
+        loss = loss + regulator * term
+        metrics["distill/regulator"] = term
+    return loss, metrics

@@ -16,24 +16,23 @@ TIE = 1e-6
 def retrieval_recall(
     images: Tensor, texts: Tensor, owners: Tensor, ks: Sequence[int] = (1, 5, 10), chunk_size: int = 512
 ) -> dict[str, float]:
-    """Compute the recall at k of retrieval by cosine, image to text and text to image.
+    """Recall at k of retrieval by cosine, both ways (the protocol of Karpathy and Fei-Fei, CVPR 2015, section 4.1).
 
-    Image to text: the share of images with at least one of their own texts among the k nearest texts. Text to image:
-    the share of texts whose image is among the k nearest images. The protocol is the usual one (Karpathy and Fei-Fei,
-    CVPR 2015, section 4.1).
+    Image to text: the fraction of images with at least one of their texts among the k nearest texts. Text to image: the
+    fraction of texts whose image is among the k nearest images.
 
     Ties (cosines within ``TIE``) count by their expectation when they are put in a random order: a text whose image is
     beaten by G others and equalled by E is a hit at k with probability min(1, max(0, k - G) / (E + 1)). So an encoder
-    that returns one vector for everything gets chance level, and a caption that many images share costs no more than
-    it must. With several own texts at the best own cosine the probability of a miss is hypergeometric. Where nothing
-    is tied, this is plain recall.
+    that returns one vector for everything gets chance level, and a caption that many images have costs no more than
+    it must. With several matching texts at the best matching cosine the probability of a miss is hypergeometric. Where
+    nothing is tied, this is plain recall.
 
     Args:
         images: [N, D] embeddings; of any length above 0, since they are normalised here.
         texts: [M, D] embeddings of the same device.
         owners: [M] integers: row in ``images`` that each text belongs to. Every image needs a text.
         ks: numbers of candidates; a k above the number of candidates gives 1.
-        chunk_size: queries at once; 512 of them against 25,000 candidates take 51 MB.
+        chunk_size: queries in one product; 512 of them against 25,000 candidates take 51 MB.
 
     Returns:
         ``i2t_r1``, ... and ``t2i_r1``, ... for every k, each in [0, 1].
@@ -48,13 +47,13 @@ def retrieval_recall(
     rows = torch.arange(len(images), device=texts.device)
     i2t = _recall(images, texts, rows, owners, ks, chunk_size)
     t2i = _recall(texts, images, owners, rows, ks, chunk_size)
-    return {f"i2t_r{k}": share for k, share in i2t.items()} | {f"t2i_r{k}": share for k, share in t2i.items()}
+    return {f"i2t_r{k}": rate for k, rate in i2t.items()} | {f"t2i_r{k}": rate for k, rate in t2i.items()}
 
 
 def _recall(
     queries: Tensor, candidates: Tensor, query_ids: Tensor, candidate_ids: Tensor, ks: Sequence[int], chunk_size: int
 ) -> dict[int, float]:
-    """Average the probability of a hit over [Q, D] queries; a candidate is a query's own where their ids are equal."""
+    """Average the probability of a hit over [Q, D] queries; a candidate matches a query where their ids are equal."""
     hits = dict.fromkeys(ks, 0.0)
     for start in range(0, len(queries), chunk_size):
         cosines = queries[start : start + chunk_size] @ candidates.T
@@ -69,24 +68,21 @@ def _recall(
 
 
 def hit_probability(better: Tensor, others: Tensor, own: Tensor, k: int) -> Tensor:
-    """Compute the probability that at least one own candidate is among the first k, ties being in random order.
+    """Probability that at least one matching candidate is among the first k, ties being in random order; [Q] float64.
 
-    1 - C(E, m) / C(E + O, m) with m = max(0, k - G) places left to the tied group; 1 where m > E.
+    1 - C(E, m) / C(E + O, m) with m = max(0, k - G) ranks left to the tied group; 1 where m > E.
 
     Args:
         better: [Q] G, candidates ahead of the tied group.
         others: [Q] E, candidates of others in the tied group.
-        own: [Q] O >= 1, own candidates in the tied group.
-        k: number of places.
-
-    Returns:
-        [Q] float64 probabilities.
+        own: [Q] O >= 1, matching candidates in the tied group.
+        k: number of ranks.
     """
-    places = (k - better).clamp(min=0)
+    ranks = (k - better).clamp(min=0)
     miss = torch.ones(better.shape, dtype=torch.float64, device=better.device)
-    for taken in range(int(places.max()) if len(places) else 0):
+    for taken in range(int(ranks.max()) if len(ranks) else 0):
         factor = (others - taken).clamp(min=0).double() / (others + own - taken).clamp(min=1)
-        miss = torch.where(taken < places, miss * factor, miss)
+        miss = torch.where(taken < ranks, miss * factor, miss)
     return 1 - miss
 
 

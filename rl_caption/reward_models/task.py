@@ -9,30 +9,25 @@ split over micro-batches and processes, as long as the network has no batch norm
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
 from rl_caption.reward_models.batch import PairBatch
-from rl_caption.reward_models.objectives import Embeddings, Objective
+from rl_caption.reward_models.losses import Embeddings, Objective
 from rl_caption.training.engines import Averages, backward_all
 
-
-class Target(Protocol):
-    """Where that comes from which embeddings are compared with: a teacher, or the batch itself."""
-
-    def __call__(self, batch: PairBatch) -> dict[str, Tensor]:
-        """Embeddings [B, D], or numbers [B], by name; on the batch's device, without gradient."""
-        ...
+Target: TypeAlias = Callable[[PairBatch], dict[str, Tensor]]
+"""A teacher's embeddings [B, D], or ``batch_targets``, by name; on the batch's device, without gradient."""
 
 
 def batch_targets(batch: PairBatch) -> dict[str, Tensor]:
-    """What the collate function prepared for the loss, a ``Target``."""
+    """The targets that the collate function prepared, a ``Target``."""
     return batch.targets
 
 
@@ -58,7 +53,7 @@ class EmbeddingTask:
 
     def training_step(self, batches: Sequence[PairBatch], step: int) -> Averages:
         """Leave the gradient of one optimizer step in the parameters. ``batches`` are this process's micro-batches."""
-        target = {} if self.target is None else _joined([self.target(batch) for batch in batches])
+        target = {} if self.target is None else _concatenated([self.target(batch) for batch in batches])
         if len(batches) == 1:
             outputs = self.model(batches[0].inputs)
             gradients, log = self._gradients(_detached(outputs), target)
@@ -69,25 +64,25 @@ class EmbeddingTask:
             for batch in batches:
                 states.append(_random_states(self.accelerator.device))
                 embedded.append(_detached(self.model(batch.inputs)))
-        gradients, log = self._gradients(_joined(embedded), target)
-        end, start, shares = _random_states(self.accelerator.device), 0, []
+        gradients, log = self._gradients(_concatenated(embedded), target)
+        end, start, passes = _random_states(self.accelerator.device), 0, []
         for batch, state in zip(batches, states, strict=True):
-            mine = slice(start, start := start + len(batch.rows))
-            own = {name: value[mine] if value.ndim else value for name, value in gradients.items()}
-            shares.append(partial(self._again, batch, state, own, 1 / len(batches)))
-        backward_all(self.accelerator, self.model, shares)
+            rows = slice(start, start := start + len(batch.rows))
+            own = {name: value[rows] if value.ndim else value for name, value in gradients.items()}
+            passes.append(partial(self._second_pass, batch, state, own, 1 / len(batches)))
+        backward_all(self.accelerator, self.model, passes)
         _restore(end, self.accelerator.device)
         return log
 
-    def _again(self, batch: PairBatch, state: list[Tensor], gradients: Embeddings, share: float) -> Tensor:
+    def _second_pass(self, batch: PairBatch, state: list[Tensor], gradients: Embeddings, weight: float) -> Tensor:
         """The second forward pass of a micro-batch, with the random numbers (dropout) of the first."""
         _restore(state, self.accelerator.device)
-        return _surrogate(self.model(batch.inputs), gradients, share)
+        return _surrogate(self.model(batch.inputs), gradients, weight)
 
     def _gradients(self, own: Embeddings, target: Embeddings) -> tuple[dict[str, Tensor], Averages]:
         """Gradient of the global batch's loss with respect to this process's embeddings; every process computes all.
 
-        The gradient of a scalar, which every process has, is divided by their number: shares are added up.
+        The gradient of a scalar, which every process has, is divided by their number, because gradients are summed.
         """
         rank, processes = self.accelerator.process_index, self.accelerator.num_processes
         leaves = {name: self._gathered(value).requires_grad_() for name, value in own.items()}
@@ -110,13 +105,13 @@ class EmbeddingTask:
         return self.accelerator.gather(rows.contiguous())
 
 
-def _surrogate(outputs: Embeddings, gradients: Embeddings, share: float) -> Tensor:
+def _surrogate(outputs: Embeddings, gradients: Embeddings, weight: float) -> Tensor:
     """A number whose gradient is that of the loss: the sum of embeddings times their gradients.
 
-    A scalar appears in every micro-batch, so each gets ``share`` of its gradient.
+    A scalar appears in every micro-batch, so its gradient is multiplied by ``weight``.
     """
     terms = [
-        (value.float() * gradients[name]).sum() * (1.0 if value.ndim else share)
+        (value.float() * gradients[name]).sum() * (1.0 if value.ndim else weight)
         for name, value in outputs.items()
         if value.requires_grad
     ]
@@ -127,8 +122,8 @@ def _detached(outputs: Embeddings) -> dict[str, Tensor]:
     return {name: value.detach() for name, value in outputs.items()}
 
 
-def _joined(parts: Sequence[Embeddings]) -> dict[str, Tensor]:
-    """Rows of several micro-batches under each other; a scalar is the same in all of them."""
+def _concatenated(parts: Sequence[Embeddings]) -> dict[str, Tensor]:
+    """The rows of several micro-batches; a scalar is the same in all of them."""
     return {
         name: torch.cat([part[name] for part in parts]) if value.ndim else value for name, value in parts[0].items()
     }

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable, Sequence
-from pathlib import Path
 from typing import Literal, NamedTuple
 
-from rewards.text.detail_units import detail_units, detail_units_of
-from rewards.text.pos_tags import Tagger
-from rl_caption.data.files import read_captions
-from rl_caption.data.scenes.draws import Draws
+from rewards.text.detail_units import detail_units
+from rl_caption.data.scenes.world import Draws
 
 Per = Literal["unit", "row"]
 _STOPS = (".", "!", "?", "…")
@@ -19,93 +16,68 @@ _CORE = re.compile(r"(\W*)(.*?)(\W*)", re.DOTALL)
 
 
 class Donor(NamedTuple):
-    """A caption that negative units are taken from."""
+    """A caption, cut into detail units, that negative units are taken from."""
 
     image_id: Hashable
     units: Sequence[str]
 
 
 class Triplet(NamedTuple):
-    """A caption of an image that stops early, and the same with one more detail: a true and a false one."""
+    """``base``, the first units of a caption, at least one; ``positive``, the same and the caption's next unit; and
+    ``negative``, with a unit of another image's caption instead, perhaps with its words shuffled."""
 
     base: str
-    """The first units of the caption, at least one."""
     positive: str
-    """``base`` and the caption's next unit."""
     negative: str
-    """``base`` and, in place of that unit, one from another image's caption, perhaps with its words shuffled."""
 
 
 def make_triplets(
     captions: Sequence[str],
+    image_ids: Sequence[Hashable],
     seed: int,
     shuffle_rate: float = 0.9,
     per: Per = "unit",
-    *,
-    image_ids: Sequence[Hashable] | None = None,
     donors: Sequence[Donor] | None = None,
-    tagger: Tagger | None = None,
 ) -> list[Triplet | None]:
-    """Make one triplet of each of B captions.
+    """Make one triplet of each of B captions; a pure function.
 
     The length of the base is drawn uniformly from 1 to U - 1 of the caption's U units. The negative takes the unit at
-    the same place of another caption, its last one where that caption is shorter; it never says what the positive says
-    in the same words. Which captions it may come from: the others of the batch (the paper's in-batch negatives), or
-    ``donors`` (the released code's, from the whole data set).
+    the same position of another image's caption, its last one where that caption is shorter; it never says what the
+    positive says in the same words.
 
     Args:
-        captions: [B] captions, whole.
-        seed: of all draws; give another one each step. The result is a pure function of the arguments; with given
-            ``donors``, a row's triplet does not depend on the other rows.
-        shuffle_rate: share of negative units whose words are shuffled, in [0, 1].
+        captions: [B] whole captions.
+        image_ids: [B] image of each caption: no unit is taken from a caption of the same image.
+        seed: of all draws; give another one each step. With given ``donors``, a row's triplet does not depend on the
+            other rows.
+        shuffle_rate: fraction of negative units whose words are shuffled, in [0, 1].
         per: ``unit`` shuffles each negative unit with this probability (paper). ``row`` decides by the caption, so that
             a row has shuffled negatives always or never (released code, which shuffles the first rows of the file).
-        image_ids: [B] what the captions belong to: no unit is taken from a caption of the same image. None: equal
-            captions belong to one image, different ones to different images.
-        donors: captions to take negative units from; None takes those of the batch.
-        tagger: as for ``detail_units``.
+        donors: captions to take negative units from (the released code's, from the whole data set); None takes the
+            others of the batch (the paper's in-batch negatives).
 
     Returns:
         [B] triplets. None where the caption has fewer than two units, or no other caption has a unit for it.
-
-    Raises:
-        ValueError: ``shuffle_rate`` is not within 0 .. 1, ``per`` is neither, or another number of ``image_ids``.
     """
-    if not 0 <= shuffle_rate <= 1:
-        raise ValueError(f"shuffle_rate = {shuffle_rate}: expected a share in 0 .. 1")
-    if per not in ("unit", "row"):
-        raise ValueError(f"per = {per!r}: expected 'unit' or 'row'")
-    if image_ids is not None and len(image_ids) != len(captions):
-        raise ValueError(f"{len(image_ids)} image ids for {len(captions)} captions: expected one for each")
-    units = [detail_units(caption, tagger) for caption in captions]
-    owners = list(captions) if image_ids is None else list(image_ids)
+    units = [detail_units(caption) for caption in captions]
     if donors is None:
-        donors = [Donor(owner, own) for owner, own in zip(owners, units, strict=True)]
+        donors = [Donor(image_id, own) for image_id, own in zip(image_ids, units, strict=True)]
     return [
-        _triplet(own, owner, donors, Draws("triplet", seed, str(owner), caption), shuffle_rate, per)
-        for caption, own, owner in zip(captions, units, owners, strict=True)
+        _triplet(own, image_id, donors, Draws("triplet", seed, str(image_id), caption), shuffle_rate, per)
+        for caption, own, image_id in zip(captions, units, image_ids, strict=True)
     ]
 
 
-def negative_unit(donors: Sequence[Donor], place: int, owner: Hashable, unlike: str, draws: Draws) -> str | None:
-    """Draw a unit of another image's caption, in other words than ``unlike``.
+def negative_unit(donors: Sequence[Donor], position: int, owner: Hashable, unlike: str, draws: Draws) -> str | None:
+    """Draw unit ``position`` (or the last one) of a caption of another image than ``owner``; None where there is none.
 
-    Args:
-        donors: where it may come from.
-        place: which unit of the donor, from 0; its last one where it has fewer.
-        owner: image that no unit may come from.
-        unlike: the true unit.
-        draws: which donor is tried first.
-
-    Returns:
-        The unit as its caption has it; None where no donor has one.
+    The unit is in other words than ``unlike``, the true one. ``draws`` says which donor is tried first.
     """
     start = draws.below(len(donors)) if donors else 0
     taken = _words(unlike)
-    for step in range(len(donors)):
-        donor = donors[(start + step) % len(donors)]
+    for donor in (donors[(start + step) % len(donors)] for step in range(len(donors))):
         if donor.units and donor.image_id != owner:
-            unit = donor.units[min(place, len(donor.units) - 1)]
+            unit = donor.units[min(position, len(donor.units) - 1)]
             if _words(unit) != taken:
                 return unit
     return None
@@ -116,16 +88,15 @@ def _triplet(
 ) -> Triplet | None:
     if len(units) < 2:
         return None
-    place = 1 + draws.below(len(units) - 1)
-    unit = negative_unit(donors, place, owner, units[place], draws)
+    position = 1 + draws.below(len(units) - 1)
+    unit = negative_unit(donors, position, owner, units[position], draws)
     if unit is None:
         return None
     # A row's own draw knows nothing of the seed: it is the same in every step.
-    shuffled = (draws if per == "unit" else Draws("row", "".join(units))).chance(shuffle_rate)
-    if shuffled:
+    if (draws if per == "unit" else Draws("row", "".join(units))).chance(shuffle_rate):
         unit = shuffled_words(unit, draws)
-    base = "".join(units[:place])
-    return Triplet(base, base + units[place], continued(base, unit))
+    base = "".join(units[:position])
+    return Triplet(base, base + units[position], continued(base, unit))
 
 
 def continued(base: str, unit: str) -> str:
@@ -133,22 +104,6 @@ def continued(base: str, unit: str) -> str:
     if base[-1:] in _STOPS:
         unit = unit.lstrip(_SEPARATORS) or unit
     return base + ("" if unit[0].isspace() or unit[0] in _SEPARATORS else " ") + unit
-
-
-def read_donors(path: str | Path, processes: int = 1) -> list[Donor]:
-    """Read captions to take negative units from: offline negatives, as in the released code.
-
-    Args:
-        path: JSON in COCO result format, ``[{"image_id": ..., "caption": ...}, ...]``, one caption an image.
-        processes: that cut captions into units.
-
-    Raises:
-        DataError: no such file, an image twice, or an empty caption.
-        ValueError: ``processes`` is below 1.
-    """
-    captions = read_captions(path)
-    units = detail_units_of(list(captions.values()), processes)
-    return [Donor(image_id, own) for image_id, own in zip(captions, units, strict=True)]
 
 
 def shuffled_words(unit: str, draws: Draws) -> str:

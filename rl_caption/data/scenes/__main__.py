@@ -7,12 +7,11 @@ import sys
 from collections.abc import Sequence
 
 from rl_caption.data.base import DataError
-from rl_caption.data.scenes.export import export
-from rl_caption.data.scenes.module import ScenesData
+from rl_caption.data.scenes.module import ScenesData, export
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Parse the arguments, write the world, and print what was written. Returns the exit status."""
+    """Write the world and print what was written. Returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m rl_caption.data.scenes", description=__doc__)
     parser.add_argument("--out", required=True, metavar="DIR", help="folder to write dataset.json and images/ into")
     for name, default, meaning in (

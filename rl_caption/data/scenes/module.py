@@ -1,17 +1,24 @@
-"""The generated world as a dataset: ``data.format: scenes``."""
+"""The generated world as a dataset (``data.format: scenes``), and its export to a Karpathy JSON file and PNG images."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, TypeAlias, overload
 
+from tqdm import tqdm
+
+from rewards.files import write_errors
 from rl_caption.config.ranges import Range, Seed
-from rl_caption.data.base import DataError, Row
-from rl_caption.data.scenes.draws import Draws
-from rl_caption.data.scenes.images import SceneImage
+from rl_caption.data.base import DataError, Row, load_image
+from rl_caption.data.files import write_text
 from rl_caption.data.scenes.language import long_reference, references
-from rl_caption.data.scenes.world import PAIRS, SEEN_PAIRS, UNSEEN_PAIRS, Scene, make_scene, moves
+from rl_caption.data.scenes.oracle import PUNCTUATION, tokens
+from rl_caption.data.scenes.render import SceneImage
+from rl_caption.data.scenes.world import PAIRS, SEEN_PAIRS, UNSEEN_PAIRS, Draws, Scene, make_scene, moves
 
 Scenes: TypeAlias = Annotated[int, Range(min=0, max=10**9)]
 SPLITS = ("train", "val", "test", "test_unseen")
@@ -24,10 +31,9 @@ _CELL = 16
 class ScenesData:
     """Scenes with captions, in four disjoint splits; a pure function of its parameters.
 
-    A scene's content decides which split it may be in, so that no scene of one split occurs in another, whatever the
-    sizes and seeds: with two seeds, too, what one trains on is not what the other tests on. ``test_unseen`` has scenes
-    with at least one of eight pairs of colour and shape (``UNSEEN_PAIRS``) that no other split contains; every colour
-    and every shape occurs in training in other pairs.
+    A hash of a scene's content decides which split it may be in, so that no scene of one split occurs in another,
+    whatever the sizes and seeds. ``test_unseen`` has scenes with at least one of eight pairs of colour and shape
+    (``UNSEEN_PAIRS``) that no other split contains; every colour and every shape occurs in training in other pairs.
 
     Args:
         num_train: scenes in ``train``; likewise ``num_val``, ``num_test``, ``num_unseen``. 0 gives an empty split.
@@ -35,7 +41,7 @@ class ScenesData:
         seed: which scenes and captions. The first n scenes of a split do not depend on the split's size.
         captions_per_image: short references per image, 1 to 20.
         positives: rows also have ``positive_captions``, as many in other words, and ``positive_images``, one for each
-            reference: the same things elsewhere in the image. ``captions_per_image`` is then at most 10.
+            reference: the same scene shifted. ``captions_per_image`` is then at most 10.
 
     Raises:
         DataError: a parameter is out of its range.
@@ -72,29 +78,23 @@ class ScenesData:
         return SPLITS
 
     def split(self, name: str) -> Sequence[Row]:
-        """Return the rows of a split; each is made when it is first looked at.
-
-        Raises:
-            DataError: no split has this name.
-        """
+        """The rows of a split, each made when it is first read; ``DataError`` if there is no such split."""
         if name not in self._rows:
             raise DataError(f"no split {name!r}: the generated world has {', '.join(SPLITS)}")
         return self._rows[name]
 
 
+@dataclass(eq=False, repr=False)
 class _SceneRows(Sequence[Row]):
     """Rows of one split, made on demand and kept (about 3 KB each, without pixels)."""
 
-    def __init__(
-        self, split: str, size: int, image_size: int, seed: int, captions_per_image: int, positives: bool = False
-    ) -> None:
-        self._split = split
-        self._size = size
-        self._image_size = image_size
-        self._seed = seed
-        self._captions_per_image = captions_per_image
-        self._positives = positives
-        self._made: dict[int, Row] = {}
+    _split: str
+    _size: int
+    _image_size: int
+    _seed: int
+    _captions_per_image: int
+    _positives: bool
+    _made: dict[int, Row] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return self._size
@@ -107,22 +107,19 @@ class _SceneRows(Sequence[Row]):
 
     def __getitem__(self, index: int | slice) -> Row | list[Row]:
         if isinstance(index, slice):
-            return [self._row(position) for position in range(*index.indices(self._size))]
+            return [self[position] for position in range(*index.indices(self._size))]
         position = index + self._size if index < 0 else index
         if not 0 <= position < self._size:
             raise IndexError(f"row {index} of split {self._split!r}, which has {self._size}")
-        return self._row(position)
+        if position not in self._made:
+            self._made[position] = self._row(position)
+        made = self._made[position]
+        return {**made, "references": list(made["references"])}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_made": {}}
 
     def _row(self, index: int) -> Row:
-        if index not in self._made:
-            self._made[index] = self._new_row(index)
-        made = self._made[index]
-        return {**made, "references": list(made["references"])}
-
-    def _new_row(self, index: int) -> Row:
         scene, count = split_scene(self._split, index, self._seed), self._captions_per_image
         wording = _number(f"{self._seed}/{self._split}/{index}/captions")
         # The first captions do not depend on how many are asked for.
@@ -136,39 +133,32 @@ class _SceneRows(Sequence[Row]):
         )
         if self._positives:
             row["positive_captions"] = captions[count:]
-            row["positive_images"] = [
-                SceneImage(moved, self._image_size) for moved in self._moved(scene, f"{self._seed}/{index}", count)
-            ]
+            # Shifts of the scene that stay in this split; the scene itself where there is none.
+            shifted = [moved for moved in moves(scene) if moved != scene and belongs(moved, self._split)] or [scene]
+            order = Draws("moved", f"{self._seed}/{index}", self._split).shuffled(shifted)
+            row["positive_images"] = [SceneImage(order[i % len(order)], self._image_size) for i in range(count)]
         return row
-
-    def _moved(self, scene: Scene, key: str, count: int) -> list[Scene]:
-        """Scenes of this split in which all that is true of ``scene`` is true; ``scene`` itself where there is none."""
-        others = [moved for moved in moves(scene) if moved != scene and belongs(moved, self._split)] or [scene]
-        order = Draws("moved", key, self._split).shuffled(others)
-        return [order[place % len(order)] for place in range(count)]
 
 
 def split_scene(split: str, index: int, seed: int) -> Scene:
-    """Return scene ``index`` of a split: the first candidate of its own sequence whose content belongs there."""
+    """Scene ``index`` of a split: the first candidate of its own sequence whose content belongs there."""
+    unseen = split == "test_unseen"
     attempt = 0
     while True:
         number = _number(f"{seed}/{split}/{index}/{attempt}")
-        if split == "test_unseen":
-            scene = make_scene(number, PAIRS, leading_pairs=UNSEEN_PAIRS)
-        else:
-            scene = make_scene(number, SEEN_PAIRS)
+        scene = make_scene(number, PAIRS if unseen else SEEN_PAIRS, UNSEEN_PAIRS if unseen else ())
         if belongs(scene, split):
             return scene
         attempt += 1
 
 
 def belongs(scene: Scene, split: str) -> bool:
-    """Return whether the content of a scene may be in a split."""
+    """Whether the content of a scene may be in a split."""
     return _number(content_key(scene)) % _BUCKETS in _SPLIT_BUCKETS[split]
 
 
 def content_key(scene: Scene) -> str:
-    """Return what is seen of a scene as a string: background, looks, and places to the nearest pixel or so."""
+    """What is seen of a scene as a string: background, looks, and positions to the nearest pixel or so."""
     things = sorted((t.shape, t.colour, t.size, t.texture, t.x // _CELL, t.y // _CELL) for t in scene.things)
     return f"{scene.background} {things}"
 
@@ -176,3 +166,55 @@ def content_key(scene: Scene) -> str:
 def _number(text: str) -> int:
     """Hash a text to 0 .. 2^64 - 1, equally on every platform."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+def export(directory: str | Path, data: ScenesData) -> Path:
+    """Write every split to disk: ``images/<image_id>.png``, and, last, ``dataset.json``, whose path is returned.
+
+    The JSON file is ``{"dataset": "scenes", "images": [{"filepath", "filename", "imgid", "split", "sentids",
+    "sentences": [{"tokens", "raw", "imgid", "sentid"}], "long_reference", "scene"}]}``. ``tokens`` are lower-case words
+    without punctuation; ``scene`` is what ``Scene.from_dict`` reads. Equal data gives equal files.
+
+    Raises:
+        DataError: the folder cannot be written.
+    """
+    root = Path(directory)
+    entries: list[dict[str, Any]] = []
+    sentence_id = 0
+    try:
+        (root / "images").mkdir(parents=True, exist_ok=True)
+        for split in data.splits:
+            for row in tqdm(data.split(split), desc=f"drawing {split}", unit="image", disable=None):
+                entry = _entry(row, split, len(entries), sentence_id)
+                image = root / "images" / entry["filename"]
+                with write_errors(image):
+                    load_image(row["image"]).save(image)
+                sentence_id += len(entry["sentences"])
+                entries.append(entry)
+        path = root / "dataset.json"
+        write_text(path, json.dumps({"dataset": "scenes", "images": entries}) + "\n")
+    except OSError as error:
+        raise DataError(f"cannot write the scenes to {str(root)!r}: {error}") from error
+    return path
+
+
+def _entry(row: Row, split: str, image_number: int, first_sentence: int) -> dict[str, Any]:
+    sentences = [
+        {
+            "tokens": [word for word in tokens(caption) if word[0] not in PUNCTUATION],
+            "raw": caption,
+            "imgid": image_number,
+            "sentid": first_sentence + position,
+        }
+        for position, caption in enumerate(row["references"])
+    ]
+    return {
+        "filepath": "images",
+        "filename": f"{row['image_id']}.png",
+        "imgid": image_number,
+        "split": split,
+        "sentids": [sentence["sentid"] for sentence in sentences],
+        "sentences": sentences,
+        "long_reference": row["long_reference"],
+        "scene": row["scene"].to_dict(),
+    }

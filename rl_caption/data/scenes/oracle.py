@@ -1,32 +1,82 @@
-"""Judges a caption against the scene it describes: precision, recall and F1 over facts."""
+"""Judges a caption against the scene it describes: a parser of free text to claims, and their precision, recall and F1.
+
+The parser knows more wordings than the generated captions use, never fails, and counts the words it could not use.
+Punctuation is optional: captions that a tokeniser stripped of it parse alike. docs/scenes.md defines claims and facts.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 
-from rl_caption.data.scenes.grammar import Mention, Parse, parse
+from rl_caption.data.scenes.language import plural
 from rl_caption.data.scenes.world import (
-    INVERSE,
+    BACKGROUNDS,
+    COLOURS,
+    MARGIN,
+    SHAPES,
     Fact,
     Kind,
     Scene,
     facts,
-    holds,
+    offset,
     relation_fact,
     relations_between,
 )
 
+_TOKEN = re.compile(r"[\w'-]+|[.,;:!?]")
+PUNCTUATION = ".,;:!?"
+
+NOUNS: dict[str, tuple[str | None, bool]] = {
+    **{shape: (shape, False) for shape in SHAPES},
+    **{plural(shape): (shape, True) for shape in SHAPES},
+    **{"shape": (None, False), "object": (None, False), "thing": (None, False)},
+    **{"shapes": (None, True), "objects": (None, True), "things": (None, True)},
+}
+"""Noun -> its shape (None for any shape) and whether it is plural."""
+ADJECTIVES: dict[str, tuple[str, str]] = {
+    **{colour: ("colour", colour) for colour in (*COLOURS, *BACKGROUNDS)},
+    **{"gray": ("colour", "grey"), "violet": ("colour", "purple"), "turquoise": ("colour", "cyan")},
+    **dict.fromkeys(("large", "big", "huge"), ("size", "large")),
+    **dict.fromkeys(("small", "little", "tiny"), ("size", "small")),
+    **dict.fromkeys(("plain", "solid"), ("texture", "plain")),
+    **dict.fromkeys(("striped", "stripy"), ("texture", "striped")),
+    **dict.fromkeys(("dotted", "spotted"), ("texture", "dotted")),
+}
+NUMBERS = {"one": 1, "single": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8} | {
+    str(number): number for number in range(1, 10)
+}
+_ARTICLES = {"a", "an", "the", "this"}
+_RELATION_PHRASES = {
+    "left of": ("left of", "to the left of", "on the left of", "at the left of", "on the left side of"),
+    "right of": ("right of", "to the right of", "on the right of", "at the right of", "on the right side of"),
+    "above": ("above", "over", "on top of"),
+    "below": ("below", "beneath", "under", "underneath"),
+}
+_PHRASES: dict[tuple[str, ...], tuple[str, str]] = {
+    **{tuple(text.split()): ("relation", relation) for relation, texts in _RELATION_PHRASES.items() for text in texts},
+    **dict.fromkeys((("there", "is"), ("there", "are")), ("there", "")),
+    **dict.fromkeys((("is",), ("are",), ("is", "located"), ("are", "located")), ("be", "")),
+    **dict.fromkeys((("on",), ("against",), ("in", "front", "of")), ("on", "")),
+    **{("and",): ("and", ""), ("with",): ("with", ""), ("it",): ("pronoun", ""), ("them",): ("pronoun", "")},
+    **{
+        (*article, picture, verb): ("opening", "")
+        for article in ((), ("a",), ("an",), ("the",), ("this",))
+        for picture in ("picture", "image", "photo")
+        for verb in ("shows", "contains", "has", "of", "with")
+    },
+    **{("in", article, picture): ("closing", "") for article in ("the", "this") for picture in ("picture", "image")},
+}
+_BY_FIRST: dict[str, list[tuple[str, ...]]] = {}
+for _phrase in sorted(_PHRASES, key=len, reverse=True):
+    _BY_FIRST.setdefault(_phrase[0], []).append(_phrase)
+
 
 class OracleScore(NamedTuple):
-    """How true and how complete a caption is; each value is within [0, 1].
-
-    Attributes:
-        precision: true claims / claims; 0 without claims.
-        recall: facts told / facts of the scene.
-        f1: harmonic mean of the two; 0 when both are 0.
-        unparsed: share of the words that the grammar has no use for; 0 for an empty caption.
-    """
+    """How true and how complete a caption is, in [0, 1]; ``unparsed``: fraction of words without use in the grammar."""
 
     precision: float
     recall: float
@@ -43,58 +93,264 @@ class Claim(NamedTuple):
     fact: Fact | None
 
 
+@dataclass
+class Chunk:
+    """A phrase of a caption: tokens ``start`` to ``end``.
+
+    ``kind`` is thing, ground (the background), adjectives, relation, there, be, on, and, with, pronoun, opening,
+    closing, comma, stop or unknown. ``bad`` counts words that could not be used. Of a thing: ``shape`` None is any
+    shape, ``number`` None is no number, ``definite`` ("the red circle") refers back and introduces nothing.
+    """
+
+    kind: str
+    start: int
+    end: int
+    value: str = ""
+    attributes: tuple[tuple[str, str], ...] = ()
+    shape: str | None = None
+    number: int | None = None
+    plural: bool = False
+    definite: bool = False
+    bad: int = 0
+    used: bool = False
+    subject: Chunk | None = field(default=None, repr=False)
+
+    @property
+    def several(self) -> bool:
+        """Whether a thing is more than one; its number, where it has one, decides."""
+        return self.number > 1 if self.number is not None else self.plural
+
+
+class Parse(NamedTuple):
+    """A parsed caption; relations are (index of subject, relation, index of object) into ``things``."""
+
+    things: tuple[Chunk, ...]
+    relations: tuple[tuple[int, str, int], ...]
+    backgrounds: tuple[str, ...]
+    words: int
+    unparsed_words: int
+
+
 def oracle(caption: str, scene: Scene) -> OracleScore:
     """Judge a caption by the truth. Accepts any string, at more than 2000 captions per second.
 
     With C the set of distinct claims of the caption and F the facts of the scene,
-    precision = |true C| / |C|, recall = |facts told by true C| / |F|, F1 = 2 P R / (P + R).
-    A claim repeated counts once; a thing introduced more often than there are such things adds a false claim each
-    time. docs/scenes.md defines claims and facts.
+    precision = |true C| / |C|, recall = |facts told by true C| / |F|, F1 = 2 P R / (P + R), each 0 where it is 0 / 0.
+    A claim repeated counts once; a thing introduced more often than there are such things adds a false claim each time.
     """
     parsed = parse(caption)
-    judged = _claims(parsed, scene.kinds, scene.background)
+    judged = _claims(parsed, scene)
     true = sum(claim.true for claim in judged)
     told = {claim.fact for claim in judged if claim.true and claim.fact is not None}
     total = len(facts(scene))
     precision = true / len(judged) if judged else 0.0
     recall = len(told) / total
-    # Of whole numbers and rounded once, so that F1 never exceeds the larger of the two by a rounding error.
+    # Of whole numbers and rounded only at the end, so that F1 never exceeds the larger of the two by a rounding error.
     f1 = 2 * true * len(told) / (true * total + len(told) * len(judged)) if told else 0.0
     unparsed = parsed.unparsed_words / parsed.words if parsed.words else 0.0
     return OracleScore(precision, recall, f1, unparsed)
 
 
 def claims(caption: str, scene: Scene) -> list[Claim]:
-    """Return the distinct claims of a caption with the verdict on each, for reports."""
-    return _claims(parse(caption), scene.kinds, scene.background)
+    """The distinct claims of a caption with the verdict on each, for reports."""
+    return _claims(parse(caption), scene)
+
+
+def tokens(caption: str) -> list[str]:
+    """Lower-case words (letters, digits, ``_ ' -``) and the punctuation ``. , ; : ! ?``; the rest is dropped."""
+    return _TOKEN.findall(caption.lower())
+
+
+@lru_cache(maxsize=8192)
+def parse(caption: str) -> Parse:
+    """Parse a caption. Anything is accepted; words without a use in the grammar are counted, and claim nothing."""
+    words = tokens(caption)
+    chunks = chunked(words)
+    _connect(chunks)
+    relations = related(chunks)
+    things = [chunk for chunk in chunks if chunk.kind == "thing"]
+    index = {id(chunk): position for position, chunk in enumerate(things)}
+    total = sum(word[0] not in PUNCTUATION for word in words)
+    used = sum(chunk.end - chunk.start - chunk.bad for chunk in chunks if chunk.used)
+    return Parse(
+        tuple(things),
+        tuple((index[id(subject)], relation, index[id(other)]) for subject, relation, other in relations),
+        tuple(value for c in chunks if c.kind == "ground" for attribute, value in c.attributes if attribute),
+        total,
+        total - used,
+    )
+
+
+def chunked(words: Sequence[str]) -> list[Chunk]:
+    """Cut tokens into chunks; ``used`` is set on things and grounds only (the others need neighbours)."""
+    chunks: list[Chunk] = []
+    start = 0
+    while start < len(words):
+        chunk = _phrase_at(words, start) or _noun_phrase_at(words, start)
+        chunks.append(chunk)
+        start = chunk.end
+    return chunks
+
+
+def _phrase_at(words: Sequence[str], start: int) -> Chunk | None:
+    word = words[start]
+    if word in PUNCTUATION:
+        return Chunk("comma" if word in ",:" else "stop", start, start + 1)
+    for phrase in _BY_FIRST.get(word, ()):
+        if tuple(words[start : start + len(phrase)]) == phrase:
+            kind, value = _PHRASES[phrase]
+            return Chunk(kind, start, start + len(phrase), value)
+    return None
+
+
+def _noun_phrase_at(words: Sequence[str], start: int) -> Chunk:
+    """Read article, number, adjectives and noun; without a noun, the adjectives or one unknown word."""
+    at = start
+    article = words[at] if words[at] in _ARTICLES else None
+    at += article is not None
+    number = NUMBERS.get(words[at]) if at < len(words) else None
+    at += number is not None
+    attributes: list[tuple[str, str]] = []
+    first = at
+    bad = 0
+    while at < len(words) and words[at] in ADJECTIVES:
+        attribute = ADJECTIVES[words[at]]
+        bad += attribute in attributes
+        attributes.append(attribute)
+        at += 1
+    noun = words[at] if at < len(words) else ""
+    if noun in ("background", "backdrop"):
+        colours = tuple(("colour", value) for attribute, value in attributes if attribute == "colour")
+        bad += sum(attribute != ("texture", "plain") for attribute in attributes) - len(colours) + (number is not None)
+        return Chunk("ground", start, at + 1, attributes=colours, bad=bad, used=True)
+    distinct = tuple(dict.fromkeys(attributes))
+    if noun in NOUNS:
+        shape, is_plural = NOUNS[noun]
+        disagrees = is_plural != (number > 1) if number is not None else is_plural and article in ("a", "an", "this")
+        bad += int(disagrees) + (article in ("a", "an", "this") and number is not None and words[first - 1] != "single")
+        return Chunk("thing", start, at + 1, "", distinct, shape, number, is_plural, article == "the", bad, used=True)
+    if attributes and first == start:
+        return Chunk("adjectives", start, at, attributes=distinct, bad=bad)
+    return Chunk("unknown", start, start + 1)
+
+
+_NAMED = {"thing", "ground"}
+_CAN_FOLLOW: dict[str, set[str]] = {
+    "there": _NAMED,
+    "opening": _NAMED,
+    "on": {"ground"},
+    "with": _NAMED,
+    "be": {"relation", "adjectives", "thing", "on", "there", "closing"},
+    "and": _NAMED | {"relation", "adjectives", "there", "with", "on", "opening"},
+}
+_CAN_PRECEDE: dict[str, set[str]] = {
+    "with": _NAMED | {"comma", "and", "pronoun", "closing"},
+    "be": _NAMED,
+    "and": _NAMED | {"adjectives", "pronoun", "comma", "closing"},
+    "closing": _NAMED | {"pronoun", "be", "adjectives"},
+    "pronoun": {"relation"},
+}
+
+
+def _connect(chunks: list[Chunk]) -> None:
+    """Decide which connecting chunks have the neighbours that give them a use, and apply predicates ("is red")."""
+    for position, chunk in enumerate(chunks):
+        before = chunks[position - 1].kind if position else ""
+        after = chunks[position + 1].kind if position + 1 < len(chunks) else ""
+        if chunk.kind in _CAN_FOLLOW or chunk.kind in _CAN_PRECEDE:
+            follows = chunk.kind not in _CAN_PRECEDE or before in _CAN_PRECEDE[chunk.kind]
+            leads = chunk.kind not in _CAN_FOLLOW or after in _CAN_FOLLOW[chunk.kind]
+            chunk.used = follows and leads
+        elif chunk.kind == "adjectives":
+            _predicate(chunks, position)
+    for position, chunk in enumerate(chunks[1:], start=1):
+        if chunk.kind == "be" and chunk.used and chunks[position + 1].kind == "thing":
+            # "is" before a thing has a use only after a fronted relation: "below the star is a circle".
+            chunk.used = position >= 2 and chunks[position - 2].kind == "relation"
+
+
+def _predicate(chunks: list[Chunk], position: int) -> None:
+    """Give the adjectives of "the circle is red" or "is red and striped" to their subject."""
+    chunk = chunks[position]
+    before = [c for c in chunks[max(0, position - 3) : position] if c.kind not in ("and", "comma")]
+    if len(before) >= 2 and chunks[position - 1].kind == "be" and before[-2].kind in _NAMED:
+        chunk.subject = before[-2]
+    elif before and before[-1].kind == "adjectives" and before[-1].used:
+        chunk.subject = before[-1].subject
+    if chunk.subject is None:
+        return
+    ground = chunk.subject.kind == "ground"
+    taken = [pair for pair in chunk.attributes if not ground or pair[0] == "colour"]
+    chunk.used = True
+    chunk.bad += len(chunk.attributes) - len(taken)
+    chunk.subject.attributes = tuple(dict.fromkeys((*chunk.subject.attributes, *taken)))
+
+
+def related(chunks: list[Chunk]) -> list[tuple[Chunk, str, Chunk]]:
+    """Subject, relation and object of every relation that has both, which is then marked as used.
+
+    The subject is the nearest thing before; after "and" or a comma the subject of the relation before; where the
+    relation is fronted ("above the star is a circle"), the thing after.
+    """
+    found: list[tuple[Chunk, str, Chunk]] = []
+    topic: Chunk | None = None
+    for position, chunk in enumerate(chunks):
+        if chunk.kind == "thing" and (position == 0 or chunks[position - 1].kind not in ("with", "relation")):
+            topic = chunk
+        if chunk.kind != "relation" or position + 1 == len(chunks):
+            continue
+        after = chunks[position + 1]
+        before = chunks[position - 1].kind if position else "stop"
+        target = topic if after.kind == "pronoun" else after if after.kind == "thing" else None
+        subject = _subject(chunks, position, found)
+        fronted = chunks[position + 2 : position + 4]
+        if (
+            len(fronted) == 2
+            and fronted[0].kind in ("be", "there", "comma")
+            and fronted[1].kind == "thing"
+            and after.kind == "thing"
+            and (before == "stop" or (fronted[0].kind != "comma" and before not in ("be", "and")))
+        ):
+            subject = topic = fronted[1]
+        if target is None or subject is None or subject is target:
+            continue
+        chunk.used = True
+        found.append((subject, chunk.value, target))
+    return found
+
+
+def _subject(chunks: list[Chunk], position: int, found: list[tuple[Chunk, str, Chunk]]) -> Chunk | None:
+    at = position - 1
+    if at >= 0 and chunks[at].kind in ("and", "comma"):
+        while at >= 0 and chunks[at].kind in ("and", "comma"):
+            at -= 1
+        if found and at >= 0 and chunks[at] is found[-1][2]:
+            return found[-1][0]
+    elif at >= 0 and chunks[at].kind == "be":
+        at -= 1
+    return chunks[at] if at >= 0 and chunks[at].kind == "thing" else None
 
 
 class _Referent(NamedTuple):
-    """What a mention is about.
-
-    ``kinds`` is empty where the scene has no such shape; a singular mention means the first and might mean the others.
-    ``total`` is the number of things that the mention's words fit.
-    """
+    """What a thing of a caption is about: no ``kinds`` where the scene lacks its shape; singular, the first or perhaps
+    another; ``total`` is the number of things of the scene that its words fit."""
 
     kinds: tuple[Kind, ...]
     total: int
 
 
-def _claims(parsed: Parse, kinds: Sequence[Kind], background: str) -> list[Claim]:
-    referents, repeated = _resolve(parsed.mentions, kinds)
+def _claims(parsed: Parse, scene: Scene) -> list[Claim]:
+    referents, repeated = _resolve(parsed.things, scene.kinds)
     found: dict[tuple[str, str], Claim] = {}
-    for mention, referent in zip(parsed.mentions, referents, strict=True):
-        for claim in _mention_claims(mention, referent):
+    for thing, referent in zip(parsed.things, referents, strict=True):
+        for claim in _thing_claims(thing, referent):
             found.setdefault(claim[:2], claim)
     for subject, relation, other in parsed.relations:
-        claim = _relation_claim(
-            relation,
-            (parsed.mentions[subject], referents[subject]),
-            (parsed.mentions[other], referents[other]),
-        )
+        one, two = ((parsed.things[index], referents[index]) for index in (subject, other))
+        claim = _relation_claim(relation, one, two)
         found.setdefault(claim[:2], claim)
     for colour in parsed.backgrounds:
-        true = colour == background
+        true = colour == scene.background
         claim = Claim("background", colour, true, Fact("background", "background", colour) if true else None)
         found.setdefault(claim[:2], claim)
     for name, times in repeated.items():
@@ -103,107 +359,87 @@ def _claims(parsed: Parse, kinds: Sequence[Kind], background: str) -> list[Claim
     return list(found.values())
 
 
-def _resolve(mentions: Sequence[Mention], kinds: Sequence[Kind]) -> tuple[list[_Referent], dict[str, int]]:
-    """Find what each mention is about, and how often each kind was introduced beyond its number of things.
+def _resolve(things: Sequence[Chunk], kinds: Sequence[Kind]) -> tuple[list[_Referent], dict[str, int]]:
+    """Find what each thing is about, and how often each kind was introduced beyond its number of things.
 
-    The most specific mentions choose first, so that "a circle and a red circle" can be a blue and a red one.
+    The most specific ones choose first, so that "a circle and a red circle" can be a blue and a red one.
     """
-    referents = [_Referent((), 0)] * len(mentions)
+    referents = [_Referent((), 0)] * len(things)
     introduced: dict[str, int] = {}
-    for index in sorted(range(len(mentions)), key=lambda index: -len(mentions[index].attributes)):
-        mention = mentions[index]
-        candidates = [kind for kind in kinds if mention.shape is None or kind.shape == mention.shape]
+    for index in sorted(range(len(things)), key=lambda index: -len(things[index].attributes)):
+        thing = things[index]
+        candidates = [kind for kind in kinds if thing.shape is None or kind.shape == thing.shape]
         if not candidates:
             continue
-        fitting = [kind for kind in candidates if _matches(kind, mention)]
+        fitting = [kind for kind in candidates if all(getattr(kind, name) == value for name, value in thing.attributes)]
         if not fitting:
-            fitting = [max(candidates, key=lambda kind: _agreement(kind, mention))]
+            fitting = [max(candidates, key=lambda kind: _agreement(kind, thing))]
         total = sum(len(kind.things) for kind in fitting)
-        if not mention.definite:
+        if not thing.definite:
             fitting.sort(key=lambda kind: introduced.get(kind.name, 0) >= len(kind.things))
-        all_of_them = _several(mention) and mention.number in (None, total)
-        if _several(mention) and not all_of_them:
+        all_of_them = thing.several and thing.number in (None, total)
+        if thing.several and not all_of_them:
             fitting = fitting[:1]
         referents[index] = _Referent(tuple(fitting), total)
-        if mention.shape is not None and not mention.definite:
+        if thing.shape is not None and not thing.definite:
             for kind in fitting if all_of_them else fitting[:1]:
                 introduced[kind.name] = introduced.get(kind.name, 0) + (len(kind.things) if all_of_them else 1)
     present = {kind.name: len(kind.things) for kind in kinds}
     return referents, {name: times - present[name] for name, times in introduced.items() if times > present[name]}
 
 
-def _matches(kind: Kind, mention: Mention) -> bool:
-    return all(getattr(kind, attribute) == value for attribute, value in mention.attributes)
-
-
-def _agreement(kind: Kind, mention: Mention) -> int:
+def _agreement(kind: Kind, thing: Chunk) -> int:
     """Colour identifies a thing better than size and texture do."""
-    return sum(
-        (3 if attribute == "colour" else 1)
-        for attribute, value in mention.attributes
-        if getattr(kind, attribute) == value
-    )
+    return sum(3 if name == "colour" else 1 for name, value in thing.attributes if getattr(kind, name) == value)
 
 
-def _mention_claims(mention: Mention, referent: _Referent) -> Iterator[Claim]:
-    noun = mention.shape or "object"
+def _thing_claims(thing: Chunk, referent: _Referent) -> Iterator[Claim]:
+    noun = thing.shape or "object"
     if not referent.kinds:
         # Nothing about a thing that is not there is true, and its attributes are claims of their own.
         yield Claim("shape", noun, False, None)
-        for attribute, value in mention.attributes:
+        for attribute, value in thing.attributes:
             yield Claim(attribute, f"{value} {noun}", False, None)
-    for kind in referent.kinds if _several(mention) else referent.kinds[:1]:
-        if mention.shape is not None:
+    for kind in referent.kinds if thing.several else referent.kinds[:1]:
+        if thing.shape is not None:
             yield Claim("shape", kind.name, True, Fact("shape", kind.name, kind.shape))
-        for attribute, value in mention.attributes:
+        for attribute, value in thing.attributes:
             true = getattr(kind, attribute) == value
-            fact = Fact(attribute, kind.name, value) if true else None
-            yield Claim(attribute, f"{value}: {kind.name}", true, fact)
-    if mention.number is not None or mention.plural:
-        yield _count_claim(mention, referent)
+            yield Claim(attribute, f"{value}: {kind.name}", true, Fact(attribute, kind.name, value) if true else None)
+    label = " ".join([value for _, value in sorted(thing.attributes)] + [noun])
+    if thing.number is not None:
+        true, fact = referent.total == thing.number, None
+        if true and len(referent.kinds) == 1 and thing.number > 1:
+            fact = Fact("count", referent.kinds[0].name, str(thing.number))
+        yield Claim("count", f"{thing.number} {label}", true, fact)
+    elif thing.plural:
+        yield Claim("count", f"several {label}", referent.total > 1, None)
 
 
-def _count_claim(mention: Mention, referent: _Referent) -> Claim:
-    label = " ".join([value for _, value in sorted(mention.attributes)] + [mention.shape or "object"])
-    if mention.number is None:
-        return Claim("count", f"several {label}", referent.total > 1, None)
-    true = referent.total == mention.number
-    fact = None
-    if true and len(referent.kinds) == 1 and mention.number > 1:
-        fact = Fact("count", referent.kinds[0].name, str(mention.number))
-    return Claim("count", f"{mention.number} {label}", true, fact)
-
-
-def _relation_claim(relation: str, first: tuple[Mention, _Referent], second: tuple[Mention, _Referent]) -> Claim:
-    """Judge a relation between all things that plural mentions mean, or between any that singular ones may mean."""
+def _relation_claim(relation: str, first: tuple[Chunk, _Referent], second: tuple[Chunk, _Referent]) -> Claim:
+    """Judge a relation between all things that plural ones mean, or between any that singular ones may mean."""
     if relation in ("right of", "below"):
-        relation, first, second = INVERSE[relation], second, first
-    every = _several(first[0]) or _several(second[0])
+        relation, first, second = {"right of": "left of", "below": "above"}[relation], second, first
+    every = first[0].several or second[0].several
     for one in _readings(*first):
         for other in _readings(*second):
             pairs = [(a, b) for x in one for y in other for a in x.things for b in y.things if a is not b]
-            verdicts = (holds(relation, a, b) for a, b in pairs)
+            verdicts = (offset(relation, a, b) >= MARGIN for a, b in pairs)
             if pairs and (all(verdicts) if every else any(verdicts)):
                 single = len(one) == len(other) == 1 and one != other
-                fact = None
-                if single and relation in relations_between(one[0], other[0]):
-                    fact = relation_fact(one[0], other[0])
+                told = single and relation in relations_between(one[0], other[0])
+                fact = relation_fact(one[0], other[0]) if told else None
                 return Claim("relation", f"{_names(one)} {relation} {_names(other)}", True, fact)
-    names = [_names(referent.kinds[:1]) or mention.shape or "object" for mention, referent in (first, second)]
+    names = [_names(referent.kinds[:1]) or thing.shape or "object" for thing, referent in (first, second)]
     return Claim("relation", f"{names[0]} {relation} {names[1]}", False, None)
 
 
-def _readings(mention: Mention, referent: _Referent) -> list[tuple[Kind, ...]]:
-    """Return the sets of kinds that a mention may stand for: all kinds together if plural, any one if singular."""
-    if _several(mention):
+def _readings(thing: Chunk, referent: _Referent) -> list[tuple[Kind, ...]]:
+    """The sets of kinds that a thing may stand for: all kinds at the same time if plural, any one if singular."""
+    if thing.several:
         return [referent.kinds] if referent.kinds else []
     return [(kind,) for kind in referent.kinds]
 
 
 def _names(kinds: Sequence[Kind]) -> str:
     return " and ".join(kind.name for kind in kinds)
-
-
-def _several(mention: Mention) -> bool:
-    """Return whether a mention means more than one thing; its number, where it has one, decides."""
-    return mention.number > 1 if mention.number is not None else mention.plural

@@ -1,14 +1,21 @@
-"""Draws a scene as an image."""
+"""The image of a scene: drawn on demand, and kept while there is memory for it."""
 
 from __future__ import annotations
 
 import math
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
+from numpy.typing import NDArray
 from PIL import Image, ImageChops, ImageDraw, ImageFilter
 
-from rl_caption.data.base import DataError
 from rl_caption.data.scenes.world import RADIUS, Scene
+
+CACHE_BYTES = 64 * 2**20
+"""Memory for drawn images in each process: 5461 images of 64 pixels."""
 
 COLOUR_RGB = {
     "red": (222, 32, 32),
@@ -34,21 +41,49 @@ _LIGHT_COLOURS = {"orange", "yellow", "pink", "cyan"}
 """Colours whose stripes and dots are dark; those of the others are white."""
 
 
+@dataclass(frozen=True)
+class SceneImage:
+    """A scene as an image of ``size`` by ``size`` pixels; small to pickle, equal when scene and size are equal."""
+
+    scene: Scene
+    size: int = 64
+
+    def render(self) -> Image.Image:
+        """Draw the image as RGB. The caller may change what it gets."""
+        return Image.fromarray(_CACHE.pixels(self))
+
+
+class _Cache:
+    """Pixels of the most recently used images, up to ``max_bytes``."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes, self.bytes = max_bytes, 0
+        self._drawn: OrderedDict[SceneImage, NDArray[np.uint8]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def pixels(self, image: SceneImage) -> NDArray[np.uint8]:
+        """[size, size, 3] in 0 .. 255, read-only."""
+        with self._lock:
+            if image in self._drawn:
+                self._drawn.move_to_end(image)
+                return self._drawn[image]
+            pixels = np.asarray(render(image.scene, image.size))
+            pixels.flags.writeable = False
+            self._drawn[image] = pixels
+            self.bytes += pixels.nbytes
+            while self.bytes > self.max_bytes and len(self._drawn) > 1:
+                self.bytes -= self._drawn.popitem(last=False)[1].nbytes
+            return pixels
+
+
+_CACHE = _Cache(CACHE_BYTES)
+
+
 def render(scene: Scene, size: int = 64) -> Image.Image:
-    """Draw a scene, with four times oversampling; about half a millisecond at 64 pixels.
+    """Draw a scene as an RGB image of ``size`` by ``size`` pixels; about half a millisecond at 64 pixels.
 
-    Args:
-        scene: what to draw.
-        size: side of the image in pixels, at least 16.
-
-    Returns:
-        An RGB image of ``size`` by ``size`` pixels, the same for equal arguments.
-
-    Raises:
-        DataError: ``size`` is below 16, where shapes cannot be told apart.
+    ``size`` is at least 16, below which shapes cannot be told apart. Four times oversampled; a pure function.
     """
-    if size < 16:
-        raise DataError(f"image size {size}: expected at least 16 pixels")
     side = size * _OVERSAMPLING
     canvas = Image.new("RGB", (side, side), BACKGROUND_RGB[scene.background])
     for thing in scene.things:
@@ -62,7 +97,7 @@ def render(scene: Scene, size: int = 64) -> Image.Image:
 
 @lru_cache(maxsize=512)
 def _masks(shape: str, texture: str, radius: int) -> tuple[Image.Image, Image.Image | None]:
-    """Return where the thing is, and where its stripes or dots are (None if plain); pixels are 0 or 255."""
+    """Masks (0 or 255) of the thing and of its stripes or dots, None if plain."""
     body = _shape_mask(shape, radius)
     if texture == "plain":
         return body, None
@@ -116,18 +151,13 @@ def _around(radius: int, points: tuple[tuple[float, float], ...]) -> list[tuple[
     return [(round(radius + x * radius), round(radius + y * radius)) for x, y in points]
 
 
-def _star() -> tuple[tuple[float, float], ...]:
-    corners = []
-    for corner in range(10):
-        angle, length = math.pi * corner / 5, 1.0 if corner % 2 == 0 else 0.45
-        corners.append((length * math.sin(angle), -length * math.cos(angle)))
-    return tuple(corners)
-
-
-# Corners lie within the unit circle, so that things whose circles are apart do not touch.
+# Corners lie within the unit circle, so that things whose circles do not overlap do not touch.
 _OUTLINES: dict[str, tuple[tuple[float, float], ...]] = {
     "square": ((-0.71, -0.71), (0.71, -0.71), (0.71, 0.71), (-0.71, 0.71)),
     "triangle": ((0, -0.98), (0.82, 0.58), (-0.82, 0.58)),
     "diamond": ((0, -1.0), (0.66, 0), (0, 1.0), (-0.66, 0)),
-    "star": _star(),
+    "star": tuple(
+        (length * math.sin(math.pi * corner / 5), -length * math.cos(math.pi * corner / 5))
+        for corner, length in enumerate((1.0, 0.45) * 5)
+    ),
 }

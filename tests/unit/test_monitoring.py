@@ -1,4 +1,4 @@
-"""The rule of the alarm: each evidence alone, none at the start, none for honest changes."""
+"""The rule of the alarm, its judges, and the monitor: each sign alone, none at the start, none for honest changes."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ from rl_caption.monitoring.rule import (
     reference_statistics,
     updated_peaks,
 )
+from rl_caption.types import Validation
 from tests.clip_for_tests import tiny_student
 
 STATISTICS = {
@@ -63,11 +64,8 @@ def alarm(
     return judge_alarm(now, START, REFERENCES, Thresholds())
 
 
-def test_a_risen_reward_alone_is_no_evidence() -> None:
-    assert alarm() == {}
-
-
 def test_nothing_is_evidence_at_the_start_or_while_the_reward_is_below_it() -> None:
+    assert alarm() == {}, "a risen reward alone"
     bad, fallen = {"repeated_ngrams": 0.9, "vocabulary": 3.0, "length": 30.0}, [0.0] * 100
     assert judge_alarm(START, START, REFERENCES, Thresholds()) == {}
     assert alarm(bad, 1.0, fallen) == {}
@@ -106,6 +104,11 @@ def test_with_few_images_more_standard_errors_are_asked_for() -> None:
     assert 3.0 < needed_errors(3.0, 99) < 3.1
     assert needed_errors(3.0, 1) == math.inf
     assert [needed_errors(0.0, images) for images in (1, 2, 200)] == [0.0, 0.0, 0.0]
+    assert few_images(20, Thresholds()) is None
+    assert "6 validation image(s) are few to judge by: a judge must fall by 5.51 standard" in few_images(
+        6, Thresholds()
+    )  # type: ignore[operator]
+    assert "no fall of a judge counts" in few_images(1, Thresholds())  # type: ignore[operator]
 
 
 @pytest.mark.parametrize(("count", "alarms"), [(1, False), (2, False), (6, False), (20, True)])
@@ -133,14 +136,6 @@ def test_one_chance_in_740_is_no_more_with_few_images() -> None:
         plain += -difference > 3 * error
     assert below / count == pytest.approx(0.00135, abs=0.0008)
     assert plain / count > 0.02
-
-
-def test_few_images_are_warned_of() -> None:
-    assert few_images(20, Thresholds()) is None
-    assert "6 validation image(s) are few to judge by: a judge must fall by 5.51 standard" in str(
-        few_images(6, Thresholds())
-    )
-    assert "no fall of a judge counts" in str(few_images(1, Thresholds()))
 
 
 @pytest.mark.parametrize(
@@ -183,6 +178,8 @@ def test_honest_training_on_cider_does_not_alarm() -> None:
 
 
 BETTER = [score + 0.2 for score in SCORES]
+
+
 PEAK = {"rouge_l": Peak(40, 1.4, BETTER)}
 
 
@@ -203,11 +200,8 @@ def test_a_judge_that_rose_first_is_compared_with_its_best(fall: float, reward: 
         assert "since step 40 the judge rouge_l" in found["judge/rouge_l"]
         assert "from 0.8 to 0.71 (-11.2%" in found["judge/rouge_l"]
         assert f"while the reward went from 1.4 to {reward}" in found["judge/rouge_l"]
-
-
-def test_a_slip_on_few_images_is_noise() -> None:
-    judge = [score - (9.0 if index == 0 else 0.0) for index, score in enumerate(BETTER)]
-    assert judge_alarm(Findings(1.5, {"rouge_l": judge}, STATISTICS), START, REFERENCES, Thresholds(), PEAK) == {}
+    noisy = [score - (9.0 if index == 0 else 0.0) for index, score in enumerate(BETTER)]
+    assert judge_alarm(replace(now, judges={"rouge_l": noisy}), START, REFERENCES, Thresholds(), PEAK) == {}
 
 
 def test_peaks_keep_the_earliest_best_of_each_judge() -> None:
@@ -240,23 +234,16 @@ def test_thresholds_are_used() -> None:
     off = Thresholds(judge_fall=0.2, vocabulary=0.0)
     assert len(judge_alarm(now, START, REFERENCES, Thresholds())) == 2
     assert judge_alarm(now, START, REFERENCES, off) == {}
-
-
-@pytest.mark.parametrize("value", [-0.1, math.nan])
-def test_a_threshold_below_0_is_refused(value: float) -> None:
-    config = ScstConfig(monitor=MonitorConfig(thresholds=Thresholds(length=value)))
-    (line,) = mistakes(config)
-    assert line.startswith(f"monitor.thresholds.length is {value}: expected ")
-
-
-def test_a_judge_of_other_images_is_refused() -> None:
-    with pytest.raises(ValueError, match="zip"):
-        judge_alarm(Findings(1.5, {"rouge_l": SCORES[:-1]}, STATISTICS), START, REFERENCES, Thresholds())
+    for value in (-0.1, math.nan):
+        (line,) = mistakes(ScstConfig(monitor=MonitorConfig(thresholds=Thresholds(length=value))))
+        assert line.startswith(f"monitor.thresholds.length is {value}: expected ")
 
 
 def test_the_paired_difference_of_a_case_worked_by_hand() -> None:
     assert paired_difference([2.0, 4.0, 3.0], [1.0, 1.0, 1.0]) == (2.0, pytest.approx(1 / math.sqrt(3)))
     assert paired_difference([2.0], [1.0]) == (1.0, 0.0)
+    with pytest.raises(ValueError, match="zip"):
+        alarm(judge=SCORES[:-1])
 
 
 def test_lexical_diversity_is_the_mean_over_all_samples() -> None:
@@ -350,83 +337,78 @@ def test_a_judge_on_the_encoder_of_a_term_is_refused(tmp_path: Path) -> None:
     assert list(build_judges(judges, reward, [["a red circle"]])) == ["other"]
 
 
+# the monitor
+
+CORPUS = [["a red circle"], ["two blue squares"]]
+ROWS = [Row(image_id=name, image=name, references=own) for name, own in zip("ab", CORPUS, strict=True)]
+SAME = ("a red circle", "two blue squares")
+
+
+def monitor(reward: MixedReward, judges: Sequence[str] = (), **options: Any) -> HackingMonitor:
+    return HackingMonitor(reward, {name: build(name) for name in judges}, reference_statistics(CORPUS), **options)
+
+
+def inspected(watch: HackingMonitor, step: int, captions: Sequence[str] = SAME, **policy: float) -> Validation:
+    return watch.inspect(step, ROWS, captions, [True, True], policy)[0]
+
+
+def mixed(name: str, weight: float = 1.0, **options: Any) -> MixedReward:
+    return MixedReward({name: (build(name), weight)}, **options)
+
+
 def test_z_scored_terms_are_watched_in_units_of_their_spread_at_the_start() -> None:
-    reward = MixedReward({"rouge_l": (build("rouge_l"), 2.0)}, normalize="per_term")
-    references = [["a red circle"], ["two blue squares"]]
-    rows = [Row(image_id=name, image=name, references=own) for name, own in zip("ab", references, strict=True)]
-    monitor = HackingMonitor(reward, {}, reference_statistics(references))
-    validation, _ = monitor.inspect(0, rows, ["a red circle", "a blue circle"], [True, True])
-    scores = build("rouge_l")(None, ["a red circle", "a blue circle"], references=references)
-    assert validation.metrics["val/reward"] == pytest.approx(2 * statistics.fmean(scores) / statistics.pstdev(scores))
-    validation, _ = monitor.inspect(1, rows, ["a red circle", "two blue squares"], [True, True])
-    assert validation.metrics["val/reward"] == pytest.approx(2 / statistics.pstdev(scores))
+    watch = monitor(mixed("rouge_l", 2.0, normalize="per_term"))
+    before = ["a red circle", "a blue circle"]
+    scores = build("rouge_l")(None, before, references=CORPUS)
+    first = inspected(watch, 0, before).metrics["val/reward"]
+    assert first == pytest.approx(2 * statistics.fmean(scores) / statistics.pstdev(scores))
+    assert inspected(watch, 1).metrics["val/reward"] == pytest.approx(2 / statistics.pstdev(scores))
 
 
 def test_the_first_known_entropy_stands_for_the_start() -> None:
-    reward = MixedReward({"rouge_l": (build("rouge_l"), 1.0)})
-    references = [["a red circle"], ["two blue squares"]]
-    rows = [Row(image_id=name, image=name, references=own) for name, own in zip("ab", references, strict=True)]
-    monitor = HackingMonitor(reward, {}, reference_statistics(references), Thresholds(entropy=0.5))
-    alarms = []
-    for step, entropy in enumerate([None, 1.0, 0.6, 0.4]):
-        captions = ["a red circle", "a blue circle" if step == 0 else "two blue squares"]
-        policy = {} if entropy is None else {"entropy": entropy}
-        validation, _ = monitor.inspect(step, rows, captions, [True, True], policy)
-        alarms.append(validation.metrics["hacking/alarm"])
+    watch = monitor(mixed("rouge_l"), thresholds=Thresholds(entropy=0.5))
+    alarms = [inspected(watch, 0, ["a red circle", "a blue circle"]).metrics["hacking/alarm"]]
+    alarms += [inspected(watch, step, entropy=1.0 / step).metrics["hacking/alarm"] for step in (1, 2, 3)]
     assert alarms == [0.0, 0.0, 0.0, 1.0]
-    assert monitor.notes["hacking"]["first_alarm"]["step"] == 3
+    assert watch.notes["hacking"]["first_alarm"]["step"] == 3
 
 
 def test_a_checkpoint_of_other_judges_starts_the_comparison_anew_and_says_so() -> None:
-    reward = MixedReward({"cider": (build("cider"), 1.0)})
-    references = [["a red circle"], ["two blue squares"]]
-    rows = [Row(image_id=name, image=name, references=own) for name, own in zip("ab", references, strict=True)]
-    first = HackingMonitor(reward, {"rouge_l": build("rouge_l")}, reference_statistics(references))
-    captions = ["a red circle", "two blue squares"]
-    assert first.inspect(0, rows, captions, [True, True])[0].messages == []
-    resumed = HackingMonitor(reward, {"bleu": build("bleu")}, reference_statistics(references))
-    resumed.notes.update(first.notes)
-    validation, _ = resumed.inspect(50, rows, captions, [True, True])
-    assert "compared with those of step 50 instead" in validation.messages[0]
+    first = monitor(mixed("cider"), ["rouge_l"])
+    assert inspected(first, 0).messages == []
+    resumed = monitor(mixed("cider"), ["bleu"], notes=dict(first.notes))
+    assert "compared with those of step 50 instead" in inspected(resumed, 50).messages[0]
     assert resumed.notes["hacking"]["start"]["step"] == 50
 
 
-def test_rewards_of_other_weights_are_not_compared() -> None:
-    """Twice the weight would look like a rise, half of it would silence the alarm."""
-    references = [["a red circle"], ["two blue squares"]]
-    rows = [Row(image_id=name, image=name, references=own) for name, own in zip("ab", references, strict=True)]
-    notes: dict[str, Any] = {}
-    for step, weight in ((0, 1.0), (5, 1.0), (10, 0.5), (15, 0.5)):
-        reward = MixedReward({"cider": (build("cider"), weight)})
-        monitor = HackingMonitor(reward, {}, reference_statistics(references), notes=notes)
-        validation, _ = monitor.inspect(step, rows, ["a red circle", "two blue squares"], [True, True])
-        assert bool(validation.messages) == (step == 10)
-    assert notes["hacking"]["start"]["step"] == 10
+def cider_of(corpus: Sequence[Sequence[str]]) -> Any:
+    tokens = [[caption.split() for caption in captions] for captions in corpus]
+    return build("cider", df=DocumentFrequencies.from_references(tokens, eos=True))
 
 
-@pytest.mark.parametrize("as_judge", [True, False])
-def test_cider_of_other_document_frequencies_is_not_compared(as_judge: bool) -> None:
-    references = [["a red circle"], ["two blue squares"]]
-    rows = [Row(image_id=name, image=name, references=own) for name, own in zip("ab", references, strict=True)]
+WEIGHED = [(mixed("cider", weight), {}) for weight in (1.0, 1.0, 0.5, 0.5)]
+COUNTED = [cider_of(corpus) for corpus in (CORPUS, CORPUS, [*CORPUS, ["a red dog"]])]
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [
+        WEIGHED,  # twice the weight would look like a rise, half of it would silence the alarm
+        [(MixedReward({"cider": (cider, 1.0)}), {}) for cider in COUNTED],
+        [(mixed("repetition"), {"cider": cider}) for cider in COUNTED],
+    ],
+    ids=["weights", "document frequencies", "document frequencies of a judge"],
+)
+def test_rewards_and_judges_with_other_numbers_are_not_compared(runs: Any) -> None:
     notes: dict[str, Any] = {}
-    for step, corpus in ((0, references), (5, references), (10, [*references, ["a red dog"]])):
-        tokens = [[caption.split() for caption in captions] for captions in corpus]
-        cider = build("cider", df=DocumentFrequencies.from_references(tokens, eos=True))
-        reward = MixedReward({"repetition": (build("repetition"), 1.0)} if as_judge else {"cider": (cider, 1.0)})
-        judges = {"cider": cider} if as_judge else {}
-        monitor = HackingMonitor(reward, judges, reference_statistics(references), notes=notes)
-        validation, _ = monitor.inspect(step, rows, ["a red circle", "two blue squares"], [True, True])
-        assert bool(validation.messages) == (step == 10)
-    assert notes["hacking"]["start"]["step"] == 10
+    for step, (reward, judges) in enumerate(runs):
+        watch = HackingMonitor(reward, judges, reference_statistics(CORPUS), notes=notes)
+        assert bool(inspected(watch, step).messages) == (step == 2)
+    assert notes["hacking"]["start"]["step"] == 2
 
 
 def test_a_warning_comes_again_only_with_other_signs() -> None:
-    references = [["a red circle"], ["two blue squares"]]
-    rows = [Row(image_id=name, image=name, references=own) for name, own in zip("ab", references, strict=True)]
-    reward = MixedReward({"repetition": (build("repetition"), -1.0)})
-    monitor = HackingMonitor(reward, {}, reference_statistics(references))
-    said = []
-    for step, caption in enumerate(["a red circle", *["circle circle circle"] * 2, *["of of of"] * 2]):
-        validation, _ = monitor.inspect(step, rows, [caption, f"a blue {caption}"], [True, True])
-        said.append(len(validation.messages))
+    watch = monitor(mixed("repetition", -1.0))
+    captions = ["a red circle", *["circle circle circle"] * 2, *["of of of"] * 2]
+    said = [len(inspected(watch, step, [text, f"a blue {text}"]).messages) for step, text in enumerate(captions)]
     assert said == [0, 1, 0, 1, 0]

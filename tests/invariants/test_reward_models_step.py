@@ -12,11 +12,9 @@ from torch import Tensor, nn
 from rewards.clip.student import LCLIP, LCLIPConfig
 from rl_caption.reward_models.batch import PairBatch
 from rl_caption.reward_models.config import CLIP_TASKS, RewardModelConfig
-from rl_caption.reward_models.encoders import ClipTowers, Towers, random_clip
-from rl_caption.reward_models.objectives import Contrastive
+from rl_caption.reward_models.encoders import ClipTowers, Towers, random_clip, train_only
 from rl_caption.reward_models.program import objective
 from rl_caption.reward_models.task import EmbeddingTask, Target, batch_targets
-from rl_caption.reward_models.trainable import train_only
 from tests.reward_models_for_tests import CLIP, STUDENT
 
 EOT = 49407
@@ -84,6 +82,13 @@ def step(network: nn.Module, task: str, batches: list[PairBatch]) -> tuple[dict[
     return found, log.reduce(accelerator)
 
 
+def gradient_of(network: nn.Module, loss: Tensor) -> dict[str, Tensor]:
+    """The gradient of ``loss`` by parameter."""
+    network.zero_grad()
+    loss.backward()
+    return {name: value.grad for name, value in network.named_parameters() if value.grad is not None}
+
+
 def assert_equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
     """Equal up to the rounding of float32, which goes with the size of a parameter's gradient (up to 20 here)."""
     assert one.keys() == other.keys()
@@ -100,14 +105,11 @@ NETWORKS = dict.fromkeys(CLIP_TASKS, clip_towers) | {"distill_dual": student_tow
 def test_the_gradient_is_that_of_the_loss_of_the_whole_batch(task: str) -> None:
     network, inputs = NETWORKS[task](), pairs(8)
     found, logged = step(network, task, split(inputs, 2))
-    network.zero_grad()
     find = target_of(task)
     target = {} if find is None else find(split(inputs, 8)[0])
     loss, _ = objective(RewardModelConfig(task=task))(network(inputs), target)  # type: ignore[arg-type]
-    loss.backward()
-    expected = {name: value.grad for name, value in network.named_parameters() if value.grad is not None}
     assert logged["loss/total"] == pytest.approx(loss.item(), rel=1e-5)
-    assert_equal(expected, found)
+    assert_equal(gradient_of(network, loss), found)
 
 
 @pytest.mark.parametrize("task", sorted(NETWORKS))
@@ -147,16 +149,13 @@ def test_random_numbers_of_the_second_pass_are_those_of_the_first() -> None:
     torch.manual_seed(11)
     found, logged = step(network, "contrastive", split(inputs, 4))
     after = torch.rand(3)
-    network.zero_grad()
     torch.manual_seed(11)
     outputs = [network(batch.inputs) for batch in split(inputs, 4)]
     assert torch.equal(torch.rand(3), after), "each micro-batch draws once"
     joined = {name: torch.cat([output[name] for output in outputs]) for name in ("image", "text")}
     loss, _ = objective(RewardModelConfig())(joined | {"scale": outputs[0]["scale"]}, {})
-    loss.backward()
     assert logged["loss/total"] == pytest.approx(loss.item(), rel=1e-5)
-    expected = {name: value.grad for name, value in network.named_parameters() if value.grad is not None}
-    assert_equal(expected, found)
+    assert_equal(gradient_of(network, loss), found)
 
 
 def test_a_frozen_tower_gets_no_gradient_and_changes_none() -> None:
@@ -192,14 +191,3 @@ def test_only_what_is_trained_gets_a_gradient_and_micro_batches_do_not_change_it
         assert whole.keys() == pool | {"clip.text_projection", "clip.logit_scale"}
     after = network.state_dict()
     assert all(torch.equal(after[name], value) for name, value in before.items() if name in after), "batch norm's, too"
-
-
-def test_keys_of_captions_stay_integers() -> None:
-    """Keys that float32 cannot tell apart are different captions."""
-    network, inputs = clip_towers(), pairs(8)
-    batches, close = split(inputs, 4), 2**62 + torch.arange(8)
-    keys = {id(batch): close[start : start + 4] for batch, start in zip(batches, (0, 4), strict=True)}
-    task = EmbeddingTask(Accelerator(cpu=True), network, Contrastive(), lambda batch: {"caption": keys[id(batch)]})
-    logged = task.training_step(batches, 0).reduce(task.accelerator)
-    plain, _ = Contrastive()(network(inputs), {})
-    assert logged["loss/total"] == pytest.approx(plain.item(), rel=1e-5)

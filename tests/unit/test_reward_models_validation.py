@@ -1,4 +1,4 @@
-"""Validation of embedding models: what is embedded, what is kept, and embeddings that are not finite."""
+"""Validation of embedding models: what is embedded, what is kept, triplets in order, embeddings that are not finite."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ from open_clip import SimpleTokenizer
 from torch import Tensor, nn
 
 from rewards.clip.preprocessing import Preprocessing
+from rl_caption.config.build import ConfigError
 from rl_caption.reward_models import validation
 from rl_caption.reward_models.batch import PixelCache, TokenCache
 from rl_caption.reward_models.retrieval import retrieval_recall
+from rl_caption.reward_models.triplets import Triplet
 from rl_caption.reward_models.validation import embedding_validator
 from rl_caption.training.loop import NonFiniteError
 from tests.clip_for_tests import Drawn
+
+TOKENS = TokenCache(SimpleTokenizer(context_length=8), 8, trims=False)
 
 
 class Network(nn.Module):
@@ -35,16 +39,28 @@ class Network(nn.Module):
         return found
 
 
+class Scripted(nn.Module):
+    """Embeds images at 0 degrees, and a caption at 10 degrees for each of its tokens, or 5 where it says "true"."""
+
+    def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        (true,) = TOKENS.tokenizer.encode("true")
+        found = {}
+        for name, values in inputs.items():
+            length = (values != 0).sum(dim=1).float() if name == "text" else torch.zeros(len(values))
+            said = (values == true).any(dim=1) if name == "text" else torch.zeros(len(values))
+            angles = torch.deg2rad(length * torch.where(said.bool(), 5.0, 10.0))
+            found[name] = torch.stack([angles.cos(), angles.sin()], dim=1)
+        return found
+
+
 def rows() -> list[Any]:
     captions = [["a dog", "a cat"], ["a dog", "a dog"], ["two cats", "a cat"]]
     return [{"image_id": str(i), "image": Drawn(80 * i), "references": own} for i, own in enumerate(captions)]
 
 
-def validator(network: Network, own: list[Any]) -> Any:
-    tokens = TokenCache(SimpleTokenizer(context_length=8), 8, trims=False)
-    validate = embedding_validator(
-        Accelerator(cpu=True), network, ("image", "text"), own, PixelCache(Preprocessing(8)), tokens, 2
-    )
+def validator(network: nn.Module, own: list[Any], triplets: list[Triplet | None] | None = None) -> Any:
+    towers, pixels = ("image", "text"), PixelCache(Preprocessing(8))
+    validate = embedding_validator(Accelerator(cpu=True), network, towers, own, pixels, TOKENS, 2, triplets=triplets)
     return lambda step: validate(step, {})
 
 
@@ -59,15 +75,15 @@ def test_equal_captions_are_embedded_once_with_the_result_of_all() -> None:
     assert {name: metrics[f"val/{name}"] for name in expected} == pytest.approx(expected)
 
 
-def test_validation_images_are_kept_without_a_cache_where_they_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("memory", "drawn"), [(validation.MOST_PIXELS, 1), (3 * 3 * 8 * 8 - 1, 2)])
+def test_validation_images_are_kept_without_a_cache_where_they_are_few(
+    memory: int, drawn: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(validation, "MOST_PIXELS", memory)
     own = rows()
     validate = validator(Network(), own)
     validate(1), validate(2)
-    assert [row["image"].drawn for row in own] == [1, 1, 1]
-    monkeypatch.setattr(validation, "MOST_PIXELS", 3 * 3 * 8 * 8 - 1)
-    validate = validator(Network(), own)
-    validate(1), validate(2)
-    assert [row["image"].drawn for row in own] == [3, 3, 3]
+    assert [row["image"].drawn for row in own] == [drawn] * 3
 
 
 def test_embeddings_that_are_not_finite_are_an_error_that_says_so() -> None:
@@ -75,3 +91,15 @@ def test_embeddings_that_are_not_finite_are_an_error_that_says_so() -> None:
     network.factor.data.fill_(float("nan"))
     with pytest.raises(NonFiniteError, match=r"validation at step 7: the model's image embeddings: 3 of 3 are NaN"):
         validator(network, rows())(7)
+
+
+def test_validation_counts_triplets_in_order() -> None:
+    right = Triplet("a", "a true cat", "a cat")
+    no_gain = Triplet("a", "a cat", "a cat sits")
+    tie = Triplet("a cat", "a cat", "a cat")
+    metrics = validator(Scripted(), [*rows(), *rows()[:1]], [right, no_gain, tie, None])(1).metrics
+    assert metrics["val/specificity_positive"] == pytest.approx(1 / 3)
+    assert metrics["val/specificity_negative"] == pytest.approx(2 / 3)
+    assert metrics["val/specificity"] == pytest.approx(1 / 2)
+    with pytest.raises(ConfigError, match=r"none of 3 validation captions has two details .*data\.long_captions"):
+        validator(Scripted(), rows(), [None] * 3)

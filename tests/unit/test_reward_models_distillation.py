@@ -1,30 +1,33 @@
-"""Towers and models of the distillation: saved, loaded, joined, refused; what is copied from a teacher."""
+"""L-CLIP's distillation: towers and models saved, loaded, joined, refused; the teacher's patches and embeddings."""
 
 from __future__ import annotations
 
 import json
+import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
-import open_clip
 import pytest
 import torch
+from accelerate import Accelerator
 from safetensors.torch import load_file
-from torch import nn
 
-from rewards.clip.backbone import load_backbone
+from rewards.clip.backbone import Backbone, load_backbone
 from rewards.clip.student import LCLIP, LCLIPConfig
 from rl_caption.config.build import ConfigError
-from rl_caption.reward_models.encoders import ClipTowers, pretrained_clip, random_clip, save_clip
-from rl_caption.reward_models.students import (
+from rl_caption.reward_models.batch import PairBatch
+from rl_caption.reward_models.distillation import (
+    Teacher,
     build_dual,
     build_tower,
     copy_patch_embedding,
+    names_teacher,
     save_tower,
-    tower_teacher,
 )
-from tests.clip_for_tests import noise_image
-from tests.reward_models_for_tests import CLIP, STUDENT
+from rl_caption.reward_models.encoders import random_clip
+from tests.clip_for_tests import noise_image, tiny_student
+from tests.reward_models_for_tests import CLIP, RESNET, STUDENT
 
 
 def saved(folder: Path, kind: Any, **shape: Any) -> str:
@@ -39,11 +42,7 @@ def test_a_tower_comes_back_as_it_was(tmp_path: Path) -> None:
         stored = load_file(Path(path) / "model.safetensors")
         assert all(torch.equal(value, stored[name]) for name, value in back.state_dict().items())
         assert json.loads((Path(path) / "config.json").read_text())["model_type"] == f"l_clip_{kind}"
-
-
-def test_one_tower_is_no_reward(tmp_path: Path) -> None:
-    path = saved(tmp_path / "image", "image")
-    with pytest.raises(ValueError, match=r"model_type 'l_clip_image': expected 'l_clip'"):
+    with pytest.raises(ValueError, match=r"model_type 'l_clip_text': expected 'l_clip'"):
         load_backbone(path)
 
 
@@ -68,12 +67,12 @@ def test_towers_of_another_teacher_are_refused(tmp_path: Path) -> None:
     folders: Any = {kind: str(tmp_path / kind) for kind in ("image", "text")}
     for kind, folder in folders.items():
         save_tower(build_tower(kind, None, STUDENT, 16), kind, Path(folder), "abc")
-    assert tower_teacher(folders["image"]) == "abc"
+    assert names_teacher(folders["image"])
     build_dual(None, folders, {}, 16, "abc")
     with pytest.raises(ConfigError, match=r"model\.image_init is .* of fingerprint abc; this run's teacher has xyz"):
         build_dual(None, folders, {}, 16, "xyz")
     older = {"image": folders["image"], "text": saved(tmp_path / "older", "text")}
-    assert tower_teacher(older["text"]) is None
+    assert not names_teacher(older["text"])
     build_dual(None, older, {}, 16, "abc")  # type: ignore[arg-type]
 
 
@@ -135,13 +134,9 @@ def test_the_patch_embedding_is_the_teachers_and_frozen() -> None:
     assert torch.equal(student.pos_embed[0], teacher.visual.positional_embedding)
     frozen = {name for name, value in student.named_parameters() if not value.requires_grad}
     assert frozen == {"patch_embed.weight", "cls_token", "pos_embed"}, "the bias, which the teacher lacks, is trained"
-
-
-def test_positions_of_another_image_size_stay_random_and_are_trained() -> None:
-    teacher, _ = random_clip(None, CLIP)
-    student: Any = build_tower("image", None, STUDENT | {"image_size": 64}, 16)
-    assert copy_patch_embedding(student, teacher) == ["patch_embed.weight", "cls_token"]
-    assert student.pos_embed.requires_grad
+    larger: Any = build_tower("image", None, STUDENT | {"image_size": 64}, 16)
+    assert copy_patch_embedding(larger, teacher) == ["patch_embed.weight", "cls_token"], "positions do not fit"
+    assert larger.pos_embed.requires_grad
 
 
 @pytest.mark.parametrize(
@@ -149,11 +144,7 @@ def test_positions_of_another_image_size_stay_random_and_are_trained() -> None:
     [
         (CLIP, {"patch_size": 8}, "width 32 and 16 pixels, the student's 32 and 8"),
         (CLIP, {"image_width": 16}, "width 32 and 16 pixels, the student's 16 and 16"),
-        (
-            CLIP | {"vision_cfg": {"image_size": 32, "layers": [1, 1, 1, 1], "width": 8, "head_width": 8}},
-            {},
-            "no ViT whose patch embedding could be copied",
-        ),
+        (RESNET, {}, "no ViT whose patch embedding could be copied"),
     ],
 )
 def test_a_teacher_without_such_patches_is_refused(teacher: Any, student: Any, message: str) -> None:
@@ -164,102 +155,114 @@ def test_a_teacher_without_such_patches_is_refused(teacher: Any, student: Any, m
         copy_patch_embedding(build_tower("image", None, STUDENT, 16), LCLIP(LCLIPConfig(**STUDENT)))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("quick_gelu", [False, True])
-def test_a_contrastive_model_comes_back_as_a_reward(tmp_path: Path, quick_gelu: bool) -> None:
-    torch.manual_seed(0)
-    clip, shape = random_clip(None, CLIP | {"quick_gelu": quick_gelu})
-    save_clip(clip, shape, tmp_path / "clip")
-    backbone = load_backbone(str(tmp_path / "clip"))
-    clip.eval()
-    picture, ids = noise_image(2), torch.tensor([[49406, 320, 1929, 49407]])
-    inputs = {"image": backbone.preprocessing(picture)[None], "text": ids}
-    with torch.no_grad():
-        mine = ClipTowers(clip)(inputs)
-    assert torch.allclose(backbone.encode_images([picture], normalize=False), mine["image"], atol=1e-5)
-    assert torch.allclose(backbone.encode_texts(["a dog"], normalize=False), mine["text"], atol=1e-5)
-    back, shape_again, preprocessing = pretrained_clip(None, str(tmp_path / "clip"))
-    assert shape_again == shape
-    assert preprocessing == backbone.preprocessing
-    assert all(torch.equal(value, clip.state_dict()[name]) for name, value in back.state_dict().items())
-    assert all(value.requires_grad for value in back.parameters())
+# the teacher
+
+ROWS: list[Any] = [
+    {"image_id": str(index), "image": noise_image(index), "references": [f"a dog {index}", "two cats"]}
+    for index in range(4)
+]
+ALL = {"image": 4, "text": 5}
+MUCH = 2**20
 
 
-def as_archive(clip: Any, path: Path) -> str:
-    """Save the weights as OpenAI released theirs: a TorchScript archive, whose activation its loader knows."""
-    holder = nn.Module()
-    for name, value in clip.state_dict().items():
-        *owners, last = name.split(".")
-        inner = holder
-        for owner in owners:
-            if not hasattr(inner, owner):
-                inner.add_module(owner, nn.Module())
-            inner = inner.get_submodule(owner)
-        inner.register_buffer(last, value)
-    for name in ("input_resolution", "context_length", "vocab_size"):
-        holder.register_buffer(name, torch.tensor(0))
-    torch.jit.script(holder).save(str(path))
-    return str(path)
+@pytest.fixture(scope="module")
+def backbone(tmp_path_factory: pytest.TempPathFactory) -> Backbone:
+    return load_backbone(str(tiny_student(tmp_path_factory.mktemp("student"))))
 
 
-def known_to_open_clip(folder: Path, name: str, shape: dict[str, Any]) -> str:
-    folder.mkdir(exist_ok=True)
-    (folder / f"{name}.json").write_text(json.dumps(shape))
-    open_clip.add_model_config(folder / f"{name}.json")
-    return name
+@pytest.fixture
+def counts(backbone: Backbone, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """How many images and captions went through the teacher."""
+    counted = {"image": 0, "text": 0}
+
+    def count(tower: str, name: str) -> None:
+        encode = getattr(backbone, name)
+
+        def counting(items: Any, normalize: bool = True) -> torch.Tensor:
+            counted[tower] += len(items)
+            return encode(items, normalize)
+
+        monkeypatch.setattr(backbone, name, counting)
+
+    count("image", "encode_images")
+    count("text", "encode_texts")
+    return counted
 
 
-@pytest.mark.parametrize("source", ["archive", "plain file", "plain file of a quickgelu architecture"])
-def test_a_fine_tuned_model_keeps_its_activation(tmp_path: Path, source: str) -> None:
-    torch.manual_seed(0)
-    # An archive tells its shapes by its weights, with heads of 64.
-    vision, text = {"width": 64, "head_width": 64}, {"width": 64, "heads": 1}
-    shape: Any = CLIP | {"vision_cfg": CLIP["vision_cfg"] | vision, "text_cfg": CLIP["text_cfg"] | text}
-    quick = source.endswith("quickgelu architecture")
-    name = known_to_open_clip(tmp_path / "names", f"test-{source.replace(' ', '-')}", shape | {"quick_gelu": quick})
-    clip, _ = random_clip(None, shape | {"quick_gelu": True})
-    file = tmp_path / "weights.pt"
-    if source == "archive":
-        as_archive(clip, file)
-    else:
-        torch.save(clip.state_dict(), file)
-    model, shape_found, preprocessing = pretrained_clip(name, str(file))
-    save_clip(model, shape_found, tmp_path / "export")
-    picture, before = noise_image(2), load_backbone(name, str(file))
-    after = load_backbone(str(tmp_path / "export"))
-    assert after.preprocessing == preprocessing
-    assert torch.allclose(after.encode_images([picture]), before.encode_images([picture]), atol=1e-6)
-    assert torch.allclose(after.encode_texts(["a dog"]), before.encode_texts(["a dog"]), atol=1e-6)
-    assert shape_found["quick_gelu"] is (source != "plain file")
+def epoch(teacher: Teacher) -> list[torch.Tensor]:
+    """Both embeddings of every image with each of its captions, two images a step."""
+    batches = [
+        PairBatch(ROWS[i : i + 2], {}, [row["references"][k] for row in ROWS[i : i + 2]])
+        for k in (0, 1)
+        for i in (0, 2)
+    ]
+    return [torch.cat([found["image"], found["text"]], 1) for found in map(teacher, batches)]
 
 
-def test_an_archive_of_another_architecture_is_refused(tmp_path: Path) -> None:
-    vision, text = {"width": 64, "head_width": 64}, {"width": 64, "heads": 1}
-    shape: Any = CLIP | {"vision_cfg": CLIP["vision_cfg"] | vision, "text_cfg": CLIP["text_cfg"] | text}
-    name = known_to_open_clip(
-        tmp_path / "names", "test-two-layers", shape | {"text_cfg": shape["text_cfg"] | {"layers": 2}}
+def expected(backbone: Backbone) -> list[torch.Tensor]:
+    return epoch(Teacher(backbone, ("image", "text"), Accelerator(cpu=True)))
+
+
+def made(backbone: Backbone, cache_dir: Path | None, memory: int) -> Teacher:
+    teacher = Teacher(
+        backbone, ("image", "text"), Accelerator(cpu=True), cache_dir=str(cache_dir) if cache_dir else None
     )
-    path = as_archive(random_clip(None, shape)[0], tmp_path / "weights.pt")
-    with pytest.raises(ConfigError, match=r"model\.init .* with model\.name 'test-two-layers' do not fit"):
-        pretrained_clip(name, path)
+    teacher.prepare(ROWS, "random", memory)
+    return teacher
 
 
-def test_an_architecture_may_be_changed_in_part() -> None:
-    _, shape = random_clip("ViT-B-32", {"vision_cfg": {"layers": 1}, "text_cfg": {"layers": 1}})
-    assert (shape["vision_cfg"]["layers"], shape["vision_cfg"]["width"], shape["embed_dim"]) == (1, 768, 512)
+@pytest.mark.parametrize(("on_disk", "memory"), [(False, MUCH), (True, MUCH), (True, 0)])
+def test_a_second_epoch_costs_no_forward_pass(
+    backbone: Backbone, counts: dict[str, int], tmp_path: Path, on_disk: bool, memory: int
+) -> None:
+    right = expected(backbone)
+    counts.update(image=0, text=0)
+    teacher = made(backbone, tmp_path if on_disk else None, memory)
+    first = epoch(teacher)
+    assert counts == ALL | {"text": 5 + 1}, "the distinct captions, and one that tells the width"
+    second = epoch(teacher)
+    assert counts == ALL | {"text": 5 + 1}
+    for whole, again, true in zip(first, second, right, strict=True):
+        assert torch.equal(whole, again)
+        torch.testing.assert_close(whole, true)
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda f: random_clip("ViT-B-33", {}), "model.name is 'ViT-B-33'"),
-        (lambda f: random_clip(None, {"embed_dim": 16}), r"model.kwargs has \['embed_dim'\]: expected open_clip's"),
-        (lambda f: random_clip(None, CLIP | {"widht": 3}), "open_clip cannot build this model"),
-        (lambda f: random_clip("ViT-B-16-SigLIP", {}), "vision_cfg.timm_model_name"),
-        (lambda f: random_clip("coca_ViT-B-32", {}), "multimodal_cfg cannot be trained here"),
-        (lambda f: pretrained_clip(None, str(f)), "expected a folder with open_clip_config.json"),
-        (lambda f: pretrained_clip("ViT-B-32", str(f / "no.pt")), "model.init: backbone"),
-    ],
-)
-def test_a_model_that_cannot_be_built_is_named(tmp_path: Path, make: Any, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        make(tmp_path)
+@pytest.mark.parametrize("memory", [MUCH, 0])
+def test_a_second_run_costs_no_forward_pass(
+    backbone: Backbone, counts: dict[str, int], tmp_path: Path, memory: int
+) -> None:
+    first = epoch(made(backbone, tmp_path, MUCH))
+    counts.update(image=0, text=0)
+    assert all(map(torch.equal, epoch(made(backbone, tmp_path, memory)), first))
+    assert counts == {"image": 0, "text": 0}
+
+
+def test_damaged_and_foreign_files_are_made_anew(
+    backbone: Backbone, counts: dict[str, int], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = epoch(made(backbone, tmp_path, MUCH))
+    files = sorted(tmp_path.rglob("*.emb"))
+    assert len(files) == 4 + 6
+    assert all(file.parts[-3] == f"{backbone.fingerprint}-raw" for file in files)
+    files[0].write_bytes(files[0].read_bytes()[:-3])
+    shutil.copy(files[2], files[1])
+    counts.update(image=0, text=0)
+    with caplog.at_level(logging.WARNING):
+        torch.testing.assert_close(epoch(made(backbone, tmp_path, MUCH)), first)
+    assert sum(counts.values()) == 2
+    assert caplog.text.count("is damaged or of something else: it is computed again") == 2
+    made(backbone, tmp_path, MUCH)
+    assert sum(counts.values()) == 2, "they are whole again"
+
+
+def test_texts_differ_by_their_tokens_and_by_their_teacher(
+    backbone: Backbone, counts: dict[str, int], tmp_path: Path
+) -> None:
+    teacher = made(backbone, tmp_path, MUCH)
+    counts.update(text=0)
+    one, other = teacher.text_embeddings(["Two  CATS", "two dogs"])
+    assert counts["text"] == 1, "the tokenizer reads the first as 'two cats', which is known"
+    assert torch.equal(one, teacher.text_embeddings(["two cats"])[0])
+    assert not torch.equal(one, other)
+    full = load_backbone(str(tiny_student(tmp_path / "full", pad_attention="full")))
+    assert not torch.equal(made(full, tmp_path, MUCH).text_embeddings(["two cats"])[0], one)

@@ -1,0 +1,325 @@
+"""The two ends of L-CLIP's distillation: students, from a configuration or exported folders, and the frozen teacher."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, TypeVar
+
+import torch
+from accelerate import Accelerator
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from rewards.clip.backbone import Backbone
+from rewards.clip.encoder import EmbeddingCache, image_identity
+from rewards.clip.student import LCLIP, MODEL_TYPE, ImageStudent, LCLIPConfig, TextStudent
+from rewards.model_files import (
+    MANIFEST,
+    check_folder,
+    check_memory,
+    check_state,
+    read_object,
+    read_weights,
+    state_shapes,
+)
+from rl_caption.config.build import ConfigError
+from rl_caption.data.base import Row
+from rl_caption.reward_models.batch import Captions, PairBatch
+from rl_caption.training.engines import print_main as announce
+
+T = TypeVar("T")
+Tower: TypeAlias = Literal["image", "text"]
+TOWERS: dict[Tower, Any] = {"image": ImageStudent, "text": TextStudent}
+TOWER_TYPES: dict[Tower, str] = {"image": f"{MODEL_TYPE}_image", "text": f"{MODEL_TYPE}_text"}
+"""``model_type`` in config.json of one tower; a whole L-CLIP has another, so neither is taken for the other."""
+TEACHER = "teacher_fingerprint"
+"""Key in a tower's config.json: ``Backbone.fingerprint`` of the model that it was distilled from."""
+
+
+def check_names(kwargs: Mapping[str, Any]) -> None:
+    """Raise ``ConfigError`` unless ``kwargs`` are arguments of ``LCLIPConfig``."""
+    known = {field.name for field in fields(LCLIPConfig)}
+    unknown = sorted(set(kwargs) - known)
+    if unknown:
+        raise ConfigError(f"model.kwargs has {unknown}: LCLIPConfig takes {sorted(known)}")
+
+
+def student_config(kwargs: Mapping[str, Any], embed_dim: int | None = None) -> LCLIPConfig:
+    """The shape of a student, whose joint width must be the teacher's ``embed_dim``; None takes any."""
+    check_names(kwargs)
+    try:
+        config = LCLIPConfig(**kwargs)
+        with torch.device("meta"):
+            check_memory(LCLIP(config))
+    except ValueError as error:
+        raise ConfigError(f"model.kwargs: {error}") from error
+    return config if embed_dim is None else _checked_width(config, embed_dim)
+
+
+def _checked_width(config: LCLIPConfig, embed_dim: int) -> LCLIPConfig:
+    if config.embed_dim != embed_dim:
+        raise ConfigError(
+            f"model.kwargs.embed_dim is {config.embed_dim}, the teacher's embeddings have {embed_dim} dimensions: the "
+            "student's are compared with them, so set it to that"
+        )
+    return config
+
+
+def save_tower(tower: nn.Module, kind: Tower, folder: Path, teacher: str | None = None) -> None:
+    """Write ``model.safetensors`` and ``config.json`` of one tower to ``folder``; ``teacher`` is its fingerprint."""
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in tower.state_dict().items()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    config: Any = tower.config
+    origin = {"model_type": TOWER_TYPES[kind]} | ({} if teacher is None else {TEACHER: teacher})
+    text = json.dumps({**origin, **asdict(config)}, indent=2) + "\n"
+    (folder / "config.json").write_text(text, encoding="utf-8")
+
+
+def _load_tower(
+    path: str, kind: Tower, key: str, embed_dim: int, teacher: str | None = None
+) -> tuple[dict[str, Tensor], LCLIPConfig]:
+    """Weights and shape of a tower that ``save_tower`` wrote; ``key`` of the configuration names the folder."""
+    folder = Path(path)
+    for name in ("config.json", "model.safetensors"):
+        if not (folder / name).is_file():
+            raise ConfigError(f"{key} is {path!r}, which has no {name}: expected what distill_{kind} exports")
+    try:
+        check_folder(folder)
+        values = read_object(folder / "config.json")
+        origin, found = values.pop(TEACHER, None), values.pop("model_type", None)
+        if found != TOWER_TYPES[kind]:
+            raise ConfigError(f"{key} is {path!r}, a {found!r}: expected {TOWER_TYPES[kind]!r}, see distill_{kind}")
+        config, weights = LCLIPConfig.from_dict(values), read_weights(folder / "model.safetensors")
+        with torch.device("meta"):
+            shapes = state_shapes(TOWERS[kind](config))
+        check_state(weights, shapes, f"weights in {path!r}")
+    except (ValueError, OSError) as error:
+        raise error if isinstance(error, ConfigError) else ConfigError(f"{key}: {error}") from error
+    if None not in (origin, teacher) and origin != teacher:
+        raise ConfigError(
+            f"{key} is {path!r}, distilled from a teacher of fingerprint {origin}; this run's teacher has {teacher}: "
+            "name the same (weights, preprocessing and precision), or distil the tower from this one. If only library "
+            f"versions differ, remove {TEACHER} from the tower's config.json, and {MANIFEST}"
+        )
+    return weights, _checked_width(config, embed_dim)
+
+
+def names_teacher(path: str) -> bool:
+    """Whether a tower's folder says which teacher it was distilled from; those of older runs do not."""
+    return TEACHER in read_object(Path(path) / "config.json")
+
+
+def build_tower(kind: Tower, init: str | None, kwargs: Mapping[str, Any], embed_dim: int) -> nn.Module:
+    """One tower, from a folder or from random weights; ``ConfigError`` where neither can be, or both are given."""
+    if init is None:
+        return TOWERS[kind](student_config(kwargs, embed_dim))
+    _check_no_shape(kwargs, "model.init")
+    weights, config = _load_tower(init, kind, "model.init", embed_dim)
+    tower = TOWERS[kind](config)
+    tower.load_state_dict(weights)
+    return tower
+
+
+def build_dual(
+    init: str | None,
+    towers: Mapping[Tower, str | None],
+    kwargs: Mapping[str, Any],
+    embed_dim: int,
+    teacher: str | None = None,
+) -> LCLIP:
+    """A whole L-CLIP: from its folder, from one folder for each tower, or with random weights where there is none.
+
+    ``kwargs`` are arguments of ``LCLIPConfig`` that no folder says, ``embed_dim`` the teacher's joint width,
+    ``teacher`` its fingerprint, which towers must have been distilled from (None: any).
+
+    Raises:
+        ConfigError: a folder is not what it should be, the towers or ``kwargs`` do not fit each other, the joint
+            width is not the teacher's, or a tower was distilled from another teacher.
+    """
+    folders = {kind: path for kind, path in towers.items() if path is not None}
+    if init is not None:
+        _check_no_shape(kwargs, "model.init")
+        if folders:
+            raise ConfigError("model.init is a whole L-CLIP: leave model.image_init and model.text_init out")
+        try:
+            model = LCLIP.from_pretrained(init).train()
+        except (ValueError, OSError) as error:
+            raise ConfigError(f"model.init: {error}") from error
+        _checked_width(model.config, embed_dim)
+        return model
+    loaded = {kind: _load_tower(path, kind, f"model.{kind}_init", embed_dim, teacher) for kind, path in folders.items()}
+    if len(loaded) == len(TOWERS):
+        _check_no_shape(kwargs, "model.image_init with model.text_init")
+    model = LCLIP(_joined_config({kind: config for kind, (_, config) in loaded.items()}, kwargs, embed_dim))
+    for kind, (weights, _) in loaded.items():
+        model.get_submodule(kind).load_state_dict(weights)
+    return model
+
+
+def _joined_config(towers: Mapping[Tower, LCLIPConfig], kwargs: Mapping[str, Any], embed_dim: int) -> LCLIPConfig:
+    """The shape of both towers: of each as its folder says, the rest from ``kwargs``."""
+    values = dict(kwargs)
+    source: dict[str, str] = dict.fromkeys(kwargs, "model.kwargs")
+    for kind, config in towers.items():
+        for name, value in asdict(config).items():
+            if _tower_of(name) not in (kind, None):
+                continue
+            if name in values and values[name] != value:
+                found = f"model.{kind}_init has {name} {value!r}, {source[name]} has {values[name]!r}"
+                raise ConfigError(f"{found}: both towers need the same")
+            values[name], source[name] = value, f"model.{kind}_init"
+    return student_config(values, embed_dim)
+
+
+def _tower_of(name: str) -> str | None:
+    """The tower that a field of ``LCLIPConfig`` describes; None for both."""
+    if name.startswith("image_") or name == "patch_size":
+        return "image"
+    return None if name in ("embed_dim", "mlp_ratio") else "text"
+
+
+def _check_no_shape(kwargs: Mapping[str, Any], key: str) -> None:
+    if kwargs:
+        raise ConfigError(f"model.kwargs is set together with {key}, whose folders have the shape: leave it out")
+
+
+@torch.no_grad()
+def copy_patch_embedding(student: ImageStudent, teacher: Any) -> list[str]:
+    """Copy patch projection, class token and, where they fit, positions of an open_clip ViT, and freeze them.
+
+    The student's bias of the projection, which the teacher does not have, stays random and is trained, as in the
+    released code. Returns the names of the frozen parameters.
+
+    Raises:
+        ConfigError: the teacher is no ViT, or its patches have another size or width.
+    """
+    visual = getattr(teacher, "visual", None)
+    sources = {
+        "patch_embed.weight": getattr(getattr(visual, "conv1", None), "weight", None),
+        "cls_token": getattr(visual, "class_embedding", None),
+        "pos_embed": getattr(visual, "positional_embedding", None),
+    }
+    remedy = "choose the student's model.kwargs.patch_size and image_width so, or set train.freeze_patch_embed to false"
+    wanted = tuple(student.patch_embed.weight.shape)
+    found = sources["patch_embed.weight"]
+    if found is None or sources["cls_token"] is None or found.ndim != 4 or found.shape[2] != visual.conv1.stride[0]:  # type: ignore[union-attr]
+        raise ConfigError(f"the teacher's image encoder is no ViT whose patch embedding could be copied: {remedy}")
+    if tuple(found.shape) != wanted:
+        raise ConfigError(
+            f"the teacher's patches have width {found.shape[0]} and {found.shape[2]} pixels, the student's "
+            f"{wanted[0]} and {wanted[2]}: {remedy}"
+        )
+    frozen = []
+    for name, source in sources.items():
+        target = student.get_parameter(name)
+        if source is not None and source.numel() == target.numel():
+            target.copy_(source.reshape(target.shape))
+            target.requires_grad_(False)
+            frozen.append(name)
+    return frozen
+
+
+def embed_distributed(accelerator: Accelerator, items: Sequence[T], embed: Callable[[list[T]], Tensor]) -> Tensor:
+    """Embed N items, each process a part of them, and gather: [N, D] on the CPU of every process, in order."""
+    processes = accelerator.num_processes
+    if processes == 1:
+        return embed(list(items)).cpu()
+    count = -(-len(items) // processes)
+    # A gather needs parts of equal size: the last ones start again at the first item.
+    mine = [items[(accelerator.process_index * count + offset) % len(items)] for offset in range(count)]
+    return accelerator.gather(embed(mine).to(accelerator.device).contiguous()).cpu()[: len(items)]
+
+
+class Teacher:
+    """Raw embeddings (not of unit length) of a frozen dual encoder, of its ``image`` tower, its ``text`` tower or both.
+
+    Those of the training split are computed before the first step where memory allows (``prepare``). With ``augmented``
+    images it embeds the view that the student sees, at every step. ``cache_dir`` keeps embeddings between runs.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        towers: Sequence[str],
+        accelerator: Accelerator,
+        augmented: bool = False,
+        cache_dir: str | None = None,
+    ) -> None:
+        self.backbone, self.towers, self.accelerator = backbone, tuple(towers), accelerator
+        self.augmented = augmented
+        # Tables in memory are those of ``prepare``; the disk cache's own memory is as small as it can be.
+        folder = None if cache_dir is None else Path(cache_dir)
+        self._disk = None if folder is None else EmbeddingCache(f"{backbone.fingerprint}-raw", folder, max_entries=1)
+        self.width = int(self.text_embeddings(["a"]).shape[1])
+        self._image_rows: dict[str, int] = {}
+        self._text_rows: dict[str, int] = {}
+        self._images = self._texts = torch.zeros(0, self.width)
+
+    def __call__(self, batch: PairBatch) -> dict[str, Tensor]:
+        """Embeddings [B, D] by tower, on the training device, without gradient."""
+        found = {}
+        if "image" in self.towers:
+            ids = [row["image_id"] for row in batch.rows]
+            if self.augmented:
+                found["image"] = self.backbone.encode_pixels(batch.inputs["image"], normalize=False)
+            elif all(image in self._image_rows for image in ids):
+                found["image"] = self._images[[self._image_rows[image] for image in ids]]
+            else:
+                found["image"] = self.image_embeddings(batch.rows)
+        if "text" in self.towers:
+            if all(caption in self._text_rows for caption in batch.captions):
+                found["text"] = self._texts[[self._text_rows[caption] for caption in batch.captions]]
+            else:
+                found["text"] = self.text_embeddings(batch.captions)
+        return {name: rows.to(self.accelerator.device) for name, rows in found.items()}
+
+    def image_embeddings(self, rows: Sequence[Row]) -> Tensor:
+        """Embeddings of the images of N rows as they are, [N, D] on the CPU; read from ``cache_dir`` if there."""
+        return self._embedded([row["image"] for row in rows], self.backbone.encode_images, image_identity, "image")
+
+    def text_embeddings(self, captions: Sequence[str]) -> Tensor:
+        """Embeddings of N captions, [N, D] on the CPU; read from ``cache_dir`` if there, by their token ids."""
+
+        def identity(caption: str) -> str:
+            return f"tokens:{self.backbone.token_ids([caption])[0].tolist()}"
+
+        return self._embedded(captions, self.backbone.encode_texts, identity, "caption")
+
+    def _embedded(
+        self, items: Sequence[Any], encode: Callable[..., Tensor], identity: Callable[[Any], str], kind: str
+    ) -> Tensor:
+        if self._disk is None:
+            return encode(items, normalize=False)
+        found = self._disk.embed(items, lambda missing: encode(missing, normalize=False).numpy(), identity, kind)
+        return torch.from_numpy(found)
+
+    def prepare(self, rows: Sequence[Row], captions: Captions, cache_bytes: int) -> None:
+        """Embed what training will ask for as far as it fits into ``cache_bytes``, captions first."""
+        left = cache_bytes
+        if "text" in self.towers:
+            texts = [row["references"][:1] if captions == "first" else row["references"] for row in rows]
+            distinct = list(dict.fromkeys(caption for own in texts for caption in own))
+            if self._fits(len(distinct), left, "captions"):
+                self._texts = embed_distributed(self.accelerator, distinct, self.text_embeddings)
+                self._text_rows = {caption: index for index, caption in enumerate(distinct)}
+                left -= self._texts.nbytes
+        if "image" in self.towers and not self.augmented and self._fits(len(rows), left, "images"):
+            self._images = embed_distributed(self.accelerator, rows, self.image_embeddings)
+            self._image_rows = {row["image_id"]: index for index, row in enumerate(rows)}
+
+    def _fits(self, count: int, cache_bytes: int, what: str) -> bool:
+        needed = count * self.width * 4
+        if needed <= cache_bytes:
+            announce(self.accelerator, f"teacher: embedding {count} {what} once ({needed / 2**20:.0f} MiB)")
+            return True
+        instead = "embedded" if self._disk is None else "read from teacher.cache_dir, or embedded the first time,"
+        announce(
+            self.accelerator,
+            f"teacher: {count} {what} need {needed / 2**20:.0f} MiB, more than is left of teacher.cache_mb: they are "
+            f"{instead} at every step instead",
+        )
+        return False

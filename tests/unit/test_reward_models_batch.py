@@ -1,0 +1,403 @@
+"""What embedding models read: captions chosen, token ids, pixels, random views, triplets, generated positives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from open_clip import SimpleTokenizer
+from PIL import Image
+
+from rewards.clip.preprocessing import Preprocessing
+from rewards.text.detail_units import detail_units, prefixes
+from rl_caption.config.build import build_data
+from rl_caption.config.schema import DataConfig
+from rl_caption.data.base import DataError
+from rl_caption.data.loader import augment, micro_batches, step_indices
+from rl_caption.data.scenes import ScenesData
+from rl_caption.data.scenes.world import Draws
+from rl_caption.reward_models.batch import (
+    PairCollate,
+    PixelCache,
+    StepTriplets,
+    TokenCache,
+    caption_index,
+    check_positives,
+    donors_of,
+    plain_form,
+    short_caption,
+    triplet_texts,
+    validation_triplets,
+)
+from rl_caption.reward_models.triplets import Donor, Triplet, continued, make_triplets, shuffled_words
+from tests.clip_for_tests import Drawn, noise_image
+from tests.reward_models_for_tests import DATA
+
+ROW: Any = {"image_id": "a", "image": Drawn(9), "references": ["one dog", "two black cats", "a very long caption here"]}
+LONG = build_data(DataConfig(format="scenes", kwargs=DATA["kwargs"], long_captions=True))
+ROWS = LONG.split("train")
+CAPTIONS = [row["references"][0] for row in ROWS]
+IDS = [row["image_id"] for row in ROWS]
+
+
+def token_cache(trims: bool = True, context_length: int = 24) -> TokenCache:
+    return TokenCache(SimpleTokenizer(context_length=context_length), context_length, trims)
+
+
+TOKENS = token_cache(context_length=124)
+
+
+def test_ids_are_those_of_the_tokenizer_truncated_or_padded() -> None:
+    captions = ["a dog", "two black cats on a mat"]
+    expected = SimpleTokenizer(context_length=24)(captions)
+    assert torch.equal(token_cache(trims=False)(captions), expected)
+    longest = int((expected != 0).sum(dim=1).max())
+    assert torch.equal(token_cache()(captions), expected[:, :longest])
+    short = SimpleTokenizer(context_length=5)(captions)
+    assert torch.equal(token_cache(context_length=5)(captions), short)
+    assert token_cache(context_length=5).too_long(captions) == 1
+
+
+def test_the_caption_is_a_function_of_seed_step_and_image() -> None:
+    chosen = [caption_index(ROW, "random", 0, step) for step in range(60)]
+    assert set(chosen) == {0, 1, 2}
+    assert chosen == [caption_index(ROW, "random", 0, step) for step in range(60)]
+    assert chosen != [caption_index(ROW, "random", 1, step) for step in range(60)]
+    assert {caption_index(ROW, "first", 0, step) for step in range(9)} == {0}
+
+
+def test_pixels_are_those_of_the_preprocessing_and_drawn_once() -> None:
+    image, preprocessing = noise_image(1), Preprocessing(32)
+    cache = PixelCache(preprocessing, cache_bytes=3 * 32 * 32)
+    assert torch.equal(cache("b", image), preprocessing(image))
+    assert torch.equal(cache("b", image), preprocessing(image))
+    drawn = Drawn(3)
+    cache("c", drawn), cache("c", drawn)
+    assert drawn.drawn == 2, "there is memory for one image only"
+    cache = PixelCache(preprocessing, cache_bytes=10**6)
+    cache("c", drawn), cache("c", drawn)
+    assert drawn.drawn == 3
+
+
+def test_a_batch_has_what_its_towers_read() -> None:
+    pixels = PixelCache(Preprocessing(32))
+    both = PairCollate(pixels, token_cache(), "first")([(ROW, 0), (ROW, 1)])
+    assert both.inputs["image"].shape == (2, 3, 32, 32)
+    assert both.inputs["text"].shape == (2, 4)
+    assert both.captions == ["one dog", "one dog"]
+    assert set(PairCollate(pixels, None)([(ROW, 0)]).inputs) == {"image"}
+    assert set(PairCollate(None, token_cache())([(ROW, 0)]).inputs) == {"text"}
+    assert set(both.to(torch.device("cpu")).inputs) == {"image", "text"}
+
+
+# views
+
+
+def test_another_view_at_every_step_leaves_the_cached_pixels_alone() -> None:
+    row: Any = {"image_id": "b", "image": noise_image(1, (32, 32)), "references": ["x"]}
+    collate = PairCollate(PixelCache(Preprocessing(32), 10**6), None, augmentations=("horizontal",))
+    plain = Preprocessing(32)(row["image"])
+    views = [collate([(row, step)]).inputs["image"][0] for step in range(12)]
+    assert any(torch.equal(view, plain.flip(-1)) for view in views)
+    assert any(torch.equal(view, plain) for view in views)
+
+
+def ramp() -> torch.Tensor:
+    """Every pixel tells its row and column."""
+    rows, columns = torch.meshgrid(torch.arange(16.0), torch.arange(16.0), indexing="ij")
+    return torch.stack([rows, columns, rows * 16 + columns])
+
+
+def test_shift_moves_whole_pixels_by_up_to_an_eighth_and_repeats_the_edge() -> None:
+    found = set()
+    for step in range(40):
+        rows, columns, _ = augment(ramp(), ["shift"], 0, step, "a")
+        down, right = int(rows[8, 8]) - 8, int(columns[8, 8]) - 8
+        assert torch.equal(rows[:, 0], (torch.arange(16.0) + down).clamp(0, 15))
+        assert torch.equal(columns[0], (torch.arange(16.0) + right).clamp(0, 15))
+        found.add((down, right))
+    assert {down for down, _ in found} == {right for _, right in found} == {-2, -1, 0, 1, 2}
+
+
+def test_rotate_turns_by_up_to_ten_degrees_either_way() -> None:
+    """Against Pillow's rotation; the corners differ by what fills them, so the middle is compared."""
+    angles = []
+    for step in range(20):
+        view = augment(ramp() / 255, ["rotate"], 0, step, "a")
+        # In the middle, values change along a row by the sine and along a column by the cosine of the angle.
+        slope = (view[0, 8, 11] - view[0, 8, 4]).item() * 255 / 7
+        angles.append(float(np.degrees(np.arcsin(slope))))
+        picture = Image.fromarray(ramp()[2].numpy() / 255)
+        expected = np.asarray(picture.rotate(angles[-1], Image.Resampling.BILINEAR))
+        assert np.allclose(view[2, 4:12, 4:12].numpy(), expected[4:12, 4:12], atol=1e-3)
+    assert max(map(abs, angles)) <= 10.01
+    assert min(angles) < -3
+    assert max(angles) > 3
+
+
+@pytest.mark.parametrize("name", ["shift", "rotate"])
+def test_new_views_leave_the_old_ones_as_they_were(name: str) -> None:
+    both = [augment(ramp(), ["horizontal", "crop", name], 0, step, "a") for step in range(4)]
+    alone = [augment(augment(ramp(), ["horizontal", "crop"], 0, step, "a"), [name], 0, step, "a") for step in range(4)]
+    assert all(torch.equal(one, other) for one, other in zip(both, alone, strict=True))
+    grey = torch.full((3, 16, 16), 0.5)
+    assert torch.allclose(augment(grey, [name], 0, 1, "a"), grey, atol=1e-6), "no colour changes"
+
+
+# triplets
+
+
+def test_base_and_positive_are_prefixes_and_the_negative_is_of_another_caption() -> None:
+    lengths = set()
+    for caption, triplet in zip(CAPTIONS, make_triplets(CAPTIONS, IDS, seed=1, shuffle_rate=0), strict=True):
+        grown = prefixes(detail_units(caption))
+        assert triplet is not None
+        length = grown.index(triplet.base)
+        lengths.add(length)
+        assert triplet.positive == grown[length + 1]
+        assert triplet.negative.startswith(triplet.base)
+        unit = triplet.negative.removeprefix(triplet.base).strip()
+        others = [detail_units(other) for other in CAPTIONS if other != caption]
+        # The unit at the same position, or the last one of a shorter caption; no comma follows a full stop.
+        lead = ",;: " if triplet.base.endswith(".") else " "
+        assert unit in {units[min(length + 1, len(units) - 1)].lstrip(lead).strip() for units in others}
+        assert unit.lower() != triplet.positive.removeprefix(triplet.base).strip().lower()
+    assert len(lengths) > 3
+
+
+def test_triplets_are_a_function_of_the_seed() -> None:
+    assert make_triplets(CAPTIONS, IDS, 1) == make_triplets(CAPTIONS, IDS, 1)
+    assert make_triplets(CAPTIONS, IDS, 1) != make_triplets(CAPTIONS, IDS, 2)
+    donors = [Donor("z", detail_units(CAPTIONS[0]))]
+    whole = make_triplets(CAPTIONS[1:], IDS[1:], 1, donors=donors)
+    assert make_triplets(CAPTIONS[1:4], IDS[1:4], 1, donors=donors) == whole[:3]
+
+
+@pytest.mark.parametrize("per", ["unit", "row"])
+def test_shuffled_negatives_have_the_words_of_the_others_in_another_order(per: Any) -> None:
+    different = 0
+    for one, other in zip(*(make_triplets(CAPTIONS, IDS, 1, rate, per) for rate in (0.0, 1.0)), strict=True):
+        assert one is not None
+        assert other is not None
+        assert (one.base, one.positive) == (other.base, other.positive)
+        assert sorted(one.negative.strip(".").split()) == sorted(other.negative.strip(".").split())
+        different += one.negative != other.negative
+    assert different > len(CAPTIONS) / 2
+
+
+def test_shuffling_per_row_is_the_same_in_every_step_and_per_unit_is_not() -> None:
+    def ever_shuffled(per: Any) -> float:
+        found = []
+        for seed in range(12):
+            plain, mixed = (make_triplets(CAPTIONS, IDS, seed, rate, per) for rate in (0.0, 0.5))
+            found.append([one != other for one, other in zip(plain, mixed, strict=True)])
+        return float(np.any(found, axis=0).mean())
+
+    # A shuffled unit may come out as it was: rows that are ever shuffled, and the others.
+    assert 0.25 < ever_shuffled("row") < 0.75
+    assert ever_shuffled("unit") > 0.95
+
+
+def test_shuffled_words_keep_the_punctuation_at_the_ends() -> None:
+    draws = Draws("test", 0)
+    text = shuffled_words(", and a small 3.5 m (old) boat.", draws)
+    assert (text[:2], text[-1]) == (", ", ".")
+    assert sorted(text[2:-1].split()) == sorted(["and", "a", "small", "3.5", "m", "(old)", "boat"])
+    assert shuffled_words("...", draws) == "..."
+
+
+def test_none_without_two_units_or_without_another_image() -> None:
+    long = "A dog runs and a cat sits. The sky is blue."
+    assert make_triplets([long, "A dog."], ["a", "b"], 0)[1] is None
+    assert make_triplets([long, "A fish swims. It is red."], ["a", "a"], 0) == [None, None]
+    assert make_triplets([long], ["a"], 0) == [None]
+    # In the same words, though of another image, it would be no negative.
+    assert make_triplets([long], ["a"], 0, donors=[Donor("b", detail_units(long))]) == [None]
+    (triplet,) = make_triplets(["A dog runs. The sky is blue."], ["a"], 0, 0.0, donors=[Donor("b", ["a red bus"])])
+    assert triplet is not None
+    assert triplet.negative == triplet.base + " a red bus"
+
+
+@pytest.mark.parametrize(
+    ("base", "unit", "joined"),
+    [
+        ("A red circle", ", a blue star", "A red circle, a blue star"),
+        ("A red circle.", ", a blue star", "A red circle. a blue star"),
+        ("A red circle.", " The background is grey.", "A red circle. The background is grey."),
+        ("A red circle", "a blue star", "A red circle a blue star"),
+    ],
+)
+def test_units_of_other_captions_are_joined_without_double_punctuation(base: str, unit: str, joined: str) -> None:
+    """A metric could tell a false detail by ".," alone."""
+    assert continued(base, unit) == joined
+
+
+def step_triplets(batch_size: int = 8, **options: Any) -> StepTriplets:
+    return StepTriplets(ROWS, batch_size, 3, "random", shuffle_rate=0.0, per="unit", **options)
+
+
+def test_false_details_come_from_the_global_batch_however_it_is_split() -> None:
+    whole, collate = step_triplets(), PairCollate(None, TOKENS, seed=3, triplets=step_triplets())
+    decode, encode = TOKENS.tokenizer.decode, TOKENS.tokenizer.encode
+    for step in (0, 1):
+        seen: dict[str, list[str]] = {}
+        for rank in (1, 0):
+            batches = micro_batches(len(ROWS), 8, 2, rank, 2, 3, step)
+            for _ in range(2):
+                batch = collate([(ROWS[index], at) for index, at in next(batches)])
+                for row, ids in zip(batch.rows, batch.inputs["text_negative"].tolist(), strict=True):
+                    seen[row["image_id"]] = decode([token for token in ids if 0 < token < 49406]).split()
+        expected = {image_id: made.negative for image_id, made in whole(step).items() if made is not None}
+        assert seen == {image_id: decode(encode(text)).split() for image_id, text in expected.items()}
+
+
+def test_step_triplets_take_one_detail_of_another_image_of_the_batch_or_of_all() -> None:
+    captions = dict(zip(IDS, CAPTIONS, strict=True))
+    given = step_triplets(4, donors=donors_of(ROWS))
+    outside = 0
+    for step in range(4):
+        for made, size in ((step_triplets(), 8), (given, 4)):
+            batch = {IDS[index] for index in step_indices(len(ROWS), size, step, 3)}
+            assert made(step).keys() == batch
+            for image_id, triplet in made(step).items():
+                assert triplet is not None
+                assert captions[image_id].startswith(triplet.positive)
+                assert triplet.positive.startswith(triplet.base)
+                detail = triplet.negative.removeprefix(triplet.base).strip(" ,")
+                inside = any(detail in captions[other] for other in batch - {image_id})
+                assert inside or (made is given and any(detail in captions[other] for other in {*IDS} - {image_id}))
+                outside += not inside
+    assert outside > 0
+    assert given(2) != given(3)
+    assert step_triplets()(5) == step_triplets()(5)
+
+
+def test_validation_triplets_are_the_same_every_time() -> None:
+    rows = LONG.split("val")
+    assert validation_triplets(rows, 0) == validation_triplets(rows, 0)
+    assert None not in validation_triplets(rows, 0)
+
+
+def test_triplets_that_do_not_fit_do_not_count() -> None:
+    short = token_cache(context_length=8)
+    given = [Triplet("a cat", "a cat sits", "a cat flies"), None, Triplet("a", "a cat", "a cat on a mat in a hat")]
+    texts, counts = triplet_texts(given, short)
+    assert counts.tolist() == [1, 0, 0]
+    assert texts == {"base": ["a cat", "", ""], "positive": ["a cat sits", "", ""], "negative": ["a cat flies", "", ""]}
+    assert short(texts["base"], keep=False).shape == (3, 4)
+    assert short.cached == {}
+
+
+def test_short_captions_are_the_first_sentence_or_a_reference() -> None:
+    row = ROWS[0]
+    for caption, first in (("A cat sits. It is 3.5 kg.", "A cat sits."), ("A cat.", "A cat."), ("a cat", "a cat")):
+        assert short_caption(row, caption, 0, "first_sentence", 0) == first
+    drawn = {short_caption(row, "One. Two.", step, "references", 0) for step in range(40)}
+    assert drawn == set(row["short_references"])
+    batch = PairCollate(None, TOKENS, short="references")([(row, 4)])
+    assert batch.inputs["text_short"].tolist() == TOKENS([short_caption(row, "", 4, "references", 0)]).tolist()
+    assert batch.targets == {}
+
+
+def test_some_captions_are_as_a_captioner_writes_them() -> None:
+    """Per image and step, all texts of it alike, and their tokens those of the bare words."""
+    made, items = step_triplets(len(ROWS)), [(row, 2) for row in ROWS]
+    written, bare, mixed = (
+        PairCollate(None, TOKENS, seed=3, short="references", triplets=made, plain_captions=rate)(items)
+        for rate in (0.0, 1.0, 0.5)
+    )
+    assert mixed.captions == bare.captions == written.captions, "what the log and a teacher see does not change"
+    commas = {TOKENS.tokenizer.encode(mark)[0] for mark in ".,"}
+    plain = [not commas & set(ids) for ids in mixed.inputs["text"].tolist()]
+    assert 0.2 < sum(plain) / len(plain) < 0.8
+    for name in ("text", "text_base", "text_positive", "text_negative", "text_short"):
+        assert not commas & set(bare.inputs[name].flatten().tolist())
+        for own, ids, with_marks, without in zip(
+            plain, mixed.inputs[name].tolist(), written.inputs[name].tolist(), bare.inputs[name].tolist(), strict=True
+        ):
+            expected = without if own else with_marks
+            assert [token for token in ids if token] == [token for token in expected if token]
+    assert plain_form("A red circle, on 3.5 metres. It's big!") == "a red circle on 3.5 metres it 's big"
+
+
+# generated positives
+
+
+def photo(name: str, **more: Any) -> Any:
+    return {"image_id": name, "image": noise_image(1, (32, 32)), "references": ["a dog", "two cats", "red"], **more}
+
+
+MADE = {
+    "positive_captions": ["a hound", "an animal on grass"],
+    "positive_images": [noise_image(seed, (32, 32)) for seed in (2, 3, 4)],
+}
+
+
+@pytest.mark.parametrize("captions", ["random", "first"])
+def test_a_generated_image_is_that_of_the_caption_which_the_step_learns(captions: Any) -> None:
+    row, preprocessing = photo("a", **MADE), Preprocessing(32)
+    collate = PairCollate(PixelCache(preprocessing, 10**6), TOKENS, captions, seed=3, positives=("image", "text"))
+    plain = PairCollate(PixelCache(preprocessing), TOKENS, captions, seed=3)
+    seen, told = set(), set()
+    for step in range(24):
+        batch = collate([(row, step)])
+        index = caption_index(row, captions, 3, step)
+        assert torch.equal(batch.inputs["image_generated"][0], preprocessing(MADE["positive_images"][index]))
+        told |= {text for text in MADE["positive_captions"] if TOKENS([text]).equal(batch.inputs["text_generated"])}
+        seen.add(index)
+        alone = plain([(row, step)]).inputs
+        assert alone.keys() == {"image", "text"}, "without the task nothing is added"
+        assert all(torch.equal(batch.inputs[name], value) for name, value in alone.items()), "nor drawn otherwise"
+    assert seen == ({0} if captions == "first" else {0, 1, 2})
+    assert told == set(MADE["positive_captions"])
+    images_only = PairCollate(PixelCache(preprocessing), TOKENS, captions, positives=("image",))([(row, 0)])
+    assert images_only.inputs.keys() == {"image", "text", "image_generated"}
+
+
+def test_generated_scenes_have_cache_entries_of_their_own() -> None:
+    row = ScenesData(num_train=1, image_size=32, positives=True).split("train")[0]
+    cached = PairCollate(PixelCache(Preprocessing(32), 10**6), TOKENS, positives=("image",))
+    afresh = PairCollate(PixelCache(Preprocessing(32)), TOKENS, positives=("image",))
+    views = []
+    for step in range(12):
+        views.append(cached([(row, step)]).inputs)
+        for name, value in afresh([(row, step)]).inputs.items():
+            assert torch.equal(views[-1][name], value)
+    assert any(not torch.equal(view["image"], view["image_generated"]) for view in views)
+
+
+ONE = photo("b", positive_images=MADE["positive_images"][:1])
+LOST = photo("a", **MADE) | {"references": ["two cats", "red"]}  # an empty reference that data.on_bad left out
+
+
+@pytest.mark.parametrize(
+    ("rows", "wanted", "captions", "message"),
+    [
+        ([photo("a", **MADE)], ("image", "text"), "random", None),
+        ([photo("a")], (), "random", None),
+        ([ONE], ("image",), "first", None),
+        ([photo("a", **MADE), ONE], ("image",), "random", r"^train 'b' has 1 positive_images for 3 .* \(1 in all\)"),
+        ([photo("a", **MADE), ONE], ("text",), "random", r"^train 'b' has no positive_captions \(1 in all\): .* of 0"),
+        ([photo("a")], ("image",), "first", r"train 'a' has 0 positive_images for 3 reference"),
+        ([LOST], ("image",), "first", r"train 'a' has 3 positive_images for 2 reference"),
+    ],
+)
+def test_positives_that_are_missing_are_named(rows: Any, wanted: Any, captions: Any, message: str | None) -> None:
+    if message is None:
+        check_positives(rows, wanted, captions)
+    else:
+        with pytest.raises(DataError, match=message):
+            check_positives(rows, wanted, captions)
+
+
+@pytest.mark.parametrize("name", ["bad.png", "none.png"])
+def test_files_of_generated_images_are_looked_at_before_training(tmp_path: Path, name: str) -> None:
+    noise_image(1, (32, 32)).save(tmp_path / "good.png")
+    (tmp_path / "bad.png").write_bytes(b"no image")
+    files = [str(tmp_path / "good.png"), str(tmp_path / name)]
+    given = photo("c", positive_images=[*files, noise_image(2)])
+    with pytest.raises(DataError, match=rf"^1 of 2 positive_images cannot be used: train 'c', '.*{name}'"):
+        check_positives([given], ("image",), "random", cache=tmp_path / "cache.json")

@@ -1,0 +1,286 @@
+"""Losses of embedding models against slow loops over pairs, and the weights of their terms."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from rl_caption.reward_models.config import LossConfig, RewardModelConfig, RewardModelTrainConfig
+from rl_caption.reward_models.losses import (
+    contrastive,
+    cosine_distance,
+    dynamic_margin,
+    hinge,
+    info_nce,
+    positive_augmented,
+    principal_reconstruction,
+    short_info_nce,
+    similarity_regulator,
+    specificity,
+)
+from rl_caption.reward_models.program import objective
+
+
+def rows(count: int, width: int, seed: int) -> Tensor:
+    return torch.randn(count, width, generator=torch.Generator().manual_seed(seed)) * 3
+
+
+def cosine(a: Tensor, b: Tensor) -> float:
+    return float((a * b).sum() / (a.norm() * b.norm()))
+
+
+def slow_nce(similarities: list[list[float]], smoothing: float = 0.0, symmetric: bool = True) -> float:
+    """Mean cross-entropy of picking the diagonal of scaled [image][text] similarities, by loops."""
+    count, total = len(similarities), 0.0
+    for own in range(count):
+        directions = [[row[own] for row in similarities]] + [similarities[own]] * symmetric
+        for logits in directions:
+            logs = [logit - math.log(sum(map(math.exp, logits))) for logit in logits]
+            total -= (1 - smoothing) * logs[own] + smoothing * sum(logs) / count
+    return total / count / (1 + symmetric)
+
+
+def scaled(images: Tensor, texts: Tensor, scale: float) -> list[list[float]]:
+    return [[scale * cosine(image, text) for text in texts] for image in images]
+
+
+@pytest.mark.parametrize(("smoothing", "symmetric"), [(0.0, True), (0.0, False), (0.1, True)])
+def test_info_nce_is_the_mean_cross_entropy(smoothing: float, symmetric: bool) -> None:
+    images, texts = rows(5, 7, 0), rows(5, 7, 1)
+    expected = slow_nce(scaled(images, texts, 9.0), smoothing, symmetric)
+    assert info_nce(images, texts, 9.0, smoothing, symmetric).item() == pytest.approx(expected, rel=1e-5)
+    same = torch.ones(6, 4)
+    assert info_nce(same, same, 20.0, smoothing, symmetric).item() == pytest.approx(math.log(6), rel=1e-6)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_similarity_regulator_punishes_what_is_below_on_and_above_off_the_diagonal(reduction: Any) -> None:
+    si, st, ti, tt = rows(4, 5, 4), rows(4, 5, 5), rows(4, 8, 6), rows(4, 8, 7)
+    own: list[float] = []
+    others: list[float] = []
+    for i in range(4):
+        for j in range(4):
+            s, t = cosine(si[i], st[j]), cosine(ti[i], tt[j])
+            (own if i == j else others).append(max(t - s, 0.0) if i == j else max(s - t, 0.0))
+    expected = sum(own) + sum(others) if reduction == "sum" else sum(own) / 4 + sum(others) / 12
+    assert min(sum(own), sum(others)) > 0.1, "both parts take part"
+    assert similarity_regulator(si, st, ti, tt, reduction).item() == pytest.approx(expected, rel=1e-5)
+    # S and S transposed give the same number, which is why one of them is enough.
+    assert similarity_regulator(st, si, tt, ti, reduction).item() == pytest.approx(expected, rel=1e-5)
+    one, opposite = torch.tensor([[1.0, 0.0]]), torch.tensor([[-1.0, 0.0]])
+    assert similarity_regulator(one, opposite, one, one, reduction).item() == pytest.approx(2.0), "no other pairs"
+
+
+def test_similarity_regulator_is_0_where_the_student_is_the_teacher_or_better() -> None:
+    images, texts = rows(4, 8, 8), rows(4, 8, 9)
+    assert similarity_regulator(images, texts, images, texts).item() == 0.0
+    perfect = torch.eye(8)[:4]
+    assert similarity_regulator(perfect, perfect, images.abs(), texts.abs()).item() == 0.0
+
+
+def test_the_contrastive_objective_logs_its_scale_and_accuracy() -> None:
+    images = torch.eye(4)
+    swapped = images[[1, 0, 2, 3]]
+    loss, metrics = contrastive({"image": images, "text": swapped, "scale": torch.tensor(5.0)}, {})
+    assert loss.item() == pytest.approx(info_nce(images, swapped, 5.0).item())
+    assert metrics["contrastive/scale"].item() == 5.0
+    assert metrics["contrastive/accuracy"].item() == pytest.approx(0.5)
+
+
+# distillation
+
+
+@pytest.mark.parametrize(
+    ("task", "weights", "l1", "angle", "regulator"),
+    [
+        ("distill_image", {}, 1 / 2, 1 / 2, 0.0),
+        ("distill_text", {}, 1 / 2, 1 / 2, 0.0),
+        ("distill_dual", {}, 1 / 6, 1 / 6, 1 / 30),
+        ("distill_dual", {"l1": 0.0, "cosine": 2.0, "regulator": 0.0}, 0.0, 2.0, 0.0),
+    ],
+)
+def test_distillation_weighs_its_terms_as_the_released_code_or_as_asked(
+    task: Any, weights: dict[str, float], l1: float, angle: float, regulator: float
+) -> None:
+    """Distances are taken on raw embeddings."""
+    towers = ["image", "text"] if task == "distill_dual" else [task.removeprefix("distill_")]
+    student = {tower: rows(4, 5, seed) for seed, tower in enumerate(towers)}
+    teacher = {tower: rows(4, 5, 3 + seed) for seed, tower in enumerate(towers)}
+    loss, metrics = objective(RewardModelConfig(task=task, loss=LossConfig(**weights)))(student, teacher)
+    expected, terms = 0.0, {}
+    for tower in towers:
+        pairs = list(zip(student[tower], teacher[tower], strict=True))
+        terms[f"distill/l1_{tower}"] = sum(float((a - b).abs().sum()) for a, b in pairs) / 20
+        terms[f"distill/cosine_{tower}"] = sum(1 - cosine(a, b) for a, b in pairs) / 4
+        expected += l1 * terms[f"distill/l1_{tower}"] + angle * terms[f"distill/cosine_{tower}"]
+    if regulator:
+        terms["distill/regulator"] = similarity_regulator(*student.values(), *teacher.values()).item()
+        assert terms["distill/regulator"] > 0
+        expected += regulator * terms["distill/regulator"]
+    assert {name: value.item() for name, value in metrics.items()} == pytest.approx(terms, rel=1e-5)
+    assert loss.item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_cosine_distance_does_not_know_lengths() -> None:
+    assert cosine_distance(2 * rows(4, 6, 3), rows(4, 6, 3)).item() == pytest.approx(0.0, abs=1e-6)
+
+
+# long captions
+
+
+def test_the_reconstruction_is_that_of_the_covariance_s_leading_eigenvectors() -> None:
+    data = rows(9, 5, 3).double()
+    centred = data.numpy() - data.numpy().mean(axis=0)
+    vectors = np.linalg.eigh(centred.T @ centred)[1][:, ::-1][:, :2]
+    expected = centred @ vectors @ vectors.T + data.numpy().mean(axis=0)
+    assert np.allclose(principal_reconstruction(data, 2).numpy(), expected, atol=1e-10)
+    assert torch.allclose(principal_reconstruction(data, 5), data, atol=1e-10)
+    assert torch.allclose(principal_reconstruction(data[:4], 3), data[:4], atol=1e-10)
+
+
+def test_short_captions_meet_reconstructions_that_are_not_normalised() -> None:
+    images, texts, scale = rows(6, 5, 0), rows(6, 5, 1), 9.0
+    coarse = principal_reconstruction(images / images.norm(dim=1, keepdim=True), 2)
+    assert (coarse.norm(dim=1) - 1).abs().max() > 0.1
+    logits = [[scale * float(image @ text / text.norm()) for text in texts] for image in coarse]
+    assert short_info_nce(images, texts, scale, 2).item() == pytest.approx(slow_nce(logits), rel=1e-5)
+
+
+def test_equal_images_have_a_finite_gradient() -> None:
+    images = rows(3, 5, 0)[[0, 0, 0, 1, 1, 2]].requires_grad_()
+    short_info_nce(images, rows(6, 5, 1), 9.0, 2).backward()
+    assert images.grad is not None
+    assert images.grad.isfinite().all()
+    assert images.grad.norm() > 1e-3
+
+
+# PAC-S
+
+
+def directions(*degrees: float) -> Tensor:
+    """Embeddings whose cosines are told by their angles; of lengths that must not matter."""
+    angles = torch.tensor(degrees).deg2rad()
+    return torch.stack([angles.cos(), angles.sin()], dim=1) * torch.tensor([[1.0], [2.0], [0.5]])
+
+
+def test_the_loss_of_pac_s_by_hand() -> None:
+    """Three pairs at right angles or opposite, so that every cosine is 1, 0 or -1; scale ln 2, so that e^s is 2."""
+    images = texts = directions(0, 90, 180)
+    # Rows 0 and 2 see cosines 1, 0, -1: 2 / (2 + 1 + 1/2) = 4/7. Row 1 sees 1, 0, 0: 2/4. Both directions alike.
+    pairs = 2 * (2 * math.log(7 / 4) + math.log(2)) / 3
+    # V' of the three is where image 0 is: each text has the same cosine to all (columns: ln 3), each V' row has
+    # 1, 0, -1 with the matching text elsewhere each time: 4/7, 2/7, 1/7.
+    generated = math.log(3) + (math.log(7 / 4) + math.log(7 / 2) + math.log(7)) / 3
+    # T' are opposite to their images: rows 0 and 2 give 1/2 of 7/2, row 1 (cosine -1 of -1, 0, 0) 1/2 of 5/2.
+    against = 2 * (2 * math.log(7) + math.log(5)) / 3
+    given = {"image": images, "text": texts, "scale": torch.tensor(math.log(2))}
+    given |= {"image_generated": directions(0, 0, 0), "text_generated": -texts}
+    loss, metrics = positive_augmented(given, {})
+    terms = {name: metrics[f"positive/{name}"].item() for name in ("pairs", "images", "captions")}
+    assert terms == pytest.approx({"pairs": pairs, "images": generated, "captions": against}, rel=1e-5)
+    assert loss.item() == pytest.approx(pairs + 0.05 * generated + 0.1 * against, rel=1e-5)
+
+
+def test_generated_images_meet_texts_and_generated_texts_images() -> None:
+    v, t, generated_v, generated_t = (rows(6, 5, seed) for seed in range(4))
+    given = {"image": v, "text": t, "image_generated": generated_v, "text_generated": generated_t}
+    slow = [2 * slow_nce(scaled(*pair, 7.0)) for pair in ((v, t), (generated_v, t), (v, generated_t))]
+    loss, _ = positive_augmented(given | {"scale": torch.tensor(7.0)}, {}, 0.3, 0.7)
+    assert loss.item() == pytest.approx(slow[0] + 0.3 * slow[1] + 0.7 * slow[2], rel=1e-5)
+
+
+def test_with_both_terms_off_it_is_twice_the_contrastive_loss_and_reads_nothing_else() -> None:
+    given = {"image": rows(6, 5, 0), "text": rows(6, 5, 1), "scale": torch.tensor(9.0)}
+    off = RewardModelConfig("positive_augmented", loss=LossConfig(positive_images=0.0, positive_captions=0.0))
+    loss, logged = objective(off)(given, {})
+    plain, _ = objective(RewardModelConfig())(given, {})
+    assert loss.item() == pytest.approx(2 * plain.item(), rel=1e-6)
+    assert logged.keys() == {"contrastive/scale", "contrastive/accuracy", "positive/pairs"}
+
+
+# SPECS
+
+
+def test_a_margin_is_the_mean_gap_within_its_limits_and_has_no_gradient() -> None:
+    gaps = torch.tensor([0.5, -0.1, 9.0], requires_grad=True)
+    margin = dynamic_margin(gaps, torch.tensor([1.0, 1.0, 0.0]), 1.5)
+    assert margin.item() == pytest.approx(0.2)
+    assert not margin.requires_grad
+    for sign, counts, expected in ((1, torch.ones(3), 1.5), (-1, torch.ones(3), 0.0), (1, torch.zeros(3), 0.0)):
+        assert dynamic_margin(sign * gaps, counts, 1.5).item() == expected
+
+
+def test_a_hinge_is_what_gaps_lack_of_the_margin() -> None:
+    gaps, counts = torch.tensor([0.5, -0.1, -9.0]), torch.tensor([1.0, 1.0, 0.0])
+    assert hinge(gaps, counts, 0.2).item() == pytest.approx((0.0 + 0.3) / 2)
+    assert hinge(gaps, torch.zeros(3), 0.2).item() == 0.0
+
+
+def triplet_embeddings() -> dict[str, Tensor]:
+    names = ("image", "text", "text_base", "text_positive", "text_negative")
+    found = {name: rows(6, 5, seed) for seed, name in enumerate(names)}
+    return found | {"scale": torch.tensor(4.0)}
+
+
+@pytest.mark.parametrize(("units", "limit"), [("logit", None), ("cosine", None), ("logit", 0.1)])
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_specificity_is_the_weighted_sum_of_its_terms(units: Any, limit: Any, symmetric: bool) -> None:
+    given, counts = triplet_embeddings(), [1, 0, 1, 1, 1, 0]
+    factor, largest = {"logit": (4.0, 1.5), "cosine": (1.0, 0.015)}[units]
+    largest = largest if limit is None else limit
+    own = [row for row in range(6) if counts[row]]
+    scores = {
+        name: [factor * cosine(given["image"][row], given[f"text_{name}"][row]) for row in own]
+        for name in ("base", "positive", "negative")
+    }
+    terms = []
+    for better, worse in (("positive", "base"), ("base", "negative")):
+        gaps = [a - b for a, b in zip(scores[better], scores[worse], strict=True)]
+        margin = min(max(sum(gaps) / len(gaps), 0.0), largest)
+        terms.append((sum(max(margin - gap, 0.0) for gap in gaps) / len(gaps), margin, gaps))
+    contrast = slow_nce(scaled(given["image"], given["text"], 4.0), symmetric=symmetric)
+    loss, metrics = specificity(
+        given, {"triplet": torch.tensor(counts).float()}, 0.5, 8.0, 0.8, units, limit, symmetric
+    )
+    assert loss.item() == pytest.approx(0.5 * contrast + 8 * terms[0][0] + 0.8 * terms[1][0], rel=1e-5)
+    for name, (term, margin, gaps) in zip(("positive", "negative"), terms, strict=True):
+        assert metrics[f"specificity/{name}_hinge"].item() == pytest.approx(term, rel=1e-5)
+        assert metrics[f"specificity/{name}_margin"].item() == pytest.approx(margin, rel=1e-4, abs=1e-6)
+        assert metrics[f"specificity/{name}_rate"].item() == pytest.approx(sum(gap > 0 for gap in gaps) / 4)
+    assert metrics["specificity/contrastive"].item() == pytest.approx(contrast, rel=1e-5)
+
+
+def test_rows_without_a_triplet_have_no_part_in_the_hinges() -> None:
+    given = triplet_embeddings()
+    for value in given.values():
+        value.requires_grad_()
+    loss, _ = specificity(given, {"triplet": torch.zeros(6)})
+    assert loss.item() == pytest.approx(info_nce(given["image"], given["text"], 4.0, symmetric=False).item())
+    loss.backward()
+    assert given["text_positive"].grad is None or not given["text_positive"].grad.any()
+
+
+def test_the_configuration_reaches_the_objectives() -> None:
+    def keywords(task: Any, train: RewardModelTrainConfig | None = None, **loss: Any) -> dict[str, Any]:
+        config = RewardModelConfig(task, loss=LossConfig(**loss), train=train or RewardModelTrainConfig())
+        return objective(config).keywords  # type: ignore[attr-defined]
+
+    weights = {"alpha": 2.0, "beta": 3.0, "gamma": 4.0, "max_margin": 0.5, "symmetric": True}
+    assert keywords("specificity", margin_units="cosine", **weights) == weights | {"margin_units": "cosine"}
+    defaults = {
+        "alpha": 1.0,
+        "beta": 8.0,
+        "gamma": 0.8,
+        "margin_units": "logit",
+        "max_margin": None,
+        "symmetric": False,
+    }
+    assert keywords("specificity") == defaults
+    long = keywords("contrastive", RewardModelTrainConfig(label_smoothing=0.1), short=0.5, pca_rank=7)
+    assert long == {"label_smoothing": 0.1, "short": 0.5, "pca_rank": 7}
+    assert keywords("positive_augmented") == {"positive_images": 0.05, "positive_captions": 0.1}

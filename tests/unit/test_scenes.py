@@ -1,0 +1,369 @@
+"""The generated world: scenes and their geometry, images, splits, hard negatives, and the export to files."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import pickle
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from rewards.images import Renderable
+from rl_caption.data.base import DataError, load_image
+from rl_caption.data.karpathy import KarpathyData
+from rl_caption.data.scenes import NEGATIVE_KINDS, ScenesData, claims, hard_negatives, oracle
+from rl_caption.data.scenes.__main__ import main
+from rl_caption.data.scenes.language import long_reference, references
+from rl_caption.data.scenes.module import belongs, content_key, export
+from rl_caption.data.scenes.oracle import tokens
+from rl_caption.data.scenes.render import BACKGROUND_RGB, COLOUR_RGB, SceneImage, _Cache, render
+from rl_caption.data.scenes.world import (
+    BACKGROUNDS,
+    COLOURS,
+    RADIUS,
+    SEEN_PAIRS,
+    SHAPES,
+    SIZES,
+    TEXTURES,
+    UNSEEN_PAIRS,
+    Fact,
+    Scene,
+    Thing,
+    facts,
+    make_scene,
+    moves,
+    relations_between,
+)
+
+SCENES = [make_scene(seed) for seed in range(400)]
+DATA = ScenesData(num_train=400, num_val=80, num_test=80, num_unseen=80)
+
+
+def test_scenes_stay_what_they_were() -> None:
+    """Pins the world itself: results recorded with one version must be about the scenes of the next."""
+    digest = hashlib.sha256(json.dumps([scene.to_dict() for scene in SCENES]).encode()).hexdigest()
+    assert digest[:16] == "3878db858f4df9da"
+
+
+def test_scenes_do_not_depend_on_process_or_hash_seed() -> None:
+    """Another interpreter, with another hash seed, makes the same scenes."""
+    program = "from rl_caption.data.scenes.world import make_scene; print([make_scene(s) for s in range(50)])"
+    environment = {"PYTHONHASHSEED": "7", "PATH": ""}
+    other = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert other.stdout.strip() == str(SCENES[:50])
+
+
+def test_every_value_occurs() -> None:
+    values = {"shape": SHAPES, "colour": COLOURS, "size": SIZES, "texture": TEXTURES}
+    for attribute, expected in values.items():
+        assert {getattr(thing, attribute) for scene in SCENES for thing in scene.things} == set(expected)
+    assert {scene.background for scene in SCENES} == set(BACKGROUNDS)
+    assert {len(scene.things) for scene in SCENES} == {1, 2, 3, 4}
+
+
+def test_geometry_and_looks() -> None:
+    """Inside, without overlap, level (at most 6 % of the side) or not (at least 20 %), the salient things first."""
+    for scene in SCENES:
+        for thing in scene.things:
+            assert RADIUS[thing.size] <= min(thing.x, thing.y, 1000 - thing.x, 1000 - thing.y)
+        for one, other in itertools.combinations(scene.things, 2):
+            dx, dy = abs(one.x - other.x), abs(one.y - other.y)
+            assert (dx**2 + dy**2) ** 0.5 > RADIUS[one.size] + RADIUS[other.size]
+            assert all(offset <= 60 or offset >= 200 for offset in (dx, dy))
+        looks = {(thing.colour, thing.shape): (thing.size, thing.texture) for thing in scene.things}
+        assert all(looks[thing.colour, thing.shape] == (thing.size, thing.texture) for thing in scene.things)
+        sizes = [thing.size for thing in scene.things]
+        assert sizes == sorted(sizes)  # "large" sorts before "small"
+
+
+def test_many_scenes_have_things_that_look_the_same() -> None:
+    assert sum(any(len(kind.things) > 1 for kind in scene.kinds) for scene in SCENES) > 40
+
+
+def test_leading_pairs_occur_and_pairs_bound_the_rest() -> None:
+    for seed in range(60):
+        used = [(kind.colour, kind.shape) for kind in make_scene(seed, SEEN_PAIRS, leading_pairs=UNSEEN_PAIRS).kinds]
+        assert sum(pair in UNSEEN_PAIRS for pair in used) == 1
+
+
+def test_facts_of_a_scene_by_hand() -> None:
+    stars = [Thing("star", "blue", "small", "plain", x, 800) for x in (200, 800)]
+    scene = Scene("grey", (Thing("ring", "red", "large", "striped", 500, 250), *stars))
+    attributes = {"shape": "ring", "colour": "red", "size": "large", "texture": "striped"}
+    stars_have = {"shape": "star", "colour": "blue", "size": "small", "texture": "plain", "count": "2"}
+    assert facts(scene) == {
+        Fact("background", "background", "grey"),
+        *(Fact(kind, "red ring", value) for kind, value in attributes.items()),
+        *(Fact(kind, "blue star", value) for kind, value in stars_have.items()),
+        Fact("relation", "blue star / red ring", ""),
+    }
+    # One star is to the left of the ring and one to the right: only "above" is true of the kinds.
+    assert relations_between(*scene.kinds) == ["above"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"background": "plaid"}, "plaid"),
+        ({"things": [{"shape": "circle"}]}, "colour"),
+        ({"things": [{**SCENES[0].to_dict()["things"][0], "shape": "blob"}]}, "blob"),
+    ],
+)
+def test_bad_scenes_are_refused(change: dict[str, object], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        Scene.from_dict({**SCENES[0].to_dict(), **change})
+
+
+def test_moved_things_keep_off_the_edges_and_their_offsets() -> None:
+    for scene in SCENES[:40]:
+        ways = moves(scene)
+        assert scene in ways
+        assert len(set(ways)) == len(ways)
+        for moved in ways:
+            steps = {(new.x - old.x, new.y - old.y) for new, old in zip(moved.things, scene.things, strict=True)}
+            assert len(steps) == 1
+            assert all(RADIUS[t.size] < min(t.x, t.y, 1000 - t.x, 1000 - t.y) for t in moved.things)
+    alone = Scene("white", (Thing("circle", "red", "small", "plain", 500, 500),))
+    assert len(moves(alone)) == 49, "the grid has 7 x 7 points"
+
+
+# images
+
+
+def _pixels(scene: Scene, size: int = 64) -> NDArray[np.int32]:
+    return np.asarray(render(scene, size)).astype(np.int32)
+
+
+@pytest.mark.parametrize("size", [32, 64, 100])
+def test_things_are_drawn_where_the_scene_says(size: int) -> None:
+    """The pixels that differ from the background lie around the thing's centre, within its radius."""
+    for shape, name, texture in itertools.product(SHAPES, SIZES, TEXTURES):
+        thing = Thing(shape, "red", name, texture, 320, 640)
+        rows, columns = np.nonzero(np.abs(_pixels(Scene("black", (thing,)), size) - 14).max(axis=2) > 40)
+        centre = np.array([(columns.min() + columns.max() + 1) / 2, (rows.min() + rows.max() + 1) / 2])
+        assert np.abs(centre - np.array([320, 640]) * size / 1000).max() < 0.2 * RADIUS[name] * size / 1000 + 1
+        away = np.hypot(columns + 0.5 - 0.320 * size, rows + 0.5 - 0.640 * size).max()
+        assert away <= RADIUS[name] * size / 1000 + 1
+
+
+def test_looks_can_be_told_from_each_other_at_64_pixels() -> None:
+    """Images of any two different looks at the same point differ clearly in a twelfth of the thing's square or more."""
+    looks = [
+        Thing(shape, colour, size, texture, 500, 500)
+        for shape, size, texture in itertools.product(SHAPES, SIZES, TEXTURES)
+        for colour in ("red", "yellow")
+    ]
+    images = [_pixels(Scene("grey", (thing,))) for thing in looks]
+    for (one, first), (other, second) in itertools.combinations(zip(looks, images, strict=True), 2):
+        area = (2 * min(RADIUS[one.size], RADIUS[other.size]) * 64 / 1000) ** 2
+        assert (np.abs(first - second).max(axis=2) > 50).sum() > area / 12, (one, other)
+    for a, b in itertools.combinations([*COLOUR_RGB.values(), *BACKGROUND_RGB.values()], 2):
+        assert np.linalg.norm(np.subtract(a, b)) > 60
+
+
+def test_images_are_pure_and_kept_within_bounds() -> None:
+    cache = _Cache(max_bytes=3 * 64 * 64 * 3)
+    images = [SceneImage(scene) for scene in SCENES[:5]]
+    first = cache.pixels(images[0])
+    assert cache.pixels(images[0]) is first
+    for image in images:
+        cache.pixels(image)
+    assert cache.bytes == 3 * 64 * 64 * 3
+    assert cache.pixels(images[0]) is not first
+    assert (cache.pixels(images[0]) == first).all()
+    drawn = images[0].render()
+    drawn.putpixel((0, 0), (1, 2, 3))
+    assert images[0].render().tobytes() == first.tobytes(), "drawing on an image does not change the next"
+
+
+# splits
+
+
+def _pairs(split: str) -> set[tuple[str, str]]:
+    return {(thing.colour, thing.shape) for row in DATA.split(split) for thing in row["scene"].things}
+
+
+def test_rows_have_what_the_seam_asks() -> None:
+    row = DATA.split("train")[123]
+    assert row["image_id"] == "train-000123"
+    assert isinstance(row["image"], Renderable)
+    assert len(row["references"]) == 5
+    assert oracle(row["long_reference"], row["scene"]) == (1, 1, 1, 0)
+    assert load_image(row["image"]).size == (64, 64)
+    assert [len(DATA.split(split)) for split in DATA.splits] == [400, 80, 80, 80]
+    assert len({row["image_id"] for split in DATA.splits for row in DATA.split(split)}) == 640
+    with pytest.raises(DataError, match="test2"):
+        DATA.split("test2")
+
+
+def test_rows_do_not_depend_on_order_or_size_or_what_was_done_to_them() -> None:
+    again = ScenesData(num_train=10, num_val=5, num_test=5, num_unseen=5)
+    again.split("train")[0]["references"].clear()
+    for split in DATA.splits:
+        for index in (4, 0, 3):
+            assert again.split(split)[index] == DATA.split(split)[index]
+    assert ScenesData(seed=1).split("train")[0] != DATA.split("train")[0]
+    copy = pickle.loads(pickle.dumps(DATA))
+    assert copy.split("val")[7] == DATA.split("val")[7]
+    assert len(pickle.dumps(DATA.split("val")[7]["image"])) < 2000
+
+
+def test_rows_are_made_when_looked_at() -> None:
+    """A split of a billion rows costs nothing until rows are read."""
+    rows = ScenesData(num_train=10**9).split("train")
+    assert len(rows) == 10**9
+    assert rows[-1]["image_id"] == f"train-{10**9 - 1}"
+    assert [row["image_id"] for row in rows[2:4]] == ["train-000002", "train-000003"]
+    with pytest.raises(IndexError):
+        rows[10**9]
+
+
+def test_positives_are_true_of_the_scene_and_of_its_captions_and_stay_in_the_split() -> None:
+    with_positives = ScenesData(num_train=200, num_val=20, num_test=0, num_unseen=20, positives=True)
+    elsewhere = 0
+    for split in ("train", "val", "test_unseen"):
+        for row, plain in zip(with_positives.split(split), DATA.split(split), strict=False):
+            assert plain == {key: value for key, value in row.items() if not key.startswith("positive")}
+            captions, images = row["positive_captions"], row["positive_images"]
+            assert len(set(captions) - set(row["references"])) == len(images) == 5
+            assert all(oracle(caption, row["scene"]).precision == 1 for caption in captions)
+            for image, caption in zip(images, row["references"], strict=True):
+                assert oracle(caption, image.scene) == oracle(caption, row["scene"])
+                assert oracle(row["long_reference"], image.scene) == (1, 1, 1, 0)
+                assert belongs(image.scene, split)
+                elsewhere += image.scene != row["scene"]
+    assert elsewhere > 1000, "crowded scenes alone stay where they are"
+
+
+def test_splits_share_no_scene_whatever_the_seed() -> None:
+    seen: dict[str, tuple[str, int]] = {}
+    for seed in (0, 1):
+        data = ScenesData(num_train=400, num_val=100, num_test=100, num_unseen=100, seed=seed)
+        for split in data.splits:
+            for row in data.split(split):
+                assert seen.setdefault(content_key(row["scene"]), (split, seed))[0] == split
+
+
+def test_unseen_pairs_are_unseen() -> None:
+    assert len(SEEN_PAIRS) == 56
+    for split in ("train", "val", "test"):
+        assert not _pairs(split) & set(UNSEEN_PAIRS)
+    for row in DATA.split("test_unseen"):
+        assert any((thing.colour, thing.shape) in UNSEEN_PAIRS for thing in row["scene"].things)
+    assert _pairs("test_unseen") >= set(UNSEEN_PAIRS)
+    for position, values in enumerate((COLOURS, SHAPES)):
+        assert {pair[position] for pair in _pairs("train")} == set(values)
+        assert sorted(pair[position] for pair in UNSEEN_PAIRS) == sorted(values)
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"num_train": -1},
+        {"num_unseen": -5},
+        {"image_size": 4},
+        {"captions_per_image": 0},
+        {"captions_per_image": 11, "positives": True},
+    ],
+)
+def test_bad_parameters_are_named(parameters: dict[str, int]) -> None:
+    with pytest.raises(DataError, match=", ".join(f"{key}={value}" for key, value in parameters.items())):
+        ScenesData(**parameters)  # type: ignore[arg-type]
+
+
+def test_export_is_read_as_karpathy(tmp_path: Path) -> None:
+    data = ScenesData(num_train=6, num_val=2, num_test=2, num_unseen=3)
+    path = export(tmp_path / "scenes", data)
+    first = path.read_bytes()
+    assert export(tmp_path / "scenes", data).read_bytes() == first
+    written = KarpathyData(path)
+    assert set(written.splits) == set(data.splits)
+    for split in data.splits:
+        rows = written.split(split)
+        assert [row["references"] for row in rows] == [row["references"] for row in data.split(split)]
+        for row, made in zip(rows, data.split(split), strict=True):
+            assert load_image(row["image"]).tobytes() == load_image(made["image"]).tobytes()
+    entries = json.loads(first)["images"]
+    assert [entry["split"] for entry in entries] == ["train"] * 6 + ["val"] * 2 + ["test"] * 2 + ["test_unseen"] * 3
+    assert Scene.from_dict(entries[0]["scene"]) == data.split("train")[0]["scene"]
+    assert len({sentence["sentid"] for entry in entries for sentence in entry["sentences"]}) == 13 * 5
+
+
+def test_the_command_says_what_it_wrote_or_could_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ["--num_train", "3", "--num_val", "1", "--num_test", "1", "--num_unseen", "0"]
+    assert main(["--out", str(tmp_path / "out"), *sizes]) == 0
+    printed = capsys.readouterr().out
+    assert str(tmp_path / "out" / "dataset.json") in printed
+    assert "3 train, 1 val, 1 test, 0 test_unseen" in printed
+    assert len(list((tmp_path / "out" / "images").glob("*.png"))) == 5
+    (tmp_path / "file").write_text("in the way")
+    assert main(["--out", str(tmp_path / "file"), "--num_train", "1"]) == 1
+    assert str(tmp_path / "file") in capsys.readouterr().err
+
+
+# hard negatives
+
+SCENE = Scene(
+    "grey",
+    (
+        Thing("circle", "red", "large", "striped", 220, 230),
+        Thing("star", "blue", "small", "plain", 200, 800),
+        Thing("star", "blue", "small", "plain", 640, 790),
+    ),
+)
+
+
+def test_every_negative_is_false_and_every_kind_occurs() -> None:
+    seen: Counter[str] = Counter()
+    for seed, scene in enumerate(SCENES[:120]):
+        for caption in [*references(scene, seed), long_reference(scene, seed)]:
+            found = hard_negatives(scene, caption, seed)
+            assert [kind for kind, _ in found] == [kind for kind in NEGATIVE_KINDS if kind in dict(found)]
+            for kind, text in found:
+                score = oracle(text, scene)
+                seen[kind] += 1
+                assert text != caption
+                if kind == "word_order":
+                    assert sorted(tokens(text.replace(".", ""))) == sorted(t for t in tokens(caption) if t not in ".,")
+                    assert score.unparsed > 0 or score.f1 < oracle(caption, scene).f1
+                    continue
+                assert (score.precision < 1, score.unparsed) == (True, 0), text
+                for word, following in itertools.pairwise(tokens(text)):
+                    if word in ("a", "an"):
+                        assert word == ("an" if following in ("orange", "object") else "a"), text
+    assert set(seen) == set(NEGATIVE_KINDS)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_kinds_change_what_they_name(seed: int) -> None:
+    caption = "A large red circle is above two small blue stars on a grey background."
+    found = dict(hard_negatives(SCENE, caption, seed))
+    assert found == dict(hard_negatives(SCENE, caption, seed))
+    assert set(found) == set(NEGATIVE_KINDS)
+    assert found["swap_object"] == "A large red star is above two small blue circles on a grey background."
+    assert found["swap_relation"] == "Two small blue stars are above a large red circle on a grey background."
+    assert found["swap_count"] == "Two large red circles are above a small blue star on a grey background."
+    assert found["swap_attribute"] in (
+        "A large blue circle is above two small red stars on a grey background.",
+        "A small red circle is above two large blue stars on a grey background.",
+    )
+    false = {kind: {claim.kind for claim in claims(text, SCENE) if not claim.true} for kind, text in found.items()}
+    for kind in ("background", "relation", "count"):
+        assert false[f"replace_{kind}"] == {kind}
+    assert "shape" in false["replace_object"] or not {"star", "circle"} <= set(tokens(found["replace_object"]))
+    assert false["replace_attribute"] <= {"colour", "size", "texture"}
+
+
+def test_kinds_appear_only_where_they_apply() -> None:
+    found = dict(hard_negatives(SCENE, "A red circle.", 0))
+    assert set(found) == {"replace_object", "replace_attribute", "replace_count", "word_order"}
+    assert hard_negatives(SCENE, "", 0) == []
+    made = [hard_negatives(SCENE, "a red circle above two blue stars", seed) for seed in range(5)]
+    assert any(one != made[0] for one in made)

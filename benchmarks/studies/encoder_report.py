@@ -28,8 +28,8 @@ from rl_caption.meta_evaluation.correlation import (
     kendall_tau_c,
     pairwise_accuracy,
 )
+from rl_caption.meta_evaluation.figures import UNDEFINED, markdown
 from rl_caption.meta_evaluation.scenes import SceneCaptions
-from rl_caption.meta_evaluation.tables import UNDEFINED, markdown
 from rl_caption.reward_models.retrieval import retrieval_recall
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from pathlib import Path
 from rewards.base import RewardError
 from rl_caption.data.base import DataError
 from rl_caption.data.files import read_references, write_text
-from rl_caption.evaluation.comparison import unique_names
+from rl_caption.evaluation.results import unique_names
 from rl_caption.report import pages
 from rl_caption.report.gallery import MAX_IMAGES, Source, rows_of_config, rows_of_references
 from rl_caption.report.read import ReportError, kind_of, read_folder

@@ -13,7 +13,7 @@ import pytest
 
 from rl_caption.data.base import DataError
 from rl_caption.meta_evaluation.sets import SETS, load
-from tests.judging_sets_for_tests import BUILDERS, OTHER_FORMS, parquet
+from tests.judgement_sets_for_tests import BUILDERS, OTHER_FORMS, parquet
 
 LONG, DEEP = "9" * 5_000, "[" * 100_000 + "]" * 100_000
 OTHER = [None, True, -1, 2.5, float("nan"), "", "text", "a\0b", [], [1], [["a"]], {}, {"a": 1}]

@@ -1,16 +1,14 @@
-"""Judged captions of generated scenes, agreement with the oracle, and the program that prints both."""
-
-from __future__ import annotations
+"""Studies of reward models and of specificity: agreement with the oracle, by length, hubness, and the programs."""
 
 import json
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
+from safetensors.torch import save_file
 
 from benchmarks.studies.encoder_report import (
     ModelReport,
@@ -22,105 +20,142 @@ from benchmarks.studies.encoder_report import (
     scores_agreement,
 )
 from benchmarks.studies.reward_models import data_section, loaded
+from benchmarks.studies.specificity_report import (
+    CaptionLength,
+    GrownCaption,
+    SpecificityStudy,
+    grown_captions,
+    hubness,
+    tau_by_length,
+)
+from benchmarks.studies.specificity_study import exported
 from rewards.clip.backbone import load_backbone
 from rewards.clip.clipscore import ClipScore, RefClipScore
-from rewards.text.tokenize import tokenize
 from rl_caption.config.build import ConfigError
 from rl_caption.data.base import DataError
-from rl_caption.data.scenes import ScenesData, hard_negatives, oracle
-from rl_caption.meta_evaluation.scenes import rate_captions, sample_at_temperatures
+from rl_caption.data.scenes import ScenesData, oracle
+from rl_caption.meta_evaluation.scenes import rate_captions
+from rl_caption.meta_evaluation.specificity import make_chains
+from rl_caption.reward_models.encoders import random_clip, save_clip
 from tests.captioners_for_tests import tiny_captioner
 from tests.clip_for_tests import noise_image, tiny_student
+from tests.reward_models_for_tests import CLIP
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-SCENES = {"num_train": 0, "num_val": 0, "num_test": 12, "num_unseen": 0, "image_size": 32}
+SCENES = {"num_train": 0, "num_val": 0, "num_test": 14, "num_unseen": 0, "image_size": 32}
 
 
 def scenes(**changes):
     return list(ScenesData(**{**SCENES, **changes}).split("test"))
 
 
-def plain(text):
-    return " ".join(tokenize(text))
+ROWS = scenes()
+CAPTIONS = [row["long_reference"] for row in ROWS]
 
 
-def test_every_caption_is_judged_once_and_by_the_oracle():
-    rows = scenes()
-    greedy = [[plain(row["references"][0]).upper()] for row in rows]
-    judged = rate_captions(rows, {"greedy": greedy, "sample at 1": [["a red dog", "a red dog"]] * 12})
-    assert Counter(caption.source for caption in judged.captions)["sample at 1"] == 12
-    assert "greedy" not in {caption.source for caption in judged.captions}  # it repeats the references
-    keys = [(caption.row, caption.text) for caption in judged.captions]
-    assert len(set(keys)) == len(keys)
-    for caption in judged.captions:
-        assert caption.text == plain(caption.text)
-        assert caption.f1 == oracle(caption.text, rows[caption.row]["scene"]).f1
+def test_grown_captions_are_judged_once_by_the_oracle():
+    found = grown_captions(ROWS, make_chains(CAPTIONS))
+    assert len({(caption.row, caption.text) for caption in found}) == len(found)
+    assert {caption.source for caption in found} == {"prefix", "unit of another scene", "hard negative"}
+    for caption in found[::7]:
+        judged = oracle(caption.text, ROWS[caption.row]["scene"])
+        assert (caption.f1, caption.precision) == (judged.f1, judged.precision)
+        assert caption.words == len(caption.text.split())
+    with pytest.raises(DataError, match="'x' has no scene"):
+        grown_captions([{"image_id": "x"}], [None])  # type: ignore[list-item]
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_judged_references_are_hidden_from_metrics(count):
-    rows = scenes()
-    judged = rate_captions(rows, {}, judged_references=count)
-    for number, row in enumerate(rows):
-        own = [caption.text for caption in judged.captions if caption.row == number and caption.source == "reference"]
-        assert own == list(dict.fromkeys(map(plain, row["references"][:count])))
-        assert judged.references[number] == [text for text in row["references"] if plain(text) not in own]
-        assert judged.references[number]
-    columns = judged.columns()
-    for caption, references in zip(judged.captions, columns["references"], strict=True):
-        if caption.source == "reference":
-            assert caption.text not in map(plain, references)
-    assert columns["image_id"][-1] == rows[-1]["image_id"]
+def caption(row, words, f1):
+    return GrownCaption(row, "", "prefix", words, f1, 1.0)
 
 
-def test_a_reference_written_twice_is_hidden_twice():
-    rows = scenes(num_test=1)
-    first = rows[0]["references"][0]
-    rows[0]["references"] = [first, f" {first.upper()} ", rows[0]["references"][1]]
-    assert rate_captions(rows, {}).references == [rows[0]["references"][2:]]
+def test_tau_by_length_by_hand():
+    # Two bins. In the first, pairs 01 C, 02 D, 12 D; scene 0 has 01, scene 1 has one caption. The second is empty.
+    captions = [caption(0, 3, 0.1), caption(0, 9, 0.2), caption(1, 4, 0.3), caption(1, 30, 0.4)]
+    first, second, third, whole = tau_by_length([2, 3, 1, 4], captions, (0, 10, 30))
+    assert (first.low, first.high, first.captions) == (0, 9, 3)
+    assert first.tau_b == pytest.approx(-1 / 3)
+    assert (first.within_scene_tau_b, first.scenes) == (1, 1)
+    assert (second.captions, second.tau_b, second.within_scene_tau_b) == (0, None, None)
+    assert (third.low, third.high, third.captions, third.tau_b) == (30, None, 1, None)
+    # All pairs: 01 C, 02 D, 03 C, 12 D, 13 C, 23 C.
+    assert (whole.captions, whole.tau_b) == (4, pytest.approx(2 / 6))
+    assert tau_by_length([1, 1, 1, 1], captions, (0,))[0].tau_b is None
+    with pytest.raises(ValueError, match=r"edges = \[0, 0\]: expected increasing"):
+        tau_by_length([2, 3, 1, 4], captions, (0, 0))
+    with pytest.raises(ValueError, match="1 scores for 4 captions"):
+        tau_by_length([1], captions)
 
 
-def test_pairs_are_hard_negatives_of_the_judged_references():
-    rows = scenes()
-    judged = rate_captions(rows, {}, judged_references=2, seed=3)
-    expected = [
-        (plain(text), plain(negative), kind)
-        for row in rows
-        for text in row["references"][:2]
-        for kind, negative in hard_negatives(row["scene"], text, 3)
-    ]
-    captions = judged.captions
-    assert [(captions[p.correct].text, captions[p.wrong].text, p.kind) for p in judged.pairs] == expected
-    assert all(captions[pair.correct].row == captions[pair.wrong].row for pair in judged.pairs)
+def test_hubness_by_hand():
+    # Candidate 0 is nearest to every query, candidate 1 to none, candidate 2 second to all.
+    queries = torch.tensor([[1.0, 0.0, 0.0], [1.0, 0.1, 0.5], [2.0, 0.0, 0.4]])
+    candidates = torch.tensor([[3.0, 0.0, 0.0], [-1.0, 0.0, 0.0], [0.2, 0.0, 1.0]])
+    # Occurrences 3, 0, 0: mean 1, deviations 2 -1 -1, third moment 6/3, variance 6/3.
+    assert hubness(queries, candidates, 1) == pytest.approx((2 / 2**1.5, 2 / 3, 1))
+    even = hubness(torch.eye(3), torch.eye(3), 1)
+    assert even == (0, 0, pytest.approx(1 / 3))
+    assert hubness(queries, candidates, 2, chunk_size=1) == hubness(queries, candidates, 2)
+    with pytest.raises(ValueError, match="k = 3 with 3 candidates"):
+        hubness(queries, candidates, 3)
+    with pytest.raises(ValueError, match="expected"):
+        hubness(queries, torch.ones(3, 2), 1)
 
 
-def test_unusable_rows_are_named():
-    rows = scenes(num_test=2)
-    with pytest.raises(DataError, match="image 'test-000001' has 1 references and 1 of them are judged"):
-        rate_captions([rows[0], {**rows[1], "references": rows[1]["references"][:1]}], {})
-    with pytest.raises(DataError, match="image 'x' has no scene"):
-        rate_captions([{"image_id": "x", "image": noise_image(0), "references": ["a", "b"]}], {})
-    with pytest.raises(ValueError, match="'greedy' has captions for 1 images: expected 2"):
-        rate_captions(rows, {"greedy": [["a"]]})
-    with pytest.raises(ValueError, match="judged_references = 0"):
-        rate_captions(rows, {}, judged_references=0)
+def test_a_metric_of_length_has_every_step_up_and_no_negative_below(tmp_path):
+    study = SpecificityStudy(ROWS)
+    study.judge_metric("words", CaptionLength())
+    words = study.metrics["words"]
+    assert (words.rates.positive, words.rates.negative) == (1, 0)
+    assert words.released is None
+    study.judge_model("tiny", load_backbone(str(tiny_student(tmp_path / "student")), device="cpu"))
+    tiny = study.metrics["specs of tiny"].rates
+    assert tiny.steps == words.rates.steps
+    assert 0 <= tiny.positive <= 1
+    assert set(study.models["tiny"].long) == {f"{way}_r{k}" for way in ("i2t", "t2i") for k in (1, 5, 10)}
+    with pytest.raises(DataError, match="has no long_reference"):
+        SpecificityStudy([{**ROWS[0], "long_reference": None}])  # type: ignore[typeddict-item]
 
 
-def test_samples_do_not_depend_on_the_batch_and_differ_between_temperatures():
-    rows, captioner = scenes(), tiny_captioner()
-    found = sample_at_temperatures(captioner, rows, [0.5, 2.0], num_samples=2, max_new_tokens=8)
-    assert {source: {len(texts) for texts in own} for source, own in found.items()} == {
-        "greedy": {1}, "sample at 0.5": {2}, "sample at 2": {2},
-    }  # fmt: skip
-    assert all(len(own) == len(rows) for own in found.values())
-    assert found == sample_at_temperatures(captioner, rows, [0.5, 2.0], 2, 8, batch_size=5)
-    assert found["sample at 0.5"] != found["sample at 2"]
-    with pytest.raises(ValueError, match="expected different ones"):
-        sample_at_temperatures(captioner, rows, [1.0, 1.0])
+def test_the_specificity_program(tmp_path):
+    models = [f"{label}={tiny_student(tmp_path / label)}" for label in ("before", "after")]
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump({"data": {"format": "scenes", "kwargs": SCENES}}))
+    command = [sys.executable, "-m", "benchmarks.studies.specificity_study", "--data", str(config)]
+    command += ["--out", str(tmp_path / "out"), "--models", *models, "--device", "cpu", "--max-images", "12"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out" / "specificity.md").read_text() in done.stdout
+    content = json.loads((tmp_path / "out" / "specificity.json").read_text())
+    assert list(content["metrics"]) == ["words", "cider", "rouge_l", "specs of before", "specs of after"]
+    assert content["metrics"]["specs of before"]["rates"] == content["metrics"]["specs of after"]["rates"]
+    assert list(content["models"]) == ["before", "after"]
+    for name in ("SR_neg, %", "10 to 19", "image to text R@1, %", "never near, %"):
+        assert name in done.stdout
+
+
+def test_a_run_is_judged_by_its_best_export_or_by_its_last_step(tmp_path):
+    torch.manual_seed(0)
+    run, step = tmp_path / "run", tmp_path / "run" / "checkpoints" / "step-00000004"
+    best, shape = random_clip(None, CLIP)
+    save_clip(best, shape, run / "export" / "best")
+    last, _ = random_clip(None, CLIP)
+    step.mkdir(parents=True)
+    weights = {f"clip.{name}": value.clone() for name, value in last.state_dict().items()}
+    save_file(weights, step / "model.safetensors")
+    (step / "manifest.json").write_text("{}")
+    labelled = exported([f"best={run}", f"last={run}@last", f"as is={run}/export/best"], tmp_path)
+    folders = dict(item.split("=") for item in labelled)
+    assert folders["best"] == folders["as is"] == str(run / "export" / "best")
+    for label, model in (("best", best), ("last", last)):
+        found = load_backbone(folders[label]).model.state_dict()
+        assert all(torch.equal(found[name], value) for name, value in model.state_dict().items())
+    with pytest.raises(ConfigError, match="is no finished run"):
+        exported([f"last={tmp_path}@last"], tmp_path)
 
 
 def test_the_truth_agrees_with_itself_and_its_opposite_does_not():
-    judged = rate_captions(scenes(), {"sample at 1": [["a red circle and a dog"]] * 12})
+    judged = rate_captions(scenes(num_test=12), {"sample at 1": [["a red circle and a dog"]] * 12})
     f1 = [caption.f1 for caption in judged.captions]
     same = scores_agreement(f1, judged)
     assert (same.tau_b, same.within_image_tau_b) == (pytest.approx(1), pytest.approx(1))
@@ -135,7 +170,7 @@ def test_the_truth_agrees_with_itself_and_its_opposite_does_not():
 
 
 def test_a_metric_without_order_gets_no_number():
-    judged = rate_captions(scenes(), {})
+    judged = rate_captions(scenes(num_test=12), {})
     found = scores_agreement([0.5] * len(judged.captions), judged)
     assert (found.tau_b, found.tau_c) == (None, None)
     assert found.notes == [
@@ -156,7 +191,7 @@ def test_ngram_metrics_agree_with_the_oracle_better_than_chance():
         assert found.tau_b > 0.1
         assert found.accuracy["all"] > 0.6
     with pytest.raises(ValueError, match="metric 'clipscore' needs image"):
-        reference_metrics(["tests.unit.test_judging_scenes:NeedsImages"])
+        reference_metrics([f"{__name__}:NeedsImages"])
 
 
 class NeedsImages:
@@ -188,7 +223,7 @@ class Counting:
 
 def test_a_model_is_judged_with_every_image_and_text_embedded_once(tmp_path):
     backbone = load_backbone(str(tiny_student(tmp_path / "student")))
-    rows = scenes()
+    rows = scenes(num_test=12)
     judged = rate_captions(rows, {})
     counting, report = Counting(backbone), Report("test", 12, 60)
     judge_model(report, "tiny", counting, rows, judged)
@@ -219,7 +254,7 @@ def test_size_of_a_model():
     assert ModelReport("folder", "signature", 51_552_896, {}).fp32_mib == pytest.approx(196.66, abs=0.005)
 
 
-def test_the_program(tmp_path):
+def test_the_reward_models_program(tmp_path):
     tiny_student(tmp_path / "student")
     captioner = tiny_captioner()
     captioner.save_pretrained(captioner.policy, tmp_path / "captioner")
@@ -244,7 +279,7 @@ def test_the_program(tmp_path):
         assert f"| {source} |" in done.stdout
 
 
-def test_the_program_refuses_wrong_arguments_by_name(tmp_path):
+def test_the_reward_models_program_refuses_wrong_arguments_by_name(tmp_path):
     with pytest.raises(ConfigError, match=r"--models tiny=.*nowhere: expected LABEL=FOLDER"):
         loaded([f"tiny={tmp_path / 'nowhere'}"], "cpu")
     with pytest.raises(ConfigError, match=r"--models empty: backbone .* cannot be loaded"):

@@ -1,0 +1,99 @@
+"""Captions of generated scenes, rated by the oracle."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from rewards.text.tokenize import tokenize
+from rl_caption.data.base import DataError
+from rl_caption.data.scenes import ScenesData, hard_negatives, oracle
+from rl_caption.meta_evaluation.scenes import rate_captions, sample_at_temperatures
+from tests.captioners_for_tests import tiny_captioner
+from tests.clip_for_tests import noise_image
+
+SCENES = {"num_train": 0, "num_val": 0, "num_test": 12, "num_unseen": 0, "image_size": 32}
+
+
+def scenes(**changes):
+    return list(ScenesData(**{**SCENES, **changes}).split("test"))
+
+
+def plain(text):
+    return " ".join(tokenize(text))
+
+
+def test_every_caption_is_judged_once_and_by_the_oracle():
+    rows = scenes()
+    greedy = [[plain(row["references"][0]).upper()] for row in rows]
+    judged = rate_captions(rows, {"greedy": greedy, "sample at 1": [["a red dog", "a red dog"]] * 12})
+    assert Counter(caption.source for caption in judged.captions)["sample at 1"] == 12
+    assert "greedy" not in {caption.source for caption in judged.captions}  # it repeats the references
+    keys = [(caption.row, caption.text) for caption in judged.captions]
+    assert len(set(keys)) == len(keys)
+    for caption in judged.captions:
+        assert caption.text == plain(caption.text)
+        assert caption.f1 == oracle(caption.text, rows[caption.row]["scene"]).f1
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_judged_references_are_hidden_from_metrics(count):
+    rows = scenes()
+    judged = rate_captions(rows, {}, judged_references=count)
+    for number, row in enumerate(rows):
+        own = [caption.text for caption in judged.captions if caption.row == number and caption.source == "reference"]
+        assert own == list(dict.fromkeys(map(plain, row["references"][:count])))
+        assert judged.references[number] == [text for text in row["references"] if plain(text) not in own]
+        assert judged.references[number]
+    columns = judged.columns()
+    for caption, references in zip(judged.captions, columns["references"], strict=True):
+        if caption.source == "reference":
+            assert caption.text not in map(plain, references)
+    assert columns["image_id"][-1] == rows[-1]["image_id"]
+
+
+def test_a_reference_written_twice_is_hidden_twice():
+    rows = scenes(num_test=1)
+    first = rows[0]["references"][0]
+    rows[0]["references"] = [first, f" {first.upper()} ", rows[0]["references"][1]]
+    assert rate_captions(rows, {}).references == [rows[0]["references"][2:]]
+
+
+def test_pairs_are_hard_negatives_of_the_judged_references():
+    rows = scenes()
+    judged = rate_captions(rows, {}, judged_references=2, seed=3)
+    expected = [
+        (plain(text), plain(negative), kind)
+        for row in rows
+        for text in row["references"][:2]
+        for kind, negative in hard_negatives(row["scene"], text, 3)
+    ]
+    captions = judged.captions
+    assert [(captions[p.correct].text, captions[p.wrong].text, p.kind) for p in judged.pairs] == expected
+    assert all(captions[pair.correct].row == captions[pair.wrong].row for pair in judged.pairs)
+
+
+def test_unusable_rows_are_named():
+    rows = scenes(num_test=2)
+    with pytest.raises(DataError, match="image 'test-000001' has 1 references and 1 of them are judged"):
+        rate_captions([rows[0], {**rows[1], "references": rows[1]["references"][:1]}], {})
+    with pytest.raises(DataError, match="image 'x' has no scene"):
+        rate_captions([{"image_id": "x", "image": noise_image(0), "references": ["a", "b"]}], {})
+    with pytest.raises(ValueError, match="'greedy' has captions for 1 images: expected 2"):
+        rate_captions(rows, {"greedy": [["a"]]})
+    with pytest.raises(ValueError, match="judged_references = 0"):
+        rate_captions(rows, {}, judged_references=0)
+
+
+def test_samples_do_not_depend_on_the_batch_and_differ_between_temperatures():
+    rows, captioner = scenes(), tiny_captioner()
+    found = sample_at_temperatures(captioner, rows, [0.5, 2.0], num_samples=2, max_new_tokens=8)
+    assert {source: {len(texts) for texts in own} for source, own in found.items()} == {
+        "greedy": {1}, "sample at 0.5": {2}, "sample at 2": {2},
+    }  # fmt: skip
+    assert all(len(own) == len(rows) for own in found.values())
+    assert found == sample_at_temperatures(captioner, rows, [0.5, 2.0], 2, 8, batch_size=5)
+    assert found["sample at 0.5"] != found["sample at 2"]
+    with pytest.raises(ValueError, match="expected different ones"):
+        sample_at_temperatures(captioner, rows, [1.0, 1.0])

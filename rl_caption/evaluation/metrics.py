@@ -27,15 +27,7 @@ from rewards.text.document_frequency import DocumentFrequencies
 from rewards.text.rouge import rouge_l
 from rewards.text.tokenize import is_tested, tokenize, tokenize_lines
 from rl_caption.data.reward_columns import reward_inputs
-from rl_caption.evaluation.toolkit import (
-    JavaError,
-    Scores,
-    UndefinedMetric,
-    find_java,
-    meteor,
-    ptb_tokenize,
-    spice,
-)
+from rl_caption.evaluation.toolkit import JavaError, Scores, UndefinedMetric, find_java, meteor, ptb_tokenize, spice
 
 if TYPE_CHECKING:
     from rl_caption.data.base import Row

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -164,24 +164,23 @@ def unfitted(truth: Sequence[float], predictions: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class HumanCorrelation:
-    """How [N] scores follow [N] ratings, in all the ways papers print (docs/judging.md).
+    """How N scores follow N ratings; what is not defined is None, and ``notes`` says why (docs/judging.md).
 
-    What is not defined is None, and ``notes`` says why.
+    ``inverse_r_squared`` is 1 / PCC^2, which the SPECS paper's own rows print as "1 - R^2". ``unfitted_ratings`` is 1 -
+    R^2 of the raw scores as predictions of the ratings, ``unfitted_scores`` the same with the two exchanged, as in the
+    rows that SPECS takes from DeCapBench (3.3e7 for CIDEr): nothing is fitted, so they depend on the scales.
+    ``sample_tau_b`` is tau_b within groups, averaged over groups ("Sp tau").
     """
 
     count: int
     pearson: float | None
     inverse_r_squared: float | None
-    """1 / PCC^2, at least 1: what the SPECS paper's own rows print as "1 - R^2"."""
     unfitted_ratings: float | None
-    """1 - R^2 of the raw scores as predictions of the ratings; nothing is fitted, so it depends on the scales."""
     unfitted_scores: float | None
-    """The same with scores and ratings exchanged, as the rows that SPECS takes from DeCapBench (3.3e7 for CIDEr)."""
     tau_b: float | None
     tau_c: float | None
     sample_tau_b: GroupedTau | None
-    """Tau_b within groups, averaged over groups (the SPECS paper's "Sp tau")."""
-    notes: list[str] = field(default_factory=list)
+    notes: list[str]
 
 
 def correlations(
@@ -201,17 +200,16 @@ def correlations(
     pcc = defined("pearson", pearson, scores, ratings)
     if pcc == 0:
         notes.append("1 / PCC^2: the PCC is 0")
-    grouped = None if groups is None else defined("sample-wise", grouped_tau_b, scores, ratings, groups)
     return HumanCorrelation(
-        count=len(scores),
-        pearson=pcc,
-        inverse_r_squared=1 / pcc**2 if pcc else None,
-        unfitted_ratings=defined("1 - R^2 of ratings", unfitted, ratings, scores),
-        unfitted_scores=defined("1 - R^2 of scores", unfitted, scores, ratings),
-        tau_b=defined("tau_b", kendall_tau_b, scores, ratings),
-        tau_c=defined("tau_c", kendall_tau_c, scores, ratings),
-        sample_tau_b=grouped,
-        notes=notes,
+        len(scores),
+        pcc,
+        1 / pcc**2 if pcc else None,
+        defined("1 - R^2 of ratings", unfitted, ratings, scores),
+        defined("1 - R^2 of scores", unfitted, scores, ratings),
+        defined("tau_b", kendall_tau_b, scores, ratings),
+        defined("tau_c", kendall_tau_c, scores, ratings),
+        None if groups is None else defined("sample-wise", grouped_tau_b, scores, ratings, groups),
+        notes,
     )
 
 

@@ -112,13 +112,13 @@ def rated_figures(part: RatedCaptions, scores: Sequence[float], resamples: int =
         note = f"mean over {grouped.groups} images; {grouped.constant_scores} of them, scored all alike, count 0"
         return [grouped.mean], [], note
 
-    measures: list[tuple[tuple[str, ...], Callable[[], Measured]]] = [(("tau_b", "tau_c"), taus)]
+    measures: dict[tuple[str, ...], Callable[[], Measured]] = {("tau_b", "tau_c"): taus}
     if part.published in ("pearson", "spearman"):
-        measures.append(((part.published,), pearsons if part.published == "pearson" else spearmans))
+        measures[part.published,] = pearsons if part.published == "pearson" else spearmans
     if part.within_images:
-        measures.append((("tau_b within images",), within_images))
+        measures["tau_b within images",] = within_images
     found = []
-    for names, measure in measures:
+    for names, measure in measures.items():
         values: Sequence[float | None]
         try:
             values, bounds, note = measure()
@@ -138,17 +138,9 @@ def pair_figures(
 ) -> list[Figure]:
     """Compute how often scores prefer the better caption of a pair.
 
-    Args:
-        part: the set.
-        first: condition of the references -> [P] scores of the first captions; ``NO_REFERENCES`` alone for a metric
-            that sees none.
-        second: the same of the second captions.
-        resamples: of images, for intervals; 0 computes none.
-        seed: of the resamples.
-
-    Returns:
-        For each condition, or for their average where they are draws: the kinds, where the set shows them, and a
-        summary, ``all pairs`` or ``mean of kinds``.
+    ``first`` and ``second`` are condition of the references -> [P] scores of the first and of the second captions, with
+    ``NO_REFERENCES`` alone for a metric that sees none. Returns for each condition, or for their average where they are
+    draws: the kinds, where the set shows them, and a summary, ``all pairs`` or ``mean of kinds``.
     """
     if first.keys() != second.keys() or not first:
         raise ValueError(f"scores of the conditions {list(first)} and {list(second)}: expected the same, at least one")

@@ -50,7 +50,7 @@ class SceneCaptions:
     rows: list[Row]
     """[R]"""
     references: list[list[str]]
-    """[R] what metrics with references see, as written; none of them is a judged reference."""
+    """[R] what metrics with references see, as written; none of them is a rated reference."""
     captions: list[SceneCaption]
     """[N]"""
     pairs: list[CaptionPair]
@@ -68,23 +68,18 @@ class SceneCaptions:
 def rate_captions(
     rows: Sequence[Row], samples: Mapping[str, Sequence[Sequence[str]]], judged_references: int = 1, seed: int = 0
 ) -> SceneCaptions:
-    """Collect the captions of every scene and rate them by the oracle.
+    """Collect the captions of R scenes and rate them by the oracle.
 
-    The first ``judged_references`` references of a scene are judged and hidden from metrics; so are other references
-    with the same tokens. Their hard negatives, at most one of each kind, are judged too. A caption that several sources
-    wrote for a scene is judged a single time.
+    The first ``judged_references`` references of a scene are rated and hidden from metrics; so are other references
+    with the same tokens. Their hard negatives (``seed`` says which), at most one of each kind, are rated too, and so
+    are ``samples``, source -> [R] lists of captions. A caption that several sources wrote for a scene is rated a single
+    time.
 
-    All judged captions have the form of a captioner's output, lower-case tokens joined by spaces: as written, a full
+    All rated captions have the form of a captioner's output, lower-case tokens joined by spaces: as written, a full
     stop would tell references and negatives from samples. The oracle reads both forms alike.
 
-    Args:
-        rows: R scenes with references, at least ``judged_references`` + 1 different ones each.
-        samples: source -> [R] lists of captions.
-        judged_references: at least 1.
-        seed: which hard negatives.
-
     Raises:
-        DataError: a row has no scene or too few references.
+        DataError: a row has no scene, or not more different references than are rated.
         ValueError: ``judged_references`` is below 1, or a source has captions for another number of rows.
     """
     rows = list(rows)
@@ -142,20 +137,10 @@ def sample_at_temperatures(
     device: str | torch.device = "cpu",
     seed: int = 0,
 ) -> dict[str, list[list[str]]]:
-    """Caption R rows greedily and by sampling at several temperatures, dropout off.
+    """Caption R rows greedily and by ``num_samples`` samples at each of several temperatures, dropout off.
 
-    Args:
-        captioner: its policy is on ``device``.
-        rows: [R]
-        temperatures: different numbers above 0.
-        num_samples: samples of an image at each temperature.
-        max_new_tokens: length limit in tokens, EOS included.
-        batch_size: images of a batch; changes no caption.
-        device: where inputs go.
-        seed: of the samples.
-
-    Returns:
-        ``greedy`` and ``sample at <temperature>`` -> [R] lists of captions.
+    The policy is on ``device``; ``max_new_tokens`` includes EOS; ``batch_size`` changes no caption. Returns ``greedy``
+    and ``sample at <temperature>`` -> [R] lists of captions.
     """
     if not temperatures or len(set(temperatures)) != len(temperatures) or num_samples < 1:
         raise ValueError(

@@ -97,18 +97,16 @@ def make_chains(
 ) -> list[Chain | None]:
     """Grow N captions unit by unit, with a negative at each step, made as those of ``make_triplets``.
 
-    A chain ends early where no other image has a unit for it. The result is a pure function of the arguments.
+    A chain has 2 captions or more and ends early where no other image has a unit for it; it is None where a caption has
+    one unit, or no step has a negative. The result is a pure function of the arguments.
 
     Args:
         captions: [N] whole captions.
         seed: which units.
-        shuffle_rate: share of negative units whose words are shuffled; none as in the released evaluation, so that a
+        shuffle_rate: fraction of negative units whose words are shuffled; none as in the released evaluation, so that a
             metric cannot win by noticing broken English.
         image_ids: [N] no unit is taken from a caption of the same image. None: equal captions are one image's.
         processes: as for ``detail_units_of``.
-
-    Returns:
-        [N] chains of 2 captions or more; None where a caption has one unit, or no step has a negative.
     """
     if image_ids is not None and len(image_ids) != len(captions):
         raise ValueError(f"{len(image_ids)} image ids for {len(captions)} captions: expected one for each")

@@ -86,8 +86,6 @@ def test_composite(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     images = rated("composite", tmp_path).images
     assert images[-1] == tmp_path / "val2014" / "COCO_val2014_000000000012.jpg"
-    with pytest.raises(DataError, match=r"composite has 1 images in .*8k_correctness.csv, published are 997"):
-        load("composite", tmp_path)
     with pytest.raises(DataError, match="composite has no judgements"):
         load("composite", tmp_path, partial=True, kwargs={"aspect": "throughness"})
 
@@ -106,8 +104,6 @@ def test_pascal50s(tmp_path: Path) -> None:
     assert found.ties == "half"
     (tmp_path / "JPEGImages").mkdir()
     assert pairs("pascal50s", tmp_path).images[0] == tmp_path / "JPEGImages" / "2008_0.jpg"
-    with pytest.raises(DataError, match="pascal50s has 4 pairs, published are 4000"):
-        load("pascal50s", tmp_path)
 
 
 def test_references_are_drawn_reproducibly() -> None:
@@ -163,8 +159,6 @@ def test_sugarcrepe(tmp_path: Path) -> None:
     found = pairs("sugarcrepe", tmp_path)
     assert found.kinds == [kind for kind in SUGARCREPE for _ in range(2)]
     assert (found.first[0], found.second[0]) == ("a dog add_att", "a cat")
-    with pytest.raises(DataError, match=r"sugarcrepe has 2 pairs in .*add_att.json, published are 692"):
-        load("sugarcrepe", tmp_path)
 
 
 def test_aro(tmp_path: Path) -> None:
@@ -188,8 +182,6 @@ def test_polaris_as_csv(tmp_path: Path) -> None:
     found = rated("polaris", tmp_path)
     assert (found.captions, found.ratings, found.image_ids) == (["a dog", "a cat"], [0.75, 0.5], ["1.jpg", "2.jpg"])
     assert found.references == [["a dog runs", "a dog's"], ["cats"]]
-    with pytest.raises(DataError, match="polaris has 2 judgements of split test, published are 26122"):
-        load("polaris", tmp_path)
     with pytest.raises(DataError, match="no split 'dev'"):
         load("polaris", tmp_path, kwargs={"split": "dev"})
 
@@ -227,8 +219,6 @@ def test_pascal50s_as_json(tmp_path: Path) -> None:
     lost = {name: [0.0, 1, 1, 0] for name in found.references}
     figures = {figure.name: figure.value for figure in pair_figures(found, won, lost)}
     assert figures == {"HC": 0, "HI": 0, "HM": 1, "MM": 0.5, "mean of kinds": 0.375}
-    with pytest.raises(DataError, match="pascal50s has 4 pairs, published are 4000"):
-        load("pascal50s", tmp_path)
 
 
 @pytest.mark.parametrize("name", ["nebula", "polaris"])
@@ -240,8 +230,6 @@ def test_ratings_as_json(tmp_path: Path, name: str) -> None:
     assert (found.images, found.published) == (None, "tau_c")
     (tmp_path / name.capitalize()).mkdir()
     assert rated(name, tmp_path).images == [tmp_path / name.capitalize() / image for image in ("59cf.jpg", "aa0c.jpg")]
-    with pytest.raises(DataError, match=rf"{name} has 2 judgements of split test, published are"):
-        load(name, tmp_path)
 
 
 def test_thumb(tmp_path: Path) -> None:
@@ -255,8 +243,6 @@ def test_thumb(tmp_path: Path) -> None:
     figure, *_ = rated_figures(systems, [1.0, 0.0, 0.75, 0.0], resamples=10)
     assert (figure.name, figure.published) == ("pearson", True)
     assert figure.value == pytest.approx(np.corrcoef([1, 0, 0.75, 0], [4, 3.9, 4, 3.9])[0, 1])
-    with pytest.raises(DataError, match="thumb has 6 judgements, published are 2500"):
-        load("thumb", tmp_path)
     (tmp_path / "captions_val2014.json").unlink()
     without, _ = load("thumb", tmp_path, partial=True)
     assert without.references is None
@@ -332,6 +318,13 @@ def test_ratings_in_the_form_of_flickr8k(tmp_path: Path) -> None:
     path.write_text(json.dumps(content))
     with pytest.raises(DataError, match="'1_a', human_judgement 0: 'rating' is None"):
         rated("ratings", path)
+
+
+@pytest.mark.parametrize("name", [name for name in SETS if name not in ("cxc", "ratings")])
+def test_another_number_than_the_published_one_is_refused(tmp_path: Path, name: str) -> None:
+    BUILDERS[name](tmp_path)
+    with pytest.raises(DataError, match=rf"{name}.* has \d+ .*, published are \d+: "):
+        load(name, tmp_path)
 
 
 @pytest.mark.parametrize("name", SETS)

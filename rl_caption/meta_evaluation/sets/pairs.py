@@ -16,9 +16,9 @@ from PIL import Image
 from rewards.images import ImageSource, open_image
 from rl_caption.data.base import DataError
 from rl_caption.data.plain_files import shown
-from rl_caption.meta_evaluation.sets import CaptionPairs
-from rl_caption.meta_evaluation.sets.files import (
+from rl_caption.meta_evaluation.sets.base import (
     COCO_CAPTIONS,
+    CaptionPairs,
     Row,
     check_count,
     coco_references,

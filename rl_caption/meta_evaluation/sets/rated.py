@@ -20,10 +20,10 @@ from rewards.base import RewardError
 from rewards.images import UNREADABLE, ImageSource, open_image
 from rl_caption.data.base import DataError
 from rl_caption.data.plain_files import shown
-from rl_caption.meta_evaluation.sets import RatedCaptions
-from rl_caption.meta_evaluation.sets.files import (
+from rl_caption.meta_evaluation.sets.base import (
     COCO_CAPTIONS,
     CocoCaption,
+    RatedCaptions,
     Row,
     check_count,
     coco_captions,

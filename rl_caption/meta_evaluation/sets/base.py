@@ -1,4 +1,4 @@
-"""Readers of the files of judgement sets: JSON, JSON lines, tables, COCO annotations.
+"""What a set of judgements is, and readers of its files: JSON, JSON lines, tables, COCO annotations.
 
 Every reader raises ``DataError``, whose message names the file, the row and the value.
 """
@@ -12,14 +12,72 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+from rewards.images import ImageSource
 from rl_caption.data.base import DataError
 from rl_caption.data.plain_files import shown
 
 COCO_CAPTIONS = "captions_val2014.json"
+
+
+@dataclass(frozen=True)
+class RatedCaptions:
+    """N judgements, each a rating of one caption of one image. Several ratings of a caption are several judgements."""
+
+    name: str
+    captions: Sequence[str]
+    """[N] as written."""
+    ratings: Sequence[float]
+    """[N], higher is better."""
+    image_ids: Sequence[str]
+    """[N]"""
+    images: Sequence[ImageSource] | None
+    """[N], not opened; None where the set was found without its images."""
+    references: Sequence[Sequence[str]] | None
+    """[N] lists, or None where the set has none."""
+    published: Literal["tau_b", "tau_c", "pearson", "spearman"] | None
+    """Which correlation papers print for this set; None where nobody does. ``spearman`` is that of CxC's protocol."""
+    convention: str
+    """What is compared with what, in a line."""
+    excluded: Mapping[str, int] = field(default_factory=dict)
+    """Why judgements of the files are not among the N -> how many."""
+    within_images: bool = False
+    """Whether the captions of one image are compared with each other, too."""
+
+
+@dataclass(frozen=True)
+class CaptionPairs:
+    """P pairs of captions of one image each, and which of the two is better."""
+
+    name: str
+    first: Sequence[str]
+    second: Sequence[str]
+    preference: Sequence[float]
+    """[P] 1 where the first is better, 0 where the second is, 0.5 where people are divided evenly."""
+    kinds: Sequence[str]
+    """[P] category of each pair."""
+    image_ids: Sequence[str]
+    images: Sequence[ImageSource] | None
+    references: Mapping[str, Sequence[Sequence[str]]]
+    """Condition, such as ``4 references`` or ``draw 1`` -> [P] lists. Empty where the set has no references."""
+    convention: str
+    """What counts as right, in a line."""
+    excluded: Mapping[str, int] = field(default_factory=dict)
+    averaged: bool = False
+    """Whether the conditions are draws of one experiment, whose accuracies are averaged; else each is reported."""
+    ties: Literal["wrong", "half"] = "wrong"
+    """What a pair with two equal scores counts."""
+    shown_kinds: bool = True
+    """Whether each kind is a figure; without, only the summary is."""
+    summary: Literal["pairs", "kinds"] = "pairs"
+    """What the summary averages over: all pairs alike, or the accuracies of the kinds."""
+
+
+JudgementSet = RatedCaptions | CaptionPairs
 
 
 class Row(NamedTuple):
@@ -161,15 +219,10 @@ def table_rows(
     ragged: bool = False,
     fallback: str | None = None,
 ) -> Iterator[Row]:
-    """Yield the rows of a table; empty lines are skipped.
+    """Yield the rows of a CSV file, or of one with tabs, where quotation marks mean nothing; empty lines are skipped.
 
-    Args:
-        path: a CSV file, or lines of fields between tabs, in which quotation marks mean nothing.
-        columns: which it must have; with a head it may have others.
-        delimiter: between fields.
-        head: whether the first line names the columns.
-        ragged: accept rows with more or fewer fields; missing ones are empty.
-        fallback: as for ``read_text``.
+    ``columns`` must be there; without a ``head`` line they are all. ``ragged`` accepts rows with more or fewer fields,
+    of which missing ones are empty.
     """
     quoting: Any = csv.QUOTE_NONE if delimiter == "\t" else csv.QUOTE_MINIMAL
     text = io.StringIO(read_text(path, fallback), newline="")

@@ -27,8 +27,7 @@ import numpy as np
 from benchmarks.harness import Measurement, Timing, command, compared, timed
 from rewards.text.tokenize import _scan
 from rl_caption.data.files import read_captions, read_references
-from rl_caption.evaluation import evaluate_captions
-from rl_caption.evaluation.java import JavaError, find_java
+from rl_caption.evaluation import JavaError, evaluate_captions, find_java
 
 METRICS = ("bleu", "rouge", "cider")
 IMAGES = 5000

@@ -36,9 +36,15 @@ from rl_caption.data.base import DataError, Row
 from rl_caption.data.files import write_json, write_text
 from rl_caption.errors import user_errors
 from rl_caption.evaluation import check_writable
-from rl_caption.meta_evaluation.figures import NO_REFERENCES, pair_figures, rated_figures
+from rl_caption.meta_evaluation.figures import (
+    NO_REFERENCES,
+    SetResult,
+    as_markdown,
+    markdown,
+    pair_figures,
+    rated_figures,
+)
 from rl_caption.meta_evaluation.scenes import SceneCaptions, as_sets, rate_captions, sample_at_temperatures
-from rl_caption.meta_evaluation.tables import SetResult, as_markdown, markdown
 from rl_caption.reward_models.retrieval import retrieval_recall
 
 logger = logging.getLogger(__name__)

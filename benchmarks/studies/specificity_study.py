@@ -46,6 +46,7 @@ from rl_caption.data.base import DataError, Row
 from rl_caption.data.scenes import hard_negatives, oracle
 from rl_caption.data.scenes.world import Draws
 from rl_caption.meta_evaluation.correlation import UndefinedCorrelation, grouped_tau_b, kendall_tau_b
+from rl_caption.meta_evaluation.figures import UNDEFINED, markdown
 from rl_caption.meta_evaluation.specificity import (
     Chain,
     ChainScores,
@@ -54,7 +55,6 @@ from rl_caption.meta_evaluation.specificity import (
     score_chains,
     specificity_rates,
 )
-from rl_caption.meta_evaluation.tables import UNDEFINED, markdown
 from rl_caption.reward_models.retrieval import retrieval_recall
 from rl_caption.training.checkpoint import newest_checkpoint
 

@@ -26,7 +26,7 @@ from rl_caption.config.schema import RewardTerm, ScstConfig, XeConfig
 from rl_caption.data.base import Row
 from rl_caption.data.files import write_json
 from rl_caption.data.plain_files import read_json
-from rl_caption.evaluation.toolkit import SCORERS
+from rl_caption.evaluation.metrics import SCORERS
 from rl_caption.launch import requested_processes
 from rl_caption.monitoring.judges import build_judges
 from rl_caption.reward_models.config import RewardModelConfig

@@ -17,7 +17,7 @@ from rl_caption.ablation.plan import Cell, Plan, as_argument
 from rl_caption.ablation.results import JUDGE, Result
 from rl_caption.data.base import DataError, Row, load_image
 from rl_caption.data.files import write_text
-from rl_caption.evaluation.table import COLUMNS, LEFT_OUT, Column
+from rl_caption.evaluation.results import COLUMNS, LEFT_OUT, Column
 from rl_caption.report.program import write_report as write_page_of
 
 Systems = Mapping[str, Sequence[Result]]

@@ -19,8 +19,7 @@ from rl_caption.config.schema import DataConfig, DecodeConfig, EvaluateConfig
 from rl_caption.data.files import read_captions, write_json
 from rl_caption.data.plain_files import check_type, read_json, read_log, read_yaml
 from rl_caption.evaluation import Evaluation, EvaluationError, write_evaluation
-from rl_caption.evaluation.judge import JUDGE
-from rl_caption.evaluation.reward_scores import signed
+from rl_caption.evaluation.metrics import JUDGE, signed
 from rl_caption.report.read import ScoresFile
 from rl_caption.training.checkpoint import (
     CheckpointError,

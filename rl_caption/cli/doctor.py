@@ -123,7 +123,7 @@ def java_findings() -> Iterator[Finding]:
     """Yield the Java runtime and the Java programs of the caption toolkit."""
     # Imported here, like all that is not the standard library: the report is wanted most where packages are missing.
     try:
-        from rl_caption.evaluation.java import JavaError, find_java
+        from rl_caption.evaluation.toolkit import JavaError, find_java
     except ImportError as error:
         yield Finding("evaluate", "does not start", f"no captions can be scored: {error}", fatal=True)
         return

@@ -18,16 +18,15 @@ from rl_caption.config.schema import EvaluateConfig
 from rl_caption.data.files import References, read_captions, read_references, references_for
 from rl_caption.errors import ConfigError
 from rl_caption.evaluation import Evaluation, check_writable, evaluate_captions, format_table, write_evaluation
-from rl_caption.evaluation.comparison import (
+from rl_caption.evaluation.confidence import compare, with_intervals
+from rl_caption.evaluation.metrics import EvaluationError, add_judges, check_judges
+from rl_caption.evaluation.results import (
     check_same_images,
     folder_of,
     format_differences,
     unique_names,
     write_comparison,
 )
-from rl_caption.evaluation.confidence import compare, with_intervals
-from rl_caption.evaluation.errors import EvaluationError
-from rl_caption.evaluation.reward_scores import add_judges, check_judges
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

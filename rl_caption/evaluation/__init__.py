@@ -1,7 +1,6 @@
-"""Evaluation of captions: the COCO toolkit's metrics, signs of bad captions, the oracle, tables and result files."""
+"""Evaluation of captions: metrics, bootstrap intervals, paired tests, tables, result files (docs/evaluation.md)."""
 
-from rl_caption.evaluation.java import Java, JavaError, find_java
-from rl_caption.evaluation.judge import (
+from rl_caption.evaluation.metrics import (
     DEFAULT_METRICS,
     Evaluation,
     EvaluationError,
@@ -9,9 +8,8 @@ from rl_caption.evaluation.judge import (
     evaluate_rows,
     validation_cider,
 )
-from rl_caption.evaluation.results import check_writable, write_evaluation
-from rl_caption.evaluation.table import format_table
-from rl_caption.evaluation.toolkit import ptb_tokenize
+from rl_caption.evaluation.results import check_writable, format_table, write_evaluation
+from rl_caption.evaluation.toolkit import Java, JavaError, find_java, ptb_tokenize
 
 __all__ = [
     "DEFAULT_METRICS",

@@ -1,26 +1,202 @@
-"""The files of an evaluation: ``predictions.json`` and ``scores.json``."""
+"""Evaluations as tables and as files: ``predictions.json``, ``scores.json``, ``comparison.json``."""
 
 from __future__ import annotations
 
+import math
 import re
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rl_caption.data.files import write_json
-from rl_caption.evaluation.judge import Evaluation, EvaluationError
+from rl_caption.evaluation.confidence import Difference
+from rl_caption.evaluation.metrics import JUDGE, Evaluation, EvaluationError
+
+COMPARISON = "comparison.json"
+LEFT_OUT = "–"
+
+
+@dataclass(frozen=True)
+class Column:
+    """How a metric is printed: heading, factor, decimals."""
+
+    heading: str
+    factor: float = 100.0
+    decimals: int = 2
+
+
+CAPTION_COLUMNS: dict[str, Column] = {
+    key: Column(key) for key in ("BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "METEOR", "ROUGE-L", "CIDEr", "SPICE")
+}
+TEXT_COLUMNS: dict[str, Column] = {
+    "length/mean": Column("length, tokens", 1.0, 2),
+    "vocabulary/size": Column("vocabulary, words", 1.0, 0),
+    "captions/novel": Column("novel, %", decimals=1),
+    "captions/bad_endings": Column("bad endings, %", decimals=1),
+    "captions/repeated_ngrams": Column("repeated n-grams, %", decimals=1),
+}
+ORACLE_COLUMNS: dict[str, Column] = {
+    "oracle/precision": Column("oracle precision, %", decimals=1),
+    "oracle/recall": Column("oracle recall, %", decimals=1),
+    "oracle/f1": Column("oracle F1, %", decimals=1),
+    "oracle/unparsed": Column("oracle unparsed, %", decimals=1),
+}
+COLUMNS: dict[str, Column] = {
+    **CAPTION_COLUMNS,
+    **TEXT_COLUMNS,
+    "captions/duplicates": Column("duplicates, %", decimals=1),
+    "captions/empty": Column("empty, %", decimals=1),
+    **ORACLE_COLUMNS,
+}
+"""Every metric key but those of judges; the tables show all but duplicates and empty captions."""
+
+
+def column_of(key: str) -> Column:
+    """How any metric is printed outside the tables: judges with 4 decimals, x100 named in the heading."""
+    column = COLUMNS.get(key, Column(key.removeprefix(JUDGE), 1.0, 4))
+    in_percent = column.factor == 100 and "%" not in column.heading
+    return Column(f"{column.heading} (x100)", column.factor, column.decimals) if in_percent else column
+
+
+def format_table(rows: Mapping[str, Evaluation]) -> str:
+    """Return evaluations (system -> evaluation) as text: caption metrics, signs of bad captions, oracle, judges.
+
+    Caption metrics are times 100, as papers print them, and the first line says so; the other headings name their
+    unit, or the range of a judge, whose values are as computed. A value that could not be computed is "–", with its
+    reason below. Intervals stand below their values, signatures at the end.
+    """
+    if not rows:
+        raise EvaluationError("there are no evaluations to print")
+    judges = _judge_columns(rows)
+    known = {key for row in rows.values() for key in (*row.metrics, *row.left_out)}
+    groups = [
+        {key: column for key, column in group.items() if key in known}
+        for group in (CAPTION_COLUMNS, TEXT_COLUMNS, ORACLE_COLUMNS, judges)
+    ]
+    blocks = ["\n".join(_block(rows, group)) for group in groups if group]
+    notes = _reasons(rows, [key for group in groups for key in group])
+    notes += [f"intervals: {how}" for how in dict.fromkeys(row.interval for row in rows.values() if row.intervals)]
+    signatures = {name: row.signature for name, row in rows.items()}
+    if len(set(signatures.values())) == 1:
+        notes.append(f"signature: {next(iter(signatures.values()))}")
+    else:
+        notes += ["signatures differ:", *(f"  {name}: {signature}" for name, signature in signatures.items())]
+    shown = " ".join(groups[0])
+    title = [f"x100: {shown} (CIDEr of 1.0 is printed as 100.00)"] if shown else []
+    return "\n\n".join([*title, *blocks, "\n".join(notes)])
+
+
+def _judge_columns(rows: Mapping[str, Evaluation]) -> dict[str, Column]:
+    """A column for each judge, with its range in the heading, as in ``L-CLIPS, 0 to 2.5``."""
+    keys = dict.fromkeys(key for row in rows.values() for key in row.metrics if key.startswith(JUDGE))
+    found = {}
+    for key in keys:
+        ranges = {_range(*row.bounds[key]) for row in rows.values() if key in row.bounds}
+        ending = f", {ranges.pop() if len(ranges) == 1 else 'ranges differ'}" if ranges else ""
+        found[key] = Column(key.removeprefix(JUDGE) + ending, 1.0, 4)
+    return found
+
+
+def _range(low: float, high: float) -> str:
+    if math.isinf(low) and math.isinf(high):
+        return "no bounds"
+    if math.isinf(high):
+        return f"from {low:.3g}"
+    return f"up to {high:.3g}" if math.isinf(low) else f"{low:.3g} to {high:.3g}"
+
+
+def _shown(value: float, column: Column, sign: str = "") -> str:
+    return f"{value * column.factor:{sign}.{column.decimals}f}"
+
+
+def _block(rows: Mapping[str, Evaluation], columns: Mapping[str, Column]) -> list[str]:
+    """The lines of one table: values of each system and, below, their intervals."""
+    lines = [["system", "n", *(column.heading for column in columns.values())]]
+    for name, row in rows.items():
+        values = [_shown(row.metrics[key], c) if key in row.metrics else LEFT_OUT for key, c in columns.items()]
+        lines.append([name, str(row.n), *values])
+        if row.intervals.keys() & columns.keys():
+            ends = [[_shown(end, column) for end in row.intervals.get(key, ())] for key, column in columns.items()]
+            lines.append(["", "", *(" to ".join(own) for own in ends)])
+    return _aligned(lines)
+
+
+def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:
+    """Pad the cells of a table, the first column to the left, and rule off its head."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    padded = [
+        "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])])  # equally long
+        for line in lines
+    ]
+    return [padded[0], "-" * len(padded[0]), *padded[1:]]
+
+
+def _reasons(rows: Mapping[str, Evaluation], keys: Sequence[str]) -> list[str]:
+    """A note for each reason, naming the metrics, and the systems where it does not hold for all of them."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for key in keys:
+        for name, row in rows.items():
+            if key not in row.metrics:
+                found.setdefault(row.left_out.get(key, "not asked for"), {}).setdefault(key, []).append(name)
+    notes = []
+    for reason, missing in found.items():
+        named = [
+            (COLUMNS[key].heading.split(",")[0] if key in COLUMNS else key.removeprefix(JUDGE))
+            + (f" ({', '.join(names)})" if len(names) < len(rows) else "")
+            for key, names in missing.items()
+        ]
+        notes.append(f"{LEFT_OUT} {', '.join(named)}: {reason}")
+    return notes
+
+
+def format_differences(differences: Mapping[str, Difference], names: Sequence[str], resamples: int) -> str:
+    """Return the result of ``confidence.compare`` of two systems as a table, a line for each metric."""
+    first, second = names
+    lines = [["metric", first, second, "difference", "95 % interval", "p"]]
+    for key, found in differences.items():
+        column = column_of(key)
+        interval = f"{_shown(found.low, column, '+')} to {_shown(found.high, column, '+')}"
+        values = [_shown(found.first, column), _shown(found.second, column), _shown(found.value, column, "+")]
+        lines.append([column.heading, *values, interval, f"{found.p:.4f}"])
+    note = (
+        f"difference: {second} minus {first}; interval: paired bootstrap over images; p: two-sided approximate "
+        f"randomisation, {resamples} resamples each, smallest possible {1 / (resamples + 1):.4f}; not corrected for "
+        "the number of metrics"
+    )
+    return "\n".join([*_aligned(lines), "", note])
+
+
+def folder_of(name: str) -> str:
+    """Name of the folder of a compared system's own results, next to ``comparison.json``."""
+    return name.replace("/", "-")
+
+
+def unique_names(paths: Sequence[Path]) -> list[str]:
+    """A short name for each path: its last part or, where two are the same, with as many parents as tell them apart."""
+    parts = [path.resolve().parts for path in paths]
+    for depth in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(found[-depth:]) for found in parts]
+        if len(set(names)) == len(names):
+            return names
+    return [str(path) for path in paths]
+
+
+def check_same_images(first: Collection[str], second: Collection[str], sources: Sequence[str]) -> None:
+    """Refuse files that have captions of other images, with counts and examples, before anything long starts."""
+    for own, others, (name, other) in ((first, second, sources), (second, first, sources[::-1])):
+        known = set(others)
+        lost = [image_id for image_id in own if image_id not in known]
+        if lost:
+            raise EvaluationError(
+                f"{len(lost)} of {len(own)} images of {name} have no caption in {other}, such as {lost[:3]}: systems "
+                "are compared on the same images"
+            )
 
 
 def check_writable(out_dir: str | Path) -> Path:
-    """Create ``out_dir`` and write a byte into it, so that a long computation does not end in an error.
-
-    Returns:
-        The folder.
-
-    Raises:
-        EvaluationError: it cannot be created, is not a folder, or cannot be written to.
-    """
+    """Create a folder and write a byte into it, so that a long computation does not end in an error."""
     folder = Path(out_dir)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -33,34 +209,25 @@ def check_writable(out_dir: str | Path) -> Path:
 
 
 def check_writable_file(path: str | Path) -> None:
-    """See to it that a file can be written, as ``check_writable`` does for a folder.
-
-    Raises:
-        EvaluationError: it is a folder, or its folder cannot be written to.
-    """
+    """Check that a file can be written, as ``check_writable`` does for a folder."""
     if Path(path).is_dir():
         raise EvaluationError(f"results cannot be written to {str(path)!r}: it is a folder; name a file")
     check_writable(Path(path).parent)
 
 
 def write_evaluation(evaluation: Evaluation, captions: Mapping[str, str], out_dir: str | Path) -> tuple[Path, Path]:
-    """Write ``predictions.json`` and ``scores.json``, each at once or not at all.
+    """Write ``predictions.json`` and ``scores.json``, each whole or not at all; return their paths.
 
     ``predictions.json`` is in COCO result format, ``[{"image_id", "caption"}]``; the ids are integers when all of
     them are decimal numbers of up to 18 digits without leading zeros, as in COCO, and strings otherwise.
     ``scores.json`` is ``{"metrics", "signature", "n", "left_out"}`` and, where there are intervals, ``"intervals"``
     (key -> [low, high]) and ``"interval"`` (how they were made).
 
-    Returns:
-        The paths of the two files.
-
     Raises:
         EvaluationError: the folder cannot be written to.
     """
     folder = check_writable(out_dir)
-    predictions, scores = folder / "predictions.json", folder / "scores.json"
     ids = _result_ids(captions)
-    rows = [{"image_id": ids[image_id], "caption": caption} for image_id, caption in captions.items()]
     content: dict[str, Any] = {
         "metrics": evaluation.metrics,
         "signature": evaluation.signature,
@@ -70,12 +237,8 @@ def write_evaluation(evaluation: Evaluation, captions: Mapping[str, str], out_di
     if evaluation.intervals:
         content["intervals"] = {key: list(bounds) for key, bounds in evaluation.intervals.items()}
         content["interval"] = evaluation.interval
-    try:
-        write_json(predictions, rows)
-        write_json(scores, content)
-    except OSError as error:
-        raise EvaluationError(f"results cannot be written to {str(folder)!r}: {error}") from error
-    return predictions, scores
+    rows = [{"image_id": ids[image_id], "caption": caption} for image_id, caption in captions.items()]
+    return _written(folder / "predictions.json", rows), _written(folder / "scores.json", content)
 
 
 def _result_ids(image_ids: Iterable[str]) -> dict[str, int | str]:
@@ -83,3 +246,36 @@ def _result_ids(image_ids: Iterable[str]) -> dict[str, int | str]:
     if all(re.fullmatch("0|[1-9][0-9]{0,17}", image_id) for image_id in ids):
         return {image_id: int(image_id) for image_id in ids}
     return {image_id: image_id for image_id in ids}
+
+
+def write_comparison(
+    differences: Mapping[str, Difference], names: Sequence[str], resamples: int, seed: int, folder: Path
+) -> Path:
+    """Write ``comparison.json``: systems, resamples, seed and the differences by metric key, not times 100."""
+    found = {
+        key: {
+            "first": found.first,
+            "second": found.second,
+            "difference": found.value,
+            "interval": [found.low, found.high],
+            "p": found.p,
+        }
+        for key, found in differences.items()
+    }
+    content = {
+        "systems": list(names),
+        "resamples": resamples,
+        "seed": seed,
+        "interval": "95 % paired bootstrap over images",
+        "p": "two-sided approximate randomisation",
+        "differences": found,
+    }
+    return _written(folder / COMPARISON, content)
+
+
+def _written(path: Path, content: Any) -> Path:
+    try:
+        write_json(path, content)
+    except OSError as error:
+        raise EvaluationError(f"results cannot be written to {str(path.parent)!r}: {error}") from error
+    return path

@@ -1,24 +1,27 @@
-"""How a metric's scores follow ratings: Kendall's tau_b and tau_c, Pearson's r, and accuracy on pairs.
+"""How a metric's scores follow ratings: Kendall's tau_b and tau_c, Pearson's and Spearman's r, accuracy on pairs.
 
-With n rated items, look at all n(n-1)/2 pairs. A pair is concordant (C of them) where scores and ratings order it
-alike, discordant (D) where they order it oppositely, and tied where either is equal. With n_s the number of pairs whose
-scores differ, n_r of those whose ratings differ, and m the smaller of the numbers of distinct scores and ratings,
+With C concordant and D discordant pairs of n items, n_s pairs whose scores differ, n_r pairs whose ratings differ, and
+m the smaller of the numbers of distinct scores and ratings,
 
     tau_b = (C - D) / sqrt(n_s n_r)                  (Kendall, Biometrika 1945)
-    tau_c = 2 (C - D) / (n^2 (m - 1) / m)            (Stuart, Biometrika 1953; also called Stuart's tau_c)
+    tau_c = 2 (C - D) / (n^2 (m - 1) / m)            (Stuart, Biometrika 1953)
 
-Both are in [-1, 1]. tau_b reaches 1 only where both rankings have the same ties; tau_c is meant for ratings with fewer
-steps than the scores have. Papers print both times 100.
+both in [-1, 1]; papers print them times 100. Correlations are those of ``scipy.stats``, and ``UndefinedCorrelation``
+instead of NaN. Scores and ratings are [N], at least 2, finite; anything else is a ``ValueError``.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+ALL = "all"
+"""Key of the accuracy over the pairs of all kinds."""
 
 
 class UndefinedCorrelation(ValueError):
@@ -26,38 +29,49 @@ class UndefinedCorrelation(ValueError):
 
 
 def kendall_tau_b(scores: Sequence[float], ratings: Sequence[float]) -> float:
-    """Compute tau_b of [N] scores against [N] ratings, in [-1, 1].
-
-    Raises:
-        UndefinedCorrelation: all scores or all ratings are equal.
-        ValueError: other numbers of scores than of ratings, fewer than two, or one that is not finite.
-    """
-    return _tau(scores, ratings, "b")
+    """Return tau_b of [N] scores against [N] ratings."""
+    return _correlation("kendalltau", "Kendall's tau", scores, ratings, variant="b")
 
 
 def kendall_tau_c(scores: Sequence[float], ratings: Sequence[float]) -> float:
-    """Compute tau_c of [N] scores against [N] ratings, in [-1, 1].
+    """Return tau_c of [N] scores against [N] ratings."""
+    return _correlation("kendalltau", "Kendall's tau", scores, ratings, variant="c")
 
-    Raises:
-        UndefinedCorrelation, ValueError: as for ``kendall_tau_b``.
-    """
-    return _tau(scores, ratings, "c")
+
+def pearson(scores: Sequence[float], ratings: Sequence[float]) -> float:
+    """Return the product-moment correlation of [N] scores with [N] ratings, in [-1, 1] (Pearson 1895)."""
+    return _correlation("pearsonr", "Pearson's r", scores, ratings)
+
+
+def _correlation(function: str, name: str, scores: Sequence[float], ratings: Sequence[float], **variant: str) -> float:
+    from scipy import stats
+
+    check_scores(scores, ratings)
+    for what, values in (("scores", scores), ("ratings", ratings)):
+        if len(set(values)) == 1:
+            raise UndefinedCorrelation(f"all {len(values)} {what} are {values[0]:g}: {name} is not defined")
+    return float(getattr(stats, function)(scores, ratings, **variant).statistic)
+
+
+def check_scores(scores: Sequence[float], ratings: Sequence[float], groups: Sequence[Hashable] | None = None) -> None:
+    """Refuse other numbers of scores than of ratings or groups, fewer than two, and values that are not finite."""
+    if len(scores) != len(ratings):
+        raise ValueError(f"{len(scores)} scores and {len(ratings)} ratings: expected as many")
+    if len(scores) < 2:
+        raise ValueError(f"{len(scores)} scores: a correlation needs at least 2")
+    if groups is not None and len(groups) != len(scores):
+        raise ValueError(f"{len(groups)} groups for {len(scores)} scores: expected one for each")
+    for name, values in (("score", scores), ("rating", ratings)):
+        for index, value in enumerate(values):
+            if not math.isfinite(value):
+                raise ValueError(f"{name} {index} is {value!r}: expected a finite number")
 
 
 def tau_of_table(table: NDArray[Any]) -> tuple[float, float]:
-    """Compute tau_b and tau_c of a contingency table: the same as of the items that it counts.
+    """Return tau_b and tau_c of a contingency table, for the bootstrap: ``kendalltau`` would sort all items again.
 
-    For the bootstrap: ``scipy.stats.kendalltau`` would sort all items again at every resample.
-
-    Args:
-        table: [R, S] numbers of items with the r-th smallest rating and the s-th smallest score. Rows and columns
-            without items do not count as values.
-
-    Returns:
-        tau_b and tau_c, both in [-1, 1].
-
-    Raises:
-        UndefinedCorrelation: fewer than two scores or ratings occur.
+    ``table`` is [R, S], the number of items with the r-th smallest rating and the s-th smallest score. Rows and columns
+    without items do not count as values.
     """
     counts = np.ascontiguousarray(table, np.float64)
     ratings, scores = counts.sum(axis=1), counts.sum(axis=0)
@@ -78,29 +92,14 @@ def tau_of_table(table: NDArray[Any]) -> tuple[float, float]:
 def sampled_spearman(
     scores: Sequence[float], ratings: Sequence[float], queries: Sequence[Hashable], samples: int = 1000, seed: int = 0
 ) -> NDArray[np.float64]:
-    """Compute Spearman's correlation of samples of [N] items: half of the queries, one item of each.
+    """Return Spearman's r of samples of N items, [samples]: half of the queries, one item of each.
 
-    Source: Parekh et al., "Crisscrossed Captions", EACL 2021, section 5, which prints the mean over the samples.
-
-    Args:
-        scores: [N].
-        ratings: [N].
-        queries: [N] what each item belongs to.
-        samples: how many.
-        seed: of the samples.
-
-    Returns:
-        [samples], in [-1, 1].
-
-    Raises:
-        UndefinedCorrelation: all scores or all ratings of a sample are equal.
-        ValueError: as for ``kendall_tau_b``, or another number of queries.
+    ``queries`` is [N], what each item belongs to. Source: Parekh et al., "Crisscrossed Captions", EACL 2021, section 5,
+    which prints the mean over the samples.
     """
     from scipy.stats import spearmanr
 
-    check_scores(scores, ratings)
-    if len(queries) != len(scores):
-        raise ValueError(f"{len(queries)} queries for {len(scores)} scores: expected one for each")
+    check_scores(scores, ratings, queries)
     numbers = {query: number for number, query in enumerate(dict.fromkeys(queries))}
     owners = np.array([numbers[query] for query in queries])
     order, counts = np.argsort(owners, kind="stable"), np.bincount(owners)
@@ -133,24 +132,12 @@ class GroupedTau(NamedTuple):
 
 
 def grouped_tau_b(scores: Sequence[float], ratings: Sequence[float], groups: Sequence[Hashable]) -> GroupedTau:
-    """Compute tau_b within each group (the captions of one image) and average over groups.
+    """Return tau_b within each group (the captions of one image), averaged over groups; ``groups`` is [N].
 
-    Groups whose ratings are all equal are left out: which ones, the ratings alone decide, so all metrics are averaged
-    over the same groups. Where only the scores are equal, tau_b is 0 / 0 and counts as 0, as its numerator says: the
-    metric orders nothing. Leaving such groups out would reward it.
-
-    Args:
-        scores: [N].
-        ratings: [N].
-        groups: [N] what each item belongs to.
-
-    Raises:
-        UndefinedCorrelation: no group has different ratings.
-        ValueError: as for ``kendall_tau_b``, or another number of groups.
+    Groups whose ratings are all equal are left out, for every metric the same ones. Where only the scores are equal,
+    tau_b is 0 / 0 and counts as 0: the metric orders nothing, and leaving such groups out would reward it.
     """
-    check_scores(scores, ratings)
-    if len(groups) != len(scores):
-        raise ValueError(f"{len(groups)} groups for {len(scores)} scores: expected one for each")
+    check_scores(scores, ratings, groups)
     members: dict[Hashable, list[int]] = {}
     for index, group in enumerate(groups):
         members.setdefault(group, []).append(index)
@@ -166,25 +153,8 @@ def grouped_tau_b(scores: Sequence[float], ratings: Sequence[float], groups: Seq
     return GroupedTau(math.fsum(taus) / len(taus), len(taus), len(members) - len(taus), constant)
 
 
-def pearson(scores: Sequence[float], ratings: Sequence[float]) -> float:
-    """Compute the product-moment correlation of [N] scores with [N] ratings, in [-1, 1] (Pearson 1895).
-
-    Raises:
-        UndefinedCorrelation, ValueError: as for ``kendall_tau_b``.
-    """
-    from scipy.stats import pearsonr
-
-    _check_defined(scores, ratings, "Pearson's r")
-    return float(pearsonr(scores, ratings).statistic)
-
-
 def unfitted(truth: Sequence[float], predictions: Sequence[float]) -> float:
-    """Compute 1 - R^2 without a fit: sum (t - p)^2 / sum (t - mean t)^2 of [N] values; 0 is perfect, above 1 is worse
-    than the mean.
-
-    Raises:
-        UndefinedCorrelation: all of ``truth`` is one value.
-    """
+    """Return 1 - R^2 without a fit, sum (t - p)^2 / sum (t - mean t)^2 of [N] values; 0 is perfect, no upper bound."""
     mean = math.fsum(truth) / len(truth)
     spread = math.fsum((value - mean) ** 2 for value in truth)
     if len(set(truth)) == 1 or spread == 0:
@@ -192,57 +162,62 @@ def unfitted(truth: Sequence[float], predictions: Sequence[float]) -> float:
     return math.fsum((t - p) ** 2 for t, p in zip(truth, predictions, strict=True)) / spread
 
 
-def _tau(scores: Sequence[float], ratings: Sequence[float], variant: str) -> float:
-    from scipy.stats import kendalltau
+@dataclass(frozen=True)
+class HumanCorrelation:
+    """How N scores follow N ratings; what is not defined is None, and ``notes`` says why (docs/judging.md).
 
-    _check_defined(scores, ratings, "Kendall's tau")
-    return float(kendalltau(scores, ratings, variant=variant).statistic)
-
-
-def _check_defined(scores: Sequence[float], ratings: Sequence[float], name: str) -> None:
-    check_scores(scores, ratings)
-    for what, values in (("scores", scores), ("ratings", ratings)):
-        if len(set(values)) == 1:
-            raise UndefinedCorrelation(f"all {len(values)} {what} are {values[0]:g}: {name} is not defined")
-
-
-def check_scores(scores: Sequence[float], ratings: Sequence[float]) -> None:
-    """Check [N] scores against [N] ratings.
-
-    Raises:
-        ValueError: other numbers of scores than of ratings, fewer than two, or one that is not finite.
+    ``inverse_r_squared`` is 1 / PCC^2, which the SPECS paper's own rows print as "1 - R^2". ``unfitted_ratings`` is 1 -
+    R^2 of the raw scores as predictions of the ratings, ``unfitted_scores`` the same with the two exchanged, as in the
+    rows that SPECS takes from DeCapBench (3.3e7 for CIDEr): nothing is fitted, so they depend on the scales.
+    ``sample_tau_b`` is tau_b within groups, averaged over groups ("Sp tau").
     """
-    if len(scores) != len(ratings):
-        raise ValueError(f"{len(scores)} scores and {len(ratings)} ratings: expected as many")
-    if len(scores) < 2:
-        raise ValueError(f"{len(scores)} scores: a correlation needs at least 2")
-    for name, values in (("score", scores), ("rating", ratings)):
-        for index, value in enumerate(values):
-            if not math.isfinite(value):
-                raise ValueError(f"{name} {index} is {value!r}: expected a finite number")
+
+    count: int
+    pearson: float | None
+    inverse_r_squared: float | None
+    unfitted_ratings: float | None
+    unfitted_scores: float | None
+    tau_b: float | None
+    tau_c: float | None
+    sample_tau_b: GroupedTau | None
+    notes: list[str]
 
 
-ALL = "all"
-"""Key of the accuracy over all pairs together."""
+def correlations(
+    scores: Sequence[float], ratings: Sequence[float], groups: Sequence[Hashable] | None = None
+) -> HumanCorrelation:
+    """Correlate [N] scores with [N] ratings of any scale; ``groups`` ([N], images) are for the sample-wise tau."""
+    check_scores(scores, ratings, groups)
+    notes: list[str] = []
+
+    def defined(name: str, compute: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return compute(*arguments)
+        except UndefinedCorrelation as error:
+            notes.append(f"{name}: {error}")
+            return None
+
+    pcc = defined("pearson", pearson, scores, ratings)
+    if pcc == 0:
+        notes.append("1 / PCC^2: the PCC is 0")
+    return HumanCorrelation(
+        len(scores),
+        pcc,
+        1 / pcc**2 if pcc else None,
+        defined("1 - R^2 of ratings", unfitted, ratings, scores),
+        defined("1 - R^2 of scores", unfitted, scores, ratings),
+        defined("tau_b", kendall_tau_b, scores, ratings),
+        defined("tau_c", kendall_tau_c, scores, ratings),
+        None if groups is None else defined("sample-wise", grouped_tau_b, scores, ratings, groups),
+        notes,
+    )
 
 
 def pairwise_accuracy(correct: Sequence[float], wrong: Sequence[float], kinds: Sequence[str]) -> dict[str, float]:
-    """Compute the share of pairs with correct > wrong, strictly: a tie is a failure.
+    """Return the share of pairs with correct > wrong by kind, in order of occurrence, and over ``all``, in [0, 1].
 
-    Strict as in FOIL (Shekhar et al., ACL 2017) and SugarCrepe (Hsieh et al., NeurIPS 2023). A metric that ties by
-    design, such as sentence BLEU-4 at 0, loses those pairs; one that guesses wins half of them.
-
-    Args:
-        correct: [P] scores of the correct captions.
-        wrong: [P] scores of their wrong partners.
-        kinds: [P] kind of each pair, such as ``swap_object``.
-
-    Returns:
-        Kind -> accuracy in [0, 1], in the order in which kinds first occur, then ``all`` over all pairs, so that kinds
-        weigh by their numbers.
-
-    Raises:
-        ValueError: no pairs, lists of different lengths, a kind named ``all``, or a score that is not finite.
+    Strict as in FOIL (Shekhar et al., ACL 2017) and SugarCrepe (Hsieh et al., NeurIPS 2023): a tie is a failure. All
+    arguments are [P]: scores of the correct captions, of their wrong partners, and the kind of each pair.
     """
     if not correct or not len(correct) == len(wrong) == len(kinds):
         raise ValueError(

@@ -1,19 +1,24 @@
-"""The figures that say how well a metric agrees with a set of judgements, and their bootstrap intervals over images.
+"""Figures of agreement of a metric with a set of judgements, with bootstrap intervals over images, as tables.
 
-Judgements of one image are not independent of each other, so images are drawn with replacement, each with all of its
-judgements (Efron, "Bootstrap Methods: Another Look at the Jackknife", Annals of Statistics 1979).
+Judgements of one image are not independent, so images are drawn with replacement, each with all of its judgements
+(Efron, "Bootstrap Methods: Another Look at the Jackknife", Annals of Statistics 1979).
 """
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rl_caption.evaluation.confidence import LEVEL, drawn_weights
+from rl_caption.data.files import write_json, write_text
+from rl_caption.evaluation.confidence import ENDS, drawn_weights
+from rl_caption.meta_evaluation.config import JudgeSetConfig
 from rl_caption.meta_evaluation.correlation import (
     UndefinedCorrelation,
     grouped_tau_b,
@@ -23,7 +28,7 @@ from rl_caption.meta_evaluation.correlation import (
     sampled_spearman,
     tau_of_table,
 )
-from rl_caption.meta_evaluation.sets.base import CaptionPairs, RatedCaptions
+from rl_caption.meta_evaluation.sets import CaptionPairs, RatedCaptions
 
 Floats = NDArray[np.float64]
 Interval = tuple[float, float]
@@ -31,6 +36,7 @@ NO_REFERENCES = ""
 """The condition of metrics that see no references."""
 MAX_CELLS = 5_000_000
 """Largest table of ratings by scores: 40 MB. Where nearly all ratings differ, resamples are correlated item by item."""
+UNDEFINED = "–"
 
 
 @dataclass(frozen=True)
@@ -40,85 +46,87 @@ class Figure:
     name: str
     """Such as ``tau_c``, ``HC`` or ``4 references, all pairs``."""
     value: float | None
-    """Kendall's tau in [-1, 1], or an accuracy in [0, 1]; None where it is not defined."""
+    """A correlation in [-1, 1] or an accuracy in [0, 1]; None where it is not defined."""
     count: int
     """Judgements or pairs that it is computed from."""
     low: float | None = None
-    """Bounds of the 95 % bootstrap interval, as ``high``; None where it was not asked for or is not defined."""
+    """Ends of the 95 % bootstrap interval; None where it was not asked for or is not defined."""
     high: float | None = None
     published: bool = False
     """Whether papers print this one for the set."""
     note: str = ""
-    """Why it is not defined, and what one has to know."""
+
+
+@dataclass
+class SetResult:
+    """All metrics on one set, or on one part of it."""
+
+    name: str
+    description: str
+    convention: str
+    count: int
+    """Judgements, or pairs."""
+    excluded: dict[str, int]
+    """Why judgements of the files are not among them -> how many."""
+    figures: dict[str, list[Figure]] = field(default_factory=dict)
+    """Heading of a metric -> figures."""
+    signatures: dict[str, str] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Heading of a metric -> why it could not be computed."""
+
+
+Measured = tuple[Sequence[float], Sequence[Interval | None], str]
+"""Values, their intervals (none where they were not asked for), and a note."""
 
 
 def rated_figures(part: RatedCaptions, scores: Sequence[float], resamples: int = 0, seed: int = 0) -> list[Figure]:
     """Correlate [N] scores with the ratings of a set.
 
-    Args:
-        part: the set.
-        scores: [N] of its captions.
-        resamples: of images, for intervals; 0 computes none.
-        seed: of the resamples.
-
-    Returns:
-        ``tau_c`` and ``tau_b``, and ``pearson`` or ``spearman`` where that is published, the published one first, and
-        ``tau_b within images`` where the set asks for it.
-
-    Raises:
-        ValueError: another number of scores, fewer than two, or one that is not finite.
+    Returns ``tau_c`` and ``tau_b``, ``pearson`` or ``spearman`` where that is published, the published one first, and
+    ``tau_b within images`` where the set asks for it. Intervals are of ``resamples`` draws of images; 0 computes none.
     """
-    measures: dict[tuple[str, ...], Callable[..., _Measured]] = {("tau_b", "tau_c"): _taus}
-    if part.published == "pearson":
-        measures["pearson",] = _pearson
-    elif part.published == "spearman":
-        measures["spearman",] = _sampled_spearman
+
+    def taus() -> Measured:
+        values = kendall_tau_b(scores, part.ratings), kendall_tau_c(scores, part.ratings)
+        return values, tau_intervals(scores, part.ratings, part.image_ids, resamples, seed), ""
+
+    def pearsons() -> Measured:
+        both = np.array([scores, part.ratings], np.float64)
+
+        def correlation(weights: NDArray[np.int64]) -> Floats:
+            with np.errstate(invalid="ignore"):  # a resample may have one value only: NaN
+                return np.asarray(np.corrcoef(np.repeat(both, weights, axis=1)))[:1, 1]
+
+        return [pearson(scores, part.ratings)], intervals(correlation, part.image_ids, resamples, seed), ""
+
+    def spearmans() -> Measured:
+        found = sampled_spearman(scores, part.ratings, part.captions, seed=seed)
+        note = (
+            f"spearman is the mean over {len(found)} samples of half of the captions, each with one of its images; "
+            f"their standard deviation is {100 * found.std():.1f}"
+        )
+        return [float(found.mean())], [], note
+
+    def within_images() -> Measured:
+        grouped = grouped_tau_b(scores, part.ratings, part.image_ids)
+        note = f"mean over {grouped.groups} images; {grouped.constant_scores} of them, scored all alike, count 0"
+        return [grouped.mean], [], note
+
+    measures: dict[tuple[str, ...], Callable[[], Measured]] = {("tau_b", "tau_c"): taus}
+    if part.published in ("pearson", "spearman"):
+        measures[part.published,] = pearsons if part.published == "pearson" else spearmans
     if part.within_images:
-        measures["tau_b within images",] = _within_images
+        measures["tau_b within images",] = within_images
     found = []
     for names, measure in measures.items():
         values: Sequence[float | None]
         try:
-            values, bounds, note = measure(part, scores, resamples, seed)
+            values, bounds, note = measure()
         except UndefinedCorrelation as error:
             values, bounds, note = [None] * len(names), [], str(error)
         for name, value, own in zip_longest(names, values, bounds):
             found.append(_figure(name, value, len(part.captions), own, name == part.published, note))
     return sorted(found, key=lambda figure: not figure.published)
-
-
-_Measured = tuple[Sequence[float], Sequence[Interval | None], str]
-"""Values, their intervals (none where they were not asked for), and what one has to know."""
-
-
-def _taus(part: RatedCaptions, scores: Sequence[float], resamples: int, seed: int) -> _Measured:
-    values = kendall_tau_b(scores, part.ratings), kendall_tau_c(scores, part.ratings)
-    return values, tau_intervals(scores, part.ratings, part.image_ids, resamples, seed), ""
-
-
-def _pearson(part: RatedCaptions, scores: Sequence[float], resamples: int, seed: int) -> _Measured:
-    both = np.array([scores, part.ratings], np.float64)
-
-    def correlation(weights: NDArray[np.int64]) -> Floats:
-        with np.errstate(invalid="ignore"):  # a resample may have one value only: NaN
-            return np.asarray(np.corrcoef(np.repeat(both, weights, axis=1)))[:1, 1]
-
-    return [pearson(scores, part.ratings)], intervals(correlation, part.image_ids, resamples, seed), ""
-
-
-def _sampled_spearman(part: RatedCaptions, scores: Sequence[float], resamples: int, seed: int) -> _Measured:
-    found = sampled_spearman(scores, part.ratings, part.captions, seed=seed)
-    note = (
-        f"spearman is the mean over {len(found)} samples of half of the captions, each with one of its images; their "
-        f"standard deviation is {100 * found.std():.1f}"
-    )
-    return [float(found.mean())], [], note
-
-
-def _within_images(part: RatedCaptions, scores: Sequence[float], resamples: int, seed: int) -> _Measured:
-    grouped = grouped_tau_b(scores, part.ratings, part.image_ids)
-    note = f"mean over {grouped.groups} images; {grouped.constant_scores} of them, scored all alike, count 0"
-    return [grouped.mean], [], note
 
 
 def pair_figures(
@@ -128,22 +136,11 @@ def pair_figures(
     resamples: int = 0,
     seed: int = 0,
 ) -> list[Figure]:
-    """Compute how often scores prefer the caption that is better.
+    """Compute how often scores prefer the better caption of a pair.
 
-    Args:
-        part: the set.
-        first: condition of the references -> [P] scores of the first captions; ``NO_REFERENCES`` alone for a metric
-            that sees none.
-        second: the same of the second captions.
-        resamples: of images, for intervals; 0 computes none.
-        seed: of the resamples.
-
-    Returns:
-        For each condition (or for their average, where they are draws): the kinds, where the set shows them, and a
-        summary: ``all pairs``, or ``mean of kinds``.
-
-    Raises:
-        ValueError: other conditions or another number of scores.
+    ``first`` and ``second`` are condition of the references -> [P] scores of the first and of the second captions, with
+    ``NO_REFERENCES`` alone for a metric that sees none. Returns for each condition, or for their average where they are
+    draws: the kinds, where the set shows them, and a summary, ``all pairs`` or ``mean of kinds``.
     """
     if first.keys() != second.keys() or not first:
         raise ValueError(f"scores of the conditions {list(first)} and {list(second)}: expected the same, at least one")
@@ -160,13 +157,10 @@ def pair_figures(
 
 
 def wins(first: Sequence[float], second: Sequence[float], preference: Sequence[float], ties: str = "wrong") -> Floats:
-    """Return what each of [P] pairs counts: 1 if scores prefer the better caption, 0 if not.
+    """Return [P] what each pair counts: 1 if scores prefer the better caption, 0 if not.
 
-    Pairs on which people are divided evenly (preference 0.5) count 0.5. Equal scores count 0, or 0.5 where ``ties`` is
+    Pairs on which people are divided evenly (preference 0.5) count 0.5. Equal scores count 0, or 0.5 with ``ties``
     ``half``.
-
-    Raises:
-        ValueError: other numbers of scores, or one that is not finite.
     """
     left, right, better = (np.asarray(values, np.float64) for values in (first, second, preference))
     if not left.shape == right.shape == better.shape or left.ndim != 1 or not len(left):
@@ -188,9 +182,8 @@ def _accuracies(part: CaptionPairs, won: Floats, prefix: str, note: str, resampl
     def rates(weights: NDArray[np.int64]) -> Floats:
         """The accuracy of each kind, then the summary."""
         counts = np.bincount(kind_indices, weights, len(kinds))
-        with np.errstate(invalid="ignore"):  # a resample may lack a kind: NaN
+        with np.errstate(invalid="ignore"):  # a resample may lack a kind: NaN, which its mean leaves out
             own = np.bincount(kind_indices, weights * won, len(kinds)) / counts
-        # A kind that a resample lacks is left out of its mean.
         summary = (weights * won).sum() / weights.sum() if part.summary == "pairs" else np.nanmean(own)
         return np.append(own, summary)
 
@@ -201,8 +194,7 @@ def _accuracies(part: CaptionPairs, won: Floats, prefix: str, note: str, resampl
         for kind, value, own in zip(kinds, values, bounds, strict=False):
             found.append(_figure(prefix + kind, value, int((kind_indices == numbers[kind]).sum()), own, note=note))
     title = "mean of kinds" if part.summary == "kinds" and len(kinds) > 1 else "all pairs"
-    found.append(_figure(prefix + title, values[-1], len(won), bounds[-1], note=note))
-    return found
+    return [*found, _figure(prefix + title, values[-1], len(won), bounds[-1], note=note)]
 
 
 def _figure(
@@ -218,42 +210,25 @@ def intervals(
     resamples: int = 1000,
     seed: int = 0,
 ) -> list[Interval | None]:
-    """Compute the 95 % percentile intervals of K statistics of weighted items.
+    """Return the 95 % percentile intervals of K statistics, empty without resamples.
 
-    Args:
-        statistic: takes [N] whole numbers, how often each item counts, and returns [K] values; NaN is not defined.
-        groups: [N] what each item belongs to (its image).
-        resamples: 0 computes none.
-        seed: of the draws.
-
-    Returns:
-        [K] (low, high), or None where a resample has no value; empty without resamples.
+    ``statistic`` takes [N] how often each item is drawn and returns [K] values, NaN where it is not defined, in which
+    case the interval is None. ``groups`` is [N] what each item belongs to (its image).
     """
     found = np.array([statistic(weights) for weights in drawn_weights(groups, resamples, seed)], np.float64)
-    ends = [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
-    bounds = [np.quantile(column, ends).tolist() if np.isfinite(column).all() else None for column in found.T]
+    bounds = [np.quantile(column, ENDS).tolist() if np.isfinite(column).all() else None for column in found.T]
     return [None if own is None else (own[0], own[1]) for own in bounds]
 
 
 def tau_intervals(
     scores: Sequence[float], ratings: Sequence[float], groups: Sequence[Hashable], resamples: int = 1000, seed: int = 0
 ) -> list[Interval | None]:
-    """Compute the 95 % percentile intervals of tau_b and tau_c of [N] scores and ratings.
-
-    Args:
-        scores: [N].
-        ratings: [N].
-        groups, resamples, seed: as for ``intervals``.
-
-    Returns:
-        (low, high) of tau_b and of tau_c, or None where a resample has no correlation; empty without resamples.
-    """
+    """Return the intervals (as ``intervals``) of tau_b and tau_c of [N] scores and ratings."""
     levels, score_ranks = np.unique(np.asarray(scores, np.float64), return_inverse=True)
     rated, rating_ranks = np.unique(np.asarray(ratings, np.float64), return_inverse=True)
     cells = rating_ranks * len(levels) + score_ranks
 
     def taus(weights: NDArray[np.int64]) -> Sequence[float]:
-        """tau_b and tau_c of one resample."""
         try:
             if len(rated) * len(levels) > MAX_CELLS:
                 items = np.repeat(np.arange(len(cells)), weights)
@@ -265,3 +240,71 @@ def tau_intervals(
             return np.nan, np.nan
 
     return intervals(taus, groups, resamples, seed)
+
+
+def write_results(folder: Path, config: JudgeSetConfig, results: Sequence[SetResult]) -> list[Path]:
+    """Write ``agreement.md``, ``agreement.csv`` and ``agreement.json``; return their paths in this order."""
+    paths = [folder / f"agreement.{kind}" for kind in ("md", "csv", "json")]
+    write_text(paths[0], "\n".join(as_markdown(result, config.bootstrap) for result in results))
+    write_text(paths[1], _csv(results))
+    write_json(paths[2], {"config": asdict(config), "sets": [asdict(result) for result in results]})
+    return paths
+
+
+def as_markdown(result: SetResult, resamples: int) -> str:
+    """A line for each metric, a column for each figure, times 100 as papers print them; notes below."""
+    names = list(dict.fromkeys(figure.name for own in result.figures.values() for figure in own))
+    published = {figure.name for own in result.figures.values() for figure in own if figure.published}
+    published = set() if published == set(names) else published  # nothing to tell apart
+    units = {
+        name: f"{name}, x100" if name.startswith(("tau", "pearson", "spearman")) else f"{name}, % right"
+        for name in names
+    }
+    head = ["metric", *(f"**{units[name]}**" if name in published else units[name] for name in names)]
+    lines = []
+    for metric, own in result.figures.items():
+        found = {figure.name: figure for figure in own}
+        lines.append([metric, *(_cell(found.get(name)) for name in names)])
+    lines += [[metric, *[UNDEFINED] * len(names)] for metric in result.left_out]
+    notes = [f"- Convention: {result.convention}"]
+    notes += [f"- Excluded: {count}, {reason}" for reason, count in result.excluded.items() if count]
+    if resamples:
+        notes.append(f"- In brackets: 95 % bootstrap interval, {resamples} resamples of images")
+    if published:
+        notes.append(f"- Bold: what papers print for {result.name}")
+    for metric, own in result.figures.items():
+        notes += dict.fromkeys(f"- {metric}: {figure.note}" for figure in own if figure.note)
+    notes += [f"- {UNDEFINED} {metric}: {reason}" for metric, reason in result.left_out.items()]
+    notes += [f"- {metric}: `{signature}`" for metric, signature in result.signatures.items()]
+    return "\n\n".join([f"## {result.name}: {result.description}", markdown(head, lines), "\n".join(notes)]) + "\n"
+
+
+def _cell(figure: Figure | None) -> str:
+    if figure is None or figure.value is None:
+        return UNDEFINED
+    text = f"{100 * figure.value:.1f}"
+    if figure.low is None or figure.high is None:
+        return text
+    return f"{text} [{100 * figure.low:.1f}, {100 * figure.high:.1f}]"
+
+
+def _csv(results: Sequence[SetResult]) -> str:
+    """All figures, unrounded: correlations in [-1, 1], accuracies in [0, 1]; what is not defined is empty."""
+    lines = io.StringIO()
+    table = csv.writer(lines, lineterminator="\n")
+    numbers = ["value", "low", "high", "count", "published_convention"]
+    table.writerow(["set", "metric", "figure", *numbers, "signature", "note"])
+    for result in results:
+        for metric, own in result.figures.items():
+            for figure in own:
+                values = [figure.value, figure.low, figure.high, figure.count, figure.published]
+                table.writerow([result.name, metric, figure.name, *values, result.signatures[metric], figure.note])
+        for metric, reason in result.left_out.items():
+            table.writerow([result.name, metric, "", *[""] * len(numbers), "", reason])
+    return lines.getvalue()
+
+
+def markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """Lay a Markdown table out: the first column to the left, numbers to the right."""
+    rule = ["---", *["---:"] * (len(head) - 1)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in [head, rule, *lines])

@@ -1,4 +1,4 @@
-"""Scores the captions of sets of judgements with metrics and compares: the program behind ``judge.py``."""
+"""Scores sets of judgements with metrics and compares: the program behind ``judge.py``."""
 
 from __future__ import annotations
 
@@ -6,28 +6,140 @@ import logging
 import os
 import sys
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from rewards.base import Reward, RewardError, checked_scores
+from rewards.base import Reward, RewardError, as_texts, checked_scores
 from rewards.images import ImageSource
+from rewards.registry import build, load
 from rewards.text.cider import CiderD
 from rewards.text.document_frequency import DocumentFrequencies
-from rewards.text.tokenize import tokenize, untested_texts
+from rewards.text.references import reference_lists
+from rewards.text.tokenize import TOKENIZER, tokenize, untested_texts
 from rl_caption.config.build import ConfigError, quiet_libraries
 from rl_caption.config.checks import check
-from rl_caption.evaluation import JavaError, check_writable
+from rl_caption.evaluation import JavaError, check_writable, find_java
+from rl_caption.evaluation.metrics import SCORERS
+from rl_caption.meta_evaluation import sets
 from rl_caption.meta_evaluation.config import JudgeSetConfig
-from rl_caption.meta_evaluation.figures import NO_REFERENCES, Figure, pair_figures, rated_figures
-from rl_caption.meta_evaluation.metrics import LeftOut, metric_specs
+from rl_caption.meta_evaluation.figures import (
+    NO_REFERENCES,
+    Figure,
+    SetResult,
+    pair_figures,
+    rated_figures,
+    write_results,
+)
 from rl_caption.meta_evaluation.scenes import scenes_sets
-from rl_caption.meta_evaluation.sets import CaptionPairs, JudgementSet, RatedCaptions, load
+from rl_caption.meta_evaluation.sets import CaptionPairs, JudgementSet, RatedCaptions
 from rl_caption.meta_evaluation.sets.pairs import Region
-from rl_caption.meta_evaluation.tables import SetResult, write_results
+from rl_caption.monitoring.config import JudgeConfig
 
 logger = logging.getLogger(__name__)
-SCENES = "scenes"
+
+NAMES: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
+    "bleu": {f"BLEU-{n}": ("bleu", {"n": n}) for n in (1, 2, 3, 4)},
+    **{f"bleu{n}": {f"BLEU-{n}": ("bleu", {"n": n})} for n in (1, 2, 3, 4)},
+    "rouge": {"ROUGE-L": ("rouge_l", {})},
+    "rouge_l": {"ROUGE-L": ("rouge_l", {})},
+    "cider": {"CIDEr": ("cider", {})},
+    "meteor": {"METEOR": (f"{__name__}:ToolkitMetric", {"metric": "meteor"})},
+    "spice": {"SPICE": (f"{__name__}:ToolkitMetric", {"metric": "spice"})},
+}
+"""Name on the command line -> heading -> (name of the reward, its arguments)."""
+
+
+class ToolkitMetric:
+    """METEOR or SPICE of single captions as a ``Reward``, by the Java programs of the COCO toolkit, in [0, 1].
+
+    Captions and references are tokenised by ``rewards.text.tokenize``. Equal captions with equal references are scored
+    a single time. Not for training: every call starts a Java program. ``JavaError`` where that fails.
+    """
+
+    columns = frozenset({"references"})
+    bounds = (0.0, 1.0)
+    tokenizer = TOKENIZER
+
+    def __init__(self, metric: str) -> None:
+        """Choose ``meteor`` or ``spice``."""
+        self.__name__ = metric
+
+    @property
+    def signature(self) -> str:
+        """Name and version of the toolkit."""
+        from importlib.metadata import version
+
+        return f"{self.__name__.upper()}[pycocoevalcap{version('pycocoevalcap')}]+ptb"
+
+    def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
+        """Score N captions by the column ``references`` (N lists of captions)."""
+        texts = as_texts(completions)
+        rows = list(zip(texts, reference_lists(columns, self.__name__, len(texts)), strict=True))
+        keys = {row: str(number) for number, row in enumerate(dict.fromkeys(rows))}
+        candidates = {key: " ".join(tokenize(text)) for (text, _), key in keys.items()}
+        references = {key: [" ".join(tokenize(text)) for text in own] for (_, own), key in keys.items()}
+        try:
+            _, scores = SCORERS[self.__name__](candidates, references).values[self.__name__.upper()]
+        except ValueError as error:
+            raise RewardError(f"metric {self.__name__!r}: {error}") from error
+        by_key = dict(zip(candidates, scores, strict=True))
+        return checked_scores(self, [by_key[keys[row]] for row in rows], len(texts))
+
+
+@dataclass(frozen=True)
+class MetricSpec:
+    """A metric that was asked for."""
+
+    heading: str
+    reward: str
+    """Name in the registry, or ``module:Class``."""
+    arguments: dict[str, Any]
+    key: str
+    """Of the configuration, for messages."""
+
+    @property
+    def kind(self) -> Any:
+        """The reward's class; nothing is loaded for this. ``ConfigError`` where it is unknown."""
+        try:
+            return load(self.reward)
+        except ValueError as error:
+            raise ConfigError(f"{self.key}: {error}. Besides rewards there are {', '.join(NAMES)}") from error
+
+    def build(self) -> Reward | str:
+        """Make the metric, or return why it is left out; CIDEr-D is without EOS unless its arguments say otherwise."""
+        if self.kind is ToolkitMetric:
+            try:
+                find_java()
+            except JavaError as error:
+                return str(error)
+        own = {"eos": False} if self.kind is CiderD else {}
+        try:
+            return build(self.reward, **(own | self.arguments))
+        except (ValueError, TypeError, OSError) as error:
+            raise ConfigError(f"{self.key}: {error}") from error
+
+
+def metric_specs(names: str | Sequence[str], judges: Mapping[str, JudgeConfig]) -> list[MetricSpec]:
+    """Return the metrics that are asked for, each heading a single time.
+
+    ``names`` are those of ``NAMES``, or of rewards that need no arguments, with commas or as a list; ``judges`` is
+    heading -> reward with arguments. ``ConfigError`` for no metric, or one twice.
+    """
+    found: dict[str, MetricSpec] = {}
+    for name in (part.strip() for part in (names.split(",") if isinstance(names, str) else names)):
+        for heading, (reward, arguments) in NAMES.get(name, {name: (name, {})} if name else {}).items():
+            if heading in found:
+                raise ConfigError(f"metrics: {heading} is asked for twice")
+            found[heading] = MetricSpec(heading, reward, arguments, "metrics")
+    for heading, judge in judges.items():
+        if heading in found:
+            raise ConfigError(f"judges.{heading} is among the metrics, too: give it another heading")
+        found[heading] = MetricSpec(heading, judge.target or heading, dict(judge.kwargs), f"judges.{heading}")
+    if not found:
+        raise ConfigError(f"metrics is {names!r} and judges is empty: name at least one metric, such as cider")
+    return list(found.values())
 
 
 def compare_with_people(config: JudgeSetConfig) -> str:
@@ -44,49 +156,43 @@ def compare_with_people(config: JudgeSetConfig) -> str:
     folder = check_writable(config.out)
     parts = _read(config)
     specs = metric_specs(config.metrics, config.judges)
-    for spec in specs:  # before anything is loaded
-        check_columns(spec.heading, spec.columns, parts)
+    for spec in specs:  # before anything is loaded; some classes decide on their columns when they are built
+        columns = getattr(spec.kind, "columns", None)
+        _check_columns(spec.heading, columns if isinstance(columns, frozenset) else frozenset(), parts)
     metrics = {spec.heading: spec.build() for spec in specs}
     for heading, metric in metrics.items():
-        if not isinstance(metric, LeftOut):
-            check_columns(heading, metric.columns, parts)
-    results = [_judged(part, metrics, config.bootstrap, config.seed) for part in parts]
+        if not isinstance(metric, str):
+            _check_columns(heading, metric.columns, parts)
+    results = [_result(part, metrics, config.bootstrap, config.seed) for part in parts]
     paths = write_results(folder, config, results)
     print(f"wrote {', '.join(str(path) for path in paths)}", file=sys.stderr)
     return paths[0].read_text(encoding="utf-8")
 
 
 def _read(config: JudgeSetConfig) -> Sequence[JudgementSet]:
-    if config.set == SCENES:
+    if config.set == "scenes":
         unused = [key for key in ("data", "images", "set_kwargs") if getattr(config, key)]
         if unused:
             raise ConfigError(f"{unused[0]} is of no use with set: scenes, whose settings are under scenes.data")
         return scenes_sets(config.scenes, config.seed)
     if config.data is None:
         raise ConfigError(f"data is not set: name the folder of the files of {config.set!r} (docs/judging.md)")
-    return load(config.set, config.data, config.images, config.partial, config.set_kwargs)
+    return sets.load(config.set, config.data, config.images, config.partial, config.set_kwargs)
 
 
-def check_columns(heading: str, columns: frozenset[str], parts: Sequence[JudgementSet]) -> None:
-    """See to it that sets have the columns that a metric needs, before anything is scored.
-
-    Raises:
-        ConfigError: which metric needs what, and what would help.
-    """
+def _check_columns(heading: str, columns: frozenset[str], parts: Sequence[JudgementSet]) -> None:
+    """Refuse a metric that needs columns or images which the sets do not have."""
     other = sorted(columns - {"references", "image", "image_id"})
     if other:
         raise ConfigError(f"{heading} needs the columns {other}, which sets of judgements do not have")
     for part in parts:
-        _check_part(heading, columns, part)
-
-
-def _check_part(heading: str, columns: frozenset[str], part: JudgementSet) -> None:
-    if "references" in columns and not part.references:
-        raise ConfigError(
-            f"{heading} compares with references, and {part.name} was found without any: choose a metric that looks at "
-            "images alone, or see docs/judging.md for the file that has them"
-        )
-    if "image" in columns:
+        if "references" in columns and not part.references:
+            raise ConfigError(
+                f"{heading} compares with references, and {part.name} was found without any: choose a metric that "
+                "looks at images alone, or see docs/judging.md for the file that has them"
+            )
+        if "image" not in columns:
+            continue
         if part.images is None:
             raise ConfigError(
                 f"{heading} looks at images, and those of {part.name} were not found: set images to their folder "
@@ -101,12 +207,12 @@ def _check_part(heading: str, columns: frozenset[str], part: JudgementSet) -> No
             )
 
 
-def _judged(part: JudgementSet, metrics: Mapping[str, Reward | LeftOut], resamples: int, seed: int) -> SetResult:
+def _result(part: JudgementSet, metrics: Mapping[str, Reward | str], resamples: int, seed: int) -> SetResult:
     count = len(part.captions) if isinstance(part, RatedCaptions) else len(part.first)
     result = SetResult(part.name, _described(part), part.convention, count, dict(part.excluded))
     for heading, metric in metrics.items():
-        if isinstance(metric, LeftOut):
-            result.left_out[heading] = metric.reason
+        if isinstance(metric, str):
+            result.left_out[heading] = metric
             continue
         logger.info("%s: scoring by %s", part.name, heading)
         try:
@@ -116,18 +222,31 @@ def _judged(part: JudgementSet, metrics: Mapping[str, Reward | LeftOut], resampl
             continue
         except RewardError as error:
             raise RewardError(f"{heading} on {part.name}: {error}") from error
-        result.signatures[heading] = _signature(metric, part)
+        own = "+df[one document for each judgement]" if isinstance(metric, CiderD) and metric.df is None else ""
+        result.signatures[heading] = metric.signature + own + untested_texts(metric, _texts(part))
     return result
+
+
+def _described(part: JudgementSet) -> str:
+    images = len(set(part.image_ids))
+    if isinstance(part, CaptionPairs):
+        kinds = len(set(part.kinds))
+        return f"{len(part.first)} pairs of captions of {images} images" + (f", {kinds} kinds" if kinds > 1 else "")
+    return f"{len(part.captions)} judgements of captions of {images} images, {len(set(part.ratings))} different ratings"
+
+
+def _texts(part: JudgementSet) -> Iterator[str]:
+    """All captions and references of a set."""
+    if isinstance(part, RatedCaptions):
+        return chain(part.captions, *(part.references or ()))
+    return chain(part.first, part.second, *(chain(*rows) for rows in part.references.values()))
 
 
 def score_set(part: JudgementSet, metric: Reward, resamples: int = 0, seed: int = 0) -> list[Figure]:
     """Score a set with one metric and compare.
 
     CIDEr-D without document frequencies of its own counts one document for each judgement, as the published figures
-    do (pycocoevalcap on all judgements at once), not one for each image.
-
-    Raises:
-        RewardError: the metric failed.
+    do (pycocoevalcap on all judgements together), not one for each image.
     """
     if isinstance(part, RatedCaptions):
         (scores,) = _scores(part, metric, [(part.captions, part.references)])
@@ -144,7 +263,7 @@ Batch = tuple[Sequence[str], Sequence[Sequence[str]] | None]
 
 
 def _scores(part: JudgementSet, metric: Reward, batches: Sequence[Batch]) -> list[list[float]]:
-    """Score each of the batches, [N] captions, in one call, in which equal rows are scored a single time.
+    """Scores of each batch, [N], from one call, in which equal rows are scored a single time.
 
     CIDEr-D that takes document frequencies from what it is given is called for each batch.
     """
@@ -153,9 +272,9 @@ def _scores(part: JudgementSet, metric: Reward, batches: Sequence[Batch]) -> lis
         frequencies = [_document_frequencies(references or [], metric) for _, references in batches]
         scorers = [CiderD(df, metric.eos, metric.n, metric.sigma) for df in frequencies]
     images = list(part.images) if "image" in metric.columns and part.images is not None else None
-    looked_at = [None] * len(part.image_ids) if images is None else [_identity(image) for image in images]
+    image_keys = [None] * len(part.image_ids) if images is None else [_identity(image) for image in images]
     keys = [
-        list(zip(part.image_ids, looked_at, texts, map(tuple, references or [()] * len(texts)), strict=True))
+        list(zip(part.image_ids, image_keys, texts, map(tuple, references or [()] * len(texts)), strict=True))
         for texts, references in batches
     ]
     found = []
@@ -181,29 +300,3 @@ def _document_frequencies(references: Sequence[Sequence[str]], metric: CiderD) -
     rows = [tuple(row) for row in references]
     tokens = {row: [tokenize(text) for text in row] for row in dict.fromkeys(rows)}
     return DocumentFrequencies.from_references((tokens[row] for row in rows), eos=metric.eos, n=metric.n)
-
-
-def _signature(metric: Reward, part: JudgementSet) -> str:
-    own = isinstance(metric, CiderD) and metric.df is None
-    return (
-        metric.signature
-        + ("+df[one document for each judgement]" if own else "")
-        + untested_texts(metric, _texts(part))
-    )
-
-
-def _texts(part: JudgementSet) -> Iterator[str]:
-    """All captions and references of a set."""
-    if isinstance(part, RatedCaptions):
-        yield from part.captions
-        yield from chain(*(part.references or ()))
-        return
-    yield from chain(part.first, part.second, *(chain(*rows) for rows in part.references.values()))
-
-
-def _described(part: JudgementSet) -> str:
-    images = len(set(part.image_ids))
-    if isinstance(part, CaptionPairs):
-        kinds = len(set(part.kinds))
-        return f"{len(part.first)} pairs of captions of {images} images" + (f", {kinds} kinds" if kinds > 1 else "")
-    return f"{len(part.captions)} judgements of captions of {images} images, {len(set(part.ratings))} different ratings"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from tqdm import tqdm
@@ -17,20 +17,17 @@ from rl_caption.config.build import ConfigError, build_data, usable_split
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.scenes import hard_negatives, oracle
 from rl_caption.meta_evaluation.config import ScenesConfig
-from rl_caption.meta_evaluation.sets.base import CaptionPairs, JudgementSet, RatedCaptions
+from rl_caption.meta_evaluation.sets import CaptionPairs, JudgementSet, RatedCaptions
 from rl_caption.scst.rollout import sample_captions
 from rl_caption.training.engines import dropout_off
 from rl_caption.types import CaptionBatch
 
-REFERENCE, NEGATIVE = "reference", "hard negative"
 
-
-@dataclass(frozen=True)
-class SceneCaption:
-    """A caption of one scene and what the oracle says of it."""
+class SceneCaption(NamedTuple):
+    """A caption of one scene, rated by the oracle."""
 
     row: int
-    """Which of the images."""
+    """Which of the scenes."""
     text: str
     source: str
     """``reference``, ``greedy``, ``sample at 0.5``, ``hard negative``; the first that wrote this text."""
@@ -38,9 +35,8 @@ class SceneCaption:
     """Oracle F1, in [0, 1]."""
 
 
-@dataclass(frozen=True)
-class CaptionPair:
-    """Positions in ``SceneCaptions.captions`` of a true caption and of a false one made from it."""
+class CaptionPair(NamedTuple):
+    """Indices in ``SceneCaptions.captions`` of a true caption and of a false one made from it."""
 
     correct: int
     wrong: int
@@ -49,12 +45,12 @@ class CaptionPair:
 
 @dataclass(frozen=True)
 class SceneCaptions:
-    """N captions of R images, without repetitions within an image, and pairs among them."""
+    """N captions of R scenes, without repetitions within a scene, and pairs among them."""
 
     rows: list[Row]
     """[R]"""
     references: list[list[str]]
-    """[R] what metrics with references see, as written; none of them is a judged reference."""
+    """[R] what metrics with references see, as written; none of them is a rated reference."""
     captions: list[SceneCaption]
     """[N]"""
     pairs: list[CaptionPair]
@@ -72,24 +68,18 @@ class SceneCaptions:
 def rate_captions(
     rows: Sequence[Row], samples: Mapping[str, Sequence[Sequence[str]]], judged_references: int = 1, seed: int = 0
 ) -> SceneCaptions:
-    """Collect the captions of every scene and rate them by the oracle.
+    """Collect the captions of R scenes and rate them by the oracle.
 
-    The first ``judged_references`` references of a scene are judged and left out of what metrics see; so are other
-    references that say the same in the same words. Their hard negatives, at most one of each kind, are judged too. A
-    caption that several sources wrote for a scene is judged once.
+    The first ``judged_references`` references of a scene are rated and hidden from metrics; so are other references
+    with the same tokens. Their hard negatives (``seed`` says which), at most one of each kind, are rated too, and so
+    are ``samples``, source -> [R] lists of captions. A caption that several sources wrote for a scene is rated a single
+    time.
 
-    All judged captions have the form of a captioner's output: caption tokens joined by spaces, lower case, no
-    punctuation. As written, a full stop would tell references and negatives from samples. The oracle reads both forms
-    alike.
-
-    Args:
-        rows: scenes with references, at least ``judged_references`` + 1 different ones each.
-        samples: source -> for each row, any number of captions.
-        judged_references: at least 1.
-        seed: which hard negatives.
+    All rated captions have the form of a captioner's output, lower-case tokens joined by spaces: as written, a full
+    stop would tell references and negatives from samples. The oracle reads both forms alike.
 
     Raises:
-        DataError: a row has no scene or too few references.
+        DataError: a row has no scene, or not more different references than are rated.
         ValueError: ``judged_references`` is below 1, or a source has captions for another number of rows.
     """
     rows = list(rows)
@@ -100,17 +90,17 @@ def rate_captions(
             raise ValueError(f"{source!r} has captions for {len(texts)} images: expected {len(rows)}")
     captions: dict[tuple[int, str], SceneCaption] = {}
     numbers: dict[tuple[int, str], int] = {}
-    seen: list[list[str]] = []
+    references: list[list[str]] = []
     pairs: list[CaptionPair] = []
     for number, row in enumerate(tqdm(rows, desc="judging captions", unit="scene", delay=2, disable=None)):
         if row.get("scene") is None:
             raise DataError(f"image {row['image_id']!r} has no scene: only data.format scenes knows the truth")
         judged = row["references"][:judged_references]
-        seen.append(_other_references(row, judged))
+        references.append(_other_references(row, judged))
         negatives = [(true, kind, text) for true in judged for kind, text in hard_negatives(row["scene"], true, seed)]
-        texts = [(text, REFERENCE) for text in judged]
+        texts = [(text, "reference") for text in judged]
         texts += [(text, source) for source, own in samples.items() for text in own[number]]
-        texts += [(text, NEGATIVE) for _, _, text in negatives]
+        texts += [(text, "hard negative") for _, _, text in negatives]
         for text, source in texts:
             key = number, _plain(text)
             if key not in captions:
@@ -118,7 +108,7 @@ def rate_captions(
                 captions[key] = SceneCaption(*key, source, oracle(key[1], row["scene"]).f1)
         for true, kind, false in negatives:
             pairs.append(CaptionPair(numbers[number, _plain(true)], numbers[number, _plain(false)], kind))
-    return SceneCaptions(rows, seen, list(captions.values()), pairs)
+    return SceneCaptions(rows, references, list(captions.values()), pairs)
 
 
 def _other_references(row: Row, judged: Sequence[str]) -> list[str]:
@@ -147,24 +137,10 @@ def sample_at_temperatures(
     device: str | torch.device = "cpu",
     seed: int = 0,
 ) -> dict[str, list[list[str]]]:
-    """Caption rows greedily and by sampling at several temperatures, dropout off.
+    """Caption R rows greedily and by ``num_samples`` samples at each of several temperatures, dropout off.
 
-    Args:
-        captioner: its policy is on ``device``.
-        rows: R images.
-        temperatures: different numbers above 0.
-        num_samples: samples of an image at each temperature.
-        max_new_tokens: length limit in tokens, EOS included.
-        batch_size: images at a time; changes no caption.
-        device: where inputs go.
-        seed: of the samples.
-
-    Returns:
-        ``greedy`` and ``sample at <temperature>`` -> [R] lists of captions.
-
-    Raises:
-        ValueError: no temperature, one twice, or one that ``Decoding`` refuses.
-        DataError: an image cannot be read.
+    The policy is on ``device``; ``max_new_tokens`` includes EOS; ``batch_size`` changes no caption. Returns ``greedy``
+    and ``sample at <temperature>`` -> [R] lists of captions.
     """
     if not temperatures or len(set(temperatures)) != len(temperatures) or num_samples < 1:
         raise ValueError(
@@ -188,14 +164,9 @@ def sample_at_temperatures(
 
 
 def scenes_sets(config: ScenesConfig, seed: int) -> list[JudgementSet]:
-    """Judge captions of scenes: references, hard negatives and, where there is a captioner, its captions.
+    """Return captions of scenes rated by oracle F1 and, where there are hard negatives, pairs of these and references.
 
-    Returns:
-        Captions rated by oracle F1, and pairs of a reference and a hard negative made from it.
-
-    Raises:
-        ConfigError: the data are no scenes, or a number is out of range.
-        CaptionerError, DataError: a captioner or data that cannot be used.
+    ``ConfigError`` where the data are no scenes or a number is out of range.
     """
     if config.data.format != "scenes":
         raise ConfigError(f"scenes.data.format is {config.data.format!r}: only generated scenes have a known truth")
@@ -215,7 +186,7 @@ def scenes_sets(config: ScenesConfig, seed: int) -> list[JudgementSet]:
 
 
 def as_sets(judged: SceneCaptions) -> list[JudgementSet]:
-    """Return judged captions as rated captions and, where there are hard negatives, as pairs."""
+    """Rated captions and, where there are hard negatives, pairs of these and the references they were made from."""
     texts, columns = [caption.text for caption in judged.captions], judged.columns()
     rated = RatedCaptions(
         "scenes, oracle F1",

@@ -1,4 +1,4 @@
-"""Specificity rate: how often a metric pays for a true detail more, and how often it charges for a false one.
+"""Specificity rate: how often a metric rewards one more true detail, and how often it penalises a false one.
 
 Source: Chen et al., "SPECS", EMNLP 2025, equations 1 and 2. Caption i grows unit by unit, c_i1, ..., c_iK (units as in
 ``rewards.text.detail_units``), and n_ik is c_ik with a unit of another image in place of its own next one. With S the
@@ -8,7 +8,7 @@ metric and T the number of all steps k = 1 .. K - 1 over all captions,
 
 Both inequalities are strict, so a tie fails, and every step weighs the same (micro average). The paper prints the
 inequality of SR_neg the other way round; this is the direction that its text and its loss mean. A metric that ignores
-the caption has 0 and 0, one that guesses 0.5 and 0.5, one that pays for length alone 1 and 0: read both.
+the caption has 0 and 0, one that guesses 0.5 and 0.5, one that rewards length alone 1 and 0: read both.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ from tqdm import tqdm
 
 from rewards.base import Reward, checked_scores
 from rewards.text.detail_units import detail_units_of
-from rewards.text.pos_tags import Tagger
 from rl_caption.data.scenes.world import Draws
 from rl_caption.reward_models.triplets import Donor, continued, negative_unit, shuffled_words
 
+BATCH_SIZE = 512
+"""Texts of a call of the reward."""
+
 
 class Chain(NamedTuple):
-    """A caption of one image, growing by one detail a step, and a false step at each place."""
+    """A caption of one image that grows by one detail a step, and a false next detail at each step."""
 
     captions: Sequence[str]
     """[K] c_1 to c_K, K >= 2."""
@@ -46,23 +48,16 @@ class ChainScores(NamedTuple):
 
 
 class SpecificityRates(NamedTuple):
-    """SR_pos and SR_neg, both in [0, 1]."""
+    """SR_pos and SR_neg, both in [0, 1], and how many captions and steps (T) they are of."""
 
     positive: float
     negative: float
     captions: int
-    """Captions that were counted."""
     steps: int
-    """T, steps that were counted."""
 
 
 def specificity_rates(scores: Sequence[ChainScores]) -> SpecificityRates:
-    """Compute SR_pos and SR_neg of scored chains by equations 1 and 2.
-
-    Raises:
-        ValueError: no chain, one of fewer than two captions or with another number of negatives than steps, or a score
-            that is not finite; the message names the chain.
-    """
+    """Compute SR_pos and SR_neg of scored chains by equations 1 and 2."""
     _check(scores)
     up = [after > before for chain in scores for before, after in zip(chain.captions, chain.captions[1:], strict=False)]
     down = [false < before for chain in scores for before, false in zip(chain.captions, chain.negatives, strict=False)]
@@ -75,10 +70,7 @@ def released_specificity_rates(cosines: Sequence[ChainScores]) -> SpecificityRat
     It differs from the equations in what is averaged: the last caption of a chain is never stored; of the others,
     n = (number of cosines above 0) - 1; captions with n <= 1 are skipped; the first n steps are averaged for each
     caption, then over captions (macro average). So cosines below 0 leave out steps and captions, and which ones depends
-    on the metric. The code works on cosines in half precision, which ties more; give it what you have.
-
-    Raises:
-        ValueError: as for ``specificity_rates``, or every caption is skipped.
+    on the metric. The code works on cosines in half precision, which ties more.
     """
     _check(cosines)
     rates, steps = [], 0
@@ -101,83 +93,56 @@ def make_chains(
     seed: int = 0,
     shuffle_rate: float = 0.0,
     image_ids: Sequence[Hashable] | None = None,
-    donors: Sequence[Donor] | None = None,
-    tagger: Tagger | None = None,
     processes: int = 1,
 ) -> list[Chain | None]:
-    """Grow N captions unit by unit, with a negative at each step.
+    """Grow N captions unit by unit, with a negative at each step, made as those of ``make_triplets``.
 
-    Negatives are made as those of ``make_triplets``: the next unit is replaced by one of another image. A chain ends
-    early where no other image has a unit for it.
+    A chain has 2 captions or more and ends early where no other image has a unit for it; it is None where a caption has
+    one unit, or no step has a negative. The result is a pure function of the arguments.
 
     Args:
         captions: [N] whole captions.
-        seed: which units; the result is a pure function of the arguments.
-        shuffle_rate: share of negative units whose words are shuffled; none as in the released evaluation, so that a
+        seed: which units.
+        shuffle_rate: fraction of negative units whose words are shuffled; none as in the released evaluation, so that a
             metric cannot win by noticing broken English.
         image_ids: [N] no unit is taken from a caption of the same image. None: equal captions are one image's.
-        donors: captions to take units from; None takes all N.
-        tagger, processes: as for ``detail_units_of``.
-
-    Returns:
-        [N] chains of 2 captions or more; None where a caption has one unit, or no step has a negative.
-
-    Raises:
-        ValueError: another number of ``image_ids``.
+        processes: as for ``detail_units_of``.
     """
     if image_ids is not None and len(image_ids) != len(captions):
         raise ValueError(f"{len(image_ids)} image ids for {len(captions)} captions: expected one for each")
-    units = detail_units_of(captions, processes, tagger)
+    units = detail_units_of(captions, processes)
     owners = list(captions) if image_ids is None else list(image_ids)
-    pool = [Donor(owner, own) for owner, own in zip(owners, units, strict=True)] if donors is None else donors
+    donors = [Donor(owner, own) for owner, own in zip(owners, units, strict=True)]
     chains: list[Chain | None] = []
     for caption, own, owner in zip(captions, units, owners, strict=True):
         draws = Draws("chain", seed, str(owner), caption)
         grown, negatives = list(accumulate(own)), []
-        for place in range(1, len(own)):
-            unit = negative_unit(pool, place, owner, own[place], draws)
+        for step in range(1, len(own)):
+            unit = negative_unit(donors, step, owner, own[step], draws)
             if unit is None:
                 break
             shuffled = shuffled_words(unit, draws) if draws.chance(shuffle_rate) else unit
-            negatives.append(continued(grown[place - 1], shuffled))
+            negatives.append(continued(grown[step - 1], shuffled))
         chains.append(Chain(grown[: len(negatives) + 1], negatives) if negatives else None)
     return chains
 
 
-def score_chains(
-    reward: Reward, chains: Sequence[Chain], columns: Mapping[str, Sequence[Any]], batch_size: int = 512
-) -> list[ChainScores]:
-    """Score every text of every chain with any reward.
-
-    Args:
-        reward: a metric whose scores of one image compare.
-        chains: [N].
-        columns: [N] values each of what the reward needs: ``image``, ``image_id``, ``references``, ...
-        batch_size: texts a call; a call has texts of consecutive chains.
-
-    Returns:
-        [N] scores.
-
-    Raises:
-        RewardError: the reward cannot score a text, or returns what is no score.
-        ValueError: ``batch_size`` is below 1, or a column has another length.
-    """
-    if batch_size < 1:
-        raise ValueError(f"batch_size = {batch_size}: expected at least 1")
+def score_chains(reward: Reward, chains: Sequence[Chain], columns: Mapping[str, Sequence[Any]]) -> list[ChainScores]:
+    """Score every text of N chains with a reward; ``columns`` are [N] values of what it needs: ``image``, ..."""
     for name, column in columns.items():
         if len(column) != len(chains):
             raise ValueError(f"column {name!r} has {len(column)} items for {len(chains)} captions")
     texts = [(number, text) for number, chain in enumerate(chains) for text in (*chain.captions, *chain.negatives)]
     found: list[float] = []
-    for start in tqdm(range(0, len(texts), batch_size), desc="specificity", unit="batch", delay=2, disable=None):
-        part = texts[start : start + batch_size]
-        own = {name: [column[number] for number, _ in part] for name, column in columns.items()}
-        found += checked_scores(reward, reward(None, [text for _, text in part], **own), len(part))
-    scores, place = [], 0
+    for start in tqdm(range(0, len(texts), BATCH_SIZE), desc="specificity", unit="batch", delay=2, disable=None):
+        batch = texts[start : start + BATCH_SIZE]
+        own = {name: [column[number] for number, _ in batch] for name, column in columns.items()}
+        found += checked_scores(reward, reward(None, [text for _, text in batch], **own), len(batch))
+    scores, start = [], 0
     for chain in chains:
-        middle, end = place + len(chain.captions), place + len(chain.captions) + len(chain.negatives)
-        scores.append(ChainScores(found[place:middle], found[middle:end]))
-        place = end
+        middle, end = start + len(chain.captions), start + len(chain.captions) + len(chain.negatives)
+        scores.append(ChainScores(found[start:middle], found[middle:end]))
+        start = end
     return scores
 
 

@@ -13,9 +13,8 @@ from typing import NamedTuple
 import yaml
 from markupsafe import Markup
 
-from rl_caption.evaluation.comparison import column_of
-from rl_caption.evaluation.judge import JUDGE
-from rl_caption.evaluation.table import CAPTION_COLUMNS, LEFT_OUT, ORACLE_COLUMNS, TEXT_COLUMNS
+from rl_caption.evaluation.metrics import JUDGE
+from rl_caption.evaluation.results import CAPTION_COLUMNS, LEFT_OUT, ORACLE_COLUMNS, TEXT_COLUMNS, column_of
 from rl_caption.report.charts import Series, figure, number, parts, templates
 from rl_caption.report.curves import curves, define, title_of
 from rl_caption.report.gallery import N_GRAM_SCORES, Captions, Scores, Source, gallery, reference_scores, rows_of_config

@@ -11,7 +11,7 @@ from typing import Any
 from rewards.base import RewardError
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.files import find_images, read_references, write_text
-from rl_caption.evaluation.comparison import unique_names
+from rl_caption.evaluation.results import unique_names
 from rl_caption.report import pages
 from rl_caption.report.gallery import MAX_IMAGES, Source, rows_of_config, source_of
 from rl_caption.report.read import ReportError, kind_of, read_ablation, read_comparison, read_evaluation, read_run

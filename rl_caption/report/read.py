@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, NotRequired, TypedDict
 
 from rl_caption.data.files import read_captions
 from rl_caption.data.plain_files import check_type, read_json, read_log, read_yaml
-from rl_caption.evaluation.comparison import COMPARISON, folder_of
+from rl_caption.evaluation.results import COMPARISON, folder_of
 from rl_caption.training.checkpoint import STATE, CheckpointError, newest_checkpoint, read_state
 
 

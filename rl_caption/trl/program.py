@@ -41,8 +41,7 @@ from rl_caption.evaluation import (
     format_table,
     write_evaluation,
 )
-from rl_caption.evaluation.judge import JUDGE
-from rl_caption.evaluation.reward_scores import add_judges, check_judges
+from rl_caption.evaluation.metrics import JUDGE, add_judges, check_judges
 from rl_caption.launch import accelerator_kwargs, check_processes, run_lock
 from rl_caption.monitoring.judges import build_judges
 from rl_caption.training.checkpoint import CheckpointError

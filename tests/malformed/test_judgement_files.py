@@ -13,7 +13,7 @@ import pytest
 
 from rl_caption.data.base import DataError
 from rl_caption.meta_evaluation.sets import SETS, load
-from tests.judging_sets_for_tests import BUILDERS, OTHER_FORMS, parquet
+from tests.judgement_sets_for_tests import BUILDERS, OTHER_FORMS, parquet
 
 LONG, DEEP = "9" * 5_000, "[" * 100_000 + "]" * 100_000
 OTHER = [None, True, -1, 2.5, float("nan"), "", "text", "a\0b", [], [1], [["a"]], {}, {"a": 1}]
@@ -209,11 +209,8 @@ def test_damaged_parquet_files_are_named(tmp_path: Path, seed: int) -> None:
         assert error is None or path.name in str(error) or "nebula" in str(error)
 
 
-def test_every_set_is_among_the_damaged_ones() -> None:
+def test_every_set_is_among_the_damaged_ones_and_is_read_undamaged(tmp_path: Path) -> None:
     assert set(BUILDERS) == set(SETS)
-
-
-def test_the_undamaged_files_are_read(tmp_path: Path) -> None:
     for number, (name, build) in enumerate(FORMS):
         (tmp_path / str(number)).mkdir()
         build(tmp_path / str(number))

@@ -17,7 +17,6 @@ from rewards.base import RewardError
 from rewards.clip.backbone import Backbone, load_backbone
 from rl_caption.cli.main import main as run
 from rl_caption.cli.score import score_files
-from rl_caption.data.base import DataError
 from tests.clip_for_tests import ARCHITECTURE, noise_image, tiny_checkpoint, tiny_student
 
 REWARDS = ["clipscore", "ref_clipscore", "l_clipscore", "ref_l_clipscore", "pac_s", "ref_pac_s", "specs"]
@@ -41,9 +40,7 @@ def png(width: int, height: int) -> bytes:
 IMAGES: dict[str, Callable[[], bytes]] = {
     "empty": lambda: b"",
     "text": lambda: b"no image",
-    "zeros": lambda: bytes(1000),
     "half a JPEG": lambda: saved("JPEG")[:400],
-    "head of a JPEG": lambda: saved("JPEG")[:20],
     "half a PNG": lambda: saved("PNG")[: len(saved("PNG")) // 2],
     "no pixels": lambda: png(0, 5),
     "too few pixels": lambda: png(30, 30),
@@ -81,20 +78,6 @@ def test_a_damaged_image_is_named(encoder: Backbone, files: dict[str, Any], tmp_
         with pytest.raises(RewardError, match=r"images/b\.png"):
             score_files(reward, **files, kwargs={"backbone": encoder}, out=tmp_path / "out.json")
     assert not (tmp_path / "out.json").exists()
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        "", "[", "null", "[1]", '[{"image_id": "a"}]', '[{"image_id": "a", "caption": 5}]', "\0" * 100,
-        '[{"image_id": [], "caption": "a"}]', '[{"image_id": ' + "9" * 5_000 + ', "caption": "a"}]',
-    ],
-    ids=lambda content: content[:40],
-)  # fmt: skip
-def test_damaged_captions_are_named(encoder: Backbone, files: dict[str, Any], content: str) -> None:
-    files["captions"].write_text(content)
-    with pytest.raises(DataError, match=r"captions\.json"):
-        score_files("clipscore", **files, kwargs={"backbone": encoder})
 
 
 def test_the_program_prints_one_line(files: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,14 +1,16 @@
-"""What a set of judgements is, captions that people rated or pairs of which one is better, and readers of its files.
+"""What a set of judgements is, and readers of its files: JSON, JSON lines, tables, COCO annotations.
 
 Every reader raises ``DataError``, whose message names the file, the row and the value.
 """
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -18,6 +20,8 @@ from typing import Any, Literal, NamedTuple
 from rewards.images import ImageSource
 from rl_caption.data.base import DataError
 from rl_caption.data.plain_files import shown
+
+COCO_CAPTIONS = "captions_val2014.json"
 
 
 @dataclass(frozen=True)
@@ -76,24 +80,54 @@ class CaptionPairs:
 JudgementSet = RatedCaptions | CaptionPairs
 
 
-class Rating(NamedTuple):
-    """One judgement, as the loaders collect them."""
+class Row(NamedTuple):
+    """A row of a file; values that are not as expected are refused by its file, position, key and value."""
 
-    image: str
-    """File name, or another id."""
-    caption: str
-    rating: float
-    references: Sequence[str] | None
+    values: Mapping[str, Any]
+    where: str
 
+    def refused(self, key: str, expected: str) -> DataError:
+        """The error that says what was expected of the value at ``key``."""
+        return DataError(f"{self.where}: {key!r} is {shown(self.values.get(key))}: expected {expected}")
 
-def rated_captions(
-    name: str, rows: Sequence[Rating], images: Path | Sequence[ImageSource] | None, *args: Any, **kwargs: Any
-) -> RatedCaptions:
-    """Make ``RatedCaptions`` of N rows; ``images`` is the folder of the files that they name, or N images."""
-    files, captions, ratings, references = (list(column) for column in zip(*rows, strict=True))
-    found = [images / file for file in files] if isinstance(images, Path) else images
-    known = None if references[0] is None else references
-    return RatedCaptions(name, captions, ratings, files, found, known, *args, **kwargs)
+    def text(self, key: str) -> str:
+        """Text that is not blank, as written."""
+        value = self.values.get(key)
+        if not isinstance(value, str) or not value.strip() or "\0" in value:
+            raise self.refused(key, "text")
+        return value
+
+    def caption(self, key: str) -> str:
+        """Text with single spaces."""
+        return single_spaced(self.text(key))
+
+    def texts(self, key: str, single: bool = True) -> list[str]:
+        """A list of texts, less blank ones, at least one; ``single``: with single spaces."""
+        value = self.values.get(key)
+        if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+            raise self.refused(key, "a list of texts")
+        texts = [single_spaced(text) if single else text for text in value if text.strip()]
+        if not texts:
+            raise self.refused(key, "a list of at least one text")
+        return texts
+
+    def number(self, key: str, as_text: bool = True) -> float:
+        """A finite number or, with ``as_text`` as in tables, the text of one."""
+        value = self.values.get(key)
+        number = math.nan
+        if not isinstance(value, bool) and (as_text or not isinstance(value, str)):
+            with contextlib.suppress(TypeError, ValueError, OverflowError):
+                number = float(value)  # type: ignore[arg-type]
+        if not math.isfinite(number):
+            raise self.refused(key, "a finite number")
+        return number
+
+    def identifier(self, key: str) -> str:
+        """A whole number or text, as text."""
+        value = self.values.get(key)
+        if not isinstance(value, int | str):
+            raise self.refused(key, "a whole number or text")
+        return str(value)
 
 
 def require(folder: Path, name: str, names: Sequence[str], source: str) -> Path:
@@ -151,35 +185,29 @@ def parse_json(text: str, where: str) -> Any:
         raise DataError(f"{where} is not JSON: {error}") from error
 
 
-def json_items(path: Path, key: str | None = None) -> list[tuple[str, dict[str, Any]]]:
-    """Read the objects in a JSON file, each after where it stands.
-
-    Args:
-        path: of a list of objects, or of an object of id -> object, which gets its id as ``""``.
-        key: the file is an object, and the list is under this key.
-    """
+def json_items(path: Path, key: str | None = None) -> list[Row]:
+    """Read the objects of a JSON file: a list, or an object of id -> object; ``key``: the list under this key."""
     content = parse_json(read_text(path), str(path))
     found = content if key is None else content.get(key) if isinstance(content, dict) else None
     if not isinstance(found, list | dict) or (key is not None and isinstance(found, dict)):
         under = f"an object with {key!r}, a list of objects" if key else "a list of objects"
         raise DataError(f"{path} is {shown(content)}: expected {under}")
     pairs = found.items() if isinstance(found, dict) else ((f"{key or ''}[{n}]", item) for n, item in enumerate(found))
-    items = [(f"{path}, {place}", item) for place, item in pairs]
-    for where, item in items:
-        if not isinstance(item, dict):
-            raise DataError(f"{where} is {shown(item)}: expected an object")
-    return items
+    return [_object(item, f"{path}, {position}") for position, item in pairs]
 
 
-def json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield where each object of a file of JSON lines stands, and the object; empty lines are skipped."""
+def json_lines(path: Path) -> Iterator[Row]:
+    """Yield the objects of a file of JSON lines; empty lines are skipped."""
     for number, line in enumerate(read_text(path).split("\n"), start=1):
         if line.strip():
             where = f"{path}, line {number}"
-            item = parse_json(line, where)
-            if not isinstance(item, dict):
-                raise DataError(f"{where} is {line!r:.80}: expected an object")
-            yield where, item
+            yield _object(parse_json(line, where), where)
+
+
+def _object(item: Any, where: str) -> Row:
+    if not isinstance(item, dict):
+        raise DataError(f"{where} is {shown(item)}: expected an object")
+    return Row(item, where)
 
 
 def table_rows(
@@ -190,16 +218,11 @@ def table_rows(
     head: bool = True,
     ragged: bool = False,
     fallback: str | None = None,
-) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield where each row of a table stands, and its fields by column; empty lines are skipped.
+) -> Iterator[Row]:
+    """Yield the rows of a CSV file, or of one with tabs, where quotation marks mean nothing; empty lines are skipped.
 
-    Args:
-        path: a CSV file, or lines of fields between tabs, in which quotation marks mean nothing.
-        columns: which it must have; with a head it may have others.
-        delimiter: between fields.
-        head: whether the first line names the columns.
-        ragged: accept rows with more or fewer fields; missing ones are empty.
-        fallback: as for ``read_text``.
+    ``columns`` must be there; without a ``head`` line they are all. ``ragged`` accepts rows with more or fewer fields,
+    of which missing ones are empty.
     """
     quoting: Any = csv.QUOTE_NONE if delimiter == "\t" else csv.QUOTE_MINIMAL
     text = io.StringIO(read_text(path, fallback), newline="")
@@ -214,55 +237,56 @@ def table_rows(
             where = f"{path}, line {reader.line_num}"
             if len(row) != len(names) and not ragged:
                 raise DataError(f"{where} has {len(row)} fields: {shown(delimiter.join(row))}: expected {len(names)}")
-            yield where, dict(zip_longest(names, row[: len(names)], fillvalue=""))
+            yield Row(dict(zip_longest(names, row[: len(names)], fillvalue="")), where)
     except csv.Error as error:
         raise DataError(f"{path}, line {reader.line_num}: {error}") from error
-
-
-def text_of(item: Mapping[str, Any], key: str, where: str) -> str:
-    """Return ``item[key]``, which must be text that is not blank."""
-    value = item.get(key)
-    if not isinstance(value, str) or not value.strip() or "\0" in value:
-        raise DataError(f"{where}: {key!r} is {shown(value)}: expected text")
-    return value
-
-
-def caption_of(item: Mapping[str, Any], key: str, where: str) -> str:
-    """Return ``item[key]``, which must be text, with single spaces."""
-    return single_spaced(text_of(item, key, where))
-
-
-def texts_of(item: Mapping[str, Any], key: str, where: str, single: bool = True) -> list[str]:
-    """Return ``item[key]``, a list of texts, less blank ones; one at least. ``single``: with single spaces."""
-    value = item.get(key)
-    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
-        raise DataError(f"{where}: {key!r} is {shown(value)}: expected a list of texts")
-    texts = [single_spaced(text) if single else text for text in value if text.strip()]
-    if not texts:
-        raise DataError(f"{where}: {key!r} is {shown(value)}: expected a list of at least one text")
-    return texts
-
-
-def number_of(item: Mapping[str, Any], key: str, where: str) -> float:
-    """Return ``item[key]``, which must be a finite number or, as in tables, the text of one."""
-    value = item.get(key)
-    try:
-        number = math.nan if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise DataError(f"{where}: {key!r} is {shown(value)}: expected a finite number")
-    return number
-
-
-def id_of(item: Mapping[str, Any], key: str, where: str) -> str:
-    """Return ``item[key]``, which must be a whole number or text, as text."""
-    value = item.get(key)
-    if not isinstance(value, int | str):
-        raise DataError(f"{where}: {key!r} is {shown(value)}: expected a whole number or text")
-    return str(value)
 
 
 def single_spaced(text: str) -> str:
     """Return the text with single spaces, and none around it."""
     return " ".join(text.split())
+
+
+class CocoCaption(NamedTuple):
+    """A caption that COCO has of an image, with single spaces; ids as text."""
+
+    caption_id: str
+    image_id: str
+    caption: str
+
+
+def coco_id(name: str) -> str:
+    """Return the id of the image that ``COCO_val2014_000000000012.jpg`` or ``12.jpg`` names; else the name itself."""
+    found = re.search(r"0*(\d+)\.\w+$", name)
+    return found[1] if found else name
+
+
+def coco_captions(path: Path) -> list[CocoCaption]:
+    """Read a COCO annotation file of captions."""
+    return [
+        CocoCaption(str(row.values.get("id")), row.identifier("image_id"), row.caption("caption"))
+        for row in json_items(path, "annotations")
+    ]
+
+
+def coco_references(path: Path) -> dict[str, list[str]]:
+    """Read a COCO annotation file as id of an image -> its captions in the order of the file."""
+    found: dict[str, list[str]] = {}
+    for caption in coco_captions(path):
+        found.setdefault(caption.image_id, []).append(caption.caption)
+    return found
+
+
+def other_captions(references: Mapping[str, list[str]], image: str, caption: str, path: Path) -> list[str]:
+    """Return an image's captions less ``caption``; case, punctuation and spaces differ between the copies of COCO.
+
+    ``path`` is the file of the judgements, for the error where there is no other caption.
+    """
+    others = [text for text in references.get(coco_id(image), []) if _words(text) != _words(caption)]
+    if not others:
+        raise DataError(f"{path} judges captions of {image!r:.80}, of which {COCO_CAPTIONS} has no other caption")
+    return others
+
+
+def _words(text: str) -> str:
+    return single_spaced(re.sub(r"[^\w ]", " ", text.lower()))

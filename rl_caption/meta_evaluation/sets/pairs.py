@@ -1,23 +1,4 @@
-"""Sets of pairs of captions of one image, of which one is better.
-
-Pascal-50S and Abstract-50S (Vedantam, Zitnick and Parikh, "CIDEr", CVPR 2015): 48 people said which of two captions is
-more similar to a reference. Metrics see 5 of the 48 references, accuracies are averaged over 5 draws (CLIPScore,
-PAC-S). Where people are divided evenly, released code draws the better one at random; here the pair counts one half,
-which is what that comes to on average, and so does a pair with equal scores. Pascal-50S: 1,000 pairs each of HC (both
-by people, both right), HI (both by people, one of another image), HM (a person's and a system's), MM (two systems').
-The public files of Abstract-50S, 400 pairs, do not tell HC from HI. ``pascal_50s.json`` (Lee et al., "FLEUR", ACL 2024)
-has 5 references that somebody drew and a label in place of the votes.
-
-FOIL (Shekhar et al., ACL 2017): a caption of COCO, and one with a wrong noun. ``foilv1.0_test_2017.json`` has 99,480
-pairs; ``foil-it.json`` (Parcalabescu et al., "VALSE", ACL 2022) 1,000, of which those are judged whose caption, and not
-the foil, at least two of three people found to be right: 943. References are the image's other COCO captions.
-
-SugarCrepe (Hsieh et al., NeurIPS 2023): 7,511 pairs in seven files, images of COCO val2017, no references.
-
-ARO (Yuksekgonul et al., ICLR 2023): the image is cut to the box of two things; means over relations, less those of
-``ARO_LEFT_OUT``, and over pairs of attributes that occur 25 times or more. Its Order sets have no published file: their
-wrong captions are shuffled anew in every run of the released code. No references.
-"""
+"""Sets of pairs of captions of one image, of which one is better; one function for each, named as in ``SETS``."""
 
 from __future__ import annotations
 
@@ -36,17 +17,16 @@ from rewards.images import ImageSource, open_image
 from rl_caption.data.base import DataError
 from rl_caption.data.plain_files import shown
 from rl_caption.meta_evaluation.sets.base import (
+    COCO_CAPTIONS,
     CaptionPairs,
+    Row,
     check_count,
-    id_of,
+    coco_references,
     image_folder,
     json_items,
-    number_of,
+    other_captions,
     require,
-    text_of,
-    texts_of,
 )
-from rl_caption.meta_evaluation.sets.coco import coco_references, other_captions
 
 CONSENSUS = (
     "the PASCAL-50S and ABSTRACT-50S datasets and the consensus annotations, https://vrama91.github.io/cider/, or "
@@ -83,7 +63,7 @@ MIN_ATTRIBUTE_PAIRS = 25
 
 
 class _Pair(NamedTuple):
-    """A pair as the loaders collect them."""
+    """One pair, as a row."""
 
     image: str
     first: str
@@ -101,7 +81,7 @@ def _caption_pairs(
     excluded: Mapping[str, int] | None = None,
     **how: Any,
 ) -> CaptionPairs:
-    """Make ``CaptionPairs``; ``images`` is the folder of the files that the rows name, or the images themselves."""
+    """``CaptionPairs`` of P rows; ``images`` is the folder of the files that they name, or P images."""
     files, first, second, kinds, preference = (list(column) for column in zip(*rows, strict=True))
     found = [images / file for file in files] if isinstance(images, Path) else images
     texts = first, second, preference, kinds, files
@@ -111,15 +91,21 @@ def _caption_pairs(
 def pascal50s(folder: Path, images: Path | None = None, partial: bool = False, seed: int = 0) -> list[CaptionPairs]:
     """Read ``consensus_pascal.mat`` (votes) with ``pair_pascal.mat`` (images and kinds), or ``pascal_50s.json``.
 
-    The files may lie below ``pyCIDErConsensus``. ``seed`` says which references are drawn, not of the JSON file.
+    Vedantam, Zitnick and Parikh, "CIDEr", CVPR 2015: 48 people said which of two captions is more similar to a
+    reference. 1,000 pairs each of HC (both by people, both right), HI (both by people, one of another image), HM (a
+    person's and a system's), MM (two systems'). Metrics see 5 of the 48 references, and accuracies are averaged over 5
+    draws (CLIPScore, PAC-S), which ``seed`` draws. Where people are divided evenly, released code draws the better one
+    at random; here the pair counts one half, which is its expectation, and so does a pair with equal scores.
+    ``pascal_50s.json`` (Lee et al., "FLEUR", ACL 2024) has 5 references that somebody drew and a label in place of the
+    votes.
     """
-    name, place = "pascal50s", _annotations(folder)
-    file = require(place, name, ["consensus_pascal.mat", "pascal_50s.json"], CONSENSUS)
+    name, annotations = "pascal50s", _annotations(folder)
+    file = require(annotations, name, ["consensus_pascal.mat", "pascal_50s.json"], CONSENSUS)
     photos = image_folder(folder, images, PASCAL_IMAGES)
     if file.suffix == ".json":
         return [_pascal_json(file, photos, partial)]
     pairs = _voted_pairs(file)
-    path = require(place, name, ["pair_pascal.mat"], CONSENSUS)
+    path = require(annotations, name, ["pair_pascal.mat"], CONSENSUS)
     content = _mat(path)
     try:
         rows = [[str(_plain(row[field])).strip() for field in range(3)] for row in content["new_input"].ravel()]
@@ -141,15 +127,14 @@ def pascal50s(folder: Path, images: Path | None = None, partial: bool = False, s
 def _pascal_json(path: Path, photos: Path | None, partial: bool) -> CaptionPairs:
     rows, references = [], []
     for kind in KINDS.values():
-        for where, item in json_items(path, kind):
-            captions, label = texts_of(item, "captions", where), item.get("label")
+        for row in json_items(path, kind):
+            captions, label = row.texts("captions"), row.values.get("label")
             if len(captions) != 2 or label not in (0, 1):
                 raise DataError(
-                    f"{where} has {len(captions)} captions and the label {shown(label)}: expected two, and 0 or 1"
+                    f"{row.where} has {len(captions)} captions and the label {shown(label)}: expected two, and 0 or 1"
                 )
-            image = PurePosixPath(text_of(item, "image", where)).name
-            rows.append(_Pair(image, captions[0], captions[1], kind, 1.0 - label))
-            references.append(texts_of(item, "references", where))
+            rows.append(_Pair(PurePosixPath(row.text("image")).name, captions[0], captions[1], kind, 1.0 - label))
+            references.append(row.texts("references"))
     check_count("pascal50s", "pairs", len(rows), 4000, partial)
     convention = (
         "the caption that the label names scores higher; metrics with references see those of the file; equal scores "
@@ -162,21 +147,21 @@ def _pascal_json(path: Path, photos: Path | None, partial: bool) -> CaptionPairs
 def abstract50s(folder: Path, images: Path | None = None, partial: bool = False, seed: int = 0) -> list[CaptionPairs]:
     """Read ``consensus_abstract.mat``, and ``abstract_candsB.json`` for the names of the images.
 
-    As for ``pascal50s``. Without the second file there are no images.
+    As for ``pascal50s``; the public files do not tell HC from HI. Without the second file there are no images.
     """
-    name, place = "abstract50s", _annotations(folder)
-    pairs = _voted_pairs(require(place, name, ["consensus_abstract.mat"], CONSENSUS))
+    name, annotations = "abstract50s", _annotations(folder)
+    pairs = _voted_pairs(require(annotations, name, ["consensus_abstract.mat"], CONSENSUS))
     check_count(name, "pairs", len(pairs), 400, partial)
     files, photos = [f"pair {number}" for number in range(len(pairs))], None
-    path = place / "abstract_candsB.json"
+    path = annotations / "abstract_candsB.json"
     if path.is_file():
         items = json_items(path)
         if len(items) != len(pairs):
             raise DataError(f"{path} has {len(items)} items: expected one for each of the {len(pairs)} pairs, in order")
-        for (where, item), pair in zip(items, pairs, strict=True):
-            if text_of(item, "caption", where).strip() not in (pair.first, pair.second):
-                raise DataError(f"{where}: {shown(item['caption'])} is no caption of this pair")
-        files = [text_of(item, "image_id", where) for where, item in items]
+        for row, pair in zip(items, pairs, strict=True):
+            if row.text("caption").strip() not in (pair.first, pair.second):
+                raise row.refused("caption", "a caption of this pair")
+        files = [row.text("image_id") for row in items]
         photos = image_folder(folder, images, ["images", "AbstractScenes", "RenderedScenes"])
     return [_consensus(name, pairs, ["all pairs"] * len(pairs), files, photos, seed)]
 
@@ -207,20 +192,14 @@ def _consensus(
     return _caption_pairs(name, rows, photos, references, convention, **how)
 
 
-def draw_references(
-    references: list[list[str]], seed: int, count: int = REFERENCES, draws: int = DRAWS
-) -> dict[str, list[list[str]]]:
-    """Draw ``count`` of each of P pairs' references, ``draws`` times; both captions of a pair see the same ones.
-
-    Returns:
-        ``draw 1`` ... -> [P] lists. A pure function of the arguments.
-    """
+def draw_references(references: list[list[str]], seed: int) -> dict[str, list[list[str]]]:
+    """Draw 5 references of each of P pairs, 5 times: ``draw 1`` ... -> [P] lists, for both captions of a pair."""
     drawn: dict[str, list[list[str]]] = {}
-    for draw in range(draws):
+    for draw in range(DRAWS):
         own = drawn.setdefault(f"draw {draw + 1}", [])
         for number, texts in enumerate(references):
             generator = np.random.default_rng((seed, draw, number))
-            own.append([texts[place] for place in generator.permutation(len(texts))[:count]])
+            own.append([texts[index] for index in generator.permutation(len(texts))[:REFERENCES]])
     return drawn
 
 
@@ -280,12 +259,10 @@ def foil(
 ) -> list[CaptionPairs]:
     """Read ``foilv1.0_test_2017.json`` or ``foil-it.json``, and ``captions_val2014.json`` where it is there.
 
-    Args:
-        folder: of the files.
-        images: folder of the photos (COCO's ``val2014``); None looks below ``folder``.
-        partial: accept other numbers of pairs than the published ones.
-        one_per_image: judge one pair of each image, as CLIPScore does; which ones it drew is not published.
-        seed: which one.
+    FOIL (Shekhar et al., ACL 2017): a caption of COCO, and one with a wrong noun. Of ``foil-it.json`` (Parcalabescu et
+    al., "VALSE", ACL 2022) those pairs are judged whose caption, and not the foil, at least two of three people found
+    to be right. References are the image's other COCO captions. ``one_per_image`` judges one pair of each image, drawn
+    by ``seed``, as CLIPScore does; which ones it drew is not published.
     """
     path = require(folder, "foil", list(FOIL_PAIRS), FOIL_SOURCE)
     excluded: Counter[str] = Counter()
@@ -300,8 +277,8 @@ def foil(
         pairs = [members[int(generator.integers(len(members)))] for members in own.values()]
     check_count("foil", f"judged pairs in {path}", len(pairs))
     references: dict[str, list[list[str]]] = {}
-    if (folder / "captions_val2014.json").is_file():
-        known = coco_references(folder / "captions_val2014.json")
+    if (folder / COCO_CAPTIONS).is_file():
+        known = coco_references(folder / COCO_CAPTIONS)
         others = [other_captions(known, pair.image, pair.first, path) for pair in pairs]
         references = {"1 reference": [texts[:1] for texts in others], "4 references": [texts[:4] for texts in others]}
     photos = image_folder(folder, images, ["val2014", "images"])
@@ -310,16 +287,16 @@ def foil(
 
 
 def _released_foil(path: Path) -> Iterator[_Pair]:
-    names = {id_of(item, "id", where): text_of(item, "file_name", where) for where, item in json_items(path, "images")}
+    names = {row.identifier("id"): row.text("file_name") for row in json_items(path, "images")}
     true: dict[str, str] = {}
     wrong: list[tuple[str, str, str]] = []
-    for where, item in json_items(path, "annotations"):
-        own, image, caption = id_of(item, "id", where), id_of(item, "image_id", where), text_of(item, "caption", where)
-        if not isinstance(item.get("foil"), bool) or image not in names:
-            raise DataError(
-                f"{where} is {shown(item)}: expected image_id of one of the images, and foil (true or false)"
-            )
-        if item["foil"]:
+    for row in json_items(path, "annotations"):
+        own, image, caption = row.identifier("id"), row.identifier("image_id"), row.text("caption")
+        if image not in names:
+            raise row.refused("image_id", "the id of one of the images")
+        if not isinstance(row.values.get("foil"), bool):
+            raise row.refused("foil", "true or false")
+        if row.values["foil"]:
             wrong.append((own, image, caption))
         else:
             true[own] = caption
@@ -330,28 +307,26 @@ def _released_foil(path: Path) -> Iterator[_Pair]:
 
 
 def _valse(path: Path, excluded: Counter[str]) -> Iterator[_Pair]:
-    for where, item in json_items(path):
-        asked = item.get("mturk")
+    for row in json_items(path):
+        asked = row.values.get("mturk")
         votes = asked.get("caption") if isinstance(asked, dict) else None
         if isinstance(votes, bool) or not isinstance(votes, int):
-            raise DataError(f"{where}: 'mturk' is {shown(asked)}: expected votes, with a number for 'caption'")
-        image, caption, wrong = (text_of(item, key, where) for key in ("image_file", "caption", "foil"))
+            raise row.refused("mturk", "votes, with a number for 'caption'")
+        pair = _Pair(row.text("image_file"), row.text("caption"), row.text("foil"))
         if votes >= 2:
-            yield _Pair(image, caption, wrong)
+            yield pair
         else:
             excluded["fewer than 2 of 3 people found the caption right"] += 1
 
 
 def sugarcrepe(folder: Path, images: Path | None = None, partial: bool = False) -> list[CaptionPairs]:
-    """Read SugarCrepe's seven files; the summary is the mean of their accuracies."""
+    """Read SugarCrepe's seven files (Hsieh et al., NeurIPS 2023); the summary is the mean of their accuracies."""
     rows = []
     for kind, published in SUGARCREPE.items():
         path = require(folder, "sugarcrepe", [f"{kind}.json"], SUGARCREPE_SOURCE)
         items = json_items(path)
         check_count("sugarcrepe", f"pairs in {path}", len(items), published, partial)
-        for where, item in items:
-            image, first, second = (text_of(item, key, where) for key in ("filename", "caption", "negative_caption"))
-            rows.append(_Pair(image, first, second, kind))
+        rows += [_Pair(row.text("filename"), row.text("caption"), row.text("negative_caption"), kind) for row in items]
     photos = image_folder(folder, images, ["val2017", "images"])
     convention = "the caption scores higher than its hard negative; equal scores are wrong"
     return [_caption_pairs("sugarcrepe", rows, photos, {}, convention, summary="kinds")]
@@ -371,7 +346,12 @@ class Region:
 
 
 def aro(folder: Path, images: Path | None = None, partial: bool = False) -> list[CaptionPairs]:
-    """Read the relations and the attributes of ARO, two sets."""
+    """Read the relations and the attributes of ARO, two sets without references (Yuksekgonul et al., ICLR 2023).
+
+    The image is cut to the box of two things. Means are over relations, less those of ``ARO_LEFT_OUT``, and over pairs
+    of attributes that occur 25 times or more. The Order sets have no published file: their wrong captions are shuffled
+    anew in every run of the released code.
+    """
     photos = image_folder(folder, images, ["images", "VG_100K"])
     return [_aro(folder, part, published, photos, partial) for part, published in ARO.items()]
 
@@ -380,19 +360,18 @@ def _aro(folder: Path, part: str, published: int, photos: Path | None, partial: 
     path = require(folder, "aro", [f"visual_genome_{part}.json"], ARO_SOURCE)
     items = json_items(path)
     check_count(f"aro {part}", "pairs", len(items), published, partial)
-    kinds = [_aro_kind(item, part, where) for where, item in items]
+    kinds = [_aro_kind(row, part) for row in items]
     if part == "relation":
         left_out, reason = set(ARO_LEFT_OUT), "relations that the released evaluation leaves out"
     else:
         left_out = {kind for kind, count in Counter(kinds).items() if count < MIN_ATTRIBUTE_PAIRS}
         reason = f"pairs of attributes that occur less than {MIN_ATTRIBUTE_PAIRS} times"
     rows: list[_Pair] = []
-    boxes, fields = [], ("image_path", "true_caption", "false_caption")
-    for kind, (where, item) in zip(kinds, items, strict=True):
+    boxes = []
+    for kind, row in zip(kinds, items, strict=True):
         if kind not in left_out:
-            image, first, second = (text_of(item, name, where) for name in fields)
-            rows.append(_Pair(image, first, second, kind))
-            left, top, width, height = (number_of(item, f"bbox_{side}", where) for side in "xywh")
+            rows.append(_Pair(row.text("image_path"), row.text("true_caption"), row.text("false_caption"), kind))
+            left, top, width, height = (row.number(f"bbox_{axis}") for axis in "xywh")
             boxes.append((left, top, left + width, top + height))
     check_count(f"aro {part}", f"pairs in {path} besides {reason}", len(rows))
     found = None if photos is None else [Region(photos / row.image, box) for row, box in zip(rows, boxes, strict=True)]
@@ -401,12 +380,12 @@ def _aro(folder: Path, part: str, published: int, photos: Path | None, partial: 
     return _caption_pairs(f"aro {part}", rows, found, {}, convention, excluded, shown_kinds=False, summary="kinds")
 
 
-def _aro_kind(item: dict[str, Any], part: str, where: str) -> str:
+def _aro_kind(row: Row, part: str) -> str:
     if part == "relation":
-        return text_of(item, "relation_name", where)
-    attributes = item.get("attributes")
+        return row.text("relation_name")
+    attributes = row.values.get("attributes")
     if not isinstance(attributes, list) or len(attributes) != 2:
-        raise DataError(f"{where}: 'attributes' is {shown(attributes)}: expected two")
+        raise row.refused("attributes", "two")
     return f"{attributes[0]}_{attributes[1]}"
 
 
@@ -416,19 +395,18 @@ climbing, close to, coming from, coming out of, contain, crossing, dragging, dra
 driving, driving down, driving on, eating from, eating in, enclosing, exiting, facing, filled with, floating in,
 floating on, flying, flying above, flying in, flying over, flying through, full of, going down, going into, going
 through, grazing in, growing in, growing on, guiding, hanging from, hanging in, hanging off, hanging over, higher
-than, holding onto, hugging, in between, jumping off, jumping on, jumping over, kept in, larger than, leading,
-leaning over, leaving, licking, longer than, looking in, looking into, looking out, looking over, looking through,
-lying next to, lying on top of, making, mixed with, mounted on, moving, near, next to, of, on the back of, on the
-edge of, on the front of, on the other side of, on the side of, opening, painted on, parked at, parked beside,
-parked by, parked in, parked in front of, parked near, parked next to, perched on, petting, piled on, playing,
-playing in, playing on, playing with, pouring, reaching for, reading, reflected on, riding on, running in, running
-on, running through, seen through, sitting behind, sitting beside, sitting by, sitting in front of, sitting near,
-sitting next to, sitting under, skiing down, skiing on, sleeping in, sleeping on, smiling at, sniffing, splashing,
-sprinkled on, stacked on, standing against, standing around, standing behind, standing beside, standing in front of,
-standing near, standing next to, staring at, stuck in, surrounding, swimming in, swinging, talking to, topped with,
-touching, traveling down, traveling on, tying, typing on, underneath, wading in, waiting for, walking across,
-walking by, walking down, walking next to, walking through, with, working in, working on, worn on, wrapped around,
-wrapped in
+than, holding onto, hugging, in between, jumping off, jumping on, jumping over, kept in, larger than, leading, leaning
+over, leaving, licking, longer than, looking in, looking into, looking out, looking over, looking through, lying next
+to, lying on top of, making, mixed with, mounted on, moving, near, next to, of, on the back of, on the edge of, on the
+front of, on the other side of, on the side of, opening, painted on, parked at, parked beside, parked by, parked in,
+parked in front of, parked near, parked next to, perched on, petting, piled on, playing, playing in, playing on,
+playing with, pouring, reaching for, reading, reflected on, riding on, running in, running on, running through, seen
+through, sitting behind, sitting beside, sitting by, sitting in front of, sitting near, sitting next to, sitting
+under, skiing down, skiing on, sleeping in, sleeping on, smiling at, sniffing, splashing, sprinkled on, stacked on,
+standing against, standing around, standing behind, standing beside, standing in front of, standing near, standing
+next to, staring at, stuck in, surrounding, swimming in, swinging, talking to, topped with, touching, traveling down,
+traveling on, tying, typing on, underneath, wading in, waiting for, walking across, walking by, walking down, walking
+next to, walking through, with, working in, working on, worn on, wrapped around, wrapped in
 """
 
 ARO_LEFT_OUT = frozenset(name.strip() for name in _ARO_LEFT_OUT.replace("\n", " ").split(","))

@@ -32,6 +32,13 @@ def saved(folder: Path, name: str, content: Any) -> Path:
     return path
 
 
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, Path]:
+    """Captions and references of four images."""
+    contents = {"captions": CAPTIONS, "references": REFERENCES}
+    return {name: saved(tmp_path, f"{name}.json", content) for name, content in contents.items()}
+
+
 def coco(references: dict[str, list[str]]) -> dict[str, Any]:
     return {
         "images": [{"id": int(key), "file_name": f"COCO_{key}.jpg"} for key in references],
@@ -98,10 +105,7 @@ def test_karpathy_splits_and_ids(tmp_path: Path) -> None:
         ({"1": "a dog"}, "captions of image '1' are 'a dog'"),
         ({"1": ["a dog", 5]}, "expected a list of strings"),
         ({"1": ["a dog", " "], "2": ["x"]}, "1 images are with an empty reference .first: '1'"),
-        (
-            [{"image_id": 1, "captions": ["a"]}, {"image_id": "1", "captions": ["b"]}],
-            "listed more than once .first: '1'",
-        ),
+        ([{"image_id": 1, "captions": ["a"]}, {"image_id": "1", "captions": ["b"]}], "more than once .first: '1'"),
         ([{"captions": ["a"]}], "id of image 0 is None"),
         ({"images": [{"id": 1}], "annotations": [{"image_id": 2, "caption": "a"}]}, "not among 'images'"),
         ({"images": [{"id": 1}, {"id": 1}], "annotations": []}, "more than once under 'images'"),
@@ -111,12 +115,6 @@ def test_karpathy_splits_and_ids(tmp_path: Path) -> None:
 def test_bad_references_are_explained(content: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=message):
         read_references(saved(tmp_path, "references.json", content))
-
-
-def test_captions_are_read_with_ids_as_strings(tmp_path: Path) -> None:
-    assert list(read_captions(saved(tmp_path, "c.json", CAPTIONS))) == ["1", "2", "3", "4"]
-    named = [{"image_name": "a.jpg", "caption": "a dog"}]
-    assert read_captions(saved(tmp_path, "c.json", named)) == {"a.jpg": "a dog"}
 
 
 @pytest.mark.parametrize(
@@ -135,14 +133,6 @@ def test_captions_are_read_with_ids_as_strings(tmp_path: Path) -> None:
 def test_bad_captions_are_explained(content: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=message):
         read_captions(saved(tmp_path, "captions.json", content))
-
-
-def test_unreadable_files_are_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"absent\.json cannot be read"):
-        read_captions(tmp_path / "absent.json")
-    (tmp_path / "broken.json").write_text("[{")
-    with pytest.raises(DataError, match=r"broken\.json is not JSON"):
-        read_references(tmp_path / "broken.json")
 
 
 def test_missing_references_are_counted() -> None:
@@ -201,18 +191,16 @@ def test_files_are_scored_the_published_way(form: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("reward", "tokenizer", "noted"), [("cider", None, True), ("rouge_l", "none", False)])
 def test_texts_not_compared_with_the_toolkits_tokeniser_are_counted_in_the_signature(
-    reward: str, tokenizer: str | None, noted: bool, tmp_path: Path
+    reward: str, tokenizer: str | None, noted: bool, files: dict[str, Path], tmp_path: Path
 ) -> None:
-    captions = saved(tmp_path, "captions.json", [CAPTIONS[0] | {"caption": "a sign that reads 猫"}, *CAPTIONS[1:]])
-    references = saved(tmp_path, "references.json", REFERENCES)
-    found = score_files(reward, captions, references, tokenizer=tokenizer)["signature"]
+    saved(tmp_path, "captions.json", [CAPTIONS[0] | {"caption": "a sign that reads 猫"}, *CAPTIONS[1:]])
+    found = score_files(reward, **files, tokenizer=tokenizer)["signature"]
     assert ("+PTB-python[1 of " in found) == noted
 
 
-def test_eos_and_document_frequencies_by_request(tmp_path: Path) -> None:
-    captions = saved(tmp_path, "captions.json", CAPTIONS)
-    references = saved(tmp_path, "references.json", REFERENCES)
-    result = score_files("cider", captions, references, eos=True)
+def test_eos_and_document_frequencies_by_request(files: dict[str, Path], tmp_path: Path) -> None:
+    references = files["references"]
+    result = score_files("cider", **files, eos=True)
     assert list(result["scores"].values()) == pytest.approx(CASE["cider_d_eos"], rel=1e-12)
     tokens = [[tokenize(text) for text in texts] for texts in CASE["references"]]
     df = DocumentFrequencies.from_references(tokens, eos=False)
@@ -232,11 +220,6 @@ def test_image_names_match_image_names(tmp_path: Path) -> None:
     assert list(result["scores"]) == [row["image_name"] for row in named]
 
 
-def test_an_empty_caption_is_scored(tmp_path: Path) -> None:
-    captions = saved(tmp_path, "captions.json", [{"image_id": 1, "caption": ""}, *CAPTIONS[1:]])
-    assert score_files("cider", captions, saved(tmp_path, "r.json", REFERENCES))["scores"]["1"] == 0
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -249,11 +232,9 @@ def test_an_empty_caption_is_scored(tmp_path: Path) -> None:
         ({"df": "absent.npz"}, "absent.npz"),
     ],
 )
-def test_what_cannot_be_scored_is_explained(arguments: dict[str, Any], message: str, tmp_path: Path) -> None:
-    captions = saved(tmp_path, "captions.json", CAPTIONS)
-    references = saved(tmp_path, "references.json", REFERENCES)
+def test_what_cannot_be_scored_is_explained(arguments: dict[str, Any], message: str, files: dict[str, Path]) -> None:
     with pytest.raises(DataError, match=message):
-        score_files(**{"reward": "cider", "captions": captions, "references": references, **arguments})
+        score_files(**{"reward": "cider", **files, **arguments})
 
 
 def test_text_that_is_tokenised_already_is_scored_as_it_is(tmp_path: Path) -> None:
@@ -285,8 +266,7 @@ def test_text_that_is_tokenised_already_is_scored_as_it_is(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_scores_that_can_only_be_0_are_warned_of(count: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    captions = saved(tmp_path, "c.json", CAPTIONS[:count])
-    same = dict.fromkeys(REFERENCES, REFERENCES["1"])
+    captions, same = saved(tmp_path, "c.json", CAPTIONS[:count]), dict.fromkeys(REFERENCES, REFERENCES["1"])
     result = score_files("cider", captions, saved(tmp_path, "r.json", same))
     assert result["mean"] == 0
     (warning,) = [record.message for record in caplog.records]
@@ -315,8 +295,8 @@ class Bright:
         return [float(Path(path).stem == key) for path, key in zip(columns["image"], columns["image_id"], strict=True)]
 
 
-def test_rewards_from_outside_get_images(tmp_path: Path) -> None:
-    captions = saved(tmp_path, "captions.json", CAPTIONS)
+def test_rewards_from_outside_get_images(files: dict[str, Path], tmp_path: Path) -> None:
+    captions = files["captions"]
     (tmp_path / "images").mkdir()
     for row in CAPTIONS:
         (tmp_path / "images" / f"{row['image_id']}.jpg").touch()
@@ -325,10 +305,10 @@ def test_rewards_from_outside_get_images(tmp_path: Path) -> None:
         score_files(f"{__name__}:Bright", captions)
 
 
-def test_main_prints_the_scale_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    captions = saved(tmp_path, "captions.json", CAPTIONS)
-    references = saved(tmp_path, "references.json", REFERENCES)
-    arguments = ["--reward", "cider", "--captions", str(captions), "--references", str(references)]
+def test_main_prints_the_scale_and_writes(
+    files: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--reward", "cider", *(f"--{name}={path}" for name, path in files.items())]
     assert main([*arguments, "--out", str(tmp_path / "s.json"), "--kwargs", '{"sigma": 6}']) == 0
     printed = capsys.readouterr().out
     assert "cider 2.990122 (mean of 4 captions" in printed
@@ -339,10 +319,9 @@ def test_main_prints_the_scale_and_writes(tmp_path: Path, capsys: pytest.Capture
             main([*arguments, "--kwargs", text])
 
 
-def test_the_script_reports_errors_without_a_traceback(tmp_path: Path) -> None:
-    captions = saved(tmp_path, "captions.json", CAPTIONS)
+def test_the_script_reports_errors_without_a_traceback(files: dict[str, Path]) -> None:
     script = Path(__file__).parents[2] / "scripts" / "score.py"
-    command = [sys.executable, str(script), "--reward", "cidr", "--captions", str(captions)]
+    command = [sys.executable, str(script), "--reward", "cidr", f"--captions={files['captions']}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1
     assert done.stderr.startswith("error: reward 'cidr' is unknown")

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from scipy.io import savemat
 
+from rl_caption.meta_evaluation.sets.pairs import SUGARCREPE
+
 IMAGES = ["1_a.jpg", "2_b.jpg", "3_c.jpg"]
 WORDS = ["a dog runs", "a cat sits", "two men talk"]
 
@@ -108,7 +110,7 @@ def foil(folder: Path) -> None:
 
 
 def sugarcrepe(folder: Path) -> None:
-    for kind in ("add_att", "add_obj", "replace_att", "replace_obj", "replace_rel", "swap_att", "swap_obj"):
+    for kind in SUGARCREPE:
         pair = {"filename": "000000000001.jpg", "caption": f"a dog {kind}", "negative_caption": "a cat"}
         write_json(folder / f"{kind}.json", {"0": pair, "1": {**pair, "filename": "000000000002.jpg"}})
 

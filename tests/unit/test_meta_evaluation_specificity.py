@@ -1,11 +1,15 @@
-"""Specificity rates by hand, and scoring chains with any reward."""
+"""Specificity rates by hand, chains of generated scenes, and scoring them with any reward."""
 
 import pytest
 
 from rewards.base import RewardError
+from rewards.text.detail_units import detail_units, prefixes
+from rl_caption.data.scenes import ScenesData
+from rl_caption.meta_evaluation import specificity
 from rl_caption.meta_evaluation.specificity import (
     Chain,
     ChainScores,
+    make_chains,
     released_specificity_rates,
     score_chains,
     specificity_rates,
@@ -35,15 +39,45 @@ def test_the_released_estimator_by_hand():
 
 
 @pytest.mark.parametrize("rates", [specificity_rates, released_specificity_rates])
-def test_wrong_chains_are_named(rates):
-    with pytest.raises(ValueError, match="no captions"):
-        rates([])
-    with pytest.raises(ValueError, match="chain 1 has 2 captions and 2 negatives"):
-        rates([*SCORES[:1], ChainScores([0.1, 0.2], [0.1, 0.2])])
-    with pytest.raises(ValueError, match="chain 0 has 1 captions"):
-        rates([ChainScores([0.1], [])])
-    with pytest.raises(ValueError, match="chain 0 has the score nan"):
-        rates([ChainScores([0.1, float("nan")], [0.1])])
+@pytest.mark.parametrize(
+    ("chains", "message"),
+    [
+        ([], "no captions"),
+        ([*SCORES[:1], ChainScores([0.1, 0.2], [0.1, 0.2])], "chain 1 has 2 captions and 2 negatives"),
+        ([ChainScores([0.1], [])], "chain 0 has 1 captions"),
+        ([ChainScores([0.1, float("nan")], [0.1])], "chain 0 has the score nan"),
+    ],
+)
+def test_wrong_chains_are_named(rates, chains, message):
+    with pytest.raises(ValueError, match=message):
+        rates(chains)
+
+
+def test_chains_are_prefixes_and_units_of_other_images():
+    scenes = ScenesData(num_train=0, num_val=0, num_test=14, num_unseen=0, image_size=32)
+    captions = [row["long_reference"] for row in scenes.split("test")]
+    chains = make_chains(captions)
+    assert make_chains(captions, seed=1) != chains
+    for caption, chain in zip(captions, chains, strict=True):
+        assert chain is not None
+        assert list(chain.captions) == prefixes(detail_units(caption))
+        assert len(chain.negatives) == len(chain.captions) - 1
+        for base, positive, negative in zip(chain.captions, chain.captions[1:], chain.negatives, strict=False):
+            assert negative.startswith(base)
+            assert negative not in (base, positive)
+
+
+def test_chains_end_where_no_other_image_has_a_unit():
+    long = "A dog runs and a cat sits. The sky is blue."
+    assert make_chains([long, long]) == [None, None], "equal captions are one image's"
+    chain, short = make_chains([long, "A bus"])
+    assert short is None, "a caption of one unit"
+    assert chain is not None
+    assert list(chain.negatives) == [f"{base} A bus" for base in chain.captions[:-1]]
+    chain, _ = make_chains([long, "A man waits and a cat sits."])
+    assert chain is None, "the other image's second unit is the true one"
+    with pytest.raises(ValueError, match="1 image ids for 2 captions"):
+        make_chains([long, long], image_ids=["a"])
 
 
 class Words:
@@ -57,18 +91,19 @@ class Words:
     def __init__(self):
         self.calls = []
 
-    def __call__(self, prompts, completions, **columns):
+    def __call__(self, prompts, completions, *, image):
         self.calls.append(len(completions))
-        return [sum(word in image for word in text.split()) for text, image in zip(completions, columns["image"])]  # noqa: B905
+        return [sum(word in own for word in text.split()) for text, own in zip(completions, image, strict=True)]
 
 
 CHAINS = [Chain(["a", "a b", "a b c"], ["a x", "a b y"]), Chain(["b", "b a"], ["b z"])]
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 100])
-def test_any_reward_scores_chains_in_batches(batch_size):
+def test_any_reward_scores_chains_in_batches(batch_size, monkeypatch):
+    monkeypatch.setattr(specificity, "BATCH_SIZE", batch_size)
     reward = Words()
-    scores = score_chains(reward, CHAINS, {"image": [["a", "b"], ["a"]]}, batch_size)
+    scores = score_chains(reward, CHAINS, {"image": [["a", "b"], ["a"]]})
     assert scores == [([1, 2, 2], [1, 2]), ([0, 1], [0])]
     assert max(reward.calls) <= batch_size
     assert sum(reward.calls) == 8
@@ -79,8 +114,6 @@ def test_any_reward_scores_chains_in_batches(batch_size):
 def test_scoring_checks_its_input():
     with pytest.raises(ValueError, match="column 'image' has 1 items for 2 captions"):
         score_chains(Words(), CHAINS, {"image": [[]]})
-    with pytest.raises(ValueError, match="batch_size = 0"):
-        score_chains(Words(), CHAINS, {"image": [[], []]}, 0)
 
     class Short(Words):
         def __call__(self, prompts, completions, **columns):

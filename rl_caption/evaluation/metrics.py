@@ -1,0 +1,452 @@
+"""Metrics of captions: the COCO toolkit's, signs of bad captions, the oracle of generated scenes, and any reward.
+
+BLEU, ROUGE-L and CIDEr-D are those of ``rewards.text``, equal to the toolkit's to the last bit; METEOR and SPICE are
+its Java programs (``toolkit``).
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from rewards.base import Reward, RewardError, checked_scores
+from rewards.text.bleu import bleu_counts, bleu_of_counts
+from rewards.text.cider import cider_d
+from rewards.text.degeneration import degeneration_statistics
+from rewards.text.document_frequency import DocumentFrequencies
+from rewards.text.rouge import rouge_l
+from rewards.text.tokenize import is_tested, tokenize, tokenize_lines
+from rl_caption.data.base import reward_inputs
+from rl_caption.evaluation.toolkit import JavaError, Scores, UndefinedMetric, find_java, meteor, ptb_tokenize, spice
+
+if TYPE_CHECKING:
+    from rl_caption.data.base import Row
+    from rl_caption.data.scenes.world import Scene
+
+logger = logging.getLogger(__name__)
+
+Tokenizer = Literal["auto", "java", "python", "none"]
+METRIC_KEYS: dict[str, tuple[str, ...]] = {
+    "bleu": ("BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4"),
+    "meteor": ("METEOR",),
+    "rouge": ("ROUGE-L",),
+    "cider": ("CIDEr",),
+    "spice": ("SPICE",),
+}
+"""Name of a metric -> the keys it is reported under, in the order that papers print."""
+DEFAULT_METRICS = tuple(METRIC_KEYS)
+DEGENERATION_KEYS = {
+    "length/mean": "length",
+    "vocabulary/size": "vocabulary",
+    "captions/novel": "novel",
+    "captions/bad_endings": "bad_endings",
+    "captions/repeated_ngrams": "repeated_ngrams",
+    "captions/duplicates": "duplicates",
+    "captions/empty": "empty",
+}
+"""Metric key -> the key of ``rewards.text.degeneration``."""
+JUDGE = "judge/"
+"""Prefix of the keys of rewards that serve as metrics (``add_judges``)."""
+
+
+class EvaluationError(ValueError):
+    """Captions cannot be evaluated as they are; the message says which, and what would be right."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Result of ``evaluate_captions`` on N images. Every key with its unit and range: docs/evaluation.md."""
+
+    metrics: dict[str, float]
+    """Key -> finite value, as computed (not times 100)."""
+    signature: str
+    """Everything the numbers depend on; numbers with different signatures are not comparable."""
+    n: int
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Key of a metric that was asked for and could not be computed -> reason."""
+    per_image: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Image id -> key -> value, of metrics that are defined for one image."""
+    bounds: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """``judge/NAME`` -> smallest and largest possible score."""
+    intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Key -> bootstrap interval over images (``confidence.with_intervals``)."""
+    interval: str = ""
+    """How the intervals were made, such as ``95 % percentile bootstrap over images, 1000 resamples, seed 0``."""
+    counts: dict[str, NDArray[np.float64]] = field(default_factory=dict, repr=False, compare=False)
+    """``bleu``, ``meteor`` -> [N, C] statistics of which their corpus score is a function, summed over images."""
+
+
+def evaluate_captions(
+    captions: Mapping[str, str],
+    references: Mapping[str, Sequence[str]],
+    *,
+    metrics: Sequence[str] = DEFAULT_METRICS,
+    tokenizer: Tokenizer = "auto",
+    training_captions: Iterable[str] | None = None,
+    scenes: Mapping[str, Scene] | None = None,
+    spice_jars: str | Path | None = None,
+) -> Evaluation:
+    """Evaluate one caption for each image against the references of its image.
+
+    Args:
+        captions: image id -> caption, as the model wrote it (EOS removed). Only these images count: references of
+            others are not used, for document frequencies neither; the signature has both numbers of images.
+        references: image id -> captions that people wrote, untokenised.
+        metrics: names from ``DEFAULT_METRICS``. One that cannot be computed is in ``left_out`` with the reason.
+        tokenizer: of these metrics. ``java`` is the toolkit's PTB tokenizer, ``python`` is ``rewards.text.tokenize``;
+            ``auto`` is Python for texts on which the two were compared (``is_tested``), and Java, where there is a
+            runtime, for the others; ``none`` splits at white space.
+        training_captions: captions that the model was trained on, untokenised; needed for ``captions/novel``.
+        scenes: image id -> generated scene, for the oracle's metrics.
+        spice_jars: folder of SPICE's parser; None is the toolkit's own (``toolkit.spice``).
+
+    Raises:
+        EvaluationError: no captions, an unknown metric or tokenizer, an image without references or scene, or
+            ``tokenizer="java"`` without Java.
+        JavaError: the Java tokenizer failed.
+    """
+    unknown = sorted(set(metrics) - set(METRIC_KEYS))
+    if unknown:
+        raise EvaluationError(f"unknown metrics {unknown}: known are {list(METRIC_KEYS)}")
+    _check_ids(captions, references)
+    lost = [] if scenes is None else [image_id for image_id in captions if image_id not in scenes]
+    if lost:
+        raise EvaluationError(f"{len(lost)} of {len(captions)} captions have no scene, such as images {lost[:3]}")
+    package = importlib.metadata.version("rl-caption")
+    candidates, tokens, tokens_name = tokenise(captions, references, tokenizer, package)
+    values: dict[str, float] = {}
+    per_image: dict[str, dict[str, float]] = {image_id: {} for image_id in captions}
+    left_out: dict[str, str] = {}
+    counts: dict[str, NDArray[np.float64]] = {}
+    for name in tqdm([name for name in METRIC_KEYS if name in metrics], desc="metrics", unit="metric", disable=None):
+        keys = METRIC_KEYS[name]
+        try:
+            scores = spice(candidates, tokens, spice_jars) if name == "spice" else SCORERS[name](candidates, tokens)
+        except (JavaError, UndefinedMetric) as error:
+            logger.info("%s left out: %s", ", ".join(keys), error)
+            left_out.update(dict.fromkeys(keys, str(error)))
+            continue
+        logger.info("computed %s of %d captions", ", ".join(keys), len(captions))
+        for key, (total, image_scores) in scores.values.items():
+            values[key] = total
+            for image_id, score in zip(captions, image_scores, strict=True):
+                per_image[image_id][key] = score
+        if scores.counts is not None:
+            counts[name] = scores.counts
+    values |= _degeneration(captions, training_captions)
+    if "captions/novel" not in values:
+        left_out["captions/novel"] = "no training captions were given"
+    if scenes is not None:
+        values |= _oracle_scores(captions, scenes, per_image)
+    for key, value in values.items():
+        if not math.isfinite(value):
+            raise EvaluationError(f"{key} came out as {value!r}: every metric must be finite")
+    signature = _signature(captions, references, tokens_name, "METEOR" in values or "SPICE" in values, package)
+    return Evaluation(values, signature, len(captions), left_out, per_image, counts=counts)
+
+
+def evaluate_rows(
+    rows: Sequence[Row],
+    captions: Sequence[str],
+    *,
+    metrics: Sequence[str] = DEFAULT_METRICS,
+    tokenizer: Tokenizer = "auto",
+    training_captions: Iterable[str] | None = None,
+) -> Evaluation:
+    """Evaluate N decoded captions of N rows of a split, in order; with the oracle where every row has its scene.
+
+    Raises:
+        EvaluationError: another number of captions, an image id in two rows, or as for ``evaluate_captions``.
+    """
+    if len(rows) != len(captions):
+        raise EvaluationError(f"{len(captions)} captions for {len(rows)} rows: one caption is needed for each row")
+    ids = [row["image_id"] for row in rows]
+    repeated = [image_id for image_id, count in Counter(ids).items() if count > 1]
+    if repeated:
+        raise EvaluationError(f"{len(repeated)} image ids are in more than one row, such as {repeated[:3]}")
+    return evaluate_captions(
+        dict(zip(ids, captions, strict=True)),
+        {row["image_id"]: row["references"] for row in rows},
+        metrics=metrics,
+        tokenizer=tokenizer,
+        training_captions=training_captions,
+        scenes={row["image_id"]: row["scene"] for row in rows} if rows and all("scene" in r for r in rows) else None,
+    )
+
+
+def validation_cider(captions: Mapping[str, str], references: Mapping[str, Sequence[str]]) -> float:
+    """Return the CIDEr-D by which training chooses its best checkpoint, mean over captions, in [0, 10].
+
+    Python tokens, no EOS; document frequencies of all of ``references``, one document for each image. Equal to the
+    toolkit's CIDEr on the same tokens where every image of ``references`` has a caption.
+
+    Raises:
+        EvaluationError: no captions, an image without references, or fewer than two images with references.
+    """
+    _check_ids(captions, references)
+    tokens = {image_id: [tokenize(text) for text in texts] for image_id, texts in references.items() if texts}
+    if len(tokens) < 2:
+        raise EvaluationError(
+            f"CIDEr weighs words by how many images they occur in: it needs references of at least 2 images, got "
+            f"{len(tokens)}"
+        )
+    df = DocumentFrequencies.from_references(tokens.values(), eos=False, n=4)
+    scores = cider_d([tokenize(text) for text in captions.values()], [tokens[image_id] for image_id in captions], df)
+    return math.fsum(scores) / len(scores)
+
+
+def _check_ids(captions: Mapping[str, str], references: Mapping[str, Sequence[str]]) -> None:
+    if not captions:
+        raise EvaluationError("there are no captions to evaluate")
+    for image_id, caption in captions.items():
+        if not isinstance(caption, str):
+            raise EvaluationError(f"the caption of image {image_id!r} is {caption!r:.80}: expected a string")
+    for image_id, texts in references.items():
+        if isinstance(texts, str):
+            raise EvaluationError(f"the references of image {image_id!r} are the string {texts!r:.80}: expected a list")
+    unknown = [image_id for image_id in captions if image_id not in references]
+    if unknown:
+        raise EvaluationError(
+            f"{len(unknown)} of {len(captions)} captions are of images that are not in the references, such as "
+            f"{unknown[:3]}; the references have {len(references)} images, such as {list(references)[:3]}"
+        )
+    bare = [image_id for image_id in captions if not references[image_id]]
+    if bare:
+        raise EvaluationError(f"{len(bare)} of {len(captions)} images have no reference caption, such as {bare[:3]}")
+
+
+def tokenise(
+    captions: Mapping[str, str], references: Mapping[str, Sequence[str]], tokenizer: str, version: str
+) -> tuple[dict[str, str], dict[str, list[str]], str]:
+    """Tokenise captions and the references of their images (arguments and errors: ``evaluate_captions``).
+
+    Returns captions and references of the images of ``captions``, tokens joined by single spaces, and the tokens' name
+    for the signature, with ``version`` of this package where they may differ from the toolkit's.
+    """
+    if tokenizer not in ("auto", "java", "python", "none"):
+        raise EvaluationError(f"tokenizer is {tokenizer!r}: expected auto, java, python or none")
+    # Two calls, as the toolkit makes them: its tokenizer looks at the next line to end an abbreviation.
+    flat, untested = _tokenise([text for key in captions for text in references[key]], tokenizer)
+    candidates, more = _tokenise(list(captions.values()), tokenizer)
+    tokens = iter(flat)
+    tokenised_references = {key: [next(tokens) for _ in references[key]] for key in captions}
+    name = "none[split at spaces]" if tokenizer == "none" else "PTB[corenlp3.4.1]"
+    if untested + more:
+        count = f"{untested + more} of {len(flat) + len(candidates)} texts not compared with Java"
+        name = f"PTB-python[rl-caption{version},{count}]"
+    return dict(zip(captions, candidates, strict=True)), tokenised_references, name
+
+
+def _tokenise(texts: Sequence[str], tokenizer: str) -> tuple[list[str], int]:
+    """Tokens of every text, and the number of texts whose tokens may differ from the toolkit's."""
+    if tokenizer == "none":
+        return [" ".join(text.split()) for text in texts], 0
+    if tokenizer == "java":
+        try:
+            find_java()
+        except JavaError as error:
+            raise EvaluationError(f"tokenizer 'java' cannot be used: {error}") from error
+        logger.info("tokenising %d texts with Java", len(texts))
+        return ptb_tokenize(texts), 0
+    tokens = tokenize_lines(texts)
+    others = [row for row, text in enumerate(texts) if not is_tested(text, in_lines=True)]
+    if not others or tokenizer == "python":
+        return tokens, len(others)
+    try:
+        find_java()
+    except JavaError as error:
+        note = "%s: %d of %d texts have tokens that may differ from the toolkit's, see the signature"
+        logger.warning(note, error, len(others), len(texts))
+        return tokens, len(others)
+    logger.info("tokenising %d of %d texts with Java, the others in Python", len(others), len(texts))
+    # Each with its next line, which the tokenizer looks at.
+    lines = [line for row in others for line in (texts[row], texts[row + 1] if row + 1 < len(texts) else "")]
+    for row, words in zip(others, ptb_tokenize(lines)[::2], strict=True):
+        tokens[row] = words
+    return tokens, 0
+
+
+def bleu(candidates: Mapping[str, str], references: Mapping[str, Sequence[str]]) -> Scores:
+    """BLEU-1 to BLEU-4 with the closest reference length, of the whole set (Papineni et al. 2002). Range [0, 1].
+
+    The counts are [N, 10], ``rewards.text.bleu.bleu_counts`` of each image.
+    """
+    counts = np.array([bleu_counts(*tokens) for tokens in zip(*_split(candidates, references), strict=True)])
+    total, per_image = bleu_of_counts(counts.sum(axis=0).tolist()), [bleu_of_counts(row) for row in counts.tolist()]
+    values = {key: (total[n], [scores[n] for scores in per_image]) for n, key in enumerate(METRIC_KEYS["bleu"])}
+    return Scores(values, counts.astype(np.float64))
+
+
+def rouge(candidates: Mapping[str, str], references: Mapping[str, Sequence[str]]) -> Scores:
+    """ROUGE-L F with beta 1.2, mean over images (Lin 2004). Range [0, 1]."""
+    # Split at spaces alone, as the toolkit does here: a no-break space within a token stays.
+    scores = [
+        rouge_l(caption.split(" "), [text.split(" ") for text in references[image_id]])
+        for image_id, caption in candidates.items()
+    ]
+    return Scores({"ROUGE-L": (float(np.mean(np.array(scores))), scores)})
+
+
+def cider(candidates: Mapping[str, str], references: Mapping[str, Sequence[str]]) -> Scores:
+    """CIDEr-D (n 1..4, sigma 6), which papers call CIDEr, mean over images (Vedantam et al. 2015). Range [0, 10].
+
+    Document frequencies are those of ``references``; ``UndefinedMetric`` where they leave every weight 0.
+    """
+    if len(candidates) < 2:
+        raise UndefinedMetric("CIDEr weighs words by how many images they occur in: it needs at least 2 images, got 1")
+    if not any(text for texts in references.values() for text in texts):
+        raise UndefinedMetric("no reference has a word after tokenisation")
+    tokens, reference_tokens = _split(candidates, references)
+    df = DocumentFrequencies.from_references(reference_tokens, eos=False)
+    if df.all_zero:
+        raise UndefinedMetric(
+            f"the references of all {len(candidates)} images have the same n-grams: no weight is left"
+        )
+    scores = cider_d(tokens, reference_tokens, df)
+    return Scores({"CIDEr": (float(np.mean(scores)), scores)})
+
+
+def _split(
+    candidates: Mapping[str, str], references: Mapping[str, Sequence[str]]
+) -> tuple[list[list[str]], list[list[list[str]]]]:
+    """Tokens of N candidates and of the references of each."""
+    return (
+        [caption.split() for caption in candidates.values()],
+        [[text.split() for text in references[image_id]] for image_id in candidates],
+    )
+
+
+SCORERS: dict[str, Callable[[Mapping[str, str], Mapping[str, Sequence[str]]], Scores]] = {
+    "bleu": bleu,
+    "meteor": meteor,
+    "rouge": rouge,
+    "cider": cider,
+    "spice": spice,
+}
+"""Name of a metric -> function of tokenised captions and references."""
+
+
+def _degeneration(captions: Mapping[str, str], training_captions: Iterable[str] | None) -> dict[str, float]:
+    """Signs of bad captions, always on Python tokens, so that machines with and without Java agree."""
+    seen = None if training_captions is None else {tuple(tokenize(text)) for text in training_captions}
+    found = degeneration_statistics([tokenize(text) for text in captions.values()], seen)
+    return {key: found[name] for key, name in DEGENERATION_KEYS.items() if name in found}
+
+
+def _oracle_scores(
+    captions: Mapping[str, str], scenes: Mapping[str, Scene], per_image: dict[str, dict[str, float]]
+) -> dict[str, float]:
+    """Mean oracle scores; those of each image are added to ``per_image``."""
+    from rl_caption.data.scenes.oracle import oracle
+
+    parts = ("precision", "recall", "f1", "unparsed")
+    for image_id, caption in tqdm(captions.items(), desc="oracle", unit="caption", disable=None):
+        score = oracle(caption, scenes[image_id])
+        per_image[image_id] |= {f"oracle/{part}": float(getattr(score, part)) for part in parts}
+    keys = [f"oracle/{part}" for part in parts]
+    return {key: math.fsum(per_image[image_id][key] for image_id in captions) / len(captions) for key in keys}
+
+
+def _signature(
+    captions: Mapping[str, str], references: Mapping[str, Sequence[str]], tokenizer: str, java: bool, package: str
+) -> str:
+    parts = [
+        "COCO-captions",
+        f"tokenizer:{tokenizer}",
+        "df:references of this call",
+        "eos:not counted",
+        f"references:{sum(len(references[image_id]) for image_id in captions)}",
+        f"ids:{len(captions)} of {len(references)}",
+        f"pycocoevalcap{importlib.metadata.version('pycocoevalcap')}",
+        *([f"java{find_java().version}"] if java else []),
+        f"rl-caption{package}",
+    ]
+    return "+".join(parts)
+
+
+def check_judges(judges: Mapping[str, Reward], rows: Sequence[Mapping[str, Any]], source: str) -> None:
+    """Check that rows have the columns and image files that rewards need, before anything long starts.
+
+    Args:
+        judges: name -> reward.
+        rows: of the images whose captions will be scored.
+        source: where they come from, for messages, such as ``split 'test'``.
+
+    Raises:
+        EvaluationError: naming the judge and the missing columns, or how many image files are missing.
+    """
+    _, columns = reward_inputs(rows)
+    for name, reward in judges.items():
+        who = f"judges.{name}: the reward {reward.__name__!r}"
+        missing = sorted(reward.columns - columns.keys())
+        if "image" in missing:
+            raise EvaluationError(
+                f"{who} looks at images, and {source} has none: judge captions of a split of data, whose rows have "
+                "their images"
+            )
+        if missing:
+            raise EvaluationError(f"{who} needs the columns {missing}, and {source} has {list(columns)}")
+        files = (
+            [image for image in columns["image"] if isinstance(image, str | Path)] if "image" in reward.columns else []
+        )
+        lost = [str(file) for file in files if not Path(file).is_file()]
+        if lost:
+            raise EvaluationError(
+                f"{who} looks at images, and {len(lost)} of {len(rows)} of {source} are not there, such as "
+                f"{lost[0]!r}: set data.image_root to their folder"
+            )
+
+
+def add_judges(
+    evaluation: Evaluation,
+    rows: Sequence[Mapping[str, Any]],
+    captions: Mapping[str, str],
+    judges: Mapping[str, Reward],
+) -> Evaluation:
+    """Add rewards as metrics: ``judge/NAME`` is the mean over captions, in the reward's own range.
+
+    Args:
+        evaluation: of the same captions.
+        rows: N rows, one for each caption: ``image_id`` and what the rewards need (``references``, ``image``).
+        captions: image id -> caption.
+        judges: name -> reward, each called once with all N captions.
+
+    Raises:
+        RewardError: a reward failed, or a score is not finite; the message names it.
+    """
+    prompts, columns = reward_inputs(rows)
+    texts = [captions[row["image_id"]] for row in rows]
+    means: dict[str, float] = {}
+    per_image = {image_id: dict(values) for image_id, values in evaluation.per_image.items()}
+    for name, reward in tqdm(judges.items(), desc="judges", unit="judge", disable=None if judges else True):
+        logger.info("scoring %d captions by %s", len(texts), name)
+        try:
+            scores = checked_scores(reward, reward(prompts, texts, **columns), len(texts))
+        except RewardError as error:
+            raise RewardError(f"judges.{name}: {error}") from error
+        means[JUDGE + name] = math.fsum(scores) / len(scores)
+        for row, score in zip(rows, scores, strict=True):
+            per_image.setdefault(row["image_id"], {})[JUDGE + name] = score
+    return replace(
+        evaluation,
+        metrics=evaluation.metrics | means,
+        signature=signed(evaluation.signature, {name: reward.signature for name, reward in judges.items()}),
+        per_image=per_image,
+        bounds=evaluation.bounds | {JUDGE + name: reward.bounds for name, reward in judges.items()},
+    )
+
+
+def signed(signature: str, judges: Mapping[str, str]) -> str:
+    """Add the signatures of rewards (name -> signature) to that of an evaluation, each as ``+judge/NAME[...]``."""
+    parts = [f"+{JUDGE}{name}[{own}]" for name, own in judges.items()]
+    return signature + "".join(part for part in parts if part not in signature)

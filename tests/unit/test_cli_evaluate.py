@@ -1,0 +1,396 @@
+"""The evaluation program: which images it takes, rewards as metrics, what it imports, refuses and says."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+import math
+import os
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from rewards.base import RewardError
+from rewards.clip.l_clipscore import LClipScore
+from rl_caption.ablation.config import AblateConfig
+from rl_caption.ablation.results import evaluate_captioner
+from rl_caption.cli import evaluate as program
+from rl_caption.cli.evaluate import compare_systems, evaluate_split, judge, metric_names
+from rl_caption.cli.main import main, parse
+from rl_caption.config.build import ConfigError
+from rl_caption.config.schema import DataConfig, EvaluateConfig, JudgeConfig
+from rl_caption.data.base import DataError
+from rl_caption.evaluation import EvaluationError
+from tests.captioners_for_tests import tiny_captioner, tiny_rows
+from tests.captions_for_tests import CAPTIONS, REFERENCES
+from tests.clip_for_tests import tiny_student
+
+KARPATHY = {
+    "images": [
+        {"cocoid": int(key), "filename": f"{key}.jpg", "split": split, "sentences": [{"raw": text} for text in texts]}
+        for (key, texts), split in zip(REFERENCES.items(), ("train", "val", "test", "test"), strict=True)
+    ]
+}
+
+
+class Failing:
+    """A reward that fails."""
+
+    __name__, columns, bounds, signature = "failing", frozenset(), (0.0, 1.0), "failing"
+
+    def __call__(self, prompts: Any, completions: Any, **columns: Any) -> list[float]:
+        raise RewardError("no score today")
+
+
+def predictions(captions: dict[str, str] = CAPTIONS, key: str = "image_id") -> list[dict[str, str]]:
+    return [{key: image_id, "caption": text} for image_id, text in captions.items()]
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, str]:
+    """Captions by two systems and their references."""
+    contents = {
+        "a": predictions(),
+        "b": predictions({key: f"{text} there" for key, text in CAPTIONS.items()}),
+        "references": REFERENCES,
+        "karpathy": KARPATHY,
+    }
+    for name, content in contents.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    return {name: str(tmp_path / f"{name}.json") for name in contents} | {"out": str(tmp_path / "out")}
+
+
+def configured(files: dict[str, str], **changes: Any) -> EvaluateConfig:
+    options = {"predictions": files["a"], "references": files["references"], "out": files["out"]}
+    return EvaluateConfig(**{**options, "metrics": ["rouge", "cider"], "tokenizer": "python", "bootstrap": 2} | changes)
+
+
+def scored(config: EvaluateConfig) -> tuple[int, dict[str, float]]:
+    evaluate_split(config)
+    scores = json.loads((Path(config.out) / "scores.json").read_text())
+    return scores["n"], scores["metrics"]
+
+
+def warning(caplog: pytest.LogCaptureFixture) -> str:
+    (found,) = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    return found
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["evaluate", "--predictions", "a", "--references", "references", "--metrics", "bleu,cider", "--out", "out"],
+        ["evaluate", "--compare", "a", "b", "--references", "references", "--metrics", "cider", "--out", "out"],
+        ["evaluate", "--predictions", "a", "--references", "absent", "--out", "out"],
+        ["score", "--reward", "cider", "--captions", "a", "--references", "references"],
+    ],
+)
+def test_files_are_evaluated_without_torch(words: list[str], files: dict[str, str]) -> None:
+    words = [files.get(word, word) for word in words]
+    code = (
+        "import atexit, sys; from rl_caption.cli.main import main\n"
+        "heavy = {'torch', 'transformers', 'accelerate'}\n"
+        "atexit.register(lambda: print('imported', *sorted(heavy & set(sys.modules))))\n"
+        f"sys.exit(main({words!r}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == ("absent" in words), done.stderr
+    assert done.stdout.splitlines()[-1] == "imported"
+
+
+# which images
+
+
+@pytest.mark.parametrize("split", ["test", None])
+def test_a_split_of_the_references_selects_the_images(
+    split: str | None, files: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    found = scored(configured(files, references=files["karpathy"], split=split))
+    assert "2 of 4 captions" in warning(caplog)
+    Path(files["a"]).write_text(json.dumps(predictions({key: CAPTIONS[key] for key in ("3", "4")})))
+    Path(files["references"]).write_text(json.dumps({key: REFERENCES[key] for key in ("3", "4")}))
+    assert found == scored(configured(files))
+    assert found[0] == 2
+    Path(files["a"]).write_text(json.dumps(predictions({"1": CAPTIONS["1"]})))
+    with pytest.raises(EvaluationError, match=r"a\.json has no caption of .*karpathy\.json.*--split"):
+        judge(configured(files, references=files["karpathy"]))
+
+
+def test_references_without_splits_refuse_a_split_that_is_named(files: dict[str, str]) -> None:
+    Path(files["karpathy"]).write_text(Path(files["karpathy"]).read_text().replace('"split"', '"other"'))
+    for flat in (files["references"], files["karpathy"]):
+        with pytest.raises(DataError, match=r"json has no splits.*'test'|images\[0\]\.split is None"):
+            judge(configured(files, references=flat, split="test"))
+
+
+def test_images_without_a_caption_are_counted_and_named(
+    files: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    Path(files["a"]).write_text(json.dumps(predictions({key: CAPTIONS[key] for key in ("1", "3")})))
+    judge(configured(files))
+    assert "a.json has no caption of 2 of 4 images" in warning(caplog)
+    assert "'2', '4'" in warning(caplog)
+
+
+# formats
+
+
+def test_names_and_gzip(files: dict[str, str], tmp_path: Path) -> None:
+    expected = scored(configured(files))
+    names = {f"{key}.jpg": text for key, text in CAPTIONS.items()}
+    packed = tmp_path / "p.json.gz"
+    packed.write_bytes(gzip.compress(json.dumps(predictions(names, "image_name")).encode()))
+    named = {f"{key}.jpg": texts for key, texts in REFERENCES.items()}
+    Path(files["references"]).write_bytes(gzip.compress(json.dumps(named).encode()))
+    assert scored(configured(files, predictions=str(packed))) == expected
+
+
+def fill(pipe: int, content: bytes) -> None:
+    with open(pipe, "wb") as file:
+        file.write(content)
+
+
+@pytest.mark.skipif(not Path("/dev/fd").is_dir(), reason="no /dev/fd")
+@pytest.mark.parametrize("compared", [False, True])
+def test_pipes_are_read_once(compared: bool, files: dict[str, str]) -> None:
+    pipes = {}
+    for name in ("a", "b", "references"):
+        reading, writing = os.pipe()
+        threading.Thread(target=fill, args=(writing, Path(files[name]).read_bytes())).start()
+        pipes[name] = f"/dev/fd/{reading}"
+    config = configured(files, references=pipes["references"], predictions=pipes["a"])
+    if compared:
+        config = replace(config, predictions=None, compare=[pipes["a"], pipes["b"]])
+        assert "difference" in compare_systems(config)
+    else:
+        assert scored(config) == scored(configured(files))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "parts"),
+    [
+        ("a", '[{"image_id": 1, "caption": "x", "caption": "y"}]', ["'caption'"]),
+        ("a", '[{"image_id": 1, "caption": "\\ud800"}]', ["[0].caption", "'\\ud800'"]),
+        ("a", '[{"image_id": "\\ud800", "caption": "x"}]', ["[0].image_id", "'\\ud800'"]),
+        ("references", '{"1": ["x"], "2": ["y"], "1": ["z"]}', ["'1'"]),
+        ("references", '{"1": ["x"], "2": [], "3": ["x"], "4": ["y"]}', ["1 of 4", "'2'", "empty"]),
+        ("references", '{"1": ["x", "\\udfff"]}', ["'1'", "'\\udfff'"]),
+        ("references", "[" * 100_000, ["nested"]),
+        ("references", "7" * 5000, ["digits"]),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_said(name: str, text: str, parts: list[str], files: dict[str, str]) -> None:
+    Path(files[name]).write_text(text)
+    with pytest.raises(DataError) as raised:
+        judge(configured(files))
+    assert all(part in str(raised.value) for part in (files[name], *parts))
+
+
+def test_tokens_that_are_given_are_kept_as_they_are(files: dict[str, str]) -> None:
+    """``A`` and ``-lrb-`` are not what the tokenizer would leave, and ``.`` is a token."""
+    captions = {key: f"A {text} -lrb- ." for key, text in CAPTIONS.items()}
+    references = {key: [f"A {text} -LRB- ." for text in texts] for key, texts in REFERENCES.items()}
+    for name, content in (("a", predictions(captions)), ("b", predictions()), ("references", references)):
+        Path(files[name]).write_text(json.dumps(content))
+    words = ["--references", files["references"], "--metrics", "rouge,cider", "--out", files["out"]]
+    words += ["--tokenizer", "none"]
+    assert main(["evaluate", "--predictions", files["a"], *words]) == 0
+    scores = json.loads((Path(files["out"]) / "scores.json").read_text())
+    assert "tokenizer:none" in scores["signature"]
+    assert main(["evaluate", "--compare", files["a"], files["b"], *words]) == 0
+    compared = json.loads((Path(files["out"]) / "a/scores.json").read_text())
+    assert compared["metrics"] == scores["metrics"]
+    assert scored(configured(files))[1]["ROUGE-L"] != scores["metrics"]["ROUGE-L"]
+
+
+# what is said and not lost
+
+
+def test_what_was_scored_is_printed_before_a_failure(
+    files: dict[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judges = {"rouge_l": JudgeConfig(), "mine": JudgeConfig(f"{__name__}:Failing")}
+    with pytest.raises(RewardError, match=r"^judges\.mine: no score today"):
+        evaluate_split(configured(files, judges=judges))
+    printed = capsys.readouterr().out
+    assert ["CIDEr" in printed, "rouge_l" in printed, "mine" in printed] == [True, True, False]
+    assert not (Path(files["out"]) / "scores.json").exists()
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("rl_caption.evaluation.results.write_json", full)
+    with pytest.raises(EvaluationError, match="No space left"):
+        evaluate_split(configured(files))
+    assert "CIDEr" in capsys.readouterr().out
+
+
+def test_progress_lines_are_true(
+    files: dict[str, str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setenv("PATH", "/nowhere")
+    Path(files["a"]).write_text(json.dumps(predictions({"1": CAPTIONS["1"]})))
+    judge(configured(files, metrics=["bleu", "meteor", "cider", "spice"]))
+    lines = [record.message for record in caplog.records]
+    for key in ("METEOR", "CIDEr", "SPICE"):
+        assert [line.split(":")[0] for line in lines if key in line] == [f"{key} left out"]
+    assert [line for line in lines if "BLEU-4" in line] == ["computed BLEU-1, BLEU-2, BLEU-3, BLEU-4 of 1 captions"]
+
+
+# rewards as metrics
+
+OWN = {"image-0": "a red circle", "image-2": "a dog runs on the tracks", "image-1": "squares"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Four images of a test split, captions of three of them, a file of references, a captioner and a student."""
+    rows = tiny_rows()
+    with (tmp_path / "data.jsonl").open("w") as file:
+        for row in rows:
+            row["image"].resize((40, 36)).save(tmp_path / f"{row['image_id']}.png")
+            line = {"image": f"{row['image_id']}.png", "image_id": row["image_id"], "references": row["references"]}
+            file.write(json.dumps(line | {"split": "test"}) + "\n")
+    (tmp_path / "references.json").write_text(json.dumps({row["image_id"]: row["references"] for row in rows}))
+    (tmp_path / "captions.json").write_text(json.dumps(predictions(OWN)))
+    captioner = tiny_captioner()
+    captioner.save_pretrained(captioner.policy, tmp_path / "model")
+    tiny_student(tmp_path / "student")
+    return tmp_path
+
+
+def with_judges(folder: Path, **changes: Any) -> EvaluateConfig:
+    config = EvaluateConfig(
+        predictions=str(folder / "captions.json"),
+        data=DataConfig(format="jsonl", path=str(folder / "data.jsonl")),
+        metrics=["cider"],
+        tokenizer="python",
+        judges={"L-CLIPS": JudgeConfig("l_clipscore", {"backbone": str(folder / "student")})},
+        out=str(folder / "out"),
+    )
+    return replace(config, **changes)
+
+
+def test_a_judge_is_a_metric_with_its_range_and_signature(folder: Path) -> None:
+    table = evaluate_split(with_judges(folder, judges=with_judges(folder).judges | {"rouge_l": JudgeConfig()}))
+    reward = LClipScore(folder / "student")
+    # One caption at a time, opened here: neither batches nor the rows' order may matter.
+    alone = [reward(None, [text], image=[Image.open(folder / f"{name}.png")])[0] for name, text in OWN.items()]
+    written = json.loads((folder / "out/scores.json").read_text())
+    mean = written["metrics"]["judge/L-CLIPS"]
+    assert mean == pytest.approx(math.fsum(alone) / 3, rel=1e-6)
+    assert mean > 0
+    assert 0 < written["metrics"]["judge/rouge_l"] < 1
+    assert f"+judge/L-CLIPS[{reward.signature}]+judge/rouge_l[" in written["signature"]
+    assert "ids:3 of 4" in written["signature"], "the judges change nothing about the references"
+    low, high = written["intervals"]["judge/L-CLIPS"]
+    assert min(alone) - 1e-6 <= low <= mean <= high <= max(alone) + 1e-6, "judges have intervals, too"
+    lines = [" ".join(line.split()) for line in table.splitlines()]
+    heading = next(index for index, line in enumerate(lines) if "L-CLIPS, 0 to 2.5 rouge_l, 0 to 1" in line)
+    assert lines[heading + 3].startswith(f"{low:.4f} to {high:.4f}")
+    assert lines[heading + 2].split()[:3] == ["captions", "3", f"{mean:.4f}"]
+
+
+def test_captions_of_a_model_are_scored_image_by_image(folder: Path) -> None:
+    found = judge(with_judges(folder, predictions=None, model=str(folder / "model")))
+    assert found is not None
+    evaluation, captions = found
+    images = [str(folder / f"{name}.png") for name in captions]
+    scores = LClipScore(folder / "student")(None, list(captions.values()), image=images)
+    assert [evaluation.per_image[name]["judge/L-CLIPS"] for name in captions] == pytest.approx(scores, rel=1e-6)
+    assert evaluation.metrics["judge/L-CLIPS"] == pytest.approx(math.fsum(scores) / 4, rel=1e-6)
+    assert evaluation.bounds == {"judge/L-CLIPS": (0.0, 2.5)}
+    assert "CIDEr" in evaluation.per_image["image-0"]
+
+
+def test_cider_as_a_judge_is_that_of_the_toolkit(folder: Path) -> None:
+    """Where all images have captions: document frequencies of the split, no EOS."""
+    captions = {f"image-{number}": f"a red circle {number}" for number in range(4)}
+    (folder / "captions.json").write_text(json.dumps(predictions(captions)))
+    for references in (None, str(folder / "references.json")):
+        _, metrics = scored(with_judges(folder, judges={"cider": JudgeConfig()}, references=references))
+        assert metrics["judge/cider"] == pytest.approx(metrics["CIDEr"], rel=1e-12)
+        assert metrics["CIDEr"] > 0
+
+
+def refuse(*_: Any, **__: Any) -> None:
+    raise AssertionError("this takes long, and the mistake could be known")
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"judges": {"rogue_l": JudgeConfig()}}, ConfigError, r"^judges\.rogue_l: .* Did you mean 'rouge_l'"),
+        (
+            {"judges": {"rogue_l": JudgeConfig()}, "predictions": None, "model": "model"},
+            ConfigError,
+            r"^judges\.rogue_l",
+        ),
+        (
+            {"judges": {"L": JudgeConfig("l_clipscore", {"backbone": "nowhere"})}},
+            ConfigError,
+            r"^judges\.L: student folder 'nowhere'",
+        ),
+        (
+            {"references": "references.json"},
+            EvaluationError,
+            r"^judges\.L-CLIPS: the reward 'l_clipscore' looks at images, and a file of references .*has none",
+        ),
+        (
+            {"data": DataConfig(format="jsonl", path="data.jsonl", image_root="elsewhere")},
+            EvaluationError,
+            r"^judges\.L-CLIPS: .* and 3 of 3 of split 'test' are not there, such as '.*image-0.png'",
+        ),
+        ({"bootstrap": -1}, ConfigError, "bootstrap is -1"),
+        ({"spice_jars": "nowhere"}, ConfigError, "spice_jars 'nowhere' is not a folder"),
+        ({"predictions": None, "model": "model", "references": "references.json"}, ValueError, "references is '"),
+    ],
+)
+def test_mistakes_are_found_before_anything_is_scored_or_loaded(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    monkeypatch.setattr(program, "evaluate_captions", refuse)
+    monkeypatch.setattr(program, "_decode", refuse)
+    monkeypatch.chdir(folder)
+    with pytest.raises(error, match=words):
+        judge(with_judges(folder, **changes))
+
+
+def test_a_comparison_is_of_two_files(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"compare names two files of captions, got \['a'\]"):
+        compare_systems(with_judges(folder, predictions=None, compare=["a"]))
+
+
+def test_a_grid_keeps_scores_whose_signature_lacks_the_judges(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they were written before rewards were metrics of the evaluation."""
+    grid = AblateConfig(metrics=["cider"], tokenizer="python")
+    judges = {"L-CLIPS": LClipScore(folder / "student")}
+    arguments = (folder / "model", with_judges(folder).data, 8, grid, judges, folder / "judged")
+    first, captions = evaluate_captioner(*arguments)
+    assert (folder / "judged/settings.json").is_file()
+    scores = json.loads((folder / "judged/scores.json").read_text())
+    end = f"+judge/L-CLIPS[{judges['L-CLIPS'].signature}]"
+    assert scores["signature"].endswith(end)
+    scores["signature"] = scores["signature"].removesuffix(end)
+    (folder / "judged/scores.json").write_text(json.dumps(scores))
+    monkeypatch.setattr("rl_caption.ablation.results.judge", refuse)
+    kept, same = evaluate_captioner(*arguments)
+    assert (kept.metrics, kept.signature, kept.bounds) == (first.metrics, first.signature, first.bounds)
+    assert same == captions
+    judges["L-CLIPS"] = SimpleNamespace(signature="other")
+    with pytest.raises(AssertionError, match="takes long"):
+        evaluate_captioner(*arguments)
+
+
+@pytest.mark.parametrize("given", ["[cider,bleu]", "cider,bleu", '["cider", "bleu"]', "cider, bleu"])
+def test_metrics_are_a_list_or_names_with_commas(given: str) -> None:
+    assert metric_names(parse(EvaluateConfig, ["--metrics", given], "evaluate.py").metrics) == ["cider", "bleu"]

@@ -1,0 +1,198 @@
+"""Correlations and pairwise accuracy against arithmetic by hand and scipy."""
+
+from __future__ import annotations
+
+import math
+import random
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from rl_caption.meta_evaluation.correlation import (
+    UndefinedCorrelation,
+    correlations,
+    grouped_tau_b,
+    kendall_tau_b,
+    kendall_tau_c,
+    pairwise_accuracy,
+    pearson,
+    sampled_spearman,
+    tau_of_table,
+    unfitted,
+)
+
+
+def test_tau_with_ties_by_hand() -> None:
+    scores, ratings = [0.1, 0.4, 0.4, 0.9, 0.7], [1.0, 1.0, 2.0, 3.0, 3.0]
+    # Pairs (i, j): 01 rating tied; 02 C; 03 C; 04 C; 12 score tied; 13 C; 14 C; 23 C; 24 C; 34 rating tied.
+    # C = 7, D = 0. Scores differ in 9 pairs, ratings in 8; scores have 4 distinct values, ratings 3, so m = 3.
+    assert kendall_tau_b(scores, ratings) == pytest.approx((7 - 0) / math.sqrt(9 * 8))
+    assert kendall_tau_c(scores, ratings) == pytest.approx(2 * 7 / (5**2 * (3 - 1) / 3))
+    # Pairs: 01 C, 02 C, 12 D. n = 3, m = 3.
+    assert kendall_tau_b([1, 3, 2], [1, 2, 3]) == pytest.approx(1 / 3)
+    assert kendall_tau_c([1, 3, 2], [1, 2, 3]) == pytest.approx(2 * 1 / (9 * 2 / 3))
+    assert kendall_tau_b([3, 2, 1], [1, 2, 3]) == pytest.approx(-1)
+
+
+def test_tau_against_counting_all_pairs() -> None:
+    scores = [((7 * index) % 11) / 3 for index in range(40)]
+    ratings = [float((5 * index * index) % 4) for index in range(40)]
+    concordant = scores_differ = ratings_differ = 0
+    for i, j in combinations(range(40), 2):
+        s, r = scores[i] - scores[j], ratings[i] - ratings[j]
+        concordant += (s * r > 0) - (s * r < 0)
+        scores_differ += s != 0
+        ratings_differ += r != 0
+    m = min(len(set(scores)), len(set(ratings)))
+    assert kendall_tau_b(scores, ratings) == pytest.approx(concordant / math.sqrt(scores_differ * ratings_differ))
+    assert kendall_tau_c(scores, ratings) == pytest.approx(2 * concordant / (40**2 * (m - 1) / m))
+
+
+@pytest.mark.parametrize(
+    ("scores", "ratings", "error", "message"),
+    [
+        ([0.5, 0.5, 0.5], [1, 2, 3], UndefinedCorrelation, r"all 3 scores are 0\.5: .* is not defined"),
+        ([0.5, 0.6], [2, 2], UndefinedCorrelation, "all 2 ratings are 2"),
+        ([1, 2], [1, 2, 3], ValueError, "2 scores and 3 ratings"),
+        ([1], [1], ValueError, "at least 2"),
+        ([1, math.nan], [1, 2], ValueError, "score 1 is nan"),
+        ([1, 2], [math.inf, 2], ValueError, "rating 0 is inf"),
+    ],
+)
+def test_what_has_no_correlation_is_an_error_and_no_number(
+    scores: list[float], ratings: list[float], error: type[Exception], message: str
+) -> None:
+    for correlation in (kendall_tau_b, kendall_tau_c, pearson):
+        with pytest.raises(error, match=message):
+            correlation(scores, ratings)
+
+
+@pytest.mark.parametrize(("scores", "ratings"), [(5, 4), (40, 3), (2, 2), (3, 9)])
+def test_tau_of_a_table_is_that_of_its_items(scores: int, ratings: int) -> None:
+    generator = np.random.default_rng(10 * scores + ratings)
+    table = generator.integers(3, size=(ratings, scores))
+    table[ratings // 2] += table[0]  # some order
+    rated, scored = (np.repeat(axis.ravel(), table.ravel()) for axis in np.indices(table.shape))
+    expected = [stats.kendalltau(scored, rated, variant=variant).statistic for variant in "bc"]
+    assert tau_of_table(table) == pytest.approx(expected, rel=1e-12)
+    empty = np.zeros((ratings, 1), int)
+    padded = np.hstack([empty, table[:, :1], empty, table[:, 1:]])
+    assert tau_of_table(padded) == pytest.approx(expected, rel=1e-12), "scores that do not occur are no values"
+    with pytest.raises(UndefinedCorrelation):
+        tau_of_table(np.array([[0, 2, 0], [0, 3, 0]]))
+
+
+def test_tau_within_groups() -> None:
+    scores = [1, 2, 2, 1, 5, 5, 7, 8]
+    ratings = [1, 2, 1, 2, 1, 2, 3, 3]
+    groups = ["agrees", "agrees", "opposes", "opposes", "scored alike", "scored alike", "rated alike", "rated alike"]
+    found = grouped_tau_b(scores, ratings, groups)
+    assert found == (pytest.approx((1 - 1 + 0) / 3), 3, 1, 1)
+    order = [7, 2, 0, 5, 3, 1, 6, 4]
+    assert grouped_tau_b(*([values[i] for i in order] for values in (scores, ratings, groups))) == found
+    with pytest.raises(UndefinedCorrelation, match="none of 2 groups has different ratings"):
+        grouped_tau_b([1, 2, 3], [1, 1, 2], ["a", "a", "b"])
+    with pytest.raises(ValueError, match="2 groups for 3 scores"):
+        grouped_tau_b([1, 2, 3], [1, 1, 2], ["a", "a"])
+
+
+def test_spearman_of_samples_is_of_half_of_the_queries_and_one_item_of_each() -> None:
+    """Each query has one item that scores as it is rated and one that does not: the share decides."""
+    queries = [number for number in range(40) for _ in range(2)]
+    ratings = [float(number) for number in queries]
+    assert sampled_spearman(ratings, ratings, queries, samples=5).tolist() == pytest.approx([1] * 5)
+    mixed = [float(number if index % 2 else -number) for index, number in enumerate(queries)]
+    found = sampled_spearman(mixed, ratings, queries, samples=200)
+    assert abs(found.mean()) < 0.1 < found.std()
+    assert found.tolist() == sampled_spearman(mixed, ratings, queries, samples=200).tolist()
+
+
+SCORES, RATINGS = [0.0, 1.0, 2.0, 1.0], [1.0, 2.0, 4.0, 5.0]
+# Means 1 and 3. Deviations -1 0 1 0 and -2 -1 1 2: products 3, squares 2 and 10.
+PCC = 3 / math.sqrt(20)
+
+
+def test_correlations_by_hand() -> None:
+    found = correlations(SCORES, RATINGS)
+    assert found.pearson == pytest.approx(PCC)
+    assert found.inverse_r_squared == pytest.approx(20 / 9)
+    # Differences 1 1 2 4: squares 22.
+    assert found.unfitted_ratings == pytest.approx(22 / 10)
+    assert found.unfitted_scores == pytest.approx(22 / 2)
+    # Pairs: 01 C, 02 C, 03 C, 12 C, 13 tied score, 23 D.
+    assert found.tau_b == pytest.approx(3 / math.sqrt(5 * 6))
+    assert found.tau_c == pytest.approx(2 * 3 / (16 * 2 / 3))
+    assert (found.sample_tau_b, found.notes, found.count) == (None, [], 4)
+    scaled = correlations([10 * score for score in SCORES], RATINGS)
+    assert (scaled.pearson, scaled.inverse_r_squared) == (pytest.approx(PCC), pytest.approx(20 / 9))
+    assert scaled.unfitted_ratings == pytest.approx((1 + 64 + 256 + 25) / 10), "the unfitted ones depend on the scale"
+    # Within each image the order is right, between the images it is not.
+    grouped = correlations([5, 6, 1, 2], [1, 2, 3, 4], ["a", "a", "b", "b"])
+    assert grouped.sample_tau_b is not None
+    assert (grouped.sample_tau_b.mean, grouped.sample_tau_b.groups) == (1, 2)
+    assert grouped.tau_b == pytest.approx((2 - 4) / 6)
+    assert unfitted([1, 2], [1, 2]) == 0
+
+
+def test_the_reading_of_the_specs_paper() -> None:
+    pcc, printed = 0.5228, 3.65  # the row of SPECS in the SPECS paper, table 2: PCC and "1 - R^2"
+    # y = pcc * x + the rest, which is orthogonal to x, so that the correlation is pcc.
+    x, rest = [1.0, -1.0, 1.0, -1.0], [1.0, 1.0, -1.0, -1.0]
+    y = [pcc * a + math.sqrt(1 - pcc**2) * b for a, b in zip(x, rest, strict=True)]
+    assert pearson(x, y) == pytest.approx(pcc)
+    assert correlations(x, y).inverse_r_squared == pytest.approx(printed, rel=0.006)
+
+
+def test_undefined_values_are_none_with_a_reason() -> None:
+    found = correlations([1.0, 1.0], [1.0, 2.0], ["a", "b"])
+    assert found.pearson is found.inverse_r_squared is found.tau_b is found.tau_c is found.unfitted_scores is None
+    assert found.unfitted_ratings == pytest.approx(1 / 0.5)
+    assert found.sample_tau_b is None
+    assert any("pearson: all 2 scores are 1" in note for note in found.notes)
+    assert any("sample-wise: none of 2 groups has different ratings" in note for note in found.notes)
+    uncorrelated = correlations([1, 2, 1, 2], [1, 1, 2, 2])
+    assert (uncorrelated.pearson, uncorrelated.inverse_r_squared) == (0, None)
+    assert "1 / PCC^2: the PCC is 0" in uncorrelated.notes
+
+
+def test_all_agree_with_scipy_and_with_counting_pairs() -> None:
+    """Ties in both, as ratings have; sample-wise by a plain loop over images."""
+    numbers = random.Random(3)
+    scores = [numbers.randrange(12) / 4 for _ in range(60)]
+    ratings = [float(numbers.randrange(1, 6)) for _ in scores]
+    found = correlations(scores, ratings, [index // 5 for index in range(60)])
+    assert found.pearson == pytest.approx(stats.pearsonr(scores, ratings)[0])
+    assert found.inverse_r_squared == pytest.approx(1 / stats.linregress(scores, ratings).rvalue ** 2)
+    assert found.tau_b == pytest.approx(stats.kendalltau(scores, ratings, variant="b").statistic)
+    # Somers' D is (C - D) over the pairs whose ratings differ; tau_c takes n^2 (m - 1) / 2m in their place.
+    different = sum(a != b for a, b in combinations(ratings, 2))
+    m = min(len(set(scores)), len(set(ratings)))
+    somers = stats.somersd(ratings, scores).statistic
+    assert found.tau_c == pytest.approx(somers * different * 2 * m / (60**2 * (m - 1)))
+    own = [stats.kendalltau(scores[at : at + 5], ratings[at : at + 5]).statistic for at in range(0, 60, 5)]
+    assert found.sample_tau_b is not None
+    assert found.sample_tau_b.mean == pytest.approx(sum(0 if math.isnan(tau) else tau for tau in own) / len(own))
+
+
+def test_pairwise_accuracy_is_strict_and_by_kind() -> None:
+    found = pairwise_accuracy([0.9, 0.5, 0.3, 0.8], [0.1, 0.5, 0.4, 0.2], ["swap", "swap", "replace", "replace"])
+    assert found == {"swap": 0.5, "replace": 0.5, "all": 0.5}
+    found = pairwise_accuracy([1.0, 1.0, 0.0], [0.0, 0.0, 0.0], ["a", "a", "b"])
+    assert found == {"a": 1.0, "b": 0.0, "all": pytest.approx(2 / 3)}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([], [], []), "at least 1"),
+        (([1.0], [1.0, 2.0], ["a"]), "1 correct, 2 wrong scores and 1 kinds"),
+        (([1.0], [math.nan], ["a"]), r"pair 0 has the scores 1\.0 and nan"),
+        (([1.0], [0.0], ["all"]), "stands for all pairs"),
+    ],
+)
+def test_pairwise_accuracy_refuses_bad_input(arguments: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        pairwise_accuracy(*arguments)

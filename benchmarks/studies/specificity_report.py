@@ -17,7 +17,7 @@ from tqdm import tqdm
 from benchmarks.studies.encoder_report import RememberingEncoder, texts_of
 from rewards.base import Reward
 from rewards.clip.backbone import Backbone
-from rewards.clip.long import count_tokens
+from rewards.clip.preprocessing import count_tokens
 from rewards.registry import build
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.scenes import hard_negatives, oracle

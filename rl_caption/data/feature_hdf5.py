@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rewards.arrays import UNREADABLE_ARRAY, check_expansion
+from rewards.files import UNREADABLE_ARRAY, check_expansion
 from rl_caption.data.base import DataError
 from rl_caption.data.feature_stores import Arrays, Header, Names, Place
 

@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rewards.base import Reward, RewardError, as_texts, checked_scores
+from rewards.base import Reward, RewardError, as_texts, checked_scores, reference_lists
 from rewards.registry import build, load
 from rewards.text.cider import CiderD
-from rewards.text.references import reference_lists
 from rewards.text.tokenize import TOKENIZER, tokenize
 from rl_caption.config.build import ConfigError
 from rl_caption.evaluation.java import JavaError, find_java

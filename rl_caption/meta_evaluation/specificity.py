@@ -21,8 +21,7 @@ from typing import Any, NamedTuple
 from tqdm import tqdm
 
 from rewards.base import Reward, checked_scores
-from rewards.text.detail_units import detail_units_of
-from rewards.text.pos_tags import Tagger
+from rewards.text.detail_units import Tagger, detail_units_of
 from rl_caption.data.scenes.draws import Draws
 from rl_caption.reward_models.triplets import Donor, continued, negative_unit, shuffled_words
 

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from rewards.text.detail_units import default_tagger
 from rl_caption.config.build import ConfigError
 from rl_caption.config.checks import mistakes
 from rl_caption.launch import processes_started
@@ -80,6 +81,7 @@ def check_config(config: RewardModelConfig) -> None:
 
     Raises:
         ConfigError: a value is out of range, is not read by the task, is missing, or does not fit another.
+        RewardError: the task needs detail units of captions, and the package textblob is not installed.
     """
     wrong = [*mistakes(config), *ignored_keys(config)]
     if config.task not in CLIP_TASKS and config.teacher.name is None:
@@ -89,6 +91,8 @@ def check_config(config: RewardModelConfig) -> None:
     wrong += [*_wrong_with_parts(config), *_wrong_with_long(config)]
     if wrong:
         raise ConfigError("; ".join(wrong))
+    if config.task == "specificity":
+        default_tagger()  # of the optional package textblob
     if config.task in CLIP_TASKS:
         network = _shape_of_clip(config)
         if network is not None:

@@ -12,7 +12,8 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from rewards.clip.backbone import Backbone
-from rewards.clip.encoder import EmbeddingCache, image_identity
+from rewards.clip.encoder import EmbeddingCache
+from rewards.images import image_identity
 from rl_caption.data.base import Row
 from rl_caption.reward_models.batch import Captions, PairBatch
 from rl_caption.training.tracking import announce

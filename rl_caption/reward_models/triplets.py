@@ -7,8 +7,7 @@ from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from rewards.text.detail_units import detail_units, detail_units_of
-from rewards.text.pos_tags import Tagger
+from rewards.text.detail_units import Tagger, detail_units, detail_units_of
 from rl_caption.data.files import read_captions
 from rl_caption.data.scenes.draws import Draws
 

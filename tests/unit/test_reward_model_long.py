@@ -13,7 +13,7 @@ from open_clip import SimpleTokenizer
 from torch import Tensor, nn
 
 from rewards.clip.backbone import load_backbone
-from rewards.clip.long import stretch_positions
+from rewards.clip.checkpoints import stretch_positions
 from rewards.clip.preprocessing import Preprocessing
 from rl_caption.config.build import ConfigError, build_data
 from rl_caption.config.schema import DataConfig

@@ -1,4 +1,4 @@
-"""The seam every reward is written to: one call, N captions in, N finite scores out."""
+"""The ``Reward`` protocol, its error, and checks of what goes into a reward and comes out of it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 class RewardError(RuntimeError):
     """A reward could not score its input, or returned something that is not a score.
 
-    A failing reward raises this; it never becomes 0.0 or NaN, because a policy learns from either.
+    A failing reward raises this instead of returning 0.0 or NaN, which a policy would learn from.
     """
 
 
@@ -19,14 +19,14 @@ class Reward(Protocol):
     """A plain picklable object (never an ``nn.Module``; it may hold one) that scores captions.
 
     The call has the signature of TRL's reward functions, so every reward also drives ``GRPOTrainer`` and
-    ``RLOOTrainer``: ``prompts`` and ``completions`` have N items, and so has every column. A column that the reward
-    does not know (``completion_ids``, ``trainer_state``, ``log_extra``, ``log_metric``, ...) is absorbed by
-    ``**columns``.
+    ``RLOOTrainer``. ``prompts`` and ``completions`` have N items, and so has every column; ``**columns`` absorbs those
+    that the reward does not know (``completion_ids``, ``trainer_state``, ``log_extra``, ``log_metric``, ...).
 
-    Columns that this package's own loop passes to every reward:
+    Columns that the trainer of ``rl_caption`` passes to every reward:
 
-    - ``references`` (``list[list[str]]``): the captions people wrote for the row's image, as they wrote them;
-    - ``image_id`` (``list[str]``), ``image`` (``list`` of paths or PIL images);
+    - ``references`` (``list[list[str]]``): the captions people wrote for the row's image, untokenised;
+    - ``image_id`` (``list[str]``);
+    - ``image``: paths, PIL images or objects with ``render()``; a list or tuple of several is the frames of a video;
     - ``finished`` (``list[bool]``): whether the caption ended with EOS before the length limit. A reward for which EOS
       is a token appends it to finished captions only. Absent means that all are finished.
     """
@@ -34,7 +34,7 @@ class Reward(Protocol):
     __name__: str
     """Log key, such as ``cider``."""
     columns: frozenset[str]
-    """Columns it cannot work without, such as ``{"references"}``."""
+    """Required columns, such as ``{"references"}``."""
     bounds: tuple[float, float]
     """Smallest and largest possible score, such as (0, 10) for CIDEr-D."""
     signature: str
@@ -46,7 +46,7 @@ class Reward(Protocol):
 
 
 def as_texts(completions: Sequence[Any]) -> list[str]:
-    """Turn completions into strings: strings stay, TRL message lists become the text of their last message.
+    """Completions as strings: strings stay, TRL message lists become the text of their last message.
 
     Raises:
         RewardError: an item is neither a string nor a list of ``{"role", "content"}`` messages.
@@ -59,8 +59,8 @@ def as_texts(completions: Sequence[Any]) -> list[str]:
 def _as_text(completion: Any, row: int) -> str:
     if isinstance(completion, str):
         return completion
-    if isinstance(completion, list) and completion and isinstance(completion[-1], dict) and "content" in completion[-1]:
-        content = completion[-1]["content"]
+    if isinstance(completion, list) and completion and isinstance(completion[-1], dict):
+        content = completion[-1].get("content")
         if isinstance(content, str):
             return content
         if isinstance(content, list):
@@ -74,7 +74,7 @@ def checked_scores(reward: Any, scores: Any, count: int) -> list[float]:
     """Return ``scores`` as a list of ``count`` finite floats.
 
     Raises:
-        RewardError: wrong count, None, or a non-finite score; the message names the reward and the first bad row.
+        RewardError: another number of scores, or one that is None, NaN or infinite; the message names the first row.
     """
     name = getattr(reward, "__name__", type(reward).__name__)
     values = list(scores) if scores is not None else []
@@ -89,24 +89,52 @@ def checked_scores(reward: Any, scores: Any, count: int) -> list[float]:
 def required_column(columns: dict[str, Any], name: str, reward: str, count: int) -> Sequence[Any]:
     """Return column ``name`` with ``count`` items.
 
-    Where there is no ``image``, TRL's ``images`` is taken; an item of either may be a list of one image.
+    Of ``image``, an item that is a list of one image becomes that image. Without ``image``, TRL's column ``images`` is
+    read, whose items are lists of exactly one image.
 
     Raises:
-        RewardError: the column is missing or has another length, or a row has several images or none.
+        RewardError: the column is missing or has another length, or a row has no image, or ``images`` several.
     """
-    column = columns.get(name)
+    column, most = columns.get(name), math.inf
     if column is None and name == "image":
-        column = columns.get("images")
+        column, most = columns.get("images"), 1
     if column is None:
         raise RewardError(f"reward {reward!r} needs the column {name!r}; the batch has {sorted(columns)}")
     if len(column) != count:
         raise RewardError(f"reward {reward!r}: column {name!r} has {len(column)} items for {count} captions")
-    return [_only_image(item, row, reward) for row, item in enumerate(column)] if name == "image" else column
+    if name != "image":
+        return column
+    for row, item in enumerate(column):
+        if isinstance(item, list | tuple) and not 1 <= len(item) <= most:
+            raise RewardError(f"reward {reward!r}: row {row} has {len(item)} images: expected one for a caption")
+    return [item[0] if isinstance(item, list | tuple) and len(item) == 1 else item for item in column]
 
 
-def _only_image(item: Any, row: int, reward: str) -> Any:
-    if not isinstance(item, list | tuple):
-        return item
-    if len(item) != 1:
-        raise RewardError(f"reward {reward!r}: row {row} has {len(item)} images: expected one for a caption")
-    return item[0]
+def reference_lists(columns: dict[str, Any], reward: str, count: int) -> list[tuple[str, ...]]:
+    """Return the column ``references``: one tuple of captions for each of ``count`` rows.
+
+    Rows that hold the same list object (the K samples of an image) get the same tuple object.
+
+    Raises:
+        RewardError: the column is missing or has another length, a row has no reference, or one is not a string.
+    """
+    rows = required_column(columns, "references", reward, count)
+    identities = list(map(id, rows))
+    first = dict(zip(reversed(identities), reversed(range(count)), strict=True))
+    checked = {identity: _checked_references(rows[row], row, reward) for identity, row in first.items()}
+    return list(map(checked.__getitem__, identities))
+
+
+def _checked_references(captions: Any, row: int, reward: str) -> tuple[str, ...]:
+    if type(captions) in (list, tuple) and set(map(type, captions)) == {str}:
+        return tuple(captions)
+    if isinstance(captions, str) or not isinstance(captions, Sequence):
+        raise RewardError(
+            f"reward {reward!r}: references of row {row} are {captions!r:.80}: expected a list of strings"
+        )
+    if not captions:
+        raise RewardError(f"reward {reward!r}: row {row} has no reference; it needs at least one per image")
+    for caption in captions:
+        if not isinstance(caption, str):
+            raise RewardError(f"reward {reward!r}: row {row} has the reference {caption!r:.80}: expected a string")
+    return tuple(captions)

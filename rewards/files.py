@@ -1,36 +1,43 @@
-"""Files that are written whole or not at all, and errors of writing that say which file and how much space is left."""
+"""Files: atomic writes, errors that name the file, and ``.npz`` arrays that may be damaged or made to fill memory."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import re
 import secrets
 import shutil
+import struct
 import time
+import tokenize
+import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
+import numpy as np
+from numpy.typing import NDArray
+
+UNREADABLE_ARRAY = (
+    *(OSError, ValueError, EOFError, KeyError, TypeError, SyntaxError, RuntimeError, MemoryError, OverflowError),
+    *(struct.error, tokenize.TokenError, zipfile.BadZipFile, zlib.error),
+)
+"""What numpy and zipfile raise on a file that is damaged, is not an array, or would have to be unpickled."""
 _LEFTOVER = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @contextlib.contextmanager
 def atomic_write(path: str | Path, *, sync: bool = True) -> Iterator[BinaryIO]:
-    """Open ``path`` for writing such that readers find the old file or the whole new one, never a part.
+    """Open ``path`` for writing such that readers find the old file or the complete new one.
 
-    What is written goes to ``.NAME.RANDOM.tmp`` in the same folder, which is made if absent. At the end of the block
-    that is flushed to the disk and renamed; on any exception it is removed. ``remove_leftovers`` removes those of
-    processes that were killed.
-
-    Args:
-        path: the file.
-        sync: wait until the disk has it. False where a file that a power cut damages is noticed and made again.
+    The block writes to ``.NAME.RANDOM.tmp`` in the same folder, which is made if absent; at its end the file is
+    renamed, after an fsync unless ``sync`` is False, and on any exception it is removed.
 
     Raises:
-        OSError: it cannot be written; the error names ``path`` and, where the disk is full, what is free.
+        OSError: it cannot be written; the error names ``path`` and, where the disk is full, the free space.
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
@@ -57,24 +64,60 @@ def write_errors(path: Path, temporary: Path | None = None) -> Iterator[None]:
         if error.filename not in (None, str(temporary)):
             raise
         reason = error.strerror or str(error)
-        if error.errno in _FULL:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
             reason += f" ({shutil.disk_usage(path.parent).free / 1e6:.1f} MB are free)"
         raise OSError(error.errno or errno.EIO, reason, str(path)) from error
 
 
 def remove_leftovers(folder: str | Path, older_than: float = 60.0) -> None:
-    """Remove what ``atomic_write`` left in ``folder`` when its process was killed.
+    """Remove the temporary files that killed processes left in ``folder`` (``atomic_write``); not in its subfolders.
 
-    Folders in it are not looked into. A folder that is not there has none.
-
-    Args:
-        folder: where files are written.
-        older_than: seconds since their last change; younger ones may belong to a process that still writes them. 0
-            where no other process can, as in a locked run folder.
+    Those changed less than ``older_than`` seconds ago stay: a running process may be writing them.
     """
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         for entry in os.scandir(folder):
             if _LEFTOVER.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
-                with contextlib.suppress(FileNotFoundError):  # another process removes them, too
+                with contextlib.suppress(FileNotFoundError):  # another process removes it, too
                     if time.time() - entry.stat().st_mtime > older_than:
                         os.unlink(entry.path)
+
+
+def check_expansion(expanded: int, stored: int) -> None:
+    """Raise ``ValueError`` if ``stored`` bytes expand to more than 64 MiB and more than 100 times their number."""
+    if expanded > max(1 << 26, 100 * stored):
+        raise ValueError(f"{stored} bytes would expand to {expanded:.4g}, more than 100 times as many")
+
+
+@contextlib.contextmanager
+def member(archive: zipfile.ZipFile, name: str) -> Iterator[tuple[BinaryIO, int]]:
+    """Open the array ``name`` of an ``.npz``, with its size in bytes.
+
+    Raises:
+        ValueError, or another of ``UNREADABLE_ARRAY``: there is no such array, or it expands beyond reason.
+    """
+    info = archive.getinfo(f"{name}.npy")
+    check_expansion(info.file_size, info.compress_size)
+    with archive.open(info) as file:
+        yield file, info.file_size  # type: ignore[misc]
+
+
+def array_header(file: BinaryIO, size: int) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Shape and dtype of the array that begins at the position of ``file``, which has ``size`` bytes.
+
+    Raises:
+        ValueError, or another of ``UNREADABLE_ARRAY``: it is none, or the file is too short for it.
+    """
+    version = np.lib.format.read_magic(file)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read(file)
+    needed = file.tell() + math.prod(shape) * dtype.itemsize
+    if min(shape, default=0) < 0 or needed > size:
+        raise ValueError(f"cut off: the shape {list(shape)} of {dtype} takes {needed} bytes, there are {size}")
+    return shape, dtype
+
+
+def read_array(file: BinaryIO, size: int) -> NDArray[Any]:
+    """The array that ``file``, of ``size`` bytes, begins with. Nothing is unpickled. Raises as ``array_header``."""
+    array_header(file, size)
+    file.seek(0)
+    return np.lib.format.read_array(file, allow_pickle=False)  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""Image sources (a path, a PIL image, an object that draws one): opening them as RGB, size, hash of the pixels."""
+"""Image sources (a path, a PIL image, an object that draws one; lists of them for videos): opening, size, hashes."""
 
 from __future__ import annotations
 
@@ -8,35 +8,26 @@ import os
 import stat
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
 from PIL import ExifTags, Image, ImageOps
 
 from rewards.base import RewardError
 
+T = TypeVar("T")
 UNREADABLE = (
-    OSError,
-    SyntaxError,
-    ValueError,
-    EOFError,
-    IndexError,
-    KeyError,
-    TypeError,
-    OverflowError,
-    ZeroDivisionError,
-    struct.error,
-    zlib.error,
-    Image.DecompressionBombError,
+    *(OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, TypeError, OverflowError, ZeroDivisionError),
+    *(struct.error, zlib.error, Image.DecompressionBombError),
 )
 """What Pillow's decoders raise on damaged files."""
 
 
 @runtime_checkable
 class Renderable(Protocol):
-    """An image that is drawn when it is needed (a generated scene). Picklable, so that loader workers can draw it."""
+    """An image that is drawn when it is needed (a generated scene). Picklable, for the workers of a loader."""
 
     def render(self) -> Image.Image:
         """Draw the image."""
@@ -44,20 +35,26 @@ class Renderable(Protocol):
 
 
 ImageSource: TypeAlias = str | Path | Image.Image | Renderable
+Frames: TypeAlias = list[ImageSource] | tuple[ImageSource, ...]
+"""The frames of a video, at least one."""
+
+
+def frames_of(source: ImageSource | Frames) -> Frames:
+    """The frames of a video; of an image, the image alone."""
+    if isinstance(source, list | tuple) and not source:
+        raise RewardError("a video has no frame: expected a list of at least one image")
+    return source if isinstance(source, list | tuple) else [source]
 
 
 def open_image(source: ImageSource, *, own_mode: bool = False) -> Image.Image:
-    """Open, draw or convert an image: RGB, its EXIF orientation applied, of an animation the first frame.
+    """Decode or draw an image: RGB, turned as its EXIF orientation says, the first frame of an animated file.
 
-    16-bit grey becomes 8-bit by its whole range (65535 is white); transparency is dropped. EXIF data that cannot be
-    read count as absent. With ``own_mode``, an image of 8 bits keeps its mode (``P``, ``RGBA``, ...).
-
-    Returns:
-        A new image, decoded.
+    16-bit grey becomes 8-bit by its full range (65535 is white); transparency is dropped. Unreadable EXIF data count as
+    absent. With ``own_mode``, an 8-bit image keeps its mode (``P``, ``RGBA``, ...). The result is a new image.
 
     Raises:
-        RewardError: there is no such file, or it is not a file, not an image, damaged, larger than
-            ``PIL.Image.MAX_IMAGE_PIXELS`` allows, or of numbers whose range is not known; the message names it.
+        RewardError: the file does not exist, is no regular file or no image, is damaged, is larger than
+            ``PIL.Image.MAX_IMAGE_PIXELS`` allows, or has numbers of an unknown range; or ``source`` is several frames.
     """
     if isinstance(source, str | Path):
         with image_file(source) as image:
@@ -67,28 +64,25 @@ def open_image(source: ImageSource, *, own_mode: bool = False) -> Image.Image:
             return _upright(source, own_mode)
     if isinstance(source, Renderable):
         return open_image(source.render(), own_mode=own_mode)
+    if isinstance(source, list | tuple):
+        raise RewardError(f"{source!r:.80} is a video of {len(source)} frames: expected one image")
     raise RewardError(f"{source!r:.80} is not an image: expected a path, a PIL image or an object with render()")
 
 
 @contextlib.contextmanager
 def image_file(path: str | Path) -> Iterator[Image.Image]:
-    """Open an image file without decoding it.
-
-    Raises:
-        RewardError: as ``open_image``; also for what fails inside the block.
-    """
+    """Open an image file without decoding it. Raises as ``open_image``, also for what fails inside the block."""
     with _naming(repr(str(path))):
-        # What is no file, such as a pipe or a device, might never end.
-        if not stat.S_ISREG(os.stat(path).st_mode):
+        if not stat.S_ISREG(os.stat(path).st_mode):  # reading a pipe or a device might never end
             raise ValueError("it is not a file")
         with Image.open(path) as image:
             yield image
 
 
 def image_size(path: str | Path) -> tuple[int, int]:
-    """Width and height of what ``open_image`` makes of a file, in most formats without decoding it. Raises as that."""
+    """Width and height of what ``open_image`` returns for a file, in most formats without decoding it."""
     with image_file(path) as image:
-        if image.format == "TIFF":  # whether its size is that before or after turning depends on Pillow's version
+        if image.format == "TIFF":  # Pillow's versions differ in whether its size is that before or after turning
             return ImageOps.exif_transpose(image).size
         width, height = image.size
         try:
@@ -96,6 +90,45 @@ def image_size(path: str | Path) -> tuple[int, int]:
         except UNREADABLE:
             turned = False
         return (height, width) if turned else (width, height)
+
+
+def image_identity(source: ImageSource | Frames) -> str:
+    """Cache key of an image or video: equal for equal images, whatever the order of frames.
+
+    A file's key is its absolute path, size and modification time in nanoseconds, so it is not read; any other image is
+    known by a hash of its pixels, so a scene is drawn. ``image_id`` is no key: two data sets may use the same one.
+
+    Raises:
+        RewardError: there is no such file, or ``source`` is not an image; of a video, the frame is named by its index.
+    """
+    frames = frames_of(source)
+    if len(frames) > 1:
+        keys = sorted(_of_frame(index, frame, image_identity) for index, frame in enumerate(frames))
+        return "frames:" + hashlib.blake2b("\n".join(keys).encode(), digest_size=16).hexdigest()
+    (frame,) = frames
+    if isinstance(frame, str | Path):
+        try:
+            status = os.stat(frame)
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise RewardError(f"image {str(frame)!r} cannot be read: {reason}") from error
+        # "oriented" tells apart embeddings that older versions computed without applying the EXIF orientation.
+        return f"oriented file:{os.path.abspath(frame)}:{status.st_size}:{status.st_mtime_ns}"
+    image = open_image(frame, own_mode=True)  # the mode matters: images are resized in their own
+    return f"pixels:{image.mode}:{pixel_hash(image.convert('RGB'))}"
+
+
+def check_frames(frames: Frames) -> None:
+    """Decode every frame of a video; raise ``RewardError`` with the index of the first that cannot be."""
+    for index, frame in enumerate(frames):
+        _of_frame(index, frame, open_image)
+
+
+def _of_frame(index: int, frame: ImageSource, read: Callable[[ImageSource], T]) -> T:
+    try:
+        return read(frame)
+    except RewardError as error:
+        raise RewardError(f"frame {index} of a video: {error}") from error
 
 
 def pixel_hash(image: Image.Image) -> str:
@@ -125,7 +158,7 @@ def _upright(image: Image.Image, own_mode: bool) -> Image.Image:
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
-    """Grey of more than 8 bits; Pillow's own conversion would cut values off at 255."""
+    """8-bit grey from more bits; Pillow's own conversion clips values at 255."""
     values = np.asarray(image)
     low, high = values.min(), values.max()
     # 32-bit integers hold 16-bit grey where the file is a PGM, or where one is above 255.

@@ -12,7 +12,7 @@ from rewards.base import Reward, RewardError, checked_scores
 
 Normalize = Literal["none", "per_term"]
 ROUNDING = 1e-6
-"""A spread below this share of the largest absolute score is rounding (embeddings are float32), not a difference."""
+"""A standard deviation below this fraction of the largest absolute score is rounding (embeddings are float32)."""
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,10 @@ class Moments:
 
 
 def moments(scores: Sequence[float]) -> Moments:
-    """Return the moments of N scores; a spread that is mere rounding (``ROUNDING``) is 0, and so is that of no score.
+    """Return the moments of N scores; a standard deviation that is rounding (``ROUNDING``) is 0, as is that of none.
 
-    Both are computed exactly and rounded at the end, so they depend neither on the order of the scores nor on how many
-    processes they were gathered from.
+    Sums are exact and rounded at the end, so the result depends neither on the order of the scores nor on the number
+    of processes that they were gathered from.
     """
     if not scores:
         return Moments(0.0, 0.0)
@@ -43,24 +43,21 @@ def z_scores(scores: Sequence[float], of: Moments) -> list[float]:
 class MixedReward:
     """Weighted sum of rewards, sum_t w_t r_t, or of their z-scores, sum_t w_t (r_t - mean_t) / std_t.
 
-    Of raw scores (``normalize="none"``), the weights carry the scales; ``bounds`` follow from those of the terms and
-    the weights (a negative weight swaps a term's bounds). Z-scores (``per_term``) are relative to the captions that are
-    scored together: they have no bounds, and totals of different calls do not compare. ``columns`` is what any term
-    needs, and ``signature`` lists all with their weights.
+    Of raw scores (``normalize="none"``), ``bounds`` follow from those of the terms and the weights. Z-scores
+    (``per_term``) are relative to the captions scored in one call: they have no bounds, and totals of different calls
+    do not compare. ``columns`` is the union over the terms.
+
+    Args:
+        terms: log key -> (reward, weight).
+        normalize: ``none`` adds raw scores, ``per_term`` z-scores of every term.
+
+    Raises:
+        ValueError: there is no term, a weight is not a finite number, or ``normalize`` is unknown.
     """
 
     __name__ = "total"
 
     def __init__(self, terms: Mapping[str, tuple[Reward, float]], normalize: Normalize = "none") -> None:
-        """Choose the terms.
-
-        Args:
-            terms: log key -> (reward, weight).
-            normalize: ``none`` adds raw scores, ``per_term`` z-scores of every term.
-
-        Raises:
-            ValueError: there is no term, a weight is not a finite number, or ``normalize`` is unknown.
-        """
         if normalize not in get_args(Normalize):
             raise ValueError(f"normalize is {normalize!r}: expected one of {', '.join(get_args(Normalize))}")
         if not terms:
@@ -79,10 +76,7 @@ class MixedReward:
 
     @property
     def signature(self) -> str:
-        """The term's own signature where there is one of weight 1, else all as ``0.5*[...]+0.5*[...]``.
-
-        Of z-scores, ``per_term(0.5*[...]+0.5*[...])``.
-        """
+        """``0.5*[...]+0.5*[...]``, of z-scores ``per_term(...)``; of one raw term of weight 1, the term's own."""
         if self.normalize == "none" and list(self.weights.values()) == [1.0]:
             return next(iter(self.rewards.values())).signature
         terms = "+".join(f"{self.weights[name]:g}*[{reward.signature}]" for name, reward in self.rewards.items())
@@ -91,7 +85,7 @@ class MixedReward:
     def terms(
         self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any
     ) -> dict[str, list[float]]:
-        """Score N captions by every term: log key -> N unweighted scores.
+        """Score N captions by every term: log key -> N raw scores.
 
         Raises:
             RewardError: a term failed, or returned another number of scores or one that is not finite.
@@ -105,12 +99,10 @@ class MixedReward:
         return scores
 
     def combine(self, terms: Mapping[str, Sequence[float]], of: Mapping[str, Moments] | None = None) -> list[float]:
-        """Return the N weighted sums of what ``terms`` returned.
+        """Return the weighted sums [N] of the raw scores of ``terms`` (log key -> N scores).
 
-        Args:
-            terms: log key -> N raw scores.
-            of: with ``per_term``, the moments of every term over all captions that are compared; None takes those of
-                the N captions themselves. Not used with ``none``.
+        ``of`` are the moments of every term for ``per_term``, taken over all captions of a step, say; None takes those
+        of the N captions.
         """
         if self.normalize == "per_term":
             known = of if of is not None else {name: moments(terms[name]) for name in self.weights}
@@ -120,15 +112,11 @@ class MixedReward:
         return [math.fsum(weight * score for weight, score in zip(weights, row, strict=True)) for row in rows]
 
     def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
-        """Score N captions by the weighted sum; z-scores are those over these N captions.
+        """Score N captions by the weighted sum; z-scores are those over these N captions. Raises as ``terms``.
 
-        So with ``per_term`` one caption alone scores 0, and a trainer that calls this in several processes normalises
-        in each of them by itself (this package's own training takes the samples of a whole step instead).
-
-        Where ``columns`` has TRL's ``log_metric``, the mean of every term is reported to it as ``reward/<term>``.
-
-        Raises:
-            RewardError: as for ``terms``.
+        With ``per_term`` a single caption scores 0, and a trainer that calls this in several processes normalises in
+        each separately (``rl_caption`` uses the samples of a whole step instead). The mean of every term is passed to
+        TRL's ``log_metric``, where ``columns`` has it, as ``reward/<term>``.
         """
         terms = self.terms(prompts, completions, **columns)
         log_metric = columns.get("log_metric")

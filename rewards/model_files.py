@@ -1,7 +1,7 @@
 """Files of saved models, local or on the hub: checks of folders, configurations and weights before they are used.
 
-A folder that this package writes ends with a manifest: every file's size, and the hash of the small ones. Folders that
-others made have none, and are taken as they are.
+The last file written to an exported folder is a manifest of all others: their sizes, and hashes of the small ones.
+Folders without a manifest, made by other packages, are not compared with anything.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from torch import Tensor, nn
 
 MANIFEST = "manifest.json"
 HASHED = 2**24
-"""Files of up to so many bytes are hashed, which takes milliseconds: configurations, tokenizers, small weights."""
+"""Largest file, in bytes, that is hashed, which takes milliseconds: configurations, tokenizers, small weights."""
 LARGEST = (
     (r"(layers?|blocks|repeats)$", 256),
     (r"(image|patch|resolution).*size$", 2**14),
     (r"(size|dim|width|embd|heads|rank|channels|embeddings|positions|tokens|context_length)$", 2**24),
 )
-"""Largest value of keys whose names match, the first that does."""
+"""Pattern of a key of a configuration -> its largest value; the first pattern that matches counts."""
 WHOLE = r"(position_ids|num_batches_tracked|token_type_ids|\.attn\.(masked_)?bias|attn_mask)$"
-"""Names of buffers that hold whole numbers, or truth values, in weights of Transformers and open_clip."""
+"""Names of integer and boolean buffers in weights of Transformers and open_clip."""
 
 
 def manifest_of(folder: Path) -> dict[str, Any]:
-    """What a manifest of ``folder`` lists: every other file, by its path inside."""
+    """The manifest of ``folder``: relative path -> size and perhaps hash of every file but the manifest."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST)
     return {file.relative_to(folder).as_posix(): _entry(file) for file in files}
 
 
 def damage(folder: Path) -> str | None:
-    """What differs between ``folder`` and its manifest, the first file by name; None where nothing does.
+    """The first difference between ``folder`` and its manifest, or None. Files that it does not list do not count.
 
-    Files that the manifest does not list are not looked at. One written by an older version has sizes alone.
+    Manifests of older versions have sizes alone.
     """
     manifest = folder / MANIFEST
     if not manifest.is_file():
@@ -63,11 +63,7 @@ def damage(folder: Path) -> str | None:
 
 
 def check_folder(folder: Path) -> None:
-    """See to it that the folder of a model is as it was written, where it has a manifest.
-
-    Raises:
-        ValueError: which file is missing or changed.
-    """
+    """Raise ``ValueError`` if a file of ``folder`` differs from its manifest, where it has one."""
     found = damage(folder) if (folder / MANIFEST).is_file() else None
     if found is not None:
         raise ValueError(
@@ -82,12 +78,7 @@ def _entry(file: Path) -> dict[str, Any]:
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """Read a JSON object.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: it holds something else; the message names it.
-    """
+    """Read a JSON object. Raises ``OSError``, or ``ValueError`` if the file holds anything else."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
@@ -98,14 +89,9 @@ def read_object(file: Path) -> dict[str, Any]:
 
 
 def check_ranges(values: Mapping[str, Any], ranges: Mapping[str, tuple[float, float]]) -> None:
-    """See to it that each of ``values`` that ``ranges`` names is a number in its range.
+    """Raise ``ValueError`` for the first value outside ``ranges`` (key -> smallest, largest).
 
-    Args:
-        values: as they were read.
-        ranges: smallest and largest; whole numbers, where these are.
-
-    Raises:
-        ValueError: the first that is not.
+    A value has to be a whole number where the ends of its range are.
     """
     for key, (lowest, highest) in ranges.items():
         value, whole = values[key], isinstance(highest, int)
@@ -116,14 +102,10 @@ def check_ranges(values: Mapping[str, Any], ranges: Mapping[str, tuple[float, fl
 
 
 def check_sizes(values: Mapping[str, Any], where: str = "") -> None:
-    """Refuse the shape of a model that nobody has, before anything of that size is made.
+    """Raise ``ValueError`` for the first number of layers, size or width of a configuration below 0 or over
+    ``LARGEST``.
 
-    Args:
-        values: a configuration, with sections perhaps.
-        where: the section, for messages.
-
-    Raises:
-        ValueError: the first number of layers, size or width below 0 or above ``LARGEST``.
+    Called before anything of that size is allocated. ``where`` is the section of nested configurations, for messages.
     """
     for key, value in values.items():
         if isinstance(value, Mapping):
@@ -135,11 +117,7 @@ def check_sizes(values: Mapping[str, Any], where: str = "") -> None:
 
 
 def check_memory(model: nn.Module) -> None:
-    """See to it that the float32 weights of a model, which is on the meta device still, fit into memory.
-
-    Raises:
-        ValueError: they do not.
-    """
+    """Raise ``ValueError`` if the weights of ``model``, on the meta device, would not fit into memory as float32."""
     count = sum(parameter.numel() for parameter in model.parameters())
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if 4 * count > memory:
@@ -150,12 +128,7 @@ def check_memory(model: nn.Module) -> None:
 
 
 def read_weights(file: Path) -> dict[str, Tensor]:
-    """Read a safetensors file.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: it is damaged, or holds something other than finite floating-point numbers.
-    """
+    """Read a safetensors file of finite floating-point numbers. Raises ``OSError`` or ``ValueError``."""
     try:
         weights = load_file(file)
     except SafetensorError as error:
@@ -165,9 +138,9 @@ def read_weights(file: Path) -> dict[str, Tensor]:
 
 
 def read_state(path: Path) -> dict[str, Tensor]:
-    """The tensors of a checkpoint file by key, without unpickling (safetensors, or ``weights_only``).
+    """The state dict of a checkpoint file, read without unpickling (safetensors, or ``weights_only``).
 
-    ``state_dict`` inside it, and a prefix ``module.`` of data parallelism, are looked through.
+    It may lie under the key ``state_dict``, and keys may have the prefix ``module.`` of data parallelism.
 
     Raises:
         OSError, RuntimeError, ValueError, pickle.UnpicklingError: it is not such a file.
@@ -186,11 +159,9 @@ def read_state(path: Path) -> dict[str, Tensor]:
 
 
 def check_types(file: Path) -> None:
-    """See to it that the tensors of a safetensors file are stored as floating-point numbers, without reading them.
+    """Raise ``ValueError`` if a safetensors file is damaged or stores a tensor that is not floating-point.
 
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: it is damaged, or a tensor is of another type; the message names it.
+    Only its header is read. Integer buffers (``WHOLE``) are allowed.
     """
     try:
         with safe_open(file, framework="pt") as stored:
@@ -203,35 +174,22 @@ def check_types(file: Path) -> None:
 
 
 def check_numbers(tensors: Iterable[tuple[str, Tensor]], where: str) -> None:
-    """See to it that all ``tensors`` hold finite floating-point numbers.
-
-    Raises:
-        ValueError: one does not; the message says ``where`` and names it.
-    """
+    """Raise ``ValueError`` for the first tensor that is not floating-point or has values that are NaN or infinite."""
     for name, tensor in tensors:
         if not tensor.is_floating_point():
             raise ValueError(f"{where}: {name} holds {tensor.dtype}: expected floating-point numbers")
-        found = non_finite(tensor)
+        found = tensor.numel() - int(torch.isfinite(tensor).sum())
         if found:
             raise ValueError(f"{where}: {name} has {found} of {tensor.numel()} values that are NaN or infinite")
 
 
-def non_finite(tensor: Tensor) -> int:
-    """How many values are NaN or infinite."""
-    return tensor.numel() - int(torch.isfinite(tensor).sum())
-
-
 def state_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every tensor in the state of ``model``."""
+    """The shape of every tensor in the state dict of ``model``."""
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
 
 def check_state(state: dict[str, Tensor], shapes: dict[str, tuple[int, ...]], what: str, hint: str = "") -> None:
-    """Compare names and shapes of ``state`` with ``shapes``.
-
-    Raises:
-        ValueError: a key is missing, unexpected or of the wrong shape; the message names the first five of each.
-    """
+    """Raise ``ValueError`` with the first five keys of ``state`` that are missing, unexpected or of the wrong shape."""
     wrong = [
         f"{name} has {list(state[name].shape)}, not {list(shape)}"
         for name, shape in shapes.items()
@@ -252,13 +210,10 @@ def check_state(state: dict[str, Tensor], shapes: dict[str, tuple[int, ...]], wh
 
 
 def ask_hub(name: str, file: str) -> bool:
-    """Ask the hub for ``file`` of the model ``name``, in one request.
+    """Ask the hub for ``file`` of the model ``name``, in one request; whether it answers.
 
-    Libraries ask for a dozen files, and again for each that fails: a mistyped name would take half a minute without a
-    connection.
-
-    Returns:
-        Whether the hub answers; where it does not, the file lies in the local cache, and so may the others.
+    Libraries request a dozen files and retry each, so a mistyped name would take half a minute. Where the hub does not
+    answer, the file is in the local cache, and so may the others be.
 
     Raises:
         OSError: there is no such model, or neither a connection nor a copy in the cache.

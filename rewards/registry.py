@@ -1,6 +1,6 @@
-"""Rewards by name. Nothing is imported before it is built.
+"""Rewards by name. A module is imported when its reward is loaded, so listing names imports nothing.
 
-A reward of this package is one line in ``REWARDS``; a reward from outside needs no line: its name is
+A reward of this package is one line in ``REWARDS``. A reward from outside needs no line: its name is
 ``package.module:Class``.
 """
 
@@ -32,31 +32,27 @@ REWARDS: dict[str, str] = {
 
 
 def available() -> list[str]:
-    """Return the names of the rewards of this package, sorted."""
+    """The names of the rewards of this package, sorted."""
     return sorted(REWARDS)
 
 
 def build(name: str, **kwargs: Any) -> Reward:
-    """Make a reward.
-
-    Args:
-        name: one of ``available()``, or ``package.module:Class``.
-        **kwargs: arguments of the class.
+    """Construct the reward ``name`` (one of ``available()``, or ``package.module:Class``) with ``kwargs``.
 
     Raises:
         ValueError: the name is unknown, the target cannot be imported or is no reward, or an argument is unknown or
-            missing. What the class itself raises is passed on.
+            missing. What the constructor raises is passed on.
     """
     target = load(name)
     parameters = inspect.signature(target).parameters
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    unknown = [] if takes_any else sorted(set(kwargs) - set(parameters))
+    variadic = {parameter.name for parameter in parameters.values() if parameter.kind is parameter.VAR_KEYWORD}
+    unknown = [] if variadic else sorted(set(kwargs) - set(parameters))
     missing = [
         parameter.name
         for parameter in parameters.values()
         if parameter.default is parameter.empty
-        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-        and parameter.name not in kwargs
+        and parameter.kind is not parameter.VAR_POSITIONAL
+        and parameter.name not in {*kwargs, *variadic}
     ]
     if unknown or missing:
         problem = f"does not take {', '.join(unknown)}" if unknown else f"needs {', '.join(missing)}"
@@ -72,32 +68,24 @@ def build(name: str, **kwargs: Any) -> Reward:
 
 
 def parameters(name: str) -> list[str]:
-    """Return the names of the arguments that ``build`` takes for a reward.
-
-    Raises:
-        ValueError: as for ``build``, for the name.
-    """
+    """The names of the arguments of a reward. Raises as ``load``."""
     return list(inspect.signature(load(name)).parameters)
 
 
 def describe(name: str) -> str:
-    """Return one line about a reward: what it is, its bounds and the columns it needs.
-
-    Raises:
-        ValueError: as for ``build``, for the name.
-    """
+    """One line about a reward: what it is, its bounds and the columns it needs. Raises as ``load``."""
     target = load(name)
     summary = (inspect.getdoc(target) or "no description").split("\n")[0]
     bounds = getattr(target, "bounds", None)
     columns = getattr(target, "columns", None)
-    # A class may decide either at construction; a property is no value.
+    # A class may set either in its constructor or as a property: then its class attribute is no value.
     bounds_text = f"in [{bounds[0]:g}, {bounds[1]:g}]" if isinstance(bounds, tuple) else "bounds depend on arguments"
     columns_text = (", ".join(sorted(columns)) or "none") if isinstance(columns, frozenset) else "depend on arguments"
     return f"{name}: {summary} ({bounds_text}; columns: {columns_text})"
 
 
 def load(name: str) -> Any:
-    """Return the class behind a name, not built.
+    """Import and return the class behind a name.
 
     Raises:
         ValueError: the name is unknown, or the target cannot be imported or called.
@@ -117,7 +105,7 @@ def load(name: str) -> Any:
         same = next((known for known in REWARDS.values() if known.endswith(f":{class_name}")), None)
         hint = f". Did you mean {same!r}?" if same else ""
         raise ValueError(f"reward {name!r}: module {module_name!r} cannot be imported: {error}{hint}") from error
-    made = getattr(module, class_name, None)
-    if not callable(made):
+    found = getattr(module, class_name, None)
+    if not callable(found):
         raise ValueError(f"reward {name!r}: module {module_name!r} has no class {class_name!r}")
-    return made
+    return found

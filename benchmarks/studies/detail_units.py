@@ -15,8 +15,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
 
-from rewards.text.detail_units import detail_units, detail_units_of, sentences_of, word_class
-from rewards.text.pos_tags import BrillTagger, NltkTagger, SpacyTagger, Tagger
+from rewards.text.detail_units import BrillTagger, NltkTagger, Tagger, detail_units, detail_units_of, word_class
 from rl_caption.data.scenes import ScenesData
 
 
@@ -25,6 +24,34 @@ def read(path: Path | None, key: str, count: int) -> list[str]:
     if path is None:
         return [row["long_reference"] for row in ScenesData(count, 0, 0, 0).split("train")]
     return [json.loads(line)[key] for line in path.read_text().splitlines() if line.strip()][:count]
+
+
+class SpacyTagger:
+    """The tagger of an installed spaCy pipeline, such as the package ``en_core_web_sm``."""
+
+    def __init__(self, model: str = "en_core_web_sm") -> None:
+        import spacy
+
+        self.pipeline = spacy.load(model, exclude=["parser", "ner", "lemmatizer", "attribute_ruler", "senter"])
+
+    def __call__(self, sentences: Sequence[Sequence[str]]) -> list[list[str]]:
+        """A tag for each token of each sentence."""
+        from spacy.tokens import Doc
+
+        documents = self.pipeline.pipe([Doc(self.pipeline.vocab, words=list(words)) for words in sentences])
+        return [[token.tag_ for token in document] for document in documents]
+
+
+def sentences_of(caption: str) -> list[list[str]]:
+    """The tokens of each sentence of a caption, as taggers are given them."""
+    found: list[list[str]] = []
+
+    def recorded(sentences: Sequence[Sequence[str]]) -> list[list[str]]:
+        found.extend(map(list, sentences))
+        return [[""] * len(words) for words in sentences]
+
+    detail_units(caption, recorded)
+    return found
 
 
 def named(name: str) -> Tagger:

@@ -21,7 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.harness import Measurement, Timing, Timings, command, compared, timed
 from benchmarks.l_clip import Shapes, caption_words, load_encoders, random_captions
-from rewards.clip.student import LCLIP, trim_padding
+from rewards.clip.student import LCLIP
 
 FULL_LENGTH = 77
 """Tokens of a padded text."""
@@ -78,7 +78,7 @@ def measure(timing: Timing, shapes: Shapes | None = None, pairs: int = 128) -> I
     captions = random_captions(caption_words(shapes.step.words), pairs, seed=0)
     ids = parts.tokenizer(captions, context_length=FULL_LENGTH).to(device)
     pixels = torch.randn(pairs, 3, shapes.student.image_size, shapes.student.image_size, device=device)
-    short = trim_padding(ids)
+    short = ids[:, : int(ids.argmax(dim=-1).max()) + 1]  # cut after the last EOT
     inputs = {"images": pixels, f"texts of {FULL_LENGTH}": ids, f"texts cut to {short.shape[1]}": short}
     variants = {
         f"{name}: {what}": partial(towers[what != "images"], tensor)

@@ -39,7 +39,7 @@ from benchmarks.studies.reward_models import (
 )
 from rewards.base import Reward
 from rewards.clip.backbone import Backbone
-from rewards.clip.long import count_tokens
+from rewards.clip.preprocessing import count_tokens
 from rewards.registry import build
 from rl_caption.config.build import ConfigError
 from rl_caption.data.base import DataError, Row

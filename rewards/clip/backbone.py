@@ -1,6 +1,6 @@
-"""One interface over frozen dual encoders: open_clip models and this package's students.
+"""Frozen dual encoders, loaded by name: open_clip models and L-CLIP students.
 
-Captions are tokenised by the model's own tokeniser: CLIP's BPE of 49,408 tokens for CLIP models and students.
+Captions are tokenised by the model's own tokenizer: CLIP's BPE of 49,408 tokens for CLIP models and students.
 """
 
 from __future__ import annotations
@@ -19,28 +19,27 @@ import torch
 from torch import Tensor, nn
 
 from rewards.base import RewardError
-from rewards.clip.captions import causal_text_features, embed_by_length, with_cached_words
-from rewards.clip.encoder import EncoderOptions, chunks, is_main_process
-from rewards.clip.long import load_file, stretch_student, stretch_text_tower
-from rewards.clip.preprocessing import Preprocessing, pixels, preprocessing_of
+from rewards.clip.checkpoints import load_file, load_tuned, stretch_student, stretch_text_tower
+from rewards.clip.encoder import RELEASED, EncoderOptions, chunks, is_main_process
+from rewards.clip.preprocessing import (
+    Preprocessing,
+    causal_text_features,
+    embed_by_length,
+    pixels,
+    preprocessing_of,
+    with_cached_words,
+)
 from rewards.clip.student import LCLIP
-from rewards.clip.tuned import RELEASED, load_tuned
 from rewards.images import ImageSource
 from rewards.model_files import ask_hub, check_folder, check_numbers, check_sizes, check_types, read_object
 
 logger = logging.getLogger(__name__)
 PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 SORTED_BATCHES = 16
-"""So many times ``batch_size`` captions are tokenised and sorted by length at a time, and then encoded in batches of as
-many tokens as ``batch_size`` captions of full length have."""
+"""Captions tokenised and sorted by length at a time, over ``batch_size``. They are then encoded in batches of as many
+tokens as ``batch_size`` captions of full length have."""
 _UNLOADABLE = (
-    OSError,
-    ValueError,
-    RuntimeError,
-    KeyError,
-    AttributeError,
-    TypeError,
-    AssertionError,
+    *(OSError, ValueError, RuntimeError, KeyError, AttributeError, TypeError, AssertionError),
     pickle.UnpicklingError,
 )
 """What loading raises: a failed download, an unknown name, weights of another shape, a damaged file, no such device."""
@@ -48,7 +47,7 @@ _UNLOADABLE = (
 
 @dataclass
 class _Loaded:
-    """A network with its tokenizer and preprocessing, as a student's folder or open_clip provides them."""
+    """A network with its tokenizer and preprocessing."""
 
     model: nn.Module
     tokenizer: Any
@@ -56,23 +55,22 @@ class _Loaded:
     context_length: int
     architecture: str
     trims: bool
-    """Whether padding cannot change a text embedding, so that ids may be cut after the longest caption."""
+    """Whether text embeddings do not depend on padding, so that ids may be cut after the longest caption."""
     encode_text: Callable[[Tensor], Tensor]
     note: str = ""
-    """What the signature says of the weights after their name."""
+    """For the signature, after the name of the weights."""
     long_layout: bool = False
 
 
 class Backbone:
-    """A frozen dual encoder that was loaded by name. It is pickled without its weights and loads them again."""
+    """A frozen dual encoder that was loaded by name. It is pickled without its weights and loads them again.
+
+    Raises:
+        ValueError: the weights cannot be found, downloaded or loaded, or an option does not go with them.
+    """
 
     def __init__(self, options: EncoderOptions) -> None:
-        """Load the weights.
-
-        Raises:
-            ValueError: the weights cannot be found, downloaded or loaded, or an option does not go with them.
-        """
-        # With its number: plain "cuda" would follow a later change of the current device, and the weights would not.
+        # With its index: plain "cuda" would follow a later change of the current device, and the weights would not.
         device = options.device or (f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu")
         self.name, self.pretrained, self.device = str(options.backbone), options.pretrained, device
         self._options = replace(options, backbone=self.name, device=device)
@@ -93,7 +91,7 @@ class Backbone:
 
     @property
     def num_parameters(self) -> int:
-        """Numbers that the model learned; shared weights count once."""
+        """Number of parameters; shared weights count once."""
         return sum(parameter.numel() for parameter in self._parts().model.parameters())
 
     @property
@@ -103,7 +101,7 @@ class Backbone:
 
     @property
     def preprocessing(self) -> Preprocessing:
-        """From an image to the pixels that the network reads."""
+        """From an image to the pixels that the image encoder reads."""
         return self._parts().preprocessing
 
     def _parts(self) -> _Loaded:
@@ -121,14 +119,9 @@ class Backbone:
 
     @torch.no_grad()
     def encode_images(self, images: Sequence[ImageSource], normalize: bool = True) -> Tensor:
-        """Embed N images, read or drawn batch by batch.
+        """Embed N images: [N, D], float32, on the CPU, of length 1 if ``normalize``.
 
-        Args:
-            images: N images.
-            normalize: scale embeddings to length 1; False leaves them as the model makes them.
-
-        Returns:
-            [N, D], float32, on the CPU.
+        Images are read or drawn batch by batch.
 
         Raises:
             RewardError: an image is missing or unreadable; the message names it.
@@ -142,20 +135,15 @@ class Backbone:
 
     @torch.no_grad()
     def encode_pixels(self, pixels: Tensor, normalize: bool = True) -> Tensor:
-        """Embed prepared pixels [N, 3, S, S] as [N, D], float32, on the model's device."""
+        """Embed pixels [N, 3, S, S] as [N, D], float32, on the model's device."""
         encode: Any = self._parts().model.encode_image
         return _features(encode(pixels.to(self.device, PRECISIONS[self._options.precision])), normalize)
 
     @torch.no_grad()
     def encode_texts(self, texts: Sequence[str], normalize: bool = True) -> Tensor:
-        """Embed N captions. Captions above ``context_length`` tokens lose their end, as in CLIPScore.
+        """Embed N captions: [N, D], float32, on the CPU, of length 1 if ``normalize``.
 
-        Args:
-            texts: N captions.
-            normalize: scale embeddings to length 1; False leaves them as the model makes them.
-
-        Returns:
-            [N, D], float32, on the CPU.
+        Captions above ``context_length`` tokens are truncated at the end, as in CLIPScore.
 
         Raises:
             RewardError: a caption is too long and ``truncate`` is off.
@@ -169,7 +157,7 @@ class Backbone:
         return torch.cat(groups) if groups else torch.zeros(0, 0)
 
     def token_ids(self, texts: list[str]) -> Tensor:
-        """What the text encoder reads of N captions: [N, ``context_length``], padded. Raises as ``encode_texts``."""
+        """Token ids [N, ``context_length``] of N captions, padded. Raises as ``encode_texts``."""
         parts = self._parts()
         if not self._options.truncate:
             for text in texts:
@@ -183,17 +171,7 @@ class Backbone:
 
 
 def load_backbone(name: str, pretrained: str | None = None, device: str = "cpu", **options: Any) -> Backbone:
-    """Load a frozen dual encoder.
-
-    Args:
-        name: ``EncoderOptions.backbone``.
-        pretrained: ``EncoderOptions.pretrained``.
-        device: such as ``cpu`` or ``cuda``.
-        **options: the other fields of ``EncoderOptions``; those of caches are not used.
-
-    Raises:
-        ValueError: an option is wrong, or the weights cannot be found, downloaded or loaded.
-    """
+    """``Backbone`` of ``EncoderOptions(name, pretrained, device, **options)``. Raises ``ValueError`` as these do."""
     return Backbone(EncoderOptions(name, pretrained, device, **options))
 
 
@@ -206,7 +184,10 @@ def _load(options: EncoderOptions) -> _Loaded:
         if not Path(name).is_dir():
             loaded = _load_open_clip(name, options)
         elif (Path(name) / "open_clip_config.json").is_file():
-            _check_open_clip(Path(name))
+            check_folder(Path(name))
+            check_sizes(read_object(Path(name) / "open_clip_config.json"))
+            for file in Path(name).glob("open_clip_model.safetensors"):
+                check_types(file)
             loaded = _load_open_clip(f"local-dir:{name}", options)
         else:
             loaded = _load_student(name, options)
@@ -217,14 +198,6 @@ def _load(options: EncoderOptions) -> _Loaded:
     except _UNLOADABLE as error:
         raise ValueError(f"backbone {label} cannot be loaded: {error}") from error
     return loaded
-
-
-def _check_open_clip(folder: Path) -> None:
-    """A folder in the layout of open_clip: as it was written, of a size that can be, stored as floating-point."""
-    check_folder(folder)
-    check_sizes(read_object(folder / "open_clip_config.json"))
-    for file in folder.glob("open_clip_model.safetensors"):
-        check_types(file)
 
 
 def _load_student(folder: str, options: EncoderOptions) -> _Loaded:
@@ -261,11 +234,11 @@ def _load_open_clip(name: str, options: EncoderOptions) -> _Loaded:
     if name.startswith("hf-hub:"):
         ask_hub(name.removeprefix("hf-hub:"), "open_clip_config.json")
     tag: dict[str, Any] = open_clip.get_pretrained_cfg(name, pretrained) if pretrained else {}
-    # The tag knows the activation; the architecture ViT-B-32 alone would run OpenAI's weights with another one.
+    # The tag tells the activation; the architecture ViT-B-32 alone would run OpenAI's weights with another one.
     quick_gelu, note, layout = bool(tag and tag.get("quick_gelu")), "", None
     known = RELEASED.get(Path(pretrained or "").name)
     if tuned_from is None and known is not None and known[0] == name and Path(str(pretrained)).is_file():
-        tuned_from = known[1]  # whichever score asks: the architecture alone may have another activation and mean
+        tuned_from = known[1]  # for any score: the architecture alone may have another activation and mean
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="QuickGELU mismatch")
         if pretrained is not None and tuned_from is not None:

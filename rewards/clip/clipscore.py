@@ -1,7 +1,7 @@
 """CLIPScore and RefCLIPScore: how well a caption fits its image, and its references, in a joint embedding space.
 
-Source: Hessel et al., "CLIPScore: A Reference-free Evaluation Metric for Image Captioning", EMNLP 2021, equations in
-section 3. Captions and references are embedded as they were written; no PTB tokens are made of them.
+Source: Hessel et al., "CLIPScore: A Reference-free Evaluation Metric for Image Captioning", EMNLP 2021, section 3.
+Captions and references are embedded as they were written, without PTB tokenisation.
 """
 
 from __future__ import annotations
@@ -9,23 +9,21 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rewards.base import as_texts, checked_scores, required_column
+from rewards.base import as_texts, checked_scores, reference_lists, required_column
 from rewards.clip.encoder import (
-    CachedEncoder,
     EmbeddingCache,
     EncoderOptions,
     EncoderSource,
     entry_bytes,
     is_main_process,
+    load_encoder,
     passes_on,
 )
-from rewards.text.references import reference_lists
 
 logger = logging.getLogger(__name__)
 PREFIX = "A photo depicts "
@@ -33,12 +31,12 @@ Floats = NDArray[np.floating[Any]]
 
 
 def clip_score(cosines: Floats, w: float = 2.5) -> Floats:
-    """Compute w * max(cosine, 0) of [N] image-caption cosines, in [0, w]."""
+    """Compute w * max(cosine, 0) of image-caption cosines [N], in [0, w]."""
     return w * np.clip(cosines, 0.0, 1.0)
 
 
 def harmonic_mean(scores: Floats, agreements: Floats) -> Floats:
-    """Compute 2ab / (a + b) of [N] scores a and [N] agreements b; 0 where a + b is 0, which the formula leaves open."""
+    """Compute 2ab / (a + b) of scores a [N] and agreements b [N]; 0 where a + b is 0, which the formula leaves open."""
     total = scores + agreements
     return np.where(total != 0, 2 * scores * agreements / np.where(total != 0, total, 1.0), 0.0)
 
@@ -46,8 +44,17 @@ def harmonic_mean(scores: Floats, agreements: Floats) -> Floats:
 class ClipScore:
     """CLIPScore: 2.5 * max(cos(image, caption), 0) under a frozen dual encoder; no references.
 
-    Source: Hessel et al., EMNLP 2021, section 3. The released example's good captions have the mean 0.858, its
-    bad ones 0.715.
+    The image may be several frames of a video, whose embeddings are averaged (``CachedEncoder``). Source: Hessel et
+    al., EMNLP 2021, section 3. The released example's good captions have the mean 0.858, its bad ones 0.715.
+
+    Args:
+        backbone, pretrained, **encoder: fields of ``EncoderOptions``. ``pretrained`` is ``openai`` for the default
+            backbone.
+        prefix: put before captions and references, as in the paper; "" for none.
+        w: scale, above 0; 2.5 in the paper.
+
+    Raises:
+        ValueError: an argument is wrong, or the weights cannot be found or loaded.
     """
 
     __name__ = "clipscore"
@@ -66,17 +73,6 @@ class ClipScore:
         w: float = 2.5,
         **encoder: Any,
     ) -> None:
-        """Load the dual encoder.
-
-        Args:
-            backbone, pretrained, **encoder: fields of ``EncoderOptions``. ``pretrained`` is ``openai`` for the default
-                backbone.
-            prefix: put before captions and references, as in the paper; "" for none.
-            w: scale, above 0; 2.5 in the paper.
-
-        Raises:
-            ValueError: an argument is wrong, or the weights cannot be found or loaded.
-        """
         if not (math.isfinite(w) and w > 0):
             raise ValueError(f"w = {w}: expected a number above 0")
         if str(backbone) == "ViT-B-32" and pretrained is None:
@@ -93,11 +89,11 @@ class ClipScore:
         return f"{self.__name__}[{self.backbone.signature},prefix={self.prefix!r},w{self.w:g}]"
 
     def plan_caches(self, images: int, references: int) -> None:
-        """Log how much memory the embeddings of a data set take; warn if a cache is too small for them.
+        """Log the memory that the embeddings of a data set take; warn if a cache is too small for them.
 
         Args:
-            images: how many the data set has; 0 where another score with the same encoder tells of them.
-            references: how many different ones it has.
+            images: of the data set; 0 where another score with the same encoder has logged them.
+            references: distinct ones of the data set.
         """
         parts = [("images", images, self.backbone.images)]
         parts += [("references", references, self._references)] if "references" in self.columns else []
@@ -121,16 +117,7 @@ class ClipScore:
                 )  # fmt: skip
 
     def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
-        """Score N captions.
-
-        Args:
-            prompts: unused.
-            completions: N captions (strings or TRL messages).
-            **columns: ``image`` (N paths, PIL images or objects with ``render()``); for scores with references,
-                ``references`` (N lists of captions).
-
-        Returns:
-            N scores within ``bounds``.
+        """Score N captions by the column ``image`` and, for scores with references, ``references``.
 
         Raises:
             RewardError: a column is missing or has another length, an image is missing or unreadable, a row has no
@@ -138,7 +125,7 @@ class ClipScore:
         """
         texts = as_texts(completions)
         images = required_column(columns, "image", self.__name__, len(texts))
-        references = self._checked_references(columns, len(texts))
+        references = reference_lists(columns, self.__name__, len(texts)) if "references" in self.columns else []
         if not texts:
             return []
         captions = self._embed_texts(texts)
@@ -151,20 +138,17 @@ class ClipScore:
                     "Weights that are trained as SPECS's are want the reward specs with scale: shifted",
                     self.__name__, below, len(texts), self.backbone.signature,
                 )  # fmt: skip
-        scores = self._scores(cosines)
-        return checked_scores(self, self._with_references(scores, captions, references).tolist(), len(texts))
+        scores = self._with_references(self._scores(cosines), captions, references)
+        return checked_scores(self, scores.tolist(), len(texts))
 
     def _scores(self, cosines: Floats) -> Floats:
         return clip_score(cosines, self.w)
-
-    def _checked_references(self, columns: dict[str, Any], count: int) -> list[tuple[str, ...]]:
-        return []  # this score has none
 
     def _with_references(self, scores: Floats, captions: Floats, references: list[tuple[str, ...]]) -> Floats:
         return scores
 
     def _embed_texts(self, texts: Sequence[str]) -> Floats:
-        """Embed [N] captions, equal ones once."""
+        """Embed N captions, equal ones once."""
         distinct = list(dict.fromkeys(texts))
         rows = {text: row for row, text in enumerate(distinct)}
         embeddings = self.backbone.embed_texts([self.prefix + text for text in distinct])
@@ -176,9 +160,11 @@ class RefClipScore(ClipScore):
 
     The paper clips that cosine at 0, the released code does not. Clipping is the default: without it a caption that
     contradicts all references gets a negative or, near a + b = 0, an unbounded score, which no policy should learn
-    from. Where the best cosine is positive, both are equal.
+    from. Where the best cosine is positive, both are equal. Source: Hessel et al., EMNLP 2021, section 3.
 
-    Source: Hessel et al., EMNLP 2021, section 3.
+    Args:
+        backbone, pretrained, **arguments: as for ``ClipScore``.
+        clip_references: clip the best cosine to a reference at 0 (paper); False does not (released code).
     """
 
     __name__ = "ref_clipscore"
@@ -194,27 +180,15 @@ class RefClipScore(ClipScore):
         clip_references: bool = True,
         **arguments: Any,
     ) -> None:
-        """Load the dual encoder.
-
-        Args:
-            backbone, pretrained, **arguments: as for ``ClipScore``.
-            clip_references: clip the best cosine to a reference at 0 (paper); False does not (released code).
-
-        Raises:
-            ValueError: as for ``ClipScore``.
-        """
         super().__init__(backbone, pretrained, **arguments)
         self.clip_references = clip_references
-        # The harmonic mean of w and 1; unclipped, the sum of both may be as near to 0 as it likes.
+        # Clipped, at most the harmonic mean of w and 1; unclipped, a + b may be arbitrarily close to 0.
         self.bounds = (0.0, 2 * self.w / (1 + self.w)) if clip_references else (-math.inf, math.inf)
 
     @property
     def signature(self) -> str:
         """Metric, backbone with weights, prefix, w, and whether cosines to references are clipped."""
         return f"{super().signature[:-1]},{'clipped' if self.clip_references else 'unclipped'} references]"
-
-    def _checked_references(self, columns: dict[str, Any], count: int) -> list[tuple[str, ...]]:
-        return reference_lists(columns, self.__name__, count)
 
     def _with_references(self, scores: Floats, captions: Floats, references: list[tuple[str, ...]]) -> Floats:
         written = [self.prefix + text for own in references for text in own]
@@ -227,21 +201,5 @@ class RefClipScore(ClipScore):
 
 
 def _cosines(left: Floats, right: Floats) -> Floats:
-    """Compute the cosine of [N, D] rows of length 1 with the rows of [N, D], or of [1, D] with each."""
+    """Row-wise cosines [N] of embeddings [N, D] and [N, D] of length 1."""
     return (left.astype(np.float64) * right.astype(np.float64)).sum(axis=1)
-
-
-def load_encoder(options: EncoderOptions) -> CachedEncoder:
-    """Load the encoder of a score, where it is not loaded already, and open the cache of its image embeddings.
-
-    Raises:
-        ValueError: the weights cannot be found, downloaded or loaded, or an option does not go with them.
-    """
-    encoder = options.backbone
-    if isinstance(encoder, CachedEncoder):
-        return encoder
-    if isinstance(encoder, str | Path):
-        from rewards.clip.backbone import Backbone  # imports torch
-
-        encoder = Backbone(options)
-    return CachedEncoder(encoder, options.cache_dir, options.cache_images)

@@ -1,4 +1,4 @@
-"""What CLIP-based scores need of a dual encoder: its interface, its options, and a cache of its embeddings.
+"""The dual encoder of CLIP-based scores: its interface, its options, and a cache of its embeddings.
 
 Nothing here imports torch or loads a model: ``rewards.clip.backbone`` does.
 """
@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from rewards.base import RewardError
 from rewards.files import atomic_write
-from rewards.images import ImageSource, open_image, pixel_hash
+from rewards.images import Frames, ImageSource, check_frames, frames_of, image_identity
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,9 +32,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MEMORY_SHARE = 0.2
-"""Share of the available memory, divided among this machine's processes, that a cache without a limit may take."""
-_ENTRY_BYTES = 250
-"""Overhead of an entry: key, array object, slot in the dictionary."""
+"""Fraction of the available memory, divided by the machine's processes, for a cache without a limit."""
+RELEASED = {
+    "clip_ViT-B-32.pth": ("ViT-B-32", "openai"),
+    "openClip_ViT-L-14.pth": ("ViT-L-14", "laion2b_s32b_b82k"),
+    "PAC++_clip_ViT-B-32.pth": ("ViT-B-32", "openai"),
+    "PAC++_clip_ViT-L-14.pth": ("ViT-L-14", "openai"),
+}
+"""Checkpoint files of the repository aimagelab/pacscore -> architecture of open_clip, tag that was fine-tuned."""
+_ENTRY_BYTES = 250  # key, array object and dictionary slot of one embedding in memory
 _CHUNK = 1024
 _CHECKSUM_BYTES = 16
 _LOG_SECONDS = 10.0
@@ -44,7 +50,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 Precision = Literal["fp32", "fp16", "bf16"]
 MlpDeltas = Literal["ignored", "added"]
 EncoderSource: TypeAlias = "str | Path | DualEncoder | CachedEncoder"
-"""The ``backbone`` of a score: the name or folder of a model, or an encoder that is loaded already."""
+"""The ``backbone`` of a score: the name or folder of a model, or a loaded encoder."""
 
 
 @runtime_checkable
@@ -52,7 +58,7 @@ class DualEncoder(Protocol):
     """A frozen image encoder and text encoder with one embedding space."""
 
     fingerprint: str
-    """Hash of weights, architecture, precision and preprocessing: embeddings of equal fingerprints may be mixed."""
+    """Hash of weights, architecture, precision and preprocessing: cached embeddings belong to one fingerprint."""
     signature: str
     """Name, start of the fingerprint, precision; for the signature of a score."""
     context_length: int
@@ -69,51 +75,46 @@ class DualEncoder(Protocol):
 
 @dataclass(frozen=True)
 class EncoderOptions:
-    """Which dual encoder a score embeds with, how it runs, and how many of its embeddings are kept.
+    """Which dual encoder a score embeds with, how it runs, and how many of its embeddings are cached.
 
-    Every CLIP-based score takes these by keyword, so each is a key of the score's ``kwargs`` in a configuration. Of an
-    encoder that is loaded already only ``cache_dir``, ``cache_images`` and ``cache_references`` are used, and of a
-    ``CachedEncoder``, which brings its image embeddings, the last alone.
-
-    Raises:
-        ValueError: ``precision`` is unknown, or a number is below 1.
+    Every CLIP-based score takes these by keyword, so each is a key of the score's ``kwargs`` in a configuration. Of a
+    loaded encoder only ``cache_dir``, ``cache_images`` and ``cache_references`` are used, and of a ``CachedEncoder``,
+    which has its cache of images, ``cache_references`` alone.
     """
 
     backbone: EncoderSource
     """An open_clip architecture (``ViT-B-32``); a hub id (``hf-hub:organisation/model``); a local folder, of a student
-    or of an open_clip model (with ``open_clip_config.json``); or an encoder that is loaded already, which several
-    scores may share."""
+    or of an open_clip model (with ``open_clip_config.json``); or a loaded encoder, which several scores may use."""
     pretrained: str | None = None
-    """With an architecture only: a tag of open_clip (``openai``) or a checkpoint file. A file that OpenAI released (a
-    TorchScript archive) is recognised, and so are one in the layout of Long-CLIP and SPECS (two tables of positions)
-    and one of PAC-S under its own name (``tuned.RELEASED``). Other files of OpenAI's weights need the architecture
-    ``ViT-B-32-quickgelu``, since the file does not tell its activation; the log says which one was taken. The file
-    decides how many positions the text tower has."""
+    """With an architecture only: a tag of open_clip (``openai``) or a checkpoint file, which decides the number of text
+    positions. Recognised are OpenAI's TorchScript archives, the layout of Long-CLIP and SPECS (two tables of positions)
+    and PAC-S's files under their own names (``RELEASED``). Other files of OpenAI's weights need the architecture
+    ``ViT-B-32-quickgelu``, because they do not tell the activation; the log says which one was taken."""
     device: str | None = None
     """Such as ``cpu`` or ``cuda:0``; None is the process's current CUDA device if there is one, else the CPU."""
     precision: Precision = "fp32"
     """Of weights and activations. Published GPU scores are of fp16 and differ in the fourth digit."""
     batch_size: int = 64
-    """Images or captions encoded at once."""
+    """Images or captions encoded at once, at least 1."""
     truncate: bool = True
     """Cut captions that are longer than the encoder's context (77 tokens for CLIP), as CLIPScore's released code does;
     False raises instead (CLIP's BPE only)."""
     context_length: int | None = None
-    """Stretch the text tower to so many positions, the first 20 kept (``rewards.clip.long``): 248 for CLIP's 77. Not
-    for students with ``pad_attention: full``. None leaves it as it is."""
+    """Stretch the text tower to this many positions, keeping the first 20 (``rewards.clip.checkpoints``): 248 for
+    CLIP's 77. Not for students with ``pad_attention: full``. None leaves it as it is."""
     tuned_from: str | None = None
-    """For a checkpoint in the form of PAC-S or PAC-S++ (``rewards.clip.tuned``): the tag of open_clip whose weights
-    were tuned, which decides activation and preprocessing."""
+    """For a checkpoint in the form of PAC-S or PAC-S++: the tag of open_clip whose weights were fine-tuned, which
+    decides activation and preprocessing."""
     mlp_deltas: MlpDeltas = "ignored"
-    """Low-rank updates of MLPs, in files of PAC-S++: ``ignored``, as the released scorer does, or ``added`` as all
+    """Low-rank updates of MLPs in files of PAC-S++: ``ignored``, as in the released scorer, or ``added`` as all
     others."""
     cache_dir: str | Path | None = None
     """Folder that keeps image embeddings between runs; None keeps them in memory only."""
     cache_images: int | None = None
-    """Image embeddings kept in memory, about 2.3 kB each; None is as many as there are, up to a fifth of the available
-    memory (``EmbeddingCache``)."""
+    """Image embeddings kept in memory, about 2.3 kB each, at least 1; None is as many as fit into a fifth of the
+    available memory (``EmbeddingCache``)."""
     cache_references: int | None = None
-    """The same of reference embeddings."""
+    """The same for reference embeddings."""
 
     def __post_init__(self) -> None:
         if self.precision not in get_args(Precision):
@@ -127,14 +128,12 @@ class EncoderOptions:
 
 
 def passes_on(target: Callable[..., Any]) -> Callable[[Function], Function]:
-    """Let the signature of a function that hands its ``**keywords`` to ``target`` name what ``target`` takes.
+    """Decorate a function that hands its ``**keywords`` to ``target``: its signature lists the parameters of both.
 
-    So a score need not repeat the options that it passes on, and whoever asks for its arguments (``inspect.signature``,
-    ``rewards.registry``) still sees all of them.
+    A score then need not repeat the options of its encoder, and ``rewards.registry`` still sees their names.
     """
 
     def with_signature(function: Function) -> Function:
-        """``function`` with the parameters of both."""
         signature = inspect.signature(function)
         own = [parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
         more = [
@@ -148,32 +147,8 @@ def passes_on(target: Callable[..., Any]) -> Callable[[Function], Function]:
     return with_signature
 
 
-def image_identity(source: ImageSource) -> str:
-    """Return the key of an image: equal for equal images, different for others.
-
-    A file has its absolute path, size and time of change (nanoseconds), so that it is not read; anything else the hash
-    of its pixels, so a scene is drawn. An ``image_id`` is not used: two datasets may give one id to different images.
-
-    Raises:
-        RewardError: there is no such file, or ``source`` is not an image.
-    """
-    if isinstance(source, str | Path):
-        try:
-            status = os.stat(source)
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise RewardError(f"image {str(source)!r} cannot be read: {reason}") from error
-        # "oriented": embeddings that were kept before EXIF orientation was applied are of other pixels.
-        return f"oriented file:{os.path.abspath(source)}:{status.st_size}:{status.st_mtime_ns}"
-    image = open_image(source, own_mode=True)  # the mode decides how it is resized
-    return f"pixels:{image.mode}:{pixel_hash(image.convert('RGB'))}"
-
-
 def chunks(items: Sequence[T], size: int, title: str) -> Iterator[Sequence[T]]:
-    """Yield the items by ``size``, with a progress bar after two seconds or, off a terminal, log lines.
-
-    Only rank 0 shows anything.
-    """
+    """Yield the items by ``size``; rank 0 shows a progress bar after two seconds or, without a terminal, log lines."""
     start = logged = time.monotonic()
     shows = is_main_process()
     with tqdm(total=len(items), desc=title, leave=False, delay=2, disable=None if shows else True) as bar:
@@ -189,7 +164,7 @@ def chunks(items: Sequence[T], size: int, title: str) -> Iterator[Sequence[T]]:
 
 
 def is_main_process() -> bool:
-    """Whether this is rank 0; before ``torch.distributed`` is initialised, the launcher's ``RANK`` says it."""
+    """Whether this is rank 0; before ``torch.distributed`` is initialised, by the launcher's ``RANK``."""
     torch = sys.modules.get("torch")  # a process that has not imported it is in no group
     if torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
         return bool(torch.distributed.get_rank() == 0)
@@ -197,29 +172,21 @@ def is_main_process() -> bool:
 
 
 class EmbeddingCache:
-    """Embeddings of images, or of tokenised texts, under one model and one preprocessing.
+    """Embeddings of images or texts under one model and preprocessing, in memory and perhaps on disk.
 
-    On disk an embedding is ``folder/<fingerprint>/<2 digits>/<key>.emb``: a checksum of key and content, then a
-    float32 array in NumPy's format. A file that is cut off, damaged, or of something else or another model fails
-    the checksum and is computed again. Files are written whole or not at all, so processes may share a folder.
+    On disk an embedding is ``folder/<fingerprint>/<2 digits>/<key>.emb``: a checksum of key and content, then a float32
+    array in NumPy's format. A file that is damaged or belongs to another key fails the checksum and is computed again.
+    Files are written atomically, so processes may use the same folder.
+
+    Args:
+        fingerprint: of the model's weights and preprocessing; part of every key.
+        folder: where embeddings are kept on disk, about 2 kB each; None keeps none.
+        max_entries: embeddings kept in memory, at least 1; None is as many as ``MEMORY_SHARE`` has room for. A full
+            cache evicts nothing: over epochs in any order its hit rate is then the fraction of the data that fits,
+            while evicting the least recently used would hit next to nothing.
     """
 
     def __init__(self, fingerprint: str, folder: str | Path | None = None, max_entries: int | None = None) -> None:
-        """Open the cache.
-
-        Args:
-            fingerprint: of the model's weights and preprocessing; other fingerprints never share an entry.
-            folder: where embeddings are kept on disk, about 2 kB each; None keeps none.
-            max_entries: embeddings kept in memory; None is as many as ``MEMORY_SHARE`` has room for. A full cache keeps
-                what it has: over epochs of whatever order, the share of the data that is found is then the share that
-                it has room for, where dropping the least recently used would find next to nothing.
-
-        Raises:
-            ValueError: ``max_entries`` is below 1.
-            OSError: the folder cannot be made.
-        """
-        if max_entries is not None and max_entries < 1:
-            raise ValueError(f"max_entries = {max_entries}: expected at least 1")
         self.fingerprint, self.max_entries = fingerprint, max_entries
         self.folder = None if folder is None else Path(folder) / fingerprint
         if self.folder is not None:
@@ -228,7 +195,7 @@ class EmbeddingCache:
         self._write_failed = False
 
     def capacity(self, width: int) -> int:
-        """How many embeddings of ``width`` numbers fit in memory; without ``max_entries``, set by the first call."""
+        """How many embeddings of ``width`` numbers memory may hold; without ``max_entries``, set by the first call."""
         if self.max_entries is None:
             processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
             free = MEMORY_SHARE * psutil.virtual_memory().available / processes
@@ -246,21 +213,18 @@ class EmbeddingCache:
         identity: Callable[[Any], str] = image_identity,
         kind: str = "image",
     ) -> Embeddings:
-        """Return the embeddings of N images (or of other things), encoding only those that are not known.
+        """Return the embeddings [N, D], float32, of N images (or other items), encoding those that are not cached.
 
         Args:
             items: N images; equal ones are encoded once.
-            encode: turns M of them into [M, D] embeddings.
-            identity: key of one of them; no other item, of whatever kind, has it.
+            encode: M of them -> [M, D].
+            identity: an item -> its key.
             kind: what they are, for messages.
-
-        Returns:
-            [N, D], float32.
 
         Raises:
             RewardError: an image cannot be read or has an embedding that is not finite.
         """
-        # A scene that is passed several times in one call is drawn once.
+        # By object first: a scene that occurs several times in one call is drawn for its key once.
         keys_of_objects = {id(item): self._key(identity(item)) for item in {id(item): item for item in items}.values()}
         keys = [keys_of_objects[id(item)] for item in items]
         sources = dict(zip(keys, items, strict=True))
@@ -270,7 +234,8 @@ class EmbeddingCache:
             rows = encode([sources[key] for key in chunk])
             for key, row in zip(chunk, np.asarray(rows, np.float32), strict=True):
                 if not np.isfinite(row).all():
-                    raise RewardError(f"{kind} {_named(sources[key])} has an embedding that is not finite")
+                    name = repr(str(sources[key])) if isinstance(sources[key], str | Path) else f"{sources[key]!r:.80}"
+                    raise RewardError(f"{kind} {name} has an embedding that is not finite")
                 found[key] = row.copy()
                 self._write(key, found[key])
         for key, embedding in found.items():
@@ -314,49 +279,84 @@ class EmbeddingCache:
         np.save(buffer, embedding, allow_pickle=False)
         content = buffer.getvalue()
         try:
-            # Not waited for: a file that a power cut damages fails its checksum and is computed again.
+            # Without fsync: a file that a power cut damages fails its checksum and is computed again.
             with atomic_write(path, sync=False) as file:
                 file.write(_checksum(key, content) + content)
-        except OSError as error:
-            # The embedding is at hand; a full disk must not end a training run.
+        except OSError as error:  # a full disk must not end a training run
             if not self._write_failed:
                 logger.warning("embeddings cannot be kept in %s (%s): they stay in memory only", self.folder, error)
             self._write_failed = True
 
 
 class CachedEncoder:
-    """A frozen dual encoder with a cache of image embeddings. Terms of a mixture may use the same one."""
+    """A frozen dual encoder with a cache of image embeddings, which terms of a mixture may share.
+
+    ``cache_dir`` and ``cache_images`` are ``folder`` and ``max_entries`` of its ``EmbeddingCache``.
+    """
 
     def __init__(
         self, encoder: DualEncoder, cache_dir: str | Path | None = None, cache_images: int | None = None
     ) -> None:
-        """Open the cache; ``cache_dir`` and ``cache_images`` are ``folder`` and ``max_entries`` of ``EmbeddingCache``.
-
-        Raises:
-            ValueError: ``cache_images`` is below 1.
-            OSError: the folder cannot be made.
-        """
         self.encoder, self.signature = encoder, encoder.signature
         self.images = EmbeddingCache(encoder.fingerprint, cache_dir, cache_images)
 
-    def embed_images(self, images: Sequence[ImageSource]) -> Embeddings:
-        """Return [N, D] embeddings of length 1, float32; an image is encoded once. Raises as ``EmbeddingCache``."""
-        return self.images.embed(images, lambda missing: self.encoder.encode_images(missing).numpy())
+    def embed_images(self, images: Sequence[ImageSource | Frames]) -> Embeddings:
+        """Return embeddings [N, D] of length 1, float32, of N images or videos. Raises as ``EmbeddingCache.embed``.
+
+        A video's embedding is the mean of the normalised embeddings of its frames, normalised again (PAC-S, Sarto et
+        al. 2023, for video).
+        """
+        return self.images.embed(images, self._encode)
+
+    def _encode(self, images: Sequence[ImageSource | Frames]) -> Embeddings:
+        videos = [frames_of(image) for image in images]
+        try:
+            rows: Embeddings = self.encoder.encode_images([frame for frames in videos for frame in frames]).numpy()
+        except RewardError:
+            for frames in videos:
+                if len(frames) > 1:
+                    check_frames(frames)
+            raise
+        if len(rows) == len(images):
+            return rows
+        ends = np.cumsum([len(frames) for frames in videos])
+        return np.stack([_mean(own) for own in np.split(rows, ends[:-1])])
 
     def embed_texts(self, texts: Sequence[str]) -> Embeddings:
-        """Return [N, D] embeddings of length 1, float32, not cached. Raises as the encoder does."""
+        """Return embeddings [N, D] of length 1, float32, not cached. Raises as the encoder does."""
         embeddings: Embeddings = self.encoder.encode_texts(texts).numpy()
         return embeddings
 
 
+def _mean(rows: Embeddings) -> Embeddings:
+    """The normalised mean [D] of F embeddings [F, D] of length 1; NaN where they cancel. One row stays as it is."""
+    if len(rows) == 1:
+        return rows[0]
+    mean = rows.mean(axis=0, dtype=np.float64)
+    with np.errstate(invalid="ignore"):
+        return (mean / np.linalg.norm(mean)).astype(np.float32)
+
+
+def load_encoder(options: EncoderOptions) -> CachedEncoder:
+    """Load the encoder of a score, where ``options.backbone`` is not a loaded one, and open its cache.
+
+    Raises:
+        ValueError: the weights cannot be found, downloaded or loaded, or an option does not go with them.
+    """
+    encoder = options.backbone
+    if isinstance(encoder, CachedEncoder):
+        return encoder
+    if isinstance(encoder, str | Path):
+        from rewards.clip.backbone import Backbone  # imports torch
+
+        encoder = Backbone(options)
+    return CachedEncoder(encoder, options.cache_dir, options.cache_images)
+
+
 def entry_bytes(width: int) -> int:
-    """Memory of one embedding of ``width`` numbers, in bytes."""
+    """Memory of one cached embedding of ``width`` numbers, in bytes."""
     return 4 * width + _ENTRY_BYTES
 
 
 def _checksum(key: str, content: bytes) -> bytes:
     return hashlib.blake2b(key.encode() + content, digest_size=_CHECKSUM_BYTES).digest()
-
-
-def _named(source: ImageSource) -> str:
-    return repr(str(source)) if isinstance(source, str | Path) else f"{source!r:.80}"

@@ -3,7 +3,7 @@
 Sources: Sarto et al., "Positive-Augmented Contrastive Learning for Image and Video Captioning Evaluation", CVPR 2023;
 for PAC-S++, with low-rank updates of both towers, Sarto et al., "Positive-Augmented Contrastive Learning for
 Vision-and-Language Evaluation and Training", IJCV 2025. Captions and references are embedded as they were written,
-after CLIPScore's prefix; no PTB tokens are made of them.
+after CLIPScore's prefix.
 """
 
 from __future__ import annotations
@@ -12,13 +12,26 @@ from pathlib import Path
 from typing import Any
 
 from rewards.clip.clipscore import ClipScore, RefClipScore
-from rewards.clip.encoder import EncoderSource, passes_on
+from rewards.clip.encoder import RELEASED, EncoderSource, passes_on
 
 
 class PacScore(ClipScore):
     """PAC-S: 2 * max(cos(image, caption), 0) under a positive-augmented CLIP; no references.
 
     Source: Sarto et al., CVPR 2023. The released example's good captions have the mean 0.8264, its bad ones 0.5772.
+
+    Args:
+        backbone: architecture of open_clip, with ``pretrained``; None is that of the released file of that name. Or a
+            folder that has its own weights, or a loaded encoder. There is no default model: without weights that were
+            tuned for it, the score would not be PAC-S.
+        pretrained: checkpoint file: ``clip_ViT-B-32.pth`` or another of ``RELEASED``, or one in the same form.
+        tuned_from: as in ``EncoderOptions``; None for released files under their own names.
+        w: scale, above 0; 2 in the paper.
+        **arguments: as for ``ClipScore``.
+
+    Raises:
+        ValueError: there is no such file, it is not said what it was tuned from, it does not fit the architecture, or
+            an argument is wrong.
     """
 
     __name__ = "pac_s"
@@ -34,20 +47,6 @@ class PacScore(ClipScore):
         w: float = 2.0,
         **arguments: Any,
     ) -> None:
-        """Load the dual encoder. There is no default: without weights that were tuned for it, it would not be PAC-S.
-
-        Args:
-            backbone: architecture of open_clip, with ``pretrained``; None is what the released file of that name has.
-                Or a folder that has its own weights, or an encoder that is loaded already.
-            pretrained: checkpoint file: ``clip_ViT-B-32.pth`` or another of ``RELEASED``, or one in the same form.
-            tuned_from: as in ``EncoderOptions``; None for released files under their own names.
-            w: scale, above 0; 2 in the paper.
-            **arguments: as for ``ClipScore``.
-
-        Raises:
-            ValueError: there is no such file, it is not said what it was tuned from, it does not fit the architecture,
-                or an argument is wrong.
-        """
         super().__init__(**_tuned(backbone, pretrained, tuned_from), w=w, **arguments)
 
 
@@ -55,7 +54,8 @@ class RefPacScore(RefClipScore):
     """RefPAC-S: harmonic mean of PAC-S and the best cosine to a reference, in [0, 4/3] for w = 2.
 
     That cosine is clipped at 0, as in RefCLIPScore and for its reason; PAC-S's released code does not clip it, and has
-    no value where a + b is 0. Where the best cosine is positive, both are equal.
+    no value where a + b is 0. Where the best cosine is positive, both are equal. Arguments as for ``PacScore`` and
+    ``RefClipScore``.
 
     Source: Sarto et al., CVPR 2023. The released example's good captions have the mean 0.8393, its bad ones 0.6357.
     """
@@ -73,23 +73,12 @@ class RefPacScore(RefClipScore):
         w: float = 2.0,
         **arguments: Any,
     ) -> None:
-        """Load the dual encoder.
-
-        Args:
-            backbone, pretrained, tuned_from, w: as for ``PacScore``.
-            **arguments: as for ``RefClipScore``.
-
-        Raises:
-            ValueError: as for ``PacScore``.
-        """
         super().__init__(**_tuned(backbone, pretrained, tuned_from), w=w, **arguments)
 
 
 def _tuned(backbone: EncoderSource | None, pretrained: str | None, tuned_from: str | None) -> dict[str, Any]:
-    """The three arguments, with what is known of a released file filled in."""
+    """The three arguments, completed by what is known of a released file."""
     if backbone is None or (isinstance(backbone, str | Path) and not Path(backbone).is_dir()):
-        from rewards.clip.tuned import RELEASED  # imports torch
-
         if pretrained is None or not Path(pretrained).is_file():
             given = "is not given" if pretrained is None else f"is {str(pretrained)!r}, which is no file"
             raise ValueError(

@@ -1,7 +1,7 @@
-"""SPECS: agreement of a long caption with its image under a dual encoder that was trained for specificity.
+"""SPECS: cosine of an image and a long caption under a dual encoder that was trained for specificity.
 
-Source: the SPECS paper ("Specificity-Enhanced CLIP-Score for Long Image Caption Evaluation", 2025), section 3, and its
-released code for ``scale="shifted"``. Captions go to CLIP's BPE as they are: no prefix, no PTB tokens.
+Source: Chen et al., "Specificity-Enhanced CLIP-Score for Long Image Caption Evaluation" (SPECS), EMNLP 2025, section 3;
+its released code for ``scale="shifted"``. Captions go to CLIP's BPE as they are: no prefix, no PTB tokenisation.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Scale = Literal["clipped", "shifted"]
 
 
 def specs_score(cosines: Floats, scale: Scale = "clipped") -> Floats:
-    """Scores in [0, 1] of [N] image-caption cosines: max(cosine, 0) (paper) or (cosine + 1) / 2 (released code)."""
+    """Scores in [0, 1] of image-caption cosines [N]: max(cosine, 0) (paper) or (cosine + 1) / 2 (released code)."""
     scores = cosines if scale == "clipped" else (cosines + 1) / 2
     return np.clip(scores, 0.0, 1.0)
 
@@ -31,6 +31,18 @@ class Specs(ClipScore):
 
     Source: the SPECS paper, section 3. Cosines of the released weights are often negative, so that clipping would make
     most captions equal: for them ``shifted`` is the default, as in the released code.
+
+    Args:
+        backbone: folder that ``train_reward_model.py`` exported, or another of ``EncoderOptions``, such as ``ViT-B-32``
+            with ``pretrained: spec.pt``.
+        pretrained: checkpoint file, with an architecture.
+        scale: ``clipped`` at 0 (paper), or ``shifted`` to (cosine + 1) / 2 (released code). None is ``shifted`` for a
+            file in the layout of the released weights, else ``clipped``.
+        truncate: cut captions above the encoder's context; False raises and names the row.
+        **encoder: the other fields of ``EncoderOptions``.
+
+    Raises:
+        ValueError: an argument is wrong, or the weights cannot be found or loaded.
     """
 
     __name__ = "specs"
@@ -46,20 +58,6 @@ class Specs(ClipScore):
         truncate: bool = False,
         **encoder: Any,
     ) -> None:
-        """Load the dual encoder.
-
-        Args:
-            backbone: folder that ``train_reward_model.py`` exported, or another of ``EncoderOptions``, such as
-                ``ViT-B-32`` with ``pretrained: spec.pt``.
-            pretrained: checkpoint file, with an architecture.
-            scale: ``clipped`` at 0 (paper), or ``shifted`` to (cosine + 1) / 2 (released code). None is ``shifted``
-                for a file in the layout of the released weights, else ``clipped``.
-            truncate: cut captions above the encoder's context; False raises and names the row.
-            **encoder: the other fields of ``EncoderOptions``.
-
-        Raises:
-            ValueError: an argument is wrong, or the weights cannot be found or loaded.
-        """
         if scale not in (None, *get_args(Scale)):
             raise ValueError(f"scale is {scale!r}: expected one of {', '.join(get_args(Scale))}")
         super().__init__(backbone, pretrained, prefix="", w=1.0, truncate=truncate, **encoder)
@@ -80,34 +78,39 @@ class Specs(ClipScore):
         return f"{self.__name__}[{self.backbone.signature},{self.scale}{cut}]"
 
     def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
-        """Return N scores in [0, 1]; arguments and errors as for ``ClipScore``."""
+        """Return N scores in [0, 1]. Raises as ``ClipScore``."""
         texts = as_texts(completions)
         if not self.truncate:
-            self._check_lengths(texts)
+            from rewards.clip.preprocessing import count_tokens
+
+            longest = self.backbone.encoder.context_length - 2
+            for row, text in enumerate(texts):
+                if (tokens := count_tokens(text)) > longest:
+                    raise RewardError(
+                        f"reward {self.__name__!r}: caption {row} has {tokens} tokens, its encoder "
+                        f"({self.backbone.signature}) reads {longest}: {text!r:.80}. Shorten it, or set truncate: true"
+                    )
         return super().__call__(prompts, texts, **columns)
 
     def _scores(self, cosines: Floats) -> Floats:
         return specs_score(cosines, self.scale)
-
-    def _check_lengths(self, texts: Sequence[str]) -> None:
-        from rewards.clip.long import count_tokens
-
-        longest = self.backbone.encoder.context_length - 2
-        for row, text in enumerate(texts):
-            tokens = count_tokens(text)
-            if tokens > longest:
-                raise RewardError(
-                    f"reward {self.__name__!r}: caption {row} has {tokens} tokens, its encoder "
-                    f"({self.backbone.signature}) reads {longest}: {text!r:.80}. Shorten it, or set truncate: true"
-                )
 
 
 class LengthRouter:
     """A short-caption score below a number of tokens, a long-caption score from there on.
 
     The SPECS paper recommends CLIP below 60 tokens and SPECS above. Tokens are those of CLIP's BPE, without start and
-    end. Each caption is scored by one of the two. The default pair, CLIPScore with w = 1 and SPECS, is in [0, 1], yet
-    of two encoders: scores of captions below and above the threshold do not compare.
+    end. The default pair, CLIPScore with w = 1 and SPECS, is in [0, 1], but scores of captions below and above the
+    threshold do not compare: they are of two encoders.
+
+    Args:
+        short: a reward, or ``{name, **arguments}`` of one of the registry, for captions of fewer than ``threshold``
+            tokens; a mapping without a name is ``clipscore`` with ``w`` 1.
+        long: the same for all other captions; without a name it is ``specs``.
+        threshold: tokens, at least 1.
+
+    Raises:
+        ValueError: the threshold is below 1, or a reward cannot be built.
     """
 
     __name__ = "length_router"
@@ -117,17 +120,6 @@ class LengthRouter:
     def __init__(
         self, short: Reward | Mapping[str, Any], long: Reward | Mapping[str, Any], threshold: int = 60
     ) -> None:
-        """Choose the two scores.
-
-        Args:
-            short: a reward, or ``{name, **arguments}`` of one by its name in the registry: for captions of fewer than
-                ``threshold`` tokens; a mapping without a name is ``clipscore`` with ``w`` 1.
-            long: the same for all other captions; without a name it is ``specs``.
-            threshold: tokens, at least 1.
-
-        Raises:
-            ValueError: the threshold is below 1, or a reward cannot be built.
-        """
         if threshold < 1:
             raise ValueError(f"threshold = {threshold}: expected at least 1 token")
         self.threshold = threshold
@@ -143,20 +135,12 @@ class LengthRouter:
         return f"{self.__name__}[<{self.threshold} CLIP tokens: {self.short.signature}; else: {self.long.signature}]"
 
     def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
-        """Score N captions, each by the score for its length.
-
-        Args:
-            prompts: passed on.
-            completions: N captions (strings or TRL messages).
-            **columns: what either of the two needs; columns of N items are split as the captions are.
-
-        Returns:
-            N scores within ``bounds``.
+        """Score N captions, each by the score for its length; columns of N items are split as the captions are.
 
         Raises:
             RewardError: one of the two failed; the message names it.
         """
-        from rewards.clip.long import count_tokens
+        from rewards.clip.preprocessing import count_tokens
 
         texts = as_texts(completions)
         for name in sorted(self.columns):
@@ -167,15 +151,13 @@ class LengthRouter:
             rows = [row for row, found in enumerate(is_long) if found is wanted]
             if not rows:
                 continue
-            mine = {
-                name: [column[row] for row in rows] if _is_column(column, len(texts)) else column
-                for name, column in columns.items()
-            }
+            own = {name: _rows_of(column, rows, len(texts)) for name, column in columns.items()}
             own_prompts = None if prompts is None else [prompts[row] for row in rows]
             try:
-                found = checked_scores(reward, reward(own_prompts, [texts[row] for row in rows], **mine), len(rows))
+                found = checked_scores(reward, reward(own_prompts, [texts[row] for row in rows], **own), len(rows))
             except RewardError as error:
-                raise RewardError(f"{self.__name__}, {length} captions (rows {_first_rows(rows)}): {error}") from error
+                first = ", ".join(map(str, rows[:5])) + (", ..." if len(rows) > 5 else "")
+                raise RewardError(f"{self.__name__}, {length} captions (rows {first}): {error}") from error
             for row, score in zip(rows, found, strict=True):
                 scores[row] = score
         return scores
@@ -193,9 +175,7 @@ def _built(given: Reward | Mapping[str, Any], key: str, default: Mapping[str, An
         raise ValueError(f"{key}: {error}") from error
 
 
-def _is_column(column: Any, count: int) -> bool:
-    return isinstance(column, Sequence) and not isinstance(column, str) and len(column) == count
-
-
-def _first_rows(rows: Sequence[int]) -> str:
-    return ", ".join(map(str, rows[:5])) + (", ..." if len(rows) > 5 else "")
+def _rows_of(column: Any, rows: Sequence[int], count: int) -> Any:
+    """The items of ``rows`` of a column of ``count`` items; anything else, such as ``log_metric``, unchanged."""
+    is_column = isinstance(column, Sequence) and not isinstance(column, str) and len(column) == count
+    return [column[row] for row in rows] if is_column else column

@@ -1,10 +1,9 @@
 """L-CLIP, the lightweight dual encoder that is distilled from CLIP ViT-B/32, with torch alone.
 
-Both towers are pre-LN transformers with weight multiplexing, as in MiniViT (Zhang et al. 2022): each block is run
-several times in a row. The projections and the MLP are the same each time; the norms and the head mixers before and
-after the softmax belong to one repeat. Dropout and relative positions are off in L-CLIP, and so is MiniViT's
-transformation of the MLP: they are not here. The text tower has a factorised word embedding. The source is the
-L-CLIPScore paper and its released code; see docs/l_clip.md.
+Source: the L-CLIPScore paper and its released code; see docs/l_clip.md. Both towers are pre-LN Transformers with weight
+multiplexing, as in MiniViT (Zhang et al. 2022): each block runs several times in a row, with the same projections and
+MLP, and with the norms and head mixers of that repeat. As in the released code, there is no dropout, no relative
+position and no transformation of the MLP. The word embedding of the text tower is factorised.
 
 Shapes: B batch, L tokens of a caption, S pixels of a side, E joint width (``embed_dim``); in a block N tokens, H heads,
 D head width, W tower width.
@@ -31,9 +30,7 @@ PadAttention = Literal["full", "masked"]
 
 MODEL_TYPE = "l_clip"
 INIT_STD = 0.02
-"""Standard deviation of the truncated normal that linear layers, head mixers, positions and the class token start at.
-
-The mixers do not start as the identity: attention is nearly off at first."""
+"""Standard deviation of the truncated normal that initialises linear layers, head mixers, positions and class token."""
 _RELEASED_KEYS = (
     (r"^image\.patch_embed\.", "image.patch_embed.proj."),
     (r"^text\.token_embed\.", "text.patch_embed."),
@@ -47,34 +44,30 @@ _STAGE_2 = {"image": "student.image_encoder.", "text": "student.text_encoder."}
 
 @dataclass(frozen=True)
 class LCLIPConfig:
-    """Shape of an L-CLIP. The defaults are the paper's: 51,552,896 parameters.
-
-    Raises:
-        ValueError: a value is out of range, or two do not fit each other; the message names both.
-    """
+    """Shape of an L-CLIP. The defaults are the paper's: 51,552,896 parameters. Raises ``ValueError`` for others."""
 
     embed_dim: int = 512
     """Width E of the joint space, that of the teacher (512 for ViT-B/32)."""
     mlp_ratio: int = 4
-    """Hidden width of the MLP over the width of its tower."""
+    """Hidden width of the MLP, divided by the width of its tower."""
     image_size: int = 224
     """Height and width of the input, in pixels."""
     patch_size: int = 32
     """Height and width of a patch, in pixels; divides ``image_size``."""
     image_width: int = 768
-    """Width of the image tower; divided by ``image_heads``."""
+    """Width of the image tower, a multiple of ``image_heads``."""
     image_heads: int = 24
     image_blocks: int = 3
-    """Blocks with weights of their own."""
+    """Number of blocks."""
     image_repeats: int = 2
-    """How many times in a row each block is run."""
+    """Number of times in a row that each block runs."""
     image_qkv_bias: bool = True
     vocab_size: int = 49408
-    """Token ids. EOT has to be the largest id of a caption, as in CLIP's vocabulary: text is pooled at the argmax."""
+    """EOT has to be the largest id of a caption, as in CLIP's vocabulary: text is pooled at the argmax."""
     context_length: int = 77
     """Most tokens of a caption, SOT and EOT included."""
     text_width: int = 768
-    """Width of the text tower; divided by ``text_heads``."""
+    """Width of the text tower, a multiple of ``text_heads``."""
     text_heads: int = 12
     text_blocks: int = 2
     text_repeats: int = 2
@@ -82,9 +75,9 @@ class LCLIPConfig:
     embedding_rank: int | None = 256
     """Width of the word vectors before they are projected to ``text_width``; None: one table of full width."""
     pad_attention: PadAttention = "masked"
-    """``masked``: what follows EOT is not attended, so the embedding does not depend on padding and ids may be cut.
-    ``full``: all positions are attended, padding (id 0) included, as the released models do. No weight depends on it,
-    but embeddings do: keep what a model was trained with."""
+    """``masked``: keys after EOT are masked, so the embedding does not depend on padding and ids may be cut there.
+    ``full``: all positions are attended, padding (id 0) included, as in the released models. No weight depends on it,
+    but embeddings do: use the value that a model was trained with."""
 
     def __post_init__(self) -> None:
         check_sizes(asdict(self))
@@ -98,21 +91,14 @@ class LCLIPConfig:
                     raise ValueError(f"{field.name} is {value!r}: expected true or false")
             elif not (field.name == "embedding_rank" and value is None) and (type(value) is not int or value < 1):
                 raise ValueError(f"{field.name} is {value!r}: expected a positive integer")
-        for whole, part in (
-            ("image_size", "patch_size"),
-            ("image_width", "image_heads"),
-            ("text_width", "text_heads"),
-        ):
+        divisors = {"image_size": "patch_size", "image_width": "image_heads", "text_width": "text_heads"}
+        for whole, part in divisors.items():
             if getattr(self, whole) % getattr(self, part):
                 raise ValueError(f"{whole} {getattr(self, whole)} is no multiple of {part} {getattr(self, part)}")
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> LCLIPConfig:
-        """Build from a dictionary that has every field and no other.
-
-        Raises:
-            ValueError: a field is missing or unknown, or a value is out of range.
-        """
+        """Build from a dictionary that has every field and no other; raises ``ValueError`` otherwise."""
         names = {field.name for field in fields(cls)}
         if values.keys() != names:
             raise ValueError(
@@ -125,24 +111,18 @@ class LCLIPConfig:
 def head_mixed_attention(
     q: Tensor, k: Tensor, v: Tensor, mix_before: Tensor, mix_after: Tensor, blocked: Tensor | None = None
 ) -> Tensor:
-    """Attention whose heads are mixed linearly before and after the softmax.
+    """Attention whose heads are mixed linearly before and after the softmax, [B, H, N, D].
 
-    S = mix_before · (q kᵀ / √D), P = mix_after · softmax(S), output P v. Rows of P do not sum to 1. The products are
-    written out because ``F.scaled_dot_product_attention`` has no place to mix heads.
+    S = mix_before · (q kᵀ / √D), P = mix_after · softmax(S), output P v. Rows of P do not sum to 1. Written out because
+    ``F.scaled_dot_product_attention`` cannot mix heads.
 
     Args:
-        q: Queries [B, H, N, D]; ``k`` and ``v`` have the same shape.
-        k: Keys.
-        v: Values.
-        mix_before: Weights [H, H, 1, 1] of a 1x1 convolution over heads, [to, from].
-        mix_after: The same for after the softmax.
-        blocked: Keys that get no weight, bool [B, 1, 1, N]; at least one key of each item has to remain.
-
-    Returns:
-        [B, H, N, D].
+        q, k, v: [B, H, N, D].
+        mix_before, mix_after: weights [H, H, 1, 1] of 1x1 convolutions over heads, [to, from].
+        blocked: bool [B, 1, 1, N], keys that get no weight; at least one key of each item has to remain.
     """
     scores = mix_heads((q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1), mix_before)
-    if blocked is not None:  # after the mixing, which would add up infinities of both signs
+    if blocked is not None:  # after mixing, which would add infinities of both signs
         scores = scores.masked_fill(blocked, float("-inf"))
     return mix_heads(scores.softmax(dim=-1), mix_after) @ v
 
@@ -166,12 +146,10 @@ class SharedAttention(nn.Module):
             nn.init.trunc_normal_(weight, std=INIT_STD)
 
     def forward(self, x: Tensor, repeat: int, blocked: Tensor | None = None) -> Tensor:
-        """[B, N, W] -> [B, N, W] with the mixers of round ``repeat``; ``blocked`` as in ``head_mixed_attention``."""
+        """[B, N, W] -> [B, N, W] with the mixers of ``repeat``; ``blocked`` as in ``head_mixed_attention``."""
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        before, after = (
-            self.mix_before.get_parameter(f"{repeat}.weight"),
-            self.mix_after.get_parameter(f"{repeat}.weight"),
-        )
+        name = f"{repeat}.weight"
+        before, after = self.mix_before.get_parameter(name), self.mix_after.get_parameter(name)
         return self.proj(head_mixed_attention(q, k, v, before, after, blocked).transpose(1, 2).flatten(2))
 
 
@@ -188,7 +166,7 @@ class MLP(nn.Module):
 
 
 class SharedBlock(nn.Module):
-    """One pre-LN block, run ``repeats`` times in a row: [B, N, W] -> [B, N, W]."""
+    """One pre-LN block that runs ``repeats`` times in a row: [B, N, W] -> [B, N, W]."""
 
     def __init__(self, width: int, heads: int, repeats: int, qkv_bias: bool, mlp_ratio: int) -> None:
         super().__init__()
@@ -206,7 +184,7 @@ class SharedBlock(nn.Module):
 
 
 def init_linear(module: nn.Module) -> None:
-    """Set a linear layer to the truncated normal and its bias to 0; leave other modules alone."""
+    """Initialise a linear layer with the truncated normal and its bias with 0; ignore other modules."""
     if isinstance(module, nn.Linear):
         nn.init.trunc_normal_(module.weight, std=INIT_STD)
         if module.bias is not None:
@@ -216,15 +194,15 @@ def init_linear(module: nn.Module) -> None:
 class ImageStudent(nn.Module):
     """Image tower: patches with bias, class token, positions, shared blocks, norm, head; no norm before the blocks.
 
-    ``patch_embed.weight``, ``cls_token`` and ``pos_embed`` have the values of the teacher's ``conv1.weight``,
-    ``class_embedding`` and ``positional_embedding`` where those are copied; the last two have leading dimensions of 1.
+    ``patch_embed.weight``, ``cls_token`` and ``pos_embed`` correspond to the teacher's ``conv1.weight``,
+    ``class_embedding`` and ``positional_embedding``; the last two have leading dimensions of 1 here.
     """
 
     def __init__(self, config: LCLIPConfig) -> None:
         super().__init__()
         self.config = config
         width, patch = config.image_width, config.patch_size
-        # The patch projection keeps torch's initialisation, as in the released code: it is copied from the teacher.
+        # Keeps torch's initialisation, as in the released code, where it is then copied from the teacher.
         self.patch_embed = nn.Conv2d(3, width, patch, stride=patch)
         self.cls_token = nn.Parameter(torch.empty(1, 1, width))
         self.pos_embed = nn.Parameter(torch.empty(1, 1 + (config.image_size // patch) ** 2, width))
@@ -239,11 +217,7 @@ class ImageStudent(nn.Module):
         self.apply(init_linear)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Embed normalised pixels [B, 3, S, S] as [B, E], not of unit length.
-
-        Raises:
-            ValueError: the pixels have another shape.
-        """
+        """Embed normalised pixels [B, 3, S, S] as [B, E], not normalised. Raises ``ValueError`` for other shapes."""
         size = self.config.image_size
         if pixels.ndim != 4 or tuple(pixels.shape[1:]) != (3, size, size):
             raise ValueError(f"pixels have shape {list(pixels.shape)}: expected [B, 3, {size}, {size}]")
@@ -251,7 +225,6 @@ class ImageStudent(nn.Module):
         x = torch.cat([self.cls_token.expand(len(pixels), -1, -1), patches], dim=1) + self.pos_embed
         for block in self.blocks:
             x = block(x)
-        # Norm and head work token by token, so only the class token needs them.
         return self.head(self.norm(x[:, 0]))
 
 
@@ -279,15 +252,11 @@ class TextStudent(nn.Module):
         self.apply(init_linear)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Embed token ids [B, L] as [B, E], not of unit length.
+        """Embed token ids [B, L] as [B, E], not normalised. Raises ``ValueError`` for ids of another shape.
 
-        Args:
-            ids: SOT, tokens, EOT (the largest id of the row), padding. With ``pad_attention: masked`` L is at most
-                ``context_length`` and padding may be any smaller id; with ``full`` L is ``context_length`` and padding
-                is id 0, since both change the embedding.
-
-        Raises:
-            ValueError: the ids have another shape.
+        A row is SOT, tokens, EOT (its largest id), padding. With ``pad_attention: masked`` L is at most
+        ``context_length`` and padding may be any smaller id; with ``full``, where both change the embedding, L is
+        ``context_length`` and padding is id 0.
         """
         longest, masked = self.config.context_length, self.config.pad_attention == "masked"
         if ids.ndim != 2 or not (1 <= ids.shape[1] <= longest if masked else ids.shape[1] == longest):
@@ -301,12 +270,11 @@ class TextStudent(nn.Module):
         x = self.token_embed(ids) + self.pos_embed[: ids.shape[1]]
         for block in self.blocks:
             x = block(x, blocked)
-        # Norm and head work token by token, so only the pooled token needs them.
         return self.head(self.norm(x[torch.arange(len(ids), device=ids.device), end]))
 
 
 class LCLIP(nn.Module):
-    """Both towers. Embeddings are raw: normalise them before taking cosines."""
+    """Both towers. Embeddings are not normalised."""
 
     def __init__(self, config: LCLIPConfig | None = None) -> None:
         super().__init__()
@@ -315,7 +283,7 @@ class LCLIP(nn.Module):
         self.text = TextStudent(self.config)
 
     def encode_image(self, pixels: Tensor) -> Tensor:
-        """Embed normalised pixels [B, 3, S, S] as [B, E]; see ``ImageStudent.forward``."""
+        """Embed normalised pixels [B, 3, S, S] as [B, E]."""
         return self.image(pixels)
 
     def encode_text(self, ids: Tensor) -> Tensor:
@@ -323,14 +291,13 @@ class LCLIP(nn.Module):
         return self.text(ids)
 
     def forward(self, pixels: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Embed both: [B, 3, S, S] and [C, L] as [B, E] and [C, E]."""
+        """Embed pixels [B, 3, S, S] and token ids [C, L] as [B, E] and [C, E]."""
         return self.encode_image(pixels), self.encode_text(ids)
 
     def save_pretrained(self, path: str | Path) -> None:
         """Write ``model.safetensors`` and ``config.json`` to the folder ``path``; it is made if needed."""
         folder = Path(path)
         weights = {name: tensor.detach().contiguous() for name, tensor in self.state_dict().items()}
-        # Whoever reads the folder finds whole files only, and the configuration after the weights it describes.
         with atomic_write(folder / "model.safetensors") as file:
             file.write(save(weights, metadata={"format": "pt"}))
         config = json.dumps({"model_type": MODEL_TYPE, **asdict(self.config)}, indent=2) + "\n"
@@ -343,8 +310,8 @@ class LCLIP(nn.Module):
 
         Raises:
             FileNotFoundError: a file is missing.
-            ValueError: a file was changed since the folder was written, is damaged or of another kind of model, or the
-                weights do not fit the configuration or are not finite numbers.
+            ValueError: a file was changed since, is damaged or of another kind of model, or the weights do not fit the
+                configuration or are not finite numbers.
         """
         folder = Path(path)
         for name in ("config.json", "model.safetensors"):
@@ -360,28 +327,18 @@ class LCLIP(nn.Module):
         except ValueError as error:
             raise ValueError(f"{folder / 'config.json'}: {error}") from error
         weights = read_weights(folder / "model.safetensors")
-        with torch.device("meta"):  # the weights come from the file: initialising 50 million of them would be wasted
+        with torch.device("meta"):  # no weights are initialised: those of the file are assigned
             model = cls(config)
         check_state(weights, state_shapes(model), f"weights in {str(folder)!r}")
         model.load_state_dict(weights, assign=True)
         return model.eval()
 
 
-def trim_padding(ids: Tensor) -> Tensor:
-    """Cut ids [B, L] after the last EOT of the batch (the largest id of a row): [B, length of the longest caption].
-
-    For ``pad_attention: masked`` only. It synchronises with the device to learn the length.
-    """
-    return ids[:, : int(ids.argmax(dim=-1).max()) + 1]
-
-
 def released_key(name: str, stage: Literal[1, 2] = 2) -> str:
-    """Key that a released training checkpoint has for the tensor ``name`` of an ``LCLIP`` state.
+    """The key in a released training checkpoint of the tensor ``name`` of an ``LCLIP`` state dict.
 
-    Args:
-        name: such as ``image.cls_token``.
-        stage: of the training; 1 has one tower, under ``student.``, 2 has both, under ``student.image_encoder.`` and
-            ``student.text_encoder.``.
+    A checkpoint of stage 1 has one tower, under ``student.``; one of stage 2 both, under ``student.image_encoder.`` and
+    ``student.text_encoder.``.
     """
     for pattern, replacement in _RELEASED_KEYS:
         name = re.sub(pattern, replacement, name)
@@ -390,16 +347,12 @@ def released_key(name: str, stage: Literal[1, 2] = 2) -> str:
 
 
 def from_released(state_dict: Mapping[str, Tensor], config: LCLIPConfig | None = None) -> dict[str, Tensor]:
-    """Rename the keys of a released checkpoint's state; ``teacher.*`` is left out and tensors are not copied.
+    """Rename the keys of a released checkpoint's state dict to those of ``LCLIP``; ``teacher.*`` is left out.
 
     Args:
-        state_dict: what a released file, a Lightning checkpoint, has under ``state_dict``. Of stage 1 (one tower) or
-            stage 2, which the keys tell.
+        state_dict: what a released file, a Lightning checkpoint, has under ``state_dict``, of stage 1 (one tower) or 2.
+            The results of two stage-1 checkpoints, merged, are one ``LCLIP`` state dict.
         config: shape of the model; None is the default. Released models attend padding: ``pad_attention="full"``.
-
-    Returns:
-        The state with ``image.`` and ``text.`` keys, of one tower only for stage 1: those of two such checkpoints,
-        merged, are the state of one ``LCLIP``.
 
     Raises:
         ValueError: there is no student, or a key is missing, unexpected or of the wrong shape; keys are named as the
@@ -429,7 +382,7 @@ def from_released(state_dict: Mapping[str, Tensor], config: LCLIPConfig | None =
 
 
 def _rank_hint(student: Mapping[str, Tensor], wanted: Mapping[str, object]) -> str:
-    """What to change when the checkpoint and the configuration disagree on the word embedding's factorisation."""
+    """What to change where checkpoint and configuration differ in the factorisation of the word embedding."""
     has_table, wants_table = (
         any(key.endswith("patch_embed.weight") for key in keys) for keys in (student.keys(), wanted.keys())
     )

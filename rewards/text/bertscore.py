@@ -1,7 +1,8 @@
 """BERTScore of captions against references, by the package ``bert-score`` of its authors.
 
-Source: Zhang et al., "BERTScore: Evaluating Text Generation with BERT", ICLR 2020, section 3, F1. Captions
-and references go to the model's own tokeniser as they are, no PTB tokens.
+Source: Zhang et al., "BERTScore: Evaluating Text Generation with BERT", ICLR 2020, section 3, F1. Captions and
+    references
+go to the model's own tokenizer as they are, without PTB tokenisation.
 """
 
 from __future__ import annotations
@@ -15,15 +16,25 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rewards.base import RewardError, as_texts, checked_scores
-from rewards.text.references import reference_lists
+from rewards.base import RewardError, as_texts, checked_scores, reference_lists
 
 
 class BertScore:
     """BERTScore F1 of each caption: the best over the references of its image, in [-1, 1]; no rescaling.
 
-    Values of one model are squeezed into a small range (0.85 to 0.95, say), and compare with values of the same model,
-    layer and package only. A caption without a word gets 0, as in the package.
+    Values of one model lie in a small range (0.85 to 0.95, say), and compare with values of the same model, layer and
+    package only. A caption without a word gets 0, as in the package.
+
+    Args:
+        model: folder of a Transformers model with its tokenizer, or a name on the hub, such as ``roberta-large``, the
+            package's choice for English.
+        layers: layer whose embeddings are compared, from 1; None is the package's choice, for the models that it knows.
+        idf: weigh words by their inverse document frequency in the references of each call.
+        device: such as ``cuda``; None is the GPU where there is one.
+        batch_size: captions at once, at least 1; changes scores by rounding only.
+
+    Raises:
+        ValueError: the package or the model is not there, or ``layers`` is needed or out of range.
     """
 
     __name__ = "bertscore"
@@ -33,20 +44,6 @@ class BertScore:
     def __init__(
         self, model: str, layers: int | None = None, idf: bool = False, device: str | None = None, batch_size: int = 64
     ) -> None:
-        """Load the model.
-
-        Args:
-            model: folder of a model of Transformers with its tokeniser, or a name on the hub, such as
-                ``roberta-large``, the package's choice for English.
-            layers: which layer's embeddings are compared, from 1; None is the package's choice, for the models that it
-                knows.
-            idf: weigh words by their inverse document frequency in the references of each call.
-            device: such as ``cuda``; None is the GPU where there is one.
-            batch_size: captions at once; changes no score but by rounding.
-
-        Raises:
-            ValueError: the package or the model is not there, or ``layers`` is needed or out of range.
-        """
         if batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}: expected 1 or more")
         try:
@@ -80,11 +77,10 @@ class BertScore:
         return f"BERTScore-F1[{Path(self.model).name},{self._weights},L{self.layers},{weighted}]+bert-score{version}"
 
     def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
-        """Score N captions by the column ``references`` (N lists of captions).
+        """Score N captions by the column ``references``.
 
         Raises:
-            RewardError: the column is missing or has another length, a row has no reference or one without a word, or
-                a score is not finite.
+            RewardError: as ``reference_lists``, or a reference has no word, or a score is not finite.
         """
         texts = as_texts(completions)
         references = reference_lists(columns, self.__name__, len(texts))
@@ -121,10 +117,11 @@ def _check_folder(model: str, layers: int | None) -> None:
 
 
 def _mend_tokenizer(scorer: Any, model: str) -> None:
-    """Undo what Transformers 5 does to bert-score: the space before the first word, and a length without a limit.
+    """Give the tokenizer what bert-score loses under Transformers 5: the space before the first word, and a maximal
+    length.
 
-    GPT-2's and RoBERTa's tokenisers tell a word after a space from one without; bert-score asks for the space at every
-    call, which Transformers 5 ignores without a word.
+    GPT-2's and RoBERTa's tokens of a word depend on the space before it. bert-score requests that space at every call,
+    which Transformers 5 silently ignores.
     """
     from transformers import AutoTokenizer, GPT2Tokenizer, RobertaTokenizer
 
@@ -133,15 +130,15 @@ def _mend_tokenizer(scorer: Any, model: str) -> None:
     config = scorer._model.config
     longest = getattr(config, "max_position_embeddings", None)
     if longest is not None:
-        if "roberta" in config.model_type:  # positions start behind that of padding
+        if "roberta" in config.model_type:  # positions start after that of padding
             longest -= config.pad_token_id + 1
         scorer._tokenizer.model_max_length = min(scorer._tokenizer.model_max_length, longest)
 
 
 def _weights(scorer: Any) -> str:
-    """The first 12 digits of a hash of all weights that are used."""
+    """First 12 hexadecimal digits of the SHA-256 of all weights."""
     digest = hashlib.sha256()
     for name, value in sorted(scorer._model.state_dict().items()):
         digest.update(name.encode())
-        digest.update(value.detach().cpu().contiguous().flatten().view(-1).numpy().tobytes())
+        digest.update(value.detach().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()[:12]

@@ -1,8 +1,8 @@
 """BLEU-1 to BLEU-4 as the COCO caption toolkit computes them.
 
 Source: Papineni et al., "BLEU: a Method for Automatic Evaluation of Machine Translation", ACL 2002, equations 1-4, with
-the toolkit's choices: the reference length closest to the candidate's (the shorter of two), and small constants in
-place of smoothing, so that a caption without a matching n-gram scores almost 0.
+the toolkit's choices: the reference length closest to the candidate's (of two, the shorter), and small constants
+instead of smoothing, so that a caption without a matching n-gram scores almost 0.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from rewards.base import as_texts, checked_scores
+from rewards.base import as_texts, checked_scores, reference_lists
 from rewards.text.ngrams import NGram, ngram_counts
-from rewards.text.references import reference_lists
 from rewards.text.tokenize import TOKENIZER, tokenizer_of
 
 Tokens = Sequence[str]
@@ -23,17 +22,10 @@ _TINY = 1e-15
 
 
 def bleu_counts(candidate: Tokens, references: Sequence[Tokens], n: int = 4) -> list[int]:
-    """Count what BLEU is a function of, of one candidate; counts of captions add up to those of a corpus.
+    """The 2 n + 2 counts that BLEU of one candidate is a function of; those of a corpus are their sums.
 
-    Args:
-        candidate: tokens.
-        references: token lists, at least one.
-        n: longest n-grams.
-
-    Returns:
-        2 n + 2 counts: for each order, the candidate's n-grams that a reference has, each at most as often as the
-        reference that has it most; for each order, the candidate's n-grams; the candidate's length in tokens; the
-        length of the reference that is closest to it (of two, the shorter).
+    For each order, the candidate's n-grams that match, each clipped at its largest count in a reference; for each
+    order, the candidate's n-grams; the candidate's length; the closest reference length, both in tokens.
 
     Raises:
         ValueError: there is no reference.
@@ -54,7 +46,7 @@ def bleu_counts(candidate: Tokens, references: Sequence[Tokens], n: int = 4) -> 
 
 
 def bleu_of_counts(counts: Sequence[int]) -> list[float]:
-    """Return BLEU-1 to BLEU-n in [0, 1] of 2 n + 2 counts: those of one caption, or summed over a corpus."""
+    """BLEU-1 to BLEU-n, in [0, 1], of 2 n + 2 counts of one caption or of a corpus."""
     n = len(counts) // 2 - 1
     numbers = [int(count) for count in counts]
     scores = []
@@ -70,15 +62,18 @@ def bleu_of_counts(counts: Sequence[int]) -> list[float]:
 class Bleu:
     """Sentence BLEU-n of each caption against its image's references, in [0, 1].
 
-    Captions and references are given as written and tokenised by ``tokenizer``. The mean over captions is
-    not the corpus BLEU that papers print; that is ``bleu_of_counts`` of the summed ``bleu_counts``.
+    The mean over captions is not the corpus BLEU that papers print: that is ``bleu_of_counts`` of summed
+        ``bleu_counts``.
+
+    Args:
+        n: longest n-grams, at least 1; the log key is ``bleu<n>``.
+        tokenizer: ``ptb``, or ``none`` for text that is tokenised already.
     """
 
     columns = frozenset({"references"})
     bounds = (0.0, 1.0)
 
     def __init__(self, n: int = 4, tokenizer: str = TOKENIZER) -> None:
-        """Choose the longest n-grams, ``n`` >= 1 (log key ``bleu<n>``), and the tokenizer, ``ptb`` or ``none``."""
         if n < 1:
             raise ValueError(f"n is {n}: expected 1 or more")
         self.n, self.tokenizer, self._tokenize = n, tokenizer, tokenizer_of(tokenizer)
@@ -90,11 +85,7 @@ class Bleu:
         return f"BLEU[n{self.n},closest]+{self.tokenizer}"
 
     def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
-        """Score N captions by the column ``references`` (N lists of captions).
-
-        Raises:
-            RewardError: the column is missing or has another length, a row has no reference, or one is not a string.
-        """
+        """Score N captions by the column ``references``. Raises ``RewardError`` as ``reference_lists``."""
         texts = as_texts(completions)
         references = reference_lists(columns, self.__name__, len(texts))
         scores = [

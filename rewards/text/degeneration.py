@@ -1,6 +1,6 @@
-"""Signs of degenerate captions that need no reference: repetition, cut-off endings, length, variety.
+"""Signs of degenerate captions that need no reference: repetition, cut-off endings, length, vocabulary.
 
-All functions take tokenised captions (``rewards.text.tokenize``) and none of them fails on an empty caption.
+All functions take tokenised captions (``rewards.text.tokenize``), which may be empty.
 """
 
 from __future__ import annotations
@@ -28,14 +28,13 @@ BAD_ENDINGS = frozenset(
         *["will", "would", "could", "may", "might", "should", "'s", "n't", "very", "several"],
     ]
 )
-"""Words at which a finished English caption hardly ever ends: articles and determiners, prepositions, conjunctions and
-relative words, auxiliaries. Left out is what often ends one as an adverb, a noun or a pronoun (``behind``, ``inside``,
-``by``, ``off``, ``can``, ``other``, ``her``). ``on`` and ``in`` stay, since captions that break off end there, and so
-0.6 % of the captions that people wrote for COCO val2017 count as well: compare with the references of your data."""
+"""Words at which a finished English caption hardly ever ends. Words that often end one as an adverb, noun or pronoun
+(``behind``, ``inside``, ``by``, ``off``, ``can``, ``other``, ``her``) are left out. ``on`` and ``in`` are included,
+because captions that break off end there; 0.6 % of the captions that people wrote for COCO val2017 do, too."""
 
 
 def repeated_ngram_share(captions: Sequence[Tokens], n: int = 2) -> float:
-    """Return the share of n-grams that occurred earlier in the same caption, over all captions, in [0, 1].
+    """Fraction of n-grams that occurred earlier in the same caption, over all captions, in [0, 1].
 
     ``a cat and a cat`` has the bigrams a-cat, cat-and, and-a, a-cat: one of four is repeated.
     """
@@ -55,17 +54,12 @@ def bad_ending(tokens: Tokens) -> bool:
 def degeneration_statistics(
     captions: Sequence[Tokens], training_captions: Collection[tuple[str, ...]] | None = None
 ) -> dict[str, float]:
-    """Describe tokenised captions in one dict.
+    """Statistics of tokenised captions.
 
-    Args:
-        captions: at least one token list; it may be empty.
-        training_captions: a set of tuples of tokens, for ``novel``.
-
-    Returns:
-        ``length`` (mean tokens), ``vocabulary`` (different tokens), and shares in [0, 1]: ``repeated_ngrams`` (bigrams
-        that occurred earlier in their caption), ``bad_endings`` (captions that are empty or break off),
-        ``duplicates`` (captions equal to an earlier one), ``empty``, and ``novel`` (captions not among the training
-        captions; absent where these are not given).
+    ``length`` (mean tokens), ``vocabulary`` (distinct tokens), and fractions in [0, 1]: ``repeated_ngrams`` (bigrams
+    that occurred earlier in their caption), ``bad_endings`` (captions that are empty or break off), ``duplicates``
+    (captions equal to an earlier one), ``empty``, and ``novel`` (captions that are not among ``training_captions``, a
+    set of tuples of tokens; absent without them).
 
     Raises:
         ValueError: there is no caption.
@@ -87,14 +81,16 @@ def degeneration_statistics(
 
 
 class Repetition:
-    """Penalty for repeated n-grams: minus the share of a caption's n-grams that occurred earlier in it, in [-1, 0]."""
+    """Penalty for repeated n-grams: minus the share of a caption's n-grams that occurred earlier in it, in [-1, 0].
+
+    ``n``, at least 1, is the order of the n-grams.
+    """
 
     __name__ = "repetition"
     columns: frozenset[str] = frozenset()
     bounds = (-1.0, 0.0)
 
     def __init__(self, n: int = 2) -> None:
-        """Choose the order of the n-grams, ``n`` >= 1."""
         if n < 1:
             raise ValueError(f"n is {n}: expected 1 or more")
         self.n = n

@@ -1,8 +1,8 @@
-"""Cuts captions into detail units: the pieces that each add one detail (Chen et al., SPECS, EMNLP 2025).
+"""Detail units of captions: the pieces that each add one detail (Chen et al., SPECS, EMNLP 2025).
 
-A caption is cut into sentences, tokens and tags; a grammar over tags finds phrases; a unit ends where a phrase ends;
-three rules join units that say nothing alone; and a unit ends with every sentence. docs/detail_units.md gives the
-grammar, the rules, and where this departs from the paper and its released code.
+A caption is split into sentences and tokens, which get part-of-speech tags; a chunk grammar over tags finds phrases; a
+unit ends where a phrase or a sentence ends; three rules join units that say nothing alone. docs/detail_units.md gives
+the grammar, the rules, and where this departs from the paper and its released code.
 """
 
 from __future__ import annotations
@@ -10,27 +10,26 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from itertools import pairwise
 from multiprocessing import get_context
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from tqdm import tqdm
 
-from rewards.text.pos_tags import DEFAULT_TAGGER, Tagger
+from rewards.base import RewardError
 from rewards.text.ptb_rules import ABBREVIATIONS, NUMBERED_ABBREVIATIONS, SENTENCE_OPENERS, TITLES
 
 CONTINUATIONS = frozenset(
     ["behind", "in", "under", "on", "to", "above", "left", "right", "next", "up", "down", "out", "of", "'s", "is"]
 )
-"""A unit is not cut off before these words, nor while the sentence begins with one of them and has no verb yet."""
+"""A unit does not end before these words, nor while the sentence begins with one of them and has no verb yet."""
 _VERBS = frozenset(["is", "are"])
 _MAX_THE_WORDS = 3
-_CHUNK = 100
-"""Captions that a process is given at a time."""
+_CHUNK = 100  # captions that a worker process gets at a time
 
-# The phrases, found one after the other, each from left to right and as long as possible, over one letter a node:
-# Determiner, adJective, Noun, Verb, preposItion, Conjunction, x anything else; then n NP, v VP, p PP, c CLAUSE, k CONJ.
+# Chunk grammar: applied in this order, each pattern from left to right and greedily, over one letter per node:
+# Determiner, adJective, Noun, Verb, preposItion, Conjunction, x any other tag; then n NP, v VP, p PP, c CLAUSE, k CONJ.
 _GRAMMAR = (
     ("n", re.compile("D?J*N+")),
     ("v", re.compile("V[npc]*")),
@@ -52,6 +51,89 @@ _MAY_HAVE_STOP = ABBREVIATIONS.union(NUMBERED_ABBREVIATIONS)
 _SEPARATORS = frozenset(",;:")
 _STOPS = frozenset([".", "!", "?", "…"])
 _CLOSERS = frozenset("\"'”’)]}»")
+_BEFORE_NOUNS = frozenset(["a", "an", "the", "its", "his", "her", "their"])
+_NEVER_NOUNS = frozenset(["is", "are", "was", "were", "has", "have", "had", "be", "been", "being"])
+
+
+class Tagger(Protocol):
+    """A part-of-speech tagger. Picklable, for worker processes."""
+
+    def __call__(self, sentences: Sequence[Sequence[str]]) -> list[list[str]]:
+        """Return a Penn Treebank tag (``NN``, ``VBZ``, ``IN``, ...) for each token of each sentence.
+
+        Tokens are words, clitics such as ``'s``, and punctuation marks; none is empty or has white space.
+        """
+        ...
+
+
+class BrillTagger:
+    """TextBlob's lexicon, with Brill's rules for unknown words and for context (Brill, ANLP 1992).
+
+    The lexicon is of newspapers: in captions ``left``, ``leaves`` and ``light`` come out as verbs. So a verb right
+        after
+    an article or a possessive becomes a noun, or before a noun an adjective.
+
+    Raises:
+        RewardError: the package ``textblob`` is not installed.
+    """
+
+    def __init__(self) -> None:
+        _pattern_tagger()
+
+    def __call__(self, sentences: Sequence[Sequence[str]]) -> list[list[str]]:
+        """Return a tag for each token of each sentence."""
+        return [_after_articles(words, _brill_tags(words)) for words in sentences]
+
+
+def _brill_tags(words: Sequence[str]) -> list[str]:
+    if not words:
+        return []
+    # A slash separates word and tag in the library's text format.
+    found = _pattern_tagger().tag(" ".join(word.replace("/", "-") for word in words), tokenize=False)
+    if len(found) != len(words):
+        raise ValueError(f"BrillTagger returned {len(found)} tags for the {len(words)} tokens {' '.join(words)!r:.200}")
+    return [tag for _, tag in found]
+
+
+@cache
+def _pattern_tagger() -> Any:
+    try:
+        from textblob.taggers import PatternTagger
+    except ModuleNotFoundError as error:
+        raise RewardError(
+            f"detail units need the package textblob ({error}): pip install 'rl-caption[specs]'"
+        ) from error
+    return PatternTagger()
+
+
+def _after_articles(words: Sequence[str], tags: list[str]) -> list[str]:
+    """Make nouns and adjectives of verbs that follow an article or a possessive."""
+    for index in range(1, len(tags)):
+        verb = tags[index].startswith("VB") and words[index].lower() not in _NEVER_NOUNS
+        if verb and words[index - 1].lower() in _BEFORE_NOUNS:
+            before_noun = index + 1 < len(tags) and tags[index + 1][:2] in ("NN", "JJ")
+            tags[index] = "JJ" if before_noun else "NNS" if tags[index] == "VBZ" else "NN"
+    return tags
+
+
+class NltkTagger:
+    """NLTK's averaged perceptron, the tagger of the released segmentation of SPECS.
+
+    Raises:
+        LookupError: NLTK's data ``averaged_perceptron_tagger_eng`` is not installed; on the first call.
+    """
+
+    def __call__(self, sentences: Sequence[Sequence[str]]) -> list[list[str]]:
+        """Return a tag for each token of each sentence."""
+        import nltk
+
+        return [[tag for _, tag in tagged] for tagged in nltk.pos_tag_sents([list(words) for words in sentences])]
+
+
+@cache
+def default_tagger() -> Tagger:
+    """The ``BrillTagger`` that cuts captions where no tagger is given. Raises ``RewardError`` without ``textblob``."""
+    return BrillTagger()
 
 
 class _Token(NamedTuple):
@@ -61,28 +143,42 @@ class _Token(NamedTuple):
 
 
 def detail_units(caption: str, tagger: Tagger | None = None) -> list[str]:
-    """Cut one caption into detail units.
+    """Cut one caption into detail units; ``tagger`` None is ``default_tagger()``.
 
-    Args:
-        caption: as written, of any length.
-        tagger: gives Penn Treebank tags; None takes ``BrillTagger``, which needs no download.
-
-    Returns:
-        Units whose concatenation is ``caption``, exactly: white space before a unit belongs to it. No unit is cut off
-        inside a word, a number or an abbreviation, and each has a letter or a digit, unless the caption has none: then
-        it is one unit. An empty caption has none.
+    The concatenated units are ``caption``, exactly: white space before a unit belongs to it. No unit ends inside a
+        word,
+    a number or an abbreviation, and each has a letter or a digit, unless the caption has none and is one unit. An empty
+    caption has none.
     """
     return list(_remembered(caption)) if tagger is None else _units(caption, tagger)
 
 
+def detail_units_of(captions: Sequence[str], processes: int = 1, tagger: Tagger | None = None) -> list[list[str]]:
+    """Cut N captions, perhaps in several processes, which take a second or two each to start.
+
+    Raises:
+        ValueError: ``processes`` is below 1.
+        RewardError: the default tagger needs ``textblob``.
+    """
+    if processes < 1:
+        raise ValueError(f"processes = {processes}: expected at least 1")
+    cut = partial(_units, tagger=tagger or default_tagger())
+    bar = partial(tqdm, total=len(captions), desc="detail units", unit="caption", delay=2, disable=None)
+    if processes == 1 or len(captions) < 2 * _CHUNK:
+        return list(bar(map(cut, captions)))
+    # Not forked: the parent may have threads (of PyTorch, of a loader).
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        return list(bar(pool.map(cut, captions, chunksize=_CHUNK)))
+
+
 def prefixes(units: Sequence[str]) -> list[str]:
-    """Return the growing captions of U units: [U] strings, the first unit up to the whole caption."""
+    """The growing captions of U units: [U] strings, the first unit up to the complete caption."""
     return ["".join(units[: count + 1]) for count in range(len(units))]
 
 
 @lru_cache(maxsize=16384)
 def _remembered(caption: str) -> tuple[str, ...]:
-    return tuple(_units(caption, DEFAULT_TAGGER))
+    return tuple(_units(caption, default_tagger()))
 
 
 def _units(caption: str, tagger: Tagger) -> list[str]:
@@ -100,13 +196,8 @@ def _units(caption: str, tagger: Tagger) -> list[str]:
     return units
 
 
-def sentences_of(caption: str) -> list[list[str]]:
-    """Return what a tagger is given: the tokens of each sentence, curly apostrophes made straight."""
-    return [_texts(sentence) for sentence in _sentences(caption)]
-
-
 def word_class(tag: str) -> str:
-    """Return the letter that the grammar knows a Penn Treebank tag by: one of D, J, N, V, I, C and x (any other)."""
+    """The grammar's letter for a Penn Treebank tag: one of D, J, N, V, I, C and x (any other)."""
     return _LETTERS.get(tag[:2], "x")
 
 
@@ -119,7 +210,7 @@ def _has_word(text: str) -> bool:
 
 
 def _sentences(caption: str) -> Iterator[list[_Token]]:
-    """Yield the tokens of each sentence; full stops of numbers and abbreviations end none."""
+    """Yield the tokens of each sentence."""
     tokens = [_Token(match.group(), *match.span()) for match in _TOKEN.finditer(caption)]
     begin, index = 0, 0
     while index < len(tokens):
@@ -136,7 +227,7 @@ def _sentences(caption: str) -> Iterator[list[_Token]]:
 
 
 def _is_sentence_end(tokens: Sequence[_Token], index: int) -> bool:
-    """Whether the token is a full stop, a question or an exclamation mark that ends a sentence."""
+    """Whether a token is a stop that ends a sentence; full stops of numbers and abbreviations do not."""
     token = tokens[index]
     if token.text != "." or index == 0 or index + 1 == len(tokens):
         return token.text in _STOPS or token.text.startswith("..")
@@ -150,13 +241,13 @@ def _is_sentence_end(tokens: Sequence[_Token], index: int) -> bool:
 
 
 def _closes(tokens: Sequence[_Token], index: int) -> bool:
-    """Whether the token is a stop or a closing mark right after another token."""
+    """Whether a token is a stop or a closing mark that is attached to the token before it."""
     attached = index > 0 and tokens[index].start == tokens[index - 1].end
     return attached and (tokens[index].text in _CLOSERS or tokens[index].text in _STOPS)
 
 
 def _sentence_cuts(caption: str, tokens: Sequence[_Token], tags: Sequence[str]) -> list[int]:
-    """Return the offsets at which units of one sentence end, the sentence's own end last."""
+    """Offsets in ``caption`` at which units of one sentence end, the end of the sentence last."""
     words = [text.lower() for text in _texts(tokens)]
     cuts = []
     for end in _phrase_ends(tags):
@@ -168,13 +259,13 @@ def _sentence_cuts(caption: str, tokens: Sequence[_Token], tags: Sequence[str]) 
 
 
 def _may_begin(caption: str, token: _Token) -> bool:
-    """Whether a unit may begin with this token: after white space, or with a comma, semicolon or colon before it."""
+    """Whether a unit may begin with a token: after white space, or with a separator before white space."""
     after_space = caption[token.start - 1 : token.start].isspace()
     return after_space or (token.text in _SEPARATORS and caption[token.end : token.end + 1].isspace())
 
 
 def _phrase_ends(tags: Sequence[str]) -> list[int]:
-    """Return token positions after which a top-level NP, VP, PP or CLAUSE ends."""
+    """Token positions after which a top-level NP, VP, PP or CLAUSE ends."""
     letters = "".join(map(word_class, tags))
     ends = list(range(1, len(tags) + 1))
     for symbol, pattern in _GRAMMAR:
@@ -193,28 +284,3 @@ def _joins(words: Sequence[str], end: int) -> bool:
     if words[end] in CONTINUATIONS:
         return True
     return so_far[0] in CONTINUATIONS and _VERBS.isdisjoint(so_far)
-
-
-def detail_units_of(captions: Sequence[str], processes: int = 1, tagger: Tagger | None = None) -> list[list[str]]:
-    """Cut N captions, in several processes if asked; the result does not depend on their number.
-
-    Args:
-        captions: [N].
-        processes: at least 1. Each one takes a second or two to start: worth it from some thousand captions on.
-        tagger: as for ``detail_units``; picklable where there are several processes.
-
-    Returns:
-        [N] lists of units.
-
-    Raises:
-        ValueError: ``processes`` is below 1.
-    """
-    if processes < 1:
-        raise ValueError(f"processes = {processes}: expected at least 1")
-    cut = partial(_units, tagger=tagger or DEFAULT_TAGGER)
-    bar = partial(tqdm, total=len(captions), desc="detail units", unit="caption", delay=2, disable=None)
-    if processes == 1 or len(captions) < 2 * _CHUNK:
-        return list(bar(map(cut, captions)))
-    # Not forked: the parent may have threads (of PyTorch, of a loader).
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        return list(bar(pool.map(cut, captions, chunksize=_CHUNK)))

@@ -1,101 +1,71 @@
-"""In how many documents of a corpus each n-gram occurs: the part of CIDEr that does not depend on the caption."""
+"""In how many documents of a corpus each n-gram occurs: counting, files, and pickles of other packages."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import math
+import pickle
+import struct
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from reprlib import repr as short
 from typing import Any, Literal, Self
 
 import numpy as np
 from tqdm import tqdm
 
-from rewards.arrays import UNREADABLE_ARRAY, member, read_array
-from rewards.files import atomic_write
+from rewards.files import UNREADABLE_ARRAY, atomic_write, member, read_array
 from rewards.text.ngrams import Array, NGram, NGramTable, count_documents, numbered, table_of_counts, table_of_rows
 from rewards.text.tokenize import TOKENIZER
 
 EOS = "<eos>"
 """The end-of-sentence token, where it counts as a word."""
 LARGEST_LOGARITHM = 50.0
-"""No corpus has e^50 documents."""
+"""Upper bound of the logarithm of the number of documents."""
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class DocumentFrequencies:
-    """Immutable n-gram document frequencies. Looking up an unknown n-gram gives 0 and stores nothing.
-
-    They are held in arrays (``table``). The first look-up of a single n-gram makes a dict of all, which takes about
-    ten times the memory; CIDEr-D uses the arrays.
+    """Immutable n-gram document frequencies of a corpus.
 
     Attributes:
-        table: the n-grams and their counts.
-        documents: number of documents (images, or captions).
-        log_documents: its natural logarithm, as the scorer uses it.
-        n: longest n-grams that are counted.
+        table: the n-grams and the number of documents that have them.
+        log_documents: natural logarithm of the number of documents, at least 0.
         eos: whether every caption was counted with ``<eos>`` at its end.
+        n: longest n-grams that are counted.
         tokenizer: name of the tokenisation; ``ptb`` is ``rewards.text.tokenize``.
-        document: what one document is: an ``image`` with all its captions (the published way), or a ``caption``.
+        document: what one document is: an ``image`` with all its captions (CIDEr as published), or a ``caption``.
+
+    Raises:
+        ValueError: ``document`` is unknown, ``log_documents`` out of range, or an n-gram is counted in more documents
+            than there are.
     """
 
     table: NGramTable
-    documents: int
     log_documents: float
-    n: int
     eos: bool
-    tokenizer: str
-    document: str
-    _inverse_by_count: dict[float, float]
+    n: int = 4
+    tokenizer: str = TOKENIZER
+    document: str = "image"
 
-    def __init__(
-        self,
-        counts: Mapping[NGram, float] | NGramTable,
-        log_documents: float,
-        *,
-        n: int = 4,
-        eos: bool,
-        tokenizer: str = TOKENIZER,
-        document: str = "image",
-    ) -> None:
-        """Wrap counts that exist already; ``from_references`` makes them.
-
-        Raises:
-            ValueError: ``document`` is unknown, ``log_documents`` is not the logarithm of at least one document, an
-                n-gram has more than ``n`` words, or is counted in more documents than there are (counts and number
-                are of different corpora).
-        """
-        if document not in ("image", "caption"):
-            raise ValueError(f"document is {document!r}: expected 'image' or 'caption'")
-        if not 0 <= log_documents <= LARGEST_LOGARITHM:
-            raise ValueError(f"log_documents is {log_documents!r}: expected the logarithm of one document or more")
-        documents = round(math.exp(log_documents))
-        table = counts if isinstance(counts, NGramTable) else table_of_counts(counts, n)
-        if table.counts.max(initial=0) > documents:
-            ngram, count = table.most_frequent()
+    def __post_init__(self) -> None:
+        if self.document not in ("image", "caption"):
+            raise ValueError(f"document is {self.document!r}: expected 'image' or 'caption'")
+        if not 0 <= self.log_documents <= LARGEST_LOGARITHM:
+            raise ValueError(f"log_documents is {self.log_documents!r}: expected the logarithm of one document or more")
+        if self.table.counts.max(initial=0) > self.documents:
+            ngram, count = max(self.table.items(), key=lambda item: item[1])
             raise ValueError(
-                f"n-gram {ngram} occurs in {count} of {documents} documents: the counts and the number of documents "
-                "are not of one corpus"
+                f"n-gram {ngram} occurs in {count} of {self.documents} documents: the counts and the number of "
+                "documents are not of one corpus"
             )
-        values = {
-            # The logarithm is NumPy's, once per distinct count, so that scores equal the reference scorer's to the bit.
-            "_inverse_by_count": {
-                count: float(log_documents - np.log(max(1.0, float(count))))
-                for count in {0, *numbered(table.counts)[1].tolist()} - {-1}
-            },
-            "document": document,
-            "documents": documents,
-            "eos": eos,
-            "log_documents": float(log_documents),
-            "n": n,
-            "table": table,
-            "tokenizer": tokenizer,
-        }
-        for array in (table.keys, table.counts):
+        for array in (self.table.keys, self.table.counts):
             array.flags.writeable = False
-        self.__dict__.update(values)
 
     @classmethod
     def from_references(
@@ -125,28 +95,29 @@ class DocumentFrequencies:
         table, documents = count_documents(parts, n, [EOS] if eos else [])
         if documents == 0:
             raise ValueError("document frequencies need at least one image with captions; there is none")
-        logarithm = float(np.log(float(documents)))
-        return cls(table, logarithm, n=n, eos=eos, tokenizer=tokenizer, document=document)
+        return cls(table, float(np.log(float(documents))), eos, n, tokenizer, document)
+
+    @classmethod
+    def from_counts(cls, counts: Mapping[NGram, float], log_documents: float, *, n: int = 4, **fields: Any) -> Self:
+        """Wrap counts of n-grams of up to ``n`` words; ``fields`` are the other attributes."""
+        return cls(table_of_counts(counts, n), log_documents, n=n, **fields)
+
+    @property
+    def documents(self) -> int:
+        """Number of documents (images, or captions)."""
+        return round(math.exp(self.log_documents))
 
     def __getitem__(self, ngram: NGram) -> float:
-        """Return the number of documents with this n-gram, 0 for an unknown one."""
+        """Number of documents with this n-gram, 0 for an unknown one. The first look-up makes a dict of all n-grams."""
         return self._counts.get(ngram, 0)
 
-    def __contains__(self, ngram: object) -> bool:
-        """Whether the n-gram occurs in the corpus."""
-        return ngram in self._counts
-
     def __len__(self) -> int:
-        """Return the number of different n-grams."""
+        """Return the number of distinct n-grams."""
         return len(self.table)
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Refuse: every score depends on these numbers."""
-        raise AttributeError(f"document frequencies are immutable; cannot set {name!r}")
-
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle by content."""
-        return _rebuild, (self.table, self.log_documents, self.n, self.eos, self.tokenizer, self.document)
+        """Pickle the attributes, not what is computed from them."""
+        return type(self), (self.table, self.log_documents, self.eos, self.n, self.tokenizer, self.document)
 
     def __repr__(self) -> str:
         """Describe the corpus in one line."""
@@ -155,12 +126,11 @@ class DocumentFrequencies:
             f"tokenizer={self.tokenizer!r}, eos={self.eos}, fingerprint={self.fingerprint!r})"
         )
 
-    def inverse(self, ngram: NGram) -> float:
-        """Return ln(documents) - ln(max(1, document frequency)) of an n-gram; unknown ones get ln(documents)."""
-        return self._inverse_by_count[self._counts.get(ngram, 0)]
-
     def inverses(self, ids: Array) -> tuple[Array, Array]:
-        """``inverse`` of the n-grams with these ids [M] in ``table`` (-1: an unknown one), and its square: [M], [M]."""
+        """Inverse document frequencies ln(D) - ln(max(1, df)) of n-gram ids [M], and their squares: float64 [M], [M].
+
+        An id of -1 is an unknown n-gram, with df = 0.
+        """
         index, inverses, squares = self._inverse_by_id
         kinds = index.take(ids)
         return inverses.take(kinds), squares.take(kinds)
@@ -176,41 +146,35 @@ class DocumentFrequencies:
         counts = self.table.counts
         return bool((counts[counts > 0] == self.documents).all())
 
-    def items(self) -> Iterator[tuple[NGram, float]]:
-        """Every n-gram with the number of documents that have it, by length, then by words."""
-        return iter(self._counts.items())
-
     @cached_property
     def _counts(self) -> dict[NGram, float]:
-        counts: dict[NGram, float] = {}
-        for order in range(1, self.table.n + 1):
-            counts.update(zip(self.table.ngrams(order), self.table.rows(order)[1].tolist(), strict=True))
-        return counts
+        return dict(self.table.items())
 
     @cached_property
     def _inverse_by_id(self) -> tuple[Array, Array, Array]:
-        """Indices [V + G + 1] by n-gram id into the D different inverse frequencies [D] and squares [D]; last: unknown.
+        """Index [V + G + 1] by n-gram id, the last for unknown ones, into the distinct idf and their squares.
 
-        Squares are Python's powers, which the reference scorer takes: NumPy's differ in one last digit of 1,200.
+        For equality with the reference scorer to the last bit, logarithms are NumPy's of single numbers and squares are
+        Python's powers, which differ from NumPy's in the last digit of one in 1,200.
         """
-        index, unique = numbered(self.table.counts)
-        inverses = [*(self._inverse_by_count[max(count, 0)] for count in unique.tolist()), self.log_documents]
-        by_id = np.append(index.astype(np.int32), np.int32(len(unique)))
+        index, counts = numbered(self.table.counts)
+        inverses = [float(self.log_documents - np.log(max(1.0, float(count)))) for count in counts.tolist()]
+        inverses.append(self.log_documents)
+        by_id = np.append(index.astype(np.int32), np.int32(len(counts)))
         return by_id, np.array(inverses), np.array([value**2 for value in inverses])
 
     @cached_property
     def fingerprint(self) -> str:
-        """First 16 hexadecimal digits of the SHA-256 of the content: equal for equal corpora, whatever their order."""
+        """First 16 hexadecimal digits of the SHA-256 of the content: equal for equal corpora in any order."""
         return _digest(self._arrays())
 
     def save(self, path: str | Path) -> None:
-        """Write an ``.npz`` of plain arrays (no pickle), whole or not at all.
+        """Write an ``.npz`` of plain arrays atomically.
 
         Raises:
-            ValueError: a word has a line break, by which words are told apart in the file.
+            ValueError: a word has a line break, which separates words in the file.
             OSError: the file cannot be written.
         """
-        path = Path(path)
         broken = [word for word in self.table.words if "\n" in word]
         if broken:
             raise ValueError(f"{path} was not written: the word {broken[0]!r} has a line break; tokens have none")
@@ -221,13 +185,10 @@ class DocumentFrequencies:
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Read what ``save`` wrote.
-
-        Raises:
-            ValueError: the file is not such a file, or its content does not match its fingerprint.
-        """
+        """Read what ``save`` wrote. Raises ``ValueError`` for other files and for content of another fingerprint."""
         try:
-            arrays = _read(path)
+            with zipfile.ZipFile(path) as archive:
+                arrays = {name.removesuffix(".npy"): _member(archive, name) for name in archive.namelist()}
             fingerprint, found = arrays.pop("fingerprint").tobytes().decode(), _digest(arrays)
             if found != fingerprint:
                 raise ValueError(f"it is damaged, its content has fingerprint {found}, it was saved as {fingerprint}")
@@ -239,7 +200,7 @@ class DocumentFrequencies:
                 [arrays[f"ngrams_{order}"] for order in orders],
                 [arrays[f"counts_{order}"] for order in orders],
             )
-            made = cls(table, **header)
+            frequencies = cls(table, **header)
         except FileNotFoundError:
             raise
         except (*UNREADABLE_ARRAY, IndexError, AttributeError) as error:
@@ -247,11 +208,11 @@ class DocumentFrequencies:
                 f"{path} does not hold document frequencies: {error or type(error).__name__}. Expected a file written "
                 "by DocumentFrequencies.save; use load_legacy_pickle for pickles of other packages"
             ) from error
-        made.__dict__["fingerprint"] = found
-        return made
+        frequencies.__dict__["fingerprint"] = found
+        return frequencies
 
-    def _arrays(self) -> dict[str, np.ndarray]:
-        """Return the content in a canonical order: sorted vocabulary, sorted n-grams."""
+    def _arrays(self) -> dict[str, Array]:
+        """The content in canonical order: vocabulary and n-grams sorted."""
         header = {name: getattr(self, name) for name in ("log_documents", "n", "eos", "tokenizer", "document")}
         arrays = {
             "header": _bytes_array(json.dumps(header, sort_keys=True)),
@@ -263,28 +224,132 @@ class DocumentFrequencies:
         return arrays
 
 
-def _read(path: str | Path) -> dict[str, Array]:
-    with zipfile.ZipFile(path) as archive:
-        arrays = {}
-        for name in archive.namelist():
-            with member(archive, name.removesuffix(".npy")) as (file, size):
-                arrays[name.removesuffix(".npy")] = read_array(file, size)
-        return arrays
+def _member(archive: zipfile.ZipFile, name: str) -> Array:
+    with member(archive, name.removesuffix(".npy")) as (file, size):
+        return read_array(file, size)
 
 
-def _rebuild(
-    table: NGramTable, log_documents: float, n: int, eos: bool, tokenizer: str, document: str
-) -> DocumentFrequencies:
-    return DocumentFrequencies(table, log_documents, n=n, eos=eos, tokenizer=tokenizer, document=document)
-
-
-def _bytes_array(text: str) -> np.ndarray:
+def _bytes_array(text: str) -> Array:
     return np.frombuffer(text.encode(), dtype=np.uint8)
 
 
-def _digest(arrays: dict[str, np.ndarray]) -> str:
+def _digest(arrays: dict[str, Array]) -> str:
     digest = hashlib.sha256()
     for name in sorted(arrays):
         digest.update(f"{name}{arrays[name].dtype.str}{arrays[name].shape}".encode())
         digest.update(np.ascontiguousarray(arrays[name]).data)
     return digest.hexdigest()[:16]
+
+
+class _DataType:
+    """Replaces ``numpy.dtype``: keeps the type code and byte order."""
+
+    def __init__(self, code: str = "", *_: object) -> None:
+        self.code, self.order = code, "<"
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.order = state[1]
+
+
+def _number(data_type: _DataType, raw: bytes | str) -> float:
+    """Replaces ``numpy.core.multiarray.scalar``: a little-endian 64-bit float or integer."""
+    form = {"f8": "<d", "i8": "<q"}.get(data_type.code)
+    data = raw.encode("latin1") if isinstance(raw, str) else raw
+    if form is None or data_type.order != "<" or len(data) != 8:
+        raise pickle.UnpicklingError(f"a NumPy scalar of type {data_type.code!r}: expected '<f8' or '<i8'")
+    return struct.unpack(form, data)[0]
+
+
+def _latin1(text: str, encoding: str) -> bytes:
+    """Replaces ``codecs.encode``, by which old protocols write bytes."""
+    if encoding != "latin1":
+        raise pickle.UnpicklingError(f"bytes encoded as {encoding!r}: expected 'latin1'")
+    return text.encode("latin1")
+
+
+_PLAIN = {"dict": dict, "float": float, "int": int, "str": str, "tuple": tuple}
+_ADMITTED: dict[str, Any] = {
+    **{f"{module}.{name}": kind for module in ("builtins", "__builtin__") for name, kind in _PLAIN.items()},
+    **{f"numpy.{core}.multiarray.scalar": _number for core in ("core", "_core")},
+    "numpy.dtype": _DataType,
+    "collections.defaultdict": defaultdict,
+    "_codecs.encode": _latin1,
+    "__builtin__.unicode": str,
+    "__builtin__.long": int,
+}
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Unpickles dicts, tuples, strings and numbers; refuses any other name before it is looked up."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if f"{module}.{name}" not in _ADMITTED:
+            raise pickle.UnpicklingError(
+                f"it asks for {module}.{name}; only dict, defaultdict, tuple, str and numbers are admitted"
+            )
+        return _ADMITTED[f"{module}.{name}"]
+
+
+def load_legacy_pickle(
+    path: str | Path, *, tokenizer: str = TOKENIZER, document: str = "image", eos: bool | None = None
+) -> DocumentFrequencies:
+    """Read a pickle with the keys ``document_frequency`` (tuple of words -> count) and ``ref_len``, running nothing.
+
+    ``ref_len`` is the number of images (ruotianluo/self-critical.pytorch and its family) or its logarithm
+    (YehLi/xmodaler). Pickles of Python 2 are read as Latin-1.
+
+    Args:
+        path: the pickle.
+        tokenizer, document: attributes of the result, which the file does not record.
+        eos: the same; None looks whether the token ``<eos>`` occurs.
+
+    Raises:
+        ValueError: the pickle asks for anything but plain data, or its content is something else.
+    """
+    try:
+        with open(path, "rb") as file:
+            content = _PlainUnpickler(file, encoding="latin1").load()
+    except FileNotFoundError:
+        raise
+    except (pickle.UnpicklingError, RecursionError, LookupError, AttributeError, *UNREADABLE_ARRAY) as error:
+        raise ValueError(f"{path} was not read: {error or type(error).__name__}") from error
+    if not isinstance(content, dict) or not {"document_frequency", "ref_len"} <= content.keys():
+        found = short(list(content)) if isinstance(content, dict) else type(content).__name__
+        raise ValueError(f"{path} holds {found}: expected a dict with 'document_frequency' and 'ref_len'")
+    length, stored = content["ref_len"], content["document_frequency"]
+    if type(length) not in (int, float) or not 0 < length < math.exp(LARGEST_LOGARITHM):
+        raise ValueError(f"{path}: ref_len is {short(length)}: expected the number of images or its logarithm")
+    if not isinstance(stored, dict) or not stored:
+        raise ValueError(f"{path}: document_frequency is {short(stored)}: expected a dict from n-gram to count")
+    counts: dict[NGram, float] = {}
+    for ngram, count in stored.items():
+        if not isinstance(ngram, tuple) or not ngram or not all(isinstance(word, str) for word in ngram):
+            raise ValueError(f"{path}: n-gram {short(ngram)}: expected a tuple of words")
+        if type(count) not in (int, float) or not 0 <= count < 2**63:
+            raise ValueError(
+                f"{path}: n-gram {short(ngram)} has the count {short(count)}: expected a number of at least 0"
+            )
+        counts[tuple(map(_utf8, ngram))] = int(count) if count == int(count) else count
+    # No such corpus has under 50 images: a smaller number is a logarithm.
+    logarithm = float(length) if length < LARGEST_LOGARITHM else float(np.log(float(length)))
+    try:
+        return DocumentFrequencies.from_counts(
+            counts,
+            logarithm,
+            n=max(map(len, counts)),
+            eos=(EOS,) in counts if eos is None else eos,
+            tokenizer=tokenizer,
+            document=document,
+        )
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _utf8(word: str) -> str:
+    """Undo the reading as Latin-1 where Python 2 had stored UTF-8 bytes."""
+    if word.isascii():
+        return word
+    try:
+        return word.encode("latin1").decode()
+    except UnicodeError:
+        return word

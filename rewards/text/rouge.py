@@ -1,7 +1,7 @@
 """ROUGE-L as the COCO caption toolkit computes it.
 
 Source: Lin, "ROUGE: A Package for Automatic Evaluation of Summaries", 2004, section 3.1, with beta = 1.2 and, as in the
-toolkit, the best precision and the best recall over references, which may come from two of them.
+toolkit, the maximum of precision and the maximum of recall over references, which may come from two of them.
 """
 
 from __future__ import annotations
@@ -9,17 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rewards.base import as_texts, checked_scores
-from rewards.text.references import reference_lists
+from rewards.base import as_texts, checked_scores, reference_lists
 from rewards.text.tokenize import TOKENIZER, tokenizer_of
 
 Tokens = Sequence[str]
 
 
 def longest_common_subsequence(first: Tokens, second: Tokens) -> int:
-    """Return the length of the longest sequence of tokens that both have in this order, gaps allowed."""
-    # One bit per token of `first`; a zero bit marks a step of the subsequence (Hyyro 2004, "Bit-parallel LCS-length
-    # computation revisited").
+    """Length of the longest common subsequence, by bit-parallelism (Hyyro 2004, "Bit-parallel LCS-length computation
+    revisited"): a bit for each token of ``first``, where a zero bit marks a step of the subsequence.
+    """
     positions: dict[str, int] = {}
     for index, token in enumerate(first):
         positions[token] = positions.get(token, 0) | 1 << index
@@ -32,20 +31,10 @@ def longest_common_subsequence(first: Tokens, second: Tokens) -> int:
 
 
 def rouge_l(candidate: Tokens, references: Sequence[Tokens], beta: float = 1.2) -> float:
-    """Compute ROUGE-L of one tokenised candidate against its references, in [0, 1].
-
-    Args:
-        candidate: tokens.
-        references: at least one token list.
-        beta: weight of recall against precision.
-
-    Raises:
-        ValueError: there is no reference.
-    """
+    """ROUGE-L of one tokenised candidate, in [0, 1]: (1 + β²) P R / (R + β² P)."""
     if not references:
         raise ValueError("ROUGE-L needs at least one reference")
-    # The toolkit splits an empty caption into one empty word.
-    words = candidate or [""]
+    words = candidate or [""]  # the toolkit splits an empty caption into one empty word
     precision = recall = 0.0
     for reference in references:
         reference_words = reference or [""]
@@ -60,8 +49,11 @@ def rouge_l(candidate: Tokens, references: Sequence[Tokens], beta: float = 1.2) 
 class RougeL:
     """ROUGE-L of each caption against its image's references, in [0, 1].
 
-    Captions and references are given as written and tokenised by ``tokenizer``. The mean over captions is
-    the corpus score that papers print (times 100).
+    The mean over captions is the corpus score that papers print (times 100).
+
+    Args:
+        beta: weight of recall against precision, above 0; the toolkit's is 1.2.
+        tokenizer: ``ptb``, or ``none`` for text that is tokenised already.
     """
 
     __name__ = "rouge_l"
@@ -69,7 +61,6 @@ class RougeL:
     bounds = (0.0, 1.0)
 
     def __init__(self, beta: float = 1.2, tokenizer: str = TOKENIZER) -> None:
-        """Choose ``beta`` > 0, the weight of recall (the toolkit's is 1.2), and the tokenizer, ``ptb`` or ``none``."""
         if not beta > 0:
             raise ValueError(f"beta is {beta}: expected a number above 0")
         self.beta, self.tokenizer, self._tokenize = beta, tokenizer, tokenizer_of(tokenizer)
@@ -80,11 +71,7 @@ class RougeL:
         return f"ROUGE-L[b{float(self.beta)}]+{self.tokenizer}"
 
     def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
-        """Score N captions by the column ``references`` (N lists of captions).
-
-        Raises:
-            RewardError: the column is missing or has another length, a row has no reference, or one is not a string.
-        """
+        """Score N captions by the column ``references``. Raises ``RewardError`` as ``reference_lists``."""
         texts = as_texts(completions)
         references = reference_lists(columns, self.__name__, len(texts))
         scores = [

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, NamedTuple, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from rewards.arrays import UNREADABLE_ARRAY, array_header, check_expansion, member, read_array
+from rewards.files import UNREADABLE_ARRAY, array_header, check_expansion, member, read_array
 from rl_caption.data.base import DataError
 
 T = TypeVar("T")

@@ -11,12 +11,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from rewards.base import Reward, RewardError, as_texts, checked_scores
+from rewards.base import Reward, RewardError, as_texts, checked_scores, reference_lists
 from rewards.images import ImageSource
 from rewards.registry import build, load
 from rewards.text.cider import CiderD
 from rewards.text.document_frequency import DocumentFrequencies
-from rewards.text.references import reference_lists
 from rewards.text.tokenize import TOKENIZER, tokenize, untested_texts
 from rl_caption.config.build import ConfigError, quiet_libraries
 from rl_caption.config.checks import check

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from rewards.text.detail_units import default_tagger
 from rl_caption.config.build import ConfigError
 from rl_caption.config.checks import mistakes
 from rl_caption.launch import processes_started
@@ -47,6 +48,7 @@ def check_config(config: RewardModelConfig) -> None:
 
     Raises:
         ConfigError: a value is out of range, is not read by the task, is missing, or does not fit another.
+        RewardError: the task needs detail units of captions, and the package textblob is not installed.
     """
     wrong = [*mistakes(config), *_ignored_keys(config)]
     if config.task not in CLIP_TASKS and config.teacher.name is None:
@@ -56,6 +58,8 @@ def check_config(config: RewardModelConfig) -> None:
     wrong += [*_unfit_trainable(config), *_unfit_long(config)]
     if wrong:
         raise ConfigError("; ".join(wrong))
+    if config.task == "specificity":
+        default_tagger()  # of the optional package textblob
     if config.task in CLIP_TASKS:
         network = _meta_clip(config)
         if network is not None:

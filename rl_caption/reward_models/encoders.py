@@ -15,9 +15,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import parametrize
 
 from rewards.clip.backbone import load_backbone
-from rewards.clip.captions import causal_text_features
-from rewards.clip.long import KEEP, stretch_text_tower
-from rewards.clip.preprocessing import Preprocessing, preprocessing_of
+from rewards.clip.checkpoints import KEEP, stretch_text_tower
+from rewards.clip.preprocessing import Preprocessing, causal_text_features, preprocessing_of
 from rewards.model_files import check_memory, check_sizes, check_state, state_shapes
 from rl_caption.config.build import ConfigError
 

@@ -25,8 +25,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rewards.text.document_frequency import DocumentFrequencies
-from rewards.text.legacy_pickle import load_legacy_pickle
+from rewards.text.document_frequency import DocumentFrequencies, load_legacy_pickle
 from rl_caption.ablation.results import first_alarm
 from rl_caption.config.build import build_term
 from rl_caption.config.schema import XeConfig

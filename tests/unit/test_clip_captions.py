@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rewards.clip.captions import WordTokens, embed_by_length, with_cached_words
+from rewards.clip.preprocessing import WordTokens, embed_by_length, with_cached_words
 
 CLIP: Any = open_clip.SimpleTokenizer(context_length=77)
 TOKENS = WordTokens(CLIP)

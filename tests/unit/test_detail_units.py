@@ -7,8 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rewards.text.detail_units import detail_units, detail_units_of, prefixes
-from rewards.text.pos_tags import BrillTagger
+from rewards.text.detail_units import BrillTagger, detail_units, detail_units_of, prefixes
 
 WORDS = [
     *["a", "the", "The", "dog", "dogs", "red", "eye-level", "is", "are", "stands", "holding", "left", "of", "in", "In"],

@@ -12,8 +12,7 @@ import pytest
 from PIL import Image, ImageOps
 
 from rewards.base import RewardError
-from rewards.clip.encoder import image_identity
-from rewards.images import image_size, open_image
+from rewards.images import image_identity, image_size, open_image
 from rl_caption.data.base import DataError, load_image
 from rl_caption.data.file_checks import check_image_files
 

@@ -21,8 +21,9 @@ from torch.nn.functional import conv2d, layer_norm, normalize
 import rewards.clip.backbone as backbone_module
 from rewards.base import Reward, RewardError
 from rewards.clip.backbone import load_backbone
+from rewards.clip.checkpoints import low_rank_delta, merge_low_rank
+from rewards.clip.encoder import RELEASED
 from rewards.clip.pac import PacScore, RefPacScore
-from rewards.clip.tuned import RELEASED, low_rank_delta, merge_low_rank
 from rewards.registry import build, describe
 from rl_caption.cli.evaluate import evaluate_split
 from rl_caption.cli.main import parse, scst

@@ -15,7 +15,7 @@ from open_clip import SimpleTokenizer
 from torch import Tensor, nn
 
 from rewards.clip.backbone import load_backbone
-from rewards.clip.long import stretch_positions
+from rewards.clip.checkpoints import stretch_positions
 from rl_caption.config.build import ConfigError
 from rl_caption.reward_models.batch import PairBatch
 from rl_caption.reward_models.encoders import (

@@ -25,7 +25,6 @@ from rewards.clip.student import (
     mix_heads,
     released_key,
     state_shapes,
-    trim_padding,
 )
 
 TINY = LCLIPConfig(
@@ -248,7 +247,7 @@ def test_head_mixer_is_a_convolution_of_one_by_one() -> None:
 def test_masked_text_does_not_depend_on_padding() -> None:
     model = tiny(pad_attention="masked")
     reference = model.encode_text(IDS)
-    short = trim_padding(IDS)
+    short = IDS[:, :6]
     assert short.shape == (3, 6)
     torch.testing.assert_close(model.encode_text(short), reference)
     torch.testing.assert_close(model.encode_text(IDS[:1, :4]), reference[:1])
@@ -267,9 +266,9 @@ def test_full_text_depends_on_padding_and_its_length() -> None:
     state["text.pos_embed"] = state["text.pos_embed"][:6]
     shorter = LCLIP(replace(model.config, context_length=6)).double()
     shorter.load_state_dict(state)
-    assert (shorter.encode_text(trim_padding(IDS)) - reference).abs().amax(-1).min() > 1e-3
+    assert (shorter.encode_text(IDS[:, :6]) - reference).abs().amax(-1).min() > 1e-3
     with pytest.raises(ValueError, match=r"\[3, 6\]: expected \[B, 9\] with pad_attention 'full'"):
-        model.encode_text(trim_padding(IDS))
+        model.encode_text(IDS[:, :6])
 
 
 @pytest.mark.parametrize("pad_attention", ["full", "masked"])

@@ -13,15 +13,10 @@ import torch
 from open_clip.model import convert_weights_to_lp
 
 from rewards.clip.backbone import load_backbone
+from rewards.clip.checkpoints import merge_positions, stretch_factor, stretch_positions, stretch_text_tower
 from rewards.clip.clipscore import ClipScore
 from rewards.clip.l_clipscore import LClipScore, RefLClipScore
-from rewards.clip.long import (
-    count_tokens,
-    from_released,
-    stretch_factor,
-    stretch_positions,
-    stretch_text_tower,
-)
+from rewards.clip.preprocessing import count_tokens
 from tests.clip_for_tests import ARCHITECTURE, TINY, noise_image, tiny_checkpoint, tiny_student
 
 LONG = "a cat . " * 60
@@ -127,7 +122,7 @@ def test_tables_of_two_shapes_are_refused(tmp_path: Path) -> None:
     state = released(tiny_clip(248))
     state["positional_embedding_res"] = state["positional_embedding_res"][:100]
     with pytest.raises(ValueError, match=r"'positional_embedding_res': \(100, 16\).*expected two of the same shape"):
-        from_released(state)
+        merge_positions(state)
     tiny_checkpoint(tmp_path)
     torch.save(state, tmp_path / "long.pt")
     with pytest.raises(ValueError, match=r"long\.pt.*expected two of the same shape"):

@@ -1,0 +1,309 @@
+"""Released checkpoints of CLIP models, and text towers with more positions.
+
+- Long text towers: Zhang et al., "Long-CLIP: Unlocking the Long-Text Capability of CLIP", ECCV 2024, section 3.2
+  (knowledge-preserved stretching), in the form that its code computes. SPECS's weights have the same layout.
+- PAC-S and PAC-S++: weights under OpenAI's or open_clip's keys, perhaps with low-rank updates (LoRA, Hu et al., ICLR
+  2022, equation 3; for convolutions, the released code of PAC-S++). Such a file tells neither activation nor
+  preprocessing: both are those of the weights that were tuned, which a tag of open_clip names. The updates are added to
+  the weights when the file is read.
+
+Positions count tokens of CLIP's BPE, start and end included.
+"""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from rewards.clip.encoder import MlpDeltas
+from rewards.model_files import check_numbers, check_state, read_state, state_shapes
+
+if TYPE_CHECKING:
+    from rewards.clip.student import LCLIP
+
+Layout = Literal["archive", "long", "plain"]
+"""Of a file: OpenAI's TorchScript archive, Long-CLIP's and SPECS's two tables of positions, or weights by key alone."""
+KEEP = 20
+"""Positions that Long-CLIP leaves as they are: most captions that CLIP was trained on end before."""
+POSITIONS = "positional_embedding"
+POSITIONS_FROM_KEEP = "positional_embedding_res"
+"""Second table of released long checkpoints: positions from ``KEEP`` on are read from it."""
+ALPHA = 1.0
+"""Numerator of the scale alpha / r of low-rank updates in PAC-S++; files do not tell. Its r of 4 makes the scale
+0.25."""
+_FACTOR = re.compile(r"(?P<owner>.+)(?P<joint>_|\.)lora_(?P<factor>[AB])")
+_MLP = re.compile(r".+\.mlp\.c_(fc|proj)\.weight")
+_ARCHIVE_KEYS = ("input_resolution", "context_length", "vocab_size")
+"""Keys of OpenAI's archives that are no weights."""
+
+
+def stretch_positions(positions: Tensor, keep: int = KEEP, factor: int = 4) -> Tensor:
+    """Interpolate positional embeddings P [L, D] to [keep + factor (L - keep), D].
+
+    Rows 0 to keep - 1 are copied. For i from 0 to L - keep - 2 and j from 0 to factor - 1,
+    ``new[keep + factor i + j] = ((factor - j) P[keep + i] + j P[keep + i + 1]) / factor``; the last row of P is
+    extrapolated: ``P[-1] + j (P[-1] - P[-2]) / factor``. With L = 77, keep = 20 and factor = 4 there are 248 rows.
+
+    Raises:
+        ValueError: L is below 2, ``keep`` not in 0 to L - 1, or ``factor`` below 1.
+    """
+    count = len(positions)
+    if count < 2 or not 0 <= keep < count or factor < 1:
+        raise ValueError(
+            f"{count} positions, keep = {keep}, factor = {factor}: expected at least 2 positions, keep from 0 to "
+            f"{count - 1}, and a factor of at least 1"
+        )
+    tail = positions[keep:]
+    steps = torch.diff(positions, dim=0)[keep:]
+    steps = torch.cat([steps, positions[-1:] - positions[-2:-1]])
+    shares = torch.arange(factor, device=positions.device, dtype=positions.dtype) / factor
+    stretched = tail[:, None] + shares[None, :, None] * steps[:, None]
+    return torch.cat([positions[:keep], stretched.flatten(0, 1)])
+
+
+def stretch_factor(positions: int, context_length: int, keep: int = KEEP) -> int:
+    """Return (context_length - keep) / (positions - keep).
+
+    Raises:
+        ValueError: it is not a whole number of at least 1; the message names lengths that would fit.
+    """
+    if 0 <= keep < positions and context_length >= positions and (context_length - keep) % (positions - keep) == 0:
+        return (context_length - keep) // (positions - keep)
+    if not 0 <= keep < positions:
+        raise ValueError(f"keep = {keep}: expected 0 to {positions - 1}, as the text tower has {positions} positions")
+    fitting = ", ".join(str(keep + factor * (positions - keep)) for factor in (1, 2, 3, 4))
+    raise ValueError(
+        f"context_length = {context_length}: the text tower has {positions} positions, which become {fitting}, ... "
+        f"where the first {keep} are kept"
+    )
+
+
+def stretch_text_tower(model: Any, context_length: int, keep: int = KEEP) -> None:
+    """Give a model of open_clip (``CLIP`` or ``CustomTextCLIP``) ``context_length`` positions, in place.
+
+    A caption of up to ``keep`` tokens keeps its embedding.
+
+    Raises:
+        ValueError: the text tower is none of open_clip's own, has a class token, or its number of positions cannot
+            become ``context_length``.
+    """
+    tower: Any = model if hasattr(model, POSITIONS) else getattr(model, "text", None)
+    if not isinstance(getattr(tower, POSITIONS, None), nn.Parameter) or not hasattr(tower, "attn_mask"):
+        raise ValueError(f"{type(model).__name__} has no text tower of open_clip with {POSITIONS}: it is not stretched")
+    if getattr(tower, "cls_emb", None) is not None:
+        raise ValueError(f"the text tower of {type(model).__name__} has a class token: it is not stretched")
+    tower.positional_embedding = _stretched(tower.positional_embedding, context_length, keep)
+    if tower.attn_mask is not None:
+        mask = tower.attn_mask.new_full((context_length, context_length), float("-inf")).triu_(1)
+        tower.register_buffer("attn_mask", mask, persistent=False)
+    tower.context_length = model.context_length = context_length
+    if hasattr(tower, "num_pos"):
+        tower.num_pos = context_length
+
+
+def stretch_student(model: LCLIP, context_length: int) -> None:
+    """Give the text tower of an L-CLIP student ``context_length`` positions, in place, as ``stretch_text_tower``.
+
+    Raises:
+        ValueError: the student attends to padding, of which longer inputs have more, or its number of positions cannot
+            become ``context_length``.
+    """
+    if model.config.pad_attention != "masked":
+        raise ValueError(
+            f"a student with pad_attention {model.config.pad_attention!r} attends to padding, so every score would "
+            "change with its context: it is not stretched"
+        )
+    model.text.pos_embed = _stretched(model.text.pos_embed, context_length, KEEP)
+    model.config = model.text.config = model.image.config = replace(model.config, context_length=context_length)
+
+
+def _stretched(positions: nn.Parameter, context_length: int, keep: int) -> nn.Parameter:
+    factor = stretch_factor(len(positions), context_length, keep)
+    stretched = stretch_positions(positions.detach().float(), keep, factor).to(positions.dtype)
+    return nn.Parameter(stretched, requires_grad=positions.requires_grad)
+
+
+def merge_positions(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The float32 state of an open_clip model from a released long checkpoint: its two tables become one.
+
+    The released model reads rows 0 to ``KEEP`` - 1 of ``positional_embedding`` and the others of
+    ``positional_embedding_res``.
+
+    Raises:
+        ValueError: a table is missing, or they have different shapes.
+    """
+    shapes = {key: tuple(state[key].shape) if key in state else None for key in (POSITIONS, POSITIONS_FROM_KEEP)}
+    if shapes[POSITIONS] is None or shapes[POSITIONS] != shapes[POSITIONS_FROM_KEEP]:
+        raise ValueError(f"tables of positions of a long checkpoint are {shapes}: expected two of the same shape")
+    merged = torch.cat([state[POSITIONS][:KEEP], state[POSITIONS_FROM_KEEP][KEEP:]])
+    kept = {key: value for key, value in state.items() if key != POSITIONS_FROM_KEEP} | {POSITIONS: merged}
+    return {key: value.float() if value.is_floating_point() else value for key, value in kept.items()}
+
+
+def load_file(name: str, path: Path, quick_gelu: bool = False) -> tuple[Any, Layout]:
+    """Build the architecture ``name`` with the weights of a file and its number of positions; also return its layout.
+
+    (open_clip by itself would silently resize the table of positions to the architecture's number.) An archive that
+    OpenAI released (TorchScript) has its own architecture and activation.
+
+    Raises:
+        OSError, RuntimeError, ValueError, pickle.UnpicklingError: the file does not hold such weights.
+    """
+    import open_clip
+
+    if _is_torchscript(path):
+        return open_clip.load_openai_model(str(path), precision="fp32", device="cpu"), "archive"
+    context_length = None
+    if path.suffix not in (".npz", ".npy"):  # big_vision's, which open_clip converts
+        state = read_state(path)
+        if POSITIONS_FROM_KEEP in state:
+            return _load_long(name, merge_positions(state)), "long"
+        text: dict[str, Any] = (open_clip.get_model_config(name) or {}).get("text_cfg", {})
+        table = state.get(POSITIONS, state.get(f"text.{POSITIONS}"))
+        if table is not None and not text.get("embed_cls"):  # a class token has a row of its own
+            context_length = len(table)
+    model = open_clip.create_model(
+        name,
+        str(path),
+        force_quick_gelu=quick_gelu,
+        force_context_length=context_length,
+        require_pretrained=True,
+    )
+    return model, "plain"
+
+
+def _load_long(name: str, weights: Mapping[str, Tensor]) -> Any:
+    """Build the architecture with QuickGELU and the weights of ``merge_positions``.
+
+    As in Long-CLIP's code, weights of convolutions, linear layers, attention and projections are first rounded to half
+    precision, which changes nothing in files of halves.
+    """
+    import open_clip
+    from open_clip.model import convert_weights_to_lp
+
+    model: Any = open_clip.create_model(
+        name, force_quick_gelu=True, force_context_length=len(weights[POSITIONS]), pretrained_image=False
+    )
+    if not isinstance(model, open_clip.CLIP):
+        raise ValueError(f"a long checkpoint has OpenAI's layout, which {name} has not: expected ViT-B-32, say")
+    model.load_state_dict(weights)
+    convert_weights_to_lp(model, torch.float16)
+    return model.float()
+
+
+def _is_torchscript(path: Path) -> bool:
+    if not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        return any(entry.endswith("/constants.pkl") for entry in archive.namelist())
+
+
+def low_rank_delta(a: Tensor, b: Tensor, shape: Sequence[int]) -> Tensor:
+    """Compute delta = (alpha / r) B A in the shape of the weight W it is added to, float32.
+
+    Args:
+        a: [r, in] for W [out, in]; [r k, in k] for a kernel [out, in, k, k].
+        b: [out, r]; for a kernel [out k, r k]. The product [out k, in k] is reshaped row by row to [out, in, k, k].
+        shape: of W, two or four numbers.
+
+    Raises:
+        ValueError: the three shapes do not fit.
+    """
+    if len(shape) not in (2, 4):
+        raise ValueError(f"the weight has the shape {list(shape)}: expected two or four numbers")
+    side = shape[-1] if len(shape) == 4 else 1
+    rows, columns, outputs = (a.shape[0] if a.ndim else 0), shape[1] * side, shape[0] * side
+    if tuple(a.shape) != (rows, columns) or tuple(b.shape) != (outputs, rows) or rows == 0 or rows % side:
+        raise ValueError(
+            f"A is {list(a.shape)} and B {list(b.shape)}: for a weight {list(shape)} expected [n, {columns}] and "
+            f"[{outputs}, n]" + (f", n a multiple of {side}" if side > 1 else "")
+        )
+    return (b.float() @ a.float()).reshape(tuple(shape)) * (ALPHA * side / rows)
+
+
+def merge_low_rank(state: Mapping[str, Tensor], mlp_deltas: MlpDeltas = "ignored") -> dict[str, Tensor]:
+    """Add the low-rank updates of a state dict to its weights: the float32 state without factors.
+
+    The factors of ``W`` are ``W_lora_A`` and ``W_lora_B`` (``in_proj_weight``), those of ``owner.weight`` are
+    ``owner.lora_A`` and ``owner.lora_B``. ``mlp_deltas="ignored"`` leaves out the updates of ``mlp.c_fc`` and
+    ``mlp.c_proj``, as PAC-S++'s released scorer does, which takes them for merged; ``added`` adds them, too.
+
+    Raises:
+        ValueError: ``mlp_deltas`` is neither, a factor or the weight of one is missing, or shapes do not fit; the key
+            is named.
+    """
+    if mlp_deltas not in get_args(MlpDeltas):
+        raise ValueError(f"mlp_deltas is {mlp_deltas!r}: expected one of {', '.join(get_args(MlpDeltas))}")
+    merged: dict[str, Tensor] = {}
+    factors: dict[str, dict[str, Tensor]] = {}
+    for key, value in state.items():
+        found = _FACTOR.fullmatch(key)
+        if found is None:
+            merged[key] = value.float() if value.is_floating_point() else value
+        else:
+            weight = found["owner"] + (".weight" if found["joint"] == "." else "")
+            factors.setdefault(weight, {})[found["factor"]] = value
+    for weight, pair in factors.items():
+        if weight not in merged or len(pair) != 2:
+            missing = f"lora_{'A' if 'B' in pair else 'B'}" if len(pair) != 2 else "weight"
+            raise ValueError(f"low-rank update of {weight}: its {missing} is missing")
+        try:
+            delta = low_rank_delta(pair["A"], pair["B"], merged[weight].shape)
+        except ValueError as error:
+            raise ValueError(f"low-rank update of {weight}: {error}") from error
+        if mlp_deltas == "added" or not _MLP.fullmatch(weight):
+            merged[weight] = merged[weight] + delta
+    return merged
+
+
+def load_tuned(name: str, path: Path, tuned_from: str, mlp_deltas: MlpDeltas = "ignored") -> tuple[Any, str]:
+    """Build an architecture of open_clip and load a tuned checkpoint into it, key by key; nothing is downloaded.
+
+    Args:
+        name: of the architecture, such as ``ViT-B-32``.
+        path: the file; keys may have the prefixes ``module.`` and ``text.``.
+        tuned_from: tag of open_clip for the weights that the tuning started from (``openai``, ``laion2b_s32b_b82k``),
+            which decides activation and preprocessing.
+        mlp_deltas: as for ``merge_low_rank``.
+
+    Returns:
+        ``open_clip.CLIP`` in float32 with its preprocessing, and a note on the last two arguments for signatures.
+
+    Raises:
+        ValueError: the architecture or the tag is unknown, the architecture has other towers than CLIP, or a key of the
+            file is missing, unexpected, of the wrong shape or not of finite numbers; the first of each are named.
+        OSError, RuntimeError, pickle.UnpicklingError: the file is not there or holds something else.
+    """
+    import open_clip
+    from open_clip.model import set_model_preprocess_cfg
+    from open_clip.transform import PreprocessCfg, merge_preprocess_dict
+
+    tag, shape = open_clip.get_pretrained_cfg(name, tuned_from), open_clip.get_model_config(name)
+    if not tag or shape is None:
+        known = ", ".join(open_clip.list_pretrained_tags_by_model(name)) or "none; see open_clip.list_models()"
+        raise ValueError(f"tuned_from is {tuned_from!r}, the architecture {name!r}: expected one of its tags ({known})")
+    is_custom = shape.pop("custom_text", False)
+    if is_custom or "timm_model_name" in shape["vision_cfg"] or "hf_model_name" in shape["text_cfg"]:
+        raise ValueError(f"{name} has other towers than CLIP's: expected an architecture such as ViT-B-32")
+    state = read_state(path)
+    weights = {
+        key.removeprefix("text."): value
+        for key, value in merge_low_rank(state, mlp_deltas).items()
+        if key not in _ARCHIVE_KEYS
+    }
+    with torch.random.fork_rng(devices=[]):  # the initial weights are overwritten
+        model: Any = open_clip.CLIP(**shape | {"quick_gelu": bool(tag.get("quick_gelu"))})
+    check_state(weights, state_shapes(model), "weights")
+    check_numbers(weights.items(), str(path))
+    model.load_state_dict(weights)
+    preprocessing = merge_preprocess_dict(asdict(PreprocessCfg()), tag) | {"size": model.visual.image_size}
+    set_model_preprocess_cfg(model, preprocessing)
+    has_deltas = any(_FACTOR.fullmatch(key) for key in state)
+    return model, f"tuned from {tuned_from}" + (f",MLP deltas {mlp_deltas}" if has_deltas else "")

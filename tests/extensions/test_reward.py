@@ -1,0 +1,129 @@
+"""A reward from outside: a class in a file of one's own, and its name in the configuration (docs/rewards.md)."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rewards.base import Reward, as_texts, checked_scores, required_column
+from rewards.registry import build, describe
+from rl_caption.config.build import build_reward
+from rl_caption.config.schema import RewardConfig, RewardTerm
+from rl_caption.errors import ConfigError
+from tests.training_for_tests import lines, run, scst_config, xe_config
+
+NAME = "tests.extensions.test_reward:LengthMatch"
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+class LengthMatch:
+    """Closeness of a caption's length to a number of words: 1 - |length - words| / words, at least 0.
+
+    ``words``, 1 to 100, is the length that scores 1; captions that did not end score ``unfinished``, 0 to 1.
+    """
+
+    __name__ = "length_match"
+    columns = frozenset({"finished"})
+    bounds = (0.0, 1.0)
+
+    def __init__(self, words: int = 6, unfinished: float = 0.0) -> None:
+        if not 1 <= words <= 100:
+            raise ValueError(f"words is {words}: expected 1 to 100")
+        if not 0 <= unfinished <= 1:
+            raise ValueError(f"unfinished is {unfinished}: expected 0 to 1")
+        self.words, self.unfinished = words, unfinished
+
+    @property
+    def signature(self) -> str:
+        return f"length_match[{self.words},unfinished{self.unfinished:g}]"
+
+    def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
+        texts = as_texts(completions)
+        finished = required_column({"finished": [True] * len(texts)} | columns, "finished", self.__name__, len(texts))
+        scores = [
+            max(0.0, 1 - abs(len(text.split()) - self.words) / self.words) if done else self.unfinished
+            for text, done in zip(texts, finished, strict=True)
+        ]
+        return checked_scores(self, scores, len(texts))
+
+
+class Closeness(LengthMatch):
+    """``LengthMatch`` for files of captions, which do not record whether a caption ended."""
+
+    columns: frozenset[str] = frozenset()
+
+
+def test_a_run_trains_with_it(tmp_path: Path) -> None:
+    start = tmp_path / "xe"
+    assert run(xe_config(start, **{"train.max_steps": 2}), start).code == 0
+    terms = {"length": {"weight": 0.5, "target": NAME, "kwargs": {"words": 4}}, "cider": {"weight": 0.5}}
+    folder, other = tmp_path / "scst", tmp_path / "other"
+    ended = run(
+        scst_config(folder, start / "export/best", **{"train.max_steps": 2, "reward.terms": terms}), folder, "scst"
+    )
+    assert ended.code == 0, ended.output
+    logged = [line for line in lines(folder, "metrics.jsonl") if "reward/length" in line]
+    assert [line["step"] for line in logged] == [1, 2]
+    for line in logged:
+        assert 0 <= line["reward/length"] <= 1
+        assert line["reward/total"] == pytest.approx(0.5 * line["reward/length"] + 0.5 * line["reward/cider"], abs=1e-6)
+    assert "0.5*[length_match[4,unfinished0]]" in ended.output, "the signature names it"
+    terms["length"]["kwargs"] = {"words": 0}
+    refused = run(scst_config(other, start / "export/best", **{"reward.terms": terms}), other, "scst")
+    assert refused.code == 1
+    assert "reward.terms.length: words is 0: expected 1 to 100" in refused.output
+    assert not (other / "checkpoints").exists(), "refused before any step"
+
+
+def test_the_score_script_scores_files_with_it(tmp_path: Path) -> None:
+    captions, out = tmp_path / "captions.json", tmp_path / "scores.json"
+    captions.write_text(json.dumps([{"image_id": "1", "caption": "a dog"}, {"image_id": "2", "caption": "a dog runs"}]))
+    command = [sys.executable, str(REPOSITORY / "scripts" / "score.py"), "--captions", str(captions), "--out", str(out)]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    name = NAME.replace("LengthMatch", "Closeness")
+
+    def score(**kwargs: Any) -> subprocess.CompletedProcess[str]:
+        given = [*command, "--reward", name, "--kwargs", json.dumps(kwargs)]
+        return subprocess.run(given, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+
+    done = score(words=2)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(out.read_text()) == {
+        "reward": "length_match",
+        "signature": "length_match[2,unfinished0]",
+        "mean": 0.75,
+        "scores": {"1": 1.0, "2": 0.5},
+    }
+    refused = score(words=2, unfinished=3)
+    assert refused.returncode == 1
+    assert "unfinished is 3: expected 0 to 1" in refused.stderr
+
+
+def test_it_is_a_reward_like_those_of_the_package() -> None:
+    reward = build(NAME, words=3)
+    assert isinstance(reward, Reward)
+    assert reward(None, ["a b c", "a", "a b c"], finished=[True, True, False]) == [1.0, pytest.approx(1 / 3), 0.0]
+    assert describe(NAME).endswith("at least 0. (in [0, 1]; columns: finished)")
+
+
+@pytest.mark.parametrize(
+    ("target", "kwargs", "part"),
+    [
+        (NAME, {"words": 200}, "reward.terms.mine: words is 200: expected 1 to 100"),
+        (NAME, {"word": 3}, "does not take word; it takes: words"),
+        ("nowhere.at_all:Reward", {}, "module 'nowhere.at_all' cannot be imported"),
+        (f"{__name__}:Missing", {}, "has no class 'Missing'"),
+        (f"{__name__}:Path", {}, "which is not a reward"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_by_name(target: str, kwargs: dict[str, Any], part: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        build_reward(RewardConfig(terms={"mine": RewardTerm(target=target, kwargs=kwargs)}), [["a dog"]])
+    assert part in str(refused.value)

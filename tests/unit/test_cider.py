@@ -1,0 +1,325 @@
+"""CIDEr-D against recorded scores, the live toolkit and its definition written out; the reward around it."""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pycocoevalcap.cider.cider import Cider
+
+from rewards.base import Reward, RewardError
+from rewards.text import cider as cider_module
+from rewards.text.cider import CiderD, cider_d
+from rewards.text.document_frequency import EOS, DocumentFrequencies
+from rewards.text.ngrams import NGram, find, ngram_counts
+from rewards.text.tokenize import tokenize
+
+CASE = json.loads((Path(__file__).parents[1] / "golden" / "cider_four_images.json").read_text())["cases"][0]
+CANDIDATES = [text.split() for text in CASE["candidates"]]
+REFERENCES = [[text.split() for text in texts] for texts in CASE["references"]]
+Tokens = Sequence[str]
+frequencies = DocumentFrequencies.from_references
+
+
+def plain_cider_d(
+    candidates: Sequence[Tokens],
+    references: Sequence[Sequence[Tokens]],
+    df: DocumentFrequencies,
+    n: int = 4,
+    sigma: float = 6.0,
+) -> list[float]:
+    """CIDEr-D of one candidate after the other, from dicts, as its definition reads, in the toolkit's order of sums."""
+    return [_plain_score(candidate, own, df, n, sigma) for candidate, own in zip(candidates, references, strict=True)]
+
+
+def _plain_vector(tokens: Tokens, df: DocumentFrequencies, n: int) -> tuple[dict[NGram, float], list[float]]:
+    weights = {
+        ngram: float(count) * float(df.log_documents - np.log(max(1.0, float(df[ngram]))))
+        for ngram, count in ngram_counts(tokens, n).items()
+    }
+    squares = [0.0] * n
+    for ngram, weight in weights.items():
+        squares[len(ngram) - 1] += weight**2
+    return weights, [math.sqrt(square) for square in squares]
+
+
+def _plain_score(
+    candidate: Tokens, references: Sequence[Tokens], df: DocumentFrequencies, n: int, sigma: float
+) -> float:
+    weights, norms = _plain_vector(candidate, df, n)
+    sums = [0.0] * n
+    for reference in references:
+        others, other_norms = _plain_vector(reference, df, n)
+        difference = max(0, len(candidate) - 1) - max(0, len(reference) - 1)
+        penalty = math.e ** (-(float(difference) ** 2) / (2 * sigma**2))
+        for order in range(1, n + 1):
+            value = 0.0
+            for ngram, weight in weights.items():
+                if len(ngram) == order and ngram in others:
+                    value += min(weight, others[ngram]) * others[ngram]
+            if norms[order - 1] != 0 and other_norms[order - 1] != 0:
+                value /= norms[order - 1] * other_norms[order - 1]
+            sums[order - 1] += value * penalty
+    total = 0.0
+    for value in sums:  # not sum(), which compensates
+        total += value
+    return total / n / len(references) * 10.0
+
+
+def toolkit_scores(candidates: list[list[str]], references: list[list[list[str]]]) -> tuple[float, list[float]]:
+    mean, scores = Cider().compute_score(
+        {row: [" ".join(tokens) for tokens in captions] for row, captions in enumerate(references)},
+        {row: [" ".join(tokens)] for row, tokens in enumerate(candidates)},
+    )
+    return float(mean), scores.tolist()
+
+
+def split(texts: Sequence[Sequence[str]]) -> list[list[list[str]]]:
+    return [[text.split() for text in own] for own in texts]
+
+
+@pytest.mark.parametrize(
+    ("name", "eos", "document", "rtol"),
+    [
+        ("cider_d", False, "image", 1e-15),
+        ("cider_d_eos", True, "image", 1e-12),
+        ("cider_d_caption_df", False, "caption", 1e-7),
+    ],
+)
+def test_recorded_scores_of_four_images(name: str, eos: bool, document: Any, rtol: float) -> None:
+    end = [EOS] if eos else []
+    df = frequencies(REFERENCES, eos=eos, document=document)
+    own = [[[*tokens, *end] for tokens in captions] for captions in REFERENCES]
+    found = cider_d([[*tokens, *end] for tokens in CANDIDATES], own, df)
+    np.testing.assert_allclose(found, CASE[name], rtol=rtol)
+    with pytest.raises(AssertionError):  # a perturbed recording is seen
+        np.testing.assert_allclose(found, np.array(CASE[name]) * (1 + 1e-5), rtol=rtol)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_corpora_equal_the_live_toolkit_to_the_bit(seed: int) -> None:
+    source = random.Random(seed)
+    words = "a b c d e f g h".split()[: source.randint(2, 8)]  # noqa: SIM905
+
+    def caption() -> list[str]:
+        return source.choices(words, k=source.randint(0, 14))
+
+    references = [[caption() for _ in range(source.randint(1, 5))] for _ in range(source.randint(2, 25))]
+    candidates = [caption() for _ in references]
+    assert (
+        cider_d(candidates, references, frequencies(references, eos=False))
+        == (toolkit_scores(candidates, references)[1])
+    )
+
+
+def test_squares_are_those_of_the_toolkit() -> None:
+    """(ln 46 - ln 8)² by C's power, which the toolkit takes, is another double than the product (glibc 2.36)."""
+    own = [[" ".join(["left"] * (image < 8) + ["right"] * (image < 9)) or "none"] for image in range(46)]
+    texts = [text.split() for text in ["left right new", "right left left right"] * 23]
+    df = frequencies(split(own), eos=False)
+    assert cider_d(texts, split(own), df) == toolkit_scores(texts, split(own))[1]
+
+
+def test_the_published_oracle(shared_data: Path) -> None:
+    folder = shared_data / "coco_fakecap_oracle"
+    texts = json.loads((folder / "gts.json").read_text())
+    results = json.loads((folder / "res.json").read_text())
+    references = split([texts[key] for key in texts])
+    candidates = [results[key][0].split() for key in texts]
+    df = frequencies(references, eos=False)
+    assert np.mean(cider_d(candidates, references, df)) == pytest.approx(0.5997905185184199, rel=1e-12)
+
+
+@pytest.mark.parametrize("system", ["magic_result", "contrastive_result", "nucleus_result_run_1", "top_k_result_run_1"])
+def test_four_published_systems_equal_the_live_toolkit(system: str, shared_data: Path) -> None:
+    folder = shared_data / "coco_karpathy_test"
+    texts = {row["image_name"]: row["captions"] for row in json.loads((folder / "refs.json").read_text())}
+    results = json.loads((folder / "predictions" / f"{system}.json").read_text())
+    references = [[tokenize(text) for text in texts[row["image_name"]]] for row in results]
+    candidates = [tokenize(row["caption"]) for row in results]
+    mean, scores = toolkit_scores(candidates, references)
+    np.testing.assert_allclose(cider_d(candidates, references, frequencies(references, eos=False)), scores, rtol=1e-9)
+    recorded = json.loads((folder / "scores_pycocoevalcap.json").read_text())["scores"][system]["CIDEr"]
+    assert mean == pytest.approx(recorded, rel=1e-5), "the recording tokenised whole files with Java"
+
+
+WORDS = ["a", "dog", "on", "the", "beach", "red", "ball", EOS]
+own_references = st.lists(st.lists(st.sampled_from(WORDS), max_size=9), min_size=1, max_size=4)
+candidate = st.lists(st.sampled_from([*WORDS, "new", "newer"]), max_size=12)
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    corpus=st.lists(own_references, min_size=1, max_size=5),
+    others=st.lists(own_references, max_size=3),
+    data=st.data(),
+    n=st.integers(1, 6),
+)
+def test_scores_equal_the_definition_to_the_bit(
+    corpus: list[list[list[str]]], others: list[list[list[str]]], data: st.DataObject, n: int
+) -> None:
+    df = frequencies(corpus, eos=False, n=6)
+    images = [*corpus, *others]  # also references whose n-grams were not counted
+    rows = data.draw(st.lists(st.tuples(candidate, st.integers(0, len(images) - 1)), min_size=1, max_size=12))
+    candidates, own = [tokens for tokens, _ in rows], [images[number] for _, number in rows]
+    expected = plain_cider_d(candidates, own, df, n, 5.0)
+    assert cider_d(candidates, own, df, n, 5.0) == expected
+    assert cider_d(candidates, [list(captions) for captions in own], df, n, 5.0) == expected, "lists of their own"
+    assert all(-1e-9 <= score <= 10 + 1e-9 for score in expected)
+
+
+def test_many_words_no_frequencies_and_words_that_repeat() -> None:
+    many = [f"w{number}" for number in range(70_000)]
+    corpus = [[many[:40_000]], [many[39_000:]], [["w1", "w69999"]]]
+    repeated = [[["a"] * 400 + ["dog"], ["the", "dog"]], [["a", "dog"]], [["red", "beach"]]]
+    for df, candidates, own in (
+        (
+            frequencies(corpus, eos=False),
+            [["w1", "w69999"], ["w69999", "w1"], many[39_990:40_010]],
+            [corpus[2], corpus[2], corpus[1]],
+        ),
+        (DocumentFrequencies.from_counts({}, 2.0, eos=False), [["a", "b"], []], [[["a", "b"]]] * 2),
+        (frequencies(repeated, eos=False), [["a"] * 299 + ["dog"], ["a", "dog"], ["red"]], repeated),
+    ):
+        assert cider_d(candidates, own, df) == plain_cider_d(candidates, own, df)
+
+
+@pytest.mark.parametrize("most", [1, 8, 40])
+def test_captions_are_scored_in_batches(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    df = frequencies([[["a", "dog"]], [["a", "ball"]]], eos=False)
+    candidates = [["a", "dog", "cat"], ["dog"] * 30, [], ["a", "ball"], ["new", "dog"]]
+    own = [[["a", "dog", "cat"]], [["a", "dog"], []], [["a"]], [["a", "ball"]], [["new", "dog"]]]
+    monkeypatch.setattr(cider_module, "MOST_TOKENS", most)
+    assert cider_d(candidates, own, df) == plain_cider_d(candidates, own, df)
+
+
+@settings(deadline=None)
+@given(st.sets(st.integers(-5, 2**40), max_size=300), st.lists(st.integers(-9, 2**40), max_size=50))
+def test_keys_are_found(keys: set[int], others: list[int]) -> None:
+    wanted = np.array([*keys, *others], np.int64)
+    expected = [sorted(keys).index(key) if key in keys else -1 for key in wanted.tolist()]
+    assert find(np.array(sorted(keys), np.int64), wanted).tolist() == expected
+
+
+def test_the_reference_itself_gets_ten_and_orders_without_ngrams_nothing() -> None:
+    df = frequencies([*REFERENCES, [["blue", "boat", "far", "out"]]], eos=False)
+    for words, expected in ((4, 10.0), (2, 5.0), (1, 2.5)):
+        caption = ["blue", "boat", "far", "out"][:words]
+        assert cider_d([caption], [[caption]], df) == pytest.approx([expected])
+    assert cider_d([[]], [[["blue"]]], df) == [0.0]
+
+
+def test_wrong_input_is_refused() -> None:
+    df = frequencies(REFERENCES, eos=False)
+    with pytest.raises(ValueError, match="1 candidates and 2 lists"):
+        cider_d([["a"]], [[["a"]], [["a"]]], df)
+    with pytest.raises(ValueError, match="candidate 1 has no reference"):
+        cider_d([["a"], ["b"]], [[["a"]], []], df)
+    with pytest.raises(ValueError, match=r"up to 4.*n = 5"):
+        cider_d([["a"]], [[["a"]]], df, n=5)
+
+
+# the reward
+
+TEXTS, OWN = CASE["candidates"], CASE["references"]
+
+
+def made_df(eos: bool = True) -> DocumentFrequencies:
+    return frequencies(REFERENCES, eos=eos)
+
+
+def test_reward_with_eos_scores_as_recorded(tmp_path: Path) -> None:
+    made_df().save(tmp_path / "df.npz")
+    reward = CiderD(tmp_path / "df.npz")
+    assert isinstance(reward, Reward)
+    scores = reward(None, TEXTS, references=OWN, completion_ids=None)
+    np.testing.assert_allclose(scores, CASE["cider_d_eos"], rtol=1e-12)
+    assert reward(None, TEXTS, references=OWN) == scores, "the cache changes nothing"
+    messages = [[{"role": "assistant", "content": text}] for text in TEXTS]
+    assert reward(None, messages, references=OWN) == scores
+    assert reward.signature == f"STANDARD_wInit+Cider-D[n4,s6.0]+df[{made_df().fingerprint[:8]}]"
+    other = frequencies(REFERENCES[1:], eos=True)
+    assert CiderD(other).signature != reward.signature, "scores under other document frequencies do not compare"
+    copy = pickle.loads(pickle.dumps(reward))
+    assert not copy._cache
+    assert (copy(None, TEXTS, references=OWN), copy.fingerprint) == (scores, reward.fingerprint)
+
+
+def test_reward_without_df_counts_the_images_of_the_call() -> None:
+    reward = CiderD(eos=False)
+    repeated = [text for text in TEXTS for _ in range(2)]
+    references = [texts for texts in OWN for _ in range(2)]
+    for ids in ({}, {"image_id": list("11223344")}):
+        found = reward(None, repeated, references=references, **ids)
+        np.testing.assert_allclose(found, np.repeat(CASE["cider_d"], 2), rtol=1e-12)
+    assert reward.signature == "NO<EOS>_w/oInit+Cider-D[n4,s6.0]"
+    assert reward(None, [], references=[]) == []
+
+
+def test_image_ids_keep_images_with_equal_captions_apart() -> None:
+    references = [["a red dog"], ["a red dog"], ["the blue cat sits"]]
+    texts = ["a red dog", "a red dog", "the blue cat"]
+    reward = CiderD(eos=False)
+    by_id = reward(None, texts, references=references, image_id=["1", "2", "3"])
+    assert by_id == toolkit_scores([text.split() for text in texts], split(references))[1]
+    assert reward(None, texts, references=references) != by_id
+
+
+def test_eos_is_given_to_finished_captions_only() -> None:
+    reward = CiderD(made_df())
+    references = [["a dog runs in the park"]] * 2
+    finished, cut = reward(None, ["a dog runs in the park"] * 2, references=references, finished=[True, False])
+    assert finished == pytest.approx(10.0)
+    assert cut < finished
+    assert reward(None, ["a dog runs in the park"], references=references[:1]) == [finished]
+
+
+def test_references_leave_the_cache_when_it_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    reward = CiderD(frequencies([[["a", "dog"]], [["a", "ball"]]], eos=False), eos=False, cache_images=2)
+    original, asked = reward._tokenize, []
+    monkeypatch.setattr(reward, "_tokenize", lambda text: asked.append(text) or original(text))
+    for keys in (["dog"], ["ball"], ["dog"], ["cat"], ["dog", "ball"]):
+        reward(None, ["x"] * len(keys), references=[[key] for key in keys])
+    assert [text for text in asked if text != "x"] == ["dog", "ball", "cat", "ball"], "the least recently used leaves"
+    assert reward(None, ["a"], references=[["", "."]]) == [0.0], "references without words"
+    small, large = CiderD(made_df(), cache_images=1), CiderD(made_df())
+    order = [0, 1, 0, 2, 3, 1, 0]
+    texts, references = [TEXTS[index] for index in order], [OWN[index] for index in order]
+    assert small(None, texts, references=references) == large(None, texts, references=references)
+
+
+def test_df_of_another_convention_is_refused() -> None:
+    for arguments, message in (
+        ({"df": made_df(eos=False), "eos": True}, "without <eos>"),
+        ({"df": made_df(eos=True), "eos": False}, "with <eos>"),
+        ({"df": frequencies(REFERENCES, eos=True, tokenizer="ids")}, "'ids'"),
+        ({"df": made_df(), "n": 5}, "up to 4"),
+        ({"n": 0}, "n = 0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            CiderD(**arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("references", "message"),
+    [
+        (None, "needs the column 'references'"),
+        ([["a"]], "1 items for 2 captions"),
+        ([["a"], []], "row 1 has no reference"),
+        ([["a"], "a dog"], "row 1 are 'a dog'"),
+        ([["a"], ["b", 3]], "row 1 has the reference 3"),
+    ],
+)
+def test_bad_references_are_errors(references: object, message: str) -> None:
+    columns = {} if references is None else {"references": references}
+    with pytest.raises(RewardError, match=message):
+        CiderD(made_df())(None, ["a", "b"], **columns)

@@ -28,7 +28,7 @@ from rewards.model_files import (
 from rl_caption.config.build import ConfigError
 from rl_caption.data.base import Row
 from rl_caption.reward_models.batch import Captions, PairBatch
-from rl_caption.training.engines import print_main as announce
+from rl_caption.training.engines import print_main
 
 T = TypeVar("T")
 Tower: TypeAlias = Literal["image", "text"]
@@ -314,10 +314,10 @@ class Teacher:
     def _fits(self, count: int, cache_bytes: int, what: str) -> bool:
         needed = count * self.width * 4
         if needed <= cache_bytes:
-            announce(self.accelerator, f"teacher: embedding {count} {what} once ({needed / 2**20:.0f} MiB)")
+            print_main(self.accelerator, f"teacher: embedding {count} {what} once ({needed / 2**20:.0f} MiB)")
             return True
         instead = "embedded" if self._disk is None else "read from teacher.cache_dir, or embedded the first time,"
-        announce(
+        print_main(
             self.accelerator,
             f"teacher: {count} {what} need {needed / 2**20:.0f} MiB, more than is left of teacher.cache_mb: they are "
             f"{instead} at every step instead",

@@ -128,8 +128,8 @@ class VlmRunConfig:
 
     Args:
         dir: the run's folder.
-        resume: ``auto`` goes on from the newest complete checkpoint of an equal configuration, or starts; ``true`` goes on
-            and accepts a changed configuration; ``false`` starts, and refuses a folder that holds a run; or the path
+        resume: ``auto`` goes on from the newest complete checkpoint of an equal configuration, or starts; ``true`` goes
+            on and accepts a changed configuration; ``false`` starts, and refuses a folder that holds a run; or the path
             of a checkpoint.
         save_every: optimizer steps between two checkpoints; one more follows the last step.
         keep_checkpoints: newest ones kept.

@@ -34,7 +34,7 @@ def join(rank: int, processes: int, threads: int, shapes: Shapes, port: int) -> 
     from accelerate.state import AcceleratorState
 
     from rl_caption.config.schema import RunConfig, TrainConfig
-    from rl_caption.training.engines import build_accelerator, prepare
+    from rl_caption.engines import build_accelerator, prepare
 
     bench = build_bench(shapes, "cpu", "no")
     if processes > 1:

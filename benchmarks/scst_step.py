@@ -40,10 +40,10 @@ from rl_caption.captioners.decoding import ReplayedGenerate
 from rl_caption.captioners.packed import unique_prefixes
 from rl_caption.captioners.transformer import TransformerCaptioner
 from rl_caption.data.base import Row
+from rl_caption.engines import Averages
 from rl_caption.scst.advantages import greedy
 from rl_caption.scst.rollout import sample_captions
 from rl_caption.scst.step import SelfCriticalTask
-from rl_caption.training.engines import Averages
 from rl_caption.types import CaptionBatch
 
 PHASES = {"encode": "encode", "decode": "rollout", "reward": "reward", "score and update": "update"}
@@ -143,7 +143,7 @@ def random_rows(words: Sequence[str], images: int) -> list[Row]:
 
 
 def prepare(policy: nn.Module, device: str, precision: str) -> Accelerator:
-    """As training does, and for the baselines too: see ``rl_caption.training.engines.build_accelerator``."""
+    """As training does, and for the baselines too: see ``rl_caption.engines.build_accelerator``."""
     AcceleratorState._reset_state()  # a benchmark before may have had another precision
     accelerator = Accelerator(cpu=device == "cpu", mixed_precision=precision)
     torch.backends.cuda.enable_flash_sdp(device != "cpu" or precision != "bf16")

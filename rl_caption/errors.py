@@ -16,7 +16,7 @@ EXPECTED = {
     "rl_caption.captioners.base": ("CaptionerError",),
     "rl_caption.training.checkpoint": ("CheckpointError",),
     "rl_caption.data.base": ("DataError",),
-    "rl_caption.training.engines": ("EngineError",),
+    "rl_caption.engines": ("EngineError",),
     "rl_caption.errors": ("ConfigError",),
     "rl_caption.evaluation": ("EvaluationError", "JavaError"),
     "rl_caption.launch": ("LaunchError",),

@@ -25,7 +25,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import psutil
 from filelock import BaseFileLock, FileLock, Timeout
@@ -172,29 +171,6 @@ def launch_command(num_processes: int, script: Sequence[str] | None = None) -> s
 def _advice(num_processes: int) -> str:
     processes = "process" if num_processes == 1 else "processes that train together"
     return f"To start {num_processes} {processes}:\n  {launch_command(num_processes)}\n"
-
-
-def accelerator_kwargs() -> dict[str, Any]:
-    """Arguments for ``Accelerator``: a launcher's processes form a group, without a GPU too (Accelerate alone
-    then ignores launchers, unless ``ACCELERATE_USE_CPU=true``), and DDP's gradients are views of its buckets."""
-    if int(os.environ.get("LOCAL_RANK", "-1")) < 0:
-        return {}
-    import torch
-    from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs, parse_flag_from_env
-
-    from rl_caption.training.engines import skip_deepspeed_compilation
-
-    device = torch.accelerator.current_accelerator()
-    # Apple's GPU takes part in no process group, so several processes are on the CPU there too.
-    on_cpu = device is None or device.type == "mps"
-    if not parse_flag_from_env("ACCELERATE_USE_DEEPSPEED"):
-        handlers = {"kwargs_handlers": [DistributedDataParallelKwargs(gradient_as_bucket_view=True)]}
-        return handlers | {"cpu": True} if on_cpu else handlers
-    if not on_cpu:
-        return {}
-    skip_deepspeed_compilation()
-    # cpu=True would turn DeepSpeed into plain data parallelism without a word.
-    return {"kwargs_handlers": [InitProcessGroupKwargs(backend="gloo")]}
 
 
 def die_with_launcher() -> bool:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
-from rl_caption.data.base import Row
+if TYPE_CHECKING:
+    from rl_caption.data.base import Row
 
 
 class Batch(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rl_caption.reward_models.config import CLIP_TASKS
+from rl_caption.config.reward_models import CLIP_TASKS
 from tests.training_for_tests import changed
 
 CLIP: dict[str, Any] = {

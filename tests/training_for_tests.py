@@ -27,7 +27,7 @@ from benchmarks import engine_memory
 ENGINES = {name: engine_memory.environment(name) for name in engine_memory.ENGINES}
 """What ``accelerate launch --config_file configs/accelerate/deepspeed_NAME.yaml`` puts into the environment."""
 PRELOAD = [
-    "rl_caption.training.programs",
+    "rl_caption.programs.train",
     "rl_caption.reward_models.program",
     "open_clip",
     "rl_caption.errors",

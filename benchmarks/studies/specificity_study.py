@@ -41,10 +41,10 @@ from rewards.base import Reward
 from rewards.clip.backbone import Backbone
 from rewards.clip.preprocessing import count_tokens
 from rewards.registry import build
-from rl_caption.config.build import ConfigError
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.scenes import hard_negatives, oracle
 from rl_caption.data.scenes.world import Draws
+from rl_caption.errors import ConfigError
 from rl_caption.meta_evaluation.correlation import UndefinedCorrelation, grouped_tau_b, kendall_tau_b
 from rl_caption.meta_evaluation.figures import UNDEFINED, markdown
 from rl_caption.meta_evaluation.specificity import (

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from rl_caption.config.ranges import Beams, Fraction, LengthPenalty, Range, Seed, Workers
 from rl_caption.config.schema import RewardTerm
 from rl_caption.monitoring.config import JudgeConfig
+from rl_caption.options import Beams, Fraction, LengthPenalty, Range, Seed, Workers
 
 
 @dataclass

@@ -7,7 +7,7 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
@@ -19,9 +19,10 @@ from rewards.base import Reward
 from rewards.registry import parameters
 from rl_caption.ablation.config import AblateConfig
 from rl_caption.captioners.loading import is_captioner, weights_hash
-from rl_caption.cli.configuration import Chain
 from rl_caption.config import checks as config_checks
 from rl_caption.config.build import ConfigError, build_data, build_reward, references_of, usable_split
+from rl_caption.config.overrides import Chain, Parse
+from rl_caption.config.reward_models import RewardModelConfig
 from rl_caption.config.schema import RewardTerm, ScstConfig, XeConfig
 from rl_caption.data.base import Row
 from rl_caption.data.files import write_json
@@ -29,7 +30,6 @@ from rl_caption.data.plain_files import read_json
 from rl_caption.evaluation.metrics import SCORERS
 from rl_caption.launch import requested_processes
 from rl_caption.monitoring.judges import build_judges
-from rl_caption.reward_models.config import RewardModelConfig
 from rl_caption.training.run_folder import changed_keys, is_complete
 
 logger = logging.getLogger(__name__)
@@ -39,8 +39,6 @@ START = "start"
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+-]*")
 OVERRIDABLE = ("train.", "rollout.", "eval.", "reward.", "monitor.")
 SET_BY_GRID = ("train.seed.", "reward.terms.")
-Parse = Callable[[type[Any], Sequence[str], str], Any]
-"""``rl_caption.cli.configuration.parse``: class of the configuration, arguments, name of the program in messages."""
 Start = TypedDict("Start", {"model.init": str, "sha256": str, "rewards": NotRequired[dict[str, str]]})
 """``start.json`` of a cell: hash of the starting policy's weights, signatures of the reward's terms."""
 
@@ -234,7 +232,7 @@ def _make_base(name: str, file: str, grid: AblateConfig, parse: Parse, models: d
     """Read a base configuration, add the reward models that it needs to ``models``, and find its starting policy."""
     data = _data_arguments("data", grid.data)
     config: ScstConfig = parse(ScstConfig, ["--config", file, *data], "scst.py")
-    chain = Chain(parse(ScstConfig, ["--config", file], "scst.py"), data)
+    chain = Chain(parse, parse(ScstConfig, ["--config", file], "scst.py"), data)
 
     def earlier(program: str, kind: type[Any], path: str) -> EarlierRun:
         run = parse(kind, ["--config", path], f"train_{program}.py")

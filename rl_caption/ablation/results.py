@@ -14,12 +14,12 @@ from rewards.base import Reward
 from rl_caption.ablation.config import AblateConfig
 from rl_caption.captioners.huggingface import HuggingFaceCaptioner
 from rl_caption.captioners.loading import load_captioner, weights_hash
-from rl_caption.cli.evaluate import judge
 from rl_caption.config.schema import DataConfig, DecodeConfig, EvaluateConfig
 from rl_caption.data.files import read_captions, write_json
 from rl_caption.data.plain_files import check_type, read_json, read_log, read_yaml
 from rl_caption.evaluation import Evaluation, EvaluationError, write_evaluation
 from rl_caption.evaluation.metrics import JUDGE, signed
+from rl_caption.programs.evaluate import judge
 from rl_caption.report.read import ScoresFile
 from rl_caption.training.checkpoint import (
     CheckpointError,

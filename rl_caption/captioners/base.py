@@ -16,8 +16,8 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from rl_caption.config.ranges import TEMPERATURES
 from rl_caption.data.base import DataError, Row
+from rl_caption.options import TEMPERATURES
 
 FORBIDDEN_LOGIT = -1e9
 """Logit of tokens that a caption may not contain: probability 0 in float32 at all ``TEMPERATURES``, yet finite, so that

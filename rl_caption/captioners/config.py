@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rl_caption.config.ranges import Positive, Probability, Rank, Steps
+from rl_caption.options import Positive, Probability, Rank, Steps
 
 
 @dataclass

@@ -13,8 +13,8 @@ from rl_caption.captioners.base import Captioner, CaptionerError, reading
 from rl_caption.captioners.huggingface import HuggingFaceCaptioner
 from rl_caption.captioners.modeling import CaptionTransformerConfig
 from rl_caption.captioners.transformer import TransformerCaptioner
-from rl_caption.config.targets import check_options, load_target
 from rl_caption.errors import ConfigError
+from rl_caption.options import check_options, load_target
 
 HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 """``OWNER/MODEL``."""

@@ -20,8 +20,9 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 import yaml
 
-from rl_caption.config.ranges import is_text, shown, wrong_values
+from rl_caption.config.overrides import value_at
 from rl_caption.errors import ConfigError
+from rl_caption.options import is_text, shown, wrong_values
 
 MOST_BYTES = 2**20
 DEEPEST = 32
@@ -179,7 +180,7 @@ def _with_whole_dictionaries(kind: type[Any], parser: Any, arguments: Sequence[s
     before = parser.parse_args(rest)
     whole: dict[str, dict[str, Any]] = {}
     for section, keys, text in given:
-        inner = whole.setdefault(".".join(section), deepcopy(_value_at(before, section) or {}))
+        inner = whole.setdefault(".".join(section), deepcopy(value_at(before, section) or {}))
         for key in keys[:-1]:
             inner = inner.setdefault(key, {})
         inner[keys[-1]] = _argument(text)
@@ -203,69 +204,6 @@ def _dictionary_depth(kind: Any, keys: Sequence[str]) -> int | None:
         if kind is dict:
             return depth
     return None
-
-
-def _value_at(config: Any, keys: Sequence[str]) -> Any:
-    for key in keys:
-        config = config.get(key) if isinstance(config, dict) else getattr(config, key, None)
-    return config
-
-
-# --- overrides for a run and for the runs before it -------------------------------------------------------------------
-
-
-class Chain:
-    """Overrides of ``data`` that reach the runs before a run, too.
-
-    An earlier run takes an override where its own value of the key equals that of the run's file: it uses the same
-    data. Where it differs, it stays. As text: what was moved and what was not; empty where there is nothing to say.
-
-    Args:
-        before: the configuration of the run without ``overrides``.
-        overrides: each as ``--data.KEY=VALUE``.
-    """
-
-    def __init__(self, before: Any, overrides: Sequence[str]) -> None:
-        self._before, self._overrides = before, overrides
-        self._moved: dict[str, None] = {}
-        self._kept: dict[str, None] = {}
-
-    @classmethod
-    def of(cls, kind: type[Any], arguments: Sequence[str], program: str) -> Chain:
-        """The overrides of ``data`` in a command line."""
-        rest, overrides, words = list[str](), list[str](), list(arguments)
-        while words:
-            word = words.pop(0)
-            if not word.startswith("--data."):
-                rest.append(word)
-            else:
-                overrides.append(word if "=" in word or not words else f"{word}={words.pop(0)}")
-        return cls(parse(kind, rest, program, checked=False) if overrides else None, overrides)
-
-    def parse(self, kind: type[Config], file: str, program: str) -> Config:
-        """The configuration of an earlier run, with the overrides that it takes. Raises as ``parse``."""
-        arguments = ["--config", file]
-        taken = self.overrides_of(file, parse(kind, arguments, program, checked=False))
-        return parse(kind, [*arguments, *taken], program)
-
-    def overrides_of(self, file: str, config: Any) -> list[str]:
-        """Those overrides that an earlier run, its file and its configuration, takes."""
-        found = []
-        for word in self._overrides:
-            key = word[2:].partition("=")[0]
-            value = _value_at(config, key.split("."))
-            if value == _value_at(self._before, key.split(".")):
-                found.append(word)
-                self._moved[file] = None
-            else:
-                self._kept[f"{file} ({key} {value!r})"] = None
-        return found
-
-    def __str__(self) -> str:
-        if not self._moved and not self._kept:
-            return ""
-        kept = f"; runs with other data keep theirs: {', '.join(self._kept)}" if self._kept else ""
-        return f"{' '.join(self._overrides)} also for {', '.join(self._moved) or 'no earlier run'}{kept}"
 
 
 # --- YAML -------------------------------------------------------------------------------------------------------------

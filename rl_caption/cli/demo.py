@@ -13,11 +13,11 @@ from pathlib import Path
 from PIL import Image, ImageDraw, ImageFont
 
 from rewards.files import atomic_write
-from rl_caption.cli.evaluate import judge
 from rl_caption.config.build import build_data
 from rl_caption.config.schema import DataConfig, DecodeConfig, EvaluateConfig, JudgeConfig
 from rl_caption.data.base import load_image
 from rl_caption.evaluation import Evaluation, format_table, write_evaluation
+from rl_caption.programs.evaluate import judge
 from rl_caption.training.run_folder import read_config
 
 CONFIG = Path("configs/demo.yaml")

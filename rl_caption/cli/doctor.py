@@ -207,9 +207,8 @@ def config_findings(config: ScstConfig) -> Iterator[Finding]:
     from rl_caption.config import build
     from rl_caption.data.base import DataError
     from rl_caption.data.checks import check_data
-    from rl_caption.launch import accelerator_kwargs
+    from rl_caption.engines import accelerator_kwargs, usable_precision
     from rl_caption.scst.reward_scales import sample_scores, scale_report
-    from rl_caption.training.engines import usable_precision
 
     build.quiet_libraries()
     no_start, size = "the run does not start", config.train.micro_batch_size or 16

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from rl_caption.ablation.config import AblateConfig
-from rl_caption.cli.configuration import Chain, UsageError, parse, refuse_odd_words, with_lists
+from rl_caption.cli.configuration import UsageError, parse, refuse_odd_words, with_lists
+from rl_caption.config.overrides import Chain
+from rl_caption.config.reward_models import RewardModelConfig
 from rl_caption.config.schema import EvaluateConfig, ScstConfig, XeConfig
 from rl_caption.errors import ConfigError
 from rl_caption.meta_evaluation.config import JudgeSetConfig
-from rl_caption.reward_models.config import RewardModelConfig
 from rl_caption.trl.config import GrpoVlmConfig
 
 logger = logging.getLogger(__name__)
@@ -25,7 +26,7 @@ logger = logging.getLogger(__name__)
 def xe(arguments: Sequence[str]) -> int:
     """Train a captioner by cross-entropy."""
     config = parse(XeConfig, arguments, "train_xe.py")
-    from rl_caption.training.programs import train_xe
+    from rl_caption.programs.train import train_xe
     from rl_caption.training.setup import leave_process_group
 
     train_xe(config)
@@ -36,11 +37,11 @@ def xe(arguments: Sequence[str]) -> int:
 def scst(arguments: Sequence[str]) -> int:
     """Fine-tune a captioner by self-critical sequence training, after the runs that it starts from."""
     config = parse(ScstConfig, arguments, "scst.py")
-    from rl_caption.training.programs import check_images_early, check_weights_early, train_scst, train_xe
+    from rl_caption.programs.train import check_images_early, check_weights_early, train_scst, train_xe
     from rl_caption.training.run_folder import is_complete
     from rl_caption.training.setup import leave_process_group
 
-    chain = Chain.of(ScstConfig, arguments, "scst.py")
+    chain = Chain.of(parse, ScstConfig, arguments, "scst.py")
     warm_start = None
     if config.warm_start is not None:
         warm_start = chain.parse(XeConfig, config.warm_start, "train_xe.py")
@@ -71,7 +72,7 @@ def reward_model(arguments: Sequence[str]) -> int:
     from rl_caption.reward_models.program import train_reward_model
     from rl_caption.training.setup import leave_process_group
 
-    chain = Chain.of(RewardModelConfig, arguments, "train_reward_model.py")
+    chain = Chain.of(parse, RewardModelConfig, arguments, "train_reward_model.py")
     models = _reward_models_to_train(config.warm_start, chain, config)
     _log_from_main_process(logging.INFO, str(chain))
     if _train_reward_models(models):
@@ -151,7 +152,7 @@ def _log_from_main_process(level: int, message: str) -> None:
 def evaluate(arguments: Sequence[str]) -> int:
     """Judge captions of a split or of a file."""
     config = parse(EvaluateConfig, with_lists(arguments, "--compare"), "evaluate.py")
-    from rl_caption.cli.evaluate import compare_systems, evaluate_split
+    from rl_caption.programs.evaluate import compare_systems, evaluate_split
 
     print(compare_systems(config) if config.compare else evaluate_split(config))
     return 0

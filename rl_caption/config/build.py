@@ -27,9 +27,9 @@ from rl_caption.config.schema import DataConfig, ModelConfig, RewardConfig, Scst
 from rl_caption.data.base import DataError, DataModule, Row
 from rl_caption.data.checks import check_data
 from rl_caption.data.formats import build_data as build_data
+from rl_caption.engines import print_main
 from rl_caption.errors import ConfigError as ConfigError
 from rl_caption.scst.advantages import build_advantage, needs_greedy
-from rl_caption.training.engines import print_main
 
 
 def quiet_libraries() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from rl_caption.config.ranges import wrong_values
 from rl_caption.config.schema import (
     DataConfig,
     EvaluateConfig,
@@ -17,6 +16,7 @@ from rl_caption.config.schema import (
 )
 from rl_caption.data.formats import FORMATS, wrong_options
 from rl_caption.errors import ConfigError
+from rl_caption.options import wrong_values
 from rl_caption.scst import ADVANTAGES, OBJECTIVES
 
 NEED_TWO_SAMPLES = frozenset({"leave_one_out", "group_norm"})

@@ -7,7 +7,9 @@ from typing import Annotated, Any, Literal
 
 from rl_caption.captioners.config import LoraConfig as LoraConfig
 from rl_caption.captioners.config import ModelConfig as ModelConfig
-from rl_caption.config.ranges import (
+from rl_caption.monitoring.config import JudgeConfig as JudgeConfig
+from rl_caption.monitoring.config import MonitorConfig
+from rl_caption.options import (
     BatchSize,
     Beams,
     LearningRate,
@@ -24,8 +26,6 @@ from rl_caption.config.ranges import (
     Weight,
     Workers,
 )
-from rl_caption.monitoring.config import JudgeConfig as JudgeConfig
-from rl_caption.monitoring.config import MonitorConfig
 
 
 @dataclass

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from rewards.base import RewardError
 from rewards.images import image_size
-from rl_caption.config.ranges import Range, wrong_values
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.feature_stores import FeatureFolder, FeatureHdf5, Names, Place, Store
 from rl_caption.data.plain_files import check_type
+from rl_caption.options import Range, wrong_values
 
 if TYPE_CHECKING:
     import torch

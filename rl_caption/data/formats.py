@@ -14,12 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
-from rl_caption.config.ranges import wrong_values
-from rl_caption.config.targets import load_target
 from rl_caption.data.base import DataError, DataModule, Row, RowView
 from rl_caption.data.features import FeatureOptions, ImageSize, features_of
 from rl_caption.data.plain_files import check_type
 from rl_caption.errors import ConfigError
+from rl_caption.options import load_target, wrong_values
 
 if TYPE_CHECKING:
     from rl_caption.config.schema import DataConfig

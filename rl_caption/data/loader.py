@@ -11,16 +11,19 @@ import math
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from rl_caption.captioners.base import Captioner
 from rl_caption.data.base import Row
 from rl_caption.launch import STOP_SIGNALS
 from rl_caption.types import Batch, CaptionBatch
+
+if TYPE_CHECKING:
+    from rl_caption.captioners.base import Captioner
 
 AUGMENTATIONS = ("horizontal", "vertical", "transpose", "crop", "shift", "rotate")
 SMALLEST_CROP = 0.75

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from rl_caption.config.ranges import Resamples, Seed, Steps, Temperature
 from rl_caption.config.schema import DataConfig
 from rl_caption.monitoring.config import JudgeConfig
+from rl_caption.options import Resamples, Seed, Steps, Temperature
 
 
 @dataclass

@@ -14,7 +14,7 @@ from rewards.text.cider import CiderD
 from rewards.text.document_frequency import DocumentFrequencies
 from rewards.text.rouge import RougeL
 from rewards.text.tokenize import tokenize
-from rl_caption.config.build import ConfigError
+from rl_caption.errors import ConfigError
 from rl_caption.monitoring.config import JudgeConfig
 
 N_GRAM_JUDGES = {"cider": CiderD, "rouge_l": RougeL, "bleu4": Bleu}

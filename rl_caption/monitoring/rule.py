@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from rewards.text.degeneration import degeneration_statistics
 from rewards.text.tokenize import tokenize
-from rl_caption.config.ranges import Weight
 from rl_caption.data.base import DataError
+from rl_caption.options import Weight
 
 DIVERSITY_SAMPLE = 42
 """Sample size of HD-D in tokens, its authors' choice."""

@@ -13,10 +13,10 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from rewards.text.detail_units import default_tagger
-from rl_caption.config.build import ConfigError
 from rl_caption.config.checks import mistakes
+from rl_caption.config.reward_models import CLIP_TASKS, Method, RewardModelConfig, RewardModelTrainConfig
+from rl_caption.errors import ConfigError
 from rl_caption.launch import processes_started
-from rl_caption.reward_models.config import CLIP_TASKS, Method, RewardModelConfig, RewardModelTrainConfig
 from rl_caption.reward_models.distillation import check_names, student_config
 from rl_caption.reward_models.encoders import is_frozen, random_clip
 

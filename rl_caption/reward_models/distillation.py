@@ -25,10 +25,10 @@ from rewards.model_files import (
     read_weights,
     state_shapes,
 )
-from rl_caption.config.build import ConfigError
 from rl_caption.data.base import Row
+from rl_caption.engines import print_main
+from rl_caption.errors import ConfigError
 from rl_caption.reward_models.batch import Captions, PairBatch
-from rl_caption.training.engines import print_main
 
 T = TypeVar("T")
 Tower: TypeAlias = Literal["image", "text"]

@@ -18,7 +18,7 @@ from rewards.clip.backbone import load_backbone
 from rewards.clip.checkpoints import KEEP, stretch_text_tower
 from rewards.clip.preprocessing import Preprocessing, causal_text_features, preprocessing_of
 from rewards.model_files import check_memory, check_sizes, check_state, state_shapes
-from rl_caption.config.build import ConfigError
+from rl_caption.errors import ConfigError
 
 _PROJECTIONS = {"image": ("visual.proj", "visual.attnpool."), "text": ("text_projection",)}
 """Names of the last layers; a ResNet's is its attention pool."""

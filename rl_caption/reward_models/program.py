@@ -12,7 +12,9 @@ from torch import Tensor, nn
 
 from rewards.clip.backbone import load_backbone
 from rewards.clip.preprocessing import Preprocessing, preprocessing_of
-from rl_caption.config.build import ConfigError
+from rl_caption.config.reward_models import CLIP_TASKS, RewardModelConfig
+from rl_caption.engines import print_main
+from rl_caption.errors import ConfigError
 from rl_caption.reward_models import losses
 from rl_caption.reward_models.batch import (
     PairCollate,
@@ -24,7 +26,6 @@ from rl_caption.reward_models.batch import (
     validation_triplets,
 )
 from rl_caption.reward_models.checks import check_batch_norm, check_config
-from rl_caption.reward_models.config import CLIP_TASKS, RewardModelConfig
 from rl_caption.reward_models.distillation import (
     Teacher,
     Tower,
@@ -44,7 +45,6 @@ from rl_caption.reward_models.encoders import (
 )
 from rl_caption.reward_models.task import EmbeddingTask, batch_targets
 from rl_caption.reward_models.validation import embedding_validator
-from rl_caption.training.engines import print_main
 from rl_caption.training.loop import Trainer
 from rl_caption.training.setup import CHECKED_IMAGES, Context, setup
 from rl_caption.types import TrainState

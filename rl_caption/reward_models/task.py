@@ -18,9 +18,9 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
+from rl_caption.engines import Averages, backward_all
 from rl_caption.reward_models.batch import PairBatch
 from rl_caption.reward_models.losses import Embeddings, Objective
-from rl_caption.training.engines import Averages, backward_all
 
 Target: TypeAlias = Callable[[PairBatch], dict[str, Tensor]]
 """A teacher's embeddings [B, D], or ``batch_targets``, by name; on the batch's device, without gradient."""

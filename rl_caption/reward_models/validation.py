@@ -9,13 +9,13 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rl_caption.config.build import ConfigError
 from rl_caption.data.base import Row
+from rl_caption.engines import autocast, dropout_off
+from rl_caption.errors import ConfigError
 from rl_caption.reward_models.batch import PixelCache, TokenCache, triplet_texts
 from rl_caption.reward_models.distillation import Teacher, embed_distributed
 from rl_caption.reward_models.retrieval import retrieval_recall
 from rl_caption.reward_models.triplets import Triplet
-from rl_caption.training.engines import autocast, dropout_off
 from rl_caption.training.loop import NonFiniteError
 from rl_caption.types import Validation
 

@@ -16,7 +16,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from rl_caption.config.targets import build_target, load_target
+from rl_caption.options import build_target, load_target
 from rl_caption.scst import ADVANTAGES
 from rl_caption.types import Scores
 

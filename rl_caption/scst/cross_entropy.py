@@ -12,7 +12,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from rl_caption.captioners.base import FORBIDDEN_LOGIT, Captioner
-from rl_caption.training.engines import Averages, backward_all, global_count
+from rl_caption.engines import Averages, backward_all, global_count
 from rl_caption.types import CaptionBatch
 
 

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 import torch
 from torch import Tensor
 
-from rl_caption.config.ranges import Weight
-from rl_caption.config.targets import build_target, load_target, options_of
 from rl_caption.errors import ConfigError
+from rl_caption.options import Weight, build_target, load_target, options_of
 from rl_caption.scst import OBJECTIVES
 from rl_caption.types import Scores
 

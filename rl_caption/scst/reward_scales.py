@@ -16,8 +16,8 @@ from rewards.base import RewardError
 from rewards.mixed import MixedReward, moments
 from rl_caption.captioners.base import Captioner, Decoding
 from rl_caption.data.base import Row, reward_inputs
+from rl_caption.engines import autocast, dropout_off
 from rl_caption.scst.rollout import sample_captions, term_scores
-from rl_caption.training.engines import autocast, dropout_off
 from rl_caption.types import CaptionBatch
 
 IMAGES = 64

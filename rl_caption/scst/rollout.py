@@ -17,7 +17,7 @@ from rewards.text.tokenize import tokenize
 from rl_caption.captioners.base import Captioner, Decoding, Generate, caption_mask
 from rl_caption.data.base import reward_inputs
 from rl_caption.data.loader import row_generator
-from rl_caption.training.engines import Averages
+from rl_caption.engines import Averages
 from rl_caption.types import CaptionBatch, Rollout, Scores
 
 

@@ -14,11 +14,7 @@ from torch import Tensor, nn
 
 from rewards.mixed import MixedReward
 from rl_caption.captioners.base import Captioner, Decoding, Generate
-from rl_caption.scst.advantages import AdvantageFn, step_advantages
-from rl_caption.scst.cross_entropy import target_count, xe_loss
-from rl_caption.scst.objectives import Objective, Reinforce, token_logprobs_and_entropy
-from rl_caption.scst.rollout import log_rollout, sample_captions, score_rollouts
-from rl_caption.training.engines import (
+from rl_caption.engines import (
     Averages,
     autocast,
     backward_all,
@@ -27,6 +23,10 @@ from rl_caption.training.engines import (
     gathered_parameters,
     global_count,
 )
+from rl_caption.scst.advantages import AdvantageFn, step_advantages
+from rl_caption.scst.cross_entropy import target_count, xe_loss
+from rl_caption.scst.objectives import Objective, Reinforce, token_logprobs_and_entropy
+from rl_caption.scst.rollout import log_rollout, sample_captions, score_rollouts
 from rl_caption.types import CaptionBatch, Rollout, Scores
 
 

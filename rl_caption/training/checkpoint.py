@@ -33,7 +33,7 @@ from torch.nn import functional
 from rewards.model_files import MANIFEST, damage, manifest_of
 from rl_caption.data.files import write_json
 from rl_caption.data.plain_files import check_type, read_json
-from rl_caption.training.engines import empty_moments, full_parameter, uses_deepspeed
+from rl_caption.engines import empty_moments, full_parameter, uses_deepspeed
 from rl_caption.types import TrainState
 
 logger = logging.getLogger(__name__)

@@ -17,16 +17,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from rl_caption.data.loader import micro_batches, row_loader
-from rl_caption.launch import stop_requests
-from rl_caption.training.checkpoint import (
-    newest_checkpoint,
-    prune,
-    remove_tree,
-    replace_folder,
-    save_checkpoint,
-    write_errors,
-)
-from rl_caption.training.engines import (
+from rl_caption.engines import (
     Averages,
     deepspeed_step,
     engine_of,
@@ -35,6 +26,15 @@ from rl_caption.training.engines import (
     numel,
     print_main,
     uses_deepspeed,
+)
+from rl_caption.launch import stop_requests
+from rl_caption.training.checkpoint import (
+    newest_checkpoint,
+    prune,
+    remove_tree,
+    replace_folder,
+    save_checkpoint,
+    write_errors,
 )
 from rl_caption.training.run_folder import RunLog, remove_result, write_result
 from rl_caption.training.setup import Context

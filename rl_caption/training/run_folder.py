@@ -17,11 +17,11 @@ from tqdm import tqdm
 
 from rewards.files import atomic_write, write_errors
 from rewards.model_files import damage
+from rl_caption.config.reward_models import TrainingConfig
 from rl_caption.data.files import write_json, write_text
 from rl_caption.data.plain_files import read_log, read_yaml
-from rl_caption.reward_models.config import TrainingConfig
+from rl_caption.engines import print_main
 from rl_caption.training.checkpoint import CheckpointError, clear_leftovers, is_intact, newest_checkpoint, read_state
-from rl_caption.training.engines import print_main
 
 RESULT = "result.json"
 FREE_TO_CHANGE = (

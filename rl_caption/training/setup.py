@@ -24,13 +24,10 @@ from torch.optim import Optimizer
 from rewards.files import remove_leftovers
 from rl_caption.config.build import build_data, checked_splits, quiet_libraries, usable_split
 from rl_caption.config.checks import check
+from rl_caption.config.reward_models import RewardModelConfig, TrainingConfig
 from rl_caption.data.base import Row
 from rl_caption.data.loader import micro_batch_size
-from rl_caption.errors import ConfigError
-from rl_caption.launch import run_lock
-from rl_caption.reward_models.config import RewardModelConfig, TrainingConfig
-from rl_caption.training.checkpoint import CheckpointError, load_checkpoint, load_full_state, read_state
-from rl_caption.training.engines import (
+from rl_caption.engines import (
     EngineError,
     build_accelerator,
     deepspeed_plugin,
@@ -40,6 +37,9 @@ from rl_caption.training.engines import (
     print_main,
     uses_deepspeed,
 )
+from rl_caption.errors import ConfigError
+from rl_caption.launch import run_lock
+from rl_caption.training.checkpoint import CheckpointError, load_checkpoint, load_full_state, read_state
 from rl_caption.training.run_folder import find_checkpoint, write_run_files
 from rl_caption.types import TrainState
 

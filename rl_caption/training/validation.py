@@ -17,9 +17,9 @@ from rl_caption.captioners.base import Captioner, Decoding
 from rl_caption.config.schema import CaptionEvalConfig
 from rl_caption.data.base import Row
 from rl_caption.data.files import write_json
+from rl_caption.engines import autocast, dropout_off
 from rl_caption.evaluation import validation_cider
 from rl_caption.monitoring.monitor import HackingMonitor
-from rl_caption.training.engines import autocast, dropout_off
 from rl_caption.training.setup import Context
 from rl_caption.types import Validation
 

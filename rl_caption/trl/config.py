@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from rl_caption.config.ranges import BatchSize, Beams, LearningRate, Positive, Range, Rank, Seed, Steps, Weight, Workers
 from rl_caption.config.schema import DataConfig, RewardConfig, RolloutConfig
 from rl_caption.monitoring.config import JudgeConfig
+from rl_caption.options import BatchSize, Beams, LearningRate, Positive, Range, Rank, Seed, Steps, Weight, Workers
 
 
 @dataclass

@@ -19,9 +19,9 @@ from tqdm import tqdm
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor, GenerationConfig
 
 from rl_caption.captioners.adaptation import freeze, freeze_unused
-from rl_caption.config.build import ConfigError
 from rl_caption.data.base import Row, load_image
-from rl_caption.training.engines import dropout_off
+from rl_caption.engines import dropout_off
+from rl_caption.errors import ConfigError
 from rl_caption.trl.config import VlmConfig, VlmLoraConfig
 from rl_caption.trl.rows import messages
 

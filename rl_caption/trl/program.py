@@ -32,6 +32,7 @@ from rl_caption.config.build import (
 )
 from rl_caption.data.base import COLUMNS, DataError
 from rl_caption.data.loader import micro_batch_size
+from rl_caption.engines import accelerator_kwargs, print_main, usable_precision
 from rl_caption.evaluation import (
     DEFAULT_METRICS,
     Evaluation,
@@ -42,10 +43,9 @@ from rl_caption.evaluation import (
     write_evaluation,
 )
 from rl_caption.evaluation.metrics import JUDGE, add_judges, check_judges
-from rl_caption.launch import accelerator_kwargs, check_processes, run_lock
+from rl_caption.launch import check_processes, run_lock
 from rl_caption.monitoring.judges import build_judges
 from rl_caption.training.checkpoint import CheckpointError
-from rl_caption.training.engines import print_main, usable_precision
 from rl_caption.training.loop import NonFiniteError
 from rl_caption.training.run_folder import (
     append_line,

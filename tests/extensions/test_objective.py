@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from rl_caption.config.ranges import Range
 from rl_caption.errors import ConfigError
+from rl_caption.options import Range
 from rl_caption.scst.objectives import Metrics, Reinforce, build_objective
 from rl_caption.types import Scores
 from tests.captioners_for_tests import tiny_captioner

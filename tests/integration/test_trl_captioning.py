@@ -20,8 +20,8 @@ from trl.trainer import rloo_trainer
 
 from rewards.base import RewardError
 from rl_caption.cli.main import main, parse
-from rl_caption.config.build import ConfigError
 from rl_caption.data.base import DataError, Row, load_image
+from rl_caption.errors import ConfigError
 from rl_caption.training.checkpoint import CheckpointError
 from rl_caption.trl import rows
 from rl_caption.trl.config import GrpoVlmConfig, VlmConfig

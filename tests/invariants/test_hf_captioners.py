@@ -16,9 +16,9 @@ from rl_caption.captioners.base import Decoding, caption_mask, sample_tokens
 from rl_caption.captioners.huggingface import SETTINGS, HuggingFaceCaptioner
 from rl_caption.captioners.loading import load_captioner
 from rl_caption.data.base import DataError
+from rl_caption.engines import dropout_off
 from rl_caption.scst.objectives import token_logprobs
 from rl_caption.scst.rollout import sample_captions, sampling_noise
-from rl_caption.training.engines import dropout_off
 from rl_caption.types import CaptionBatch
 from tests.captioners_for_tests import tiny_captioner, tiny_rows
 from tests.hf_models_for_tests import FAMILIES, PROMPT, save_model, tiny_hf_captioner

@@ -10,8 +10,8 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from rewards.clip.student import LCLIP, LCLIPConfig
+from rl_caption.config.reward_models import CLIP_TASKS, RewardModelConfig
 from rl_caption.reward_models.batch import PairBatch
-from rl_caption.reward_models.config import CLIP_TASKS, RewardModelConfig
 from rl_caption.reward_models.encoders import ClipTowers, Towers, random_clip, train_only
 from rl_caption.reward_models.program import objective
 from rl_caption.reward_models.task import EmbeddingTask, Target, batch_targets

@@ -17,10 +17,10 @@ import yaml
 
 from rl_caption.ablation.config import AblateConfig
 from rl_caption.cli.main import parse
+from rl_caption.config.reward_models import RewardModelConfig
 from rl_caption.config.schema import EvaluateConfig, ScstConfig, XeConfig
 from rl_caption.errors import ConfigError
 from rl_caption.meta_evaluation.config import JudgeSetConfig
-from rl_caption.reward_models.config import RewardModelConfig
 from rl_caption.trl.config import GrpoVlmConfig
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"

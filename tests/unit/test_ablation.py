@@ -35,9 +35,9 @@ from rl_caption.ablation.report import (
 from rl_caption.ablation.results import Result, first_alarm
 from rl_caption.captioners.loading import weights_hash
 from rl_caption.cli.main import parse
-from rl_caption.config.build import ConfigError
 from rl_caption.config.schema import RewardTerm, ScstConfig
 from rl_caption.data.base import Row
+from rl_caption.errors import ConfigError
 from rl_caption.evaluation import Evaluation
 from rl_caption.launch import LAUNCHER_VARIABLE
 from rl_caption.monitoring.config import JudgeConfig

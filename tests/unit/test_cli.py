@@ -10,8 +10,8 @@ import pytest
 from rl_caption.cli.configuration import parse
 from rl_caption.cli.main import PROGRAMS, main, reward_model, scst
 from rl_caption.config.schema import EvaluateConfig, JudgeConfig, ScstConfig, XeConfig
+from rl_caption.programs import train as programs
 from rl_caption.reward_models import checks, program
-from rl_caption.training import programs
 from rl_caption.training.run_folder import write_result
 
 FILE = """

@@ -22,13 +22,13 @@ from rewards.base import RewardError
 from rewards.clip.l_clipscore import LClipScore
 from rl_caption.ablation.config import AblateConfig
 from rl_caption.ablation.results import evaluate_captioner
-from rl_caption.cli import evaluate as program
-from rl_caption.cli.evaluate import compare_systems, evaluate_split, judge, metric_names
-from rl_caption.cli.main import main, parse
-from rl_caption.config.build import ConfigError
+from rl_caption.cli.main import evaluate as program
+from rl_caption.cli.main import judge, main, parse
 from rl_caption.config.schema import DataConfig, EvaluateConfig, JudgeConfig
 from rl_caption.data.base import DataError
+from rl_caption.errors import ConfigError
 from rl_caption.evaluation import EvaluationError
+from rl_caption.programs.evaluate import compare_systems, evaluate_split, metric_names
 from tests.captioners_for_tests import tiny_captioner, tiny_rows
 from tests.captions_for_tests import CAPTIONS, REFERENCES
 from tests.clip_for_tests import tiny_student

@@ -18,12 +18,12 @@ from rl_caption.ablation.plan import base_files, make_cells, mistakes
 from rl_caption.cli.main import parse
 from rl_caption.config.build import build_data
 from rl_caption.config.checks import mistakes as config_mistakes
-from rl_caption.config.ranges import Range
+from rl_caption.config.reward_models import RewardModelConfig
 from rl_caption.config.schema import DataConfig, EvaluateConfig, RewardTerm, ScstConfig, XeConfig
 from rl_caption.errors import ConfigError
 from rl_caption.meta_evaluation.config import JudgeSetConfig
-from rl_caption.reward_models.config import RewardModelConfig
-from rl_caption.training.programs import selecting_metric
+from rl_caption.options import Range
+from rl_caption.programs.train import selecting_metric
 from rl_caption.trl.config import GrpoVlmConfig
 from rl_caption.trl.program import mistakes as vlm_mistakes
 

@@ -12,11 +12,9 @@ import torch
 from accelerate.utils import DistributedType
 from torch import Tensor, nn
 
+from rl_caption.config.reward_models import RewardModelConfig
 from rl_caption.config.schema import RunConfig, TrainConfig
-from rl_caption.errors import ConfigError
-from rl_caption.reward_models.config import RewardModelConfig
-from rl_caption.training import setup
-from rl_caption.training.engines import (
+from rl_caption.engines import (
     EngineError,
     build_accelerator,
     configure_deepspeed,
@@ -28,6 +26,8 @@ from rl_caption.training.engines import (
     usable_precision,
     without_hooks,
 )
+from rl_caption.errors import ConfigError
+from rl_caption.training import setup
 
 
 def accelerator(stage: int | None, **config: Any) -> Any:

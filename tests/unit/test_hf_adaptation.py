@@ -18,9 +18,9 @@ from rl_caption.ablation.results import last_policy
 from rl_caption.captioners.adaptation import freeze
 from rl_caption.captioners.base import CaptionerError, Decoding
 from rl_caption.captioners.huggingface import ADAPTERS_FOLDER, HuggingFaceCaptioner
+from rl_caption.programs.train import _frozen_copy
 from rl_caption.scst.objectives import token_logprobs
 from rl_caption.training.checkpoint import seal
-from rl_caption.training.programs import _frozen_copy
 from tests.captioners_for_tests import tiny_rows
 from tests.hf_models_for_tests import FAMILIES, PROMPT, save_model, tiny_hf_captioner
 

@@ -21,8 +21,7 @@ from rl_caption.captioners.config import LoraConfig, ModelConfig
 from rl_caption.captioners.huggingface import HuggingFaceCaptioner
 from rl_caption.captioners.loading import load_captioner
 from rl_caption.cli.caption import main
-from rl_caption.cli.evaluate import judge
-from rl_caption.cli.main import parse
+from rl_caption.cli.main import judge, parse
 from rl_caption.config.build import ConfigError, build_captioner, check_positions
 from rl_caption.config.schema import DataConfig, DecodeConfig, EvaluateConfig, ScstConfig, XeConfig
 from rl_caption.data.base import DataError

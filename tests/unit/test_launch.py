@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from rl_caption import launch
+from rl_caption import engines, launch
 from rl_caption.launch import LaunchError, check_processes, parse_launcher, requested_processes, run_lock
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -148,21 +148,21 @@ def test_launch_command_quotes_and_names_the_device(monkeypatch: pytest.MonkeyPa
 
 def test_accelerator_kwargs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.accelerator.current_accelerator", lambda: None)
-    assert launch.accelerator_kwargs() == {}, "a single process needs nothing"
+    assert engines.accelerator_kwargs() == {}, "a single process needs nothing"
     monkeypatch.setenv("LOCAL_RANK", "1")
-    on_cpu = launch.accelerator_kwargs()
+    on_cpu = engines.accelerator_kwargs()
     assert on_cpu.keys() == {"cpu", "kwargs_handlers"}
     assert on_cpu["cpu"] is True
     assert [handler.gradient_as_bucket_view for handler in on_cpu["kwargs_handlers"]] == [True]
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
-    (handler,) = launch.accelerator_kwargs()["kwargs_handlers"]
+    (handler,) = engines.accelerator_kwargs()["kwargs_handlers"]
     assert handler.backend == "gloo"
     import torch
 
     monkeypatch.setattr("torch.accelerator.current_accelerator", lambda: torch.device("cuda"))
-    assert launch.accelerator_kwargs() == {}
+    assert engines.accelerator_kwargs() == {}
     monkeypatch.delenv("ACCELERATE_USE_DEEPSPEED")
-    assert launch.accelerator_kwargs() == {"kwargs_handlers": on_cpu["kwargs_handlers"]}
+    assert engines.accelerator_kwargs() == {"kwargs_handlers": on_cpu["kwargs_handlers"]}
 
 
 PARENT = """

@@ -107,3 +107,46 @@ def test_these_checks_see_an_offence(tmp_path: Path) -> None:
     assert run_python(script, tmp_path).stdout.strip() == "1", "an import inside a function is not run"
     (package / "early.py").write_text("import trl\n")
     assert "trl is blocked here" in run_python(script, tmp_path).stderr
+
+
+LAYERS = [
+    {"cli"},
+    {"ablation"},
+    {"programs"},
+    {"report", "trl", "meta_evaluation"},
+    {"reward_models"},
+    {"training"},
+    {"config"},
+    {"scst", "monitoring"},
+    {"captioners", "evaluation"},
+    {"data"},
+    {"engines", "types"},
+    {"launch", "options"},
+    {"errors"},
+]
+"""The parts of ``rl_caption`` from top to bottom (docs/design.md): a part imports from those below it only."""
+
+
+def rank(module: str) -> int | None:
+    part = module.split(".")[1] if module.startswith("rl_caption.") else ""
+    return next((index for index, layer in enumerate(LAYERS) if part in layer), None)
+
+
+def for_type_checkers(tree: ast.AST) -> set[ast.AST]:
+    guards = [node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)]
+    return {inner for guard in guards for statement in guard.body for inner in ast.walk(statement)}
+
+
+def test_packages_import_downwards_only() -> None:
+    upwards = []
+    for path in sorted((REPOSITORY / "rl_caption").rglob("*.py")):
+        name = ".".join(path.relative_to(REPOSITORY).with_suffix("").parts)
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        skipped, own = for_type_checkers(tree), rank(name)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module and node not in skipped and own is not None:
+                other = rank(node.module)
+                same = node.module.split(".")[1:2] == name.split(".")[1:2]
+                if other is not None and not same and other <= own:
+                    upwards.append(f"{name}:{node.lineno} imports {node.module}")
+    assert upwards == []

@@ -16,8 +16,8 @@ from accelerate.state import AcceleratorState
 from torch import nn
 
 from rl_caption.config.schema import CaptionEvalConfig, RunConfig, XeConfig, XeTrainConfig
+from rl_caption.engines import Averages
 from rl_caption.training.checkpoint import CheckpointError, load_checkpoint
-from rl_caption.training.engines import Averages
 from rl_caption.training.loop import NonFiniteError, Trainer, schedule_factor
 from rl_caption.training.setup import Context
 from rl_caption.types import CaptionBatch, TrainState, Validation

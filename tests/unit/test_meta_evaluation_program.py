@@ -13,8 +13,8 @@ from PIL import Image
 
 from rewards.base import RewardError
 from rl_caption.cli.main import main
-from rl_caption.config.build import ConfigError
 from rl_caption.data.base import DataError
+from rl_caption.errors import ConfigError
 from rl_caption.evaluation import metrics as metrics_module
 from rl_caption.evaluation.toolkit import Scores
 from rl_caption.meta_evaluation.config import JudgeSetConfig, ScenesConfig

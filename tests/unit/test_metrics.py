@@ -9,7 +9,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from rl_caption.training.engines import Averages
+from rl_caption.engines import Averages
 from tests.reward_models_for_tests import chain
 from tests.training_for_tests import changed, lines, run, scst_config, xe_config
 

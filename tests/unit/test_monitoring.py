@@ -17,10 +17,10 @@ import pytest
 from rewards.mixed import MixedReward
 from rewards.registry import build
 from rewards.text.document_frequency import DocumentFrequencies
-from rl_caption.config.build import ConfigError
 from rl_caption.config.checks import mistakes
 from rl_caption.config.schema import ScstConfig
 from rl_caption.data.base import DataError, Row
+from rl_caption.errors import ConfigError
 from rl_caption.evaluation import validation_cider
 from rl_caption.monitoring.config import JudgeConfig, MonitorConfig
 from rl_caption.monitoring.judges import build_judges

@@ -25,14 +25,14 @@ from rewards.clip.checkpoints import low_rank_delta, merge_low_rank
 from rewards.clip.encoder import RELEASED
 from rewards.clip.pac import PacScore, RefPacScore
 from rewards.registry import build, describe
-from rl_caption.cli.evaluate import evaluate_split
 from rl_caption.cli.main import parse, scst
 from rl_caption.cli.score import main
 from rl_caption.config.build import ConfigError, build_reward
 from rl_caption.config.schema import DataConfig, EvaluateConfig, RewardConfig, RewardTerm, ScstConfig
 from rl_caption.monitoring.config import JudgeConfig
 from rl_caption.monitoring.judges import build_judges
-from rl_caption.training.programs import check_weights_early
+from rl_caption.programs.evaluate import evaluate_split
+from rl_caption.programs.train import check_weights_early
 from tests.clip_for_tests import ARCHITECTURE, TINY, noise_image, tiny_checkpoint
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"

@@ -9,10 +9,7 @@ from typing import Any
 import pytest
 
 from rl_caption.cli.main import parse
-from rl_caption.config.build import ConfigError
-from rl_caption.reward_models import program
-from rl_caption.reward_models.checks import READ_BY, check_batch_norm, check_config
-from rl_caption.reward_models.config import (
+from rl_caption.config.reward_models import (
     CLIP_TASKS,
     EncoderConfig,
     LossConfig,
@@ -20,6 +17,9 @@ from rl_caption.reward_models.config import (
     RewardModelTrainConfig,
     TeacherConfig,
 )
+from rl_caption.errors import ConfigError
+from rl_caption.reward_models import program
+from rl_caption.reward_models.checks import READ_BY, check_batch_norm, check_config
 from rl_caption.reward_models.encoders import ClipTowers, random_clip, save_clip
 from tests.reward_models_for_tests import CLIP, RESNET, STUDENT
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from rewards.clip.backbone import Backbone, load_backbone
 from rewards.clip.student import LCLIP, LCLIPConfig
-from rl_caption.config.build import ConfigError
+from rl_caption.errors import ConfigError
 from rl_caption.reward_models.batch import PairBatch
 from rl_caption.reward_models.distillation import (
     Teacher,

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from rewards.clip.backbone import load_backbone
 from rewards.clip.checkpoints import stretch_positions
-from rl_caption.config.build import ConfigError
+from rl_caption.errors import ConfigError
 from rl_caption.reward_models.batch import PairBatch
 from rl_caption.reward_models.encoders import (
     ClipTowers,

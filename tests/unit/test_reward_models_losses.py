@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rl_caption.reward_models.config import LossConfig, RewardModelConfig, RewardModelTrainConfig
+from rl_caption.config.reward_models import LossConfig, RewardModelConfig, RewardModelTrainConfig
 from rl_caption.reward_models.losses import (
     contrastive,
     cosine_distance,

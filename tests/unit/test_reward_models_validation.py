@@ -11,7 +11,7 @@ from open_clip import SimpleTokenizer
 from torch import Tensor, nn
 
 from rewards.clip.preprocessing import Preprocessing
-from rl_caption.config.build import ConfigError
+from rl_caption.errors import ConfigError
 from rl_caption.reward_models import validation
 from rl_caption.reward_models.batch import PixelCache, TokenCache
 from rl_caption.reward_models.retrieval import retrieval_recall

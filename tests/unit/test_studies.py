@@ -27,9 +27,9 @@ from benchmarks.studies.specificity_study import (
 )
 from rewards.clip.backbone import Backbone, load_backbone
 from rewards.clip.clipscore import ClipScore, RefClipScore
-from rl_caption.config.build import ConfigError
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.scenes import ScenesData, oracle
+from rl_caption.errors import ConfigError
 from rl_caption.meta_evaluation.scenes import rate_captions
 from rl_caption.meta_evaluation.specificity import make_chains
 from rl_caption.reward_models.encoders import random_clip, save_clip

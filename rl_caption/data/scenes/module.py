@@ -12,13 +12,13 @@ from typing import Annotated, Any, TypeAlias, overload
 from tqdm import tqdm
 
 from rewards.files import write_errors
-from rl_caption.config.ranges import Range, Seed
 from rl_caption.data.base import DataError, Row, load_image
 from rl_caption.data.files import write_text
 from rl_caption.data.scenes.language import long_reference, references
 from rl_caption.data.scenes.oracle import PUNCTUATION, tokens
 from rl_caption.data.scenes.render import SceneImage
 from rl_caption.data.scenes.world import PAIRS, SEEN_PAIRS, UNSEEN_PAIRS, Draws, Scene, make_scene, moves
+from rl_caption.options import Range, Seed
 
 Scenes: TypeAlias = Annotated[int, Range(min=0, max=10**9)]
 SPLITS = ("train", "val", "test", "test_unseen")

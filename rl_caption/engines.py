@@ -12,19 +12,27 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from accelerate.utils import DistributedType, parse_flag_from_env, set_seed
+from accelerate.utils import (
+    DistributedDataParallelKwargs,
+    DistributedType,
+    InitProcessGroupKwargs,
+    parse_flag_from_env,
+    set_seed,
+)
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from tqdm import tqdm
 
-from rl_caption.config.schema import RunConfig, TrainConfig
 from rl_caption.errors import ConfigError
-from rl_caption.launch import accelerator_kwargs, check_processes
+from rl_caption.launch import check_processes
+
+if TYPE_CHECKING:
+    from rl_caption.config.schema import RunConfig, TrainConfig
 
 Engine = Literal["plain", "zero0", "zero1", "zero2", "zero3"]
 OWNED_BY_TRAIN = ("optimizer", "scheduler", "fp16", "bf16", "amp", "torch_autocast")
@@ -128,11 +136,25 @@ def deepspeed_plugin(accelerator: Accelerator) -> Any:
     return accelerator.state.deepspeed_plugin
 
 
-def skip_deepspeed_compilation() -> None:
-    """Keep DeepSpeed from compiling an extension for its first process group on a CPU: a minute, and a compiler."""
+def accelerator_kwargs() -> dict[str, Any]:
+    """Arguments for ``Accelerator``: a launcher's processes form a group, without a GPU too (Accelerate alone
+    then ignores launchers, unless ``ACCELERATE_USE_CPU=true``), and DDP's gradients are views of its buckets."""
+    if int(os.environ.get("LOCAL_RANK", "-1")) < 0:
+        return {}
+    device = torch.accelerator.current_accelerator()
+    # Apple's GPU takes part in no process group, so several processes are on the CPU there too.
+    on_cpu = device is None or device.type == "mps"
+    if not parse_flag_from_env("ACCELERATE_USE_DEEPSPEED"):
+        handlers = {"kwargs_handlers": [DistributedDataParallelKwargs(gradient_as_bucket_view=True)]}
+        return handlers | {"cpu": True} if on_cpu else handlers
+    if not on_cpu:
+        return {}
     import deepspeed.ops
 
+    # Or DeepSpeed would compile an extension for its first process group on a CPU: a minute, and a compiler.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    # cpu=True would turn DeepSpeed into plain data parallelism without a word.
+    return {"kwargs_handlers": [InitProcessGroupKwargs(backend="gloo")]}
 
 
 def configure_deepspeed(accelerator: Accelerator, precision: str, grad_clip_value: float | None) -> None:

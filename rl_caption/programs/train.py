@@ -30,6 +30,7 @@ from rl_caption.config.schema import ModelConfig, ScstConfig, XeConfig
 from rl_caption.data.base import Row
 from rl_caption.data.checks import check_row_images
 from rl_caption.data.loader import Collate
+from rl_caption.engines import engine_of, print_main, uses_deepspeed
 from rl_caption.errors import ConfigError
 from rl_caption.monitoring.config import MonitorConfig
 from rl_caption.monitoring.judges import build_judges
@@ -40,7 +41,6 @@ from rl_caption.scst.cross_entropy import CrossEntropyTask
 from rl_caption.scst.objectives import build_objective, shared_options
 from rl_caption.scst.reward_scales import sample_scores, scale_report
 from rl_caption.scst.step import SelfCriticalTask
-from rl_caption.training.engines import engine_of, print_main, uses_deepspeed
 from rl_caption.training.loop import Trainer
 from rl_caption.training.run_folder import is_complete
 from rl_caption.training.setup import CHECKED_IMAGES, Context, setup

@@ -134,7 +134,8 @@ def _judged(
     else:
         from accelerate import Accelerator
 
-        from rl_caption.launch import accelerator_kwargs, check_processes
+        from rl_caption.engines import accelerator_kwargs
+        from rl_caption.launch import check_processes
 
         images = _images(config)
         accelerator = Accelerator(**accelerator_kwargs())
@@ -273,7 +274,7 @@ def _decode(config: EvaluateConfig, rows: Sequence[Row], accelerator: Accelerato
     from rl_caption.captioners.base import Decoding
     from rl_caption.captioners.loading import load_captioner
     from rl_caption.config.build import quiet_libraries
-    from rl_caption.training.engines import print_main
+    from rl_caption.engines import print_main
     from rl_caption.training.validation import decode_rows
 
     folder = config.model or ""

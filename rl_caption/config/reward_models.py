@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, TypeAlias
 
-from rl_caption.config.ranges import BatchSize, Fraction, Mebibytes, Positions, Positive, Range, Rank, Weight
 from rl_caption.config.schema import DataConfig, EvalConfig, RunConfig, ScstConfig, TrainConfig, XeConfig
+from rl_caption.options import BatchSize, Fraction, Mebibytes, Positions, Positive, Range, Rank, Weight
 
 Method: TypeAlias = Literal[
     "contrastive", "positive_augmented", "specificity", "distill_image", "distill_text", "distill_dual"

@@ -1,0 +1,73 @@
+"""Overrides on a command line that reach the runs before a run, too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+Config = TypeVar("Config")
+Parse = Callable[..., Any]
+"""``rl_caption.cli.configuration.parse``: (kind, arguments, program, checked) -> a configuration of this kind."""
+
+
+def value_at(config: Any, keys: Sequence[str]) -> Any:
+    """The value at a dotted key of dataclasses and dictionaries; None where there is none."""
+    for key in keys:
+        config = config.get(key) if isinstance(config, dict) else getattr(config, key, None)
+    return config
+
+
+class Chain:
+    """Overrides of ``data`` that reach the runs before a run, too.
+
+    An earlier run takes an override where its own value of the key equals that of the run's file: it uses the same
+    data. Where it differs, it stays. As text: what was moved and what was not; empty where there is nothing to say.
+
+    Args:
+        parse: from a command line to a configuration (``rl_caption.cli.configuration.parse``).
+        before: the configuration of the run without ``overrides``.
+        overrides: each as ``--data.KEY=VALUE``.
+    """
+
+    def __init__(self, parse: Parse, before: Any, overrides: Sequence[str]) -> None:
+        self._parse, self._before, self._overrides = parse, before, overrides
+        self._moved: dict[str, None] = {}
+        self._kept: dict[str, None] = {}
+
+    @classmethod
+    def of(cls, parse: Parse, kind: type[Any], arguments: Sequence[str], program: str) -> Chain:
+        """The overrides of ``data`` in a command line."""
+        rest, overrides, words = list[str](), list[str](), list(arguments)
+        while words:
+            word = words.pop(0)
+            if not word.startswith("--data."):
+                rest.append(word)
+            else:
+                overrides.append(word if "=" in word or not words else f"{word}={words.pop(0)}")
+        return cls(parse, parse(kind, rest, program, checked=False) if overrides else None, overrides)
+
+    def parse(self, kind: type[Config], file: str, program: str) -> Config:
+        """The configuration of an earlier run, with the overrides that it takes. Raises as ``parse``."""
+        arguments = ["--config", file]
+        taken = self.overrides_of(file, self._parse(kind, arguments, program, checked=False))
+        parsed: Config = self._parse(kind, [*arguments, *taken], program)
+        return parsed
+
+    def overrides_of(self, file: str, config: Any) -> list[str]:
+        """Those overrides that an earlier run, its file and its configuration, takes."""
+        found = []
+        for word in self._overrides:
+            key = word[2:].partition("=")[0]
+            value = value_at(config, key.split("."))
+            if value == value_at(self._before, key.split(".")):
+                found.append(word)
+                self._moved[file] = None
+            else:
+                self._kept[f"{file} ({key} {value!r})"] = None
+        return found
+
+    def __str__(self) -> str:
+        if not self._moved and not self._kept:
+            return ""
+        kept = f"; runs with other data keep theirs: {', '.join(self._kept)}" if self._kept else ""
+        return f"{' '.join(self._overrides)} also for {', '.join(self._moved) or 'no earlier run'}{kept}"

@@ -1,0 +1,1 @@
+"""Whole programs: everything that a command does once its configuration is parsed."""

@@ -83,7 +83,7 @@ def test_requested_processes(
     arguments: str, expected: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     default = tmp_path / (
-        "default.yaml" if arguments in ("s.py", "--cpu s.py", "--num_processes 1 s.py") else "none.yaml"
+        "default.yaml" if arguments.endswith(("--cpu s.py", "--num_processes 1 s.py", "5")) else "none.yaml"
     )
     monkeypatch.setattr("accelerate.commands.config.default_config_file", str(default))
     (tmp_path / "default.yaml").write_text("distributed_type: MULTI_GPU\nnum_processes: 6\n")

@@ -36,8 +36,8 @@
     };
     const point = (event) => {
       const box = svg.getBoundingClientRect();
-      const place = ((event.clientX - box.left) / box.width) * svg.viewBox.baseVal.width;
-      show(nearest(steps.map((step) => [step]), low + ((place - left) / (right - left)) * (high - low)));
+      const at = ((event.clientX - box.left) / box.width) * svg.viewBox.baseVal.width;
+      show(nearest(steps.map((step) => [step]), low + ((at - left) / (right - left)) * (high - low)));
     };
     for (const name of ["pointermove", "pointerdown"]) svg.addEventListener(name, point);
     for (const name of ["pointerleave", "blur"]) svg.addEventListener(name, hide);
@@ -53,11 +53,11 @@
   document.querySelectorAll("svg.chart").forEach(watchChart);
 
   // The gallery: its cards in the order of the data, all in the page; searched, sorted, and shown a few at a time.
-  const place = document.getElementById("gallery");
-  if (place) {
+  const gallery = document.getElementById("gallery");
+  if (gallery) {
     const form = document.forms[0];
     const more = document.getElementById("more");
-    const items = [...place.children].map((card) => {
+    const items = [...gallery.children].map((card) => {
       const text = [...card.querySelectorAll("h4, li, dd > span")].map((part) => part.textContent).join(" ");
       return { card, scores: JSON.parse(card.dataset.scores), text: text.toLowerCase() };
     });
@@ -65,10 +65,10 @@
     let found = [];
     const draw = (count) => {
       limit = count;
-      place.replaceChildren(...found.slice(0, limit).map((item) => item.card));
+      gallery.replaceChildren(...found.slice(0, limit).map((item) => item.card));
       more.hidden = limit >= found.length;
       const which = found.length === items.length ? items.length : `${found.length} of ${items.length}`;
-      document.getElementById("count").textContent = `${place.children.length} shown of ${which} images`;
+      document.getElementById("count").textContent = `${gallery.children.length} shown of ${which} images`;
     };
     const update = () => {
       const { text, order, metric, from, to } = form.elements;

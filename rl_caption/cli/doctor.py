@@ -244,17 +244,15 @@ def config_findings(config: ScstConfig) -> Iterator[Finding]:
         seed = config.train.seed
         lines = reward_scales.scale_report(reward, rows, captioner, decoding, seed, accelerator, size)
     except (build.ConfigError, RewardError) as error:
-        yield _no_reward(config, str(error))
+        kwargs = [term.kwargs for term in config.reward.terms.values()]
+        backbones = [str(found["backbone"]) for found in kwargs if "backbone" in found]
+        if config.reward_models and any(name in str(error) and not Path(name).exists() for name in backbones):
+            made = f"the run first trains the models of {', '.join(config.reward_models)}"
+            yield Finding("reward", f"{error}; {made}", "no scales of its terms")
+        else:
+            yield Finding("reward", str(error), "the run does not start before this is there", fatal=True)
         return
     yield Finding("reward", "\n  ".join(lines))
-
-
-def _no_reward(config: ScstConfig, error: str) -> Finding:
-    backbones = [str(term.kwargs["backbone"]) for term in config.reward.terms.values() if "backbone" in term.kwargs]
-    if config.reward_models and any(folder in error and not Path(folder).exists() for folder in backbones):
-        made = f"the run first trains the models of {', '.join(config.reward_models)}"
-        return Finding("reward", f"{error}; {made}", "no scales of its terms")
-    return Finding("reward", error, "the run does not start before this is there", fatal=True)
 
 
 def doctor(config: ScstConfig | None = None) -> int:

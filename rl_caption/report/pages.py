@@ -49,8 +49,7 @@ def render(page: Page) -> str:
     """The page as HTML: one file with its style, script, charts and images inside, which loads nothing."""
     script = str(templates().globals["report"])
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    sections = {name: body for name, body in page.sections.items() if body}
-    return templates().get_template("page.html").render(page=page, sections=sections, digest=digest)
+    return templates().get_template("page.html").render(page=page, digest=digest)
 
 
 def runs_page(runs: Mapping[str, RunFolder], source: Source | None, images: int) -> Page:

@@ -25,7 +25,7 @@ ALPHA_METRICS = ("CIDEr", "BLEU-4", "METEOR", "oracle/f1", "length/mean", "capti
 HIGHER_IS_BETTER = {*CAPTION_COLUMNS, "oracle/precision", "oracle/f1"}
 
 Evaluations = Mapping[str, EvaluationFolder]
-"""Name of a system -> what was found out about it."""
+"""Name of a system -> what ``evaluate.py`` wrote of it."""
 
 
 class Page(NamedTuple):
@@ -103,9 +103,7 @@ def evaluations_page(evaluations: Evaluations, source: Source | None, images: in
     return Page(_joined(evaluations), about, sections)
 
 
-def comparison_page(
-    comparison: Comparison, evaluations: Mapping[str, EvaluationFolder], source: Source | None, images: int
-) -> Page:
+def comparison_page(comparison: Comparison, evaluations: Evaluations, source: Source | None, images: int) -> Page:
     """Two systems with a paired test: differences, tables, and captions of the same images."""
     first, second = evaluations
     rows = []

@@ -17,31 +17,10 @@ DATA = {
 STEPS = (0, 10, 20)
 LINES: list[dict[str, Any]] = [
     {"step": 0, "val/cider": 1.25, "val/reward": 0.5, "val/judge/rouge_l": 0.4375, "hacking/alarm": 0.0},
-    {
-        "step": 1,
-        "reward/total": 0.125,
-        "reward/lclip": 0.25,
-        "policy/entropy": 1.5,
-        "time/step": 0.5,
-        "train/lr": 1e-05,
-    },
-    {
-        "step": 10,
-        "reward/total": 0.75,
-        "reward/lclip": 0.8,
-        "policy/entropy": 1.0625,
-        "time/step": 0.25,
-        "train/lr": 2e-05,
-    },
+    {"step": 1, "reward/total": 0.125, "reward/lclip": 0.25, "policy/entropy": 1.5, "time/step": 0.5},
+    {"step": 10, "reward/total": 0.75, "reward/lclip": 0.8, "policy/entropy": 1.0625, "time/step": 0.25},
     {"step": 10, "val/cider": 1.75, "val/reward": 0.625, "val/judge/rouge_l": 0.5625, "hacking/alarm": 0.0},
-    {
-        "step": 20,
-        "reward/total": 0.875,
-        "reward/lclip": 0.9,
-        "policy/entropy": 0.1,
-        "time/step": 0.25,
-        "train/lr": 2e-05,
-    },
+    {"step": 20, "reward/total": 0.875, "reward/lclip": 0.9, "policy/entropy": 0.1, "time/step": 0.25},
     {"step": 20, "val/cider": 0.75, "val/reward": 0.96875, "val/judge/rouge_l": 0.3125, "hacking/alarm": 1.0},
 ]
 EVIDENCE = "the judge rouge_l, which is not in the reward, fell from 0.4375 to 0.3125 (-28.6%, 4.0 standard errors)"

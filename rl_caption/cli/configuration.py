@@ -50,7 +50,7 @@ def parse(kind: type[Config], arguments: Sequence[str], program: str, checked: b
     """Read a configuration from ``--config FILE`` and overrides, and check it.
 
     The file comes first and there is one of it: an override placed before ``--config`` would be lost silently, and a
-    second file would replace whole dictionaries.
+    second file would replace dictionaries, not merge them.
 
     Args:
         kind: dataclass of the configuration.
@@ -73,11 +73,11 @@ def parse(kind: type[Config], arguments: Sequence[str], program: str, checked: b
             values = read_mapping(file)
             _refuse_values(values, kind, file)
             words = [f"--config={json.dumps(values, ensure_ascii=False)}", *words[1 if "=" in words[0] else 2 :]]
-        namespace = parser.parse_args(_with_whole_dictionaries(kind, parser, words))
+        namespace = parser.parse_args(_with_merged_dictionaries(kind, parser, words))
     except (ArgumentError, ConfigFileError, OSError) as error:
         path = re.sub(r"Group '(\S+)' does not accept option '(\S+)'", r"Option '\1.\2' is not accepted", str(error))
-        place = program if file is None else f"--config {file}"
-        raise UsageError(f"{place}: {path}; {program} --help lists every key") from error
+        where = program if file is None else f"--config {file}"
+        raise UsageError(f"{where}: {path}; {program} --help lists every key") from error
     _refuse_values(namespace, kind, file or program)
     instance = parser.instantiate(namespace)
     config = kind(**{name: getattr(instance, name) for name in kind.__dataclass_fields__})  # type: ignore[attr-defined]
@@ -103,22 +103,22 @@ def _parser(kind: type[Any]) -> Any:
 
 
 def _file_of(arguments: Sequence[str]) -> str | None:
-    places = [index for index, word in enumerate(arguments) if word == "--config" or word.startswith("--config=")]
-    if len(places) > 1:
+    given = [index for index, word in enumerate(arguments) if word == "--config" or word.startswith("--config=")]
+    if len(given) > 1:
         raise UsageError("--config is given twice: one file, then overrides such as --train.lr 1e-5")
-    if not places:
+    if not given:
         return None
-    if places[0] != 0:
+    if given[0] != 0:
         raise UsageError(f"--config must come first: {arguments[0]} before it would be lost")
     if arguments[0] == "--config" and len(arguments) < 2:
         raise UsageError("--config names no file")
     return arguments[0].partition("=")[2] if "=" in arguments[0] else arguments[1]
 
 
-def _refuse_values(values: Any, kind: type[Any], place: str) -> None:
+def _refuse_values(values: Any, kind: type[Any], where: str) -> None:
     wrong = list(wrong_values(values, kind))
     if wrong:
-        raise ConfigError(f"{place}: {'; '.join(wrong)}")
+        raise ConfigError(f"{where}: {'; '.join(wrong)}")
 
 
 # --- words of the command line, before the parser gets them -----------------------------------------------------------
@@ -145,7 +145,7 @@ def with_lists(arguments: Sequence[str], option: str) -> list[str]:
     if option not in words:
         return words
     start = words.index(option)
-    end = next((place for place in range(start + 1, len(words)) if words[place].startswith("--")), len(words))
+    end = next((index for index in range(start + 1, len(words)) if words[index].startswith("--")), len(words))
     return [*words[:start], f"{option}={json.dumps(words[start + 1 : end])}", *words[end:]]
 
 
@@ -155,8 +155,8 @@ def _switched_on(arguments: Sequence[str], option: str) -> list[str]:
     return [f"{option}=true" if word == option and after.startswith("--") else word for word, after in followed]
 
 
-def _with_whole_dictionaries(kind: type[Any], parser: Any, arguments: Sequence[str]) -> list[str]:
-    """Replace ``--SECTION.kwargs.KEY VALUE`` by all of ``SECTION.kwargs``.
+def _with_merged_dictionaries(kind: type[Any], parser: Any, arguments: Sequence[str]) -> list[str]:
+    """Replace ``--SECTION.kwargs.KEY VALUE`` by ``--SECTION.kwargs`` with all of its keys.
 
     The parser reaches into no dictionary inside another, and it does not tell apart the number 1 and the text "1" that
     a dictionary holds already.
@@ -178,13 +178,13 @@ def _with_whole_dictionaries(kind: type[Any], parser: Any, arguments: Sequence[s
     if not given:
         return rest
     before = parser.parse_args(rest)
-    whole: dict[str, dict[str, Any]] = {}
+    merged: dict[str, dict[str, Any]] = {}
     for section, keys, text in given:
-        inner = whole.setdefault(".".join(section), deepcopy(value_at(before, section) or {}))
+        inner = merged.setdefault(".".join(section), deepcopy(value_at(before, section) or {}))
         for key in keys[:-1]:
             inner = inner.setdefault(key, {})
         inner[keys[-1]] = _argument(text)
-    return [*rest, *(f"--{section}={json.dumps(values)}" for section, values in whole.items())]
+    return [*rest, *(f"--{section}={json.dumps(values)}" for section, values in merged.items())]
 
 
 def _argument(text: str) -> Any:
@@ -288,7 +288,7 @@ def _count_values(node: Any, key: str, known: dict[Any, int]) -> int:
             names.add(name.value)
             count += _count_values(value, dotted, known)
     elif isinstance(node, yaml.SequenceNode):
-        count += sum(_count_values(value, f"{key}[{place}]", known) for place, value in enumerate(node.value))
+        count += sum(_count_values(value, f"{key}[{index}]", known) for index, value in enumerate(node.value))
     elif node.tag.endswith(":int") and len(node.value) > MOST_DIGITS:
         raise ConfigFileError(f"{_line(node)}: {key} is a number of {len(node.value)} digits: expected a smaller one")
     elif node.tag.endswith(":float") and not math.isfinite(_Loader("").construct_yaml_float(node)):
@@ -299,5 +299,5 @@ def _count_values(node: Any, key: str, known: dict[Any, int]) -> int:
     return count
 
 
-def _line(place: Any) -> str:
-    return f"line {place.start_mark.line + 1}"
+def _line(where: Any) -> str:
+    return f"line {where.start_mark.line + 1}"

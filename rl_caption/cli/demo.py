@@ -113,7 +113,7 @@ def caption_sheet(
         sheet.paste(image.resize((TILE, TILE), Image.Resampling.NEAREST), (left, top))
         for name, lines in cells[index]:
             draw.text((left + TILE + GAP, top), name, (110, 112, 120), font)
-            for place, line in enumerate(lines, 1):
-                draw.text((left + TILE + GAP, top + place * LINE), line, (20, 20, 24), font)
+            for row, line in enumerate(lines, 1):
+                draw.text((left + TILE + GAP, top + row * LINE), line, (20, 20, 24), font)
             top += LINE * (1 + len(lines)) + extra
     return sheet

@@ -36,7 +36,7 @@ NEEDED = {
     "psutil": "nothing runs",
     "scipy": "no monitor of reward hacking, and no correlations in judge",
     "filelock": "nothing trains: a run folder belongs to one process",
-    "ijson": "prepare_coco cannot read annotations",
+    "ijson": "large JSON files cannot be read",
 }
 """Package that every installation has -> what is not possible without it."""
 OPTIONAL = {
@@ -246,17 +246,15 @@ def config_findings(config: ScstConfig) -> Iterator[Finding]:
             sample = partial(sample_scores, captioner, decoding, config.train.seed, accelerator, size)
         lines = scale_report(reward, rows, sample)
     except (build.ConfigError, RewardError) as error:
-        yield _no_reward(config, str(error))
+        kwargs = [term.kwargs for term in config.reward.terms.values()]
+        backbones = [str(found["backbone"]) for found in kwargs if "backbone" in found]
+        if config.reward_models and any(name in str(error) and not Path(name).exists() for name in backbones):
+            made = f"the run first trains the models of {', '.join(config.reward_models)}"
+            yield Finding("reward", f"{error}; {made}", "no scales of its terms")
+        else:
+            yield Finding("reward", str(error), "the run does not start before this is there", fatal=True)
         return
     yield Finding("reward", "\n  ".join(lines))
-
-
-def _no_reward(config: ScstConfig, error: str) -> Finding:
-    backbones = [str(term.kwargs["backbone"]) for term in config.reward.terms.values() if "backbone" in term.kwargs]
-    if config.reward_models and any(folder in error and not Path(folder).exists() for folder in backbones):
-        made = f"the run first trains the models of {', '.join(config.reward_models)}"
-        return Finding("reward", f"{error}; {made}", "no scales of its terms")
-    return Finding("reward", error, "the run does not start before this is there", fatal=True)
 
 
 def doctor(config: ScstConfig | None = None) -> int:

@@ -248,17 +248,10 @@ def find_own_modules() -> None:
         sys.path.append(os.getcwd())
 
 
-class _LogLines(logging.Handler):
-    """Prints messages to standard error, whatever that is at the time."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        print(self.format(record), file=sys.stderr, flush=True)
-
-
 @contextmanager
 def log_lines() -> Iterator[None]:
     """Inside the ``with``, the package's own log lines (level INFO and above) are printed to standard error."""
-    handler = _LogLines()
+    handler = logging.StreamHandler()
     # At the root: a library that logs there would otherwise put up a handler of its own, and every line come twice.
     logging.getLogger().addHandler(handler)
     for package in ("rl_caption", "rewards"):

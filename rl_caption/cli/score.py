@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from rewards.base import checked_scores
+from rewards.base import Reward, checked_scores
 from rewards.registry import available, build, describe, parameters
 from rewards.text.tokenize import TOKENIZERS, untested_texts
 from rl_caption.data.base import DataError
@@ -59,18 +59,7 @@ def score_files(
     """
     if out is not None:
         check_writable_file(out)
-    try:
-        taken, arguments = parameters(reward), dict(kwargs or {})
-        for name, value in {"df": df, "eos": eos, "tokenizer": tokenizer}.items():
-            if name in taken and value is not None:
-                arguments = {name: value} | arguments
-            elif value:
-                raise DataError(f"reward {reward!r} has no {name!r}: leave it out")
-        scorer = build(reward, **arguments)
-    except DataError:
-        raise
-    except (ValueError, OSError) as error:
-        raise DataError(str(error)) from error
+    scorer = _build(reward, kwargs or {}, {"df": df, "eos": eos, "tokenizer": tokenizer})
     texts = read_captions(captions, allow_empty=True)
     columns: dict[str, Any] = {"image_id": list(texts)}
     if references is not None:
@@ -96,6 +85,22 @@ def score_files(
     if out is not None:
         write_json(out, result)
     return result
+
+
+def _build(reward: str, kwargs: Mapping[str, Any], options: Mapping[str, Any]) -> Reward:
+    """The reward with its arguments; of ``options`` those that are set, which it must have."""
+    try:
+        taken, arguments = parameters(reward), dict(kwargs)
+        for name, value in options.items():
+            if name in taken and value is not None:
+                arguments = {name: value} | arguments
+            elif value:
+                raise DataError(f"reward {reward!r} has no {name!r}: leave it out")
+        return build(reward, **arguments)
+    except DataError:
+        raise
+    except (ValueError, OSError) as error:
+        raise DataError(str(error)) from error
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -69,7 +69,7 @@ def number(value: float, largest: float = 0.0) -> str:
 
 
 def running_mean(points: Sequence[Point], window: int) -> list[Point]:
-    """Mean of y over ``window`` (odd) neighbours; fewer at both ends, the same number on either side."""
+    """Mean of y over ``window`` (odd) neighbours; fewer at both ends, as many before as after."""
     sums = list(accumulate((y for _, y in points), initial=0.0))
     found = []
     for index, (x, _) in enumerate(points):
@@ -139,13 +139,13 @@ def _tidy(number: str) -> str:
 
 
 def _with_margin(low: float, high: float) -> tuple[float, float]:
-    """A range with some room around [low, high]; 0 is in it where it is near."""
+    """A range with a margin around [low, high]; 0 is in it where it is near."""
     if low == high:
         return (low - abs(low) / 10, high + abs(high) / 10) if low else (0.0, 1.0)
     low = 0.0 if 0 < low < 0.35 * high else low
     high = 0.0 if 0.35 * low < high < 0 else high
-    room = 0.06 * (high - low)
-    return low - room * (low != 0), high + room
+    margin = 0.06 * (high - low)
+    return low - margin * (low != 0), high + margin
 
 
 def _thinned(points: Sequence[Point]) -> Sequence[Point]:

@@ -1,4 +1,4 @@
-"""The charts of runs: which logged keys are drawn together, what they are called, and what they mean."""
+"""The charts of runs: which logged keys are drawn in one, what they are called, and what they mean."""
 
 from __future__ import annotations
 

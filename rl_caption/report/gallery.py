@@ -138,7 +138,7 @@ def _marked(text: str | None, before: str | None) -> list[tuple[str, bool]] | No
         return None if text is None else []
     known = None if before is None else set(WORD.findall(before.lower()))
     pieces = enumerate(WORD.split(text))
-    return [(piece, known is not None and place % 2 == 1 and piece.lower() not in known) for place, piece in pieces]
+    return [(piece, known is not None and index % 2 == 1 and piece.lower() not in known) for index, piece in pieces]
 
 
 def _picture(row: Mapping[str, Any]) -> str | None:

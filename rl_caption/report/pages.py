@@ -24,7 +24,7 @@ ALPHA_METRICS = ("CIDEr", "BLEU-4", "METEOR", "oracle/f1", "length/mean", "capti
 HIGHER_IS_BETTER = {*CAPTION_COLUMNS, "oracle/precision", "oracle/f1"}
 
 Evaluations = Mapping[str, EvaluationFolder]
-"""Name of a system -> what was found out about it."""
+"""Name of a system -> what ``evaluate.py`` wrote of it."""
 
 
 class Page(NamedTuple):
@@ -48,8 +48,7 @@ def render(page: Page) -> str:
     """The page as HTML: one file with its style, script, charts and images inside, which loads nothing."""
     script = str(templates().globals["report"])
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    sections = {name: body for name, body in page.sections.items() if body}
-    return templates().get_template("page.html").render(page=page, sections=sections, digest=digest)
+    return templates().get_template("page.html").render(page=page, digest=digest)
 
 
 def runs_page(runs: Mapping[str, RunFolder], source: Source | None, images: int) -> Page:
@@ -103,9 +102,7 @@ def evaluations_page(evaluations: Evaluations, source: Source | None, images: in
     return Page(_joined(evaluations), about, sections)
 
 
-def comparison_page(
-    comparison: Comparison, evaluations: Mapping[str, EvaluationFolder], source: Source | None, images: int
-) -> Page:
+def comparison_page(comparison: Comparison, evaluations: Evaluations, source: Source | None, images: int) -> Page:
     """Two systems with a paired test: differences, tables, and captions of the same images."""
     first, second = evaluations
     rows = []

@@ -179,7 +179,7 @@ class RunFolder:
         return {name: dict(zip(ids, scores, strict=True)) for name, scores in judges.items()}
 
     def shown_steps(self) -> dict[str, int]:
-        """``start`` (``first``, if not step 0), ``best`` and ``last`` -> step, as far as their captions are kept."""
+        """``start`` (``first``, if it is not step 0), ``best`` and ``last`` -> step, as far as captions are kept."""
         steps = [x["step"] for x in self.validations if (self._validation(x["step"]) / "predictions.json").is_file()]
         if not steps:
             return {}

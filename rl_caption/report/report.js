@@ -11,21 +11,13 @@
     const cross = document.createElementNS(svg.namespaceURI, "path");
     cross.setAttribute("class", "cross");
     let index = -1;
-    const nearest = (points, x) => {
-      let first = 0;
-      let last = points.length - 1;
-      while (last - first > 1) {
-        const middle = (first + last) >> 1;
-        if (points[middle][0] <= x) first = middle; else last = middle;
-      }
-      return Math.abs(points[last][0] - x) < Math.abs(points[first][0] - x) ? last : first;
-    };
+    const nearest = (points, x) => points.reduce((best, one) => (Math.abs(one[0] - x) < Math.abs(best[0] - x) ? one : best));
     const show = (to) => {
       index = Math.min(Math.max(to, 0), steps.length - 1);
       const x = steps[index];
       cross.setAttribute("d", `M${left + ((x - low) / (high - low)) * (right - left)} ${y[3]} V${y[2]}`);
       svg.append(cross);
-      const found = series.map(([, points]) => points[nearest(points, x)]);
+      const found = series.map(([, points]) => nearest(points, x));
       labels[0].textContent = `${xName} ${x}`;
       found.forEach(([at, value], n) => { labels[n + 1].textContent = shown(value) + (at === x ? "" : ` (${at})`); });
     };
@@ -36,8 +28,8 @@
     };
     const point = (event) => {
       const box = svg.getBoundingClientRect();
-      const place = ((event.clientX - box.left) / box.width) * svg.viewBox.baseVal.width;
-      show(nearest(steps.map((step) => [step]), low + ((place - left) / (right - left)) * (high - low)));
+      const at = ((event.clientX - box.left) / box.width) * svg.viewBox.baseVal.width;
+      show(nearest(steps.map((step, n) => [step, n]), low + ((at - left) / (right - left)) * (high - low))[1]);
     };
     for (const name of ["pointermove", "pointerdown"]) svg.addEventListener(name, point);
     for (const name of ["pointerleave", "blur"]) svg.addEventListener(name, hide);
@@ -53,11 +45,11 @@
   document.querySelectorAll("svg.chart").forEach(watchChart);
 
   // The gallery: its cards in the order of the data, all in the page; searched, sorted, and shown a few at a time.
-  const place = document.getElementById("gallery");
-  if (place) {
+  const gallery = document.getElementById("gallery");
+  if (gallery) {
     const form = document.forms[0];
     const more = document.getElementById("more");
-    const items = [...place.children].map((card) => {
+    const items = [...gallery.children].map((card) => {
       const text = [...card.querySelectorAll("h4, li, dd > span")].map((part) => part.textContent).join(" ");
       return { card, scores: JSON.parse(card.dataset.scores), text: text.toLowerCase() };
     });
@@ -65,10 +57,10 @@
     let found = [];
     const draw = (count) => {
       limit = count;
-      place.replaceChildren(...found.slice(0, limit).map((item) => item.card));
+      gallery.replaceChildren(...found.slice(0, limit).map((item) => item.card));
       more.hidden = limit >= found.length;
       const which = found.length === items.length ? items.length : `${found.length} of ${items.length}`;
-      document.getElementById("count").textContent = `${place.children.length} shown of ${which} images`;
+      document.getElementById("count").textContent = `${gallery.children.length} shown of ${which} images`;
     };
     const update = () => {
       const { text, order, metric, from, to } = form.elements;

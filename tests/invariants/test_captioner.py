@@ -11,6 +11,7 @@ from rl_caption.scst.objectives import token_logprobs
 from rl_caption.scst.rollout import sample_captions, sampling_noise
 from rl_caption.types import CaptionBatch
 from tests.captioners_for_tests import REFERENCES, region_inputs, tiny_captioner, tiny_rows
+from tests.hf_models_for_tests import FAMILIES, PROMPT, tiny_hf_captioner
 
 
 @pytest.fixture(params=["pixels", "regions"])
@@ -18,6 +19,15 @@ def case(request):
     captioner = tiny_captioner(input_kind=request.param)
     inputs = captioner.preprocess(tiny_rows(3)) if request.param == "pixels" else region_inputs()
     return captioner, inputs
+
+
+@pytest.fixture(scope="module", params=["pixels", "regions", *FAMILIES])
+def any_case(request, tmp_path_factory):
+    if request.param in FAMILIES:
+        captioner = tiny_hf_captioner(request.param, tmp_path_factory.mktemp("model"), PROMPT)
+    else:
+        captioner = tiny_captioner(input_kind=request.param)
+    return captioner, region_inputs() if request.param == "regions" else captioner.preprocess(tiny_rows(3))
 
 
 def decode_with_scores(captioner, inputs, decoding, noise):
@@ -203,6 +213,44 @@ def test_beam_search_equals_transformers_own(kind, seed, beams, limit, length_pe
 
 
 @torch.no_grad()
+def test_greedy_is_the_arg_max_of_teacher_forcing_and_beams_find_captions_at_least_as_likely(any_case):
+    captioner, inputs = any_case
+    noise = sampling_noise(1, 0, ["a", "b", "c"], 2, 6)
+    greedy = captioner.generate(captioner.policy, inputs, Decoding(num_samples=2, max_new_tokens=6), noise)[:, 2:]
+    decoding = Decoding(num_beams=8, max_new_tokens=6, length_penalty=0.0)
+    beam = captioner.generate(captioner.policy, inputs, decoding, None)
+    totals = []
+    for ids in (greedy, beam):
+        logits, mask = captioner.token_logits(captioner.policy, inputs, ids), caption_mask(ids, captioner.eos_token_id)
+        totals.append((token_logprobs(logits, ids) * mask).sum(-1))
+        if ids is greedy:
+            assert torch.equal(logits.argmax(-1)[mask], ids[mask])
+    assert (totals[1] >= totals[0] - 1e-4).all()
+
+
+@torch.no_grad()
+def test_the_image_matters(any_case):
+    captioner, inputs = any_case
+    ids = torch.tensor([[[5, 6, 7]]]).repeat(3, 1, 1)
+    logits = captioner.token_logits(captioner.policy, inputs, ids)
+    assert (logits[0] - logits[1]).abs().max() > 1e-3
+
+
+def test_samples_of_an_image_do_not_depend_on_the_batch_around_it(any_case):
+    captioner, inputs = any_case
+    rows, decoding = tiny_rows(3), Decoding(num_samples=4, max_new_tokens=6)
+
+    def texts(chosen):
+        batch = CaptionBatch(rows[chosen], {name: tensor[chosen] for name, tensor in inputs.items()})
+        rollout = sample_captions(captioner, captioner.policy, batch, decoding, seed=7, step=3)
+        return dict(zip(batch.image_ids, rollout.texts, strict=True))
+
+    whole = texts(slice(None))
+    assert whole == {**texts(slice(1, None)), **texts(slice(1))}
+    assert len({tuple(samples) for samples in whole.values()}) > 1
+
+
+@torch.no_grad()
 def test_sampling_follows_the_full_distribution():
     """Chi-squared of 50,000 draws against the softmax, over all tokens."""
     torch.manual_seed(0)
@@ -223,20 +271,6 @@ def test_forbidden_tokens_are_never_sampled(case):
     assert not torch.isin(tokens[mask], torch.tensor(captioner.forbidden)).any()
 
 
-def test_samples_of_an_image_do_not_depend_on_the_batch_around_it():
-    captioner, rows = tiny_captioner(), tiny_rows(4)
-    decoding = Decoding(num_samples=4, max_new_tokens=8)
-
-    def texts(chosen):
-        batch = CaptionBatch(chosen, captioner.preprocess(chosen))
-        rollout = sample_captions(captioner, captioner.policy, batch, decoding, seed=7, step=3)
-        return dict(zip(batch.image_ids, rollout.texts, strict=True))
-
-    whole = texts(rows)
-    assert whole == {**texts(rows[2:]), **texts(rows[:2])}
-    assert len({tuple(samples) for samples in whole.values()}) > 1
-
-
 def test_noise_differs_by_seed_step_image_and_sample():
     noise = sampling_noise(0, 0, ["a", "b"], 2, 5)
     assert noise.dtype == torch.float32
@@ -246,14 +280,6 @@ def test_noise_differs_by_seed_step_image_and_sample():
     assert not torch.equal(noise, sampling_noise(1, 0, ["a", "b"], 2, 5))
     assert not torch.equal(noise, sampling_noise(0, 1, ["a", "b"], 2, 5))
     assert torch.equal(noise, sampling_noise(0, 0, ["a", "b"], 2, 5))
-
-
-@torch.no_grad()
-def test_the_image_matters(case):
-    captioner, inputs = case
-    ids = torch.tensor([[[5, 6, 7]]]).repeat(3, 1, 1)
-    logits = captioner.token_logits(captioner.policy, inputs, ids)
-    assert (logits[0] - logits[1]).abs().max() > 1e-3
 
 
 @torch.no_grad()

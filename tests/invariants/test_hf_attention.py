@@ -101,9 +101,7 @@ def gradients(policy: HuggingFacePolicy, logprobs: Tensor) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("how", ["plain", "checkpointed", "adapters"])
-def test_scores_and_gradients_are_those_of_a_copy_for_every_caption(
-    shared: HuggingFacePolicy, pixels: Tensor, ids: Tensor, mask: Tensor, how: str
-) -> None:
+def test_scores_and_gradients_are_those_of_a_copy_for_every_caption(shared, pixels, ids, mask, how):
     policy = copy.deepcopy(shared)
     if how == "adapters":
         pytest.importorskip("peft")
@@ -120,9 +118,7 @@ def test_scores_and_gradients_are_those_of_a_copy_for_every_caption(
 
 @torch.no_grad()
 @pytest.mark.parametrize("checkpointed", [False, True], ids=["plain", "checkpointed"])
-def test_the_output_layer_computes_the_positions_that_are_asked_for(
-    every: HuggingFacePolicy, pixels: Tensor, ids: Tensor, mask: Tensor, checkpointed: bool
-) -> None:
+def test_the_output_layer_computes_the_positions_that_are_asked_for(every, pixels, ids, mask, checkpointed):
     every.share_prefix = not checkpointed
     whole = every(pixel_values=pixels, token_ids=ids)
     assert whole.shape[:3] == ids.shape
@@ -139,9 +135,7 @@ def test_the_output_layer_computes_the_positions_that_are_asked_for(
 
 
 @torch.no_grad()
-def test_prefixes_that_part_leave_or_change_places_change_nothing(
-    every: HuggingFacePolicy, pixels: Tensor, ids: Tensor
-) -> None:
+def test_prefixes_that_part_leave_or_change_places_change_nothing(every, pixels, ids):
     first, state = every(pixel_values=pixels, max_tokens=L)
     known = [[image, []] for image in range(B)]
     # Beginnings part; go on; change places within their image, as beams do; leave; one image and one caption are left.
@@ -170,9 +164,7 @@ def cache_bytes(cache: Any) -> int:
 
 
 @torch.no_grad()
-def test_the_cache_holds_an_image_once_whatever_the_number_of_captions(
-    shared: HuggingFacePolicy, pixels: Tensor
-) -> None:
+def test_the_cache_holds_an_image_once_whatever_the_number_of_captions(shared, pixels):
     sizes = []
     for captions in (1, K):
         _, state = shared(pixel_values=pixels, max_tokens=L)
@@ -184,9 +176,7 @@ def test_the_cache_holds_an_image_once_whatever_the_number_of_captions(
     assert sizes[1][1] == K * sizes[0][1]
 
 
-def test_an_image_is_kept_once_for_the_backward_pass(
-    shared: HuggingFacePolicy, pixels: Tensor, ids: Tensor, mask: Tensor
-) -> None:
+def test_an_image_is_kept_once_for_the_backward_pass(shared, pixels, ids, mask):
     def kept(call: Any) -> int:
         found: dict[int, int] = {}
 
@@ -209,7 +199,7 @@ def test_an_image_is_kept_once_for_the_backward_pass(
 
 @torch.no_grad()
 @pytest.mark.parametrize("family", ["blip", "vit_gpt2", "vit_bert"])
-def test_the_model_alone_computes_what_it_did(family: str, tmp_path: Path, pixels: Tensor, ids: Tensor) -> None:
+def test_the_model_alone_computes_what_it_did(family, tmp_path, pixels, ids):
     policy = tiny_hf_captioner(family, tmp_path).policy
     fresh = type(policy.model).from_pretrained(tmp_path).eval()
     text, alone = policy.model.get_submodule(policy.family.text_model), fresh.get_submodule(policy.family.text_model)
@@ -227,7 +217,7 @@ def test_the_model_alone_computes_what_it_did(family: str, tmp_path: Path, pixel
         text(input_ids=ids.flatten(0, 1)[:5], encoder_hidden_states=states)
 
 
-def test_cross_attention_of_another_kind_is_refused(tmp_path: Path) -> None:
+def test_cross_attention_of_another_kind_is_refused(tmp_path):
     save_model("vit_gpt2", tmp_path)
     model = VisionEncoderDecoderModel.from_pretrained(tmp_path)
     for block in model.decoder.transformer.h:
@@ -246,9 +236,7 @@ def pair(tmp_path: Path) -> list[BlipForConditionalGeneration]:
     return models
 
 
-def test_logits_and_gradients_are_the_same_with_padded_texts_too(
-    pair: list[BlipForConditionalGeneration], pixels: Tensor, ids: Tensor
-) -> None:
+def test_logits_and_gradients_are_the_same_with_padded_texts_too(pair, pixels, ids):
     ids = ids[:, 0]
     padding = torch.ones_like(ids)
     padding[1, 3:] = 0
@@ -263,7 +251,7 @@ def test_logits_and_gradients_are_the_same_with_padded_texts_too(
 
 
 @torch.no_grad()
-def test_every_cache_holds_what_it_did(pair: list[BlipForConditionalGeneration], pixels: Tensor, ids: Tensor) -> None:
+def test_every_cache_holds_what_it_did(pair, pixels, ids):
     ids = ids[:, 0]
     states = pair[0].vision_model(pixels).last_hidden_state
     for cache_of in (lambda: EncoderDecoderCache(DynamicCache(), DynamicCache()), DynamicCache):
@@ -284,9 +272,7 @@ def test_every_cache_holds_what_it_did(pair: list[BlipForConditionalGeneration],
                 assert (tensor is None and fused is None) or torch.allclose(tensor, fused, atol=1e-4)
 
 
-def test_dropout_acts_in_training_and_not_otherwise(
-    pair: list[BlipForConditionalGeneration], pixels: Tensor, ids: Tensor
-) -> None:
+def test_dropout_acts_in_training_and_not_otherwise(pair, pixels, ids):
     ids = ids[:, 0]
     model = pair[1]
     for module in model.modules():
@@ -300,7 +286,7 @@ def test_dropout_acts_in_training_and_not_otherwise(
     assert not torch.allclose(model(pixel_values=pixels, input_ids=ids).logits, expected, atol=1e-2)
 
 
-def test_no_probabilities_are_kept(pair: list[BlipForConditionalGeneration], pixels: Tensor, ids: Tensor) -> None:
+def test_no_probabilities_are_kept(pair, pixels, ids):
     ids = ids[:, 0]
     states = (SIDE // 8) ** 2 + 1
     squares = []
@@ -316,9 +302,7 @@ def test_no_probabilities_are_kept(pair: list[BlipForConditionalGeneration], pix
 
 
 @torch.no_grad()
-def test_where_a_cpu_is_to_do_without_the_fused_kernel_attention_is_as_it_was(
-    pair: list[BlipForConditionalGeneration], pixels: Tensor, ids: Tensor
-) -> None:
+def test_where_a_cpu_is_to_do_without_the_fused_kernel_attention_is_as_it_was(pair, pixels, ids):
     ids = ids[:, 0]
     torch.backends.cuda.enable_flash_sdp(False)
     try:

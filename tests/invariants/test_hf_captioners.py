@@ -11,7 +11,6 @@ from PIL import Image
 from transformers import AutoImageProcessor, AutoProcessor, AutoTokenizer, GenerationConfig
 
 from rewards.text.tokenize import tokenize
-from rl_caption.captioners.adaptation import trained_share
 from rl_caption.captioners.base import Decoding, caption_mask, sample_tokens
 from rl_caption.captioners.huggingface import SETTINGS, HuggingFaceCaptioner
 from rl_caption.captioners.loading import load_captioner
@@ -20,7 +19,7 @@ from rl_caption.scst.objectives import token_logprobs
 from rl_caption.scst.rollout import sampling_noise
 from rl_caption.training.accumulation import dropout_off
 from tests.captioners_for_tests import tiny_captioner, tiny_rows
-from tests.hf_models_for_tests import FAMILIES, PROMPT, save_model, tiny_hf_captioner
+from tests.hf_models_for_tests import FAMILIES, PROMPT, tiny_hf_captioner
 
 K, L = 4, 6
 PROMPTED = [(family, prompt) for family in FAMILIES for prompt in (PROMPT, "")]
@@ -332,19 +331,6 @@ def test_states_that_are_kept_for_a_step_give_the_same_captions_and_the_same_gra
 
 
 @torch.no_grad()
-def test_beam_search_finds_captions_at_least_as_likely_as_greedy(family_case):
-    captioner, inputs = family_case
-    greedy = captioner.generate(captioner.policy, inputs, Decoding(max_new_tokens=L), None)
-    beam = captioner.generate(captioner.policy, inputs, Decoding(num_beams=8, max_new_tokens=L, length_penalty=0), None)
-
-    def total(ids):
-        logprobs = token_logprobs(captioner.token_logits(captioner.policy, inputs, ids), ids)
-        return (logprobs * caption_mask(ids, captioner.eos_token_id)).sum(-1)
-
-    assert (total(beam) >= total(greedy) - 1e-4).all()
-
-
-@torch.no_grad()
 @pytest.mark.parametrize("length_penalty", [0.0, 1.0, -2.0])
 def test_beam_search_equals_transformers_generate(tmp_path, length_penalty):
     captioner = tiny_hf_captioner("vit_bert", tmp_path)
@@ -465,32 +451,3 @@ def test_recomputed_activations_change_no_gradient_with_dropout_off_and_no_sampl
     assert torch.equal(samples[0], samples[1])
     assert_equal_gradients(found[1], found[0], 1e-3)
     assert plain.policy.state_dict().keys() == saving.policy.state_dict().keys()
-
-
-@pytest.mark.parametrize("family", ["blip", "git", "vit_gpt2", "blip2", "instructblip"])
-def test_only_adapters_are_trained_and_the_export_is_one_plain_model_that_says_the_same(family, tmp_path):
-    pytest.importorskip("peft")
-    captioner = HuggingFaceCaptioner.from_pretrained(save_model(family, tmp_path / "start"), prompt=PROMPT)
-    lora = {"r": 2, "alpha": 4.0, "dropout": 0.1, "target_modules": None}
-    captioner.adapt(frozen=[], lora=lora, checkpointed=False)
-    captioner.policy.eval()
-    trained = {n: p for n, p in captioner.policy.named_parameters() if p.requires_grad}
-    assert trained
-    assert all("lora_" in name for name in trained)
-    text = ("text_decoder", "git.encoder", "decoder", "language_model")
-    assert all(name.removeprefix("model.").startswith(text) for name in trained)
-    assert trained_share(captioner.policy).startswith(f"{sum(p.numel() for p in trained.values()):,} of")
-    inputs = captioner.preprocess(tiny_rows(2))
-    ids = torch.tensor([[[5, 6, 7, 8], [9, 6, 5, 5]]]).repeat(2, 1, 1)
-    with torch.no_grad():
-        start = captioner.token_logits(captioner.policy, inputs, ids)
-        for parameter in trained.values():
-            parameter.copy_(torch.randn_like(parameter) * 0.3)
-        expected = captioner.token_logits(captioner.policy, inputs, ids)
-    assert not torch.allclose(start, expected, atol=1e-2)
-    captioner.save_pretrained(captioner.policy, tmp_path / "export")
-    loaded = load_captioner(tmp_path / "export")
-    loaded.policy.eval()
-    assert not any("lora" in name or "base_layer" in name for name in loaded.policy.state_dict())
-    with torch.no_grad():
-        assert torch.allclose(loaded.token_logits(loaded.policy, inputs, ids), expected, atol=1e-4)

@@ -141,9 +141,7 @@ TEXT = ("text_decoder", "git.encoder", "decoder", "language_model")
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_only_adapters_are_trained_in_float32_and_the_export_is_one_plain_model_that_says_the_same(
-    family, dtype, folders, tmp_path
-):
+def test_only_adapters_are_trained_in_float32_and_the_export_is_one_plain_model(family, dtype, folders, tmp_path):
     pytest.importorskip("peft")
     captioner = loaded(folders[family], dtype)
     captioner.adapt(frozen=None, lora=lora(), checkpointed=False)

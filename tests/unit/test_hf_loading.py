@@ -232,9 +232,7 @@ def test_a_mistyped_name_is_asked_for_once_where_the_hub_cannot_be_reached(name,
     assert not waits
 
 
-def test_a_model_of_the_cache_loads_without_asking_again_where_the_hub_cannot_be_reached(
-    blip, tmp_path, monkeypatch, waits
-):
+def test_a_model_of_the_cache_loads_where_the_hub_cannot_be_reached(blip, tmp_path, monkeypatch, waits):
     put_on_hub("someone/tiny-blip", blip, tmp_path / "hub", monkeypatch)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     assert build(name="huggingface", init="someone/tiny-blip").name == "someone/tiny-blip"

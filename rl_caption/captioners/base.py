@@ -72,8 +72,8 @@ class Decoding:
         max_new_tokens: length limit L in tokens, EOS included.
         num_beams: above 1 means beam search instead (``num_samples`` must be 0).
         length_penalty: of beam search: scores are divided by length**length_penalty.
-        fixed_shapes: decode every caption to the length limit, so that no value decides what is computed, as a CUDA
-            graph needs it; the captions are the same. Not for beam search.
+        fixed_shapes: decode every caption to the length limit, so that no value decides what is computed (CUDA graphs);
+            the captions are the same. Not for beam search.
     """
 
     num_samples: int = 0

@@ -222,8 +222,7 @@ class Git(Family):
         new, total = hidden.shape[1], past + hidden.shape[1]
         seen = torch.ones(new, total, dtype=torch.bool, device=hidden.device).tril(total - new)
         seen[:, :patches] = True
-        mask = torch.zeros(seen.shape, dtype=hidden.dtype, device=hidden.device)
-        mask = mask.masked_fill(~seen, torch.finfo(hidden.dtype).min)[None, None]
+        mask = torch.zeros_like(seen, dtype=hidden.dtype).masked_fill(~seen, torch.finfo(hidden.dtype).min)[None, None]
         output = model.git.encoder(hidden, attention_mask=mask, past_key_values=cache, use_cache=cache is not None)
         return model.output(output.last_hidden_state[:, -length:])
 

@@ -24,9 +24,9 @@ class Conventions:
     Attributes:
         start: tokens before the first new one: BOS (one token) and the prompt. They are neither scored nor trained.
         eos: ends a caption.
-        pad: stands after EOS; where a tokenizer has none, EOS itself.
+        pad: follows EOS; where a tokenizer has none, EOS itself.
         vocab_size: width of the output layer.
-        forbidden: tokens, beside the tokenizer's special ones, that a caption may not contain.
+        forbidden: tokens, besides the tokenizer's special ones, that a caption may not contain.
         max_tokens: longest caption in tokens, EOS included; None where positions do not end.
         prompt_inputs: token ids of the prompt for other parts of the model, by the name of ``encode``'s argument.
     """

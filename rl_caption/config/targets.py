@@ -1,6 +1,6 @@
 """What a configuration names: a class or function ``package.module:Name``, or a name from a table of this package's.
 
-Options are arguments; their ranges stand in the annotations (``Annotated[float, Range(min=0)]``), as in configurations.
+Options are arguments; their ranges are in the annotations (``Annotated[float, Range(min=0)]``), as in configurations.
 Nothing is imported before it is asked for.
 """
 

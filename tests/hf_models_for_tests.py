@@ -228,3 +228,11 @@ def tiny_hf_captioner(family: str, folder: Path, prompt: str = "", seed: int = 0
     captioner = HuggingFaceCaptioner.from_pretrained(save_model(family, folder, seed), prompt=prompt)
     captioner.policy.eval()
     return captioner
+
+
+def assert_close_gradients(found: dict[str, Any], expected: dict[str, Any], tolerance: float = 1e-4) -> None:
+    """Relative to each parameter's gradient; a bias of keys has none but for rounding."""
+    assert found.keys() == expected.keys()
+    largest = max(value.abs().max() for value in expected.values())
+    for name, value in expected.items():
+        assert (found[name] - value).abs().max() <= tolerance * max(value.abs().max(), 1e-2 * largest), name

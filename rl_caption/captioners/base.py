@@ -146,10 +146,9 @@ class Captioner(Protocol):
 
     @abstractmethod
     def save_pretrained(self, policy: nn.Module, path: Path) -> None:
-        """Write the model, its vocabulary and its preprocessing as safetensors and JSON.
+        """Write ``model.safetensors``, ``config.json``, vocabulary and preprocessing to a folder that may not exist yet.
 
-        ``model_type`` in the folder's ``config.json`` says what loads it: ``package.module:Class`` of a captioner from
-        outside.
+        ``model_type`` in ``config.json`` says what loads it: ``package.module:Class`` of a captioner from outside.
         """
         ...
 

@@ -146,7 +146,7 @@ class Captioner(Protocol):
 
     @abstractmethod
     def save_pretrained(self, policy: nn.Module, path: Path) -> None:
-        """Write ``model.safetensors``, ``config.json``, vocabulary and preprocessing to a folder that may not exist yet.
+        """Write ``model.safetensors``, ``config.json``, vocabulary and preprocessing to a folder that may be missing.
 
         ``model_type`` in ``config.json`` says what loads it: ``package.module:Class`` of a captioner from outside.
         """
@@ -209,7 +209,7 @@ class Captioner(Protocol):
 
         ``noise`` [B, K, L] holds uniform numbers in [0, 1): token t of sample k is drawn by inverting the cumulative
         distribution at noise[b, k, t], so the samples of an image do not depend on what else is in the batch.
-        The default takes ``token_logits`` of every prefix; ``decoding.decode`` takes a model with a KV cache.
+        The default takes ``token_logits`` of every prefix; ``decoding.decode`` serves a model with a KV cache.
         """
         from rl_caption.captioners.decoding import decode_without_cache  # imports this module
 

@@ -157,15 +157,10 @@ class HuggingFaceCaptioner(Captioner):
             checkpoint_layers(model)
             self.policy.share_prefix = False
         how = "adapters" if lora is not None else f"all but {', '.join(patterns)}" if patterns else "all"
+        counts = f"{trained_share(model)} parameters are trained ({how})"
+        limits = f"prompt {self.prompt!r}, captions of at most {self.max_tokens} tokens"
         if os.environ.get("RANK", "0") == "0":
-            logger.info(
-                "%s: %s parameters are trained (%s); prompt %r, captions of at most %s tokens",
-                self.family.name,
-                trained_share(model),
-                how,
-                self.prompt,
-                self.max_tokens,
-            )
+            logger.info("%s: %s; %s", self.family.name, counts, limits)
 
     def save_pretrained(self, policy: Any, path: Path) -> None:
         """Write one plain model of Transformers (adapters are added to its weights), processors and prompt.

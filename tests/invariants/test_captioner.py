@@ -80,12 +80,16 @@ def ragged_captions(images: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def test_a_prefix_stands_for_all_captions_that_begin_with_it():
-    ids = torch.tensor([[[5, 6, 2, 0], [5, 2, 0, 0], [5, 6, 2, 0], [5, 6, 7, 2]], [[5, 6, 2, 0]] * 4])
-    first, slot = unique_prefixes(ids, caption_mask(ids, 2))
+    ids = [[[5, 6, 2, 0], [5, 2, 0, 0], [5, 6, 2, 0], [5, 6, 7, 2]], [[5, 6, 2, 0]] * 4]
+    ids.append([[5, 6, 7, 2], [8, 6, 7, 2], [5, 6, 7, 2], [5, 9, 7, 2]])  # later words alike, earlier ones not
+    ids = torch.tensor(ids)
+    first, node = unique_prefixes(ids, caption_mask(ids, 2))
     expected = [[[1, 1, 1, 0], [0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 1]], [[1, 1, 1, 0]] + [[0] * 4] * 3]
+    expected.append([[1, 1, 1, 1], [0, 1, 1, 1], [0, 0, 0, 0], [0, 0, 1, 1]])
     assert torch.equal(first, torch.tensor(expected, dtype=torch.bool))
-    assert slot[0].tolist() == [[0, 1, 2, 0], [0, 1, 0, 0], [0, 1, 2, 0], [0, 1, 2, 3]]
-    assert slot[1].tolist() == [[4, 5, 6, 0]] * 4, "those of another image are others"
+    assert node[0].tolist() == [[0, 1, 2, 0], [0, 1, 0, 0], [0, 1, 2, 0], [0, 1, 2, 3]]
+    assert node[1].tolist() == [[4, 5, 6, 0]] * 4, "those of another image are others"
+    assert node[2].tolist() == [[7, 8, 9, 10], [7, 11, 12, 13], [7, 8, 9, 10], [7, 8, 14, 15]]
 
 
 def gradients(policy, logprobs):

@@ -140,9 +140,8 @@ class HuggingFaceCaptioner(Captioner):
     def adapt(self, frozen: Sequence[str] | None, lora: dict[str, Any] | None, checkpointed: bool) -> None:
         """Choose what is trained: ``model.freeze``, ``model.lora``, ``model.gradient_checkpointing``.
 
-        Raises:
-            CaptionerError: a pattern or a module's name matches nothing, nothing is left to train, or ``peft`` is
-                missing.
+        Raises ``CaptionerError`` where a pattern or a module's name matches nothing, nothing is left to train, or
+        ``peft`` is missing.
         """
         model = self.policy.model
         patterns = self.family.frozen if frozen is None else tuple(frozen)

@@ -44,7 +44,7 @@ SPECIAL = ("pad_token_id", "bos_token_id", "eos_token_id", "unk_token_id")
 
 
 class CaptionTransformerConfig(PreTrainedConfig):
-    """Shape of a ``CaptionTransformer``.
+    """Shape of a ``CaptionTransformer``. Raises ``ValueError`` where a value is of another type or out of range.
 
     Args:
         input_kind: ``pixels`` (``pixel_values [B, 3, S, S]``) or ``regions`` (``region_features [B, R, feature_dim]``
@@ -60,9 +60,6 @@ class CaptionTransformerConfig(PreTrainedConfig):
             recipe of the self-critical literature.
         max_positions: longest caption in tokens, EOS included.
         pad_token_id, bos_token_id, eos_token_id, unk_token_id: below ``vocab_size``.
-
-    Raises:
-        ValueError: a value is of another type or out of range, or two do not fit each other.
     """
 
     model_type = "caption_transformer"
@@ -143,8 +140,8 @@ class PixelEmbedding(nn.Module):
 class ChannelNorm(nn.LayerNorm):
     """Layer norm over the channels of each position: [N, C, H, W] -> [N, C, H, W].
 
-    Not batch norm, because the policy must be the same function in training and in sampling; not over the whole image,
-    where a large background would drown small things.
+    Not batch norm: the policy must be the same function in training and in sampling. Not over the image: a large
+    background would drown small things.
     """
 
     def forward(self, states: Tensor) -> Tensor:
@@ -214,10 +211,7 @@ class Attention(nn.Module):
         causal: bool = False,
         packing: Packing | None = None,
     ) -> Tensor:
-        """Attend from projected ``queries`` [N, T, D] -> [N, T, D], or the tokens [P, D] of ``packing``.
-
-        ``mask`` broadcasts to [N, H, T, S] and is added to the scores (``additive_mask``).
-        """
+        """Projected ``queries`` [N, T, D] -> [N, T, D], or the tokens [P, D] of ``packing``; ``mask`` is additive."""
         attended = F.scaled_dot_product_attention(
             self.split_heads(queries),
             keys,

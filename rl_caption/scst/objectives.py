@@ -128,10 +128,10 @@ def policy_gradient_sum(logprobs: Tensor, advantages: Tensor, mask: Tensor) -> T
 
 
 def kl_to_reference(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
-    """Per-token estimate of KL(policy || reference) on the policy's own samples: the k3 estimator, unbiased and never
+    """KL(policy || reference) of each token on the policy's own samples, in nats: the k3 estimator, unbiased and never
     negative (Schulman 2020, "Approximating KL divergence"): exp(d) - d - 1, d = log ref - log policy.
 
-    [...], [...] -> [...], in nats. For logs; as a loss its gradient is that of another divergence.
+    For logs; as a loss its gradient is that of another divergence.
     """
     difference = reference_logprobs - logprobs
     return difference.exp() - difference - 1

@@ -136,7 +136,7 @@ def word_tokenizer(model: Any) -> transformers.PreTrainedTokenizerFast:
 def end_captions(captioner: HuggingFaceCaptioner, pixel_values: Tensor, shapes: Shapes) -> None:
     """Make lengths those of ``shapes``: EOS's row of the output layer is fitted by ridge regression."""
     policy, eos = captioner.policy, captioner.eos_token_id
-    text = policy.family.text_model(policy.model)
+    text = policy.model.get_submodule(policy.family.text_model)
     layer = text.get_output_embeddings()
     words = sorted({*range(policy.conventions.vocab_size)} - {*captioner.forbidden, eos})
     drawn = np.random.default_rng(0).choice(words, (len(pixel_values), 8, shapes.tokens))
@@ -173,7 +173,7 @@ def generate_step(bench: Bench, batch: CaptionBatch, copied: str) -> None:
             states = policy.family.encode(policy.model, pixel_values.repeat_interleave(samples, 0))
         else:
             states = policy.family.encode(policy.model, pixel_values).repeat_interleave(samples, 0)
-        decoder = policy.family.text_model(policy.model)
+        decoder = policy.model.get_submodule(policy.family.text_model)
         logits = decoder(input_ids=drawn[:, :-1], encoder_hidden_states=states, use_cache=False).logits
     mask = caption_mask(tokens, captioner.eos_token_id)
     logprobs = forbid(logits, captioner.forbidden).log_softmax(-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)

@@ -40,6 +40,7 @@ from rl_caption.captioners.huggingface import HuggingFaceCaptioner
 from tests.captioners_for_tests import REFERENCES
 
 SIDE = 16
+SIZE = {"height": SIDE, "width": SIDE}
 PROMPT = "a photo of"
 FAMILIES = ("blip", "git", "vit_gpt2", "vit_bert", "blip2", "instructblip")
 TEXTS = [*(caption for captions in REFERENCES for caption in captions), PROMPT]
@@ -54,14 +55,7 @@ VISION = {
     "initializer_range": 0.5,  # BLIP's own 1e-10 would leave a random model blind
 }
 TEXT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "initializer_range": 0.3}
-Q_FORMER = {
-    "hidden_size": 20,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "initializer_range": 0.3,
-    "vocab_size": 64,
-}
+Q_FORMER = {**TEXT, "hidden_size": 20, "intermediate_size": 32, "vocab_size": 64}
 
 
 def bert_tokenizer() -> Any:
@@ -92,28 +86,16 @@ def byte_tokenizer(bos: str, eos: str, pad: str | None, starts: bool) -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=bos, eos_token=eos, unk_token=eos, **options)
 
 
-def image_size() -> dict[str, int]:
-    return {"height": SIDE, "width": SIDE}
-
-
 def save_blip(folder: Path) -> None:
     """As Salesforce/blip-image-captioning-base: two tokens beyond BERT's vocabulary, EOS is [SEP]."""
     tokenizer = bert_tokenizer()
     size = len(tokenizer)
-    text = {
-        **TEXT,
-        "intermediate_size": 48,
-        "vocab_size": size + 2,
-        "bos_token_id": size,
-        "eos_token_id": 2,
-        "pad_token_id": 0,
-        "sep_token_id": tokenizer.sep_token_id,
-        "max_position_embeddings": 32,
-        "hidden_dropout_prob": 0.1,
-    }
+    text = {**TEXT, "intermediate_size": 48, "max_position_embeddings": 32, "hidden_dropout_prob": 0.1}
+    text |= {"vocab_size": size + 2, "bos_token_id": size, "eos_token_id": 2, "pad_token_id": 0}
+    text["sep_token_id"] = tokenizer.sep_token_id
     config = BlipConfig(text_config=text, vision_config=VISION, label_smoothing=0.1, initializer_range=0.3)
     BlipForConditionalGeneration(config).save_pretrained(folder)
-    BlipProcessor(BlipImageProcessor(size=image_size()), tokenizer).save_pretrained(folder)
+    BlipProcessor(BlipImageProcessor(size=SIZE), tokenizer).save_pretrained(folder)
 
 
 def save_git(folder: Path) -> None:
@@ -130,7 +112,7 @@ def save_git(folder: Path) -> None:
         eos_token_id=tokenizer.sep_token_id,
     )
     GitForCausalLM(config).save_pretrained(folder)
-    images = CLIPImageProcessor(size={"shortest_edge": SIDE}, crop_size=image_size())
+    images = CLIPImageProcessor(size={"shortest_edge": SIDE}, crop_size=SIZE)
     GitProcessor(images, tokenizer).save_pretrained(folder)
 
 
@@ -172,37 +154,31 @@ def save_pair(folder: Path, decoder: Any, tokenizer: Any, start: int, eos: int, 
     config = VisionEncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder)
     config.decoder_start_token_id, config.eos_token_id, config.pad_token_id = start, eos, pad
     VisionEncoderDecoderModel(config).save_pretrained(folder)
-    ViTImageProcessor(size=image_size()).save_pretrained(folder)
+    ViTImageProcessor(size=SIZE).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-
-
-def opt_config(tokenizer: Any, eos: int) -> dict[str, Any]:
-    return {
-        "model_type": "opt",
-        "hidden_size": 32,
-        "word_embed_proj_dim": 32,
-        "ffn_dim": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "max_position_embeddings": 40,
-        "init_std": 0.3,
-        "vocab_size": len(tokenizer) + 5,  # OPT's output layer is wider than its vocabulary
-        "bos_token_id": tokenizer.bos_token_id,
-        "eos_token_id": eos,
-        "pad_token_id": tokenizer.pad_token_id,
-        "dropout": 0.1,
-    }
 
 
 def save_blip2(folder: Path) -> None:
     """As Salesforce/blip2-opt-2.7b: </s> starts, a line break ends, <image> tokens stand for the queries."""
     tokenizer = byte_tokenizer("</s>", "</s>", "<pad>", starts=True)
     (newline,) = tokenizer("\n", add_special_tokens=False)["input_ids"]
-    processor = Blip2Processor(BlipImageProcessor(size=image_size()), tokenizer, num_query_tokens=3)
+    processor = Blip2Processor(BlipImageProcessor(size=SIZE), tokenizer, num_query_tokens=3)
     config = Blip2Config(
         vision_config=VISION,
         qformer_config=Q_FORMER,
-        text_config=OPTConfig(**opt_config(tokenizer, newline)).to_dict(),
+        text_config=OPTConfig(
+            hidden_size=32,
+            word_embed_proj_dim=32,
+            ffn_dim=48,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            max_position_embeddings=40,
+            init_std=0.3,
+            vocab_size=len(tokenizer) + 5,  # OPT's output layer is wider than its vocabulary
+            bos_token_id=tokenizer.bos_token_id,
+            eos_token_id=newline,
+            pad_token_id=tokenizer.pad_token_id,
+        ).to_dict(),
         num_query_tokens=3,
         image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
     )
@@ -213,7 +189,7 @@ def save_blip2(folder: Path) -> None:
 def save_instructblip(folder: Path) -> None:
     """As Salesforce/instructblip-vicuna-7b, on Llama: the configuration's EOS does not fit the tokenizer."""
     tokenizer = byte_tokenizer("<s>", "</s>", "<pad>", starts=True)
-    images = BlipImageProcessor(size=image_size())
+    images = BlipImageProcessor(size=SIZE)
     processor = InstructBlipProcessor(images, tokenizer, bert_tokenizer(), num_query_tokens=3)
     config = InstructBlipConfig(
         vision_config=VISION,
@@ -252,3 +228,11 @@ def tiny_hf_captioner(family: str, folder: Path, prompt: str = "", seed: int = 0
     captioner = HuggingFaceCaptioner.from_pretrained(save_model(family, folder, seed), prompt=prompt)
     captioner.policy.eval()
     return captioner
+
+
+def assert_close_gradients(found: dict[str, Any], expected: dict[str, Any], tolerance: float = 1e-4) -> None:
+    """Relative to each parameter's gradient; a bias of keys has none but for rounding."""
+    assert found.keys() == expected.keys()
+    largest = max(value.abs().max() for value in expected.values())
+    for name, value in expected.items():
+        assert (found[name] - value).abs().max() <= tolerance * max(value.abs().max(), 1e-2 * largest), name

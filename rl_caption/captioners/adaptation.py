@@ -19,18 +19,14 @@ from torch.utils.checkpoint import checkpoint
 from rl_caption.captioners.base import CaptionerError
 
 
-def freeze(model: nn.Module, patterns: Sequence[str]) -> list[str]:
+def freeze(model: nn.Module, patterns: Sequence[str], required: bool = True) -> list[str]:
     """Stop training the parameters whose names match one of ``patterns`` (as file names do: ``*``, ``?``, ``[abc]``).
 
-    Returns:
-        The frozen names.
-
-    Raises:
-        CaptionerError: a pattern matches nothing; the message names near ones.
+    Returns their names. Raises ``CaptionerError`` where a ``required`` pattern matches nothing.
     """
     # Tied weights have several names; each of them freezes the one tensor.
     names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
-    for pattern in patterns:
+    for pattern in patterns if required else ():
         if not any(fnmatchcase(name, pattern) for name in names):
             raise CaptionerError(
                 f"model.freeze has {pattern!r}, which matches no parameter; near ones are {_near(pattern, names)}"
@@ -41,32 +37,16 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> list[str]:
     return frozen
 
 
-def freeze_unused(model: nn.Module, patterns: Sequence[str]) -> None:
-    """Stop training the parameters that match, where there are any."""
-    for name, parameter in model.named_parameters():
-        if any(fnmatchcase(name, pattern) for pattern in patterns):
-            parameter.requires_grad_(False)
-
-
 def _near(pattern: str, names: list[str]) -> list[str]:
     parts = {".".join(name.split(".")[:depth]) for name in names for depth in range(1, name.count(".") + 2)}
     return difflib.get_close_matches(pattern.rstrip("*."), sorted(parts), n=4, cutoff=0.3) or names[:4]
 
 
 def add_lora(model: nn.Module, r: int, alpha: float, dropout: float, targets: Sequence[str] | str) -> Any:
-    """Put low-rank adapters (Hu et al. 2022) beside the weights of ``targets``; nothing else is trained from then on.
+    """Add low-rank adapters (Hu et al. 2022) of rank ``r`` in place; nothing else is trained from then on.
 
-    Adapters are float32, whatever the weights are.
-
-    Args:
-        model: is changed in place.
-        r: rank.
-        alpha: the adapters' output is scaled by alpha / r.
-        dropout: of the adapters' input.
-        targets: names of modules, or ends of names; or one regular expression for whole names.
-
-    Returns:
-        What ``peft`` calls the adapters' configuration.
+    Adapters are float32, whatever the weights are; their output is scaled by alpha / r. ``targets`` are ends of names
+    of modules, or one regular expression for full names. Returns the ``peft`` configuration.
 
     Raises:
         CaptionerError: ``peft`` is not installed, a number is out of range, or no module is named so.
@@ -98,7 +78,7 @@ def add_lora(model: nn.Module, r: int, alpha: float, dropout: float, targets: Se
 
 
 def plain_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Weights of the model without adapters: each is added to the weight that it stands beside, in float32."""
+    """State dict without adapters: each is added to its weight, in float32."""
     state = dict(model.state_dict())
     merged = {name.replace(".base_layer.", "."): value for name, value in state.items() if ".lora_" not in name}
     for name, module in model.named_modules():
@@ -116,11 +96,7 @@ def plain_weights(model: nn.Module) -> dict[str, Tensor]:
 def save_adapters(model: nn.Module, config: Any, base: str, folder: Path) -> None:
     """Write the adapters alone, as ``peft`` does: ``PeftModel.from_pretrained(base_model, folder)`` reads them.
 
-    Args:
-        model: has adapters.
-        config: what ``add_lora`` returned.
-        base: name of the model that they were trained beside.
-        folder: gets ``adapter_config.json`` and ``adapter_model.safetensors``.
+    ``config`` is what ``add_lora`` returned, ``base`` the name of the model that the adapters were added to.
     """
     weights = {
         f"base_model.model.{name.replace('.default.', '.')}": value.detach().cpu().contiguous()
@@ -134,10 +110,10 @@ def save_adapters(model: nn.Module, config: Any, base: str, folder: Path) -> Non
 
 
 def checkpoint_layers(model: nn.Module) -> None:
-    """Keep no activations inside Transformer layers: they are computed again in the backward pass, in eval mode too.
+    """Gradient checkpointing of Transformer layers, in eval mode too.
 
-    Transformers' own switch works in training mode only, and self-critical training scores with dropout off. Names of
-    modules and weights stay as they are, which a wrapper around each layer would change.
+    Transformers' own works in training mode only, and self-critical training scores with dropout off. Names of modules
+    and weights stay as they are, which a wrapper around each layer would change.
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 

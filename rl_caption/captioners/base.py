@@ -72,8 +72,8 @@ class Decoding:
         max_new_tokens: length limit L in tokens, EOS included.
         num_beams: above 1 means beam search instead (``num_samples`` must be 0).
         length_penalty: of beam search: scores are divided by length**length_penalty.
-        fixed_shapes: decode every caption to the length limit, so that no value decides what is computed, as a CUDA
-            graph needs it; the captions are the same. Not for beam search.
+        fixed_shapes: decode every caption to the length limit, so that no value decides what is computed (CUDA graphs);
+            the captions are the same. Not for beam search.
     """
 
     num_samples: int = 0
@@ -146,10 +146,9 @@ class Captioner(Protocol):
 
     @abstractmethod
     def save_pretrained(self, policy: nn.Module, path: Path) -> None:
-        """Write the model, its vocabulary and its preprocessing as safetensors and JSON.
+        """Write ``model.safetensors``, ``config.json``, vocabulary and preprocessing to a folder that may be missing.
 
-        ``model_type`` in the folder's ``config.json`` says what loads it: ``package.module:Class`` of a captioner from
-        outside.
+        ``model_type`` in ``config.json`` says what loads it: ``package.module:Class`` of a captioner from outside.
         """
         ...
 
@@ -210,7 +209,7 @@ class Captioner(Protocol):
 
         ``noise`` [B, K, L] holds uniform numbers in [0, 1): token t of sample k is drawn by inverting the cumulative
         distribution at noise[b, k, t], so the samples of an image do not depend on what else is in the batch.
-        The default takes ``token_logits`` of every prefix; ``decoding.decode`` takes a model with a KV cache.
+        The default takes ``token_logits`` of every prefix; ``decoding.decode`` serves a model with a KV cache.
         """
         from rl_caption.captioners.decoding import decode_without_cache  # imports this module
 

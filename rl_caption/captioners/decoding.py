@@ -62,7 +62,6 @@ def decode(
         captioner: for its special tokens.
         next_logits: the model, which may keep a cache of the prefixes of the previous call.
         images: B.
-        decoding: number of captions, length limit L, temperature, beams.
         noise: [B, K, L] uniform numbers in [0, 1), one for each sampled token.
         share_prefixes: equal prefixes are one row; off where dropout is to differ between them.
 
@@ -292,8 +291,7 @@ class ReplayedGenerate:
 def capture_cuda_graph(function: Decode, example: dict[str, Tensor]) -> Decode:
     """``function`` of tensors of the shapes in ``example`` as one CUDA graph.
 
-    Raises:
-        CaptionerError: it does what cannot be captured, such as looking at a value.
+    Raises ``CaptionerError`` where it does what cannot be captured, such as reading a value.
     """
     inputs = {name: tensor.clone() for name, tensor in example.items()}
     side = torch.cuda.Stream()

@@ -1,7 +1,7 @@
 """Attention of Transformers' decoders, replaced in place: cross-attention to one copy of an image; fused for BLIP.
 
-Names of modules and weights stay as they are. What is assumed of Transformers' internals stands in this file; tested
-with Transformers 5.
+Names of modules and weights stay as they are. What is assumed of Transformers' internals is in this file; tested with
+Transformers 5.23.
 """
 
 from __future__ import annotations

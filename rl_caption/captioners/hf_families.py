@@ -24,9 +24,9 @@ class Conventions:
     Attributes:
         start: tokens before the first new one: BOS (one token) and the prompt. They are neither scored nor trained.
         eos: ends a caption.
-        pad: stands after EOS; where a tokenizer has none, EOS itself.
+        pad: follows EOS; where a tokenizer has none, EOS itself.
         vocab_size: width of the output layer.
-        forbidden: tokens, beside the tokenizer's special ones, that a caption may not contain.
+        forbidden: tokens, besides the tokenizer's special ones, that a caption may not contain.
         max_tokens: longest caption in tokens, EOS included; None where positions do not end.
         prompt_inputs: token ids of the prompt for other parts of the model, by the name of ``encode``'s argument.
     """
@@ -222,8 +222,7 @@ class Git(Family):
         new, total = hidden.shape[1], past + hidden.shape[1]
         seen = torch.ones(new, total, dtype=torch.bool, device=hidden.device).tril(total - new)
         seen[:, :patches] = True
-        mask = torch.zeros(seen.shape, dtype=hidden.dtype, device=hidden.device)
-        mask = mask.masked_fill(~seen, torch.finfo(hidden.dtype).min)[None, None]
+        mask = torch.zeros_like(seen, dtype=hidden.dtype).masked_fill(~seen, torch.finfo(hidden.dtype).min)[None, None]
         output = model.git.encoder(hidden, attention_mask=mask, past_key_values=cache, use_cache=cache is not None)
         return model.output(output.last_hidden_state[:, -length:])
 

@@ -30,7 +30,6 @@ from rl_caption.captioners.adaptation import (
     add_lora,
     checkpoint_layers,
     freeze,
-    freeze_unused,
     plain_weights,
     save_adapters,
     trained_share,
@@ -45,12 +44,12 @@ from rl_caption.data.base import DataError, Row, load_image
 logger = logging.getLogger(__name__)
 
 SETTINGS = "rl_caption.json"
-"""Beside an exported model: its family and prompt."""
+"""File in an exported model's folder: its family and prompt."""
 Q_FORMER = "qformer_tokenizer"
-"""Folder, inside a model's own, of InstructBLIP's second tokenizer."""
+"""Subfolder of InstructBLIP's second tokenizer."""
 WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
 ADAPTERS_FOLDER = "adapters"
-"""Folder, inside an exported model, of the low-rank adapters alone."""
+"""Subfolder of an exported model with the low-rank adapters alone."""
 
 
 @dataclass(frozen=True)
@@ -63,14 +62,14 @@ class Processing:
 
     @classmethod
     def from_pretrained(cls, name: str, family: Family, source: dict[str, Any]) -> Processing:
-        """Load what stands beside the model ``name``. Images are resized by Pillow, whatever else is installed."""
+        """Load those of the model ``name``. Images are resized by Pillow, whatever else is installed."""
         with reading(f"image processor (processor_config.json or preprocessor_config.json) of {name!r}"):
             images = AutoImageProcessor.from_pretrained(name, backend="pil", **source)
         second = _read_tokenizer(name, Q_FORMER, source) if family.q_former_tokenizer else None
         return cls(images, _read_tokenizer(name, "", source), second)
 
     def save_pretrained(self, path: Path, family: Family, config: Any) -> None:
-        """Write all of it to ``path``, so that Transformers' own classes find it."""
+        """Write them to ``path`` as Transformers' own classes read them."""
         if family.processor_class is None:
             self.images.save_pretrained(path)
             self.tokenizer.save_pretrained(path)
@@ -135,15 +134,14 @@ class HuggingFaceCaptioner(Captioner):
             conventions = family.conventions(model, processing.tokenizer, processing.q_former_tokenizer, prompt)
             _check_tokens(processing, conventions)
             policy = HuggingFacePolicy(model, family, conventions)
-        freeze_unused(model, family.never_trained)
+        freeze(model, family.never_trained, required=False)
         return cls(policy, processing, prompt, name)
 
     def adapt(self, frozen: Sequence[str] | None, lora: dict[str, Any] | None, checkpointed: bool) -> None:
-        """Choose what is trained; see ``ModelConfig`` for the three.
+        """Choose what is trained: ``model.freeze``, ``model.lora``, ``model.gradient_checkpointing``.
 
-        Raises:
-            CaptionerError: a pattern or a module's name matches nothing, nothing is left to train, or ``peft`` is
-                missing.
+        Raises ``CaptionerError`` where a pattern or a module's name matches nothing, nothing is left to train, or
+        ``peft`` is missing.
         """
         model = self.policy.model
         patterns = self.family.frozen if frozen is None else tuple(frozen)
@@ -158,15 +156,10 @@ class HuggingFaceCaptioner(Captioner):
             checkpoint_layers(model)
             self.policy.share_prefix = False
         how = "adapters" if lora is not None else f"all but {', '.join(patterns)}" if patterns else "all"
+        counts = f"{trained_share(model)} parameters are trained ({how})"
+        limits = f"prompt {self.prompt!r}, captions of at most {self.max_tokens} tokens"
         if os.environ.get("RANK", "0") == "0":
-            logger.info(
-                "%s: %s parameters are trained (%s); prompt %r, captions of at most %s tokens",
-                self.family.name,
-                trained_share(model),
-                how,
-                self.prompt,
-                self.max_tokens,
-            )
+            logger.info("%s: %s; %s", self.family.name, counts, limits)
 
     def save_pretrained(self, policy: Any, path: Path) -> None:
         """Write one plain model of Transformers (adapters are added to its weights), processors and prompt.
@@ -181,10 +174,7 @@ class HuggingFaceCaptioner(Captioner):
         (Path(path) / SETTINGS).write_text(json.dumps(settings, indent=1, ensure_ascii=False))
 
     def preprocess(self, rows: Sequence[Row]) -> dict[str, Tensor]:
-        """``pixel_values`` [B, 3, H, W] by the model's own image processor.
-
-        Where a row has a prompt of its own, also ``prompt_ids`` [B, P], -1 after the end of each.
-        """
+        """``pixel_values`` [B, 3, H, W]; where a row has its own prompt, also ``prompt_ids`` [B, P], padded with -1."""
         images = [load_image(row["image"]) for row in rows]
         try:
             inputs = {"pixel_values": self.processing.images(images=images, return_tensors="pt")["pixel_values"]}
@@ -221,7 +211,6 @@ class HuggingFaceCaptioner(Captioner):
         return prompt, ids
 
     def encode(self, texts: Sequence[str], max_tokens: int, row: Row | None = None) -> list[list[int]]:
-        """Token ids with EOS, as they continue the prompt; a caption over ``max_tokens`` is cut and has no EOS."""
         prompt, start = self._prompt_of(row)
         plain = [" ".join(text.split()) for text in texts]  # a line break is EOS where OPT is the language model
         prompted = [f"{prompt} {text}" if prompt else text for text in plain]
@@ -229,7 +218,6 @@ class HuggingFaceCaptioner(Captioner):
         return [[*ids[len(start) :], self.eos_token_id][:max_tokens] for ids in encoded]
 
     def image_states(self, policy: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """States, without gradient only where nothing that they depend on is trained; see ``Captioner``."""
         if self.encoder_trained is None:
             with torch.enable_grad():
                 some = policy(pixel_values=inputs["pixel_values"][:1], encode=True)
@@ -242,10 +230,9 @@ class HuggingFaceCaptioner(Captioner):
     def generate(
         self, policy: Any, inputs: dict[str, Tensor], decoding: Decoding, noise: Tensor | None = None
     ) -> Tensor:
-        """New tokens [B, captions_per_image, T]; see ``Captioner.generate``.
+        """Nothing comes from the model's generation settings: no suppressed tokens, penalties or lengths.
 
-        Nothing comes from the model's generation settings: no suppressed tokens, penalties or lengths. Images whose
-        prompts have equally many tokens are one batch.
+        Images whose prompts have equally many tokens are one batch.
         """
         if "prompt_ids" not in inputs:
             return self._generate(policy, inputs, decoding, noise, self.max_tokens)
@@ -285,18 +272,16 @@ class HuggingFaceCaptioner(Captioner):
     def token_logits(
         self, model: nn.Module, inputs: dict[str, Tensor], token_ids: Tensor, mask: Tensor | None = None
     ) -> Tensor:
-        """Float32 logits [B, K, L, V] of ``token_ids`` [B, K, L], [P, V] where ``mask`` is True; see ``Captioner``."""
         return forbid(model(**inputs, token_ids=token_ids, mask=mask), self.forbidden)
 
     def prefix_logits(
         self, model: nn.Module, inputs: dict[str, Tensor], token_ids: Tensor, mask: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Logits [U, V] and their rows [P]; see ``Captioner``. Captions that others begin with are not read at all."""
+        """See ``Captioner``. Captions that others begin with are not read at all."""
         first, node = unique_prefixes(token_ids, mask)
         return self.token_logits(model, inputs, token_ids, first), node[mask]
 
     def decode(self, token_ids: Tensor) -> list[str]:
-        """Captions [N] of ``token_ids`` [N, L] up to EOS, without prompt and special tokens."""
         captions = []
         for ids in token_ids.tolist():
             end = ids.index(self.eos_token_id) if self.eos_token_id in ids else len(ids)
@@ -308,7 +293,7 @@ class HuggingFaceCaptioner(Captioner):
 
 
 def _source(name: str) -> dict[str, Any]:
-    """Whether to look for files in the local cache alone, as arguments of Transformers."""
+    """Arguments of Transformers: whether to look for files in the local cache alone."""
     if Path(name).is_dir():
         return {}
     try:
@@ -356,7 +341,7 @@ def _load_model(name: str, config: Any, family: Family, dtype: torch.dtype, sour
 
 
 def _read_tokenizer(name: str, subfolder: str, source: dict[str, Any]) -> Any:
-    """A tokenizer. Where one of its files is missing, Transformers makes up what it does not find, without a word."""
+    """A tokenizer. Where one of its files is missing, Transformers makes up a default, without a message."""
     with reading(f"tokenizer of {name!r} ({subfolder or '.'}/tokenizer.json, tokenizer_config.json)"):
         folder = Path(name) if Path(name).is_dir() else Path(str(cached_file(name, "config.json", **source))).parent
         tokenizer = AutoTokenizer.from_pretrained(name, subfolder=subfolder, **source)
@@ -378,9 +363,8 @@ def _saved_prompt(name: str) -> str:
 
 
 def _check_tokens(processing: Processing, conventions: Conventions) -> None:
-    """See to it that the tokenizer and the model speak of the same tokens."""
-    vocabulary = conventions.vocab_size
-    tokenizer = processing.tokenizer
+    """Refuse a tokenizer whose tokens are beyond the model's output layer."""
+    vocabulary, tokenizer = conventions.vocab_size, processing.tokenizer
     largest = max(set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids))
     named = {"tokens up to": largest, "EOS": conventions.eos, "padding": conventions.pad, "BOS": conventions.start[0]}
     for what, token in named.items():

@@ -27,15 +27,11 @@ def load_captioner(
     dtype: str = "float32",
     target: str | None = None,
 ) -> Captioner:
-    """Load what ``save_pretrained`` wrote, or a model of Transformers.
+    """Load a folder that ``save_pretrained`` wrote, or a model of Transformers on the hub.
 
-    Args:
-        name: a folder, or a model's name on the hub where no folder is called so.
-        cache_bytes: memory for decoded images, where the captioner keeps them.
-        prompt: see ``HuggingFaceCaptioner.from_pretrained``; other captioners take none.
-        dtype: of the weights of a model of Transformers.
-        target: ``package.module:Class`` of a captioner from outside; None takes the ``model_type`` of the folder's
-            ``config.json``, where that is one.
+    ``cache_bytes`` are for decoded images of the Transformer from scratch; ``prompt`` and ``dtype`` (of weights) are
+    for models of Transformers. ``target`` is the ``package.module:Class`` of a captioner from outside; None takes the
+    ``model_type`` of the folder's ``config.json``, where that is one.
 
     Raises:
         CaptionerError: there is no captioner, its weights do not fit, or it takes no prompt.
@@ -113,11 +109,7 @@ def weights_hash(model: str | Path) -> str:
 
 
 def model_type(name: str | Path) -> str | None:
-    """``model_type`` of the folder ``name``; None where it has no ``config.json``.
-
-    Raises:
-        CaptionerError: that file is no JSON object.
-    """
+    """``model_type`` in a folder's ``config.json``; None without that file. ``CaptionerError``: no JSON object."""
     file = Path(name) / "config.json"
     if not file.is_file():
         return None

@@ -44,7 +44,7 @@ SPECIAL = ("pad_token_id", "bos_token_id", "eos_token_id", "unk_token_id")
 
 
 class CaptionTransformerConfig(PreTrainedConfig):
-    """Shape of a ``CaptionTransformer``.
+    """Shape of a ``CaptionTransformer``. Raises ``ValueError`` where a value is of another type or out of range.
 
     Args:
         input_kind: ``pixels`` (``pixel_values [B, 3, S, S]``) or ``regions`` (``region_features [B, R, feature_dim]``
@@ -60,9 +60,6 @@ class CaptionTransformerConfig(PreTrainedConfig):
             recipe of the self-critical literature.
         max_positions: longest caption in tokens, EOS included.
         pad_token_id, bos_token_id, eos_token_id, unk_token_id: below ``vocab_size``.
-
-    Raises:
-        ValueError: a value is of another type or out of range, or two do not fit each other.
     """
 
     model_type = "caption_transformer"
@@ -129,28 +126,25 @@ def _check(values: Mapping[str, Any]) -> None:
 class PixelEmbedding(nn.Module):
     """Patches of an image, embedded, with learned positions: [B, 3, S, S] -> [B, (S / patch_size)², D]."""
 
-    def __init__(self, d_model: int, image_size: int, patch_size: int, stem: str) -> None:
+    def __init__(self, config: CaptionTransformerConfig) -> None:
         super().__init__()
-        if stem == "linear":
-            self.stem: nn.Module = nn.Conv2d(3, d_model, patch_size, stride=patch_size)
-        else:
-            self.stem = _conv_stem(d_model, patch_size)
-        self.position = nn.Parameter(torch.zeros(1, (image_size // patch_size) ** 2, d_model))
+        width, size = config.d_model, config.patch_size
+        linear = config.patch_stem == "linear"
+        self.stem: nn.Module = nn.Conv2d(3, width, size, stride=size) if linear else _conv_stem(width, size)
+        self.position = nn.Parameter(torch.zeros(1, (config.image_size // size) ** 2, width))
 
     def forward(self, pixel_values: Tensor) -> Tensor:
-        """[B, 3, S, S] -> [B, P, D]."""
         return self.stem(pixel_values).flatten(2).transpose(1, 2) + self.position
 
 
 class ChannelNorm(nn.LayerNorm):
     """Layer norm over the channels of each position: [N, C, H, W] -> [N, C, H, W].
 
-    Not batch norm, because the policy must be the same function in training and in sampling; not over the whole image,
-    where a large background would drown small things.
+    Not batch norm: the policy must be the same function in training and in sampling. Not over the image: a large
+    background would drown small things.
     """
 
     def forward(self, states: Tensor) -> Tensor:
-        """Normalise each position's C values."""
         return super().forward(states.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
@@ -168,14 +162,13 @@ def _conv_stem(d_model: int, patch_size: int) -> nn.Sequential:
 class RegionEmbedding(nn.Module):
     """Project region features, with dropout of their own: [B, R, F] -> [B, R, D]."""
 
-    def __init__(self, d_model: int, feature_dim: int, dropout: float = 0.0) -> None:
+    def __init__(self, config: CaptionTransformerConfig) -> None:
         super().__init__()
-        self.projection = nn.Linear(feature_dim, d_model)
-        self.norm = nn.LayerNorm(d_model)
-        self.dropout = nn.Dropout(dropout)
+        self.projection = nn.Linear(config.feature_dim, config.d_model)
+        self.norm = nn.LayerNorm(config.d_model)
+        self.dropout = nn.Dropout(config.feature_dropout)
 
     def forward(self, region_features: Tensor) -> Tensor:
-        """[B, R, F] -> [B, R, D]."""
         return self.dropout(torch.relu(self.norm(self.projection(region_features))))
 
 
@@ -193,14 +186,13 @@ def additive_mask(mask: Tensor, states: Tensor) -> Tensor:
 class Attention(nn.Module):
     """Multi-head scaled dot-product attention with separate projections."""
 
-    def __init__(self, d_model: int, num_heads: int, dropout: float) -> None:
+    def __init__(self, config: CaptionTransformerConfig) -> None:
         super().__init__()
-        self.num_heads = num_heads
-        self.dropout = dropout
-        self.query = nn.Linear(d_model, d_model)
-        self.key = nn.Linear(d_model, d_model)
-        self.value = nn.Linear(d_model, d_model)
-        self.output = nn.Linear(d_model, d_model)
+        self.num_heads, self.dropout, width = config.num_heads, config.dropout, config.d_model
+        self.query = nn.Linear(width, width)
+        self.key = nn.Linear(width, width)
+        self.value = nn.Linear(width, width)
+        self.output = nn.Linear(width, width)
 
     def split_heads(self, states: Tensor) -> Tensor:
         """[N, T, D] -> [N, H, T, D/H]."""
@@ -219,10 +211,7 @@ class Attention(nn.Module):
         causal: bool = False,
         packing: Packing | None = None,
     ) -> Tensor:
-        """Attend from projected ``queries`` [N, T, D] -> [N, T, D], or the tokens [P, D] of ``packing``.
-
-        ``mask`` broadcasts to [N, H, T, S] and is added to the scores (``additive_mask``).
-        """
+        """Projected ``queries`` [N, T, D] -> [N, T, D], or the tokens [P, D] of ``packing``; ``mask`` is additive."""
         attended = F.scaled_dot_product_attention(
             self.split_heads(queries),
             keys,
@@ -235,22 +224,20 @@ class Attention(nn.Module):
         return self.output(merged if packing is None else packing.pack(merged))
 
 
-class FeedForward(nn.Sequential):
-    """Linear, GELU, dropout, linear."""
-
-    def __init__(self, d_model: int, ffn_dim: int, dropout: float) -> None:
-        super().__init__(nn.Linear(d_model, ffn_dim), nn.GELU(), nn.Dropout(dropout), nn.Linear(ffn_dim, d_model))
+def _feed_forward(config: CaptionTransformerConfig) -> nn.Sequential:
+    inner, outer = nn.Linear(config.d_model, config.ffn_dim), nn.Linear(config.ffn_dim, config.d_model)
+    return nn.Sequential(inner, nn.GELU(), nn.Dropout(config.dropout), outer)
 
 
 class EncoderLayer(nn.Module):
-    """Pre-LN self-attention over patches or regions, then the feed-forward network."""
+    """Self-attention over patches or regions, feed-forward network."""
 
     def __init__(self, config: CaptionTransformerConfig) -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(config.d_model)
-        self.attention = Attention(config.d_model, config.num_heads, config.dropout)
+        self.attention = Attention(config)
         self.ffn_norm = nn.LayerNorm(config.d_model)
-        self.ffn = FeedForward(config.d_model, config.ffn_dim, config.dropout)
+        self.ffn = _feed_forward(config)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, states: Tensor, mask: Tensor | None) -> Tensor:
@@ -267,14 +254,9 @@ class Encoder(nn.Module):
     def __init__(self, config: CaptionTransformerConfig) -> None:
         super().__init__()
         self.config = config
-        if config.input_kind == "pixels":
-            self.main_input_name = "pixel_values"
-            self.embedding: nn.Module = PixelEmbedding(
-                config.d_model, config.image_size, config.patch_size, config.patch_stem
-            )
-        else:
-            self.main_input_name = "region_features"
-            self.embedding = RegionEmbedding(config.d_model, config.feature_dim, config.feature_dropout)
+        over_pixels = config.input_kind == "pixels"
+        self.main_input_name = "pixel_values" if over_pixels else "region_features"
+        self.embedding: nn.Module = PixelEmbedding(config) if over_pixels else RegionEmbedding(config)
         self.dropout = nn.Dropout(config.dropout)
         self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
         self.norm = nn.LayerNorm(config.d_model)
@@ -298,17 +280,17 @@ class Encoder(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Pre-LN causal self-attention, cross-attention to the image, feed-forward network."""
+    """Causal self-attention, cross-attention to the image, feed-forward network."""
 
     def __init__(self, config: CaptionTransformerConfig, index: int) -> None:
         super().__init__()
         self.index = index
         self.self_norm = nn.LayerNorm(config.d_model)
-        self.self_attention = Attention(config.d_model, config.num_heads, config.dropout)
+        self.self_attention = Attention(config)
         self.cross_norm = nn.LayerNorm(config.d_model)
-        self.cross_attention = Attention(config.d_model, config.num_heads, config.dropout)
+        self.cross_attention = Attention(config)
         self.ffn_norm = nn.LayerNorm(config.d_model)
-        self.ffn = FeedForward(config.d_model, config.ffn_dim, config.dropout)
+        self.ffn = _feed_forward(config)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(
@@ -395,18 +377,6 @@ class CaptionTransformer(PreTrainedModel, GenerationMixin):
     def get_input_embeddings(self) -> nn.Module:
         """The token embedding, which the output layer shares."""
         return self.token_embedding
-
-    def set_input_embeddings(self, value: Any) -> None:
-        """Replace the token embedding."""
-        self.token_embedding = value
-
-    def get_output_embeddings(self) -> nn.Module:
-        """The output layer."""
-        return self.lm_head
-
-    def get_encoder(self, modality: str | None = None) -> nn.Module:
-        """The image encoder."""
-        return self.encoder
 
     def forward(
         self,

@@ -54,11 +54,8 @@ class TransformerCaptioner(Captioner):
         self.eos_token_id: int = config.eos_token_id
         self.pad_token_id: int = config.pad_token_id
         self.bos_token_id: int = config.bos_token_id
-        self.unk_token_id: int | None = config.unk_token_id
         self.max_tokens: int | None = config.max_positions
         self.input_kind: str = config.input_kind
-        self.image_size: int = config.image_size
-        self.feature_dim: int = config.feature_dim
         self.forbidden: tuple[int, ...] = config.forbidden_token_ids
 
     @classmethod
@@ -70,13 +67,10 @@ class TransformerCaptioner(Captioner):
         cache_bytes: int = 0,
         **shape: Any,
     ) -> TransformerCaptioner:
-        """Random weights of the ``shape`` (``CaptionTransformerConfig``), words of the training references.
+        """Random weights in the ``shape`` of a ``CaptionTransformerConfig``.
 
-        Args:
-            references, min_count: of the vocabulary (``build_vocabulary``).
-            tokenizer: path of a ``tokenizers`` tokenizer to use instead.
-            cache_bytes: memory for decoded, resized images.
-            **shape: arguments of ``CaptionTransformerConfig``.
+        The vocabulary is that of the training references (``build_vocabulary``), or the ``tokenizers`` tokenizer in the
+        path ``tokenizer``. ``cache_bytes`` are for decoded, resized images.
 
         Raises:
             ValueError: an unknown argument, a value out of range, or the model does not fit into memory.
@@ -99,11 +93,7 @@ class TransformerCaptioner(Captioner):
 
     @classmethod
     def from_pretrained(cls, path: str | Path, cache_bytes: int = 0) -> TransformerCaptioner:
-        """Load a folder that ``save_pretrained`` wrote.
-
-        Raises:
-            CaptionerError: a file is missing, changed, damaged or of something else; the message names it.
-        """
+        """Raises ``CaptionerError``: a file is missing, changed, damaged or of something else; the message names it."""
         folder = Path(path)
         with reading(folder):
             check_folder(folder)
@@ -121,7 +111,6 @@ class TransformerCaptioner(Captioner):
             return cls(policy.eval(), _read_tokenizer(folder, config), cache_bytes)
 
     def save_pretrained(self, policy: Any, path: Path) -> None:
-        """Write ``model.safetensors``, ``config.json``, ``generation_config.json`` and the tokenizer to ``path``."""
         policy.save_pretrained(path)
         self.tokenizer.save_pretrained(path)
 
@@ -136,7 +125,7 @@ class TransformerCaptioner(Captioner):
         if missing:
             raise DataError(f"image {missing[0]!r} has no region features: set data.features_root")
         features, mask = pad_features(
-            [as_image_features(row["features"], row["image_id"]).load(self.feature_dim) for row in rows]
+            [as_image_features(row["features"], row["image_id"]).load(self.policy.config.feature_dim) for row in rows]
         )
         return {"region_features": features, "region_mask": mask}
 
@@ -145,22 +134,21 @@ class TransformerCaptioner(Captioner):
         key = (row["image_id"], str(source) if isinstance(source, str | Path) else "")
         array = self.cached.get(key)
         if array is None:
-            image = load_image(source)
-            if image.size != (self.image_size, self.image_size):
-                image = image.resize((self.image_size, self.image_size), Image.Resampling.BICUBIC)
+            image, side = load_image(source), self.policy.config.image_size
+            if image.size != (side, side):
+                image = image.resize((side, side), Image.Resampling.BICUBIC)
             array = np.asarray(image, dtype=np.uint8)
             if (len(self.cached) + 1) * array.nbytes <= self.cache_bytes:
                 self.cached[key] = array
         return torch.from_numpy((array.astype(np.float32) / 255.0 - PIXEL_MEAN) / PIXEL_STD).permute(2, 0, 1)
 
     def encode(self, texts: Sequence[str], max_tokens: int, row: Row | None = None) -> list[list[int]]:
-        """Token ids with EOS; a caption over ``max_tokens`` is cut and has no EOS."""
         prepared = [" ".join(tokenize(text)) for text in texts] if self.word_level else list(texts)
         encoded = self.tokenizer(prepared, add_special_tokens=False)["input_ids"]
         return [[*ids, self.eos_token_id][:max_tokens] for ids in encoded]
 
     def image_states(self, policy: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """States where gradients are enabled, as the encoder is always trained; see ``Captioner``."""
+        """States where gradients are enabled, as the encoder is always trained."""
         if not torch.is_grad_enabled():
             return inputs
         mask = {name: inputs[name] for name in ("region_mask",) if name in inputs}
@@ -169,7 +157,6 @@ class TransformerCaptioner(Captioner):
     def generate(
         self, policy: Any, inputs: dict[str, Tensor], decoding: Decoding, noise: Tensor | None = None
     ) -> Tensor:
-        """New tokens [B, captions_per_image, T], T at most ``max_positions``; see ``Captioner``."""
         longest = min(decoding.max_new_tokens, policy.config.max_positions)
         decoding = replace(decoding, max_new_tokens=longest)
         with torch.no_grad():
@@ -199,14 +186,12 @@ class TransformerCaptioner(Captioner):
     def token_logits(
         self, model: nn.Module, inputs: dict[str, Tensor], token_ids: Tensor, mask: Tensor | None = None
     ) -> Tensor:
-        """Float32 logits [B, K, L, V] of ``token_ids`` [B, K, L], [P, V] where ``mask`` is True; see ``Captioner``."""
         logits = self._forward(model, inputs, token_ids, mask, None)
         return logits if mask is not None else logits.unflatten(0, token_ids.shape[:2])
 
     def prefix_logits(
         self, model: nn.Module, inputs: dict[str, Tensor], token_ids: Tensor, mask: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Logits [U, V] of the prefix tree and the rows [P] of its tokens; see ``Captioner``."""
         first, node = unique_prefixes(token_ids, mask)
         return self._forward(model, inputs, token_ids, first, node), node[mask]
 
@@ -220,8 +205,7 @@ class TransformerCaptioner(Captioner):
         return forbid(output.logits, self.forbidden)
 
     def decode(self, token_ids: Tensor) -> list[str]:
-        """Captions [N] of ``token_ids`` [N, L]: words joined by single spaces, no special tokens."""
-        if self.joins_words:  # in a tenth of the tokenizer's time, which is seen beside a step on a GPU
+        if self.joins_words:  # in a tenth of the tokenizer's time, which shows in a step on a GPU
             return [" ".join(filter(None, map(self.words.__getitem__, ids))) for ids in token_ids.tolist()]
         return self.tokenizer.batch_decode(
             token_ids.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False
@@ -274,11 +258,7 @@ def build_vocabulary(references: Iterable[list[str]], min_count: int) -> PreTrai
 
 
 def load_tokenizer(path: str | Path) -> PreTrainedTokenizerFast:
-    """A ``tokenizers`` tokenizer: a folder saved by Transformers or a ``tokenizer.json``.
-
-    Raises:
-        ValueError: padding, BOS or EOS tokens cannot be told.
-    """
+    """A ``tokenizers`` tokenizer with padding, BOS and EOS: a folder saved by Transformers or a ``tokenizer.json``."""
     source = Path(path)
     if source.suffix == ".json":
         tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(source))

@@ -77,9 +77,9 @@ def _wrong_names(train: ScstTrainConfig) -> list[str]:
 
             build_advantage(train.advantage, train.advantage_kwargs)
         if train.objective not in OBJECTIVES or train.objective_kwargs:
-            from rl_caption.scst.objectives import build_objective, shared_options
+            from rl_caption.scst.objectives import build_objective
 
-            build_objective(train.objective, train.objective_kwargs, shared_options(train))
+            build_objective(train.objective, train.objective_kwargs, train.loss_reduction, train.kl_coef)
     except ConfigError as error:
         return [str(error)]
     return []

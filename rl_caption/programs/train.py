@@ -38,7 +38,7 @@ from rl_caption.monitoring.monitor import HackingMonitor
 from rl_caption.monitoring.rule import few_images, reference_statistics
 from rl_caption.scst.advantages import build_advantage
 from rl_caption.scst.cross_entropy import CrossEntropyTask
-from rl_caption.scst.objectives import build_objective, shared_options
+from rl_caption.scst.objectives import build_objective
 from rl_caption.scst.reward_scales import sample_scores, scale_report
 from rl_caption.scst.step import SelfCriticalTask
 from rl_caption.training.loop import Trainer
@@ -82,7 +82,7 @@ def train_scst(config: ScstConfig) -> TrainState:
         )
     train, rollout = config.train, config.rollout
     advantage = build_advantage(train.advantage, train.advantage_kwargs)
-    objective = build_objective(train.objective, train.objective_kwargs, shared_options(train))
+    objective = build_objective(train.objective, train.objective_kwargs, train.loss_reduction, train.kl_coef)
     decoding = build_decoding(config)
     with setup(config) as context:
         accelerator = context.accelerator

@@ -1,4 +1,4 @@
-"""The algorithm: sample, score, advantages, objective; cross-entropy beside it. Nothing here knows a configuration."""
+"""The algorithm: sample, score, advantages, objective, and cross-entropy."""
 
 ADVANTAGES = {
     name: f"rl_caption.scst.advantages:{name}" for name in ("leave_one_out", "greedy", "mean", "group_norm", "none")

@@ -25,18 +25,6 @@ AdvantageFn = Callable[[Tensor, Tensor | None], Tensor]
 decoded."""
 
 
-def build_advantage(name: str, kwargs: Mapping[str, Any]) -> AdvantageFn:
-    """The advantage ``train.advantage`` (a name, or ``package.module:Name``) with ``train.advantage_kwargs``.
-
-    Raises:
-        ConfigError: an unknown name, a target that cannot be imported or called, an unknown or missing option, or a
-            value out of its range.
-    """
-    target = load_target(name, "train.advantage", ADVANTAGES)
-    made: AdvantageFn = build_target(target, 2, name, kwargs, "train.advantage_kwargs")
-    return made
-
-
 def greedy(rewards: Tensor, greedy_rewards: Tensor | None) -> Tensor:
     """r_k - r_greedy: the self-critical baseline (Rennie et al. 2017, eq. 9)."""
     if greedy_rewards is None:
@@ -76,6 +64,18 @@ def none(rewards: Tensor, greedy_rewards: Tensor | None = None) -> Tensor:
 def _centred(rewards: Tensor) -> Tensor:
     """[B, K] float64, less the mean of each image."""
     return rewards.double() - rewards.double().mean(1, keepdim=True)
+
+
+def build_advantage(name: str, kwargs: Mapping[str, Any]) -> AdvantageFn:
+    """The advantage ``train.advantage`` (a name, or ``package.module:Name``) with ``train.advantage_kwargs``.
+
+    Raises:
+        ConfigError: an unknown name, a target that cannot be imported or called, an unknown or missing option, or a
+            value out of its range.
+    """
+    target = load_target(name, "train.advantage", ADVANTAGES)
+    made: AdvantageFn = build_target(target, 2, name, kwargs, "train.advantage_kwargs")
+    return made
 
 
 def needs_greedy(advantage: AdvantageFn) -> bool:

@@ -1,4 +1,4 @@
-"""Cross-entropy training: teacher forcing on the references, the stage before self-critical training."""
+"""Cross-entropy training: teacher forcing on the references, before self-critical training."""
 
 from __future__ import annotations
 
@@ -17,16 +17,10 @@ from rl_caption.types import CaptionBatch
 
 
 def cross_entropy_sum(logits: Tensor, token_ids: Tensor, mask: Tensor, label_smoothing: float = 0.0) -> Tensor:
-    """Cross-entropy with label smoothing (Szegedy et al. 2016), summed over tokens.
+    """Cross-entropy with label smoothing (Szegedy et al. 2016), summed over the tokens of ``mask`` [P]; in nats.
 
-    Args:
-        logits: [P, V]; forbidden tokens stand at ``FORBIDDEN_LOGIT`` and take no smoothing mass.
-        token_ids: [P] tokens of references.
-        mask: [P], True for the tokens to learn.
-        label_smoothing: share of the target spread evenly over the tokens that are not forbidden.
-
-    Returns:
-        Scalar, in nats.
+    ``label_smoothing`` is the fraction of the target spread evenly over the tokens whose logits [P, V] are not
+    ``FORBIDDEN_LOGIT``.
     """
     logprobs = logits.log_softmax(-1)
     target = logprobs.gather(-1, token_ids.unsqueeze(-1)).squeeze(-1)
@@ -45,7 +39,7 @@ def xe_loss(
     label_smoothing: float,
     log: Averages,
 ) -> Tensor:
-    """This micro-batch's share of the token-mean cross-entropy; ``tokens`` is the count of the global batch."""
+    """This micro-batch's part of the token-mean cross-entropy; ``tokens`` is the count of the global batch."""
     if batch.targets is None or batch.target_mask is None:
         raise ValueError("the batch has no targets: the loader was made without max_target_tokens")
     learned = batch.target_mask
@@ -64,13 +58,9 @@ def target_count(accelerator: Accelerator, batches: Sequence[CaptionBatch]) -> T
 
 @dataclass
 class CrossEntropyTask:
-    """Maximum likelihood of the references, every reference of an image sharing one encoding of it.
+    """Maximum likelihood of the references; an image is encoded once for all of them.
 
-    Args:
-        accelerator: owns devices and the backward pass.
-        captioner: the seam to the model.
-        model: the model as prepared for (distributed) training.
-        label_smoothing: share of the target spread over the vocabulary.
+    ``model`` is ``captioner.policy`` as prepared for (distributed) training.
     """
 
     accelerator: Accelerator
@@ -87,6 +77,6 @@ class CrossEntropyTask:
         losses = [
             partial(xe_loss, self.captioner, self.model, batch, tokens, self.label_smoothing, log) for batch in batches
         ]
-        share = backward_all(self.accelerator, self.model, losses)
-        log.add_sum("loss/total", share, 1 / self.accelerator.num_processes)
+        loss = backward_all(self.accelerator, self.model, losses)
+        log.add_sum("loss/total", loss, 1 / self.accelerator.num_processes)
         return log

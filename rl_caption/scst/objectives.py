@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -19,44 +19,11 @@ from rl_caption.options import Weight, build_target, load_target, options_of
 from rl_caption.scst import OBJECTIVES
 from rl_caption.types import Scores
 
-if TYPE_CHECKING:
-    from rl_caption.config.schema import ScstTrainConfig
-
 LossReduction = Literal["token", "sequence"]
 Metrics: TypeAlias = Mapping[str, tuple[Tensor, Tensor]]
 """Log key -> sum and count of a micro-batch, scalars without gradient; what is logged is the mean over the step."""
 CHUNK = 2**22
 """Logits that are read at a time: reading all of a batch would go through memory several times, and keep copies."""
-
-
-def build_objective(name: str, kwargs: Mapping[str, Any], shared: Mapping[str, tuple[Any, Any]]) -> Objective:
-    """The objective ``train.objective`` (a name, or ``package.module:Name``) with ``train.objective_kwargs``.
-
-    ``shared`` are the options with keys of their own, such as ``train.kl_coef``: name -> (value, default). An objective
-    without such an option is refused where the value is not the default.
-
-    Raises:
-        ConfigError: an unknown name, a target that cannot be imported or called, an unknown or missing option, or a
-            value out of its range.
-    """
-    target = load_target(name, "train.objective", OBJECTIVES)
-    takes = options_of(target, 5)
-    options = dict(kwargs)
-    for key, (value, default) in shared.items():
-        if key in kwargs:
-            raise ConfigError(f"train.objective_kwargs.{key} is set: its key is train.{key}")
-        if key in takes:
-            options[key] = value
-        elif value != default:
-            raise ConfigError(f"train.{key} is {value!r}: train.objective {name} has no such option")
-    made: Objective = build_target(target, 5, name, options, "train.objective_kwargs")
-    return made
-
-
-def shared_options(train: ScstTrainConfig) -> dict[str, tuple[Any, Any]]:
-    """``shared`` of ``build_objective``."""
-    default = type(train)()
-    return {key: (getattr(train, key), getattr(default, key)) for key in ("loss_reduction", "kl_coef")}
 
 
 class Objective(Protocol):
@@ -119,6 +86,32 @@ class Reinforce:
         return torch.stack([policy, penalty]), torch.stack([count, tokens]), metrics
 
 
+def build_objective(
+    name: str, kwargs: Mapping[str, Any], loss_reduction: LossReduction = "token", kl_coef: float = 0.0
+) -> Objective:
+    """The objective ``train.objective`` (a name, or ``package.module:Name``) with ``train.objective_kwargs``.
+
+    ``loss_reduction`` and ``kl_coef`` have keys of their own. An objective without such an option is refused where the
+    value is not the default.
+
+    Raises:
+        ConfigError: an unknown name, a target that cannot be imported or called, an unknown or missing option, or a
+            value out of its range.
+    """
+    target = load_target(name, "train.objective", OBJECTIVES)
+    takes = options_of(target, 5)
+    options = dict(kwargs)
+    for key, value in (("loss_reduction", loss_reduction), ("kl_coef", kl_coef)):
+        if key in kwargs:
+            raise ConfigError(f"train.objective_kwargs.{key} is set: its key is train.{key}")
+        if key in takes:
+            options[key] = value
+        elif value != getattr(Reinforce, key):
+            raise ConfigError(f"train.{key} is {value!r}: train.objective {name} has no such option")
+    made: Objective = build_target(target, 5, name, options, "train.objective_kwargs")
+    return made
+
+
 def reduction_count(mask: Tensor, reduction: LossReduction) -> Tensor:
     """What the loss is averaged over: tokens up to and including EOS, or captions; a scalar, from mask [B, K, L]."""
     return mask.sum() if reduction == "token" else mask.any(-1).sum()
@@ -134,10 +127,10 @@ def policy_gradient_sum(logprobs: Tensor, advantages: Tensor, mask: Tensor) -> T
 
 
 def kl_to_reference(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
-    """Per-token estimate of KL(policy || reference) on the policy's own samples: the k3 estimator, unbiased and never
+    """KL(policy || reference) of each token on the policy's own samples, in nats: the k3 estimator, unbiased and never
     negative (Schulman 2020, "Approximating KL divergence"): exp(d) - d - 1, d = log ref - log policy.
 
-    [...], [...] -> [...], in nats. For logs; as a loss its gradient is that of another divergence.
+    For logs; as a loss its gradient is that of another divergence.
     """
     difference = reference_logprobs - logprobs
     return difference.exp() - difference - 1

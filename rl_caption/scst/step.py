@@ -66,23 +66,24 @@ class SelfCriticalTask:
         log = Averages()
         with dropout_off(self.model, enabled=not self.dropout):
             started = time.perf_counter()
-            # With one micro-batch, the states that captions are drawn from can be those that they are scored with.
+            # Sample, without gradient. With one micro-batch, the image states are those of the loss.
             with_gradient = len(batches) == 1 and not self.dropout and engine_of(self.accelerator) == "plain"
             with gathered_parameters(self.accelerator, self.model):  # gathered once for all micro-batches
                 encoded = [self._encode(batch, with_gradient) for batch in batches]
                 rollouts = [self._sample(batch, step) for batch in encoded]
             sampled = time.perf_counter()
+            # Score: the reward of every sample, and its advantage among all images of the step.
             scores = score_rollouts(self.reward, rollouts, batches, self.accelerator)
             scored = time.perf_counter()
             advantages = step_advantages(self.advantage, scores, self.accelerator)
+            # Teacher forcing and the objective, a mean over the global batch: its count comes before any backward pass.
             parts = list(zip(batches, encoded, rollouts, scores, advantages, strict=True))
-            # The mean is over the global batch: accumulation and data parallelism leave the step as it is.
             counts = [self._count(*part[2:]) for part in parts]
             count = global_count(self.accelerator, torch.stack(counts).sum(0))
             losses = [partial(self._policy_loss, *part, count, log) for part in parts]
             if self.xe_weight:
                 targets = target_count(self.accelerator, batches)
-                losses += [partial(self._xe_loss, *pair, targets, log) for pair in zip(batches, encoded, strict=True)]
+                losses += [partial(self._xe_loss, *part[:2], targets, log) for part in parts]
             loss = backward_all(self.accelerator, self.model, losses)
         log.add_sum("loss/total", loss, 1 / self.accelerator.num_processes)
         log.add("time/rollout", sampled - started)

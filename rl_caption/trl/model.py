@@ -18,7 +18,7 @@ from accelerate.utils import gather_object
 from tqdm import tqdm
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor, GenerationConfig
 
-from rl_caption.captioners.adaptation import freeze, freeze_unused
+from rl_caption.captioners.adaptation import freeze
 from rl_caption.data.base import Row, load_image
 from rl_caption.engines import dropout_off
 from rl_caption.errors import ConfigError
@@ -106,7 +106,7 @@ def freeze_parameters(policy: Any, patterns: list[str] | None) -> None:
         ConfigError: nothing is left to train.
     """
     if patterns is None:
-        freeze_unused(policy, VISION)
+        freeze(policy, VISION, required=False)
     else:
         freeze(policy, patterns)
     if not any(parameter.requires_grad for parameter in policy.parameters()):

@@ -89,22 +89,21 @@ def test_without_a_clip_it_is_reinforce() -> None:
         ("tests.extensions.test_objective:NAME", {}, {}, "has no class or function 'NAME'"),
         (NAME, {"limits": 1}, {}, "train.objective_kwargs.limits is no option"),
         (NAME, {"limit": 0}, {}, "train.objective_kwargs.limit is 0: expected more than 0"),
-        (NAME, {}, {"kl_coef": (0.1, 0.0)}, "train.kl_coef is 0.1: train.objective"),
-        ("reinforce", {"kl_coef": 0.1}, {"kl_coef": (0.0, 0.0)}, "its key is train.kl_coef"),
+        (NAME, {}, {"kl_coef": 0.1}, "train.kl_coef is 0.1: train.objective"),
+        ("reinforce", {"kl_coef": 0.1}, {}, "its key is train.kl_coef"),
     ],
 )
 def test_what_cannot_be_used_is_refused_by_name(
     name: str, kwargs: dict[str, Any], shared: dict[str, Any], part: str
 ) -> None:
     with pytest.raises(ConfigError) as refused:
-        build_objective(name, kwargs, shared)
+        build_objective(name, kwargs, **shared)
     assert part in str(refused.value)
 
 
 def test_reinforce_takes_the_keys_that_it_has() -> None:
-    shared = {"loss_reduction": ("sequence", "token"), "kl_coef": (0.3, 0.0)}
-    assert build_objective("reinforce", {}, shared) == Reinforce("sequence", 0.3)
-    assert vars(build_objective(NAME, {}, {"kl_coef": (0.0, 0.0)})) == {"limit": 1.0}
+    assert build_objective("reinforce", {}, "sequence", 0.3) == Reinforce("sequence", 0.3)
+    assert vars(build_objective(NAME, {})) == {"limit": 1.0}
 
 
 def test_terms_may_have_means_of_their_own() -> None:

@@ -5,13 +5,13 @@ import torch
 from transformers.cache_utils import DynamicCache
 
 from rl_caption.captioners.base import Decoding, caption_mask, sample_tokens
-from rl_caption.captioners.decoding import beam_search
 from rl_caption.captioners.packed import preallocated_cache, unique_prefixes
 from rl_caption.captioners.transformer import TransformerCaptioner
 from rl_caption.scst.objectives import token_logprobs
 from rl_caption.scst.rollout import sample_captions, sampling_noise
 from rl_caption.types import CaptionBatch
 from tests.captioners_for_tests import REFERENCES, region_inputs, tiny_captioner, tiny_rows
+from tests.hf_models_for_tests import FAMILIES, PROMPT, tiny_hf_captioner
 
 
 @pytest.fixture(params=["pixels", "regions"])
@@ -19,6 +19,15 @@ def case(request):
     captioner = tiny_captioner(input_kind=request.param)
     inputs = captioner.preprocess(tiny_rows(3)) if request.param == "pixels" else region_inputs()
     return captioner, inputs
+
+
+@pytest.fixture(scope="module", params=["pixels", "regions", *FAMILIES])
+def any_case(request, tmp_path_factory):
+    if request.param in FAMILIES:
+        captioner = tiny_hf_captioner(request.param, tmp_path_factory.mktemp("model"), PROMPT)
+    else:
+        captioner = tiny_captioner(input_kind=request.param)
+    return captioner, region_inputs() if request.param == "regions" else captioner.preprocess(tiny_rows(3))
 
 
 def decode_with_scores(captioner, inputs, decoding, noise):
@@ -70,56 +79,45 @@ def ragged_captions(images: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
     return ids, caption_mask(ids, 2)
 
 
-def test_what_comes_after_a_caption_is_not_computed_and_changes_nothing(case):
-    captioner, inputs = case
-    ids, mask = ragged_captions()
-    widths = []
-    hook = captioner.policy.lm_head.register_forward_hook(lambda module, args, out: widths.append(out.shape[:-1]))
-
-    def gradients(logits):
-        captioner.policy.zero_grad()
-        (logits.log_softmax(-1) * torch.linspace(-1, 1, logits.shape[-1])).sum().backward()
-        return logits.detach(), [p.grad.clone() for p in captioner.policy.parameters()]
-
-    expected, whole = gradients(captioner.token_logits(captioner.policy, inputs, ids)[mask])
-    found, packed = gradients(captioner.token_logits(captioner.policy, inputs, ids, mask))
-    hook.remove()
-    assert widths == [(72,), (int(mask.sum()),)]
-    assert torch.allclose(found, expected, atol=1e-5)
-    for one, other in zip(packed, whole, strict=True):
-        assert torch.allclose(one, other, rtol=1e-4, atol=1e-5)
-
-
 def test_a_prefix_stands_for_all_captions_that_begin_with_it():
-    ids = torch.tensor([[[5, 6, 2, 0], [5, 2, 0, 0], [5, 6, 2, 0], [5, 6, 7, 2]], [[5, 6, 2, 0]] * 4])
-    first, slot = unique_prefixes(ids, caption_mask(ids, 2))
+    ids = [[[5, 6, 2, 0], [5, 2, 0, 0], [5, 6, 2, 0], [5, 6, 7, 2]], [[5, 6, 2, 0]] * 4]
+    ids.append([[5, 6, 7, 2], [8, 6, 7, 2], [5, 6, 7, 2], [5, 9, 7, 2]])  # later words alike, earlier ones not
+    ids = torch.tensor(ids)
+    first, node = unique_prefixes(ids, caption_mask(ids, 2))
     expected = [[[1, 1, 1, 0], [0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 1]], [[1, 1, 1, 0]] + [[0] * 4] * 3]
+    expected.append([[1, 1, 1, 1], [0, 1, 1, 1], [0, 0, 0, 0], [0, 0, 1, 1]])
     assert torch.equal(first, torch.tensor(expected, dtype=torch.bool))
-    assert slot[0].tolist() == [[0, 1, 2, 0], [0, 1, 0, 0], [0, 1, 2, 0], [0, 1, 2, 3]]
-    assert slot[1].tolist() == [[4, 5, 6, 0]] * 4, "those of another image are others"
+    assert node[0].tolist() == [[0, 1, 2, 0], [0, 1, 0, 0], [0, 1, 2, 0], [0, 1, 2, 3]]
+    assert node[1].tolist() == [[4, 5, 6, 0]] * 4, "those of another image are others"
+    assert node[2].tolist() == [[7, 8, 9, 10], [7, 11, 12, 13], [7, 8, 9, 10], [7, 8, 14, 15]]
 
 
-def test_what_captions_have_in_common_is_computed_once_and_changes_nothing(case):
+def gradients(policy, logprobs):
+    policy.zero_grad()
+    (logprobs * torch.linspace(-1, 2, len(logprobs))).sum().backward()
+    return logprobs.detach(), [p.grad.clone() for p in policy.parameters()]
+
+
+def test_padding_and_shared_prefixes_are_not_computed_and_change_nothing(case):
     captioner, inputs = case
+    policy = captioner.policy
     ids, mask = ragged_captions()
     ids[:, 1, :3] = ids[:, 3, :3]
     ids[:, 2, :2] = ids[:, 3, :2]
     ids[1, 3] = ids[1, 1].where(mask[1, 3], 0)  # cut off where the other goes on
-    chosen = ids[mask].unsqueeze(-1)
-
-    def gradients(logprobs):
-        captioner.policy.zero_grad()
-        (logprobs * torch.linspace(-1, 2, len(logprobs))).sum().backward()
-        return logprobs.detach(), [p.grad.clone() for p in captioner.policy.parameters()]
-
-    plain = captioner.token_logits(captioner.policy, inputs, ids, mask).log_softmax(-1).gather(-1, chosen).squeeze(-1)
-    expected, whole = gradients(plain)
-    logits, place = captioner.prefix_logits(captioner.policy, inputs, ids, mask)
-    assert len(logits) == int(unique_prefixes(ids, mask)[0].sum()) < int(mask.sum()) == len(place)
-    found, shared = gradients(token_logprobs(logits, ids[mask], 1.0, place))
-    assert torch.allclose(found, expected, atol=1e-5)
-    for one, other in zip(shared, whole, strict=True):
-        assert torch.allclose(one, other, rtol=1e-4, atol=1e-5)
+    computed = []
+    hook = policy.lm_head.register_forward_hook(lambda module, args, out: computed.append(out.shape[:-1].numel()))
+    everything = gradients(policy, token_logprobs(captioner.token_logits(policy, inputs, ids), ids)[mask])
+    packed = gradients(policy, token_logprobs(captioner.token_logits(policy, inputs, ids, mask), ids[mask]))
+    logits, row = captioner.prefix_logits(policy, inputs, ids, mask)
+    shared = gradients(policy, token_logprobs(logits, ids[mask], 1.0, row))
+    hook.remove()
+    assert computed == [72, int(mask.sum()), int(unique_prefixes(ids, mask)[0].sum())]
+    assert computed[2] < computed[1] == len(row)
+    for found in (packed, shared):
+        assert torch.allclose(found[0], everything[0], atol=1e-5)
+        for one, other in zip(found[1], everything[1], strict=True):
+            assert torch.allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
 @torch.no_grad()
@@ -196,58 +194,64 @@ def test_greedy_beside_samples_equals_transformers_generate(case):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("beams", "length_penalty"), [(2, 0.0), (4, 1.0), (5, 2.0)])
-def test_beam_search_equals_transformers_own(case, beams, length_penalty):
-    captioner, inputs = case
-    decoding = Decoding(num_beams=beams, max_new_tokens=8, length_penalty=length_penalty)
+@pytest.mark.parametrize("kind", ["pixels", "regions"])
+@pytest.mark.parametrize(
+    ("seed", "beams", "limit", "length_penalty"),
+    # The last three policies would say <unk> or <bos> if they could.
+    [(0, 2, 8, 0.0), (0, 4, 8, 1.0), (0, 5, 8, 2.0), (3, 3, 3, 0.0), (28, 2, 3, 1.0), (14, 3, 8, 2.0)],
+)
+def test_beam_search_equals_transformers_own(kind, seed, beams, limit, length_penalty):
+    captioner = tiny_captioner(seed=seed, input_kind=kind)
+    inputs = captioner.preprocess(tiny_rows(3)) if kind == "pixels" else region_inputs()
+    decoding = Decoding(num_beams=beams, max_new_tokens=limit, length_penalty=length_penalty)
     found = captioner.generate(captioner.policy, inputs, decoding, None)[:, 0]
     own = captioner.policy.generate(
         **inputs,
         do_sample=False,
         num_beams=beams,
         length_penalty=length_penalty,
-        max_new_tokens=8,
+        max_new_tokens=limit,
         renormalize_logits=True,  # without what no caption may contain
     )
     assert captioner.decode(found) == captioner.decode(own[:, 1:])
 
 
 @torch.no_grad()
-def test_beam_search_finds_captions_at_least_as_likely_as_greedy(case):
-    captioner, inputs = case
-    greedy = captioner.generate(captioner.policy, inputs, Decoding(max_new_tokens=8), None)
-    beam = captioner.generate(
-        captioner.policy, inputs, Decoding(num_beams=5, max_new_tokens=8, length_penalty=0.0), None
-    )
-
-    def total(ids):
-        logprobs = token_logprobs(captioner.token_logits(captioner.policy, inputs, ids), ids)
-        return (logprobs * caption_mask(ids, captioner.eos_token_id)).sum(-1)
-
-    assert (total(beam) >= total(greedy) - 1e-4).all()
+def test_greedy_is_the_arg_max_of_teacher_forcing_and_beams_find_captions_at_least_as_likely(any_case):
+    captioner, inputs = any_case
+    noise = sampling_noise(1, 0, ["a", "b", "c"], 2, 6)
+    greedy = captioner.generate(captioner.policy, inputs, Decoding(num_samples=2, max_new_tokens=6), noise)[:, 2:]
+    decoding = Decoding(num_beams=8, max_new_tokens=6, length_penalty=0.0)
+    beam = captioner.generate(captioner.policy, inputs, decoding, None)
+    totals = []
+    for ids in (greedy, beam):
+        logits, mask = captioner.token_logits(captioner.policy, inputs, ids), caption_mask(ids, captioner.eos_token_id)
+        totals.append((token_logprobs(logits, ids) * mask).sum(-1))
+        if ids is greedy:
+            assert torch.equal(logits.argmax(-1)[mask], ids[mask])
+    assert (totals[1] >= totals[0] - 1e-4).all()
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("seed", "width", "limit", "penalty"), [(3, 3, 3, 0.0), (28, 2, 3, 1.0), (14, 3, 8, 2.0)])
-def test_beam_search_is_over_the_distribution_that_is_sampled_from(seed, width, limit, penalty):
-    """As ``beam_search`` of prefixes one by one; these policies would say <unk> or <bos> if they could."""
-    captioner, inputs = tiny_captioner(seed=seed, input_kind="regions"), region_inputs()
-    decoding = Decoding(num_beams=width, max_new_tokens=limit, length_penalty=penalty)
-    known = [(image, [captioner.bos_token_id]) for image in range(3)]
+def test_the_image_matters(any_case):
+    captioner, inputs = any_case
+    ids = torch.tensor([[[5, 6, 7]]]).repeat(3, 1, 1)
+    logits = captioner.token_logits(captioner.policy, inputs, ids)
+    assert (logits[0] - logits[1]).abs().max() > 1e-3
 
-    def next_logits(prefixes):
-        nonlocal known
-        if prefixes is not None:
-            rows = zip(prefixes.parent.tolist(), prefixes.tokens.tolist(), strict=True)
-            known = [(known[origin][0], [*known[origin][1], token]) for origin, token in rows]
-        logits = []
-        for image, prefix in known:
-            one = {key: value[image : image + 1] for key, value in inputs.items()}
-            logits.append(captioner.policy(**one, decoder_input_ids=torch.tensor([prefix])).logits[0, -1])
-        return torch.stack(logits)
 
-    expected = captioner.decode(beam_search(captioner, next_logits, 3, decoding)[:, 0])
-    assert captioner.decode(captioner.generate(captioner.policy, inputs, decoding, None)[:, 0]) == expected
+def test_samples_of_an_image_do_not_depend_on_the_batch_around_it(any_case):
+    captioner, inputs = any_case
+    rows, decoding = tiny_rows(3), Decoding(num_samples=4, max_new_tokens=6)
+
+    def texts(chosen):
+        batch = CaptionBatch(rows[chosen], {name: tensor[chosen] for name, tensor in inputs.items()})
+        rollout = sample_captions(captioner, captioner.policy, batch, decoding, seed=7, step=3)
+        return dict(zip(batch.image_ids, rollout.texts, strict=True))
+
+    whole = texts(slice(None))
+    assert whole == {**texts(slice(1, None)), **texts(slice(1))}
+    assert len({tuple(samples) for samples in whole.values()}) > 1
 
 
 @torch.no_grad()
@@ -271,20 +275,6 @@ def test_forbidden_tokens_are_never_sampled(case):
     assert not torch.isin(tokens[mask], torch.tensor(captioner.forbidden)).any()
 
 
-def test_samples_of_an_image_do_not_depend_on_the_batch_around_it():
-    captioner, rows = tiny_captioner(), tiny_rows(4)
-    decoding = Decoding(num_samples=4, max_new_tokens=8)
-
-    def texts(chosen):
-        batch = CaptionBatch(chosen, captioner.preprocess(chosen))
-        rollout = sample_captions(captioner, captioner.policy, batch, decoding, seed=7, step=3)
-        return dict(zip(batch.image_ids, rollout.texts, strict=True))
-
-    whole = texts(rows)
-    assert whole == {**texts(rows[2:]), **texts(rows[:2])}
-    assert len({tuple(samples) for samples in whole.values()}) > 1
-
-
 def test_noise_differs_by_seed_step_image_and_sample():
     noise = sampling_noise(0, 0, ["a", "b"], 2, 5)
     assert noise.dtype == torch.float32
@@ -294,14 +284,6 @@ def test_noise_differs_by_seed_step_image_and_sample():
     assert not torch.equal(noise, sampling_noise(1, 0, ["a", "b"], 2, 5))
     assert not torch.equal(noise, sampling_noise(0, 1, ["a", "b"], 2, 5))
     assert torch.equal(noise, sampling_noise(0, 0, ["a", "b"], 2, 5))
-
-
-@torch.no_grad()
-def test_the_image_matters(case):
-    captioner, inputs = case
-    ids = torch.tensor([[[5, 6, 7]]]).repeat(3, 1, 1)
-    logits = captioner.token_logits(captioner.policy, inputs, ids)
-    assert (logits[0] - logits[1]).abs().max() > 1e-3
 
 
 @torch.no_grad()
@@ -349,13 +331,9 @@ def test_words_are_joined_as_the_tokenizer_joins_them():
 
 def test_words_survive_encoding_and_decoding():
     captioner = tiny_captioner()
-    ids = captioner.encode(["A red circle, on a grey field."], 16)
-    assert captioner.decode(torch.tensor(ids)) == ["a red circle on a grey field"]
-    assert ids[0][-1] == captioner.eos_token_id
-
-
-def test_a_caption_over_the_limit_is_cut_and_has_no_eos():
-    captioner = tiny_captioner()
-    (ids,) = captioner.encode([REFERENCES[0][0]], 4)
-    assert len(ids) == 4
-    assert captioner.eos_token_id not in ids
+    (ids,) = captioner.encode(["A red circle, on a grey field."], 16)
+    assert captioner.decode(torch.tensor([ids])) == ["a red circle on a grey field"]
+    assert ids[-1] == captioner.eos_token_id
+    (cut,) = captioner.encode([REFERENCES[0][0]], 4)
+    assert len(cut) == 4
+    assert captioner.eos_token_id not in cut

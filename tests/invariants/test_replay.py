@@ -65,7 +65,7 @@ def case(request: Any, tmp_path: Path) -> tuple[Any, dict[str, Tensor]]:
 
 @torch.no_grad()
 @pytest.mark.parametrize("decoding", [SAMPLING, replace(SAMPLING, with_greedy=False), Decoding(max_new_tokens=L)])
-def test_captions_of_fixed_shapes_are_those_of_the_tree(case: Any, decoding: Decoding) -> None:
+def test_captions_of_fixed_shapes_are_those_of_the_tree(case, decoding):
     captioner, inputs = case
     noise = sampling_noise(3, 0, IDS, decoding.num_samples, L) if decoding.num_samples else None
     tree = captioner.generate(captioner.policy, inputs, decoding, noise)
@@ -76,7 +76,7 @@ def test_captions_of_fixed_shapes_are_those_of_the_tree(case: Any, decoding: Dec
 
 
 @torch.no_grad()
-def test_a_recording_gives_the_captions_of_other_images_noise_and_weights(case: Any) -> None:
+def test_a_recording_gives_the_captions_of_other_images_noise_and_weights(case):
     captioner, inputs = case
     tracing = Tracing()
     generate = ReplayedGenerate(captioner, tracing)
@@ -94,7 +94,7 @@ def test_a_recording_gives_the_captions_of_other_images_noise_and_weights(case: 
 
 
 @torch.no_grad()
-def test_what_was_recorded_is_thrown_away_when_weights_move() -> None:
+def test_what_was_recorded_is_thrown_away_when_weights_move():
     captioner, inputs = scratch("regions")
     captioner.policy.eval()
     tracing = Tracing()
@@ -109,7 +109,7 @@ def test_what_was_recorded_is_thrown_away_when_weights_move() -> None:
 
 
 @torch.no_grad()
-def test_every_shape_and_every_decoding_is_recorded_until_there_are_too_many(monkeypatch: Any) -> None:
+def test_every_shape_and_every_decoding_is_recorded_until_there_are_too_many(monkeypatch):
     captioner, inputs = scratch("regions")
     captioner.policy.eval()
     monkeypatch.setattr(decoding_module, "MAX_GRAPHS", 3)
@@ -126,7 +126,7 @@ def test_every_shape_and_every_decoding_is_recorded_until_there_are_too_many(mon
 
 
 @torch.no_grad()
-def test_a_recording_that_gives_other_captions_is_refused() -> None:
+def test_a_recording_that_gives_other_captions_is_refused():
     captioner, inputs = scratch("regions")
     captioner.policy.eval()
 
@@ -141,7 +141,7 @@ def test_a_recording_that_gives_other_captions_is_refused() -> None:
         generate(captioner.policy, inputs, SAMPLING, noise)
 
 
-def test_what_cannot_be_replayed_is_refused() -> None:
+def test_what_cannot_be_replayed_is_refused():
     captioner, inputs = scratch("regions")
     captioner.policy.train()
     with pytest.raises(ValueError, match="eval mode"):
@@ -151,7 +151,7 @@ def test_what_cannot_be_replayed_is_refused() -> None:
 
 
 @torch.no_grad()
-def test_the_decode_of_the_tree_cannot_be_traced() -> None:
+def test_the_decode_of_the_tree_cannot_be_traced():
     """The checks above would see it if a fixed decode looked at a value."""
     captioner, inputs = scratch("regions")
     captioner.policy.eval()
@@ -164,7 +164,7 @@ def test_the_decode_of_the_tree_cannot_be_traced() -> None:
         Tracing()(tree, {**inputs, "noise": noise})
 
 
-def test_a_step_that_replays_has_the_same_captions_and_the_same_gradient() -> None:
+def test_a_step_that_replays_has_the_same_captions_and_the_same_gradient():
     captioner = tiny_captioner()
     batches = batches_of(captioner, 4, 2)
     plain, replayed = scst_task(captioner, advantage="greedy"), scst_task(captioner, advantage="greedy")
@@ -180,7 +180,7 @@ def test_a_step_that_replays_has_the_same_captions_and_the_same_gradient() -> No
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @torch.no_grad()
 @pytest.mark.parametrize("case", ["regions", "vit_gpt2"], indirect=True)
-def test_a_cuda_graph_gives_the_same_captions(case: Any) -> None:
+def test_a_cuda_graph_gives_the_same_captions(case):
     captioner, inputs = case
     captioner.policy.cuda()
     for precision in (torch.float32, torch.bfloat16):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +24,16 @@ from rl_caption.scst.step import SelfCriticalTask
 from rl_caption.types import CaptionBatch
 from tests.captioners_for_tests import tiny_captioner
 from tests.steps_for_tests import LENGTH, WordCount, assert_equal_gradients, batches_of, gradient, norm, scst_task
+
+
+@pytest.fixture
+def captioner() -> TransformerCaptioner:
+    return tiny_captioner()
+
+
+@pytest.fixture
+def batches(captioner: TransformerCaptioner) -> list[CaptionBatch]:
+    return batches_of(captioner, 4, 4)
 
 
 class Letters:
@@ -60,8 +69,7 @@ def perturbed(captioner: TransformerCaptioner) -> torch.nn.Module:
 
 @pytest.mark.parametrize("reduction", ["token", "sequence"])
 @pytest.mark.parametrize("terms", [{}, {"kl_coef": 0.3}, {"xe_weight": 0.5}, {"kl_coef": 0.3, "xe_weight": 0.5}])
-def test_two_micro_batches_of_four_are_one_of_eight(reduction: Any, terms: dict[str, float]) -> None:
-    captioner = tiny_captioner()
+def test_two_micro_batches_of_four_are_one_of_eight(captioner, reduction, terms):
     if "kl_coef" in terms:
         terms = terms | {"ref_policy": perturbed(captioner)}
     task = scst_task(captioner, loss_reduction=reduction, **terms)
@@ -74,8 +82,7 @@ def test_two_micro_batches_of_four_are_one_of_eight(reduction: Any, terms: dict[
 
 
 @pytest.mark.parametrize("advantage", ["greedy", "leave_one_out", "none"])
-def test_z_scores_are_over_the_whole_step_however_it_is_split(advantage: str) -> None:
-    captioner = tiny_captioner()
+def test_z_scores_are_over_the_whole_step_however_it_is_split(captioner, advantage):
     task = normalised_task(captioner, Letters(), advantage)
     whole = gradient(captioner, task, batches_of(captioner, 8, 8))
     logged, records = task.log.reduce(task.accelerator), task.samples
@@ -92,32 +99,26 @@ def test_z_scores_are_over_the_whole_step_however_it_is_split(advantage: str) ->
     assert norm(half) > 0
 
 
-def test_z_scores_see_neither_unit_nor_origin_of_a_term() -> None:
-    captioner = tiny_captioner()
-    batches = batches_of(captioner, 4, 4)
+def test_z_scores_see_neither_unit_nor_origin_of_a_term(captioner, batches):
     plain = gradient(captioner, normalised_task(captioner, Letters(), "leave_one_out"), batches)
     other = gradient(captioner, normalised_task(captioner, Letters(1e4, 77.0), "leave_one_out"), batches)
     assert_equal_gradients(plain, other)
 
 
-def test_a_term_that_tells_nothing_apart_changes_no_gradient() -> None:
-    captioner = tiny_captioner()
-    batches = batches_of(captioner, 4, 4)
+def test_a_term_that_tells_nothing_apart_changes_no_gradient(captioner, batches):
     constant = gradient(captioner, normalised_task(captioner, Letters(0.0, 0.1), "greedy"), batches)
     alone = scst_task(captioner, advantage="greedy")
     alone.reward = MixedReward({"words": (WordCount(), 0.7)}, normalize="per_term")
     assert_equal_gradients(constant, gradient(captioner, alone, batches), atol=0)
 
 
-def test_cross_entropy_of_two_micro_batches_is_that_of_one() -> None:
-    captioner = tiny_captioner()
+def test_cross_entropy_of_two_micro_batches_is_that_of_one(captioner):
     task = CrossEntropyTask(Accelerator(cpu=True), captioner, captioner.policy, label_smoothing=0.1)
     whole = gradient(captioner, task, batches_of(captioner, 8, 8))
     assert_equal_gradients(whole, gradient(captioner, task, batches_of(captioner, 8, 2)))
 
 
-def test_a_reference_word_that_is_not_learned_is_read_all_the_same() -> None:
-    captioner = tiny_captioner()
+def test_a_reference_word_that_is_not_learned_is_read_all_the_same(captioner):
     (batch,) = batches_of(captioner, 4, 4)
     targets, learned = batch.targets, batch.target_mask
     assert targets is not None
@@ -132,24 +133,19 @@ def test_a_reference_word_that_is_not_learned_is_read_all_the_same() -> None:
 
 
 @pytest.mark.parametrize("advantage", ["greedy", "leave_one_out", "mean", "group_norm"])
-def test_a_constant_added_to_all_rewards_changes_no_gradient(advantage: str) -> None:
-    captioner = tiny_captioner()
-    batches = batches_of(captioner, 4, 4)
+def test_a_constant_added_to_all_rewards_changes_no_gradient(captioner, advantage, batches):
     plain = gradient(captioner, scst_task(captioner, advantage=advantage), batches)
     shifted = gradient(captioner, scst_task(captioner, shift=5.0, advantage=advantage), batches)
     assert_equal_gradients(plain, shifted, atol=2e-5 if advantage == "group_norm" else 3e-6)
 
 
-def test_without_a_baseline_the_constant_does_change_the_gradient() -> None:
-    captioner = tiny_captioner()
-    batches = batches_of(captioner, 4, 4)
+def test_without_a_baseline_the_constant_does_change_the_gradient(captioner, batches):
     plain = gradient(captioner, scst_task(captioner, advantage="none"), batches)
     shifted = gradient(captioner, scst_task(captioner, shift=5.0, advantage="none"), batches)
     assert norm({name: shifted[name] - plain[name] for name in plain}) > 0.1 * norm(plain)
 
 
-def test_samples_equal_to_the_greedy_caption_give_no_gradient() -> None:
-    captioner = tiny_captioner()
+def test_samples_equal_to_the_greedy_caption_give_no_gradient(captioner):
     task = scst_task(captioner, advantage="greedy", temperature=1e-3)
     found = gradient(captioner, task, batches_of(captioner, 4, 4))
     for record in task.samples:
@@ -209,8 +205,7 @@ def naive_cross_entropy(captioner: TransformerCaptioner, batch: CaptionBatch) ->
 
 @pytest.mark.parametrize("reduction", ["token", "sequence"])
 @pytest.mark.parametrize(("temperature", "alike"), [(1.3, False), (0.2, True)])
-def test_loss_and_gradient_equal_the_slow_obvious_way(reduction: Any, temperature: float, alike: bool) -> None:
-    captioner = tiny_captioner()
+def test_loss_and_gradient_equal_the_slow_obvious_way(captioner, reduction, temperature, alike):
     task = scst_task(
         captioner,
         num_samples=4,
@@ -235,8 +230,7 @@ def test_loss_and_gradient_equal_the_slow_obvious_way(reduction: Any, temperatur
 
 
 @pytest.mark.parametrize("dropout", [False, True])
-def test_equal_beginnings_are_scored_once_unless_dropout_tells_them_apart(dropout: bool) -> None:
-    captioner = tiny_captioner()
+def test_equal_beginnings_are_scored_once_unless_dropout_tells_them_apart(captioner, dropout):
     task = scst_task(captioner, num_samples=4, temperature=0.5, dropout=dropout)
     scored = []
     hook = captioner.policy.lm_head.register_forward_hook(
@@ -254,9 +248,8 @@ def test_equal_beginnings_are_scored_once_unless_dropout_tells_them_apart(dropou
     assert scored == [tokens if dropout else different]
 
 
-def test_one_step_raises_the_likelihood_of_what_scored_above_the_others() -> None:
+def test_one_step_raises_the_likelihood_of_what_scored_above_the_others(captioner):
     """The parameters change, and in the right direction: the policy-gradient loss on the same samples falls."""
-    captioner = tiny_captioner()
     task, (batch,) = scst_task(captioner, num_samples=5), batches_of(captioner, 4, 4)
     before = {n: p.detach().clone() for n, p in captioner.policy.named_parameters()}
     found = gradient(captioner, task, [batch])
@@ -281,29 +274,19 @@ def test_one_step_raises_the_likelihood_of_what_scored_above_the_others() -> Non
     assert {n.split(".")[0] for n in changed} >= {"encoder", "token_embedding", "layers", "norm"}
 
 
-def test_dropout_is_off_unless_asked_for() -> None:
+def test_dropout_is_off_in_self_critical_training_unless_asked_for_and_on_in_cross_entropy():
     captioner = tiny_captioner(dropout=0.3)
     batches = batches_of(captioner, 4, 4)
-    still = scst_task(captioner)
-    assert_equal_gradients(gradient(captioner, still, batches), gradient(captioner, still, batches), atol=0)
-    assert captioner.policy.training, "the model is put back into training mode"
-    noisy = scst_task(captioner, dropout=True)
-    one, other = gradient(captioner, noisy, batches), gradient(captioner, noisy, batches)
-    assert norm({name: one[name] - other[name] for name in one}) > 1e-3
+    cross_entropy = CrossEntropyTask(Accelerator(cpu=True), captioner, captioner.policy)
+    for task, noisy in ((scst_task(captioner), 0), (scst_task(captioner, dropout=True), 1), (cross_entropy, 1)):
+        one, other = gradient(captioner, task, batches), gradient(captioner, task, batches)
+        difference = norm({name: one[name] - other[name] for name in one})
+        assert difference > 1e-3 if noisy else difference == 0
+        assert captioner.policy.training, "the model is put back into training mode"
 
 
-def test_cross_entropy_has_dropout_on() -> None:
-    captioner = tiny_captioner(dropout=0.3)
-    task = CrossEntropyTask(Accelerator(cpu=True), captioner, captioner.policy)
-    batches = batches_of(captioner, 4, 4)
-    one, other = gradient(captioner, task, batches), gradient(captioner, task, batches)
-    assert norm({name: one[name] - other[name] for name in one}) > 1e-3
-
-
-def test_kl_to_the_starting_policy_is_0_at_the_start_and_so_is_its_gradient() -> None:
-    captioner = tiny_captioner()
+def test_kl_to_the_starting_policy_is_0_at_the_start_and_so_is_its_gradient(captioner, batches):
     start = tiny_captioner().policy.requires_grad_(False)
-    batches = batches_of(captioner, 4, 4)
     plain = gradient(captioner, scst_task(captioner), batches)
     task = scst_task(captioner, ref_policy=start, kl_coef=100.0)
     assert_equal_gradients(plain, gradient(captioner, task, batches), atol=1e-6)
@@ -311,9 +294,8 @@ def test_kl_to_the_starting_policy_is_0_at_the_start_and_so_is_its_gradient() ->
     assert all(p.grad is None for p in start.parameters())
 
 
-def test_kl_to_the_starting_policy_is_0_in_bf16() -> None:
+def test_kl_to_the_starting_policy_is_0_in_bf16(captioner):
     """Computed in float32, the starting policy would differ from itself by what bf16 rounds."""
-    captioner = tiny_captioner()
     start = copy.deepcopy(captioner.policy).eval()
     AcceleratorState._reset_state()
     try:
@@ -326,10 +308,8 @@ def test_kl_to_the_starting_policy_is_0_in_bf16() -> None:
         AcceleratorState._reset_state()
 
 
-def test_kl_pulls_towards_the_reference_policy() -> None:
-    captioner = tiny_captioner()
+def test_kl_pulls_towards_the_reference_policy(captioner, batches):
     task = scst_task(captioner, num_samples=16, ref_policy=perturbed(captioner), kl_coef=1000.0)
-    batches = batches_of(captioner, 4, 4)
     optimizer = torch.optim.Adam(captioner.policy.parameters(), lr=5e-4)
     measured = []
     for _ in range(30):
@@ -341,8 +321,7 @@ def test_kl_pulls_towards_the_reference_policy() -> None:
 
 
 @pytest.mark.parametrize("make", [lambda c: scst_task(c, xe_weight=0.5), lambda c: scst_task(c, advantage="greedy")])
-def test_the_same_step_twice_is_the_same_to_the_bit(make: Callable[[Any], Any]) -> None:
-    captioner = tiny_captioner()
+def test_the_same_step_twice_is_the_same_to_the_bit(captioner, make):
     batches = batches_of(captioner, 4, 2)
     assert_equal_gradients(
         gradient(captioner, make(captioner), batches), gradient(captioner, make(captioner), batches), atol=0
@@ -358,10 +337,7 @@ def test_the_same_step_twice_is_the_same_to_the_bit(make: Callable[[Any], Any]) 
         (1, {"xe_weight": 0.5}, 1 + 1),
     ],
 )
-def test_an_image_is_encoded_once_where_its_states_can_be_kept(
-    micro_batches: int, options: dict[str, Any], expected: int
-) -> None:
-    captioner = tiny_captioner()
+def test_an_image_is_encoded_once_where_its_states_can_be_kept(captioner, micro_batches, options, expected):
     seen = []
     captioner.policy.encoder.register_forward_hook(lambda *_: seen.append(1))
     found = gradient(captioner, scst_task(captioner, **options), batches_of(captioner, 4, 4 // micro_batches))

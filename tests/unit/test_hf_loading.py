@@ -62,7 +62,7 @@ def refusal(**model: Any) -> str:
     return str(raised.value)
 
 
-def test_a_folder_or_name_that_is_nothing_is_named(tmp_path: Path) -> None:
+def test_a_folder_or_name_that_is_nothing_is_named(tmp_path):
     assert "model.init: 'runs/lost/export/best' is not a saved captioner" in refusal(init="runs/lost/export/best")
     (tmp_path / "empty").mkdir()
     message = refusal(name="huggingface", init=str(tmp_path / "empty"))
@@ -70,7 +70,7 @@ def test_a_folder_or_name_that_is_nothing_is_named(tmp_path: Path) -> None:
     assert "model.init is not set: name a model on the hub" in refusal(name="huggingface")
 
 
-def test_another_kind_of_model_is_refused_with_those_that_are_known(tmp_path: Path) -> None:
+def test_another_kind_of_model_is_refused_with_those_that_are_known(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "clip"}))
     message = refusal(init=str(tmp_path))
     assert "is a 'clip': expected one of blip, git, vision-encoder-decoder, blip-2, instructblip" in message
@@ -87,9 +87,7 @@ def test_another_kind_of_model_is_refused_with_those_that_are_known(tmp_path: Pa
     ],
     ids=["blip2", "instructblip", "git"],
 )
-def test_variants_that_no_adapter_knows_are_refused_before_weights_are_read(
-    config: Any, message: str, tmp_path: Path
-) -> None:
+def test_variants_that_no_adapter_knows_are_refused_before_weights_are_read(config, message, tmp_path):
     config.save_pretrained(tmp_path)
     assert message in refusal(init=str(tmp_path))
 
@@ -103,7 +101,7 @@ def test_variants_that_no_adapter_knows_are_refused_before_weights_are_read(
         ("tokenizer_config.json", r"tokenizer_config\.json is missing"),
     ],
 )
-def test_a_part_that_is_missing_is_named(broken: Path, file: str, message: str) -> None:
+def test_a_part_that_is_missing_is_named(broken, file, message):
     """Without tokenizer files, Transformers makes up a tokenizer, of special tokens alone or of default settings."""
     for path in broken.glob(file):
         path.unlink()
@@ -112,14 +110,14 @@ def test_a_part_that_is_missing_is_named(broken: Path, file: str, message: str) 
     assert str(broken) in str(raised.value)
 
 
-def test_weights_that_do_not_fit_are_named(broken: Path) -> None:
+def test_weights_that_do_not_fit_are_named(broken):
     config = json.loads((broken / "config.json").read_text())
     config["text_config"]["num_hidden_layers"] += 1
     (broken / "config.json").write_text(json.dumps(config))
     assert "weights are missing, such as text_decoder.bert.encoder.layer.2." in refusal(init=str(broken))
 
 
-def test_a_tokenizer_of_another_model_is_refused(broken: Path) -> None:
+def test_a_tokenizer_of_another_model_is_refused(broken):
     tokenizer = Tokenizer.from_file(str(broken / "tokenizer.json"))
     tokenizer.add_tokens(["several", "more", "words"])
     tokenizer.save(str(broken / "tokenizer.json"))
@@ -128,7 +126,7 @@ def test_a_tokenizer_of_another_model_is_refused(broken: Path) -> None:
     assert "44 tokens: they do not belong together" in message
 
 
-def test_options_of_the_other_kind_of_captioner_are_refused(blip: Path, tmp_path: Path) -> None:
+def test_options_of_the_other_kind_of_captioner_are_refused(blip, tmp_path):
     scratch = tiny_captioner()
     scratch.save_pretrained(scratch.policy, tmp_path / "scratch")
     folder = str(tmp_path / "scratch")
@@ -147,15 +145,13 @@ def test_options_of_the_other_kind_of_captioner_are_refused(blip: Path, tmp_path
     assert "model.freeze has 'vision_tower.*', which matches no parameter; near ones are ['vision_model" in pattern
 
 
-def test_white_space_of_a_prompt_is_single_spaces(blip: Path) -> None:
+def test_white_space_of_a_prompt_is_single_spaces(blip):
     captioner = load_captioner(blip, prompt=f" {PROMPT.replace(' ', '  ')} ")
     assert isinstance(captioner, HuggingFaceCaptioner)
     assert captioner.prompt == PROMPT
 
 
-def test_every_program_takes_a_name_on_the_hub(
-    blip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_every_program_takes_a_name_on_the_hub(blip, tmp_path, monkeypatch, capsys):
     put_on_hub("someone/tiny-blip", blip, tmp_path / "hub", monkeypatch)
     assert build(name="huggingface", init="someone/tiny-blip", prompt=PROMPT).prompt == PROMPT
     assert "'someone/lost' is neither a folder with a config.json nor a model on the hub" in refusal(
@@ -185,9 +181,7 @@ def test_every_program_takes_a_name_on_the_hub(
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("hf_*.yaml")), ids=lambda path: path.stem)
-def test_shipped_configurations_train_and_sample_what_their_names_stand_for(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shipped_configurations_train_and_sample_what_their_names_stand_for(path, tmp_path, monkeypatch):
     """A tiny model of the family takes the place of the one on the hub."""
     kind = XeConfig if path.stem.endswith("_xe") else ScstConfig
     config = parse(kind, ["--config", str(path)], "test")
@@ -209,7 +203,7 @@ def test_shipped_configurations_train_and_sample_what_their_names_stand_for(
     assert config.train.batch_size % (config.train.micro_batch_size or 1) == 0
 
 
-def test_prompts_of_rows_are_checked_before_training(blip: Path) -> None:
+def test_prompts_of_rows_are_checked_before_training(blip):
     rows: Any = [tiny_rows(1)[0] | {"image_id": "long", "prompt": "two blue squares on a green field"}]
     check_positions(build(init=str(blip)), "rollout.max_new_tokens", 25, rows)
     with pytest.raises(ConfigError, match=r"rollout\.max_new_tokens is 26: .* 25 tokens .* image 'long'"):
@@ -230,16 +224,14 @@ def waits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[float]:
 
 
 @pytest.mark.parametrize("name", ["someone/lost", "someone/lo..st"])
-def test_a_mistyped_name_is_asked_for_once_where_the_hub_cannot_be_reached(name: str, waits: list[float]) -> None:
+def test_a_mistyped_name_is_asked_for_once_where_the_hub_cannot_be_reached(name, waits):
     assert repr(name) in refusal(name="huggingface", init=name)
     with pytest.raises(ValueError, match=f"hf-hub:{name}"):
         load_backbone(f"hf-hub:{name}")
     assert not waits
 
 
-def test_a_model_of_the_cache_loads_without_asking_again_where_the_hub_cannot_be_reached(
-    blip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits: list[float]
-) -> None:
+def test_a_model_of_the_cache_loads_where_the_hub_cannot_be_reached(blip, tmp_path, monkeypatch, waits):
     put_on_hub("someone/tiny-blip", blip, tmp_path / "hub", monkeypatch)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     assert build(name="huggingface", init="someone/tiny-blip").name == "someone/tiny-blip"

@@ -27,7 +27,7 @@ def test_unknown_words_and_what_is_cut_off_are_not_learnt() -> None:
     captioner = tiny_captioner()
     targets, mask = encode_targets(captioner, [["a zebra runs", "a red circle on a grey field"]], 4)
     assert mask[0, 0].tolist() == [True, False, True, True]
-    assert targets[0, 0, 1] == captioner.unk_token_id
+    assert targets[0, 0, 1] == captioner.policy.config.unk_token_id
     assert captioner.eos_token_id not in targets[0, 1]
 
 

@@ -1,4 +1,4 @@
-"""Losses against scalar loops and closed forms."""
+"""Losses and advantages against scalar loops, closed forms and numbers worked out by hand."""
 
 import math
 
@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from rl_caption.captioners.base import FORBIDDEN_LOGIT, caption_mask
+from rl_caption.scst import ADVANTAGES
+from rl_caption.scst.advantages import build_advantage, needs_greedy
 from rl_caption.scst.cross_entropy import cross_entropy_sum
 from rl_caption.scst.objectives import (
     kl_penalty,
@@ -141,3 +143,56 @@ def test_cross_entropy_equals_torch_on_the_allowed_tokens(smoothing):
         logits[..., 3:][mask], ids[mask] - 3, label_smoothing=smoothing, reduction="sum"
     )
     assert float(cross_entropy_sum(forbidden, ids, mask, smoothing)) == pytest.approx(float(expected), rel=1e-5)
+
+
+REWARDS = torch.tensor([[1.0, 2.0, 6.0], [0.5, 0.5, 0.5]])
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "second"),
+    [
+        ("greedy", [-1.0, 0.0, 4.0], [0.25, 0.25, 0.25]),
+        ("leave_one_out", [1 - (2 + 6) / 2, 2 - (1 + 6) / 2, 6 - (1 + 2) / 2], [0.0] * 3),
+        ("mean", [-2.0, -1.0, 3.0], [0.0] * 3),
+        ("group_norm", [x / (7**0.5 + 1e-4) for x in (-2.0, -1.0, 3.0)], [0.0] * 3),  # variance 14 / 2
+        ("none", [1.0, 2.0, 6.0], [0.5] * 3),
+    ],
+)
+def test_advantages_by_hand(name, first, second):
+    found = build_advantage(name, {})(REWARDS, torch.tensor([2.0, 0.25]))
+    assert torch.allclose(found, torch.tensor([first, second]))
+    assert torch.equal(found[1], torch.tensor(second))
+
+
+@pytest.mark.parametrize("name", ["greedy", "leave_one_out", "mean", "group_norm"])
+def test_a_constant_added_to_every_reward_changes_nothing(name):
+    baseline = torch.tensor([2.0, 0.25])
+    plain = build_advantage(name, {})(REWARDS, baseline)
+    shifted = build_advantage(name, {})(REWARDS + 3.0, baseline + 3.0)
+    assert torch.allclose(plain, shifted, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["greedy", "leave_one_out", "mean", "group_norm"])
+@pytest.mark.parametrize("samples", [2, 3, 5, 6, 7, 16])
+def test_equal_rewards_have_no_advantage_at_all(name, samples):
+    rewards = torch.rand(200, 1, generator=torch.Generator().manual_seed(0)).expand(-1, samples)
+    advantages = build_advantage(name, {})(rewards, rewards[:, 0])
+    assert advantages.dtype == torch.float32
+    assert not advantages.any()
+
+
+def test_without_a_baseline_a_constant_does_change_them():
+    none = build_advantage("none", {})
+    assert not torch.allclose(none(REWARDS, None), none(REWARDS + 3.0, None))
+
+
+@pytest.mark.parametrize("name", ["leave_one_out", "group_norm"])
+def test_one_sample_has_no_group(name):
+    with pytest.raises(ValueError, match="num_samples of at least 2"):
+        build_advantage(name, {})(torch.ones(2, 1), None)
+
+
+def test_greedy_without_greedy_rewards_is_an_error():
+    assert [name for name in ADVANTAGES if needs_greedy(build_advantage(name, {}))] == ["greedy"]
+    with pytest.raises(ValueError, match="greedy captions"):
+        build_advantage("greedy", {})(REWARDS, None)

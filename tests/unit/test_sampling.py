@@ -21,7 +21,7 @@ def noise_to_its_ends(rows: int) -> Tensor:
 
 @pytest.mark.parametrize("temperature", [TEMPERATURES.min, TEMPERATURES.max, 1e-3, 1.0, 90.0, 1e3])
 @pytest.mark.parametrize("scale", [0.0, 3.0, 1e4])
-def test_forbidden_tokens_are_never_drawn_and_have_no_probability(temperature: float, scale: float) -> None:
+def test_forbidden_tokens_are_never_drawn_and_have_no_probability(temperature, scale):
     torch.manual_seed(0)
     logits = forbid(scale * torch.randn(30, 9), FORBIDDEN)
     drawn = sample_tokens(logits, noise_to_its_ends(30), temperature)
@@ -34,7 +34,7 @@ def test_forbidden_tokens_are_never_drawn_and_have_no_probability(temperature: f
     assert logprobs.isfinite().all()
 
 
-def test_sums_that_round_differently_draw_no_forbidden_token(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sums_that_round_differently_draw_no_forbidden_token(monkeypatch):
     """A sum in parallel may end higher at a token of probability 0 than at the one before it."""
     exact = torch.Tensor.cumsum
 
@@ -51,7 +51,7 @@ def test_sums_that_round_differently_draw_no_forbidden_token(monkeypatch: pytest
     assert (counts[[2, 3, 5, 6, 7, 8]] > 300).all()
 
 
-def test_a_policy_of_nan_draws_some_token_so_that_the_loss_can_say_so() -> None:
+def test_a_policy_of_nan_draws_some_token_so_that_the_loss_can_say_so():
     drawn = sample_tokens(torch.full((2, 9), math.nan), noise_to_its_ends(2), 1.0)
     assert ((drawn >= 0) & (drawn < 9)).all()
 
@@ -66,6 +66,6 @@ def test_a_policy_of_nan_draws_some_token_so_that_the_loss_can_say_so() -> None:
         ({"num_beams": 0}, "num_samples is 0 and num_beams 0"),
     ],
 )
-def test_decoding_out_of_range_is_refused(options: dict[str, float], message: str) -> None:
+def test_decoding_out_of_range_is_refused(options, message):
     with pytest.raises(ValueError, match=message):
         Decoding(**options)

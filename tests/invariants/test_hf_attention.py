@@ -1,4 +1,5 @@
-"""Captions of an image that read one copy of it, captions that leave a decode, positions that are not scored."""
+"""Captions of an image that read one copy of it, captions that leave a decode, positions that are not scored; BLIP's
+fused attention."""
 
 from __future__ import annotations
 
@@ -10,16 +11,32 @@ import pytest
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers import BartConfig, RobertaConfig, TrOCRConfig, VisionEncoderDecoderConfig, VisionEncoderDecoderModel
+from transformers import (
+    BartConfig,
+    BlipForConditionalGeneration,
+    RobertaConfig,
+    TrOCRConfig,
+    VisionEncoderDecoderConfig,
+    VisionEncoderDecoderModel,
+)
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from rl_caption.captioners.adaptation import add_lora, checkpoint_layers
 from rl_caption.captioners.base import CaptionerError
 from rl_caption.captioners.decoding import Prefixes
-from rl_caption.captioners.hf_attention import share_images
+from rl_caption.captioners.hf_attention import fuse_blip_attention, share_images
 from rl_caption.captioners.hf_families import FAMILIES as HF_FAMILIES
 from rl_caption.captioners.hf_families import Conventions
 from rl_caption.captioners.hf_policy import HuggingFacePolicy
-from tests.hf_models_for_tests import FAMILIES, SIDE, TEXT, VISION, save_model, tiny_hf_captioner
+from tests.hf_models_for_tests import (
+    FAMILIES,
+    SIDE,
+    TEXT,
+    VISION,
+    assert_close_gradients,
+    save_model,
+    tiny_hf_captioner,
+)
 
 B, K, L, VOCABULARY = 3, 4, 6, 40
 BART = {
@@ -90,17 +107,8 @@ def gradients(policy: HuggingFacePolicy, logprobs: Tensor) -> dict[str, Tensor]:
     return {name: value.grad.clone() for name, value in policy.named_parameters() if value.grad is not None}
 
 
-def assert_same_gradients(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    assert found.keys() == expected.keys()
-    largest = max(value.abs().max() for value in expected.values())
-    for name, value in expected.items():  # a bias of keys has no gradient but for rounding
-        assert (found[name] - value).abs().max() <= 1e-4 * max(value.abs().max(), 1e-2 * largest), name
-
-
 @pytest.mark.parametrize("how", ["plain", "checkpointed", "adapters"])
-def test_scores_and_gradients_are_those_of_a_copy_for_every_caption(
-    shared: HuggingFacePolicy, pixels: Tensor, ids: Tensor, mask: Tensor, how: str
-) -> None:
+def test_scores_and_gradients_are_those_of_a_copy_for_every_caption(shared, pixels, ids, mask, how):
     policy = copy.deepcopy(shared)
     if how == "adapters":
         pytest.importorskip("peft")
@@ -112,14 +120,12 @@ def test_scores_and_gradients_are_those_of_a_copy_for_every_caption(
     found = policy(pixel_values=pixels, token_ids=ids, mask=mask).log_softmax(-1).gather(-1, chosen)
     expected = copied(policy, pixels, ids)[mask].log_softmax(-1).gather(-1, chosen)
     assert torch.allclose(found, expected, atol=1e-4)
-    assert_same_gradients(gradients(policy, found), gradients(policy, expected))
+    assert_close_gradients(gradients(policy, found), gradients(policy, expected))
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("checkpointed", [False, True], ids=["plain", "checkpointed"])
-def test_the_output_layer_computes_the_positions_that_are_asked_for(
-    every: HuggingFacePolicy, pixels: Tensor, ids: Tensor, mask: Tensor, checkpointed: bool
-) -> None:
+def test_the_output_layer_computes_the_positions_that_are_asked_for(every, pixels, ids, mask, checkpointed):
     every.share_prefix = not checkpointed
     whole = every(pixel_values=pixels, token_ids=ids)
     assert whole.shape[:3] == ids.shape
@@ -136,9 +142,7 @@ def test_the_output_layer_computes_the_positions_that_are_asked_for(
 
 
 @torch.no_grad()
-def test_prefixes_that_part_leave_or_change_places_change_nothing(
-    every: HuggingFacePolicy, pixels: Tensor, ids: Tensor
-) -> None:
+def test_prefixes_that_part_leave_or_change_places_change_nothing(every, pixels, ids):
     first, state = every(pixel_values=pixels, max_tokens=L)
     known = [[image, []] for image in range(B)]
     # Beginnings part; go on; change places within their image, as beams do; leave; one image and one caption are left.
@@ -167,9 +171,7 @@ def cache_bytes(cache: Any) -> int:
 
 
 @torch.no_grad()
-def test_the_cache_holds_an_image_once_whatever_the_number_of_captions(
-    shared: HuggingFacePolicy, pixels: Tensor
-) -> None:
+def test_the_cache_holds_an_image_once_whatever_the_number_of_captions(shared, pixels):
     sizes = []
     for captions in (1, K):
         _, state = shared(pixel_values=pixels, max_tokens=L)
@@ -181,9 +183,7 @@ def test_the_cache_holds_an_image_once_whatever_the_number_of_captions(
     assert sizes[1][1] == K * sizes[0][1]
 
 
-def test_an_image_is_kept_once_for_the_backward_pass(
-    shared: HuggingFacePolicy, pixels: Tensor, ids: Tensor, mask: Tensor
-) -> None:
+def test_an_image_is_kept_once_for_the_backward_pass(shared, pixels, ids, mask):
     def kept(call: Any) -> int:
         found: dict[int, int] = {}
 
@@ -206,7 +206,7 @@ def test_an_image_is_kept_once_for_the_backward_pass(
 
 @torch.no_grad()
 @pytest.mark.parametrize("family", ["blip", "vit_gpt2", "vit_bert"])
-def test_the_model_alone_computes_what_it_did(family: str, tmp_path: Path, pixels: Tensor, ids: Tensor) -> None:
+def test_the_model_alone_computes_what_it_did(family, tmp_path, pixels, ids):
     policy = tiny_hf_captioner(family, tmp_path).policy
     fresh = type(policy.model).from_pretrained(tmp_path).eval()
     text, alone = policy.model.get_submodule(policy.family.text_model), fresh.get_submodule(policy.family.text_model)
@@ -224,7 +224,7 @@ def test_the_model_alone_computes_what_it_did(family: str, tmp_path: Path, pixel
         text(input_ids=ids.flatten(0, 1)[:5], encoder_hidden_states=states)
 
 
-def test_cross_attention_of_another_kind_is_refused(tmp_path: Path) -> None:
+def test_cross_attention_of_another_kind_is_refused(tmp_path):
     save_model("vit_gpt2", tmp_path)
     model = VisionEncoderDecoderModel.from_pretrained(tmp_path)
     for block in model.decoder.transformer.h:
@@ -232,3 +232,88 @@ def test_cross_attention_of_another_kind_is_refused(tmp_path: Path) -> None:
         block.crossattention = nn.Identity()
     with pytest.raises(CaptionerError, match="GPT2LMHeadModel has no cross-attention of a known kind"):
         share_images(model.decoder)
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> list[BlipForConditionalGeneration]:
+    """The model as it is, and with fused attention."""
+    save_model("blip", tmp_path)
+    models = [BlipForConditionalGeneration.from_pretrained(tmp_path).eval() for _ in range(2)]
+    fuse_blip_attention(models[1])
+    return models
+
+
+def test_logits_and_gradients_are_the_same_with_padded_texts_too(pair, pixels, ids):
+    ids = ids[:, 0]
+    padding = torch.ones_like(ids)
+    padding[1, 3:] = 0
+    found = []
+    for model in pair:
+        logits = model(pixel_values=pixels, input_ids=ids, attention_mask=padding).logits
+        (logits * torch.linspace(-1, 1, logits.numel()).view_as(logits)).sum().backward()
+        found.append((logits.detach(), {n: p.grad for n, p in model.named_parameters() if p.grad is not None}))
+    (logits, expected), (logits_fused, found_fused) = found
+    assert torch.allclose(logits, logits_fused, atol=1e-4)
+    assert_close_gradients(found_fused, expected)
+
+
+@torch.no_grad()
+def test_every_cache_holds_what_it_did(pair, pixels, ids):
+    ids = ids[:, 0]
+    states = pair[0].vision_model(pixels).last_hidden_state
+    for cache_of in (lambda: EncoderDecoderCache(DynamicCache(), DynamicCache()), DynamicCache):
+        caches, logits = [], []
+        for model in pair:
+            cache = cache_of()
+            parts = [
+                model.text_decoder(
+                    input_ids=ids[:, start:end], encoder_hidden_states=states, past_key_values=cache, use_cache=True
+                )
+                for start, end in ((0, 3), (3, 4), (4, 6))
+            ]
+            caches.append(parts[-1].past_key_values)
+            logits.append(torch.cat([part.logits for part in parts], 1))
+        assert torch.allclose(*logits, atol=1e-4)
+        for one, other in zip(*caches, strict=True):
+            for tensor, fused in zip(one, other, strict=True):
+                assert (tensor is None and fused is None) or torch.allclose(tensor, fused, atol=1e-4)
+
+
+def test_dropout_acts_in_training_and_not_otherwise(pair, pixels, ids):
+    ids = ids[:, 0]
+    model = pair[1]
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    for layer in model.text_decoder.bert.encoder.layer:
+        layer.crossattention.self.dropout.p = 0.5
+    expected = pair[0](pixel_values=pixels, input_ids=ids).logits
+    assert torch.allclose(model(pixel_values=pixels, input_ids=ids).logits, expected, atol=1e-4)
+    model.train()
+    assert not torch.allclose(model(pixel_values=pixels, input_ids=ids).logits, expected, atol=1e-2)
+
+
+def test_no_probabilities_are_kept(pair, pixels, ids):
+    ids = ids[:, 0]
+    states = (SIDE // 8) ** 2 + 1
+    squares = []
+    for model in pair:
+        shapes: list[tuple[int, ...]] = []
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda tensor, shapes=shapes: shapes.append(tuple(tensor.shape)) or tensor, lambda tensor: tensor
+        ):
+            model(pixel_values=pixels, input_ids=ids)
+        squares.append(sum(shape[-2:] in ((states, states), (L, states), (L, L)) for shape in shapes))
+    assert squares[0] > 0
+    assert squares[1] <= 2, "the mask of self-attention alone"
+
+
+@torch.no_grad()
+def test_where_a_cpu_is_to_do_without_the_fused_kernel_attention_is_as_it_was(pair, pixels, ids):
+    ids = ids[:, 0]
+    torch.backends.cuda.enable_flash_sdp(False)
+    try:
+        one, other = (model(pixel_values=pixels, input_ids=ids).logits for model in pair)
+    finally:
+        torch.backends.cuda.enable_flash_sdp(True)
+    assert torch.equal(one, other)

@@ -94,6 +94,15 @@ def test_killed_and_started_again(tmp_path_factory: pytest.TempPathFactory, tmp_
     assert_same_run(folder, whole)
 
 
+def test_going_on_with_another_number_of_processes_says_so(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    assert run(xe_config(folder, **STILL, **{"train.max_steps": 4}), folder).code == 0
+    ended = run_two(xe_config(folder, **STILL, **{"run.resume": True}), folder, "xe")
+    assert [one.code for one in ended] == [0, 0], ended[0].output
+    assert "was written by 1 process(es) and 2 go on" in ended[0].output
+    assert [line["step"] for line in lines(folder) if "loss/total" in line] == [1, 2, 3, 4, 5, 6]
+
+
 def test_both_stages_in_one_command(tmp_path: Path) -> None:
     """``warm_start`` trains by cross-entropy first, in the same processes, and may do so in another precision."""
     stage = xe_config(tmp_path / "xe", **{"train.max_steps": 2, "train.mixed_precision": "bf16"})

@@ -78,9 +78,7 @@ def train_scst(config: ScstConfig) -> TrainState:
     The optimizer and the schedule are fresh: nothing but the weights comes from cross-entropy training.
     """
     if config.model.init is None:
-        raise ConfigError(
-            "model.init is not set: self-critical training starts from a captioner trained by cross-entropy"
-        )
+        raise ConfigError("model.init is not set: name a captioner that was trained by cross-entropy")
     train, rollout = config.train, config.rollout
     advantage = build_advantage(train.advantage, train.advantage_kwargs)
     objective = build_objective(train.objective, train.objective_kwargs, shared_options(train))
@@ -96,8 +94,8 @@ def train_scst(config: ScstConfig) -> TrainState:
         _check_images(context, reward, monitor)
         metric = selecting_metric(config.monitor, reward.rewards, monitor.judges)
         if context.checkpoint is None:
-            rows, size = context.train_rows, context.micro_batch_size
-            announce_scales(reward, rows, captioner, decoding, train.seed, accelerator, size)
+            size = context.micro_batch_size
+            announce_scales(reward, context.train_rows, captioner, decoding, train.seed, accelerator, size)
         # Before the weights of a checkpoint are loaded: the policy that the run started from.
         wanted = config.monitor.kl or getattr(objective, "needs_reference", False)
         ref_policy = _frozen_copy(captioner, context) if wanted else None
@@ -118,13 +116,13 @@ def train_scst(config: ScstConfig) -> TrainState:
             label_smoothing=train.label_smoothing,
             generate=ReplayedGenerate(captioner) if rollout.cuda_graph else None,
         )
-        target_tokens = rollout.max_new_tokens if train.xe_weight else None
+        targets = rollout.max_new_tokens if train.xe_weight else None
         state = Trainer(
             context,
             task,
             model,
             optimizer,
-            Collate(captioner, target_tokens, augmentations=config.data.augment, seed=train.seed),
+            Collate(captioner, targets, augmentations=config.data.augment, seed=train.seed),
             state,
             validate=CaptionValidator(context, captioner, rollout.max_new_tokens, monitor),
             export=partial(captioner.save_pretrained, captioner.policy),

@@ -96,25 +96,24 @@ def paths() -> dict[Path, str]:
 
 
 def status() -> RemedyStatus:
-    """Import torchvision in new processes and say what it does. Takes 2 to 10 seconds."""
+    """Import torchvision in new processes, without and with the remedy, and say what it does. Takes 2 to 10 seconds."""
     installed = all(path.is_file() and path.read_text(encoding="utf-8") == text for path, text in paths().items())
     error = _import_error("off")
     if not error:
         return RemedyStatus(TorchvisionState.NATIVE, installed)
     if error.startswith("ModuleNotFoundError: No module named 'torchvision'"):
         return RemedyStatus(TorchvisionState.ABSENT, installed, error)
-    if "operator torchvision::" not in error or "does not exist" not in error:
-        return RemedyStatus(TorchvisionState.BROKEN, installed, error)
-    if not installed:
-        return RemedyStatus(TorchvisionState.NEEDED, installed, error)
-    error = _import_error("on")
-    return RemedyStatus(TorchvisionState.BROKEN if error else TorchvisionState.REMEDIED, installed, error)
+    remedied = _import_error("on")
+    if not remedied:
+        return RemedyStatus(TorchvisionState.REMEDIED, installed)
+    covered = not installed and "operator torchvision::" in error and "does not exist" in error
+    return RemedyStatus(TorchvisionState.NEEDED if covered else TorchvisionState.BROKEN, installed, remedied)
 
 
 def install() -> RemedyStatus:
     """Write the files where torchvision needs them, and remove them again where it fails with them too."""
     found = status()
-    if found.state is not TorchvisionState.NEEDED:
+    if found.installed or found.state not in (TorchvisionState.NEEDED, TorchvisionState.REMEDIED):
         return found
     try:
         for path, text in paths().items():

@@ -118,7 +118,10 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def fails_with(monkeypatch: pytest.MonkeyPatch, native: str, remedied: str = "") -> None:
-    monkeypatch.setattr(torchvision_remedy, "_import_error", lambda remedy: remedied if remedy == "on" else native)
+    def import_error(remedy: str) -> str:
+        return remedied if remedy == "on" and all(path.exists() for path in torchvision_remedy.paths()) else native
+
+    monkeypatch.setattr(torchvision_remedy, "_import_error", import_error)
 
 
 def test_install_where_needed_replaces_an_older_hook_and_is_removed(site: Path, capsys: Any) -> None:
@@ -128,7 +131,7 @@ def test_install_where_needed_replaces_an_older_hook_and_is_removed(site: Path, 
         assert torchvision_remedy.status() == (TorchvisionState.REMEDIED, True, "")
         assert {path.name: path.read_text() for path in site.iterdir()} == FILES
     (site / next(iter(FILES))).write_text("old = True\n")
-    assert torchvision_remedy.status().state is TorchvisionState.NEEDED
+    assert torchvision_remedy.status() == (TorchvisionState.REMEDIED, False, "")
     assert torchvision_remedy.install().installed
     for _ in range(2):
         assert torchvision_remedy.main("remove") == 0

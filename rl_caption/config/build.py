@@ -154,9 +154,9 @@ def check_positions(captioner: Captioner, key: str, tokens: int, rows: Iterable[
 
     Raises ConfigError where it has fewer, with its own prompt or with that of one of ``rows``.
     """
-    limits = [("the prompt", captioner.max_tokens)]
-    limits += ((f"the prompt of image {row['image_id']!r}", captioner.room(row)) for row in rows if "prompt" in row)
-    for what, longest in limits:
+    rooms = [("the prompt", captioner.max_tokens)]
+    rooms += ((f"the prompt of image {row['image_id']!r}", captioner.room(row)) for row in rows if "prompt" in row)
+    for what, longest in rooms:
         if longest is not None and tokens > longest:
             raise ConfigError(
                 f"{key} is {tokens}: the captioner has positions for {longest} tokens (max_positions, less {what})"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -25,6 +25,7 @@ from accelerate.utils import (
     set_seed,
 )
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.utils.hooks import RemovableHandle
 from tqdm import tqdm
 
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
 Engine = Literal["plain", "zero0", "zero1", "zero2", "zero3"]
 OWNED_BY_TRAIN = ("optimizer", "scheduler", "fp16", "bf16", "amp", "torch_autocast")
 """Sections of a DeepSpeed configuration that follow from ``train``."""
+MOMENTS = ("exp_avg", "exp_avg_sq")
+Moments = Mapping[str, Mapping[str, Tensor]]
+"""Parameter name -> ``step`` (a scalar), ``exp_avg`` and ``exp_avg_sq`` (of the parameter's shape)."""
 BUCKET_SIZE = 50_000_000
 """Elements of a gradient bucket: 200 MB of float32."""
 
@@ -340,15 +344,34 @@ def full_parameter(accelerator: Accelerator, parameter: Tensor) -> Tensor:
         return parameter.data.clone()
 
 
-def empty_moments(engine: Any, optimizer: torch.optim.Optimizer, step: Tensor, keys: Iterable[str]) -> bool:
-    """Give DeepSpeed's inner ``optimizer`` the moments that it lacks before its first step; True under ZeRO-3."""
+def load_deepspeed_moments(model: nn.Module, trained: Mapping[str, nn.Parameter], moments: Moments) -> None:
+    """Give DeepSpeed the moments of its trained parameters. It has none before its first step: they are made first."""
+    from deepspeed.utils import safe_set_full_optimizer_state, safe_set_local_optimizer_state
+
+    engine: Any = model
     zero = engine.optimizer
+    state, step = torch_optimizer(zero).state, moments[next(iter(trained))]["step"].float().cpu()
     stage3 = hasattr(zero, "fp32_partitioned_groups_flat")
     for flat in zero.fp32_partitioned_groups_flat if stage3 else zero.single_partition_of_fp32_groups:
-        optimizer.state[flat] = {"step": step.clone(), **{key: torch.zeros_like(flat) for key in keys}}
+        state[flat] = {"step": step.clone(), **{key: torch.zeros_like(flat) for key in MOMENTS}}
     if not stage3:
         zero._lazy_init_hp_params_optimizer_state()
-    return stage3
+    for name, parameter in trained.items():
+        for key in MOMENTS:
+            value = moments[name][key].to(engine.device, torch.float32)
+            if stage3:
+                size, rank = parameter.ds_tensor.numel(), torch.distributed.get_rank()  # type: ignore[attr-defined]
+                padded = functional.pad(value.flatten(), (0, size * engine.world_size - value.numel()))
+                safe_set_local_optimizer_state(parameter, padded.narrow(0, size * rank, size), key)
+            else:
+                safe_set_full_optimizer_state(parameter, value, key)
+
+
+def torch_optimizer(optimizer: Any) -> torch.optim.Optimizer:
+    """The torch optimizer below Accelerate's and DeepSpeed's."""
+    while not isinstance(optimizer, torch.optim.AdamW):
+        optimizer = optimizer.optimizer
+    return optimizer
 
 
 def global_count(accelerator: Accelerator, local_count: Tensor) -> Tensor:

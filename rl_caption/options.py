@@ -70,7 +70,7 @@ Rank: TypeAlias = Annotated[int, Range(min=1, max=65536)]
 Positions: TypeAlias = Annotated[int, Range(min=0, max=16384)]
 Resamples: TypeAlias = Annotated[int, Range(min=0, max=10**6)]
 TEMPERATURES = Range(min=1e-6, max=1e6)
-"""Below, float32 cannot hold logits / temperature; above, it cannot tell forbidden tokens apart."""
+"""Below, float32 cannot hold logits / temperature; above, it cannot distinguish forbidden tokens."""
 Temperature: TypeAlias = Annotated[float, TEMPERATURES]
 Fraction: TypeAlias = Annotated[float, Range(min=0, max=1)]
 Probability: TypeAlias = Annotated[float, Range(min=0, below=1)]

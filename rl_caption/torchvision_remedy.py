@@ -90,40 +90,34 @@ class RemedyStatus(NamedTuple):
     error: str = ""
 
 
-def site_packages() -> Path:
-    """The folder of the running interpreter's environment that ``.pth`` files are read from."""
-    return Path(sysconfig.get_paths()["purelib"])
+def paths() -> dict[Path, str]:
+    """The remedy's files in this environment, and what is written into each."""
+    return {Path(sysconfig.get_paths()["purelib"]) / name: text for name, text in FILES.items()}
 
 
 def status() -> RemedyStatus:
-    """Import torchvision in new processes and say what it does. Takes 2 to 10 seconds."""
-    paths = {site_packages() / name: text for name, text in FILES.items()}
-    installed = all(path.is_file() and path.read_text(encoding="utf-8") == text for path, text in paths.items())
-    error, state = _import_error("off"), TorchvisionState.BROKEN
+    """Import torchvision in new processes, without and with the remedy, and say what it does. Takes 2 to 10 seconds."""
+    installed = all(path.is_file() and path.read_text(encoding="utf-8") == text for path, text in paths().items())
+    error = _import_error("off")
     if not error:
-        state = TorchvisionState.NATIVE
-    elif error.startswith("ModuleNotFoundError: No module named 'torchvision'"):
-        state = TorchvisionState.ABSENT
-    elif installed:
-        error = _import_error("on")
-        state = state if error else TorchvisionState.REMEDIED
-    elif "operator torchvision::" in error and "does not exist" in error:
-        state = TorchvisionState.NEEDED
-    return RemedyStatus(state, installed, error)
+        return RemedyStatus(TorchvisionState.NATIVE, installed)
+    if error.startswith("ModuleNotFoundError: No module named 'torchvision'"):
+        return RemedyStatus(TorchvisionState.ABSENT, installed, error)
+    remedied = _import_error("on")
+    if not remedied:
+        return RemedyStatus(TorchvisionState.REMEDIED, installed)
+    covered = not installed and "operator torchvision::" in error and "does not exist" in error
+    return RemedyStatus(TorchvisionState.NEEDED if covered else TorchvisionState.BROKEN, installed, remedied)
 
 
 def install() -> RemedyStatus:
-    """Write the files where torchvision needs them; remove them again where it fails with them too.
-
-    Raises:
-        RemedyError: the folder is not writable.
-    """
+    """Write the files where torchvision needs them, and remove them again where it fails with them too."""
     found = status()
-    if found.state is not TorchvisionState.NEEDED:
+    if found.installed or found.state not in (TorchvisionState.NEEDED, TorchvisionState.REMEDIED):
         return found
     try:
-        for name, text in FILES.items():
-            with atomic_write(site_packages() / name) as file:
+        for path, text in paths().items():
+            with atomic_write(path) as file:
                 file.write(text.encode())
     except OSError as error:
         raise RemedyError(f"cannot write the remedy: {error}; use a virtual environment of your own") from error
@@ -133,12 +127,11 @@ def install() -> RemedyStatus:
     return found
 
 
-def remove() -> list[str]:
-    """Delete the files; return those that were there."""
-    found = [path for name in reversed(FILES) if (path := site_packages() / name).exists()]
-    for path in found:
-        path.unlink()
-    return [str(path) for path in found]
+def remove() -> RemedyStatus:
+    """Delete the files."""
+    for path in reversed(paths()):
+        path.unlink(missing_ok=True)
+    return status()
 
 
 def _import_error(remedy: str) -> str:
@@ -153,22 +146,20 @@ def _import_error(remedy: str) -> str:
     return message.splitlines()[-1] if done.returncode else ""
 
 
-def main(arguments: list[str]) -> int:
+def main(command: str = "") -> int:
     """Run a command; return 0, or 1 when torchvision does not load afterwards."""
-    if arguments == ["remove"]:
-        print(f"removed: {', '.join(remove()) or 'nothing'}")
-        return 0
-    if arguments not in (["install"], ["status"]):
+    commands = {"install": install, "status": status, "remove": remove}
+    if command not in commands:
         print("usage: python -m rl_caption.torchvision_remedy install|status|remove", file=sys.stderr)
         return 2
     try:
-        found = install() if arguments == ["install"] else status()
+        found = commands[command]()
     except RemedyError as error:
         print(f"torchvision remedy: {error}", file=sys.stderr)
         return 1
     print(f"{found.state.value} {found.error}".strip())
-    return int(found.state in (TorchvisionState.NEEDED, TorchvisionState.BROKEN))
+    return int(command != "remove" and found.state in (TorchvisionState.NEEDED, TorchvisionState.BROKEN))
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(*sys.argv[1:2]))

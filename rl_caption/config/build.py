@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields, replace
@@ -44,11 +45,7 @@ def quiet_libraries() -> None:
 def checked_splits(
     config: DataConfig, data: DataModule, splits: Sequence[str], accelerator: Accelerator, cache: Path
 ) -> dict[str, Sequence[Row]]:
-    """Check the splits together (``data.on_bad``) and return their usable rows; ``cache`` remembers good images.
-
-    Raises:
-        DataError: unusable images or captions, with counts and the first offenders.
-    """
+    """Check the splits as ``data.on_bad`` says and return their usable rows; ``cache`` remembers good images."""
     with accelerator.main_process_first():  # the others then find the verdicts in the cache
         try:
             report = check_data(
@@ -123,9 +120,7 @@ def _refuse_pretrained_options(config: ModelConfig) -> None:
 def check_positions(captioner: Captioner, key: str, tokens: int, rows: Iterable[Row] = ()) -> None:
     """Check that the captioner has positions for captions of ``tokens`` tokens, the value of configuration ``key``.
 
-    Raises:
-        ConfigError: it has fewer, with its own prompt or with that of one of ``rows``.
-        DataError: one of ``rows`` has a prompt that the captioner does not read.
+    Raises ConfigError where it has fewer, with its own prompt or with that of one of ``rows``.
     """
     rooms = [("the prompt", captioner.max_tokens)]
     rooms += (
@@ -150,57 +145,44 @@ def build_decoding(config: ScstConfig) -> Decoding:
 
 
 def build_reward(config: RewardConfig, references: Sequence[list[str]], folder: Path | None = None) -> MixedReward:
-    """The mixture of rewards.
+    """The mixture of rewards; ConfigError where a term cannot be made.
 
     Where ``reward.df`` is null, document frequencies are counted from ``references`` (one document an image) and
-    written to ``folder/document_frequencies.npz``, if there is a folder (of a run: then CLIP-based terms also log what
-    their caches of embeddings take). CLIP-based terms whose arguments ask for the same network and cache share one.
-
-    Raises:
-        ConfigError: no terms, an unknown reward or argument, weights that are not there, or document frequencies made
-            with another EOS setting.
+    written to ``folder``, that of a run, where CLIP-based terms also log what their caches of embeddings take.
+    CLIP-based terms whose arguments ask for the same network and cache get the same encoder.
     """
     if not config.terms:
         raise ConfigError("reward.terms is empty: name at least one reward, such as cider")
-    terms = {}
+    terms: dict[str, tuple[Any, float]] = {}
     encoders: dict[str, CachedEncoder] = {}
     for name, term in config.terms.items():
         arguments = dict(term.kwargs)
         if name == "cider" and term.target is None:
             arguments = {"df": config.df or _frequencies(config, references, folder), "eos": config.eos} | arguments
         try:
-            wanted = _encoder_wanted(term.target or name, arguments)
-            if wanted is not None and wanted in encoders:
-                arguments["backbone"] = encoders[wanted]
+            key = _encoder_key(term.target or name, arguments)
+            if key in encoders:
+                arguments["backbone"] = encoders[key]
             reward = build_term(term.target or name, **arguments)
         except (ValueError, OSError) as error:
             raise ConfigError(f"reward.terms.{name}: {error}") from error
-        if wanted is not None and isinstance(reward, ClipScore):
-            encoders[wanted] = reward.backbone
+        if isinstance(reward, ClipScore):
+            if folder is not None:  # of an encoder that several terms use, the first counts the images
+                reward.plan_caches(0 if key in encoders else len(references), len(set(itertools.chain(*references))))
+            if key:
+                encoders[key] = reward.backbone
         terms[name] = (reward, term.weight)
-    if folder is not None:
-        _plan_caches([reward for reward, _ in terms.values()], references)
     try:
         return MixedReward(terms, config.normalize)
     except ValueError as error:
         raise ConfigError(f"reward: {error}") from error
 
 
-def _plan_caches(rewards: Sequence[Any], references: Sequence[list[str]]) -> None:
-    """Let CLIP-based rewards say what the embeddings of the training data take; a shared encoder says it once."""
-    scores = [reward for reward in rewards if isinstance(reward, ClipScore)]
-    texts = len({text for own in references for text in own}) if scores else 0
-    seen: set[int] = set()
-    for score in scores:
-        score.plan_caches(0 if id(score.backbone) in seen else len(references), texts)
-        seen.add(id(score.backbone))
-
-
-def _encoder_wanted(name: str, arguments: dict[str, Any]) -> str | None:
-    """Key of the encoder and image cache of a CLIP-based reward, defaults filled in; None for other rewards."""
+def _encoder_key(name: str, arguments: dict[str, Any]) -> str:
+    """Key of the encoder and image cache of a CLIP-based reward, defaults filled in; empty for other rewards."""
     kind = load_term(name)
     if not (isinstance(kind, type) and issubclass(kind, ClipScore)):
-        return None
+        return ""
     given = {key: parameter.default for key, parameter in inspect.signature(kind).parameters.items()} | arguments
     return repr([given.get(field.name) for field in fields(EncoderOptions) if field.name != "cache_references"])
 
@@ -214,11 +196,7 @@ def _frequencies(config: RewardConfig, references: Sequence[list[str]], folder: 
 
 
 def usable_split(data: DataModule, split: str) -> str:
-    """``split`` itself.
-
-    Raises:
-        DataError: the dataset has no such split.
-    """
+    """``split`` itself; DataError where the dataset has no such split."""
     if split not in data.splits:
         raise DataError(f"split {split!r} is not in the data: it has {list(data.splits)}")
     return split

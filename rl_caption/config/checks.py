@@ -23,20 +23,16 @@ NEED_TWO_SAMPLES = frozenset({"leave_one_out", "group_norm"})
 
 
 def check(config: Any) -> None:
-    """Refuse a configuration that has ``mistakes``.
-
-    Raises:
-        ConfigError: all of them.
-    """
+    """Raise ConfigError where a configuration has ``mistakes``."""
     wrong = mistakes(config)
     if wrong:
         raise ConfigError("; ".join(wrong))
 
 
 def mistakes(config: Any) -> list[str]:
-    """What is wrong with a configuration of any program, one sentence each: key, value, and what would be right.
+    """What is wrong with a configuration of any program: values out of range, options that do not fit each other.
 
-    Ranges stand where an option is defined; here is what one option says about another.
+    One sentence each: key, value, and what would be right.
     """
     wrong = [*wrong_values(config, type(config))]
     if wrong:

@@ -77,9 +77,7 @@ def train_scst(config: ScstConfig) -> TrainState:
     The optimizer and the schedule are fresh: nothing but the weights comes from cross-entropy training.
     """
     if config.model.init is None:
-        raise ConfigError(
-            "model.init is not set: self-critical training starts from a captioner trained by cross-entropy"
-        )
+        raise ConfigError("model.init is not set: name a captioner that was trained by cross-entropy")
     train, rollout = config.train, config.rollout
     advantage = build_advantage(train.advantage, train.advantage_kwargs)
     objective = build_objective(train.objective, train.objective_kwargs, train.loss_reduction, train.kl_coef)
@@ -119,13 +117,13 @@ def train_scst(config: ScstConfig) -> TrainState:
             label_smoothing=train.label_smoothing,
             generate=ReplayedGenerate(captioner) if rollout.cuda_graph else None,
         )
-        target_tokens = rollout.max_new_tokens if train.xe_weight else None
+        targets = rollout.max_new_tokens if train.xe_weight else None
         state = Trainer(
             context,
             task,
             model,
             optimizer,
-            Collate(captioner, target_tokens, augmentations=config.data.augment, seed=train.seed),
+            Collate(captioner, targets, augmentations=config.data.augment, seed=train.seed),
             state,
             validate=CaptionValidator(context, captioner, rollout.max_new_tokens, monitor),
             export=partial(captioner.save_pretrained, captioner.policy),

@@ -1,1 +1,1 @@
-"""What every training shares: the loop, the run folder, checkpoints, logs and validation."""
+"""The loop around every training, its engines, run folder, checkpoints and validation."""

@@ -14,7 +14,7 @@ import logging
 import os
 import pickle
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -28,21 +28,24 @@ from accelerate.utils.other import clean_state_dict_for_safetensors
 from safetensors import SafetensorError
 from safetensors.torch import load_file, load_model, save_file
 from torch import Tensor, nn
-from torch.nn import functional
 
 from rewards.model_files import MANIFEST, damage, manifest_of
 from rl_caption.data.files import write_json
 from rl_caption.data.plain_files import check_type, read_json
-from rl_caption.engines import empty_moments, full_parameter, uses_deepspeed
+from rl_caption.engines import (
+    MOMENTS,
+    Moments,
+    full_parameter,
+    load_deepspeed_moments,
+    torch_optimizer,
+    uses_deepspeed,
+)
 from rl_caption.types import TrainState
 
 logger = logging.getLogger(__name__)
 
 STATE = "trainer_state.json"
 MODEL, OPTIMIZER, PLAIN_OPTIMIZER = "model.safetensors", "optimizer.safetensors", "optimizer.bin"
-MOMENTS = ("exp_avg", "exp_avg_sq")
-Moments = Mapping[str, Mapping[str, Tensor]]
-"""Parameter name -> ``step`` (a scalar), ``exp_avg`` and ``exp_avg_sq`` (of the parameter's shape)."""
 WRITE_FAILURES = ("file", "write", "inline_container", "iostream")
 """Words in the RuntimeErrors by which ``torch.save`` reports that it could not write."""
 
@@ -222,7 +225,7 @@ def clear_leftovers(folder: Path) -> None:
 
 
 def replace_folder(new: Path, final: Path) -> None:
-    """Put the finished folder ``new`` in the place of ``final``.
+    """Replace ``final`` by the finished folder ``new``.
 
     At every moment the old or the new one is intact; ``clear_leftovers`` tells which after a kill.
     """
@@ -271,9 +274,9 @@ def _write_full_state(accelerator: Accelerator, model: nn.Module, optimizer: Any
     from deepspeed.utils import safe_get_full_optimizer_state
 
     weights = _full_state_dict(accelerator, model)
-    step = next(iter(_torch_optimizer(optimizer).state.values()))["step"]
+    step = next(iter(torch_optimizer(optimizer).state.values()))["step"]
     moments: dict[str, Tensor] = {}
-    for name, parameter in _trained(accelerator, model):
+    for name, parameter in _trained(accelerator, model).items():
         values = {"step": step} | {key: safe_get_full_optimizer_state(parameter, key) for key in MOMENTS}
         if accelerator.is_main_process:
             moments |= {f"{name}/{key}": value.detach().float().cpu().clone() for key, value in values.items()}
@@ -317,36 +320,14 @@ def _read_moments(folder: Path, model: nn.Module, optimizer: torch.optim.Optimiz
 
 def _load_moments(accelerator: Accelerator, model: nn.Module, optimizer: Any, moments: Moments) -> None:
     """Give the prepared optimizer its moments back. Called by every process."""
-    trained = [*_trained(accelerator, model)]
-    inner = _torch_optimizer(optimizer)
-    if not uses_deepspeed(accelerator):
-        for name, parameter in trained:
-            state = {key: moments[name][key].to(parameter.device, torch.float32).clone() for key in MOMENTS}
-            inner.state[parameter] = {"step": moments[name]["step"].float().cpu(), **state}
+    trained = _trained(accelerator, model)
+    if uses_deepspeed(accelerator):
+        load_deepspeed_moments(model, trained, moments)
         return
-    from deepspeed.utils import safe_set_full_optimizer_state, safe_set_local_optimizer_state
-
-    engine: Any = model
-    step = moments[trained[0][0]]["step"].float().cpu()
-    stage3 = empty_moments(engine, inner, step, MOMENTS)
-    for name, parameter in trained:
-        for key in MOMENTS:
-            value = moments[name][key].to(engine.device, torch.float32)
-            if stage3:
-                size, rank = parameter.ds_tensor.numel(), torch.distributed.get_rank()  # type: ignore[attr-defined]
-                padded = functional.pad(value.flatten(), (0, size * engine.world_size - value.numel()))
-                safe_set_local_optimizer_state(parameter, padded.narrow(0, size * rank, size), key)
-            else:
-                safe_set_full_optimizer_state(parameter, value, key)
+    for name, parameter in trained.items():
+        state = {key: moments[name][key].to(parameter.device, torch.float32).clone() for key in MOMENTS}
+        torch_optimizer(optimizer).state[parameter] = {"step": moments[name]["step"].float().cpu(), **state}
 
 
-def _trained(accelerator: Accelerator, model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    module = accelerator.unwrap_model(model)
-    return ((name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad)
-
-
-def _torch_optimizer(optimizer: Any) -> torch.optim.Optimizer:
-    """The torch optimizer below Accelerate's and DeepSpeed's."""
-    while not isinstance(optimizer, torch.optim.AdamW):
-        optimizer = optimizer.optimizer
-    return optimizer
+def _trained(accelerator: Accelerator, model: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: value for name, value in accelerator.unwrap_model(model).named_parameters() if value.requires_grad}

@@ -139,14 +139,10 @@ class Trainer:
         self._skipped = 0
 
     def fit(self) -> TrainState:
-        """Train to ``max_steps``, to the end of patience, or to SIGTERM, SIGINT or SIGHUP (which
-        save a checkpoint first; a second one ends the process at once).
+        """Train to ``max_steps``, to the end of patience, or to SIGTERM, SIGINT or SIGHUP, which save a checkpoint.
 
-        Raises:
-            NonFiniteError: a loss or gradient, before the optimizer has touched the weights; or a weight, before it is
-                validated or written.
-            CheckpointError: a checkpoint cannot be written.
-            RewardError: a reward failed.
+        Raises NonFiniteError before a loss or gradient that is not finite changes the weights, and before weights that
+        are not finite are validated or written; CheckpointError where a checkpoint or the model cannot be written.
         """
         self._describe()
         log = RunLog(self.accelerator, self.folder, self.task.name, self.state.global_step, self.max_steps)

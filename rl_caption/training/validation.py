@@ -86,36 +86,8 @@ class CaptionValidator:
         metrics = {"val/cider": validation_cider(captions, self.references), "val/length": sum(words) / len(words)}
         if self.monitor is None:
             return Validation(metrics)
-        found = self._monitored(self.monitor, step, decoded, logged)
+        found = self._inspect(self.monitor, step, decoded, logged)
         return replace(found, metrics=metrics | found.metrics)
-
-    def _monitored(
-        self,
-        monitor: HackingMonitor,
-        step: int,
-        decoded: Mapping[str, tuple[str, bool]],
-        logged: Mapping[str, float],
-    ) -> Validation:
-        """The main process's verdict, broadcast: scores that differ in a last bit must not make processes differ.
-
-        Raises:
-            RewardError: on every process, where it is raised on the main one.
-        """
-        accelerator = self.context.accelerator
-        outcome: list[Validation | str | None] = [None]
-        if accelerator.is_main_process:
-            try:
-                outcome = [self._inspect(monitor, step, decoded, logged)]
-            except RewardError as error:
-                if accelerator.num_processes == 1:
-                    raise
-                outcome = [str(error)]
-        if accelerator.num_processes > 1:
-            broadcast_object_list(outcome)
-        (found,) = outcome
-        if not isinstance(found, Validation):
-            raise RewardError(str(found))
-        return found
 
     def _inspect(
         self,
@@ -124,13 +96,30 @@ class CaptionValidator:
         decoded: Mapping[str, tuple[str, bool]],
         logged: Mapping[str, float],
     ) -> Validation:
-        rows = [self.context.val_rows[index] for index in range(len(self.context.val_rows))]
-        texts = [decoded[row["image_id"]][0] for row in rows]
-        finished = [decoded[row["image_id"]][1] for row in rows]
-        policy = {key: logged[f"policy/{key}"] for key in ("entropy", "kl") if f"policy/{key}" in logged}
-        found, findings = monitor.inspect(step, rows, texts, finished, policy)
-        self._write(step, "judges.json", {"image_id": list(decoded), "judges": dict(findings.judges)})
-        return found
+        """The main process's verdict, broadcast: scores that differ in a last bit must not make processes differ.
+
+        A RewardError is raised on every process, where it is raised on the main one.
+        """
+        accelerator, rows = self.context.accelerator, self.context.val_rows
+        outcome: list[Validation | str | None] = [None]
+        if accelerator.is_main_process:
+            images = [rows[index] for index in range(len(rows))]
+            texts, finished = zip(*(decoded[row["image_id"]] for row in images), strict=True)
+            policy = {key: logged[f"policy/{key}"] for key in ("entropy", "kl") if f"policy/{key}" in logged}
+            try:
+                found, findings = monitor.inspect(step, images, texts, finished, policy)
+            except RewardError as error:
+                if accelerator.num_processes == 1:
+                    raise
+                outcome = [str(error)]
+            else:
+                outcome = [found]
+                self._write(step, "judges.json", {"image_id": list(decoded), "judges": dict(findings.judges)})
+        if accelerator.num_processes > 1:
+            broadcast_object_list(outcome)
+        if not isinstance(outcome[0], Validation):
+            raise RewardError(str(outcome[0]))
+        return outcome[0]
 
     def _write(self, step: int, name: str, content: object) -> None:
         write_json(self.context.folder / "eval" / f"step-{step:08d}" / name, content)

@@ -28,6 +28,9 @@ accelerator.end_training()
 """
 TORCHRUN = ["torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
 ACCELERATE = ["accelerate.commands.launch"]
+ADVISED = (
+    "--multi_gpu --num_processes 2 --num_machines 1 --mixed_precision no --dynamo_backend no --main_process_port 0"
+)
 
 
 def start(launcher: list[str], tmp_path: Path, way: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -46,38 +49,35 @@ def start(launcher: list[str], tmp_path: Path, way: str, **variables: str) -> su
     )
 
 
-def assert_two_together(done: subprocess.CompletedProcess[str]) -> None:
+@pytest.mark.parametrize(
+    ("launcher", "way", "variables"),
+    [
+        ([*ACCELERATE, "--config_file", str(REPOSITORY / "configs/accelerate/cpu2.yaml")], "prepared", {}),
+        ([*ACCELERATE, *ADVISED.split()], "bare", {"ACCELERATE_USE_CPU": "true"}),
+        (TORCHRUN, "prepared", {}),
+    ],
+    ids=["shipped configuration", "advised command, of a program that knows nothing of this package", "torchrun"],
+)
+def test_two_processes_train(launcher: list[str], way: str, variables: dict[str, str], tmp_path: Path) -> None:
+    done = start(launcher, tmp_path, way, **variables)
     assert done.returncode == 0, done.stderr
     assert "rank 0 of 2: sum 3" in done.stdout
     assert "rank 1 of 2: sum 3" in done.stdout
 
 
-def assert_stopped_with_advice(done: subprocess.CompletedProcess[str], reason: str) -> None:
+@pytest.mark.parametrize(
+    ("launcher", "way", "reason"),
+    [
+        (TORCHRUN, "bare", "WORLD_SIZE=2"),
+        ([*ACCELERATE, "--cpu", "--num_processes", "2"], "prepared", "asked for 2 processes and started 1"),
+    ],
+    ids=["unsynchronised copies", "one process for two"],
+)
+def test_another_number_of_processes_stops_with_advice(
+    launcher: list[str], way: str, reason: str, tmp_path: Path
+) -> None:
+    done = start(launcher, tmp_path, way)
     assert done.returncode != 0, done.stdout
     assert "sum" not in done.stdout, "it trained all the same"
     assert reason in done.stderr
     assert "ACCELERATE_USE_CPU=true accelerate launch --multi_gpu --num_processes 2 --num_machines 1" in done.stderr
-
-
-def test_shipped_configuration_starts_two_processes_that_train_together(tmp_path: Path) -> None:
-    config = REPOSITORY / "configs" / "accelerate" / "cpu2.yaml"
-    assert_two_together(start([*ACCELERATE, "--config_file", str(config)], tmp_path, "prepared"))
-
-
-def test_advised_command_works_for_a_program_that_knows_nothing_of_this_package(tmp_path: Path) -> None:
-    options = "--multi_gpu --num_processes 2 --num_machines 1 --mixed_precision no --dynamo_backend no"
-    launcher = [*ACCELERATE, *options.split(), "--main_process_port", "0"]
-    assert_two_together(start(launcher, tmp_path, "bare", ACCELERATE_USE_CPU="true"))
-
-
-def test_torchrun_needs_no_variable(tmp_path: Path) -> None:
-    assert_two_together(start(TORCHRUN, tmp_path, "prepared"))
-
-
-def test_unsynchronised_copies_stop(tmp_path: Path) -> None:
-    assert_stopped_with_advice(start(TORCHRUN, tmp_path, "bare"), "WORLD_SIZE=2")
-
-
-def test_one_process_for_two_stops(tmp_path: Path) -> None:
-    launcher = [*ACCELERATE, "--cpu", "--num_processes", "2"]
-    assert_stopped_with_advice(start(launcher, tmp_path, "prepared"), "asked for 2 processes and started 1")

@@ -182,12 +182,6 @@ def test_a_complete_run_that_goes_on_is_not_complete_until_its_new_end(tmp_path:
     assert not (tmp_path / "result.json").exists()
 
 
-def test_a_finished_state_takes_no_step(tmp_path: Path) -> None:
-    trainer, task, _ = make_trainer(tmp_path, state=TrainState(4, "val/cider", best_metric=0.5, best_step=2))
-    trainer.fit()
-    assert task.seen == []
-
-
 def test_an_export_that_cannot_be_written_keeps_the_one_before(tmp_path: Path) -> None:
     trainer, _, _ = make_trainer(tmp_path, [0.1, 0.2], eval_every=1)
     working, calls = trainer.export, []

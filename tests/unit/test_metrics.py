@@ -16,7 +16,7 @@ from tests.training_for_tests import changed, lines, run, scst_config, xe_config
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 ONLY_FP16 = {"train/skipped", "train/loss_scale"}
-"""Which no CPU trains in; ``test_trainer.py`` has them logged."""
+"""Which no CPU trains in; ``test_loop.py`` has them logged."""
 
 
 def test_parts_of_unequal_size_count_by_element() -> None:

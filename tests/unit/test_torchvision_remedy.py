@@ -112,28 +112,31 @@ def test_other_imports_are_left_alone(torchvision: str | None, last: str, tmp_pa
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty site-packages beside a torchvision that needs the remedy, by which it loads."""
     (tmp_path / "site").mkdir()
-    monkeypatch.setattr(torchvision_remedy, "site_packages", lambda: tmp_path / "site")
+    monkeypatch.setattr("sysconfig.get_paths", lambda: {"purelib": str(tmp_path / "site")})
     fails_with(monkeypatch, MISSING)
     return tmp_path / "site"
 
 
 def fails_with(monkeypatch: pytest.MonkeyPatch, native: str, remedied: str = "") -> None:
-    monkeypatch.setattr(torchvision_remedy, "_import_error", lambda remedy: remedied if remedy == "on" else native)
+    def import_error(remedy: str) -> str:
+        return remedied if remedy == "on" and all(path.exists() for path in torchvision_remedy.paths()) else native
+
+    monkeypatch.setattr(torchvision_remedy, "_import_error", import_error)
 
 
 def test_install_where_needed_replaces_an_older_hook_and_is_removed(site: Path, capsys: Any) -> None:
-    assert torchvision_remedy.main(["status"]) == 1
+    assert torchvision_remedy.main("status") == 1
     for _ in range(2):
-        assert torchvision_remedy.main(["install"]) == 0
+        assert torchvision_remedy.main("install") == 0
         assert torchvision_remedy.status() == (TorchvisionState.REMEDIED, True, "")
         assert {path.name: path.read_text() for path in site.iterdir()} == FILES
     (site / next(iter(FILES))).write_text("old = True\n")
-    assert torchvision_remedy.status().state is TorchvisionState.NEEDED
+    assert torchvision_remedy.status() == (TorchvisionState.REMEDIED, False, "")
     assert torchvision_remedy.install().installed
     for _ in range(2):
-        assert torchvision_remedy.main(["remove"]) == 0
+        assert torchvision_remedy.main("remove") == 0
         assert list(site.iterdir()) == []
-    assert torchvision_remedy.main(["uninstall"]) == 2
+    assert torchvision_remedy.main("uninstall") == 2
     assert "install|status|remove" in capsys.readouterr().err
 
 
@@ -153,7 +156,7 @@ def test_install_leaves_nothing_where_it_is_of_no_use(
     found = torchvision_remedy.install()
     assert (found.state, found.error) == (state, remedied or native)
     assert list(site.iterdir()) == []
-    assert torchvision_remedy.main(["install"]) == (state is TorchvisionState.BROKEN)
+    assert torchvision_remedy.main("install") == (state is TorchvisionState.BROKEN)
 
 
 def test_unwritable_site_packages_is_named(site: Path) -> None:
@@ -161,7 +164,7 @@ def test_unwritable_site_packages_is_named(site: Path) -> None:
     site.write_text("a file, where a folder should be")
     with pytest.raises(RemedyError, match=r"cannot write .*site"):
         torchvision_remedy.install()
-    assert torchvision_remedy.main(["install"]) == 1
+    assert torchvision_remedy.main("install") == 1
 
 
 def test_this_environment_imports_what_the_package_is_built_on() -> None:

@@ -13,7 +13,7 @@ from PIL import Image
 
 from rewards.images import Renderable, pixel_hash
 from rewards.text.tokenize import tokenize
-from rl_caption.data.base import SHOWN, DataError, DataModule, Row, RowView, load_image
+from rl_caption.data.base import SHOWN, DataError, DataModule, DataView, Row, RowView, load_image
 from rl_caption.data.features import ImageFeatures, as_image_features
 from rl_caption.data.file_checks import check_features, check_image_files
 
@@ -120,27 +120,15 @@ class CheckReport:
         Raises:
             DataError: ``data`` is not the dataset that was checked (a split has another length).
         """
-        return _FilteredData(data, self)
-
-
-class _FilteredData:
-    def __init__(self, data: DataModule, report: CheckReport) -> None:
-        self._data = data
-        self._report = report
-        for split, count in report.rows.items():
+        for split, count in self.rows.items():
             if len(data.split(split)) != count:
                 raise DataError(f"split {split!r} has {len(data.split(split))} rows, but {count} were checked")
+        return DataView(data, self._good_rows)
 
-    @property
-    def splits(self) -> tuple[str, ...]:
-        return self._data.splits
-
-    def split(self, name: str) -> Sequence[Row]:
-        rows = self._data.split(name)
-        if name not in self._report.kept:
+    def _good_rows(self, split: str, rows: Sequence[Row]) -> Sequence[Row]:
+        if split not in self.kept:
             return rows
-        change = partial(_with_references, self._report.references.get(name, {}))
-        return RowView(rows, self._report.kept[name], change)
+        return RowView(rows, self.kept[split], partial(_with_references, self.references.get(split, {})))
 
 
 def _with_references(references: Mapping[int, list[str]], index: int, row: Row) -> Row:

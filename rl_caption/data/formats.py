@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 from rl_caption.config.ranges import wrong_values
 from rl_caption.config.targets import load_target
-from rl_caption.data.base import DataError, DataModule, Row, RowView
-from rl_caption.data.features import FeatureOptions, ImageSize, features_of
+from rl_caption.data.base import DataError, DataModule, DataView, Row, RowView
+from rl_caption.data.features import FeatureOptions, features_of
 from rl_caption.data.plain_files import check_type
 from rl_caption.errors import ConfigError
 
@@ -46,21 +46,23 @@ def wrong_options(config: DataConfig, key: str, with_kwargs: bool) -> list[str]:
     Raises:
         ConfigError: there is no such format.
     """
-    target: Any = load_target(config.format, FORMATS, f"{key}.format")
-    parameters, given = inspect.signature(target).parameters, _given(config)
-    function = target.__init__ if isinstance(target, type) else target
+    target, given = load_target(config.format, FORMATS, f"{key}.format"), _given(config)
+    parameters = inspect.signature(target).parameters
     takes = ", ".join(map(str, parameters.values())) or "no options"
     free = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
-    wrong = [
-        f"{key}.{name} is {value!r}: {key}.format {config.format} does not read it, leave it out"
-        for name, value in given.items()
-        if name not in parameters and not free
-    ]
+    wrong = []
+    for name in [name for name in given if name not in parameters and not free]:
+        readers = [each for each in FORMATS if name in inspect.signature(load_target(each, FORMATS, key)).parameters]
+        wrong.append(
+            f"{key}.{name} is {given[name]!r}: {key}.format {config.format} does not read it (read by "
+            f"{' and '.join(readers)}), leave it out"
+        )
     unknown = [name for name in sorted(config.kwargs) if with_kwargs and name not in parameters and not free]
     if wrong or unknown:
         return wrong + [f"{key}.kwargs has {unknown}: {config.format} takes {takes}"] * bool(unknown)
     try:
-        hints = get_type_hints(function, include_extras=True)
+        constructor = target.__init__
+        hints = get_type_hints(constructor if isinstance(target, type) else target, include_extras=True)
     except NameError:  # imported for type checkers only
         hints = {}
     values = {f"{key}.{name}": (value, hints.get(name, Any)) for name, value in given.items()}
@@ -99,7 +101,7 @@ def build_data(config: DataConfig) -> DataModule:
         raise ConfigError(f"data: format {config.format} cannot be made: {error}") from error
     if not (hasattr(made, "splits") and callable(getattr(made, "split", None))):
         raise ConfigError(f"data.format is {config.format!r}: what it makes has no splits and split(name)")
-    return LongCaptions(made) if config.long_captions else made
+    return long_captions(made) if config.long_captions else made
 
 
 def _given(config: DataConfig) -> dict[str, Any]:
@@ -144,10 +146,7 @@ def rows_of(rows: Mapping[str, list[Row]], name: str, source: Path) -> Sequence[
 
 
 def add_features(
-    rows: Mapping[str, list[Row]],
-    root: str | Path | None,
-    options: Mapping[str, Any] | None = None,
-    sizes: Mapping[str, ImageSize] | None = None,
+    rows: Mapping[str, list[Row]], root: str | Path | None, options: Mapping[str, Any] | None = None
 ) -> None:
     """Give every row ``features``, its ``ImageFeatures`` under ``root``; nothing where ``root`` is None.
 
@@ -155,7 +154,6 @@ def add_features(
         rows: by split.
         root: a folder or an HDF5 file.
         options: arguments of ``FeatureOptions``.
-        sizes: image id -> width and height in pixels, where they are known.
 
     Raises:
         DataError: ``root`` is neither, or there are options without a root, or wrong ones.
@@ -165,29 +163,21 @@ def add_features(
             raise DataError(f"features_kwargs is {dict(options)}, but features_root is not set")
         return
     every = [row for split in rows.values() for row in split]
-    for row, found in zip(every, features_of(every, root, FeatureOptions.of(options), sizes), strict=True):
+    for row, found in zip(every, features_of(every, root, FeatureOptions.of(options)), strict=True):
         row["features"] = found
 
 
-class LongCaptions:
+def long_captions(data: DataModule) -> DataModule:
     """A dataset whose captions are the long descriptions of another (``data.long_captions``).
 
     The one reference of a row is its ``long_reference``; the references that it had become ``short_references``. A row
     without a long description raises ``DataError`` when it is looked at.
     """
+    return DataView(data, _long_rows)
 
-    def __init__(self, data: DataModule) -> None:
-        self.data = data
 
-    @property
-    def splits(self) -> tuple[str, ...]:
-        """Those of ``data``."""
-        return self.data.splits
-
-    def split(self, name: str) -> Sequence[Row]:
-        """Return the rows of a split. Raises ``DataError`` for an unknown name."""
-        rows = self.data.split(name)
-        return RowView(rows, range(len(rows)), partial(_long, name))
+def _long_rows(split: str, rows: Sequence[Row]) -> Sequence[Row]:
+    return RowView(rows, range(len(rows)), partial(_long, split))
 
 
 def _long(split: str, index: int, row: Row) -> Row:

@@ -32,7 +32,9 @@ def regions(count: int, dim: int = 4) -> np.ndarray:
 
 def image(root: Path, image_id: str = "5", file: str = "5.jpg", sizes: Any = None, **options: Any) -> ImageFeatures:
     row: Row = {"image_id": image_id, "image": file, "references": []}
-    return features_of([row], root, FeatureOptions.of(options), sizes)[0]
+    if image_id in (sizes or {}):
+        row["size"] = sizes[image_id]
+    return features_of([row], root, FeatureOptions.of(options))[0]
 
 
 def hdf5(path: Path, arrays: dict[str, Any]) -> Path:

@@ -142,7 +142,7 @@ def test_images_and_features_that_are_missing_are_counted_and_named(tmp_path: Pa
 def test_values_of_features_are_read_unless_it_is_to_be_fast(tmp_path: Path) -> None:
     downloads, features = write_downloads(tmp_path / "downloads"), write_features(tmp_path / "regions", 8)
     np.savez(features / "105.npz", features=np.full((3, 8), np.inf, np.float16))
-    prepare(tmp_path / "coco", downloads, features=features, check_values=False)
+    prepare(tmp_path / "coco", downloads, features=features, fast=True)
     with pytest.raises(DataError, match=r"1 missing or unusable features: .*image '105'.*features\[0, 0\] is inf"):
         prepare(tmp_path / "coco", downloads, features=features)
 

@@ -47,7 +47,9 @@ def parse_json(content: bytes | str, where: str | Path, error: type[Exception] =
     """
     try:
         return json.loads(content, object_pairs_hook=_unique)
-    except (ValueError, RecursionError) as problem:  # ValueError: also not UTF-8, and numbers of thousands of digits
+    except RecursionError as problem:
+        raise error(f"{where} cannot be read as JSON: its brackets are nested too deeply") from problem
+    except ValueError as problem:  # also not UTF-8, and numbers of thousands of digits
         raise error(f"{where} is not JSON: {problem}") from problem
 
 

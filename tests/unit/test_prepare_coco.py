@@ -16,7 +16,6 @@ from rl_caption.data import prepare_coco
 from rl_caption.data.base import DataError
 from rl_caption.data.files import read_references
 from rl_caption.data.karpathy import KarpathyData
-from rl_caption.data.plain_files import stream_list
 from rl_caption.data.prepare_coco import prepare
 from tests.coco_for_tests import captions_of, write_downloads, write_features, write_photos
 
@@ -216,27 +215,3 @@ def test_the_counts_are_those_of_the_official_files() -> None:
     assert sum(captions for _, captions in published.values()) == 616_767 == 566_747 + 2 * 25_010
     for number in ("113_287", "5_000", "566_747", "25_010"):
         assert number in source
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        '{"images": [1, 2', '{"images": [1 2]}', '{"images" [1]}', "[1]", "", '{"images": [1], "a": 1 "b": 2}',
-        '{"images": [1,]}', '{"images": [1],}', '{"images": [1]} {}', '{1: 2, "images": [1]}',
-        '{"images": [1], "images": [2]}',
-    ],
-)  # fmt: skip
-def test_a_damaged_file_is_refused(tmp_path: Path, text: str) -> None:
-    (tmp_path / "f.json").write_text(text)
-    with pytest.raises(DataError, match=r"f\.json (is not JSON|has no list)"):
-        list(stream_list(tmp_path / "f.json", "images"))
-
-
-def test_lists_are_streamed_whatever_stands_around_them(tmp_path: Path) -> None:
-    content = {"a": {"images": [9]}, "images": [{"b": [1, "]"]}, 2, []], "c": "}", "annotations": [], "d": None}
-    for indent in (None, 2):
-        (tmp_path / "f.json").write_text(json.dumps(content, indent=indent))
-        assert list(stream_list(tmp_path / "f.json", "images")) == [{"b": [1, "]"]}, 2, []]
-        assert list(stream_list(tmp_path / "f.json", "annotations")) == []
-    with pytest.raises(DataError, match="has no list 'captions'"):
-        list(stream_list(tmp_path / "f.json", "captions"))

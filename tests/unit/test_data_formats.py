@@ -161,6 +161,7 @@ def test_damage_is_named_before_records_that_it_spoils(tmp_path: Path) -> None:
         '{"images": [1, 2', '{"images": [1 2]}', '{"images" [1]}', "[1]", "", '{"images": [1], "a": 1 "b": 2}',
         '{"images": [1,]}', '{"images": [1],}', '{"images": [1]} {}', '{1: 2, "images": [1]}',
         '{"images": [1], "images": [2]}', '{"images": {"item": 1}}', '{"a": {"images": [1]}}', '{"images": [,1]}',
+        '[{"images": [1]}]',
     ],
 )  # fmt: skip
 def test_a_file_without_one_whole_list_is_refused(tmp_path: Path, text: str) -> None:

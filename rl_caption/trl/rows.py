@@ -21,7 +21,7 @@ def messages(row: Row, prompt: str) -> list[dict[str, Any]]:
 def trl_dataset(rows: Sequence[Row], prompt: str) -> Dataset:
     """A dataset with the columns ``prompt`` (messages), ``image`` (PIL, RGB), ``references`` and ``image_id``.
 
-    Rewards are told what this package's own training tells them (``data.reward_columns``), not the truth of a generated
+    Rewards are told what this package's own training tells them (``data.base.COLUMNS``), not the truth of a generated
     scene. The table itself holds numbers of rows only: references stay lists of strings, and an image is
     opened when its batch is read. TRL reads a batch as often as it has micro-batches, so the images of one batch are
     kept until the next; equal images of a batch are one object, so that rewards encode them once.

@@ -287,6 +287,7 @@ HEADERS: dict[str, bytes] = {
     "beyond float32": npy(np.full((2, 4), 1e300)),
     "version 9": npy(header=shaped("2, 4"), version=b"\x09\x00"),
     "pickle": pickle.dumps({"features": [1.0]}),
+    "empty": b"",
 }
 
 

@@ -49,7 +49,7 @@ class FeatureOptions:
 
     dim: Annotated[int, Range(min=1)] | None = None
     pattern: str | None = None
-    arrays: list[str] | tuple[()] = ()
+    arrays: list[str] | tuple[str, ...] = ()
     max_regions: Annotated[int, Range(min=1)] | None = None
     box_features: Literal["none", "normalised"] = "none"
     boxes_root: str | None = None
@@ -58,8 +58,7 @@ class FeatureOptions:
     def __post_init__(self) -> None:
         for name, kind in get_type_hints(type(self), include_extras=True).items():
             value, key = getattr(self, name), f"features_kwargs.{name}"
-            if value != ():
-                check_type(value, kind, key, DataError)
+            check_type(list(value) if isinstance(value, tuple) else value, kind, key, DataError)
             for wrong in wrong_values(value, kind, key):
                 raise DataError(wrong)
         for name, value in (("pattern", self.pattern), ("boxes_pattern", self.boxes_pattern)):
@@ -74,6 +73,9 @@ class FeatureOptions:
         if unknown:
             raise DataError(f"features_kwargs has {unknown}: expected some of {known}")
         return cls(**(given or {}))
+
+
+_DEFAULTS = FeatureOptions()
 
 
 @dataclass(frozen=True)
@@ -187,17 +189,13 @@ def features_of(rows: Sequence[Row], root: str | Path, options: FeatureOptions) 
 
 
 def as_image_features(features: Any, image_id: str) -> ImageFeatures:
-    """What a row has as ``features``, where a dataset gave the path of a ``.npz`` or ``.npy`` file instead.
-
-    Raises:
-        DataError: it is neither.
-    """
+    """What a row has as ``features``, or the path of a ``.npz`` or ``.npy`` file. Raises ``DataError`` for others."""
     if isinstance(features, ImageFeatures):
         return features
     if not isinstance(features, str | Path):
         raise DataError(f"features of image {image_id!r} are {type(features).__name__}: expected the path of a file")
     folder = FeatureFolder(Path(features).parent if Path(features).parent.is_dir() else Path())
-    return ImageFeatures(folder, Place(str(features)), image_id, FeatureOptions())
+    return ImageFeatures(folder, Place(str(features)), image_id, _DEFAULTS)
 
 
 def regions_and_width(shape: Sequence[int], dtype: np.dtype, where: str) -> tuple[int, int]:

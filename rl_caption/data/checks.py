@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Literal, Protocol, TypeVar, cast, runtime_checkable
+from typing import Literal, TypeVar, cast
 
 from PIL import Image
 
@@ -41,15 +41,6 @@ ADVICE = {
 """What would be right, for each kind, in the order of the report."""
 
 K = TypeVar("K", bound=Hashable)
-
-
-@runtime_checkable
-class ExplainsMissing(Protocol):
-    """A data module that can say which option would find missing images."""
-
-    def explain_missing(self, missing: Sequence[str]) -> str:
-        """Return one clause for the report."""
-        ...
 
 
 @dataclass
@@ -164,7 +155,7 @@ def check_data(
     ``check_values``; values are checked again when they are loaded.
 
     Args:
-        data: the dataset.
+        data: the dataset; where it has ``explain_missing(paths)``, the report has its advice about missing images.
         splits: the splits that will be used; leakage is looked for between them.
         on_bad: ``fail`` raises at the first problem, with the report of all; ``skip`` leaves the bad rows and the empty
             captions out. An image in two splits stays in the evaluation split (test before val before train).
@@ -200,8 +191,9 @@ def check_data(
     _check_leaks(entries, LEAKED_CONTENT, lambda entry: entry.content, findings)
     problems = tuple(findings[kind] for kind in ADVICE if kind in findings)
     for problem in problems:
-        explains = problem.kind == MISSING and isinstance(data, ExplainsMissing)
-        problem.advice = cast(ExplainsMissing, data).explain_missing(missing) if explains else ADVICE[problem.kind]
+        problem.advice = ADVICE[problem.kind]
+        if problem.kind == MISSING and hasattr(data, "explain_missing"):
+            problem.advice = data.explain_missing(missing)
     rows, kept = dict.fromkeys(names, 0), {name: list[int]() for name in names}
     for entry in entries:
         rows[entry.split] += 1

@@ -1,6 +1,6 @@
 """Data formats by name, what those that read a file share, and long descriptions as captions.
 
-A format of this package is a line in ``FORMATS``; one from outside needs no line: ``data.format`` is then
+A format of this package is a line in ``FORMATS``; one from outside needs no line: ``data.target`` is
 ``package.module:Name``, a class or a function that makes a ``DataModule``. Its options are its parameters, their ranges
 stand in the annotations (``Annotated[int, Range(min=1)]``), and ``data.kwargs`` has their values; a parameter that is
 called like one of ``KEYS`` takes that key of ``data``.
@@ -46,28 +46,26 @@ def wrong_options(config: DataConfig, key: str, with_kwargs: bool) -> list[str]:
     Raises:
         ConfigError: there is no such format.
     """
-    target, given = load_target(config.format, FORMATS, f"{key}.format"), _given(config)
+    (target, name), given = _target(config, key), _given(config)
     parameters = inspect.signature(target).parameters
     takes = ", ".join(map(str, parameters.values())) or "no options"
     free = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
     wrong = []
-    for name in [name for name in given if name not in parameters and not free]:
-        readers = [each for each in FORMATS if name in inspect.signature(load_target(each, FORMATS, key)).parameters]
-        wrong.append(
-            f"{key}.{name} is {given[name]!r}: {key}.format {config.format} does not read it (read by "
-            f"{' and '.join(readers)}), leave it out"
-        )
-    unknown = [name for name in sorted(config.kwargs) if with_kwargs and name not in parameters and not free]
+    for option in [option for option in given if option not in parameters and not free]:
+        readers = [each for each in FORMATS if option in inspect.signature(load_target(each, key, FORMATS)).parameters]
+        found = f"{key}.{option} is {given[option]!r}"
+        wrong.append(f"{found}: {name} does not read it (read by {' and '.join(readers)}), leave it out")
+    unknown = [each for each in sorted(config.kwargs) if with_kwargs and each not in parameters and not free]
     if wrong or unknown:
-        return wrong + [f"{key}.kwargs has {unknown}: {config.format} takes {takes}"] * bool(unknown)
+        return wrong + [f"{key}.kwargs has {unknown}: {name} takes {takes}"] * bool(unknown)
     try:
         constructor = target.__init__
         hints = get_type_hints(constructor if isinstance(target, type) else target, include_extras=True)
     except NameError:  # imported for type checkers only
         hints = {}
-    values = {f"{key}.{name}": (value, hints.get(name, Any)) for name, value in given.items()}
+    values = {f"{key}.{option}": (value, hints.get(option, Any)) for option, value in given.items()}
     if with_kwargs:
-        values |= {f"{key}.kwargs.{name}": (value, hints.get(name, Any)) for name, value in config.kwargs.items()}
+        values |= {f"{key}.kwargs.{option}": (value, hints.get(option, Any)) for option, value in config.kwargs.items()}
     for where, (value, kind) in values.items():
         try:
             check_type(value, kind, where, ConfigError)
@@ -85,12 +83,11 @@ def build_data(config: DataConfig) -> DataModule:
         DataError: a file is missing or malformed.
     """
     wrong = wrong_options(config, "data", with_kwargs=True)
-    target, options = load_target(config.format, FORMATS, "data.format"), _given(config) | config.kwargs
-    for name, each in inspect.signature(target).parameters.items():
+    (target, name), options = _target(config, "data"), _given(config) | config.kwargs
+    for option, each in inspect.signature(target).parameters.items():
         named = each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
-        if named and each.default is each.empty and name not in options:
-            place = name if name in KEYS else f"kwargs.{name}"
-            wrong.append(f"data.{place} is not set: data.format {config.format} needs it")
+        if named and each.default is each.empty and option not in options:
+            wrong.append(f"data.{option if option in KEYS else f'kwargs.{option}'} is not set: {name} needs it")
     if wrong:
         raise ConfigError("; ".join(wrong))
     try:
@@ -98,10 +95,17 @@ def build_data(config: DataConfig) -> DataModule:
     except DataError:
         raise
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"data: format {config.format} cannot be made: {error}") from error
+        raise ConfigError(f"data: {name} cannot be made: {error}") from error
     if not (hasattr(made, "splits") and callable(getattr(made, "split", None))):
-        raise ConfigError(f"data.format is {config.format!r}: what it makes has no splits and split(name)")
+        raise ConfigError(f"{name} makes no dataset: expected an object with splits and split(name)")
     return long_captions(made) if config.long_captions else made
+
+
+def _target(config: DataConfig, key: str) -> tuple[Any, str]:
+    """The class or function of a format, and its name for messages."""
+    if config.target is not None:
+        return load_target(config.target, f"{key}.target"), f"{key}.target {config.target}"
+    return load_target(config.format, f"{key}.format", FORMATS), f"{key}.format {config.format}"
 
 
 def _given(config: DataConfig) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from rl_caption.errors import ConfigError
 from tests.training_for_tests import lines, run, xe_config
 
 NAME = "tests.extensions.test_data_format:CsvCaptions"
+NO_DATASET = "tests.extensions.test_data_format:no_dataset"
 
 
 class CsvCaptions:
@@ -69,7 +70,7 @@ def data(tmp_path: Path) -> dict[str, Any]:
         text += [f"{number}.png,a {colour} image", f'{number}.png,"{colour}, all over"']
     (tmp_path / "captions.csv").write_text("\n".join(text))
     options = {"path": str(tmp_path / "captions.csv"), "image_root": str(tmp_path / "images")}
-    return {"format": NAME, **options, "kwargs": {"val_every": 4}}
+    return {"target": NAME, **options, "kwargs": {"val_every": 4}}
 
 
 def test_a_run_trains_with_it(data: dict[str, Any], tmp_path: Path) -> None:
@@ -94,13 +95,13 @@ def test_long_captions_are_those_of_any_format(data: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("changes", "part"),
     [
-        ({"format": "karpaty"}, "data.format is 'karpaty' (did you mean karpathy?): expected one of karpathy, jsonl"),
-        ({"format": "nowhere.at_all:Data"}, "data.format is 'nowhere.at_all:Data': module 'nowhere.at_all' cannot be"),
-        ({"format": "tests.extensions.test_data_format:NAME"}, "has no class or function 'NAME'"),
-        ({"kwargs": {"val_evry": 3}}, "data.kwargs has ['val_evry']: " + NAME),
+        ({"target": "karpathy"}, "data.target is 'karpathy': expected package.module:Name"),
+        ({"target": "nowhere.at_all:Data"}, "data.target is 'nowhere.at_all:Data': module 'nowhere.at_all' cannot be"),
+        ({"target": "tests.extensions.test_data_format:NAME"}, "has no class or function 'NAME'"),
+        ({"kwargs": {"val_evry": 3}}, "data.kwargs has ['val_evry']: data.target " + NAME),
         ({"kwargs": {"val_every": 2000}}, "data.kwargs.val_every is 2000: expected at most 1000"),
         ({"kwargs": {"val_every": "3"}}, "data.kwargs.val_every is '3': expected a whole number"),
-        ({"flatten": True}, f"data.flatten is True: data.format {NAME} does not read it"),
+        ({"flatten": True}, f"data.flatten is True: data.target {NAME} does not read it"),
     ],
 )
 def test_what_cannot_be_used_is_refused_by_name(data: dict[str, Any], changes: dict[str, Any], part: str) -> None:
@@ -114,8 +115,8 @@ def test_what_cannot_be_used_is_refused_by_name(data: dict[str, Any], changes: d
 def test_what_only_its_making_can_find_is_refused_too(data: dict[str, Any]) -> None:
     config = DataConfig(**data)
     for wrong, part in (
-        (replace(config, path=None), f"data.path is not set: data.format {NAME} needs it"),
-        (DataConfig("tests.extensions.test_data_format:no_dataset", "a"), "has no splits and split(name)"),
+        (replace(config, path=None), f"data.path is not set: data.target {NAME} needs it"),
+        (DataConfig(target=NO_DATASET, path="a"), f"data.target {NO_DATASET} makes no dataset"),
     ):
         with pytest.raises(ConfigError) as refused:
             build_data(wrong)

@@ -48,13 +48,13 @@ class Problem:
     """One kind of problem."""
 
     kind: str
-    """A key of ``ADVICE``, such as ``missing images``."""
+    """Such as ``missing images``."""
+    advice: str
+    """What would be right; may be empty."""
     count: int = 0
     """How many: rows, captions for empty captions, images for leakage."""
     offenders: list[str] = field(default_factory=list)
     """The first of them, at most ``SHOWN``."""
-    advice: str = ""
-    """What would be right."""
 
     def __str__(self) -> str:
         more = f", and {self.count - len(self.offenders)} more" if self.count > len(self.offenders) else ""
@@ -67,7 +67,7 @@ class Findings(dict[str, Problem]):
 
     def add(self, kind: str, offender: str, count: int = 1) -> None:
         """Count more of a kind; the first offenders are named."""
-        problem = self.setdefault(kind, Problem(kind))
+        problem = self.setdefault(kind, Problem(kind, ADVICE.get(kind, "")))
         problem.count += count
         if len(problem.offenders) < SHOWN:
             problem.offenders.append(offender)
@@ -166,9 +166,6 @@ def check_data(
             remembered of features lies next to it.
         check_values: read the values of all region features: finite, and boxes in the image.
 
-    Returns:
-        The report; with ``fail`` it has no problems.
-
     Raises:
         DataError: ``fail`` and there is a problem, or ``skip`` and a split has no rows left; the message is the whole
             report. Also an unknown split or ``on_bad``.
@@ -189,16 +186,11 @@ def check_data(
     _check_leaks(entries, LEAKED_IDS, lambda entry: entry.image_id, findings)
     _check_leaks(entries, LEAKED_FILES, lambda entry: os.path.abspath(entry.path) if entry.path else None, findings)
     _check_leaks(entries, LEAKED_CONTENT, lambda entry: entry.content, findings)
+    if missing and hasattr(data, "explain_missing"):
+        findings[MISSING].advice = data.explain_missing(missing)
     problems = tuple(findings[kind] for kind in ADVICE if kind in findings)
-    for problem in problems:
-        problem.advice = ADVICE[problem.kind]
-        if problem.kind == MISSING and hasattr(data, "explain_missing"):
-            problem.advice = data.explain_missing(missing)
-    rows, kept = dict.fromkeys(names, 0), {name: list[int]() for name in names}
-    for entry in entries:
-        rows[entry.split] += 1
-        if not entry.bad:
-            kept[entry.split].append(entry.index)
+    rows = {name: sum(entry.split == name for entry in entries) for name in names}
+    kept = {name: [entry.index for entry in entries if entry.split == name and not entry.bad] for name in names}
     report = CheckReport(rows, problems, kept, references, skips=on_bad == "skip")
     empty = [name for name in names if not kept[name]]
     if on_bad == "fail" and not report.ok:

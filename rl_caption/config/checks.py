@@ -14,7 +14,7 @@ from rl_caption.config.schema import (
     ScstTrainConfig,
     TrainConfig,
 )
-from rl_caption.data.formats import FORMATS, wrong_options
+from rl_caption.data.formats import wrong_options
 from rl_caption.errors import ConfigError
 from rl_caption.options import wrong_values
 from rl_caption.scst import ADVANTAGES, OBJECTIVES
@@ -113,7 +113,7 @@ def _wrong_schedule(train: TrainConfig) -> list[str]:
 def _wrong_data(data: DataConfig, key: str) -> list[str]:
     """Arguments of a format of this package are checked when it is built."""
     try:
-        return wrong_options(data, key, with_kwargs=data.format not in FORMATS)
+        return wrong_options(data, key, with_kwargs=data.target is not None)
     except ConfigError as error:
         return [str(error)]
 

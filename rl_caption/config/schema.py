@@ -33,8 +33,8 @@ class DataConfig:
     """The images and their captions.
 
     Args:
-        format: ``karpathy`` (one JSON with splits), ``jsonl`` (a JSON object a line), ``scenes`` (generated world), or
-            one from outside, ``package.module:Name`` (docs/data.md).
+        format: ``karpathy`` (one JSON with splits), ``jsonl`` (one JSON object a line), ``scenes`` (generated world).
+        target: ``package.module:Name`` of a format outside this package (docs/data.md); null takes ``format``.
         path: the JSON file, or the folder that holds it.
         image_root: folder of the images, relative to the JSON's folder or absolute.
         image_extension: replaces the extension that the JSON gives, such as ``.jpg``.
@@ -53,7 +53,8 @@ class DataConfig:
         kwargs: further arguments of the format, such as ``{num_train: 2000, seed: 1}`` for ``scenes``.
     """
 
-    format: str = "karpathy"
+    format: Literal["karpathy", "jsonl", "scenes"] = "karpathy"
+    target: str | None = None
     path: str | None = None
     image_root: str | None = None
     image_extension: str | None = None

@@ -12,6 +12,8 @@ from rewards.images import ImageSource, open_image
 
 SHOWN = 3
 """Offenders that a message names."""
+ImageSize = tuple[float, float]
+"""Width and height in pixels."""
 COLUMNS = ("references", "image_id", "image")
 """Columns of rows that rewards may use (``rewards.base.Reward``)."""
 
@@ -27,6 +29,8 @@ class Row(TypedDict):
     image: ImageSource
     references: list[str]
     """Captions as people wrote them, untokenised. Empty only where captions are not known (inference)."""
+    size: NotRequired[ImageSize]
+    """Width and height of the image in pixels, where the file says it."""
     prompt: NotRequired[str]
     features: NotRequired[Any]
     """The image's region features (``ImageFeatures``, or the path of their file), where the captioner reads those."""
@@ -79,6 +83,22 @@ class RowView(Sequence[Row]):
             return RowView(self._rows, self._indices[index], self._change)
         original = self._indices[index]
         return self._change(original, self._rows[original])
+
+
+class DataView:
+    """A dataset whose splits are made of those of another: ``view`` gets the name and the rows of one."""
+
+    def __init__(self, data: DataModule, view: Callable[[str, Sequence[Row]], Sequence[Row]]) -> None:
+        self._data, self._view = data, view
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """Those of the other."""
+        return self._data.splits
+
+    def split(self, name: str) -> Sequence[Row]:
+        """The rows of a split. Raises ``DataError`` for an unknown name."""
+        return self._view(name, self._data.split(name))
 
 
 def load_image(source: ImageSource) -> Image.Image:

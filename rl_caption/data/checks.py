@@ -7,13 +7,13 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Literal, Protocol, TypeVar, cast, runtime_checkable
+from typing import Literal, TypeVar, cast
 
 from PIL import Image
 
 from rewards.images import Renderable, pixel_hash
 from rewards.text.tokenize import tokenize
-from rl_caption.data.base import SHOWN, DataError, DataModule, Row, RowView, load_image
+from rl_caption.data.base import SHOWN, DataError, DataModule, DataView, Row, RowView, load_image
 from rl_caption.data.features import ImageFeatures, as_image_features
 from rl_caption.data.file_checks import check_features, check_image_files
 
@@ -43,27 +43,18 @@ ADVICE = {
 K = TypeVar("K", bound=Hashable)
 
 
-@runtime_checkable
-class ExplainsMissing(Protocol):
-    """A data module that can say which option would find missing images."""
-
-    def explain_missing(self, missing: Sequence[str]) -> str:
-        """Return one clause for the report."""
-        ...
-
-
 @dataclass
 class Problem:
     """One kind of problem."""
 
     kind: str
-    """A key of ``ADVICE``, such as ``missing images``."""
+    """Such as ``missing images``."""
+    advice: str
+    """What would be right; may be empty."""
     count: int = 0
     """How many: rows, captions for empty captions, images for leakage."""
     offenders: list[str] = field(default_factory=list)
     """The first of them, at most ``SHOWN``."""
-    advice: str = ""
-    """What would be right."""
 
     def __str__(self) -> str:
         more = f", and {self.count - len(self.offenders)} more" if self.count > len(self.offenders) else ""
@@ -76,7 +67,7 @@ class Findings(dict[str, Problem]):
 
     def add(self, kind: str, offender: str, count: int = 1) -> None:
         """Count more of a kind; the first offenders are named."""
-        problem = self.setdefault(kind, Problem(kind))
+        problem = self.setdefault(kind, Problem(kind, ADVICE.get(kind, "")))
         problem.count += count
         if len(problem.offenders) < SHOWN:
             problem.offenders.append(offender)
@@ -120,27 +111,15 @@ class CheckReport:
         Raises:
             DataError: ``data`` is not the dataset that was checked (a split has another length).
         """
-        return _FilteredData(data, self)
-
-
-class _FilteredData:
-    def __init__(self, data: DataModule, report: CheckReport) -> None:
-        self._data = data
-        self._report = report
-        for split, count in report.rows.items():
+        for split, count in self.rows.items():
             if len(data.split(split)) != count:
                 raise DataError(f"split {split!r} has {len(data.split(split))} rows, but {count} were checked")
+        return DataView(data, self._good_rows)
 
-    @property
-    def splits(self) -> tuple[str, ...]:
-        return self._data.splits
-
-    def split(self, name: str) -> Sequence[Row]:
-        rows = self._data.split(name)
-        if name not in self._report.kept:
+    def _good_rows(self, split: str, rows: Sequence[Row]) -> Sequence[Row]:
+        if split not in self.kept:
             return rows
-        change = partial(_with_references, self._report.references.get(name, {}))
-        return RowView(rows, self._report.kept[name], change)
+        return RowView(rows, self.kept[split], partial(_with_references, self.references.get(split, {})))
 
 
 def _with_references(references: Mapping[int, list[str]], index: int, row: Row) -> Row:
@@ -176,7 +155,7 @@ def check_data(
     ``check_values``; values are checked again when they are loaded.
 
     Args:
-        data: the dataset.
+        data: the dataset; where it has ``explain_missing(paths)``, the report has its advice about missing images.
         splits: the splits that will be used; leakage is looked for between them.
         on_bad: ``fail`` raises at the first problem, with the report of all; ``skip`` leaves the bad rows and the empty
             captions out. An image in two splits stays in the evaluation split (test before val before train).
@@ -186,9 +165,6 @@ def check_data(
         cache: a JSON file that remembers the good images, so that the next run need not decode them again. What is
             remembered of features lies next to it.
         check_values: read the values of all region features: finite, and boxes in the image.
-
-    Returns:
-        The report; with ``fail`` it has no problems.
 
     Raises:
         DataError: ``fail`` and there is a problem, or ``skip`` and a split has no rows left; the message is the whole
@@ -210,15 +186,11 @@ def check_data(
     _check_leaks(entries, LEAKED_IDS, lambda entry: entry.image_id, findings)
     _check_leaks(entries, LEAKED_FILES, lambda entry: os.path.abspath(entry.path) if entry.path else None, findings)
     _check_leaks(entries, LEAKED_CONTENT, lambda entry: entry.content, findings)
+    if missing and hasattr(data, "explain_missing"):
+        findings[MISSING].advice = data.explain_missing(missing)
     problems = tuple(findings[kind] for kind in ADVICE if kind in findings)
-    for problem in problems:
-        explains = problem.kind == MISSING and isinstance(data, ExplainsMissing)
-        problem.advice = cast(ExplainsMissing, data).explain_missing(missing) if explains else ADVICE[problem.kind]
-    rows, kept = dict.fromkeys(names, 0), {name: list[int]() for name in names}
-    for entry in entries:
-        rows[entry.split] += 1
-        if not entry.bad:
-            kept[entry.split].append(entry.index)
+    rows = {name: sum(entry.split == name for entry in entries) for name in names}
+    kept = {name: [entry.index for entry in entries if entry.split == name and not entry.bad] for name in names}
     report = CheckReport(rows, problems, kept, references, skips=on_bad == "skip")
     empty = [name for name in names if not kept[name]]
     if on_bad == "fail" and not report.ok:

@@ -11,15 +11,13 @@ import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Protocol, TypeVar
+from typing import Any, BinaryIO, NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rewards.files import UNREADABLE_ARRAY, array_header, check_expansion, member, read_array
 from rl_caption.data.base import DataError
 
-T = TypeVar("T")
 SUFFIXES = (".npz", ".npy")
 FEATURE_KEYS = ("features", "x", "feat")
 BOX_KEYS = ("boxes", "bbox")
@@ -53,20 +51,20 @@ class Place(NamedTuple):
     """Where boxes have a file or a key of their own."""
 
 
-class Header(NamedTuple):
-    """Shapes and types of one image's arrays."""
+class ArrayHeader(NamedTuple):
+    """What is known of an array that is not read."""
 
-    features: list[tuple[tuple[int, ...], np.dtype]]
-    """One of each array; several are concatenated along the last axis."""
-    boxes: tuple[tuple[int, ...], np.dtype] | None
-    size: tuple[float, float] | None
+    shape: tuple[int, ...]
+    dtype: np.dtype
 
 
-class Arrays(NamedTuple):
-    """One image's arrays as they are stored."""
+class Stored(NamedTuple):
+    """One image's arrays as they are stored, or their headers: whatever has ``shape`` and ``dtype``."""
 
-    features: list[NDArray]
-    boxes: NDArray | None
+    features: list[Any]
+    """Several are concatenated along the last axis."""
+    boxes: Any
+    """None where there are none."""
     size: tuple[float, float] | None
     """Width and height of the image in pixels, where the file says it."""
 
@@ -81,12 +79,8 @@ class Store(Protocol):
         """The path or key of each image, whether or not it is there."""
         ...
 
-    def header(self, place: Place, where: str) -> Header:
-        """Shapes, without the values. Raises ``DataError`` where there are no features, or they cannot be read."""
-        ...
-
-    def arrays(self, place: Place, where: str, with_boxes: bool) -> Arrays:
-        """The values; boxes only where they are asked for. Raises ``DataError`` as ``header`` does."""
+    def read(self, place: Place, where: str, values: bool, with_boxes: bool) -> Stored:
+        """Arrays, or without ``values`` their headers. Raises ``DataError`` where they are absent or unreadable."""
         ...
 
     def stamp(self, place: Place) -> tuple[str, int, int] | None:
@@ -134,24 +128,15 @@ class FeatureFolder:
                 return Place(str(self.root / file), boxes)
         return Place(str(self.root / (name + SUFFIXES[0])), boxes)
 
-    def header(self, place: Place, where: str) -> Header:
-        """Shapes from the files' headers."""
-        return Header(*self._read(place, array_header, where, True))
-
-    def arrays(self, place: Place, where: str, with_boxes: bool) -> Arrays:
-        """The arrays of the file; boxes only where they are asked for."""
-        return Arrays(*self._read(place, read_array, where, with_boxes))
-
-    def _read(
-        self, place: Place, read: Callable[[BinaryIO, int], T], where: str, with_boxes: bool
-    ) -> tuple[list[T], T | None, tuple[float, float] | None]:
-        """What ``read`` makes of features and boxes, and the image's width and height."""
+    def read(self, place: Place, where: str, values: bool, with_boxes: bool) -> Stored:
+        """Arrays of the files, or their headers."""
+        read = read_array if values else _header
         with _readable(place.features, where):
-            features, boxes, size = _from_file(place.features, read, self.wanted, where, with_boxes)
+            stored = _from_file(place.features, read, self.wanted, where, with_boxes)
         if with_boxes and place.boxes is not None:
             with _readable(place.boxes, where), open(place.boxes, "rb") as file:
-                boxes = read(file, os.path.getsize(place.boxes))
-        return features, boxes, size
+                stored = stored._replace(boxes=read(file, os.path.getsize(place.boxes)))
+        return stored
 
     def stamp(self, place: Place) -> tuple[str, int, int] | None:
         """Path, bytes and time of change; both files' where boxes have their own."""
@@ -177,12 +162,16 @@ def _readable(path: str, where: str) -> Iterator[None]:
         raise DataError(f"{where}: cannot be read: {error or type(error).__name__}") from error
 
 
+def _header(file: BinaryIO, size: int) -> ArrayHeader:
+    return ArrayHeader(*array_header(file, size))
+
+
 def _from_file(
-    path: str, read: Callable[[BinaryIO, int], T], wanted: Sequence[str], where: str, with_boxes: bool
-) -> tuple[list[T], T | None, tuple[float, float] | None]:
+    path: str, read: Callable[[BinaryIO, int], Any], wanted: Sequence[str], where: str, with_boxes: bool
+) -> Stored:
     if not zipfile.is_zipfile(path):
         with open(path, "rb") as file:
-            return [read(file, os.path.getsize(path))], None, None
+            return Stored([read(file, os.path.getsize(path))], None, None)
     with zipfile.ZipFile(path) as archive:
         keys = [name.removesuffix(".npy") for name in archive.namelist()]
         named = wanted or [key for key in FEATURE_KEYS if key in keys][:1]
@@ -196,12 +185,12 @@ def _from_file(
 
         features = [one(key) for key in named]
         if not with_boxes:
-            return features, None, None
+            return Stored(features, None, None)
         boxes = next((one(key) for key in BOX_KEYS if key in keys), None)
         if not all(key in keys for key in SIZE_KEYS):
-            return features, boxes, None
+            return Stored(features, boxes, None)
         width, height = (float(one(key, read_array).item()) for key in SIZE_KEYS)
-        return features, boxes, (width, height)
+        return Stored(features, boxes, (width, height))
 
 
 class FeatureHdf5:
@@ -275,33 +264,22 @@ class FeatureHdf5:
             f"ids such as {first!r}; give the key as data.features_kwargs.pattern, such as {{image_id}}_features"
         )
 
-    def _datasets(self, place: Place, where: str, with_boxes: bool) -> tuple[Any, Any]:
-        """The HDF5 datasets of features and of boxes, the latter None where there are none."""
+    def read(self, place: Place, where: str, values: bool, with_boxes: bool) -> Stored:
+        """Arrays of the file, or its HDF5 datasets, of which nothing but the header is read until they are indexed."""
         try:
-            features = self._file().get(place.features)
-            boxes = self._file().get(place.boxes) if with_boxes and place.boxes is not None else None
-        except UNREADABLE_ARRAY as error:
-            raise DataError(f"{where}: cannot be read: {error}") from error
-        if not _is_dataset(features):
-            raise DataError(f"{where}: no such key; expected a data set {place.features!r}")
-        return features, boxes if _is_dataset(boxes) else None
-
-    def header(self, place: Place, where: str) -> Header:
-        """Shapes of the HDF5 datasets."""
-        features, boxes = self._datasets(place, where, True)
-        known = None if boxes is None else (boxes.shape, boxes.dtype)
-        return Header([(features.shape, features.dtype)], known, None)
-
-    def arrays(self, place: Place, where: str, with_boxes: bool) -> Arrays:
-        """The values of the HDF5 datasets; boxes only where they are asked for."""
-        features, boxes = self._datasets(place, where, with_boxes)
-        try:
-            if features.dtype.kind not in "fiu":
-                return Arrays([np.empty(0, features.dtype)], None, None)  # refused by its type, not read
-            for stored in (features, boxes):
-                if stored is not None:
-                    check_expansion(stored.size * stored.dtype.itemsize, stored.id.get_storage_size())
-            return Arrays([features[()]], None if boxes is None else boxes[()], None)
+            found = [self._file().get(key) for key in (place.features, place.boxes) if key is not None]
+            features, boxes = (each if _is_dataset(each) else None for each in (*found, None)[:2])
+            if features is None:
+                raise DataError(f"{where}: no such key; expected a data set {place.features!r}")
+            boxes = boxes if with_boxes else None
+            if not values or features.dtype.kind not in "fiu":  # refused by its type, not read
+                return Stored([features], boxes, None)
+            for each in (features, boxes):
+                if each is not None:
+                    check_expansion(each.size * each.dtype.itemsize, each.id.get_storage_size())
+            return Stored([features[()]], None if boxes is None else boxes[()], None)
+        except DataError:
+            raise
         except UNREADABLE_ARRAY as error:
             raise DataError(f"{where}: cannot be read: {error}") from error
 

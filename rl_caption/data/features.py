@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from rewards.base import RewardError
 from rewards.images import image_size
-from rl_caption.data.base import DataError, Row
-from rl_caption.data.feature_stores import FeatureFolder, FeatureHdf5, Names, Place, Store
+from rl_caption.data.base import DataError, ImageSize, Row
+from rl_caption.data.feature_stores import FeatureFolder, FeatureHdf5, Names, Place, Store, Stored
 from rl_caption.data.plain_files import check_type
 from rl_caption.options import Range, wrong_values
 
@@ -26,8 +26,6 @@ LARGEST_SIDE = 1e9
 """Pixels; no image has more."""
 GEOMETRY = 5
 """Values that a normalised box adds to a region."""
-ImageSize = tuple[float, float]
-"""Width and height in pixels."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,7 @@ class FeatureOptions:
 
     dim: Annotated[int, Range(min=1)] | None = None
     pattern: str | None = None
-    arrays: list[str] | tuple[()] = ()
+    arrays: list[str] | tuple[str, ...] = ()
     max_regions: Annotated[int, Range(min=1)] | None = None
     box_features: Literal["none", "normalised"] = "none"
     boxes_root: str | None = None
@@ -60,8 +58,7 @@ class FeatureOptions:
     def __post_init__(self) -> None:
         for name, kind in get_type_hints(type(self), include_extras=True).items():
             value, key = getattr(self, name), f"features_kwargs.{name}"
-            if value != ():
-                check_type(value, kind, key, DataError)
+            check_type(list(value) if isinstance(value, tuple) else value, kind, key, DataError)
             for wrong in wrong_values(value, kind, key):
                 raise DataError(wrong)
         for name, value in (("pattern", self.pattern), ("boxes_pattern", self.boxes_pattern)):
@@ -76,6 +73,9 @@ class FeatureOptions:
         if unknown:
             raise DataError(f"features_kwargs has {unknown}: expected some of {known}")
         return cls(**(given or {}))
+
+
+_DEFAULTS = FeatureOptions()
 
 
 @dataclass(frozen=True)
@@ -100,11 +100,6 @@ class ImageFeatures:
         inside = f"{self.store.path}, key " if isinstance(self.store, FeatureHdf5) else ""
         return f"features of image {self.image_id!r} ({inside}{self.place.features})"
 
-    @property
-    def with_boxes(self) -> bool:
-        """Whether the captioner reads normalised boxes."""
-        return self.options.box_features == "normalised"
-
     def load(self, dim: int | None = None) -> NDArray[np.float32]:
         """Read the features: float32 [R, D].
 
@@ -116,47 +111,35 @@ class ImageFeatures:
                 without features never becomes zeros or noise.
         """
         where = self.where
-        stored = self.store.arrays(self.place, where, self.with_boxes)
-        width = self._check([(a.shape, a.dtype) for a in stored.features], where)
+        stored, width, size = self._read(True)
         parts = [array.reshape(-1, array.shape[-1]) for array in stored.features]
         values = finite((parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)), "features", where)
-        if self.with_boxes:
-            if stored.boxes is None:
-                raise DataError(f"{where}: no boxes, which box_features: normalised needs")
-            check_boxes(stored.boxes.shape, stored.boxes.dtype, len(values), where)
-            boxes = finite(stored.boxes, "boxes", where)
-            geometry = normalised_boxes(boxes, self._size(stored.size, where), where)
+        if size is not None:
+            geometry = normalised_boxes(finite(stored.boxes, "boxes", where), size, where)
             values = np.concatenate([values, geometry], axis=1)
-            width += GEOMETRY
         check_width(width, dim, values.shape, where)
         return values[: self.options.max_regions]
 
     def check(self) -> int:
-        """Check shapes without reading the values, and return D as the captioner will see it.
+        """Check shapes without reading the values: D as the captioner will see it. Raises ``DataError`` as ``load``."""
+        return self._read(False)[1]
 
-        Raises:
-            DataError: as ``load``, except that values are not looked at.
-        """
-        where = self.where
-        header = self.store.header(self.place, where)
-        width = self._check(header.features, where)
-        if not self.with_boxes:
-            return width
-        if header.boxes is None:
+    def _read(self, values: bool) -> tuple[Stored, int, ImageSize | None]:
+        """Arrays or headers of checked shapes, D, and the image's size where boxes are part of it."""
+        where, with_boxes = self.where, self.options.box_features == "normalised"
+        stored = self.store.read(self.place, where, values, with_boxes)
+        shapes = [each.shape for each in stored.features]
+        found = [regions_and_width(each.shape, each.dtype, where) for each in stored.features]
+        regions, width = found[0][0], sum(own for _, own in found)
+        if any(other != regions for other, _ in found):
+            raise DataError(f"{where}: the arrays have {[list(shape) for shape in shapes]}, expected equal regions")
+        check_width(width, self.options.dim, shapes[0] if len(shapes) == 1 else (regions, width), where)
+        if not with_boxes:
+            return stored, width, None
+        if stored.boxes is None:
             raise DataError(f"{where}: no boxes, which box_features: normalised needs")
-        check_boxes(*header.boxes, regions_and_width(*header.features[0], where)[0], where)
-        self._size(header.size, where)
-        return width + GEOMETRY
-
-    def _check(self, stored: Sequence[tuple[tuple[int, ...], np.dtype]], where: str) -> int:
-        """Values of a stored region, summed over the arrays, which have one number of regions."""
-        sizes = [regions_and_width(shape, dtype, where) for shape, dtype in stored]
-        if len({regions for regions, _ in sizes}) > 1:
-            raise DataError(f"{where}: the arrays have {[list(shape) for shape, _ in stored]}, expected equal regions")
-        width = sum(own for _, own in sizes)
-        shape = stored[0][0] if len(stored) == 1 else (sizes[0][0], width)
-        check_width(width, self.options.dim, shape, where)
-        return width
+        check_boxes(stored.boxes.shape, stored.boxes.dtype, regions, where)
+        return stored, width + GEOMETRY, self._size(stored.size, where)
 
     def _size(self, stored: ImageSize | None, where: str) -> ImageSize:
         size = stored or self.size
@@ -171,62 +154,48 @@ class ImageFeatures:
         return size
 
 
-def open_features(root: str | Path, options: FeatureOptions) -> Store:
-    """Open a folder of features, or an HDF5 file, whatever its name.
-
-    Raises:
-        DataError: it is neither, or an option is of the other kind.
-    """
-    path = Path(root)
-    if path.is_file():
-        if options.arrays or options.boxes_root is not None:
-            raise DataError("features_kwargs.arrays and boxes_root are for a folder of features, not for HDF5")
-        return FeatureHdf5(path, options.pattern, options.boxes_pattern)
-    if not path.is_dir():
-        raise DataError(
-            f"features_root {str(root)!r} is neither a folder with one .npz or .npy file per image nor an HDF5 file"
-        )
-    if options.boxes_pattern is not None:
-        raise DataError("features_kwargs.boxes_pattern is for HDF5, not for a folder: expected boxes_root")
-    return FeatureFolder(path, options.pattern, options.arrays, options.boxes_root)
-
-
-def features_of(
-    rows: Sequence[Row], root: str | Path, options: FeatureOptions, sizes: Mapping[str, ImageSize] | None = None
-) -> list[ImageFeatures]:
+def features_of(rows: Sequence[Row], root: str | Path, options: FeatureOptions) -> list[ImageFeatures]:
     """The features of every row, not yet read, whether or not they are there.
 
     Args:
-        rows: with ``image_id`` and ``image``.
-        root: a folder, or an HDF5 file.
+        rows: with ``image_id``, ``image`` and, where it is known, ``size``.
+        root: a folder, or an HDF5 file of any name.
         options: how they are stored.
-        sizes: image id -> width and height in pixels, where they are known.
 
     Raises:
-        DataError: ``root`` is neither, or it has features of no image at all.
+        DataError: ``root`` is neither, it has features of no image at all, or an option is of the other kind.
     """
-    store = open_features(root, options)
+    path = Path(root)
+    store: Store
+    if path.is_file():
+        if options.arrays or options.boxes_root is not None:
+            raise DataError("features_kwargs.arrays and boxes_root are for a folder of features, not for HDF5")
+        store = FeatureHdf5(path, options.pattern, options.boxes_pattern)
+    elif not path.is_dir():
+        raise DataError(
+            f"features_root {str(root)!r} is neither a folder with one .npz or .npy file per image nor an HDF5 file"
+        )
+    elif options.boxes_pattern is not None:
+        raise DataError("features_kwargs.boxes_pattern is for HDF5, not for a folder: expected boxes_root")
+    else:
+        store = FeatureFolder(path, options.pattern, options.arrays, options.boxes_root)
     images = [str(row["image"]) if isinstance(row["image"], str | Path) else None for row in rows]
-    paths = [Path(image or "") for image in images]
-    names = [Names(row["image_id"], path.stem, path.parent.name) for row, path in zip(rows, paths, strict=True)]
+    files = [Path(image or "") for image in images]
+    names = [Names(row["image_id"], file.stem, file.parent.name) for row, file in zip(rows, files, strict=True)]
     return [
-        ImageFeatures(store, place, name.image_id, options, (sizes or {}).get(name.image_id), image)
-        for place, name, image in zip(store.places(names), names, images, strict=True)
+        ImageFeatures(store, place, row["image_id"], options, row.get("size"), image)
+        for place, row, image in zip(store.places(names), rows, images, strict=True)
     ]
 
 
 def as_image_features(features: Any, image_id: str) -> ImageFeatures:
-    """What a row has as ``features``, where a dataset gave the path of a ``.npz`` or ``.npy`` file instead.
-
-    Raises:
-        DataError: it is neither.
-    """
+    """What a row has as ``features``, or the path of a ``.npz`` or ``.npy`` file. Raises ``DataError`` for others."""
     if isinstance(features, ImageFeatures):
         return features
     if not isinstance(features, str | Path):
         raise DataError(f"features of image {image_id!r} are {type(features).__name__}: expected the path of a file")
     folder = FeatureFolder(Path(features).parent if Path(features).parent.is_dir() else Path())
-    return ImageFeatures(folder, Place(str(features)), image_id, FeatureOptions())
+    return ImageFeatures(folder, Place(str(features)), image_id, _DEFAULTS)
 
 
 def regions_and_width(shape: Sequence[int], dtype: np.dtype, where: str) -> tuple[int, int]:
@@ -237,7 +206,7 @@ def regions_and_width(shape: Sequence[int], dtype: np.dtype, where: str) -> tupl
     """
     if dtype.kind not in "fiu":
         raise DataError(f"{where}: the array is {dtype}, expected numbers")
-    shape = list(shape)
+    shape = list(shape or ())  # None of an empty HDF5 dataset
     if len(shape) not in (2, 3):
         raise DataError(f"{where}: the shape is {shape}, expected [regions, features] or a grid [H, W, features]")
     regions = math.prod(shape[:-1])

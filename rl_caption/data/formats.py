@@ -1,6 +1,6 @@
 """Data formats by name, what those that read a file share, and long descriptions as captions.
 
-A format of this package is a line in ``FORMATS``; one from outside needs no line: ``data.format`` is then
+A format of this package is a line in ``FORMATS``; one from outside needs no line: ``data.target`` is
 ``package.module:Name``, a class or a function that makes a ``DataModule``. Its options are its parameters, their ranges
 stand in the annotations (``Annotated[int, Range(min=1)]``), and ``data.kwargs`` has their values; a parameter that is
 called like one of ``KEYS`` takes that key of ``data``.
@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
-from rl_caption.data.base import DataError, DataModule, Row, RowView
-from rl_caption.data.features import FeatureOptions, ImageSize, features_of
+from rl_caption.data.base import DataError, DataModule, DataView, Row, RowView
+from rl_caption.data.features import FeatureOptions, features_of
 from rl_caption.data.plain_files import check_type
 from rl_caption.errors import ConfigError
 from rl_caption.options import load_target, wrong_values
@@ -45,27 +45,26 @@ def wrong_options(config: DataConfig, key: str, with_kwargs: bool) -> list[str]:
     Raises:
         ConfigError: there is no such format.
     """
-    target: Any = load_target(config.format, f"{key}.format", FORMATS)
-    parameters, given = inspect.signature(target).parameters, _given(config)
-    constructor = target.__init__
-    function = constructor if isinstance(target, type) else target
+    (target, name), given = _target(config, key), _given(config)
+    parameters = inspect.signature(target).parameters
     takes = ", ".join(map(str, parameters.values())) or "no options"
     free = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
-    wrong = [
-        f"{key}.{name} is {value!r}: {key}.format {config.format} does not read it, leave it out"
-        for name, value in given.items()
-        if name not in parameters and not free
-    ]
-    unknown = [name for name in sorted(config.kwargs) if with_kwargs and name not in parameters and not free]
+    wrong = []
+    for option in [option for option in given if option not in parameters and not free]:
+        readers = [each for each in FORMATS if option in inspect.signature(load_target(each, key, FORMATS)).parameters]
+        found = f"{key}.{option} is {given[option]!r}"
+        wrong.append(f"{found}: {name} does not read it (read by {' and '.join(readers)}), leave it out")
+    unknown = [each for each in sorted(config.kwargs) if with_kwargs and each not in parameters and not free]
     if wrong or unknown:
-        return wrong + [f"{key}.kwargs has {unknown}: {config.format} takes {takes}"] * bool(unknown)
+        return wrong + [f"{key}.kwargs has {unknown}: {name} takes {takes}"] * bool(unknown)
     try:
-        hints = get_type_hints(function, include_extras=True)
+        constructor = target.__init__
+        hints = get_type_hints(constructor if isinstance(target, type) else target, include_extras=True)
     except NameError:  # imported for type checkers only
         hints = {}
-    values = {f"{key}.{name}": (value, hints.get(name, Any)) for name, value in given.items()}
+    values = {f"{key}.{option}": (value, hints.get(option, Any)) for option, value in given.items()}
     if with_kwargs:
-        values |= {f"{key}.kwargs.{name}": (value, hints.get(name, Any)) for name, value in config.kwargs.items()}
+        values |= {f"{key}.kwargs.{option}": (value, hints.get(option, Any)) for option, value in config.kwargs.items()}
     for where, (value, kind) in values.items():
         try:
             check_type(value, kind, where, ConfigError)
@@ -83,12 +82,11 @@ def build_data(config: DataConfig) -> DataModule:
         DataError: a file is missing or malformed.
     """
     wrong = wrong_options(config, "data", with_kwargs=True)
-    target, options = load_target(config.format, "data.format", FORMATS), _given(config) | config.kwargs
-    for name, each in inspect.signature(target).parameters.items():
+    (target, name), options = _target(config, "data"), _given(config) | config.kwargs
+    for option, each in inspect.signature(target).parameters.items():
         named = each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
-        if named and each.default is each.empty and name not in options:
-            place = name if name in KEYS else f"kwargs.{name}"
-            wrong.append(f"data.{place} is not set: data.format {config.format} needs it")
+        if named and each.default is each.empty and option not in options:
+            wrong.append(f"data.{option if option in KEYS else f'kwargs.{option}'} is not set: {name} needs it")
     if wrong:
         raise ConfigError("; ".join(wrong))
     try:
@@ -96,10 +94,17 @@ def build_data(config: DataConfig) -> DataModule:
     except DataError:
         raise
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"data: format {config.format} cannot be made: {error}") from error
+        raise ConfigError(f"data: {name} cannot be made: {error}") from error
     if not (hasattr(made, "splits") and callable(getattr(made, "split", None))):
-        raise ConfigError(f"data.format is {config.format!r}: what it makes has no splits and split(name)")
-    return LongCaptions(made) if config.long_captions else made
+        raise ConfigError(f"{name} makes no dataset: expected an object with splits and split(name)")
+    return long_captions(made) if config.long_captions else made
+
+
+def _target(config: DataConfig, key: str) -> tuple[Any, str]:
+    """The class or function of a format, and its name for messages."""
+    if config.target is not None:
+        return load_target(config.target, f"{key}.target"), f"{key}.target {config.target}"
+    return load_target(config.format, f"{key}.format", FORMATS), f"{key}.format {config.format}"
 
 
 def _given(config: DataConfig) -> dict[str, Any]:
@@ -144,10 +149,7 @@ def rows_of(rows: Mapping[str, list[Row]], name: str, source: Path) -> Sequence[
 
 
 def add_features(
-    rows: Mapping[str, list[Row]],
-    root: str | Path | None,
-    options: Mapping[str, Any] | None = None,
-    sizes: Mapping[str, ImageSize] | None = None,
+    rows: Mapping[str, list[Row]], root: str | Path | None, options: Mapping[str, Any] | None = None
 ) -> None:
     """Give every row ``features``, its ``ImageFeatures`` under ``root``; nothing where ``root`` is None.
 
@@ -155,7 +157,6 @@ def add_features(
         rows: by split.
         root: a folder or an HDF5 file.
         options: arguments of ``FeatureOptions``.
-        sizes: image id -> width and height in pixels, where they are known.
 
     Raises:
         DataError: ``root`` is neither, or there are options without a root, or wrong ones.
@@ -165,29 +166,21 @@ def add_features(
             raise DataError(f"features_kwargs is {dict(options)}, but features_root is not set")
         return
     every = [row for split in rows.values() for row in split]
-    for row, found in zip(every, features_of(every, root, FeatureOptions.of(options), sizes), strict=True):
+    for row, found in zip(every, features_of(every, root, FeatureOptions.of(options)), strict=True):
         row["features"] = found
 
 
-class LongCaptions:
+def long_captions(data: DataModule) -> DataModule:
     """A dataset whose captions are the long descriptions of another (``data.long_captions``).
 
     The one reference of a row is its ``long_reference``; the references that it had become ``short_references``. A row
     without a long description raises ``DataError`` when it is looked at.
     """
+    return DataView(data, _long_rows)
 
-    def __init__(self, data: DataModule) -> None:
-        self.data = data
 
-    @property
-    def splits(self) -> tuple[str, ...]:
-        """Those of ``data``."""
-        return self.data.splits
-
-    def split(self, name: str) -> Sequence[Row]:
-        """Return the rows of a split. Raises ``DataError`` for an unknown name."""
-        rows = self.data.split(name)
-        return RowView(rows, range(len(rows)), partial(_long, name))
+def _long_rows(split: str, rows: Sequence[Row]) -> Sequence[Row]:
+    return RowView(rows, range(len(rows)), partial(_long, split))
 
 
 def _long(split: str, index: int, row: Row) -> Row:

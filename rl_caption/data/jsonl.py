@@ -12,16 +12,7 @@ from rl_caption.data.base import DataError, Row
 from rl_caption.data.formats import add_features, grouped_by_split, rows_of
 from rl_caption.data.plain_files import check_text, parse_json, shown
 
-KEYS = (
-    "image",
-    "references",
-    "split",
-    "image_id",
-    "prompt",
-    "long_reference",
-    "positive_captions",
-    "positive_images",
-)
+KEYS = ("image", "references", "split", "image_id", "prompt", "long_reference", "positive_captions", "positive_images")
 
 
 class JsonLinesData:
@@ -87,7 +78,11 @@ def _read_row(line: bytes, where: str, image_root: Path) -> tuple[str, Row]:
     item = parse_json(line, where)
     if not isinstance(item, dict):
         raise DataError(f"{where}: {shown(item)} is not a JSON object with 'image' and 'references'")
-    _check_spelling(item, where)
+    absent = [key for key in KEYS if key not in item]
+    for key in item:  # a row with 'splits' in place of 'split' would silently become training data
+        meant = difflib.get_close_matches(key.lower(), absent, n=1, cutoff=0.8) if key not in KEYS else []
+        if meant:
+            raise DataError(f"{where}: unknown key {key!r}: did you mean {meant[0]!r}?")
     image = _text(item, "image", where)
     references = item.get("references")
     if not isinstance(references, list) or not all(isinstance(reference, str) for reference in references):
@@ -122,12 +117,3 @@ def _texts(item: Mapping[str, Any], key: str, where: str) -> list[str]:
     if not isinstance(values, list) or not all(isinstance(value, str) and value.strip() for value in values):
         raise DataError(f"{where}: {key!r} is {shown(values)}, expected a list of strings that are not empty")
     return [check_text(value, f"{where}: {key}[{index}]") for index, value in enumerate(values)]
-
-
-def _check_spelling(item: Mapping[str, Any], where: str) -> None:
-    # A row with 'splits' in place of 'split' would silently become training data.
-    absent = [key for key in KEYS if key not in item]
-    for key in item:
-        meant = difflib.get_close_matches(key.lower(), absent, n=1, cutoff=0.8) if key not in KEYS else []
-        if meant:
-            raise DataError(f"{where}: unknown key {key!r}: did you mean {meant[0]!r}?")

@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rl_caption.data.base import DataError, Row
-from rl_caption.data.features import ImageSize
+from rl_caption.data.base import DataError, ImageSize, Row
 from rl_caption.data.formats import add_features, grouped_by_split, rows_of
 from rl_caption.data.plain_files import check_text, shown, stream_list
 
@@ -68,9 +67,8 @@ class KarpathyData:
             raise DataError(f"data.image_extension is {image_extension!r}: expected a dot and letters, such as .jpg")
         self.path = _json_file(Path(path))
         self._layout = _Layout(self.path.parent / (image_root or ""), image_extension, flatten)
-        sizes: dict[str, ImageSize] = {}
-        self._rows = grouped_by_split(self._read_rows(restval_as_train, sizes), self.path, max_images)
-        add_features(self._rows, features_root, features_kwargs, sizes)
+        self._rows = grouped_by_split(self._read_rows(restval_as_train), self.path, max_images)
+        add_features(self._rows, features_root, features_kwargs)
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -81,13 +79,13 @@ class KarpathyData:
         """Return the rows of one split, in the order of the file. Raises ``DataError`` for an unknown name."""
         return rows_of(self._rows, name, self.path)
 
-    def _read_rows(self, restval_as_train: bool, sizes: dict[str, ImageSize]) -> Iterator[tuple[str, Row]]:
+    def _read_rows(self, restval_as_train: bool) -> Iterator[tuple[str, Row]]:
         for record in read_records(self.path):
-            if record.size is not None:
-                sizes[record.image_id] = record.size
             image = self._layout.path(record.filepath, record.filename)
-            split = "train" if record.split == "restval" and restval_as_train else record.split
-            yield split, {"image_id": record.image_id, "image": image, "references": record.references}
+            row: Row = {"image_id": record.image_id, "image": image, "references": record.references}
+            if record.size is not None:
+                row["size"] = record.size
+            yield "train" if record.split == "restval" and restval_as_train else record.split, row
 
     def explain_missing(self, missing: Sequence[str]) -> str:
         """Say which option would find the image files that are ``missing``.

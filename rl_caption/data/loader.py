@@ -7,6 +7,7 @@ processes, needs no state of a loader or sampler.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -27,9 +28,9 @@ if TYPE_CHECKING:
 
 AUGMENTATIONS = ("horizontal", "vertical", "transpose", "crop", "shift", "rotate")
 SMALLEST_CROP = 0.75
-"""Side of the smallest crop, as a share of the image's side."""
+"""Side of the smallest crop, as a fraction of the image's side."""
 LARGEST_SHIFT = 1 / 8
-"""Largest shift in either direction, as a share of the image's side."""
+"""Largest shift in either direction, as a fraction of the image's side."""
 LARGEST_ANGLE = 10.0
 """Largest rotation either way, in degrees."""
 
@@ -68,16 +69,13 @@ def micro_batches(
 ) -> Iterator[list[tuple[int, int]]]:
     """(Row index, step) of the micro-batches of one process, step after step, without end.
 
-    Each process takes a contiguous share of the global batch and cuts it into ``batch_size / (processes *
-    micro_batch_size)`` micro-batches.
+    Each process takes ``batch_size / processes`` consecutive rows of the global batch and cuts them into micro-batches.
     """
-    share = batch_size // processes
-    step = first_step
-    while True:
-        mine = step_indices(num_rows, batch_size, step, seed)[rank * share : (rank + 1) * share]
-        for start in range(0, share, micro_batch_size):
-            yield [(index, step) for index in mine[start : start + micro_batch_size]]
-        step += 1
+    size = batch_size // processes
+    for step in itertools.count(first_step):
+        indices = step_indices(num_rows, batch_size, step, seed)[rank * size : (rank + 1) * size]
+        for start in range(0, size, micro_batch_size):
+            yield [(index, step) for index in indices[start : start + micro_batch_size]]
 
 
 def micro_batch_size(batch_size: int, micro_batch_size: int | None, processes: int) -> int:
@@ -88,13 +86,13 @@ def micro_batch_size(batch_size: int, micro_batch_size: int | None, processes: i
     """
     if batch_size % processes:
         raise ValueError(f"train.batch_size {batch_size} is not a multiple of the {processes} processes")
-    share = batch_size // processes
+    images = batch_size // processes
     if micro_batch_size is None:
-        return share
-    if micro_batch_size < 1 or share % micro_batch_size:
-        fitting = [size for size in range(1, share + 1) if share % size == 0]
+        return images
+    if micro_batch_size < 1 or images % micro_batch_size:
+        fitting = [size for size in range(1, images + 1) if images % size == 0]
         raise ValueError(
-            f"train.micro_batch_size {micro_batch_size} does not divide the {share} images of a process "
+            f"train.micro_batch_size {micro_batch_size} does not divide the {images} images of a process "
             f"(train.batch_size {batch_size} / {processes} processes): use one of {fitting}"
         )
     return micro_batch_size
@@ -139,11 +137,11 @@ def augment(pixels: Tensor, names: Sequence[str], seed: int, step: int, image_id
 
 
 def _shifted(pixels: Tensor, down: float, right: float) -> Tensor:
-    """Move by whole pixels; ``down`` and ``right`` in [-1, 1] are shares of the largest shift."""
+    """Move by an integer number of pixels; ``down`` and ``right`` in [-1, 1] are fractions of the largest shift."""
     side = pixels.shape[-1]
-    room = int(side * LARGEST_SHIFT)
-    top, left = (room - round(room * share) for share in (down, right))
-    padded = torch.nn.functional.pad(pixels[None], (room,) * 4, mode="replicate")[0]
+    largest = int(side * LARGEST_SHIFT)
+    top, left = (largest - round(largest * fraction) for fraction in (down, right))
+    padded = torch.nn.functional.pad(pixels[None], (largest,) * 4, mode="replicate")[0]
     return padded[:, top : top + side, left : left + side]
 
 

@@ -47,7 +47,9 @@ def parse_json(content: bytes | str, where: str | Path, error: type[Exception] =
     """
     try:
         return json.loads(content, object_pairs_hook=_unique)
-    except (ValueError, RecursionError) as problem:  # ValueError: also not UTF-8, and numbers of thousands of digits
+    except RecursionError as problem:
+        raise error(f"{where} cannot be read as JSON: its brackets are nested too deeply") from problem
+    except ValueError as problem:  # also not UTF-8, and numbers of thousands of digits
         raise error(f"{where} is not JSON: {problem}") from problem
 
 
@@ -78,7 +80,9 @@ def stream_list(path: Path, key: str) -> Iterator[Any]:
 
 def _items(text: str, key: str, title: str) -> Iterator[Any]:
     """The items of the list under ``key``. Raises whatever kind of error where the text is not as simple as usual."""
-    (opening,) = re.finditer(rf'"{key}"\s*:\s*\[\s*', text)
+    opening = re.search(rf'"{key}"\s*:\s*\[\s*', text)
+    if opening is None or text.count("{", 0, opening.start()) != 1:
+        raise ValueError("the list is not there, or perhaps that of an inner object")
     start = at = opening.end()
     hidden = True if os.environ.get("RANK", "0") != "0" else None  # None: shown on a terminal
     with tqdm(total=len(text), desc=title, unit="B", unit_scale=True, leave=False, delay=2, disable=hidden) as bar:
@@ -89,9 +93,10 @@ def _items(text: str, key: str, title: str) -> Iterator[Any]:
             at = comma.end()
             if bool(comma[1]) == (text[at] == "]"):
                 raise ValueError("a comma is missing, or there is one too many")
-            bar.update(at - bar.n)
-    if _DECODER.decode(text[:start] + text[at:])[key] != []:
-        raise ValueError("the list is that of an inner object")
+            if at - bar.n > 2**20:
+                bar.update(at - bar.n)
+    if not isinstance(_DECODER.decode(text[:start] + text[at:]), dict):
+        raise ValueError("the object is inside a list")
 
 
 def read_json(file: Path, error: type[Exception], kind: Any = dict) -> Any:
@@ -211,11 +216,7 @@ def _named(kind: Any) -> str:
 
 def is_unicode(text: str) -> bool:
     r"""Whether text can be written: JSON's ``"\ud800"`` is half of a character."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def check_text(text: str, where: str) -> str:

@@ -63,15 +63,14 @@ def prepare(
     features_kwargs: Mapping[str, Any] | None = None,
     annotations: bool = True,
     subset: bool = False,
-    check_pixels: bool = True,
-    check_values: bool = True,
+    fast: bool = False,
     df: bool = False,
 ) -> dict[str, Any]:
     """Check the downloads and write ``out``: a second call changes nothing, and checks only what is new.
 
     ``out`` then holds ``dataset_coco.json`` (splits, raw captions and image sizes), ``captions_val.json`` and
     ``captions_test.json`` (references in COCO annotation format), links ``images`` and ``features``,
-    ``document_frequencies.npz`` where asked for, and ``prepared.json`` (counts).
+    ``document_frequencies.npz`` where asked for, and ``prepared.json`` (counts), which is also returned.
 
     Args:
         out: the folder, such as ``data/coco``.
@@ -81,12 +80,8 @@ def prepare(
         features_kwargs: how the features are stored (``FeatureOptions``).
         annotations: compare with the official caption files; False does without them (and without image sizes).
         subset: the numbers of images and captions are those of a part of COCO, and are not compared.
-        check_pixels: decode every image; False only looks whether the files exist.
-        check_values: read all features; False only looks at their shapes.
+        fast: look only whether image files exist, and at the shapes of features; False decodes and reads all.
         df: also write the document frequencies of CIDEr-D (training split, EOS counted).
-
-    Returns:
-        What ``prepared.json`` says.
 
     Raises:
         DataError: something is missing or does not agree; everything at once, with counts and the first offenders.
@@ -104,8 +99,7 @@ def prepare(
         official: dict[str, list[str]] = {}
         for name in ANNOTATIONS:
             _read_annotations(found[name], official, photos, findings)
-        _compare_captions(records, official, findings, subset)
-        _compare_files(records, photos, findings)
+        _compare_annotations(records, official, photos, findings, subset)
     if findings:
         lines = "\n".join(f"  - {problem}" for problem in findings.values())
         raise DataError(f"{found[KARPATHY]} is not ready:\n{lines}" + ("" if subset else SUBSET_HINT))
@@ -113,7 +107,7 @@ def prepare(
     summary: dict[str, Any] = {**counts, "compared_with_annotations": annotations}
     if df:
         summary["document_frequencies"] = _document_frequencies(out, records)
-    summary["checked"] = _check_inputs(out, images, features, features_kwargs or {}, check_pixels, check_values)
+    summary["checked"] = _check_inputs(out, images, features, features_kwargs or {}, fast)
     write_json(out / "prepared.json", summary)
     return summary
 
@@ -199,10 +193,14 @@ def _plain(caption: str) -> str:
     return " ".join(caption.split())
 
 
-def _compare_captions(
-    records: Mapping[str, Record], official: Mapping[str, Sequence[str]], findings: Findings, subset: bool
+def _compare_annotations(
+    records: Mapping[str, Record],
+    official: Mapping[str, Sequence[str]],
+    photos: Mapping[str, OfficialImage],
+    findings: Findings,
+    subset: bool,
 ) -> None:
-    """Compare every image's captions with the official ones, in any order and whatever their white space."""
+    """Compare every image's captions, in any order and whatever their white space, and its file's folder and name."""
     for image_id, record in records.items():
         name = f"cocoid {image_id} ({record.filename})"
         if image_id not in official:
@@ -212,20 +210,14 @@ def _compare_captions(
         if ours != theirs:
             here, there = ([*more] for more in (ours - theirs, theirs - ours))
             findings.add("images whose captions differ", f"{name}: {here[:1]!r:.80}, officially {there[:1]!r:.80}")
-    for image_id in official:
-        if image_id not in records and not subset:
+    if not subset:
+        for image_id in [each for each in official if each not in records]:
             findings.add("annotated images that the file does not have", f"cocoid {image_id}")
-
-
-def _compare_files(records: Mapping[str, Record], official: Mapping[str, OfficialImage], findings: Findings) -> None:
-    """Compare the folder and name of every image's file with the official ones."""
     for image_id, record in records.items():
-        ours = f"{record.filepath}/{record.filename}"
-        if image_id in official and ours != official[image_id].file:
-            findings.add(
-                "images whose files have other names",
-                f"cocoid {image_id}: {ours}, officially {official[image_id].file}",
-            )
+        file = f"{record.filepath}/{record.filename}"
+        if image_id in photos and file != photos[image_id].file:
+            offender = f"cocoid {image_id}: {file}, officially {photos[image_id].file}"
+            findings.add("images whose files have other names", offender)
 
 
 def _write_captions(out: Path, records: Mapping[str, Record], photos: Mapping[str, OfficialImage]) -> None:
@@ -292,12 +284,7 @@ def _tokens(captions: Iterable[Sequence[str]]) -> Iterator[list[list[str]]]:
 
 
 def _check_inputs(
-    out: Path,
-    images: str | Path | None,
-    features: str | Path | None,
-    features_kwargs: Mapping[str, Any],
-    check_pixels: bool,
-    check_values: bool,
+    out: Path, images: str | Path | None, features: str | Path | None, features_kwargs: Mapping[str, Any], fast: bool
 ) -> dict[str, str]:
     """Link and check image files and features; what cannot be checked is named with where to get it."""
     checked, wrong = {}, []
@@ -312,11 +299,11 @@ def _check_inputs(
                 # Not for equal images in two splits: the splits are as they are published.
                 data = KarpathyData(out / KARPATHY, "images")
                 rows = [row for split in data.splits for row in data.split(split)]
-                check_row_images(rows, "training from pixels, or a reward that", check_pixels, cache)
+                check_row_images(rows, "training from pixels, or a reward that", not fast, cache)
             else:
                 options = dict(features_kwargs)
                 data = KarpathyData(out / KARPATHY, "images", features_root=place, features_kwargs=options)
-                check_data(data, data.splits, check_images=False, cache=cache, check_values=check_values)
+                check_data(data, data.splits, check_images=False, cache=cache, check_values=not fast)
         except DataError as error:
             wrong.append(str(error))
             continue
@@ -373,18 +360,10 @@ def main(argv: list[str] | None = None) -> int:
         features_kwargs = json.loads(given.features_kwargs)
     except ValueError as error:
         raise DataError(f"--features_kwargs {given.features_kwargs!r} is not JSON: {error}") from error
-    summary = prepare(
-        given.out,
-        given.downloads or Path(given.out) / "downloads",
-        given.images,
-        given.features,
-        features_kwargs,
-        not given.without_annotations,
-        given.subset,
-        not given.fast,
-        not given.fast,
-        given.df,
-    )
+    downloads = given.downloads or Path(given.out) / "downloads"
+    compared = not given.without_annotations
+    inputs = (given.images, given.features, features_kwargs)
+    summary = prepare(given.out, downloads, *inputs, compared, given.subset, given.fast, given.df)
     for split, number in summary["images"].items():
         print(f"{split}: {number:,} images, {summary['captions'][split]:,} captions")
     print(f"{given.out} is ready; checked: {', '.join(['captions', *summary['checked']])}")

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 def convert_tsv(
     paths: Sequence[str | Path], out: str | Path, dim: int | None = None, dtype: str = "float32"
 ) -> tuple[int, int]:
-    """Write ``OUT/<image_id>.npz`` for every line of TSV files. A line at a time is held in memory.
+    """Write ``OUT/<image_id>.npz`` for every line of TSV files; returns how many were written, and were there already.
 
     The layouts are known by their columns: bottom-up attention (``image_id, image_w, image_h, num_boxes, boxes,
     features``), LXMERT (ten, with objects and attributes) and VinVL (``image_id``, and JSON with ``num_boxes`` and
@@ -41,11 +41,8 @@ def convert_tsv(
         dim: values of a region; None takes those of the first image for all, one that is there already before others.
         dtype: of the written features, ``float32`` or ``float16`` (half the space).
 
-    Returns:
-        Images written, and images that were there already.
-
     Raises:
-        DataError: a line is of neither layout, or its arrays do not fit; the message names file, line and image. Also
+        DataError: a line is of no such layout, or its arrays do not fit; the message names file, line and image. Also
             where what is in ``out`` has another number of values, or the disk has too little space for the rest.
     """
     folder = Path(out)

@@ -21,7 +21,7 @@ def messages(row: Row, prompt: str) -> list[dict[str, Any]]:
 def trl_dataset(rows: Sequence[Row], prompt: str) -> Dataset:
     """A dataset with the columns ``prompt`` (messages), ``image`` (PIL, RGB), ``references`` and ``image_id``.
 
-    Rewards get the columns of this package's own training (``data.reward_columns``), not the truth of a generated
+    Rewards get the columns of this package's own training (``data.base.COLUMNS``), not the truth of a generated
     scene. The table itself holds indices of rows; an image is opened when its batch is read. TRL reads a batch as often
     as it has micro-batches, so the images of one batch are kept until the next; equal images of a batch are one object,
     so that rewards encode them a single time.

@@ -1,4 +1,4 @@
-"""Batches: references to target tokens, the choice of references, and random state that is left alone."""
+"""The order of training images, their random views, references to target tokens, and batches in page-locked memory."""
 
 from __future__ import annotations
 
@@ -6,9 +6,63 @@ from itertools import islice
 
 import pytest
 import torch
+from torch import Tensor
+from torch.utils.data._utils.pin_memory import pin_memory
 
-from rl_caption.data.loader import Collate, augment, encode_targets, micro_batches, row_loader
+from rl_caption.data.loader import (
+    Collate,
+    augment,
+    encode_targets,
+    micro_batch_size,
+    micro_batches,
+    row_loader,
+    step_indices,
+)
+from rl_caption.reward_models.batch import PairBatch
+from rl_caption.types import CaptionBatch
 from tests.captioners_for_tests import tiny_captioner, tiny_rows
+
+
+def test_every_image_is_seen_once_an_epoch_also_where_batches_span_epochs() -> None:
+    seen = [index for step in range(10) for index in step_indices(7, 3, step, seed=1)]
+    for epoch in range(4):
+        assert sorted(seen[7 * epoch : 7 * epoch + 7]) == list(range(7))
+    assert sorted(step_indices(3, 6, 0, seed=0)) == [0, 0, 1, 1, 2, 2]
+
+
+def test_order_depends_on_seed_and_epoch() -> None:
+    first, second = step_indices(50, 50, 0, 0), step_indices(50, 50, 1, 0)
+    assert first != second
+    assert first != step_indices(50, 50, 0, 1)
+    assert first == step_indices(50, 50, 0, 0)
+
+
+@pytest.mark.parametrize(("processes", "micro"), [(1, 8), (1, 2), (2, 4), (2, 2), (4, 1)])
+def test_processes_and_micro_batches_share_the_same_global_batch(processes: int, micro: int) -> None:
+    per_step = 8 // processes // micro
+    for step in range(3):
+        parts: list[int] = []
+        for rank in range(processes):
+            order = micro_batches(20, 8, micro, rank, processes, seed=5, first_step=0)
+            mine = list(islice(order, step * per_step, (step + 1) * per_step))
+            assert all(len(part) == micro for part in mine)
+            assert {of for part in mine for _, of in part} == {step}
+            parts += [index for part in mine for index, _ in part]
+        assert parts == step_indices(20, 8, step, seed=5)
+
+
+def test_starting_at_a_later_step_continues_the_order() -> None:
+    whole = list(islice(micro_batches(20, 8, 4, 0, 1, 0, first_step=0), 10))
+    assert list(islice(micro_batches(20, 8, 4, 0, 1, 0, first_step=3), 4)) == whole[6:]
+
+
+def test_sizes_that_do_not_divide_are_refused_with_what_would_work() -> None:
+    assert micro_batch_size(12, None, 2) == 6
+    assert micro_batch_size(12, 3, 2) == 3
+    with pytest.raises(ValueError, match="batch_size 9 is not a multiple of the 2 processes"):
+        micro_batch_size(9, None, 2)
+    with pytest.raises(ValueError, match=r"use one of \[1, 2, 3, 6\]"):
+        micro_batch_size(12, 4, 2)
 
 
 def test_targets_end_with_eos_and_padding_is_not_learnt() -> None:
@@ -16,11 +70,10 @@ def test_targets_end_with_eos_and_padding_is_not_learnt() -> None:
     targets, mask = encode_targets(captioner, [["a red circle", "red"], ["a dog"]], 10)
     assert targets.shape == mask.shape == (2, 2, 4)
     assert mask.sum(-1).tolist() == [[4, 2], [3, 0]]
-    lengths = mask.sum(-1)
     assert targets[0, 0, 3] == targets[0, 1, 1] == targets[1, 0, 2] == captioner.eos_token_id
     assert captioner.decode(targets[0]) == ["a red circle", "red"]
-    for image, caption in ((0, 1), (1, 0)):
-        assert (targets[image, caption, int(lengths[image, caption]) :] == captioner.pad_token_id).all()
+    assert (targets[0, 1, 2:] == captioner.pad_token_id).all()
+    assert (targets[1, 0, 3:] == captioner.pad_token_id).all()
 
 
 def test_unknown_words_and_what_is_cut_off_are_not_learnt() -> None:
@@ -48,32 +101,19 @@ def test_another_choice_of_references_at_every_step_and_the_same_again() -> None
     batch = Collate(captioner, 12)([(rows[0], 0)])
     assert batch.targets is not None
     assert batch.targets.shape[1] == 3, "all references"
-
-
-def test_no_targets_unless_asked_for() -> None:
-    batch = Collate(tiny_captioner())([(row, 0) for row in tiny_rows(2)])
-    assert batch.targets is None
-    assert batch.target_mask is None
-    assert batch.inputs["pixel_values"].shape == (2, 3, 16, 16)
+    batch = Collate(captioner)([(rows[0], 0)])
+    assert batch.targets is batch.target_mask is None
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_loader_follows_the_order_and_leaves_the_random_state_alone(workers: int) -> None:
-    rows = tiny_rows(6)
-    torch.manual_seed(3)
+    rows, collate = tiny_rows(6), Collate(tiny_captioner())
     before = torch.get_rng_state()
     order = micro_batches(6, 4, 2, 0, 1, seed=0, first_step=1)
-    loader = row_loader(rows, Collate(tiny_captioner_quietly(before)), order, workers)
-    batches = list(islice(iter(loader), 4))
+    batches = list(islice(iter(row_loader(rows, collate, order, workers)), 4))
     assert torch.equal(torch.get_rng_state(), before)
     expected = list(islice(micro_batches(6, 4, 2, 0, 1, seed=0, first_step=1), 4))
     assert [batch.image_ids for batch in batches] == [[rows[i]["image_id"] for i, _ in part] for part in expected]
-
-
-def tiny_captioner_quietly(state: torch.Tensor):
-    captioner = tiny_captioner()
-    torch.set_rng_state(state)
-    return captioner
 
 
 def test_flips_mirror_some_images_of_a_step_others_of_the_next_and_never_the_cached_pixels() -> None:
@@ -94,11 +134,8 @@ def test_flips_mirror_some_images_of_a_step_others_of_the_next_and_never_the_cac
     assert len(set(first)) == 4
     assert first == mirrored(0)
     assert first != mirrored(1)
-
-
-def test_an_unknown_flip_is_refused() -> None:
     with pytest.raises(ValueError, match=r"data.augment has \['diagonal'\]"):
-        Collate(tiny_captioner(), augmentations=["diagonal"])
+        Collate(captioner, augmentations=["diagonal"])
 
 
 def test_transposed_and_cropped_views_keep_shape_and_range() -> None:
@@ -109,3 +146,34 @@ def test_transposed_and_cropped_views_keep_shape_and_range() -> None:
     crops = [augment(pixels, ["crop"], 0, step, "a") for step in range(8)]
     assert len({float(view.mean()) for view in crops}) > 4
     assert all(view.shape == pixels.shape and view.min() >= 0 and view.max() <= pixels.max() for view in crops)
+
+
+ROWS = [{"image_id": "a", "references": ["a dog"]}]
+PIXELS, IDS, MASK = torch.zeros(1, 3, 2, 2), torch.ones(1, 1, 4, dtype=torch.long), torch.ones(1, 1, 4) > 0
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        CaptionBatch(ROWS, {"pixel_values": PIXELS}),
+        CaptionBatch(ROWS, {"pixel_values": PIXELS}, IDS, MASK),
+        PairBatch(ROWS, {"image": PIXELS, "text": IDS[0]}, ["a dog"], {"triplet": MASK[0, 0]}),
+    ],
+)
+def test_the_loader_pins_every_tensor_of_a_batch(
+    batch: CaptionBatch | PairBatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pinned: list[Tensor] = []
+
+    def pin(tensor: Tensor) -> Tensor:  # no GPU is needed
+        pinned.append(tensor.clone())
+        return pinned[-1]
+
+    monkeypatch.setattr(Tensor, "pin_memory", pin)
+    found = pin_memory(batch)
+    assert type(found) is type(batch)
+    targets = [*found.targets.values()] if isinstance(found, PairBatch) else [found.targets, found.target_mask]
+    tensors = [tensor for tensor in (*found.inputs.values(), *targets) if tensor is not None]
+    assert len(tensors) == len(pinned)
+    assert all(any(tensor is one for one in pinned) for tensor in tensors)
+    assert found.rows is batch.rows

@@ -1,0 +1,364 @@
+"""Karpathy JSON, JSON lines and long captions: rows, options, and what the errors say."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from rl_caption.config.schema import DataConfig
+from rl_caption.data.base import DataError, load_image
+from rl_caption.data.checks import check_data
+from rl_caption.data.formats import build_data
+from rl_caption.data.jsonl import JsonLinesData
+from rl_caption.data.karpathy import KarpathyData
+from rl_caption.data.plain_files import stream_list
+
+
+def record(number: int, split: str = "train", **changes: Any) -> dict[str, Any]:
+    sentences = [{"raw": f"A photo of thing {number} ."}, {"tokens": ["thing", str(number)]}]
+    return {"filename": f"{number}.jpg", "imgid": number, "split": split, "sentences": sentences, **changes}
+
+
+def write(folder: Path, *records: Any, name: str = "dataset.json") -> Path:
+    (folder / name).write_text(json.dumps({"images": records, "dataset": "tiny"}), encoding="utf-8")
+    return folder / name
+
+
+def write_lines(folder: Path, *lines: Any) -> Path:
+    path = folder / "photos.jsonl"
+    path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines), encoding="utf-8")
+    return path
+
+
+def photo(path: Path, shade: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (8, 8), (shade, 0, 0)).save(path)
+
+
+def image_paths(data: KarpathyData | JsonLinesData, split: str = "train") -> list[Path]:
+    return [Path(str(row["image"])) for row in data.split(split)]
+
+
+def ids(data: KarpathyData | JsonLinesData, split: str = "train") -> list[str]:
+    return [row["image_id"] for row in data.split(split)]
+
+
+# --- Karpathy JSON ----------------------------------------------------------------------------------------------------
+
+
+def test_rows_carry_ids_paths_and_references_in_file_order(tmp_path: Path) -> None:
+    path = write(tmp_path, record(2, "test"), record(7, cocoid=391895), record(5, sentences=[], width=8, height=6))
+    data = KarpathyData(tmp_path, image_root="images")
+    assert data.splits == ("train", "test")
+    first, second = data.split("train")
+    assert ids(data) == ["391895", "5"]
+    assert (first["references"], second["references"]) == (["A photo of thing 7 .", "thing 7"], [])
+    assert ("size" in first, second["size"]) == (False, (8, 6))
+    assert "features" not in first
+    assert image_paths(data) == [tmp_path / "images" / "7.jpg", tmp_path / "images" / "5.jpg"]
+    assert image_paths(KarpathyData(path, image_root="/photos"), "test") == [Path("/photos/2.jpg")]
+
+
+def test_options_say_where_the_files_lie(tmp_path: Path) -> None:
+    write(tmp_path, record(1, filepath="val2014", filename="a.b.tif"))
+    for options, place in (
+        ({}, "val2014/a.b.tif"),
+        ({"flatten": True}, "a.b.tif"),
+        ({"image_extension": ".jpg"}, "val2014/a.b.jpg"),
+    ):
+        assert image_paths(KarpathyData(tmp_path, **options)) == [tmp_path / place]
+    with pytest.raises(DataError, match=r"image_extension is 'jpg'.*such as \.jpg"):
+        KarpathyData(tmp_path, image_extension="jpg")
+
+
+def test_restval_counts_as_train_unless_told_otherwise(tmp_path: Path) -> None:
+    write(tmp_path, record(1, "restval"), record(2, "val"), record(3, "train"))
+    assert ids(KarpathyData(tmp_path)) == ["1", "3"]
+    kept = KarpathyData(tmp_path, restval_as_train=False)
+    assert kept.splits == ("train", "restval", "val")
+    assert ids(kept, "restval") == ["1"]
+
+
+def test_max_images_keeps_the_first_rows_of_a_split(tmp_path: Path) -> None:
+    write(tmp_path, *map(record, range(5)), record(9, "val"))
+    data = KarpathyData(tmp_path, max_images={"train": 2})
+    assert ids(data) == ["0", "1"]
+    assert len(data.split("val")) == 1
+    with pytest.raises(DataError, match="'dev'"):
+        KarpathyData(tmp_path, max_images={"dev": 2})
+    with pytest.raises(DataError, match=r"max_images\.val is 0"):
+        KarpathyData(tmp_path, max_images={"val": 0})
+
+
+def test_features_root_adds_the_path_of_each_feature_file(tmp_path: Path) -> None:
+    write(tmp_path, record(1), record(2), record(3))
+    features = tmp_path / "features"
+    features.mkdir()
+    (features / "1.npz").touch()
+    (features / "2.npy").touch()
+    rows = KarpathyData(tmp_path, features_root=features).split("train")
+    assert [Path(str(row["features"])).name for row in rows] == ["1.npz", "2.npy", "3.npz"]
+    with pytest.raises(DataError, match="features_root"):
+        KarpathyData(tmp_path, features_root=tmp_path / "nothing")
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        ({"split": None}, r"images\[1\]: 'split' is None"),
+        ({"filename": ""}, r"images\[1\]: 'filename' is ''"),
+        ({"imgid": None}, r"images\[1\]: no 'cocoid' and no 'imgid'"),
+        ({"cocoid": 1.5}, r"images\[1\]: 'cocoid' is 1\.5"),
+        ({"filepath": 3}, r"images\[1\]: 'filepath' is 3"),
+        ({"sentences": "a dog"}, r"images\[1\]: 'sentences' is 'a dog'"),
+        ({"sentences": [{"raw": "fine"}, {"raw": 3}]}, r"images\[1\], sentences\[1\]"),
+        ({"sentences": ["a dog"]}, r"images\[1\], sentences\[0\]"),
+    ],
+)
+def test_a_broken_record_is_named(tmp_path: Path, broken: dict[str, Any], message: str) -> None:
+    path = write(tmp_path, record(1), record(2, **broken))
+    with pytest.raises(DataError, match=message) as caught:
+        KarpathyData(tmp_path)
+    assert str(path) in str(caught.value)
+
+
+def test_wrong_karpathy_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="does not exist"):
+        KarpathyData(tmp_path / "nothing")
+    with pytest.raises(DataError, match=r"exactly one dataset\*\.json, found none"):
+        KarpathyData(tmp_path)
+    write(tmp_path, record(1), name="dataset_a.json")
+    path = write(tmp_path, record(1), name="dataset_b.json")
+    with pytest.raises(DataError, match=r"found dataset_a\.json, dataset_b\.json"):
+        KarpathyData(tmp_path)
+    with pytest.raises(DataError, match=r"no split 'dev'.*it has train"):
+        KarpathyData(path).split("dev")
+    for content, message in [("[]", "list 'images'"), ("{", "not JSON"), ('{"images": []}', "no images")]:
+        path.write_text(content, encoding="utf-8")
+        with pytest.raises(DataError, match=message):
+            KarpathyData(path)
+
+
+def test_damage_is_named_before_records_that_it_spoils(tmp_path: Path) -> None:
+    path = write(tmp_path, record(1), record(2))
+    whole = path.read_text(encoding="utf-8")
+    for damaged in (whole[:-20], whole.replace('"sentences"', '], "sentences"', 1), whole + "}"):
+        path.write_text(damaged, encoding="utf-8")
+        with pytest.raises(DataError, match=r"dataset.*\.json is not JSON: .* line 1 column \d+"):
+            KarpathyData(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"images": [1, 2', '{"images": [1 2]}', '{"images" [1]}', "[1]", "", '{"images": [1], "a": 1 "b": 2}',
+        '{"images": [1,]}', '{"images": [1],}', '{"images": [1]} {}', '{1: 2, "images": [1]}',
+        '{"images": [1], "images": [2]}', '{"images": {"item": 1}}', '{"a": {"images": [1]}}', '{"images": [,1]}',
+        '[{"images": [1]}]',
+    ],
+)  # fmt: skip
+def test_a_file_without_one_whole_list_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "f.json").write_text(text)
+    with pytest.raises(DataError, match=r"f\.json (is not JSON|has no list 'images')"):
+        list(stream_list(tmp_path / "f.json", "images"))
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+@pytest.mark.parametrize("indent", [None, 2])
+def test_a_list_is_streamed_whatever_stands_around_it(tmp_path: Path, indent: int | None, encoding: str) -> None:
+    content = {"a": {"images": [9]}, "images": [{"b": [1, "]"]}, 2, []], "c": "}", "annotations": [], "d": None}
+    (tmp_path / "f.json").write_text(json.dumps(content, indent=indent), encoding=encoding)
+    for key in ("images", "annotations"):
+        assert list(stream_list(tmp_path / "f.json", key)) == content[key]
+    with pytest.raises(DataError, match="has no list 'captions'"):
+        list(stream_list(tmp_path / "f.json", "captions"))
+
+
+def test_tokens_are_not_kept_in_memory(tmp_path: Path) -> None:
+    words = [f"{number}" for number in range(40)]
+    sentences = [{"raw": "a dog runs", "tokens": [f"{word} of {caption}" for word in words]} for caption in range(5)]
+    path = write(tmp_path, *(record(number, sentences=sentences) for number in range(200)))
+    peaks = []
+    for read in (lambda: KarpathyData(tmp_path), lambda: json.loads(path.read_bytes())):
+        tracemalloc.start()
+        read()
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[0] < peaks[1] / 2
+
+
+def explanation(data: KarpathyData) -> str:
+    """What the check of the whole dataset says about missing images."""
+    with pytest.raises(DataError) as caught:
+        check_data(data, data.splits)
+    return next(line for line in str(caught.value).splitlines() if "missing images" in line)
+
+
+def test_missing_images_name_count_first_three_and_the_extension(tmp_path: Path) -> None:
+    write(tmp_path, *(record(number, filename=f"{number}.tif") for number in range(1, 6)))
+    for number in range(1, 6):
+        photo(tmp_path / "images" / f"{number}.jpg", number * 40)
+    line = explanation(KarpathyData(tmp_path, image_root="images"))
+    assert line.startswith("  - 5 missing images: ")
+    assert [f"{number}.tif" in line for number in range(1, 6)] == [True, True, True, False, False]
+    assert f"found {Path('images/1.jpg')}: set data.image_extension: .jpg (finds 5 of 5 images)" in line
+    assert check_data(KarpathyData(tmp_path, "images", image_extension=".jpg"), ["train"]).ok
+
+
+@pytest.mark.parametrize(
+    ("place", "options", "expected"),
+    [
+        ("images/1.jpg", {}, "data.image_root: images and data.flatten: true"),
+        ("images/train/1.jpg", {}, "set data.image_root: images (finds"),
+        ("1.jpg", {}, "set data.flatten: true (finds"),
+        ("train/1.jpg", {"flatten": True}, "set data.flatten: false (finds"),
+        ("train/1.jpg", {"image_extension": ".png"}, "set data.image_extension: null (finds"),
+        ("train/1.jpg", {"image_root": "nothing"}, "set data.image_root: . (finds"),
+        ("images/1.png", {}, "data.image_root: images and data.image_extension: .png and data.flatten: true"),
+        ("elsewhere/deep/1.jpg", {}, "complete the images"),
+        ("elsewhere/deep/1.jpg", {"image_root": "nothing"}, "is not a folder: set data.image_root"),
+    ],
+)
+def test_missing_images_name_the_option_that_finds_them(
+    tmp_path: Path, place: str, options: dict[str, Any], expected: str
+) -> None:
+    write(tmp_path, record(1, filepath="train"))
+    photo(tmp_path / place, 90)
+    assert expected in explanation(KarpathyData(tmp_path, **options))
+
+
+def test_no_option_is_named_that_would_lose_more_than_it_finds(tmp_path: Path) -> None:
+    write(tmp_path, *map(record, range(1, 4)))
+    for name, shade in (("1.jpg", 50), ("2.jpg", 100), ("3.png", 150)):
+        photo(tmp_path / name, shade)
+    line = explanation(KarpathyData(tmp_path))
+    assert "1 missing images" in line
+    assert "set data" not in line
+
+
+def test_ucm_captions(shared_data: Path) -> None:
+    folder = shared_data / "ucm_captions"
+    if not folder.is_dir():
+        pytest.skip(f"no UCM-Captions in {shared_data}")
+    data = KarpathyData(folder, image_root="images", image_extension=".jpg")
+    assert all(len(row["references"]) == 5 for name in data.splits for row in data.split(name))
+    assert data.split("train")[0]["references"][0] == "There is a piece of farmland ."
+    assert load_image(data.split("test")[0]["image"]).mode == "RGB"
+    report = check_data(data, data.splits, num_workers=2)
+    assert report.ok
+    assert dict(report.rows) == {"train": 1680, "val": 210, "test": 210}
+    line = explanation(KarpathyData(folder, image_root="images"))
+    assert "set data.image_extension: .jpg (finds 2100 of 2100 images)" in line
+
+
+# --- JSON lines -------------------------------------------------------------------------------------------------------
+
+
+def test_defaults_and_options_of_json_lines(tmp_path: Path) -> None:
+    third = {"references": ["a cat"], "long_reference": "A cat. It sleeps.", "positive_captions": ["a tabby"]}
+    path = write_lines(
+        tmp_path,
+        {"image": "in/a.jpg", "references": ["a dog", "a brown dog"]},
+        "",
+        {"image": "b.jpg", "references": [], "split": "test", "image_id": 7, "prompt": "a photo of", "source": "mine"},
+        {"image": "/else/c.jpg", **third, "positive_images": ["made/c.png"]},
+    )
+    data = JsonLinesData(path)
+    assert data.splits == ("train", "test")
+    assert list(data.split("train")) == [
+        {"image_id": "in/a.jpg", "image": str(tmp_path / "in/a.jpg"), "references": ["a dog", "a brown dog"]},
+        {"image_id": "/else/c.jpg", "image": "/else/c.jpg", **third, "positive_images": [str(tmp_path / "made/c.png")]},
+    ]
+    (second,) = data.split("test")
+    assert (second["image_id"], second["prompt"], second["references"]) == ("7", "a photo of", [])
+    assert image_paths(JsonLinesData(path, image_root="photos"), "test") == [tmp_path / "photos" / "b.jpg"]
+    assert len(JsonLinesData(path, max_images={"train": 1}).split("train")) == 1
+    with pytest.raises(DataError, match="no split 'val'"):
+        data.split("val")
+
+
+def test_features_are_found_by_image_id_with_and_without_a_folder(tmp_path: Path) -> None:
+    rows = [{"image": "in/a.jpg", "references": ["a"]}, {"image": "b.jpg", "image_id": "b", "references": ["b"]}]
+    (tmp_path / "features" / "in").mkdir(parents=True)
+    files = [tmp_path / "features" / name for name in ("in/a.jpg.npy", "b.npy")]
+    for file in files:
+        np.save(file, np.ones((2, 3), np.float32))
+    found = JsonLinesData(write_lines(tmp_path, *rows), features_root=tmp_path / "features").split("train")
+    assert [str(row["features"]) for row in found] == [str(file) for file in files]
+
+
+GOOD = {"image": "a.jpg", "references": ["a"]}
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{'image': 1}", "is not JSON"),
+        ("[1]", "not a JSON object"),
+        ({"references": ["a"]}, "'image' is None"),
+        (GOOD | {"references": "a dog"}, "'references' is 'a dog', expected a list of strings"),
+        (GOOD | {"references": [1]}, r"'references' is \[1\]"),
+        ({"image": "a.jpg"}, "'references' is None"),
+        (GOOD | {"split": 3}, "'split' is 3"),
+        (GOOD | {"image_id": True}, "'image_id' is True"),
+        (GOOD | {"prompt": ""}, "'prompt' is ''"),
+        (GOOD | {"positive_images": "b.jpg"}, "'positive_images' is 'b.jpg', expected"),
+        (GOOD | {"positive_captions": ["b", ""]}, "'positive_captions' is .'b', ''., "),
+        (GOOD | {"positive_image": ["a"]}, "did you mean 'positive_images'"),
+        (GOOD | {"splits": "test"}, "unknown key 'splits': did you mean 'split'"),
+        ({"image": "a.jpg", "reference": ["a"]}, "unknown key 'reference': did you mean 'references'"),
+    ],
+)
+def test_a_wrong_line_is_named(tmp_path: Path, line: Any, message: str) -> None:
+    path = write_lines(tmp_path, GOOD, line)
+    with pytest.raises(DataError, match=message) as caught:
+        JsonLinesData(path)
+    assert f"{path}, line 2" in str(caught.value)
+
+
+def test_wrong_files_of_json_lines_are_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="is not a file"):
+        JsonLinesData(tmp_path)
+    with pytest.raises(DataError, match="no images"):
+        JsonLinesData(write_lines(tmp_path))
+    (tmp_path / "latin.jsonl").write_bytes(b'{"image": "\xe9.jpg", "references": ["a"]}')
+    with pytest.raises(DataError, match=r"latin\.jsonl, line 1 is not JSON.*utf-8"):
+        JsonLinesData(tmp_path / "latin.jsonl")
+    (tmp_path / "windows.jsonl").write_bytes(b'\xef\xbb\xbf{"image": "a.jpg", "references": ["a dog"]}\r\n')
+    assert ids(JsonLinesData(tmp_path / "windows.jsonl")) == ["a.jpg"], "a byte order mark is no error"
+    path = write_lines(tmp_path, GOOD)
+    with pytest.raises(DataError, match=r"1 missing images: train .*a\.jpg.*set data\.image_root"):
+        check_data(JsonLinesData(path), ["train"])
+    photo(tmp_path / "photos" / "a.jpg", 9)
+    assert check_data(JsonLinesData(path, image_root="photos"), ["train"]).ok
+
+
+# --- long captions ----------------------------------------------------------------------------------------------------
+
+
+def test_the_long_description_is_the_one_reference() -> None:
+    sizes = {"num_train": 4, "num_val": 2, "num_test": 0, "num_unseen": 0, "image_size": 32}
+    short, long = (build_data(DataConfig("scenes", kwargs=sizes, long_captions=wanted)) for wanted in (False, True))
+    assert long.splits == short.splits
+    for row, plain in zip(long.split("train"), short.split("train"), strict=True):
+        assert row["references"] == [plain["long_reference"]]
+        assert row["short_references"] == plain["references"]
+        assert row["image_id"] == plain["image_id"]
+    rows = pickle.loads(pickle.dumps(long.split("val")))
+    assert [row["references"] for row in rows[:2]] == [[row["long_reference"]] for row in short.split("val")]
+    assert rows[-1]["image_id"] == short.split("val")[1]["image_id"]
+
+
+def test_a_row_without_a_long_description_is_named(tmp_path: Path) -> None:
+    path = write_lines(tmp_path, GOOD | {"long_reference": "A cat. It sits."}, GOOD | {"image": "b.jpg"})
+    rows = build_data(DataConfig("jsonl", path=str(path), long_captions=True)).split("train")
+    assert rows[0]["references"] == ["A cat. It sits."]
+    with pytest.raises(DataError, match=r"train 'b.*' has no long_reference, which data\.long_captions"):
+        rows[1]

@@ -6,7 +6,6 @@ import json
 import logging
 import math
 import os
-import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,17 +18,14 @@ from torch import Tensor
 from torch.nn.functional import conv2d, layer_norm, normalize
 
 import rewards.clip.backbone as backbone_module
-from rewards.base import Reward, RewardError
 from rewards.clip.backbone import load_backbone
 from rewards.clip.checkpoints import low_rank_delta, merge_low_rank
 from rewards.clip.encoder import RELEASED
 from rewards.clip.pac import PacScore, RefPacScore
-from rewards.registry import build, describe
-from rl_caption.cli.evaluate import evaluate_split
+from rewards.registry import build
 from rl_caption.cli.main import parse, scst
-from rl_caption.cli.score import main
 from rl_caption.config.build import ConfigError, build_reward
-from rl_caption.config.schema import DataConfig, EvaluateConfig, RewardConfig, RewardTerm, ScstConfig
+from rl_caption.config.schema import RewardConfig, RewardTerm, ScstConfig
 from rl_caption.monitoring.config import JudgeConfig
 from rl_caption.monitoring.judges import build_judges
 from rl_caption.training.programs import check_weights_early
@@ -333,63 +329,6 @@ def test_released_files_are_known_by_name(folder: Path, monkeypatch: pytest.Monk
     )
 
 
-class Fixed:
-    """Every image has one cosine with every caption, every reference another; remembers the texts."""
-
-    fingerprint, signature, context_length = "fixed", "fixed", 77
-
-    def __init__(self, image: float, reference: float) -> None:
-        self.image, self.reference, self.texts = image, reference, list[str]()
-
-    def encode_images(self, images: Any) -> Tensor:
-        return torch.tensor([[self.image, math.sqrt(1 - self.image**2)]]).repeat(len(images), 1)
-
-    def encode_texts(self, texts: Any) -> Tensor:
-        self.texts += texts
-        there = [self.reference, math.sqrt(1 - self.reference**2)]
-        return torch.tensor([there if "reference" in text else [1.0, 0.0] for text in texts])
-
-
-@pytest.mark.parametrize(
-    ("image", "reference", "pac", "clipped", "unclipped"),
-    [
-        (0.4, 0.5, 0.8, 0.8 / 1.3, 0.8 / 1.3),  # 2 * 0.8 * 0.5 / 1.3
-        (1.0, 1.0, 2.0, 4 / 3, 4 / 3),
-        (0.4, -0.5, 0.8, 0.0, -0.8 / 0.3),
-        (-0.4, 0.5, 0.0, 0.0, 0.0),
-        (-0.4, -0.5, 0.0, 0.0, 0.0),
-    ],
-)
-def test_formulas_by_hand(image: float, reference: float, pac: float, clipped: float, unclipped: float) -> None:
-    encoder = Fixed(image, reference)
-    rows = {"image": [noise_image(1)], "references": [["a reference"]]}
-    plain, paper, released = PacScore(encoder), RefPacScore(encoder), RefPacScore(encoder, clip_references=False)
-    assert plain(None, ["caption"], **rows) == pytest.approx([pac], abs=1e-6)
-    assert paper(None, ["caption"], **rows) == pytest.approx([clipped], abs=1e-6)
-    assert released(None, ["caption"], **rows) == pytest.approx([unclipped], abs=1e-5)
-    assert set(encoder.texts) == {"A photo depicts caption", "A photo depicts a reference"}
-    assert (plain.bounds, paper.bounds, released.bounds) == ((0, 2), (0, 4 / 3), (-math.inf, math.inf))
-    assert PacScore(encoder, w=1).bounds == (0, 1)
-    assert (plain.columns, paper.columns) == ({"image"}, {"image", "references"})
-    with pytest.raises(RewardError, match="'ref_pac_s' needs the column 'references'"):
-        paper(None, ["caption"], image=rows["image"])
-
-
-def test_they_describe_themselves(folder: Path) -> None:
-    assert describe("pac_s").endswith("(in [0, 2]; columns: image)")
-    assert describe("ref_pac_s").endswith("(in [0, 1.33333]; columns: image, references)")
-    arguments = {"backbone": ARCHITECTURE, "pretrained": saved(weights(), folder / "mine.pth"), "tuned_from": "openai"}
-    for name in ("pac_s", "ref_pac_s"):
-        reward = build(name, **arguments)
-        assert isinstance(reward, Reward)
-        assert (reward.__name__, reward.bounds) == (name, type(reward).bounds)
-    exported = folder / "exported"
-    exported.mkdir()
-    (exported / "open_clip_config.json").write_text(json.dumps({"model_cfg": TINY, "preprocess_cfg": {}}))
-    torch.save(weights(), exported / "open_clip_pytorch_model.bin")
-    assert build("pac_s", backbone=str(exported)).signature.startswith("pac_s[exported,")
-
-
 def test_a_released_file_is_known_to_every_score(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The architecture alone would run it with GELU and CLIP's mean: other numbers, and nothing would say so."""
     monkeypatch.setitem(RELEASED, "released.pth", (ARCHITECTURE, "laion2b_s32b_b82k"))
@@ -448,51 +387,6 @@ def test_terms_of_a_mixture_share_one_network(folder: Path, monkeypatch: pytest.
             build_judges({"other": JudgeConfig("pac_s", arguments | more)}, reward, REFERENCES, "judges")
     with pytest.raises(ConfigError, match=r"reward\.terms\.pac_s: 'pretrained' is not given"):
         build_reward(RewardConfig(terms={"pac_s": RewardTerm()}), REFERENCES)
-
-
-def test_pickles_without_its_network(tmp_path: Path) -> None:
-    path = tmp_path / "low_rank.pth"
-    reward = RefPacScore(ARCHITECTURE, saved(low_rank_weights(), path), tuned_from="openai", mlp_deltas="added")
-    scores, stored = reward(None, CAPTIONS, **ROWS), pickle.dumps(reward)
-    assert len(stored) < 4000
-    again = pickle.loads(stored)
-    assert (again(None, CAPTIONS, **ROWS), again.signature) == (scores, reward.signature)
-    saved(weights(), path)
-    with pytest.raises(RewardError, match="not those it was pickled with"):
-        pickle.loads(stored)(None, CAPTIONS, **ROWS)
-
-
-def test_programs_know_them_by_name(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = {"backbone": ARCHITECTURE, "pretrained": saved(weights(), folder / "mine.pth"), "tuned_from": "openai"}
-    (tmp_path / "images").mkdir()
-    ids = ["one", "two", "three"]
-    for image_id, image in zip(ids, ROWS["image"], strict=True):
-        image.save(tmp_path / "images" / f"{image_id}.png")
-    captions, references = tmp_path / "captions.json", tmp_path / "references.json"
-    captions.write_text(json.dumps([{"image_id": i, "caption": c} for i, c in zip(ids, CAPTIONS, strict=True)]))
-    references.write_text(json.dumps(dict(zip(ids, REFERENCES, strict=True))))
-    for name, values in zip(("pac_s", "ref_pac_s"), WrittenOut(weights()).scores(), strict=True):
-        given = ["--reward", name, "--captions", str(captions), "--references", str(references)]
-        given += ["--images", str(tmp_path / "images"), "--out", str(tmp_path / f"{name}.json")]
-        assert main([*given, "--kwargs", json.dumps(arguments)]) == 0
-        found = json.loads((tmp_path / f"{name}.json").read_text())["scores"]
-        assert list(found.values()) == pytest.approx(values, abs=2e-6)
-        assert f"{name} {np.mean(values):.4f}" in capsys.readouterr().out
-    with (tmp_path / "data.jsonl").open("w") as file:
-        for image_id, own in zip(ids, REFERENCES, strict=True):
-            row = {"image": f"images/{image_id}.png", "image_id": image_id, "references": own, "split": "test"}
-            file.write(json.dumps(row) + "\n")
-    judges = {"pac_s": JudgeConfig(None, arguments), "RefPAC-S": JudgeConfig("ref_pac_s", arguments)}
-    data = DataConfig(format="jsonl", path=str(tmp_path / "data.jsonl"))
-    out = tmp_path / "out"
-    config = EvaluateConfig(
-        predictions=str(captions), data=data, metrics=["cider"], tokenizer="python", judges=judges, out=str(out)
-    )
-    assert "pac_s, 0 to 2" in " ".join(evaluate_split(config).split())
-    written = json.loads((out / "scores.json").read_text())
-    for name, values in zip(judges, WrittenOut(weights()).scores(), strict=True):
-        assert written["metrics"][f"judge/{name}"] == pytest.approx(np.mean(values), abs=2e-6)
-    assert "+judge/RefPAC-S[ref_pac_s[" in written["signature"]
 
 
 def test_a_missing_checkpoint_is_found_before_the_captioner_is_trained(

@@ -59,15 +59,6 @@ def test_every_name_describes_itself_and_names_a_class() -> None:
         assert isinstance(parameters(name), list)
 
 
-@pytest.mark.parametrize("name", ["bleu", "cider", "repetition", "rouge_l"])
-def test_text_rewards_are_built_without_arguments(name: str) -> None:
-    reward = build(name)
-    assert isinstance(reward, Reward)
-    low, high = reward.bounds
-    for score in reward(None, ["a dog", "a cat"], references=[["a dog"], ["the cat"]]):
-        assert low <= score <= high
-
-
 def test_build_passes_arguments_and_takes_targets_from_outside() -> None:
     assert isinstance(build("cider", eos=False), CiderD)
     assert build("bleu", n=2).__name__ == "bleu2"
@@ -96,10 +87,16 @@ def test_what_cannot_be_built_is_explained(name: str, kwargs: dict[str, Any], me
         build(name, **kwargs)
 
 
-def test_the_registry_imports_no_reward() -> None:
-    code = "import sys, rewards.registry; print([name for name in sys.modules if name.startswith('rewards.text')])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.strip() == "[]"
+def test_listing_rewards_imports_no_torch() -> None:
+    code = """
+import sys, rewards.registry
+print([name for name in sys.modules if name.startswith(("rewards.text", "rewards.clip"))])
+for name in rewards.registry.available():
+    rewards.registry.describe(name), rewards.registry.parameters(name)
+print(sorted({"torch", "open_clip", "transformers", "rl_caption", "textblob"} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.split("\n")[:2] == ["[]", "[]"]
 
 
 # weighted sums
@@ -154,8 +151,3 @@ def test_a_failing_term_is_named() -> None:
 def test_weights_are_numbers(weight: Any) -> None:
     with pytest.raises(ValueError, match="'words' has the weight"):
         MixedReward({"words": (WordCount(), weight)})
-
-
-def test_a_mixture_needs_a_term() -> None:
-    with pytest.raises(ValueError, match="at least one term"):
-        MixedReward({})

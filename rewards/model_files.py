@@ -188,7 +188,7 @@ def state_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
 
-def check_state(state: dict[str, Tensor], shapes: dict[str, tuple[int, ...]], what: str, hint: str = "") -> None:
+def check_state(state: dict[str, Tensor], shapes: dict[str, tuple[int, ...]], what: str) -> None:
     """Raise ``ValueError`` with the first five keys of ``state`` that are missing, unexpected or of the wrong shape."""
     wrong = [
         f"{name} has {list(state[name].shape)}, not {list(shape)}"
@@ -206,7 +206,7 @@ def check_state(state: dict[str, Tensor], shapes: dict[str, tuple[int, ...]], wh
         if names
     ]
     if problems:
-        raise ValueError(f"{what} do not fit the configuration: {'; '.join(problems)}{hint}")
+        raise ValueError(f"{what} do not fit the configuration: {'; '.join(problems)}")
 
 
 def ask_hub(name: str, file: str) -> bool:

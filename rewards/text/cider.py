@@ -166,15 +166,10 @@ def _vectors(captions: Sequence[Tokens], lengths: Array, df: DocumentFrequencies
 
 
 def _shared(vectors: _Vectors, image_of: Array, candidates: int) -> tuple[Array, Array]:
-    """Match entries of candidates with entries of references of the same image and n-gram.
+    """Match the entries of candidates, which come first, with those of references of the same image and n-gram.
 
-    Args:
-        vectors: of M captions, candidates first.
-        image_of: [M] image of each caption.
-        candidates: how many captions are candidates.
-
-    Returns:
-        Two index arrays [S] into the E entries, of candidates in ascending order, and of references.
+    ``image_of`` [M] is the image of each caption. Returns two index arrays [S] into the E entries: of candidates,
+    ascending, and of references.
     """
     keys = image_of[vectors.captions] * vectors.distinct + vectors.numbers
     split = int(np.searchsorted(vectors.captions, candidates))

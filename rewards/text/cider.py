@@ -221,7 +221,7 @@ class CiderD:
         n: longest n-grams, at least 1.
         sigma: width of the length penalty in tokens, above 0.
         cache_images: size, at least 1, of the least-recently-used cache of tokenised references (about 1 kB an image).
-            An epoch visits each image once, so a cache smaller than the training split has no hits.
+            With less than the training split it has no hits, because an epoch visits each image one time.
         tokenizer: ``ptb``, or ``none`` for text that is tokenised already (``rewards.text.tokenize.TOKENIZERS``).
 
     Raises:

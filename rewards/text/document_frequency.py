@@ -77,7 +77,7 @@ class DocumentFrequencies:
         n: int = 4,
         tokenizer: str = TOKENIZER,
     ) -> Self:
-        """Count the n-grams of a corpus: for each image, once, the tokens of each of its captions, without EOS.
+        """Count the n-grams of a corpus, given as the tokens of each caption of each image, without EOS.
 
         ``document="caption"`` counts an n-gram once per caption (M2 Transformer and GRIT), which gives other scores.
         Raises ``ValueError`` if there is no image.

@@ -1,4 +1,4 @@
-"""N-grams: of one caption in a dict, of packed captions and of whole corpora in NumPy arrays.
+"""N-grams: of one caption in a dict, of packed captions and of corpora in NumPy arrays.
 
 In arrays an n-gram is an integer id. The n-grams of a corpus form a trie: the int64 key of an n-gram of k >= 2 words is
 ``id of its first k - 1 words << 32 | id of its last word``. So the key bounds neither the length of n-grams nor the
@@ -155,8 +155,8 @@ def table_of_rows(words: Sequence[str], rows: Sequence[Array], counts: Sequence[
         keys.append(unique)
         starts.append(starts[-1] + len(unique))
     every = np.concatenate(numbers)
-    whole = np.array_equal(every, np.floor(every)) and every.max(initial=0) < 1 << 31
-    table_counts = every.astype(np.int32) if whole else every
+    integral = np.array_equal(every, np.floor(every)) and every.max(initial=0) < 1 << 31
+    table_counts = every.astype(np.int32) if integral else every
     return NGramTable(tuple(words), np.concatenate(keys), table_counts, tuple(starts))
 
 

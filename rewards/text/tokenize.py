@@ -2,7 +2,7 @@
 
 The toolkit (pycocoevalcap) pipes captions through Stanford CoreNLP 3.4.1's ``PTBTokenizer`` and removes a fixed list of
 punctuation tokens. It lower-cases, splits clitics (``dog 's``, ``do n't``), keeps hyphenated words and abbreviations
-(``st.``) whole, and writes brackets as ``-lrb-`` and ``-rrb-``, which the toolkit does not remove.
+(``st.``) undivided, and writes brackets as ``-lrb-`` and ``-rrb-``, which the toolkit does not remove.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _TESTED_CHARACTERS = re.compile(
 )
 MOST_PLAIN_WORDS = 100_000
 _plain_words: set[str] = set()
-"""Words seen so far that are a token wherever they stand between spaces, as most words of a policy's captions are."""
+"""Words seen so far that are a token wherever they occur between spaces, as most words of a policy's captions are."""
 _LAST_WORD = re.compile(r"[A-Za-z]\.\s*\Z")
 _SPACES = re.compile("[ \t][ \t\xa0\u2000-\u200a\u3000]*|\n")
 """A run of spaces. One that begins with a no-break space may be the beginning of an address."""

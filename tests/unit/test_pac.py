@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -277,12 +276,9 @@ def test_files_that_do_not_fit_are_named(folder: Path, state: Any, message: str)
 def test_a_checkpoint_is_never_replaced_by_other_weights(folder: Path, tmp_path: Path) -> None:
     where = r"clip_ViT-B-32\.pth or openClip_ViT-L-14\.pth; the repository aimagelab/pacscore"
     for score in (PacScore, RefPacScore):
-        for given, said in (({}, "is not given"), ({"backbone": "ViT-B-32"}, "is not given")):
+        for given, said in (([], "is not given"), (["ViT-B-32", "no/such.pth"], "is 'no/such.pth', which is no file")):
             with pytest.raises(ValueError, match=f"'pretrained' {said}: .*{where}"):
-                score(**given)  # type: ignore[arg-type]
-        for name in ("openai", "no/such.pth"):
-            with pytest.raises(ValueError, match=f"'pretrained' is '{name}', which is no file: .*{where}"):
-                score("ViT-B-32", name)
+                score(*given)
     path = saved(weights(), folder / "mine.pth")
     for some in ({"backbone": ARCHITECTURE}, {"tuned_from": "openai"}, {}):
         with pytest.raises(
@@ -403,21 +399,3 @@ def test_a_missing_checkpoint_is_found_before_the_captioner_is_trained(
     }
     with pytest.raises(ConfigError, match=r"monitor\.judges\.other\.kwargs\.pretrained is 'a\.pt'"):
         check_weights_early(config, [])
-
-
-@pytest.mark.parametrize(("file", "pac", "ref_pac"), [("good", 0.8264, 0.8393), ("bad", 0.5772, 0.6357)])
-def test_released_example_under_released_weights(file: str, pac: float, ref_pac: float) -> None:
-    """Numbers of the README of aimagelab/pacscore: its folder ``example`` under ``clip_ViT-B-32.pth``, in float32."""
-    example, path = (os.environ.get(f"RL_CAPTION_PAC_{name}") for name in ("EXAMPLE", "WEIGHTS"))
-    if not example or not path:
-        pytest.skip("RL_CAPTION_PAC_EXAMPLE and RL_CAPTION_PAC_WEIGHTS do not name the released example and weights")
-    captions = json.loads((Path(example) / f"{file}_captions.json").read_text())
-    references = json.loads((Path(example) / "refs.json").read_text())
-    rows = {
-        "image": [next((Path(example) / "images").glob(f"{name}.*")) for name in captions],
-        "references": [references[name] for name in captions],
-    }
-    encoder = load_backbone("ViT-B-32", path, tuned_from="openai")
-    for reward, expected in ((PacScore(encoder), pac), (RefPacScore(encoder), ref_pac)):
-        # Published with four digits.
-        assert np.mean(reward(None, list(captions.values()), **rows)) == pytest.approx(expected, abs=1e-4)

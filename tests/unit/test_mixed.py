@@ -1,4 +1,4 @@
-"""Mixtures: z-scores of terms, and what a configuration makes of them; CLIP-based terms share their network."""
+"""Weighted sums of rewards and of their z-scores; what a configuration makes of them, with one network for all."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ import pytest
 import torch
 from accelerate import Accelerator
 
+from rewards.base import Reward, RewardError
 from rewards.clip import backbone as backbone_module
 from rewards.clip.l_clipscore import RefLClipScore
 from rewards.mixed import MixedReward, Moments, moments, z_scores
+from rewards.registry import build
+from rewards.text.cider import CiderD
 from rl_caption.config.build import ConfigError, build_reward
 from rl_caption.config.schema import RewardConfig, RewardTerm
 from rl_caption.scst.scoring import score_rollouts
@@ -28,8 +31,8 @@ class Table:
     """Looks the score of a caption up."""
 
     __name__ = "table"
-    columns: frozenset[str] = frozenset()
-    bounds = (-10.0, 10.0)
+    columns = frozenset({"image_id"})
+    bounds = (-10.0, math.inf)
     signature = "table"
 
     def __init__(self, scores: Mapping[str, float]) -> None:
@@ -41,6 +44,49 @@ class Table:
 
 FIRST = {"a": 1.0, "b": 2.0, "c": 6.0}
 SECOND = {"a": 0.2, "b": 0.1, "c": 0.3}
+
+
+REFERENCES = [["a dog runs"], ["two cats sleep"]]
+TEXTS = ["a dog runs", "two cats"]
+
+
+def test_a_mixture_is_the_weighted_sum_of_its_terms() -> None:
+    mixed = MixedReward({"rouge_l": (build("rouge_l"), 2.0), "repetition": (build("repetition"), -0.5)})
+    terms = mixed.terms(None, TEXTS, references=REFERENCES)
+    assert list(terms) == ["rouge_l", "repetition"]
+    assert terms["rouge_l"] == build("rouge_l")(None, TEXTS, references=REFERENCES)
+    logged: dict[str, float] = {}
+    total = mixed(None, TEXTS, references=REFERENCES, log_metric=logged.__setitem__)
+    assert total == pytest.approx([2 * a - 0.5 * b for a, b in zip(*terms.values(), strict=True)])
+    assert total == mixed.combine(terms)
+    assert logged == {f"reward/{name}": pytest.approx(sum(own) / 2) for name, own in terms.items()}
+    assert (mixed.bounds, mixed.columns) == ((0.0, 2.5), {"references"})
+    assert mixed.signature == "2*[ROUGE-L[b1.2]+ptb]+-0.5*[repetition[n2]+ptb]"
+    assert isinstance(pickle.loads(pickle.dumps(mixed)), Reward)
+
+
+def test_a_single_term_of_weight_one_is_itself() -> None:
+    mixed = MixedReward({"cider": (CiderD(), 1.0)})
+    assert (mixed.signature, mixed.bounds) == (CiderD().signature, (0, 10))
+    assert mixed(None, TEXTS, references=REFERENCES) == CiderD()(None, TEXTS, references=REFERENCES)
+
+
+def test_columns_are_united_and_a_term_without_weight_adds_no_bound() -> None:
+    mixed = MixedReward({"table": (Table(FIRST), 0), "cider": (CiderD(), 0.5)})
+    assert (mixed.columns, mixed.bounds) == ({"references", "image_id"}, (0, 5))
+
+
+def test_a_failing_term_is_named() -> None:
+    with pytest.raises(RewardError, match=r"term 'odd'.*nan"):
+        MixedReward({"table": (Table(FIRST), 1.0), "odd": (Table({"a": math.nan}), 1.0)})(None, ["a"])
+    with pytest.raises(RewardError, match=r"term 'cider'.*needs the column 'references'"):
+        MixedReward({"cider": (CiderD(), 1.0)})(None, ["a"])
+
+
+@pytest.mark.parametrize("weight", [math.nan, math.inf, "1", True, None])
+def test_weights_are_numbers(weight: Any) -> None:
+    with pytest.raises(ValueError, match="'table' has the weight"):
+        MixedReward({"table": (Table(FIRST), weight)})
 
 
 def test_moments_and_z_scores_by_hand() -> None:

@@ -115,7 +115,7 @@ class MixedReward:
         """Score N captions by the weighted sum; z-scores are those over these N captions. Raises as ``terms``.
 
         With ``per_term`` a single caption scores 0, and a trainer that calls this in several processes normalises in
-        each separately (``rl_caption`` uses the samples of a whole step instead). The mean of every term is passed to
+        each separately (``rl_caption`` uses all samples of a step instead). The mean of every term is passed to
         TRL's ``log_metric``, where ``columns`` has it, as ``reward/<term>``.
         """
         terms = self.terms(prompts, completions, **columns)

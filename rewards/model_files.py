@@ -28,7 +28,7 @@ LARGEST = (
     (r"(size|dim|width|embd|heads|rank|channels|embeddings|positions|tokens|context_length)$", 2**24),
 )
 """Pattern of a key of a configuration -> its largest value; the first pattern that matches counts."""
-WHOLE = r"(position_ids|num_batches_tracked|token_type_ids|\.attn\.(masked_)?bias|attn_mask)$"
+INTEGER_BUFFERS = r"(position_ids|num_batches_tracked|token_type_ids|\.attn\.(masked_)?bias|attn_mask)$"
 """Names of integer and boolean buffers in weights of Transformers and open_clip."""
 
 
@@ -94,10 +94,10 @@ def check_ranges(values: Mapping[str, Any], ranges: Mapping[str, tuple[float, fl
     A value has to be a whole number where the ends of its range are.
     """
     for key, (lowest, highest) in ranges.items():
-        value, whole = values[key], isinstance(highest, int)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool | float if whole else bool)
+        value, integral = values[key], isinstance(highest, int)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool | float if integral else bool)
         if not is_number or not lowest <= value <= highest:
-            what = "a whole number" if whole else "a number"
+            what = "a whole number" if integral else "a number"
             raise ValueError(f"{key} is {value!r:.80}: expected {what} from {lowest} to {highest}")
 
 
@@ -161,7 +161,7 @@ def read_state(path: Path) -> dict[str, Tensor]:
 def check_types(file: Path) -> None:
     """Raise ``ValueError`` if a safetensors file is damaged or stores a tensor that is not floating-point.
 
-    Only its header is read. Integer buffers (``WHOLE``) are allowed.
+    Only its header is read. Integer buffers (``INTEGER_BUFFERS``) are allowed.
     """
     try:
         with safe_open(file, framework="pt") as stored:
@@ -169,7 +169,7 @@ def check_types(file: Path) -> None:
     except SafetensorError as error:
         raise ValueError(f"{file} is damaged: {error}") from error
     for name, kind in kinds.items():
-        if not kind.startswith(("F", "BF")) and not re.search(WHOLE, name):
+        if not kind.startswith(("F", "BF")) and not re.search(INTEGER_BUFFERS, name):
             raise ValueError(f"{file}: {name} is stored as {kind}: expected floating-point numbers")
 
 
@@ -188,7 +188,7 @@ def state_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
 
-def check_state(state: dict[str, Tensor], shapes: dict[str, tuple[int, ...]], what: str, hint: str = "") -> None:
+def check_state(state: dict[str, Tensor], shapes: dict[str, tuple[int, ...]], what: str) -> None:
     """Raise ``ValueError`` with the first five keys of ``state`` that are missing, unexpected or of the wrong shape."""
     wrong = [
         f"{name} has {list(state[name].shape)}, not {list(shape)}"
@@ -206,7 +206,7 @@ def check_state(state: dict[str, Tensor], shapes: dict[str, tuple[int, ...]], wh
         if names
     ]
     if problems:
-        raise ValueError(f"{what} do not fit the configuration: {'; '.join(problems)}{hint}")
+        raise ValueError(f"{what} do not fit the configuration: {'; '.join(problems)}")
 
 
 def ask_hub(name: str, file: str) -> bool:

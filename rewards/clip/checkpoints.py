@@ -45,14 +45,11 @@ _ARCHIVE_KEYS = ("input_resolution", "context_length", "vocab_size")
 
 
 def stretch_positions(positions: Tensor, keep: int = KEEP, factor: int = 4) -> Tensor:
-    """Interpolate positional embeddings P [L, D] to [keep + factor (L - keep), D].
+    """Interpolate positional embeddings P [L, D], L >= 2, to [keep + factor (L - keep), D].
 
     Rows 0 to keep - 1 are copied. For i from 0 to L - keep - 2 and j from 0 to factor - 1,
     ``new[keep + factor i + j] = ((factor - j) P[keep + i] + j P[keep + i + 1]) / factor``; the last row of P is
     extrapolated: ``P[-1] + j (P[-1] - P[-2]) / factor``. With L = 77, keep = 20 and factor = 4 there are 248 rows.
-
-    Raises:
-        ValueError: L is below 2, ``keep`` not in 0 to L - 1, or ``factor`` below 1.
     """
     count = len(positions)
     if count < 2 or not 0 <= keep < count or factor < 1:
@@ -69,11 +66,8 @@ def stretch_positions(positions: Tensor, keep: int = KEEP, factor: int = 4) -> T
 
 
 def stretch_factor(positions: int, context_length: int, keep: int = KEEP) -> int:
-    """Return (context_length - keep) / (positions - keep).
-
-    Raises:
-        ValueError: it is not a whole number of at least 1; the message names lengths that would fit.
-    """
+    """(context_length - keep) / (positions - keep); ``ValueError`` names lengths that fit where it is no whole
+    number."""
     if 0 <= keep < positions and context_length >= positions and (context_length - keep) % (positions - keep) == 0:
         return (context_length - keep) // (positions - keep)
     if not 0 <= keep < positions:
@@ -88,11 +82,8 @@ def stretch_factor(positions: int, context_length: int, keep: int = KEEP) -> int
 def stretch_text_tower(model: Any, context_length: int, keep: int = KEEP) -> None:
     """Give a model of open_clip (``CLIP`` or ``CustomTextCLIP``) ``context_length`` positions, in place.
 
-    A caption of up to ``keep`` tokens keeps its embedding.
-
-    Raises:
-        ValueError: the text tower is none of open_clip's own, has a class token, or its number of positions cannot
-            become ``context_length``.
+    A caption of up to ``keep`` tokens keeps its embedding. Raises ``ValueError`` if the text tower is none of
+    open_clip's own, has a class token, or cannot get that number of positions.
     """
     tower: Any = model if hasattr(model, POSITIONS) else getattr(model, "text", None)
     if not isinstance(getattr(tower, POSITIONS, None), nn.Parameter) or not hasattr(tower, "attn_mask"):
@@ -111,9 +102,7 @@ def stretch_text_tower(model: Any, context_length: int, keep: int = KEEP) -> Non
 def stretch_student(model: LCLIP, context_length: int) -> None:
     """Give the text tower of an L-CLIP student ``context_length`` positions, in place, as ``stretch_text_tower``.
 
-    Raises:
-        ValueError: the student attends to padding, of which longer inputs have more, or its number of positions cannot
-            become ``context_length``.
+    Raises ``ValueError`` for a student that attends to padding, of which longer inputs have more.
     """
     if model.config.pad_attention != "masked":
         raise ValueError(
@@ -131,13 +120,10 @@ def _stretched(positions: nn.Parameter, context_length: int, keep: int) -> nn.Pa
 
 
 def merge_positions(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The float32 state of an open_clip model from a released long checkpoint: its two tables become one.
+    """The float32 state dict of an open_clip model from a released long checkpoint: its two tables become one.
 
     The released model reads rows 0 to ``KEEP`` - 1 of ``positional_embedding`` and the others of
-    ``positional_embedding_res``.
-
-    Raises:
-        ValueError: a table is missing, or they have different shapes.
+    ``positional_embedding_res``. Raises ``ValueError`` if a table is missing or they have different shapes.
     """
     shapes = {key: tuple(state[key].shape) if key in state else None for key in (POSITIONS, POSITIONS_FROM_KEEP)}
     if shapes[POSITIONS] is None or shapes[POSITIONS] != shapes[POSITIONS_FROM_KEEP]:
@@ -150,11 +136,8 @@ def merge_positions(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def load_file(name: str, path: Path, quick_gelu: bool = False) -> tuple[Any, Layout]:
     """Build the architecture ``name`` with the weights of a file and its number of positions; also return its layout.
 
-    (open_clip by itself would silently resize the table of positions to the architecture's number.) An archive that
-    OpenAI released (TorchScript) has its own architecture and activation.
-
-    Raises:
-        OSError, RuntimeError, ValueError, pickle.UnpicklingError: the file does not hold such weights.
+    (open_clip by itself would silently resize the table of positions.) An archive that OpenAI released (TorchScript)
+    has its own architecture and activation. Raises as ``read_state``, and ``RuntimeError`` for weights that do not fit.
     """
     import open_clip
 
@@ -206,15 +189,10 @@ def _is_torchscript(path: Path) -> bool:
 
 
 def low_rank_delta(a: Tensor, b: Tensor, shape: Sequence[int]) -> Tensor:
-    """Compute delta = (alpha / r) B A in the shape of the weight W it is added to, float32.
+    """Compute delta = (alpha / r) B A in the shape of the weight W it is added to, float32; r is the rank.
 
-    Args:
-        a: [r, in] for W [out, in]; [r k, in k] for a kernel [out, in, k, k].
-        b: [out, r]; for a kernel [out k, r k]. The product [out k, in k] is reshaped row by row to [out, in, k, k].
-        shape: of W, two or four numbers.
-
-    Raises:
-        ValueError: the three shapes do not fit.
+    For W [out, in], A is [r, in] and B [out, r]. For a kernel [out, in, k, k], A is [r k, in k] and B [out k, r k], and
+    their product [out k, in k] is reshaped row by row. Raises ``ValueError`` if the three shapes do not fit.
     """
     if len(shape) not in (2, 4):
         raise ValueError(f"the weight has the shape {list(shape)}: expected two or four numbers")
@@ -229,15 +207,12 @@ def low_rank_delta(a: Tensor, b: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def merge_low_rank(state: Mapping[str, Tensor], mlp_deltas: MlpDeltas = "ignored") -> dict[str, Tensor]:
-    """Add the low-rank updates of a state dict to its weights: the float32 state without factors.
+    """Add the low-rank updates of a state dict to its weights: the float32 state dict without factors.
 
     The factors of ``W`` are ``W_lora_A`` and ``W_lora_B`` (``in_proj_weight``), those of ``owner.weight`` are
     ``owner.lora_A`` and ``owner.lora_B``. ``mlp_deltas="ignored"`` leaves out the updates of ``mlp.c_fc`` and
-    ``mlp.c_proj``, as PAC-S++'s released scorer does, which takes them for merged; ``added`` adds them, too.
-
-    Raises:
-        ValueError: ``mlp_deltas`` is neither, a factor or the weight of one is missing, or shapes do not fit; the key
-            is named.
+    ``mlp.c_proj``, as PAC-S++'s released scorer does, which takes them for merged; ``added`` adds them, too. Raises
+    ``ValueError`` with the key if a factor or the weight of one is missing, or shapes do not fit.
     """
     if mlp_deltas not in get_args(MlpDeltas):
         raise ValueError(f"mlp_deltas is {mlp_deltas!r}: expected one of {', '.join(get_args(MlpDeltas))}")

@@ -77,9 +77,8 @@ class DualEncoder(Protocol):
 class EncoderOptions:
     """Which dual encoder a score embeds with, how it runs, and how many of its embeddings are cached.
 
-    Every CLIP-based score takes these by keyword, so each is a key of the score's ``kwargs`` in a configuration. Of a
-    loaded encoder only ``cache_dir``, ``cache_images`` and ``cache_references`` are used, and of a ``CachedEncoder``,
-    which has its cache of images, ``cache_references`` alone.
+    Each field is a keyword of every CLIP-based score, and so a key of its ``kwargs`` in a configuration. Of a loaded
+    encoder only the caches are used, and of a ``CachedEncoder`` ``cache_references`` alone.
     """
 
     backbone: EncoderSource

@@ -93,15 +93,11 @@ def preprocessing_of(visual: Any) -> Preprocessing:
 
 
 class WordTokens:
-    """CLIP's tokenizer with a cache of the tokens of every word: the same tokens in a tenth of the time.
+    """CLIP's tokenizer with a least-recently-used cache of the tokens of words: the same tokens in a tenth of the time.
 
     The tokenizer cleans a caption, splits it at white space and elsewhere, and encodes the parts. Of printable ASCII
     without ``&``, cleaning changes nothing but case and white space, so there the tokens of a caption are those of its
-    words. Other captions go through the tokenizer.
-
-    Args:
-        tokenizer: open_clip's ``SimpleTokenizer`` with CLIP's settings: lower case, truncation at the end.
-        max_words: size of the least-recently-used cache, about 250 bytes each.
+    words. Other captions go through the tokenizer, open_clip's ``SimpleTokenizer`` with CLIP's settings.
     """
 
     def __init__(self, tokenizer: Any, max_words: int = 200_000) -> None:
@@ -148,7 +144,7 @@ def count_tokens(text: str) -> int:
 def embed_by_length(
     encode: Callable[[Tensor], Tensor], ids: Tensor, lengths: Tensor, max_tokens: int, device: str
 ) -> Tensor:
-    """Embed N captions in batches of similar length, with little padding.
+    """Embed N captions in batches of similar length, with little padding: [N, D] on ``device``, without synchronising.
 
     Args:
         encode: token ids [M, T] -> embeddings [M, D].
@@ -156,9 +152,6 @@ def embed_by_length(
         lengths: [N] tokens of each caption that are read.
         max_tokens: M * T of a batch at most, unless M is 1.
         device: of the encoder.
-
-    Returns:
-        [N, D] on ``device``, in the order of ``ids``, without a device synchronisation.
     """
     order = lengths.argsort(stable=True)
     ascending, starts = lengths[order].tolist(), [0]

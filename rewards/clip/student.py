@@ -377,18 +377,5 @@ def from_released(state_dict: Mapping[str, Tensor], config: LCLIPConfig | None =
         tower = "image." if is_image else "text."
         names = {released_key(name, stage=1): name for name in shapes if name.startswith(tower)}
     wanted = {key: shapes[name] for key, name in names.items()}
-    check_state(student, wanted, "released weights", _rank_hint(student, wanted))
+    check_state(student, wanted, "released weights")
     return {names[key]: tensor for key, tensor in student.items()}
-
-
-def _rank_hint(student: Mapping[str, Tensor], wanted: Mapping[str, object]) -> str:
-    """What to change where checkpoint and configuration differ in the factorisation of the word embedding."""
-    has_table, wants_table = (
-        any(key.endswith("patch_embed.weight") for key in keys) for keys in (student.keys(), wanted.keys())
-    )
-    has_rank = any(key.endswith("patch_embed.0.weight") for key in student)
-    if has_table and not wants_table:
-        return " (the word embedding is one table: use embedding_rank=None)"
-    if has_rank and wants_table:
-        return " (the word embedding is factorised: set embedding_rank)"
-    return ""

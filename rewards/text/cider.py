@@ -166,15 +166,10 @@ def _vectors(captions: Sequence[Tokens], lengths: Array, df: DocumentFrequencies
 
 
 def _shared(vectors: _Vectors, image_of: Array, candidates: int) -> tuple[Array, Array]:
-    """Match entries of candidates with entries of references of the same image and n-gram.
+    """Match the entries of candidates, which come first, with those of references of the same image and n-gram.
 
-    Args:
-        vectors: of M captions, candidates first.
-        image_of: [M] image of each caption.
-        candidates: how many captions are candidates.
-
-    Returns:
-        Two index arrays [S] into the E entries, of candidates in ascending order, and of references.
+    ``image_of`` [M] is the image of each caption. Returns two index arrays [S] into the E entries: of candidates,
+    ascending, and of references.
     """
     keys = image_of[vectors.captions] * vectors.distinct + vectors.numbers
     split = int(np.searchsorted(vectors.captions, candidates))
@@ -226,7 +221,7 @@ class CiderD:
         n: longest n-grams, at least 1.
         sigma: width of the length penalty in tokens, above 0.
         cache_images: size, at least 1, of the least-recently-used cache of tokenised references (about 1 kB an image).
-            An epoch visits each image once, so a cache smaller than the training split has no hits.
+            With less than the training split it has no hits, because an epoch visits each image one time.
         tokenizer: ``ptb``, or ``none`` for text that is tokenised already (``rewards.text.tokenize.TOKENIZERS``).
 
     Raises:

@@ -77,18 +77,10 @@ class DocumentFrequencies:
         n: int = 4,
         tokenizer: str = TOKENIZER,
     ) -> Self:
-        """Count the n-grams of a corpus.
+        """Count the n-grams of a corpus, given as the tokens of each caption of each image, without EOS.
 
-        Args:
-            references: for each image, once, the tokens of each of its captions, without EOS.
-            document: ``image`` counts an n-gram once per image (CIDEr as published); ``caption`` once per caption
-                (M2 Transformer and GRIT), which gives other scores.
-            eos: count ``<eos>`` at the end of every caption.
-            n: longest n-grams.
-            tokenizer: name of the tokenisation that made the tokens.
-
-        Raises:
-            ValueError: there is no caption.
+        ``document="caption"`` counts an n-gram once per caption (M2 Transformer and GRIT), which gives other scores.
+        Raises ``ValueError`` if there is no image.
         """
         images = tqdm(references, "document frequencies", unit="image", leave=False, delay=2, disable=None)
         parts = images if document == "image" else ([caption] for captions in images for caption in captions)
@@ -169,12 +161,8 @@ class DocumentFrequencies:
         return _digest(self._arrays())
 
     def save(self, path: str | Path) -> None:
-        """Write an ``.npz`` of plain arrays atomically.
-
-        Raises:
-            ValueError: a word has a line break, which separates words in the file.
-            OSError: the file cannot be written.
-        """
+        """Write an ``.npz`` of plain arrays atomically. Raises ``ValueError`` if a word has a line break, or
+        ``OSError``."""
         broken = [word for word in self.table.words if "\n" in word]
         if broken:
             raise ValueError(f"{path} was not written: the word {broken[0]!r} has a line break; tokens have none")
@@ -296,12 +284,8 @@ def load_legacy_pickle(
     """Read a pickle with the keys ``document_frequency`` (tuple of words -> count) and ``ref_len``, running nothing.
 
     ``ref_len`` is the number of images (ruotianluo/self-critical.pytorch and its family) or its logarithm
-    (YehLi/xmodaler). Pickles of Python 2 are read as Latin-1.
-
-    Args:
-        path: the pickle.
-        tokenizer, document: attributes of the result, which the file does not record.
-        eos: the same; None looks whether the token ``<eos>`` occurs.
+    (YehLi/xmodaler). Pickles of Python 2 are read as Latin-1. ``tokenizer`` and ``document`` are not recorded in the
+    file; ``eos`` None looks whether the token ``<eos>`` occurs.
 
     Raises:
         ValueError: the pickle asks for anything but plain data, or its content is something else.

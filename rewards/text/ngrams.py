@@ -1,4 +1,4 @@
-"""N-grams: of one caption in a dict, of packed captions and of whole corpora in NumPy arrays.
+"""N-grams: of one caption in a dict, of packed captions and of corpora in NumPy arrays.
 
 In arrays an n-gram is an integer id. The n-grams of a corpus form a trie: the int64 key of an n-gram of k >= 2 words is
 ``id of its first k - 1 words << 32 | id of its last word``. So the key bounds neither the length of n-grams nor the
@@ -155,8 +155,8 @@ def table_of_rows(words: Sequence[str], rows: Sequence[Array], counts: Sequence[
         keys.append(unique)
         starts.append(starts[-1] + len(unique))
     every = np.concatenate(numbers)
-    whole = np.array_equal(every, np.floor(every)) and every.max(initial=0) < 1 << 31
-    table_counts = every.astype(np.int32) if whole else every
+    integral = np.array_equal(every, np.floor(every)) and every.max(initial=0) < 1 << 31
+    table_counts = every.astype(np.int32) if integral else every
     return NGramTable(tuple(words), np.concatenate(keys), table_counts, tuple(starts))
 
 
@@ -193,12 +193,8 @@ def count_documents(
 ) -> tuple[NGramTable, int]:
     """Count in how many documents each n-gram of orders 1 to ``n`` occurs; also return the number of documents.
 
-    Memory grows with the distinct n-grams, not with the corpus.
-
-    Args:
-        documents: for each, the tokens of each of its captions.
-        n: longest n-grams, at least 1.
-        end: tokens that are appended to every caption.
+    ``documents`` are the tokens of each of a document's captions, to which ``end`` is appended. Memory grows with the
+    distinct n-grams, not with the corpus.
     """
     numbers: defaultdict[str, int] = defaultdict()
     numbers.default_factory = numbers.__len__
@@ -225,14 +221,10 @@ def count_documents(
 def _count_chunk(
     numbers: Mapping[str, int], texts: Sequence[str], lengths: Sequence[int], sizes: Sequence[int], n: int
 ) -> list[_ChunkCounts]:
-    """Count the n-grams of each order in D documents of packed captions.
+    """Count the n-grams of each order in D documents of C packed captions.
 
-    Args:
-        numbers: word -> id.
-        texts: [T] words of all captions.
-        lengths: [C] words of each caption.
-        sizes: [D] captions of each document.
-        n: longest n-grams.
+    ``numbers`` maps a word to its id, ``texts`` [T] are the words of all captions, ``lengths`` [C] the words of each
+    caption, ``sizes`` [D] the captions of each document.
     """
     words = np.fromiter(map(numbers.__getitem__, texts), np.int64, len(texts))
     documents = np.repeat(np.repeat(np.arange(len(sizes)), sizes), lengths)  # [T]

@@ -1,12 +1,11 @@
-"""Token classes of the Penn Treebank tokeniser that the COCO caption toolkit uses, as regular expressions.
+"""Token classes of the Penn Treebank tokenizer that the COCO caption toolkit uses, as regular expressions.
 
-The classes describe what the tokeniser (Stanford CoreNLP 3.4.1, ``-lowerCase``) does, as seen by feeding it strings:
-word lists and character ranges were found by trying all words and characters, the rest by comparing the output on
-real captions and on captions with random changes. What captions do not hold (phone numbers with a country code,
-exotic entities and addresses) is left out.
+They reproduce what the tokenizer (Stanford CoreNLP 3.4.1, ``-lowerCase``) does, as seen from its output: word lists and
+character ranges by trying all words and characters, the rest on real captions and on captions with random changes. What
+captions do not hold (phone numbers with a country code, exotic entities and addresses) is left out.
 
-``rewards.text.tokenize`` takes the class with the longest match at each position, what it looks ahead at included, and
-among equally long ones the first.
+``rewards.text.tokenize`` takes the class with the longest match at each position, lookahead included, and among equally
+long ones the first.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable
 from functools import cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -77,12 +76,15 @@ _MARK_RANGES = """
 """Modifier signs and combining marks that count as letters."""
 
 
+Write: TypeAlias = Callable[[str], str | None]
+"""From the matched text to what the tokenizer prints; None drops it."""
+
+
 class TokenClass(NamedTuple):
-    """One class of tokens: how it is found and what it is written as."""
+    """One class of tokens: how it is found and how it is printed."""
 
     pattern: re.Pattern[str]
-    write: Callable[[str], str | None]
-    """From the matched text to what the tokeniser prints; None drops it."""
+    write: Write
 
 
 def _characters(ranges: str) -> set[int]:
@@ -94,7 +96,7 @@ def _characters(ranges: str) -> set[int]:
 
 
 def _as_class_body(numbers: set[int]) -> str:
-    """Write a set of code points as the inside of a regular expression's character class."""
+    """A set of code points as the inside of a character class."""
     pieces: list[str] = []
     ordered = sorted(numbers)
     start = 0
@@ -122,10 +124,7 @@ _QUOTES = dict(zip("\u2018\u201b\u2039\x91\u2019\u203a\x92", "````'''", strict=T
 }  # fmt: skip
 _ENTITIES = {"&amp;": "&", "&lt;": "<", "&gt;": ">"}
 _AMPERSAND = re.compile("&amp;", re.IGNORECASE)
-
-
-def _same(text: str) -> str:
-    return text
+_same: Write = str  # unchanged
 
 
 def _drop(text: str) -> None:
@@ -133,10 +132,10 @@ def _drop(text: str) -> None:
 
 
 def _punctuation(text: str) -> str:
-    return "."  # as all that the caption toolkit removes
+    return "."  # the caption toolkit removes it
 
 
-def _plain_apostrophe(text: str) -> str:
+def _quotes(text: str) -> str:
     return "".join(_QUOTES.get(sign, sign) for sign in text.replace("&apos;", "'"))
 
 
@@ -144,16 +143,8 @@ def _rounds(text: str) -> str:
     return text.replace("(", "-lrb-").replace(")", "-rrb-")
 
 
-def _quotes(text: str) -> str | None:
-    return "".join(_QUOTES.get(sign, sign) for sign in text)
-
-
 def _ampersands(text: str) -> str:
     return _AMPERSAND.sub("&", text)
-
-
-def _long_dash(text: str) -> str:
-    return text if len(text) > 4 else "--"
 
 
 @cache
@@ -176,13 +167,13 @@ def token_classes() -> tuple[TokenClass, ...]:
     names |= {"LE": head, "AE": tail.removesuffix("*")}
     names["WORD"] = rf"{head}{tail}(?:[.!?]{head}{tail})*"
     rules = (*_addresses(), *_words(), *_numbers(), *_signs(symbols))
-    return tuple(_compiled(pattern, names, write) for pattern, write in rules)
+    return tuple(TokenClass(re.compile(_filled(pattern, names)), write) for pattern, write in rules)
 
 
-def _compiled(pattern: str, names: dict[str, str], write: Callable[[str], str | None]) -> TokenClass:
+def _filled(pattern: str, names: dict[str, str]) -> str:
     for name, body in names.items():
         pattern = pattern.replace(f"<{name}>", body)
-    return TokenClass(re.compile(pattern), write)
+    return pattern
 
 
 # In the patterns below <L> is a letter, <LE> a letter or the entity of one, <A> and <AE> the same or a digit, <Q> an
@@ -192,7 +183,7 @@ _CLITIC = "<Q>(?:[msdMSD]|[rR][eE]|[vV][eE]|[lL][lL])"
 _ACCENTED = "(?i:&[aeiou](?:acute|grave|uml);)"  # an entity that counts as a letter; only these, and in any case
 _NAME = r"[A-Za-z][A-Za-z0-9:._-]*"
 _TAG = rf"""</?{_NAME}(?: +{_NAME}(?:=["'][^"']*["'])?)* */?>|<[!?][A-Za-z-][^>\n]*>"""  # of marked-up text
-_Rules = list[tuple[str, Callable[[str], str | None]]]
+_Rules: TypeAlias = list[tuple[str, Write]]
 
 
 def _addresses() -> _Rules:
@@ -225,8 +216,8 @@ def _words() -> _Rules:
         (r"[A-HJ-XZn]<QX><L><L>+", _same),
         (r"<L>+[aeiouyAEIOUY]<QX>[aeiouA-Z]<L>*", _same),
         (r"[A-Za-z]*[A-MO-Za-mo-z](?P<ahead>[nN]<QX>[tT])", _same),
-        (rf"{_CLITIC}(?P<ahead>[^A-Za-z]|$)", _plain_apostrophe),
-        (r"[nN]<QX>[tT](?P<ahead>[^A-Za-z]|$)", _plain_apostrophe),
+        (rf"{_CLITIC}(?P<ahead>[^A-Za-z]|$)", _quotes),
+        (r"[nN]<QX>[tT](?P<ahead>[^A-Za-z]|$)", _quotes),
         (rf"(?i:{free_words}|{fixed_words}|{free_apostrophes})", _same),
         (r"[yY]<Q>(?P<ahead><L>)", _same),
         (r"[lLdDjJ]<Q>", _same),
@@ -274,19 +265,17 @@ def _signs(symbols: set[int]) -> _Rules:
         (r"[?!]+", _same),
         (r"\*+|(?:\\\*){1,3}|@+|_+|#+", _same),
         (r"<<|>>", _same),
-        (r"-+", _long_dash),
+        (r"-+", lambda text: text if len(text) > 4 else "--"),
         (f"[{''.join(_CURRENCY)}]", _CURRENCY.__getitem__),
         (r"[()\[\]{}]", _BRACKETS.__getitem__),
         # Dashes, dots and straight quotes are punctuation that the caption toolkit removes.
         (r"(?i:&nbsp;)", _drop),
-        (
-            r"[\u2013-\u2015\x96\x97]|(?i:&(?:md|[mn]dash);)|\.{3,5}|(?:\.[ \xa0]){2,4}\.|[.\u2026]|\"|&quot;|''",
-            _punctuation,
-        ),
+        (r"[\u2013-\u2015\x96\x97]|(?i:&(?:md|[mn]dash);)|\.{3,5}|(?:\.[ \xa0]){2,4}\.|[.\u2026]", _punctuation),
+        (r"\"|&quot;|''", _punctuation),
         (r"[`\u2018-\u201f\u2039\u203a\xab\xbb\x91-\x94]{1,2}", _quotes),
         # An apostrophe before a word is a quote, so that a clitic or 'n is not read into it.
         (r"'(?P<ahead>[A-Za-z][^ \t\n\r\xa0])", _punctuation),
-        (_CLITIC, _plain_apostrophe),
+        (_CLITIC, _quotes),
         (r"(?i:&(?:amp|lt|gt);)", lambda text: _ENTITIES[text.lower()]),
         (r"&apos;", _punctuation),
         (r"&#[0-9]+;|(?i:&(?:ht|tl|ur|lr|q[clr]|[oc]dq|quot|apos);)", _same),

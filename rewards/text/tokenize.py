@@ -1,9 +1,8 @@
 """Caption tokens as the COCO caption toolkit makes them, without Java.
 
-The toolkit (pycocoevalcap) pipes captions through Stanford CoreNLP 3.4.1's ``PTBTokenizer`` and removes a fixed list
-of punctuation tokens. ``tokenize`` does the same in Python: it lower-cases, splits clitics (``dog 's``, ``do n't``),
-keeps hyphenated words and abbreviations (``st.``) whole, and writes brackets as ``-lrb-`` and ``-rrb-``, which the
-toolkit does not remove.
+The toolkit (pycocoevalcap) pipes captions through Stanford CoreNLP 3.4.1's ``PTBTokenizer`` and removes a fixed list of
+punctuation tokens. It lower-cases, splits clitics (``dog 's``, ``do n't``), keeps hyphenated words and abbreviations
+(``st.``) undivided, and writes brackets as ``-lrb-`` and ``-rrb-``, which the toolkit does not remove.
 """
 
 from __future__ import annotations
@@ -13,12 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
-from rewards.text.ptb_rules import (
-    ABBREVIATIONS,
-    NUMBERED_ABBREVIATIONS,
-    SPLIT_WORDS,
-    token_classes,
-)
+from rewards.text.ptb_rules import ABBREVIATIONS, NUMBERED_ABBREVIATIONS, SPLIT_WORDS, token_classes
 
 TOKENIZER = "ptb"
 """Name of this tokenisation in document frequencies and signatures."""
@@ -35,7 +29,7 @@ _TESTED_CHARACTERS = re.compile(
 )
 MOST_PLAIN_WORDS = 100_000
 _plain_words: set[str] = set()
-"""Words seen so far that are tokens wherever they stand between spaces: captions of a policy have hardly any others."""
+"""Words seen so far that are a token wherever they occur between spaces, as most words of a policy's captions are."""
 _LAST_WORD = re.compile(r"[A-Za-z]\.\s*\Z")
 _SPACES = re.compile("[ \t][ \t\xa0\u2000-\u200a\u3000]*|\n")
 """A run of spaces. One that begins with a no-break space may be the beginning of an address."""
@@ -43,19 +37,12 @@ _LINE_BREAK = re.compile("[\n\r\x0b\x0c\u2028\u2029]")
 
 
 def tokenize(text: str) -> list[str]:
-    """Split a caption into lower-case tokens.
+    """Split a caption into lower-case tokens without punctuation; line breaks count as spaces.
 
-    Equal to ``PTBTokenizer().tokenize`` of pycocoevalcap 1.2 followed by ``str.split``, as far as was compared: see
-    ``is_tested``. (The toolkit's own tokens may hold a no-break space, as in ``10 1/2``; its BLEU and CIDEr split
-    there, and so does this function; its ROUGE-L and METEOR do not.)
-
-    Args:
-        text: one caption as a person or a model wrote it; line breaks count as spaces.
-
-    Returns:
-        Tokens without white space and without punctuation; an empty list for a caption that has no others. Tokenising
-        the tokens joined by spaces gives the same tokens, except for the few whose capitals or neighbours decided
-        (``M&Ms``, ``Miss.``, ``y'all``) and runs of curly quotes, where the toolkit's tokeniser is not stable either.
+    Equal to ``PTBTokenizer().tokenize`` of pycocoevalcap 1.2 followed by ``str.split``, as far as was compared
+    (``is_tested``). A token of the toolkit may hold a no-break space, as in ``10 1/2``: its BLEU and CIDEr split there,
+    as does this function; its ROUGE-L and METEOR do not. Tokenising tokens joined by spaces gives the same tokens,
+    except for the few whose capitals or neighbours decided (``M&Ms``, ``Miss.``, ``y'all``) and runs of curly quotes.
     """
     words = text.split()
     if _plain_words.issuperset(words) and " ".join(words) == text:
@@ -67,7 +54,7 @@ def tokenize(text: str) -> list[str]:
 
 
 def _easy_tokens(text: str) -> list[str] | None:
-    """Tokens of a caption of plain words, whose full stop, if it has one, ends the sentence; None for any other."""
+    """Tokens of a caption of plain words, with at most a full stop at its end; None for any other caption."""
     easy = _EASY_CAPTION.fullmatch(text)
     if easy is None:
         return None
@@ -84,36 +71,26 @@ def _easy_tokens(text: str) -> list[str] | None:
 
 
 def is_tested(text: str, *, in_lines: bool = False) -> bool:
-    """Whether ``text`` is of the class of captions on which ``tokenize`` was compared with the toolkit's tokeniser.
+    """Whether ``text`` is of the class of captions on which ``tokenize`` was compared with the toolkit's tokenizer.
 
-    With ``in_lines``, whether ``tokenize_lines`` was: it sees the next line, on which a last word may depend.
-
-    The class: Latin letters and digits, the signs of ASCII, typographic quotes, dashes and symbols, emoji; unless
-    ``in_lines``, without a last word (one letter, ``no.``) whose full stop depends on the next line of the toolkit's
-    file. docs/evaluation.md says what was compared. Most other captions are tokenised equally, too, but that is not
-    claimed.
+    The class: Latin letters, digits, the signs of ASCII, typographic quotes, dashes and symbols, emoji (see
+    docs/evaluation.md); with ``in_lines``, for ``tokenize_lines``, which sees the next line, else without a last word
+    (one letter, ``no.``) whose full stop depends on it. Most other captions are tokenised equally, too.
     """
     if _TESTED_CHARACTERS.fullmatch(text) is None:
         return False
-    return in_lines or not _may_look_ahead(text) or all(_scan(text, line) == _scan(text) for line in ("5", "The dog"))
-
-
-def _may_look_ahead(text: str) -> bool:
-    """Whether the tokens of ``text`` may depend on the next line: its last word has a full stop and is not plain."""
-    return _LAST_WORD.search(text) is not None and _easy_tokens(text) is None
+    if in_lines or _LAST_WORD.search(text) is None or _easy_tokens(text) is not None:
+        return True
+    return all(_scan(text, line) == _scan(text) for line in ("5", "The dog"))
 
 
 def tokenize_lines(captions: Sequence[str]) -> list[str]:
-    """Tokenise captions as the toolkit does when it writes them to one file, a line each.
+    """Tokenise captions as the toolkit does in one file, a line each: for each caption, its tokens joined by spaces.
 
-    Returns, for each caption, its tokens joined by single spaces; a token may hold a no-break space (``10 1/2``), at
-    which the toolkit's BLEU and CIDEr split and its ROUGE-L and METEOR do not.
-
-    In a file the tokeniser looks beyond the end of a line in two cases. A caption that ends in a single letter
-    (``... that reads K.``) keeps its full stop, unless the next caption begins with a word such as ``A`` or ``The``;
-    ``tokenize`` scores a caption by itself and keeps it always. A caption that ends in ``no.``, ``fig.`` and the like
-    keeps its full stop if the next caption begins with a digit; ``tokenize`` never does. Use this function where parity
-    with the toolkit's scores on a whole file matters.
+    A token may hold a no-break space (see ``tokenize``). In a file the tokenizer looks beyond the end of a line: a
+    caption that ends in a single letter (``... that reads K.``) keeps its full stop unless the next one begins with a
+    word such as ``A`` or ``The``, and one that ends in ``no.``, ``fig.`` and the like keeps it if the next one begins
+    with a digit. ``tokenize``, which sees one caption, always keeps the former and never the latter.
     """
     tokens, following = [], ""
     for caption in reversed(captions):
@@ -129,7 +106,7 @@ def tokenize_lines(captions: Sequence[str]) -> list[str]:
 
 @lru_cache(maxsize=65536)
 def _scan(text: str, following: str = "") -> tuple[str, ...]:
-    """All tokens of a caption, by the longest match at each position. ``following``: the lines after it."""
+    """All tokens of a caption, punctuation included; ``following`` are the lines after it."""
     text = _LINE_BREAK.sub(" ", text).replace("\xad", "")
     has_address, length = "@" in text, len(text)
     text = f"{text}\n{following}\n" if following else f"{text}\n"
@@ -151,7 +128,7 @@ def _scan(text: str, following: str = "") -> tuple[str, ...]:
 
 
 def _longest_token(text: str, position: int) -> tuple[str | None, int]:
-    """Return what is written for the token at ``position`` (None: nothing) and where the next one starts."""
+    """What is written for the token at ``position`` (None: nothing), and where the next one starts."""
     longest, end, write = position, position + 1, None
     for pattern, write_this in token_classes():
         match = pattern.match(text, position)
@@ -163,24 +140,20 @@ def _longest_token(text: str, position: int) -> tuple[str | None, int]:
 
 
 TOKENIZERS: dict[str, Callable[[str], list[str]]] = {TOKENIZER: tokenize, "none": str.split}
-"""Tokenisers by the name that signatures and document frequencies record. ``ptb`` is ``tokenize``; ``none`` splits text
-that is tokenised already at white space, and neither lower-cases nor removes anything."""
+"""Tokenizers by the name in signatures and document frequencies; ``none`` is for text that is tokenised already."""
 
 
 def tokenizer_of(name: str) -> Callable[[str], list[str]]:
-    """The function from a caption to its tokens.
-
-    Raises:
-        ValueError: no such name.
-    """
+    """The function of that name in ``TOKENIZERS``; raises ``ValueError`` for any other."""
     if name not in TOKENIZERS:
         raise ValueError(f"tokenizer is {name!r}: expected {' or '.join(TOKENIZERS)}")
     return TOKENIZERS[name]
 
 
 def untested_texts(reward: Any, texts: Iterable[str]) -> str:
-    """``+PTB-python[3 of 30000 texts not compared with Java]``: what a signature says of texts whose tokens may differ
-    from the toolkit's (``is_tested``; each text by itself). Empty where none may, or no term of ``reward`` tokenises.
+    """The part of a signature that counts texts whose tokens may differ from the toolkit's (``is_tested``).
+
+    Empty if there is none, or no term of ``reward`` tokenises.
     """
     terms = getattr(reward, "rewards", {"": reward}).values()
     if not any(getattr(term, "tokenizer", None) == TOKENIZER for term in terms):

@@ -1,49 +1,26 @@
 """Detail units: what they concatenate to, where they may not be cut, and the grammar and rules case by case."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rewards.text.detail_units import BrillTagger, detail_units, detail_units_of, prefixes
+from rewards.base import RewardError
+from rewards.text import detail_units as detail_units_module
+from rewards.text.detail_units import BrillTagger, default_tagger, detail_units, detail_units_of, prefixes
+from rl_caption.config.reward_models import RewardModelConfig
+from rl_caption.reward_models import checks
+from rl_caption.reward_models.checks import check_config
 
 WORDS = [
     *["a", "the", "The", "dog", "dogs", "red", "eye-level", "is", "are", "stands", "holding", "left", "of", "in", "In"],
-    *[
-        "and",
-        "or",
-        "on",
-        "next",
-        "to",
-        "that",
-        "3.5",
-        "1,000",
-        "10:30",
-        "Mr. Smith",
-        "St. Paul's",
-        "U.S.",
-        "5 p.m.",
-        "No. 5",
-    ],
+    *["and", "or", "on", "next", "to", "that", "3.5", "1,000", "10:30", "Mr. Smith", "St. Paul's", "U.S.", "5 p.m."],
     *["it's", "don't", "o'clock", "(small)", '"STOP"', "“go”", "woman's", "6 ft. tall", "e.g. this", "www.x.com", "&"],
 ]
-WHOLE = [
-    "eye-level",
-    "3.5",
-    "1,000",
-    "10:30",
-    "Mr.",
-    "St.",
-    "U.S.",
-    "p.m.",
-    "don't",
-    "o'clock",
-    "e.g.",
-    "www.x.com",
-    "it's",
-]
+WHOLE = ["eye-level", "3.5", "1,000", "10:30", "Mr.", "St.", "U.S.", "p.m.", "don't", "o'clock", "e.g.", "it's"]
 ENDS = [".", ".", "!", "?", ",", ";", ":", "...", "", "."]
 
 sentences = st.tuples(st.lists(st.sampled_from(WORDS), min_size=1, max_size=9), st.sampled_from(ENDS))
@@ -149,21 +126,31 @@ def test_a_description_of_the_generated_world() -> None:
     ]
 
 
-def test_a_detail_of_the_papers_first_figure_is_a_unit() -> None:
-    # Figure 1 of the SPECS paper goes from "blanket" to "blanket with fringed edges"; the sentence around them is ours.
-    units = detail_units("A cat sleeps on a blanket with fringed edges.")
-    assert units[-1] == " with fringed edges."
-    assert units[-2].endswith(" blanket")
-
-
 def test_many_captions_at_once_and_in_processes() -> None:
     captions = [f"A dog with {number} red balls stands near a tree. It runs." for number in range(200)]
-    units = detail_units_of(captions)
+    units = detail_units_of(captions, processes=2)
     assert units == [detail_units(caption) for caption in captions]
-    assert detail_units_of(captions, processes=2) == units
-    assert detail_units_of([]) == []
     with pytest.raises(ValueError, match="processes = 0: expected at least 1"):
         detail_units_of(captions, processes=0)
+
+
+def test_a_missing_textblob_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    for cached in (detail_units_module._pattern_tagger, default_tagger, detail_units_module._remembered):
+        monkeypatch.setattr(detail_units_module, cached.__name__, cached.__wrapped__)
+    monkeypatch.setitem(sys.modules, "textblob.taggers", None)
+    for use in (lambda: detail_units("a dog"), lambda: detail_units_of([]), detail_units_module.default_tagger):
+        with pytest.raises(RewardError, match=r"need the package textblob .*pip install 'rl-caption\[specs\]'"):
+            use()
+    assert detail_units("a dog", GivenTags(a="DT", dog="NN")) == ["a dog"]
+
+
+def test_training_on_details_asks_for_textblob_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> None:
+        raise RewardError("textblob")
+
+    monkeypatch.setattr(checks, "default_tagger", missing)
+    with pytest.raises(RewardError, match="textblob"):
+        check_config(RewardModelConfig(task="specificity"))
 
 
 def test_a_verb_after_an_article_is_a_noun_or_an_adjective() -> None:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from PIL import Image
 
-from rewards.clip.encoder import EmbeddingCache
 from rewards.clip.student import LCLIP, LCLIPConfig
 from rewards.files import atomic_write, remove_leftovers
 from rewards.text.document_frequency import DocumentFrequencies
@@ -69,20 +67,6 @@ def test_a_full_disk_names_the_file_and_the_free_space_and_leaves_the_old_file(
     assert not [found for found in names(tmp_path) if found.startswith(".")]
     WRITERS[name](path)
     assert not [found for found in names(tmp_path) if found.startswith(".")]
-
-
-def test_embeddings_are_not_kept_on_a_full_disk_and_leave_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def encode(items: Sequence[str]) -> np.ndarray:
-        return np.ones((len(items), 2), np.float32)
-
-    monkeypatch.setattr(os, "replace", fail)
-    cache = EmbeddingCache("f", tmp_path)
-    assert cache.embed(["a"], encode, identity=str, kind="text").tolist() == [[1.0, 1.0]]
-    assert ".emb" in caplog.text
-    assert "MB are free" in caplog.text
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, ValueError])

@@ -15,6 +15,7 @@ from rewards.base import RewardError
 from rewards.images import image_identity, image_size, open_image
 from rl_caption.data.base import DataError, load_image
 from rl_caption.data.file_checks import check_image_files
+from tests.captioners_for_tests import tiny_captioner
 
 RAMP = np.linspace(0, 255, 12).astype(np.uint8).reshape(3, 4)
 COLOURS = np.stack([RAMP, 255 - RAMP, RAMP // 2], axis=-1)
@@ -130,6 +131,14 @@ def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
         verdict = check_image_files([str(path)])[str(path)]
         assert verdict.error
         assert repr(str(path)) in verdict.error
+
+
+def test_several_frames_are_refused_where_one_image_is_read() -> None:
+    frames = [Image.fromarray(COLOURS)] * 2
+    with pytest.raises(RewardError, match="a video of 2 frames: expected one image"):
+        open_image(frames)  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="a video of 2 frames: expected one image"):
+        tiny_captioner().preprocess([{"image_id": "1", "image": frames, "references": []}])  # type: ignore[typeddict-item]
 
 
 def test_a_bomb_is_refused_before_it_is_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,8 @@
-"""Rewards by name, and weighted sums of them."""
+"""Rewards by name: listing, building, and what is refused."""
 
 from __future__ import annotations
 
 import math
-import pickle
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -11,8 +10,6 @@ from typing import Any
 
 import pytest
 
-from rewards.base import Reward, RewardError
-from rewards.mixed import MixedReward
 from rewards.registry import REWARDS, available, build, describe, parameters
 from rewards.text.cider import CiderD
 
@@ -30,13 +27,6 @@ class WordCount:
 
     def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
         return [self.factor * len(text.split()) for text in completions]
-
-
-class Broken(WordCount):
-    """Returns what is no score."""
-
-    def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
-        return [math.nan] * len(completions)
 
 
 class NoReward:
@@ -57,15 +47,6 @@ def test_every_name_describes_itself_and_names_a_class() -> None:
         assert line.startswith(f"{name}: ")
         assert "\n" not in line
         assert isinstance(parameters(name), list)
-
-
-@pytest.mark.parametrize("name", ["bleu", "cider", "repetition", "rouge_l"])
-def test_text_rewards_are_built_without_arguments(name: str) -> None:
-    reward = build(name)
-    assert isinstance(reward, Reward)
-    low, high = reward.bounds
-    for score in reward(None, ["a dog", "a cat"], references=[["a dog"], ["the cat"]]):
-        assert low <= score <= high
 
 
 def test_build_passes_arguments_and_takes_targets_from_outside() -> None:
@@ -96,66 +77,13 @@ def test_what_cannot_be_built_is_explained(name: str, kwargs: dict[str, Any], me
         build(name, **kwargs)
 
 
-def test_the_registry_imports_no_reward() -> None:
-    code = "import sys, rewards.registry; print([name for name in sys.modules if name.startswith('rewards.text')])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.strip() == "[]"
-
-
-# weighted sums
-
-REFERENCES = [["a dog runs"], ["two cats sleep"]]
-TEXTS = ["a dog runs", "two cats"]
-
-
-def test_a_mixture_is_the_weighted_sum_of_its_terms() -> None:
-    mixed = MixedReward({"rouge_l": (build("rouge_l"), 2.0), "repetition": (build("repetition"), -0.5)})
-    terms = mixed.terms(None, TEXTS, references=REFERENCES)
-    assert list(terms) == ["rouge_l", "repetition"]
-    assert terms["rouge_l"] == build("rouge_l")(None, TEXTS, references=REFERENCES)
-    total = mixed(None, TEXTS, references=REFERENCES)
-    assert total == pytest.approx([2 * a - 0.5 * b for a, b in zip(*terms.values(), strict=True)])
-    assert total == mixed.combine(terms)
-    assert mixed.bounds == (0.0, 2.5)
-    assert mixed.columns == {"references"}
-    assert mixed.signature == "2*[ROUGE-L[b1.2]+ptb]+-0.5*[repetition[n2]+ptb]"
-    assert isinstance(pickle.loads(pickle.dumps(mixed)), Reward)
-
-
-def test_a_single_term_of_weight_one_is_itself() -> None:
-    mixed = MixedReward({"cider": (CiderD(), 1.0)})
-    assert mixed.signature == CiderD().signature
-    assert mixed.bounds == (0, 10)
-    assert mixed(None, TEXTS, references=REFERENCES) == CiderD()(None, TEXTS, references=REFERENCES)
-
-
-def test_columns_are_united_and_a_term_without_weight_adds_no_bound() -> None:
-    mixed = MixedReward({"words": (WordCount(), 0), "cider": (CiderD(), 0.5)})
-    assert mixed.columns == {"references", "image_id"}
-    assert mixed.bounds == (0, 5)
-
-
-def test_terms_are_reported_where_somebody_listens() -> None:
-    logged: dict[str, float] = {}
-    mixed = MixedReward({"words": (WordCount(), 1.0)})
-    mixed(None, ["a", "a b c"], log_metric=logged.__setitem__)
-    assert logged == {"reward/words": 2.0}
-
-
-def test_a_failing_term_is_named() -> None:
-    mixed = MixedReward({"words": (WordCount(), 1.0), "odd": (Broken(), 1.0)})
-    with pytest.raises(RewardError, match=r"term 'odd'.*nan"):
-        mixed(None, ["a"])
-    with pytest.raises(RewardError, match=r"term 'cider'.*needs the column 'references'"):
-        MixedReward({"cider": (CiderD(), 1.0)})(None, ["a"])
-
-
-@pytest.mark.parametrize("weight", [math.nan, math.inf, "1", True, None])
-def test_weights_are_numbers(weight: Any) -> None:
-    with pytest.raises(ValueError, match="'words' has the weight"):
-        MixedReward({"words": (WordCount(), weight)})
-
-
-def test_a_mixture_needs_a_term() -> None:
-    with pytest.raises(ValueError, match="at least one term"):
-        MixedReward({})
+def test_listing_rewards_imports_no_torch() -> None:
+    code = """
+import sys, rewards.registry
+print([name for name in sys.modules if name.startswith(("rewards.text", "rewards.clip"))])
+for name in rewards.registry.available():
+    rewards.registry.describe(name), rewards.registry.parameters(name)
+print(sorted({"torch", "open_clip", "transformers", "rl_caption", "textblob"} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.split("\n")[:2] == ["[]", "[]"]

@@ -1,4 +1,4 @@
-"""Mixtures: z-scores of terms, and what a configuration makes of them; CLIP-based terms share their network."""
+"""Weighted sums of rewards and of their z-scores; what a configuration makes of them, with one network for all."""
 
 from __future__ import annotations
 
@@ -14,8 +14,12 @@ import pytest
 import torch
 from accelerate import Accelerator
 
+from rewards.base import Reward, RewardError
 from rewards.clip import backbone as backbone_module
+from rewards.clip.l_clipscore import RefLClipScore
 from rewards.mixed import MixedReward, Moments, moments, z_scores
+from rewards.registry import build
+from rewards.text.cider import CiderD
 from rl_caption.config.build import ConfigError, build_reward
 from rl_caption.config.schema import RewardConfig, RewardTerm
 from rl_caption.scst.rollout import score_rollouts
@@ -27,8 +31,8 @@ class Table:
     """Looks the score of a caption up."""
 
     __name__ = "table"
-    columns: frozenset[str] = frozenset()
-    bounds = (-10.0, 10.0)
+    columns = frozenset({"image_id"})
+    bounds = (-10.0, math.inf)
     signature = "table"
 
     def __init__(self, scores: Mapping[str, float]) -> None:
@@ -40,6 +44,49 @@ class Table:
 
 FIRST = {"a": 1.0, "b": 2.0, "c": 6.0}
 SECOND = {"a": 0.2, "b": 0.1, "c": 0.3}
+
+
+REFERENCES = [["a dog runs"], ["two cats sleep"]]
+TEXTS = ["a dog runs", "two cats"]
+
+
+def test_a_mixture_is_the_weighted_sum_of_its_terms() -> None:
+    mixed = MixedReward({"rouge_l": (build("rouge_l"), 2.0), "repetition": (build("repetition"), -0.5)})
+    terms = mixed.terms(None, TEXTS, references=REFERENCES)
+    assert list(terms) == ["rouge_l", "repetition"]
+    assert terms["rouge_l"] == build("rouge_l")(None, TEXTS, references=REFERENCES)
+    logged: dict[str, float] = {}
+    total = mixed(None, TEXTS, references=REFERENCES, log_metric=logged.__setitem__)
+    assert total == pytest.approx([2 * a - 0.5 * b for a, b in zip(*terms.values(), strict=True)])
+    assert total == mixed.combine(terms)
+    assert logged == {f"reward/{name}": pytest.approx(sum(own) / 2) for name, own in terms.items()}
+    assert (mixed.bounds, mixed.columns) == ((0.0, 2.5), {"references"})
+    assert mixed.signature == "2*[ROUGE-L[b1.2]+ptb]+-0.5*[repetition[n2]+ptb]"
+    assert isinstance(pickle.loads(pickle.dumps(mixed)), Reward)
+
+
+def test_a_single_term_of_weight_one_is_itself() -> None:
+    mixed = MixedReward({"cider": (CiderD(), 1.0)})
+    assert (mixed.signature, mixed.bounds) == (CiderD().signature, (0, 10))
+    assert mixed(None, TEXTS, references=REFERENCES) == CiderD()(None, TEXTS, references=REFERENCES)
+
+
+def test_columns_are_united_and_a_term_without_weight_adds_no_bound() -> None:
+    mixed = MixedReward({"table": (Table(FIRST), 0), "cider": (CiderD(), 0.5)})
+    assert (mixed.columns, mixed.bounds) == ({"references", "image_id"}, (0, 5))
+
+
+def test_a_failing_term_is_named() -> None:
+    with pytest.raises(RewardError, match=r"term 'odd'.*nan"):
+        MixedReward({"table": (Table(FIRST), 1.0), "odd": (Table({"a": math.nan}), 1.0)})(None, ["a"])
+    with pytest.raises(RewardError, match=r"term 'cider'.*needs the column 'references'"):
+        MixedReward({"cider": (CiderD(), 1.0)})(None, ["a"])
+
+
+@pytest.mark.parametrize("weight", [math.nan, math.inf, "1", True, None])
+def test_weights_are_numbers(weight: Any) -> None:
+    with pytest.raises(ValueError, match="'table' has the weight"):
+        MixedReward({"table": (Table(FIRST), weight)})
 
 
 def test_moments_and_z_scores_by_hand() -> None:
@@ -63,10 +110,6 @@ def test_where_nothing_can_be_told_apart_a_term_contributes_nothing(scores: list
     assert z_scores(scores, found) == [0.0] * len(scores)
 
 
-def test_small_scores_are_not_taken_for_rounding() -> None:
-    assert moments([1e-9, 2e-9]).std == pytest.approx(0.5e-9)
-
-
 def test_a_mixture_of_z_scores() -> None:
     mixed = MixedReward({"one": (Table(FIRST), 0.5), "two": (Table(SECOND), 2.0)}, normalize="per_term")
     one, two = np.array([1.0, 2.0, 6.0]), np.array([0.2, 0.1, 0.3])
@@ -86,15 +129,9 @@ def test_moments_of_more_captions_may_be_given() -> None:
     assert MixedReward({"one": (Table(FIRST), 2.0)}).combine({"one": [1.0]}, {"one": Moments(3.0, 4.0)}) == [2.0]
 
 
-def test_one_term_of_weight_one_is_not_itself_when_normalised() -> None:
-    assert MixedReward({"one": (Table(FIRST), 1.0)}, normalize="per_term").signature == "per_term(1*[table])"
-
-
 def test_an_unknown_normalisation_is_refused() -> None:
-    with pytest.raises(ValueError, match="normalize is 'batch': expected one of none, per_term"):
-        MixedReward({"one": (Table(FIRST), 1.0)}, normalize="batch")  # type: ignore[arg-type]
     config = RewardConfig(terms={"repetition": RewardTerm()}, normalize="batch")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"reward: normalize is 'batch'"):
+    with pytest.raises(ConfigError, match=r"reward: normalize is 'batch': expected one of none, per_term"):
         build_reward(config, [["a dog"]])
 
 
@@ -135,13 +172,6 @@ def test_greedy_captions_are_normalised_by_the_moments_of_the_samples_of_all_mic
     assert first.terms == {"one": [1.0, 2.0]}, "logged raw, without the greedy caption"
 
 
-def test_raw_scores_are_left_as_they_are() -> None:
-    reward = MixedReward({"one": (Table(FIRST), 0.5)})
-    (scores,) = score_rollouts(reward, [rollout_of([["a", "c"]], None)], [batch_of(1)], Accelerator(cpu=True))
-    assert scores.samples.tolist() == [[0.5, 3.0]]
-    assert scores.greedy is None
-
-
 # CLIP-based terms
 
 
@@ -173,27 +203,18 @@ def test_terms_with_the_same_backbone_load_it_once_and_embed_an_image_once(
     loads: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     student = tiny_student(tmp_path / "student")
-    config = clip_terms(student, prefix="A photo depicts ", precision="fp32")
-    reward = build_reward(config, [])
+    reward: Any = build_reward(clip_terms(student, prefix="A photo depicts ", precision="fp32"), [])
     assert loads == [str(student)]
     first, second = (reward.rewards[name] for name in ("l_clipscore", "ref_l_clipscore"))
-    assert first.backbone is second.backbone  # type: ignore[attr-defined]
-    encoder = first.backbone.encoder  # type: ignore[attr-defined]
-    encoded: list[int] = []
+    assert first.backbone is second.backbone
+    encoder, encoded = first.backbone.encoder, []
     original = encoder.encode_images
     monkeypatch.setattr(encoder, "encode_images", lambda images: encoded.append(len(images)) or original(images))
     columns = {"image": [noise_image(1), noise_image(2)], "references": [["a red dog"], ["two cats", "a cat"]]}
-    shared = reward(None, ["a dog", "cats"], **columns)
+    terms = reward.terms(None, ["a dog", "cats"], **columns)
     assert encoded == [2]
-    # Each term on a network of its own says the same.
-    for name, term in config.terms.items():
-        alone = build_reward(RewardConfig(terms={name: term}), [])
-        assert alone.terms(None, ["a dog", "cats"], **columns)[name] == pytest.approx(
-            reward.terms(None, ["a dog", "cats"], **columns)[name], abs=1e-6
-        )
-    assert len(loads) == 3
-    assert reward.signature.count("student,") == 2
-    assert len(shared) == 2
+    alone = RefLClipScore(student, prefix="A photo depicts ")
+    assert alone(None, ["a dog", "cats"], **columns) == pytest.approx(terms["ref_l_clipscore"], abs=1e-6)
     monkeypatch.undo()
     copy = pickle.loads(pickle.dumps(reward))
     assert copy.rewards["l_clipscore"].backbone is copy.rewards["ref_l_clipscore"].backbone
@@ -218,9 +239,3 @@ def test_terms_that_share_an_encoder_say_once_what_the_embeddings_of_the_data_ta
         build_reward(config, references, tmp_path)
     told = [record.getMessage() for record in caplog.records if record.name.startswith("rewards")]
     assert [("2 images" in line, "3 references" in line) for line in told] == [(True, False), (False, True)]
-
-
-def test_document_frequencies_are_only_written_where_there_is_a_folder(tmp_path: Path) -> None:
-    config = RewardConfig()
-    assert build_reward(config, [["a dog"]]).signature == build_reward(config, [["a dog"]], tmp_path).signature
-    assert [path.name for path in tmp_path.iterdir()] == ["document_frequencies.npz"]

@@ -1,0 +1,101 @@
+"""Pixels and token ids: equal to open_clip's; batches of captions of similar length."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import open_clip
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from rewards.clip.preprocessing import (
+    Preprocessing,
+    WordTokens,
+    count_tokens,
+    embed_by_length,
+    pixels,
+    with_cached_words,
+)
+from tests.clip_for_tests import noise_image
+
+CLIP: Any = open_clip.SimpleTokenizer(context_length=77)
+TOKENS = WordTokens(CLIP)
+WRITTEN = [
+    *("A photo depicts two men's dogs, sitting.", "don't  STOP!!", "it's 3:45pm -- 100% <end_of_text>", "", " "),
+    *("a\tb\nc", "caf\u00e9 \u201cquoted\u201d \u00c3\u00a9t\u00e9", "salt &amp; pepper", "a&b", "x" * 300, "'s 's'll"),
+    "\x1b[31mred",
+]
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "P", "CMYK"])
+@pytest.mark.parametrize("size", [(50, 37), (37, 50), (224, 224), (300, 225), (10, 300), (640, 427)])
+def test_pixels_equal_those_of_open_clip(mode: str, size: tuple[int, int]) -> None:
+    image = noise_image(3, size, mode)
+    expected = open_clip.image_transform(224, is_train=False)(image)
+    assert torch.allclose(pixels(image, Preprocessing()), expected, atol=1e-6)
+
+
+def test_squashed_pixels_equal_those_of_open_clip() -> None:
+    image, half = noise_image(4), (0.5, 0.5, 0.5)
+    transform = open_clip.image_transform(
+        32, is_train=False, mean=half, std=half, resize_mode="squash", interpolation="bilinear"
+    )
+    assert torch.allclose(Preprocessing(32, half, half, "bilinear", "squash")(image), transform(image), atol=1e-6)
+
+
+@pytest.mark.parametrize("text", WRITTEN)
+@pytest.mark.parametrize("length", [77, 7])
+def test_tokens_of_a_caption_are_those_of_its_words(text: str, length: int) -> None:
+    assert torch.equal(TOKENS([text], length), CLIP([text], context_length=length))
+    assert TOKENS.encode(text) == CLIP.encode(text)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(alphabet=st.characters(codec="ascii"), max_size=40) | st.text(max_size=20))
+def test_tokens_of_any_text(text: str) -> None:
+    assert torch.equal(TOKENS([text], 77), CLIP([text], context_length=77))
+
+
+def test_words_are_cached() -> None:
+    class Counting:
+        sot_token_id, eot_token_id = 1, 2
+        seen: list[str] = []  # noqa: RUF012
+
+        def encode(self, text: str) -> list[int]:
+            self.seen.append(text)
+            return [len(text)]
+
+    tokens = WordTokens(Counting(), max_words=3)
+    assert tokens(["a dog", "a dog runs"], 6).tolist() == [[1, 1, 3, 2, 0, 0], [1, 1, 3, 4, 2, 0]]
+    assert (tokens.encode("cat"), tokens.encode("a")) == ([3], [1])
+    assert Counting.seen == ["a", "dog", "runs", "cat", "a"]
+
+
+def test_tokenizers_with_other_settings_are_not_cached() -> None:
+    assert isinstance(with_cached_words(CLIP), WordTokens)
+    for settings_ in ({"clean": "whitespace"}, {"reduction_mask": "simple"}):
+        other = open_clip.SimpleTokenizer(**settings_)  # type: ignore[arg-type]
+        assert with_cached_words(other) is other
+
+
+def test_tokens_are_counted_without_start_and_end() -> None:
+    assert [count_tokens(text) for text in ("a cat on a mat.", "", "a cat . " * 60)] == [6, 0, 180]
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.integers(1, 40))
+def test_captions_of_similar_length_are_a_batch_and_come_back_in_order(given: list[int], most: int) -> None:
+    lengths, batches = torch.tensor(given), []
+
+    def encode(ids: Tensor) -> Tensor:
+        batches.append(tuple(ids.shape))
+        return ids[:, :1].float() * 2
+
+    ids = torch.arange(len(given)).unsqueeze(1).repeat(1, 9)
+    found = embed_by_length(encode, ids, lengths, most, "cpu")
+    assert found.squeeze(1).tolist() == [2.0 * row for row in range(len(given))]
+    assert sum(count for count, _ in batches) == len(given)
+    assert all(count == 1 or count * longest <= most for count, longest in batches)
+    assert [longest for _, longest in batches] == sorted(longest for _, longest in batches)

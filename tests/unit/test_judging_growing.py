@@ -1,6 +1,4 @@
-"""Growing captions, agreement by length, hubness, and the program that prints all of it."""
-
-from pathlib import Path
+"""Chains of growing captions, for specificity rates."""
 
 import pytest
 
@@ -9,7 +7,6 @@ from rl_caption.data.scenes import ScenesData
 from rl_caption.meta_evaluation.specificity import make_chains
 from rl_caption.reward_models.triplets import Donor
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 SCENES = {"num_train": 0, "num_val": 0, "num_test": 14, "num_unseen": 0, "image_size": 32}
 ROWS = list(ScenesData(**SCENES).split("test"))
 CAPTIONS = [row["long_reference"] for row in ROWS]

@@ -1,9 +1,8 @@
-"""Judged captions of generated scenes, agreement with the oracle, and the program that prints both."""
+"""Captions of generated scenes, rated by the oracle."""
 
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +13,6 @@ from rl_caption.meta_evaluation.scenes import rate_captions, sample_at_temperatu
 from tests.captioners_for_tests import tiny_captioner
 from tests.clip_for_tests import noise_image
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 SCENES = {"num_train": 0, "num_val": 0, "num_test": 12, "num_unseen": 0, "image_size": 32}
 
 

@@ -181,13 +181,13 @@ def find_trl_checkpoint(config: GrpoVlmConfig) -> Path | None:
                 f"run.resume {resume!r} is no complete checkpoint: it has no readable trainer_state.json"
             )
         return Path(resume)
-    newest = newest_whole(folder / "checkpoints")
+    newest = newest_complete(folder / "checkpoints")
     if newest is not None:
         refuse_other_run(folder, newest.name, cast(Any, config))
     return newest
 
 
-def newest_whole(checkpoints: Path) -> Path | None:
+def newest_complete(checkpoints: Path) -> Path | None:
     """The ``checkpoint-STEP`` of the highest step that was written to its end."""
     found = [(step, path) for path in checkpoints.glob("checkpoint-*") if (step := step_of(path)) is not None]
     return max(found)[1] if found else None

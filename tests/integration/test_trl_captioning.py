@@ -26,7 +26,7 @@ from rl_caption.training.checkpoint import CheckpointError
 from rl_caption.trl import rows
 from rl_caption.trl.config import GrpoVlmConfig, VlmConfig
 from rl_caption.trl.model import caption_images, load_vlm
-from rl_caption.trl.program import fine_tune, newest_whole, sharding, trl_arguments
+from rl_caption.trl.program import fine_tune, newest_complete, sharding, trl_arguments
 from tests.training_for_tests import lines
 from tests.vlm_for_tests import BANNED, RECORDER, Recorder, grpo_config, six_images, tiny_idefics3, tiny_qwen2_vl
 
@@ -136,7 +136,7 @@ def test_grpo_with_lora_trains_exports_and_is_judged(folder: Path, tmp_path: Pat
         shutil.rmtree(stopped / name)
     (stopped / "result.json").unlink()
     (stopped / "checkpoints/checkpoint-4/trainer_state.json").write_text('{"best')
-    assert newest_whole(stopped / "checkpoints") == stopped / "checkpoints/checkpoint-3"
+    assert newest_complete(stopped / "checkpoints") == stopped / "checkpoints/checkpoint-3"
     again = settings(folder, stopped, **changes)
     Recorder.calls.clear()
     assert fine_tune(again) == table, "with the scores from before the training"

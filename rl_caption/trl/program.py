@@ -232,11 +232,11 @@ def fine_tune(config: GrpoVlmConfig) -> str:
             announce(state, f"{config.run.dir} is complete: remove it, or choose another run.dir")
             return ""
         load_processor(config.model)  # a wrong model is refused before the data are read
-        return _Run(config, state, arguments, checkpoint).to_its_end()
+        return _Run(config, state, arguments, checkpoint).train_and_evaluate()
 
 
 class _Run:
-    """A run whose data, rewards and judges are checked; then model, trainer, training, export and evaluation."""
+    """A run: data, rewards and judges are checked when it is made, before the model is loaded."""
 
     def __init__(self, config: GrpoVlmConfig, state: Any, arguments: Any, checkpoint: Path | None) -> None:
         self.config, self.state, self.arguments, self.checkpoint = config, state, arguments, checkpoint
@@ -278,7 +278,7 @@ class _Run:
         check_judges(judges, self.eval_rows, f"split {self.split!r}")
         return judges
 
-    def to_its_end(self) -> str:
+    def train_and_evaluate(self) -> str:
         config, state = self.config, self.state
         vlm = load_vlm(config.model, self._dtype())
         trainer = self._trainer(vlm)  # before the first captions, as it refuses what is wrong; new adapters change none

@@ -135,6 +135,11 @@ class Report:
     metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Name -> signature, agreement with oracle F1 in [-1, 1], accuracy on hard negatives in [0, 1], by kind."""
 
+    @property
+    def texts(self) -> int:
+        """Number of references."""
+        return sum(len(row["references"]) for row in self.rows)
+
     def add_metric(self, name: str, metric: Reward) -> None:
         """Score all captions of the scenes in one call and compare with the oracle."""
         if self.scenes is None:
@@ -171,8 +176,8 @@ class Report:
         logger.info("%s: embedding %d images and %d texts", label, len(self.rows), len(texts))
         embeddings = encoder.encode_images([row["image"] for row in self.rows]), encoder.encode_texts(texts)
         recall = retrieval_recall(*embeddings, torch.tensor(owners))
-        parameters = backbone.num_parameters
-        self.models[label] = {"signature": backbone.signature, "parameters": parameters, "retrieval": recall}
+        found = {"folder": backbone.name, "signature": backbone.signature, "parameters": backbone.num_parameters}
+        self.models[label] = {**found, "retrieval": recall, "fp32_mib": backbone.num_parameters * 4 / 2**20}
         for name in ("clipscore", "ref_clipscore") if self.scenes is not None else ():
             self.add_metric(f"{name} of {label}", build(name, backbone=encoder, prefix=""))
 
@@ -180,10 +185,10 @@ class Report:
         """Return all tables as text; those of metrics only where the truth is known."""
         parts = []
         if self.models:
-            title = f"Retrieval on {self.split}: {len(self.rows)} images, {len(texts_of(self.rows)[0])} texts"
+            title = f"Retrieval on {self.split}: {len(self.rows)} images, {self.texts} texts"
             head = ["model", "parameters, millions", "fp32, MiB", *RECALLS.values()]
             lines = [
-                [label, f"{model['parameters'] / 1e6:.2f}", f"{model['parameters'] * 4 / 2**20:.1f}"]
+                [label, f"{model['parameters'] / 1e6:.2f}", f"{model['fp32_mib']:.1f}"]
                 + [percent(model["retrieval"][key]) for key in RECALLS]
                 for label, model in self.models.items()
             ]
@@ -314,7 +319,8 @@ def run(arguments: argparse.Namespace) -> None:
         report.add_metric(name, metric)
     for label, backbone in models.items():
         report.add_model(label, backbone)
-    content = {"split": report.split, "images": len(rows), "models": report.models, "metrics": report.metrics}
+    content = {"split": report.split, "images": len(rows), "texts": report.texts}
+    content |= {"models": report.models, "metrics": report.metrics}
     write_tables(arguments, "reward_models", report.markdown(), content)
 
 

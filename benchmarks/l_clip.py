@@ -28,17 +28,15 @@ from safetensors.torch import save_file
 
 from benchmarks import scst_step
 from benchmarks.harness import Measurement, Timing, command, compared, synchronise, timed
-from benchmarks.scst_step import cider_of, prepare, random_captioner
+from benchmarks.scst_step import Bench, cider_of, our_step, prepare, random_captioner
 from rewards.clip.backbone import Backbone, load_backbone
 from rewards.clip.clipscore import ClipScore
 from rewards.clip.l_clipscore import LClipScore
 from rewards.clip.student import LCLIP, LCLIPConfig
 from rewards.mixed import MixedReward
-from rl_caption.captioners.base import Decoding
 from rl_caption.data.base import Row
 from rl_caption.data.loader import Collate
 from rl_caption.scst.advantages import leave_one_out
-from rl_caption.scst.step import SelfCriticalTask
 
 PARTS = ("step", "reward")
 FULL, CACHED, TRIMMED = "full forward", "images cached", "images cached, text trimmed"
@@ -118,12 +116,11 @@ def measure_step(
 ) -> Iterator[Measurement]:
     """Steps without a greedy caption, against CIDEr-D alone, and the fraction of each that the reward takes."""
     torch.manual_seed(0)
-    captioner = random_captioner(words, shapes)
-    policy, cider = captioner.policy, cider_of(rows)
-    accelerator = prepare(policy, timing.device, "no")
+    captioner, cider = random_captioner(words, shapes), cider_of(rows)
+    accelerator = prepare(captioner.policy, timing.device, "no")
     batch = Collate(captioner)([(row, 0) for row in rows]).to(accelerator.device)
-    decoding = Decoding(num_samples=shapes.samples, with_greedy=False, max_new_tokens=shapes.tokens)
-    optimizer = torch.optim.Adam(policy.parameters(), lr=0.0)
+    plain = MixedReward({"cider": (cider, 1.0)})
+    bench = Bench(shapes, accelerator, captioner, plain, batch, leave_one_out)
     logs: dict[str, list[dict[str, float]]] = {}
 
     def mixed(encoder: Backbone) -> MixedReward:
@@ -132,26 +129,22 @@ def measure_step(
 
     def step(name: str, reward: MixedReward | None) -> None:
         started = time.perf_counter()
-        reward = reward or mixed(untrimmed(student))  # a new one, which has no cached images
-        task = SelfCriticalTask(accelerator, captioner, policy, reward, leave_one_out, decoding)
-        optimizer.zero_grad()
-        log = task.training_step([batch], step=0)
-        accelerator.clip_grad_norm_(policy.parameters(), 1.0)
-        optimizer.step()
+        bench.reward = reward or mixed(untrimmed(student))  # a new one, which has no cached images
+        log = our_step(bench, batch)
         synchronise(timing.device)
         log.add("time/step", time.perf_counter() - started)
         logs.setdefault(name, []).append(log.reduce(accelerator))
 
     rewards = {
-        "step: CIDEr-D": MixedReward({"cider": (cider, 1.0)}),
+        "step: CIDEr-D": plain,
         f"step: CIDEr-D + L-CLIPS, {FULL}": None,
         f"step: CIDEr-D + L-CLIPS, {CACHED}": mixed(untrimmed(student)),
         f"step: CIDEr-D + L-CLIPS, {TRIMMED}": mixed(student),
     }
     times = timed({name: partial(step, name, reward) for name, reward in rewards.items()}, timing, "steps")
-    plain, *others = times
+    cider_alone, *others = times
     note = f"; {len(rows)} x {shapes.samples} captions"
-    yield from (compared(times, name, plain, "x the time", note) for name in others)
+    yield from (compared(times, name, cider_alone, "x the time", note) for name in others)
     for name, (_, *found) in logs.items():
         seconds = statistics.median(log["time/reward"] for log in found)
         ratio = statistics.median(log["time/reward"] / log["time/step"] for log in found)

@@ -41,7 +41,7 @@ from rl_caption.captioners.packed import unique_prefixes
 from rl_caption.captioners.transformer import TransformerCaptioner
 from rl_caption.data.base import Row
 from rl_caption.engines import Averages
-from rl_caption.scst.advantages import greedy
+from rl_caption.scst.advantages import AdvantageFn, greedy, needs_greedy
 from rl_caption.scst.rollout import sample_captions
 from rl_caption.scst.step import SelfCriticalTask
 from rl_caption.types import CaptionBatch
@@ -82,6 +82,7 @@ class Bench:
     captioner: TransformerCaptioner
     reward: MixedReward
     batch: CaptionBatch
+    advantage: AdvantageFn = greedy
 
     def __post_init__(self) -> None:
         self.policy = self.captioner.policy
@@ -90,9 +91,9 @@ class Bench:
 
     @property
     def decoding(self) -> Decoding:
-        """Samples and the greedy caption."""
+        """Samples, and the greedy caption where the advantage needs it."""
         shapes = self.shapes
-        return Decoding(shapes.samples, True, shapes.temperature, shapes.tokens)
+        return Decoding(shapes.samples, needs_greedy(self.advantage), shapes.temperature, shapes.tokens)
 
     def update(self) -> None:
         """Clip, step, zero the gradient."""
@@ -187,7 +188,8 @@ def end_captions(captioner: TransformerCaptioner, inputs: dict[str, Tensor], sha
 
 def our_step(bench: Bench, batch: CaptionBatch, generate: Generate | None = None) -> Averages:
     """The package's step, whose log it returns; ``generate`` replaces the captioner's."""
-    task = SelfCriticalTask(bench.accelerator, bench.captioner, bench.model, bench.reward, greedy, bench.decoding)
+    parts = bench.accelerator, bench.captioner, bench.model, bench.reward, bench.advantage, bench.decoding
+    task = SelfCriticalTask(*parts)
     task.generate = generate
     log = task.training_step([batch], step=0)
     bench.update()

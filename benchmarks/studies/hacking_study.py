@@ -205,11 +205,11 @@ def report(runs: Sequence[Run], verdicts: Sequence[Verdict], margins: str) -> st
     lines = ["| " + " | ".join(COLUMNS) + " |", "|---" * len(COLUMNS) + "|"]
     for run, found in zip(runs, verdicts, strict=True):
         first, last = run.points[0], run.points[-1]
-        low, high = min(p.f1 for p in run.points), max(p.unparsed for p in run.points)
-        evidence = next(("; ".join(p.evidence) for p in run.points if p.evidence), "")
+        lowest, highest = min(point.f1 for point in run.points), max(point.unparsed for point in run.points)
+        evidence = next(("; ".join(point.evidence) for point in run.points if point.evidence), "")
         cells = [run.folder, run.reward, str(run.seed), f"{first.reward:.3f} -> {last.reward:.3f}"]
-        cells += [f"{first.f1:.3f} -> {last.f1:.3f} ({low:.3f})"]
-        cells += [f"{first.unparsed:.3f} -> {last.unparsed:.3f} ({high:.3f})"]
+        cells += [f"{first.f1:.3f} -> {last.f1:.3f} ({lowest:.3f})"]
+        cells += [f"{first.unparsed:.3f} -> {last.unparsed:.3f} ({highest:.3f})"]
         cells += ["" if step is None else str(step) for step in (found.real_step, found.half_step, found.alarm_step)]
         lines.append("| " + " | ".join([*cells, found.kind, evidence]) + " |")
     counts = Counter(found.kind for found in verdicts)

@@ -15,7 +15,7 @@ import statistics
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,17 +34,18 @@ from rl_caption.config.build import ConfigError, build_data, quiet_libraries, us
 from rl_caption.config.schema import DataConfig, EvaluateConfig
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.files import write_json, write_text
+from rl_caption.data.scenes import NEGATIVE_KINDS
 from rl_caption.errors import user_errors
 from rl_caption.evaluation import check_writable
-from rl_caption.meta_evaluation.figures import (
-    NO_REFERENCES,
-    SetResult,
-    as_markdown,
-    markdown,
-    pair_figures,
-    rated_figures,
+from rl_caption.meta_evaluation.correlation import (
+    UndefinedCorrelation,
+    grouped_tau_b,
+    kendall_tau_b,
+    kendall_tau_c,
+    pairwise_accuracy,
 )
-from rl_caption.meta_evaluation.scenes import SceneCaptions, as_sets, rate_captions, sample_at_temperatures
+from rl_caption.meta_evaluation.figures import UNDEFINED, markdown
+from rl_caption.meta_evaluation.scenes import SceneCaptions, rate_captions, sample_at_temperatures
 from rl_caption.reward_models.retrieval import retrieval_recall
 
 logger = logging.getLogger(__name__)
@@ -131,35 +132,37 @@ class Report:
     scenes: SceneCaptions | None = None
     models: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Label -> signature, number of parameters, and retrieval recall in [0, 1]."""
-    results: list[SetResult] = field(default_factory=list)
-    """Agreement of metrics with oracle F1, and with the order of references and hard negatives."""
+    metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Name -> signature, agreement with oracle F1 in [-1, 1], accuracy on hard negatives in [0, 1], by kind."""
 
-    def __post_init__(self) -> None:
-        if self.scenes is None:
-            return
-        kinds = Counter(pair.kind for pair in self.scenes.pairs)
-        counts = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
-        found = [(len(self.scenes.captions), "captions"), (len(self.scenes.pairs), f"pairs ({counts})")]
-        for part, (count, what) in zip(as_sets(self.scenes), found, strict=False):
-            description = f"{count} {what} of {len(self.rows)} scenes"
-            self.results.append(SetResult(part.name, description, part.convention, count, {}))
+    @property
+    def texts(self) -> int:
+        """Number of references."""
+        return sum(len(row["references"]) for row in self.rows)
 
     def add_metric(self, name: str, metric: Reward) -> None:
         """Score all captions of the scenes in one call and compare with the oracle."""
         if self.scenes is None:
             return
-        logger.info("scoring %d captions by %s", len(self.scenes.captions), name)
-        texts = [caption.text for caption in self.scenes.captions]
-        scores = metric(None, texts, **self.scenes.columns())
-        rated, *pairs = as_sets(self.scenes)
-        figures = [rated_figures(rated, scores)]
-        for part in pairs:
-            correct, wrong = zip(
-                *((scores[pair.correct], scores[pair.wrong]) for pair in self.scenes.pairs), strict=True
-            )
-            figures.append(pair_figures(part, {NO_REFERENCES: correct}, {NO_REFERENCES: wrong}))
-        for result, own in zip(self.results, figures, strict=True):
-            result.figures[name], result.signatures[name] = own, metric.signature
+        captions, pairs = self.scenes.captions, self.scenes.pairs
+        logger.info("scoring %d captions by %s", len(captions), name)
+        scores = metric(None, [caption.text for caption in captions], **self.scenes.columns())
+        f1, rows = [caption.f1 for caption in captions], [caption.row for caption in captions]
+        found = dict[str, Any](signature=metric.signature, tau_b=None, tau_c=None, within_image_tau_b=None, notes=[])
+        try:
+            found |= {"tau_b": kendall_tau_b(scores, f1), "tau_c": kendall_tau_c(scores, f1)}
+        except UndefinedCorrelation as error:
+            found["notes"].append(f"over all captions: {error}")
+        try:
+            grouped = grouped_tau_b(scores, f1, rows)
+            found |= {"within_image_tau_b": grouped.mean, "images": grouped.groups}
+            found["constant_images"] = grouped.constant_scores
+        except UndefinedCorrelation as error:
+            found |= {"images": 0, "constant_images": 0}
+            found["notes"].append(f"within images: {error}")
+        correct, wrong = ([scores[getattr(pair, which)] for pair in pairs] for which in ("correct", "wrong"))
+        found["accuracy"] = pairwise_accuracy(correct, wrong, [pair.kind for pair in pairs])
+        self.metrics[name] = found
 
     def add_model(self, label: str, backbone: Backbone) -> None:
         """Measure retrieval, and CLIPScore and RefCLIPScore over this encoder without a prefix.
@@ -173,32 +176,54 @@ class Report:
         logger.info("%s: embedding %d images and %d texts", label, len(self.rows), len(texts))
         embeddings = encoder.encode_images([row["image"] for row in self.rows]), encoder.encode_texts(texts)
         recall = retrieval_recall(*embeddings, torch.tensor(owners))
-        parameters = backbone.num_parameters
-        self.models[label] = {"signature": backbone.signature, "parameters": parameters, "retrieval": recall}
+        found = {"folder": backbone.name, "signature": backbone.signature, "parameters": backbone.num_parameters}
+        self.models[label] = {**found, "retrieval": recall, "fp32_mib": backbone.num_parameters * 4 / 2**20}
         for name in ("clipscore", "ref_clipscore") if self.scenes is not None else ():
             self.add_metric(f"{name} of {label}", build(name, backbone=encoder, prefix=""))
 
     def markdown(self) -> str:
-        """Return all tables as text."""
+        """Return all tables as text; those of metrics only where the truth is known."""
         parts = []
         if self.models:
-            count = len(texts_of(self.rows)[0])
+            title = f"Retrieval on {self.split}: {len(self.rows)} images, {self.texts} texts"
             head = ["model", "parameters, millions", "fp32, MiB", *RECALLS.values()]
             lines = [
-                [label, f"{model['parameters'] / 1e6:.2f}", f"{model['parameters'] * 4 / 2**20:.1f}"]
-                + [f"{100 * model['retrieval'][key]:.1f}" for key in RECALLS]
+                [label, f"{model['parameters'] / 1e6:.2f}", f"{model['fp32_mib']:.1f}"]
+                + [percent(model["retrieval"][key]) for key in RECALLS]
                 for label, model in self.models.items()
             ]
-            title = f"Retrieval on {self.split}: {len(self.rows)} images, {count} texts"
             parts += [title, markdown(head, lines)]
-        parts += [as_markdown(result, 0).rstrip() for result in self.results]
-        if self.scenes is not None:
-            f1: dict[str, list[float]] = {}
-            for caption in self.scenes.captions:
-                f1.setdefault(caption.source, []).append(caption.f1)
-            lines = [[source, str(len(own)), f"{statistics.fmean(own):.3f}"] for source, own in f1.items()]
-            parts += ["Captions", markdown(["source", "captions", "mean oracle F1, 0 to 1"], lines)]
+        if self.scenes is not None and self.metrics:
+            parts += self._agreement(self.scenes)
         return "\n\n".join(parts) + "\n"
+
+    def _agreement(self, scenes: SceneCaptions) -> list[str]:
+        head = ["metric", "tau_b, x100", "tau_c, x100", "tau_b within images, x100", "images scored all alike"]
+        keys = ("tau_b", "tau_c", "within_image_tau_b")
+        lines = [
+            [name, *(percent(found[key]) for key in keys), f"{found['constant_images']} of {found['images']}"]
+            for name, found in self.metrics.items()
+        ]
+        title = f"Agreement with oracle F1 over {len(scenes.captions)} captions of {len(scenes.rows)} scenes"
+        parts = [title, markdown(head, lines)]
+        f1: dict[str, list[float]] = {}
+        for caption in scenes.captions:
+            f1.setdefault(caption.source, []).append(caption.f1)
+        lines = [[source, str(len(own)), f"{statistics.fmean(own):.3f}"] for source, own in f1.items()]
+        parts += ["Judged captions", markdown(["source", "captions", "mean oracle F1, 0 to 1"], lines)]
+        found_kinds = Counter(pair.kind for pair in scenes.pairs)
+        counts = {"all": len(scenes.pairs)} | {kind: found_kinds[kind] for kind in NEGATIVE_KINDS if found_kinds[kind]}
+        head = ["metric", *(f"{kind} ({count}), %" for kind, count in counts.items())]
+        lines = [[name, *(percent(found["accuracy"][kind]) for kind in counts)] for name, found in self.metrics.items()]
+        parts += ["Reference above its hard negative (number of pairs)", markdown(head, lines)]
+        notes = [f"- {UNDEFINED} {name}, {note}" for name, found in self.metrics.items() for note in found["notes"]]
+        notes += [f"- {name}: `{found['signature']}`" for name, found in self.metrics.items()]
+        return [*parts, "\n".join(notes)]
+
+
+def percent(value: float | None) -> str:
+    """Times 100, as papers print correlations and accuracies."""
+    return UNDEFINED if value is None else f"{100 * value:.1f}"
 
 
 def options(description: str | None, metrics: Sequence[str]) -> argparse.ArgumentParser:
@@ -294,7 +319,8 @@ def run(arguments: argparse.Namespace) -> None:
         report.add_metric(name, metric)
     for label, backbone in models.items():
         report.add_model(label, backbone)
-    content = {"images": len(rows), "models": report.models, "sets": [asdict(result) for result in report.results]}
+    content = {"split": report.split, "images": len(rows), "texts": report.texts}
+    content |= {"models": report.models, "metrics": report.metrics}
     write_tables(arguments, "reward_models", report.markdown(), content)
 
 

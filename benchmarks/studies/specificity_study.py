@@ -31,6 +31,7 @@ from benchmarks.studies.reward_models import (
     CachingEncoder,
     load_models,
     options,
+    percent,
     read_rows,
     reference_metrics,
     run_program,
@@ -353,11 +354,6 @@ class SpecificityStudy:
         """Return everything as JSON: shares in [0, 1], tau in [-1, 1], nothing times 100."""
         content = {"images": len(self.rows), "captions": len(self.captions)}
         return plain(content | {"metrics": self.metrics, "models": self.models})
-
-
-def percent(value: float | None) -> str:
-    """Times 100, as papers print shares and tau."""
-    return UNDEFINED if value is None else f"{100 * value:.1f}"
 
 
 def plain(value: Any) -> Any:

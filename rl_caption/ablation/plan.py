@@ -134,16 +134,16 @@ def make_cells(config: AblateConfig) -> list[Cell]:
     equation puts alpha on CIDEr, but its rows of alpha = 0 (CIDEr alone) and alpha = 1 (L-CLIPS alone) do not.
     """
     cells: list[tuple[Any, ...]] = []
-    for alpha in config.alpha.values if config.alpha is not None else []:
-        assert config.alpha is not None
-        factors = ((config.alpha.terms, alpha), (config.alpha.against, round(1 - alpha, 12)))
-        mixture = {
-            name: replace(term, weight=term.weight * factor)
-            for terms, factor in factors
-            for name, term in terms.items()
-            if term.weight * factor != 0
-        }
-        cells.append((f"alpha={alpha:g}", alpha, mixture, {}))
+    if (alpha := config.alpha) is not None:
+        for value in alpha.values:
+            factors = ((alpha.terms, value), (alpha.against, round(1 - value, 12)))
+            mixture = {
+                name: replace(term, weight=term.weight * factor)
+                for terms, factor in factors
+                for name, term in terms.items()
+                if term.weight * factor != 0
+            }
+            cells.append((f"alpha={value:g}", value, mixture, {}))
     cells += [(label, None, cell.terms, cell.overrides) for label, cell in config.cells.items()]
     return [
         Cell(Path(config.out) / "cells" / base / label / f"seed{seed}", base, label, seed, *rest)

@@ -128,9 +128,9 @@ class VlmRunConfig:
 
     Args:
         dir: the run's folder.
-        resume: ``auto`` goes on from the newest complete checkpoint of an equal configuration, or starts; ``true`` goes
-            on and accepts a changed configuration; ``false`` starts, and refuses a folder that holds a run; or the path
-            of a checkpoint.
+        resume: ``auto`` goes on from the newest complete checkpoint of an equal configuration, or starts; ``true``
+            goes on and accepts a changed configuration; ``false`` starts, and refuses a folder that holds a run; or
+            the path of a checkpoint.
         save_every: optimizer steps between two checkpoints; one more follows the last step.
         keep_checkpoints: newest ones kept.
         log_every: optimizer steps between two log lines.

@@ -186,13 +186,13 @@ def find_trl_checkpoint(config: GrpoVlmConfig) -> Path | None:
                 f"run.resume {resume!r} is no complete checkpoint: it has no readable trainer_state.json"
             )
         return Path(resume)
-    newest = newest_whole(folder / "checkpoints")
+    newest = newest_complete(folder / "checkpoints")
     if newest is not None:
         refuse_other_run(folder, newest.name, cast(Any, config))
     return newest
 
 
-def newest_whole(checkpoints: Path) -> Path | None:
+def newest_complete(checkpoints: Path) -> Path | None:
     """The ``checkpoint-STEP`` of the highest step that was written to its end."""
     found = [(step, path) for path in checkpoints.glob("checkpoint-*") if (step := step_of(path)) is not None]
     return max(found)[1] if found else None
@@ -237,11 +237,11 @@ def fine_tune(config: GrpoVlmConfig) -> str:
             print_main(state, f"{config.run.dir} is complete: remove it, or choose another run.dir")
             return ""
         load_processor(config.model)  # a wrong model is refused before the data are read
-        return _Run(config, state, arguments, checkpoint).to_its_end()
+        return _Run(config, state, arguments, checkpoint).train_and_evaluate()
 
 
 class _Run:
-    """A run whose data, rewards and judges are checked; then model, trainer, training, export and evaluation."""
+    """A run: data, rewards and judges are checked when it is made, before the model is loaded."""
 
     def __init__(self, config: GrpoVlmConfig, state: Any, arguments: Any, checkpoint: Path | None) -> None:
         self.config, self.state, self.arguments, self.checkpoint = config, state, arguments, checkpoint
@@ -283,7 +283,7 @@ class _Run:
         check_judges(judges, self.eval_rows, f"split {self.split!r}")
         return judges
 
-    def to_its_end(self) -> str:
+    def train_and_evaluate(self) -> str:
         config, state = self.config, self.state
         vlm = load_vlm(config.model, self._dtype())
         trainer = self._trainer(vlm)  # before the first captions, as it refuses what is wrong; new adapters change none

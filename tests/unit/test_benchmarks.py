@@ -139,7 +139,8 @@ def test_the_step_and_both_baselines_run(name: str, tmp_path: Path) -> None:
     assert min(peaks.values()) > 0
 
 
-def test_what_fits_is_computed_from_small_steps(tmp_path: Path) -> None:
+def test_what_fits_is_computed_from_small_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hf_step, "FITS", ((2, 3), (3, 3), (2, 5)))
     rows = hf_step.what_fits("Tiny", maker("blip", tmp_path), SIDE, PRETRAINED, "cpu", "no")
     names = [f"images x 3 captions in {card} GB" for card in (24, 80, 141)]
     assert [row.name.split(",")[0] for row in rows[1:]] == names
@@ -286,13 +287,6 @@ def test_multiply_adds_of_the_image_tower_are_those_counted_by_hand() -> None:
     expected = patches * 3 * 16 * 16 * width + 2 * (projections + attention) + width * 16
     found = l_clip_size.multiply_adds(lambda: model.encode_image(torch.zeros(2, 3, 32, 32)))
     assert found == 2 * expected
-
-
-def test_words_are_one_token_of_clip_each() -> None:
-    from open_clip import SimpleTokenizer
-
-    words = caption_words(200)
-    assert len(set(words)) == len(SimpleTokenizer().encode(" ".join(words))) == 200
 
 
 @pytest.mark.java

@@ -60,10 +60,6 @@ def run(program: Any, monkeypatch: pytest.MonkeyPatch, *words: object) -> None:
     program.main()
 
 
-def figures(report: Report, name: str) -> dict[str, float | None]:
-    return {figure.name: figure.value for result in report.results for figure in result.figures[name]}
-
-
 class Fixed:
     """A metric with known scores."""
 
@@ -80,16 +76,19 @@ class Fixed:
 def test_the_truth_agrees_with_itself_and_a_constant_with_nothing() -> None:
     scenes = rate_captions(ROWS, {"sample at 1": [["a red circle and a dog"]] * 12})
     report, f1 = Report("test", ROWS, scenes), [caption.f1 for caption in scenes.captions]
-    report.add_metric("truth", Fixed(f1))
-    report.add_metric("constant", Fixed([0.5] * len(f1)))
-    truth = figures(report, "truth")
-    assert truth["tau_b"] == truth["tau_b within images"] == pytest.approx(1)
+    for name, scores in (("truth", f1), ("opposite", [-value for value in f1]), ("constant", [0.5] * len(f1))):
+        report.add_metric(name, Fixed(scores))
+    truth, opposite, constant = report.metrics.values()
+    assert truth["tau_b"] == truth["within_image_tau_b"] == pytest.approx(1)
+    assert truth["tau_c"] == pytest.approx(1, abs=0.05)  # ties keep tau_c from 1
     right = [f1[pair.correct] > f1[pair.wrong] for pair in scenes.pairs]
-    assert truth["all pairs"] == pytest.approx(sum(right) / len(right))
-    constant = figures(report, "constant")
-    assert (constant["tau_b"], constant["tau_c"]) == (None, None)
-    assert constant["tau_b within images"] == constant["all pairs"] == 0
-    assert "Kendall's tau is not defined" in report.markdown()
+    assert truth["accuracy"]["all"] == pytest.approx(sum(right) / len(right))
+    assert opposite["tau_b"] == opposite["within_image_tau_b"] == pytest.approx(-1)
+    assert opposite["accuracy"]["replace_object"] == 0
+    assert (constant["tau_b"], constant["tau_c"], constant["within_image_tau_b"]) == (None, None, 0)
+    assert (constant["constant_images"], constant["images"], {*constant["accuracy"].values()}) == (12, 12, {0})
+    assert "| constant | – | – | 0.0 | 12 of 12 |" in (text := report.markdown())
+    assert f"- – constant, over all captions: all {len(f1)} scores are 0.5: Kendall's tau is not defined" in text
 
 
 def test_ngram_metrics_agree_with_the_oracle_better_than_chance() -> None:
@@ -100,11 +99,10 @@ def test_ngram_metrics_agree_with_the_oracle_better_than_chance() -> None:
     assert metrics["cider"].signature.startswith("NO<EOS>_w/oInit")
     for name, metric in metrics.items():
         report.add_metric(name, metric)
-        found = figures(report, name)
-        assert (found["tau_b"] or 0) > 0.1
-        assert (found["all pairs"] or 0) > 0.6
+        assert report.metrics[name]["tau_b"] > 0.1
+        assert report.metrics[name]["accuracy"]["all"] > 0.6
     with pytest.raises(ConfigError, match="metric 'clipscore' needs image"):
-        reference_metrics(["tests.unit.test_studies:Fixed"])
+        reference_metrics(["tests.unit.test_benchmark_studies:Fixed"])
 
 
 def test_every_image_and_text_is_embedded_a_single_time(student: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +119,8 @@ def test_every_image_and_text_is_embedded_a_single_time(student: Backbone, monke
     captions = [caption.text for caption in scenes.captions]
     for name, reward in (("clipscore", ClipScore), ("ref_clipscore", RefClipScore)):
         report.add_metric("expected", Fixed(reward(student, prefix="")(None, captions, **scenes.columns())))
-        assert figures(report, f"{name} of tiny") == pytest.approx(figures(report, "expected"))
+        expected = report.metrics["expected"] | {"signature": report.metrics[f"{name} of tiny"]["signature"]}
+        assert report.metrics[f"{name} of tiny"] == expected
 
 
 def test_images_are_told_apart_as_objects_and_paths(student: Backbone, tmp_path: Path) -> None:
@@ -147,8 +146,7 @@ def test_the_study_of_reward_models(
     assert (out / "reward_models.md").read_text() in printed
     assert all(f"| {source} |" in printed for source in ("reference", "sample at 0.5", "sample at 1", "hard negative"))
     content = json.loads((out / "reward_models.json").read_text())
-    metrics = ["cider", "bleu4", "rouge_l", "clipscore of tiny", "ref_clipscore of tiny"]
-    assert [list(part["figures"]) for part in content["sets"]] == [metrics, metrics]
+    assert list(content["metrics"]) == ["cider", "bleu4", "rouge_l", "clipscore of tiny", "ref_clipscore of tiny"]
     assert content["models"]["tiny"]["parameters"] == load_backbone(str(tmp_path / "student")).num_parameters
     assert content["images"] == 10
 

@@ -419,7 +419,7 @@ def add_judges(
         evaluation: of the same captions.
         rows: N rows, one for each caption: ``image_id`` and what the rewards need (``references``, ``image``).
         captions: image id -> caption.
-        judges: name -> reward, each called once with all N captions.
+        judges: name -> reward, each called a single time with all N captions.
 
     Raises:
         RewardError: a reward failed, or a score is not finite; the message names it.

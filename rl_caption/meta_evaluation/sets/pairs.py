@@ -178,10 +178,10 @@ class _Voted(NamedTuple):
 def _consensus(
     name: str, pairs: list[_Voted], kinds: list[str], files: list[str], photos: Path | None, seed: int
 ) -> CaptionPairs:
-    shares = [0.5 if 2 * pair.votes == VOTES else float(2 * pair.votes > VOTES) for pair in pairs]
+    preferences = [0.5 if 2 * pair.votes == VOTES else float(2 * pair.votes > VOTES) for pair in pairs]
     rows = [
-        _Pair(file, pair.first, pair.second, kind, share)
-        for file, pair, kind, share in zip(files, pairs, kinds, shares, strict=True)
+        _Pair(file, pair.first, pair.second, kind, preference)
+        for file, pair, kind, preference in zip(files, pairs, kinds, preferences, strict=True)
     ]
     convention = (
         f"the caption with most of {VOTES} votes scores higher; metrics with references see {REFERENCES} of {VOTES}, "

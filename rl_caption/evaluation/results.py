@@ -174,7 +174,7 @@ def folder_of(name: str) -> str:
 
 
 def unique_names(paths: Sequence[Path]) -> list[str]:
-    """A short name for each path: its last part or, where two are the same, with as many parents as make them differ."""
+    """A short name for each path: its last part or, where two are equal, with as many parents as make them differ."""
     parts = [path.resolve().parts for path in paths]
     for depth in range(1, max(map(len, parts)) + 1):
         names = ["/".join(found[-depth:]) for found in parts]

@@ -27,7 +27,7 @@ CAPTIONS = [{"image_id": number, "caption": text} for number, text in enumerate(
 
 def saved(folder: Path, name: str, content: Any) -> Path:
     path = folder / name
-    path.write_text(json.dumps(content), encoding="utf-8")
+    path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
     return path
 
 
@@ -99,7 +99,11 @@ def test_karpathy_splits_and_ids(tmp_path: Path) -> None:
     ("read", "content", "message"),
     [
         (read_references, [], "no references"),
-        (read_references, "text", "expected a list of objects"),
+        (read_references, '"text"', "expected a list of objects"),
+        (read_references, '{"1": ["x"], "2": ["y"], "1": ["z"]}', "the key '1' more than once"),
+        (read_references, {"1": ["x", "\udfff"]}, r"image '1' are .*'\\udfff'"),
+        (read_references, "[" * 100_000, "nested too deeply"),
+        (read_references, "7" * 5000, "digits"),
         (read_references, {"1": "a dog"}, "captions of image '1' are 'a dog'"),
         (read_references, {"1": ["a dog", 5]}, "expected a list of strings"),
         (read_references, {"1": ["a dog", " "], "2": ["x"]}, "1 images are with an empty reference .first: '1'"),
@@ -113,6 +117,9 @@ def test_karpathy_splits_and_ids(tmp_path: Path) -> None:
         (read_references, {"images": [{"id": 1}, {"id": 1}], "annotations": []}, "more than once under 'images'"),
         (read_references, {"images": [{"imgid": 1, "filename": "a.jpg"}]}, "'sentences' of image 'a.jpg' is None"),
         (read_captions, [], "has no captions"),
+        (read_captions, '[{"image_id": 1, "caption": "x", "caption": "y"}]', "the key 'caption' more than once"),
+        (read_captions, [{"image_id": 1, "caption": "\ud800"}], r"\[0\].caption is '\\ud800'"),
+        (read_captions, [{"image_id": "\ud800", "caption": "x"}], r"\[0\].image_id is '\\ud800'"),
         (read_captions, {"1": "a dog"}, "expected a list of objects"),
         (read_captions, [5], "expected an object"),
         (read_captions, [{"image_id": 1}], "caption is None"),
@@ -123,7 +130,7 @@ def test_karpathy_splits_and_ids(tmp_path: Path) -> None:
     ],
 )
 def test_bad_files_are_explained(read: Any, content: Any, message: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError, match=rf"file\.json.*{message}"):
         read(saved(tmp_path, "file.json", content))
 
 

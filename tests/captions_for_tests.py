@@ -1,4 +1,8 @@
-"""Four images' captions and references, already in tokens that are separated by spaces."""
+"""Four images' captions and references, in tokens that are separated by spaces, and a mark for tests with Java."""
+
+import pytest
+
+from rl_caption.evaluation import JavaError, find_java
 
 REFERENCES = {
     "1": ["a dog runs in the park", "the dog is running in a park", "a small dog in the park"],
@@ -12,3 +16,12 @@ CAPTIONS = {
     "3": "a man on a wave",
     "4": "two people on a bench in a park with a a a",
 }
+
+
+def needs_java(test):
+    """Mark a test that is skipped where there is no Java runtime."""
+    try:
+        find_java()
+    except JavaError as error:
+        return pytest.mark.java(pytest.mark.skip(reason=str(error))(test))
+    return pytest.mark.java(test)

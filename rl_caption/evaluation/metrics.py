@@ -99,8 +99,8 @@ def evaluate_captions(
     """Evaluate one caption for each image against the references of its image.
 
     Args:
-        captions: image id -> caption, as the model wrote it (EOS removed). Only these images count: references of
-            others are not used, for document frequencies neither; the signature has both numbers of images.
+        captions: image id -> caption, as the model wrote it (EOS removed). References of other images are not used, for
+            document frequencies neither; the signature has both numbers of images.
         references: image id -> captions that people wrote, untokenised.
         metrics: names from ``DEFAULT_METRICS``. One that cannot be computed is in ``left_out`` with the reason.
         tokenizer: of these metrics. ``java`` is the toolkit's PTB tokenizer, ``python`` is ``rewards.text.tokenize``;
@@ -111,19 +111,13 @@ def evaluate_captions(
         spice_jars: folder of SPICE's parser; None is the toolkit's own (``toolkit.spice``).
 
     Raises:
-        EvaluationError: no captions, an unknown metric or tokenizer, an image without references or scene, or
-            ``tokenizer="java"`` without Java.
+        EvaluationError: no captions, an unknown metric or tokenizer, no references or scene of an image, or no Java.
         JavaError: the Java tokenizer failed.
     """
-    unknown = sorted(set(metrics) - set(METRIC_KEYS))
-    if unknown:
+    if unknown := sorted(set(metrics) - set(METRIC_KEYS)):
         raise EvaluationError(f"unknown metrics {unknown}: known are {list(METRIC_KEYS)}")
-    _check_ids(captions, references)
-    lost = [] if scenes is None else [image_id for image_id in captions if image_id not in scenes]
-    if lost:
-        raise EvaluationError(f"{len(lost)} of {len(captions)} captions have no scene, such as images {lost[:3]}")
-    package = importlib.metadata.version("rl-caption")
-    candidates, tokens, tokens_name = tokenise(captions, references, tokenizer, package)
+    _check_ids(captions, references, scenes)
+    candidates, tokens, tokens_name = tokenise(captions, references, tokenizer)
     values: dict[str, float] = {}
     per_image: dict[str, dict[str, float]] = {image_id: {} for image_id in captions}
     left_out: dict[str, str] = {}
@@ -148,10 +142,9 @@ def evaluate_captions(
         left_out["captions/novel"] = "no training captions were given"
     if scenes is not None:
         values |= _oracle_scores(captions, scenes, per_image)
-    for key, value in values.items():
-        if not math.isfinite(value):
-            raise EvaluationError(f"{key} came out as {value!r}: every metric must be finite")
-    signature = _signature(captions, references, tokens_name, "METEOR" in values or "SPICE" in values, package)
+    if infinite := {key: value for key, value in values.items() if not math.isfinite(value)}:
+        raise EvaluationError(f"metrics came out as {infinite}: every metric must be finite")
+    signature = _signature(captions, references, tokens_name, "METEOR" in values or "SPICE" in values)
     return Evaluation(values, signature, len(captions), left_out, per_image, counts=counts)
 
 
@@ -205,7 +198,9 @@ def validation_cider(captions: Mapping[str, str], references: Mapping[str, Seque
     return math.fsum(scores) / len(scores)
 
 
-def _check_ids(captions: Mapping[str, str], references: Mapping[str, Sequence[str]]) -> None:
+def _check_ids(
+    captions: Mapping[str, str], references: Mapping[str, Sequence[str]], scenes: Mapping[str, Scene] | None = None
+) -> None:
     if not captions:
         raise EvaluationError("there are no captions to evaluate")
     for image_id, caption in captions.items():
@@ -223,15 +218,18 @@ def _check_ids(captions: Mapping[str, str], references: Mapping[str, Sequence[st
     bare = [image_id for image_id in captions if not references[image_id]]
     if bare:
         raise EvaluationError(f"{len(bare)} of {len(captions)} images have no reference caption, such as {bare[:3]}")
+    lost = [] if scenes is None else [image_id for image_id in captions if image_id not in scenes]
+    if lost:
+        raise EvaluationError(f"{len(lost)} of {len(captions)} captions have no scene, such as images {lost[:3]}")
 
 
 def tokenise(
-    captions: Mapping[str, str], references: Mapping[str, Sequence[str]], tokenizer: str, version: str
+    captions: Mapping[str, str], references: Mapping[str, Sequence[str]], tokenizer: str
 ) -> tuple[dict[str, str], dict[str, list[str]], str]:
     """Tokenise captions and the references of their images (arguments and errors: ``evaluate_captions``).
 
     Returns captions and references of the images of ``captions``, tokens joined by single spaces, and the tokens' name
-    for the signature, with ``version`` of this package where they may differ from the toolkit's.
+    for the signature, with this package's version where they may differ from the toolkit's.
     """
     if tokenizer not in ("auto", "java", "python", "none"):
         raise EvaluationError(f"tokenizer is {tokenizer!r}: expected auto, java, python or none")
@@ -243,7 +241,7 @@ def tokenise(
     name = "none[split at spaces]" if tokenizer == "none" else "PTB[corenlp3.4.1]"
     if untested + more:
         count = f"{untested + more} of {len(flat) + len(candidates)} texts not compared with Java"
-        name = f"PTB-python[rl-caption{version},{count}]"
+        name = f"PTB-python[rl-caption{importlib.metadata.version('rl-caption')},{count}]"
     return dict(zip(captions, candidates, strict=True)), tokenised_references, name
 
 
@@ -357,9 +355,7 @@ def _oracle_scores(
     return {key: math.fsum(per_image[image_id][key] for image_id in captions) / len(captions) for key in keys}
 
 
-def _signature(
-    captions: Mapping[str, str], references: Mapping[str, Sequence[str]], tokenizer: str, java: bool, package: str
-) -> str:
+def _signature(captions: Mapping[str, str], references: Mapping[str, Sequence[str]], tokenizer: str, java: bool) -> str:
     parts = [
         "COCO-captions",
         f"tokenizer:{tokenizer}",
@@ -369,7 +365,7 @@ def _signature(
         f"ids:{len(captions)} of {len(references)}",
         f"pycocoevalcap{importlib.metadata.version('pycocoevalcap')}",
         *([f"java{find_java().version}"] if java else []),
-        f"rl-caption{package}",
+        f"rl-caption{importlib.metadata.version('rl-caption')}",
     ]
     return "+".join(parts)
 
@@ -419,7 +415,7 @@ def add_judges(
         evaluation: of the same captions.
         rows: N rows, one for each caption: ``image_id`` and what the rewards need (``references``, ``image``).
         captions: image id -> caption.
-        judges: name -> reward, each called once with all N captions.
+        judges: name -> reward, each called a single time with all N captions.
 
     Raises:
         RewardError: a reward failed, or a score is not finite; the message names it.

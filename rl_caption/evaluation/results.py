@@ -174,7 +174,7 @@ def folder_of(name: str) -> str:
 
 
 def unique_names(paths: Sequence[Path]) -> list[str]:
-    """A short name for each path: its last part or, where two are the same, with as many parents as tell them apart."""
+    """A short name for each path: its last part or, where two are equal, with as many parents as make them differ."""
     parts = [path.resolve().parts for path in paths]
     for depth in range(1, max(map(len, parts)) + 1):
         names = ["/".join(found[-depth:]) for found in parts]
@@ -216,7 +216,7 @@ def check_writable_file(path: str | Path) -> None:
 
 
 def write_evaluation(evaluation: Evaluation, captions: Mapping[str, str], out_dir: str | Path) -> tuple[Path, Path]:
-    """Write ``predictions.json`` and ``scores.json``, each whole or not at all; return their paths.
+    """Write ``predictions.json`` and ``scores.json``, each complete or not at all; return their paths.
 
     ``predictions.json`` is in COCO result format, ``[{"image_id", "caption"}]``; the ids are integers when all of
     them are decimal numbers of up to 18 digits without leading zeros, as in COCO, and strings otherwise.

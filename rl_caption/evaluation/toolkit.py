@@ -125,7 +125,7 @@ class JavaProgram:
                     stream.close()
 
     def run(self, text: str = "") -> str:
-        """Send ``text`` as standard input and return the whole standard output once the program has ended with 0."""
+        """Send ``text`` as standard input and return all of standard output after the program has ended with 0."""
         output, _ = self._process.communicate(text.encode("utf-8", "replace"))
         if self._expired or self._process.returncode != 0:
             raise self._failure("ended with status {}")
@@ -224,8 +224,8 @@ def meteor(candidates: Mapping[str, str], references: Mapping[str, Sequence[str]
     except ValueError as error:
         raise JavaError(f"METEOR returned something else than scores: {error}") from error
     counts = np.array([[float(number) for number in line.split()] for line in lines])
-    whole = (counts[:, 21] == counts[:, 0]) & (counts[:, 22] == counts[:, 1]) & (counts[:, 20] == 1)
-    counts[whole, 20] = 0.0  # a caption that equals its reference adds no chunk to the sums of the set
+    exact = (counts[:, 21] == counts[:, 0]) & (counts[:, 22] == counts[:, 1]) & (counts[:, 20] == 1)
+    counts[exact, 20] = 0.0  # a caption that equals its reference adds no chunk to the sums of the set
     return Scores({"METEOR": (total, scores)}, counts)
 
 

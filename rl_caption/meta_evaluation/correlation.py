@@ -214,7 +214,7 @@ def correlations(
 
 
 def pairwise_accuracy(correct: Sequence[float], wrong: Sequence[float], kinds: Sequence[str]) -> dict[str, float]:
-    """Return the share of pairs with correct > wrong by kind, in order of occurrence, and over ``all``, in [0, 1].
+    """Return the fraction of pairs with correct > wrong by kind, in order of occurrence, and over ``all``, in [0, 1].
 
     Strict as in FOIL (Shekhar et al., ACL 2017) and SugarCrepe (Hsieh et al., NeurIPS 2023): a tie is a failure. All
     arguments are [P]: scores of the correct captions, of their wrong partners, and the kind of each pair.

@@ -255,7 +255,7 @@ def as_markdown(result: SetResult, resamples: int) -> str:
     """A line for each metric, a column for each figure, times 100 as papers print them; notes below."""
     names = list(dict.fromkeys(figure.name for own in result.figures.values() for figure in own))
     published = {figure.name for own in result.figures.values() for figure in own if figure.published}
-    published = set() if published == set(names) else published  # nothing to tell apart
+    published = set() if published == set(names) else published  # all of them: nothing is marked
     units = {
         name: f"{name}, x100" if name.startswith(("tau", "pearson", "spearman")) else f"{name}, % right"
         for name in names

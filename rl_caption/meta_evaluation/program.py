@@ -53,8 +53,8 @@ NAMES: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
 class ToolkitMetric:
     """METEOR or SPICE of single captions as a ``Reward``, by the Java programs of the COCO toolkit, in [0, 1].
 
-    Captions and references are tokenised by ``rewards.text.tokenize``. Equal captions with equal references are scored
-    a single time. Not for training: every call starts a Java program. ``JavaError`` where that fails.
+    Captions and references are tokenised by ``rewards.text.tokenize``. Not for training: every call starts a Java
+    program. ``JavaError`` where that fails.
     """
 
     columns = frozenset({"references"})
@@ -75,16 +75,14 @@ class ToolkitMetric:
     def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
         """Score N captions by the column ``references`` (N lists of captions)."""
         texts = as_texts(completions)
-        rows = list(zip(texts, reference_lists(columns, self.__name__, len(texts)), strict=True))
-        keys = {row: str(number) for number, row in enumerate(dict.fromkeys(rows))}
-        candidates = {key: " ".join(tokenize(text)) for (text, _), key in keys.items()}
-        references = {key: [" ".join(tokenize(text)) for text in own] for (_, own), key in keys.items()}
+        rows = enumerate(reference_lists(columns, self.__name__, len(texts)))
+        candidates = {str(number): " ".join(tokenize(text)) for number, text in enumerate(texts)}
+        references = {str(number): [" ".join(tokenize(text)) for text in own] for number, own in rows}
         try:
             _, scores = SCORERS[self.__name__](candidates, references).values[self.__name__.upper()]
         except ValueError as error:
             raise RewardError(f"metric {self.__name__!r}: {error}") from error
-        by_key = dict(zip(candidates, scores, strict=True))
-        return checked_scores(self, [by_key[keys[row]] for row in rows], len(texts))
+        return checked_scores(self, scores, len(texts))
 
 
 @dataclass(frozen=True)
@@ -245,7 +243,7 @@ def score_set(part: JudgementSet, metric: Reward, resamples: int = 0, seed: int 
     """Score a set with one metric and compare.
 
     CIDEr-D without document frequencies of its own counts one document for each judgement, as the published figures
-    do (pycocoevalcap on all judgements together), not one for each image.
+    do (pycocoevalcap on all judgements in one call), not one for each image.
     """
     if isinstance(part, RatedCaptions):
         (scores,) = _scores(part, metric, [(part.captions, part.references)])
@@ -291,7 +289,7 @@ def _scores(part: JudgementSet, metric: Reward, batches: Sequence[Batch]) -> lis
 
 
 def _identity(image: ImageSource) -> Hashable:
-    """What tells images apart: two regions of one file are two images."""
+    """A key of an image: two regions of one file are two images."""
     return image if isinstance(image, str | Path | Region) else id(image)
 
 

@@ -163,37 +163,6 @@ def test_damage_somewhere_is_an_error_with_the_file_or_no_matter(
             path.write_bytes(original)
 
 
-ROWS: list[tuple[str, str, Callable[[str], str], str]] = [
-    ("nebula", "nebula_test.json", lambda text: text.replace("1.0", LONG), "[0]"),
-    ("nebula", "nebula_test.json", lambda text: text.replace('"a cat"', "7"), "[1]"),
-    ("nebula", "nebula_test.json", lambda text: text.replace('["cats"]', "[]"), "[1]"),
-    ("thumb", "mscoco_THumB-1.0.jsonl", lambda text: text.replace("3.9", "true", 1), "line 2"),
-    ("thumb", "mscoco_THumB-1.0.jsonl", lambda text: text.replace('"hyp"', '"hop"', 1), "line 1"),
-    ("thumb", "captions_val2014.json", lambda text: text.replace('"image_id": 8', f'"image_id": {LONG}', 1), "[5]"),
-    ("cxc", "sits_test.csv", lambda text: text.replace("1.8", "high"), "line 3"),
-    ("cxc", "sits_test.csv", lambda text: text.replace("sentid:71", "sentid:999"), "line 3"),
-    ("cxc", "sits_test.csv", lambda text: text.replace(",5.0", ""), "line 2"),
-    ("polaris", "polaris_test.csv", lambda text: text.replace("['cats']", "[" * 5_000), "line 3"),
-    ("ratings", "mine.jsonl", lambda text: text.replace('"rating": 2', f'"rating": {LONG}'), "line 2"),
-    ("flickr8k_expert", "ExpertAnnotations.txt", lambda text: text.replace("\t4\t4\t4", f"\t4\t{LONG}\t4"), "line 1"),
-    ("foil", "foilv1.0_test_2017.json", lambda text: text.replace('"image_id": 8', '"image_id": []', 1), "[3]"),
-    ("sugarcrepe", "swap_obj.json", lambda text: text.replace('"a dog swap_obj"', "null", 1), "swap_obj.json, 0"),
-    ("aro", "visual_genome_relation.json", lambda text: text.replace('"bbox_w": 10', '"bbox_w": {}', 1), "[0]"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("name", "file", "change", "row"), ROWS)
-def test_the_row_is_named(tmp_path: Path, name: str, file: str, change: Callable[[str], str], row: str) -> None:
-    BUILDERS[name](tmp_path)
-    text = (tmp_path / file).read_text()
-    assert change(text) != text
-    (tmp_path / file).write_text(change(text))
-    error = read(name, tmp_path)
-    assert error is not None
-    assert file in str(error)
-    assert row in str(error)
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_damaged_parquet_files_are_named(tmp_path: Path, seed: int) -> None:
     pytest.importorskip("pyarrow")

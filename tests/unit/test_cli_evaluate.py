@@ -174,26 +174,6 @@ def test_pipes_are_read_once(compared: bool, files: dict[str, str]) -> None:
         assert scored(config) == scored(configured(files))
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "parts"),
-    [
-        ("a", '[{"image_id": 1, "caption": "x", "caption": "y"}]', ["'caption'"]),
-        ("a", '[{"image_id": 1, "caption": "\\ud800"}]', ["[0].caption", "'\\ud800'"]),
-        ("a", '[{"image_id": "\\ud800", "caption": "x"}]', ["[0].image_id", "'\\ud800'"]),
-        ("references", '{"1": ["x"], "2": ["y"], "1": ["z"]}', ["'1'"]),
-        ("references", '{"1": ["x"], "2": [], "3": ["x"], "4": ["y"]}', ["1 of 4", "'2'", "empty"]),
-        ("references", '{"1": ["x", "\\udfff"]}', ["'1'", "'\\udfff'"]),
-        ("references", "[" * 100_000, ["nested"]),
-        ("references", "7" * 5000, ["digits"]),
-    ],
-)
-def test_what_is_wrong_with_a_file_is_said(name: str, text: str, parts: list[str], files: dict[str, str]) -> None:
-    Path(files[name]).write_text(text)
-    with pytest.raises(DataError) as raised:
-        judge(configured(files))
-    assert all(part in str(raised.value) for part in (files[name], *parts))
-
-
 def test_tokens_that_are_given_are_kept_as_they_are(files: dict[str, str]) -> None:
     """``A`` and ``-lrb-`` are not what the tokenizer would leave, and ``.`` is a token."""
     captions = {key: f"A {text} -lrb- ." for key, text in CAPTIONS.items()}

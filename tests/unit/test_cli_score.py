@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from rewards.text.rouge import rouge_l
 from rewards.text.tokenize import tokenize
 from rl_caption.cli.score import main, score_files
 from rl_caption.data.base import DataError
-from rl_caption.data.files import find_images, read_captions, read_references, references_for, write_json
+from rl_caption.data.files import find_images, read_captions, read_references, references_for
 from rl_caption.evaluation import EvaluationError
 
 CASE = json.loads((Path(__file__).parents[1] / "golden" / "cider_four_images.json").read_text())["cases"][0]
@@ -28,7 +27,7 @@ CAPTIONS = [{"image_id": number, "caption": text} for number, text in enumerate(
 
 def saved(folder: Path, name: str, content: Any) -> Path:
     path = folder / name
-    path.write_text(json.dumps(content), encoding="utf-8")
+    path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
     return path
 
 
@@ -97,42 +96,42 @@ def test_karpathy_splits_and_ids(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("read", "content", "message"),
     [
-        ([], "no references"),
-        ({}, "no references"),
-        ("text", "expected a list of objects"),
-        ({"1": "a dog"}, "captions of image '1' are 'a dog'"),
-        ({"1": ["a dog", 5]}, "expected a list of strings"),
-        ({"1": ["a dog", " "], "2": ["x"]}, "1 images are with an empty reference .first: '1'"),
-        ([{"image_id": 1, "captions": ["a"]}, {"image_id": "1", "captions": ["b"]}], "more than once .first: '1'"),
-        ([{"captions": ["a"]}], "id of image 0 is None"),
-        ({"images": [{"id": 1}], "annotations": [{"image_id": 2, "caption": "a"}]}, "not among 'images'"),
-        ({"images": [{"id": 1}, {"id": 1}], "annotations": []}, "more than once under 'images'"),
-        ({"images": [{"imgid": 1, "filename": "a.jpg"}]}, "'sentences' of image 'a.jpg' is None"),
+        (read_references, [], "no references"),
+        (read_references, '"text"', "expected a list of objects"),
+        (read_references, '{"1": ["x"], "2": ["y"], "1": ["z"]}', "the key '1' more than once"),
+        (read_references, {"1": ["x", "\udfff"]}, r"image '1' are .*'\\udfff'"),
+        (read_references, "[" * 100_000, "nested too deeply"),
+        (read_references, "7" * 5000, "digits"),
+        (read_references, {"1": "a dog"}, "captions of image '1' are 'a dog'"),
+        (read_references, {"1": ["a dog", 5]}, "expected a list of strings"),
+        (read_references, {"1": ["a dog", " "], "2": ["x"]}, "1 images are with an empty reference .first: '1'"),
+        (
+            read_references,
+            [{"image_id": 1, "captions": ["a"]}, {"image_id": "1", "captions": ["b"]}],
+            "than once .*'1'",
+        ),
+        (read_references, [{"captions": ["a"]}], "id of image 0 is None"),
+        (read_references, {"images": [{"id": 1}], "annotations": [{"image_id": 2, "caption": "a"}]}, "not among 'imag"),
+        (read_references, {"images": [{"id": 1}, {"id": 1}], "annotations": []}, "more than once under 'images'"),
+        (read_references, {"images": [{"imgid": 1, "filename": "a.jpg"}]}, "'sentences' of image 'a.jpg' is None"),
+        (read_captions, [], "has no captions"),
+        (read_captions, '[{"image_id": 1, "caption": "x", "caption": "y"}]', "the key 'caption' more than once"),
+        (read_captions, [{"image_id": 1, "caption": "\ud800"}], r"\[0\].caption is '\\ud800'"),
+        (read_captions, [{"image_id": "\ud800", "caption": "x"}], r"\[0\].image_id is '\\ud800'"),
+        (read_captions, {"1": "a dog"}, "expected a list of objects"),
+        (read_captions, [5], "expected an object"),
+        (read_captions, [{"image_id": 1}], "caption is None"),
+        (read_captions, [{"caption": "a dog"}], "image_id is None"),
+        (read_captions, [{"image_id": True, "caption": "a dog"}], "image_id is True"),
+        (read_captions, [*CAPTIONS, CAPTIONS[1], CAPTIONS[1]], "2 images are captioned more than once .first: '2'"),
+        (read_captions, [{"image_id": 7, "caption": " "}], "1 images are without a word.*'7'"),
     ],
 )
-def test_bad_references_are_explained(content: Any, message: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=message):
-        read_references(saved(tmp_path, "references.json", content))
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ([], "has no captions"),
-        ({"1": "a dog"}, "expected a list of objects"),
-        ([5], "expected an object"),
-        ([{"image_id": 1}], "caption is None"),
-        ([{"caption": "a dog"}], "image_id is None"),
-        ([{"image_id": True, "caption": "a dog"}], "image_id is True"),
-        ([*CAPTIONS, CAPTIONS[1], CAPTIONS[1]], "2 images are captioned more than once .first: '2'"),
-        ([{"image_id": 7, "caption": " "}], "1 images are without a word.*'7'"),
-    ],
-)
-def test_bad_captions_are_explained(content: Any, message: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=message):
-        read_captions(saved(tmp_path, "captions.json", content))
+def test_bad_files_are_explained(read: Any, content: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=rf"file\.json.*{message}"):
+        read(saved(tmp_path, "file.json", content))
 
 
 def test_missing_references_are_counted() -> None:
@@ -155,23 +154,6 @@ def test_images_are_found_by_name_stem_and_number(tmp_path: Path) -> None:
         find_images(tmp_path / "absent", ["a"])
 
 
-def test_json_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "new" / "x.json"
-    write_json(path, {"a": "é"})
-    assert json.loads(path.read_text(encoding="utf-8")) == {"a": "é"}
-    with pytest.raises(ValueError):
-        write_json(path, {"a": float("nan")})
-
-    def full_disk(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "replace", full_disk)
-    with pytest.raises(OSError, match="No space"):
-        write_json(path, {"b": 1})
-    assert json.loads(path.read_text(encoding="utf-8")) == {"a": "é"}
-    assert [entry.name for entry in path.parent.iterdir()] == ["x.json"]
-
-
 # the program
 
 
@@ -187,6 +169,10 @@ def test_files_are_scored_the_published_way(form: Any, tmp_path: Path) -> None:
     assert list(result["scores"].values()) == pytest.approx(CASE["cider_d"], rel=1e-12)
     assert result["mean"] == pytest.approx(2.9901221045895823, rel=1e-12)
     assert json.loads((tmp_path / "scores.json").read_text()) == result
+    if form is listed:
+        named = [{"image_name": f"COCO_{row['image_id']}.jpg", "caption": row["caption"]} for row in CAPTIONS]
+        by_name = score_files("cider", saved(tmp_path, "named.json", named), references)
+        assert by_name["scores"] == {f"COCO_{key}.jpg": value for key, value in result["scores"].items()}
 
 
 @pytest.mark.parametrize(("reward", "tokenizer", "noted"), [("cider", None, True), ("rouge_l", "none", False)])
@@ -211,13 +197,6 @@ def test_eos_and_document_frequencies_by_request(files: dict[str, Path], tmp_pat
     assert result["signature"] == f"NO<EOS>_wInit+Cider-D[n4,s6.0]+df[{df.fingerprint[:8]}]"
     with pytest.raises(DataError, match="without <eos>"):
         score_files("cider", one, references, df=tmp_path / "df.npz", eos=True)
-
-
-def test_image_names_match_image_names(tmp_path: Path) -> None:
-    named = [{"image_name": f"COCO_{row['image_id']}.jpg", "caption": row["caption"]} for row in CAPTIONS]
-    captions = saved(tmp_path, "captions.json", named)
-    result = score_files("rouge_l", captions, saved(tmp_path, "references.json", listed(REFERENCES)))
-    assert list(result["scores"]) == [row["image_name"] for row in named]
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,7 @@ from rl_caption.data.scenes.world import Scene, Thing
 from rl_caption.evaluation import EvaluationError, evaluate_captions, evaluate_rows, metrics, validation_cider
 from rl_caption.evaluation.results import COLUMNS
 from rl_caption.evaluation.toolkit import UndefinedMetric
-from tests.captions_for_tests import CAPTIONS, REFERENCES
-from tests.unit.test_evaluation_toolkit import needs_java
+from tests.captions_for_tests import CAPTIONS, REFERENCES, needs_java
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 # Golden vector of CIDEr-D: pycocoevalcap 1.2 Cider and pyciderevalcap CiderD on these captions, split at spaces.

@@ -16,19 +16,11 @@ import pytest
 from rl_caption.evaluation import EvaluationError, Java, JavaError, evaluate_captions, find_java, ptb_tokenize, toolkit
 from rl_caption.evaluation.confidence import meteor_of_sums
 from rl_caption.evaluation.toolkit import JavaProgram
-from tests.captions_for_tests import CAPTIONS, REFERENCES
+from tests.captions_for_tests import CAPTIONS, REFERENCES, needs_java
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "karpathy_meteor.json"
 posix = pytest.mark.skipif(os.name != "posix", reason="the stand-in for java is a shell script")
 VERSION = """[ "$1" = -version ] && { echo 'openjdk version "17.0.1" 2021' >&2; exit 0; }"""
-
-
-def needs_java(test):
-    try:
-        find_java()
-    except JavaError as error:
-        return pytest.mark.java(pytest.mark.skip(reason=str(error))(test))
-    return pytest.mark.java(test)
 
 
 @pytest.fixture

@@ -121,7 +121,7 @@ def test_pairs_have_intervals() -> None:
         preference=[1.0] * count, kinds=["u", "v"] * 100, image_ids=[str(n) for n in range(count)],
     )  # fmt: skip
     found = pair_figures(part, {"": first}, {"": second}, resamples=500)
-    for figure in found:
+    for figure in found:  # both kinds, and all pairs
         assert figure.low < figure.value < figure.high
-    width = 2 * 1.96 * math.sqrt(found[-1].value * (1 - found[-1].value) / count)
-    assert found[-1].high - found[-1].low == pytest.approx(width, rel=0.1)
+        width = 2 * 1.96 * math.sqrt(figure.value * (1 - figure.value) / figure.count)
+        assert figure.high - figure.low == pytest.approx(width, rel=0.1)

@@ -335,32 +335,55 @@ def test_a_missing_file_is_named_with_its_source(tmp_path: Path, name: str) -> N
         load(name, tmp_path / "nowhere")
 
 
+LONG = "9" * 5_000
+
+
 @pytest.mark.parametrize(
-    ("name", "file", "content", "message"),
+    ("name", "file", "old", "new", "message"),
     [
-        ("flickr8k_expert", "ExpertAnnotations.txt", "1_a.jpg\t2_b.jpg#1\t1\t2", "line 1 has 4 fields"),
-        ("flickr8k_expert", "ExpertAnnotations.txt", "1_a.jpg\t2_b.jpg#1\t1\tx\t2", "line 1: 'second' is 'x'"),
-        ("flickr8k_expert", "ExpertAnnotations.txt", "1_a.jpg\t2_b.jpg#9\t1\t1\t2", "judges the caption '2_b.jpg#9'"),
-        ("flickr8k_expert", "ExpertAnnotations.txt", "9.jpg\t2_b.jpg#1\t1\t1\t2", "of '9.jpg': Flickr8k.token.txt"),
-        ("flickr8k_crowdflower", "Flickr8k.token.txt", "1_a.jpg\ta dog", "'id' is '1_a.jpg': expected a caption id"),
-        ("composite", "8k_correctness.csv", "a;b\n1;2", r"has the columns \['a', 'b'\]: expected Input.image_url"),
-        ("composite", "captions_val2014.json", "[1]", r"captions_val2014\.json is \[1\].*'annotations'"),
-        ("pascal50s", "pair_pascal.mat", "text", "cannot be read as a MATLAB file"),
-        ("foil", "foilv1.0_test_2017.json", '{"images": []}', r"foilv1.*'annotations'"),
-        ("foil", "captions_val2014.json", '{"annotations": []}', "of which captions_val2014.json has no other"),
-        ("sugarcrepe", "swap_obj.json", '{"0": {"filename": "a"}}', r"0: 'caption' is None: expected text"),
-        ("sugarcrepe", "swap_obj.json", "{", r"swap_obj\.json is not JSON"),
-        ("aro", "visual_genome_relation.json", '[{"relation_name": ""}]', r"\[0\]: 'relation_name' is ''"),
-        ("aro", "visual_genome_attribution.json", '[{"attributes": ["red"]}]', "expected two"),
-        ("polaris", "polaris_test.csv", "a,b\n1,2", "expected mt, refs, score, imgid"),
-        ("polaris", "polaris_test.csv", "mt,refs,score,imgid\na,[,1,2", "expected a list of texts"),
+        ("flickr8k_expert", "ExpertAnnotations.txt", "\t4\t4\t4", "\t4\t4", "line 1 has 4 fields"),
+        ("flickr8k_expert", "ExpertAnnotations.txt", "\t1\t2\t1", "\t1\tx\t1", "line 2: 'second' is 'x'"),
+        ("flickr8k_expert", "ExpertAnnotations.txt", "\t4\t4\t4", f"\t4\t{LONG}\t4", "line 1: 'second' is '99"),
+        ("flickr8k_expert", "ExpertAnnotations.txt", "2_b.jpg#1", "2_b.jpg#9", "line 2 judges the caption '2_b.jpg#9'"),
+        ("flickr8k_expert", "ExpertAnnotations.txt", "1_a.jpg\t2", "9.jpg\t2", "of '9.jpg': Flickr8k.token.txt"),
+        ("flickr8k_crowdflower", "Flickr8k.token.txt", "1_a.jpg#0", "1_a.jpg", "line 1: 'id' is '1_a.jpg': expected"),
+        ("composite", "8k_correctness.csv", "Input.image_url", "url", r"has the columns .*: expected Input.image_url"),
+        ("composite", "captions_val2014.json", None, "[1]", r"is \[1\].*'annotations'"),
+        ("pascal50s", "pair_pascal.mat", None, "text", "cannot be read as a MATLAB file"),
+        ("foil", "foilv1.0_test_2017.json", None, '{"images": []}', r"'annotations'"),
+        ("foil", "foilv1.0_test_2017.json", '"image_id": 8', '"image_id": []', r"\[3\]: 'image_id' is \[\]"),
+        ("foil", "foilv1.0_test_2017.json", '"image_id": 8', '"image_id": 9', r"\[3\]: 'image_id' is 9: expected"),
+        ("foil", "foilv1.0_test_2017.json", '"foil": true', '"foil": 1', r"\[1\]: 'foil' is 1: expected true"),
+        ("foil", "captions_val2014.json", None, '{"annotations": []}', "of which captions_val2014.json has no other"),
+        ("sugarcrepe", "swap_obj.json", '"a dog swap_obj"', "null", r"json, 0: 'caption' is None: expected text"),
+        ("sugarcrepe", "swap_obj.json", None, "{", r"swap_obj\.json is not JSON"),
+        ("aro", "visual_genome_relation.json", '"relation_name": "on"', '"a": 1', r"\[0\]: 'relation_name' is None"),
+        ("aro", "visual_genome_relation.json", '"bbox_w": 10', '"bbox_w": {}', r"\[0\]: 'bbox_w' is {}"),
+        ("aro", "visual_genome_attribution.json", ', "small"]', "]", r"\[0\]: 'attributes' is \['red'\]: expected two"),
+        ("polaris", "polaris_test.csv", "mt,refs", "a,b", "expected mt, refs, score, imgid"),
+        ("polaris", "polaris_test.csv", "['cats']", "[" * 5_000, "line 3: 'refs' is '.*expected a list of texts"),
+        ("nebula", "nebula_test.json", "1.0", LONG, r"\[0\]: 'score' is inf"),
+        ("nebula", "nebula_test.json", '"a cat"', "7", r"\[1\]: 'mt' is 7"),
+        ("nebula", "nebula_test.json", '["cats"]', "[]", r"\[1\]: 'refs' is \[\]"),
+        ("thumb", "mscoco_THumB-1.0.jsonl", "3.9", "true", "line 2: 'human_score' is True"),
+        ("thumb", "mscoco_THumB-1.0.jsonl", '"hyp"', '"hop"', "line 1: 'hyp' is None"),
+        ("thumb", "captions_val2014.json", '"image_id": 8', f'"image_id": {LONG}', r"\[5\]: 'image_id' is inf"),
+        ("cxc", "sits_test.csv", "1.8", "high", "line 3: 'agg_score' is 'high'"),
+        ("cxc", "sits_test.csv", "sentid:71", "sentid:999", "line 3: 'caption' is .*sentid:999"),
+        ("cxc", "sits_test.csv", ",5.0", "", "line 2 has 3 fields"),
+        ("ratings", "mine.jsonl", '"rating": 2', f'"rating": {LONG}', "line 2: 'rating' is inf"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_named(tmp_path: Path, name: str, file: str, content: str, message: str) -> None:
+def test_what_is_wrong_is_named(tmp_path: Path, name: str, file: str, old: str | None, new: str, message: str) -> None:
+    """``old`` is replaced by ``new``, or all of the file."""
     BUILDERS[name](tmp_path)
-    (tmp_path / file).write_text(content)
-    with pytest.raises(DataError, match=message):
+    path = tmp_path / file
+    if old is not None:
+        assert old in path.read_text()
+    path.write_text(new if old is None else path.read_text().replace(old, new, 1))
+    with pytest.raises(DataError, match=message) as raised:
         load(name, tmp_path, partial=True)
+    assert file in str(raised.value)
 
 
 def test_unknown_names_and_arguments(tmp_path: Path) -> None:

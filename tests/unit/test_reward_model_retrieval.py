@@ -33,6 +33,8 @@ def test_recall_equals_a_slow_loop(chunk_size):
     expected = {f"i2t_r{k}": slow_recall(cosines, rows, owners.tolist(), k) for k in (1, 5, 10)}
     expected |= {f"t2i_r{k}": slow_recall(cosines.T, owners.tolist(), rows, k) for k in (1, 5, 10)}
     assert got == pytest.approx(expected)
+    order = torch.randperm(53, generator=generator)
+    assert retrieval_recall(3 * images, 0.1 * texts[order], owners[order]) == pytest.approx(expected)
     assert 0 < got["i2t_r1"] < got["i2t_r5"] < 1
     assert 0 < got["t2i_r1"] < got["t2i_r10"] < 1
 
@@ -59,14 +61,6 @@ def test_two_images_that_share_a_caption_share_the_hit():
     texts = torch.tensor([[1.0, 1.0, 0.0], [1.0 + 1e-8, 1.0, 0.0], [0.0, 0.0, 1.0]])
     got = retrieval_recall(images, texts, torch.tensor([0, 1, 2]), ks=(1, 2))
     assert got == pytest.approx({"i2t_r1": 2 / 3, "i2t_r2": 1.0, "t2i_r1": 2 / 3, "t2i_r2": 1.0})
-
-
-def test_length_of_embeddings_and_order_of_texts_do_not_matter():
-    generator = torch.Generator().manual_seed(1)
-    images, texts = torch.randn(8, 4, generator=generator), torch.randn(16, 4, generator=generator)
-    owners, order = torch.arange(16) % 8, torch.randperm(16, generator=generator)
-    plain = retrieval_recall(images, texts, owners)
-    assert retrieval_recall(3 * images, 0.1 * texts[order], owners[order]) == pytest.approx(plain)
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ KINDS = {1: "HC", 2: "HI", 3: "HM", 4: "MM"}
 PASCAL_IMAGES = ["JPEGImages", "VOC2010/JPEGImages", "VOC2012/JPEGImages", "images"]
 _NOT_AS_EXPECTED = (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError)
 """What reading MATLAB's structures raises where they are others."""
-_UNREADABLE = (OSError, EOFError, MemoryError, NotImplementedError, struct.error, zlib.error)
+_DAMAGED = (*_NOT_AS_EXPECTED, OSError, EOFError, MemoryError, NotImplementedError, struct.error, zlib.error)
 
 FOIL_SOURCE = (
     "foilv1.0_test_2017.json from https://foilunitn.github.io/, or foil-it.json from VALSE "
@@ -108,8 +108,8 @@ def pascal50s(folder: Path, images: Path | None = None, partial: bool = False, s
     path = require(annotations, name, ["pair_pascal.mat"], CONSENSUS)
     content = _mat(path)
     try:
-        rows = [[str(_plain(row[field])).strip() for field in range(3)] for row in content["new_input"].ravel()]
-        kinds = [KINDS[int(kind)] for kind in content["category"].ravel()]
+        rows = [[str(text).strip() for text in list(row.values())[:3]] for row in content["new_input"]]
+        kinds = [KINDS[int(kind)] for kind in content["category"]]
     except _NOT_AS_EXPECTED as error:
         raise DataError(f"{path} has no pairs of Pascal-50S: expected new_input and category") from error
     if len(rows) != len(pairs) or len(kinds) != len(pairs):
@@ -178,10 +178,10 @@ class _Voted(NamedTuple):
 def _consensus(
     name: str, pairs: list[_Voted], kinds: list[str], files: list[str], photos: Path | None, seed: int
 ) -> CaptionPairs:
-    shares = [0.5 if 2 * pair.votes == VOTES else float(2 * pair.votes > VOTES) for pair in pairs]
+    preferences = [0.5 if 2 * pair.votes == VOTES else float(2 * pair.votes > VOTES) for pair in pairs]
     rows = [
-        _Pair(file, pair.first, pair.second, kind, share)
-        for file, pair, kind, share in zip(files, pairs, kinds, shares, strict=True)
+        _Pair(file, pair.first, pair.second, kind, preference)
+        for file, pair, kind, preference in zip(files, pairs, kinds, preferences, strict=True)
     ]
     convention = (
         f"the caption with most of {VOTES} votes scores higher; metrics with references see {REFERENCES} of {VOTES}, "
@@ -209,42 +209,31 @@ def _annotations(folder: Path) -> Path:
 
 
 def _mat(path: Path) -> dict[str, Any]:
+    """Variables of a MATLAB file: structures as dictionaries, cells as lists."""
     from scipy.io import loadmat
     from scipy.io.matlab import MatReadError
 
     try:
-        content: dict[str, Any] = loadmat(path)
-    except (*_NOT_AS_EXPECTED, *_UNREADABLE, MatReadError) as error:
+        content: dict[str, Any] = loadmat(path, simplify_cells=True)
+    except (*_DAMAGED, MatReadError) as error:
         raise DataError(f"{path} cannot be read as a MATLAB file: {error}") from error
     return content
-
-
-def _plain(value: Any) -> Any:
-    """Take what MATLAB's cells and matrices wrap."""
-    while isinstance(value, np.ndarray):
-        if value.size != 1:
-            raise ValueError(f"{value.size} values where one was expected")
-        value = value.ravel()[0]
-    return value
 
 
 def _voted_pairs(path: Path) -> list[_Voted]:
     """Read triplets (reference A, captions B and C, vote), 48 for each pair."""
     rows = _mat(path).get("triplets")
-    if not isinstance(rows, np.ndarray) or rows.dtype.names is None or set("ABC") - set(rows.dtype.names):
-        raise DataError(f"{path} has no triplets with the fields A, B, C and a rating: expected the annotations")
-    rating = next(field for field in rows.dtype.names if field not in ("A", "B", "C"))
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows) or len(rows) % VOTES:
+        raise DataError(
+            f"{path} has no triplets A, B, C with a rating, {VOTES} for each pair: expected the annotations"
+        )
     triplets = []
-    for number, row in enumerate(rows.ravel()):
-        try:
-            texts, vote = [str(_plain(row[field])).strip() for field in "ABC"], int(_plain(row[rating]))
-        except _NOT_AS_EXPECTED as error:
-            raise DataError(f"{path}, triplet {number}: {error}") from error
-        if vote not in (1, -1):
-            raise DataError(f"{path}, triplet {number} has the vote {vote}: expected 1 (first) or -1 (second)")
-        triplets.append((*texts, vote))
-    if not triplets or len(triplets) % VOTES:
-        raise DataError(f"{path} has {len(triplets)} triplets: expected {VOTES} for each pair")
+    for number, values in enumerate(rows):
+        row = Row(values, f"{path}, triplet {number}")
+        rating = next((key for key in values if key not in "ABC"), "rating")
+        if row.number(rating) not in (1, -1):
+            raise row.refused(rating, "1 (first) or -1 (second)")
+        triplets.append((*(row.text(key).strip() for key in "ABC"), row.number(rating)))
     pairs = []
     for start in range(0, len(triplets), VOTES):
         references, first, second, votes = zip(*triplets[start : start + VOTES], strict=True)

@@ -115,8 +115,8 @@ def flickr8k_expert(folder: Path, images: Path | None = None, partial: bool = Fa
 def flickr8k_crowdflower(folder: Path, images: Path | None = None, partial: bool = False) -> list[RatedCaptions]:
     """Read ``CrowdFlowerAnnotations.txt`` with ``Flickr8k.token.txt``, or ``crowdflower_flickr8k.json``.
 
-    As ``flickr8k_expert``, but the rating is the share of people who said yes, and judged captions are taken out of the
-    references.
+    As ``flickr8k_expert``, but the rating is the fraction of people who said yes, and judged captions are taken out of
+    the references.
     """
     name = "flickr8k_crowdflower"
     path = require(folder, name, ["CrowdFlowerAnnotations.txt", "crowdflower_flickr8k.json"], FLICKR8K)
@@ -170,9 +170,9 @@ def _without_judged(rows: Sequence[Rating], path: Path, complete: int = 1) -> li
     Images with fewer than ``complete`` references keep theirs.
     """
     others = {row.image: list(row.references or ()) for row in rows}
-    whole = {image for image, texts in others.items() if len(texts) >= complete}
+    full = {image for image, texts in others.items() if len(texts) >= complete}
     for row in rows:
-        if row.image in whole and row.caption in others[row.image]:
+        if row.image in full and row.caption in others[row.image]:
             others[row.image].remove(row.caption)
     bare = [image for image, texts in others.items() if not texts]
     if bare:
@@ -457,13 +457,13 @@ def ratings(
 def _read_ratings(path: Path) -> list[tuple[Rating, str]]:
     """Rows of a file of ratings (``ratings``), each with its group."""
     try:
-        whole = parse_json(read_text(path), str(path))
+        content = parse_json(read_text(path), str(path))
     except DataError:
-        whole = None  # lines, or not JSON: then the line is named
-    is_flickr = isinstance(whole, dict) and all(
-        isinstance(value, dict) and "human_judgement" in value for value in whole.values()
+        content = None  # lines, or not JSON: then the line is named
+    is_flickr = isinstance(content, dict) and all(
+        isinstance(value, dict) and "human_judgement" in value for value in content.values()
     )
-    located = list(_flickr8k_rows(whole, path) if is_flickr and whole else _line_rows(path))
+    located = list(_flickr8k_rows(content, path) if is_flickr and content else _line_rows(path))
     if not located:
         raise DataError(f"{path} has no ratings: expected JSON lines with 'image', 'caption' and 'rating'")
     without = [where for where, row, _ in located if row.references is None]

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_caption.config.reward_models import CLIP_TASKS
+from tests.training_for_tests import DATA as DATA
 from tests.training_for_tests import changed
 
 CLIP: dict[str, Any] = {
@@ -28,10 +29,6 @@ STUDENT: dict[str, Any] = {
     "text_heads": 2,
     "text_blocks": 1,
     "embedding_rank": 8,
-}
-DATA = {
-    "format": "scenes",
-    "kwargs": {"num_train": 32, "num_val": 6, "num_test": 0, "num_unseen": 0, "image_size": 32},
 }
 
 

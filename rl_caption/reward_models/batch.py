@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from rl_caption.data.file_checks import check_image_files
 from rl_caption.data.loader import augment, row_generator, step_indices
 from rl_caption.reward_models.triplets import Donor, Per, Triplet, make_triplets
 
+T = TypeVar("T")
 Captions = Literal["random", "first"]
 ShortSource = Literal["first_sentence", "references"]
 
@@ -100,14 +101,14 @@ class TokenCache:
         return sum(len(self.tokenizer.encode(caption)) + 2 > self.context_length for caption in captions)
 
 
-def _draw(count: int, row: Row, seed: int, step: int, what: str) -> int:
-    """An integer in 0 .. count - 1, a pure function of (seed, step, what, image id)."""
-    return int(row_generator(seed, step, f"{what}/{row['image_id']}").integers(count))
+def _draw(items: Sequence[T], row: Row, seed: int, step: int, what: str) -> T:
+    """One of ``items``, a pure function of (seed, step, what, image id)."""
+    return items[int(row_generator(seed, step, f"{what}/{row['image_id']}").integers(len(items)))]
 
 
 def caption_index(row: Row, captions: Captions, seed: int, step: int) -> int:
     """The reference of an image that a step learns: a pure function of (seed, step, image id)."""
-    return 0 if captions == "first" else _draw(len(row["references"]), row, seed, step, "caption")
+    return 0 if captions == "first" else _draw(range(len(row["references"])), row, seed, step, "caption")
 
 
 def short_caption(row: Row, caption: str, step: int, source: ShortSource, seed: int) -> str:
@@ -119,7 +120,7 @@ def short_caption(row: Row, caption: str, step: int, source: ShortSource, seed: 
     if source == "first_sentence":
         head, stop, _ = caption.partition(". ")
         return head + stop.strip()
-    return row["short_references"][_draw(len(row["short_references"]), row, seed, step, "short")]
+    return _draw(row["short_references"], row, seed, step, "short")
 
 
 def plain_form(caption: str) -> str:
@@ -241,8 +242,7 @@ class PairCollate:
         texts = {"text": captions}
         if "text" in self.positives:
             texts["text_generated"] = [
-                row["positive_captions"][_draw(len(row["positive_captions"]), row, self.seed, step, "generated")]
-                for row, step in items
+                _draw(row["positive_captions"], row, self.seed, step, "generated") for row, step in items
             ]
         if self.short is not None:
             texts["text_short"] = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 from accelerate import Accelerator
@@ -60,15 +61,10 @@ def embedding_validator(
         expected["text"] = embed_distributed(accelerator, [*distinct], teacher.text_embeddings)[repeat]
         _check_finite(expected, "the teacher's", "a wider teacher.precision, fp32, is the usual remedy")
 
-    def embedded(name: str, prepare: Callable[[list], Tensor], items: Sequence) -> Tensor:
-        def embed(mine: list) -> Tensor:
-            chunks = [mine[start : start + batch_size] for start in range(0, len(mine), batch_size)]
-            return torch.cat([network({name: prepare(chunk).to(accelerator.device)})[name].float() for chunk in chunks])
-
-        return embed_distributed(accelerator, items, embed)
-
     def stacked(mine: list[Row]) -> Tensor:
         return torch.stack([pixels(row["image_id"], row["image"]) for row in mine])
+
+    embedded = partial(_embedded, accelerator, network, batch_size)
 
     def validate(step: int, logged: Mapping[str, float]) -> Validation:
         """Embed the split with the network as it is at ``step``."""
@@ -93,6 +89,23 @@ def embedding_validator(
         return Validation(metrics if triplets is None else metrics | _specificity(found, fits.bool()))
 
     return validate
+
+
+def _embedded(
+    accelerator: Accelerator,
+    network: nn.Module,
+    batch_size: int,
+    name: str,
+    prepare: Callable[[list], Tensor],
+    items: Sequence,
+) -> Tensor:
+    """The network's embeddings ``name`` of N items, [N, D] on the CPU, in batches and by all processes."""
+
+    def embed(mine: list) -> Tensor:
+        chunks = [mine[start : start + batch_size] for start in range(0, len(mine), batch_size)]
+        return torch.cat([network({name: prepare(chunk).to(accelerator.device)})[name].float() for chunk in chunks])
+
+    return embed_distributed(accelerator, items, embed)
 
 
 def _grown_texts(triplets: Sequence[Triplet | None], tokens: TokenCache) -> tuple[dict[str, list[str]], Tensor]:

@@ -13,7 +13,7 @@ from tests.training_for_tests import run, run_two, untimed, weights
 
 pytestmark = pytest.mark.distributed
 
-STAGES = ("teacher", "image", "text", "dual", "pac", "long", "specific")
+RUNS = ("teacher", "image", "text", "dual", "pac", "long", "specific")
 
 
 @pytest.fixture(scope="module")
@@ -35,16 +35,16 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return one, two
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_both_take_the_same_steps(trained: tuple[Path, Path], stage: str) -> None:
-    one, two = (folder / stage for folder in trained)
+@pytest.mark.parametrize("name", RUNS)
+def test_both_take_the_same_steps(trained: tuple[Path, Path], name: str) -> None:
+    one, two = (folder / name for folder in trained)
     assert "2 process(es)" in (trained[1] / "specific.0.log").read_text()
     alone, together = untimed(one), untimed(two)
     assert [line["step"] for line in alone] == [line["step"] for line in together]
     for a, b in zip(alone, together, strict=True):
         assert a == pytest.approx(b, rel=1e-4, abs=1e-5)
     a, b = (weights(folder / "checkpoints/step-00000006") for folder in (one, two))
-    for name in a:
+    for key in a:
         # The bias of the keys has no gradient but rounding errors, which Adam scales up to full steps.
-        if not name.endswith("in_proj_bias") and not name.endswith("qkv.bias"):
-            assert torch.allclose(a[name], b[name], atol=1e-4), name
+        if not key.endswith(("in_proj_bias", "qkv.bias")):
+            assert torch.allclose(a[key], b[key], atol=1e-4), key

@@ -64,10 +64,6 @@ def test_what_was_gained_and_lost_again_counts_since_any_validation() -> None:
     assert (found.kind, found.real_step, found.worst) == ("late", 30, pytest.approx(0.07))
 
 
-def test_the_first_alarm_counts() -> None:
-    assert verdict(with_alarm(FALLING, 10, 30, 40)).alarm_step == 10
-
-
 def test_words_without_meaning_are_a_loss_too() -> None:
     rows: Rows = [(1.0, 0.5, 0.01, False), (1.1, 0.5, 0.2, True), (1.2, 0.5, 0.5, False)]
     found = verdict(points(rows))
@@ -90,13 +86,11 @@ def test_an_alarm_without_a_real_case_is_false(rows: Rows, alarms: tuple[int, ..
     assert (found.kind, found.real_step, found.half_step) == (kind, None, None)
 
 
-def test_margins_decide_what_is_real() -> None:
+def test_margins_decide_what_is_real_and_the_first_alarm_counts() -> None:
+    assert verdict(with_alarm(FALLING, 10, 30, 40)).alarm_step == 10
     assert verdict(points(FALLING), f1_margin=0.25).kind == "quiet"
     assert verdict(points(FALLING), f1_margin=0.19).real_step == 40
-
-
-def test_one_validation_is_no_trajectory() -> None:
-    with pytest.raises(ValueError, match="starting policy"):
+    with pytest.raises(ValueError, match="starting policy"):  # one validation is no trajectory
         verdict(points(FALLING[:1]))
 
 
@@ -132,10 +126,7 @@ def test_what_cannot_be_read_of_a_monitor_is_named(
     ("text", "message"),
     [
         ("thresholds: {judge_fall: -0.1}", r"thresholds\.judge_fall is -0.1: expected at least 0"),
-        ("stop: true", "expected thresholds and judges"),
-        ("thresholds: 3", "expected thresholds and judges"),
-        ("judges: [a]", "expected thresholds and judges"),
-        ("[a]", "expected thresholds and judges"),
+        *((text, "expected thresholds and judges") for text in ("stop: true", "thresholds: 3", "judges: [a]", "[a]")),
         ("{", "is not YAML"),
     ],
 )

@@ -286,6 +286,12 @@ def test_fp16_gives_up_where_no_loss_scale_helps(tmp_path: Path, plain_again: No
     assert torch.equal(task.weights, torch.zeros(1, 4))
 
 
+def test_fp16_counts_only_skipped_steps_in_a_row(tmp_path: Path, plain_again: None) -> None:
+    slopes = [math.inf] * 24 + [1.0] + [math.inf] * 24
+    trainer, _ = fp16_trainer(tmp_path, slopes, max_steps=49, schedule=lambda step: 1.0)
+    assert trainer.fit().skipped == 48
+
+
 def test_fp16_goes_on_from_another_precision(tmp_path: Path, plain_again: None) -> None:
     make_trainer(tmp_path, max_steps=1)[0].fit()
     trainer, _ = fp16_trainer(tmp_path / "fp16", [1.0])

@@ -179,7 +179,7 @@ MEMORY = Shapes(**TINY, words=400, images=10, prefix_images=2, samples=3, tokens
 @pytest.fixture
 def few_logits_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in large steps, log-probabilities are taken in blocks that are small compared with the logits."""
-    monkeypatch.setattr("rl_caption.scst.logprobs.CHUNK", 4 * MEMORY.words)
+    monkeypatch.setattr("rl_caption.scst.objectives.CHUNK", 4 * MEMORY.words)
 
 
 @pytest.mark.usefixtures("few_logits_at_a_time")

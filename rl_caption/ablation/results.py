@@ -19,7 +19,7 @@ from rl_caption.data.files import read_captions, write_json
 from rl_caption.data.plain_files import check_type, read_json, read_log, read_yaml
 from rl_caption.evaluation import Evaluation, EvaluationError, write_evaluation
 from rl_caption.evaluation.metrics import JUDGE, signed
-from rl_caption.programs.evaluate import judge
+from rl_caption.programs.evaluate import score_captions
 from rl_caption.report.read import ScoresFile
 from rl_caption.training.checkpoint import (
     CheckpointError,
@@ -91,7 +91,7 @@ def evaluate_captioner(
         kept = Evaluation(scores["metrics"], signature, scores["n"], scores.get("left_out", {}), bounds=bounds)
         return kept, read_captions(folder / "predictions.json", allow_empty=True)
     note.unlink(missing_ok=True)
-    found = judge(evaluate, judges)
+    found = score_captions(evaluate, judges)
     assert found is not None, "this program is one process"
     write_evaluation(*found, folder)
     write_json(note, settings)

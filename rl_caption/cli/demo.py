@@ -17,7 +17,7 @@ from rl_caption.config.build import build_data
 from rl_caption.config.schema import DataConfig, DecodeConfig, EvaluateConfig, JudgeConfig
 from rl_caption.data.base import load_image
 from rl_caption.evaluation import Evaluation, format_table, write_evaluation
-from rl_caption.programs.evaluate import judge
+from rl_caption.programs.evaluate import score_captions
 from rl_caption.training.run_folder import read_config
 
 CONFIG = Path("configs/demo.yaml")
@@ -71,7 +71,7 @@ def _judge_all(models: dict[str, Path], run: dict, student: str, folder: Path) -
         captions: dict[str, dict[str, str]] = {}
         for name, model in models.items():
             out = folder / "evaluation" / f"{split}-{name.lower().replace(' ', '-')}"
-            judged = judge(
+            judged = score_captions(
                 EvaluateConfig(model=str(model), data=data, split=split, decode=decode, judges=judges, out=str(out))
             )
             assert judged is not None, "the demo is one process"

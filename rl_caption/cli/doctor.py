@@ -36,7 +36,6 @@ NEEDED = {
     "psutil": "nothing runs",
     "scipy": "no monitor of reward hacking, and no correlations in judge",
     "filelock": "nothing trains: a run folder belongs to one process",
-    "ijson": "large JSON files cannot be read",
 }
 """Package that every installation has -> what is not possible without it."""
 OPTIONAL = {

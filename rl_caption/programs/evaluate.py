@@ -53,7 +53,7 @@ def evaluate_split(config: EvaluateConfig) -> str:
     Empty in every process but the main one. Where a judge or the writing fails, what was computed is printed. Raises as
     ``judge``.
     """
-    judged = _judged(config)
+    judged = _score_captions(config)
     if judged is None:
         return ""
     evaluation, captions, images = judged
@@ -101,7 +101,7 @@ def compare_systems(config: EvaluateConfig) -> str:
     return "\n\n".join([format_table(found), format_differences(differences, names, config.bootstrap)])
 
 
-def judge(
+def score_captions(
     config: EvaluateConfig, judges: Mapping[str, Reward] | None = None
 ) -> tuple[Evaluation, dict[str, str]] | None:
     """Captions of ``config`` (decoded, or read) and their metrics; None in every process but the main one.
@@ -115,11 +115,11 @@ def judge(
         EvaluationError, DataError: unusable captions, references or images.
         RewardError: a judge failed. What was computed before is printed.
     """
-    found = _judged(config, judges)
+    found = _score_captions(config, judges)
     return None if found is None else found[:2]
 
 
-def _judged(
+def _score_captions(
     config: EvaluateConfig, judges: Mapping[str, Reward] | None = None
 ) -> tuple[Evaluation, dict[str, str], _Images] | None:
     if (config.model is None) == (config.predictions is None):

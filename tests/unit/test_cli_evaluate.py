@@ -22,13 +22,13 @@ from rewards.base import RewardError
 from rewards.clip.l_clipscore import LClipScore
 from rl_caption.ablation.config import AblateConfig
 from rl_caption.ablation.results import evaluate_captioner
-from rl_caption.cli.main import evaluate as program
-from rl_caption.cli.main import judge, main, parse
+from rl_caption.cli.main import main, parse
 from rl_caption.config.schema import DataConfig, EvaluateConfig, JudgeConfig
 from rl_caption.data.base import DataError
 from rl_caption.errors import ConfigError
 from rl_caption.evaluation import EvaluationError
-from rl_caption.programs.evaluate import compare_systems, evaluate_split, metric_names
+from rl_caption.programs import evaluate as program
+from rl_caption.programs.evaluate import compare_systems, evaluate_split, metric_names, score_captions
 from tests.captioners_for_tests import tiny_captioner, tiny_rows
 from tests.captions_for_tests import CAPTIONS, REFERENCES
 from tests.clip_for_tests import tiny_student
@@ -121,21 +121,21 @@ def test_a_split_of_the_references_selects_the_images(
     assert found[0] == 2
     Path(files["a"]).write_text(json.dumps(predictions({"1": CAPTIONS["1"]})))
     with pytest.raises(EvaluationError, match=r"a\.json has no caption of .*karpathy\.json.*--split"):
-        judge(configured(files, references=files["karpathy"]))
+        score_captions(configured(files, references=files["karpathy"]))
 
 
 def test_references_without_splits_refuse_a_split_that_is_named(files: dict[str, str]) -> None:
     Path(files["karpathy"]).write_text(Path(files["karpathy"]).read_text().replace('"split"', '"other"'))
     for flat in (files["references"], files["karpathy"]):
         with pytest.raises(DataError, match=r"json has no splits.*'test'|images\[0\]\.split is None"):
-            judge(configured(files, references=flat, split="test"))
+            score_captions(configured(files, references=flat, split="test"))
 
 
 def test_images_without_a_caption_are_counted_and_named(
     files: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     Path(files["a"]).write_text(json.dumps(predictions({key: CAPTIONS[key] for key in ("1", "3")})))
-    judge(configured(files))
+    score_captions(configured(files))
     assert "a.json has no caption of 2 of 4 images" in warning(caplog)
     assert "'2', '4'" in warning(caplog)
 
@@ -219,7 +219,7 @@ def test_progress_lines_are_true(
     caplog.set_level(logging.INFO)
     monkeypatch.setenv("PATH", "/nowhere")
     Path(files["a"]).write_text(json.dumps(predictions({"1": CAPTIONS["1"]})))
-    judge(configured(files, metrics=["bleu", "meteor", "cider", "spice"]))
+    score_captions(configured(files, metrics=["bleu", "meteor", "cider", "spice"]))
     lines = [record.message for record in caplog.records]
     for key in ("METEOR", "CIDEr", "SPICE"):
         assert [line.split(":")[0] for line in lines if key in line] == [f"{key} left out"]
@@ -281,7 +281,7 @@ def test_a_judge_is_a_metric_with_its_range_and_signature(folder: Path) -> None:
 
 
 def test_captions_of_a_model_are_scored_image_by_image(folder: Path) -> None:
-    found = judge(with_judges(folder, predictions=None, model=str(folder / "model")))
+    found = score_captions(with_judges(folder, predictions=None, model=str(folder / "model")))
     assert found is not None
     evaluation, captions = found
     images = [str(folder / f"{name}.png") for name in captions]
@@ -342,7 +342,7 @@ def test_mistakes_are_found_before_anything_is_scored_or_loaded(
     monkeypatch.setattr(program, "_decode", refuse)
     monkeypatch.chdir(folder)
     with pytest.raises(error, match=words):
-        judge(with_judges(folder, **changes))
+        score_captions(with_judges(folder, **changes))
 
 
 def test_a_comparison_is_of_two_files(folder: Path) -> None:

@@ -21,10 +21,11 @@ from rl_caption.captioners.config import LoraConfig, ModelConfig
 from rl_caption.captioners.huggingface import HuggingFaceCaptioner
 from rl_caption.captioners.loading import load_captioner
 from rl_caption.cli.caption import main
-from rl_caption.cli.main import judge, parse
+from rl_caption.cli.main import parse
 from rl_caption.config.build import ConfigError, build_captioner, check_positions
 from rl_caption.config.schema import DataConfig, DecodeConfig, EvaluateConfig, ScstConfig, XeConfig
 from rl_caption.data.base import DataError
+from rl_caption.programs.evaluate import score_captions
 from tests.captioners_for_tests import REFERENCES, tiny_captioner, tiny_rows
 from tests.hf_models_for_tests import PROMPT, save_model
 
@@ -175,7 +176,7 @@ def test_every_program_takes_a_name_on_the_hub(blip, tmp_path, monkeypatch, caps
         tokenizer="python",
         out=str(tmp_path / "out"),
     )
-    judged = judge(config)
+    judged = score_captions(config)
     assert judged is not None
     assert list(judged[1].values()) == [printed]
 

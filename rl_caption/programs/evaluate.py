@@ -51,7 +51,7 @@ def evaluate_split(config: EvaluateConfig) -> str:
     """Decode (or read) captions, judge them, write ``predictions.json`` and ``scores.json``, return the table.
 
     Empty in every process but the main one. Where a judge or the writing fails, what was computed is printed. Raises as
-    ``judge``.
+    ``score_captions``.
     """
     judged = _score_captions(config)
     if judged is None:
@@ -74,7 +74,7 @@ def compare_systems(config: EvaluateConfig) -> str:
     Raises:
         ConfigError: not two files, or a ``model`` or ``predictions`` besides.
         EvaluationError: the files have captions of different images; with counts.
-        DataError, RewardError: as for ``judge``.
+        DataError, RewardError: as for ``score_captions``.
     """
     if len(config.compare) != 2 or config.model is not None or config.predictions is not None:
         raise ConfigError(f"compare names two files of captions, got {config.compare}, without model or predictions")

@@ -362,7 +362,7 @@ def test_a_grid_keeps_scores_whose_signature_lacks_the_judges(folder: Path, monk
     assert scores["signature"].endswith(end)
     scores["signature"] = scores["signature"].removesuffix(end)
     (folder / "judged/scores.json").write_text(json.dumps(scores))
-    monkeypatch.setattr("rl_caption.ablation.results.judge", refuse)
+    monkeypatch.setattr("rl_caption.ablation.results.score_captions", refuse)
     kept, same = evaluate_captioner(*arguments)
     assert (kept.metrics, kept.signature, kept.bounds) == (first.metrics, first.signature, first.bounds)
     assert same == captions

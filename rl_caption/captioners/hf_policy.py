@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicCache
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rl_caption.captioners.decoding import Prefixes
 from rl_caption.captioners.hf_attention import SharedImageCache, packing_cache
@@ -85,11 +84,6 @@ class HuggingFacePolicy(nn.Module):
     def config(self) -> Any:
         """The model's configuration."""
         return self.model.config
-
-    @property
-    def _no_split_modules(self) -> list[str]:
-        """Classes that FSDP shards one by one. Some models' own lists name classes that are not in the model."""
-        return sorted({type(m).__name__ for m in self.model.modules() if isinstance(m, GradientCheckpointingLayer)})
 
     def forward(
         self,

@@ -340,7 +340,6 @@ class CaptionTransformer(PreTrainedModel, GenerationMixin):
     base_model_prefix = ""
     _tied_weights_keys = {"lm_head.weight": "token_embedding.weight"}  # noqa: RUF012
     _supports_sdpa = True
-    _no_split_modules = ["EncoderLayer", "DecoderLayer"]  # noqa: RUF012
 
     def __init__(self, config: CaptionTransformerConfig) -> None:
         super().__init__(config)

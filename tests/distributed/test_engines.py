@@ -1,4 +1,4 @@
-"""DeepSpeed ZeRO-1, 2, 3 and FSDP2 on CPU processes: the same steps, samples, checkpoints and exports."""
+"""DeepSpeed ZeRO-1, 2 and 3 on CPU processes: the same steps, samples, checkpoints and exports."""
 
 from __future__ import annotations
 

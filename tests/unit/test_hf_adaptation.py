@@ -163,15 +163,10 @@ def test_only_adapters_are_trained_in_float32_and_the_export_is_one_plain_model(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_engines_shard_layers_that_are_there_and_find_weights_by_the_names_of_parameters(family, folders):
-    """FSDP refuses a class that is not in the model, as some models' own lists have; layers hold most weights."""
+def test_engines_find_weights_by_the_names_of_parameters(family, folders):
     captioner = loaded(folders[family])
     before = set(captioner.policy.state_dict())
     captioner.adapt(frozen=[], lora=None, checkpointed=True)
-    kinds = [type(module).__name__ for module in captioner.policy.modules()]
-    assert set(captioner.policy._no_split_modules) <= set(kinds)
-    layers = 6 if family in BIG else 4  # two each of the vision tower, the text model, and the Q-Former
-    assert sum(kinds.count(name) for name in captioner.policy._no_split_modules) == layers
     named = {name for name, _ in captioner.policy.named_parameters(remove_duplicate=False)}
     assert set(captioner.policy.state_dict()) == before
     assert named <= before

@@ -225,6 +225,7 @@ def stop_requests() -> Iterator[Callable[[], bool]]:
     parent = os.getppid()
 
     def note(number: int, frame: FrameType | None) -> None:
+        """Remember the first signal; a later one ends at once."""
         nonlocal first
         if first is None:
             first = time.monotonic()

@@ -133,6 +133,7 @@ def passes_on(target: Callable[..., Any]) -> Callable[[Function], Function]:
     """
 
     def with_signature(function: Function) -> Function:
+        """Put the options of ``target`` into the function's signature."""
         signature = inspect.signature(function)
         own = [parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
         more = [

@@ -54,6 +54,7 @@ def run_jobs(jobs: Sequence[Job], devices: Sequence[str | None] = (None,)) -> Ge
     lock, stopped = threading.Lock(), threading.Event()
 
     def run(job: Job) -> EndedJob:
+        """Start a job on the next free device and wait for its end."""
         names, start = free.get(), time.monotonic()
         try:
             with lock:
@@ -121,6 +122,7 @@ def signals_as_exit() -> Iterator[None]:
     first: float | None = None
 
     def leave(number: int, frame: FrameType | None) -> None:
+        """End by ``SystemExit``; a later signal ends at once."""
         nonlocal first
         if first is None:
             first = time.monotonic()

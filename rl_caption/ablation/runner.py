@@ -128,6 +128,7 @@ def _run_cells(
     _print(f"{len(cells)} runs: {len(complete)} are there, {len(jobs)} to train, {config.jobs} at a time")
 
     def finish(cell: Cell, ended: EndedJob | None) -> None:
+        """Evaluate a cell that has ended; keep its result or its failure."""
         failure = None if ended is None else _failure(ended, cell.run)
         if failure is None:
             try:

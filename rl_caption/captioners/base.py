@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -47,19 +46,22 @@ UNREADABLE = (
 AttributeError."""
 
 
-@contextmanager
-def reading(what: str | Path) -> Iterator[None]:
-    """Make of what a library raises on a damaged or foreign file a ``CaptionerError`` that names ``what``."""
-    try:
-        yield
-    except Exception as error:
-        if isinstance(error, CaptionerError) and str(what) in str(error):
-            raise
+class reading:
+    """Inside, what a library raises on a damaged or foreign file becomes a ``CaptionerError`` that names ``what``."""
+
+    def __init__(self, what: str | Path) -> None:
+        self.what = what
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if error is None or (isinstance(error, CaptionerError) and str(self.what) in str(error)):
+            return
         # The tokenizers library, written in Rust, raises ``Exception`` itself.
-        if not isinstance(error, UNREADABLE) and type(error) is not Exception:
-            raise
-        name = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: "
-        raise CaptionerError(f"{what} cannot be loaded: {name}{error}") from error
+        if isinstance(error, UNREADABLE) or type(error) is Exception:
+            name = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: "
+            raise CaptionerError(f"{self.what} cannot be loaded: {name}{error}") from error
 
 
 @dataclass(frozen=True)

@@ -202,6 +202,7 @@ def decode_without_cache(
     known = torch.empty(len(first), 0, dtype=torch.long, device=first.device)
 
     def next_logits(prefixes: Prefixes | None) -> Tensor:
+        """Next-token logits of each prefix, all of whose tokens are decoded again."""
         nonlocal known
         given = inputs
         if prefixes is not None:

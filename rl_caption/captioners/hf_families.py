@@ -5,6 +5,7 @@ A further family is one more class, and one line in ``FAMILIES``.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,7 +41,7 @@ class Conventions:
     prompt_inputs: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
-class Family:
+class Family(ABC):
     """One family. B images, N = B·K rows (K captions each), T tokens, S image states.
 
     Attributes:
@@ -74,14 +75,15 @@ class Family:
         if self.cross_attention:
             share_images(model.get_submodule(self.text_model))
 
+    @abstractmethod
     def conventions(self, model: Any, tokenizer: Any, q_former_tokenizer: Any, prompt: str) -> Conventions:
         """Tokens of this model. Raises ``CaptionerError`` where configuration and tokenizer name none."""
-        raise NotImplementedError
 
+    @abstractmethod
     def encode(self, model: Any, pixel_values: Tensor, **prompt_inputs: Tensor) -> Tensor:
         """Image states [B, S, D] of ``pixel_values`` [B, 3, H, W]."""
-        raise NotImplementedError
 
+    @abstractmethod
     def decode(self, model: Any, states: Tensor, token_ids: Tensor, cache: Cache | None) -> Tensor:
         """Next-token logits [N, T, V] of ``token_ids`` [N, T], with image states [B, S, D].
 
@@ -193,6 +195,7 @@ class Git(Family):
             )
 
     def conventions(self, model: Any, tokenizer: Any, q_former_tokenizer: Any, prompt: str) -> Conventions:
+        """See ``Family.conventions``."""
         config = model.config
         start = (
             first_token("BOS (bos_token_id)", config.bos_token_id, tokenizer.cls_token_id),
@@ -212,6 +215,7 @@ class Git(Family):
         return model.git.visual_projection(model.git.image_encoder(pixel_values).last_hidden_state)
 
     def decode(self, model: Any, states: Tensor, token_ids: Tensor, cache: Cache | None) -> Tensor:
+        """See ``Family.decode``."""
         length, patches = token_ids.shape[1], states.shape[1]
         past = cache.get_seq_length() if cache is not None else 0
         first = max(past - patches, 0)  # text is numbered from 0, patches are not
@@ -278,6 +282,7 @@ class Blip2(Family):
         return model.get_image_features(pixel_values, **prompt_inputs, return_dict=True).pooler_output
 
     def decode(self, model: Any, states: Tensor, token_ids: Tensor, cache: Cache | None) -> Tensor:
+        """See ``Family.decode``."""
         hidden = model.language_model.get_input_embeddings()(token_ids)
         if cache is None or cache.get_seq_length() == 0:
             hidden = torch.cat([states.to(hidden.dtype), hidden], dim=1)

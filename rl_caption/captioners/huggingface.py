@@ -218,6 +218,7 @@ class HuggingFaceCaptioner(Captioner):
         return [[*ids[len(start) :], self.eos_token_id][:max_tokens] for ids in encoded]
 
     def image_states(self, policy: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """See ``Captioner.image_states``."""
         if self.encoder_trained is None:
             with torch.enable_grad():
                 some = policy(pixel_values=inputs["pixel_values"][:1], encode=True)
@@ -282,6 +283,7 @@ class HuggingFaceCaptioner(Captioner):
         return self.token_logits(model, inputs, token_ids, first), node[mask]
 
     def decode(self, token_ids: Tensor) -> list[str]:
+        """See ``Captioner.decode``."""
         captions = []
         for ids in token_ids.tolist():
             end = ids.index(self.eos_token_id) if self.eos_token_id in ids else len(ids)

@@ -395,8 +395,7 @@ class CaptionTransformer(PreTrainedModel, GenerationMixin):
         """Next-token logits.
 
         Args:
-            pixel_values: [B, 3, S, S], normalised.
-            region_features, region_mask: [B, R, F] and [B, R] (True for real regions).
+            pixel_values, region_features, region_mask: [B, 3, S, S] or [B, R, F], [B, R] (True for real regions).
             decoder_input_ids: [N, T]: N = B·K sequences, those of an image adjacent. Padding is on the right.
             states, encoder_outputs: states [B, S, D] of these images, in place of the two; in a tuple in ``generate``.
             past_key_values: cache of the tokens before; only the newest token is then passed.

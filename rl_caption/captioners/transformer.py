@@ -157,6 +157,7 @@ class TransformerCaptioner(Captioner):
     def generate(
         self, policy: Any, inputs: dict[str, Tensor], decoding: Decoding, noise: Tensor | None = None
     ) -> Tensor:
+        """See ``Captioner.generate``; at most ``max_positions`` tokens."""
         longest = min(decoding.max_new_tokens, policy.config.max_positions)
         decoding = replace(decoding, max_new_tokens=longest)
         with torch.no_grad():
@@ -164,6 +165,7 @@ class TransformerCaptioner(Captioner):
             cache = EncoderDecoderCache(preallocated_cache(longest), DynamicCache())
 
             def next_logits(prefixes: Prefixes | None) -> Tensor:
+                """Next-token logits of each prefix, by the KV cache."""
                 image = None
                 if prefixes is None:
                     tokens = torch.full((len(states),), self.bos_token_id, device=states.device)

@@ -95,6 +95,7 @@ def _reward_models_to_train(
     complete: dict[Path, RewardModelConfig] = {}
 
     def collect(files: Sequence[str], above: tuple[str, ...]) -> None:
+        """Add a file after those that its ``warm_start`` names."""
         for file in files:
             if file in above:
                 raise UsageError(f"warm_start goes round in a circle: {' -> '.join((*above, file))}")

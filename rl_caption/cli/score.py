@@ -67,10 +67,7 @@ def score_files(
         columns["references"] = references_for(texts, known, references)
     if images is not None:
         columns["image"] = find_images(images, texts)
-    wanted = {
-        "references": "a file of references: give --references",
-        "image": "the folder of the images: give --images",
-    }
+    wanted = {"references": "a file of references: give --references", "image": "a folder of images: give --images"}
     for column in sorted(scorer.columns - columns.keys()):
         unknown = f"the column {column!r}, which files of captions do not have"
         raise DataError(f"reward {reward!r} needs {wanted.get(column, unknown)}")

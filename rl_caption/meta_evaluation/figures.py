@@ -91,6 +91,7 @@ def rated_figures(part: RatedCaptions, scores: Sequence[float], resamples: int =
         return values, tau_intervals(scores, part.ratings, part.image_ids, resamples, seed), ""
 
     def pearsons() -> Measured:
+        """Pearson's correlation, with its interval."""
         both = np.array([scores, part.ratings], np.float64)
 
         def correlation(weights: NDArray[np.int64]) -> Floats:
@@ -100,6 +101,7 @@ def rated_figures(part: RatedCaptions, scores: Sequence[float], resamples: int =
         return [pearson(scores, part.ratings)], intervals(correlation, part.image_ids, resamples, seed), ""
 
     def spearmans() -> Measured:
+        """Mean of Spearman over samples of captions."""
         found = sampled_spearman(scores, part.ratings, part.captions, seed=seed)
         note = (
             f"spearman is the mean over {len(found)} samples of half of the captions, each with one of its images; "
@@ -229,6 +231,7 @@ def tau_intervals(
     cells = rating_ranks * len(levels) + score_ranks
 
     def taus(weights: NDArray[np.int64]) -> Sequence[float]:
+        """Tau-b and tau-c of a resample."""
         try:
             if len(rated) * len(levels) > MAX_CELLS:
                 items = np.repeat(np.arange(len(cells)), weights)

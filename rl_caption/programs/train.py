@@ -87,16 +87,14 @@ def train_scst(config: ScstConfig) -> TrainState:
         if rollout.cuda_graph:
             _check_cuda_graph(context)
         captioner = _captioner(context, config.model, "rollout.max_new_tokens", rollout.max_new_tokens)
-        with accelerator.main_process_first():
-            reward = build_reward(config.reward, references_of(context.train_rows), context.folder)
+        reward = _reward(context, config)
         monitor = _monitor(config.monitor, reward, context)
         _check_images(context, reward, monitor)
         metric = selecting_metric(config.monitor, reward.rewards, monitor.judges)
         if context.checkpoint is None and len(reward.rewards) > 1 and accelerator.is_main_process:
             # Before the model is prepared for distributed training, so that one process can sample alone.
-            size = context.micro_batch_size
-            sample = partial(sample_scores, captioner, decoding, train.seed, accelerator, size)
-            print_main(accelerator, "reward: " + "\n".join(scale_report(reward, context.train_rows, sample)))
+            captions = partial(sample_scores, captioner, decoding, train.seed, accelerator, context.micro_batch_size)
+            print_main(accelerator, "reward: " + "\n".join(scale_report(reward, context.train_rows, captions)))
         # Before the weights of a checkpoint are loaded: the policy that the run started from.
         wanted = config.monitor.kl or getattr(objective, "needs_reference", False)
         ref_policy = _frozen_copy(captioner, context) if wanted else None
@@ -118,23 +116,34 @@ def train_scst(config: ScstConfig) -> TrainState:
             generate=ReplayedGenerate(captioner) if rollout.cuda_graph else None,
         )
         targets = rollout.max_new_tokens if train.xe_weight else None
+        collate = Collate(captioner, targets, augmentations=config.data.augment, seed=train.seed)
         state = Trainer(
             context,
             task,
             model,
             optimizer,
-            Collate(captioner, targets, augmentations=config.data.augment, seed=train.seed),
+            collate,
             state,
             validate=CaptionValidator(context, captioner, rollout.max_new_tokens, monitor),
             export=partial(captioner.save_pretrained, captioner.policy),
             metric_range=_metric_range(metric, monitor),
         ).fit()
-        if config.report and accelerator.is_main_process and is_complete(context.folder):
-            from rl_caption.report.program import write_report
-
-            page = write_report(context.folder, context.val_rows)
-            print_main(accelerator, f"report: {page}" if page else "no report")
+        if config.report:
+            _write_report(context)
         return state
+
+
+def _reward(context: Context, config: ScstConfig) -> MixedReward:
+    with context.accelerator.main_process_first():
+        return build_reward(config.reward, references_of(context.train_rows), context.folder)
+
+
+def _write_report(context: Context) -> None:
+    if context.accelerator.is_main_process and is_complete(context.folder):
+        from rl_caption.report.program import write_report
+
+        page = write_report(context.folder, context.val_rows)
+        print_main(context.accelerator, f"report: {page}" if page else "no report")
 
 
 def scst_signature(reward: MixedReward, rows: Sequence[Row], config: ScstConfig) -> str:

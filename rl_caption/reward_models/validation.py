@@ -24,6 +24,9 @@ MOST_PIXELS = 256 * 2**20
 """Bytes of a process for pixels of validation images, besides ``data.cache_mb``: 1,783 images of 224 pixels a side."""
 
 
+REMEDY = "a lower train.lr, or train.mixed_precision bf16 or no, is the usual remedy"
+
+
 def embedding_validator(
     accelerator: Accelerator,
     network: nn.Module,
@@ -53,7 +56,7 @@ def embedding_validator(
     captions = [caption for row in rows for caption in row["references"]]
     owners = torch.tensor([index for index, row in enumerate(rows) for _ in row["references"]])
     distinct = {caption: index for index, caption in enumerate(dict.fromkeys(captions))}
-    repeat = [distinct[caption] for caption in captions]
+    repeat = list(map(distinct.__getitem__, captions))
     grown, fits = ({}, torch.zeros(0)) if triplets is None else _grown_texts(triplets, tokens)
     expected: dict[str, Tensor] = {}
     if teacher is not None:
@@ -76,19 +79,24 @@ def embedding_validator(
                 found["text"] = embedded("text", tokens, [*distinct])[repeat]
             for name in grown:
                 found[name] = embedded("text", tokens, grown[name])
-        remedy = "a lower train.lr, or train.mixed_precision bf16 or no, is the usual remedy"
-        _check_finite(found, f"validation at step {step}: the model's", remedy)
-        metrics = {
-            f"val/teacher_cosine_{tower}": float(F.cosine_similarity(found[tower], expected[tower], dim=-1).mean())
-            for tower in towers
-            if tower in expected
-        }
+        _check_finite(found, f"validation at step {step}: the model's", REMEDY)
+        metrics = _teacher_cosines(found, expected, towers)
         recall = retrieval_recall(found["image"], found["text"], owners)
         metrics |= {f"val/{name}": value for name, value in recall.items()}
         metrics["val/retrieval_r1"] = (recall["i2t_r1"] + recall["t2i_r1"]) / 2
         return Validation(metrics if triplets is None else metrics | _specificity(found, fits.bool()))
 
     return validate
+
+
+def _teacher_cosines(
+    found: Mapping[str, Tensor], expected: Mapping[str, Tensor], towers: Sequence[str]
+) -> dict[str, float]:
+    return {
+        f"val/teacher_cosine_{tower}": float(F.cosine_similarity(found[tower], expected[tower], dim=-1).mean())
+        for tower in towers
+        if tower in expected
+    }
 
 
 def _embedded(

@@ -284,6 +284,7 @@ class _Run:
         return judges
 
     def train_and_evaluate(self) -> str:
+        """Train, evaluate before and after, export; return the table, empty in other processes."""
         config, state = self.config, self.state
         vlm = load_vlm(config.model, self._dtype())
         trainer = self._trainer(vlm)  # before the first captions, as it refuses what is wrong; new adapters change none

@@ -31,6 +31,7 @@ def trl_dataset(rows: Sequence[Row], prompt: str) -> Dataset:
     opened: dict[int, Any] = {}
 
     def examples(batch: dict[str, list[int]]) -> dict[str, list[Any]]:
+        """A batch of rows as TRL reads it; images are opened here."""
         nonlocal opened
         numbers = batch["row"]
         opened = {n: opened[n] if n in opened else load_image(rows[n]["image"]) for n in dict.fromkeys(numbers)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from html.entities import html5
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from hypothesis import strategies as st
 from benchmarks.studies.tokenizer_agreement import odd_strings
 from rewards.text.tokenize import is_tested, tokenize, tokenize_lines
 from rl_caption.evaluation import ptb_tokenize
+from tests.captions_for_tests import needs_java
 
 ASCII = st.characters(min_codepoint=0x20, max_codepoint=0x7E)
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "ptb_tokens.json").read_text(encoding="utf-8"))
@@ -24,10 +24,6 @@ WORDS = """
     (red) [sic] "stop" 'go' `go` -- - ... . , ; : ! ? man, street. dog; what?! half-eaten two-story; end...
     foo_bar o'neil ya'll rock'n'roll http://a.example/b a.example.com street.the
     """.split()  # noqa: SIM905
-
-
-def needs_java(test):
-    return pytest.mark.java(pytest.mark.skipif(shutil.which("java") is None, reason="no Java runtime")(test))
 
 
 def differing(cases: list[dict]) -> list[str]:

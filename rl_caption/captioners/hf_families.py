@@ -69,6 +69,7 @@ class Family(ABC):
 
     def check(self, config: Any) -> None:
         """Refuse a variant that is not supported, by a ``CaptionerError``, before its weights are loaded."""
+        return
 
     def prepare(self, model: Any) -> None:
         """Change how, not what, a loaded model computes. By default captions share an image's cross-attention keys."""
@@ -83,7 +84,6 @@ class Family(ABC):
     def encode(self, model: Any, pixel_values: Tensor, **prompt_inputs: Tensor) -> Tensor:
         """Image states [B, S, D] of ``pixel_values`` [B, 3, H, W]."""
 
-    @abstractmethod
     def decode(self, model: Any, states: Tensor, token_ids: Tensor, cache: Cache | None) -> Tensor:
         """Next-token logits [N, T, V] of ``token_ids`` [N, T], with image states [B, S, D].
 

@@ -43,7 +43,7 @@ class Names(NamedTuple):
         return pattern
 
 
-class Place(NamedTuple):
+class Location(NamedTuple):
     """The path of one image's arrays, or their key in the HDF5 file."""
 
     features: str
@@ -75,15 +75,15 @@ class Store(Protocol):
     parallel: bool
     """Whether several threads read faster than one."""
 
-    def places(self, names: Sequence[Names]) -> list[Place]:
+    def locations(self, names: Sequence[Names]) -> list[Location]:
         """The path or key of each image, whether or not it is there."""
         ...
 
-    def read(self, place: Place, where: str, values: bool, with_boxes: bool) -> Stored:
+    def read(self, location: Location, where: str, values: bool, with_boxes: bool) -> Stored:
         """Arrays, or without ``values`` their headers. Raises ``DataError`` where they are absent or unreadable."""
         ...
 
-    def stamp(self, place: Place) -> tuple[str, int, int] | None:
+    def stamp(self, location: Location) -> tuple[str, int, int] | None:
         """A name, bytes and time of change; None where there is no file."""
         ...
 
@@ -114,37 +114,37 @@ class FeatureFolder:
             if folder is not None and not folder.is_dir():
                 raise DataError(f"{str(folder)!r} is not a folder: expected one .npz or .npy file per image")
 
-    def places(self, names: Sequence[Names]) -> list[Place]:
+    def locations(self, names: Sequence[Names]) -> list[Location]:
         """The file of each image, ``.npz`` before ``.npy``, whether or not there is one."""
         listed = set(os.listdir(self.root)) if len(names) > 1 else None
-        return [self._place(name.fill(self.pattern), listed) for name in names]
+        return [self._location(name.fill(self.pattern), listed) for name in names]
 
-    def _place(self, name: str, listed: set[str] | None) -> Place:
+    def _location(self, name: str, listed: set[str] | None) -> Location:
         boxes = None if self.boxes_root is None else str(self.boxes_root / f"{name}.npy")
         for suffix in SUFFIXES:
             file = name + suffix
             # One listing answers for a whole dataset; names with a folder in them ask the file system.
             if os.path.isfile(self.root / file) if listed is None or os.sep in name else file in listed:
-                return Place(str(self.root / file), boxes)
-        return Place(str(self.root / (name + SUFFIXES[0])), boxes)
+                return Location(str(self.root / file), boxes)
+        return Location(str(self.root / (name + SUFFIXES[0])), boxes)
 
-    def read(self, place: Place, where: str, values: bool, with_boxes: bool) -> Stored:
+    def read(self, location: Location, where: str, values: bool, with_boxes: bool) -> Stored:
         """Arrays of the files, or their headers."""
         read = read_array if values else _header
-        with _readable(place.features, where):
-            stored = _from_file(place.features, read, self.wanted, where, with_boxes)
-        if with_boxes and place.boxes is not None:
-            with _readable(place.boxes, where), open(place.boxes, "rb") as file:
-                stored = stored._replace(boxes=read(file, os.path.getsize(place.boxes)))
+        with _readable(location.features, where):
+            stored = _from_file(location.features, read, self.wanted, where, with_boxes)
+        if with_boxes and location.boxes is not None:
+            with _readable(location.boxes, where), open(location.boxes, "rb") as file:
+                stored = stored._replace(boxes=read(file, os.path.getsize(location.boxes)))
         return stored
 
-    def stamp(self, place: Place) -> tuple[str, int, int] | None:
+    def stamp(self, location: Location) -> tuple[str, int, int] | None:
         """Path, bytes and time of change; both files' where boxes have their own."""
         try:
-            found = [os.stat(path) for path in (place.features, place.boxes) if path is not None]
+            found = [os.stat(path) for path in (location.features, location.boxes) if path is not None]
         except OSError:
             return None
-        return place.features, sum(s.st_size for s in found), max(s.st_mtime_ns for s in found)
+        return location.features, sum(s.st_size for s in found), max(s.st_mtime_ns for s in found)
 
 
 @contextmanager
@@ -241,7 +241,7 @@ class FeatureHdf5:
                 raise DataError(f"{self.path} is not a readable HDF5 file: {error}") from error
         return self._opened[1]
 
-    def places(self, names: Sequence[Names]) -> list[Place]:
+    def locations(self, names: Sequence[Names]) -> list[Location]:
         """The keys of each image, whether or not the file has them.
 
         Raises:
@@ -249,7 +249,7 @@ class FeatureHdf5:
         """
         pattern = self.pattern or self._usual_pattern(names)
         boxes = self.boxes_pattern or _BOXES_OF.get(pattern)
-        return [Place(name.fill(pattern), None if boxes is None else name.fill(boxes)) for name in names]
+        return [Location(name.fill(pattern), None if boxes is None else name.fill(boxes)) for name in names]
 
     def _usual_pattern(self, names: Sequence[Names]) -> str:
         file = self._file()
@@ -264,13 +264,13 @@ class FeatureHdf5:
             f"ids such as {first!r}; give the key as data.features_kwargs.pattern, such as {{image_id}}_features"
         )
 
-    def read(self, place: Place, where: str, values: bool, with_boxes: bool) -> Stored:
+    def read(self, location: Location, where: str, values: bool, with_boxes: bool) -> Stored:
         """Arrays of the file, or its HDF5 datasets, of which nothing but the header is read until they are indexed."""
         try:
-            found = [self._file().get(key) for key in (place.features, place.boxes) if key is not None]
+            found = [self._file().get(key) for key in (location.features, location.boxes) if key is not None]
             features, boxes = (each if _is_dataset(each) else None for each in (*found, None)[:2])
             if features is None:
-                raise DataError(f"{where}: no such key; expected a data set {place.features!r}")
+                raise DataError(f"{where}: no such key; expected a data set {location.features!r}")
             boxes = boxes if with_boxes else None
             if not values or features.dtype.kind not in "fiu":  # refused by its type, not read
                 return Stored([features], boxes, None)
@@ -283,10 +283,10 @@ class FeatureHdf5:
         except UNREADABLE_ARRAY as error:
             raise DataError(f"{where}: cannot be read: {error}") from error
 
-    def stamp(self, place: Place) -> tuple[str, int, int] | None:
+    def stamp(self, location: Location) -> tuple[str, int, int] | None:
         """Path and key, bytes and time of change of the whole file."""
         status = os.stat(self.path)
-        return f"{self.path}::{place.features}", status.st_size, status.st_mtime_ns
+        return f"{self.path}::{location.features}", status.st_size, status.st_mtime_ns
 
 
 def _is_dataset(found: Any) -> bool:

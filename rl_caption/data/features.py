@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from rewards.base import RewardError
 from rewards.images import image_size
 from rl_caption.data.base import DataError, ImageSize, Row
-from rl_caption.data.feature_stores import FeatureFolder, FeatureHdf5, Names, Place, Store, Stored
+from rl_caption.data.feature_stores import FeatureFolder, FeatureHdf5, Location, Names, Store, Stored
 from rl_caption.data.plain_files import check_type
 from rl_caption.options import Range, wrong_values
 
@@ -83,7 +83,7 @@ class ImageFeatures:
     """The features of one image, not yet read. Picklable; what a row has as ``features``."""
 
     store: Store
-    place: Place
+    location: Location
     image_id: str
     options: FeatureOptions
     size: ImageSize | None = None
@@ -92,13 +92,13 @@ class ImageFeatures:
     """The image file, which is asked for the size where nothing else says it."""
 
     def __str__(self) -> str:
-        return self.place.features
+        return self.location.features
 
     @property
     def where(self) -> str:
         """The name of these features in messages."""
         inside = f"{self.store.path}, key " if isinstance(self.store, FeatureHdf5) else ""
-        return f"features of image {self.image_id!r} ({inside}{self.place.features})"
+        return f"features of image {self.image_id!r} ({inside}{self.location.features})"
 
     def load(self, dim: int | None = None) -> NDArray[np.float32]:
         """Read the features: float32 [R, D].
@@ -127,7 +127,7 @@ class ImageFeatures:
     def _read(self, values: bool) -> tuple[Stored, int, ImageSize | None]:
         """Arrays or headers of checked shapes, D, and the image's size where boxes are part of it."""
         where, with_boxes = self.where, self.options.box_features == "normalised"
-        stored = self.store.read(self.place, where, values, with_boxes)
+        stored = self.store.read(self.location, where, values, with_boxes)
         shapes = [each.shape for each in stored.features]
         found = [regions_and_width(each.shape, each.dtype, where) for each in stored.features]
         regions, width = found[0][0], sum(own for _, own in found)
@@ -183,8 +183,8 @@ def features_of(rows: Sequence[Row], root: str | Path, options: FeatureOptions) 
     files = [Path(image or "") for image in images]
     names = [Names(row["image_id"], file.stem, file.parent.name) for row, file in zip(rows, files, strict=True)]
     return [
-        ImageFeatures(store, place, row["image_id"], options, row.get("size"), image)
-        for place, row, image in zip(store.places(names), rows, images, strict=True)
+        ImageFeatures(store, location, row["image_id"], options, row.get("size"), image)
+        for location, row, image in zip(store.locations(names), rows, images, strict=True)
     ]
 
 
@@ -195,7 +195,7 @@ def as_image_features(features: Any, image_id: str) -> ImageFeatures:
     if not isinstance(features, str | Path):
         raise DataError(f"features of image {image_id!r} are {type(features).__name__}: expected the path of a file")
     folder = FeatureFolder(Path(features).parent if Path(features).parent.is_dir() else Path())
-    return ImageFeatures(folder, Place(str(features)), image_id, _DEFAULTS)
+    return ImageFeatures(folder, Location(str(features)), image_id, _DEFAULTS)
 
 
 def regions_and_width(shape: Sequence[int], dtype: np.dtype, where: str) -> tuple[int, int]:

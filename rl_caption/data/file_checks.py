@@ -151,10 +151,10 @@ def _dim(item: ImageFeatures, check_values: bool) -> int | str:
 
 def _stamp(item: ImageFeatures) -> tuple[str, list[Any]] | None:
     """A name of the features, and everything that the verdict depends on."""
-    stamp = item.store.stamp(item.place)
+    stamp = item.store.stamp(item.location)
     if stamp is None:
         return None
-    return stamp[0], [stamp[1], stamp[2], repr((item.place, astuple(item.options), item.size))]
+    return stamp[0], [stamp[1], stamp[2], repr((item.location, astuple(item.options), item.size))]
 
 
 def _read_cache(cache: str | Path) -> dict[str, Any]:

@@ -239,7 +239,7 @@ def frequencies() -> DocumentFrequencies:
 
 
 def same(found: Any, right: DocumentFrequencies) -> bool:
-    return dict(found.items()) == dict(right.items()) and repr(found) == repr(right)
+    return dict(found.table.items()) == dict(right.table.items()) and repr(found) == repr(right)
 
 
 @pytest.mark.parametrize(("damage", "seed"), [*CASES, *(pytest.param("flip", seed) for seed in range(100, 140))])

@@ -100,7 +100,7 @@ def test_karpathy_splits_and_ids(tmp_path: Path) -> None:
     [
         (read_references, [], "no references"),
         (read_references, '"text"', "expected a list of objects"),
-        (read_references, '{"1": ["x"], "2": ["y"], "1": ["z"]}', "the key '1' more than once"),
+        (read_references, '{"1": ["x"], "2": ["y"], "1": ["z"]}', "the key '1' is there twice"),
         (read_references, {"1": ["x", "\udfff"]}, r"image '1' are .*'\\udfff'"),
         (read_references, "[" * 100_000, "nested too deeply"),
         (read_references, "7" * 5000, "digits"),
@@ -117,7 +117,7 @@ def test_karpathy_splits_and_ids(tmp_path: Path) -> None:
         (read_references, {"images": [{"id": 1}, {"id": 1}], "annotations": []}, "more than once under 'images'"),
         (read_references, {"images": [{"imgid": 1, "filename": "a.jpg"}]}, "'sentences' of image 'a.jpg' is None"),
         (read_captions, [], "has no captions"),
-        (read_captions, '[{"image_id": 1, "caption": "x", "caption": "y"}]', "the key 'caption' more than once"),
+        (read_captions, '[{"image_id": 1, "caption": "x", "caption": "y"}]', "the key 'caption' is there twice"),
         (read_captions, [{"image_id": 1, "caption": "\ud800"}], r"\[0\].caption is '\\ud800'"),
         (read_captions, [{"image_id": "\ud800", "caption": "x"}], r"\[0\].image_id is '\\ud800'"),
         (read_captions, {"1": "a dog"}, "expected a list of objects"),

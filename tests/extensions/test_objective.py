@@ -104,6 +104,7 @@ def test_what_cannot_be_used_is_refused_by_name(
 def test_reinforce_takes_the_keys_that_it_has() -> None:
     assert build_objective("reinforce", {}, "sequence", 0.3) == Reinforce("sequence", 0.3)
     assert vars(build_objective(NAME, {})) == {"limit": 1.0}
+    assert [Reinforce(kl_coef=weight).needs_reference for weight in (0.0, 1e-4, 2.0)] == [False, True, True]
 
 
 def test_terms_may_have_means_of_their_own() -> None:

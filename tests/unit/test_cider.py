@@ -281,6 +281,9 @@ def test_eos_is_given_to_finished_captions_only() -> None:
     assert finished == pytest.approx(10.0)
     assert cut < finished
     assert reward(None, ["a dog runs in the park"], references=references[:1]) == [finished]
+    without = CiderD(frequencies(REFERENCES, eos=False), eos=False)
+    ended, cut = without(None, ["a dog runs in the park"] * 2, references=references, finished=[True, False])
+    assert ended == cut == pytest.approx(10.0), "without EOS both are the same caption"
 
 
 def test_references_leave_the_cache_when_it_is_full(monkeypatch: pytest.MonkeyPatch) -> None:

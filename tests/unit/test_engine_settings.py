@@ -18,6 +18,7 @@ from rl_caption.engines import (
     EngineError,
     build_accelerator,
     configure_deepspeed,
+    dropout_off,
     engine_of,
     fill_deepspeed_config,
     prepare,
@@ -201,3 +202,14 @@ def test_what_auto_became_is_said(
     train = TrainConfig(mixed_precision=wanted, threads=torch.get_num_threads())
     build_accelerator(train, RunConfig(dir=str(tmp_path)))
     assert capsys.readouterr().err.splitlines() == lines
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_dropout_off_leaves_the_mode_as_it_was(training: bool) -> None:
+    model = torch.nn.Dropout().train(training)
+    with pytest.raises(KeyError), dropout_off(model):
+        assert not model.training
+        raise KeyError
+    assert model.training is training
+    with dropout_off(model, enabled=False):
+        assert model.training is training

@@ -110,9 +110,11 @@ def test_every_image_and_text_is_embedded_a_single_time(student: Backbone, monke
     encode_images, encode_texts = student.encode_images, student.encode_texts
     monkeypatch.setattr(student, "encode_images", lambda own: (images.extend(own), encode_images(own))[1])
     monkeypatch.setattr(student, "encode_texts", lambda own: (texts.extend(own), encode_texts(own))[1])
+    monkeypatch.setattr(Backbone, "num_parameters", 51_552_896)
     scenes = rate_captions(ROWS, {})
     report = Report("test", ROWS, scenes)
     report.add_model("tiny", student)
+    assert report.models["tiny"]["fp32_mib"] == pytest.approx(196.66, abs=0.005), "as the L-CLIPScore paper prints it"
     assert len(images) == 12
     assert len(texts) == len(set(texts))
     assert set(report.models["tiny"]["retrieval"]) == RECALLS

@@ -34,8 +34,9 @@ class Preprocessing:
     std: tuple[float, ...] = CLIP_STD
     interpolation: str = "bicubic"
     """``bicubic`` or ``bilinear``."""
-    resize: str = "shortest"
-    """``shortest``: the shorter side becomes ``size`` and the centre is cropped; ``squash``: both sides do."""
+    resize: str | int = "shortest"
+    """``shortest``: the shorter side becomes ``size``, and the centre is cropped; ``squash``: both sides become
+    ``size``; a number: the shorter side becomes so many pixels before the crop."""
 
     def __call__(self, image: Image.Image) -> Tensor:
         """Pixels [3, size, size], float32, of an image in its own mode."""
@@ -48,9 +49,10 @@ class Preprocessing:
             image = image.resize((self.size, self.size), method)
         else:
             width, height = image.size
+            shorter = self.size if isinstance(self.resize, str) else self.resize
             # The longer side is rounded down, as CLIP's own resize does.
-            scaled = int(self.size * max(width, height) / min(width, height))
-            target = (self.size, scaled) if width <= height else (scaled, self.size)
+            scaled = int(shorter * max(width, height) / min(width, height))
+            target = (shorter, scaled) if width <= height else (scaled, shorter)
             if target != image.size:
                 image = image.resize(target, method)
             left, top = (round((side - self.size) / 2) for side in image.size)

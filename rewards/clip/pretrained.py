@@ -1,0 +1,382 @@
+"""Image and text encoders with their pretrained weights: of Transformers, open_clip and timm, or a class of one's own.
+
+An encoder is named by a library and a model of it, or by a class:
+
+- ``transformers:NAME``: a vision or text model of Transformers by hub id or folder (ViT, DINOv2, ConvNeXt, BERT, ...);
+  of a dual encoder such as CLIP the tower that is asked for.
+- ``open_clip:ARCHITECTURE/TAG``, such as ``open_clip:ViT-B-32/openai``; the tag may be a checkpoint file.
+- ``timm:NAME``: an image model of timm.
+- ``package.module:Class``: made as ``Class(**kwargs)``; it has what ``ImageEncoder`` or ``TextEncoder`` has.
+
+Shapes: B batch, S pixels of a side, H x W cells of a grid, L tokens, D width of the encoder.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from rewards.clip.preprocessing import Preprocessing, preprocessing_of, with_cached_words
+from rewards.model_files import ask_hub
+
+Kind = Literal["image", "text"]
+
+
+@runtime_checkable
+class ImageEncoder(Protocol):
+    """A network (``nn.Module``) from pixels to a grid of features."""
+
+    preprocessing: Preprocessing
+    """From an image to the pixels that it reads."""
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Pixels [B, 3, S, S] -> features [B, H, W, D]."""
+        ...
+
+
+@runtime_checkable
+class TextEncoder(Protocol):
+    """A network (``nn.Module``) from token ids to a state of every token."""
+
+    context_length: int
+    """Longest caption in tokens, special ones included."""
+
+    def tokenize(self, texts: Sequence[str], context_length: int) -> Tensor:
+        """N captions -> ids [N, L], padded; L is at most ``context_length``, and longer captions are truncated."""
+        ...
+
+    def lengths(self, ids: Tensor) -> Tensor:
+        """Ids [B, L] -> number of tokens [B] before the padding."""
+        ...
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Ids [B, L] -> states [B, L, D]; those of padding have no meaning, and those of tokens do not depend on it."""
+        ...
+
+
+class TransformersImage(nn.Module):
+    """A vision model of Transformers: ``last_hidden_state`` as a grid, without class and register tokens."""
+
+    def __init__(self, model: Any, preprocessing: Preprocessing) -> None:
+        super().__init__()
+        self.model, self.preprocessing = model, preprocessing
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """[B, 3, S, S] -> [B, H, W, D]."""
+        return as_grid(self.model(pixel_values=pixels).last_hidden_state)
+
+
+class OpenClipImage(nn.Module):
+    """The image tower of an open_clip model: its last feature map, normalised, before pooling and projection."""
+
+    def __init__(self, visual: Any) -> None:
+        super().__init__()
+        self.model, self.preprocessing = visual, preprocessing_of(visual)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """[B, 3, S, S] -> [B, H, W, D]."""
+        found = self.model.forward_intermediates(
+            pixels, indices=1, normalize_intermediates=True, intermediates_only=True, output_fmt="NCHW"
+        )
+        return as_grid(found["image_intermediates"][-1])
+
+
+class TimmImage(nn.Module):
+    """An image model of timm: ``forward_features`` as a grid, without class and register tokens."""
+
+    def __init__(self, model: Any, preprocessing: Preprocessing) -> None:
+        super().__init__()
+        self.model, self.preprocessing = model, preprocessing
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """[B, 3, S, S] -> [B, H, W, D]."""
+        features = self.model.forward_features(pixels)
+        # timm's channels-last models (Swin, MaxViT) say so.
+        return features if getattr(self.model, "output_fmt", None) == "NHWC" else as_grid(features)
+
+
+class TransformersText(nn.Module):
+    """A text encoder of Transformers with its tokenizer."""
+
+    def __init__(self, model: Any, tokenizer: Any) -> None:
+        super().__init__()
+        if tokenizer.pad_token_id is None:
+            raise ValueError("its tokenizer has no padding token: expected one")
+        self.model, self.tokenizer = model, tokenizer
+        positions = getattr(model.config, "max_position_embeddings", None) or tokenizer.model_max_length
+        self.context_length = int(min(positions, tokenizer.model_max_length))
+
+    def tokenize(self, texts: Sequence[str], context_length: int) -> Tensor:
+        """See ``TextEncoder``."""
+        ids = self.tokenizer(list(texts), padding=True, truncation=True, max_length=context_length, return_tensors="pt")
+        return ids["input_ids"]
+
+    def lengths(self, ids: Tensor) -> Tensor:
+        """See ``TextEncoder``."""
+        return (ids != self.tokenizer.pad_token_id).sum(dim=1)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """[B, L] -> [B, L, D]."""
+        mask = ids != self.tokenizer.pad_token_id
+        return self.model(input_ids=ids, attention_mask=mask.long()).last_hidden_state
+
+
+class OpenClipText(nn.Module):
+    """The text tower of an open_clip model with causal attention, before pooling and projection."""
+
+    def __init__(self, clip: Any, tokenizer: Any) -> None:
+        super().__init__()
+        if getattr(clip, "attn_mask", None) is None:
+            raise ValueError("its text tower has no causal attention: expected CLIP's own, or one of Transformers")
+        self.context_length = int(clip.context_length)
+        self.token_embedding, self.positional_embedding = clip.token_embedding, clip.positional_embedding
+        self.transformer, self.ln_final = clip.transformer, clip.ln_final
+        self.mask: Tensor
+        self.register_buffer("mask", clip.attn_mask, persistent=False)
+        self.tokenizer = with_cached_words(tokenizer)
+
+    def tokenize(self, texts: Sequence[str], context_length: int) -> Tensor:
+        """See ``TextEncoder``."""
+        ids = self.tokenizer(list(texts), context_length=context_length)
+        return ids[:, : int(self.lengths(ids).max())] if len(ids) else ids
+
+    def lengths(self, ids: Tensor) -> Tensor:
+        """See ``TextEncoder``: end of text is the largest id."""
+        return ids.argmax(dim=1) + 1
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """[B, L] -> [B, L, D]."""
+        length = ids.shape[1]
+        hidden = self.token_embedding(ids) + self.positional_embedding[:length]
+        return self.ln_final(self.transformer(hidden, attn_mask=self.mask[:length, :length]))
+
+
+def as_grid(features: Tensor) -> Tensor:
+    """Features as a grid [B, H, W, D]: of a feature map [B, D, H, W], or of tokens [B, N, D].
+
+    The last H² of N tokens are the square grid, where H is the largest that fits; those before are class and register
+    tokens.
+
+    Raises:
+        ValueError: the features have another number of axes.
+    """
+    if features.ndim == 4:
+        return features.permute(0, 2, 3, 1)
+    if features.ndim != 3:
+        raise ValueError(f"features have shape {list(features.shape)}: expected a map [B, D, H, W] or tokens [B, N, D]")
+    side = math.isqrt(features.shape[1])
+    return features[:, features.shape[1] - side * side :].unflatten(1, (side, side))
+
+
+def load_image_encoder(name: str, kwargs: Mapping[str, Any] | None = None, pretrained: bool = True) -> Any:
+    """An ``ImageEncoder``, in evaluation mode, on the CPU.
+
+    Args:
+        name: see the module.
+        kwargs: arguments of the class; of a library's model there are none.
+        pretrained: False leaves the weights random, where a library can: those of a file follow.
+
+    Raises:
+        ValueError: there is no such model, its library is not installed, or it is no image encoder.
+    """
+    return _load(name, kwargs or {}, "image", pretrained, _IMAGE, ImageEncoder)
+
+
+def load_text_encoder(name: str, kwargs: Mapping[str, Any] | None = None, pretrained: bool = True) -> Any:
+    """A ``TextEncoder``; arguments and errors as of ``load_image_encoder``."""
+    return _load(name, kwargs or {}, "text", pretrained, _TEXT, TextEncoder)
+
+
+def _load(
+    name: str,
+    kwargs: Mapping[str, Any],
+    kind: Kind,
+    pretrained: bool,
+    libraries: Mapping[str, Callable[[str, bool], nn.Module]],
+    protocol: type,
+) -> Any:
+    library, _, model = name.partition(":")
+    what = f"{kind} encoder {name!r}"
+    if not model:
+        raise ValueError(f"{what}: expected {', '.join(f'{each}:NAME' for each in libraries)} or package.module:Class")
+    try:
+        if library in libraries:
+            if kwargs:
+                raise ValueError(f"it takes no arguments, but got {sorted(kwargs)}")
+            encoder: Any = libraries[library](model, pretrained)
+        else:
+            encoder = getattr(importlib.import_module(library), model)(**kwargs)
+    except ModuleNotFoundError as error:
+        raise ValueError(f"{what} needs the module {error.name}, which is not installed") from error
+    except (OSError, ValueError, RuntimeError, KeyError, AttributeError, TypeError, ImportError) as error:
+        raise ValueError(f"{what} cannot be loaded: {error}") from error
+    if not (isinstance(encoder, nn.Module) and isinstance(encoder, protocol)):
+        expected = sorted(name for name in vars(protocol).get("__annotations__", {}))
+        raise ValueError(f"{what} is a {type(encoder).__name__}: expected an nn.Module with {', '.join(expected)}")
+    return encoder.eval()
+
+
+def _transformers(name: str, kind: Kind, pretrained: bool) -> Any:
+    """The model, or that tower of a dual encoder which is asked for."""
+    from transformers import AutoConfig, AutoModel
+
+    if not Path(name).is_dir():
+        ask_hub(name, "config.json")
+    config = AutoConfig.from_pretrained(name)
+    config = getattr(config, "vision_config" if kind == "image" else "text_config", config)
+    return AutoModel.from_pretrained(name, config=config) if pretrained else AutoModel.from_config(config)
+
+
+def _transformers_image(name: str, pretrained: bool) -> nn.Module:
+    from transformers import AutoImageProcessor
+
+    model = _transformers(name, "image", pretrained)
+    if model.main_input_name != "pixel_values":
+        raise ValueError(
+            f"it is a {type(model).__name__}, which reads {model.main_input_name}: expected a vision model"
+        )
+    return TransformersImage(
+        model, preprocessing_from(AutoImageProcessor.from_pretrained(name, backend="pil").to_dict())
+    )
+
+
+def _transformers_text(name: str, pretrained: bool) -> nn.Module:
+    from transformers import AutoTokenizer
+
+    model = _transformers(name, "text", pretrained)
+    if model.main_input_name != "input_ids" or model.config.is_encoder_decoder:
+        raise ValueError(f"it is a {type(model).__name__}: expected an encoder of text")
+    return TransformersText(model, AutoTokenizer.from_pretrained(name))
+
+
+def _open_clip(name: str, pretrained: bool) -> tuple[Any, str]:
+    import open_clip
+
+    architecture, _, tag = name.partition("/")
+    if pretrained and not tag:
+        raise ValueError("expected ARCHITECTURE/TAG, such as ViT-B-32/openai (see open_clip.list_pretrained())")
+    found = open_clip.get_pretrained_cfg(architecture, tag) if tag else {}
+    quick_gelu = bool(found and found.get("quick_gelu"))
+    return open_clip.create_model(
+        architecture, tag if pretrained else None, force_quick_gelu=quick_gelu, require_pretrained=pretrained
+    ), architecture
+
+
+def _open_clip_image(name: str, pretrained: bool) -> nn.Module:
+    return OpenClipImage(_open_clip(name, pretrained)[0].visual)
+
+
+def _open_clip_text(name: str, pretrained: bool) -> nn.Module:
+    import open_clip
+
+    clip, architecture = _open_clip(name, pretrained)
+    return OpenClipText(clip, open_clip.get_tokenizer(architecture))
+
+
+def _timm_image(name: str, pretrained: bool) -> nn.Module:
+    import timm
+
+    model: Any = timm.create_model(name, pretrained=pretrained, num_classes=0)
+    used = timm.data.resolve_data_config({}, model=model)
+    size, crop = used["input_size"][1], used["crop_pct"]
+    return TimmImage(
+        model,
+        Preprocessing(
+            size,
+            tuple(used["mean"]),
+            tuple(used["std"]),
+            used["interpolation"],
+            "squash" if used.get("crop_mode") == "squash" else math.floor(size / crop),
+        ),
+    )
+
+
+_IMAGE = {"transformers": _transformers_image, "open_clip": _open_clip_image, "timm": _timm_image}
+_TEXT = {"transformers": _transformers_text, "open_clip": _open_clip_text}
+
+
+def preprocessing_from(values: Mapping[str, Any]) -> Preprocessing:
+    """``Preprocessing`` that does what an image processor of Transformers with this configuration does.
+
+    Raises:
+        ValueError: it does something else, such as padding, or makes no square.
+    """
+    size, crop, methods = values.get("size") or {}, values.get("crop_size") or {}, {2: "bilinear", 3: "bicubic"}
+    side = crop if values.get("do_center_crop") else size
+    method, factor = int(values.get("resample") or 2), float(values.get("rescale_factor") or 1 / 255)
+    resize: str | int | None = None
+    if values.get("crop_pct") is not None and size.get("shortest_edge") is not None:  # ConvNeXt and ResNet
+        side = dict.fromkeys(("height", "width"), size["shortest_edge"])
+        resize = int(size["shortest_edge"] / values["crop_pct"]) if size["shortest_edge"] < 384 else "squash"
+    elif size.get("shortest_edge") is not None and values.get("do_center_crop"):
+        resize = int(size["shortest_edge"])
+    elif "height" in size and size["height"] == size.get("width") == side.get("height"):
+        resize = "squash"
+    plain = values.get("do_resize", True) and values.get("do_rescale", True) and not values.get("do_pad")
+    known = method in methods and math.isclose(factor, 1 / 255) and side.get("height") == side.get("width")
+    if resize is None or not plain or not known:
+        shown = {name: values.get(name) for name in ("size", "crop_size", "resample", "rescale_factor", "do_pad")}
+        raise ValueError(f"its image processor has {shown}: expected a resize to a square, or a centre crop after it")
+    normalises = values.get("do_normalize", True)
+    mean, std = (values["image_mean"], values["image_std"]) if normalises else ([0.0] * 3, [1.0] * 3)
+    return Preprocessing(int(side["height"]), tuple(mean), tuple(std), methods[method], resize or "squash")
+
+
+def open_blocks(encoder: nn.Module, blocks: int | None) -> list[str]:
+    """Freeze an encoder but for its last ``blocks`` blocks and what follows them; returns what is open, by name.
+
+    The blocks are the entries of the list of modules that has most of its weights (a Transformer's layers, a ConvNet's
+    stages). What is registered after them, such as the last norm, is open with them. 0 freezes all, None nothing.
+
+    Raises:
+        ValueError: it has fewer blocks.
+    """
+    encoder.requires_grad_(blocks is None)
+    if blocks:
+        prefixes = _blocks(encoder)
+        if len(prefixes) < blocks:
+            raise ValueError(f"it has {len(prefixes)} blocks: {blocks} cannot be trained")
+        names = [name for name, _ in encoder.named_parameters()]
+        first = next(index for index, name in enumerate(names) if name.startswith(prefixes[-blocks]))
+        for name, parameter in list(encoder.named_parameters())[first:]:
+            parameter.requires_grad_(".pooler." not in f".{name}")  # no grid and no state depends on a pooler
+    return [name for name, parameter in encoder.named_parameters() if parameter.requires_grad]
+
+
+def _blocks(encoder: nn.Module) -> list[str]:
+    """Prefixes of the parameters of each block, in order."""
+
+    def size(module: nn.Module) -> int:
+        return sum(parameter.numel() for parameter in module.parameters())
+
+    parents = [
+        (name, module)
+        for name, module in encoder.named_modules()
+        if isinstance(module, nn.ModuleList | nn.Sequential) and len(module) > 1 and 2 * size(module) > size(encoder)
+    ]
+    if not parents:  # stages that are attributes, as in timm's ResNets: of the first module that has several
+        parents = [(name, module) for name, module in encoder.named_modules() if len(list(module.children())) > 1]
+    if not parents:
+        return []
+    parent, module = max(parents, key=lambda each: size(each[1]))
+    return [
+        ".".join(filter(None, (parent, name))) + "."
+        for name, child in module.named_children()
+        if any(True for _ in child.parameters())
+    ]
+
+
+@torch.no_grad()
+def frozen_width(encoder: Any, kind: Kind) -> int:
+    """D of an encoder, found by a forward pass of one blank image or one word."""
+    device = next(encoder.parameters()).device
+    if kind == "text":
+        return int(encoder(encoder.tokenize(["a"], encoder.context_length).to(device)).shape[-1])
+    side = encoder.preprocessing.size
+    return int(encoder(torch.zeros(1, 3, side, side, device=device)).shape[-1])

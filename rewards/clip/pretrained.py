@@ -358,7 +358,7 @@ def _blocks(encoder: nn.Module) -> list[str]:
     parents = [
         (name, module)
         for name, module in encoder.named_modules()
-        if isinstance(module, nn.ModuleList | nn.Sequential) and len(module) > 1 and 2 * size(module) > size(encoder)
+        if isinstance(module, nn.ModuleList | nn.Sequential) and len(module) > 1 and 4 * size(module) > size(encoder)
     ]
     if not parents:  # stages that are attributes, as in timm's ResNets: of the first module that has several
         parents = [(name, module) for name, module in encoder.named_modules() if len(list(module.children())) > 1]

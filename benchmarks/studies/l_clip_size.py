@@ -76,7 +76,7 @@ def measure(timing: Timing, shapes: Shapes | None = None, pairs: int = 128) -> I
         "L-CLIP, plain table": (plain.encode_image, plain.encode_text),
     }
     captions = random_captions(caption_words(shapes.step.words), pairs, seed=0)
-    ids = parts.tokenizer(captions, context_length=FULL_LENGTH).to(device)
+    ids = parts.tokenize(captions).to(device)
     pixels = torch.randn(pairs, 3, shapes.student.image_size, shapes.student.image_size, device=device)
     short = ids[:, : int(ids.argmax(dim=-1).max()) + 1]  # cut after the last EOT
     inputs = {"images": pixels, f"texts of {FULL_LENGTH}": ids, f"texts cut to {short.shape[1]}": short}

@@ -1,6 +1,7 @@
-"""Frozen dual encoders, loaded by name: open_clip models and L-CLIP students.
+"""Frozen dual encoders, loaded by name: open_clip models, L-CLIP students, and duals of pretrained encoders.
 
-Captions are tokenised by the model's own tokenizer: CLIP's BPE of 49,408 tokens for CLIP models and students.
+Captions are tokenised by the model's own tokenizer: CLIP's BPE of 49,408 tokens for CLIP models and students, that of
+the text encoder for a ``PretrainedDual``.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import pickle
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from torch import Tensor, nn
 
 from rewards.base import RewardError
 from rewards.clip.checkpoints import load_file, load_tuned, stretch_student, stretch_text_tower
+from rewards.clip.dual import PretrainedDual, is_dual
 from rewards.clip.encoder import RELEASED, EncoderOptions, chunks, is_main_process
 from rewards.clip.preprocessing import (
     Preprocessing,
@@ -50,13 +53,18 @@ class _Loaded:
     """A network with its tokenizer and preprocessing."""
 
     model: nn.Module
-    tokenizer: Any
+    tokenize: Callable[[list[str]], Tensor]
+    """Captions -> ids [N, L], padded, truncated at ``context_length``."""
+    count_tokens: Callable[[str], int]
+    """Tokens of a caption that is not truncated, special ones included."""
     preprocessing: Preprocessing
     context_length: int
     architecture: str
     trims: bool
     """Whether text embeddings do not depend on padding, so that ids may be cut after the longest caption."""
     encode_text: Callable[[Tensor], Tensor]
+    lengths: Callable[[Tensor], Tensor] = lambda ids: ids.argmax(dim=1) + 1  # EOT is the largest id
+    """Ids [N, L] -> their numbers of tokens [N] before the padding."""
     note: str = ""
     """For the signature, after the name of the weights."""
     long_layout: bool = False
@@ -151,23 +159,23 @@ class Backbone:
         parts, groups, batch_size = self._parts(), [], self._options.batch_size
         for group in chunks(texts, SORTED_BATCHES * batch_size, "embedding captions"):
             ids = self.token_ids(list(group))
-            lengths = ids.argmax(dim=1) + 1 if parts.trims else torch.full((len(ids),), ids.shape[1])  # EOT is largest
+            lengths = parts.lengths(ids) if parts.trims else torch.full((len(ids),), ids.shape[1])
             found = embed_by_length(parts.encode_text, ids, lengths, batch_size * ids.shape[1], self.device)
             groups.append(_features(found, normalize).cpu())
         return torch.cat(groups) if groups else torch.zeros(0, 0)
 
     def token_ids(self, texts: list[str]) -> Tensor:
-        """Token ids [N, ``context_length``] of N captions, padded. Raises as ``encode_texts``."""
+        """Token ids [N, L] of N captions, padded; L is at most ``context_length``. Raises as ``encode_texts``."""
         parts = self._parts()
         if not self._options.truncate:
             for text in texts:
-                count = len(parts.tokenizer.encode(text)) + 2  # start and end
+                count = parts.count_tokens(text)
                 if count > self.context_length:
                     raise RewardError(
                         f"caption {text!r:.80} has {count} tokens, {self.name} reads {self.context_length}: "
                         "shorten it, or score with truncate=True"
                     )
-        return parts.tokenizer(texts, context_length=self.context_length)
+        return parts.tokenize(texts)
 
 
 def load_backbone(name: str, pretrained: str | None = None, device: str = "cpu", **options: Any) -> Backbone:
@@ -190,7 +198,7 @@ def _load(options: EncoderOptions) -> _Loaded:
                 check_types(file)
             loaded = _load_open_clip(f"local-dir:{name}", options)
         else:
-            loaded = _load_student(name, options)
+            loaded = _load_dual(name, options) if is_dual(name) else _load_student(name, options)
         check_numbers(loaded.model.named_parameters(), "its weights")
         loaded.model.requires_grad_(False).eval().to(device=options.device, dtype=PRECISIONS[options.precision])
     except ModuleNotFoundError as error:
@@ -198,6 +206,23 @@ def _load(options: EncoderOptions) -> _Loaded:
     except _UNLOADABLE as error:
         raise ValueError(f"backbone {label} cannot be loaded: {error}") from error
     return loaded
+
+
+def _load_dual(folder: str, options: EncoderOptions) -> _Loaded:
+    if options.pretrained is not None or options.context_length is not None:
+        raise ValueError("a folder has its own weights and positions: leave 'pretrained' and 'context_length' out")
+    model = PretrainedDual.from_pretrained(folder)
+    return _Loaded(
+        model=model,
+        tokenize=model.tokenize,
+        count_tokens=model.text_encoder.count_tokens,
+        preprocessing=model.preprocessing,
+        context_length=model.context_length,
+        architecture=repr(model.config),
+        trims=True,
+        encode_text=model.encode_text,
+        lengths=model.text_encoder.lengths,
+    )
 
 
 def _load_student(folder: str, options: EncoderOptions) -> _Loaded:
@@ -209,9 +234,11 @@ def _load_student(folder: str, options: EncoderOptions) -> _Loaded:
     if options.context_length is not None:
         stretch_student(model, options.context_length)
     config = model.config
+    tokenize, count_tokens = _tokenizer(open_clip.SimpleTokenizer(), config.context_length)
     return _Loaded(
         model=model,
-        tokenizer=with_cached_words(open_clip.SimpleTokenizer(context_length=config.context_length)),
+        tokenize=tokenize,
+        count_tokens=count_tokens,
         preprocessing=Preprocessing(config.image_size),
         context_length=config.context_length,
         architecture=repr(config),
@@ -260,9 +287,11 @@ def _load_open_clip(name: str, options: EncoderOptions) -> _Loaded:
     native = isinstance(model, open_clip.CLIP)
     causal = native and model.attn_mask is not None and model.text_pool_type == "argmax"
     context_length = int(getattr(model, "context_length", 77))
+    tokenize, count_tokens = _tokenizer(open_clip.get_tokenizer(name), context_length)
     return _Loaded(
         model=model,
-        tokenizer=with_cached_words(open_clip.get_tokenizer(name, context_length=context_length)),
+        tokenize=tokenize,
+        count_tokens=count_tokens,
         preprocessing=preprocessing,
         context_length=context_length,
         architecture=repr(model) + json.dumps(open_clip.get_model_config(name), sort_keys=True),
@@ -271,6 +300,12 @@ def _load_open_clip(name: str, options: EncoderOptions) -> _Loaded:
         note=note,
         long_layout=layout == "long",
     )
+
+
+def _tokenizer(tokenizer: Any, context_length: int) -> tuple[Callable[[list[str]], Tensor], Callable[[str], int]]:
+    """``tokenize`` and ``count_tokens`` of an open_clip tokenizer."""
+    fast = with_cached_words(tokenizer)
+    return partial(fast, context_length=context_length), lambda text: len(fast.encode(text)) + 2  # start and end
 
 
 def _fingerprint(loaded: _Loaded, precision: str) -> str:

@@ -51,6 +51,10 @@ class TextEncoder(Protocol):
         """N captions -> ids [N, L], padded; L is at most ``context_length``, and longer captions are truncated."""
         ...
 
+    def count_tokens(self, text: str) -> int:
+        """Tokens of a caption that is not truncated, special ones included."""
+        ...
+
     def lengths(self, ids: Tensor) -> Tensor:
         """Ids [B, L] -> number of tokens [B] before the padding."""
         ...
@@ -63,13 +67,19 @@ class TextEncoder(Protocol):
 class TransformersImage(nn.Module):
     """A vision model of Transformers: ``last_hidden_state`` as a grid, without class and register tokens."""
 
-    def __init__(self, model: Any, preprocessing: Preprocessing) -> None:
+    def __init__(self, model: Any, processor: Any) -> None:
         super().__init__()
-        self.model, self.preprocessing = model, preprocessing
+        self.model, self.processor = model, processor
+        self.preprocessing = preprocessing_from(processor.to_dict())
 
     def forward(self, pixels: Tensor) -> Tensor:
         """[B, 3, S, S] -> [B, H, W, D]."""
         return as_grid(self.model(pixel_values=pixels).last_hidden_state)
+
+    def save_config(self, folder: Path) -> None:
+        """Write what ``transformers:FOLDER`` builds it from, without weights."""
+        self.model.config.save_pretrained(folder)
+        self.processor.save_pretrained(folder)
 
 
 class OpenClipImage(nn.Module):
@@ -109,6 +119,7 @@ class TransformersText(nn.Module):
         if tokenizer.pad_token_id is None:
             raise ValueError("its tokenizer has no padding token: expected one")
         self.model, self.tokenizer = model, tokenizer
+        tokenizer.padding_side = tokenizer.truncation_side = "right"
         positions = getattr(model.config, "max_position_embeddings", None) or tokenizer.model_max_length
         self.context_length = int(min(positions, tokenizer.model_max_length))
 
@@ -116,6 +127,10 @@ class TransformersText(nn.Module):
         """See ``TextEncoder``."""
         ids = self.tokenizer(list(texts), padding=True, truncation=True, max_length=context_length, return_tensors="pt")
         return ids["input_ids"]
+
+    def count_tokens(self, text: str) -> int:
+        """See ``TextEncoder``."""
+        return len(self.tokenizer(text)["input_ids"])
 
     def lengths(self, ids: Tensor) -> Tensor:
         """See ``TextEncoder``."""
@@ -125,6 +140,11 @@ class TransformersText(nn.Module):
         """[B, L] -> [B, L, D]."""
         mask = ids != self.tokenizer.pad_token_id
         return self.model(input_ids=ids, attention_mask=mask.long()).last_hidden_state
+
+    def save_config(self, folder: Path) -> None:
+        """Write what ``transformers:FOLDER`` builds it from, without weights."""
+        self.model.config.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
 
 
 class OpenClipText(nn.Module):
@@ -145,6 +165,10 @@ class OpenClipText(nn.Module):
         """See ``TextEncoder``."""
         ids = self.tokenizer(list(texts), context_length=context_length)
         return ids[:, : int(self.lengths(ids).max())] if len(ids) else ids
+
+    def count_tokens(self, text: str) -> int:
+        """See ``TextEncoder``."""
+        return len(self.tokenizer.encode(text)) + 2
 
     def lengths(self, ids: Tensor) -> Tensor:
         """See ``TextEncoder``: end of text is the largest id."""

@@ -16,6 +16,22 @@ CLIP_TASKS: tuple[Method, ...] = ("contrastive", "positive_augmented", "specific
 
 
 @dataclass
+class PartConfig:
+    """A pretrained image or text encoder, a part of a dual encoder (docs/reward_models.md).
+
+    Args:
+        encoder: ``transformers:NAME``, ``open_clip:ARCHITECTURE/TAG``, ``timm:NAME`` (images), or
+            ``package.module:Class``.
+        kwargs: arguments of that class.
+        train_blocks: train its last blocks, so many; 0 freezes it, null trains all of it.
+    """
+
+    encoder: str | None = None
+    kwargs: dict = field(default_factory=dict)
+    train_blocks: Annotated[int, Range(min=0, max=1024)] | None = 0
+
+
+@dataclass
 class EncoderConfig:
     """The model to train.
 
@@ -24,9 +40,13 @@ class EncoderConfig:
             ``ViT-B-32``.
         kwargs: the shape, from random weights. Of an open_clip model, its model JSON
             ``{embed_dim, vision_cfg, text_cfg}``, merged into that of ``name``. Otherwise arguments of ``LCLIPConfig``.
-        init: weights to go on from. Of an open_clip model, its folder, or with ``name`` a tag such as ``openai`` or a
-            checkpoint file, also in Long-CLIP's layout. ``distill_image``, ``distill_text``: a folder that such a run
-            exported. ``distill_dual``: a folder of an L-CLIP.
+        image: pretrained image encoder, which with ``text`` makes a dual encoder (``contrastive``,
+            ``positive_augmented``, ``specificity``); its heads are random, in the shape of ``kwargs``: arguments of
+            ``DualConfig`` such as ``{embed_dim: 256, hidden: 1024, dropout: 0.5}``.
+        text: pretrained text encoder.
+        init: weights to go on from. The folder of an open_clip model or of a dual encoder of pretrained parts; with
+            ``name`` a tag of open_clip such as ``openai`` or a checkpoint file, also in Long-CLIP's layout.
+            ``distill_image``, ``distill_text``: a folder that such a run exported. ``distill_dual``: that of an L-CLIP.
         image_init: ``distill_dual``: the folder that ``distill_image`` exported; null starts from random weights.
         text_init: ``distill_dual``: the folder that ``distill_text`` exported; null starts from random weights.
         context_length: of an open_clip model: stretch the text tower of ``init`` to so many tokens, as Long-CLIP does
@@ -36,6 +56,8 @@ class EncoderConfig:
 
     name: str | None = None
     kwargs: dict = field(default_factory=dict)
+    image: PartConfig = field(default_factory=PartConfig)
+    text: PartConfig = field(default_factory=PartConfig)
     init: str | None = None
     image_init: str | None = None
     text_init: str | None = None
@@ -74,6 +96,8 @@ class LossConfig:
         cosine: 1 - cosine to the teacher's embedding, a tower. Null: the same.
         regulator: the Similarity Regulator, ``distill_dual`` only; 0 leaves it out. Null: 1/30.
         regulator_reduction: ``mean`` over diagonal and other pairs each (released code), or ``sum`` (paper).
+        false_negatives: ``contrastive``: ``mask`` leaves pairs of the same image or the same caption, other than the
+            own pair, out of the softmax; ``keep`` has them as negatives, as CLIP does.
         max_scale: of an open_clip model: largest factor of the cosines (inverse temperature).
         short: ``contrastive``: weight of Long-CLIP's second term, between short captions and the principal components
             of the images; 0 leaves it out, 1 in Long-CLIP.
@@ -92,6 +116,7 @@ class LossConfig:
     cosine: Weight | None = None
     regulator: Weight | None = None
     regulator_reduction: Literal["mean", "sum"] = "mean"
+    false_negatives: Literal["keep", "mask"] = "keep"
     max_scale: Annotated[float, Range(min=1, max=10**6)] = 100.0
     short: Weight = 0.0
     pca_rank: Rank = 32

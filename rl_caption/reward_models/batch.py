@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import hashlib
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
 from rewards.clip.preprocessing import Preprocessing
+from rewards.clip.pretrained import TextEncoder
 from rewards.images import ImageSource, open_image
 from rewards.text.detail_units import detail_units_of
 from rewards.text.tokenize import tokenize
@@ -32,11 +34,12 @@ class PairBatch:
 
     rows: Sequence[Row]
     inputs: dict[str, Tensor]
-    """What the model embeds, by the name of the embedding: ``image`` is pixels [B, 3, S, S], ``text`` token ids [B, L].
-    A name that starts with ``image`` is pixels, any other is token ids."""
+    """What the model embeds, by the name of the embedding: ``image`` is pixels [B, 3, S, S], ``text`` token ids [B, L];
+    of a frozen encoder its features, [B, R, D] and [B, D]. A name that starts with ``image`` is an image."""
     captions: list[str]
     targets: dict[str, Tensor] = field(default_factory=dict)
-    """Further inputs of the loss, [B] each, such as ``triplet``: 1 where the row has one, else 0."""
+    """Further inputs of the loss, [B] each, such as ``triplet``: 1 where the row has one, else 0; ``image_group`` and
+    ``caption_group``: numbers that are equal where images, or captions, are."""
 
     def to(self, device: torch.device) -> PairBatch:
         """The batch with its tensors on ``device``."""
@@ -67,6 +70,79 @@ class PixelCache:
             if (len(self.cached) + 1) * square.numel() <= self.cache_bytes:
                 self.cached[key] = square
         return self.preprocessing.normalise(square)
+
+    def of(self, row: Row) -> Tensor:
+        """The pixels of a row's image."""
+        return self(row["image_id"], row["image"])
+
+
+class FeatureCache:
+    """Features of images by a frozen encoder, read from ``data.features_root`` and averaged over their cells; kept."""
+
+    def __init__(self) -> None:
+        self.cached: dict[str, Tensor] = {}
+
+    def of(self, row: Row) -> Tensor:
+        """Features [1, D], float32, of a row's image. Raises ``DataError`` where there are none."""
+        known = self.cached.get(row["image_id"])
+        if known is None:
+            known = torch.from_numpy(row["features"].load()).mean(dim=0, keepdim=True)
+            self.cached[row["image_id"]] = known
+        return known
+
+
+class Texts(Protocol):
+    """Captions to what a text tower reads."""
+
+    @property
+    def context_length(self) -> int:
+        """Longest caption in tokens."""
+        ...
+
+    def __call__(self, captions: Sequence[str], keep: bool = True) -> Tensor:
+        """Token ids [B, L], or features [B, D] of a frozen encoder; ``keep`` is for captions that come again."""
+        ...
+
+    def too_long(self, captions: Sequence[str]) -> int:
+        """How many of the captions are truncated."""
+        ...
+
+
+class EncoderTokens:
+    """Captions to the token ids of a pretrained text encoder, padded to the longest of a batch."""
+
+    def __init__(self, encoder: TextEncoder, context_length: int) -> None:
+        self.encoder, self.context_length = encoder, context_length
+
+    def __call__(self, captions: Sequence[str], keep: bool = True) -> Tensor:
+        """Ids [B, L]."""
+        return self.encoder.tokenize(captions, self.context_length)
+
+    def too_long(self, captions: Sequence[str]) -> int:
+        """How many of the captions are truncated."""
+        return sum(self.encoder.count_tokens(caption) > self.context_length for caption in captions)
+
+
+@dataclass
+class FrozenTexts:
+    """Captions to their features by a frozen text encoder, all computed before: ``features`` [N, D] by ``index``."""
+
+    tokens: EncoderTokens
+    index: Mapping[str, int]
+    features: Tensor
+
+    @property
+    def context_length(self) -> int:
+        """Longest caption in tokens."""
+        return self.tokens.context_length
+
+    def __call__(self, captions: Sequence[str], keep: bool = True) -> Tensor:
+        """Features [B, D]."""
+        return self.features[[self.index[caption] for caption in captions]]
+
+    def too_long(self, captions: Sequence[str]) -> int:
+        """How many of the captions are truncated."""
+        return self.tokens.too_long(captions)
 
 
 class TokenCache:
@@ -128,7 +204,7 @@ def plain_form(caption: str) -> str:
     return " ".join(tokenize(caption))
 
 
-def triplet_texts(triplets: Sequence[Triplet | None], tokens: TokenCache) -> tuple[dict[str, list[str]], Tensor]:
+def triplet_texts(triplets: Sequence[Triplet | None], tokens: Texts) -> tuple[dict[str, list[str]], Tensor]:
     """``base``, ``positive`` and ``negative`` of B triplets, and which of them count, [B] of 1 and 0.
 
     One that is None, or does not fit the context (truncated, its texts would be equal), does not; its texts are empty.
@@ -186,7 +262,7 @@ class PairCollate:
     """(Row, step) pairs to a ``PairBatch``, on the CPU.
 
     Args:
-        pixels: prepares images; None leaves them out (a text tower alone).
+        pixels: prepares images, or reads their features; None leaves them out (a text tower alone).
         tokens: prepares captions; None leaves their ids out (an image tower alone).
         captions: which reference a step learns.
         augmentations: names of ``augment``: another random view of an image at every step.
@@ -199,10 +275,11 @@ class PairCollate:
         positives: which positives to add: ``image`` the image that was generated for the chosen caption, the input
             ``image_generated``; ``text`` a random caption that was generated for the image, the input
             ``text_generated``.
+        groups: add the targets ``image_group`` and ``caption_group``.
     """
 
-    pixels: PixelCache | None
-    tokens: TokenCache | None
+    pixels: PixelCache | FeatureCache | None
+    tokens: Texts | None
     captions: Captions = "random"
     augmentations: Sequence[str] = ()
     seed: int = 0
@@ -210,6 +287,7 @@ class PairCollate:
     triplets: Callable[[int], dict[str, Triplet | None]] | None = None
     plain_captions: float = 0.0
     positives: Collection[str] = ()
+    groups: bool = False
 
     def __call__(self, items: Sequence[tuple[Row, int]]) -> PairBatch:
         """Make a batch."""
@@ -223,11 +301,16 @@ class PairCollate:
                 formed = [plain_form(text) if own else text for text, own in zip(column, plain, strict=True)]
                 comes_again = name.removeprefix("text_") not in Triplet._fields
                 inputs[name] = self.tokens(formed, keep=comes_again)
+        if self.groups:
+            targets["image_group"] = _groups([row["image_id"] for row, _ in items])
+            targets["caption_group"] = _groups(captions)
         return PairBatch([row for row, _ in items], inputs, captions, targets)
 
     def _images(self, items: Sequence[tuple[Row, int]], index: Sequence[int]) -> dict[str, Tensor]:
         if self.pixels is None:
             return {}
+        if isinstance(self.pixels, FeatureCache):
+            return {"image": torch.stack([self.pixels.of(row) for row, _ in items])}
         views = {"image": [self._view(row["image_id"], row["image"], step) for row, step in items]}
         if "image" in self.positives:
             views["image_generated"] = [
@@ -237,7 +320,7 @@ class PairCollate:
         return {name: torch.stack(own) for name, own in views.items()}
 
     def _texts(
-        self, items: Sequence[tuple[Row, int]], captions: list[str], tokens: TokenCache
+        self, items: Sequence[tuple[Row, int]], captions: list[str], tokens: Texts
     ) -> tuple[dict[str, list[str]], dict[str, Tensor]]:
         texts = {"text": captions}
         if "text" in self.positives:
@@ -260,9 +343,15 @@ class PairCollate:
         return float(row_generator(self.seed, step, f"plain/{row['image_id']}").random()) < self.plain_captions
 
     def _view(self, image_id: str, source: ImageSource, step: int) -> Tensor:
-        assert self.pixels is not None
+        assert isinstance(self.pixels, PixelCache)
         pixels = self.pixels(image_id, source)
         return augment(pixels, self.augmentations, self.seed, step, image_id) if self.augmentations else pixels
+
+
+def _groups(keys: Sequence[str]) -> Tensor:
+    """A number [B] for each key, equal for equal keys in every process; whole numbers that float32 holds exactly."""
+    digests = [hashlib.blake2b(key.encode(), digest_size=3).digest() for key in keys]
+    return torch.tensor([float(int.from_bytes(digest)) for digest in digests])
 
 
 def check_positives(

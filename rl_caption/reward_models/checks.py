@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,16 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from rewards.clip.dual import DualConfig, is_dual
 from rewards.text.detail_units import default_tagger
 from rl_caption.config.checks import mistakes
-from rl_caption.config.reward_models import CLIP_TASKS, Method, RewardModelConfig, RewardModelTrainConfig
+from rl_caption.config.reward_models import (
+    CLIP_TASKS,
+    EncoderConfig,
+    Method,
+    RewardModelConfig,
+    RewardModelTrainConfig,
+)
 from rl_caption.errors import ConfigError
 from rl_caption.launch import processes_started
 from rl_caption.reward_models.distillation import check_names, student_config
@@ -24,9 +32,9 @@ TOKENS = 49408
 """Of CLIP's tokenizer, the only one here."""
 _DISTILLATION: tuple[Method, ...] = ("distill_image", "distill_text", "distill_dual")
 _KEYS: dict[tuple[Method, ...], str] = {
-    CLIP_TASKS: "model.name model.context_length model.keep_positions loss.max_scale train.freeze_positions "
-    "train.plain_captions",
-    ("contrastive",): "loss.short loss.pca_rank train.label_smoothing train.short_captions",
+    CLIP_TASKS: "model.name model.context_length model.keep_positions model.image model.text loss.max_scale "
+    "train.freeze_positions train.plain_captions data.features_root",
+    ("contrastive",): "loss.short loss.pca_rank loss.false_negatives train.label_smoothing train.short_captions",
     ("positive_augmented",): "loss.positive_images loss.positive_captions train.trainable train.lora_rank "
     "train.lora_alpha",
     ("specificity",): "loss.alpha loss.beta loss.gamma loss.margin_units loss.max_margin loss.symmetric "
@@ -37,7 +45,6 @@ _KEYS: dict[tuple[Method, ...], str] = {
     ("distill_dual",): "model.image_init model.text_init loss.regulator loss.regulator_reduction train.freeze_text",
     (*CLIP_TASKS, "distill_text", "distill_dual"): "train.captions",
     (*CLIP_TASKS, "distill_image", "distill_dual"): "data.augment",
-    (): "data.features_root",
 }
 READ_BY = {key: tasks for tasks, keys in _KEYS.items() for key in keys.split()}
 """Key -> the tasks that read it; keys that are not here are read by all."""
@@ -55,11 +62,13 @@ def check_config(config: RewardModelConfig) -> None:
         wrong.append(f"teacher.name is not set: {config.task} distils a teacher, such as ViT-B-32 or a folder")
     if config.model.init is not None and config.model.kwargs:
         wrong.append("model.kwargs is set together with model.init, which has the shape: leave it out")
-    wrong += [*_unfit_trainable(config), *_unfit_long(config)]
+    wrong += [*_unfit_trainable(config), *_unfit_long(config), *_unfit_dual(config)]
     if wrong:
         raise ConfigError("; ".join(wrong))
     if config.task == "specificity":
         default_tagger()  # of the optional package textblob
+    if trains_dual(config.model):
+        return
     if config.task in CLIP_TASKS:
         network = _meta_clip(config)
         if network is not None:
@@ -75,8 +84,39 @@ def check_config(config: RewardModelConfig) -> None:
             student_config(model.kwargs)
 
 
+def trains_dual(model: EncoderConfig) -> bool:
+    """Whether the model is a dual encoder of pretrained parts."""
+    if model.image.encoder is not None or model.text.encoder is not None:
+        return True
+    return model.init is not None and model.name is None and is_dual(model.init)
+
+
+def _unfit_dual(config: RewardModelConfig) -> Iterator[str]:
+    """Mistakes in a dual encoder of pretrained parts; a sentence each."""
+    model, train, data = config.model, config.train, config.data
+    parts, frozen = (model.image.encoder, model.text.encoder), model.image.train_blocks == 0
+    if not trains_dual(model):
+        if data.features_root is not None and config.task in CLIP_TASKS:
+            yield "data.features_root is of the frozen encoder model.image, which is not set: leave it out, or set that"
+        return
+    if model.init is None and None in parts:
+        yield f"model.image.encoder and model.text.encoder are {parts[0]!r} and {parts[1]!r}: set both"
+    if model.name is not None or (model.init is not None and parts != (None, None)):
+        yield "model.image and model.text are set together with model.name or model.init: leave one of them out"
+    allowed = {each.name for each in fields(DualConfig)} - {"image", "text", "image_kwargs", "text_kwargs"}
+    if model.kwargs.keys() - allowed:
+        yield f"model.kwargs has {sorted(model.kwargs.keys() - allowed)}: a dual encoder takes {sorted(allowed)}"
+    if model.context_length is not None or train.freeze_positions or train.trainable == "lora":
+        yield "model.context_length, train.freeze_positions and train.trainable lora are for open_clip models"
+    if data.features_root is not None and not (frozen and not data.augment):
+        yield "data.features_root has one view of the frozen encoder: model.image.train_blocks 0, and no data.augment"
+    if data.features_root is not None and config.task == "positive_augmented" and config.loss.positive_images:
+        yield "loss.positive_images needs pixels: set it to 0, or leave data.features_root out"
+
+
 def _trains_parts(config: RewardModelConfig) -> bool:
-    return config.task == "positive_augmented" and config.train.trainable != "all"
+    is_clip = not trains_dual(config.model)
+    return is_clip and config.task == "positive_augmented" and config.train.trainable != "all"
 
 
 def _unfit_trainable(config: RewardModelConfig) -> Iterator[str]:
@@ -96,6 +136,8 @@ def _unfit_trainable(config: RewardModelConfig) -> Iterator[str]:
 def _unfit_long(config: RewardModelConfig) -> Iterator[str]:
     """Mistakes in what only training on long captions reads; a sentence each."""
     model, loss, train = config.model, config.loss, config.train
+    if loss.false_negatives == "mask" and train.label_smoothing:
+        yield "loss.false_negatives mask leaves pairs out that train.label_smoothing gives a share: set one of them"
     if model.context_length is not None and model.init is None:
         yield "model.context_length stretches model.init, which is not set: put it into model.kwargs.text_cfg"
     if loss.short and loss.pca_rank >= train.batch_size:

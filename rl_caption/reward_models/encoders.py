@@ -16,8 +16,11 @@ from torch.nn.utils import parametrize
 
 from rewards.clip.backbone import load_backbone
 from rewards.clip.checkpoints import KEEP, stretch_text_tower
+from rewards.clip.dual import DualConfig, PretrainedDual
 from rewards.clip.preprocessing import Preprocessing, causal_text_features, preprocessing_of
+from rewards.clip.pretrained import open_blocks
 from rewards.model_files import check_memory, check_sizes, check_state, state_shapes
+from rl_caption.config.reward_models import EncoderConfig
 from rl_caption.errors import ConfigError
 
 _PROJECTIONS = {"image": ("visual.proj", "visual.attnpool."), "text": ("text_projection",)}
@@ -72,6 +75,57 @@ class ClipTowers(nn.Module):
         if tower == "image":
             return self.clip.encode_image(value)
         return causal_text_features(self.clip, value) if self.trims else self.clip.encode_text(value)
+
+
+class DualTowers(nn.Module):
+    """A ``PretrainedDual``, whose inverse temperature ``scale`` is a further output; kept in [1, ``max_scale``].
+
+    A frozen encoder may have run before: its features are an input then, instead of pixels or token ids.
+    """
+
+    trims = True
+
+    def __init__(self, dual: PretrainedDual, max_scale: float = 100.0) -> None:
+        super().__init__()
+        self.dual, self.max_scale = dual, max_scale
+
+    def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Embed inputs by name, to raw [B, E], and ``scale``, a scalar.
+
+        Images are pixels [B, 3, S, S] or features [B, R, D]; texts are ids [B, L] or features, floats [B, D].
+        """
+        with torch.no_grad():
+            self.dual.logit_scale.clamp_(0, math.log(self.max_scale))
+        outputs = {name: self._embed(_tower(name), value) for name, value in inputs.items()}
+        return outputs | {"scale": self.dual.logit_scale.exp()}
+
+    def _embed(self, tower: str, value: Tensor) -> Tensor:
+        if tower == "image":
+            return self.dual.encode_image(value) if value.ndim == 4 else self.dual.project_image(value)
+        return self.dual.project_text(value) if value.is_floating_point() else self.dual.encode_text(value)
+
+
+def pretrained_dual(model: EncoderConfig) -> PretrainedDual:
+    """The dual encoder of ``model.init``, or of ``model.image`` and ``model.text``, open where it is to be trained.
+
+    Raises:
+        ConfigError: an encoder cannot be loaded, ``kwargs`` are not those of ``DualConfig``, or there are fewer blocks.
+    """
+    try:
+        if model.init is not None:
+            dual = PretrainedDual.from_pretrained(model.init)
+        else:
+            image, text = str(model.image.encoder), str(model.text.encoder)
+            dual = PretrainedDual(DualConfig(image, text, model.image.kwargs, model.text.kwargs, **model.kwargs))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"model: {error}") from error
+    dual.requires_grad_(True)
+    for name, part in (("image", model.image), ("text", model.text)):
+        try:
+            open_blocks(getattr(dual, f"{name}_encoder"), part.train_blocks)
+        except ValueError as error:
+            raise ConfigError(f"model.{name}.train_blocks is {part.train_blocks}: {error}") from error
+    return dual
 
 
 def _tower(name: str) -> str:

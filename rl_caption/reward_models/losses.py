@@ -35,8 +35,15 @@ def cosine_matrix(images: Tensor, texts: Tensor) -> Tensor:
     return F.normalize(images, dim=-1) @ F.normalize(texts, dim=-1).T
 
 
-def _cross_entropies(logits: Tensor, label_smoothing: float, symmetric: bool = True) -> Tensor:
-    """Mean cross-entropy of [B, B] logits (image by text) with the diagonal as target, of columns or both ways."""
+def _cross_entropies(
+    logits: Tensor, label_smoothing: float, symmetric: bool = True, excluded: Tensor | None = None
+) -> Tensor:
+    """Mean cross-entropy of [B, B] logits (image by text) with the diagonal as target, of columns or both ways.
+
+    ``excluded`` bool [B, B], symmetric, False on the diagonal: pairs that are left out of the softmax.
+    """
+    if excluded is not None:
+        logits = logits.masked_fill(excluded, float("-inf"))
     target = torch.arange(len(logits), device=logits.device)
     to_images = F.cross_entropy(logits.T, target, label_smoothing=label_smoothing)
     if not symmetric:
@@ -45,7 +52,12 @@ def _cross_entropies(logits: Tensor, label_smoothing: float, symmetric: bool = T
 
 
 def info_nce(
-    images: Tensor, texts: Tensor, scale: Tensor | float, label_smoothing: float = 0.0, symmetric: bool = True
+    images: Tensor,
+    texts: Tensor,
+    scale: Tensor | float,
+    label_smoothing: float = 0.0,
+    symmetric: bool = True,
+    excluded: Tensor | None = None,
 ) -> Tensor:
     """InfoNCE ``(CE(scale * S, i) + CE(scale * Sᵀ, i)) / 2`` with S the cosines [B, B] (Radford et al. 2021, figure 3).
 
@@ -54,9 +66,19 @@ def info_nce(
     Long-CLIP's code). Without ``symmetric`` only texts pick images, ``CE(scale * Sᵀ, i)`` (SPECS's code).
 
     Other pairs with the same caption are negatives like all: where their text embeddings are equal, a target that is
-    uniform over them (Khosla et al. 2020; Yang et al. 2022) has the same value and gradient.
+    uniform over them (Khosla et al. 2020; Yang et al. 2022) has the same value and gradient. ``excluded`` bool [B, B]
+    leaves pairs out (``false_negatives``); not together with ``label_smoothing``, which gives every pair a share.
     """
-    return _cross_entropies(scale * cosine_matrix(images, texts), label_smoothing, symmetric)
+    return _cross_entropies(scale * cosine_matrix(images, texts), label_smoothing, symmetric, excluded)
+
+
+def false_negatives(*groups: Tensor) -> Tensor:
+    """Pairs i, j of a batch, i not j, that are equal in any of ``groups`` ([B] each); bool [B, B].
+
+    With the images and the captions as groups: caption j is true of image i, or is word for word its caption.
+    """
+    same = torch.stack([group[:, None] == group[None] for group in groups]).any(dim=0)
+    return same & ~torch.eye(len(same), dtype=torch.bool, device=same.device)
 
 
 def principal_reconstruction(rows: Tensor, rank: int) -> Tensor:
@@ -134,9 +156,13 @@ def similarity_regulator(
 def contrastive(
     student: Embeddings, target: Embeddings, label_smoothing: float = 0.0, short: float = 0.0, pca_rank: int = 32
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """``info_nce`` of ``image`` and ``text``, + ``short`` times ``short_info_nce`` of ``text_short``."""
+    """``info_nce`` of ``image`` and ``text``, + ``short`` times ``short_info_nce`` of ``text_short``.
+
+    Where ``target`` has ``image_group`` and ``caption_group`` [B], pairs of the same are no negatives.
+    """
     images, texts, scale = student["image"], student["text"], student["scale"]
-    loss, metrics = info_nce(images, texts, scale, label_smoothing), _contrastive_metrics(student)
+    excluded = false_negatives(target["image_group"], target["caption_group"]) if target else None
+    loss, metrics = info_nce(images, texts, scale, label_smoothing, excluded=excluded), _contrastive_metrics(student)
     if short:
         term = short_info_nce(images, student["text_short"], scale, pca_rank, label_smoothing)
         loss, metrics = loss + short * term, metrics | {"contrastive/short": term}

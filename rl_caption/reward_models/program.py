@@ -8,37 +8,49 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from rewards.clip.backbone import load_backbone
-from rewards.clip.preprocessing import Preprocessing, preprocessing_of
+from rewards.clip.dual import PretrainedDual
+from rewards.clip.encoder import chunks
+from rewards.clip.preprocessing import Preprocessing, embed_by_length, preprocessing_of
 from rl_caption.config.reward_models import CLIP_TASKS, RewardModelConfig
 from rl_caption.engines import print_main
 from rl_caption.errors import ConfigError
 from rl_caption.reward_models import losses
 from rl_caption.reward_models.batch import (
+    EncoderTokens,
+    FeatureCache,
+    FrozenTexts,
     PairCollate,
     PixelCache,
     StepTriplets,
+    Texts,
     TokenCache,
     check_positives,
     donors_of,
+    plain_form,
     validation_triplets,
 )
-from rl_caption.reward_models.checks import check_batch_norm, check_config
+from rl_caption.reward_models.checks import check_batch_norm, check_config, trains_dual
 from rl_caption.reward_models.distillation import (
     Teacher,
     Tower,
     build_dual,
     build_tower,
     copy_patch_embedding,
+    embed_distributed,
     names_teacher,
     save_tower,
 )
 from rl_caption.reward_models.encoders import (
     ClipTowers,
+    DualTowers,
     Towers,
+    is_frozen,
     pretrained_clip,
+    pretrained_dual,
     random_clip,
     save_clip,
     train_only,
@@ -49,6 +61,8 @@ from rl_caption.training.loop import Trainer
 from rl_caption.training.setup import CHECKED_IMAGES, Context, setup
 from rl_caption.types import TrainState
 
+TEXTS = 4096
+"""Captions that are sorted by length at a time."""
 TOWERS_OF: dict[str, tuple[Tower, ...]] = dict.fromkeys((*CLIP_TASKS, "distill_dual"), ("image", "text")) | {
     "distill_image": ("image",),
     "distill_text": ("text",),
@@ -68,6 +82,8 @@ class EmbeddingModel:
     export: Callable[[Path], None]
     is_trained: bool
     """It starts from trained weights, which are validated before the first step."""
+    dual: PretrainedDual | None = None
+    """Where it is one: frozen encoders may run before training."""
 
 
 def train_reward_model(config: RewardModelConfig) -> TrainState:
@@ -80,13 +96,16 @@ def train_reward_model(config: RewardModelConfig) -> TrainState:
     train, towers, is_specific = config.train, TOWERS_OF[config.task], config.task == "specificity"
     with setup(config) as context:
         teacher = None if config.task in CLIP_TASKS else _teacher(context, config, towers)
-        model = _clip_model(config) if teacher is None else _student(context, config, teacher)
+        if teacher is not None:
+            model = _student(context, config, teacher)
+        else:
+            model = _dual_model(config) if trains_dual(config.model) else _clip_model(config)
         check_batch_norm(model.network, train, context.accelerator.num_processes)
         if teacher is not None:
             _check_same_view(config, teacher, model)
         positives = _positives(config, context)
-        pixels = PixelCache(model.preprocessing, config.data.cache_mb * 2**20)
-        tokens = _tokens(context, model, "text" in towers)
+        pixels = _images(config, context, model)
+        tokens = _texts(config, context, model, "text" in towers)
         collate = PairCollate(
             pixels if "image" in towers else None,
             tokens if "text" in towers else None,
@@ -97,6 +116,7 @@ def train_reward_model(config: RewardModelConfig) -> TrainState:
             _triplets(config, context) if is_specific else None,
             train.plain_captions,
             positives,
+            groups=config.loss.false_negatives == "mask",
         )
         validate = embedding_validator(
             context.accelerator,
@@ -116,7 +136,7 @@ def train_reward_model(config: RewardModelConfig) -> TrainState:
         state = context.start(signature, "val/specificity" if is_specific else metric)
         decays = _decays(train.freeze_positions) if config.task in CLIP_TASKS else None
         network, optimizer = context.prepare(model.network, decays)
-        target = batch_targets if is_specific else teacher
+        target = batch_targets if teacher is None else teacher
         return Trainer(
             context,
             EmbeddingTask(context.accelerator, network, objective(config), target, config.task),
@@ -216,6 +236,58 @@ def _clip_model(config: RewardModelConfig) -> EmbeddingModel:
     )
 
 
+def _dual_model(config: RewardModelConfig) -> EmbeddingModel:
+    dual = pretrained_dual(config.model)
+    network, trained = DualTowers(dual, config.loss.max_scale), config.model.init is not None
+    return EmbeddingModel(
+        network, dual.preprocessing, dual.context_length, network.trims, dual.save_pretrained, trained, dual
+    )
+
+
+def _images(config: RewardModelConfig, context: Context, model: EmbeddingModel) -> PixelCache | FeatureCache:
+    """Pixels, or the features of ``data.features_root`` where a frozen encoder made them."""
+    if config.data.features_root is None:
+        return PixelCache(model.preprocessing, config.data.cache_mb * 2**20)
+    assert model.dual is not None  # check_config
+    found, width = context.val_rows[0]["features"].check(), model.dual.image_head.norm.normalized_shape[0]
+    if found != width:
+        raise ConfigError(
+            f"data.features_root {config.data.features_root} has {found} values a cell, the image encoder "
+            f"{model.dual.config.image} {width}: make them with this encoder (prepare_features)"
+        )
+    return FeatureCache()
+
+
+def _texts(config: RewardModelConfig, context: Context, model: EmbeddingModel, with_text: bool) -> Texts:
+    """Token ids, or the features of a frozen text encoder where they fit ``data.cache_mb`` and captions are known."""
+    if model.dual is None:
+        return _tokens(context, model, with_text)
+    dual, accelerator = model.dual, context.accelerator
+    tokens = EncoderTokens(dual.text_encoder, dual.context_length)
+    _warn_of_cut_captions(context, tokens)
+    rows = [*context.train_rows, *context.val_rows]
+    texts = [text for row in rows for text in (*row["references"], *row.get("positive_captions", ()))]
+    if config.train.plain_captions:
+        texts += [plain_form(text) for text in texts]
+    distinct = list(dict.fromkeys(texts))
+    fits = len(distinct) * 4 * dual.text_head.norm.normalized_shape[0] <= config.data.cache_mb * 2**20
+    if not is_frozen(dual.text_encoder) or config.task == "specificity" or config.loss.short or not fits:
+        return tokens
+    dual.to(accelerator.device).text_encoder.eval()
+
+    @torch.no_grad()
+    def embed(captions: list[str]) -> Tensor:
+        found = []
+        for part in chunks(captions, TEXTS, "features of captions by the frozen text encoder"):
+            ids = dual.tokenize(part)
+            lengths, most = dual.text_encoder.lengths(ids), config.eval.batch_size * dual.context_length
+            found.append(embed_by_length(dual.text_features, ids, lengths, most, str(accelerator.device)).cpu())
+        return torch.cat(found)
+
+    features = embed_distributed(accelerator, distinct, embed)
+    return FrozenTexts(tokens, {text: index for index, text in enumerate(distinct)}, features)
+
+
 def _student(context: Context, config: RewardModelConfig, teacher: Teacher) -> EmbeddingModel:
     model, train, fingerprint = config.model, config.train, teacher.backbone.fingerprint
     towers: dict[str, nn.Module]
@@ -260,12 +332,17 @@ def _tokens(context: Context, model: EmbeddingModel, with_text: bool) -> TokenCa
     from open_clip import SimpleTokenizer
 
     tokens = TokenCache(SimpleTokenizer(context_length=model.context_length), model.context_length, model.trims)
+    if with_text:
+        _warn_of_cut_captions(context, tokens)
+    return tokens
+
+
+def _warn_of_cut_captions(context: Context, tokens: Texts) -> None:
     references = [caption for row in context.val_rows for caption in row["references"]]
-    cut = tokens.too_long(references) if with_text else 0
+    cut = tokens.too_long(references)
     if cut:
         print_main(
             context.accelerator,
-            f"{cut} of {len(references)} validation captions have more than {model.context_length} tokens (the model's "
-            "context_length) and lose their end, as training captions do",
+            f"{cut} of {len(references)} validation captions have more than {tokens.context_length} tokens (the "
+            "model's context_length) and lose their end, as training captions do",
         )
-    return tokens

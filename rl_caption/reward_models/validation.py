@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from rl_caption.data.base import Row
 from rl_caption.engines import autocast, dropout_off
 from rl_caption.errors import ConfigError
-from rl_caption.reward_models.batch import PixelCache, TokenCache, triplet_texts
+from rl_caption.reward_models.batch import FeatureCache, PixelCache, Texts, triplet_texts
 from rl_caption.reward_models.distillation import Teacher, embed_distributed
 from rl_caption.reward_models.retrieval import retrieval_recall
 from rl_caption.reward_models.triplets import Triplet
@@ -32,8 +32,8 @@ def embedding_validator(
     network: nn.Module,
     towers: Sequence[str],
     rows: Sequence[Row],
-    pixels: PixelCache,
-    tokens: TokenCache,
+    pixels: PixelCache | FeatureCache,
+    tokens: Texts,
     batch_size: int,
     teacher: Teacher | None = None,
     triplets: Sequence[Triplet | None] | None = None,
@@ -65,7 +65,7 @@ def embedding_validator(
         _check_finite(expected, "the teacher's", "a wider teacher.precision, fp32, is the usual remedy")
 
     def stacked(mine: list[Row]) -> Tensor:
-        return torch.stack([pixels(row["image_id"], row["image"]) for row in mine])
+        return torch.stack([pixels.of(row) for row in mine])
 
     embedded = partial(_embedded, accelerator, network, batch_size)
 
@@ -116,7 +116,7 @@ def _embedded(
     return embed_distributed(accelerator, items, embed)
 
 
-def _grown_texts(triplets: Sequence[Triplet | None], tokens: TokenCache) -> tuple[dict[str, list[str]], Tensor]:
+def _grown_texts(triplets: Sequence[Triplet | None], tokens: Texts) -> tuple[dict[str, list[str]], Tensor]:
     grown, fits = triplet_texts(triplets, tokens)
     if not fits.any():
         raise ConfigError(
@@ -137,8 +137,10 @@ def _specificity(found: Mapping[str, Tensor], fits: Tensor) -> dict[str, float]:
     return {f"val/specificity_{name}": rate for name, rate in rates.items()} | mean
 
 
-def _validation_pixels(pixels: PixelCache, images: int) -> PixelCache:
+def _validation_pixels(pixels: PixelCache | FeatureCache, images: int) -> PixelCache | FeatureCache:
     """A cache for all ``images`` of this process where they take little memory, which training images leave alone."""
+    if isinstance(pixels, FeatureCache):
+        return pixels
     needed = images * 3 * pixels.preprocessing.size**2
     return PixelCache(pixels.preprocessing, needed) if needed <= MOST_PIXELS else pixels
 

@@ -1,0 +1,201 @@
+"""A dual encoder made of a pretrained image encoder and a pretrained text encoder, each with a projection head.
+
+Trained contrastively with its encoders frozen it is LiT with both towers locked but for their heads (Zhai et al. 2022,
+"LiT: Zero-Shot Transfer with Locked-image text Tuning"; which blocks are trained is said to the training program).
+
+Shapes: B batch, S pixels of a side, R cells of a grid, L tokens, D width of an encoder, E joint width (``embed_dim``).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from rewards.clip.preprocessing import Preprocessing
+from rewards.clip.pretrained import frozen_width, load_image_encoder, load_text_encoder
+from rewards.model_files import check_folder, check_sizes, check_state, read_object, read_weights
+
+MODEL_TYPE = "pretrained_dual"
+TEMPERATURE = 0.07
+"""At the start, as in CLIP (Radford et al. 2021)."""
+Pool = Literal["mean", "first", "last"]
+
+
+@dataclass(frozen=True)
+class DualConfig:
+    """What a ``PretrainedDual`` is made of. Raises ``ValueError`` for values out of range."""
+
+    image: str
+    """Image encoder, such as ``transformers:facebook/dinov2-small`` (``rewards.clip.pretrained``)."""
+    text: str
+    """Text encoder."""
+    image_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of ``image``, where that is a class."""
+    text_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    embed_dim: int = 512
+    """Joint width E."""
+    hidden: int = 1024
+    """Width of the hidden layer of a head; 0 is a linear head."""
+    dropout: float = 0.5
+    """Of the input and the hidden layer of the MLP in a head, in training."""
+    pool: Pool = "mean"
+    """The text embedding is the mean over tokens, the ``first`` token (CLS) or the ``last`` one (EOT)."""
+    context_length: int = 77
+    """Most tokens of a caption, special ones included; fewer where the text encoder has fewer positions."""
+
+    def __post_init__(self) -> None:
+        check_sizes({"embed_dim": self.embed_dim, "hidden": max(self.hidden, 1), "context_length": self.context_length})
+        if self.pool not in ("mean", "first", "last"):
+            raise ValueError(f"pool is {self.pool!r}: expected mean, first or last")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout is {self.dropout}: expected at least 0 and less than 1")
+
+
+class Head(nn.Module):
+    """``W LN(x) + MLP(LN(x))``, [B, D] -> [B, E]; without a hidden layer the first term alone."""
+
+    def __init__(self, width: int, embed_dim: int, hidden: int, dropout: float) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.linear = nn.Linear(width, embed_dim)
+        layers = [nn.Dropout(dropout), nn.Linear(width, hidden), nn.GELU(), nn.Dropout(dropout)]
+        self.mlp = nn.Sequential(*layers, nn.Linear(hidden, embed_dim)) if hidden else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(x)
+        return self.linear(x) if self.mlp is None else self.linear(x) + self.mlp(x)
+
+
+class PretrainedDual(nn.Module):
+    """Both encoders with their heads. Embeddings are not normalised.
+
+    Args:
+        config: what it is made of.
+        pretrained: False leaves weights random, where a library can: those of a file follow.
+
+    Raises:
+        ValueError: an encoder cannot be loaded.
+    """
+
+    def __init__(self, config: DualConfig, pretrained: bool = True) -> None:
+        super().__init__()
+        self.config = config
+        self.image_encoder: Any = load_image_encoder(config.image, config.image_kwargs, pretrained)
+        self.text_encoder: Any = load_text_encoder(config.text, config.text_kwargs, pretrained)
+        shape = (config.embed_dim, config.hidden, config.dropout)
+        self.image_head = Head(frozen_width(self.image_encoder, "image"), *shape)
+        self.text_head = Head(frozen_width(self.text_encoder, "text"), *shape)
+        self.logit_scale = nn.Parameter(torch.tensor(math.log(1 / TEMPERATURE)))
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """From an image to the pixels that it reads."""
+        found: Preprocessing = self.image_encoder.preprocessing
+        return found
+
+    @property
+    def context_length(self) -> int:
+        """Longest caption in tokens."""
+        return min(self.config.context_length, self.text_encoder.context_length)
+
+    def tokenize(self, texts: Sequence[str]) -> Tensor:
+        """Captions -> ids [B, L], padded, L at most ``context_length``."""
+        ids: Tensor = self.text_encoder.tokenize(texts, self.context_length)
+        return ids
+
+    def image_features(self, pixels: Tensor) -> Tensor:
+        """The image encoder's features [B, R, D] of pixels [B, 3, S, S]: what the head reads."""
+        features: Tensor = self.image_encoder(pixels).flatten(1, 2)
+        return features
+
+    def text_features(self, ids: Tensor) -> Tensor:
+        """The text encoder's pooled states [B, D] of ids [B, L]: what the head reads."""
+        states, lengths = self.text_encoder(ids), self.text_encoder.lengths(ids)
+        if self.config.pool == "first":
+            return states[:, 0]
+        if self.config.pool == "last":
+            return states[torch.arange(len(ids), device=ids.device), lengths - 1]
+        mask = torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
+        return (states * mask[..., None]).sum(dim=1) / lengths[:, None].to(states.dtype)
+
+    def project_image(self, features: Tensor) -> Tensor:
+        """Embeddings [B, E] of the image encoder's features [B, R, D], which are averaged over the cells."""
+        return self.image_head(features.mean(dim=1))
+
+    def project_text(self, features: Tensor) -> Tensor:
+        """Embeddings [B, E] of the text encoder's pooled states [B, D]."""
+        return self.text_head(features)
+
+    def encode_image(self, pixels: Tensor) -> Tensor:
+        """Embed pixels [B, 3, S, S] as [B, E]."""
+        return self.project_image(self.image_features(pixels))
+
+    def encode_text(self, ids: Tensor) -> Tensor:
+        """Embed token ids [B, L] as [B, E]."""
+        return self.project_text(self.text_features(ids))
+
+    def train(self, mode: bool = True) -> PretrainedDual:
+        """As of any module; an encoder with nothing to train stays in evaluation mode (dropout, batch norm)."""
+        super().train(mode)
+        for encoder in (self.image_encoder, self.text_encoder):
+            if not any(parameter.requires_grad for parameter in encoder.parameters()):
+                encoder.eval()
+        return self
+
+    def save_pretrained(self, folder: Path) -> None:
+        """Write ``model.safetensors``, ``config.json`` and what its encoders are built from; the folder is made."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for kind in ("image", "text"):
+            encoder = getattr(self, f"{kind}_encoder")
+            if hasattr(encoder, "save_config"):
+                encoder.save_config(folder / f"{kind}_encoder")
+        weights = {name: tensor.detach().cpu().contiguous() for name, tensor in _weights(self).items()}
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        text = json.dumps({"model_type": MODEL_TYPE, **asdict(self.config)}, indent=2) + "\n"
+        (folder / "config.json").write_text(text, encoding="utf-8")
+
+    @classmethod
+    def from_pretrained(cls, path: str | Path) -> PretrainedDual:
+        """Load a folder that ``save_pretrained`` wrote, on the CPU, in evaluation mode.
+
+        Raises:
+            ValueError: a file is missing, changed, damaged or of another kind of model, or an encoder's library or
+                class is not there.
+        """
+        folder = Path(path)
+        check_folder(folder)
+        values = read_object(folder / "config.json")
+        kind, known = values.pop("model_type", None), {each.name for each in fields(DualConfig)}
+        if kind != MODEL_TYPE or values.keys() != known:
+            found = f"{folder / 'config.json'} is a {kind!r} with {sorted(values)}"
+            raise ValueError(f"{found}: expected a {MODEL_TYPE!r} with {sorted(known)}")
+        config, built = DualConfig(**values), dict(values)
+        for tower in ("image", "text"):
+            if (folder / f"{tower}_encoder").is_dir():
+                built[tower] = f"transformers:{folder / f'{tower}_encoder'}"
+        weights = read_weights(folder / "model.safetensors")
+        model = cls(DualConfig(**built), pretrained=False)
+        model.config = config
+        shapes = {name: tuple(tensor.shape) for name, tensor in _weights(model).items()}
+        check_state(weights, shapes, f"weights in {str(folder)!r}")
+        model.load_state_dict(weights, strict=False)
+        return model.requires_grad_(False).eval()
+
+
+def _weights(model: nn.Module) -> dict[str, Tensor]:
+    """The state dict without integers: batch norm's counters, which nothing here reads."""
+    return {name: tensor for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
+
+
+def is_dual(folder: str | Path) -> bool:
+    """Whether a folder holds a ``PretrainedDual``."""
+    file = Path(folder) / "config.json"
+    return file.is_file() and read_object(file).get("model_type") == MODEL_TYPE

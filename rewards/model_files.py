@@ -183,9 +183,15 @@ def check_numbers(tensors: Iterable[tuple[str, Tensor]], where: str) -> None:
             raise ValueError(f"{where}: {name} has {found} of {tensor.numel()} values that are NaN or infinite")
 
 
-def state_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    """The shape of every tensor in the state dict of ``model``."""
-    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+def float_state(model: nn.Module) -> dict[str, Tensor]:
+    """The state dict of ``model`` without integers, which are batch norm's counters: nothing here reads them."""
+    return {name: tensor for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
+
+
+def state_shapes(model: nn.Module, floats_only: bool = False) -> dict[str, tuple[int, ...]]:
+    """The shape of every tensor in the state dict of ``model``, or of those of ``float_state``."""
+    state = float_state(model) if floats_only else model.state_dict()
+    return {name: tuple(tensor.shape) for name, tensor in state.items()}
 
 
 def check_state(state: dict[str, Tensor], shapes: dict[str, tuple[int, ...]], what: str) -> None:

@@ -239,9 +239,9 @@ def _load_student(folder: str, options: EncoderOptions) -> _Loaded:
         model=model,
         tokenize=tokenize,
         count_tokens=count_tokens,
-        preprocessing=Preprocessing(config.image_size),
+        preprocessing=model.image.preprocessing,
         context_length=config.context_length,
-        architecture=repr(config),
+        architecture=repr(config) + (config.image_encoder or ""),
         trims=config.pad_attention == "masked",
         encode_text=model.encode_text,
     )

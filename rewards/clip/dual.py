@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,8 +20,23 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from rewards.clip.preprocessing import Preprocessing
-from rewards.clip.pretrained import frozen_width, load_image_encoder, load_text_encoder
-from rewards.model_files import check_folder, check_sizes, check_state, read_object, read_weights
+from rewards.clip.pretrained import (
+    grid_shape,
+    load_image_encoder,
+    load_text_encoder,
+    local_encoder,
+    save_encoder_config,
+    text_width,
+)
+from rewards.model_files import (
+    check_folder,
+    check_sizes,
+    check_state,
+    float_state,
+    read_object,
+    read_weights,
+    state_shapes,
+)
 
 MODEL_TYPE = "pretrained_dual"
 TEMPERATURE = 0.07
@@ -52,7 +67,11 @@ class DualConfig:
     """Most tokens of a caption, special ones included; fewer where the text encoder has fewer positions."""
 
     def __post_init__(self) -> None:
-        check_sizes({"embed_dim": self.embed_dim, "hidden": max(self.hidden, 1), "context_length": self.context_length})
+        for name, least in (("embed_dim", 1), ("hidden", 0), ("context_length", 3)):
+            value = getattr(self, name)
+            if type(value) is not int or value < least:
+                raise ValueError(f"{name} is {value!r}: expected a whole number of at least {least}")
+        check_sizes(asdict(self))
         if self.pool not in ("mean", "first", "last"):
             raise ValueError(f"pool is {self.pool!r}: expected mean, first or last")
         if not 0 <= self.dropout < 1:
@@ -91,8 +110,8 @@ class PretrainedDual(nn.Module):
         self.image_encoder: Any = load_image_encoder(config.image, config.image_kwargs, pretrained)
         self.text_encoder: Any = load_text_encoder(config.text, config.text_kwargs, pretrained)
         shape = (config.embed_dim, config.hidden, config.dropout)
-        self.image_head = Head(frozen_width(self.image_encoder, "image"), *shape)
-        self.text_head = Head(frozen_width(self.text_encoder, "text"), *shape)
+        self.image_head = Head(grid_shape(self.image_encoder)[-1], *shape)
+        self.text_head = Head(text_width(self.text_encoder), *shape)
         self.logit_scale = nn.Parameter(torch.tensor(math.log(1 / TEMPERATURE)))
 
     @property
@@ -154,10 +173,8 @@ class PretrainedDual(nn.Module):
         """Write ``model.safetensors``, ``config.json`` and what its encoders are built from; the folder is made."""
         folder.mkdir(parents=True, exist_ok=True)
         for kind in ("image", "text"):
-            encoder = getattr(self, f"{kind}_encoder")
-            if hasattr(encoder, "save_config"):
-                encoder.save_config(folder / f"{kind}_encoder")
-        weights = {name: tensor.detach().cpu().contiguous() for name, tensor in _weights(self).items()}
+            save_encoder_config(getattr(self, f"{kind}_encoder"), folder / f"{kind}_encoder")
+        weights = {name: tensor.detach().cpu().contiguous() for name, tensor in float_state(self).items()}
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
         text = json.dumps({"model_type": MODEL_TYPE, **asdict(self.config)}, indent=2) + "\n"
         (folder / "config.json").write_text(text, encoding="utf-8")
@@ -177,22 +194,14 @@ class PretrainedDual(nn.Module):
         if kind != MODEL_TYPE or values.keys() != known:
             found = f"{folder / 'config.json'} is a {kind!r} with {sorted(values)}"
             raise ValueError(f"{found}: expected a {MODEL_TYPE!r} with {sorted(known)}")
-        config, built = DualConfig(**values), dict(values)
-        for tower in ("image", "text"):
-            if (folder / f"{tower}_encoder").is_dir():
-                built[tower] = f"transformers:{folder / f'{tower}_encoder'}"
+        config = DualConfig(**values)
+        image, text = (local_encoder(values[kind], folder / f"{kind}_encoder") for kind in ("image", "text"))
         weights = read_weights(folder / "model.safetensors")
-        model = cls(DualConfig(**built), pretrained=False)
+        model = cls(replace(config, image=image, text=text), pretrained=False)
         model.config = config
-        shapes = {name: tuple(tensor.shape) for name, tensor in _weights(model).items()}
-        check_state(weights, shapes, f"weights in {str(folder)!r}")
+        check_state(weights, state_shapes(model, floats_only=True), f"weights in {str(folder)!r}")
         model.load_state_dict(weights, strict=False)
         return model.requires_grad_(False).eval()
-
-
-def _weights(model: nn.Module) -> dict[str, Tensor]:
-    """The state dict without integers: batch norm's counters, which nothing here reads."""
-    return {name: tensor for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
 
 
 def is_dual(folder: str | Path) -> bool:

@@ -217,6 +217,17 @@ def load_text_encoder(name: str, kwargs: Mapping[str, Any] | None = None, pretra
     return _load(name, kwargs or {}, "text", pretrained, _TEXT, TextEncoder)
 
 
+def save_encoder_config(encoder: Any, folder: Path) -> None:
+    """Write what an encoder is built from without its weights, where its name alone does not say it."""
+    if hasattr(encoder, "save_config"):
+        encoder.save_config(folder)
+
+
+def local_encoder(name: str, folder: Path) -> str:
+    """The name that builds an encoder again: that of ``folder`` where ``save_encoder_config`` wrote one."""
+    return f"transformers:{folder}" if folder.is_dir() else name
+
+
 def _load(
     name: str,
     kwargs: Mapping[str, Any],
@@ -397,10 +408,14 @@ def _blocks(encoder: nn.Module) -> list[str]:
 
 
 @torch.no_grad()
-def frozen_width(encoder: Any, kind: Kind) -> int:
-    """D of an encoder, found by a forward pass of one blank image or one word."""
-    device = next(encoder.parameters()).device
-    if kind == "text":
-        return int(encoder(encoder.tokenize(["a"], encoder.context_length).to(device)).shape[-1])
-    side = encoder.preprocessing.size
-    return int(encoder(torch.zeros(1, 3, side, side, device=device)).shape[-1])
+def grid_shape(encoder: Any) -> tuple[int, ...]:
+    """[1, H, W, D] of an image encoder, by a forward pass of a blank image."""
+    side, device = encoder.preprocessing.size, next(encoder.parameters()).device
+    return tuple(encoder(torch.zeros(1, 3, side, side, device=device)).shape)
+
+
+@torch.no_grad()
+def text_width(encoder: Any) -> int:
+    """D of a text encoder, by a forward pass of one word."""
+    ids = encoder.tokenize(["a"], encoder.context_length)
+    return int(encoder(ids.to(next(encoder.parameters()).device)).shape[-1])

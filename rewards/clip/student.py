@@ -14,18 +14,29 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from rewards.clip.preprocessing import Preprocessing
+from rewards.clip.pretrained import grid_shape, load_image_encoder, local_encoder, save_encoder_config
 from rewards.files import atomic_write
-from rewards.model_files import check_folder, check_sizes, check_state, read_object, read_weights, state_shapes
+from rewards.model_files import (
+    check_folder,
+    check_sizes,
+    check_state,
+    float_state,
+    read_object,
+    read_weights,
+    state_shapes,
+)
 
+T = TypeVar("T", bound=nn.Module)
 PadAttention = Literal["full", "masked"]
 
 MODEL_TYPE = "l_clip"
@@ -62,6 +73,12 @@ class LCLIPConfig:
     image_repeats: int = 2
     """Number of times in a row that each block runs."""
     image_qkv_bias: bool = True
+    image_encoder: str | None = field(default=None, repr=False)
+    """A frozen image encoder (``rewards.clip.pretrained``), whose grid of features takes the place of the patches: a
+    hybrid (Dosovitskiy et al. 2021, section 3.1), for data that are too few to learn to see from pixels. They are then
+    prepared as it says, and ``image_size`` and ``patch_size`` are not read."""
+    image_encoder_kwargs: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """Arguments of ``image_encoder``, where that is a class."""
     vocab_size: int = 49408
     """EOT has to be the largest id of a caption, as in CLIP's vocabulary: text is pooled at the argmax."""
     context_length: int = 77
@@ -81,16 +98,18 @@ class LCLIPConfig:
 
     def __post_init__(self) -> None:
         check_sizes(asdict(self))
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name == "pad_attention":
+        for option in fields(self):
+            value = getattr(self, option.name)
+            if option.name == "pad_attention":
                 if value not in get_args(PadAttention):
                     raise ValueError(f"pad_attention is {value!r}: expected one of {get_args(PadAttention)}")
-            elif field.name.endswith("_bias"):
+            elif option.name.endswith("_bias"):
                 if not isinstance(value, bool):
-                    raise ValueError(f"{field.name} is {value!r}: expected true or false")
-            elif not (field.name == "embedding_rank" and value is None) and (type(value) is not int or value < 1):
-                raise ValueError(f"{field.name} is {value!r}: expected a positive integer")
+                    raise ValueError(f"{option.name} is {value!r}: expected true or false")
+            elif option.name.startswith("image_encoder"):
+                continue
+            elif not (option.name == "embedding_rank" and value is None) and (type(value) is not int or value < 1):
+                raise ValueError(f"{option.name} is {value!r}: expected a positive integer")
         divisors = {"image_size": "patch_size", "image_width": "image_heads", "text_width": "text_heads"}
         for whole, part in divisors.items():
             if getattr(self, whole) % getattr(self, part):
@@ -98,12 +117,12 @@ class LCLIPConfig:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> LCLIPConfig:
-        """Build from a dictionary that has every field and no other; raises ``ValueError`` otherwise."""
-        names = {field.name for field in fields(cls)}
-        if values.keys() != names:
+        """Build from a dictionary that has every field, an image encoder apart, and no other; else ``ValueError``."""
+        names = {each.name for each in fields(cls)}
+        missing = {name for name in names - values.keys() if not name.startswith("image_encoder")}
+        if missing or not values.keys() <= names:
             raise ValueError(
-                f"not an L-CLIP configuration: missing {sorted(names - values.keys())}, "
-                f"unknown {sorted(values.keys() - names)}"
+                f"not an L-CLIP configuration: missing {sorted(missing)}, unknown {sorted(values.keys() - names)}"
             )
         return cls(**values)
 
@@ -195,17 +214,24 @@ class ImageStudent(nn.Module):
     """Image tower: patches with bias, class token, positions, shared blocks, norm, head; no norm before the blocks.
 
     ``patch_embed.weight``, ``cls_token`` and ``pos_embed`` correspond to the teacher's ``conv1.weight``,
-    ``class_embedding`` and ``positional_embedding``; the last two have leading dimensions of 1 here.
+    ``class_embedding`` and ``positional_embedding``; the last two have leading dimensions of 1 here. With an image
+    encoder the patches are its features.
     """
 
-    def __init__(self, config: LCLIPConfig) -> None:
+    def __init__(self, config: LCLIPConfig, pretrained: bool = True) -> None:
         super().__init__()
         self.config = config
-        width, patch = config.image_width, config.patch_size
-        # Keeps torch's initialisation, as in the released code, where it is then copied from the teacher.
-        self.patch_embed = nn.Conv2d(3, width, patch, stride=patch)
+        width, patch, cells = config.image_width, config.patch_size, (config.image_size // config.patch_size) ** 2
+        self.patch_embed: nn.Module
+        if config.image_encoder is None:
+            # Keeps torch's initialisation, as in the released code, where it is then copied from the teacher.
+            self.patch_embed = nn.Conv2d(3, width, patch, stride=patch)
+        else:
+            encoder = load_image_encoder(config.image_encoder, config.image_encoder_kwargs, pretrained)
+            _, rows, columns, depth = grid_shape(encoder)
+            self.patch_embed, cells = nn.Linear(depth, width), rows * columns
         self.cls_token = nn.Parameter(torch.empty(1, 1, width))
-        self.pos_embed = nn.Parameter(torch.empty(1, 1 + (config.image_size // patch) ** 2, width))
+        self.pos_embed = nn.Parameter(torch.empty(1, 1 + cells, width))
         self.blocks = nn.ModuleList(
             SharedBlock(width, config.image_heads, config.image_repeats, config.image_qkv_bias, config.mlp_ratio)
             for _ in range(config.image_blocks)
@@ -215,13 +241,37 @@ class ImageStudent(nn.Module):
         nn.init.trunc_normal_(self.cls_token, std=INIT_STD)
         nn.init.trunc_normal_(self.pos_embed, std=INIT_STD)
         self.apply(init_linear)
+        self.encoder: Any = None if config.image_encoder is None else encoder.requires_grad_(False)
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """From an image to the pixels that it reads."""
+        found: Preprocessing = (
+            Preprocessing(self.config.image_size) if self.encoder is None else self.encoder.preprocessing
+        )
+        return found
+
+    def train(self, mode: bool = True) -> ImageStudent:
+        """As of any module; the frozen image encoder stays in evaluation mode."""
+        super().train(mode)
+        if self.encoder is not None:
+            self.encoder.eval()
+        return self
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Embed normalised pixels [B, 3, S, S] as [B, E], not normalised. Raises ``ValueError`` for other shapes."""
-        size = self.config.image_size
-        if pixels.ndim != 4 or tuple(pixels.shape[1:]) != (3, size, size):
+        """Embed normalised pixels [B, 3, S, S] as [B, E], not normalised. Raises ``ValueError`` for other shapes.
+
+        With an image encoder also its features [B, R, D].
+        """
+        size = self.preprocessing.size
+        if self.encoder is not None and pixels.ndim == 3:
+            patches = self.patch_embed(pixels)
+        elif pixels.ndim != 4 or tuple(pixels.shape[1:]) != (3, size, size):
             raise ValueError(f"pixels have shape {list(pixels.shape)}: expected [B, 3, {size}, {size}]")
-        patches = self.patch_embed(pixels).flatten(2).transpose(1, 2)
+        elif self.encoder is not None:
+            patches = self.patch_embed(self.encoder(pixels).flatten(1, 2))
+        else:
+            patches = self.patch_embed(pixels).flatten(2).transpose(1, 2)
         x = torch.cat([self.cls_token.expand(len(pixels), -1, -1), patches], dim=1) + self.pos_embed
         for block in self.blocks:
             x = block(x)
@@ -276,10 +326,10 @@ class TextStudent(nn.Module):
 class LCLIP(nn.Module):
     """Both towers. Embeddings are not normalised."""
 
-    def __init__(self, config: LCLIPConfig | None = None) -> None:
+    def __init__(self, config: LCLIPConfig | None = None, pretrained: bool = True) -> None:
         super().__init__()
         self.config = config or LCLIPConfig()
-        self.image = ImageStudent(self.config)
+        self.image = ImageStudent(self.config, pretrained)
         self.text = TextStudent(self.config)
 
     def encode_image(self, pixels: Tensor) -> Tensor:
@@ -297,7 +347,8 @@ class LCLIP(nn.Module):
     def save_pretrained(self, path: str | Path) -> None:
         """Write ``model.safetensors`` and ``config.json`` to the folder ``path``; it is made if needed."""
         folder = Path(path)
-        weights = {name: tensor.detach().contiguous() for name, tensor in self.state_dict().items()}
+        weights = {name: tensor.detach().contiguous() for name, tensor in float_state(self).items()}
+        save_encoder_config(self.image.encoder, folder / "image_encoder")
         with atomic_write(folder / "model.safetensors") as file:
             file.write(save(weights, metadata={"format": "pt"}))
         config = json.dumps({"model_type": MODEL_TYPE, **asdict(self.config)}, indent=2) + "\n"
@@ -327,11 +378,26 @@ class LCLIP(nn.Module):
         except ValueError as error:
             raise ValueError(f"{folder / 'config.json'}: {error}") from error
         weights = read_weights(folder / "model.safetensors")
-        with torch.device("meta"):  # no weights are initialised: those of the file are assigned
-            model = cls(config)
-        check_state(weights, state_shapes(model), f"weights in {str(folder)!r}")
-        model.load_state_dict(weights, assign=True)
+        model = without_weights(cls, config, folder)
+        check_state(weights, state_shapes(model, floats_only=True), f"weights in {str(folder)!r}")
+        model.load_state_dict(weights, strict=False, assign=True)
         return model.eval()
+
+
+def without_weights(kind: type[T], config: LCLIPConfig, folder: Path) -> T:
+    """An ``LCLIP`` or a tower of one, whose weights are to be assigned from those in ``folder``.
+
+    It is on the meta device, so that no weight is initialised, unless it has an image encoder, which others build.
+    """
+    if config.image_encoder is None or kind is TextStudent:
+        with torch.device("meta"):
+            return kind(config)
+    name = local_encoder(config.image_encoder, folder / "image_encoder")
+    model: Any = kind(replace(config, image_encoder=name), pretrained=False)
+    for part in (model, *model.children()):
+        if hasattr(part, "config") and isinstance(part.config, LCLIPConfig):
+            part.config = config
+    return model
 
 
 def released_key(name: str, stage: Literal[1, 2] = 2) -> str:

@@ -77,18 +77,26 @@ class PixelCache:
 
 
 class FeatureCache:
-    """Features of images by a frozen encoder, read from ``data.features_root`` and averaged over their cells; kept."""
+    """Features of images by a frozen encoder, from ``data.features_root``; those that fit are kept, grids as float16.
 
-    def __init__(self) -> None:
+    Args:
+        averages: one vector an image, the mean over its cells.
+        cache_bytes: memory for them.
+    """
+
+    def __init__(self, averages: bool, cache_bytes: int = 0) -> None:
+        self.averages, self.cache_bytes = averages, cache_bytes
         self.cached: dict[str, Tensor] = {}
 
     def of(self, row: Row) -> Tensor:
-        """Features [1, D], float32, of a row's image. Raises ``DataError`` where there are none."""
+        """Features [R, D], float32, of a row's image; R is 1 for averages. Raises ``DataError`` as they are read."""
         known = self.cached.get(row["image_id"])
         if known is None:
-            known = torch.from_numpy(row["features"].load()).mean(dim=0, keepdim=True)
-            self.cached[row["image_id"]] = known
-        return known
+            known = torch.from_numpy(row["features"].load())
+            known = known.mean(dim=0, keepdim=True) if self.averages else known.half()
+            if (len(self.cached) + 1) * known.nbytes <= self.cache_bytes:
+                self.cached[row["image_id"]] = known
+        return known.float()
 
 
 class Texts(Protocol):

@@ -33,7 +33,7 @@ TOKENS = 49408
 _DISTILLATION: tuple[Method, ...] = ("distill_image", "distill_text", "distill_dual")
 _KEYS: dict[tuple[Method, ...], str] = {
     CLIP_TASKS: "model.name model.context_length model.keep_positions model.image model.text loss.max_scale "
-    "train.freeze_positions train.plain_captions data.features_root",
+    "train.freeze_positions train.plain_captions",
     ("contrastive",): "loss.short loss.pca_rank loss.false_negatives train.label_smoothing train.short_captions",
     ("positive_augmented",): "loss.positive_images loss.positive_captions train.trainable train.lora_rank "
     "train.lora_alpha",
@@ -44,7 +44,7 @@ _KEYS: dict[tuple[Method, ...], str] = {
     ("distill_image",): "train.freeze_patch_embed",
     ("distill_dual",): "model.image_init model.text_init loss.regulator loss.regulator_reduction train.freeze_text",
     (*CLIP_TASKS, "distill_text", "distill_dual"): "train.captions",
-    (*CLIP_TASKS, "distill_image", "distill_dual"): "data.augment",
+    (*CLIP_TASKS, "distill_image", "distill_dual"): "data.augment data.features_root",
 }
 READ_BY = {key: tasks for tasks, keys in _KEYS.items() for key in keys.split()}
 """Key -> the tasks that read it; keys that are not here are read by all."""
@@ -95,6 +95,8 @@ def _unfit_dual(config: RewardModelConfig) -> Iterator[str]:
     """Mistakes in a dual encoder of pretrained parts; a sentence each."""
     model, train, data = config.model, config.train, config.data
     parts, frozen = (model.image.encoder, model.text.encoder), model.image.train_blocks == 0
+    if data.features_root is not None and data.augment:
+        yield "data.features_root has one view of each image: leave data.augment out"
     if not trains_dual(model):
         if data.features_root is not None and config.task in CLIP_TASKS:
             yield "data.features_root is of the frozen encoder model.image, which is not set: leave it out, or set that"
@@ -108,8 +110,8 @@ def _unfit_dual(config: RewardModelConfig) -> Iterator[str]:
         yield f"model.kwargs has {sorted(model.kwargs.keys() - allowed)}: a dual encoder takes {sorted(allowed)}"
     if model.context_length is not None or train.freeze_positions or train.trainable == "lora":
         yield "model.context_length, train.freeze_positions and train.trainable lora are for open_clip models"
-    if data.features_root is not None and not (frozen and not data.augment):
-        yield "data.features_root has one view of the frozen encoder: model.image.train_blocks 0, and no data.augment"
+    if data.features_root is not None and not frozen:
+        yield "data.features_root is of a frozen image encoder: set model.image.train_blocks to 0"
     if data.features_root is not None and config.task == "positive_augmented" and config.loss.positive_images:
         yield "loss.positive_images needs pixels: set it to 0, or leave data.features_root out"
 

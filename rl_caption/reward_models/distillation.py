@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
 
@@ -15,12 +15,14 @@ from torch import Tensor, nn
 
 from rewards.clip.backbone import Backbone
 from rewards.clip.encoder import EmbeddingCache, image_identity
-from rewards.clip.student import LCLIP, MODEL_TYPE, ImageStudent, LCLIPConfig, TextStudent
+from rewards.clip.pretrained import save_encoder_config
+from rewards.clip.student import LCLIP, MODEL_TYPE, ImageStudent, LCLIPConfig, TextStudent, without_weights
 from rewards.model_files import (
     MANIFEST,
     check_folder,
     check_memory,
     check_state,
+    float_state,
     read_object,
     read_weights,
     state_shapes,
@@ -53,7 +55,7 @@ def student_config(kwargs: Mapping[str, Any], embed_dim: int | None = None) -> L
     try:
         config = LCLIPConfig(**kwargs)
         with torch.device("meta"):
-            check_memory(LCLIP(config))
+            check_memory(LCLIP(replace(config, image_encoder=None)))
     except ValueError as error:
         raise ConfigError(f"model.kwargs: {error}") from error
     return config if embed_dim is None else _checked_width(config, embed_dim)
@@ -71,18 +73,17 @@ def _checked_width(config: LCLIPConfig, embed_dim: int) -> LCLIPConfig:
 def save_tower(tower: nn.Module, kind: Tower, folder: Path, teacher: str | None = None) -> None:
     """Write ``model.safetensors`` and ``config.json`` of one tower to ``folder``; ``teacher`` is its fingerprint."""
     folder.mkdir(parents=True, exist_ok=True)
-    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in tower.state_dict().items()}
+    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in float_state(tower).items()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    save_encoder_config(getattr(tower, "encoder", None), folder / "image_encoder")
     config: Any = tower.config
     origin = {"model_type": TOWER_TYPES[kind]} | ({} if teacher is None else {TEACHER: teacher})
     text = json.dumps({**origin, **asdict(config)}, indent=2) + "\n"
     (folder / "config.json").write_text(text, encoding="utf-8")
 
 
-def _load_tower(
-    path: str, kind: Tower, key: str, embed_dim: int, teacher: str | None = None
-) -> tuple[dict[str, Tensor], LCLIPConfig]:
-    """Weights and shape of a tower that ``save_tower`` wrote; ``key`` of the configuration names the folder."""
+def _load_tower(path: str, kind: Tower, key: str, embed_dim: int, teacher: str | None = None) -> Any:
+    """A tower that ``save_tower`` wrote; ``key`` of the configuration names the folder."""
     folder = Path(path)
     for name in ("config.json", "model.safetensors"):
         if not (folder / name).is_file():
@@ -94,9 +95,9 @@ def _load_tower(
         if found != TOWER_TYPES[kind]:
             raise ConfigError(f"{key} is {path!r}, a {found!r}: expected {TOWER_TYPES[kind]!r}, see distill_{kind}")
         config, weights = LCLIPConfig.from_dict(values), read_weights(folder / "model.safetensors")
-        with torch.device("meta"):
-            shapes = state_shapes(TOWERS[kind](config))
-        check_state(weights, shapes, f"weights in {path!r}")
+        tower: Any = without_weights(TOWERS[kind], config, folder)
+        check_state(weights, state_shapes(tower, floats_only=True), f"weights in {path!r}")
+        tower.load_state_dict(weights, strict=False, assign=True)
     except (ValueError, OSError) as error:
         raise error if isinstance(error, ConfigError) else ConfigError(f"{key}: {error}") from error
     if None not in (origin, teacher) and origin != teacher:
@@ -105,7 +106,8 @@ def _load_tower(
             "name the same (weights, preprocessing and precision), or distil the tower from this one. If only library "
             f"versions differ, remove {TEACHER} from the tower's config.json, and {MANIFEST}"
         )
-    return weights, _checked_width(config, embed_dim)
+    _checked_width(config, embed_dim)
+    return tower
 
 
 def names_teacher(path: str) -> bool:
@@ -118,9 +120,7 @@ def build_tower(kind: Tower, init: str | None, kwargs: Mapping[str, Any], embed_
     if init is None:
         return TOWERS[kind](student_config(kwargs, embed_dim))
     _check_no_shape(kwargs, "model.init")
-    weights, config = _load_tower(init, kind, "model.init", embed_dim)
-    tower = TOWERS[kind](config)
-    tower.load_state_dict(weights)
+    tower: nn.Module = _load_tower(init, kind, "model.init", embed_dim)
     return tower
 
 
@@ -154,9 +154,14 @@ def build_dual(
     loaded = {kind: _load_tower(path, kind, f"model.{kind}_init", embed_dim, teacher) for kind, path in folders.items()}
     if len(loaded) == len(TOWERS):
         _check_no_shape(kwargs, "model.image_init with model.text_init")
-    model = LCLIP(_joined_config({kind: config for kind, (_, config) in loaded.items()}, kwargs, embed_dim))
-    for kind, (weights, _) in loaded.items():
-        model.get_submodule(kind).load_state_dict(weights)
+    config = _joined_config({kind: tower.config for kind, tower in loaded.items()}, kwargs, embed_dim)
+    with torch.device("meta"):
+        model = LCLIP(replace(config, image_encoder=None))
+    model.config = config
+    for kind, build in TOWERS.items():
+        tower = loaded[kind] if kind in loaded else build(config)
+        tower.config = config
+        setattr(model, kind, tower)
     return model
 
 
@@ -204,7 +209,7 @@ def copy_patch_embedding(student: ImageStudent, teacher: Any) -> list[str]:
         "pos_embed": getattr(visual, "positional_embedding", None),
     }
     remedy = "choose the student's model.kwargs.patch_size and image_width so, or set train.freeze_patch_embed to false"
-    wanted = tuple(student.patch_embed.weight.shape)
+    wanted = tuple(student.get_parameter("patch_embed.weight").shape)
     found = sources["patch_embed.weight"]
     if found is None or sources["cls_token"] is None or found.ndim != 4 or found.shape[2] != visual.conv1.stride[0]:  # type: ignore[union-attr]
         raise ConfigError(f"the teacher's image encoder is no ViT whose patch embedding could be copied: {remedy}")

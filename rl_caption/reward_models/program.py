@@ -246,16 +246,23 @@ def _dual_model(config: RewardModelConfig) -> EmbeddingModel:
 
 def _images(config: RewardModelConfig, context: Context, model: EmbeddingModel) -> PixelCache | FeatureCache:
     """Pixels, or the features of ``data.features_root`` where a frozen encoder made them."""
-    if config.data.features_root is None:
-        return PixelCache(model.preprocessing, config.data.cache_mb * 2**20)
-    assert model.dual is not None  # check_config
-    found, width = context.val_rows[0]["features"].check(), model.dual.image_head.norm.normalized_shape[0]
+    data, network = config.data, model.network
+    if data.features_root is None:
+        return PixelCache(model.preprocessing, data.cache_mb * 2**20)
+    if isinstance(network, DualTowers):
+        averages, width = True, network.dual.image_head.norm.normalized_shape[0]
+    else:
+        tower: Any = network.get_submodule("towers.image")
+        if tower.encoder is None:
+            raise ConfigError("data.features_root is of a frozen encoder, and the student has none: leave it out")
+        averages, width = False, tower.patch_embed.in_features
+    found = context.val_rows[0]["features"].check()
     if found != width:
         raise ConfigError(
-            f"data.features_root {config.data.features_root} has {found} values a cell, the image encoder "
-            f"{model.dual.config.image} {width}: make them with this encoder (prepare_features)"
+            f"data.features_root {data.features_root} has {found} values a cell, the image encoder {width}: make them "
+            "with this encoder (prepare_features)"
         )
-    return FeatureCache()
+    return FeatureCache(averages, data.cache_mb * 2**20)
 
 
 def _texts(config: RewardModelConfig, context: Context, model: EmbeddingModel, with_text: bool) -> Texts:
@@ -314,7 +321,9 @@ def _student(context: Context, config: RewardModelConfig, teacher: Teacher) -> E
             print_main(context.accelerator, f"copied from the teacher and frozen: {', '.join(frozen)}")
         towers, shape, trained = {kind: tower}, tower.config, model.init is not None
         export = partial(save_tower, tower, kind, teacher=fingerprint)
-    preprocessing, trims = Preprocessing(shape.image_size), shape.pad_attention == "masked"
+    image: Any = towers.get("image")
+    preprocessing = Preprocessing(shape.image_size) if image is None else image.preprocessing
+    trims = shape.pad_attention == "masked"
     return EmbeddingModel(Towers(towers), preprocessing, shape.context_length, trims, export, trained)
 
 

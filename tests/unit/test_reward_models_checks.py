@@ -13,6 +13,7 @@ from rl_caption.config.reward_models import (
     CLIP_TASKS,
     EncoderConfig,
     LossConfig,
+    PartConfig,
     RewardModelConfig,
     RewardModelTrainConfig,
     TeacherConfig,
@@ -130,7 +131,9 @@ def test_mistakes_are_found_before_the_data(
         ("contrastive", "teacher.name", "x", "teacher.name is 'x', but contrastive"),
         ("contrastive", "train.freeze_text", False, "train.freeze_text is False, but contrastive"),
         ("distill_dual", "train.freeze_patch_embed", False, "read by distill_image"),
-        ("contrastive", "data.features_root", "x", "no reward model does"),
+        ("distill_text", "data.features_root", "x", "data.features_root is 'x', but distill_text"),
+        ("distill_dual", "model.image", PartConfig("timm:x"), "read by contrastive and positive_augmented"),
+        ("specificity", "loss.false_negatives", "mask", "read by contrastive"),
     ],
 )
 def test_a_key_that_the_task_does_not_read_is_refused(task: Any, key: str, value: Any, message: str) -> None:

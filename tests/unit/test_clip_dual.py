@@ -1,0 +1,115 @@
+"""Dual encoders made of pretrained parts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from rewards.clip.backbone import load_backbone
+from rewards.clip.clipscore import ClipScore
+from rewards.clip.dual import DualConfig, PretrainedDual
+from tests.encoders_for_tests import save_text_encoder
+
+IMAGE = "tests.encoders_for_tests:TinyImageEncoder"
+TEXTS = ["a red circle", "two blue squares left of a green triangle .", "no shape"]
+
+
+@pytest.fixture(scope="module")
+def text_encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return save_text_encoder(tmp_path_factory.mktemp("text"))
+
+
+def made(text: str, **changes: Any) -> PretrainedDual:
+    torch.manual_seed(1)
+    return PretrainedDual(DualConfig(IMAGE, text, embed_dim=8, hidden=10, **changes)).eval()
+
+
+def test_text_embeddings_do_not_depend_on_padding_and_pool_what_they_say(text_encoder: str) -> None:
+    dual = made(text_encoder)
+    ids = dual.tokenize(TEXTS)
+    together = dual.text_features(ids)
+    states, lengths = dual.text_encoder(ids), dual.text_encoder.lengths(ids)
+    for row, text in enumerate(TEXTS):
+        alone = dual.tokenize([text])
+        assert torch.allclose(dual.text_features(alone)[0], together[row], atol=1e-6)
+        assert int(lengths[row]) == alone.shape[1]
+        assert torch.allclose(states[row, : lengths[row]].mean(dim=0), together[row], atol=1e-6)
+    assert torch.equal(made(text_encoder, pool="first").text_features(ids), states[:, 0])
+    assert torch.equal(made(text_encoder, pool="last").text_features(ids)[1], states[1, int(lengths[1]) - 1])
+
+
+def test_image_embeddings_are_of_the_mean_over_the_grid(text_encoder: str) -> None:
+    dual = made(text_encoder)
+    pixels = torch.randn(2, 3, 32, 32)
+    features = dual.image_features(pixels)
+    assert features.shape == (2, 16, 12)
+    assert torch.equal(features[:, 5], dual.image_encoder(pixels)[:, 1, 1])
+    mean = features.mean(dim=1, keepdim=True)
+    assert torch.allclose(dual.encode_image(pixels), dual.project_image(mean), atol=1e-6)
+
+
+def test_a_saved_dual_is_a_reward_and_needs_none_of_its_sources(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    dual = made(save_text_encoder(source))
+    dual.save_pretrained(tmp_path / "dual")
+    for file in source.iterdir():
+        file.unlink()
+    image = Image.effect_noise((40, 30), 80).convert("RGB")
+    backbone = load_backbone(str(tmp_path / "dual"))
+    pixels = dual.preprocessing(image)[None]
+    with torch.no_grad():
+        expected = torch.nn.functional.normalize(dual.encode_image(pixels)), dual.encode_text(dual.tokenize(TEXTS))
+    assert torch.allclose(backbone.encode_images([image]), expected[0], atol=1e-6)
+    assert torch.allclose(backbone.encode_texts(TEXTS, normalize=False), expected[1], atol=1e-6)
+    score = ClipScore(backbone=str(tmp_path / "dual"), prefix="")
+    cosine = float(expected[0] @ torch.nn.functional.normalize(expected[1][0], dim=0))
+    assert score([""], TEXTS[:1], image=[image]) == pytest.approx([2.5 * max(cosine, 0)], abs=1e-5)
+    assert (
+        made(save_text_encoder(source)).encode_text(dual.tokenize(TEXTS)).equal(dual.encode_text(dual.tokenize(TEXTS)))
+    )
+
+
+def test_its_fingerprint_is_of_its_weights(tmp_path: Path, text_encoder: str) -> None:
+    dual = made(text_encoder)
+    dual.save_pretrained(tmp_path / "a")
+    with torch.no_grad():
+        dual.text_head.linear.bias[0] += 1
+    dual.save_pretrained(tmp_path / "b")
+    assert load_backbone(str(tmp_path / "a")).fingerprint != load_backbone(str(tmp_path / "b")).fingerprint
+
+
+def test_only_what_is_trained_drops_out(text_encoder: str) -> None:
+    dual = made(text_encoder).requires_grad_(True)
+    dual.image_encoder.requires_grad_(False)
+    dual.train()
+    assert not dual.image_encoder.training
+    assert dual.text_encoder.training
+    assert dual.image_head.training
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden": "x"}, "hidden"),
+        ({"embed_dim": 9}, "embed_dim|fit"),
+        ({"pool": "max"}, "max"),
+        ({"image": "tests.encoders_for_tests:Missing"}, "Missing"),
+        ({"text": "timm:x"}, "timm"),
+    ],
+)
+def test_a_wrong_folder_is_refused(tmp_path: Path, text_encoder: str, change: dict[str, Any], message: str) -> None:
+    folder = tmp_path / "dual"
+    made(text_encoder).save_pretrained(folder)
+    values = json.loads((folder / "config.json").read_text()) | change
+    if "text" in change:
+        for file in (folder / "text_encoder").iterdir():
+            file.unlink()
+        (folder / "text_encoder").rmdir()
+    (folder / "config.json").write_text(json.dumps(values))
+    with pytest.raises(ValueError, match=message):
+        load_backbone(str(folder))

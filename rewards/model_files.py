@@ -215,6 +215,15 @@ def check_state(state: dict[str, Tensor], shapes: dict[str, tuple[int, ...]], wh
         raise ValueError(f"{what} do not fit the configuration: {'; '.join(problems)}")
 
 
+def fingerprint(state: Mapping[str, Any], *others: Any) -> str:
+    """Hash of a state dict, and of the ``repr`` of what else the output of the model depends on."""
+    digest = hashlib.blake2b(repr(others).encode(), digest_size=16)
+    for key, value in sorted(state.items()):
+        digest.update(f"{key}{tuple(value.shape)}{value.dtype}".encode())
+        digest.update(value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
 def ask_hub(name: str, file: str) -> bool:
     """Ask the hub for ``file`` of the model ``name``, in one request; whether it answers.
 

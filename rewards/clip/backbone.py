@@ -6,7 +6,6 @@ the text encoder for a ``PretrainedDual``.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import pickle
@@ -34,7 +33,15 @@ from rewards.clip.preprocessing import (
 )
 from rewards.clip.student import LCLIP
 from rewards.images import ImageSource
-from rewards.model_files import ask_hub, check_folder, check_numbers, check_sizes, check_types, read_object
+from rewards.model_files import (
+    ask_hub,
+    check_folder,
+    check_numbers,
+    check_sizes,
+    check_types,
+    fingerprint,
+    read_object,
+)
 
 logger = logging.getLogger(__name__)
 PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -309,12 +316,7 @@ def _tokenizer(tokenizer: Any, context_length: int) -> tuple[Callable[[list[str]
 
 
 def _fingerprint(loaded: _Loaded, precision: str) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    digest.update(repr((loaded.architecture, loaded.preprocessing, precision)).encode())
-    for key, value in sorted(loaded.model.state_dict().items()):
-        digest.update(f"{key}{tuple(value.shape)}{value.dtype}".encode())
-        digest.update(value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
-    return digest.hexdigest()
+    return fingerprint(loaded.model.state_dict(), loaded.architecture, loaded.preprocessing, precision)
 
 
 def _features(features: Tensor, normalize: bool) -> Tensor:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain
 from typing import Any
@@ -37,6 +38,9 @@ class Preprocessing:
     resize: str | int = "shortest"
     """``shortest``: the shorter side becomes ``size``, and the centre is cropped; ``squash``: both sides become
     ``size``; a number: the shorter side becomes so many pixels before the crop."""
+    floor_crop: bool = field(default=False, repr=False)
+    """Half a pixel before the crop is rounded down, as Transformers does, and not to an even number. It is not in the
+    ``repr`` that fingerprints are made of, where it was not before."""
 
     def __call__(self, image: Image.Image) -> Tensor:
         """Pixels [3, size, size], float32, of an image in its own mode."""
@@ -55,7 +59,8 @@ class Preprocessing:
             target = (shorter, scaled) if width <= height else (scaled, shorter)
             if target != image.size:
                 image = image.resize(target, method)
-            left, top = (round((side - self.size) / 2) for side in image.size)
+            rounded = math.floor if self.floor_crop else round
+            left, top = (rounded((side - self.size) / 2) for side in image.size)
             image = image.crop((left, top, left + self.size, top + self.size))
         return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
 

@@ -122,11 +122,13 @@ class TransformersText(nn.Module):
         tokenizer.padding_side = tokenizer.truncation_side = "right"
         positions = getattr(model.config, "max_position_embeddings", None) or tokenizer.model_max_length
         self.context_length = int(min(positions, tokenizer.model_max_length))
+        # CLIP pads with its end of text, which stands after every caption.
+        self.ends_with_padding = int(tokenizer("a")["input_ids"][-1] == tokenizer.pad_token_id)
 
     def tokenize(self, texts: Sequence[str], context_length: int) -> Tensor:
         """See ``TextEncoder``."""
-        ids = self.tokenizer(list(texts), padding=True, truncation=True, max_length=context_length, return_tensors="pt")
-        return ids["input_ids"]
+        options = {"padding": True, "padding_side": "right", "truncation": True, "max_length": context_length}
+        return self.tokenizer(list(texts), **options, return_tensors="pt")["input_ids"]
 
     def count_tokens(self, text: str) -> int:
         """See ``TextEncoder``."""
@@ -134,11 +136,12 @@ class TransformersText(nn.Module):
 
     def lengths(self, ids: Tensor) -> Tensor:
         """See ``TextEncoder``."""
-        return (ids != self.tokenizer.pad_token_id).sum(dim=1)
+        before = (ids != self.tokenizer.pad_token_id).sum(dim=1)
+        return (before + self.ends_with_padding).clamp(max=ids.shape[1])
 
     def forward(self, ids: Tensor) -> Tensor:
         """[B, L] -> [B, L, D]."""
-        mask = ids != self.tokenizer.pad_token_id
+        mask = torch.arange(ids.shape[1], device=ids.device) < self.lengths(ids)[:, None]
         return self.model(input_ids=ids, attention_mask=mask.long()).last_hidden_state
 
     def save_config(self, folder: Path) -> None:
@@ -260,12 +263,26 @@ def _load(
 def _transformers(name: str, kind: Kind, pretrained: bool) -> Any:
     """The model, or that tower of a dual encoder which is asked for."""
     from transformers import AutoConfig, AutoModel
+    from transformers.utils import logging
 
     if not Path(name).is_dir():
         ask_hub(name, "config.json")
     config = AutoConfig.from_pretrained(name)
     config = getattr(config, "vision_config" if kind == "image" else "text_config", config)
-    return AutoModel.from_pretrained(name, config=config) if pretrained else AutoModel.from_config(config)
+    if not pretrained:
+        return AutoModel.from_config(config, dtype=torch.float32)
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()  # it warns of the other tower's weights, and of those that are looked at below
+    try:
+        model, found = AutoModel.from_pretrained(name, config=config, dtype=torch.float32, output_loading_info=True)
+    finally:
+        logging.set_verbosity(level)
+    absent = sorted(key for key in found["missing_keys"] if not _is_pooler(key))
+    if absent:
+        raise ValueError(f"its weights lack {len(absent)} of the {type(model).__name__}: {', '.join(absent[:3])}")
+    for key in found["missing_keys"]:  # not random, so that the weights of two loads are equal
+        nn.init.zeros_(model.get_parameter(key))
+    return model
 
 
 def _transformers_image(name: str, pretrained: bool) -> nn.Module:
@@ -276,9 +293,7 @@ def _transformers_image(name: str, pretrained: bool) -> nn.Module:
         raise ValueError(
             f"it is a {type(model).__name__}, which reads {model.main_input_name}: expected a vision model"
         )
-    return TransformersImage(
-        model, preprocessing_from(AutoImageProcessor.from_pretrained(name, backend="pil").to_dict())
-    )
+    return TransformersImage(model, AutoImageProcessor.from_pretrained(name, backend="pil"))
 
 
 def _transformers_text(name: str, pretrained: bool) -> nn.Module:
@@ -319,17 +334,13 @@ def _timm_image(name: str, pretrained: bool) -> nn.Module:
 
     model: Any = timm.create_model(name, pretrained=pretrained, num_classes=0)
     used = timm.data.resolve_data_config({}, model=model)
-    size, crop = used["input_size"][1], used["crop_pct"]
-    return TimmImage(
-        model,
-        Preprocessing(
-            size,
-            tuple(used["mean"]),
-            tuple(used["std"]),
-            used["interpolation"],
-            "squash" if used.get("crop_mode") == "squash" else math.floor(size / crop),
-        ),
-    )
+    (_, height, width), mode, interpolation = used["input_size"], used["crop_mode"], used["interpolation"]
+    shorter = math.floor(height / used["crop_pct"])
+    squash = mode == "squash" and shorter == height
+    if height != width or not (squash or mode == "center") or interpolation not in ("bilinear", "bicubic"):
+        raise ValueError(f"its images are prepared by {used}: expected a resize to a square, or a centre crop after it")
+    resize = "squash" if squash else shorter
+    return TimmImage(model, Preprocessing(height, tuple(used["mean"]), tuple(used["std"]), interpolation, resize))
 
 
 _IMAGE = {"transformers": _transformers_image, "open_clip": _open_clip_image, "timm": _timm_image}
@@ -344,7 +355,10 @@ def preprocessing_from(values: Mapping[str, Any]) -> Preprocessing:
     """
     size, crop, methods = values.get("size") or {}, values.get("crop_size") or {}, {2: "bilinear", 3: "bicubic"}
     side = crop if values.get("do_center_crop") else size
-    method, factor = int(values.get("resample") or 2), float(values.get("rescale_factor") or 1 / 255)
+    method, factor = (
+        int(2 if values.get("resample") is None else values["resample"]),
+        float(values.get("rescale_factor") or 1 / 255),
+    )
     resize: str | int | None = None
     if values.get("crop_pct") is not None and size.get("shortest_edge") is not None:  # ConvNeXt and ResNet
         side = dict.fromkeys(("height", "width"), size["shortest_edge"])
@@ -360,7 +374,7 @@ def preprocessing_from(values: Mapping[str, Any]) -> Preprocessing:
         raise ValueError(f"its image processor has {shown}: expected a resize to a square, or a centre crop after it")
     normalises = values.get("do_normalize", True)
     mean, std = (values["image_mean"], values["image_std"]) if normalises else ([0.0] * 3, [1.0] * 3)
-    return Preprocessing(int(side["height"]), tuple(mean), tuple(std), methods[method], resize or "squash")
+    return Preprocessing(int(side["height"]), tuple(mean), tuple(std), methods[method], resize, floor_crop=True)
 
 
 def open_blocks(encoder: nn.Module, blocks: int | None) -> list[str]:
@@ -380,15 +394,21 @@ def open_blocks(encoder: nn.Module, blocks: int | None) -> list[str]:
         names = [name for name, _ in encoder.named_parameters()]
         first = next(index for index, name in enumerate(names) if name.startswith(prefixes[-blocks]))
         for name, parameter in list(encoder.named_parameters())[first:]:
-            parameter.requires_grad_(".pooler." not in f".{name}")  # no grid and no state depends on a pooler
+            parameter.requires_grad_(not _is_pooler(name))
     return [name for name, parameter in encoder.named_parameters() if parameter.requires_grad]
+
+
+def _is_pooler(name: str) -> bool:
+    """Whether a parameter is a pooler's, on which no grid and no state depends."""
+    return ".pooler." in f".{name}"
 
 
 def _blocks(encoder: nn.Module) -> list[str]:
     """Prefixes of the parameters of each block, in order."""
 
     def size(module: nn.Module) -> int:
-        return sum(parameter.numel() for parameter in module.parameters())
+        parts = (each for each in module.modules() if not isinstance(each, nn.Embedding))  # a vocabulary outweighs all
+        return sum(parameter.numel() for each in parts for parameter in each.parameters(recurse=False))
 
     parents = [
         (name, module)

@@ -203,7 +203,10 @@ PROGRAMS: dict[str, tuple[Any, str]] = {
     "doctor": ("rl_caption.cli.doctor", "versions, devices, what is missing and what that costs"),
     "demo": ("rl_caption.cli.demo", "the whole job on a generated world"),
     "prepare_coco": ("rl_caption.data.prepare_coco", "COCO captions: from the downloads to a checked folder"),
-    "prepare_features": ("rl_caption.data.prepare_features", "unpack published region features"),
+    "prepare_features": (
+        "rl_caption.data.prepare_features",
+        "region features: published files unpacked, or photos encoded",
+    ),
 }
 """Name -> the function that runs it, or the module whose ``main`` does; and what it is for."""
 

@@ -239,6 +239,15 @@ def finite(array: NDArray, name: str, where: str) -> NDArray[np.float32]:
     return values
 
 
+def as_stored(values: NDArray[np.float32], dtype: str, where: str) -> NDArray[Any]:
+    """Finite values as they are written, ``float32`` or ``float16``; ``DataError`` where one is beyond ``dtype``."""
+    with np.errstate(over="ignore"):  # what is beyond the type becomes inf, which the next line reports
+        stored = values.astype(dtype)
+    if not np.isfinite(stored).all():
+        raise DataError(f"{where}: a value is beyond {dtype}: convert to float32")
+    return stored
+
+
 def normalised_boxes(boxes: NDArray[np.float32], size: ImageSize, where: str) -> NDArray[np.float32]:
     """Boxes (x1, y1, x2, y2) [R, 4] in pixels to (x1/w, y1/h, x2/w, y2/h, area/(w·h)) [R, 5], each in [0, 1].
 

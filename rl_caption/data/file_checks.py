@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple
 from pathlib import Path
@@ -168,14 +168,18 @@ def _read_cache(cache: str | Path) -> dict[str, Any]:
 
 def in_parallel(function: Callable[[T], R], items: Sequence[T], num_workers: int, title: str) -> Iterator[R]:
     """Yield ``function`` of every item, in order, from threads, with a progress bar or, off a terminal, log lines."""
-    total, terminal = len(items), sys.stderr.isatty()
+    with ThreadPoolExecutor(max(1, num_workers)) as pool:
+        blocks = (items[first : first + _BLOCK] for first in range(0, len(items), _BLOCK))
+        results = (result for block in blocks for result in pool.map(function, block))
+        yield from progress(results, len(items), title)
+
+
+def progress(results: Iterable[R], total: int, title: str) -> Iterator[R]:
+    """Yield the results of ``total`` files with a progress bar or, off a terminal, log lines."""
+    terminal = sys.stderr.isatty()
     start = logged = time.monotonic()
-    with (
-        ThreadPoolExecutor(max(1, num_workers)) as pool,
-        tqdm(total=total, desc=title, unit="file", leave=False, disable=not terminal) as bar,
-    ):
-        blocks = (items[first : first + _BLOCK] for first in range(0, total, _BLOCK))
-        for done, result in enumerate((result for block in blocks for result in pool.map(function, block)), start=1):
+    with tqdm(total=total, desc=title, unit="file", leave=False, disable=not terminal) as bar:
+        for done, result in enumerate(results, start=1):
             yield result
             bar.update()
             now = time.monotonic()

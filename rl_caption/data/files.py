@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import logging
 import os
+import shutil
 import stat
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,7 +17,11 @@ from rewards.files import atomic_write
 from rl_caption.data.base import SHOWN, DataError
 from rl_caption.data.plain_files import is_unicode, parse_json, shown
 
+logger = logging.getLogger(__name__)
+
 IdKey = Literal["image_id", "image_name"]
+IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp"})
+"""Of the files that are images, in a folder that nothing else describes; in lower case."""
 
 
 class Captions(dict[str, str]):
@@ -221,6 +227,15 @@ def find_images(folder: str | Path, image_ids: Iterable[str]) -> list[str]:
     several = [image_id for image_id in ids if len(found[image_id]) > 1]
     _refuse(several, "with more than one file", root, "expected one file per id", len(ids))
     return [str(next(iter(found[image_id]))) for image_id in ids]
+
+
+def check_space(folder: str | Path, needed: float, dtype: str) -> None:
+    """Raise ``DataError`` where the disk of ``folder`` has less space than the ``needed`` bytes of features."""
+    free = shutil.disk_usage(folder).free
+    logger.info("%s: about %.1f GB will be written, %.1f GB are free", folder, max(needed, 0) / 1e9, free / 1e9)
+    if needed > free:
+        hint = ", or half of it with dtype float16" if dtype == "float32" else ""
+        raise DataError(f"{folder} has {free / 1e9:.1f} GB of free space: expected about {needed / 1e9:.1f} GB{hint}")
 
 
 def write_json(path: str | Path, content: Any) -> None:

@@ -1,4 +1,4 @@
-"""Region features as they are published, in TSV files of tens of gigabytes, to one ``.npz`` per image."""
+"""Region features of images: from TSV files as they are published, or from a frozen encoder (``encode_features``)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import binascii
 import json
 import logging
 import os
-import shutil
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
@@ -20,7 +19,8 @@ from tqdm import tqdm
 
 from rewards.files import atomic_write
 from rl_caption.data.base import DataError
-from rl_caption.data.features import as_image_features, check_boxes, check_width, finite
+from rl_caption.data.features import as_image_features, as_stored, check_boxes, check_width, finite
+from rl_caption.data.files import check_space
 
 logger = logging.getLogger(__name__)
 
@@ -66,10 +66,7 @@ def convert_tsv(
             dim = dim if dim is not None else arrays["features"].shape[1]
             check_width(arrays["features"].shape[1], dim, arrays["features"].shape, where)
             finite(arrays["features"], "features", where)
-            with np.errstate(over="ignore"):  # what is beyond the type becomes inf, which the next line reports
-                arrays["features"] = arrays["features"].astype(dtype)
-            if not np.isfinite(arrays["features"]).all():
-                raise DataError(f"{where}: a value is beyond {dtype}: convert to float32")
+            arrays["features"] = as_stored(arrays["features"], dtype, where)
             with atomic_write(folder / f"{image_id}.npz") as file:
                 np.savez(file, **arrays)
             present.add(image_id)
@@ -84,12 +81,7 @@ def _check_space(paths: Sequence[str | Path], folder: Path, present: Collection[
     except OSError as error:
         raise DataError(f"{error.filename} cannot be read: {error.strerror or error}") from error
     done = sum(os.path.getsize(folder / f"{name}.npz") for name in present)
-    needed = text * 3 / 4 * np.dtype(dtype).itemsize / 4 - done
-    free = shutil.disk_usage(folder).free
-    logger.info("%s: about %.1f GB will be written, %.1f GB are free", folder, max(needed, 0) / 1e9, free / 1e9)
-    if needed > free:
-        hint = ", or half of it with dtype float16" if dtype == "float32" else ""
-        raise DataError(f"{folder} has {free / 1e9:.1f} GB of free space: expected about {needed / 1e9:.1f} GB{hint}")
+    check_space(folder, text * 3 / 4 * np.dtype(dtype).itemsize / 4 - done, dtype)
 
 
 def _lines(path: Path) -> Iterator[tuple[int, list[bytes]]]:
@@ -142,16 +134,53 @@ def _matrix(text: str | bytes, rows: int, name: str, where: str) -> NDArray[np.f
     return values.reshape(rows, -1)
 
 
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise DataError(f"--kwargs {text!r} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise DataError(f"--kwargs is {value!r}: expected a JSON object")
+    return value
+
+
 def main(argv: list[str] | None = None) -> int:
-    """Run the command line: ``prepare_features TSV... --out FOLDER``."""
+    """Run the command line: ``prepare_features TSV... --out FOLDER``, or ``--encoder NAME --data PATH --out PATH``."""
     parser = argparse.ArgumentParser(
-        prog="prepare_features", description="Unpack published TSV files of region features to one .npz per image."
+        prog="prepare_features",
+        description="Features of images as training reads them (data.features_root): unpack published TSV files, or "
+        "encode photos with a frozen encoder.",
+        allow_abbrev=False,
     )
-    parser.add_argument("tsv", nargs="+", metavar="TSV", help="bottom-up attention's, LXMERT's or VinVL's files")
-    parser.add_argument("--out", required=True, metavar="FOLDER", help="where NAME.npz are written")
-    parser.add_argument("--dim", type=int, help="values of a region (default: those of the first image)")
-    parser.add_argument("--dtype", choices=("float32", "float16"), default="float32", help="default: float32")
-    given = parser.parse_args(argv)
-    written, kept = convert_tsv(given.tsv, given.out, given.dim, given.dtype)
-    print(f"{given.out}: {written:,} images written, {kept:,} lines of images that were there already")
+    parser.add_argument("tsv", nargs="*", metavar="TSV", help="bottom-up attention's, LXMERT's or VinVL's files")
+    parser.add_argument("--out", required=True, help="folder of the NAME.npz; or, of an encoder, FILE.h5 or FILE.hdf5")
+    parser.add_argument(
+        "--dtype", choices=("float32", "float16"), help="default: float32 of TSV files, float16 of an encoder"
+    )
+    of_tsv, encoder = parser.add_argument_group("TSV files"), parser.add_argument_group("an encoder")
+    of_tsv.add_argument("--dim", type=int, help="values of a region (default: those of the first image)")
+    encoder.add_argument("--encoder", metavar="NAME", help="transformers:NAME, open_clip:ARCHITECTURE/TAG, timm:NAME "
+                         "or package.module:Class")  # fmt: skip
+    encoder.add_argument("--kwargs", metavar="JSON", help="arguments of the class, as an object")
+    encoder.add_argument("--data", metavar="PATH", help="Karpathy JSON, its folder, or a folder of photos")
+    encoder.add_argument("--image_root", metavar="DIR", help="as data.image_root, of a Karpathy JSON")
+    encoder.add_argument("--image_extension", metavar=".EXT", help="as data.image_extension")
+    encoder.add_argument("--flatten", action="store_true", default=None, help="as data.flatten")
+    encoder.add_argument("--batch_size", type=int, help="images of a forward pass (default: 32)")
+    encoder.add_argument("--num_workers", type=int, help="threads that read images (default: 4)")
+    encoder.add_argument("--device", help="such as cpu or cuda:0 (default: a GPU where there is one)")
+    given = {name: value for name, value in vars(parser.parse_args(argv)).items() if value not in (None, [])}
+    encodes = "encoder" in given
+    needed = {"encoder", "data"} if encodes else {"tsv"}
+    foreign = {"tsv", "dim"} if encodes else {action.dest for action in encoder._group_actions}
+    if not needed <= given.keys() or foreign & given.keys():
+        parser.error("expected TSV files (and --dim), or --encoder with --data and its options")
+    if encodes:
+        from rl_caption.data.encode_features import encode_features
+
+        written, kept = encode_features(**given | {"kwargs": _json_object(given.get("kwargs", "{}"))})
+        print(f"{given['out']}: {written:,} images written, {kept:,} images that were there already")
+        return 0
+    written, kept = convert_tsv(given.pop("tsv"), **given)
+    print(f"{given['out']}: {written:,} images written, {kept:,} lines of images that were there already")
     return 0

@@ -15,7 +15,10 @@ from rewards.clip.backbone import load_backbone
 from rewards.clip.dual import PretrainedDual
 from rewards.clip.encoder import chunks
 from rewards.clip.preprocessing import Preprocessing, embed_by_length, preprocessing_of
+from rewards.clip.pretrained import grid_shape
+from rewards.model_files import fingerprint
 from rl_caption.config.reward_models import CLIP_TASKS, RewardModelConfig
+from rl_caption.data.encode_features import recorded
 from rl_caption.engines import print_main
 from rl_caption.errors import ConfigError
 from rl_caption.reward_models import losses
@@ -249,19 +252,20 @@ def _images(config: RewardModelConfig, context: Context, model: EmbeddingModel) 
     data, network = config.data, model.network
     if data.features_root is None:
         return PixelCache(model.preprocessing, data.cache_mb * 2**20)
-    if isinstance(network, DualTowers):
-        averages, width = True, network.dual.image_head.norm.normalized_shape[0]
-    else:
-        tower: Any = network.get_submodule("towers.image")
-        if tower.encoder is None:
-            raise ConfigError("data.features_root is of a frozen encoder, and the student has none: leave it out")
-        averages, width = False, tower.patch_embed.in_features
+    tower: Any = network.dual if isinstance(network, DualTowers) else network.get_submodule("towers.image")
+    encoder = tower.image_encoder if isinstance(network, DualTowers) else tower.encoder
+    if encoder is None:
+        raise ConfigError("data.features_root is of a frozen encoder, and the student has none: leave it out")
+    made_by, own = recorded(data.features_root), fingerprint(encoder.state_dict())
+    if made_by is not None and made_by["weights"] != own:
+        raise ConfigError(
+            f"data.features_root {data.features_root} is of the encoder {made_by['encoder']!r} with weights "
+            f"{made_by['weights'][:12]}, the model's has {own[:12]}: make them with this one (prepare_features)"
+        )
+    averages, width = isinstance(network, DualTowers), grid_shape(encoder)[-1]
     found = context.val_rows[0]["features"].check()
     if found != width:
-        raise ConfigError(
-            f"data.features_root {data.features_root} has {found} values a cell, the image encoder {width}: make them "
-            "with this encoder (prepare_features)"
-        )
+        raise ConfigError(f"data.features_root {data.features_root} has {found} values a cell, the encoder {width}")
     return FeatureCache(averages, data.cache_mb * 2**20)
 
 

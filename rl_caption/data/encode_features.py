@@ -1,0 +1,273 @@
+"""Region features from a frozen image encoder: the grid [H, W, D] of every image of a dataset, or of a folder."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rewards.base import RewardError
+from rewards.clip.preprocessing import Preprocessing, pixels
+from rewards.clip.pretrained import load_image_encoder
+from rewards.files import atomic_write, remove_leftovers
+from rewards.model_files import fingerprint, read_object
+from rl_caption.data.base import SHOWN, DataError, load_image
+from rl_caption.data.features import as_stored, finite
+from rl_caption.data.file_checks import check_image_files, progress
+from rl_caption.data.files import IMAGE_SUFFIXES, check_space, write_json
+from rl_caption.data.karpathy import KarpathyData
+from rl_caption.errors import ConfigError
+from rl_caption.options import BatchSize, Workers, wrong_values
+
+logger = logging.getLogger(__name__)
+
+HDF5_SUFFIXES = (".h5", ".hdf5")
+KEY = "{}_grids"
+"""Of an image's grid in an HDF5 file."""
+RECORD = "encoder.json"
+"""What made the features: a file in their folder. An HDF5 file has the same text as its attribute ``encoder``."""
+
+
+def encode_features(
+    encoder: str,
+    data: str | Path,
+    out: str | Path,
+    image_root: str | Path | None = None,
+    image_extension: str | None = None,
+    flatten: bool = False,
+    kwargs: Mapping[str, Any] | None = None,
+    dtype: str = "float16",
+    batch_size: int = 32,
+    num_workers: int = 4,
+    device: str | None = None,
+) -> tuple[int, int]:
+    """Write the grid of every image; returns how many were written, and were there already.
+
+    Images are made RGB, then prepared as the encoder says. What is there is kept, so that a run that was interrupted
+    goes on. An HDF5 file is written at the end, from the folder ``OUT.parts``, which is then removed: one that a killed
+    process was writing cannot be read.
+
+    Args:
+        encoder: see ``rewards.clip.pretrained``.
+        data: a Karpathy JSON or its folder; or a folder of images, whose ids are their names without extension.
+        out: a folder, for ``ID.npz`` with the array ``features`` [H, W, D]; or an HDF5 file (``.h5``, ``.hdf5``), for
+            the keys ``ID_grids``.
+        image_root: with ``image_extension`` and ``flatten``, as for ``KarpathyData``.
+        kwargs: arguments of the encoder, where it is a class.
+        dtype: of the written features, ``float16`` or ``float32``.
+        batch_size: images of a forward pass.
+        num_workers: threads that check and read images.
+        device: such as ``cuda:0``; None is a GPU where there is one.
+
+    Raises:
+        ConfigError: the encoder or the device cannot be used, or ``out`` has features of another encoder.
+        DataError: images are missing or unreadable, the disk has too little space, or a value of a grid is not finite
+            or beyond ``dtype``; the first two are found before anything is encoded.
+    """
+    wrong = [*wrong_values(batch_size, BatchSize, "batch_size"), *wrong_values(num_workers, Workers, "num_workers")]
+    if wrong:
+        raise ConfigError("; ".join(wrong))
+    out = Path(out)
+    in_one_file = out.suffix in HDF5_SUFFIXES
+    folder = out.with_name(f"{out.name}.parts") if in_one_file else out
+    images, dataset = _images(Path(data), image_root, image_extension, flatten)
+    network = _load(encoder, kwargs or {}, device)
+    record = _record(network, encoder, kwargs or {}, dtype)
+    finished = _in_hdf5(out, record) if in_one_file else set()
+    parts = _in_folder(folder, record)
+    pending = {name: path for name, path in images.items() if name not in finished | parts}
+    if pending:
+        _check_images(list(pending.values()), dataset, num_workers)
+        shape = _grid_shape(network, encoder)
+        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        copied = len(finished | parts | pending.keys()) if in_one_file else 0
+        folder.mkdir(parents=True, exist_ok=True)
+        check_space(folder, size * (len(pending) + copied), dtype)
+        logger.info("%s: grids %d x %d of %d values, %s", encoder, *shape, dtype)
+        write_json(folder / RECORD, record)
+        grids = _encoded(network, pending, batch_size, num_workers)
+        for name, grid in progress(grids, len(pending), "encoding images"):
+            where = f"image {name!r} ({pending[name]})"
+            stored = as_stored(finite(grid.reshape(-1, shape[-1]), "features", where), dtype, where).reshape(grid.shape)
+            with atomic_write(folder / f"{name}.npz") as file:
+                np.savez(file, features=stored)
+    if in_one_file and folder.is_dir():
+        _write_hdf5(out, folder, record)
+        shutil.rmtree(folder)
+    return len(pending), len(images) - len(pending)
+
+
+def _images(
+    path: Path, image_root: str | Path | None, image_extension: str | None, flatten: bool
+) -> tuple[dict[str, str], KarpathyData | None]:
+    """Image id -> file; and the dataset, where it is one."""
+    dataset = None
+    if path.is_dir() and not any(path.glob("dataset*.json")):
+        if image_root is not None or image_extension is not None or flatten:
+            raise DataError(f"{path} holds no dataset*.json: image_root, image_extension and flatten are for one")
+        files = (file for file in sorted(path.rglob("*")) if file.suffix.lower() in IMAGE_SUFFIXES and file.is_file())
+        pairs = [(file.stem, str(file)) for file in files]
+    else:
+        dataset = KarpathyData(path, image_root, image_extension, flatten)
+        rows = (row for split in dataset.splits for row in dataset.split(split))
+        pairs = [(row["image_id"], str(row["image"])) for row in rows]
+    images: dict[str, str] = {}
+    for name, file in pairs:
+        if os.sep in name:
+            raise DataError(f"{path}: image {name!r}: expected an id that can be a file's name")
+        if images.setdefault(name, file) != file:
+            raise DataError(f"{path}: image {name!r} is {images[name]!r} and {file!r}: expected one file per id")
+    if not images:
+        raise DataError(f"{path} holds neither a dataset*.json nor images ({', '.join(sorted(IMAGE_SUFFIXES))})")
+    return images, dataset
+
+
+def _load(encoder: str, kwargs: Mapping[str, Any], device: str | None) -> Any:
+    try:
+        network = load_image_encoder(encoder, kwargs)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return network.to(device)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"device {device!r} cannot be used: {error}") from error
+
+
+def recorded(root: str | Path) -> dict[str, Any] | None:
+    """What made the features in a folder or an HDF5 file, as ``encode_features`` wrote it; None where none is."""
+    path = Path(root)
+    if path.is_dir():
+        with suppress(FileNotFoundError, ValueError):
+            return read_object(path / RECORD)
+        return None
+    import h5py
+
+    with h5py.File(path, "r", locking=False) as file:
+        found: dict[str, Any] | None = json.loads(file.attrs.get("encoder", "null"))
+        return found
+
+
+def _record(network: Any, encoder: str, kwargs: Mapping[str, Any], dtype: str) -> dict[str, Any]:
+    """What the features depend on, beside the images."""
+    record = {"encoder": encoder, "kwargs": dict(kwargs), "preprocessing": asdict(network.preprocessing)}
+    record |= {"dtype": dtype, "weights": fingerprint(network.state_dict())}
+    try:
+        return dict(json.loads(json.dumps(record, allow_nan=False)))
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"kwargs are {kwargs}: expected values of JSON ({error})") from error
+
+
+def _in_folder(folder: Path, record: Mapping[str, Any]) -> set[str]:
+    """Ids of the images that have features in a folder; none where there is no folder."""
+    if not folder.is_dir():
+        return set()
+    remove_leftovers(folder)
+    found = {name.removesuffix(".npz") for name in os.listdir(folder) if name.endswith(".npz")}
+    if found:
+        _check_record(folder, recorded(folder), record)
+    return found
+
+
+def _in_hdf5(path: Path, record: Mapping[str, Any]) -> set[str]:
+    """Ids of the images that have features in an HDF5 file; none where there is no file."""
+    try:
+        import h5py
+    except ImportError as error:
+        raise DataError(f"{path}: HDF5 needs h5py ({error}): pip install 'rl-caption[features]'") from error
+    if not path.exists():
+        return set()
+    try:
+        with h5py.File(path, "r", locking=False) as file:
+            found = {key.removesuffix(KEY.format("")) for key in file}
+        _check_record(path, recorded(path), record)
+        return found
+    except OSError as error:
+        raise DataError(f"{path} is not a readable HDF5 file: {error}") from error
+
+
+def _check_record(where: Path, found: Any, record: Mapping[str, Any]) -> None:
+    """Raise ``ConfigError`` unless the features that are there are those that the encoder makes."""
+    if found == record:
+        return
+    if not found:
+        raise ConfigError(f"{where} does not say which encoder made the features that are there: name another out")
+    changed = [key for key in record if found.get(key) != record[key]]
+    differences = "; ".join(f"{key} is {found.get(key)!r} there, {record[key]!r} here" for key in changed)
+    there, here = f"{where} has features of {found.get('encoder')!r}", f"not those of {record['encoder']!r}"
+    raise ConfigError(f"{there}, {here} that are asked for: {differences}; name another out")
+
+
+def _check_images(paths: Sequence[str], dataset: KarpathyData | None, num_workers: int) -> None:
+    verdicts = check_image_files(list(dict.fromkeys(paths)), num_workers)
+    bad = [verdict.error for verdict in verdicts.values() if verdict.error is not None]
+    missing = [path for path, verdict in verdicts.items() if verdict.missing]
+    if bad:
+        advice = f" ({dataset.explain_missing(missing)})" if missing and dataset is not None else ""
+        raise DataError(f"{len(bad)} of {len(verdicts)} images cannot be used: {'; '.join(bad[:SHOWN])}{advice}")
+
+
+@torch.inference_mode()
+def _grid_shape(network: Any, encoder: str) -> tuple[int, ...]:
+    """H, W, D, found by a forward pass of a blank image."""
+    side, device = network.preprocessing.size, next(network.parameters()).device
+    shape = tuple(network(torch.zeros(1, 3, side, side, device=device)).shape)
+    if len(shape) != 4 or shape[0] != 1:
+        raise ConfigError(f"encoder {encoder!r} makes {list(shape)} of one image: expected a grid [1, H, W, D]")
+    return shape[1:]
+
+
+def _encoded(
+    network: Any, images: Mapping[str, str], batch_size: int, num_workers: int
+) -> Iterator[tuple[str, NDArray[np.float32]]]:
+    """Yield the id and the grid [H, W, D] of every image."""
+    names, device = list(images), next(network.parameters()).device
+    batches = [names[first : first + batch_size] for first in range(0, len(names), batch_size)]
+
+    def read(name: str) -> Tensor:
+        return _read(images[name], network.preprocessing)
+
+    with ThreadPoolExecutor(num_workers) as pool:
+        ahead = pool.map(read, batches[0])
+        for batch, following in zip(batches, [*batches[1:], []], strict=True):
+            inputs = torch.stack(list(ahead))
+            ahead = pool.map(read, following)  # while this batch is encoded
+            with torch.inference_mode():
+                grids = network(inputs.to(device)).float().cpu().numpy()
+            yield from zip(batch, grids, strict=True)
+
+
+def _read(path: str, preprocessing: Preprocessing) -> Tensor:
+    """Pixels [3, S, S] of an image file."""
+    try:
+        return pixels(load_image(path), preprocessing)
+    except RewardError as error:
+        raise DataError(f"{path}: {error}") from error
+
+
+def _write_hdf5(path: Path, folder: Path, record: Mapping[str, Any]) -> None:
+    """Write what ``path`` has and what ``folder`` adds to it."""
+    import h5py
+
+    with atomic_write(path) as file, h5py.File(file.name, "w", locking=False) as made:
+        if path.exists():
+            with h5py.File(path, "r", locking=False) as before:
+                for key in before:
+                    before.copy(key, made)
+        names = sorted(name for name in _in_folder(folder, record) if KEY.format(name) not in made)
+        for name in progress(names, len(names), f"writing {path.name}"):
+            with np.load(folder / f"{name}.npz") as stored:
+                made[KEY.format(name)] = stored["features"]
+        made.attrs["encoder"] = json.dumps(record)

@@ -1,0 +1,244 @@
+"""Features from a frozen encoder: equal to its output on each photo, resumed, refused, and read back by the data."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from rewards.clip.pretrained import load_image_encoder
+from rl_caption.data import encode_features as module
+from rl_caption.data import prepare_features
+from rl_caption.data.base import DataError
+from rl_caption.data.checks import check_data
+from rl_caption.data.encode_features import encode_features
+from rl_caption.data.karpathy import KarpathyData
+from rl_caption.errors import ConfigError
+from tests.clip_for_tests import noise_image
+from tests.encoders_for_tests import SIDE, save_vit
+
+OWN = "tests.encoders_for_tests:MeanColours"
+COUNT = 5
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    """A Karpathy JSON of five photos of several sizes, in ``images``, with ids that are not their names."""
+    folder = tmp_path / "data"
+    (folder / "images").mkdir(parents=True)
+    items = []
+    for number in range(COUNT):
+        noise_image(number, (40 + 3 * number, 37)).save(folder / f"images/photo{number}.png")
+        items.append({"filename": f"photo{number}.jpg", "imgid": 10 + number, "split": "train" if number else "val",
+                      "sentences": [{"raw": "a dog"}]})  # fmt: skip
+    (folder / "dataset_tiny.json").write_text(json.dumps({"images": items}))
+    return folder
+
+
+def options(dataset: Path, **changed: Any) -> dict[str, Any]:
+    return {"data": dataset, "image_root": "images", "image_extension": ".png", "batch_size": 2} | changed
+
+
+def read(dataset: Path, out: Path) -> dict[str, np.ndarray]:
+    """Image id -> features [R, D], as training reads them."""
+    data = KarpathyData(dataset, "images", ".png", features_root=out)
+    assert check_data(data, data.splits, check_values=True).ok
+    return {row["image_id"]: row["features"].load() for name in data.splits for row in data.split(name)}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["features", "features.h5", "features.hdf5"])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_features_are_the_output_of_the_encoder(tmp_path: Path, dataset: Path, name: str, dtype: str) -> None:
+    encoder, out = save_vit(tmp_path / "vit"), tmp_path / "made" / name
+    assert encode_features(encoder, out=out, dtype=dtype, **options(dataset)) == (COUNT, 0)
+    network, found = load_image_encoder(encoder), read(dataset, out)
+    assert sorted(found) == [str(10 + number) for number in range(COUNT)]
+    for number in range(COUNT):
+        pixels = network.preprocessing(Image.open(dataset / f"images/photo{number}.png"))
+        grid = network(pixels[None])[0]
+        tolerance = 2e-3 if dtype == "float16" else 1e-5
+        np.testing.assert_allclose(found[str(10 + number)], grid.flatten(0, 1), rtol=tolerance, atol=tolerance)
+    if out.suffix:
+        with h5py.File(out) as file:
+            record = json.loads(file.attrs["encoder"])
+        assert not (tmp_path / "made" / f"{name}.parts").exists()
+    else:
+        record = json.loads((out / "encoder.json").read_text())
+        with np.load(out / "10.npz") as file:
+            assert (file["features"].shape, file["features"].dtype) == ((4, 4, 16), dtype)
+    assert (record["encoder"], record["dtype"], record["preprocessing"]["size"]) == (encoder, dtype, SIDE)
+
+
+@pytest.mark.parametrize("name", ["features", "features.h5"])
+def test_a_killed_run_goes_on(tmp_path: Path, dataset: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = save_vit(tmp_path / "vit")
+    encode_features(encoder, out=tmp_path / "whole" / name, dtype="float32", **options(dataset))
+    original, calls = np.savez, []
+
+    def stopped(file: Any, **arrays: Any) -> None:
+        original(file, **arrays)
+        calls.append(1)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+
+    out = tmp_path / "part" / name
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "savez", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            encode_features(encoder, out=out, dtype="float32", **options(dataset))
+    assert not out.is_file()
+    assert encode_features(encoder, out=out, dtype="float32", **options(dataset)) == (2, 3)
+    assert encode_features(encoder, out=out, dtype="float32", **options(dataset)) == (0, COUNT)
+    whole, found = read(dataset, tmp_path / "whole" / name), read(dataset, out)
+    for image_id in whole:
+        np.testing.assert_allclose(found[image_id], whole[image_id], rtol=1e-5, atol=1e-6)
+
+
+def test_a_run_killed_while_the_hdf5_file_is_written(
+    tmp_path: Path, dataset: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, original = tmp_path / "features.h5", np.load
+
+    def stopped(path: Path) -> Any:
+        if path.name == "12.npz":
+            raise KeyboardInterrupt
+        return original(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "load", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            encode_features(OWN, out=out, **options(dataset))
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(("features", "."))] == [
+        "features.h5.parts"
+    ]
+    assert encode_features(OWN, out=out, **options(dataset)) == (0, COUNT)
+    assert len(read(dataset, out)) == COUNT
+
+
+@pytest.mark.parametrize("name", ["features", "features.h5"])
+def test_images_are_added_to_those_that_are_there(tmp_path: Path, dataset: Path, name: str) -> None:
+    """A folder of photos is a dataset, too; their ids are their names."""
+    photos = dataset / "images"
+    (photos / "notes.txt").write_text("no photo")
+    out = tmp_path / name
+    assert encode_features(OWN, photos, out, kwargs={"gain": 0.5}) == (COUNT, 0)
+    noise_image(9).save(photos / "new.png")
+    assert encode_features(OWN, photos, out, kwargs={"gain": 0.5}) == (1, COUNT)
+    names = [path.stem for path in out.glob("*.npz")] if out.is_dir() else [key[:-6] for key in h5py.File(out)]
+    assert sorted(names) == ["new", *(f"photo{number}" for number in range(COUNT))]
+
+
+@pytest.mark.parametrize("name", ["features", "features.h5"])
+def test_features_of_another_encoder_are_refused(tmp_path: Path, dataset: Path, name: str) -> None:
+    first, second = save_vit(tmp_path / "first"), save_vit(tmp_path / "second", seed=1)
+    out = tmp_path / name
+    encode_features(first, out=out, **options(dataset))
+    for encoder, changed in ((second, {}), (OWN, {}), (first, {"dtype": "float32"})):
+        with pytest.raises(ConfigError) as caught:
+            encode_features(encoder, out=out, **options(dataset, **changed))
+        assert repr(first) in str(caught.value)
+        assert repr(encoder) in str(caught.value)
+    save_vit(tmp_path / "first", seed=2)  # other weights under the same name
+    with pytest.raises(ConfigError, match="weights"):
+        encode_features(first, out=out, **options(dataset))
+
+
+def test_features_of_unknown_origin_are_refused(tmp_path: Path, dataset: Path) -> None:
+    encode_features(OWN, out=tmp_path / "made", **options(dataset))
+    (tmp_path / "made/encoder.json").write_text("{")
+    with h5py.File(tmp_path / "other.h5", "w") as file:
+        file["10_grids"] = np.zeros((2, 2, 3))
+    (tmp_path / "damaged.h5").write_bytes(b"\x89HDF")
+    for name, error in (("made", ConfigError), ("other.h5", ConfigError), ("damaged.h5", DataError)):
+        with pytest.raises(error, match=name):
+            encode_features(OWN, out=tmp_path / name, **options(dataset))
+
+
+def test_a_bad_photo_is_named_before_anything_is_encoded(tmp_path: Path, dataset: Path) -> None:
+    out = tmp_path / "features"
+    damaged = dataset / "images/photo4.png"
+    damaged.write_bytes(damaged.read_bytes()[:200])
+    with pytest.raises(DataError, match=r"1 of 5 .*photo4\.png"):
+        encode_features(OWN, out=out, **options(dataset))
+    with pytest.raises(DataError, match=r"image_extension: \.png"):
+        encode_features(OWN, out=out, **options(dataset, image_extension=None))
+    assert not out.exists()
+
+
+def test_values_beyond_float16_are_named_and_written_as_float32(tmp_path: Path, dataset: Path) -> None:
+    out = tmp_path / "features"
+    with pytest.raises(DataError, match=r"image '1\d' \(.*photo\d\.png\).*float16"):
+        encode_features(OWN, out=out, kwargs={"gain": 1e6}, **options(dataset))
+    shutil.rmtree(out)
+    assert encode_features(OWN, out=out, kwargs={"gain": 1e6}, dtype="float32", **options(dataset)) == (COUNT, 0)
+    with pytest.raises(DataError, match=r"photo\d\.png.* is inf"):
+        encode_features(OWN, out=tmp_path / "infinite", kwargs={"gain": 1e39}, **options(dataset))
+
+
+def test_too_little_space_is_found_before_anything_is_written(
+    tmp_path: Path, dataset: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size, usage = COUNT * 4 * 4 * 3 * 2, shutil.disk_usage(tmp_path)
+    for name, needed in (("features", size), ("features.h5", 2 * size)):
+        for free, enough in ((needed - 1, False), (needed, True)):
+            monkeypatch.setattr(shutil, "disk_usage", lambda path, free=free: usage._replace(free=free))
+            if enough:
+                assert encode_features(OWN, out=tmp_path / name, **options(dataset)) == (COUNT, 0)
+                continue
+            with pytest.raises(DataError, match="free space"):
+                encode_features(OWN, out=tmp_path / name, **options(dataset))
+            assert not [*tmp_path.glob(f"{name}*/*.npz")]
+
+
+def test_what_cannot_be_used_is_named(tmp_path: Path, dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "empty").mkdir()
+    twice = tmp_path / "twice"
+    twice.mkdir()
+    for suffix in (".png", ".jpg"):
+        noise_image(0).save(twice / f"a{suffix}")
+    for wrong, error, message in (
+        ({"data": tmp_path / "empty"}, DataError, "image_root"),
+        ({"data": tmp_path / "empty", "image_root": None, "image_extension": None}, DataError, "empty"),
+        ({"data": twice, "image_root": None, "image_extension": None}, DataError, r"'a' is .*a\.jpg.*a\.png"),
+        ({"encoder": "timm:no_such_model"}, ConfigError, "no_such_model"),
+        ({"encoder": "torch.nn:Identity"}, ConfigError, "Identity"),
+        ({"kwargs": {"gains": 1}}, ConfigError, "gains"),
+        ({"kwargs": {"gain": float("nan")}}, ConfigError, "nan"),
+        ({"device": "cuda:99"}, ConfigError, "cuda:99"),
+        ({"batch_size": 0}, ConfigError, "batch_size is 0"),
+        ({"num_workers": 0}, ConfigError, "num_workers is 0"),
+    ):
+        with pytest.raises(error, match=message):
+            encode_features(**{"encoder": OWN, "out": tmp_path / "out", **options(dataset, **wrong)})
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    monkeypatch.setattr(module, "_encoded", None)  # it is missed before the work
+    with pytest.raises(DataError, match="h5py"):
+        encode_features(OWN, out=tmp_path / "out.h5", **options(dataset))
+
+
+def test_the_command_line(tmp_path: Path, dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "features.h5"
+    words = ["--encoder", OWN, "--kwargs", '{"gain": 3}', "--data", str(dataset), "--image_root", "images"]
+    words += ["--image_extension", ".png", "--out", str(out), "--dtype", "float32", "--device", "cpu"]
+    assert prepare_features.main(words) == 0
+    assert str(COUNT) in capsys.readouterr().out
+    assert max(found.max() for found in read(dataset, out).values()) > 1.5, "three times a mean colour"
+    for wrong in (
+        ["--out", str(out)],
+        ["a.tsv", *words],
+        [*words, "--dim", "3"],
+        ["a.tsv", "--out", "o", "--data", "d"],
+    ):
+        with pytest.raises(SystemExit):
+            prepare_features.main(wrong)
+    with pytest.raises(DataError, match="kwargs"):
+        prepare_features.main([*words, "--kwargs", "[1]"])

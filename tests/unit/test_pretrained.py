@@ -1,0 +1,312 @@
+"""Encoders by name: their grids, pixels and states are those of their libraries; which weights are open."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import open_clip
+import pytest
+import timm
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import (
+    BertConfig,
+    BertModel,
+    CLIPConfig,
+    CLIPImageProcessor,
+    CLIPModel,
+    ConvNextConfig,
+    ConvNextImageProcessor,
+    ConvNextModel,
+    ResNetConfig,
+    ResNetModel,
+    ViTModel,
+)
+
+from rewards.clip.preprocessing import Preprocessing
+from rewards.clip.pretrained import (
+    as_grid,
+    grid_shape,
+    load_image_encoder,
+    load_text_encoder,
+    open_blocks,
+    preprocessing_from,
+    text_width,
+)
+from rewards.model_files import fingerprint
+from tests.clip_for_tests import ARCHITECTURE, noise_image, tiny_checkpoint
+from tests.encoders_for_tests import SIDE, TOWER, VISION, MeanColours, save_vit
+from tests.hf_models_for_tests import bert_tokenizer
+
+OWN = "tests.encoders_for_tests:MeanColours"
+CAPTIONS = ["a man", "a dog on the grass", "a"]
+CROP = {"height": SIDE, "width": SIDE}
+
+
+def save_clip(folder: Path) -> str:
+    """CLIP pads with its end of text: so does this tokenizer."""
+    tokenizer = bert_tokenizer()
+    tokenizer.pad_token = tokenizer.sep_token
+    ids = {"bos_token_id": 2, "eos_token_id": 3, "pad_token_id": 3, "vocab_size": len(tokenizer)}
+    text = {**TOWER, **ids, "max_position_embeddings": 12, "initializer_range": 0.3}
+    CLIPModel(CLIPConfig(vision_config=VISION, text_config=text, projection_dim=8)).save_pretrained(folder)
+    CLIPImageProcessor(size={"shortest_edge": SIDE}, crop_size=CROP).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return f"transformers:{folder}"
+
+
+def save_bert(folder: Path) -> str:
+    tokenizer = bert_tokenizer()
+    config = BertConfig(**TOWER, vocab_size=len(tokenizer), max_position_embeddings=12, initializer_range=0.3)
+    BertModel(config, add_pooling_layer=False).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return f"transformers:{folder}"
+
+
+def images(count: int = 2, side: int = SIDE) -> Tensor:
+    return torch.randn(count, 3, side, side, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
+@torch.no_grad()
+def test_a_vit_without_its_class_token_row_by_row(tmp_path: Path) -> None:
+    encoder = load_image_encoder(save_vit(tmp_path))
+    assert not encoder.training
+    grid, states = encoder(images()), ViTModel.from_pretrained(tmp_path)(images()).last_hidden_state
+    assert grid.shape == (2, 4, 4, 16)
+    for row, column in ((0, 0), (0, 3), (2, 1)):
+        torch.testing.assert_close(grid[:, row, column], states[:, 1 + 4 * row + column])
+    assert grid_shape(encoder)[-1] == 16
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["resnet", "convnext"])
+def test_a_convolutional_network_of_transformers(tmp_path: Path, name: str) -> None:
+    sizes = {"hidden_sizes": [8, 16], "depths": [1, 1]}
+    if name == "resnet":
+        model: Any = ResNetModel(ResNetConfig(embedding_size=8, layer_type="basic", **sizes))
+    else:
+        model = ConvNextModel(ConvNextConfig(num_stages=2, **sizes))
+    model.save_pretrained(tmp_path)
+    ConvNextImageProcessor(size={"shortest_edge": SIDE}).save_pretrained(tmp_path)
+    encoder = load_image_encoder(f"transformers:{tmp_path}")
+    found = model.eval()(images()).last_hidden_state
+    torch.testing.assert_close(encoder(images()), found.permute(0, 2, 3, 1))
+    opened = open_blocks(encoder, 1)
+    assert opened
+    assert all(each.startswith(("model.encoder.stages.1.", "model.layernorm.")) for each in opened)
+
+
+@torch.no_grad()
+def test_the_towers_of_a_clip_of_transformers(tmp_path: Path) -> None:
+    name = save_clip(tmp_path)
+    clip = CLIPModel.from_pretrained(tmp_path).eval()
+    found = load_image_encoder(name)(images())
+    states = clip.vision_model(images()).last_hidden_state
+    torch.testing.assert_close(found.flatten(1, 2), states[:, 1:])
+    encoder = load_text_encoder(name)
+    ids = encoder.tokenize(["a man"], 12)
+    torch.testing.assert_close(encoder(ids), clip.text_model(ids).last_hidden_state)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "name", ["test_vit", "test_vit2", "test_convnext", "resnet10t", "swin_tiny_patch4_window7_224"]
+)
+def test_encoders_of_timm(name: str) -> None:
+    encoder = load_image_encoder(f"timm:{name}", pretrained=False)
+    side = encoder.preprocessing.size
+    grid, found = encoder(images(1, side)), encoder.model.forward_features(images(1, side))
+    assert grid.shape[0] == 1
+    assert grid.shape[1] == grid.shape[2]
+    extra = getattr(encoder.model, "num_prefix_tokens", 0)
+    expected = found if name.startswith("swin") else found.permute(0, 2, 3, 1) if found.ndim == 4 else found[:, extra:]
+    torch.testing.assert_close(grid.flatten(1, 2), expected.reshape(1, -1, encoder.model.num_features))
+    transform: Any = timm.data.create_transform(**timm.data.resolve_data_config({}, model=encoder.model))
+    for size in ((250, 190), (190, 251)):
+        image = noise_image(1, size)
+        torch.testing.assert_close(encoder.preprocessing(image), transform(image))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"crop_mode": "squash"}, {"crop_mode": "border"}, {"input_size": (3, 160, 192)}, {"interpolation": "lanczos"}],
+)
+def test_what_timm_does_otherwise_is_refused(changed: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = timm.data.resolve_data_config({}, model=timm.create_model("test_vit"))
+    monkeypatch.setattr(timm.data, "resolve_data_config", lambda *_, **__: usual | changed)
+    with pytest.raises(ValueError, match=next(iter(changed))):
+        load_image_encoder("timm:test_vit", pretrained=False)
+    monkeypatch.setattr(
+        timm.data, "resolve_data_config", lambda *_, **__: usual | {"crop_mode": "squash", "crop_pct": 1.0}
+    )
+    assert load_image_encoder("timm:test_vit", pretrained=False).preprocessing.resize == "squash"
+
+
+@torch.no_grad()
+def test_the_towers_of_open_clip(tmp_path: Path) -> None:
+    name = f"open_clip:{ARCHITECTURE}/{tiny_checkpoint(tmp_path)}"
+    image, text, clip = load_image_encoder(name), load_text_encoder(name), open_clip.create_model(ARCHITECTURE)
+    clip.load_state_dict(torch.load(tmp_path / "seed0.pt"))
+    kept: dict[str, Tensor] = {}
+    clip.visual.ln_post.register_forward_hook(lambda module, inputs, output: kept.update(image=output))
+    clip.ln_final.register_forward_hook(lambda module, inputs, output: kept.update(text=output))
+    clip.eval().encode_image(images())
+    torch.testing.assert_close(image(images()).flatten(1, 2), kept["image"][:, 1:])
+    ids = text.tokenize(CAPTIONS, 77)
+    clip.encode_text(open_clip.get_tokenizer(ARCHITECTURE)(CAPTIONS))
+    states, lengths = text(ids), text.lengths(ids)
+    assert lengths.tolist() == [4, 7, 3]
+    for row, length in enumerate(lengths.tolist()):
+        torch.testing.assert_close(states[row, :length], kept["text"][row, :length])
+
+
+def test_a_class_of_ones_own() -> None:
+    encoder = load_image_encoder(OWN, {"gain": 2.0})
+    assert isinstance(encoder, MeanColours)
+    assert (encoder.gain.item(), grid_shape(encoder)[-1]) == (2.0, 3)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("save", [save_clip, save_bert])
+def test_states_of_a_text_do_not_depend_on_padding(tmp_path: Path, save: Any) -> None:
+    encoder = load_text_encoder(save(tmp_path))
+    assert encoder.context_length == 12
+    ids = encoder.tokenize(CAPTIONS, 12)
+    states = encoder(ids)
+    assert encoder.lengths(ids).tolist() == [4, 7, 3], "start and end are tokens, also where padding is the end"
+    for row, caption in enumerate(CAPTIONS):
+        alone = encoder.tokenize([caption], 12)
+        assert alone.shape[1] == encoder.lengths(ids)[row]
+        torch.testing.assert_close(states[row, : alone.shape[1]], encoder(alone)[0], rtol=1e-4, atol=1e-5)
+    assert encoder.tokenize(["a man " * 20], 6).shape == (1, 6)
+    assert text_width(encoder) == 16
+
+
+@pytest.mark.parametrize(
+    ("processor", "options"),
+    [
+        ("ViTImageProcessor", {"size": CROP}),
+        ("ConvNextImageProcessor", {"size": {"shortest_edge": 32}}),
+        ("ConvNextImageProcessor", {"size": {"shortest_edge": 384}}),
+        ("CLIPImageProcessor", {"size": {"shortest_edge": 32}, "crop_size": CROP}),
+        ("BitImageProcessor", {"size": {"shortest_edge": 37}, "crop_size": CROP}),
+        ("SiglipImageProcessor", {"size": CROP}),
+    ],
+)
+def test_pixels_are_those_of_the_image_processor(tmp_path: Path, processor: str, options: dict[str, Any]) -> None:
+    getattr(transformers, processor)(**options).save_pretrained(tmp_path)
+    theirs = transformers.AutoImageProcessor.from_pretrained(tmp_path, backend="pil")
+    ours = preprocessing_from(theirs.to_dict())
+    for size in ((50, 37), (37, 50), (64, 60), (33, 35), (20, 99), (40, 32)):  # odd and even margins of the crop
+        image = noise_image(2, size)
+        np.testing.assert_array_equal(ours(image).numpy(), np.asarray(theirs(image)["pixel_values"][0]))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"do_pad": True},
+        {"resample": 0},
+        {"resample": 1},
+        {"rescale_factor": 1.0},
+        {"size": {"height": 32, "width": 40}},
+        {"size": {"longest_edge": 32}},
+    ],
+)
+def test_an_image_processor_that_does_something_else_is_refused(changed: dict[str, Any]) -> None:
+    usual = {"size": CROP, "resample": 3, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    assert preprocessing_from(usual) == Preprocessing(SIDE, (0.5,) * 3, (0.5,) * 3, "bicubic", "squash", True)
+    with pytest.raises(ValueError, match="image processor"):
+        preprocessing_from(usual | changed)
+
+
+def test_where_a_crop_is_rounded_is_no_part_of_the_name_of_a_preprocessing() -> None:
+    assert repr(Preprocessing()) == repr(Preprocessing(floor_crop=True)), "fingerprints of saved embeddings stay"
+
+
+def test_a_pooler_that_a_file_lacks_is_no_part_of_the_encoder(tmp_path: Path) -> None:
+    name = save_vit(tmp_path, pooler=False)
+    first, second = (fingerprint(load_image_encoder(name).state_dict()) for _ in range(2))
+    assert first == second
+    weights = load_file(tmp_path / "model.safetensors")
+    lost = next(key for key in weights if "layer.1." in key)
+    save_file(
+        {key: value for key, value in weights.items() if key != lost}, tmp_path / "model.safetensors", {"format": "pt"}
+    )
+    with pytest.raises(ValueError, match=re.escape("layers.1.")):
+        load_image_encoder(name)
+
+
+def test_half_precision_files_are_read_as_float32(tmp_path: Path) -> None:
+    name = save_vit(tmp_path)
+    ViTModel.from_pretrained(tmp_path).half().save_pretrained(tmp_path)
+    assert {each.dtype for each in load_image_encoder(name).parameters()} == {torch.float32}
+    assert {each.dtype for each in load_image_encoder(name, pretrained=False).parameters()} == {torch.float32}
+
+
+def test_tokens_and_maps_become_grids() -> None:
+    tokens = torch.arange(11.0).view(1, 11, 1)
+    assert as_grid(tokens).flatten().tolist() == [2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0]
+    assert as_grid(torch.zeros(2, 5, 3, 4)).shape == (2, 3, 4, 5)
+    with pytest.raises(ValueError, match=r"\[2, 3\]"):
+        as_grid(torch.zeros(2, 3))
+
+
+def test_the_last_blocks_are_open_and_what_follows(tmp_path: Path) -> None:
+    encoder = load_image_encoder(save_vit(tmp_path))
+    every = [name for name, _ in encoder.named_parameters()]
+    last_two = [
+        name for name in every if "layers.1." in name or "layers.2." in name or name.startswith("model.layernorm.")
+    ]
+    assert open_blocks(encoder, 2) == last_two
+    assert [name for name, each in encoder.named_parameters() if each.requires_grad] == last_two
+    assert open_blocks(encoder, 0) == []
+    assert open_blocks(encoder, None) == every
+    with pytest.raises(ValueError, match="3 blocks"):
+        open_blocks(encoder, 4)
+
+
+def test_blocks_of_a_text_encoder_with_a_large_vocabulary() -> None:
+    model = BertModel(BertConfig(**TOWER, vocab_size=20_000), add_pooling_layer=False)
+    opened = open_blocks(model, 1)
+    assert opened
+    assert all(name.startswith("encoder.layer.2.") for name in opened)
+
+
+def test_blocks_that_are_attributes() -> None:
+    opened = open_blocks(load_image_encoder("timm:resnet10t", pretrained=False), 1)
+    assert opened
+    assert all(name.startswith("model.layer4.") for name in opened)
+
+
+def test_what_cannot_be_loaded_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bert, vit = save_bert(tmp_path / "bert"), save_vit(tmp_path / "vit")
+    for name in (
+        "vit",
+        "timm:no_such_model",
+        "open_clip:ViT-B-32",
+        "no_such_module:Encoder",
+        "torch.nn:Identity",
+        bert,
+    ):
+        with pytest.raises(ValueError) as caught:
+            load_image_encoder(name, pretrained=name != "timm:no_such_model")
+        assert repr(name) in str(caught.value)
+    with pytest.raises(ValueError, match="ViTModel"):
+        load_text_encoder(vit)
+    with pytest.raises(ValueError, match="gain"):
+        load_image_encoder(vit, {"gain": 1.0})
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(ValueError, match="timm, which is not installed"):
+        load_image_encoder("timm:test_vit", pretrained=False)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_caption.config.reward_models import CLIP_TASKS
+from tests.encoders_for_tests import save_text_encoder
 from tests.training_for_tests import DATA as DATA
 from tests.training_for_tests import changed
 
@@ -95,4 +96,33 @@ def chain(folder: Path) -> dict[str, dict[str, Any]]:
         "pac": reward_model_config(folder / "pac", "positive_augmented", **positive),
         "long": reward_model_config(folder / "long", "contrastive", **long),
         "specific": reward_model_config(folder / "specific", "specificity", **specific),
+    }
+
+
+def pretrained_chain(folder: Path) -> dict[str, dict[str, Any]]:
+    """Configurations of a dual encoder of pretrained parts, and of an L-CLIP over its frozen image encoder."""
+    encoder = "tests.encoders_for_tests:TinyImageEncoder"
+    features = {
+        "data.features_root": str(folder / "grids"),
+        "data.format": "karpathy",
+        "data.path": str(folder / "data"),
+    }
+    text = {"encoder": save_text_encoder(folder / "text_encoder"), "train_blocks": 0}
+    dual = {
+        "model": {
+            "image": {"encoder": encoder},
+            "text": text,
+            "kwargs": {"embed_dim": 16, "hidden": 8, "dropout": 0.1},
+        },
+        "data": {"image_root": "images"},
+        "loss": {"false_negatives": "mask", "max_scale": 12.0},
+    }
+    teacher = {"teacher.name": str(folder / "dual/export/best"), "warm_start": [str(folder / "dual.yaml")]}
+    hybrid = {
+        "model": {"kwargs": STUDENT | {"image_encoder": encoder}},
+        "train.freeze_patch_embed": False,
+    }
+    return {
+        "dual": reward_model_config(folder / "dual", "contrastive", **dual, **features),
+        "hybrid": reward_model_config(folder / "hybrid", "distill_image", **hybrid, **features, **teacher),
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import signal
 from pathlib import Path
@@ -14,10 +15,13 @@ import yaml
 from safetensors.torch import load_file
 
 from rewards.clip.backbone import load_backbone
+from rewards.clip.dual import PretrainedDual
 from rewards.clip.l_clipscore import LClipScore
 from rewards.clip.pac import PacScore
+from rewards.clip.pretrained import load_text_encoder
+from rl_caption.data.encode_features import encode_features
 from rl_caption.data.scenes import ScenesData
-from tests.reward_models_for_tests import CLIP, DATA, chain, reward_model_config
+from tests.reward_models_for_tests import CLIP, DATA, chain, pretrained_chain, reward_model_config
 from tests.training_for_tests import Ended, Kill, assert_same_run, changed, files, lines, run, scst_config, xe_config
 
 CHAIN = ("teacher", "image", "text", "dual")
@@ -326,3 +330,66 @@ def test_a_circle_of_warm_starts_is_named(tmp_path: Path) -> None:
     config = reward_model_config(tmp_path / "a", "contrastive", warm_start=[str(file)])
     file.write_text(yaml.safe_dump(config))
     assert "warm_start goes round in a circle" in refused(config, tmp_path / "b")
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The generated world as files in Karpathy's format, and the grids of a tiny encoder of them."""
+    folder = tmp_path_factory.mktemp("photos")
+    data, records = ScenesData(**DATA["kwargs"]), []
+    (folder / "data/images").mkdir(parents=True)
+    for split in ("train", "val"):
+        for row in data.split(split):
+            row["image"].render().save(folder / f"data/images/{row['image_id']}.png")
+            sentences = [{"raw": caption} for caption in row["references"]]
+            records.append(
+                {"imgid": row["image_id"], "filename": f"{row['image_id']}.png", "split": split, "sentences": sentences}
+            )
+    (folder / "data/dataset.json").write_text(json.dumps({"images": records}))
+    encode_features(
+        "tests.encoders_for_tests:TinyImageEncoder", folder / "data", folder / "grids", "images", dtype="float32"
+    )
+    return folder
+
+
+def test_a_dual_of_pretrained_parts_trains_its_heads_alone_and_is_distilled(photos: Path) -> None:
+    configs = pretrained_chain(photos)
+    for name, config in configs.items():
+        (photos / f"{name}.yaml").write_text(yaml.safe_dump(config))
+    trained_run(configs["hybrid"], photos / "hybrid")
+    start = PretrainedDual.from_pretrained(photos / "dual/export/best")
+    encoder = load_text_encoder(str(configs["dual"]["model"]["text"]["encoder"]))
+    for name, value in encoder.state_dict().items():
+        assert torch.equal(start.text_encoder.state_dict()[name], value)
+    assert start.logit_scale <= math.log(12) + 1e-6
+    assert best(photos / "hybrid") > lines(photos / "hybrid")[0].get("val/teacher_cosine_image", -1.0)
+    score = LClipScore(backbone=str(photos / "dual/export/best"))
+    row = ScenesData(**DATA["kwargs"]).split("val")[0]
+    assert 0 <= score([""], row["references"][:1], image=[row["image"]])[0] <= 2.5
+
+
+def test_features_of_pixels_and_of_files_train_the_same_dual(photos: Path, tmp_path: Path) -> None:
+    """Frozen encoders may run before training, or in every step."""
+    config = changed(pretrained_chain(photos)["dual"], {"model.kwargs.dropout": 0.0, "train.micro_batch_size": 8})
+    from_files = trained_run(config, tmp_path / "files")
+    assert from_files.code == 0
+    trained_run(config, tmp_path / "pixels", **{"data.features_root": None, "data.cache_mb": 0})
+    for a, b in zip(lines(tmp_path / "files"), lines(tmp_path / "pixels"), strict=True):
+        for name in [name for name in a if name.startswith(("loss/", "val/"))]:
+            assert a[name] == pytest.approx(b[name], rel=1e-4, abs=1e-5), name
+
+
+def test_features_of_another_encoder_are_refused(photos: Path, tmp_path: Path) -> None:
+    other = {"model.image.kwargs": {"seed": 1}}
+    assert "prepare_features" in refused(pretrained_chain(photos)["dual"], tmp_path / "run", **other)
+
+
+def test_blocks_that_are_open_are_trained(photos: Path, tmp_path: Path) -> None:
+    """The last block of the text encoder, and nothing before it."""
+    config = pretrained_chain(photos)["dual"]
+    trained_run(config, tmp_path / "run", **{"model.text.train_blocks": 1})
+    trained = PretrainedDual.from_pretrained(tmp_path / "run/export/best").text_encoder.state_dict()
+    before = load_text_encoder(str(config["model"]["text"]["encoder"])).state_dict()
+    moved = {name for name, value in before.items() if not torch.equal(trained[name], value)}
+    assert moved
+    assert all("layer.1." in name for name in moved)

@@ -63,6 +63,25 @@ def test_two_towers_are_one_model_that_is_a_reward(tmp_path: Path) -> None:
     assert torch.allclose(backbone.encode_texts(["a dog"]), torch.nn.functional.normalize(text_raw), atol=1e-6)
 
 
+def test_an_l_clip_over_a_frozen_image_encoder_is_a_reward(tmp_path: Path) -> None:
+    """It runs on pixels and on the encoder's features alike, trains nothing of it, and is saved with its weights."""
+    encoder = {"image_encoder": "tests.encoders_for_tests:TinyImageEncoder", "image_encoder_kwargs": {"seed": 3}}
+    image, text = saved(tmp_path / "image", "image", **encoder), saved(tmp_path / "text", "text")
+    tower: Any = build_tower("image", image, {}, 16).train()
+    assert not any(parameter.requires_grad for parameter in tower.encoder.parameters())
+    assert not tower.encoder.training
+    picture = noise_image(1)
+    pixels = tower.preprocessing(picture)[None]
+    grid = tower.encoder(pixels).flatten(1, 2)
+    assert tower.pos_embed.shape == (1, 1 + grid.shape[1], STUDENT["image_width"])
+    assert torch.equal(tower(pixels), tower(grid))
+    build_dual(None, {"image": image, "text": text}, {}, 16).save_pretrained(tmp_path / "whole")
+    backbone = load_backbone(str(tmp_path / "whole"))
+    assert backbone.preprocessing == tower.preprocessing
+    assert torch.allclose(backbone.encode_images([picture], normalize=False), tower(pixels).detach(), atol=1e-6)
+    assert LCLIP.from_pretrained(tmp_path / "whole").config.image_encoder == encoder["image_encoder"]
+
+
 def test_towers_of_another_teacher_are_refused(tmp_path: Path) -> None:
     folders: Any = {kind: str(tmp_path / kind) for kind in ("image", "text")}
     for kind, folder in folders.items():

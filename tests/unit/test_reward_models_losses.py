@@ -14,7 +14,9 @@ from rl_caption.config.reward_models import LossConfig, RewardModelConfig, Rewar
 from rl_caption.reward_models.losses import (
     contrastive,
     cosine_distance,
+    cosine_matrix,
     dynamic_margin,
+    false_negatives,
     hinge,
     info_nce,
     positive_augmented,
@@ -74,6 +76,24 @@ def test_similarity_regulator_punishes_what_is_below_on_and_above_off_the_diagon
     assert similarity_regulator(st, si, tt, ti, reduction).item() == pytest.approx(expected, rel=1e-5)
     one, opposite = torch.tensor([[1.0, 0.0]]), torch.tensor([[-1.0, 0.0]])
     assert similarity_regulator(one, opposite, one, one, reduction).item() == pytest.approx(2.0), "no other pairs"
+
+
+def test_false_negatives_are_left_out_of_the_softmax() -> None:
+    torch.manual_seed(0)
+    images, texts = torch.randn(4, 5), torch.randn(4, 5)
+    image_group, caption_group = torch.tensor([7.0, 7, 2, 3]), torch.tensor([0.0, 1, 2, 0])
+    excluded = false_negatives(image_group, caption_group)
+    assert excluded.nonzero().tolist() == [[0, 1], [0, 3], [1, 0], [3, 0]]
+    logits = 10 * cosine_matrix(images, texts)
+    expected = 0.0
+    for row in range(4):
+        kept = [column for column in range(4) if not excluded[row, column]]
+        expected += float(torch.logsumexp(logits[row, kept], 0) + torch.logsumexp(logits[kept, row], 0)) / 8
+        expected -= float(logits[row, row]) / 4
+    target = {"image_group": image_group, "caption_group": caption_group}
+    loss, _ = contrastive({"image": images, "text": texts, "scale": torch.tensor(10.0)}, target)
+    assert float(loss) == pytest.approx(expected, rel=1e-5)
+    assert float(loss) < float(info_nce(images, texts, 10.0))
 
 
 def test_similarity_regulator_is_0_where_the_student_is_the_teacher_or_better() -> None:

@@ -13,10 +13,9 @@ from rl_caption.captioners.loading import load_captioner
 from rl_caption.config.build import quiet_libraries
 from rl_caption.data.base import DataError, Row, load_image
 from rl_caption.data.files import write_json
+from rl_caption.data.unpaired import IMAGE_SUFFIXES
 from rl_caption.options import Beams, Tokens, wrong_values
 from rl_caption.training.validation import decode_rows
-
-IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp"})
 
 
 def find_images(paths: Sequence[str]) -> list[Path]:

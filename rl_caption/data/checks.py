@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ MISSING = "missing images"
 UNREADABLE = "unreadable images"
 BAD_FEATURES = "missing or unusable features"
 EMPTY_CAPTIONS = "empty captions"
+NO_IMAGES = "rows without an image"
 NO_REFERENCES = "images without references"
 DUPLICATE_IDS = "duplicate image ids in a split"
 LEAKED_IDS = "image ids in two splits"
@@ -32,7 +33,8 @@ ADVICE = {
     UNREADABLE: "replace the files, or set data.on_bad: skip",
     BAD_FEATURES: "extract them again, or set data.on_bad: skip",
     EMPTY_CAPTIONS: "remove them, or set data.on_bad: skip",
-    NO_REFERENCES: "add captions, or set data.on_bad: skip",
+    NO_IMAGES: "add images; from captions alone learns distill_text",
+    NO_REFERENCES: "add captions, or set data.on_bad: skip; from images alone learns distill_image",
     DUPLICATE_IDS: "write one row per image, with all its references",
     LEAKED_IDS: "use one id per image, and each image in one split",
     LEAKED_FILES: "keep each image in one split; data.on_bad: skip takes them out of train",
@@ -126,7 +128,7 @@ def _with_references(references: Mapping[int, list[str]], index: int, row: Row) 
     return cast(Row, {**row, "references": references[index]}) if index in references else row
 
 
-@dataclass
+@dataclass(slots=True)
 class _Entry:
     """What the checks remember of a row: no pixels, no captions."""
 
@@ -148,6 +150,7 @@ def check_data(
     check_images: bool = True,
     cache: str | Path | None = None,
     check_values: bool = False,
+    needs: Collection[str] = ("image", "text"),
 ) -> CheckReport:
     """Check some splits of a dataset: files, captions, ids, and images that are in two splits.
 
@@ -165,6 +168,7 @@ def check_data(
         cache: a JSON file that remembers the good images, so that the next run need not decode them again. What is
             remembered of features lies next to it.
         check_values: read the values of all region features: finite, and boxes in the image.
+        needs: what every row must have: an ``image``, a reference (``text``). What is there is checked all the same.
 
     Raises:
         DataError: ``fail`` and there is a problem, or ``skip`` and a split has no rows left; the message is the whole
@@ -174,7 +178,7 @@ def check_data(
         raise DataError(f"data.on_bad is {on_bad!r}: expected fail or skip")
     findings, references = Findings(), dict[str, dict[int, list[str]]]()
     names = list(dict.fromkeys(splits))
-    entries = [entry for name in names for entry in _read_split(data, name, check_images, findings, references)]
+    entries = [entry for name in names for entry in _read_split(data, name, check_images, needs, findings, references)]
     missing = _check_files(entries, num_workers, check_pixels, cache, findings) if check_images else []
     having = [entry for entry in entries if entry.features is not None]
     errors = check_features([entry.features for entry in having if entry.features], num_workers, cache, check_values)
@@ -228,12 +232,14 @@ def _read_split(
     data: DataModule,
     split: str,
     check_images: bool,
+    needs: Collection[str],
     findings: Findings,
     references: dict[str, dict[int, list[str]]],
 ) -> Iterator[_Entry]:
     """Check the captions of every row, and remember what the other checks need."""
     for index, row in enumerate(data.split(split)):
-        entry, source, error = _Entry(split, index, row["image_id"]), row["image"], None
+        entry, source, error = _Entry(split, index, row["image_id"]), row.get("image"), None
+        name = f"{split} image {entry.image_id!r}"
         if isinstance(source, str | Path):
             entry.path = str(source)
         elif isinstance(source, Image.Image):
@@ -241,11 +247,14 @@ def _read_split(
                 entry.content = pixel_hash(load_image(source)) if check_images else None
             except DataError as failure:
                 error = str(failure)
+        elif source is None:
+            if "image" in needs:
+                findings.add(NO_IMAGES, name)
+                entry.bad = True
         elif not isinstance(source, Renderable):
             error = f"{type(source).__name__} is not an image: expected a path, a PIL image or a scene"
         if row.get("features") is not None:
             entry.features = as_image_features(row["features"], entry.image_id)
-        name = f"{split} image {entry.image_id!r}"
         if error is not None:
             findings.add(UNREADABLE, f"{name}: {error}")
             entry.bad = True
@@ -254,7 +263,7 @@ def _read_split(
             findings.add(EMPTY_CAPTIONS, f"{name}, caption {empty[0]}", len(empty))
             good = [caption for number, caption in enumerate(row["references"], start=1) if number not in empty]
             references.setdefault(split, {})[index] = good
-        if len(empty) == len(row["references"]):
+        if len(empty) == len(row["references"]) and "text" in needs:
             findings.add(NO_REFERENCES, name)
             entry.bad = True
         yield entry

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,7 +16,7 @@ from rewards.images import Renderable, pixel_hash
 from rewards.text.tokenize import tokenize
 from rl_caption.data.base import SHOWN, DataError, DataModule, DataView, Row, RowView, load_image
 from rl_caption.data.features import ImageFeatures, as_image_features
-from rl_caption.data.file_checks import check_features, check_image_files
+from rl_caption.data.file_checks import check_features, check_image_files, with_progress
 
 MISSING = "missing images"
 UNREADABLE = "unreadable images"
@@ -237,7 +238,7 @@ def _read_split(
     references: dict[str, dict[int, list[str]]],
 ) -> Iterator[_Entry]:
     """Check the captions of every row, and remember what the other checks need."""
-    for index, row in enumerate(data.split(split)):
+    for index, row in enumerate(with_progress(data.split(split), f"checking {split}", "row")):
         entry, source, error = _Entry(split, index, row["image_id"]), row.get("image"), None
         name = f"{split} image {entry.image_id!r}"
         if isinstance(source, str | Path):
@@ -297,18 +298,17 @@ def _check_files(
 
 def _check_duplicates(entries: Sequence[_Entry], findings: Findings) -> None:
     """Find ids that a split has twice; the first good row stays."""
-    for (split, image_id), group in _grouped(entries, lambda entry: (entry.split, entry.image_id)).items():
-        if len(group) > 1:
-            findings.add(DUPLICATE_IDS, f"{split} image {image_id!r}, {len(group)} times", len(group) - 1)
-            for entry in [entry for entry in group if not entry.bad][1:]:
-                entry.bad = True
+    for (split, image_id), group in _repeated(entries, lambda entry: (entry.split, entry.image_id)).items():
+        findings.add(DUPLICATE_IDS, f"{split} image {image_id!r}, {len(group)} times", len(group) - 1)
+        for entry in [entry for entry in group if not entry.bad][1:]:
+            entry.bad = True
 
 
 def _check_leaks(
     entries: Sequence[_Entry], kind: str, key: Callable[[_Entry], Hashable | None], findings: Findings
 ) -> None:
     """Find what is in several splits; its rows in the most valuable split stay."""
-    for value, group in _grouped(entries, key).items():
+    for value, group in _repeated(entries, key).items():
         first = {entry.split: entry for entry in reversed(group)}
         splits = list(dict.fromkeys(entry.split for entry in group))
         # A file that is in two splits is named as a file, and not once more as equal content.
@@ -330,10 +330,11 @@ def _value_of_split(split: str) -> int:
     return 1 if split.startswith(("val", "dev")) else 2
 
 
-def _grouped(entries: Sequence[_Entry], key: Callable[[_Entry], K | None]) -> dict[K, list[_Entry]]:
-    groups: dict[K, list[_Entry]] = {}
+def _repeated(entries: Sequence[_Entry], key: Callable[[_Entry], K | None]) -> dict[K, list[_Entry]]:
+    """The entries whose key others have, too, by key."""
+    counts, groups = Counter(map(key, entries)), dict[K, list[_Entry]]()
     for entry in entries:
         value = key(entry)
-        if value is not None:
+        if value is not None and counts[value] > 1:
             groups.setdefault(value, []).append(entry)
     return groups

@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple
 from pathlib import Path
@@ -164,6 +164,12 @@ def _read_cache(cache: str | Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
+
+
+def with_progress(items: Iterable[T], title: str, unit: str) -> Iterable[T]:
+    """The items, with a bar on the terminal of the main process where they take longer than two seconds."""
+    hidden = True if os.environ.get("RANK", "0") != "0" else None  # None: shown on a terminal
+    return tqdm(items, desc=title, unit=unit, leave=False, delay=2, disable=hidden)
 
 
 def in_parallel(function: Callable[[T], R], items: Sequence[T], num_workers: int, title: str) -> Iterator[R]:

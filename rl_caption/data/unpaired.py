@@ -9,16 +9,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, TypeVar, overload
-
-from tqdm import tqdm
+from typing import Annotated, overload
 
 from rl_caption.data.base import DataError, Row
+from rl_caption.data.file_checks import with_progress
 from rl_caption.data.formats import STANDARD_SPLITS
 from rl_caption.data.plain_files import check_text, shown
 from rl_caption.options import Range
 
-T = TypeVar("T")
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp"})
 HeldOut = Annotated[float, Range(above=0, below=1)]
 
@@ -142,18 +140,12 @@ def _split_of(name: str) -> str:
 
 def _image_files(root: Path) -> Iterator[str]:
     """Paths of the images below ``root``, relative to it, in the order of names."""
-    for folder, folders, names in _with_progress(os.walk(root, followlinks=True), root.name, "folder"):
+    for folder, folders, names in with_progress(os.walk(root, followlinks=True), root.name, "folder"):
         folders.sort()
         for name in sorted(names):
             if os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES:
                 path = Path(folder, name).relative_to(root).as_posix()
                 yield check_text(path, f"name of an image in {folder}")
-
-
-def _with_progress(items: Iterable[T], title: str, unit: str) -> Iterable[T]:
-    """The items, with a bar on the terminal of the main process where it takes long."""
-    hidden = True if os.environ.get("RANK", "0") != "0" else None  # None: shown on a terminal
-    return tqdm(items, desc=title, unit=unit, leave=False, delay=2, disable=hidden)
 
 
 def _image_row(root: Path, name: str) -> Row:
@@ -178,7 +170,7 @@ def _caption_files(path: Path) -> dict[str, Path]:
 def _captions(file: Path, column: int | None) -> Iterator[tuple[int, str]]:
     """Line numbers and captions."""
     with file.open("rb") as lines:
-        for number, content in enumerate(_with_progress(lines, file.name, "line"), start=1):
+        for number, content in enumerate(with_progress(lines, file.name, "line"), start=1):
             where = f"{file}, line {number}"
             try:
                 line = content.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")

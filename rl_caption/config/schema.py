@@ -36,7 +36,7 @@ class DataConfig:
         format: ``karpathy`` (one JSON with splits), ``jsonl`` (one JSON object a line), ``scenes`` (generated world);
             for one tower of L-CLIP, ``images`` (a folder of them) or ``captions`` (a text file) alone.
         target: ``package.module:Name`` of a format outside this package (docs/data.md); null takes ``format``.
-        path: the JSON file, or the folder that holds it.
+        path: the JSON file, or the folder that holds it; the folder of ``images``; the file or folder of ``captions``.
         image_root: folder of the images, relative to the JSON's folder or absolute.
         image_extension: replaces the extension that the JSON gives, such as ``.jpg``.
         flatten: ignore the folder (``filepath``) that the JSON gives.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
@@ -43,9 +43,17 @@ def quiet_libraries() -> None:
 
 
 def checked_splits(
-    config: DataConfig, data: DataModule, splits: Sequence[str], accelerator: Accelerator, cache: Path
+    config: DataConfig,
+    data: DataModule,
+    splits: Sequence[str],
+    accelerator: Accelerator,
+    cache: Path,
+    needs: Collection[str] = ("image", "text"),
 ) -> dict[str, Sequence[Row]]:
-    """Check the splits as ``data.on_bad`` says and return their usable rows; ``cache`` remembers good images."""
+    """Check the splits as ``data.on_bad`` says and return their usable rows; ``cache`` remembers good images.
+
+    ``needs`` is what every row must have (``check_data``).
+    """
     with accelerator.main_process_first():  # the others then find the verdicts in the cache
         try:
             report = check_data(
@@ -55,6 +63,7 @@ def checked_splits(
                 check_pixels=config.check_images,
                 check_images=config.features_root is None,
                 cache=cache,
+                needs=needs,
             )
         except DataError as error:
             hint = "\nOr leave them out: data.on_bad skip" if config.on_bad == "fail" else ""

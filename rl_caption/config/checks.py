@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 from rl_caption.config.schema import (
@@ -19,6 +20,8 @@ from rl_caption.errors import ConfigError
 from rl_caption.options import wrong_values
 from rl_caption.scst import ADVANTAGES, OBJECTIVES
 
+LEARNERS = {"images": "distill_image", "captions": "distill_text"}
+"""Data format without captions, or without images -> the only task that it is for."""
 NEED_TWO_SAMPLES = frozenset({"leave_one_out", "group_norm"})
 
 
@@ -47,7 +50,7 @@ def mistakes(config: Any) -> list[str]:
     if isinstance(getattr(config, "train", None), TrainConfig):
         wrong += _wrong_schedule(config.train)
     if isinstance(getattr(config, "data", None), DataConfig):
-        wrong += _wrong_data(config.data, "data")
+        wrong += [*_wrong_data(config.data, "data"), *_unfit_data(config.data, getattr(config, "task", None))]
     if isinstance(getattr(config, "data", None), dict):  # of a grid
         known = [field.name for field in dataclasses.fields(DataConfig)]
         wrong += [f"data.{key} is no option: expected {', '.join(known)}" for key in config.data if key not in known]
@@ -116,6 +119,18 @@ def _wrong_data(data: DataConfig, key: str) -> list[str]:
         return wrong_options(data, key, with_kwargs=data.target is not None)
     except ConfigError as error:
         return [str(error)]
+
+
+def _unfit_data(data: DataConfig, task: str | None) -> Iterator[str]:
+    """Data that only reward models read; ``task`` is theirs, and None elsewhere."""
+    learner = LEARNERS.get(data.format) if data.target is None else None
+    if learner not in (None, task):
+        yield (
+            f"data.format is {data.format!r}, from which only the task {learner} of reward models learns: choose a "
+            "format of images with captions, karpathy or jsonl"
+        )
+    if task is None and "rand_augment" in data.augment:
+        yield "data.augment has 'rand_augment', which only reward models read: leave it out"
 
 
 def _wrong_evaluation(config: EvaluateConfig) -> list[str]:

@@ -33,9 +33,10 @@ class DataConfig:
     """The images and their captions.
 
     Args:
-        format: ``karpathy`` (one JSON with splits), ``jsonl`` (one JSON object a line), ``scenes`` (generated world).
+        format: ``karpathy`` (one JSON with splits), ``jsonl`` (one JSON object a line), ``scenes`` (generated world);
+            for one tower of L-CLIP, ``images`` (a folder of them) or ``captions`` (a text file) alone.
         target: ``package.module:Name`` of a format outside this package (docs/data.md); null takes ``format``.
-        path: the JSON file, or the folder that holds it.
+        path: the JSON file, or the folder that holds it; the folder of ``images``; the file or folder of ``captions``.
         image_root: folder of the images, relative to the JSON's folder or absolute.
         image_extension: replaces the extension that the JSON gives, such as ``.jpg``.
         flatten: ignore the folder (``filepath``) that the JSON gives.
@@ -43,7 +44,7 @@ class DataConfig:
             directory.
         features_kwargs: how they are stored and read, such as ``{dim: 2048, box_features: normalised}`` (docs/data.md).
         augment: train on random views, ``horizontal``, ``vertical``, ``transpose``, ``crop``, ``shift``, ``rotate``;
-            only where captions stay true of them.
+            only where captions stay true of them. ``rand_augment``: reward models only.
         on_bad: ``fail`` stops on unusable images and captions; ``skip`` leaves them out and says so.
         check_images: decode every image before training starts.
         num_workers: loader processes; 0 loads in the main process.
@@ -53,7 +54,7 @@ class DataConfig:
         kwargs: further arguments of the format, such as ``{num_train: 2000, seed: 1}`` for ``scenes``.
     """
 
-    format: Literal["karpathy", "jsonl", "scenes"] = "karpathy"
+    format: Literal["karpathy", "jsonl", "scenes", "images", "captions"] = "karpathy"
     target: str | None = None
     path: str | None = None
     image_root: str | None = None
@@ -61,7 +62,7 @@ class DataConfig:
     flatten: bool = False
     features_root: str | None = None
     features_kwargs: dict = field(default_factory=dict)
-    augment: list[Literal["horizontal", "vertical", "transpose", "crop", "shift", "rotate"]] = field(
+    augment: list[Literal["horizontal", "vertical", "transpose", "crop", "shift", "rotate", "rand_augment"]] = field(
         default_factory=list
     )
     on_bad: Literal["fail", "skip"] = "fail"

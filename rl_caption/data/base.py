@@ -26,9 +26,11 @@ class Row(TypedDict):
     """One image with its captions."""
 
     image_id: str
-    image: ImageSource
+    image: NotRequired[ImageSource]
+    """Absent only where the data are captions alone (``data.format: captions``)."""
     references: list[str]
-    """Captions as people wrote them, untokenised. Empty only where captions are not known (inference)."""
+    """Captions as people wrote them, untokenised. Empty only where captions are not known (inference), or the data are
+    images alone (``data.format: images``)."""
     size: NotRequired[ImageSize]
     """Width and height of the image in pixels, where the file says it."""
     prompt: NotRequired[str]

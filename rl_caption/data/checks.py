@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -15,12 +16,13 @@ from rewards.images import Renderable, pixel_hash
 from rewards.text.tokenize import tokenize
 from rl_caption.data.base import SHOWN, DataError, DataModule, DataView, Row, RowView, load_image
 from rl_caption.data.features import ImageFeatures, as_image_features
-from rl_caption.data.file_checks import check_features, check_image_files
+from rl_caption.data.file_checks import check_features, check_image_files, progress
 
 MISSING = "missing images"
 UNREADABLE = "unreadable images"
 BAD_FEATURES = "missing or unusable features"
 EMPTY_CAPTIONS = "empty captions"
+NO_IMAGES = "rows without an image"
 NO_REFERENCES = "images without references"
 DUPLICATE_IDS = "duplicate image ids in a split"
 LEAKED_IDS = "image ids in two splits"
@@ -32,7 +34,8 @@ ADVICE = {
     UNREADABLE: "replace the files, or set data.on_bad: skip",
     BAD_FEATURES: "extract them again, or set data.on_bad: skip",
     EMPTY_CAPTIONS: "remove them, or set data.on_bad: skip",
-    NO_REFERENCES: "add captions, or set data.on_bad: skip",
+    NO_IMAGES: "add images; only the task distill_text does without",
+    NO_REFERENCES: "add captions, or set data.on_bad: skip; only the task distill_image does without",
     DUPLICATE_IDS: "write one row per image, with all its references",
     LEAKED_IDS: "use one id per image, and each image in one split",
     LEAKED_FILES: "keep each image in one split; data.on_bad: skip takes them out of train",
@@ -126,7 +129,7 @@ def _with_references(references: Mapping[int, list[str]], index: int, row: Row) 
     return cast(Row, {**row, "references": references[index]}) if index in references else row
 
 
-@dataclass
+@dataclass(slots=True)
 class _Entry:
     """What the checks remember of a row: no pixels, no captions."""
 
@@ -148,6 +151,7 @@ def check_data(
     check_images: bool = True,
     cache: str | Path | None = None,
     check_values: bool = False,
+    needs: Collection[str] = ("image", "text"),
 ) -> CheckReport:
     """Check some splits of a dataset: files, captions, ids, and images that are in two splits.
 
@@ -165,6 +169,7 @@ def check_data(
         cache: a JSON file that remembers the good images, so that the next run need not decode them again. What is
             remembered of features lies next to it.
         check_values: read the values of all region features: finite, and boxes in the image.
+        needs: what every row must have: an ``image``, a reference (``text``). What is there is checked all the same.
 
     Raises:
         DataError: ``fail`` and there is a problem, or ``skip`` and a split has no rows left; the message is the whole
@@ -174,7 +179,7 @@ def check_data(
         raise DataError(f"data.on_bad is {on_bad!r}: expected fail or skip")
     findings, references = Findings(), dict[str, dict[int, list[str]]]()
     names = list(dict.fromkeys(splits))
-    entries = [entry for name in names for entry in _read_split(data, name, check_images, findings, references)]
+    entries = [entry for name in names for entry in _read_split(data, name, check_images, needs, findings, references)]
     missing = _check_files(entries, num_workers, check_pixels, cache, findings) if check_images else []
     having = [entry for entry in entries if entry.features is not None]
     errors = check_features([entry.features for entry in having if entry.features], num_workers, cache, check_values)
@@ -228,12 +233,14 @@ def _read_split(
     data: DataModule,
     split: str,
     check_images: bool,
+    needs: Collection[str],
     findings: Findings,
     references: dict[str, dict[int, list[str]]],
 ) -> Iterator[_Entry]:
     """Check the captions of every row, and remember what the other checks need."""
-    for index, row in enumerate(data.split(split)):
-        entry, source, error = _Entry(split, index, row["image_id"]), row["image"], None
+    for index, row in enumerate(progress(data.split(split), f"checking {split}", "row")):
+        entry, source, error = _Entry(split, index, row["image_id"]), row.get("image"), None
+        name = f"{split} image {entry.image_id!r}"
         if isinstance(source, str | Path):
             entry.path = str(source)
         elif isinstance(source, Image.Image):
@@ -241,11 +248,14 @@ def _read_split(
                 entry.content = pixel_hash(load_image(source)) if check_images else None
             except DataError as failure:
                 error = str(failure)
+        elif source is None:
+            if "image" in needs:
+                findings.add(NO_IMAGES, name)
+                entry.bad = True
         elif not isinstance(source, Renderable):
             error = f"{type(source).__name__} is not an image: expected a path, a PIL image or a scene"
         if row.get("features") is not None:
             entry.features = as_image_features(row["features"], entry.image_id)
-        name = f"{split} image {entry.image_id!r}"
         if error is not None:
             findings.add(UNREADABLE, f"{name}: {error}")
             entry.bad = True
@@ -254,7 +264,7 @@ def _read_split(
             findings.add(EMPTY_CAPTIONS, f"{name}, caption {empty[0]}", len(empty))
             good = [caption for number, caption in enumerate(row["references"], start=1) if number not in empty]
             references.setdefault(split, {})[index] = good
-        if len(empty) == len(row["references"]):
+        if len(empty) == len(row["references"]) and "text" in needs:
             findings.add(NO_REFERENCES, name)
             entry.bad = True
         yield entry
@@ -288,18 +298,17 @@ def _check_files(
 
 def _check_duplicates(entries: Sequence[_Entry], findings: Findings) -> None:
     """Find ids that a split has twice; the first good row stays."""
-    for (split, image_id), group in _grouped(entries, lambda entry: (entry.split, entry.image_id)).items():
-        if len(group) > 1:
-            findings.add(DUPLICATE_IDS, f"{split} image {image_id!r}, {len(group)} times", len(group) - 1)
-            for entry in [entry for entry in group if not entry.bad][1:]:
-                entry.bad = True
+    for (split, image_id), group in _repeated(entries, lambda entry: (entry.split, entry.image_id)).items():
+        findings.add(DUPLICATE_IDS, f"{split} image {image_id!r}, {len(group)} times", len(group) - 1)
+        for entry in [entry for entry in group if not entry.bad][1:]:
+            entry.bad = True
 
 
 def _check_leaks(
     entries: Sequence[_Entry], kind: str, key: Callable[[_Entry], Hashable | None], findings: Findings
 ) -> None:
     """Find what is in several splits; its rows in the most valuable split stay."""
-    for value, group in _grouped(entries, key).items():
+    for value, group in _repeated(entries, key).items():
         first = {entry.split: entry for entry in reversed(group)}
         splits = list(dict.fromkeys(entry.split for entry in group))
         # A file that is in two splits is named as a file, and not once more as equal content.
@@ -321,10 +330,11 @@ def _value_of_split(split: str) -> int:
     return 1 if split.startswith(("val", "dev")) else 2
 
 
-def _grouped(entries: Sequence[_Entry], key: Callable[[_Entry], K | None]) -> dict[K, list[_Entry]]:
-    groups: dict[K, list[_Entry]] = {}
+def _repeated(entries: Sequence[_Entry], key: Callable[[_Entry], K | None]) -> dict[K, list[_Entry]]:
+    """The entries whose key others have, too, by key."""
+    counts, groups = Counter(map(key, entries)), dict[K, list[_Entry]]()
     for entry in entries:
         value = key(entry)
-        if value is not None:
+        if value is not None and counts[value] > 1:
             groups.setdefault(value, []).append(entry)
     return groups

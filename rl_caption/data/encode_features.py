@@ -98,7 +98,7 @@ def encode_features(
         logger.info("%s: grids %d x %d of %d values, %s", encoder, *shape, dtype)
         write_json(folder / RECORD, record)
         grids = _encoded(network, pending, batch_size, num_workers)
-        for name, grid in progress(grids, len(pending), "encoding images"):
+        for name, grid in progress(grids, "encoding images", "image", len(pending)):
             where = f"image {name!r} ({pending[name]})"
             stored = as_stored(finite(grid.reshape(-1, shape[-1]), "features", where), dtype, where).reshape(grid.shape)
             with atomic_write(folder / f"{name}.npz") as file:
@@ -267,7 +267,7 @@ def _write_hdf5(path: Path, folder: Path, record: Mapping[str, Any]) -> None:
                 for key in before:
                     before.copy(key, made)
         names = sorted(name for name in _in_folder(folder, record) if KEY.format(name) not in made)
-        for name in progress(names, len(names), f"writing {path.name}"):
+        for name in progress(names, f"writing {path.name}", "image"):
             with np.load(folder / f"{name}.npz") as stored:
                 made[KEY.format(name)] = stored["features"]
         made.attrs["encoder"] = json.dumps(record)

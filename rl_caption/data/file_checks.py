@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple
 from pathlib import Path
@@ -171,19 +171,23 @@ def in_parallel(function: Callable[[T], R], items: Sequence[T], num_workers: int
     with ThreadPoolExecutor(max(1, num_workers)) as pool:
         blocks = (items[first : first + _BLOCK] for first in range(0, len(items), _BLOCK))
         results = (result for block in blocks for result in pool.map(function, block))
-        yield from progress(results, len(items), title)
+        yield from progress(results, title, total=len(items))
 
 
-def progress(results: Iterable[R], total: int, title: str) -> Iterator[R]:
-    """Yield the results of ``total`` files with a progress bar or, off a terminal, log lines."""
-    terminal = sys.stderr.isatty()
+def progress(items: Iterable[T], title: str, unit: str = "file", total: int | None = None) -> Iterator[T]:
+    """The items, in the main process with a bar after two seconds or, off a terminal, log lines.
+
+    ``total`` is how many there are, where that is not their length; None then shows no time left.
+    """
+    total = len(items) if total is None and isinstance(items, Sized) else total
+    shows, terminal = os.environ.get("RANK", "0") == "0", sys.stderr.isatty()
     start = logged = time.monotonic()
-    with tqdm(total=total, desc=title, unit="file", leave=False, disable=not terminal) as bar:
-        for done, result in enumerate(results, start=1):
-            yield result
+    with tqdm(total=total, desc=title, unit=unit, leave=False, delay=2, disable=not (shows and terminal)) as bar:
+        for done, item in enumerate(items, start=1):
+            yield item
             bar.update()
             now = time.monotonic()
-            if not terminal and now - logged >= _LOG_SECONDS:
+            if shows and not terminal and now - logged >= _LOG_SECONDS:
                 rate, logged = done / (now - start), now
-                left = (total - done) / rate
-                logger.info("%s: %d of %d files, %.0f files/s, %.0f s left", title, done, total, rate, left)
+                left = "" if total is None else f" of {total}, {(total - done) / rate:.0f} s left"
+                logger.info("%s: %d%s, %.0f %ss per second", title, done, left, rate, unit)

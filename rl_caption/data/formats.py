@@ -27,6 +27,8 @@ FORMATS = {
     "karpathy": "rl_caption.data.karpathy:KarpathyData",
     "jsonl": "rl_caption.data.jsonl:JsonLinesData",
     "scenes": "rl_caption.data.scenes:ScenesData",
+    "images": "rl_caption.data.unpaired:ImageFolder",
+    "captions": "rl_caption.data.unpaired:CaptionFile",
 }
 """Name -> ``module:Name``."""
 KEYS = ("path", "image_root", "image_extension", "flatten", "features_root", "features_kwargs")

@@ -21,16 +21,19 @@ from rewards.text.tokenize import tokenize
 from rl_caption.data.base import SHOWN, DataError, Row
 from rl_caption.data.file_checks import check_image_files
 from rl_caption.data.loader import augment, row_generator, step_indices
+from rl_caption.data.rand_augment import rand_augment
 from rl_caption.reward_models.triplets import Donor, Per, Triplet, make_triplets
 
 T = TypeVar("T")
 Captions = Literal["random", "first"]
 ShortSource = Literal["first_sentence", "references"]
+MOST_CAPTIONS = 2**19
+"""Captions whose token ids a process keeps, about 500 bytes each."""
 
 
 @dataclass(frozen=True)
 class PairBatch:
-    """B images with one caption each."""
+    """B images with one caption each; or images alone, or captions alone."""
 
     rows: Sequence[Row]
     inputs: dict[str, Tensor]
@@ -63,13 +66,17 @@ class PixelCache:
 
     def __call__(self, image_id: str, source: ImageSource) -> Tensor:
         """Normalised pixels [3, S, S], float32; ``RewardError`` if the image is missing or unreadable."""
+        return self.preprocessing.normalise(self.square(image_id, source))
+
+    def square(self, image_id: str, source: ImageSource) -> Tensor:
+        """The same before normalisation, uint8."""
         key = (image_id, str(source) if isinstance(source, str | Path) else "")  # what is no file is known by its id
         square = self.cached.get(key)
         if square is None:
             square = self.preprocessing.square(open_image(source, own_mode=True))
             if (len(self.cached) + 1) * square.numel() <= self.cache_bytes:
                 self.cached[key] = square
-        return self.preprocessing.normalise(square)
+        return square
 
     def of(self, row: Row) -> Tensor:
         """The pixels of a row's image."""
@@ -154,7 +161,7 @@ class FrozenTexts:
 
 
 class TokenCache:
-    """Captions to CLIP's token ids; the ids of a caption are kept.
+    """Captions to CLIP's token ids; those of the first ``MOST_CAPTIONS`` are kept.
 
     Args:
         tokenizer: open_clip's ``SimpleTokenizer``.
@@ -171,7 +178,7 @@ class TokenCache:
         if known is None:
             ids = self.tokenizer.encode(caption)[: self.context_length - 2]
             known = torch.tensor([self.tokenizer.sot_token_id, *ids, self.tokenizer.eot_token_id])
-            if keep:
+            if keep and len(self.cached) < MOST_CAPTIONS:
                 self.cached[caption] = known
         return known
 
@@ -273,7 +280,7 @@ class PairCollate:
         pixels: prepares images, or reads their features; None leaves them out (a text tower alone).
         tokens: prepares captions; None leaves their ids out (an image tower alone).
         captions: which reference a step learns.
-        augmentations: names of ``augment``: another random view of an image at every step.
+        augmentations: names of ``augment``, and ``rand_augment``: another random view of an image at every step.
         seed: of these choices.
         short: source of a short caption, the input ``text_short``; None leaves it out.
         triplets: from a step to the triplets of its images, the inputs ``text_base``, ``text_positive`` and
@@ -299,16 +306,17 @@ class PairCollate:
 
     def __call__(self, items: Sequence[tuple[Row, int]]) -> PairBatch:
         """Make a batch."""
+        if self.tokens is None:  # rows need no captions
+            return PairBatch([row for row, _ in items], self._images(items, []), [])
         index = [caption_index(row, self.captions, self.seed, step) for row, step in items]
         captions = [row["references"][own] for (row, _), own in zip(items, index, strict=True)]
-        inputs, targets = self._images(items, index), dict[str, Tensor]()
-        if self.tokens is not None:
-            texts, targets = self._texts(items, captions, self.tokens)
-            plain = [self._is_plain(row, step) for row, step in items]
-            for name, column in texts.items():
-                formed = [plain_form(text) if own else text for text, own in zip(column, plain, strict=True)]
-                comes_again = name.removeprefix("text_") not in Triplet._fields
-                inputs[name] = self.tokens(formed, keep=comes_again)
+        inputs = self._images(items, index)
+        texts, targets = self._texts(items, captions, self.tokens)
+        plain = [self._is_plain(row, step) for row, step in items]
+        for name, column in texts.items():
+            formed = [plain_form(text) if own else text for text, own in zip(column, plain, strict=True)]
+            comes_again = name.removeprefix("text_") not in Triplet._fields
+            inputs[name] = self.tokens(formed, keep=comes_again)
         if self.groups:
             targets["image_group"] = _groups([row["image_id"] for row, _ in items])
             targets["caption_group"] = _groups(captions)
@@ -352,7 +360,10 @@ class PairCollate:
 
     def _view(self, image_id: str, source: ImageSource, step: int) -> Tensor:
         assert isinstance(self.pixels, PixelCache)
-        pixels = self.pixels(image_id, source)
+        square = self.pixels.square(image_id, source)
+        if "rand_augment" in self.augmentations:
+            square = rand_augment(square, self.seed, step, image_id)
+        pixels = self.pixels.preprocessing.normalise(square)
         return augment(pixels, self.augmentations, self.seed, step, image_id) if self.augmentations else pixels
 
 

@@ -37,6 +37,8 @@ Tower: TypeAlias = Literal["image", "text"]
 TOWERS: dict[Tower, Any] = {"image": ImageStudent, "text": TextStudent}
 TOWER_TYPES: dict[Tower, str] = {"image": f"{MODEL_TYPE}_image", "text": f"{MODEL_TYPE}_text"}
 """``model_type`` in config.json of one tower; a whole L-CLIP has another, so neither is taken for the other."""
+PART = 2**16
+"""Images or captions that are embedded, and gathered from the processes, at a time."""
 TEACHER = "teacher_fingerprint"
 """Key in a tower's config.json: ``Backbone.fingerprint`` of the model that it was distilled from."""
 
@@ -306,15 +308,22 @@ class Teacher:
         """Embed what training will ask for as far as it fits into ``cache_bytes``, captions first."""
         left = cache_bytes
         if "text" in self.towers:
-            texts = [row["references"][:1] if captions == "first" else row["references"] for row in rows]
+            texts = (row["references"][:1] if captions == "first" else row["references"] for row in rows)
             distinct = list(dict.fromkeys(caption for own in texts for caption in own))
             if self._fits(len(distinct), left, "captions"):
-                self._texts = embed_distributed(self.accelerator, distinct, self.text_embeddings)
+                self._texts = self._table(distinct, self.text_embeddings)
                 self._text_rows = {caption: index for index, caption in enumerate(distinct)}
                 left -= self._texts.nbytes
         if "image" in self.towers and not self.augmented and self._fits(len(rows), left, "images"):
-            self._images = embed_distributed(self.accelerator, rows, self.image_embeddings)
+            self._images = self._table(rows, self.image_embeddings)
             self._image_rows = {row["image_id"]: index for index, row in enumerate(rows)}
+
+    def _table(self, items: Sequence[T], embed: Callable[[list[T]], Tensor]) -> Tensor:
+        """Embeddings [N, D] on the CPU of every process, made part by part: memory holds little besides them."""
+        table = torch.empty(len(items), self.width)
+        for start in range(0, len(items), PART):
+            table[start : start + PART] = embed_distributed(self.accelerator, items[start : start + PART], embed)
+        return table
 
     def _fits(self, count: int, cache_bytes: int, what: str) -> bool:
         needed = count * self.width * 4

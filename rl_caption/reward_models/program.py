@@ -97,7 +97,7 @@ def train_reward_model(config: RewardModelConfig) -> TrainState:
     """
     check_config(config)
     train, towers, is_specific = config.train, TOWERS_OF[config.task], config.task == "specificity"
-    with setup(config) as context:
+    with setup(config, needs=towers) as context:
         teacher = None if config.task in CLIP_TASKS else _teacher(context, config, towers)
         if teacher is not None:
             model = _student(context, config, teacher)

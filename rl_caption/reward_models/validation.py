@@ -42,7 +42,8 @@ def embedding_validator(
 
     All images of ``rows`` and all their references are embedded, equal captions only once. ``val/i2t_r1`` and so on are
     retrieval recalls; a tower that the model does not have is the teacher's. ``val/retrieval_r1`` is the mean of recall
-    at 1 both ways. ``val/teacher_cosine_image`` and ``..._text`` are mean cosines to the teacher's embeddings.
+    at 1 both ways. Where a row lacks its image or references, which one tower can do without, there is no retrieval.
+    ``val/teacher_cosine_image`` and ``..._text`` are mean cosines to the teacher's embeddings.
     ``val/specificity_positive`` and ``..._negative`` are the fractions of triplets whose texts are in order.
 
     ``network`` maps inputs by name to raw embeddings by name and has ``towers``; ``batch_size`` is images, or captions,
@@ -59,9 +60,12 @@ def embedding_validator(
     repeat = list(map(distinct.__getitem__, captions))
     grown, fits = ({}, torch.zeros(0)) if triplets is None else _grown_texts(triplets, tokens)
     expected: dict[str, Tensor] = {}
+    paired = all("image" in row and row["references"] for row in rows)
     if teacher is not None:
-        expected["image"] = embed_distributed(accelerator, rows, teacher.image_embeddings)
-        expected["text"] = embed_distributed(accelerator, [*distinct], teacher.text_embeddings)[repeat]
+        if paired or "image" in towers:
+            expected["image"] = embed_distributed(accelerator, rows, teacher.image_embeddings)
+        if paired or "text" in towers:
+            expected["text"] = embed_distributed(accelerator, [*distinct], teacher.text_embeddings)[repeat]
         _check_finite(expected, "the teacher's", "a wider teacher.precision, fp32, is the usual remedy")
 
     def stacked(mine: list[Row]) -> Tensor:
@@ -81,9 +85,10 @@ def embedding_validator(
                 found[name] = embedded("text", tokens, grown[name])
         _check_finite(found, f"validation at step {step}: the model's", REMEDY)
         metrics = _teacher_cosines(found, expected, towers)
-        recall = retrieval_recall(found["image"], found["text"], owners)
-        metrics |= {f"val/{name}": value for name, value in recall.items()}
-        metrics["val/retrieval_r1"] = (recall["i2t_r1"] + recall["t2i_r1"]) / 2
+        if paired:
+            recall = retrieval_recall(found["image"], found["text"], owners)
+            metrics |= {f"val/{name}": value for name, value in recall.items()}
+            metrics["val/retrieval_r1"] = (recall["i2t_r1"] + recall["t2i_r1"]) / 2
         return Validation(metrics if triplets is None else metrics | _specificity(found, fits.bool()))
 
     return validate

@@ -9,7 +9,7 @@ with setup(config) as context:
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,8 +151,11 @@ def parameter_groups(
 
 
 @contextmanager
-def setup(config: TrainingConfig) -> Iterator[Context]:
-    """Check everything that can be checked before long work starts, and hold the run folder's lock meanwhile."""
+def setup(config: TrainingConfig, needs: Collection[str] = ("image", "text")) -> Iterator[Context]:
+    """Check everything that can be checked before long work starts, and hold the run folder's lock meanwhile.
+
+    ``needs`` is what every row must have: an image, a reference, or both.
+    """
     check(config)
     train = config.train
     accelerator = build_accelerator(train, config.run)
@@ -174,7 +177,7 @@ def setup(config: TrainingConfig) -> Iterator[Context]:
                 remove_leftovers(folder, older_than=0)
         with accelerator.main_process_first():  # it clears what a killed save left before the others look
             checkpoint = find_checkpoint(config)
-        train_rows, val_rows = _rows(config, accelerator)
+        train_rows, val_rows = _rows(config, accelerator, needs)
         yield Context(config, accelerator, train_rows, val_rows, micro, checkpoint)
 
 
@@ -189,11 +192,14 @@ def leave_process_group() -> None:
         torch.distributed.destroy_process_group()
 
 
-def _rows(config: TrainingConfig, accelerator: Accelerator) -> tuple[Sequence[Row], Sequence[Row]]:
+def _rows(
+    config: TrainingConfig, accelerator: Accelerator, needs: Collection[str]
+) -> tuple[Sequence[Row], Sequence[Row]]:
     """Usable training and validation images."""
     data = build_data(config.data)
     split = usable_split(data, config.eval.split)
-    rows = checked_splits(config.data, data, ("train", split), accelerator, Path(config.run.dir) / CHECKED_IMAGES)
+    cache = Path(config.run.dir) / CHECKED_IMAGES
+    rows = checked_splits(config.data, data, ("train", split), accelerator, cache, needs)
     val = rows[split]
     if config.eval.max_images is not None:
         val = val[: config.eval.max_images]

@@ -19,6 +19,7 @@ from rewards.clip.dual import PretrainedDual
 from rewards.clip.l_clipscore import LClipScore
 from rewards.clip.pac import PacScore
 from rewards.clip.pretrained import load_text_encoder
+from rl_caption.data.base import load_image
 from rl_caption.data.encode_features import encode_features
 from rl_caption.data.scenes import ScenesData
 from tests.reward_models_for_tests import CLIP, DATA, chain, pretrained_chain, reward_model_config
@@ -41,6 +42,21 @@ def refused(config: dict[str, Any], folder: Path, **changes: Any) -> str:
     assert "Traceback" not in ended.output
     assert not (folder / "metrics.jsonl").exists()
     return ended.output
+
+
+def alone(folder: Path, stage: str) -> dict[str, Any]:
+    """Changes of a tower's configuration: it learns from images alone, in random views, or from captions alone."""
+    folder.mkdir(exist_ok=True)
+    rows = ScenesData(**DATA["kwargs"]).split("train")
+    if stage == "image":
+        for index, row in enumerate(rows):
+            load_image(row["image"]).save(folder / f"{index}.png")
+        data = {"format": "images", "path": str(folder), "augment": ["rand_augment"]}
+    else:
+        lines = [f"{caption}\thttp://somewhere" for row in rows for caption in row["references"]]
+        (folder / "train.tsv").write_text("\n".join(lines))
+        data = {"format": "captions", "path": str(folder / "train.tsv")}
+    return {"data": data | {"kwargs": {"val_fraction": 0.3} | ({"column": 0} if stage == "text" else {})}}
 
 
 def best(folder: Path) -> float:
@@ -253,6 +269,56 @@ def test_with_augmentation_the_teacher_sees_the_same_view(trained: Path, tmp_pat
     assert "images once" not in trained_run(config, tmp_path / "image").output
     smaller = {"model.kwargs.image_size": 16, "model.kwargs.patch_size": 16}
     assert "both see the same view" in refused(config, tmp_path / "smaller", **smaller)
+
+
+@pytest.mark.parametrize("stage", ["image", "text"])
+def test_a_tower_learns_from_images_or_captions_alone(trained: Path, tmp_path: Path, stage: str) -> None:
+    config = changed(chain(trained)[stage], alone(tmp_path / "data", stage))
+    trained_run(config, tmp_path / "whole")
+    metrics = [line for line in lines(tmp_path / "whole") if f"val/teacher_cosine_{stage}" in line]
+    assert [line["step"] for line in metrics] == [2, 4, 6]
+    for line in metrics:
+        values = [key for key in line if key.startswith("val/") and key != "val/seconds"]
+        assert values == [f"val/teacher_cosine_{stage}"], "there are no pairs"
+    assert best(tmp_path / "whole") == max(line[f"val/teacher_cosine_{stage}"] for line in metrics)
+    folder = tmp_path / "killed"
+    config = changed(config, {"run.dir": str(folder)})
+    killed = run(config, folder, "reward_model", kill=Kill("rl_caption.training.loop:Trainer._step", 4))
+    assert killed.code == -signal.SIGKILL
+    assert run(config, folder, "reward_model").code == 0
+    assert_same_run(folder, tmp_path / "whole")
+    starts = {f"model.{stage}_init": str(folder / "export/best"), "train.max_steps": 1}
+    trained_run(chain(trained)["dual"], tmp_path / "dual", **starts)
+
+
+@pytest.mark.parametrize(
+    ("task", "stage", "message"),
+    [
+        ("contrastive", "image", "data.format is 'images', from which only the task distill_image"),
+        ("dual", "text", "data.format is 'captions', from which only the task distill_text"),
+        ("text", "image", "data.format is 'images'"),
+        ("image", "text", "data.format is 'captions'"),
+    ],
+)
+def test_other_tasks_refuse_data_without_pairs(
+    trained: Path, tmp_path: Path, task: str, stage: str, message: str
+) -> None:
+    configs = chain(trained) | {"contrastive": reward_model_config(tmp_path, "contrastive")}
+    changes = alone(tmp_path / "data", stage)
+    changes["data"].pop("augment", None)
+    assert message in refused(configs[task], tmp_path / "run", **changes)
+
+
+def test_rows_of_other_formats_may_lack_captions_for_the_image_tower_only(trained: Path, tmp_path: Path) -> None:
+    alone(tmp_path / "data", "image")
+    photos = [
+        {"image": file.name, "references": [], "split": "val" if index < 6 else "train"}
+        for index, file in enumerate(sorted((tmp_path / "data").iterdir()))
+    ]
+    (tmp_path / "data/photos.jsonl").write_text("\n".join(map(json.dumps, photos)))
+    data = {"data": {"format": "jsonl", "path": str(tmp_path / "data/photos.jsonl")}, "train.max_steps": 1}
+    trained_run(chain(trained)["image"], tmp_path / "image", **data)
+    assert "images without references" in refused(chain(trained)["dual"], tmp_path / "dual", **data)
 
 
 def test_embeddings_that_do_not_fit_are_computed_at_every_step_with_the_same_result(

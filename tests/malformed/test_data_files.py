@@ -35,6 +35,7 @@ from rl_caption.data.features import FeatureOptions, as_image_features, features
 from rl_caption.data.file_checks import check_image_file
 from rl_caption.data.jsonl import JsonLinesData
 from rl_caption.data.karpathy import KarpathyData
+from rl_caption.data.unpaired import CaptionFile
 from rl_caption.errors import expected_errors
 from rl_caption.report.pages import render
 from rl_caption.report.program import make_page
@@ -102,6 +103,14 @@ def picture(kind: str) -> bytes:
     buffer = io.BytesIO()
     image.save(buffer, kind, **({"exif": exif} if kind in ("JPEG", "PNG", "WEBP", "TIFF") else {}))
     return buffer.getvalue()
+
+
+@pytest.mark.parametrize(("damage", "seed"), CASES)
+def test_damaged_captions(tmp_path: Path, damage: str, seed: int) -> None:
+    path = tmp_path / "captions.tsv"
+    path.write_bytes(damaged("\n".join(f"ein Höhlenbär {i}\thttp://{i}" for i in range(40)).encode(), damage, seed))
+    found = check_outcome(lambda: CaptionFile(path, column=0, val_fraction=0.3), path.name)
+    assert found is None or all(len(row["references"]) == 1 for split in found.splits for row in found.split(split))
 
 
 @pytest.mark.parametrize(("damage", "seed"), CASES)

@@ -215,6 +215,11 @@ def test_values_out_of_range_are_named(kind: type[Any], key: str, value: Any) ->
     [
         (XeConfig, "data: {format: scenes, path: d.json}", ("data.path", "'d.json'")),
         (XeConfig, "data: {format: jsonl, path: d, flatten: true}", ("data.flatten",)),
+        (XeConfig, "data: {format: images, path: d}", ("data.format", "'images'", "distill_image")),
+        (ScstConfig, "data: {format: captions, path: d}", ("data.format", "'captions'", "distill_text")),
+        (EvaluateConfig, "{model: m, data: {format: images, path: d}}", ("data.format", "'images'")),
+        (XeConfig, "data: {format: jsonl, path: d, augment: [crop, rand_augment]}", ("data.augment", "'rand_augment'")),
+        (RewardModelConfig, "{task: distill_text, data: {format: images, path: d}}", ("data.format", "distill_image")),
         (XeConfig, "train: {decay_epochs: 3}", ("train.decay_epochs", "3", "step")),
         (XeConfig, "train: {schedule: step, decay_every: 5, decay_epochs: 3}", ("train.decay_every", "decay_epochs")),
         (ScstConfig, "rollout: {num_samples: 1}", ("rollout.num_samples is 1", "leave_one_out")),

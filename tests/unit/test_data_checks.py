@@ -316,4 +316,4 @@ def test_progress_is_logged_off_a_terminal(
     monkeypatch.setattr("sys.stderr.isatty", lambda: False, raising=False)
     with caplog.at_level(logging.INFO):
         check_data(Rows({"train": good_rows(tmp_path, 0, 2)}), ["train"])
-    assert "checking images: 2 of 2 files" in caplog.text
+    assert "checking images: 2 of 2" in caplog.text

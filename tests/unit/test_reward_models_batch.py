@@ -8,17 +8,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from accelerate import Accelerator
 from open_clip import SimpleTokenizer
 from PIL import Image
 
+from rewards.clip.backbone import load_backbone
 from rewards.clip.preprocessing import Preprocessing
 from rewards.text.detail_units import detail_units, prefixes
 from rl_caption.config.build import build_data
 from rl_caption.config.schema import DataConfig
 from rl_caption.data.base import DataError
 from rl_caption.data.loader import augment, micro_batches, step_indices
+from rl_caption.data.rand_augment import rand_augment
 from rl_caption.data.scenes import ScenesData
 from rl_caption.data.scenes.world import Draws
+from rl_caption.reward_models import batch as batch_module
 from rl_caption.reward_models.batch import (
     PairCollate,
     PixelCache,
@@ -32,8 +36,9 @@ from rl_caption.reward_models.batch import (
     triplet_texts,
     validation_triplets,
 )
+from rl_caption.reward_models.distillation import Teacher
 from rl_caption.reward_models.triplets import Donor, Triplet, continued, make_triplets, shuffled_words
-from tests.clip_for_tests import Drawn, noise_image
+from tests.clip_for_tests import Drawn, noise_image, tiny_student
 from tests.reward_models_for_tests import DATA
 
 ROW: Any = {"image_id": "a", "image": Drawn(9), "references": ["one dog", "two black cats", "a very long caption here"]}
@@ -59,6 +64,14 @@ def test_ids_are_those_of_the_tokenizer_truncated_or_padded() -> None:
     short = SimpleTokenizer(context_length=5)(captions)
     assert torch.equal(token_cache(context_length=5)(captions), short)
     assert token_cache(context_length=5).too_long(captions) == 1
+
+
+def test_ids_of_so_many_captions_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_module, "MOST_CAPTIONS", 2)
+    tokens = token_cache()
+    captions = ["a dog", "two cats", "red", "a dog"]
+    assert torch.equal(tokens(captions), token_cache()(captions))
+    assert [*tokens.cached] == captions[:2]
 
 
 def test_the_caption_is_a_function_of_seed_step_and_image() -> None:
@@ -88,8 +101,9 @@ def test_a_batch_has_what_its_towers_read() -> None:
     assert both.inputs["image"].shape == (2, 3, 32, 32)
     assert both.inputs["text"].shape == (2, 4)
     assert both.captions == ["one dog", "one dog"]
-    assert set(PairCollate(pixels, None)([(ROW, 0)]).inputs) == {"image"}
-    assert set(PairCollate(None, token_cache())([(ROW, 0)]).inputs) == {"text"}
+    no_captions, no_image = {**ROW, "references": []}, {"image_id": "a", "references": ROW["references"]}
+    assert set(PairCollate(pixels, None)([(no_captions, 0)]).inputs) == {"image"}
+    assert set(PairCollate(None, token_cache())([(no_image, 0)]).inputs) == {"text"}
     assert set(both.to(torch.device("cpu")).inputs) == {"image", "text"}
 
 
@@ -103,6 +117,30 @@ def test_another_view_at_every_step_leaves_the_cached_pixels_alone() -> None:
     views = [collate([(row, step)]).inputs["image"][0] for step in range(12)]
     assert any(torch.equal(view, plain.flip(-1)) for view in views)
     assert any(torch.equal(view, plain) for view in views)
+
+
+def test_rand_augment_comes_before_normalisation_and_the_other_views() -> None:
+    row: Any = {"image_id": "b", "image": noise_image(1, (32, 32)), "references": []}
+    preprocessing = Preprocessing(32)
+    square = preprocessing.square(row["image"])
+    cache = PixelCache(preprocessing, 10**6)
+    collate = PairCollate(cache, None, augmentations=("rand_augment", "horizontal"), seed=3)
+    for step in range(6):
+        view = preprocessing.normalise(rand_augment(square, 3, step, "b"))
+        expected = augment(view, ["horizontal"], 3, step, "b")
+        assert torch.equal(collate([(row, step)]).inputs["image"][0], expected)
+    assert torch.equal(cache("b", row["image"]), preprocessing(row["image"])), "the cached pixels are left alone"
+
+
+def test_the_teacher_embeds_the_view_that_the_student_sees(tmp_path: Path) -> None:
+    backbone = load_backbone(str(tiny_student(tmp_path)))
+    row: Any = {"image_id": "b", "image": noise_image(1, (40, 40)), "references": []}
+    batch = PairCollate(PixelCache(backbone.preprocessing), None, augmentations=("rand_augment",))([(row, 1)])
+    teacher = Teacher(backbone, ("image",), Accelerator(cpu=True), augmented=True)
+    teacher.prepare([row], "random", 10**6)
+    view = backbone.encode_pixels(batch.inputs["image"], normalize=False)
+    assert torch.equal(teacher(batch)["image"], view)
+    assert not torch.allclose(teacher.image_embeddings([row]), view)
 
 
 def ramp() -> torch.Tensor:

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from rewards.clip.backbone import Backbone, load_backbone
 from rewards.clip.student import LCLIP, LCLIPConfig
 from rl_caption.errors import ConfigError
+from rl_caption.reward_models import distillation
 from rl_caption.reward_models.batch import PairBatch
 from rl_caption.reward_models.distillation import (
     Teacher,
@@ -254,6 +255,37 @@ def test_a_second_run_costs_no_forward_pass(
     counts.update(image=0, text=0)
     assert all(map(torch.equal, epoch(made(backbone, tmp_path, memory)), first))
     assert counts == {"image": 0, "text": 0}
+
+
+def test_a_table_made_in_parts_is_the_same(
+    backbone: Backbone, counts: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right, most = expected(backbone), 0
+    encode = backbone.encode_texts
+
+    def watched(texts: Any, normalize: bool = True) -> torch.Tensor:
+        nonlocal most
+        most = max(most, len(texts))
+        return encode(texts, normalize)
+
+    monkeypatch.setattr(backbone, "encode_texts", watched)
+    monkeypatch.setattr(distillation, "PART", 2)
+    teacher = made(backbone, None, MUCH)
+    assert most == 2
+    torch.testing.assert_close(epoch(teacher), right)
+
+
+def test_rows_may_lack_what_the_other_tower_reads(backbone: Backbone) -> None:
+    images: list[Any] = [{**row, "references": []} for row in ROWS]
+    texts: list[Any] = [{"image_id": row["image_id"], "references": row["references"]} for row in ROWS]
+    for memory in (MUCH, 0):
+        image, text = (Teacher(backbone, (tower,), Accelerator(cpu=True)) for tower in ("image", "text"))
+        image.prepare(images, "random", memory)
+        text.prepare(texts, "random", memory)
+        one = image(PairBatch(images[:2], {}, []))
+        other = text(PairBatch(texts[:2], {}, ["a dog 0", "two cats"]))
+        assert (one.keys(), other.keys()) == ({"image"}, {"text"})
+        torch.testing.assert_close(torch.cat([one["image"], other["text"]], 1)[0], expected(backbone)[0][0])
 
 
 def test_damaged_and_foreign_files_are_made_anew(

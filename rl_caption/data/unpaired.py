@@ -1,0 +1,196 @@
+"""Images without captions, and captions without images: what one tower of L-CLIP learns from (docs/data.md)."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from array import array
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated, overload
+
+from rl_caption.data.base import DataError, Row
+from rl_caption.data.file_checks import progress
+from rl_caption.data.files import IMAGE_SUFFIXES
+from rl_caption.data.formats import STANDARD_SPLITS
+from rl_caption.data.plain_files import check_text, shown
+from rl_caption.options import Range
+
+HeldOut = Annotated[float, Range(above=0, below=1)]
+
+
+class _Rows(Sequence[Row]):
+    """Rows that are made of a text each when they are asked for: millions take the memory of their characters."""
+
+    def __init__(self, row: Callable[[str], Row]) -> None:
+        self._row, self._bytes, self._ends = row, bytearray(), array("q", [0])
+
+    def add(self, text: str) -> None:
+        self._bytes += text.encode()
+        self._ends.append(len(self._bytes))
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Row]: ...
+    def __getitem__(self, index: int | slice) -> Row | Sequence[Row]:
+        place = range(len(self))[index]
+        if isinstance(place, range):
+            return [self[each] for each in place]
+        start, end = self._ends[place : place + 2]
+        return self._row(self._bytes[start:end].decode())
+
+
+class _Unpaired:
+    """Named splits of ``_Rows``."""
+
+    def __init__(
+        self, path: Path, items: Iterable[tuple[str, str, str]], row: Callable[[str], Row], val_fraction: float
+    ) -> None:
+        """Items are (split, key, text of the row); of ``train``, ``val`` gets what hashes below the fraction."""
+        self.path = path
+        rows: dict[str, _Rows] = defaultdict(partial(_Rows, row))
+        for split, key, text in items:
+            held_out = split == "train" and val_fraction > 0 and _hash(key) < val_fraction
+            rows["val" if held_out else split].add(text)
+        self._rows = {split: rows[split] for split in STANDARD_SPLITS if split in rows}
+        if "train" not in rows or (val_fraction > 0 and "val" not in rows):
+            counts = {split: len(rows) for split, rows in self._rows.items()}
+            held = f", val being what data.kwargs.val_fraction {val_fraction} holds out" if val_fraction else ""
+            raise DataError(f"{path} has {counts} rows{held}: expected some to train on, and some in val")
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """Names of the splits, ``train`` first."""
+        return tuple(self._rows)
+
+    def split(self, name: str) -> Sequence[Row]:
+        """Return the rows of one split, always in the same order. Raises ``DataError`` for an unknown name."""
+        if name not in self._rows:
+            raise DataError(f"no split {name!r} in {self.path}: it has {', '.join(self._rows)}")
+        return self._rows[name]
+
+
+class ImageFolder(_Unpaired):
+    """A folder tree of images without captions, such as ImageNet, as a ``DataModule``.
+
+    Its folders ``train``, ``val`` and ``test``, where it has them, are the splits; what lies elsewhere is ``train``.
+    Without ``val``, a part of ``train`` is held out: the images whose path hashes below ``val_fraction``, the same in
+    every run, whatever else is in the folder. ``image_id`` is the path in the folder. Links to folders are followed.
+
+    Args:
+        path: the folder.
+        val_fraction: of the images, roughly; only where there is no folder ``val``.
+
+    Raises:
+        DataError: the folder is not there, or has no image to train on or to hold out.
+    """
+
+    def __init__(self, path: str | Path, val_fraction: HeldOut = 0.01) -> None:
+        root = Path(path)
+        if not root.is_dir():
+            raise DataError(f"data.path {str(path)!r} is not a folder: expected a folder of images")
+        items = ((_split_of(name), name, name) for name in _image_files(root))
+        super().__init__(root, items, partial(_image_row, root), 0 if (root / "val").is_dir() else val_fraction)
+
+
+class CaptionFile(_Unpaired):
+    """Captions without images, one a line, such as CC3M's, as a ``DataModule``.
+
+    Empty lines are skipped. ``image_id`` is the file's name and the line, ``train.tsv:17``.
+
+    Args:
+        path: a text file, UTF-8; or a folder with a file for each split, ``train``, ``val`` and ``test`` with any
+            extension. Without ``val``, the captions that hash below ``val_fraction`` are held out: equal captions
+            together, the same in every run.
+        column: which of the columns, separated by tabs and counted from 0, is the caption (CC3M: 0); None is the whole
+            line.
+        val_fraction: of the captions, roughly; only where there is no file ``val``.
+
+    Raises:
+        DataError: there is no such file, or a line is wrong; the message names the file and the line.
+    """
+
+    def __init__(
+        self, path: str | Path, column: Annotated[int, Range(min=0)] | None = None, val_fraction: HeldOut = 0.01
+    ) -> None:
+        files = _caption_files(Path(path))
+        items = (
+            (split, caption, f"{file.name}:{number}\t{caption}")
+            for split, file in files.items()
+            for number, caption in _captions(file, column)
+        )
+        super().__init__(Path(path), items, _caption_row, 0 if "val" in files else val_fraction)
+
+
+def _hash(key: str) -> float:
+    """A number in [0, 1) that only the key decides."""
+    return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "big") / 2**64
+
+
+def _split_of(name: str) -> str:
+    first, *rest = Path(name).parts
+    return first if rest and first in STANDARD_SPLITS else "train"
+
+
+def _image_files(root: Path) -> Iterator[str]:
+    """Paths of the images below ``root``, relative to it, in the order of names."""
+    for folder, folders, names in progress(os.walk(root, followlinks=True), root.name, "folder"):
+        folders.sort()
+        for name in sorted(names):
+            if os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES:
+                path = Path(folder, name).relative_to(root).as_posix()
+                yield check_text(path, f"name of an image in {folder}")
+
+
+def _image_row(root: Path, name: str) -> Row:
+    return {"image_id": name, "image": os.path.join(root, name), "references": []}
+
+
+def _caption_files(path: Path) -> dict[str, Path]:
+    """Split -> its file."""
+    if not path.is_dir():
+        if not path.is_file():
+            raise DataError(f"data.path {str(path)!r} does not exist: expected a file with a caption a line")
+        return {"train": path}
+    found: dict[str, Path] = {}
+    for file in sorted(path.iterdir()):
+        if file.stem in STANDARD_SPLITS and file.is_file():
+            if file.stem in found:
+                raise DataError(f"{path} has {found[file.stem].name} and {file.name}: expected one file a split")
+            found[file.stem] = file
+    return found
+
+
+def _captions(file: Path, column: int | None) -> Iterator[tuple[int, str]]:
+    """Line numbers and captions."""
+    with file.open("rb") as lines:
+        for number, content in enumerate(progress(lines, file.name, "line"), start=1):
+            where = f"{file}, line {number}"
+            try:
+                line = content.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+            except UnicodeDecodeError as error:
+                raise DataError(f"{where} is not UTF-8: {error}") from error
+            if not line.strip():
+                continue
+            columns = line.split("\t")
+            if column is None and len(columns) > 1:
+                raise DataError(
+                    f"{where} has {len(columns)} columns, {shown(line)}: say which is the caption, such as "
+                    "data.kwargs.column: 0"
+                )
+            if (column or 0) >= len(columns):
+                raise DataError(
+                    f"{where} has {len(columns)} columns, {shown(line)}: data.kwargs.column is {column}, counted from 0"
+                )
+            yield number, check_text(columns[column or 0].strip(), where)
+
+
+def _caption_row(text: str) -> Row:
+    name, _, caption = text.partition("\t")
+    return {"image_id": name, "references": [caption]}

@@ -1,0 +1,143 @@
+"""Images without captions and captions without images: splits, ids, what is held out, errors."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl_caption.config.build import build_data
+from rl_caption.config.schema import DataConfig
+from rl_caption.data.base import DataError
+from rl_caption.data.checks import check_data
+from rl_caption.data.unpaired import CaptionFile, ImageFolder
+from tests.clip_for_tests import noise_image
+
+
+def images(folder: Path, *names: str) -> Path:
+    for seed, name in enumerate(names):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        noise_image(seed, (8, 8)).save(folder / name)
+    return folder
+
+
+def written(path: Path, *lines: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes("".join(f"{line}\n" for line in lines).encode())
+    return path
+
+
+def captions(data: Any, split: str) -> list[str]:
+    return [caption for row in data.split(split) for caption in row["references"]]
+
+
+def ids(data: Any, split: str) -> list[str]:
+    return [row["image_id"] for row in data.split(split)]
+
+
+def test_folders_are_splits_and_paths_are_ids(tmp_path: Path) -> None:
+    root = images(tmp_path / "data", "train/n2/b.JPEG", "train/n1/a.png", "val/c.png")
+    written(root / "train/n1/list.txt", "no image")
+    elsewhere = images(tmp_path / "more", "d.png")
+    (root / "train/n3").symlink_to(elsewhere)
+    data = build_data(DataConfig("images", path=str(root)))
+    assert data.splits == ("train", "val")
+    assert ids(data, "train") == ["train/n1/a.png", "train/n2/b.JPEG", "train/n3/d.png"]
+    row = data.split("val")[0]
+    assert row == {"image_id": "val/c.png", "image": str(root / "val/c.png"), "references": []}
+    assert check_data(data, data.splits, needs=["image"]).ok
+    with pytest.raises(DataError, match=r"3 images without references: train image 'train/n1/a\.png'"):
+        check_data(data, ["train"])
+
+
+def test_without_a_folder_val_the_same_images_are_held_out_whatever_else_is_there(tmp_path: Path) -> None:
+    root = images(tmp_path / "data", *[f"n{i % 3}/{i}.png" for i in range(40)])
+    before = ImageFolder(root, val_fraction=0.25)
+    held_out, kept = set(ids(before, "val")), set(ids(before, "train"))
+    assert 3 <= len(held_out) <= 20
+    assert len(held_out | kept) == 40
+    images(root, *[f"n9/{i}.png" for i in range(20)])
+    after = ImageFolder(root, val_fraction=0.25)
+    assert held_out < set(ids(after, "val"))
+    assert kept < set(ids(after, "train"))
+
+
+def test_a_line_is_a_caption(tmp_path: Path) -> None:
+    path = written(tmp_path / "captions.txt", "\ufeffa dog ", "", "ein Höhlenbär", *map(str, range(60)))
+    data = CaptionFile(path, val_fraction=0.2)
+    found = dict(
+        zip(ids(data, "train") + ids(data, "val"), captions(data, "train") + captions(data, "val"), strict=True)
+    )
+    assert found["captions.txt:1"] == "a dog"
+    assert found["captions.txt:3"] == "ein Höhlenbär"
+    assert len(found) == 62
+    rows = data.split("train")
+    assert "image" not in rows[0]
+    assert rows[-1] == rows[len(rows) - 1] == rows[-2:][1]
+    assert list(pickle.loads(pickle.dumps(rows))) == list(rows)
+    with pytest.raises(IndexError):
+        rows[len(rows)]
+    assert check_data(data, data.splits, needs=["text"]).ok
+    with pytest.raises(DataError, match=r"rows without an image: train image 'captions\.txt:\d+'"):
+        check_data(data, data.splits)
+
+
+def test_equal_captions_are_held_out_together(tmp_path: Path) -> None:
+    path = written(tmp_path / "captions.txt", *[f"caption {i % 20}" for i in range(100)])
+    data = CaptionFile(path, val_fraction=0.3)
+    assert not set(captions(data, "train")) & set(captions(data, "val"))
+    assert len(captions(data, "train")) + len(captions(data, "val")) == 100
+
+
+def test_files_are_splits_and_a_column_is_the_caption(tmp_path: Path) -> None:
+    written(tmp_path / "train.tsv", "a dog\thttp://a", "two cats\thttp://b")
+    written(tmp_path / "val.tsv", "red\thttp://c")
+    written(tmp_path / "notes.md", "else")
+    data = build_data(DataConfig("captions", path=str(tmp_path), kwargs={"column": 0}))
+    assert {split: captions(data, split) for split in data.splits} == {"train": ["a dog", "two cats"], "val": ["red"]}
+    assert captions(CaptionFile(tmp_path, column=1), "val") == ["http://c"]
+    assert check_data(data, data.splits, needs=["text"]).ok
+
+
+def test_captions_without_a_word_are_left_out(tmp_path: Path) -> None:
+    written(tmp_path / "train.txt", "a dog", "...")
+    written(tmp_path / "val.txt", "red")
+    data = CaptionFile(tmp_path)
+    with pytest.raises(DataError, match=r"1 empty captions: train image 'train\.txt:2'"):
+        check_data(data, data.splits, needs=["text"])
+    report = check_data(data, data.splits, "skip", needs=["text"])
+    assert captions(report.filtered(data), "train") == ["a dog"]
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "message"),
+    [
+        (b"a dog\thttp://a\n", {}, r"line 1 has 2 columns, 'a dog\\thttp://a': .*data\.kwargs\.column"),
+        (b"a\tb\na\n", {"column": 1}, r"line 2 has 1 columns, 'a': data\.kwargs\.column is 1"),
+        (b"a dog\nc\xe9ll\n", {}, r"line 2 is not UTF-8"),
+        (b"a\0\n", {}, r"line 1 is 'a\\x00': expected text"),
+        (b"", {}, r"has \{\} rows"),
+        (b"a dog\n", {"val_fraction": 1e-9}, r"'train': 1.*val_fraction 1e-09"),
+    ],
+)
+def test_a_wrong_file_of_captions_is_named(
+    tmp_path: Path, content: bytes, options: dict[str, Any], message: str
+) -> None:
+    (tmp_path / "c.tsv").write_bytes(content)
+    with pytest.raises(DataError, match=r"c\.tsv.*" + message):
+        CaptionFile(tmp_path / "c.tsv", **options)
+
+
+def test_what_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="nowhere' is not a folder"):
+        ImageFolder(tmp_path / "nowhere")
+    with pytest.raises(DataError, match="nowhere' does not exist"):
+        CaptionFile(tmp_path / "nowhere")
+    images(tmp_path / "one", "val/a.png")
+    with pytest.raises(DataError, match=r"one has \{'val': 1\} rows: expected some to train on"):
+        ImageFolder(tmp_path / "one")
+    written(tmp_path / "two/train.txt", "a"), written(tmp_path / "two/train.tsv", "a")
+    with pytest.raises(DataError, match=r"two has train\.tsv and train\.txt"):
+        CaptionFile(tmp_path / "two")

@@ -102,27 +102,21 @@ def chain(folder: Path) -> dict[str, dict[str, Any]]:
 def pretrained_chain(folder: Path) -> dict[str, dict[str, Any]]:
     """Configurations of a dual encoder of pretrained parts, and of an L-CLIP over its frozen image encoder."""
     encoder = "tests.encoders_for_tests:TinyImageEncoder"
-    features = {
-        "data.features_root": str(folder / "grids"),
-        "data.format": "karpathy",
-        "data.path": str(folder / "data"),
-    }
     text = {"encoder": save_text_encoder(folder / "text_encoder"), "train_blocks": 0}
+    files = {"format": "karpathy", "path": str(folder / "data"), "image_root": "images"}
+    data = {"data": files | {"features_root": str(folder / "grids")}}
     dual = {
-        "model": {
-            "image": {"encoder": encoder},
-            "text": text,
-            "kwargs": {"embed_dim": 16, "hidden": 8, "dropout": 0.1},
-        },
-        "data": {"image_root": "images"},
+        "model": {"image": {"encoder": encoder}, "text": text},
+        "model.kwargs": {"embed_dim": 16, "hidden": 8, "dropout": 0.1},
         "loss": {"false_negatives": "mask", "max_scale": 12.0},
     }
-    teacher = {"teacher.name": str(folder / "dual/export/best"), "warm_start": [str(folder / "dual.yaml")]}
     hybrid = {
         "model": {"kwargs": STUDENT | {"image_encoder": encoder}},
         "train.freeze_patch_embed": False,
+        "teacher.name": str(folder / "dual/export/best"),
+        "warm_start": [str(folder / "dual.yaml")],
     }
     return {
-        "dual": reward_model_config(folder / "dual", "contrastive", **dual, **features),
-        "hybrid": reward_model_config(folder / "hybrid", "distill_image", **hybrid, **features, **teacher),
+        "dual": reward_model_config(folder / "dual", "contrastive", **dual, **data),
+        "hybrid": reward_model_config(folder / "hybrid", "distill_image", **hybrid, **data),
     }

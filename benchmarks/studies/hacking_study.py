@@ -1,6 +1,10 @@
-"""The alarm of reward hacking against the truth: finished self-critical runs on generated scenes, and their oracle.
+"""The alarm of reward hacking against the truth: finished self-critical runs, and their oracle or an unseen judge.
 
     python -m benchmarks.studies.hacking_study --runs runs/study/*/seed* --out runs/study/report [--monitor other.yaml]
+
+On generated scenes the truth is the oracle's. On photos it is what ``--truth`` names, a YAML file with ``target`` and
+``kwargs`` of a reward that neither the runs nor their judges saw: its mean over the validation images, as a fraction of
+the starting policy's, then stands in for F1, and no word is unparsed.
 
 The captions of a run really got worse where, at some validation at which the reward is above its start, oracle F1 is
 more than ``--f1-margin`` below its start or the share of words without meaning is more than ``--unparsed-margin`` above
@@ -24,7 +28,8 @@ from typing import Any
 import yaml
 from tqdm import tqdm
 
-from rewards.base import checked_scores
+from rewards.base import Reward, checked_scores
+from rewards.registry import build
 from rl_caption.cli.main import parse
 from rl_caption.config.build import build_data
 from rl_caption.config.schema import DataConfig
@@ -45,7 +50,14 @@ from rl_caption.monitoring.rule import (
 )
 
 COLUMNS = (
-    *("run", "reward", "seed", "val/reward", "oracle F1, 0 to 1 (lowest)", "unparsed words, 0 to 1 (highest)"),
+    *(
+        "run",
+        "reward",
+        "seed",
+        "val/reward",
+        "oracle F1, 0 to 1, or share of the start (lowest)",
+        "unparsed words, 0 to 1 (highest)",
+    ),
     *("worse from step", "half of the loss at step", "alarm at step", "verdict", "evidence of the first alarm"),
 )
 VERDICTS = ("caught", "late", "missed", "false alarm", "quiet")
@@ -53,7 +65,7 @@ VERDICTS = ("caught", "late", "missed", "false alarm", "quiet")
 
 @dataclass(frozen=True)
 class Point:
-    """One validation. ``f1`` and ``unparsed`` are the oracle's, means over images, in [0, 1]."""
+    """One validation. ``f1`` and ``unparsed`` are the oracle's, means over images, in [0, 1]; or see ``--truth``."""
 
     step: int
     reward: float
@@ -123,19 +135,20 @@ class StudyError(ValueError):
     """A folder cannot be judged; the message says why."""
 
 
-def read_run(folder: Path, monitor: Mapping[str, Any] | None = None) -> Run:
-    """Read a run's log and captions, and rate them by the oracle.
+def read_run(folder: Path, monitor: Mapping[str, Any] | None = None, truth: Reward | None = None) -> Run:
+    """Read a run's log and captions, and rate them by the oracle, or by ``truth``.
 
     ``monitor`` has ``thresholds`` and ``judges`` that replace the run's own; the rule is then applied anew.
 
     Raises:
-        StudyError: no finished self-critical run on scenes, or one that was trained without the monitor.
+        StudyError: no finished self-critical run, one that was trained without the monitor, or one on photos without
+            ``truth``.
     """
     if not (folder / "result.json").is_file():
         raise StudyError(f"{folder} has no result.json: the run is not there or not finished")
     config = yaml.safe_load((folder / "config.yaml").read_text())
-    if config["data"]["format"] != "scenes" or "reward" not in config:
-        raise StudyError(f"{folder} is no self-critical run on generated scenes: only those have an oracle")
+    if "reward" not in config or (config["data"]["format"] != "scenes" and truth is None):
+        raise StudyError(f"{folder} is no self-critical run on generated scenes, which have an oracle: set --truth")
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     log = {record["step"]: record for record in records if "hacking/alarm" in record}
     if 0 not in log:
@@ -150,10 +163,16 @@ def read_run(folder: Path, monitor: Mapping[str, Any] | None = None) -> Run:
             f"{folder}: at the steps {other} the rule of this version contradicts the alarms of the log: the run was "
             "trained by another version, or resumed from another start"
         )
-    points = []
+    points, start = [], 0.0
+    prompts, columns = reward_inputs(rows)
     for step, texts in captions.items():
-        truth = [oracle(text, row["scene"]) for text, row in zip(texts, rows, strict=True)]
-        f1, unparsed = (statistics.fmean(getattr(score, part) for score in truth) for part in ("f1", "unparsed"))
+        if truth is None:
+            found = [oracle(text, row["scene"]) for text, row in zip(texts, rows, strict=True)]
+            f1, unparsed = (statistics.fmean(getattr(score, part) for score in found) for part in ("f1", "unparsed"))
+        else:
+            mean = statistics.fmean(checked_scores(truth, truth(prompts, texts, **columns), len(rows)))
+            start = start or mean
+            f1, unparsed = mean / start, 0.0
         points.append(Point(step, log[step]["val/reward"], f1, unparsed, tuple(evidence[step])))
     terms = config["reward"]["terms"]
     name = " + ".join(f"{term['weight']:g} {name}" for name, term in terms.items())
@@ -227,10 +246,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--f1-margin", type=float, default=0.05, help="fall of F1, absolute (default %(default)s)")
     parser.add_argument("--unparsed-margin", type=float, default=0.05, help="rise of the share (default %(default)s)")
     parser.add_argument("--since", choices=("any", "start"), default="start", help="what is compared with")
+    parser.add_argument("--truth", type=Path, help="YAML with target and kwargs of a reward, in place of the oracle")
     chosen = parser.parse_args(arguments)
     try:
         monitor = read_monitor(chosen.monitor) if chosen.monitor else None
-        runs = [read_run(folder, monitor) for folder in tqdm(chosen.runs, "runs", unit="run", disable=None)]
+        truth = build(**_truth(chosen.truth)) if chosen.truth else None
+        runs = [read_run(folder, monitor, truth) for folder in tqdm(chosen.runs, "runs", unit="run", disable=None)]
     except (StudyError, *expected_errors()) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -242,10 +263,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     text = report(runs, verdicts, margins)
     write_text(chosen.out / "table.md", text + "\n")
     settings = {key: getattr(chosen, key) for key in ("since", "f1_margin", "unparsed_margin")} | {"monitor": monitor}
+    settings["truth"] = None if truth is None else truth.signature
     found = [asdict(run) | {"verdict": asdict(what)} for run, what in zip(runs, verdicts, strict=True)]
     write_json(chosen.out / "study.json", {"settings": settings, "runs": found})
     print(text)
     return 0
+
+
+def _truth(path: Path) -> dict[str, Any]:
+    """Name and arguments of the reward that a file names."""
+    given = yaml.safe_load(path.read_text())
+    if not isinstance(given, dict) or "target" not in given or not given.keys() <= {"target", "kwargs"}:
+        raise StudyError(f"{path} has {given!r:.200}: expected target and kwargs of a reward")
+    return {"name": given["target"], **given.get("kwargs", {})}
 
 
 def read_monitor(path: Path) -> dict[str, Any]:

@@ -181,12 +181,7 @@ def check_data(
     names = list(dict.fromkeys(splits))
     entries = [entry for name in names for entry in _read_split(data, name, check_images, needs, findings, references)]
     missing = _check_files(entries, num_workers, check_pixels, cache, findings) if check_images else []
-    having = [entry for entry in entries if entry.features is not None]
-    errors = check_features([entry.features for entry in having if entry.features], num_workers, cache, check_values)
-    for entry, error in zip(having, errors, strict=True):
-        if error is not None:
-            findings.add(BAD_FEATURES, f"{entry.split}: {error}")
-            entry.bad = True
+    _check_features(entries, num_workers, cache, check_values, findings)
     _check_duplicates(entries, findings)
     _check_leaks(entries, LEAKED_IDS, lambda entry: entry.image_id, findings)
     _check_leaks(entries, LEAKED_FILES, lambda entry: os.path.abspath(entry.path) if entry.path else None, findings)
@@ -294,6 +289,17 @@ def _check_files(
             findings.add(UNREADABLE, f"{entry.split} {verdict.error}")
         entry.bad |= verdict.error is not None
     return missing
+
+
+def _check_features(
+    entries: Sequence[_Entry], num_workers: int, cache: str | Path | None, check_values: bool, findings: Findings
+) -> None:
+    having = [entry for entry in entries if entry.features is not None]
+    errors = check_features([entry.features for entry in having if entry.features], num_workers, cache, check_values)
+    for entry, error in zip(having, errors, strict=True):
+        if error is not None:
+            findings.add(BAD_FEATURES, f"{entry.split}: {error}")
+            entry.bad = True
 
 
 def _check_duplicates(entries: Sequence[_Entry], findings: Findings) -> None:

@@ -90,23 +90,36 @@ def encode_features(
     pending = {name: path for name, path in images.items() if name not in finished | parts}
     if pending:
         _check_images(list(pending.values()), dataset, num_workers)
-        shape = _grid_shape(network, encoder)
-        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
         copied = len(finished | parts | pending.keys()) if in_one_file else 0
-        folder.mkdir(parents=True, exist_ok=True)
-        check_space(folder, size * (len(pending) + copied), dtype)
-        logger.info("%s: grids %d x %d of %d values, %s", encoder, *shape, dtype)
-        write_json(folder / RECORD, record)
-        grids = _encoded(network, pending, batch_size, num_workers)
-        for name, grid in progress(grids, "encoding images", "image", len(pending)):
-            where = f"image {name!r} ({pending[name]})"
-            stored = as_stored(finite(grid.reshape(-1, shape[-1]), "features", where), dtype, where).reshape(grid.shape)
-            with atomic_write(folder / f"{name}.npz") as file:
-                np.savez(file, features=stored)
+        _write_grids(network, record, pending, folder, copied, batch_size, num_workers)
     if in_one_file and folder.is_dir():
         _write_hdf5(out, folder, record)
         shutil.rmtree(folder)
     return len(pending), len(images) - len(pending)
+
+
+def _write_grids(
+    network: Any,
+    record: Mapping[str, Any],
+    images: Mapping[str, str],
+    folder: Path,
+    copied: int,
+    batch_size: int,
+    num_workers: int,
+) -> None:
+    """Encode images into ``folder``; ``copied`` is how many an HDF5 file will hold besides."""
+    encoder, dtype = record["encoder"], record["dtype"]
+    shape = _grid_shape(network, encoder)
+    folder.mkdir(parents=True, exist_ok=True)
+    check_space(folder, int(np.prod(shape)) * np.dtype(dtype).itemsize * (len(images) + copied), dtype)
+    logger.info("%s: grids %d x %d of %d values, %s", encoder, *shape, dtype)
+    write_json(folder / RECORD, record)
+    grids = _encoded(network, images, batch_size, num_workers)
+    for name, grid in progress(grids, "encoding images", "image", len(images)):
+        where = f"image {name!r} ({images[name]})"
+        stored = as_stored(finite(grid.reshape(-1, shape[-1]), "features", where), dtype, where).reshape(grid.shape)
+        with atomic_write(folder / f"{name}.npz") as file:
+            np.savez(file, features=stored)
 
 
 def _images(

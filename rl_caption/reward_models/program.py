@@ -18,6 +18,7 @@ from rewards.clip.preprocessing import Preprocessing, embed_by_length, preproces
 from rewards.clip.pretrained import grid_shape
 from rewards.model_files import fingerprint
 from rl_caption.config.reward_models import CLIP_TASKS, RewardModelConfig
+from rl_caption.data.checks import check_row_images
 from rl_caption.data.encode_features import recorded
 from rl_caption.engines import print_main
 from rl_caption.errors import ConfigError
@@ -106,21 +107,13 @@ def train_reward_model(config: RewardModelConfig) -> TrainState:
         check_batch_norm(model.network, train, context.accelerator.num_processes)
         if teacher is not None:
             _check_same_view(config, teacher, model)
-        positives = _positives(config, context)
-        pixels = _images(config, context, model)
+            if config.data.features_root is not None:  # the images themselves are not checked then
+                rows = [*context.train_rows, *context.val_rows]
+                check_row_images(rows, "the teacher", config.data.check_images, context.folder / CHECKED_IMAGES)
+        positives, pixels = _positives(config, context), _images(config, context, model)
         tokens = _texts(config, context, model, "text" in towers)
-        collate = PairCollate(
-            pixels if "image" in towers else None,
-            tokens if "text" in towers else None,
-            train.captions,
-            config.data.augment,
-            train.seed,
-            train.short_captions if config.loss.short else None,
-            _triplets(config, context) if is_specific else None,
-            train.plain_captions,
-            positives,
-            groups=config.loss.false_negatives == "mask",
-        )
+        inputs = pixels if "image" in towers else None, tokens if "text" in towers else None
+        collate = _collate(config, context, *inputs, positives)
         validate = embedding_validator(
             context.accelerator,
             model.network,
@@ -152,6 +145,28 @@ def train_reward_model(config: RewardModelConfig) -> TrainState:
             metric_range="0 to 1" if len(towers) > 1 else "-1 to 1",
             validate_first=model.is_trained,
         ).fit()
+
+
+def _collate(
+    config: RewardModelConfig,
+    context: Context,
+    pixels: PixelCache | FeatureCache | None,
+    tokens: Texts | None,
+    positives: list[str],
+) -> PairCollate:
+    train, loss = config.train, config.loss
+    return PairCollate(
+        pixels,
+        tokens,
+        train.captions,
+        config.data.augment,
+        train.seed,
+        train.short_captions if loss.short else None,
+        _triplets(config, context) if config.task == "specificity" else None,
+        train.plain_captions,
+        positives,
+        groups=loss.false_negatives == "mask",
+    )
 
 
 def _decays(frozen_positions: int) -> Callable[[str, Tensor], bool]:
@@ -288,6 +303,7 @@ def _texts(config: RewardModelConfig, context: Context, model: EmbeddingModel, w
 
     @torch.no_grad()
     def embed(captions: list[str]) -> Tensor:
+        """Features of captions, sorted by length."""
         found = []
         for part in chunks(captions, TEXTS, "features of captions by the frozen text encoder"):
             ids = dual.tokenize(part)

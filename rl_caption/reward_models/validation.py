@@ -59,12 +59,13 @@ def embedding_validator(
     distinct = {caption: index for index, caption in enumerate(dict.fromkeys(captions))}
     repeat = list(map(distinct.__getitem__, captions))
     grown, fits = ({}, torch.zeros(0)) if triplets is None else _grown_texts(triplets, tokens)
-    expected: dict[str, Tensor] = {}
     paired = all("image" in row and row["references"] for row in rows)
+    expected: dict[str, Tensor] = {}
     if teacher is not None:
-        if paired or "image" in towers:
+        wanted = ("image", "text") if paired else towers
+        if "image" in wanted:
             expected["image"] = embed_distributed(accelerator, rows, teacher.image_embeddings)
-        if paired or "text" in towers:
+        if "text" in wanted:
             expected["text"] = embed_distributed(accelerator, [*distinct], teacher.text_embeddings)[repeat]
         _check_finite(expected, "the teacher's", "a wider teacher.precision, fp32, is the usual remedy")
 
@@ -85,13 +86,16 @@ def embedding_validator(
                 found[name] = embedded("text", tokens, grown[name])
         _check_finite(found, f"validation at step {step}: the model's", REMEDY)
         metrics = _teacher_cosines(found, expected, towers)
-        if paired:
-            recall = retrieval_recall(found["image"], found["text"], owners)
-            metrics |= {f"val/{name}": value for name, value in recall.items()}
-            metrics["val/retrieval_r1"] = (recall["i2t_r1"] + recall["t2i_r1"]) / 2
+        metrics |= _retrieval(found, owners) if paired else {}
         return Validation(metrics if triplets is None else metrics | _specificity(found, fits.bool()))
 
     return validate
+
+
+def _retrieval(found: Mapping[str, Tensor], owners: Tensor) -> dict[str, float]:
+    recall = retrieval_recall(found["image"], found["text"], owners)
+    mean = (recall["i2t_r1"] + recall["t2i_r1"]) / 2
+    return {f"val/{name}": value for name, value in recall.items()} | {"val/retrieval_r1": mean}
 
 
 def _teacher_cosines(

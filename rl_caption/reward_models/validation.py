@@ -54,10 +54,7 @@ def embedding_validator(
         NonFiniteError: an embedding is NaN or infinite; by the function that is returned, or at once for the teacher's.
     """
     pixels = _validation_pixels(pixels, -(-len(rows) // accelerator.num_processes))
-    captions = [caption for row in rows for caption in row["references"]]
-    owners = torch.tensor([index for index, row in enumerate(rows) for _ in row["references"]])
-    distinct = {caption: index for index, caption in enumerate(dict.fromkeys(captions))}
-    repeat = list(map(distinct.__getitem__, captions))
+    distinct, repeat, owners = _captions(rows)
     grown, fits = ({}, torch.zeros(0)) if triplets is None else _grown_texts(triplets, tokens)
     paired = all("image" in row and row["references"] for row in rows)
     expected: dict[str, Tensor] = {}
@@ -66,7 +63,7 @@ def embedding_validator(
         if "image" in wanted:
             expected["image"] = embed_distributed(accelerator, rows, teacher.image_embeddings)
         if "text" in wanted:
-            expected["text"] = embed_distributed(accelerator, [*distinct], teacher.text_embeddings)[repeat]
+            expected["text"] = embed_distributed(accelerator, distinct, teacher.text_embeddings)[repeat]
         _check_finite(expected, "the teacher's", "a wider teacher.precision, fp32, is the usual remedy")
 
     def stacked(mine: list[Row]) -> Tensor:
@@ -81,7 +78,7 @@ def embedding_validator(
             if "image" in towers:
                 found["image"] = embedded("image", stacked, rows)
             if "text" in towers:
-                found["text"] = embedded("text", tokens, [*distinct])[repeat]
+                found["text"] = embedded("text", tokens, distinct)[repeat]
             for name in grown:
                 found[name] = embedded("text", tokens, grown[name])
         _check_finite(found, f"validation at step {step}: the model's", REMEDY)
@@ -90,6 +87,14 @@ def embedding_validator(
         return Validation(metrics if triplets is None else metrics | _specificity(found, fits.bool()))
 
     return validate
+
+
+def _captions(rows: Sequence[Row]) -> tuple[list[str], list[int], Tensor]:
+    """The distinct captions of all rows; the index of every caption's in these; the row of every caption, [N]."""
+    captions = [caption for row in rows for caption in row["references"]]
+    distinct = {caption: index for index, caption in enumerate(dict.fromkeys(captions))}
+    owners = torch.tensor([index for index, row in enumerate(rows) for _ in row["references"]])
+    return list(distinct), [distinct[caption] for caption in captions], owners
 
 
 def _retrieval(found: Mapping[str, Tensor], owners: Tensor) -> dict[str, float]:

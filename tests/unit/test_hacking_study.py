@@ -15,6 +15,15 @@ from tests.training_for_tests import run, scst_config, xe_config
 Rows = list[tuple[float, float, float, bool]]
 
 
+class Words:
+    """An unseen judge: the number of words."""
+
+    __name__, columns, bounds, signature = "words", frozenset(), (0.0, 100.0), "words"
+
+    def __call__(self, prompts: object, completions: list[str], **columns: object) -> list[float]:
+        return [1.0 + len(text.split()) for text in completions]
+
+
 class Broken:
     """A judge that fails."""
 
@@ -170,5 +179,15 @@ def test_a_finished_run_is_judged_with_its_own_rule_and_with_another(
         other.write_text(f"judges: {{cider: {{kwargs: {{{kwargs}}}}}}}\n")
         assert main(["--runs", str(scst), "--out", str(tmp_path / "none"), "--monitor", str(other)]) == 1
         assert f"error: judges.cider: {message}" in capsys.readouterr().err
+    unseen = tmp_path / "truth.yaml"
+    unseen.write_text("{target: 'tests.unit.test_hacking_study:Words'}")
+    assert main(["--runs", str(scst), "--out", str(tmp_path / "unseen"), "--truth", str(unseen)]) == 0
+    study = json.loads((tmp_path / "unseen/study.json").read_text())
+    assert study["settings"]["truth"] == "words"
+    words = []
+    for point in study["runs"][0]["points"]:
+        predictions = json.loads((scst / f"eval/step-{point['step']:08d}/predictions.json").read_text())
+        words.append(sum(1 + len(record["caption"].split()) for record in predictions))
+        assert point["f1"] == pytest.approx(words[-1] / words[0])
     assert main(["--runs", str(xe), "--out", str(tmp_path / "none")]) == 1
     assert "no self-critical run" in capsys.readouterr().err

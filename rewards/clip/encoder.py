@@ -82,8 +82,9 @@ class EncoderOptions:
     """
 
     backbone: EncoderSource
-    """An open_clip architecture (``ViT-B-32``); a hub id (``hf-hub:organisation/model``); a local folder, of a student
-    or of an open_clip model (with ``open_clip_config.json``); or a loaded encoder, which several scores may use."""
+    """An open_clip architecture (``ViT-B-32``); a hub id (``hf-hub:organisation/model``); a local folder, of a student,
+    of a dual of pretrained encoders or of an open_clip model (with ``open_clip_config.json``); or a loaded encoder,
+    which several scores may use."""
     pretrained: str | None = None
     """With an architecture only: a tag of open_clip (``openai``) or a checkpoint file, which decides the number of text
     positions. Recognised are OpenAI's TorchScript archives, the layout of Long-CLIP and SPECS (two tables of positions)

@@ -24,6 +24,7 @@ from transformers import (
     GitForCausalLM,
     GitProcessor,
     GPT2Config,
+    GPT2LMHeadModel,
     InstructBlipConfig,
     InstructBlipForConditionalGeneration,
     InstructBlipProcessor,
@@ -84,6 +85,18 @@ def byte_tokenizer(bos: str, eos: str, pad: str | None, starts: bool) -> Any:
         )
     options = {} if pad is None else {"pad_token": pad}
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=bos, eos_token=eos, unk_token=eos, **options)
+
+
+def tiny_gpt2(folder: Path) -> Path:
+    """Save a GPT-2 of random weights with byte-level BPE; return its folder."""
+    tokenizer = byte_tokenizer("<|endoftext|>", "<|endoftext|>", None, starts=False)
+    shape = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 48, "initializer_range": 0.5}
+    end = tokenizer.eos_token_id
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=len(tokenizer), bos_token_id=end, eos_token_id=end, **shape)
+    GPT2LMHeadModel(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
 
 
 def save_blip(folder: Path) -> None:

@@ -164,10 +164,12 @@ def build_reward(config: RewardConfig, references: Sequence[list[str]], folder: 
         raise ConfigError("reward.terms is empty: name at least one reward, such as cider")
     terms: dict[str, tuple[Any, float]] = {}
     encoders: dict[str, CachedEncoder] = {}
+    df: DocumentFrequencies | str | None = None
     for name, term in config.terms.items():
         arguments = dict(term.kwargs)
-        if name == "cider" and term.target is None:
-            arguments = {"df": config.df or _frequencies(config, references, folder), "eos": config.eos} | arguments
+        if name in ("cider", "diversity") and term.target is None:
+            df = df or config.df or _frequencies(config, references, folder)
+            arguments = {"df": df, "eos": config.eos} | arguments
         try:
             key = _encoder_key(term.target or name, arguments)
             if key in encoders:

@@ -96,7 +96,8 @@ class RewardConfig:
         terms: name to weight and arguments.
         normalize: ``none`` adds raw scores; ``per_term`` adds z-scores of every term over the samples of an optimizer
             step, so that weights compare whatever the terms' scales are.
-        df: document frequencies of CIDEr-D; null builds them from the training split, one document an image.
+        df: document frequencies of CIDEr-D, also as a similarity of samples (``diversity``); null builds them from the
+            training split, one document an image.
         eos: EOS counts as a word of hypotheses, references and document frequencies.
     """
 

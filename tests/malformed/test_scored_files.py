@@ -19,7 +19,7 @@ from rl_caption.cli.main import main as run
 from rl_caption.cli.score import score_files
 from tests.clip_for_tests import ARCHITECTURE, noise_image, tiny_checkpoint, tiny_student
 
-REWARDS = ["clipscore", "ref_clipscore", "l_clipscore", "ref_l_clipscore", "pac_s", "ref_pac_s", "specs"]
+REWARDS = ["clipscore", "ref_clipscore", "l_clipscore", "ref_l_clipscore", "pac_s", "ref_pac_s", "retrieval", "specs"]
 
 
 def saved(kind: str) -> bytes:

@@ -15,10 +15,11 @@ from rewards.text.cider import CiderD
 from rewards.text.document_frequency import DocumentFrequencies
 from rl_caption.trl.rows import FinishedAware
 from tests.clip_for_tests import ARCHITECTURE, noise_image, tiny_checkpoint, tiny_student
+from tests.hf_models_for_tests import tiny_gpt2
 from tests.vlm_for_tests import tiny_idefics3, tiny_qwen2_vl
 
 REFERENCES = [["a red circle", "one small red circle ."], ["the blue square", "a large blue square ."]]
-TEXT = ("bleu", "cider", "repetition", "rouge_l")
+TEXT = ("bleu", "cider", "diversity", "repetition", "rouge_l")
 
 
 def tiny_bert(folder: Path) -> Path:
@@ -40,11 +41,12 @@ def every_reward(folder: Path) -> dict[str, Reward]:
     clip = {"backbone": ARCHITECTURE, "pretrained": tiny_checkpoint(folder)}
     student = {"backbone": str(tiny_student(folder / "student"))}
     arguments: dict[str, dict[str, Any]] = {name: {} for name in TEXT}
-    arguments |= dict.fromkeys(("clipscore", "ref_clipscore", "specs"), clip)
+    arguments |= dict.fromkeys(("clipscore", "ref_clipscore", "retrieval", "specs"), clip)
     arguments |= dict.fromkeys(("l_clipscore", "ref_l_clipscore"), student)
     loaded = {"backbone": load_backbone(ARCHITECTURE, clip["pretrained"])}
     arguments |= dict.fromkeys(("pac_s", "ref_pac_s"), loaded)
     arguments["bertscore"] = {"model": str(tiny_bert(folder / "bert")), "layers": 2}
+    arguments["perplexity"] = {"model": str(tiny_gpt2(folder / "gpt2"))}
     arguments["length_router"] = {"short": clip, "long": {"name": "specs", **clip}, "threshold": 4}
     rewards = {name: build(name, **given) for name, given in arguments.items()}
     mixed = MixedReward({name: (rewards[name], 0.5) for name in ("cider", "l_clipscore")})

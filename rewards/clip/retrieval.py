@@ -1,0 +1,230 @@
+"""Self-retrieval: a caption is good if it finds its image among others in a joint embedding space.
+
+Sources: Luo et al., "Discriminability objective for training descriptive captions", CVPR 2018 (``margin``, the sum of
+both directions); Liu et al., "Show, Tell and Discriminate: Image Captioning by Self-retrieval with Partially Labeled
+Data", ECCV 2018 (``margin``, the caption finds its image); Dessì et al., "Cross-Domain Image Captioning with
+Discriminative Finetuning", CVPR 2023 (``log_softmax``, and distractors that are near).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rewards.base import as_texts, checked_scores, required_column
+from rewards.clip.clipscore import ClipScore, Floats
+from rewards.clip.encoder import Embeddings, EncoderOptions, EncoderSource, is_main_process, passes_on
+
+logger = logging.getLogger(__name__)
+Score = Literal["log_softmax", "reciprocal_rank", "recall", "margin"]
+TIE = 1e-6
+"""Cosines nearer than this are tied; images whose cosine is nearer to 1 are one image."""
+IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".tif", ".tiff", ".bmp"})
+_CHUNK = 16
+
+
+def retrieval_scores(
+    own: Floats, others: Floats, score: Score = "log_softmax", scale: float = 100.0, margin: float = 0.2, k: int = 1
+) -> Floats:
+    """Scores [N] of N queries that should find their target among M distractors.
+
+    With s the cosine to the target and s_j those to the distractors:
+
+        log_softmax       scale · s - ln(exp(scale · s) + Σ_j exp(scale · s_j))
+        reciprocal_rank   1 / rank of the target
+        recall            1 where the rank is at most k, else 0 (R@k)
+        margin            -max(0, margin - s + max_j s_j)
+
+    Of ties (cosines within ``TIE``), the rank is the expected one and recall the probability in a random order. Without
+    a distractor, these are 0, 1, 1 and 0.
+
+    Args:
+        own: [N] cosines to the target.
+        others: [N, M] cosines to the distractors; -inf is none.
+        score, scale, margin, k: as above.
+    """
+    gaps = others - own[:, None]
+    hardest = gaps.max(axis=1, initial=-np.inf)
+    if score == "log_softmax":
+        top = scale * np.maximum(hardest, 0.0)
+        return -(top + np.log(np.exp(-top) + np.exp(scale * gaps - top[:, None]).sum(axis=1)))
+    if score == "margin":
+        return -np.maximum(0.0, margin + hardest)
+    better, tied = (gaps > TIE).sum(axis=1), (np.abs(gaps) <= TIE).sum(axis=1)
+    return 1 / (1 + better + tied / 2) if score == "reciprocal_rank" else np.clip((k - better) / (1 + tied), 0.0, 1.0)
+
+
+class Retrieval(ClipScore):
+    """Self-retrieval: how well a caption finds its image among others under a frozen dual encoder; no references.
+
+    The others are the distinct images (``image_id``) of the call or, with ``pool``, those of a folder. Captions of one
+    image are never each other's distractors, and neither are images with equal embeddings. In training a call has the
+    images of one micro-batch of one process, greedy captions included: without ``pool``, scores depend on
+    ``train.micro_batch_size``; with it, on the caption and its image alone. A caption without a distractor, as in a
+    call with one image, scores the upper bound, of which a warning tells.
+
+    Args:
+        backbone, pretrained, **encoder: fields of ``EncoderOptions``. ``pretrained`` is ``openai`` for the default
+            backbone.
+        score: of ``retrieval_scores``.
+        scale: of ``log_softmax``, above 0 and at most 300; CLIP's is 100.
+        margin: of ``margin``, at least 0; 0.2 in Luo et al.
+        k: of ``recall``, at least 1.
+        distractors: the nearest images that count, at least 1; None counts all. Ties are in the order of the pool.
+        both: mean of this score and that of the opposite direction, in which the image finds its caption among the
+            captions of the distractors. Not with ``pool``, whose images have no captions.
+        pool: folder of images, without subfolders; embedded at the first call.
+        prefix: put before captions.
+
+    Raises:
+        ValueError: an argument is wrong, the folder has no image, or the weights cannot be found or loaded.
+    """
+
+    __name__ = "retrieval"
+    columns = frozenset({"image", "image_id"})
+    bounds = (-math.inf, 0.0)
+
+    @passes_on(EncoderOptions)
+    def __init__(
+        self,
+        backbone: EncoderSource = "ViT-B-32",
+        pretrained: str | None = None,
+        *,
+        score: Score = "log_softmax",
+        scale: float = 100.0,
+        margin: float = 0.2,
+        k: int = 1,
+        distractors: int | None = None,
+        both: bool = False,
+        pool: str | Path | None = None,
+        prefix: str = "",
+        **encoder: Any,
+    ) -> None:
+        if score not in get_args(Score):
+            raise ValueError(f"score is {score!r}: expected one of {', '.join(get_args(Score))}")
+        if not 0 < scale <= 300 or not (0 <= margin < math.inf):
+            raise ValueError(
+                f"scale = {scale}, margin = {margin}: expected a scale in (0, 300] and a margin of 0 or more"
+            )
+        if k < 1 or (distractors is not None and distractors < 1):
+            raise ValueError(f"k = {k}, distractors = {distractors}: expected 1 or more")
+        if both and pool is not None:
+            raise ValueError("both needs captions of the distractors, which a pool of images has not: set one of them")
+        self.pool = None if pool is None else _images_of(Path(pool))
+        super().__init__(backbone, pretrained, prefix=prefix, w=1.0, **encoder)
+        self.score, self.scale, self.margin, self.k = score, float(scale), float(margin), k
+        self.distractors, self.both = distractors, both
+        self._pool_name = "call" if pool is None else f"{Path(pool).name}:{_digest(self.pool or [])}"
+        self._pool_embeddings: Embeddings | None = None
+        self.bounds = self._bounds()
+
+    def _bounds(self) -> tuple[float, float]:
+        most = None if self.both else self.distractors  # an image has any number of captions
+        if self.score == "log_softmax":
+            return -math.inf if most is None else -float(np.logaddexp(0, math.log(most) + 2 * self.scale)), 0.0
+        if self.score == "margin":
+            return -(2 + self.margin), 0.0
+        return 1 / (1 + most) if most is not None and self.score == "reciprocal_rank" else 0.0, 1.0
+
+    @property
+    def signature(self) -> str:
+        """Metric, backbone with weights, score with its parameter, pool, directions, and prefix."""
+        option = {"log_softmax": f",scale{self.scale:g}", "margin": f"{self.margin:g}", "recall": f"@{self.k}"}
+        nearest = "all" if self.distractors is None else f"nearest {self.distractors}"
+        both = ",both directions" if self.both else ""
+        score = f"{self.score}{option.get(self.score, '')},{nearest} of {self._pool_name}{both}"
+        return f"{self.__name__}[{self.backbone.signature},{score},prefix={self.prefix!r}]"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle without the embeddings of the pool."""
+        return {**self.__dict__, "_pool_embeddings": None}
+
+    def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
+        """Score N captions by the columns ``image`` and ``image_id``.
+
+        Raises:
+            RewardError: a column is missing or has another length, an image is missing or unreadable, or a caption is
+                too long and ``truncate`` is off.
+        """
+        texts = as_texts(completions)
+        images = required_column(columns, "image", self.__name__, len(texts))
+        ids = required_column(columns, "image_id", self.__name__, len(texts))
+        if not texts:
+            return []
+        first: dict[Any, int] = {}
+        for row, image_id in enumerate(ids):
+            first.setdefault(image_id, row)
+        number = dict(zip(first, range(len(first)), strict=True))
+        owners = np.array([number[image_id] for image_id in ids])
+        captions = self._embed_texts(texts)
+        embedded = self.backbone.embed_images([images[row] for row in first.values()])
+        pool = embedded if self.pool is None else self._embedded_pool()
+        scores = np.empty(len(texts))
+        alone = 0
+        for rows, mine, is_distractor in self._distractors(embedded, pool, owners):
+            own = np.clip((captions[rows].astype(np.float64) * embedded[owners[rows]]).sum(axis=1), -1.0, 1.0)
+            alone += int((~is_distractor.any(axis=1)).sum())
+            found = self._found(own, captions[rows] @ pool.T, is_distractor[mine])
+            if self.both:
+                cosines = embedded[owners[rows]] @ captions.T
+                found = (found + self._found(own, cosines, is_distractor[mine][:, owners])) / 2
+            scores[rows] = found
+        if alone and not self._warned:
+            self._warned = True
+            if is_main_process():
+                logger.warning(
+                    "%s: %d of %d images of a call have no other image to be told from, their captions score the upper "
+                    "bound: raise train.micro_batch_size, or set pool",
+                    self.__name__, alone, len(first),
+                )  # fmt: skip
+        return checked_scores(self, scores.tolist(), len(texts))
+
+    def _found(self, own: Floats, cosines: Floats, is_distractor: NDArray[np.bool_]) -> Floats:
+        others = np.where(is_distractor, np.clip(cosines.astype(np.float64), -1.0, 1.0), -np.inf)
+        return retrieval_scores(own, others, self.score, self.scale, self.margin, self.k)
+
+    def _distractors(
+        self, embedded: Embeddings, pool: Embeddings, owners: NDArray[np.int64]
+    ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]]:
+        """For the B images by chunks of C: the rows [R] of their captions, for each its image's index in the chunk [R],
+        and which of the P images of the pool are the distractors of an image [C, P].
+        """
+        for start in range(0, len(embedded), _CHUNK):
+            near = embedded[start : start + _CHUNK] @ pool.T
+            wanted = near < 1 - TIE
+            if self.pool is None:
+                wanted[np.arange(len(near)), start + np.arange(len(near))] = False
+            if self.distractors is not None and self.distractors < len(pool):
+                nearest = np.argsort(np.where(wanted, -near, np.inf), axis=1, kind="stable")[:, : self.distractors]
+                kept = np.zeros_like(wanted)
+                np.put_along_axis(kept, nearest, True, axis=1)
+                wanted &= kept
+            (rows,) = np.nonzero((owners >= start) & (owners < start + _CHUNK))
+            yield rows, owners[rows] - start, wanted
+
+    def _embedded_pool(self) -> Embeddings:
+        if self._pool_embeddings is None:
+            self._pool_embeddings = self.backbone.embed_images(self.pool or [])
+        return self._pool_embeddings
+
+
+def _images_of(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        raise ValueError(f"pool {str(folder)!r} is no folder: expected one with images")
+    found = sorted(path for path in folder.iterdir() if path.suffix.lower() in IMAGE_SUFFIXES)
+    if not found:
+        raise ValueError(f"pool {str(folder)!r} has no image ({', '.join(sorted(IMAGE_SUFFIXES))})")
+    return found
+
+
+def _digest(files: Sequence[Path]) -> str:
+    """Number of files and a hash of their names and sizes."""
+    listed = "\n".join(f"{file.name} {file.stat().st_size}" for file in files)
+    return f"{len(files)}:{hashlib.blake2b(listed.encode(), digest_size=4).hexdigest()}"

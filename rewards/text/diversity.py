@@ -1,0 +1,102 @@
+"""How different the captions of one image are from each other: Self-CIDEr, Div-n, and a reward for it.
+
+Sources: Wang and Chan, "Describing like Humans: on Diversity in Image Captioning", CVPR 2019 (Self-CIDEr); Shetty et
+al., "Speaking the Same Language: Matching Machine to Human Captions by Adversarial Training", ICCV 2017 (Div-n).
+Similarities are CIDEr-D (``rewards.text.cider``), where Wang and Chan take CIDEr: captions of different lengths count
+as more different here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rewards.base import as_texts, checked_scores, required_column
+from rewards.text.cider import CiderD, cider_d
+from rewards.text.document_frequency import EOS, DocumentFrequencies
+from rewards.text.ngrams import ngram_counts
+from rewards.text.tokenize import tokenize
+
+Tokens = Sequence[str]
+
+
+def similarities(captions: Sequence[Tokens], df: DocumentFrequencies) -> NDArray[np.float64]:
+    """Return [K, K] CIDEr-D between K tokenised captions, divided by 10, mean of both directions; in [0, 1]."""
+    count = len(captions)
+    scores = cider_d([one for one in captions for _ in captions], [[other] for other in captions] * count, df)
+    matrix = np.array(scores).reshape(count, count) / 10
+    return (matrix + matrix.T) / 2
+
+
+def self_cider(matrix: NDArray[np.float64]) -> float:
+    """Self-CIDEr of K >= 2 captions with similarities [K, K]: -ln(√λ_1 / Σ_i √λ_i) / ln K, in [0, 1].
+
+    λ_1 is the largest eigenvalue; negative ones, which a similarity that is no inner product may have, count as 0.
+    Equal captions give 0, captions without a common n-gram (and of equal norms) 1. All-zero similarities, those of
+    captions without a token, give 0.
+    """
+    roots = np.sqrt(np.clip(np.linalg.eigvalsh(matrix), 0.0, None))
+    return max(0.0, -math.log(roots[-1] / roots.sum()) / math.log(len(roots))) if roots.sum() else 0.0
+
+
+def distinct_ngrams(captions: Sequence[Tokens], n: int) -> float:
+    """Div-n: distinct n-grams of order ``n`` in the captions of an image over all their words, in [0, 1]; 0 of none."""
+    words = sum(map(len, captions))
+    return len({ngram for one in captions for ngram in ngram_counts(one, n) if len(ngram) == n}) / max(words, 1)
+
+
+class Diversity:
+    """How different a caption is from the other captions of its image in the call: 1 - CIDEr-D to them, in [0, 1].
+
+    The CIDEr-D of a caption against the others as references, over its CIDEr-D against itself (10, and less for under
+    four tokens): a copy of all others scores 0, however short, and so does a caption without a token. An image's only
+    caption in the call scores 0. It is the caption's own part in the mean pairwise similarity of the image's samples;
+    the set measure is ``self_cider``.
+
+    Args:
+        df: document frequencies of the training split, or a file of them, as for ``CiderD``; None weighs all n-grams
+            alike.
+        eos: EOS is a token, of captions whose ``finished`` column is true or that have no such column.
+
+    Raises:
+        ValueError: ``df`` was counted with another EOS setting, or cannot be read.
+    """
+
+    __name__ = "diversity"
+    columns = frozenset({"image_id"})
+    bounds = (0.0, 1.0)
+
+    def __init__(self, df: DocumentFrequencies | str | Path | None = None, eos: bool = True) -> None:
+        weighted = CiderD(df, eos)  # reads and checks df
+        self.eos, self.signature = eos, f"diversity[{weighted.signature}]+ptb"
+        # Without document frequencies, no n-gram is in a document, and ln D is 1: all have the weight 1.
+        same = DocumentFrequencies.from_counts({}, 1.0, eos=eos)
+        self.df = same if weighted.df is None else weighted.df
+
+    def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
+        """Score N captions by the column ``image_id``. Raises ``RewardError`` as ``required_column``."""
+        texts = as_texts(completions)
+        ids = required_column(columns, "image_id", self.__name__, len(texts))
+        ended: Sequence[Any] = [True] * len(texts)
+        if columns.get("finished") is not None:
+            ended = required_column(columns, "finished", self.__name__, len(texts))
+        captions = [
+            [*tokenize(text), *([EOS] if self.eos and end else [])] for text, end in zip(texts, ended, strict=True)
+        ]
+        groups: dict[Any, list[int]] = {}
+        for row, image_id in enumerate(ids):
+            groups.setdefault(image_id, []).append(row)
+        rows = [row for group in groups.values() if len(group) > 1 for row in group]
+        others = [[captions[other] for other in groups[ids[row]] if other != row] for row in rows]
+        chosen = [captions[row] for row in rows]
+        near = cider_d(chosen, others, self.df)
+        equal = cider_d(chosen, [[caption] for caption in chosen], self.df)
+        scores = [0.0] * len(texts)
+        for row, score, most in zip(rows, near, equal, strict=True):
+            scores[row] = max(0.0, 1 - score / most) if most else 0.0
+        return checked_scores(self, scores, len(texts))

@@ -1,0 +1,124 @@
+"""Fluency of captions under a frozen causal language model of Transformers: the mean log-probability of a token."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+from rewards.base import as_texts, checked_scores, required_column
+from rewards.clip.encoder import Precision, chunks
+
+DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+
+
+class Perplexity:
+    """Fluency: mean log-probability of a caption's tokens under a frozen causal language model, in [``floor``, 0].
+
+    (1 / L) Σ_t ln p(w_t | BOS, w_1, ..., w_t-1), in nats: minus the logarithm of the caption's perplexity (Jelinek et
+    al. 1977). EOS is the last token of captions that ended (``finished``), so that one that breaks off scores lower.
+    Values below ``floor`` are clamped to it, as is a caption without a token. The mean favours what is frequent, such
+    as repetitions and stock phrases: give it a small weight beside a term that looks at the image or the references.
+
+    Args:
+        model: folder of a causal language model of Transformers with its tokenizer and safetensors weights, or a name
+            on the hub, such as ``gpt2``.
+        floor: smallest score, below 0. A uniform guess among GPT-2's 50,257 tokens has -10.8.
+        eos: EOS is a token.
+        device: such as ``cuda``; None is the process's current CUDA device if there is one, else the CPU.
+        precision: ``fp32``, ``fp16`` or ``bf16``, of weights and activations.
+        batch_size: captions at once, at least 1; changes scores by rounding only.
+
+    Captions of more tokens than the model has positions are cut.
+
+    Raises:
+        ValueError: an argument is wrong, the model cannot be found or loaded, or its tokenizer has neither BOS nor EOS.
+    """
+
+    __name__ = "perplexity"
+    columns: frozenset[str] = frozenset()
+    bounds = (-10.0, 0.0)
+
+    def __init__(
+        self,
+        model: str,
+        floor: float = -10.0,
+        eos: bool = True,
+        device: str | None = None,
+        precision: Precision = "fp32",
+        batch_size: int = 64,
+    ) -> None:
+        if not -math.inf < floor < 0 or batch_size < 1:
+            raise ValueError(f"floor = {floor}, batch_size = {batch_size}: expected a floor below 0 and 1 or more")
+        if precision not in get_args(Precision):
+            raise ValueError(f"precision {precision!r} is unknown: expected one of {', '.join(get_args(Precision))}")
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        from rewards.model_files import ask_hub, fingerprint
+
+        self.model, self.floor, self.eos, self.precision = model, float(floor), eos, precision
+        self.bounds, self.batch_size = (self.floor, 0.0), batch_size
+        self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        try:
+            local = {} if Path(model).is_dir() or ask_hub(model, "config.json") else {"local_files_only": True}
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(model, **local)
+            network: Any = AutoModelForCausalLM.from_pretrained(
+                model, dtype=DTYPES[precision], use_safetensors=True, **local
+            )
+        except (OSError, ValueError) as error:
+            raise ValueError(f"perplexity: the model {model!r} cannot be loaded: {error}") from error
+        self._network = network.to(self.device).eval().requires_grad_(False)
+        ids = (self._tokenizer.bos_token_id, self._tokenizer.eos_token_id)
+        self._bos, self._eos = (next((one for one in order if one is not None), None) for order in (ids, ids[::-1]))
+        if self._bos is None:
+            raise ValueError(f"perplexity: the tokenizer of {model!r} has neither BOS nor EOS: expected one of them")
+        self._longest = int(
+            getattr(network.config, "max_position_embeddings", None) or self._tokenizer.model_max_length
+        )
+        self._weights = fingerprint(network.state_dict())[:12]
+
+    @property
+    def signature(self) -> str:
+        """Model with a hash of its weights, precision, EOS and floor."""
+        end = "eos" if self.eos else "no eos"
+        return f"{self.__name__}[{Path(self.model).name},{self._weights},{self.precision},{end},floor{self.floor:g}]"
+
+    def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
+        """Score N captions; ``finished`` (N booleans, absent: all true) says which end with EOS.
+
+        Raises:
+            RewardError: ``finished`` has another length, or a score is not finite.
+        """
+        texts = as_texts(completions)
+        ended: Sequence[Any] = [True] * len(texts)
+        if columns.get("finished") is not None and self.eos:
+            ended = required_column(columns, "finished", self.__name__, len(texts))
+        if not texts:
+            return []
+        words = self._tokenizer(texts, add_special_tokens=False)["input_ids"]
+        rows = [
+            [self._bos, *ids, *([self._eos] if self.eos and end else [])][: self._longest]
+            for ids, end in zip(words, ended, strict=True)
+        ]
+        scores = [self.floor] * len(texts)
+        order = sorted((row for row in range(len(rows)) if len(rows[row]) > 1), key=lambda row: len(rows[row]))
+        for batch in chunks(order, self.batch_size, "log-probabilities of captions"):
+            for row, score in zip(batch, self._log_probabilities([rows[row] for row in batch]), strict=True):
+                # NaN stays, for checked_scores to refuse; a mean of logarithms may round to above 0.
+                scores[row] = score if math.isnan(score) else min(0.0, max(self.floor, score))
+        return checked_scores(self, scores, len(texts))
+
+    def _log_probabilities(self, rows: Sequence[Sequence[int]]) -> list[float]:
+        """Mean log-probability of the tokens after the first of B rows of token ids."""
+        import torch
+
+        lengths = torch.tensor([len(row) for row in rows])
+        ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True)  # [B, L]
+        mask = torch.arange(ids.shape[1]) < lengths[:, None]
+        ids, mask = ids.to(self.device), mask.to(self.device)
+        with torch.no_grad():
+            logits = self._network(input_ids=ids, attention_mask=mask.long()).logits[:, :-1].float()
+        found = -torch.nn.functional.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")  # [B, L - 1]
+        return ((found * mask[:, 1:]).sum(dim=1) / mask[:, 1:].sum(dim=1)).tolist()

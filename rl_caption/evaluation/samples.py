@@ -1,0 +1,114 @@
+"""Evaluation of K captions for each image: how diverse they are, and how good the best of k is.
+
+Tokens are those of ``rewards.text.tokenize``, without EOS; CIDEr-D's document frequencies are of all given references,
+one document an image, as in ``validation_cider``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from rewards.text.bleu import bleu_counts, bleu_of_counts
+from rewards.text.cider import cider_d
+from rewards.text.diversity import distinct_ngrams, self_cider, similarities
+from rewards.text.document_frequency import DocumentFrequencies
+from rewards.text.tokenize import tokenize
+from rl_caption.evaluation.metrics import EvaluationError
+
+
+class BestOf(NamedTuple):
+    """CIDEr-D of the first k captions of each image, mean over images, in [0, 10]."""
+
+    mean: float
+    """Of all k."""
+    best: float
+    """Of the best of them by its own score: the oracle, an upper bound of any choice among them."""
+    consensus: float
+    """Of the one that is most similar to the other k - 1 (CIDEr-D; of equally similar ones, the first)."""
+
+
+class SampleEvaluation(NamedTuple):
+    """Result of ``evaluate_samples``."""
+
+    metrics: dict[str, float]
+    """``self-CIDEr``, ``mBLEU-4``, ``Div-1`` and ``Div-2``, each in [0, 1]."""
+    best_of: list[BestOf]
+    """For k = 1 to K."""
+
+
+def evaluate_samples(samples: Mapping[str, Sequence[str]], references: Mapping[str, Sequence[str]]) -> SampleEvaluation:
+    """Evaluate K >= 2 captions of each image.
+
+    - ``self-CIDEr``, ``Div-n`` (``rewards.text.diversity``): means over images. Higher is more diverse.
+    - ``mBLEU-4``: corpus BLEU-4 of the i-th captions with the others of their images as references, mean over i (Shetty
+      et al. 2017). Lower is more diverse.
+    - ``best_of``: the choice by consensus is that of Devlin et al., "Exploring Nearest Neighbor Approaches for Image
+      Captioning", 2015, among the samples themselves.
+
+    Args:
+        samples: image id -> K captions, as the model wrote them, in the order in which they were sampled.
+        references: image id -> captions that people wrote; images without samples count in document frequencies.
+
+    Raises:
+        EvaluationError: an image has another number of captions than the first or fewer than two, or no reference, or
+            fewer than two images have references.
+    """
+    count = _checked(samples, references)
+    written = {image_id: [tokenize(text) for text in texts] for image_id, texts in references.items() if texts}
+    df = DocumentFrequencies.from_references(written.values(), eos=False)
+    captions = {image_id: [tokenize(text) for text in texts] for image_id, texts in samples.items()}
+    scores = cider_d(
+        [tokens for own in captions.values() for tokens in own],
+        [written[image_id] for image_id, own in captions.items() for _ in own],
+        df,
+    )
+    by_image = np.array(scores).reshape(len(captions), count)
+    diversity, matches, matrices = [], [], []
+    for own in tqdm(captions.values(), "diversity", unit="image", leave=False, delay=2, disable=None):
+        matrices.append(similarities(own, df))
+        diversity.append((self_cider(matrices[-1]), distinct_ngrams(own, 1), distinct_ngrams(own, 2)))
+        matches.append([bleu_counts(own[i], own[:i] + own[i + 1 :]) for i in range(count)])
+    bleu = [bleu_of_counts(row)[-1] for row in np.array(matches).sum(axis=0).tolist()]
+    metrics = dict(zip(("self-CIDEr", "Div-1", "Div-2"), np.mean(diversity, axis=0).tolist(), strict=True))
+    metrics["mBLEU-4"] = math.fsum(bleu) / count
+    return SampleEvaluation(metrics, best_of(by_image, np.stack(matrices)))
+
+
+def best_of(scores: NDArray[np.float64], similarity: NDArray[np.float64]) -> list[BestOf]:
+    """``BestOf`` for k = 1 to K.
+
+    Args:
+        scores: [N, K] of K captions of N images.
+        similarity: [N, K, K] among the captions of an image.
+    """
+    found = []
+    for k in range(1, scores.shape[1] + 1):
+        own, near = scores[:, :k], similarity[:, :k, :k]
+        agreement = near.sum(axis=2) - np.diagonal(near, axis1=1, axis2=2)
+        chosen = np.take_along_axis(own, agreement.argmax(axis=1)[:, None], axis=1)
+        found.append(BestOf(float(own.mean()), float(own.max(axis=1).mean()), float(chosen.mean())))
+    return found
+
+
+def _checked(samples: Mapping[str, Sequence[str]], references: Mapping[str, Sequence[str]]) -> int:
+    """The number of captions of every image."""
+    if not samples:
+        raise EvaluationError("there are no samples to evaluate")
+    count = len(next(iter(samples.values())))
+    for image_id, texts in samples.items():
+        if isinstance(texts, str) or len(texts) != count or count < 2:
+            raise EvaluationError(
+                f"the samples of image {image_id!r} are {texts!r:.80}: expected a list of at least two captions, as "
+                f"many for every image ({count} for the first)"
+            )
+        if not references.get(image_id):
+            raise EvaluationError(f"image {image_id!r} has no reference caption")
+    if sum(map(bool, references.values())) < 2:
+        raise EvaluationError("CIDEr weighs words by how many images they occur in: it needs references of 2 images")
+    return count

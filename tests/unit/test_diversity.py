@@ -1,0 +1,83 @@
+"""Self-CIDEr, Div-n and the diversity reward, by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from rewards.base import RewardError
+from rewards.text.diversity import Diversity, distinct_ngrams, self_cider, similarities
+from rewards.text.document_frequency import DocumentFrequencies
+from rl_caption.config.build import build_reward
+from rl_caption.config.schema import RewardConfig, RewardTerm
+
+ALIKE = DocumentFrequencies.from_counts({}, 1.0, eos=False)
+
+
+def test_self_cider_by_hand() -> None:
+    assert self_cider(np.ones((3, 3))) == pytest.approx(0.0, abs=1e-7)
+    assert self_cider(np.eye(3)) == pytest.approx(1.0)
+    assert self_cider(np.zeros((3, 3))) == 0.0
+    # Eigenvalues 1.5 and 0.5.
+    expected = -math.log(math.sqrt(1.5) / (math.sqrt(1.5) + math.sqrt(0.5))) / math.log(2)
+    assert self_cider(np.array([[1.0, 0.5], [0.5, 1.0]])) == pytest.approx(expected)
+    assert 0 < self_cider(np.array([[1.0, 0.9, 0.0], [0.9, 1.0, 0.9], [0.0, 0.9, 1.0]])) < 1, "an eigenvalue is below 0"
+
+
+def test_similarities_are_those_of_cider_d() -> None:
+    captions = [["a", "red", "dog", "runs"], ["a", "red", "dog", "sits"], []]
+    # Of 4, 3, 2 and 1 n-grams of each order, 3, 2, 1 and 0 are common, all with the weight 1.
+    expected = (3 / 4 + 2 / 3 + 1 / 2) / 4
+    assert similarities(captions, ALIKE) == pytest.approx(
+        np.array([[1, expected, 0], [expected, 1, 0], [0, 0, 0]], dtype=float)
+    )
+
+
+def test_distinct_ngrams_over_words() -> None:
+    captions = [["a", "dog", "a", "dog"], ["a", "cat"]]
+    assert distinct_ngrams(captions, 1) == 3 / 6
+    assert distinct_ngrams(captions, 2) == 3 / 6  # a-dog, dog-a, a-cat
+    assert distinct_ngrams([[], []], 1) == 0.0
+
+
+def test_the_reward_is_one_minus_the_similarity_to_the_others() -> None:
+    texts = ["a red dog runs", "a red dog sits", "two cats", "a red dog runs", "one bird here now"]
+    ids = ["1", "1", "1", "2", "1"]
+    near = (3 / 4 + 2 / 3 + 1 / 2) / 4
+    found = Diversity(eos=False)(None, texts, image_id=ids)
+    assert found == pytest.approx([1 - near / 3, 1 - near / 3, 1.0, 0.0, 1.0])
+    assert Diversity(eos=False)(None, texts[:2], image_id=ids[:2]) == pytest.approx([1 - near] * 2)
+    with_end = Diversity()(None, texts[:2], image_id=ids[:2])
+    assert Diversity()(None, texts[:2], image_id=ids[:2], finished=[False] * 2) == pytest.approx([1 - near] * 2)
+    assert with_end == pytest.approx([1 - (4 / 5 + 2 / 4 + 1 / 3 + 0) / 4] * 2)
+
+
+@pytest.mark.parametrize("text", ["a red dog runs home", "dog", "two dogs", ""])
+@pytest.mark.parametrize("eos", [True, False])
+def test_copies_score_nothing_however_short(text: str, eos: bool) -> None:
+    assert Diversity(eos=eos)(None, [text] * 3, image_id=["1"] * 3) == pytest.approx([0.0] * 3)
+
+
+def test_the_order_of_the_call_does_not_matter() -> None:
+    texts, ids = ["a dog", "a cat here", "a dog runs", "one cat"], ["1", "2", "1", "2"]
+    found = Diversity()(None, texts, image_id=ids)
+    order = [2, 0, 3, 1]
+    assert Diversity()(None, [texts[i] for i in order], image_id=[ids[i] for i in order]) == [found[i] for i in order]
+
+
+def test_a_run_counts_document_frequencies_for_it() -> None:
+    terms = {"cider": RewardTerm(), "diversity": RewardTerm()}
+    made = build_reward(RewardConfig(terms=terms), [["a dog"], ["a cat"]]).rewards
+    assert made["diversity"].df is made["cider"].df  # type: ignore[attr-defined]
+    # ``a`` is in every document and weighs nothing.
+    assert made["diversity"](None, ["a dog", "a cat"], image_id=["1", "1"]) == pytest.approx([1.0, 1.0])
+    assert "df[" in made["diversity"].signature
+
+
+def test_bad_input_is_named() -> None:
+    with pytest.raises(RewardError, match="needs the column 'image_id'"):
+        Diversity()(None, ["a"])
+    with pytest.raises(ValueError, match="eos"):
+        Diversity(ALIKE, eos=True)

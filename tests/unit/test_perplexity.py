@@ -1,0 +1,97 @@
+"""The fluency reward under a tiny GPT-2: log-probabilities token by token, EOS, clamping, and what is refused."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from rewards.base import RewardError
+from rewards.registry import build
+from rewards.text.perplexity import Perplexity
+from tests.hf_models_for_tests import tiny_gpt2
+
+TEXTS = ["a red circle on the left", "the blue square", "", "a"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_gpt2(tmp_path_factory.mktemp("gpt2"))
+
+
+def by_hand(folder: Path, text: str, end: bool) -> float:
+    """Mean of ln p of each token, by one pass of the model for each."""
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder).eval()
+    ids = [tokenizer.bos_token_id, *tokenizer(text)["input_ids"], *([tokenizer.eos_token_id] if end else [])]
+    values = []
+    for position in range(1, len(ids)):
+        with torch.no_grad():
+            logits = model(torch.tensor([ids[:position]])).logits[0, -1].double()
+        values.append(float(logits.log_softmax(-1)[ids[position]]))
+    return sum(values) / len(values)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_scores_are_mean_log_probabilities(folder: Path, batch_size: int) -> None:
+    reward = Perplexity(str(folder), floor=-50.0, batch_size=batch_size)
+    finished = [True, False, True, True]
+    found = reward(None, TEXTS, finished=finished)
+    assert found == pytest.approx([by_hand(folder, *row) for row in zip(TEXTS, finished, strict=True)], abs=1e-5)
+    without = Perplexity(str(folder), floor=-50.0, eos=False)(None, TEXTS, finished=finished)
+    assert without[1] == pytest.approx(found[1], abs=1e-5)
+    assert without[0] == pytest.approx(by_hand(folder, TEXTS[0], False), abs=1e-5)
+    assert without[2] == -50.0, "no token"
+    assert len({round(score, 4) for score in found}) == 4
+
+
+def test_scores_are_clamped(folder: Path) -> None:
+    free = Perplexity(str(folder), floor=-50.0)(None, TEXTS)
+    floor = sorted(free)[1]
+    reward = build("perplexity", model=str(folder), floor=floor)
+    assert reward.bounds == (floor, 0.0)
+    assert reward(None, TEXTS) == pytest.approx([max(floor, score) for score in free], abs=1e-5)
+    assert reward(None, []) == []
+
+
+def test_long_captions_are_cut(folder: Path) -> None:
+    reward = Perplexity(str(folder), floor=-50.0)
+    longest = AutoModelForCausalLM.from_pretrained(folder).config.max_position_embeddings
+    long, longer = reward(None, ["a " * longest, "a " * (longest + 40)])
+    assert long == pytest.approx(longer, abs=1e-6)
+
+
+def test_signature_precision_and_pickling(folder: Path) -> None:
+    reward, half = Perplexity(str(folder)), Perplexity(str(folder), precision="bf16")
+    assert reward.signature != half.signature
+    assert half(None, TEXTS) == pytest.approx(reward(None, TEXTS), abs=0.2)
+    assert pickle.loads(pickle.dumps(reward))(None, TEXTS) == reward(None, TEXTS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"floor": 0.0}, "floor = 0"),
+        ({"floor": -math.inf}, "floor = -inf"),
+        ({"batch_size": 0}, "batch_size = 0"),
+        ({"precision": "int8"}, "'int8' is unknown"),
+    ],
+)
+def test_bad_arguments_are_named(folder: Path, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Perplexity(str(folder), **arguments)
+
+
+def test_bad_models_and_input_are_named(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=tmp_path.name):
+        Perplexity(str(tmp_path))
+    with pytest.raises(RewardError, match="'finished' has 1 items"):
+        Perplexity(str(folder))(None, TEXTS, finished=[True])
+    broken = Perplexity(str(folder))
+    broken._network.transformer.wte.weight.data.fill_(math.nan)
+    with pytest.raises(RewardError, match="nan"):
+        broken(None, TEXTS)

@@ -18,6 +18,8 @@ from PIL import ExifTags, Image, ImageOps
 from rewards.base import RewardError
 
 T = TypeVar("T")
+IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp"})
+"""Of the files that count as images in a folder."""
 UNREADABLE = (
     *(OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, TypeError, OverflowError, ZeroDivisionError),
     *(struct.error, zlib.error, Image.DecompressionBombError),

@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 from rewards.base import as_texts, checked_scores, required_column
 from rewards.clip.clipscore import ClipScore, Floats
 from rewards.clip.encoder import Embeddings, EncoderOptions, EncoderSource, is_main_process, passes_on
+from rewards.images import IMAGE_SUFFIXES
 
 logger = logging.getLogger(__name__)
 Score = Literal["log_softmax", "reciprocal_rank", "recall", "margin"]
 TIE = 1e-6
 """Cosines nearer than this are tied; images whose cosine is nearer to 1 are one image."""
-IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".tif", ".tiff", ".bmp"})
 _CHUNK = 16
 
 

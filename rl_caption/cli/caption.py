@@ -8,11 +8,12 @@ from pathlib import Path
 
 from accelerate import Accelerator
 
+from rewards.images import IMAGE_SUFFIXES
 from rl_caption.captioners.base import CaptionerError, Decoding
 from rl_caption.captioners.loading import load_captioner
 from rl_caption.config.build import quiet_libraries
 from rl_caption.data.base import DataError, Row, load_image
-from rl_caption.data.files import IMAGE_SUFFIXES, write_json
+from rl_caption.data.files import write_json
 from rl_caption.options import Beams, Tokens, wrong_values
 from rl_caption.training.validation import decode_rows
 

@@ -22,11 +22,12 @@ from rewards.base import RewardError
 from rewards.clip.preprocessing import Preprocessing, pixels
 from rewards.clip.pretrained import load_image_encoder
 from rewards.files import atomic_write, remove_leftovers
+from rewards.images import IMAGE_SUFFIXES
 from rewards.model_files import fingerprint, read_object
 from rl_caption.data.base import SHOWN, DataError, load_image
 from rl_caption.data.features import as_stored, finite
 from rl_caption.data.file_checks import check_image_files, progress
-from rl_caption.data.files import IMAGE_SUFFIXES, check_space, write_json
+from rl_caption.data.files import check_space, write_json
 from rl_caption.data.karpathy import KarpathyData
 from rl_caption.errors import ConfigError
 from rl_caption.options import BatchSize, Workers, wrong_values

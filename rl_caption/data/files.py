@@ -20,8 +20,6 @@ from rl_caption.data.plain_files import is_unicode, parse_json, shown
 logger = logging.getLogger(__name__)
 
 IdKey = Literal["image_id", "image_name"]
-IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp"})
-"""Of the files that are images, in a folder that nothing else describes; in lower case."""
 
 
 class Captions(dict[str, str]):

@@ -11,9 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, overload
 
+from rewards.images import IMAGE_SUFFIXES
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.file_checks import progress
-from rl_caption.data.files import IMAGE_SUFFIXES
 from rl_caption.data.formats import STANDARD_SPLITS
 from rl_caption.data.plain_files import check_text, shown
 from rl_caption.options import Range

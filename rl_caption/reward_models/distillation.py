@@ -14,7 +14,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from rewards.clip.backbone import Backbone
-from rewards.clip.encoder import EmbeddingCache, image_identity
+from rewards.clip.dual import PretrainedDual
+from rewards.clip.encoder import EmbeddingCache, chunks, image_identity
 from rewards.clip.pretrained import save_encoder_config
 from rewards.clip.student import LCLIP, MODEL_TYPE, ImageStudent, LCLIPConfig, TextStudent, without_weights
 from rewards.model_files import (
@@ -22,12 +23,14 @@ from rewards.model_files import (
     check_folder,
     check_memory,
     check_state,
+    fingerprint,
     float_state,
     read_object,
     read_weights,
     state_shapes,
 )
 from rl_caption.data.base import Row
+from rl_caption.data.encode_features import recorded
 from rl_caption.engines import print_main
 from rl_caption.errors import ConfigError
 from rl_caption.reward_models.batch import Captions, PairBatch
@@ -246,6 +249,7 @@ class Teacher:
 
     Those of the training split are computed before the first step where memory allows (``prepare``). With ``augmented``
     images it embeds the view that the student sees, at every step. ``cache_dir`` keeps embeddings between runs.
+    Where ``features_root`` has the features of its own image encoder (a ``PretrainedDual``), it reads no image.
     """
 
     def __init__(
@@ -255,8 +259,13 @@ class Teacher:
         accelerator: Accelerator,
         augmented: bool = False,
         cache_dir: str | None = None,
+        features_root: str | None = None,
     ) -> None:
         self.backbone, self.towers, self.accelerator = backbone, tuple(towers), accelerator
+        model: Any = backbone.model
+        made_by = None if features_root is None else recorded(features_root)
+        own = fingerprint(model.image_encoder.state_dict()) if isinstance(model, PretrainedDual) else None
+        self.reads_features = made_by is not None and made_by["weights"] == own
         self.augmented = augmented
         # Tables in memory are those of ``prepare``; the disk cache's own memory is as small as it can be.
         folder = None if cache_dir is None else Path(cache_dir)
@@ -286,7 +295,16 @@ class Teacher:
 
     def image_embeddings(self, rows: Sequence[Row]) -> Tensor:
         """Embeddings of the images of N rows as they are, [N, D] on the CPU; read from ``cache_dir`` if there."""
+        if self.reads_features:
+            return torch.cat([self._projected(part) for part in chunks(rows, 256, "embedding features of images")])
         return self._embedded([row["image"] for row in rows], self.backbone.encode_images, image_identity, "image")
+
+    @torch.no_grad()
+    def _projected(self, rows: Sequence[Row]) -> Tensor:
+        model: Any = self.backbone.model
+        features = torch.stack([torch.from_numpy(row["features"].load()) for row in rows])
+        weight = model.image_head.linear.weight
+        return model.project_image(features.to(weight.device, weight.dtype)).float().cpu()
 
     def text_embeddings(self, captions: Sequence[str]) -> Tensor:
         """Embeddings of N captions, [N, D] on the CPU; read from ``cache_dir`` if there, by their token ids."""

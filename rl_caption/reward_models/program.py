@@ -107,7 +107,7 @@ def train_reward_model(config: RewardModelConfig) -> TrainState:
         check_batch_norm(model.network, train, context.accelerator.num_processes)
         if teacher is not None:
             _check_same_view(config, teacher, model)
-            if config.data.features_root is not None:  # the images themselves are not checked then
+            if config.data.features_root is not None and not teacher.reads_features:  # images are not checked yet
                 rows = [*context.train_rows, *context.val_rows]
                 check_row_images(rows, "the teacher", config.data.check_images, context.folder / CHECKED_IMAGES)
         positives, pixels = _positives(config, context), _images(config, context, model)
@@ -235,7 +235,8 @@ def _teacher(context: Context, config: RewardModelConfig, towers: tuple[Tower, .
             )  # fmt: skip
     except ValueError as error:
         raise ConfigError(f"teacher: {error}") from error
-    return Teacher(backbone, towers, context.accelerator, bool(config.data.augment), wanted.cache_dir)
+    augmented, root = bool(config.data.augment), config.data.features_root
+    return Teacher(backbone, towers, context.accelerator, augmented, wanted.cache_dir, root)
 
 
 def _clip_model(config: RewardModelConfig) -> EmbeddingModel:

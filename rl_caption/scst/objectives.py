@@ -97,7 +97,7 @@ class Reinforce:
 @dataclass(frozen=True)
 class PpoClip:
     """PPO's clipped surrogate (Schulman et al. 2017, eq. 7), without a critic, for several updates on one rollout. With
-    the advantage ``group_norm`` it is GRPO's (Shao et al. 2024).
+    the advantage ``group_norm`` it is GRPO's (Shao et al. 2024), but for its mean over captions of means over tokens.
 
     - sum min(w A, clip(w, 1 - clip_low, 1 + clip_high) A) over tokens, w = pi(token) / pi_old(token), pi_old the policy
     that sampled. A token of positive advantage has no gradient once w is above 1 + ``clip_high``, one of negative

@@ -191,7 +191,7 @@ def our_step(bench: Bench, batch: CaptionBatch, generate: Generate | None = None
     parts = bench.accelerator, bench.captioner, bench.model, bench.reward, bench.advantage, bench.decoding
     task = SelfCriticalTask(*parts)
     task.generate = generate
-    log = task.training_step([batch], step=0)
+    (log,) = task.training_step([batch], step=0)
     bench.update()
     return log
 

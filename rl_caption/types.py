@@ -105,7 +105,7 @@ class TrainState:
     """Where a run stands; saved with every checkpoint as JSON."""
 
     global_step: int = 0
-    """Optimizer steps done."""
+    """Steps done: a step is one rollout in self-critical training, and one optimizer update elsewhere."""
     metric: str = ""
     """Which metric of validation chose the best model."""
     best_metric: float | None = None
@@ -114,7 +114,7 @@ class TrainState:
     stopped: str | None = None
     """Why a validation ended the run early; None if none did."""
     skipped: int = 0
-    """Steps among ``global_step`` whose gradient overflowed fp16: they changed no weight."""
+    """Updates whose gradient overflowed fp16: they changed no weight."""
     processes: int = 1
     """Processes that trained together; the random states of dropout belong to them."""
     signature: str = ""

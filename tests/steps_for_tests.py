@@ -65,7 +65,7 @@ def gradient(
     """The step's gradient by parameter; parameters without one are left out."""
     captioner.policy.zero_grad()
     captioner.policy.train()
-    task.log = task.training_step(batches, step)
+    (task.log,) = task.training_step(batches, step)
     return {n: p.grad.clone() for n, p in captioner.policy.named_parameters() if p.grad is not None}
 
 

@@ -22,7 +22,7 @@ from rl_caption.scst import ADVANTAGES, OBJECTIVES
 
 LEARNERS = {"images": "distill_image", "captions": "distill_text"}
 """Data format without captions, or without images -> the only task that it is for."""
-NEED_TWO_SAMPLES = frozenset({"leave_one_out", "group_norm"})
+NEED_TWO_SAMPLES = frozenset({"leave_one_out", "group_norm"} | (set(OBJECTIVES) - {"reinforce", "ppo_clip"}))
 
 
 def check(config: Any) -> None:
@@ -41,7 +41,7 @@ def mistakes(config: Any) -> list[str]:
     if wrong:
         return wrong
     if isinstance(config, ScstConfig):
-        wrong += _wrong_rollout(config.rollout, config.train.advantage)
+        wrong += _wrong_rollout(config.rollout, config.train)
         wrong += _wrong_names(config.train)
     if isinstance(config, EvaluateConfig):
         wrong += _wrong_evaluation(config)
@@ -59,23 +59,29 @@ def mistakes(config: Any) -> list[str]:
     return wrong
 
 
-def _wrong_rollout(rollout: RolloutConfig, advantage: str) -> list[str]:
+def _wrong_rollout(rollout: RolloutConfig, train: ScstTrainConfig) -> list[str]:
     wrong = []
-    if advantage in NEED_TWO_SAMPLES and rollout.num_samples < 2:
-        wrong.append(f"rollout.num_samples is {rollout.num_samples}: train.advantage {advantage} compares at least 2")
+    for key, name in (("advantage", train.advantage), ("objective", train.objective)):
+        if name in NEED_TWO_SAMPLES and rollout.num_samples < 2:
+            wrong.append(f"rollout.num_samples is {rollout.num_samples}: train.{key} {name} compares at least 2")
+    if train.updates_per_rollout > 1 and train.objective == "reinforce":
+        wrong.append(
+            f"train.updates_per_rollout is {train.updates_per_rollout}: after the first update the samples are not the "
+            "policy's own any more, as train.objective reinforce takes them to be; use ppo_clip"
+        )
     if rollout.cuda_graph and rollout.dropout:
         wrong.append("rollout.cuda_graph and rollout.dropout are both on: every replay would drop the same units")
     return wrong
 
 
 def _wrong_names(train: ScstTrainConfig) -> list[str]:
-    """What is wrong with the advantage and the objective. Those of this package without options are not imported."""
+    """What is wrong with the advantage and the objective. The usual ones are not imported."""
     try:
         if train.advantage not in ADVANTAGES or train.advantage_kwargs:
             from rl_caption.scst.advantages import build_advantage
 
             build_advantage(train.advantage, train.advantage_kwargs)
-        if train.objective not in OBJECTIVES or train.objective_kwargs:
+        if train.objective != "reinforce" or train.objective_kwargs:
             from rl_caption.scst.objectives import build_objective
 
             build_objective(train.objective, train.objective_kwargs, train.loss_reduction, train.kl_coef)

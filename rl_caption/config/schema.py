@@ -200,8 +200,11 @@ class ScstTrainConfig(TrainConfig):
         advantage: baseline of a sample: ``leave_one_out`` (mean of the others), ``greedy`` (classic SCST), ``mean``,
             ``group_norm`` (GRPO), ``none``; or one from outside, ``package.module:Name`` (docs/scst.md).
         advantage_kwargs: options of the advantage.
-        objective: what is minimised: ``reinforce``; or one from outside, ``package.module:Name`` (docs/scst.md).
+        objective: what is minimised: ``reinforce``, ``ppo_clip`` (also GRPO's), ``dico``, ``seq_nll``, ``risk``,
+            ``max_margin``, ``multi_margin``, ``softmax_margin``; or one from outside, ``package.module:Name``
+            (docs/scst.md).
         objective_kwargs: options of the objective, besides ``loss_reduction`` and ``kl_coef``.
+        updates_per_rollout: optimizer updates on the samples of a step, each on all of them; all else counts steps.
         loss_reduction: ``token`` (mean over tokens) or ``sequence`` (mean over captions). The learning rate goes with
             it: the two differ by about the caption length.
         kl_coef: weight of the KL divergence to the frozen starting policy, per token; 0 loads no second model.
@@ -213,6 +216,7 @@ class ScstTrainConfig(TrainConfig):
     advantage_kwargs: dict[str, Any] = field(default_factory=dict)
     objective: str = "reinforce"
     objective_kwargs: dict[str, Any] = field(default_factory=dict)
+    updates_per_rollout: Annotated[int, Range(min=1, max=1000)] = 1
     loss_reduction: Literal["token", "sequence"] = "token"
     kl_coef: Weight = 0.0
     xe_weight: Weight = 0.0

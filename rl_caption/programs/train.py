@@ -114,6 +114,7 @@ def train_scst(config: ScstConfig) -> TrainState:
             xe_weight=train.xe_weight,
             label_smoothing=train.label_smoothing,
             generate=ReplayedGenerate(captioner) if rollout.cuda_graph else None,
+            updates_per_rollout=train.updates_per_rollout,
         )
         targets = rollout.max_new_tokens if train.xe_weight else None
         collate = Collate(captioner, targets, augmentations=config.data.augment, seed=train.seed)

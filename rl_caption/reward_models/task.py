@@ -9,7 +9,7 @@ split over micro-batches and processes, as long as the network has no batch norm
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
@@ -51,14 +51,15 @@ class EmbeddingTask:
     name: str = "reward_model"
     samples: list[dict[str, Any]] = field(default_factory=list)
 
-    def training_step(self, batches: Sequence[PairBatch], step: int) -> Averages:
+    def training_step(self, batches: Sequence[PairBatch], step: int) -> Iterator[Averages]:
         """Leave the gradient of one optimizer step in the parameters. ``batches`` are this process's micro-batches."""
         target = {} if self.target is None else _concatenated([self.target(batch) for batch in batches])
         if len(batches) == 1:
             outputs = self.model(batches[0].inputs)
             gradients, log = self._gradients(_detached(outputs), target)
             backward_all(self.accelerator, self.model, [partial(_surrogate, outputs, gradients, 1.0)])
-            return log
+            yield log
+            return
         states, embedded = [], []
         with torch.no_grad():
             for batch in batches:
@@ -72,7 +73,7 @@ class EmbeddingTask:
             passes.append(partial(self._second_pass, batch, state, own, 1 / len(batches)))
         backward_all(self.accelerator, self.model, passes)
         _restore(end, self.accelerator.device)
-        return log
+        yield log
 
     def _second_pass(self, batch: PairBatch, state: list[Tensor], gradients: Embeddings, weight: float) -> Tensor:
         """The second forward pass of a micro-batch, with the random numbers (dropout) of the first."""

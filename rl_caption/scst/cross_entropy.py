@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -70,7 +70,7 @@ class CrossEntropyTask:
     name: str = "xe"
     samples: list[dict[str, Any]] = field(default_factory=list)
 
-    def training_step(self, batches: Sequence[CaptionBatch], step: int) -> Averages:
+    def training_step(self, batches: Sequence[CaptionBatch], step: int) -> Iterator[Averages]:
         """Leave the gradient of one optimizer step in the parameters. ``batches`` are this process's micro-batches."""
         log = Averages()
         tokens = target_count(self.accelerator, batches)
@@ -79,4 +79,4 @@ class CrossEntropyTask:
         ]
         loss = backward_all(self.accelerator, self.model, losses)
         log.add_sum("loss/total", loss, 1 / self.accelerator.num_processes)
-        return log
+        yield log

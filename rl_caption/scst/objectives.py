@@ -1,45 +1,54 @@
-"""What a step minimises: REINFORCE with a KL penalty to the starting policy, of log-probabilities of sampled tokens.
+"""What an update minimises: policy gradients of sampled tokens, with a KL penalty to the starting policy.
 
 B images, K captions each, L tokens, V words in the vocabulary. An objective returns a sum and a count, and the step
 divides one by the other after adding both up over micro-batches and processes: accumulation and data parallelism change
-nothing.
+nothing. Objectives that compare the samples of an image as wholes are in ``sequence_objectives``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Annotated, Any, Literal, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
 from rl_caption.errors import ConfigError
-from rl_caption.options import Weight, build_target, load_target, options_of
+from rl_caption.options import Range, Weight, build_target, load_target, options_of
 from rl_caption.scst import OBJECTIVES
 from rl_caption.types import Scores
 
 LossReduction = Literal["token", "sequence"]
 Metrics: TypeAlias = Mapping[str, tuple[Tensor, Tensor]]
 """Log key -> sum and count of a micro-batch, scalars without gradient; what is logged is the mean over the step."""
+SEAM = 6
+"""Arguments of an objective; the options of a function follow them."""
 CHUNK = 2**22
 """Logits that are read at a time: reading all of a batch would go through memory several times, and keep copies."""
 
 
 class Objective(Protocol):
-    """The loss of a self-critical step, of one micro-batch; a function or an object that is called.
+    """The loss of one update of a self-critical step, of one micro-batch; a function or an object that is called.
 
     An objective may have an attribute ``needs_reference``: where it is true, the frozen starting policy is kept, and
     ``ref_logprobs`` are given. They may also be given because a run logs the divergence (``monitor.kl``).
     """
 
     def __call__(
-        self, logprobs: Tensor, ref_logprobs: Tensor | None, mask: Tensor, scores: Scores, advantages: Tensor
+        self,
+        logprobs: Tensor,
+        old_logprobs: Tensor,
+        ref_logprobs: Tensor | None,
+        mask: Tensor,
+        scores: Scores,
+        advantages: Tensor,
     ) -> tuple[Tensor, Tensor, Metrics]:
         """Sum, count and what is logged.
 
         Args:
             logprobs: [B, K, L] with gradient, log-probabilities of the sampled tokens in nats; 0 after EOS.
+            old_logprobs: [B, K, L], those of the policy that sampled them; in the first update of a rollout the same.
             ref_logprobs: [B, K, L], those of the frozen starting policy; None where there is none.
             mask: [B, K, L], True up to and including EOS.
             scores: rewards of the samples [B, K] and of the greedy captions [B] | None.
@@ -71,19 +80,65 @@ class Reinforce:
         return self.kl_coef > 0
 
     def __call__(
-        self, logprobs: Tensor, ref_logprobs: Tensor | None, mask: Tensor, scores: Scores, advantages: Tensor
+        self,
+        logprobs: Tensor,
+        old_logprobs: Tensor,
+        ref_logprobs: Tensor | None,
+        mask: Tensor,
+        scores: Scores,
+        advantages: Tensor,
     ) -> tuple[Tensor, Tensor, Metrics]:
-        """See ``Objective``. Logs ``loss/policy`` and, where there is a reference, ``policy/kl``."""
+        """See ``Objective``. Logs ``loss/policy``."""
         policy, count = policy_gradient_sum(logprobs, advantages, mask), reduction_count(mask, self.loss_reduction)
-        metrics = {"loss/policy": (policy.detach(), count)}
-        if ref_logprobs is None:
-            return policy, count, metrics
-        chosen, reference, tokens = logprobs[mask], ref_logprobs[mask], mask.sum()
-        metrics["policy/kl"] = (kl_to_reference(chosen.detach(), reference).double().sum(), tokens)
-        if not self.kl_coef:
-            return policy, count, metrics
-        penalty = self.kl_coef * kl_penalty(chosen, reference).sum()
-        return torch.stack([policy, penalty]), torch.stack([count, tokens]), metrics
+        total, counts = with_kl_penalty(policy, count, logprobs, ref_logprobs, mask, self.kl_coef)
+        return total, counts, {"loss/policy": (policy.detach(), count)}
+
+
+@dataclass(frozen=True)
+class PpoClip:
+    """PPO's clipped surrogate (Schulman et al. 2017, eq. 7), without a critic, for several updates on one rollout. With
+    the advantage ``group_norm`` it is GRPO's (Shao et al. 2024), but for its mean over captions of means over tokens.
+
+    - sum min(w A, clip(w, 1 - clip_low, 1 + clip_high) A) over tokens, w = pi(token) / pi_old(token), pi_old the policy
+    that sampled. A token of positive advantage has no gradient once w is above 1 + ``clip_high``, one of negative
+    advantage once w is below 1 - ``clip_low``. In the first update w is 1, and the gradient is that of ``Reinforce``,
+    whose options ``loss_reduction`` and ``kl_coef`` are.
+    """
+
+    loss_reduction: LossReduction = "token"
+    kl_coef: Weight = 0.0
+    clip_low: Annotated[float, Range(above=0, max=1)] = 0.2
+    clip_high: Annotated[float, Range(above=0, max=1e6)] = 0.2
+
+    @property
+    def needs_reference(self) -> bool:
+        """See ``Objective``."""
+        return self.kl_coef > 0
+
+    def __call__(
+        self,
+        logprobs: Tensor,
+        old_logprobs: Tensor,
+        ref_logprobs: Tensor | None,
+        mask: Tensor,
+        scores: Scores,
+        advantages: Tensor,
+    ) -> tuple[Tensor, Tensor, Metrics]:
+        """See ``Objective``. Logs ``loss/policy`` and how far the policy went from the one that sampled, over tokens:
+        ``policy/ratio``, ``policy/clip_fraction``, ``policy/approx_kl``."""
+        chosen, old, count = logprobs[mask], old_logprobs[mask], reduction_count(mask, self.loss_reduction)
+        weights = advantages.detach().unsqueeze(-1).expand(mask.shape)[mask]
+        ratio = (chosen - old).exp()
+        surrogate, clipped = ratio * weights, ratio.clamp(1 - self.clip_low, 1 + self.clip_high) * weights
+        policy = -torch.minimum(surrogate, clipped).sum()
+        total, counts = with_kl_penalty(policy, count, logprobs, ref_logprobs, mask, self.kl_coef)
+        values = {
+            "policy/ratio": ratio.detach(),
+            "policy/clip_fraction": clipped < surrogate,
+            "policy/approx_kl": kl_to_reference(old, chosen.detach()),  # samples are the old policy's
+        }
+        metrics = {name: (value.double().sum(), mask.sum()) for name, value in values.items()}
+        return total, counts, {"loss/policy": (policy.detach(), count), **metrics}
 
 
 def build_objective(
@@ -99,7 +154,7 @@ def build_objective(
             value out of its range.
     """
     target = load_target(name, "train.objective", OBJECTIVES)
-    takes = options_of(target, 5)
+    takes = options_of(target, SEAM)
     options = dict(kwargs)
     for key, value in (("loss_reduction", loss_reduction), ("kl_coef", kl_coef)):
         if key in kwargs:
@@ -108,7 +163,7 @@ def build_objective(
             options[key] = value
         elif value != getattr(Reinforce, key):
             raise ConfigError(f"train.{key} is {value!r}: train.objective {name} has no such option")
-    made: Objective = build_target(target, 5, name, options, "train.objective_kwargs")
+    made: Objective = build_target(target, SEAM, name, options, "train.objective_kwargs")
     return made
 
 
@@ -124,6 +179,16 @@ def policy_gradient_sum(logprobs: Tensor, advantages: Tensor, mask: Tensor) -> T
     """
     weights = advantages.detach().unsqueeze(-1).expand(mask.shape)[mask]
     return -(weights * logprobs[mask]).sum()
+
+
+def with_kl_penalty(
+    policy: Tensor, count: Tensor, logprobs: Tensor, ref_logprobs: Tensor | None, mask: Tensor, kl_coef: float
+) -> tuple[Tensor, Tensor]:
+    """Sum and count of a policy gradient and, where ``kl_coef`` is above 0, [2] each: the KL penalty, a token mean."""
+    if not kl_coef or ref_logprobs is None:
+        return policy, count
+    penalty = kl_coef * kl_penalty(logprobs[mask], ref_logprobs[mask]).sum()
+    return torch.stack([policy, penalty]), torch.stack([count, mask.sum()])
 
 
 def kl_to_reference(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -25,7 +25,7 @@ from rl_caption.engines import (
 )
 from rl_caption.scst.advantages import AdvantageFn, step_advantages
 from rl_caption.scst.cross_entropy import target_count, xe_loss
-from rl_caption.scst.objectives import Objective, Reinforce, token_logprobs_and_entropy
+from rl_caption.scst.objectives import Objective, Reinforce, kl_to_reference, token_logprobs_and_entropy
 from rl_caption.scst.rollout import log_rollout, sample_captions, score_rollouts
 from rl_caption.types import CaptionBatch, Rollout, Scores
 
@@ -42,6 +42,7 @@ class SelfCriticalTask:
         ref_policy: frozen starting policy, whose log-probabilities the objective is given; None gives it none.
         xe_weight, label_smoothing: of the cross-entropy on the references, token mean.
         generate: in place of the captioner's own, such as ``captioners.decoding.ReplayedGenerate``.
+        updates_per_rollout: optimizer updates on the samples of a step.
     """
 
     accelerator: Accelerator
@@ -57,12 +58,13 @@ class SelfCriticalTask:
     xe_weight: float = 0.0
     label_smoothing: float = 0.0
     generate: Generate | None = None
+    updates_per_rollout: int = 1
     name: str = "scst"
     samples: list[dict[str, Any]] = field(default_factory=list)
     """Captions and rewards of the newest step, for the log."""
 
-    def training_step(self, batches: Sequence[CaptionBatch], step: int) -> Averages:
-        """Leave the gradient of one optimizer step in the parameters. ``batches`` are this process's micro-batches."""
+    def training_step(self, batches: Sequence[CaptionBatch], step: int) -> Iterator[Averages]:
+        """Leave the gradient of each update in the parameters. ``batches`` are this process's micro-batches."""
         log = Averages()
         with dropout_off(self.model, enabled=not self.dropout):
             started = time.perf_counter()
@@ -77,20 +79,26 @@ class SelfCriticalTask:
             scored = time.perf_counter()
             advantages = step_advantages(self.advantage, scores, self.accelerator)
             # Teacher forcing and the objective, a mean over the global batch: its count comes before any backward pass.
-            parts = list(zip(batches, encoded, rollouts, scores, advantages, strict=True))
-            counts = [self._count(*part[2:]) for part in parts]
+            counts = [self._count(*part) for part in zip(rollouts, scores, advantages, strict=True)]
             count = global_count(self.accelerator, torch.stack(counts).sum(0))
-            losses = [partial(self._policy_loss, *part, count, log) for part in parts]
-            if self.xe_weight:
-                targets = target_count(self.accelerator, batches)
-                losses += [partial(self._xe_loss, *part[:2], targets, log) for part in parts]
-            loss = backward_all(self.accelerator, self.model, losses)
-        log.add_sum("loss/total", loss, 1 / self.accelerator.num_processes)
-        log.add("time/rollout", sampled - started)
-        log.add("time/reward", scored - sampled)
-        log.add("time/update", time.perf_counter() - scored)
-        self.samples = log_rollout(batches, rollouts, scores, advantages, log)
-        return log
+            targets = target_count(self.accelerator, batches) if self.xe_weight else None
+            frozen: dict[int, tuple[Tensor, Tensor | None]] = {}
+            for update in range(self.updates_per_rollout):
+                parts = list(zip(batches, encoded, rollouts, scores, advantages, strict=True))
+                losses = [partial(self._policy_loss, *part, count, frozen, i, log) for i, part in enumerate(parts)]
+                if targets is not None:
+                    losses += [partial(self._xe_loss, *part[:2], targets, log) for part in parts]
+                loss = backward_all(self.accelerator, self.model, losses)
+                log.add_sum("loss/total", loss, 1 / self.accelerator.num_processes)
+                log.add("time/update", time.perf_counter() - scored)
+                if update == 0:
+                    log.add("time/rollout", sampled - started)
+                    log.add("time/reward", scored - sampled)
+                    self.samples = log_rollout(batches, rollouts, scores, advantages, log)
+                yield log
+                # The weights are others now.
+                encoded = list(map(_without_graph, batches, encoded))
+                log, scored = Averages(), time.perf_counter()
 
     def _encode(self, batch: CaptionBatch, with_gradient: bool) -> CaptionBatch:
         with torch.set_grad_enabled(with_gradient), autocast(self.accelerator):
@@ -107,7 +115,7 @@ class SelfCriticalTask:
         mask = rollout.mask
         zeros = torch.zeros(mask.shape, device=mask.device)
         reference = None if self.ref_policy is None else zeros
-        return self.objective(zeros, reference, mask, scores.to(mask.device), advantages.to(mask.device))[1]
+        return self.objective(zeros, zeros, reference, mask, scores.to(mask.device), advantages.to(mask.device))[1]
 
     def _policy_loss(
         self,
@@ -117,18 +125,25 @@ class SelfCriticalTask:
         scores: Scores,
         advantages: Tensor,
         count: Tensor,
+        frozen: dict[int, tuple[Tensor, Tensor | None]],
+        index: int,
         log: Averages,
     ) -> Tensor:
-        """This micro-batch's part of the objective's mean over the global batch; a scalar."""
-        mask, reference = rollout.mask, None
+        """This micro-batch's part of the objective's mean over the global batch; a scalar.
+
+        ``frozen`` has the log-probabilities of micro-batch ``index`` under the policy that sampled and the reference.
+        The first update fills it: the policy that sampled is that of its own.
+        """
+        mask = rollout.mask
         logprobs, entropy = self._token_logprobs(self.model, encoded, rollout)
         log.add("policy/entropy", entropy)
-        if self.ref_policy is not None:
-            # In the policy's precision, so that equal weights have no divergence.
-            with torch.no_grad(), autocast(self.accelerator):
-                reference, _ = self._token_logprobs(self.ref_policy, _without_graph(batch, encoded), rollout)
+        if index not in frozen:
+            frozen[index] = logprobs.detach(), self._ref_logprobs(_without_graph(batch, encoded), rollout)
+        old_logprobs, reference = frozen[index]
+        if reference is not None:
+            log.add("policy/kl", kl_to_reference(logprobs.detach()[mask], reference[mask]))
         total, _, metrics = self.objective(
-            logprobs, reference, mask, scores.to(mask.device), advantages.to(mask.device)
+            logprobs, old_logprobs, reference, mask, scores.to(mask.device), advantages.to(mask.device)
         )
         for name, (value, number) in metrics.items():
             log.add_sum(name, float(value), float(number))
@@ -144,6 +159,13 @@ class SelfCriticalTask:
         ids, temperature = rollout.token_ids[mask], self.decoding.temperature
         logprobs, entropy = token_logprobs_and_entropy(logits, ids, temperature, row)
         return logprobs.new_zeros(mask.shape).masked_scatter(mask, logprobs), entropy
+
+    def _ref_logprobs(self, batch: CaptionBatch, rollout: Rollout) -> Tensor | None:
+        """Of the starting policy, in the policy's precision, so that equal weights have no divergence."""
+        if self.ref_policy is None:
+            return None
+        with torch.no_grad(), autocast(self.accelerator):
+            return self._token_logprobs(self.ref_policy, batch, rollout)[0]
 
     def _xe_loss(self, batch: CaptionBatch, encoded: CaptionBatch, targets: Tensor, log: Averages) -> Tensor:
         batch = _without_graph(batch, encoded)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Protocol
 
 import torch
@@ -41,7 +42,9 @@ from rl_caption.training.setup import Context
 from rl_caption.types import Batch, TrainState, Validation
 
 MOST_SKIPPED = 24
-"""Steps in a row that fp16 may skip: its loss scale starts at 2^16 and is halved by each."""
+"""Updates in a row that fp16 may skip: its loss scale starts at 2^16 and is halved by each."""
+NEWEST = ("time/step", "train/skipped", "train/loss_scale")
+"""Keys of which a step of several updates logs the last value; of all others it logs the mean."""
 
 
 class NonFiniteError(RuntimeError):
@@ -74,13 +77,16 @@ def schedule_factor(
 
 
 class Task(Protocol):
-    """What one optimizer step does; the loop does the rest."""
+    """What one step does; the loop does the rest."""
 
     name: str
     samples: list[dict[str, Any]]
 
-    def training_step(self, batches: Sequence[Any], step: int) -> Averages:
-        """Leave the step's gradient in the parameters and return what is to be logged."""
+    def training_step(self, batches: Sequence[Any], step: int) -> Iterator[Averages]:
+        """Leave a gradient in the parameters and yield what is to be logged; the loop then updates the weights.
+
+        Most tasks yield once. The parameters have no gradient at the start and after each update.
+        """
         ...
 
 
@@ -205,15 +211,19 @@ class Trainer:
         )
 
     def _step(self, batches: list[Batch]) -> dict[str, float]:
-        """One optimizer step; returns what is logged."""
+        """One step of the task, of one optimizer update or more; returns what is logged."""
         started = time.perf_counter()
         step = self.state.global_step
         lr = self.context.config.train.lr * self.schedule(step)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        self.optimizer.zero_grad()
-        averages = self.task.training_step(batches, step)
-        metrics = self._update(averages, batches, started)
+        updates: list[dict[str, float]] = []
+        for averages in self.task.training_step(batches, step):
+            updates.append(self._update(averages, batches, started))
+            self.optimizer.zero_grad()
+        names = dict.fromkeys(name for found in updates for name in found)
+        metrics = {name: fmean(found[name] for found in updates if name in found) for name in names}
+        metrics |= {name: updates[-1][name] for name in NEWEST if name in names}
         self.state.global_step += 1
         images = sum(len(batch.rows) for batch in batches) * self.accelerator.num_processes
         return metrics | {"train/lr": lr, "train/images_per_second": images / metrics["time/step"]}

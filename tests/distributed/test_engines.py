@@ -93,6 +93,15 @@ def test_killed_resumed_and_exported_as_one_plain_process(
     assert files(folder / "export/best") == files(whole / "export/best")
 
 
+def test_several_updates_on_a_rollout_are_those_of_one_plain_process(start: Path, tmp_path: Path) -> None:
+    options = OPTIONS | {"train.objective": "ppo_clip", "train.updates_per_rollout": 2}
+    alone, folder = tmp_path / "alone", tmp_path / "run"
+    assert run(scst_config(alone, start, **options), alone, "scst").code == 0
+    for ended in run_together(2, scst_config(folder, start, **options), folder, "scst", engine=ENGINES["zero3"]):
+        assert ended.code == 0, ended.output
+    assert_close_runs(alone, folder, rel=2e-5)
+
+
 @pytest.mark.parametrize(
     ("before", "after"),
     [

@@ -59,12 +59,15 @@ Z_SCORES = {
 }
 
 
-@pytest.mark.parametrize("reward", [{}, Z_SCORES], ids=["raw", "z-scores"])
+REUSE = {"train.objective": "ppo_clip", "train.updates_per_rollout": 2}
+
+
+@pytest.mark.parametrize("changes", [{}, Z_SCORES, REUSE], ids=["raw", "z-scores", "two updates"])
 @pytest.mark.parametrize("advantage", ["greedy", "leave_one_out"])
 def test_self_critical_training_takes_the_same_steps(
-    one_xe: Path, tmp_path: Path, advantage: str, reward: dict[str, Any]
+    one_xe: Path, tmp_path: Path, advantage: str, changes: dict[str, Any]
 ) -> None:
-    options: dict[str, Any] = SHARED | reward | {"train.advantage": advantage, "train.micro_batch_size": 2}
+    options: dict[str, Any] = SHARED | changes | {"train.advantage": advantage, "train.micro_batch_size": 2}
     alone, together = tmp_path / "one", tmp_path / "two"
     assert run(scst_config(alone, one_xe / "export/best", **options), alone, "scst").code == 0
     for ended in run_two(scst_config(together, one_xe / "export/best", **options), together, "scst"):

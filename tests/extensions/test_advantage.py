@@ -112,4 +112,4 @@ def test_another_shape_is_an_error() -> None:
     task = scst_task(captioner)
     task.advantage = lambda rewards, greedy: rewards.mean(1, keepdim=True)
     with pytest.raises(ValueError, match=r"\[4, 4\] have the shape \[4, 1\]"):
-        task.training_step(batches_of(captioner, 4, 4), 0)
+        next(task.training_step(batches_of(captioner, 4, 4), 0))

@@ -29,7 +29,13 @@ class ClippedReinforce:
     needs_reference = True
 
     def __call__(
-        self, logprobs: Tensor, ref_logprobs: Tensor | None, mask: Tensor, scores: Scores, advantages: Tensor
+        self,
+        logprobs: Tensor,
+        old_logprobs: Tensor,
+        ref_logprobs: Tensor | None,
+        mask: Tensor,
+        scores: Scores,
+        advantages: Tensor,
     ) -> tuple[Tensor, Tensor, Metrics]:
         assert ref_logprobs is not None
         assert advantages.shape == scores.samples.shape == mask.shape[:2]
@@ -91,6 +97,11 @@ def test_without_a_clip_it_is_reinforce() -> None:
         (NAME, {"limit": 0}, {}, "train.objective_kwargs.limit is 0: expected more than 0"),
         (NAME, {}, {"kl_coef": 0.1}, "train.kl_coef is 0.1: train.objective"),
         ("reinforce", {"kl_coef": 0.1}, {}, "its key is train.kl_coef"),
+        ("ppo_clip", {"clip_low": 0}, {}, "train.objective_kwargs.clip_low is 0: expected more than 0"),
+        ("ppo_clip", {"clip_low": 1.5}, {}, "train.objective_kwargs.clip_low is 1.5: expected at most 1"),
+        ("dico", {"temperature": 0}, {}, "train.objective_kwargs.temperature is 0: expected at least 1e-06"),
+        ("dico", {}, {"kl_coef": 0.1}, "train.kl_coef is 0.1: train.objective dico has no such option"),
+        ("risk", {}, {"loss_reduction": "sequence"}, "train.loss_reduction is 'sequence': train.objective risk"),
     ],
 )
 def test_what_cannot_be_used_is_refused_by_name(
@@ -112,8 +123,9 @@ def test_terms_may_have_means_of_their_own() -> None:
     mask = torch.tensor([[[True, True, False], [True, False, False]]])
     logprobs, reference = -torch.rand(1, 2, 3) * mask, -torch.rand(1, 2, 3) * mask
     scores = Scores(torch.tensor([[1.0, 2.0]]), None)
-    total, count, metrics = Reinforce("sequence", 0.5)(logprobs, reference, mask, scores, torch.tensor([[-0.5, 0.5]]))
+    advantages = torch.tensor([[-0.5, 0.5]])
+    total, count, metrics = Reinforce("sequence", 0.5)(logprobs, logprobs, reference, mask, scores, advantages)
     penalty = 0.5 * 0.5 * float((logprobs - reference).square().sum())
     assert count.tolist() == [2, 3]
     assert total.tolist() == pytest.approx([0.5 * float(logprobs[0, 0].sum() - logprobs[0, 1].sum()), penalty])
-    assert set(metrics) == {"loss/policy", "policy/kl"}
+    assert set(metrics) == {"loss/policy"}

@@ -154,6 +154,20 @@ def test_self_critical_training_killed_and_started_again(
     assert_same_run(folder, whole_scst)
 
 
+def test_killed_between_the_updates_of_a_rollout_and_started_again(whole_xe: Path, tmp_path: Path) -> None:
+    """Updates 1 to 8 in steps 1 to 4, a checkpoint after step 2: step 3 is sampled again and taken from its start."""
+    reuse = {"train.objective": "ppo_clip", "train.updates_per_rollout": 2}
+    whole, folder = tmp_path / "whole", tmp_path / "run"
+    ended = run(scst_config(whole, whole_xe / "export/best", **reuse), whole, "scst")
+    assert ended.code == 0, ended.output
+    assert [line["step"] for line in lines(whole) if "policy/ratio" in line] == [1, 2, 3, 4]
+    config = scst_config(folder, whole_xe / "export/best", **reuse)
+    killed = run(config, folder, "scst", kill=Kill("rl_caption.training.loop:Trainer._update", 6))
+    assert killed.code == -signal.SIGKILL, f"the kill was never reached:\n{killed.output}"
+    assert run(config, folder, "scst").code == 0
+    assert_same_run(folder, whole)
+
+
 def test_killed_again_and_again_at_any_moment(whole_xe: Path, tmp_path: Path) -> None:
     folder, generator = tmp_path / "run", random.Random()
     for _ in range(6):

@@ -109,6 +109,8 @@ def test_a_command_line_that_cannot_be_understood_ends_with_2(tmp_path: Path) ->
         ({"train.mixed_precision": "fp16"}, "train.mixed_precision is fp16, which a CPU cannot train in"),
         ({"train.num_processes": 2}, "train.num_processes is 2, but 1 train together"),
         ({"rollout.num_samples": 1, "train.advantage": "leave_one_out"}, "leave_one_out compares at least 2"),
+        ({"rollout.num_samples": 1, "train.objective": "risk", "train.kl_coef": 0}, "train.objective risk compares"),
+        ({"rollout.num_samples": 2, "train.updates_per_rollout": 2}, "train.updates_per_rollout is 2"),
         ({"rollout.cuda_graph": True}, "rollout.cuda_graph is on: it needs a CUDA device, this run is on cpu"),
         ({"rollout.cuda_graph": True, "rollout.dropout": True}, "rollout.cuda_graph and rollout.dropout are both on"),
         ({"rollout.max_new_tokens": 40}, "rollout.max_new_tokens is 40: the captioner has positions for 16"),

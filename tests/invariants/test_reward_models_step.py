@@ -77,7 +77,7 @@ def step(network: nn.Module, task: str, batches: list[PairBatch]) -> tuple[dict[
     network.zero_grad()
     accelerator = Accelerator(cpu=True)
     config = RewardModelConfig(task=task)  # type: ignore[arg-type]
-    log = EmbeddingTask(accelerator, network, objective(config), target_of(task)).training_step(batches, 0)
+    (log,) = EmbeddingTask(accelerator, network, objective(config), target_of(task)).training_step(batches, 0)
     found = {name: value.grad.clone() for name, value in network.named_parameters() if value.grad is not None}
     return found, log.reduce(accelerator)
 

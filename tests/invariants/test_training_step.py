@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -16,9 +17,10 @@ from rewards.mixed import MixedReward
 from rl_caption.captioners.base import caption_mask
 from rl_caption.captioners.transformer import TransformerCaptioner
 from rl_caption.engines import Averages
+from rl_caption.scst import OBJECTIVES
 from rl_caption.scst.advantages import leave_one_out
 from rl_caption.scst.cross_entropy import CrossEntropyTask, xe_loss
-from rl_caption.scst.objectives import Reinforce
+from rl_caption.scst.objectives import PpoClip, Reinforce, build_objective
 from rl_caption.scst.rollout import sample_captions
 from rl_caption.scst.step import SelfCriticalTask
 from rl_caption.types import CaptionBatch
@@ -79,6 +81,67 @@ def test_two_micro_batches_of_four_are_one_of_eight(captioner, reduction, terms)
     assert [s["samples"] for s in task.samples] == captions
     assert task.log.reduce(task.accelerator)["loss/total"] == pytest.approx(loss, rel=1e-5)
     assert_equal_gradients(whole, split)
+
+
+def trained(captioner: TransformerCaptioner, batches: list[CaptionBatch], steps: int, **options: Any) -> list[Tensor]:
+    """Weights after some steps of plain gradient descent from those of ``captioner``, which stays as it is."""
+    captioner = copy.deepcopy(captioner)
+    task = scst_task(captioner, **options)
+    optimizer = torch.optim.SGD(captioner.policy.parameters(), lr=0.1)
+    for step in range(steps):
+        for log in task.training_step(batches, step):
+            assert math.isfinite(log.reduce(task.accelerator)["loss/total"])
+            optimizer.step()
+            optimizer.zero_grad()
+    return [parameter.detach() for parameter in captioner.policy.parameters()]
+
+
+def largest_difference(one: list[Tensor], other: list[Tensor]) -> float:
+    return max(float((a - b).detach().abs().max()) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("name", sorted(set(OBJECTIVES) - {"reinforce"}))
+def test_several_updates_on_a_rollout_do_not_depend_on_how_it_is_split(captioner, name):
+    options: dict[str, Any] = {"objective": build_objective(name, {}), "updates_per_rollout": 3}
+    if name in ("ppo_clip", "dico"):
+        options |= {"ref_policy": perturbed(captioner), "xe_weight": 0.1}
+    start = [parameter.detach() for parameter in captioner.policy.parameters()]
+    whole = trained(captioner, batches_of(captioner, 8, 8), 1, **options)
+    split = trained(captioner, batches_of(captioner, 8, 2), 1, **options)
+    assert largest_difference(whole, start) > 1e-3
+    assert largest_difference(whole, split) < 1e-6
+
+
+@pytest.mark.parametrize("reduction", ["token", "sequence"])
+def test_one_update_of_the_clipped_surrogate_is_reinforce_to_the_bit(captioner, batches, reduction):
+    shared = {"ref_policy": perturbed(captioner), "xe_weight": 0.3}
+    plain = trained(captioner, batches, 3, objective=Reinforce(reduction, 0.2), **shared)
+    clipped = trained(captioner, batches, 3, objective=PpoClip(reduction, 0.2, 0.1, 0.1), **shared)
+    assert largest_difference(plain, clipped) == 0
+
+
+def test_a_second_update_weighs_the_same_samples_by_their_ratio(captioner, batches):
+    """By hand: samples and old log-probabilities of the first weights, then two gradients of the surrogate."""
+    found = trained(captioner, batches, 1, objective=PpoClip(clip_low=0.02, clip_high=0.03), updates_per_rollout=2)
+    decoding, (batch,) = scst_task(captioner).decoding, batches
+    rollout = sample_captions(captioner, captioner.policy, batch, decoding, 0, 0)
+    ids, mask = rollout.token_ids, rollout.mask
+    weights = leave_one_out(torch.tensor([WordCount()(None, texts) for texts in rollout.texts])).unsqueeze(-1)
+    optimizer = torch.optim.SGD(captioner.policy.parameters(), lr=0.1)
+    old, ratio = None, torch.ones(())
+    for _ in range(2):
+        logits = captioner.token_logits(captioner.policy, batch.inputs, ids)
+        logprobs = logits.log_softmax(-1).gather(-1, ids.unsqueeze(-1)).squeeze(-1)
+        old = logprobs.detach() if old is None else old
+        ratio = (logprobs - old).exp()
+        loss = -torch.minimum(ratio * weights, ratio.clamp(0.98, 1.03) * weights)
+        optimizer.zero_grad()
+        ((loss * mask).sum() / mask.sum()).backward()
+        optimizer.step()
+    moved = (ratio - 1).abs()[mask]
+    assert moved.max() > 0.03, "some tokens are clipped"
+    assert moved.min() < 0.02, "and some are not"
+    assert largest_difference(found, list(captioner.policy.parameters())) < 1e-6
 
 
 @pytest.mark.parametrize("advantage", ["greedy", "leave_one_out", "none"])

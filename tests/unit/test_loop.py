@@ -33,12 +33,12 @@ class Slope:
         self.samples: list[dict[str, Any]] = [{"image_id": "a"}, {"image_id": "b"}]
         self.seen: list[tuple[int, list[str]]] = []
 
-    def training_step(self, batches: Sequence[CaptionBatch], step: int) -> Averages:
+    def training_step(self, batches: Sequence[CaptionBatch], step: int) -> Iterator[Averages]:
         self.weights.grad = torch.full_like(self.weights, self.slope)
         self.seen.append((step, [row["image_id"] for batch in batches for row in batch.rows]))
         log = Averages()
         log.add("loss/total", self.loss)
-        return log
+        yield log
 
 
 def make_trainer(
@@ -145,6 +145,26 @@ def test_the_schedule_is_followed_and_logged(tmp_path: Path) -> None:
     assert [step for step, _ in task.seen] == [0, 1, 2, 3]
 
 
+def test_a_step_may_have_several_updates(tmp_path: Path) -> None:
+    """The learning rate is the step's; what is logged is the mean over its updates; no gradient is left over."""
+    schedule: Callable[[int], float] = partial(lambda step: [1.0, 10.0][step])
+    trainer, task, _ = make_trainer(tmp_path, max_steps=2, grad_clip_norm=None, schedule=schedule)
+
+    def step(batches: Sequence[CaptionBatch], number: int) -> Iterator[Averages]:
+        for slope in (1.0, 3.0):
+            assert task.weights.grad is None
+            task.slope = task.loss = slope
+            yield from Slope.training_step(task, batches, number)
+
+    task.training_step = step  # type: ignore[method-assign]
+    state = trainer.fit()
+    assert state.global_step == 2
+    assert torch.allclose(task.weights, torch.full((1, 4), -4.0 - 40.0))
+    assert logged(tmp_path, "loss/total") == {1: 2.0, 2: 2.0}
+    assert logged(tmp_path, "grad/norm") == {1: pytest.approx(4.0), 2: pytest.approx(4.0)}
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000002"]
+
+
 def test_the_best_validation_is_exported_and_ties_keep_the_first(tmp_path: Path) -> None:
     trainer, _, exported = make_trainer(tmp_path, [0.1, 0.5, 0.5, 0.3, 0.4], eval_every=1, validate_first=True)
     state = trainer.fit()
@@ -247,7 +267,7 @@ def fp16_trainer(folder: Path, slopes: Sequence[float], **options: Any) -> tuple
     trainer.optimizer = trainer.accelerator.prepare_optimizer(torch.optim.SGD([task.weights]))
     trainer.accelerator._optimizers = [trainer.optimizer]  # type: ignore[list-item]
 
-    def step(batches: Sequence[CaptionBatch], number: int) -> Averages:
+    def step(batches: Sequence[CaptionBatch], number: int) -> Iterator[Averages]:
         task.slope = slopes[number] * scaler.scale(torch.ones(())).item()
         return Slope.training_step(task, batches, number)
 

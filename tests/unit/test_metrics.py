@@ -42,9 +42,12 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     folder = tmp_path_factory.mktemp("runs")
     xe, scst = folder / "xe", folder / "scst"
     assert run(xe_config(xe, **{"train.max_steps": 2}), xe).code == 0
-    ended = run(scst_config(scst, xe / "export/best", **{"train.max_steps": 2}), scst, "scst")
-    assert ended.code == 0, ended.output
-    folders = [xe, scst]
+    folders = [xe, scst, folder / "ppo", folder / "dico", folder / "risk"]
+    reuse = {"train.objective": "ppo_clip", "train.updates_per_rollout": 2}
+    dico, risk = ({"train.objective": name, "train.kl_coef": 0.0} for name in ("dico", "risk"))
+    for path, options in zip(folders[1:], ({}, reuse, dico, risk), strict=True):
+        ended = run(scst_config(path, xe / "export/best", **{"train.max_steps": 2} | options), path, "scst")
+        assert ended.code == 0, ended.output
     for name, config in chain(folder).items():
         config = changed(config, {"train.max_steps": 2, "warm_start": []})
         ended = run(config, folder / name, "reward_model")

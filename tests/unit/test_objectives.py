@@ -10,6 +10,8 @@ from rl_caption.scst import ADVANTAGES
 from rl_caption.scst.advantages import build_advantage, needs_greedy
 from rl_caption.scst.cross_entropy import cross_entropy_sum
 from rl_caption.scst.objectives import (
+    PpoClip,
+    Reinforce,
     kl_penalty,
     kl_to_reference,
     policy_gradient_sum,
@@ -17,6 +19,7 @@ from rl_caption.scst.objectives import (
     token_logprobs,
     token_logprobs_and_entropy,
 )
+from rl_caption.types import Scores
 
 EOS = 2
 
@@ -196,3 +199,59 @@ def test_greedy_without_greedy_rewards_is_an_error():
     assert [name for name in ADVANTAGES if needs_greedy(build_advantage(name, {}))] == ["greedy"]
     with pytest.raises(ValueError, match="greedy captions"):
         build_advantage("greedy", {})(REWARDS, None)
+
+
+def ppo_parts(seed=0):
+    """Log-probabilities with gradient of a policy, those of the one that sampled, a mask with EOS, advantages."""
+    torch.manual_seed(seed)
+    mask = torch.tensor([[[1, 1, 1], [1, 0, 0]], [[1, 1, 0], [1, 1, 1]]], dtype=torch.bool)
+    old = -torch.rand(2, 2, 3, dtype=torch.float64) * mask
+    logprobs = (old + 0.5 * torch.randn(2, 2, 3, dtype=torch.float64) * mask).requires_grad_()
+    return logprobs, old, mask, torch.tensor([[0.7, -0.7], [-1.5, 1.5]])
+
+
+def call(objective, logprobs, old, mask, advantages, reference=None):
+    return objective(logprobs, old, reference, mask, Scores(advantages, None), advantages)
+
+
+@pytest.mark.parametrize("reduction", ["token", "sequence"])
+@pytest.mark.parametrize("kl_coef", [0.0, 0.3])
+def test_the_clipped_surrogate_and_its_gradient_equal_a_loop(reduction, kl_coef):
+    logprobs, old, mask, advantages = ppo_parts()
+    objective = PpoClip(reduction, kl_coef, clip_low=0.1, clip_high=0.3)
+    total, count, metrics = call(objective, logprobs, old, mask, advantages, reference=old - 0.1 * mask)
+    (found,) = torch.autograd.grad((total / count).sum(), logprobs)
+    surrogate, penalty, clipped, ratios, kl, expected = 0.0, 0.0, 0, 0.0, 0.0, torch.zeros_like(found)
+    denominator = 9 if reduction == "token" else 4
+    for place in mask.nonzero().tolist():
+        image, sample, _ = place
+        log_ratio = float(logprobs.detach()[tuple(place)] - old[tuple(place)])
+        ratio, advantage, drift = math.exp(log_ratio), float(advantages[image, sample]), log_ratio + 0.1
+        stopped = (advantage > 0 and ratio > 1.3) or (advantage < 0 and ratio < 0.9)
+        surrogate -= advantage * (min(max(ratio, 0.9), 1.3) if stopped else ratio)
+        penalty += kl_coef * 0.5 * drift**2
+        expected[tuple(place)] = (0 if stopped else -advantage * ratio / denominator) + kl_coef * drift / 9
+        clipped, ratios, kl = clipped + stopped, ratios + ratio, kl + ratio - 1 - log_ratio
+    assert 0 < clipped < 9, "some tokens are clipped, some are not"
+    assert float((total.detach() / count).sum()) == pytest.approx(surrogate / denominator + penalty / 9, rel=1e-6)
+    assert torch.allclose(found, expected, rtol=1e-6)
+    logged = {name: float(value / number) for name, (value, number) in metrics.items()}
+    assert logged.pop("loss/policy") == pytest.approx(surrogate / denominator, rel=1e-6)
+    assert logged == {
+        "policy/ratio": pytest.approx(ratios / 9),
+        "policy/clip_fraction": pytest.approx(clipped / 9),
+        "policy/approx_kl": pytest.approx(kl / 9),
+    }
+
+
+def test_on_policy_the_clipped_surrogate_has_the_gradient_of_reinforce_to_the_bit():
+    logprobs, _, mask, advantages = ppo_parts()
+    parts = logprobs, logprobs.detach(), mask, advantages
+    gradients = []
+    for objective in (PpoClip(clip_low=1e-3, clip_high=1e-3), Reinforce()):
+        total, count, metrics = call(objective, *parts)
+        gradients.append(torch.autograd.grad(total / count, logprobs)[0])
+    assert torch.equal(*gradients)
+    assert gradients[0].abs().sum() > 0
+    metrics = call(PpoClip(), *parts)[2]
+    assert [float(metrics[f"policy/{name}"][0]) for name in ("ratio", "clip_fraction", "approx_kl")] == [9, 0, 0]

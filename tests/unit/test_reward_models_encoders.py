@@ -170,7 +170,7 @@ def test_frozen_positions_stay_as_they_are() -> None:
     ids[:, 8] = 49407
     rows: Any = [{"image_id": str(index)} for index in range(4)]
     batch = PairBatch(rows, {"image": torch.randn(4, 3, 32, 32, generator=generator), "text": ids}, ["a"] * 4)
-    EmbeddingTask(Accelerator(cpu=True), network, contrastive).training_step([batch], 0)
+    next(EmbeddingTask(Accelerator(cpu=True), network, contrastive).training_step([batch], 0))
     optimizer.step()
     assert torch.equal(table[:4], before[:4])
     assert not torch.equal(table[4:9], before[4:9])

@@ -14,6 +14,7 @@ import importlib
 import io
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from rewards.clip.preprocessing import Preprocessing
@@ -40,5 +41,5 @@ class EfficientNetLite(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Features before pooling."""
-        features: Tensor = self.model.extract_features(pixels)
+        features: Tensor = self.model.extract_features(pixels.contiguous(memory_format=torch.channels_last))
         return features.permute(0, 2, 3, 1)

@@ -84,8 +84,7 @@ def train_scst(config: ScstConfig) -> TrainState:
     decoding = build_decoding(config)
     with setup(config) as context:
         accelerator = context.accelerator
-        if rollout.cuda_graph:
-            _check_cuda_graph(context)
+        _check_cuda_graph(context, rollout.cuda_graph)
         captioner = _captioner(context, config.model, "rollout.max_new_tokens", rollout.max_new_tokens)
         reward = _reward(context, config)
         monitor = _monitor(config.monitor, reward, context)
@@ -96,8 +95,8 @@ def train_scst(config: ScstConfig) -> TrainState:
             captions = partial(sample_scores, captioner, decoding, train.seed, accelerator, context.micro_batch_size)
             print_main(accelerator, "reward: " + "\n".join(scale_report(reward, context.train_rows, captions)))
         # Before the weights of a checkpoint are loaded: the policy that the run started from.
-        wanted = config.monitor.kl or getattr(objective, "needs_reference", False)
-        ref_policy = _frozen_copy(captioner, context) if wanted else None
+        needs_reference = config.monitor.kl or getattr(objective, "needs_reference", False)
+        ref_policy = _frozen_copy(captioner, context) if needs_reference else None
         state = context.start(scst_signature(reward, context.train_rows, config), metric, monitor.notes)
         model, optimizer = context.prepare(captioner.policy)
         task = SelfCriticalTask(
@@ -220,8 +219,10 @@ def _check_images(context: Context, reward: MixedReward, monitor: HackingMonitor
         check_row_images(rows, " and ".join(names), data.check_images, context.folder / CHECKED_IMAGES)
 
 
-def _check_cuda_graph(context: Context) -> None:
-    """Raise ``ConfigError`` where decoding cannot be recorded: no GPU, or an engine that moves the weights."""
+def _check_cuda_graph(context: Context, wanted: bool) -> None:
+    """Raise ``ConfigError`` where ``wanted`` recording of decoding cannot be: no GPU, or an engine that moves weights."""
+    if not wanted:
+        return
     device, engine = context.accelerator.device, engine_of(context.accelerator)
     if device.type != "cuda":
         raise ConfigError(f"rollout.cuda_graph is on: it needs a CUDA device, this run is on {device}")

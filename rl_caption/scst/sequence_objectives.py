@@ -70,6 +70,7 @@ def structured(loss: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Objective:
         scores: Scores,
         advantages: Tensor,
     ) -> tuple[Tensor, Tensor, Metrics]:
+        """See ``structured``; its own docstring is that of ``loss``."""
         rows, best, gaps = compared(scores.samples)
         total, images = loss(((logprobs * mask).sum(-1) / mask.sum(-1))[rows], best, gaps).sum(), rows.sum()
         return total, images, {"loss/policy": (total.detach(), images)}

@@ -220,7 +220,7 @@ def _check_images(context: Context, reward: MixedReward, monitor: HackingMonitor
 
 
 def _check_cuda_graph(context: Context, wanted: bool) -> None:
-    """Raise ``ConfigError`` where ``wanted`` recording of decoding cannot be: no GPU, or an engine that moves weights."""
+    """Raise ``ConfigError`` where recording is wanted and cannot be: no GPU, or an engine that moves the weights."""
     if not wanted:
         return
     device, engine = context.accelerator.device, engine_of(context.accelerator)

@@ -174,10 +174,21 @@ def recorded(root: str | Path) -> dict[str, Any] | None:
         return found
 
 
+def made_by(root: str | Path, encoder: Any) -> bool:
+    """Whether features are recorded as those of an image encoder: of its weights and its preprocessing."""
+    found = recorded(root)
+    return found is not None and all(found[key] == value for key, value in _identity(encoder).items())
+
+
+def _identity(network: Any) -> dict[str, Any]:
+    """What an encoder's features depend on, beside the image, as JSON has it."""
+    preprocessing = json.loads(json.dumps(asdict(network.preprocessing)))
+    return {"preprocessing": preprocessing, "weights": fingerprint(network.state_dict())}
+
+
 def _record(network: Any, encoder: str, kwargs: Mapping[str, Any], dtype: str) -> dict[str, Any]:
     """What the features depend on, beside the images."""
-    record = {"encoder": encoder, "kwargs": dict(kwargs), "preprocessing": asdict(network.preprocessing)}
-    record |= {"dtype": dtype, "weights": fingerprint(network.state_dict())}
+    record = {"encoder": encoder, "kwargs": dict(kwargs), "dtype": dtype, **_identity(network)}
     try:
         return dict(json.loads(json.dumps(record, allow_nan=False)))
     except (ValueError, TypeError) as error:

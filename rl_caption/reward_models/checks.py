@@ -97,6 +97,8 @@ def _unfit_dual(config: RewardModelConfig) -> Iterator[str]:
     parts, frozen = (model.image.encoder, model.text.encoder), model.image.train_blocks == 0
     if data.features_root is not None and data.augment:
         yield "data.features_root has one view of each image: leave data.augment out"
+    if data.features_kwargs.keys() - {"pattern"}:
+        yield f"data.features_kwargs is {data.features_kwargs}: reward models take a pattern and no other option"
     if not trains_dual(model):
         if data.features_root is not None and config.task in CLIP_TASKS:
             yield "data.features_root is of the frozen encoder model.image, which is not set: leave it out, or set that"

@@ -23,14 +23,13 @@ from rewards.model_files import (
     check_folder,
     check_memory,
     check_state,
-    fingerprint,
     float_state,
     read_object,
     read_weights,
     state_shapes,
 )
 from rl_caption.data.base import Row
-from rl_caption.data.encode_features import recorded
+from rl_caption.data.encode_features import made_by
 from rl_caption.engines import print_main
 from rl_caption.errors import ConfigError
 from rl_caption.reward_models.batch import Captions, PairBatch
@@ -263,9 +262,8 @@ class Teacher:
     ) -> None:
         self.backbone, self.towers, self.accelerator = backbone, tuple(towers), accelerator
         model: Any = backbone.model
-        made_by = None if features_root is None else recorded(features_root)
-        own = fingerprint(model.image_encoder.state_dict()) if isinstance(model, PretrainedDual) else None
-        self.reads_features = made_by is not None and made_by["weights"] == own
+        own = isinstance(model, PretrainedDual) and features_root is not None
+        self.reads_features = own and made_by(str(features_root), model.image_encoder)
         self.augmented = augmented
         # Tables in memory are those of ``prepare``; the disk cache's own memory is as small as it can be.
         folder = None if cache_dir is None else Path(cache_dir)

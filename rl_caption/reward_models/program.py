@@ -15,11 +15,9 @@ from rewards.clip.backbone import load_backbone
 from rewards.clip.dual import PretrainedDual
 from rewards.clip.encoder import chunks
 from rewards.clip.preprocessing import Preprocessing, embed_by_length, preprocessing_of
-from rewards.clip.pretrained import grid_shape
-from rewards.model_files import fingerprint
 from rl_caption.config.reward_models import CLIP_TASKS, RewardModelConfig
 from rl_caption.data.checks import check_row_images
-from rl_caption.data.encode_features import recorded
+from rl_caption.data.encode_features import made_by, recorded
 from rl_caption.engines import print_main
 from rl_caption.errors import ConfigError
 from rl_caption.reward_models import losses
@@ -272,17 +270,13 @@ def _images(config: RewardModelConfig, context: Context, model: EmbeddingModel) 
     encoder = tower.image_encoder if isinstance(network, DualTowers) else tower.encoder
     if encoder is None:
         raise ConfigError("data.features_root is of a frozen encoder, and the student has none: leave it out")
-    made_by, own = recorded(data.features_root), fingerprint(encoder.state_dict())
-    if made_by is not None and made_by["weights"] != own:
+    if not made_by(data.features_root, encoder):
+        source = (recorded(data.features_root) or {}).get("encoder", "an encoder that it does not name")
         raise ConfigError(
-            f"data.features_root {data.features_root} is of the encoder {made_by['encoder']!r} with weights "
-            f"{made_by['weights'][:12]}, the model's has {own[:12]}: make them with this one (prepare_features)"
+            f"data.features_root {data.features_root} has features of {source}: expected those of the model's image "
+            "encoder, with its weights and preprocessing; make them by prepare_features"
         )
-    averages, width = isinstance(network, DualTowers), grid_shape(encoder)[-1]
-    found = context.val_rows[0]["features"].check()
-    if found != width:
-        raise ConfigError(f"data.features_root {data.features_root} has {found} values a cell, the encoder {width}")
-    return FeatureCache(averages, data.cache_mb * 2**20)
+    return FeatureCache(isinstance(network, DualTowers), data.cache_mb * 2**20)
 
 
 def _texts(config: RewardModelConfig, context: Context, model: EmbeddingModel, with_text: bool) -> Texts:

@@ -448,6 +448,10 @@ def test_features_of_pixels_and_of_files_train_the_same_dual(photos: Path, tmp_p
 def test_features_of_another_encoder_are_refused(photos: Path, tmp_path: Path) -> None:
     other = {"model.image.kwargs": {"seed": 1}}
     assert "prepare_features" in refused(pretrained_chain(photos)["dual"], tmp_path / "run", **other)
+    shutil.copytree(photos / "grids", tmp_path / "grids")
+    (tmp_path / "grids/encoder.json").unlink()
+    unnamed = {"data.features_root": str(tmp_path / "grids")}
+    assert "prepare_features" in refused(pretrained_chain(photos)["dual"], tmp_path / "other", **unnamed)
 
 
 def test_blocks_that_are_open_are_trained(photos: Path, tmp_path: Path) -> None:

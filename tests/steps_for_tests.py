@@ -46,7 +46,7 @@ def batches_of(captioner: TransformerCaptioner, count: int, size: int) -> list[C
 def scst_task(captioner: TransformerCaptioner, shift: float = 0.0, **options: Any) -> SelfCriticalTask:
     advantage = build_advantage(options.pop("advantage", "leave_one_out"), {})
     terms = {name: options.pop(name) for name in ("loss_reduction", "kl_coef") if name in options}
-    decoding = Decoding(
+    samples = Decoding(
         num_samples=options.pop("num_samples", 4),
         with_greedy=needs_greedy(advantage),
         temperature=options.pop("temperature", 1.0),
@@ -54,6 +54,7 @@ def scst_task(captioner: TransformerCaptioner, shift: float = 0.0, **options: An
     )
     reward = MixedReward({"words": (WordCount(shift), 1.0)})
     objective = options.pop("objective", Reinforce(**terms))
+    decoding = options.pop("decoding", samples)
     return SelfCriticalTask(
         Accelerator(cpu=True), captioner, captioner.policy, reward, advantage, decoding, objective, **options
     )

@@ -145,6 +145,9 @@ def check_positions(captioner: Captioner, key: str, tokens: int, rows: Iterable[
 def build_decoding(config: ScstConfig) -> Decoding:
     """How a self-critical step decodes: the samples, and the greedy caption where the baseline needs it."""
     rollout, train = config.rollout, config.train
+    if rollout.beam_search:
+        width = rollout.num_samples
+        return Decoding(num_beams=width, num_return_sequences=width, max_new_tokens=rollout.max_new_tokens)
     return Decoding(
         num_samples=rollout.num_samples,
         with_greedy=needs_greedy(build_advantage(train.advantage, train.advantage_kwargs)),

@@ -80,6 +80,25 @@ def _wrong_rollout(rollout: RolloutConfig, train: ScstTrainConfig) -> list[str]:
             f"train.updates_per_rollout is {train.updates_per_rollout}: after the first update the samples are not the "
             "policy's own any more, as train.objective reinforce takes them to be; use ppo_clip"
         )
+    if rollout.beam_search:
+        if train.objective in ("reinforce", "ppo_clip"):
+            wrong.append(
+                f"rollout.beam_search is on: train.objective {train.objective} takes captions to be samples of the "
+                "policy; use an objective that compares the captions of an image, such as dico"
+            )
+        if train.advantage == "greedy":
+            wrong.append("rollout.beam_search is on: no greedy captions are decoded for train.advantage greedy")
+        wrong += [
+            f"rollout.{key} is {value}: it is for samples, and rollout.beam_search is on"
+            for key, value, default in (
+                ("cuda_graph", rollout.cuda_graph, False),
+                ("temperature", rollout.temperature, 1),
+                ("temperature_schedule", rollout.temperature_schedule, None),
+            )
+            if value != default
+        ]
+        if rollout.num_samples < 2:
+            wrong.append(f"rollout.num_samples is {rollout.num_samples}: beam search has a width of at least 2")
     if rollout.cuda_graph and rollout.dropout:
         wrong.append("rollout.cuda_graph and rollout.dropout are both on: every replay would drop the same units")
     return wrong

@@ -133,6 +133,8 @@ class RolloutConfig:
         cuda_graph: decode by replaying a CUDA graph, recorded at the first step: the same captions, without the time
             that a GPU waits for kernels to be started. Needs a CUDA device, inputs of few sizes, weights that stay in
             place (no ZeRO-3) and ``dropout`` off.
+        beam_search: the K captions are all those of a beam search of width K (length penalty 1), in place of samples:
+            for objectives that compare the captions of an image, such as DiCO, whose paper does so.
     """
 
     num_samples: Annotated[int, Range(min=1, max=4096)] = 5
@@ -141,6 +143,7 @@ class RolloutConfig:
     max_new_tokens: Tokens = 24
     dropout: bool = False
     cuda_graph: bool = False
+    beam_search: bool = False
 
 
 @dataclass

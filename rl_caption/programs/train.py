@@ -162,7 +162,9 @@ def scst_signature(reward: MixedReward, rows: Sequence[Row], config: ScstConfig)
     base = {"greedy": "greedy", "leave_one_out": "average"}.get(train.advantage, train.advantage)
     texts = (text for row in rows for text in row["references"])
     scored = reward.signature + untested_texts(reward, texts)
-    signature = f"{scored}+{base}{_options(train.advantage_kwargs)}[nspi{rollout.num_samples}]"
+    signature = (
+        f"{scored}+{base}{_options(train.advantage_kwargs)}[nspi{rollout.num_samples}{',beam' * rollout.beam_search}]"
+    )
     if train.objective != "reinforce":
         signature += f"+{train.objective}{_options(train.objective_kwargs)}"
     if train.kl_coef > 0:

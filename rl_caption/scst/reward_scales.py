@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -82,7 +81,7 @@ def sample_scores(
     The policy runs in this process alone. Samples depend on ``seed`` alone; no global random state is used.
     """
     k = max(decoding.num_samples, 2)
-    decoding = replace(decoding, num_samples=k, with_greedy=False)
+    decoding = Decoding(k, False, decoding.temperature, decoding.max_new_tokens)
     policy = captioner.policy.to(accelerator.device)
     scores: Groups = {name: [] for name in reward.rewards}
     starts = range(0, len(rows), batch_size)

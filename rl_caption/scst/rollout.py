@@ -45,16 +45,25 @@ def sample_captions(
 ) -> Rollout:
     """Draw K captions of each of B images (and the greedy ones, if ``decoding`` asks for them) from ``policy``.
 
-    ``generate`` is in place of the captioner's own, such as ``captioners.decoding.ReplayedGenerate``. Tensors of the
-    rollout are on the device of ``batch``.
+    With beam search, the K captions are those that it returns. ``generate`` is in place of the captioner's own, such as
+    ``captioners.decoding.ReplayedGenerate``. Tensors of the rollout are on the device of ``batch``.
+
+    Raises:
+        ValueError: beam search found fewer than K captions of an image.
     """
-    samples = decoding.num_samples
-    noise = sampling_noise(seed, step, batch.image_ids, samples, decoding.max_new_tokens)
-    device = next(iter(batch.inputs.values())).device
-    token_ids = (generate or captioner.generate)(policy, batch.inputs, decoding, noise.to(device))
+    rows = decoding.captions_per_image
+    samples = decoding.num_samples or rows
+    noise = None
+    if decoding.num_samples:
+        numbers = sampling_noise(seed, step, batch.image_ids, samples, decoding.max_new_tokens)
+        noise = numbers.to(next(iter(batch.inputs.values())).device)
+    token_ids = (generate or captioner.generate)(policy, batch.inputs, decoding, noise)
+    missing = (token_ids[..., 0] == captioner.pad_token_id) & (captioner.pad_token_id != captioner.eos_token_id)
+    if missing.any():
+        image = batch.image_ids[int(missing.any(1).nonzero()[0])]
+        raise ValueError(f"image {image!r}: {decoding.describe()} found fewer than {samples} captions")
     finished = (token_ids == captioner.eos_token_id).any(-1)
     texts = captioner.decode(token_ids.flatten(0, 1))
-    rows = decoding.captions_per_image
     grouped = [texts[start : start + rows] for start in range(0, len(texts), rows)]
     sampled = token_ids[:, :samples]
     return Rollout(
@@ -62,8 +71,8 @@ def sample_captions(
         mask=caption_mask(sampled, captioner.eos_token_id),
         finished=finished[:, :samples],
         texts=[group[:samples] for group in grouped],
-        greedy_texts=[group[samples] for group in grouped] if decoding.with_greedy else None,
-        greedy_finished=finished[:, samples] if decoding.with_greedy else None,
+        greedy_texts=[group[samples] for group in grouped] if rows > samples else None,
+        greedy_finished=finished[:, samples] if rows > samples else None,
         temperature=decoding.temperature,
     )
 

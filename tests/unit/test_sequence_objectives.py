@@ -5,9 +5,16 @@ import math
 import pytest
 import torch
 
+from rl_caption.captioners.base import Decoding
+from rl_caption.config.checks import check
+from rl_caption.config.schema import RolloutConfig, ScstConfig, ScstTrainConfig
+from rl_caption.errors import ConfigError
 from rl_caption.scst.objectives import build_objective
+from rl_caption.scst.rollout import sample_captions
 from rl_caption.scst.sequence_objectives import Dico
 from rl_caption.types import Scores
+from tests.captioners_for_tests import tiny_captioner
+from tests.steps_for_tests import assert_equal_gradients, batches_of, gradient, norm, scst_task
 
 STRUCTURED = ("seq_nll", "risk", "max_margin", "multi_margin", "softmax_margin")
 REWARDS = torch.tensor([[0.2, 0.9, 0.5], [0.4, 0.4, 0.4], [1.5, 0.1, 1.5]])  # of the second image all equal
@@ -147,3 +154,39 @@ def test_where_no_rewards_differ_there_is_no_loss(name):
     total, count, _ = build_objective(name, {})(*arguments)
     assert (float(total.detach()), int(count)) == (0.0, 0)
     assert not torch.autograd.grad(total, arguments[0])[0].any()
+
+
+def test_candidates_of_beam_search_are_the_rollout_whatever_the_split():
+    captioner, start = tiny_captioner(), tiny_captioner(seed=9).policy.eval().requires_grad_(False)
+    beams = Decoding(num_beams=3, num_return_sequences=3, max_new_tokens=8)
+    task = scst_task(captioner, objective=Dico(), decoding=beams, ref_policy=start)
+    whole = gradient(captioner, task, batches_of(captioner, 4, 4))
+    found = captioner.generate(captioner.policy, batches_of(captioner, 4, 4)[0].inputs, beams)
+    assert [record["samples"] for record in task.samples] == [captioner.decode(ids) for ids in found]
+    assert norm(whole) > 0
+    assert_equal_gradients(whole, gradient(captioner, task, batches_of(captioner, 4, 2)))
+
+
+def test_an_image_with_fewer_captions_than_beams_is_named():
+    captioner = tiny_captioner()
+    width = captioner.policy.config.vocab_size + 1
+    beams = Decoding(num_beams=width, num_return_sequences=width, max_new_tokens=1)
+    batch = batches_of(captioner, 1, 1)[0]
+    with pytest.raises(ValueError, match=f"image '{batch.image_ids[0]}': .* found fewer than {width} captions"):
+        sample_captions(captioner, captioner.policy, batch, beams, seed=0, step=0)
+
+
+@pytest.mark.parametrize(
+    ("rollout", "train", "part"),
+    [
+        ({}, {}, "train.objective reinforce takes captions to be samples"),
+        ({}, {"objective": "dico", "advantage": "greedy"}, "no greedy captions are decoded"),
+        ({"temperature": 0.5}, {"objective": "dico"}, "rollout.temperature is 0.5: it is for samples"),
+        ({"num_samples": 1}, {"objective": "dico"}, "rollout.num_samples is 1"),
+    ],
+)
+def test_what_beam_search_does_not_go_with_is_refused(rollout, train, part):
+    config = ScstConfig(rollout=RolloutConfig(beam_search=True, **rollout), train=ScstTrainConfig(**train))
+    with pytest.raises(ConfigError) as refused:
+        check(config)
+    assert part in str(refused.value)

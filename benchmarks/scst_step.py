@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -195,14 +196,20 @@ def end_captions(captioner: TransformerCaptioner, inputs: dict[str, Tensor], sha
         policy.position_embedding.weight[: shapes.tokens] += factor.unsqueeze(1) * vector
 
 
-def our_step(bench: Bench, batch: CaptionBatch, generate: Generate | None = None) -> Averages:
-    """The package's step, whose log it returns; ``generate`` replaces the captioner's."""
+def our_step(bench: Bench, batch: CaptionBatch, generate: Generate | None = None, step: int = 0) -> Averages:
+    """The package's step, whose log it returns; ``generate`` replaces the captioner's, ``step`` draws the samples."""
     parts = bench.accelerator, bench.captioner, bench.model, bench.reward, bench.advantage, bench.decoding
     task = SelfCriticalTask(*parts)
     task.generate = generate
-    (log,) = task.training_step([batch], step=0)
+    (log,) = task.training_step([batch], step)
     bench.update()
     return log
+
+
+def in_turn(bench: Bench, batch: CaptionBatch, generate: Generate | None = None) -> Callable[[], Averages]:
+    """``our_step``, with other samples at each call."""
+    steps = count()
+    return lambda: our_step(bench, batch, generate, next(steps))
 
 
 def generate_step(bench: Bench, batch: CaptionBatch, copied: str = "images") -> None:
@@ -280,16 +287,17 @@ def measure(timing: Timing, shapes: Shapes | None = None, precision: str = "no",
     ours, few = f"step, {shapes.images} images", f"step, {shapes.prefix_images} images"
     twice, prefix = f"generate twice, {shapes.images} images", f"prefix with gradient, {shapes.prefix_images} images"
     variants: dict[str, Callable[[], object]] = {
-        ours: partial(our_step, bench, bench.batch),
+        ours: in_turn(bench, bench.batch),
         twice: partial(generate_step, bench, bench.batch),
-        few: partial(our_step, bench, small),
+        few: in_turn(bench, small),
         prefix: partial(prefix_step, bench, small),
     }
     pairs = {ours: twice, few: prefix}
     if timing.device.startswith("cuda"):
-        replayed = f"step, decode replayed, {shapes.images} images"
-        variants[replayed] = partial(our_step, bench, bench.batch, generate=ReplayedGenerate(bench.captioner))
-        pairs[replayed] = twice
+        for label, baseline, batch in ((ours, twice, bench.batch), (few, prefix, small)):
+            replayed = label.replace("step", "step, decode replayed")
+            variants[replayed] = in_turn(bench, batch, ReplayedGenerate(bench.captioner))
+            pairs[replayed] = baseline
     times = timed(variants, timing, "self-critical steps")
     note = f"; {shapes.samples} samples and the greedy caption, {lengths_of(bench, bench.batch)}, {precision}"
     yield from (compared(times, name, baseline, note=note) for name, baseline in pairs.items())
@@ -299,8 +307,9 @@ def measure(timing: Timing, shapes: Shapes | None = None, precision: str = "no",
 def phase_rows(bench: Bench, name: str, repeats: int) -> list[Measurement]:
     """The fraction of ``repeats`` more steps that each part takes, and its tokens per second."""
     phases: dict[str, list[float]] = {name: [] for name in PHASES}
-    for _ in range(repeats):
-        times = our_step(bench, bench.batch).reduce(bench.accelerator)
+    for step in range(repeats):
+        times = our_step(bench, bench.batch, step=step).reduce(bench.accelerator)
+        synchronise(bench.accelerator.device.type)
         started = time.perf_counter()
         bench.encode(bench.batch)
         synchronise(bench.accelerator.device.type)

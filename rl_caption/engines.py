@@ -85,6 +85,10 @@ def build_accelerator(train: TrainConfig, run: RunConfig) -> Accelerator:
         torch.set_num_threads(train.threads or max((os.cpu_count() or 1) // local, 1))
         # On a CPU the fused attention's backward pass is several times slower in bf16 than products written out.
         torch.backends.cuda.enable_flash_sdp(precision != "bf16")
+    if accelerator.device.type == "cuda":
+        precision_of_products = "tf32" if train.tf32 else "ieee"
+        torch.backends.cuda.matmul.fp32_precision = precision_of_products
+        torch.backends.cudnn.conv.fp32_precision = precision_of_products  # type: ignore[attr-defined]
     set_seed(train.seed)
     if train.mixed_precision != precision:
         print_main(

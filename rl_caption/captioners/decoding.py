@@ -6,6 +6,7 @@ leave the batch. Every token is drawn with its own random number, so the caption
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -26,6 +27,8 @@ from rl_caption.captioners.base import (
     sample_tokens,
 )
 from rl_caption.captioners.processors import Processor, constraints, truncations
+
+logger = logging.getLogger(__name__)
 
 COMPACT_AT = 1 / 8
 """Where no captions part, those that have ended leave once they are this fraction of the rows: it copies the cache."""
@@ -333,7 +336,8 @@ class ReplayedGenerate:
     A policy of a few hundred small kernels a token waits for their launches. A CUDA graph replays kernels at fixed
     addresses: it is right while neither kernels nor shapes depend on values (``Decoding.fixed_shapes``) and the weights
     stay where they are; a policy whose weights have moved is captured again. Every new graph is compared with
-    the decode that it was captured from.
+    the decode that it was captured from. Inputs of a shape beyond the first ``MAX_GRAPHS`` are decoded without a graph,
+    which draws the same captions; one warning says so.
 
     Args:
         captioner: its ``generate`` looks at no value while it decodes with ``fixed_shapes``.
@@ -345,6 +349,7 @@ class ReplayedGenerate:
         self.capture: Capture = capture or capture_cuda_graph
         self.graphs: dict[tuple[Any, ...], Decode] = {}
         self.addresses: tuple[int, ...] = ()
+        self.warned = False
 
     def __call__(
         self, policy: nn.Module, inputs: dict[str, Tensor], decoding: Decoding, noise: Tensor | None
@@ -352,8 +357,8 @@ class ReplayedGenerate:
         """New tokens [B, captions_per_image, T]; see ``Captioner.generate``.
 
         Raises:
-            CaptionerError: the policy cannot be captured, a graph gives other captions than the decode that it was
-                captured from, or there are more shapes of inputs than ``MAX_GRAPHS``.
+            CaptionerError: the policy cannot be captured, or a graph gives other captions than the decode that it was
+                captured from.
             ValueError: the policy is in training mode.
         """
         if policy.training:
@@ -370,10 +375,15 @@ class ReplayedGenerate:
         key = (decoding, torch.is_autocast_enabled(device), shapes)
         if key not in self.graphs:
             if len(self.graphs) == MAX_GRAPHS:
-                raise CaptionerError(
-                    f"inputs of more than {MAX_GRAPHS} shapes, the newest {shapes}: rollout.cuda_graph needs images of "
-                    "few sizes; turn it off"
-                )
+                if not self.warned:
+                    logger.warning(
+                        "rollout.cuda_graph: inputs of more than %d shapes, the newest %s: these are decoded without a "
+                        "graph; pad images to few sizes",
+                        MAX_GRAPHS,
+                        shapes,
+                    )
+                self.warned = True
+                return self.captioner.generate(policy, inputs, decoding, noise)
             self.graphs[key] = self._captured(policy, decoding, given)
         tokens = self.graphs[key](**given)
         longest = caption_mask(tokens, self.captioner.eos_token_id).flatten(0, 1).any(0).sum()

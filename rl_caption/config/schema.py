@@ -168,6 +168,8 @@ class TrainConfig:
         grad_clip_norm: largest gradient norm; null does not clip.
         grad_clip_value: largest absolute gradient, as in self-critical.pytorch (0.1); null does not clip.
         mixed_precision: ``no``, ``bf16`` or ``fp16``, or ``auto``: bf16 where the device computes with it, else no.
+        tf32: on a GPU, let float32 products and convolutions round their factors to TF32 (10 bits of mantissa): several
+            times as fast, and no longer the numbers of a CPU.
         num_processes: processes that must train together; null checks what the launcher says.
         threads: CPU threads of a process; null divides the cores among the processes of the machine.
         seed: of weights, data order and samples.
@@ -189,6 +191,7 @@ class TrainConfig:
     grad_clip_norm: Positive | None = 1.0
     grad_clip_value: Positive | None = None
     mixed_precision: Literal["no", "bf16", "fp16", "auto"] = "no"
+    tf32: bool = False
     num_processes: Workers | None = None
     threads: Workers | None = None
     seed: Seed = 0

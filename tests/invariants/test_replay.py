@@ -109,20 +109,20 @@ def test_what_was_recorded_is_thrown_away_when_weights_move():
 
 
 @torch.no_grad()
-def test_every_shape_and_every_decoding_is_recorded_until_there_are_too_many(monkeypatch):
+def test_every_shape_and_every_decoding_is_recorded_until_there_are_too_many(monkeypatch, caplog):
     captioner, inputs = scratch("regions")
     captioner.policy.eval()
     monkeypatch.setattr(decoding_module, "MAX_GRAPHS", 3)
     tracing = Tracing()
     generate = ReplayedGenerate(captioner, tracing)
-    for images, decoding in ((3, SAMPLING), (2, SAMPLING), (3, SAMPLING), (3, replace(SAMPLING, temperature=0.5))):
+    cooler = replace(SAMPLING, temperature=0.5)
+    for images, decoding in ((3, SAMPLING), (2, SAMPLING), (3, SAMPLING), (3, cooler), (1, SAMPLING), (1, cooler)):
         part = {name: tensor[:images] for name, tensor in inputs.items()}
         noise = sampling_noise(0, 0, IDS[:images], K, L)
         expected = captioner.generate(captioner.policy, part, decoding, noise)
         assert torch.equal(generate(captioner.policy, part, decoding, noise), expected)
     assert tracing.recorded == 3
-    with pytest.raises(CaptionerError, match=r"more than 3 shapes.*rollout.cuda_graph"):
-        generate(captioner.policy, {n: t[:1] for n, t in inputs.items()}, SAMPLING, sampling_noise(0, 0, IDS[:1], K, L))
+    assert sum("more than 3 shapes" in message for message in caplog.messages) == 1
 
 
 @torch.no_grad()
@@ -177,9 +177,9 @@ def test_a_step_that_replays_has_the_same_captions_and_the_same_gradient():
     assert tracing.recorded == 1
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @torch.no_grad()
-@pytest.mark.parametrize("case", ["regions", "vit_gpt2"], indirect=True)
 def test_a_cuda_graph_gives_the_same_captions(case):
     captioner, inputs = case
     captioner.policy.cuda()
@@ -194,4 +194,5 @@ def test_a_cuda_graph_gives_the_same_captions(case):
                 assert torch.equal(found, fixed[..., : found.shape[-1]])
                 for parameter in captioner.policy.parameters():
                     parameter.mul_(1.02)
+                torch.clear_autocast_cache()  # casts of weights that have changed since, which a step's end clears
         assert len(generate.graphs) == 1

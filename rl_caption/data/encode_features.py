@@ -87,19 +87,13 @@ def encode_features(
         DataError: images are missing or unreadable, the disk has too little space, or a value of a grid is not finite
             or beyond ``dtype``; the first two are found before anything is encoded.
     """
-    wrong = [*wrong_values(batch_size, BatchSize, "batch_size"), *wrong_values(num_workers, Workers, "num_workers")]
-    unknown = sorted(set(augment) - set(AUGMENTATIONS))
-    wrong += [f"augment has {unknown}: expected some of {list(AUGMENTATIONS)}"] * bool(unknown)
-    if wrong:
-        raise ConfigError("; ".join(wrong))
+    _check_arguments(batch_size, num_workers, augment)
     out = Path(out)
     in_one_file = out.suffix in HDF5_SUFFIXES
     folder = out.with_name(f"{out.name}.parts") if in_one_file else out
     images, dataset = _images(Path(data), image_root, image_extension, flatten, splits)
     network = _load(encoder, kwargs or {}, device)
-    record = _record(network, encoder, kwargs or {}, dtype)
-    if augment:
-        record |= {"augment": list(augment), "seed": seed}
+    record = _record(network, encoder, kwargs or {}, dtype) | ({"augment": [*augment], "seed": seed} if augment else {})
     if in_one_file:
         import_h5py(out)
     finished = _finished(out, record) if in_one_file else set()
@@ -113,6 +107,14 @@ def encode_features(
         _write_hdf5(out, folder, record)
         shutil.rmtree(folder)
     return len(pending), len(images) - len(pending)
+
+
+def _check_arguments(batch_size: int, num_workers: int, augment: Sequence[str]) -> None:
+    wrong = [*wrong_values(batch_size, BatchSize, "batch_size"), *wrong_values(num_workers, Workers, "num_workers")]
+    unknown = sorted(set(augment) - set(AUGMENTATIONS))
+    wrong += [f"augment has {unknown}: expected some of {list(AUGMENTATIONS)}"] * bool(unknown)
+    if wrong:
+        raise ConfigError("; ".join(wrong))
 
 
 def _write_grids(

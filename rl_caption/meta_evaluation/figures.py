@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -90,65 +91,63 @@ def rated_figures(part: RatedCaptions, scores: Sequence[float], resamples: int =
     ``tau_b within images`` where the set asks for it. Of captions without images ``tau_b``, ``pearson`` and
     ``spearman`` are all published. Intervals are of ``resamples`` draws of images; 0 computes none.
     """
-
-    found: list[Figure] = []
+    wanted: dict[tuple[str, ...], Callable[[], Measured]] = {
+        ("tau_b", "tau_c"): partial(_taus, part, scores, resamples, seed)
+    }
+    if part.published == "pearson":
+        wanted["pearson",] = partial(_correlation, part, scores, resamples, seed, ranked=False)
+    if part.published == "spearman":
+        wanted["spearman",] = partial(_sampled_spearman, part, scores, seed)
+    if part.text_alone:
+        wanted["spearman",] = partial(_correlation, part, scores, resamples, seed, ranked=True)
+    if part.within_images:
+        wanted["tau_b within images",] = partial(_within_images, part, scores)
     published = {"pearson", "spearman", "tau_b"} if part.text_alone else {part.published}
-
-    def add(*names: str, of: Callable[[], Measured]) -> None:
+    found: list[Figure] = []
+    for names, measure in wanted.items():
         values: Sequence[float | None]
         try:
-            values, bounds, note = of()
+            values, bounds, note = measure()
         except UndefinedCorrelation as error:
             values, bounds, note = [None] * len(names), [], str(error)
         for name, value, own in zip_longest(names, values, bounds):
             found.append(_figure(name, value, len(part.captions), own, name in published, note))
-
-    def taus() -> Measured:
-        values = kendall_tau_b(scores, part.ratings), kendall_tau_c(scores, part.ratings)
-        return values, tau_intervals(scores, part.ratings, part.image_ids, resamples, seed), ""
-
-    def pearsons() -> Measured:
-        both = np.array([scores, part.ratings], np.float64)
-
-        def correlation(weights: NDArray[np.int64]) -> Floats:
-            with np.errstate(invalid="ignore"):  # a resample may have one value only: NaN
-                return np.asarray(np.corrcoef(np.repeat(both, weights, axis=1)))[:1, 1]
-
-        return [pearson(scores, part.ratings)], intervals(correlation, part.image_ids, resamples, seed), ""
-
-    def spearmans() -> Measured:
-        drawn = sampled_spearman(scores, part.ratings, part.captions, seed=seed)
-        note = (
-            f"spearman is the mean over {len(drawn)} samples of half of the captions, each with one of its images; "
-            f"their standard deviation is {100 * drawn.std():.1f}"
-        )
-        return [float(drawn.mean())], [], note
-
-    def plain_spearmans() -> Measured:
-        """Spearman's correlation over all, with its interval."""
-        from scipy.stats import rankdata
-
-        both = np.array([scores, part.ratings], np.float64)
-
-        def correlation(weights: NDArray[np.int64]) -> Floats:
-            with np.errstate(invalid="ignore"):
-                return np.asarray(np.corrcoef(rankdata(np.repeat(both, weights, axis=1), axis=1)))[:1, 1]
-
-        return [spearman(scores, part.ratings)], intervals(correlation, part.image_ids, resamples, seed), ""
-
-    def within_images() -> Measured:
-        grouped = grouped_tau_b(scores, part.ratings, part.image_ids)
-        note = f"mean over {grouped.groups} images; {grouped.constant_scores} of them, scored all alike, count 0"
-        return [grouped.mean], [], note
-
-    add("tau_b", "tau_c", of=taus)
-    if part.published in ("pearson", "spearman"):
-        add(part.published, of=pearsons if part.published == "pearson" else spearmans)
-    if part.text_alone:
-        add("spearman", of=plain_spearmans)
-    if part.within_images:
-        add("tau_b within images", of=within_images)
     return sorted(found, key=lambda figure: not figure.published)
+
+
+def _taus(part: RatedCaptions, scores: Sequence[float], resamples: int, seed: int) -> Measured:
+    values = kendall_tau_b(scores, part.ratings), kendall_tau_c(scores, part.ratings)
+    return values, tau_intervals(scores, part.ratings, part.image_ids, resamples, seed), ""
+
+
+def _correlation(part: RatedCaptions, scores: Sequence[float], resamples: int, seed: int, ranked: bool) -> Measured:
+    """Pearson's correlation over all, or with ``ranked`` Spearman's."""
+    from scipy.stats import rankdata
+
+    both = np.array([scores, part.ratings], np.float64)
+
+    def resampled(weights: NDArray[np.int64]) -> Floats:
+        drawn = np.repeat(both, weights, axis=1)
+        with np.errstate(invalid="ignore"):  # a resample may have one value only: NaN
+            return np.asarray(np.corrcoef(rankdata(drawn, axis=1) if ranked else drawn))[:1, 1]
+
+    value = (spearman if ranked else pearson)(scores, part.ratings)
+    return [value], intervals(resampled, part.image_ids, resamples, seed), ""
+
+
+def _sampled_spearman(part: RatedCaptions, scores: Sequence[float], seed: int) -> Measured:
+    drawn = sampled_spearman(scores, part.ratings, part.captions, seed=seed)
+    note = (
+        f"spearman is the mean over {len(drawn)} samples of half of the captions, each with one of its images; "
+        f"their standard deviation is {100 * drawn.std():.1f}"
+    )
+    return [float(drawn.mean())], [], note
+
+
+def _within_images(part: RatedCaptions, scores: Sequence[float]) -> Measured:
+    grouped = grouped_tau_b(scores, part.ratings, part.image_ids)
+    note = f"mean over {grouped.groups} images; {grouped.constant_scores} of them, scored all alike, count 0"
+    return [grouped.mean], [], note
 
 
 def pair_figures(

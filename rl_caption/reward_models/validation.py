@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 from accelerate import Accelerator
@@ -52,41 +53,24 @@ def embedding_validator(
         ConfigError: no triplet counts.
         NonFiniteError: an embedding is NaN or infinite; by the function that is returned, or at once for the teacher's.
     """
-    if isinstance(pixels, PixelCache):  # where all fit into little memory, training images are left alone
-        needed = -(-len(rows) // accelerator.num_processes) * 3 * pixels.preprocessing.size**2
-        pixels = PixelCache(pixels.preprocessing, needed) if needed <= MOST_PIXELS else pixels
+    pixels = _own_cache(pixels, -(-len(rows) // accelerator.num_processes))
     captions = [caption for row in rows for caption in row["references"]]
     owners = torch.tensor([index for index, row in enumerate(rows) for _ in row["references"]])
     distinct = {caption: index for index, caption in enumerate(dict.fromkeys(captions))}
     repeat = [distinct[caption] for caption in captions]
-    grown, fits = ({}, torch.zeros(0)) if triplets is None else triplet_texts(triplets, tokens)
-    if triplets is not None and not fits.any():
-        raise ConfigError(
-            f"none of {len(triplets)} validation captions has two details within {tokens.context_length} tokens: "
-            "specificity wants long captions (data.long_captions: true)"
-        )
+    grown, fits = _triplet_texts(triplets, tokens)
     paired = all("image" in row and row["references"] for row in rows)
     wanted = ("image", "text") if paired else towers
     expected = {} if teacher is None else _by_teacher(accelerator, teacher, wanted, rows, captions)
 
-    def stacked(mine: list[Row]) -> Tensor:
-        return torch.stack([pixels.of(row) for row in mine])
-
-    def embedded(name: str, prepare: Callable[[list], Tensor], items: Sequence) -> Tensor:
-        """The network's embeddings ``name`` of N items, [N, D] on the CPU, in batches and by all processes."""
-
-        def embed(mine: list) -> Tensor:
-            parts = (prepare(mine[start : start + batch_size]) for start in range(0, len(mine), batch_size))
-            return torch.cat([network({name: part.to(accelerator.device)})[name].float() for part in parts])
-
-        return embed_distributed(accelerator, items, embed)
+    embedded = partial(_embedded, accelerator, network, batch_size)
 
     def validate(step: int, logged: Mapping[str, float]) -> Validation:
         """Embed the split with the network as it is at ``step``."""
         found = dict(expected)
         with torch.no_grad(), dropout_off(network), autocast(accelerator):
             if "image" in towers:
-                found["image"] = embedded("image", stacked, rows)
+                found["image"] = embedded("image", lambda own: torch.stack([pixels.of(row) for row in own]), rows)
             if "text" in towers:
                 found["text"] = embedded("text", tokens, [*distinct])[repeat]
             for name in grown:
@@ -94,16 +78,51 @@ def embedding_validator(
             for column, name in ((1, "true"), (2, "false")) if negatives else ():
                 found[name] = embedded("text", tokens, [pair[column] for pair in negatives])
         _check_finite(found, f"validation at step {step}: the model's", REMEDY)
-        metrics = {
-            f"val/teacher_cosine_{tower}": float(F.cosine_similarity(found[tower], expected[tower], dim=-1).mean())
-            for tower in towers
-            if tower in expected
-        }
+        metrics = _agreement(found, {tower: expected[tower] for tower in towers if tower in expected})
         metrics |= _retrieval(found, owners) if paired else {}
         metrics |= _hard_negatives(found, [row for row, _, _ in negatives]) if negatives else {}
         return Validation(metrics if triplets is None else metrics | _specificity(found, fits.bool()))
 
     return validate
+
+
+def _own_cache(pixels: PixelCache | FeatureCache, images: int) -> PixelCache | FeatureCache:
+    """A cache for a process's validation images; ``pixels`` itself where they need much memory."""
+    if not isinstance(pixels, PixelCache):
+        return pixels
+    needed = images * 3 * pixels.preprocessing.size**2
+    return PixelCache(pixels.preprocessing, needed) if needed <= MOST_PIXELS else pixels
+
+
+def _triplet_texts(
+    triplets: Sequence[Triplet | None] | None, tokens: Texts
+) -> tuple[Mapping[str, Sequence[str]], Tensor]:
+    if triplets is None:
+        return {}, torch.zeros(0)
+    grown, fits = triplet_texts(triplets, tokens)
+    if not fits.any():
+        raise ConfigError(
+            f"none of {len(triplets)} validation captions has two details within {tokens.context_length} tokens: "
+            "specificity wants long captions (data.long_captions: true)"
+        )
+    return grown, fits
+
+
+def _embedded(
+    accelerator: Accelerator,
+    network: nn.Module,
+    batch_size: int,
+    name: str,
+    prepare: Callable[[list], Tensor],
+    items: Sequence,
+) -> Tensor:
+    """The network's embeddings ``name`` of N items, [N, D] on the CPU, in batches and by all processes."""
+
+    def embed(mine: list) -> Tensor:
+        parts = (prepare(mine[start : start + batch_size]) for start in range(0, len(mine), batch_size))
+        return torch.cat([network({name: part.to(accelerator.device)})[name].float() for part in parts])
+
+    return embed_distributed(accelerator, items, embed)
 
 
 def _by_teacher(
@@ -119,6 +138,14 @@ def _by_teacher(
         found["text"] = embedded[[distinct[caption] for caption in captions]]
     _check_finite(found, "the teacher's", "a wider teacher.precision, fp32, is the usual remedy")
     return found
+
+
+def _agreement(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> dict[str, float]:
+    """Mean cosine of each tower's embeddings to the teacher's."""
+    return {
+        f"val/teacher_cosine_{tower}": float(F.cosine_similarity(found[tower], of_teacher, dim=-1).mean())
+        for tower, of_teacher in expected.items()
+    }
 
 
 def _retrieval(found: Mapping[str, Tensor], owners: Tensor) -> dict[str, float]:

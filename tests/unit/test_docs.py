@@ -38,11 +38,17 @@ NAMES_OF_FILES = {
 # --- links ------------------------------------------------------------------------------------------------------------
 
 
+def text_of(page: Path) -> str:
+    """Without blocks of code; of a tutorial, the comments, in which its text stands."""
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    return "\n".join(re.findall(r"^# ?(.*)$", text, re.MULTILINE)) if page.suffix == ".py" else text
+
+
 def anchors(page: Path) -> set[str]:
     """Of the headings of a page, as GitHub makes them."""
     seen: Counter[str] = Counter()
     found = set()
-    for title in re.findall(r"^#+ +(.+?) *$", FENCE.sub("", page.read_text(encoding="utf-8")), re.MULTILINE):
+    for title in re.findall(r"^#+ +(.+?) *$", text_of(page), re.MULTILINE):
         text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", title)
         anchor = re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-")
         found.add(f"{anchor}-{seen[anchor]}" if seen[anchor] else anchor)
@@ -52,7 +58,7 @@ def anchors(page: Path) -> set[str]:
 
 @pytest.mark.parametrize("page", [*PAGES, *TUTORIALS], ids=lambda page: page.name)
 def test_links_and_anchors_exist(page: Path) -> None:
-    text = re.sub(r"`[^`]*`", "", FENCE.sub("", page.read_text(encoding="utf-8")))
+    text = re.sub(r"`[^`]*`", "", text_of(page))
     missing = []
     for link in re.findall(r"\]\(([^)\s]+)\)", text):
         name, _, anchor = link.partition("#")
@@ -71,8 +77,11 @@ def test_every_page_is_in_the_navigation() -> None:
 
     text = re.sub(r"!!python/\S+", "", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
     found = Counter(files(yaml.safe_load(text)["nav"]))
-    pages = [str(path.relative_to(ROOT / "docs").with_suffix(".md")) for path in (*PAGES, *TUTORIALS)
-             if path.is_relative_to(ROOT / "docs")]
+    pages = [
+        str(path.relative_to(ROOT / "docs").with_suffix(".md"))
+        for path in (*PAGES, *TUTORIALS)
+        if path.is_relative_to(ROOT / "docs")
+    ]
     pages += [str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs/api").glob("*.md")]
     assert found == Counter(pages)
 
@@ -153,14 +162,15 @@ def understand(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], None]:
         assert program.is_file(), program
         if not arguments:
             return  # nothing to read, and a program without options would run
-        with monkeypatch.context() as patched, pytest.raises((Parsed, SystemExit)) as ended:
+        with monkeypatch.context() as patched:
             patched.chdir(ROOT)
             patched.setattr(sys, "argv", [str(program), *arguments])
             patched.setattr(programs, "parse", parse_and_end)
             patched.setattr(argparse.ArgumentParser, "parse_args", parse_args)
             patched.setattr(argparse.ArgumentParser, "parse_known_args", parse_known_args)
             patched.setattr(doctor, "doctor", doctor_of)
-            runpy.run_path(str(program), run_name="__main__")
+            with pytest.raises((Parsed, SystemExit)) as ended:
+                runpy.run_path(str(program), run_name="__main__")
         assert ended.type is Parsed or ended.value.code == 0, ended.value
 
     return run

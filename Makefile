@@ -5,6 +5,7 @@ SHELL := /bin/sh
 VENV := .venv
 VENV_PYTHON := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
+DOCS := $(VENV)/.installed-docs
 ARGS ?=
 PYTEST_ARGS ?=
 
@@ -19,12 +20,13 @@ ifneq ($(shell $(VENV_PYTHON) -c pass 2>/dev/null && cat $(STAMP) 2>/dev/null),$
 $(STAMP): FORCE
 endif
 
-.PHONY: help install demo test bench lint format doctor clean distclean FORCE
+.PHONY: help install demo test bench docs lint format doctor clean distclean FORCE
 
 help:
 	@echo "make demo       train, fine-tune and evaluate a captioner on the generated world (10 minutes on two cores)"
 	@echo "make test       run all tests, on up to four cores"
 	@echo "make bench      speed and memory against baselines of the same run (ARGS=\"--only cider --json FILE\")"
+	@echo "make docs       the documentation as a site in site/, tutorials with their output (minutes)"
 	@echo "make lint       ruff (rules and format) and mypy"
 	@echo "make format     let ruff format and mend what it can"
 	@echo "make doctor     versions, devices, what is missing and what that costs"
@@ -42,6 +44,20 @@ test: $(STAMP)
 
 bench: $(STAMP)
 	$(OFFLINE) $(VENV_PYTHON) -m benchmarks $(ARGS)
+
+docs: $(DOCS) $(patsubst %.py,%.md,$(wildcard docs/tutorials/*.py))
+	$(VENV_PYTHON) -m mkdocs build --strict
+
+$(DOCS): $(STAMP)
+	$(VENV_PYTHON) -m pip install --disable-pip-version-check -e '.[docs]'
+	touch $(DOCS)
+
+# A tutorial is run, in a folder of its own, when its source is newer than its page.
+docs/tutorials/%.md: docs/tutorials/%.py | $(DOCS)
+	rm -rf build/tutorials/$* && mkdir -p build/tutorials/$*
+	$(OFFLINE) $(VENV_PYTHON) -m jupytext --to ipynb --set-kernel python3 --execute --run-path build/tutorials/$* \
+		--output docs/tutorials/$*.ipynb $<
+	$(VENV_PYTHON) -m nbconvert --to markdown --log-level WARN docs/tutorials/$*.ipynb
 
 lint: $(STAMP)
 	$(VENV_PYTHON) -m ruff check .
@@ -85,7 +101,8 @@ $(STAMP): pyproject.toml
 FORCE:
 
 clean:
-	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf docs/tutorials/*.md docs/tutorials/*.ipynb docs/tutorials/*_files
 	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean

@@ -1,0 +1,181 @@
+# %% [markdown]
+# # From your own photos to a fine-tuned captioner
+#
+# From a folder of pictures and a file of captions to a captioner that was trained by cross-entropy, fine-tuned by
+# self-critical training (SCST) on CIDEr-D, and judged on pictures that it has never seen. Each command is also a
+# shell command: `rl_caption("xe --config xe.yaml")` below is `python -m rl_caption xe --config xe.yaml`.
+#
+# The sizes are chosen for minutes on one CPU core.
+
+# %%
+IMAGES = 1000  # to train on
+XE_STEPS = 300
+SCST_STEPS = 60
+BATCH_SIZE = 32
+WIDTH = 128  # of the model
+
+# %%
+import json
+import shlex
+from pathlib import Path
+
+from rl_caption.cli.main import main
+
+
+def rl_caption(command: str) -> None:
+    """What ``python -m rl_caption COMMAND`` does."""
+    assert main(shlex.split(command)) == 0
+
+
+# %% [markdown]
+# ## Pictures and captions
+#
+# What is needed is a folder of pictures and a file with one JSON object a line: the picture's path, relative to the
+# file, its captions, and the split that it belongs to. Validation (`val`) chooses the best weights during training,
+# `test` is looked at once, at the end.
+#
+# So that this runs anywhere, the pictures here are generated: coloured shapes with five captions each ([the generated
+# world](../scenes.md)). Put your own `captions.jsonl` in their place; nothing below changes, except that photos want
+# a pretrained captioner ([the end](#what-next)).
+
+# %%
+from rl_caption.data.scenes import ScenesData
+
+world = ScenesData(num_train=IMAGES, num_val=max(20, IMAGES // 10), num_test=max(20, IMAGES // 6))
+Path("photos").mkdir(exist_ok=True)
+
+with open("captions.jsonl", "w") as file:
+    for split in ("train", "val", "test"):
+        for row in world.split(split):
+            photo = f"photos/{row['image_id']}.png"
+            row["image"].render().save(photo)
+            references = list(row["references"])
+            print(json.dumps({"image": photo, "references": references, "split": split}), file=file)
+
+print(Path("captions.jsonl").read_text().partition("\n")[0])
+
+# %% [markdown]
+# ## Cross-entropy
+#
+# SCST improves a captioner that already writes captions, so cross-entropy comes first. The configuration below is a
+# whole one; what it leaves out has defaults ([every key](../api/configuration.md)). The model is a small Transformer
+# over patches of 8 x 8 pixels, trained from random weights.
+
+# %%
+Path("xe.yaml").write_text(f"""
+model:
+  kwargs: {{image_size: 64, patch_size: 8, patch_stem: conv, d_model: {WIDTH}, encoder_layers: 2, decoder_layers: 2,
+           num_heads: 4, ffn_dim: {4 * WIDTH}, max_positions: 24}}
+data: {{format: jsonl, path: captions.jsonl}}
+train:
+  max_steps: {XE_STEPS}
+  batch_size: {BATCH_SIZE}
+  threads: 1
+  lr: 1.0e-3
+  schedule: cosine
+  warmup_steps: {XE_STEPS // 10}
+  label_smoothing: 0.1
+  captions_per_image: 5
+  max_target_tokens: 20
+eval: {{every: {XE_STEPS // 2}}}
+run: {{dir: runs/xe, log_every: {XE_STEPS // 3}}}
+""")
+rl_caption("xe --config xe.yaml")
+
+# %% [markdown]
+# Before the first step every picture was opened and every caption checked. `loss/xe` is the cross-entropy in nats a
+# token: it falls. `val/cider` is CIDEr-D of greedy captions of the `val` pictures, from 0 to 10: it rises. The best
+# weights by it are in `runs/xe/export/best`.
+#
+# ## Self-critical training
+#
+# Now the captioner samples five captions of each picture. Those that score above the others of their picture are made
+# likelier, the rest less likely. The score is the metric itself, CIDEr-D, which cross-entropy cannot optimise. The
+# learning rate is ten times smaller.
+
+# %%
+Path("scst.yaml").write_text(f"""
+model: {{init: runs/xe/export/best}}
+data: {{format: jsonl, path: captions.jsonl}}
+rollout: {{num_samples: 5, max_new_tokens: 20}}
+reward:
+  terms:
+    cider: {{weight: 1.0}}
+train: {{max_steps: {SCST_STEPS}, batch_size: {BATCH_SIZE}, threads: 1, lr: 1.0e-4, warmup_steps: {SCST_STEPS // 6}}}
+eval: {{every: {SCST_STEPS // 2}}}
+run: {{dir: runs/scst, log_every: {SCST_STEPS // 3}}}
+""")
+rl_caption("scst --config scst.yaml")
+
+# %% [markdown]
+# `reward/total` is the mean reward of the samples. Look at it together with two other things: `val/cider`, because
+# the reward of samples may rise while greedy captions of new pictures do not get better; and `policy/entropy`, which
+# falls as the policy becomes sure of what to say. The line `monitor:` names scores that are not in the reward and
+# that watch it: an alarm would be printed here ([Hacking of the reward](../hacking.md)).
+#
+# A run that was interrupted goes on when the same command is given again.
+#
+# ## Did it help?
+#
+# Both captioners write captions of the `test` pictures, which are scored as the COCO toolkit does (METEOR is left
+# out: it needs Java).
+
+# %%
+for name in ("xe", "scst"):
+    rl_caption(
+        f"evaluate --model runs/{name}/export/best --data.format jsonl --data.path captions.jsonl --split test"
+        f" --metrics bleu,rouge,cider --out evaluation/{name}"
+    )
+
+# %% [markdown]
+# Below each score is its 95 % interval: other test pictures would have given another score within about these limits.
+# To say that one captioner is better than the other, compare them on the same pictures. The paired test asks in how
+# many of its random exchanges of the two captions of a picture the difference is as large as the one found.
+
+# %%
+rl_caption(
+    "evaluate --compare evaluation/xe/predictions.json evaluation/scst/predictions.json"
+    " --data.format jsonl --data.path captions.jsonl --metrics bleu,rouge,cider --out evaluation/both"
+)
+
+# %% [markdown]
+# If the interval of a difference contains 0, these pictures do not show which captioner is better. This is one seed;
+# before you rely on a difference, train with two more (`--train.seed 1 --run.dir runs/scst-1`).
+#
+# Read captions, too. A number does not say what changed:
+
+# %%
+from PIL import Image
+
+from rl_caption.cli.demo import caption_sheet
+
+captions = {
+    name: {
+        line["image_id"]: line["caption"]
+        for line in json.loads(Path(f"evaluation/{name}/predictions.json").read_text())
+    }
+    for name in ("xe", "scst")
+}
+shown = list(captions["xe"])[:6]
+caption_sheet(
+    [Image.open(photo) for photo in shown],
+    {"cross-entropy": [captions["xe"][photo] for photo in shown], "SCST": [captions["scst"][photo] for photo in shown]},
+)
+
+# %% [markdown]
+# ## Caption new photos
+#
+# Any photo or folder of photos; nothing has to be written about them.
+
+# %%
+rl_caption(f"caption --model runs/scst/export/best {shown[0]} {shown[1]}")
+
+# %% [markdown]
+# ## What next
+#
+# - Photos are harder than coloured shapes, and a few thousand of them are too few to learn to see. Start from a
+#   pretrained captioner (`configs/hf_blip_xe.yaml` and `configs/hf_blip_scst.yaml`, [Captioners](../captioners.md)),
+#   or from a frozen image encoder ([Flickr8k](../flickr8k.md)).
+# - CIDEr-D rewards what the references mention. [Rewards](../rewards.md) lists what else can be rewarded, and [A
+#   reward of your own](reward_of_your_own.py) adds one.
+# - `python -m rl_caption report runs/xe runs/scst` makes a page of curves and captions.

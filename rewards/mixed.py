@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 from rewards.base import Reward, RewardError, as_texts, checked_scores, required_column
-from rewards.text.tokenize import tokenize
+from rewards.text.tokenize import TOKENIZER, tokenizer_of
 
 Normalize = Literal["none", "per_term", "per_group"]
 ROUNDING = 1e-6
@@ -42,15 +42,19 @@ def z_scores(scores: Sequence[float], of: Moments) -> list[float]:
 
 
 def masked_by_length(
-    scores: Sequence[float], captions: Sequence[str], references: Sequence[Sequence[str]], ratio: tuple[float, float]
+    scores: Sequence[float],
+    captions: Sequence[str],
+    references: Sequence[Sequence[str]],
+    ratio: tuple[float, float],
+    tokenizer: str = TOKENIZER,
 ) -> list[float]:
     """Scores of N captions, 0 for those that are too short or too long: length-conditional reward masking (Ye et al.
     2026, "BalCapRL", whose ratios are 0.5 and 2).
 
     A score stays where the caption's length over the mean length of its references is in ``ratio``, ends included.
-    Lengths are in tokens of ``rewards.text.tokenize``. Raises ``RewardError`` where a caption has no reference.
+    Lengths are in tokens of ``tokenizer``. Raises ``RewardError`` where a caption has no reference.
     """
-    low, high = ratio
+    (low, high), tokenize = ratio, tokenizer_of(tokenizer)
     masked = []
     for row, (score, caption, texts) in enumerate(zip(scores, captions, references, strict=True)):
         if not texts:
@@ -73,6 +77,8 @@ class MixedReward:
             are relative to is the caller's choice (``combine``): those of a step, or the samples of one image.
         length_ratios: log key -> lengths, relative to the references', outside of which the term scores 0
             (``masked_by_length``); needs the column ``references``.
+        tokenizer: of the captions, one of ``rewards.text.tokenize.TOKENIZERS``: lengths are in its tokens, and so are
+            a trainer's statistics of captions.
 
     Raises:
         ValueError: there is no term, a weight is not a finite number, ``normalize`` is unknown, or a length ratio is of
@@ -86,6 +92,7 @@ class MixedReward:
         terms: Mapping[str, tuple[Reward, float]],
         normalize: Normalize = "none",
         length_ratios: Mapping[str, tuple[float, float]] = MappingProxyType({}),
+        tokenizer: str = TOKENIZER,
     ) -> None:
         if normalize not in get_args(Normalize):
             raise ValueError(f"normalize is {normalize!r}: expected one of {', '.join(get_args(Normalize))}")
@@ -98,7 +105,7 @@ class MixedReward:
             raise ValueError(f"length_ratios are of {list(length_ratios)}: expected some of {list(terms)}")
         self.rewards = {name: reward for name, (reward, _) in terms.items()}
         self.weights = {name: float(weight) for name, (_, weight) in terms.items()}
-        self.length_ratios = dict(length_ratios)
+        self.length_ratios, self.tokenizer = dict(length_ratios), tokenizer
         self.columns: frozenset[str] = frozenset().union(*(reward.columns for reward in self.rewards.values()))
         if self.length_ratios:
             self.columns |= {"references"}
@@ -112,10 +119,11 @@ class MixedReward:
     def signature(self) -> str:
         """``0.5*[...]+0.5*[...]``, of z-scores ``per_term(...)``; of one raw term of weight 1, the term's own.
 
-        A term with a length ratio is ``length0.5-2(...)``.
+        A term with a length ratio is ``length0.5-2(...)``, of another tokenizer than ``ptb`` ``length0.5-2,char(...)``.
         """
         own = {name: reward.signature for name, reward in self.rewards.items()}
-        own |= {name: f"length{low:g}-{high:g}({own[name]})" for name, (low, high) in self.length_ratios.items()}
+        words = "" if self.tokenizer == TOKENIZER else f",{self.tokenizer}"
+        own |= {name: f"length{low:g}-{high:g}{words}({own[name]})" for name, (low, high) in self.length_ratios.items()}
         if self.normalize == "none" and list(self.weights.values()) == [1.0]:
             return next(iter(own.values()))
         terms = "+".join(f"{weight:g}*[{own[name]}]" for name, weight in self.weights.items())
@@ -124,7 +132,7 @@ class MixedReward:
     def reweighted(self, weights: Mapping[str, float]) -> MixedReward:
         """The same mixture with other weights."""
         terms = {name: (reward, weights[name]) for name, reward in self.rewards.items()}
-        return MixedReward(terms, self.normalize, self.length_ratios)
+        return MixedReward(terms, self.normalize, self.length_ratios, self.tokenizer)
 
     def _bounds(self, name: str) -> tuple[float, float]:
         low, high = self.rewards[name].bounds
@@ -148,7 +156,7 @@ class MixedReward:
             texts = as_texts(completions)
             references = required_column(columns, "references", "length_ratios", len(texts))
             for name, ratio in self.length_ratios.items():
-                scores[name] = masked_by_length(scores[name], texts, references, ratio)
+                scores[name] = masked_by_length(scores[name], texts, references, ratio, self.tokenizer)
         return scores
 
     def combine(self, terms: Mapping[str, Sequence[float]], of: Mapping[str, Moments] | None = None) -> list[float]:

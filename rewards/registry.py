@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 from rewards.base import Reward
@@ -71,6 +72,23 @@ def build(name: str, **kwargs: Any) -> Reward:
             f"{name!r} made a {type(reward).__name__}, which is not a reward: it needs __name__, columns, bounds, "
             "signature and __call__(prompts, completions, **columns)"
         )
+    return reward
+
+
+def build_tokenized(name: str, kwargs: Mapping[str, Any], tokenizer: str) -> Reward:
+    """``build``, with the tokenizer of a dataset where a reward of this package takes one and ``kwargs`` has none.
+
+    ``tokenizer`` is one of ``rewards.text.tokenize.TOKENIZERS``. A reward from outside is built as it is.
+
+    Raises:
+        ValueError: as ``build``, or the reward reads English words and ``tokenizer`` is not ``ptb``.
+    """
+    if name in REWARDS and "tokenizer" in parameters(name):
+        kwargs = {"tokenizer": tokenizer, **kwargs}
+    reward = build(name, **kwargs)
+    own = getattr(reward, "tokenizer", tokenizer)
+    if name in REWARDS and "tokenizer" not in kwargs and own != tokenizer:
+        raise ValueError(f"reward {name!r} is for English captions (tokenizer {own!r}), the data have {tokenizer!r}")
     return reward
 
 

@@ -66,7 +66,7 @@ class Bleu:
 
     Args:
         n: longest n-grams, at least 1; the log key is ``bleu<n>``.
-        tokenizer: ``ptb``, or ``none`` for text that is tokenised already.
+        tokenizer: one of ``rewards.text.tokenize.TOKENIZERS``.
     """
 
     columns = frozenset({"references"})

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from rewards.base import RewardError, as_texts, checked_scores, reference_lists, required_column
-from rewards.text.tokenize import tokenize
+from rewards.text.tokenize import TOKENIZER, tokenize
 
 Measure = Literal["precision", "caption", "recall"]
 _IRREGULAR = {"people": "person", "children": "child", "mice": "mouse", "geese": "goose", "feet": "foot"}
@@ -162,7 +162,7 @@ class Chair:
         measure: ``precision``, mentions that are in the image over all mentions; ``caption``, 1 where all are, else 0
             (the mean over captions is 1 - CHAIR-s); ``recall``, objects of the image that are mentioned over all of it.
 
-    Captions are tokenised as for CIDEr-D.
+    Captions are English, tokenised as for CIDEr-D.
 
     Raises:
         ValueError: a file or an argument is wrong.
@@ -170,6 +170,7 @@ class Chair:
 
     __name__ = "chair"
     bounds = (0.0, 1.0)
+    tokenizer = TOKENIZER
 
     def __init__(
         self, synonyms: str, objects: str | None = None, references: bool = True, measure: Measure = "precision"

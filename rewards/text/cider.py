@@ -203,7 +203,7 @@ class CiderD:
         sigma: width of the length penalty in tokens, above 0.
         cache_images: size, at least 1, of the least-recently-used cache of tokenised references (about 1 kB an image).
             With less than the training split it has no hits, because an epoch visits each image one time.
-        tokenizer: ``ptb``, or ``none`` for text that is tokenised already (``rewards.text.tokenize.TOKENIZERS``).
+        tokenizer: one of ``rewards.text.tokenize.TOKENIZERS``.
 
     Raises:
         ValueError: a parameter is out of range, or ``df`` was counted with other tokens, EOS or n-gram orders.
@@ -309,12 +309,7 @@ class CiderD:
         if columns.get("image_id") is not None:
             identities = required_column(dict(columns), "image_id", self.__name__, len(keys))
         images = dict(zip(identities, keys, strict=True))
-        return DocumentFrequencies.from_references(
-            ([self._tokenize(caption) for caption in captions] for captions in images.values()),
-            eos=self.eos,
-            n=self.n,
-            tokenizer=self.tokenizer,
-        )
+        return DocumentFrequencies.from_texts(images.values(), eos=self.eos, n=self.n, tokenizer=self.tokenizer)
 
     def _check_df(self, df: DocumentFrequencies) -> None:
         if df.eos != self.eos:

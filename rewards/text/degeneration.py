@@ -10,7 +10,7 @@ from typing import Any
 
 from rewards.base import as_texts
 from rewards.text.ngrams import ngram_counts
-from rewards.text.tokenize import tokenize
+from rewards.text.tokenize import TOKENIZER, tokenizer_of
 
 Tokens = Sequence[str]
 
@@ -47,19 +47,21 @@ def repeated_ngram_share(captions: Sequence[Tokens], n: int = 2) -> float:
 
 
 def bad_ending(tokens: Tokens) -> bool:
-    """Whether a caption is empty or ends in one of ``BAD_ENDINGS``."""
+    """Whether an English caption is empty or ends in one of ``BAD_ENDINGS``."""
     return not tokens or tokens[-1] in BAD_ENDINGS
 
 
 def degeneration_statistics(
-    captions: Sequence[Tokens], training_captions: Collection[tuple[str, ...]] | None = None
+    captions: Sequence[Tokens],
+    training_captions: Collection[tuple[str, ...]] | None = None,
+    tokenizer: str = TOKENIZER,
 ) -> dict[str, float]:
-    """Statistics of tokenised captions; of no captions, ``ValueError``.
+    """Statistics of captions that ``tokenizer`` tokenised; of no captions, ``ValueError``.
 
     ``length`` (mean tokens), ``vocabulary`` (distinct tokens), and fractions in [0, 1]: ``repeated_ngrams`` (bigrams
-    that occurred earlier in their caption), ``bad_endings`` (captions that are empty or break off), ``duplicates``
-    (captions equal to an earlier one), ``empty``, and ``novel`` (captions that are not among ``training_captions``, a
-    set of tuples of tokens; absent without them).
+    that occurred earlier in their caption), ``bad_endings`` (captions that are empty or break off; absent unless the
+    tokenizer is ``ptb``, as the words are English), ``duplicates`` (captions equal to an earlier one), ``empty``, and
+    ``novel`` (captions that are not among ``training_captions``, a set of tuples of tokens; absent without them).
     """
     if not captions:
         raise ValueError("statistics of no captions: expected at least one")
@@ -68,10 +70,11 @@ def degeneration_statistics(
         "length": sum(map(len, captions)) / count,
         "vocabulary": float(len({token for tokens in captions for token in tokens})),
         "repeated_ngrams": repeated_ngram_share(captions),
-        "bad_endings": sum(map(bad_ending, captions)) / count,
         "duplicates": (count - len(different)) / count,
         "empty": sum(not tokens for tokens in captions) / count,
     }
+    if tokenizer == TOKENIZER:
+        values["bad_endings"] = sum(map(bad_ending, captions)) / count
     if training_captions is not None:
         values["novel"] = sum(tuple(tokens) not in training_captions for tokens in captions) / count
     return values
@@ -80,24 +83,24 @@ def degeneration_statistics(
 class Repetition:
     """Penalty for repeated n-grams: minus the share of a caption's n-grams that occurred earlier in it, in [-1, 0].
 
-    ``n``, at least 1, is the order of the n-grams.
+    ``n``, at least 1, is the order of the n-grams, ``tokenizer`` one of ``rewards.text.tokenize.TOKENIZERS``.
     """
 
     __name__ = "repetition"
     columns: frozenset[str] = frozenset()
     bounds = (-1.0, 0.0)
 
-    def __init__(self, n: int = 2) -> None:
+    def __init__(self, n: int = 2, tokenizer: str = TOKENIZER) -> None:
         if n < 1:
             raise ValueError(f"n is {n}: expected 1 or more")
-        self.n = n
+        self.n, self.tokenizer, self._tokenize = n, tokenizer, tokenizer_of(tokenizer)
 
     @property
     def signature(self) -> str:
         """Variant, such as ``repetition[n2]+ptb``."""
-        return f"repetition[n{self.n}]+ptb"
+        return f"repetition[n{self.n}]+{self.tokenizer}"
 
     def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
         """Score N captions; no column is needed."""
         texts = as_texts(completions)
-        return [-repeated_ngram_share([tokenize(text)], self.n) for text in texts]
+        return [-repeated_ngram_share([self._tokenize(text)], self.n) for text in texts]

@@ -20,7 +20,7 @@ from rewards.base import as_texts, checked_scores, finished_captions, required_c
 from rewards.text.cider import CiderD, cider_d
 from rewards.text.document_frequency import EOS, DocumentFrequencies
 from rewards.text.ngrams import ngram_counts
-from rewards.text.tokenize import tokenize
+from rewards.text.tokenize import TOKENIZER, tokenizer_of
 
 Tokens = Sequence[str]
 
@@ -62,18 +62,22 @@ class Diversity:
         df: document frequencies of the training split, or a file of them, as for ``CiderD``; None weighs all n-grams
             alike.
         eos: EOS is a token, of captions whose ``finished`` column is true or that have no such column.
+        tokenizer: one of ``rewards.text.tokenize.TOKENIZERS``.
 
     Raises:
-        ValueError: ``df`` was counted with another EOS setting, or cannot be read.
+        ValueError: ``df`` was counted with another EOS setting or tokenizer, or cannot be read.
     """
 
     __name__ = "diversity"
     columns = frozenset({"image_id"})
     bounds = (0.0, 1.0)
 
-    def __init__(self, df: DocumentFrequencies | str | Path | None = None, eos: bool = True) -> None:
-        weighted = CiderD(df, eos)  # reads and checks df
-        self.eos, self.signature = eos, f"diversity[{weighted.signature}]+ptb"
+    def __init__(
+        self, df: DocumentFrequencies | str | Path | None = None, eos: bool = True, tokenizer: str = TOKENIZER
+    ) -> None:
+        weighted = CiderD(df, eos, tokenizer=tokenizer)  # reads and checks df
+        self.tokenizer, self._tokenize = tokenizer, tokenizer_of(tokenizer)
+        self.eos, self.signature = eos, f"diversity[{weighted.signature}]+{tokenizer}"
         # Without document frequencies, no n-gram is in a document, and ln D is 1: all have the weight 1.
         same = DocumentFrequencies.from_counts({}, 1.0, eos=eos)
         self.df = same if weighted.df is None else weighted.df
@@ -83,7 +87,7 @@ class Diversity:
         texts = as_texts(completions)
         ids = required_column(columns, "image_id", self.__name__, len(texts))
         ended = finished_captions(columns, self.__name__, len(texts)) if self.eos else [False] * len(texts)
-        captions = [[*tokenize(text), *([EOS] if end else [])] for text, end in zip(texts, ended, strict=True)]
+        captions = [[*self._tokenize(text), *([EOS] if end else [])] for text, end in zip(texts, ended, strict=True)]
         groups: dict[Any, list[int]] = {}
         for row, image_id in enumerate(ids):
             groups.setdefault(image_id, []).append(row)
@@ -108,17 +112,20 @@ class Consensus:
     Args:
         df: document frequencies without EOS, or a file of them, as for ``CiderD``; None weighs all n-grams alike.
 
+        tokenizer: one of ``rewards.text.tokenize.TOKENIZERS``.
+
     Raises:
-        ValueError: ``df`` was counted with EOS, or cannot be read.
+        ValueError: ``df`` was counted with EOS or by another tokenizer, or cannot be read.
     """
 
     __name__ = "consensus"
     columns = frozenset({"image_id"})
     bounds = (0.0, 10.0)
 
-    def __init__(self, df: DocumentFrequencies | str | Path | None = None) -> None:
-        weighted = CiderD(df, eos=False)  # reads and checks df
-        self.signature = f"consensus[{weighted.signature}]+ptb"
+    def __init__(self, df: DocumentFrequencies | str | Path | None = None, tokenizer: str = TOKENIZER) -> None:
+        weighted = CiderD(df, eos=False, tokenizer=tokenizer)  # reads and checks df
+        self.tokenizer, self._tokenize = tokenizer, tokenizer_of(tokenizer)
+        self.signature = f"consensus[{weighted.signature}]+{tokenizer}"
         self.df = DocumentFrequencies.from_counts({}, 1.0, eos=False) if weighted.df is None else weighted.df
 
     def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
@@ -130,7 +137,7 @@ class Consensus:
         scores = [0.0] * len(texts)
         for rows in groups.values():
             if len(rows) > 1:
-                near = 10 * similarities([tokenize(texts[row]) for row in rows], self.df)
+                near = 10 * similarities([self._tokenize(texts[row]) for row in rows], self.df)
                 means = (near.sum(axis=1) - np.diagonal(near)) / (len(rows) - 1)
                 for row, mean in zip(rows, means.tolist(), strict=True):
                     scores[row] = min(max(0.0, mean), self.bounds[1])  # but for rounding

@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from rewards.files import UNREADABLE_ARRAY, atomic_write, member, read_array
 from rewards.text.ngrams import Array, NGram, NGramTable, count_documents, numbered, table_of_counts, table_of_rows
-from rewards.text.tokenize import TOKENIZER
+from rewards.text.tokenize import TOKENIZER, tokenizer_of
 
 EOS = "<eos>"
 """The end-of-sentence token, where it counts as a word."""
@@ -38,7 +38,7 @@ class DocumentFrequencies:
         log_documents: natural logarithm of the number of documents, at least 0.
         eos: whether every caption was counted with ``<eos>`` at its end.
         n: longest n-grams that are counted.
-        tokenizer: name of the tokenisation; ``ptb`` is ``rewards.text.tokenize``.
+        tokenizer: name of the tokenisation, one of ``rewards.text.tokenize.TOKENIZERS``.
         document: what one document is: an ``image`` with all its captions (CIDEr as published), or a ``caption``.
 
     Raises ``ValueError`` for values out of range, or where an n-gram is in more documents than there are.
@@ -86,6 +86,15 @@ class DocumentFrequencies:
         if documents == 0:
             raise ValueError("document frequencies need at least one image with captions; there is none")
         return cls(table, float(np.log(float(documents))), eos, n, tokenizer, document)
+
+    @classmethod
+    def from_texts(
+        cls, references: Iterable[Sequence[str]], *, eos: bool, n: int = 4, tokenizer: str = TOKENIZER
+    ) -> Self:
+        """``from_references`` of captions that ``tokenizer`` splits; one document an image."""
+        split = tokenizer_of(tokenizer)
+        tokens = ([split(caption) for caption in captions] for captions in references)
+        return cls.from_references(tokens, eos=eos, n=n, tokenizer=tokenizer)
 
     @classmethod
     def from_counts(cls, counts: Mapping[NGram, float], log_documents: float, *, n: int = 4, **fields: Any) -> Self:

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from rewards.base import RewardError, as_texts, checked_scores
 from rewards.clip.encoder import Precision, chunks
-from rewards.text.tokenize import tokenize
+from rewards.text.tokenize import TOKENIZER, tokenize
 
 
 class Grammar:
@@ -31,6 +31,7 @@ class Grammar:
     __name__ = "grammar"
     columns: frozenset[str] = frozenset()
     bounds = (0.0, 1.0)
+    tokenizer = TOKENIZER
 
     def __init__(
         self, head: str | Path, device: str | None = None, precision: Precision = "fp32", batch_size: int = 256
@@ -62,7 +63,7 @@ class Grammar:
     @property
     def signature(self) -> str:
         """Head with a hash of its weights, precision, and tokens."""
-        return f"{self.__name__}[{self.head.name},{self._weights[:12]},{self.precision}]+ptb"
+        return f"{self.__name__}[{self.head.name},{self._weights[:12]},{self.precision}]+{self.tokenizer}"
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle without the network, which is loaded again."""

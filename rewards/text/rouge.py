@@ -53,7 +53,7 @@ class RougeL:
 
     Args:
         beta: weight of recall against precision, above 0; the toolkit's is 1.2.
-        tokenizer: ``ptb``, or ``none`` for text that is tokenised already.
+        tokenizer: one of ``rewards.text.tokenize.TOKENIZERS``.
     """
 
     __name__ = "rouge_l"

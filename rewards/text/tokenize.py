@@ -1,4 +1,4 @@
-"""Caption tokens as the COCO caption toolkit makes them, without Java.
+"""Caption tokens as the COCO caption toolkit makes them, without Java; and tokens of captions in other languages.
 
 The toolkit (pycocoevalcap) pipes captions through Stanford CoreNLP 3.4.1's ``PTBTokenizer`` and removes a fixed list of
 punctuation tokens. It lower-cases, splits clitics (``dog 's``, ``do n't``), keeps hyphenated words and abbreviations
@@ -8,6 +8,7 @@ punctuation tokens. It lower-cases, splits clitics (``dog 's``, ``do n't``), kee
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any
@@ -139,14 +140,75 @@ def _longest_token(text: str, position: int) -> tuple[str | None, int]:
     return (write(text[position:end]) if write is not None else None), end
 
 
-TOKENIZERS: dict[str, Callable[[str], list[str]]] = {TOKENIZER: tokenize, "none": str.split}
+class _Characters(dict[int, str]):
+    """What each character becomes before a text is split at spaces; filled as characters are met."""
+
+    def __init__(self, divided: Sequence[str] = ()) -> None:
+        self._divided = tuple(divided)
+
+    def __missing__(self, code: int) -> str:
+        character = chr(code)
+        kind, name = unicodedata.category(character), unicodedata.name(character, "")
+        if (kind == "Cf" and character != "\u200b") or name.startswith("VARIATION SELECTOR"):
+            written = (
+                ""  # joiners, direction marks, soft hyphens: no sign that a word ends, but for the zero-width space
+            )
+        elif kind[0] in "LMN":
+            written = f" {character} " if name.startswith(self._divided) else character
+        else:
+            written = " "
+        self[code] = written
+        return written
+
+
+_WORD_CHARACTERS = _Characters()
+_CJK_CHARACTERS = _Characters(["CJK ", "HIRAGANA", "KATAKANA", "IDEOGRAPHIC", "BOPOMOFO"])
+
+
+def unicode_words(text: str) -> list[str]:
+    """Split a caption of any language that writes spaces into lower-case words: runs of letters, marks and digits.
+
+    The text is normalised by NFKC first, so that full-width letters, ligatures and decomposed accents compare equal.
+    Combining marks (Hindi vowel signs, Arabic short vowels) are parts of words. Punctuation, apostrophes and hyphens
+    included, and symbols end a word and are removed. There is no stemming and no language-specific rule.
+    """
+    return unicodedata.normalize("NFKC", text).lower().translate(_WORD_CHARACTERS).split()
+
+
+def cjk_characters(text: str) -> list[str]:
+    """``unicode_words``, but every Chinese character, kana and bopomofo letter is a token of its own.
+
+    Runs of other letters and digits stay words: ``2只cat`` is ``2``, ``只``, ``cat``. So do Korean words, which are
+    written with spaces.
+    """
+    return unicodedata.normalize("NFKC", text).lower().translate(_CJK_CHARACTERS).split()
+
+
+def join_cjk(tokens: Iterable[str]) -> str:
+    """Text of tokens of ``cjk_characters``: spaces only between words, none at Chinese characters and kana."""
+    text = ""
+    for token in tokens:
+        text += f" {token}" if text and not (_is_divided(text[-1]) or _is_divided(token[0])) else token
+    return text
+
+
+def _is_divided(character: str) -> bool:
+    return len(_CJK_CHARACTERS[ord(character)]) == 3
+
+
+TOKENIZERS: dict[str, Callable[[str], list[str]]] = {
+    TOKENIZER: tokenize,
+    "unicode": unicode_words,
+    "char": cjk_characters,
+    "none": str.split,
+}
 """Tokenizers by the name in signatures and document frequencies; ``none`` is for text that is tokenised already."""
 
 
 def tokenizer_of(name: str) -> Callable[[str], list[str]]:
     """The function of that name in ``TOKENIZERS``; raises ``ValueError`` for any other."""
     if name not in TOKENIZERS:
-        raise ValueError(f"tokenizer is {name!r}: expected {' or '.join(TOKENIZERS)}")
+        raise ValueError(f"tokenizer is {name!r}: expected {', '.join(TOKENIZERS)}")
     return TOKENIZERS[name]
 
 

@@ -81,7 +81,7 @@ class AblateConfig:
     num_beams: Beams = 1
     length_penalty: LengthPenalty = 1.0
     metrics: list[str] = field(default_factory=lambda: ["bleu", "meteor", "rouge", "cider", "spice"])
-    tokenizer: Literal["auto", "java", "python", "none"] = "auto"
+    tokenizer: Literal["auto", "java", "python", "unicode", "char", "none"] = "auto"
     judges: dict[str, JudgeConfig] = field(default_factory=dict)
     show_images: Annotated[int, Range(min=0, max=10**4)] = 12
     jobs: Workers = 1

@@ -351,14 +351,15 @@ def build_rewards(
     signatures: dict[str, dict[str, str]] = {cell.name: {} for cell in plan.cells}
     built: dict[str, Any] = {}
     for cell in plan.cells:
-        reward, prefix = cell.config.reward, f"cell {cell.system!r}: "
+        reward, words = cell.config.reward, cell.config.data.tokenizer
+        prefix = f"cell {cell.system!r}: "
         for name, term in reward.terms.items():
             if _is_untrained(f"{prefix}reward.terms.{name}", term.target or name, term.kwargs, untrained):
                 continue
-            key = json.dumps([name, term.target, term.kwargs, reward.df, reward.eos], sort_keys=True)
+            key = json.dumps([name, term.target, term.kwargs, reward.df, reward.eos, words], sort_keys=True)
             single = replace(reward, terms={name: replace(term, weight=1.0)})
             try:
-                built[key] = built.get(key) or build_reward(single, [["a dog"], ["a cat"]]).signature
+                built[key] = built.get(key) or build_reward(single, [["a dog"], ["a cat"]], tokenizer=words).signature
             except ConfigError as error:
                 raise ConfigError(f"{prefix}{error}") from error
             signatures[cell.name][name] = built[key]
@@ -370,8 +371,9 @@ def build_rewards(
     judges: dict[str, dict[str, Reward]] = {}
     for name, base in plan.bases.items():
         references = references_of(base.rows)
-        key = json.dumps(references)  # bases with the same references share their judges
-        judges[name] = built[key] = built.get(key) or build_judges(ready, None, references, key="judges")
+        words = base.config.data.tokenizer
+        key = json.dumps([words, references])  # bases with the same references share their judges
+        judges[name] = built[key] = built.get(key) or build_judges(ready, None, references, "judges", words)
     return judges, signatures
 
 

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from rewards.model_files import check_folder, check_memory, check_state, read_object, read_weights, state_shapes
-from rewards.text.tokenize import tokenize
+from rewards.text.tokenize import TOKENIZER, join_cjk, tokenizer_of
 from rl_caption.captioners.base import Captioner, forbid, reading
 from rl_caption.captioners.decoding import NextLogits, Prefixes
 from rl_caption.captioners.modeling import SHAPE, CaptionTransformer, CaptionTransformerConfig
@@ -29,6 +29,8 @@ from rl_caption.data.features import as_image_features, pad_features
 
 PIXEL_MEAN, PIXEL_STD = 0.5, 0.5
 PAD, BOS, EOS, UNK = "<pad>", "<bos>", "<eos>", "<unk>"
+SPLIT_BY = "caption_tokenizer"
+"""Key of ``tokenizer_config.json``: what splits captions into the words of a word-level vocabulary; absent: ``ptb``."""
 
 
 class TransformerCaptioner(Captioner):
@@ -41,6 +43,7 @@ class TransformerCaptioner(Captioner):
         self.cached: dict[tuple[str, str], np.ndarray] = {}
         # Tokens are whole words: references pass through the caption tokeniser first.
         self.word_level = isinstance(tokenizer.backend_tokenizer.model, WordLevel)
+        self.split_by: str = tokenizer.init_kwargs.get(SPLIT_BY, TOKENIZER)
         self.joins_words = self.word_level and tokenizer.backend_tokenizer.decoder is None
         special = set(tokenizer.all_special_ids)
         self.words = [
@@ -64,12 +67,14 @@ class TransformerCaptioner(Captioner):
         min_count: int = 5,
         tokenizer: str | None = None,
         cache_bytes: int = 0,
+        split_by: str = TOKENIZER,
         **shape: Any,
     ) -> TransformerCaptioner:
         """Random weights in the ``shape`` of a ``CaptionTransformerConfig``.
 
         The vocabulary is that of the training references (``build_vocabulary``), or the ``tokenizers`` tokenizer in the
-        path ``tokenizer``. ``cache_bytes`` are for decoded, resized images.
+        path ``tokenizer``. ``split_by``, one of ``rewards.text.tokenize.TOKENIZERS``, makes words of captions.
+        ``cache_bytes`` are for decoded, resized images.
 
         Raises:
             ValueError: an unknown argument, a value out of range, or the model does not fit into memory.
@@ -77,7 +82,9 @@ class TransformerCaptioner(Captioner):
         unknown = sorted(set(shape) - SHAPE)
         if unknown:
             raise ValueError(f"{', '.join(unknown)} is no part of its shape: expected some of {sorted(SHAPE)}")
-        words = load_tokenizer(tokenizer) if tokenizer else build_vocabulary(references, min_count)
+        words = load_tokenizer(tokenizer) if tokenizer else build_vocabulary(references, min_count, split_by)
+        if split_by != TOKENIZER:
+            words.init_kwargs[SPLIT_BY] = split_by
         config = CaptionTransformerConfig(
             vocab_size=len(words),
             pad_token_id=words.pad_token_id,
@@ -142,7 +149,8 @@ class TransformerCaptioner(Captioner):
         return torch.from_numpy((array.astype(np.float32) / 255.0 - PIXEL_MEAN) / PIXEL_STD).permute(2, 0, 1)
 
     def encode(self, texts: Sequence[str], max_tokens: int, row: Row | None = None) -> list[list[int]]:
-        prepared = [" ".join(tokenize(text)) for text in texts] if self.word_level else list(texts)
+        split = tokenizer_of(self.split_by)
+        prepared = [" ".join(split(text)) for text in texts] if self.word_level else list(texts)
         encoded = self.tokenizer(prepared, add_special_tokens=False)["input_ids"]
         return [[*ids, self.eos_token_id][:max_tokens] for ids in encoded]
 
@@ -204,7 +212,8 @@ class TransformerCaptioner(Captioner):
 
     def decode(self, token_ids: Tensor) -> list[str]:
         if self.joins_words:  # in a tenth of the tokenizer's time, which shows in a step on a GPU
-            return [" ".join(filter(None, map(self.words.__getitem__, ids))) for ids in token_ids.tolist()]
+            join = join_cjk if self.split_by == "char" else " ".join
+            return [join(filter(None, map(self.words.__getitem__, ids))) for ids in token_ids.tolist()]
         return self.tokenizer.batch_decode(
             token_ids.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
@@ -235,15 +244,18 @@ def _read_tokenizer(folder: Path, config: CaptionTransformerConfig) -> PreTraine
         return tokenizer
 
 
-def build_vocabulary(references: Iterable[list[str]], min_count: int) -> PreTrainedTokenizerFast:
+def build_vocabulary(
+    references: Iterable[list[str]], min_count: int, split_by: str = TOKENIZER
+) -> PreTrainedTokenizerFast:
     """Word-level tokenizer of the words that occur at least ``min_count`` times in the training references.
 
-    Words are those of ``rewards.text.tokenize.tokenize``; ids 0 to 3 are padding, BOS, EOS, UNK, then words by
-    falling count, ties in alphabetical order. Rarer words become UNK, which no caption may contain.
+    Words are those of ``split_by``, one of ``rewards.text.tokenize.TOKENIZERS``; ids 0 to 3 are padding, BOS, EOS, UNK,
+    then words by falling count, ties in alphabetical order. Rarer words become UNK, which no caption may contain.
     """
     if min_count < 1:
         raise ValueError(f"min_count is {min_count}: it must be at least 1")
-    counts = Counter(word for captions in references for caption in captions for word in tokenize(caption))
+    split = tokenizer_of(split_by)
+    counts = Counter(word for captions in references for caption in captions for word in split(caption))
     words = sorted((word for word, count in counts.items() if count >= min_count), key=lambda w: (-counts[w], w))
     if not words:
         raise ValueError(f"no word occurs {min_count} times in the training references: lower model.min_count")

@@ -200,12 +200,12 @@ def config_findings(config: ScstConfig) -> Iterator[Finding]:
         yield Finding("data", str(error), no_start, fatal=True)
         return
     yield Finding("data", f"{len(rows)} training images")
-    captioner, start = None, config.model.init
+    captioner, start, references = None, config.model.init, build.references_of(rows)
     if start is None:
         yield Finding("captioner", "model.init is not set", no_start, fatal=True)
     elif Path(start).exists() or config.model.name == "huggingface":
         try:
-            captioner = build.build_captioner(config.model, build.references_of(rows), config.data.cache_mb)
+            captioner = build.build_captioner(config.model, references, config.data.cache_mb, config.data.tokenizer)
             build.check_positions(captioner, "rollout.max_new_tokens", config.rollout.max_new_tokens)
         except (CaptionerError, build.ConfigError) as error:
             yield Finding("captioner", str(error), no_start, fatal=True)
@@ -217,7 +217,8 @@ def config_findings(config: ScstConfig) -> Iterator[Finding]:
     else:
         yield Finding("captioner", f"model.init {start} does not exist", no_start, fatal=True)
     try:
-        reward, decoding = build.build_reward(config.reward, build.references_of(rows)), build.build_decoding(config)
+        reward = build.build_reward(config.reward, references, tokenizer=config.data.tokenizer)
+        decoding = build.build_decoding(config)
         precision = usable_precision(config.train.mixed_precision)
         accelerator = Accelerator(mixed_precision=precision, **accelerator_kwargs())
         sample = None

@@ -16,10 +16,10 @@ from transformers.utils import logging as transformers_logging
 from rewards.clip.clipscore import ClipScore
 from rewards.clip.encoder import CachedEncoder, EncoderOptions
 from rewards.mixed import MixedReward
-from rewards.registry import build as build_term
+from rewards.registry import build_tokenized
 from rewards.registry import load as load_term
 from rewards.text.document_frequency import DocumentFrequencies
-from rewards.text.tokenize import tokenize
+from rewards.text.tokenize import TOKENIZER
 from rl_caption.captioners.base import Captioner, CaptionerError, Decoding
 from rl_caption.captioners.huggingface import HuggingFaceCaptioner
 from rl_caption.captioners.loading import load_captioner, new_captioner
@@ -78,8 +78,12 @@ def references_of(rows: Sequence[Row]) -> list[list[str]]:
     return [row["references"] for row in rows]
 
 
-def build_captioner(config: ModelConfig, references: Sequence[list[str]], cache_mb: int) -> Captioner:
+def build_captioner(
+    config: ModelConfig, references: Sequence[list[str]], cache_mb: int, tokenizer: str = TOKENIZER
+) -> Captioner:
     """Load ``model.init``, or make a captioner with random weights whose words are those of ``references``.
+
+    ``tokenizer`` is ``data.tokenizer``.
 
     Raises:
         CaptionerError: ``model.init`` is not a saved captioner, or cannot be trained as asked.
@@ -92,7 +96,7 @@ def build_captioner(config: ModelConfig, references: Sequence[list[str]], cache_
             return new_captioner(config.target, references, config.kwargs)
         try:
             return TransformerCaptioner.from_scratch(
-                references, config.min_count, config.tokenizer, cache_bytes=cache_bytes, **config.kwargs
+                references, config.min_count, config.tokenizer, cache_bytes, tokenizer, **config.kwargs
             )
         except ValueError as error:
             raise ConfigError(f"model: {error}") from error
@@ -112,6 +116,11 @@ def build_captioner(config: ModelConfig, references: Sequence[list[str]], cache_
         captioner.adapt(config.freeze, asdict(config.lora) if config.lora else None, config.gradient_checkpointing)
     else:
         _refuse_pretrained_options(replace(config, name="transformer"))
+    if isinstance(captioner, TransformerCaptioner) and captioner.word_level and captioner.split_by != tokenizer:
+        raise ConfigError(
+            f"model.init {config.init!r} has a vocabulary of words by {captioner.split_by!r}, data.tokenizer is "
+            f"{tokenizer!r}: set data.tokenizer to {captioner.split_by}, or train from scratch"
+        )
     return captioner
 
 
@@ -156,12 +165,15 @@ def build_decoding(config: ScstConfig) -> Decoding:
     )
 
 
-def build_reward(config: RewardConfig, references: Sequence[list[str]], folder: Path | None = None) -> MixedReward:
-    """The mixture of rewards; ConfigError where a term cannot be made.
+def build_reward(
+    config: RewardConfig, references: Sequence[list[str]], folder: Path | None = None, tokenizer: str = TOKENIZER
+) -> MixedReward:
+    """The mixture of rewards; ConfigError where a term cannot be made, or is for English and the data are not.
 
-    Where ``reward.df`` is null, document frequencies are counted from ``references`` (one document an image) and
-    written to ``folder``, that of a run, where CLIP-based terms also log what their caches of embeddings take.
-    CLIP-based terms whose arguments ask for the same network and cache get the same encoder.
+    ``tokenizer`` is ``data.tokenizer``, of all terms whose arguments do not name another. Where ``reward.df`` is null,
+    document frequencies are counted from ``references`` (one document an image) and written to ``folder``, that of a
+    run, where CLIP-based terms also log what their caches of embeddings take. CLIP-based terms whose arguments ask for
+    the same network and cache get the same encoder.
     """
     if not config.terms:
         raise ConfigError("reward.terms is empty: name at least one reward, such as cider")
@@ -171,13 +183,13 @@ def build_reward(config: RewardConfig, references: Sequence[list[str]], folder: 
     for name, term in config.terms.items():
         arguments = dict(term.kwargs)
         if name in ("cider", "diversity") and term.target is None:
-            df = df or config.df or _frequencies(config, references, folder)
+            df = df or config.df or _frequencies(config, references, folder, tokenizer)
             arguments = {"df": df, "eos": config.eos} | arguments
         try:
             key = _encoder_key(term.target or name, arguments)
             if key in encoders:
                 arguments["backbone"] = encoders[key]
-            reward = build_term(term.target or name, **arguments)
+            reward = build_tokenized(term.target or name, arguments, tokenizer)
         except (ValueError, OSError) as error:
             raise ConfigError(f"reward.terms.{name}: {error}") from error
         if isinstance(reward, ClipScore):
@@ -188,7 +200,7 @@ def build_reward(config: RewardConfig, references: Sequence[list[str]], folder: 
         terms[name] = (reward, term.weight)
     try:
         ratios = {name: term.length_ratio for name, term in config.terms.items() if term.length_ratio is not None}
-        return MixedReward(terms, config.normalize, ratios)
+        return MixedReward(terms, config.normalize, ratios, tokenizer)
     except ValueError as error:
         raise ConfigError(f"reward: {error}") from error
 
@@ -202,9 +214,10 @@ def _encoder_key(name: str, arguments: dict[str, Any]) -> str:
     return repr([given.get(field.name) for field in fields(EncoderOptions) if field.name != "cache_references"])
 
 
-def _frequencies(config: RewardConfig, references: Sequence[list[str]], folder: Path | None) -> DocumentFrequencies:
-    tokens = ([tokenize(caption) for caption in captions] for captions in references)
-    frequencies = DocumentFrequencies.from_references(tokens, eos=config.eos)
+def _frequencies(
+    config: RewardConfig, references: Sequence[list[str]], folder: Path | None, tokenizer: str
+) -> DocumentFrequencies:
+    frequencies = DocumentFrequencies.from_texts(references, eos=config.eos, tokenizer=tokenizer)
     if folder is not None:
         frequencies.save(folder / "document_frequencies.npz")
     return frequencies

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from rewards.text.tokenize import TOKENIZER
 from rl_caption.config.schema import (
     DataConfig,
     DecodeConfig,
@@ -205,6 +206,8 @@ def _unfit_data(data: DataConfig, task: str | None) -> Iterator[str]:
             f"data.format is {data.format!r}, from which only the task {' or '.join(learners)} of reward models "
             "learns: choose a format of images with captions, karpathy or jsonl"
         )
+    if task is not None and data.tokenizer != TOKENIZER:
+        yield f"data.tokenizer is {data.tokenizer!r}: it is for captioners; reward models have their own tokenizers"
     if task is None and "rand_augment" in data.augment:
         yield "data.augment has 'rand_augment', which only reward models read: leave it out"
 
@@ -214,6 +217,8 @@ def _wrong_evaluation(config: EvaluateConfig) -> list[str]:
     if config.references is not None and config.predictions is None and not config.compare:
         wrong.append(f"references is {config.references!r}: it goes with predictions; a model is judged on data.split")
     if config.model is not None or config.models:
+        if config.decode.remove_bad_endings and config.data.tokenizer != TOKENIZER:
+            wrong.append(f"decode.remove_bad_endings knows English, and data.tokenizer is {config.data.tokenizer!r}")
         return wrong + wrong_decoding(config.decode, config.rerank, config.candidates)
     if config.prompt is not None:
         wrong.append(f"prompt is {config.prompt!r}: it is what a model goes on from, and model is not set")

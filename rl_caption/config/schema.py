@@ -46,6 +46,9 @@ class DataConfig:
         features_kwargs: how they are stored and read, such as ``{dim: 2048, box_features: normalised}`` (docs/data.md).
         augment: train on random views, ``horizontal``, ``vertical``, ``transpose``, ``crop``, ``shift``, ``rotate``;
             only where captions stay true of them. ``rand_augment``: reward models only.
+        tokenizer: of captions, in n-gram rewards, document frequencies, validation, the monitor and a new captioner's
+            vocabulary: ``ptb`` (English, the COCO toolkit's), ``unicode`` (words of languages that write spaces) or
+            ``char`` (characters of Chinese and Japanese); docs/languages.md.
         on_bad: ``fail`` stops on unusable images and captions; ``skip`` leaves them out and says so.
         check_images: decode every image before training starts.
         num_workers: loader processes; 0 loads in the main process.
@@ -66,6 +69,7 @@ class DataConfig:
     augment: list[Literal["horizontal", "vertical", "transpose", "crop", "shift", "rotate", "rand_augment"]] = field(
         default_factory=list
     )
+    tokenizer: Literal["ptb", "unicode", "char"] = "ptb"
     on_bad: Literal["fail", "skip"] = "fail"
     check_images: bool = True
     num_workers: Annotated[int, Range(min=0, max=1024)] = 0
@@ -434,8 +438,9 @@ class EvaluateConfig:
         candidates: write all captions of an image with their scores to ``candidates.jsonl``.
         compare: two files of captions in COCO result format, instead of ``model``: a paired test between them.
         metrics: bleu, meteor, rouge, cider, spice: a list, or names with commas.
-        tokenizer: ``java`` (the toolkit's), ``python`` (ours), ``auto`` (ours, and Java for odd captions), ``none`` (of
-            text that is tokenised already: split at spaces, nothing lower-cased or removed).
+        tokenizer: ``java`` (the toolkit's), ``python`` (ours), ``unicode`` or ``char`` (as ``data.tokenizer``),
+            ``none`` (of text that is tokenised already: split at spaces, nothing lower-cased or removed), or ``auto``,
+            that of ``data.tokenizer``, where ``ptb`` is ours, and Java for odd captions.
         spice_jars: folder with the two jars of SPICE's parser (docs/evaluation.md).
         bootstrap: resamples of images for the 95 % intervals and for the paired test; 0 computes no intervals.
         seed: of the resamples, and of sampled captions.
@@ -459,7 +464,7 @@ class EvaluateConfig:
     rerank_kwargs: dict = field(default_factory=dict)
     candidates: bool = False
     metrics: list[str] | str = field(default_factory=lambda: ["bleu", "meteor", "rouge", "cider", "spice"])
-    tokenizer: Literal["auto", "java", "python", "none"] = "auto"
+    tokenizer: Literal["auto", "java", "python", "unicode", "char", "none"] = "auto"
     spice_jars: str | None = None
     bootstrap: Resamples = 1000
     seed: Seed = 0

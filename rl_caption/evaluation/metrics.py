@@ -9,11 +9,12 @@ from __future__ import annotations
 import importlib.metadata
 import logging
 import math
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +26,7 @@ from rewards.text.cider import cider_d
 from rewards.text.degeneration import degeneration_statistics
 from rewards.text.document_frequency import DocumentFrequencies
 from rewards.text.rouge import rouge_l
-from rewards.text.tokenize import is_tested, tokenize, tokenize_lines
+from rewards.text.tokenize import TOKENIZER, is_tested, tokenize_lines, tokenizer_of
 from rl_caption.data.base import reward_inputs
 from rl_caption.evaluation.toolkit import JavaError, Scores, UndefinedMetric, find_java, meteor, ptb_tokenize, spice
 from rl_caption.evaluation.vocabulary import SIZES, vocabulary_growth
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Tokenizer = Literal["auto", "java", "python", "none"]
+Tokenizer = Literal["auto", "java", "python", "unicode", "char", "none"]
 METRIC_KEYS: dict[str, tuple[str, ...]] = {
     "bleu": ("BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4"),
     "meteor": ("METEOR",),
@@ -56,6 +57,10 @@ DEGENERATION_KEYS = {
     "captions/empty": "empty",
 }
 """Metric key -> the key of ``rewards.text.degeneration``."""
+ENGLISH = ("meteor", "spice")
+"""Metrics whose stems, synonyms, paraphrases or parser are English, in the toolkit's programs."""
+OTHER_LANGUAGES = ("unicode", "char")
+"""Tokenizers of captions that are not English."""
 JUDGE = "judge/"
 """Prefix of the keys of rewards that serve as metrics (``add_judges``)."""
 
@@ -110,7 +115,8 @@ def evaluate_captions(
         metrics: names from ``DEFAULT_METRICS``. One that cannot be computed is in ``left_out`` with the reason.
         tokenizer: of these metrics. ``java`` is the toolkit's PTB tokenizer, ``python`` is ``rewards.text.tokenize``;
             ``auto`` is Python for texts on which the two were compared (``is_tested``), and Java, where there is a
-            runtime, for the others; ``none`` splits at white space.
+            runtime, for the others; ``none`` splits at white space. ``unicode`` and ``char`` are for other languages
+            than English: what is English alone is then in ``left_out``.
         training_captions: captions that the model was trained on, untokenised; needed for ``captions/novel``.
         scenes: image id -> generated scene, for the oracle's metrics.
         spice_jars: folder of SPICE's parser; None is the toolkit's own (``toolkit.spice``).
@@ -129,6 +135,9 @@ def evaluate_captions(
     counts: dict[str, NDArray[np.float64]] = {}
     for name in tqdm([name for name in METRIC_KEYS if name in metrics], desc="metrics", unit="metric", disable=None):
         keys = METRIC_KEYS[name]
+        if name in ENGLISH and tokenizer in OTHER_LANGUAGES:
+            left_out.update(dict.fromkeys(keys, f"English alone, and the tokenizer is {tokenizer!r}"))
+            continue
         try:
             scores = spice(candidates, tokens, spice_jars) if name == "spice" else SCORERS[name](candidates, tokens)
         except (JavaError, UndefinedMetric) as error:
@@ -142,7 +151,10 @@ def evaluate_captions(
                 per_image[image_id][key] = score
         if scores.counts is not None:
             counts[name] = scores.counts
-    values |= _degeneration(captions, training_captions)
+    words = tokenizer if tokenizer in OTHER_LANGUAGES else TOKENIZER
+    values |= _degeneration(captions, training_captions, words)
+    if words != TOKENIZER:
+        left_out["captions/bad_endings"] = f"English alone, and the tokenizer is {tokenizer!r}"
     if "captions/novel" not in values:
         left_out["captions/novel"] = "no training captions were given"
     if scenes is not None:
@@ -152,7 +164,7 @@ def evaluate_captions(
     signature = _signature(captions, references, tokens_name, "METEOR" in values or "SPICE" in values)
     sizes = sorted({*SIZES, len(captions)})
     written = {"captions": captions.values(), "references": [text for key in captions for text in references[key]]}
-    growth = {name: vocabulary_growth([tokenize(text) for text in own], sizes) for name, own in written.items()}
+    growth = {name: vocabulary_growth(list(map(tokenizer_of(words), own)), sizes) for name, own in written.items()}
     return Evaluation(values, signature, len(captions), left_out, per_image, vocabulary_growth=growth, counts=counts)
 
 
@@ -185,24 +197,39 @@ def evaluate_rows(
     )
 
 
-def validation_cider(captions: Mapping[str, str], references: Mapping[str, Sequence[str]]) -> float:
+def metrics_tokenizer(asked: Tokenizer, data: str) -> Tokenizer:
+    """The tokenizer of an evaluation that was asked for, where ``auto`` follows ``data.tokenizer``."""
+    return cast(Tokenizer, data) if asked == "auto" and data in OTHER_LANGUAGES else asked
+
+
+def words_tokenizer(asked: str, data: str) -> str:
+    """The tokenizer of rewards that judge or choose captions in an evaluation: ``data.tokenizer``, or what was asked
+    for where that is of another language."""
+    return asked if asked in OTHER_LANGUAGES else data
+
+
+def validation_cider(
+    captions: Mapping[str, str], references: Mapping[str, Sequence[str]], tokenizer: str = TOKENIZER
+) -> float:
     """Return the CIDEr-D by which training chooses its best checkpoint, mean over captions, in [0, 10].
 
-    Python tokens, no EOS; document frequencies of all of ``references``, one document for each image. Equal to the
-    toolkit's CIDEr on the same tokens where every image of ``references`` has a caption.
+    Tokens by ``tokenizer`` (``rewards.text.tokenize.TOKENIZERS``), no EOS; document frequencies of all of
+    ``references``, one document for each image. Equal to the toolkit's CIDEr on the same tokens where every image of
+    ``references`` has a caption.
 
     Raises:
         EvaluationError: no captions, an image without references, or fewer than two images with references.
     """
     _check_ids(captions, references)
-    tokens = {image_id: [tokenize(text) for text in texts] for image_id, texts in references.items() if texts}
+    split = tokenizer_of(tokenizer)
+    tokens = {image_id: [split(text) for text in texts] for image_id, texts in references.items() if texts}
     if len(tokens) < 2:
         raise EvaluationError(
             f"CIDEr weighs words by how many images they occur in: it needs references of at least 2 images, got "
             f"{len(tokens)}"
         )
-    df = DocumentFrequencies.from_references(tokens.values(), eos=False, n=4)
-    scores = cider_d([tokenize(text) for text in captions.values()], [tokens[image_id] for image_id in captions], df)
+    df = DocumentFrequencies.from_references(tokens.values(), eos=False, n=4, tokenizer=tokenizer)
+    scores = cider_d([split(text) for text in captions.values()], [tokens[image_id] for image_id in captions], df)
     return math.fsum(scores) / len(scores)
 
 
@@ -239,14 +266,16 @@ def tokenise(
     Returns captions and references of the images of ``captions``, tokens joined by single spaces, and the tokens' name
     for the signature, with this package's version where they may differ from the toolkit's.
     """
-    if tokenizer not in ("auto", "java", "python", "none"):
-        raise EvaluationError(f"tokenizer is {tokenizer!r}: expected auto, java, python or none")
+    if tokenizer not in get_args(Tokenizer):
+        raise EvaluationError(f"tokenizer is {tokenizer!r}: expected one of {', '.join(get_args(Tokenizer))}")
     # Two calls, as the toolkit makes them: its tokenizer looks at the next line to end an abbreviation.
     flat, untested = _tokenise([text for key in captions for text in references[key]], tokenizer)
     candidates, more = _tokenise(list(captions.values()), tokenizer)
     tokens = iter(flat)
     tokenised_references = {key: [next(tokens) for _ in references[key]] for key in captions}
     name = "none[split at spaces]" if tokenizer == "none" else "PTB[corenlp3.4.1]"
+    if tokenizer in OTHER_LANGUAGES:
+        name = f"{tokenizer}[NFKC,unicode{unicodedata.unidata_version}]"
     if untested + more:
         count = f"{untested + more} of {len(flat) + len(candidates)} texts not compared with Java"
         name = f"PTB-python[rl-caption{importlib.metadata.version('rl-caption')},{count}]"
@@ -255,8 +284,8 @@ def tokenise(
 
 def _tokenise(texts: Sequence[str], tokenizer: str) -> tuple[list[str], int]:
     """Tokens of every text, and the number of texts whose tokens may differ from the toolkit's."""
-    if tokenizer == "none":
-        return [" ".join(text.split()) for text in texts], 0
+    if tokenizer in ("none", *OTHER_LANGUAGES):
+        return [" ".join(tokenizer_of(tokenizer)(text)) for text in texts], 0
     if tokenizer == "java":
         try:
             find_java()
@@ -342,10 +371,13 @@ SCORERS: dict[str, Callable[[Mapping[str, str], Mapping[str, Sequence[str]]], Sc
 """Name of a metric -> function of tokenised captions and references."""
 
 
-def _degeneration(captions: Mapping[str, str], training_captions: Iterable[str] | None) -> dict[str, float]:
+def _degeneration(
+    captions: Mapping[str, str], training_captions: Iterable[str] | None, tokenizer: str
+) -> dict[str, float]:
     """Signs of bad captions, always on Python tokens, so that machines with and without Java agree."""
-    seen = None if training_captions is None else {tuple(tokenize(text)) for text in training_captions}
-    found = degeneration_statistics([tokenize(text) for text in captions.values()], seen)
+    split = tokenizer_of(tokenizer)
+    seen = None if training_captions is None else {tuple(split(text)) for text in training_captions}
+    found = degeneration_statistics([split(text) for text in captions.values()], seen, tokenizer)
     values = {key: found[name] for key, name in DEGENERATION_KEYS.items() if name in found}
     return values | {"captions/unique": 1 - found["duplicates"]}
 

@@ -1,6 +1,6 @@
 """Evaluation of K captions for each image: how diverse they are, and how good the best of k is.
 
-Tokens are those of ``rewards.text.tokenize``, without EOS; CIDEr-D's document frequencies are of all given references,
+Tokens are without EOS; CIDEr-D's document frequencies are of all given references,
 one document an image, as in ``validation_cider``.
 """
 
@@ -19,7 +19,7 @@ from rewards.text.bleu import bleu_counts, bleu_of_counts
 from rewards.text.cider import cider_d
 from rewards.text.diversity import distinct_ngrams, self_cider, similarities
 from rewards.text.document_frequency import DocumentFrequencies
-from rewards.text.tokenize import tokenize
+from rewards.text.tokenize import TOKENIZER, tokenizer_of
 from rl_caption.evaluation.metrics import EvaluationError
 
 
@@ -44,7 +44,10 @@ class SampleEvaluation(NamedTuple):
 
 
 def evaluate_samples(
-    samples: Mapping[str, Sequence[str]], references: Mapping[str, Sequence[str]], encoder: DualEncoder | None = None
+    samples: Mapping[str, Sequence[str]],
+    references: Mapping[str, Sequence[str]],
+    encoder: DualEncoder | None = None,
+    tokenizer: str = TOKENIZER,
 ) -> SampleEvaluation:
     """Evaluate K >= 2 captions of each image.
 
@@ -59,15 +62,17 @@ def evaluate_samples(
         samples: image id -> K captions, as the model wrote them, in the order in which they were sampled.
         references: image id -> captions that people wrote; images without samples count in document frequencies.
         encoder: embeds samples for ``CLIP-diversity``; None leaves it out.
+        tokenizer: one of ``rewards.text.tokenize.TOKENIZERS``.
 
     Raises:
         EvaluationError: an image has another number of captions than the first or fewer than two, or no reference, or
             fewer than two images have references.
     """
     count = _checked(samples, references)
-    written = {image_id: [tokenize(text) for text in texts] for image_id, texts in references.items() if texts}
-    df = DocumentFrequencies.from_references(written.values(), eos=False)
-    captions = {image_id: [tokenize(text) for text in texts] for image_id, texts in samples.items()}
+    split = tokenizer_of(tokenizer)
+    written = {image_id: [split(text) for text in texts] for image_id, texts in references.items() if texts}
+    df = DocumentFrequencies.from_references(written.values(), eos=False, tokenizer=tokenizer)
+    captions = {image_id: [split(text) for text in texts] for image_id, texts in samples.items()}
     scores = cider_d(
         [tokens for own in captions.values() for tokens in own],
         [written[image_id] for image_id, own in captions.items() for _ in own],

@@ -8,12 +8,12 @@ from rewards.base import Reward
 from rewards.clip.backbone import Backbone
 from rewards.clip.clipscore import ClipScore
 from rewards.mixed import MixedReward
-from rewards.registry import build
+from rewards.registry import build_tokenized
 from rewards.text.bleu import Bleu
 from rewards.text.cider import CiderD
 from rewards.text.document_frequency import DocumentFrequencies
 from rewards.text.rouge import RougeL
-from rewards.text.tokenize import tokenize
+from rewards.text.tokenize import TOKENIZER
 from rl_caption.errors import ConfigError
 from rl_caption.monitoring.config import JudgeConfig
 
@@ -35,6 +35,7 @@ def build_judges(
     reward: MixedReward | None,
     references: Sequence[list[str]],
     key: str = "monitor.judges",
+    tokenizer: str = TOKENIZER,
 ) -> dict[str, Reward]:
     """Make the judges of a run.
 
@@ -43,6 +44,7 @@ def build_judges(
             ``references`` and no EOS, as in ``val/cider``, unless its arguments say otherwise.
         reward: of the run; None, where captions are judged later, refuses no judge.
         references, key: of every validation image; of ``judges`` in the configuration, for messages.
+        tokenizer: ``data.tokenizer``, of judges whose arguments do not name another.
 
     Raises:
         ConfigError: an unknown judge or argument, or a judge that is a term of the reward, is one but for its
@@ -54,11 +56,10 @@ def build_judges(
     for name, judge in judges.items():
         arguments = dict(judge.kwargs)
         if name == "cider" and judge.target is None and "df" not in arguments:
-            tokens = ([tokenize(caption) for caption in captions] for captions in references)
-            eos = bool(arguments.setdefault("eos", False))
-            arguments["df"] = DocumentFrequencies.from_references(tokens, eos=eos)
+            eos, own = bool(arguments.setdefault("eos", False)), arguments.setdefault("tokenizer", tokenizer)
+            arguments["df"] = DocumentFrequencies.from_texts(references, eos=eos, tokenizer=own)
         try:
-            made[name] = build(judge.target or name, **arguments)
+            made[name] = build_tokenized(judge.target or name, arguments, tokenizer)
         except (ValueError, TypeError, OSError) as error:
             raise ConfigError(f"{key}.{name}: {error}") from error
         for term, used in (reward.rewards if reward is not None else {}).items():

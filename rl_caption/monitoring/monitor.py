@@ -89,7 +89,7 @@ class HackingMonitor:
         start = memory["start"]
         means = {name: statistics.fmean(values) for name, values in terms.items()}
         total = math.fsum(weight * means[name] / start["scales"][name] for name, weight in self.reward.weights.items())
-        now = Findings(total, judges, caption_statistics(captions))
+        now = Findings(total, judges, caption_statistics(captions, self.reward.tokenizer))
         if is_start:
             start["findings"] = asdict(now)
         # There is no training step before the start: the first one that is known stands for it.

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rewards.text.degeneration import degeneration_statistics
-from rewards.text.tokenize import tokenize
+from rewards.text.tokenize import TOKENIZER, tokenizer_of
 from rl_caption.data.base import DataError
 from rl_caption.options import Weight
 
@@ -36,7 +36,7 @@ class Thresholds:
             exceeded. With fewer than 100 images, more are asked for (``needed_errors``).
         slip_errors: the same for the fall from the best validation; more, because the best of many is partly luck.
         repeated_ngrams: rise of the fraction of repeated bigrams above both the references and the start.
-        bad_endings: rise of the fraction of captions that break off (or are empty) above both.
+        bad_endings: rise of the fraction of captions that break off (or are empty) above both; English alone.
         duplicates: rise of the fraction of captions equal to another image's above both.
         length: how far the mean length is above both that of the references and the start, or below both, relative
             to the nearer one.
@@ -94,20 +94,20 @@ def updated_peaks(peaks: Mapping[str, Peak], now: Findings, step: int) -> dict[s
     }
 
 
-def caption_statistics(captions: Sequence[str]) -> dict[str, float]:
-    """Describe N >= 1 captions, one an image; tokens by ``rewards.text.tokenize``.
+def caption_statistics(captions: Sequence[str], tokenizer: str = TOKENIZER) -> dict[str, float]:
+    """Describe N >= 1 captions, one an image; tokens by ``tokenizer``, of ``rewards.text.tokenize.TOKENIZERS``.
 
     ``length`` (mean tokens), ``vocabulary`` (different tokens), ``diversity`` (``lexical_diversity``), and fractions in
     [0, 1]: ``repeated_ngrams`` (bigrams seen earlier in their caption), ``bad_endings`` (captions that break off or are
-    empty), ``duplicates`` (captions equal to that of an earlier image).
+    empty; ``ptb`` alone), ``duplicates`` (captions equal to that of an earlier image).
     """
-    tokens = [tokenize(caption) for caption in captions]
-    found = degeneration_statistics(tokens)
+    tokens = list(map(tokenizer_of(tokenizer), captions))
+    found = degeneration_statistics(tokens, tokenizer=tokenizer)
     del found["empty"]  # bad endings count them
     return found | {"diversity": lexical_diversity(tokens)}
 
 
-def reference_statistics(references: Sequence[Sequence[str]]) -> dict[str, float]:
+def reference_statistics(references: Sequence[Sequence[str]], tokenizer: str = TOKENIZER) -> dict[str, float]:
     """``caption_statistics`` of what people wrote: means over up to five layers, each with one reference an image.
 
     A layer has as many captions as a validation, so that vocabulary and duplicates compare. ``DataError`` where an
@@ -116,7 +116,8 @@ def reference_statistics(references: Sequence[Sequence[str]]) -> dict[str, float
     if not all(references):
         raise DataError("the monitor compares captions with references: an image has none")
     layers = min(max(map(len, references)), LAYERS)
-    found = [caption_statistics([texts[layer % len(texts)] for texts in references]) for layer in range(layers)]
+    chosen = ([texts[layer % len(texts)] for texts in references] for layer in range(layers))
+    found = [caption_statistics(texts, tokenizer) for texts in chosen]
     means = {key: statistics.fmean(layer[key] for layer in found) for key in found[0]}
     if not means["length"]:
         raise DataError(f"the monitor compares lengths with references: no word is in such as {references[0][0]!r}")
@@ -163,6 +164,8 @@ def judge_alarm(
     found = _judge_signs(now, start, peaks or {}, thresholds)
     seen, began = now.statistics, start.statistics
     for key, meaning in _RISES.items():
+        if key not in seen:
+            continue
         level = max(references[key], began[key])
         if seen[key] > level + getattr(thresholds, key):
             found[key] = f"{meaning} {seen[key]:.0%} (start {began[key]:.0%}, references {references[key]:.0%})"

@@ -11,9 +11,9 @@ from typing import Any
 from accelerate import Accelerator
 
 from rewards.base import Reward, RewardError, checked_scores
-from rewards.registry import build
+from rewards.registry import build_tokenized
 from rewards.text.document_frequency import DocumentFrequencies
-from rewards.text.tokenize import tokenize
+from rewards.text.tokenize import TOKENIZER
 from rl_caption.captioners.base import Captioner, Decoding
 from rl_caption.captioners.ensemble import Average, Ensemble
 from rl_caption.captioners.loading import load_captioner
@@ -75,8 +75,10 @@ def load_captioners(names: Sequence[str], prompt: str | None, average: Average) 
     return loaded[names[0]] if len(loaded) == 1 else Ensemble(loaded, average)
 
 
-def build_reranker(name: str, kwargs: Mapping[str, Any], references: Sequence[list[str]]) -> Reward:
-    """The reward that chooses among captions.
+def build_reranker(
+    name: str, kwargs: Mapping[str, Any], references: Sequence[list[str]], tokenizer: str = TOKENIZER
+) -> Reward:
+    """The reward that chooses among captions; ``tokenizer`` is ``data.tokenizer``, unless ``kwargs`` name another.
 
     ``consensus`` has the document frequencies of ``references``, those of the training images, unless its arguments say
     otherwise; without any, all n-grams weigh alike.
@@ -86,10 +88,10 @@ def build_reranker(name: str, kwargs: Mapping[str, Any], references: Sequence[li
     """
     arguments = dict(kwargs)
     if name == "consensus" and "df" not in arguments and len(references) > 1:
-        tokens = ([tokenize(caption) for caption in captions] for captions in references)
-        arguments["df"] = DocumentFrequencies.from_references(tokens, eos=False)
+        own = arguments.setdefault("tokenizer", tokenizer)
+        arguments["df"] = DocumentFrequencies.from_texts(references, eos=False, tokenizer=own)
     try:
-        reward = build(name, **arguments)
+        reward = build_tokenized(name, arguments, tokenizer)
     except (ValueError, TypeError, OSError) as error:
         raise ConfigError(f"rerank: {error}") from error
     if "references" in reward.columns:

@@ -22,7 +22,14 @@ from rl_caption.data.files import References, read_captions, read_references, re
 from rl_caption.errors import ConfigError
 from rl_caption.evaluation import Evaluation, check_writable, evaluate_captions, format_table, write_evaluation
 from rl_caption.evaluation.confidence import compare, with_intervals
-from rl_caption.evaluation.metrics import EvaluationError, add_judges, check_has_images, check_judges
+from rl_caption.evaluation.metrics import (
+    EvaluationError,
+    add_judges,
+    check_has_images,
+    check_judges,
+    metrics_tokenizer,
+    words_tokenizer,
+)
 from rl_caption.evaluation.results import (
     check_same_images,
     folder_of,
@@ -171,9 +178,11 @@ def _check_settings(config: EvaluateConfig) -> None:
 
 
 def _settings(config: EvaluateConfig) -> dict[str, Any]:
-    """What was evaluated, for those who read the scores: data and split, decoding, and the model by its weights."""
+    """What was evaluated, for those who read the scores: data, split, tokenizer, decoding, the model by its weights."""
     plain = json.loads(json.dumps(asdict(config)))
-    settings = {} if config.references is not None else {"data": plain["data"], "split": config.split or SPLIT}
+    settings = {"tokenizer": plain["tokenizer"]}
+    if config.references is None:
+        settings |= {"data": plain["data"], "split": config.split or SPLIT}
     if config.model is None:
         return settings
     from rl_caption.captioners.loading import weights_hash
@@ -250,7 +259,7 @@ def _scored(
         captions,
         images.references,
         metrics=metric_names(config.metrics),
-        tokenizer=config.tokenizer,
+        tokenizer=metrics_tokenizer(config.tokenizer, config.data.tokenizer),
         spice_jars=config.spice_jars,
         training_captions=None if train is None else {caption for row in train for caption in row["references"]},
         scenes={row["image_id"]: row["scene"] for row in rows} if all("scene" in row for row in rows) else None,
@@ -300,7 +309,8 @@ def _usable_judges(
         from rl_caption.monitoring.judges import build_judges
 
         references = [texts for texts in images.references.values() if texts]
-        judges = build_judges(config.judges, None, references, key="judges")
+        words = words_tokenizer(config.tokenizer, config.data.tokenizer)
+        judges = build_judges(config.judges, None, references, "judges", words)
     rows = [row for row in images.rows if row["image_id"] in captioned]
     check_judges(judges or {}, rows, images.source)
     return judges or {}
@@ -329,7 +339,8 @@ def _decode(config: EvaluateConfig, images: _Images, accelerator: Accelerator) -
         how += f", seed {config.seed}"
     if config.rerank is not None and accelerator.is_main_process:
         train = images.data.split("train") if images.data is not None and "train" in images.data.splits else ()
-        reward = build_reranker(config.rerank, config.rerank_kwargs, [row["references"] for row in train])
+        words = words_tokenizer(config.tokenizer, config.data.tokenizer)
+        reward = build_reranker(config.rerank, config.rerank_kwargs, [row["references"] for row in train], words)
         check_judges({"rerank": reward}, images.rows, images.source, key="")
         how += f", chosen by {reward.signature}"
     if config.models:

@@ -84,12 +84,13 @@ def train_scst(config: ScstConfig) -> TrainState:
     objective_of = partial(build_objective, train.objective, train.objective_kwargs, train.loss_reduction)
     objective = objective_of(train.kl_coef)
     decoding = build_decoding(config)
+    tokenizer = config.data.tokenizer
     with setup(config) as context:
         accelerator = context.accelerator
         _check_cuda_graph(context, rollout.cuda_graph)
         captioner = _captioner(context, config.model, "rollout.max_new_tokens", rollout.max_new_tokens)
         with accelerator.main_process_first():
-            reward = build_reward(config.reward, references_of(context.train_rows), context.folder)
+            reward = build_reward(config.reward, references_of(context.train_rows), context.folder, tokenizer)
         monitor = _monitor(config.monitor, reward, context)
         _check_images(context, reward, monitor)
         metric = selecting_metric(config.monitor, reward.rewards, monitor.judges)
@@ -253,16 +254,18 @@ def _check_cuda_graph(context: Context, wanted: bool) -> None:
 
 def _captioner(context: Context, model: ModelConfig, key: str, max_tokens: int) -> Captioner:
     """The captioner, which must have positions for captions of ``max_tokens`` tokens, the value of ``key``."""
-    captioner = build_captioner(model, references_of(context.train_rows), context.config.data.cache_mb)
+    data = context.config.data
+    captioner = build_captioner(model, references_of(context.train_rows), data.cache_mb, data.tokenizer)
     check_positions(captioner, key, max_tokens, rows=itertools.chain(context.train_rows, context.val_rows))
     return captioner
 
 
 def _monitor(config: MonitorConfig, reward: MixedReward, context: Context) -> HackingMonitor:
-    references = references_of(context.val_rows)
+    references, tokenizer = references_of(context.val_rows), context.config.data.tokenizer
     with context.accelerator.main_process_first():
-        judges = build_judges(config.judges, reward, references)
-    monitor = HackingMonitor(reward, judges, reference_statistics(references), config.thresholds, config.stop)
+        judges = build_judges(config.judges, reward, references, tokenizer=tokenizer)
+    usual = reference_statistics(references, tokenizer)
+    monitor = HackingMonitor(reward, judges, usual, config.thresholds, config.stop)
     print_main(context.accelerator, monitor.description)
     warning = few_images(len(references), config.thresholds) if judges else None
     if warning is not None:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
+from rewards.text.tokenize import TOKENIZER
 from rl_caption.config.build import ConfigError, build_data
 from rl_caption.config.schema import DataConfig
 from rl_caption.data.base import DataError, Row, load_image
@@ -56,7 +57,7 @@ def rows_of_config(data: Mapping[str, Any] | None, split: str) -> Source:
         return Source({}, f"No references and images are shown: {where} ({error}).")
 
 
-def reference_scores(systems: Captions, rows: Mapping[str, Row]) -> Scores:
+def reference_scores(systems: Captions, rows: Mapping[str, Row], tokenizer: str = TOKENIZER) -> Scores:
     """CIDEr-D (0 to 10) and ROUGE-L (0 to 1) of every caption.
 
     Document frequencies are those of the captioned images' references, without EOS, as in ``val/cider``.
@@ -69,7 +70,8 @@ def reference_scores(systems: Captions, rows: Mapping[str, Row]) -> Scores:
     references = {row["image_id"]: row["references"] for row in captioned if row["references"]}
     if len(references) < 2:
         return {}
-    judges = build_judges({name: JudgeConfig() for name in N_GRAM_SCORES.values()}, None, list(references.values()))
+    wanted = {name: JudgeConfig() for name in N_GRAM_SCORES.values()}
+    judges = build_judges(wanted, None, list(references.values()), tokenizer=tokenizer)
     found: dict[str, dict[str, dict[str, float]]] = {heading: {} for heading in N_GRAM_SCORES}
     for system, captions in systems.items():
         ids = [image_id for image_id in captions if image_id in references]

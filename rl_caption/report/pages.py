@@ -13,7 +13,8 @@ from typing import NamedTuple
 import yaml
 from markupsafe import Markup
 
-from rl_caption.evaluation.metrics import JUDGE
+from rewards.text.tokenize import TOKENIZER
+from rl_caption.evaluation.metrics import JUDGE, words_tokenizer
 from rl_caption.evaluation.results import (
     CAPTION_COLUMNS,
     LEFT_OUT,
@@ -79,7 +80,8 @@ def runs_page(runs: Mapping[str, RunFolder], source: Source | None, images: int)
             shown[name] = run, steps.get("best", list(steps.values())[-1])
     systems = {name: run.predictions(step) for name, (run, step) in shown.items()}
     source = source or (rows_of_config(first.config.get("data"), split) if shown else Source({}))
-    scores = {metric: dict(found) for metric, found in reference_scores(systems, source.rows).items()}
+    words = words_tokenizer("auto", (first.config.get("data") or {}).get("tokenizer", TOKENIZER))
+    scores = {metric: dict(found) for metric, found in reference_scores(systems, source.rows, words).items()}
     for name, (run, step) in shown.items():
         for judge, found in run.judges(step).items():
             if judge not in {N_GRAM_SCORES[metric] for metric in scores if metric in N_GRAM_SCORES}:
@@ -243,7 +245,9 @@ def _evaluated_captions(evaluations: Evaluations, source: Source | None, images:
     source = source or rows_of_config(settings.get("data"), settings.get("split", "test"))
     if len(systems) > 1:
         note = f"{note} Words that {next(iter(systems))} did not say are marked.".strip()
-    return _gallery(systems, reference_scores(systems, source.rows), source, note, images)
+    data = settings.get("data") or {}
+    words = words_tokenizer(settings.get("tokenizer", "auto"), data.get("tokenizer", TOKENIZER))
+    return _gallery(systems, reference_scores(systems, source.rows, words), source, note, images)
 
 
 def _monitor(run: RunFolder, name: str = "") -> Markup:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from rewards.base import checked_scores
 from rewards.mixed import MixedReward, moments
 from rewards.text.degeneration import bad_ending, repeated_ngram_share
-from rewards.text.tokenize import tokenize
+from rewards.text.tokenize import TOKENIZER, tokenizer_of
 from rl_caption.captioners.base import Captioner, Decoding, Generate, caption_mask
 from rl_caption.data.base import reward_inputs
 from rl_caption.data.loader import row_generator
@@ -155,8 +155,11 @@ def log_rollout(
     scores: Sequence[Scores],
     advantages: Sequence[Tensor],
     log: Averages,
+    tokenizer: str = TOKENIZER,
 ) -> list[dict[str, Any]]:
     """Add a rollout's rewards, advantages and caption statistics to ``log``; every key is defined in docs/metrics.md.
+
+    ``tokenizer``, of ``rewards.text.tokenize.TOKENIZERS``, is that of the statistics.
 
     Returns:
         One record an image for ``samples.jsonl``: samples, rewards, greedy caption.
@@ -174,7 +177,7 @@ def log_rollout(
         log.add("advantage/zero_fraction", (advantage.abs().amax(1) < 1e-8).double())
         log.add("completion/length", rollout.mask.sum(-1).double())
         log.add("completion/eos_fraction", rollout.finished.double())
-        for key, signs in _degeneration(rollout.texts).items():
+        for key, signs in _degeneration(rollout.texts, tokenizer).items():
             log.add(key, signs)
         greedy: Sequence[str | None] = rollout.greedy_texts or [None] * len(batch.rows)
         rewards = torch.round(score.samples, decimals=4).tolist()
@@ -184,16 +187,19 @@ def log_rollout(
     return records
 
 
-def _degeneration(texts: Sequence[Sequence[str]]) -> Mapping[str, list[float]]:
+def _degeneration(texts: Sequence[Sequence[str]], tokenizer: str) -> Mapping[str, list[float]]:
     """Signs of degenerate captions, one number in [0, 1] for each of B·K samples, from B lists of K captions.
 
     Everything is decided within a caption, or among the samples of its image, so that averages do not depend on how a
     batch is split.
     """
-    groups = [[tokenize(text) for text in group] for group in texts]
+    split = tokenizer_of(tokenizer)
+    groups = [[split(text) for text in group] for group in texts]
     captions = [tokens for group in groups for tokens in group]
-    return {
+    found = {
         "hacking/repeated_ngrams": [repeated_ngram_share([tokens]) for tokens in captions],
-        "hacking/bad_endings": [float(bad_ending(tokens)) for tokens in captions],
         "hacking/duplicates": [float(tokens in group[:k]) for group in groups for k, tokens in enumerate(group)],
     }
+    if tokenizer == TOKENIZER:  # the words are English
+        found["hacking/bad_endings"] = [float(bad_ending(tokens)) for tokens in captions]
+    return found

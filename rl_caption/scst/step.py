@@ -102,7 +102,7 @@ class SelfCriticalTask:
                 if update == 0:
                     log.add("time/rollout", sampled - started)
                     log.add("time/reward", scored - sampled)
-                    self.samples = log_rollout(batches, rollouts, scores, advantages, log)
+                    self.samples = log_rollout(batches, rollouts, scores, advantages, log, self.reward.tokenizer)
                     if self.adaptive_kl is not None:
                         self._adapt_kl(self.adaptive_kl, rollouts, log)
                 yield log

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from rewards.base import RewardError
+from rewards.text.tokenize import TOKENIZER, tokenizer_of
 from rl_caption.captioners.base import Captioner, Decoding
 from rl_caption.config.schema import CaptionEvalConfig
 from rl_caption.data.base import Row
@@ -127,8 +128,11 @@ class CaptionValidator:
         if accelerator.is_main_process:
             records = [{"image_id": image_id, "caption": caption} for image_id, caption in captions.items()]
             self._write(step, "predictions.json", records)
-        words = [len(caption.split()) for caption in captions.values()]
-        metrics = {"val/cider": validation_cider(captions, self.references), "val/length": sum(words) / len(words)}
+        tokenizer = self.context.config.data.tokenizer
+        split = str.split if tokenizer == TOKENIZER else tokenizer_of(tokenizer)
+        words = [len(split(caption)) for caption in captions.values()]
+        cider = validation_cider(captions, self.references, tokenizer)
+        metrics = {"val/cider": cider, "val/length": sum(words) / len(words)}
         if self.monitor is None:
             return Validation(metrics)
         found = self._inspect(self.monitor, step, decoded, logged)

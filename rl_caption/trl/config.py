@@ -108,7 +108,7 @@ class VlmEvalConfig:
         batch_size: images decoded at a time, in each process.
         num_beams: 1 is greedy.
         metrics: which scores.
-        tokenizer: ``java`` (the toolkit's), ``python`` (ours), ``auto`` (Java where it is there).
+        tokenizer: as in ``evaluate.py``; ``auto`` follows ``data.tokenizer``.
         judges: heading to a reward whose mean is one more metric.
     """
 
@@ -118,7 +118,7 @@ class VlmEvalConfig:
     batch_size: BatchSize = 8
     num_beams: Beams = 1
     metrics: list[str] = field(default_factory=lambda: ["bleu", "meteor", "rouge", "cider", "spice"])
-    tokenizer: Literal["auto", "java", "python"] = "auto"
+    tokenizer: Literal["auto", "java", "python", "unicode", "char"] = "auto"
     judges: dict[str, JudgeConfig] = field(default_factory=dict)
 
 

@@ -42,7 +42,7 @@ from rl_caption.evaluation import (
     format_table,
     write_evaluation,
 )
-from rl_caption.evaluation.metrics import add_judges, check_judges
+from rl_caption.evaluation.metrics import add_judges, check_judges, metrics_tokenizer
 from rl_caption.evaluation.results import read_scores
 from rl_caption.launch import check_processes, run_lock
 from rl_caption.monitoring.judges import build_judges
@@ -272,7 +272,9 @@ class _Run:
                 "images"
             )
         with state.main_process_first():
-            self.reward = build_reward(config.reward, references_of(self.train_rows), self.folder)
+            self.reward = build_reward(
+                config.reward, references_of(self.train_rows), self.folder, config.data.tokenizer
+            )
         known = {*COLUMNS, "finished"}
         for name, term in self.reward.rewards.items():
             if not term.columns <= known:
@@ -288,7 +290,8 @@ class _Run:
         check_writable(self.folder / "eval")
         if self.config.eval.tokenizer == "java":
             find_java()
-        judges = build_judges(self.config.eval.judges, None, references_of(self.eval_rows), key="eval.judges")
+        references, tokenizer = references_of(self.eval_rows), self.config.data.tokenizer
+        judges = build_judges(self.config.eval.judges, None, references, "eval.judges", tokenizer)
         check_judges(judges, self.eval_rows, f"split {self.split!r}")
         return judges
 
@@ -389,7 +392,7 @@ class _Run:
             rows,
             list(captions.values()),
             metrics=options.metrics,
-            tokenizer=options.tokenizer,
+            tokenizer=metrics_tokenizer(options.tokenizer, self.config.data.tokenizer),
             training_captions={caption for own in references_of(self.train_rows) for caption in own},
         )
         evaluation = add_judges(evaluation, rows, captions, self.judges)

@@ -168,7 +168,12 @@ def test_empty_captions_are_scored_low_and_finite_and_input_is_not_changed() -> 
         ({"1": None}, REFERENCES, {}, r"caption of image '1' is None: expected a string"),
         (CAPTIONS, REFERENCES, {"scenes": {}}, r"4 of 4 captions have no scene, such as images \['1', '2', '3'\]"),
         (CAPTIONS, REFERENCES, {"metrics": ["rogue"]}, r"unknown metrics \['rogue'\]: known are \['bleu'"),
-        (CAPTIONS, REFERENCES, {"tokenizer": "ptb"}, "tokenizer is 'ptb': expected auto, java, python or none"),
+        (
+            CAPTIONS,
+            REFERENCES,
+            {"tokenizer": "ptb"},
+            "tokenizer is 'ptb': expected one of auto, java, python, unicode, char, none",
+        ),
     ],
 )
 def test_bad_input_is_refused(captions: dict, references: dict, options: dict, words: str) -> None:

@@ -27,7 +27,7 @@ from accelerate.utils import (
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.hooks import RemovableHandle
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from rl_caption.errors import ConfigError
 from rl_caption.launch import check_processes

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from rl_caption.config.build import ConfigError, build_data
 from rl_caption.config.schema import DataConfig

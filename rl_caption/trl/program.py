@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 from accelerate import PartialState
 from accelerate.utils import parse_flag_from_env
-from tqdm import tqdm
+from tqdm.auto import tqdm
 from transformers import GenerationConfig, PrinterCallback, TrainerCallback
 
 from rewards.base import Reward
@@ -170,7 +170,7 @@ def _arguments(config: GrpoVlmConfig, micro: int, num_processes: int) -> dict[st
         "logging_nan_inf_filter": False,
         "eval_strategy": "no",
         "report_to": run.trackers or "none",
-        "disable_tqdm": not sys.stderr.isatty(),
+        "disable_tqdm": not (sys.stderr.isatty() or "ipykernel" in sys.modules),  # a notebook has its own bar
     }
 
 

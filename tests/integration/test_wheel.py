@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,9 +18,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 from rl_caption import __version__, torchvision_remedy
 from rl_caption.config.shipped import shipped_configs
+from rl_caption.report.model_card import CITATIONS, SCST
 from tests.captioners_for_tests import tiny_captioner, tiny_rows
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -92,6 +95,14 @@ def test_what_is_imported_is_the_wheel(run: Run) -> None:
         "print(rl_caption.__version__, importlib.metadata.version('rl-caption'))\n"
     )
     assert run("python", "-c", code).split() == [__version__, __version__]
+
+
+def test_the_citation_is_of_this_version() -> None:
+    cited = yaml.safe_load((REPOSITORY / "CITATION.cff").read_text())
+    assert (cited["version"], cited["license"]) == (__version__, "Apache-2.0")
+    assert all({"type", "title", "authors", "year"} <= paper.keys() for paper in cited["references"])
+    arxiv = {url.rpartition("/")[2] for paper in cited["references"] if (url := paper.get("url"))}
+    assert set(re.findall(r"arXiv ([\d.]+\d)", "".join([SCST, *CITATIONS.values()]))) == arxiv
 
 
 def test_recipes(run: Run) -> None:

@@ -20,7 +20,7 @@ ifneq ($(shell $(VENV_PYTHON) -c pass 2>/dev/null && cat $(STAMP) 2>/dev/null),$
 $(STAMP): FORCE
 endif
 
-.PHONY: help install demo test bench docs lint format doctor clean distclean FORCE
+.PHONY: help install demo test bench docs lint format doctor release clean distclean FORCE
 
 help:
 	@echo "make demo       train, fine-tune and evaluate a captioner on the generated world (10 minutes on two cores)"
@@ -30,6 +30,7 @@ help:
 	@echo "make lint       ruff (rules and format) and mypy"
 	@echo "make format     let ruff format and mend what it can"
 	@echo "make doctor     versions, devices, what is missing and what that costs"
+	@echo "make release    check and build a release into dist/, try the wheel, print what is left to a person"
 	@echo "make install    install into $(VENV) (the targets above do it by themselves)"
 	@echo "make clean      delete caches and build products; make distclean deletes $(VENV) too"
 
@@ -70,6 +71,28 @@ format: $(STAMP)
 
 doctor: $(STAMP)
 	$(VENV_PYTHON) -m rl_caption doctor
+
+# What can be said at once comes first. The wheel is that of the source distribution. Nothing is tagged or uploaded.
+release: version = $(shell $(VENV_PYTHON) -c 'import rl_caption; print(rl_caption.__version__)')
+release: $(STAMP)
+	@fail() { echo "error: $$1" >&2; exit 1; }; \
+	test -z "$$(git status --porcelain)" || fail "the working tree is not clean (git status)"; \
+	test -z "$$(git tag --list v$(version))" || fail "v$(version) is tagged: raise __version__ in rl_caption/__init__.py"; \
+	grep -qF "## [$(version)] - 20" CHANGELOG.md || fail "CHANGELOG.md has no heading '## [$(version)] - YYYY-MM-DD'"; \
+	grep -qxF "version: $(version)" CITATION.cff || fail "CITATION.cff has no line 'version: $(version)'"
+	$(MAKE) lint test
+	rm -rf build dist *.egg-info
+	$(VENV_PYTHON) -c "from setuptools import build_meta; build_meta.build_sdist('dist')"
+	$(VENV_PYTHON) -m pip wheel --no-deps --wheel-dir dist dist/*.tar.gz
+	$(VENV_PYTHON) -m venv --clear build/release
+	build/release/bin/python -m pip install dist/*.whl
+	build/release/bin/python -m rl_caption.torchvision_remedy install
+	RL_CAPTION_INSTALLED=build/release/bin $(OFFLINE) $(VENV_PYTHON) -m pytest -q tests/integration/test_wheel.py
+	@ls -l dist
+	@echo "Left to you: read the changelog once more, then"
+	@echo "  git tag -a v$(version) -m 'rl-caption $(version)' && git push origin v$(version)"
+	@echo "  python -m twine upload dist/*"
+	@echo "and open a section '## [Unreleased]' in CHANGELOG.md."
 
 # The stamp is removed first and written last, so that an installation that was interrupted does not count as done.
 $(STAMP): pyproject.toml

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 Timings = dict[str, list[float]]
 """Variant -> seconds of each round."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
+from accelerate.tracking import get_available_trackers
 from accelerate.utils import (
     DistributedDataParallelKwargs,
     DistributedType,
@@ -27,7 +28,7 @@ from accelerate.utils import (
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.hooks import RemovableHandle
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from rl_caption.errors import ConfigError
 from rl_caption.launch import check_processes
@@ -64,6 +65,10 @@ def build_accelerator(train: TrainConfig, run: RunConfig) -> Accelerator:
     """
     if parse_flag_from_env("ACCELERATE_USE_FSDP"):
         raise EngineError("FSDP is not supported: take configs/accelerate/deepspeed_zero3.yaml, which shards the same")
+    trackers = ["all", *map(str, get_available_trackers())]
+    if missing := [name for name in run.trackers if name not in trackers]:  # Accelerate would leave them out
+        extra = "; tensorboard comes with pip install 'rl-caption[tensorboard]'" if "tensorboard" in missing else ""
+        raise ConfigError(f"run.trackers has {missing}, installed are {trackers[1:]}{extra}")
     # With warm_start a program trains twice, perhaps in two precisions; the process group stays.
     AcceleratorState._reset_state()
     precision = usable_precision(requested_precision(train.mixed_precision))

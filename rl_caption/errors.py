@@ -26,6 +26,28 @@ EXPECTED = {
 """Module -> its errors whose message says what would be right."""
 
 
+EXTRAS = {
+    "open_clip": "clip",
+    "deepspeed": "deepspeed",
+    "peft": "peft",
+    "trl": "trl",
+    "datasets": "trl",
+    "tensorboard": "tensorboard",
+    "matplotlib": "report",
+    "h5py": "features",
+    "bert_score": "bertscore",
+    "textblob": "specs",
+    "pyarrow": "parquet",
+}
+"""Optional module -> the extra that installs it (docs/installation.md)."""
+
+
+def not_installed(*modules: str) -> str:
+    """A sentence for the user: optional modules that are missing, and the command that installs them."""
+    extras = ",".join(sorted({EXTRAS[module] for module in modules}))
+    return f"{' and '.join(modules)} not installed: pip install 'rl-caption[{extras}]'"
+
+
 def expected_errors() -> tuple[type[Exception], ...]:
     """The errors of ``EXPECTED`` that can have been raised, those of imported modules, and ``OSError``."""
     found = (getattr(sys.modules.get(module), name, None) for module, names in EXPECTED.items() for name in names)
@@ -34,9 +56,18 @@ def expected_errors() -> tuple[type[Exception], ...]:
 
 @contextmanager
 def user_errors() -> Iterator[None]:
-    """End the program with code 1 and the message of an expected error; anything else is a defect and is raised."""
+    """End the program with code 1 and the message of an expected error, or the extra that brings a missing package.
+
+    Anything else is a defect and is raised.
+    """
     try:
         yield
+    except ModuleNotFoundError as error:
+        module = (error.name or "").partition(".")[0]
+        if module not in EXTRAS:
+            raise
+        print(f"error: {not_installed(module)}", file=sys.stderr)
+        sys.exit(1)
     except (ValueError, RuntimeError, OSError) as error:
         if not isinstance(error, expected_errors()):
             raise

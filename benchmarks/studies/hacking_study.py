@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from rewards.base import Reward, checked_scores
 from rewards.registry import build

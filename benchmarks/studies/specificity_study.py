@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from scipy.stats import skew
 from torch import Tensor
 from torch.nn.functional import normalize
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from benchmarks.studies.reward_models import (
     RECALLS,

@@ -296,7 +296,8 @@ def _load(
         else:
             encoder = getattr(importlib.import_module(library), model)(**kwargs)
     except ModuleNotFoundError as error:
-        raise ValueError(f"{what} needs the module {error.name}, which is not installed") from error
+        extra = " (pip install 'rl-caption[clip]')" if library in libraries else ""
+        raise ValueError(f"{what} needs the module {error.name}, which is not installed{extra}") from error
     except (OSError, ValueError, RuntimeError, KeyError, AttributeError, TypeError, ImportError) as error:
         raise ValueError(f"{what} cannot be loaded: {error}") from error
     if not (isinstance(encoder, nn.Module) and isinstance(encoder, protocol)):

@@ -15,7 +15,7 @@ from itertools import pairwise
 from multiprocessing import get_context
 from typing import Any, NamedTuple, Protocol
 
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from rewards.base import RewardError
 from rewards.text.ptb_rules import ABBREVIATIONS, NUMBERED_ABBREVIATIONS, SENTENCE_OPENERS, TITLES

@@ -17,7 +17,7 @@ from reprlib import repr as short
 from typing import Any, Literal, Self
 
 import numpy as np
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from rewards.files import UNREADABLE_ARRAY, atomic_write, member, read_array
 from rewards.text.ngrams import Array, NGram, NGramTable, count_documents, numbered, table_of_counts, table_of_rows

@@ -24,6 +24,7 @@ from rl_caption.config.build import ConfigError, build_data, build_reward, refer
 from rl_caption.config.overrides import Chain, Parse
 from rl_caption.config.reward_models import RewardModelConfig
 from rl_caption.config.schema import RewardTerm, ScstConfig, XeConfig
+from rl_caption.config.shipped import find_config
 from rl_caption.data.base import Row
 from rl_caption.data.files import write_json
 from rl_caption.data.plain_files import read_json
@@ -159,7 +160,7 @@ def mistakes(config: AblateConfig) -> list[str]:
     labels = [*config.cells, *(f"alpha={value:g}" for value in (alpha.values if alpha is not None else []))]
     terms = {f"cells.{label}.terms": cell.terms for label, cell in config.cells.items()}
     if (config.base is None) == (not config.bases):
-        wrong.append("set either base (one configuration of scst.py) or bases (name to configuration)")
+        wrong.append("set either base (one configuration of scst) or bases (name to configuration)")
     if not labels:
         wrong.append("there is no cell: set cells, alpha, or both")
     if not config.seeds or len(set(config.seeds)) != len(config.seeds):
@@ -231,11 +232,11 @@ def make_plan(config: AblateConfig, parse: Parse) -> Plan:
 def _make_base(name: str, file: str, grid: AblateConfig, parse: Parse, models: dict[str, EarlierRun]) -> Base:
     """Read a base configuration, add the reward models that it needs to ``models``, and find its starting policy."""
     data = _data_arguments("data", grid.data)
-    config: ScstConfig = parse(ScstConfig, ["--config", file, *data], "scst.py")
-    chain = Chain(parse, parse(ScstConfig, ["--config", file], "scst.py"), data)
+    config: ScstConfig = parse(ScstConfig, ["--config", file, *data], "rl-caption scst")
+    chain = Chain(parse, parse(ScstConfig, ["--config", file], "rl-caption scst"), data)
 
     def earlier(program: str, kind: type[Any], path: str) -> EarlierRun:
-        run = parse(kind, ["--config", path], f"train_{program}.py")
+        run = parse(kind, ["--config", path], f"rl-caption {program}")
         return EarlierRun(program, path, Path(run.run.dir), chain.overrides_of(path, run))
 
     for path in [*grid.reward_models, *config.reward_models]:
@@ -249,7 +250,7 @@ def _make_base(name: str, file: str, grid: AblateConfig, parse: Parse, models: d
         if not is_captioner(start):
             raise ConfigError(
                 f"{file}: model.init {start!r} is not a saved captioner (it has no config.json), nor a name on the hub "
-                "(OWNER/MODEL), and no warm_start is left that would make it: train one with train_xe.py"
+                "(OWNER/MODEL), and no warm_start is left that would make it: train one with rl-caption xe"
             )
     elif not is_captioner(start) and Path(start).resolve() != (warm_start.folder / "export" / "best").resolve():
         made = str(warm_start.folder / "export" / "best")
@@ -268,7 +269,7 @@ def _num_processes(grid: AblateConfig, base: ScstConfig) -> int:
     if grid.launch is None:
         return 1
     try:
-        in_file = requested_processes(["--config_file", grid.launch, "scst.py"], Path.cwd())
+        in_file = requested_processes(["--config_file", str(find_config(grid.launch)), "scst.py"], Path.cwd())
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"launch {grid.launch!r} is no configuration of accelerate launch: {error}") from error
     return base.train.num_processes or in_file or max(torch.cuda.device_count() // grid.jobs, 1)
@@ -289,7 +290,7 @@ def _resolve(cell: Cell, base: Base, grid: AblateConfig, parse: Parse) -> Cell:
     arguments = ["--config", base_files(grid)[cell.base], "--warm_start=null", "--reward_models=[]"]
     arguments += [*_data_arguments("data", grid.data), f"--run.dir={cell.run}", f"--train.threads={threads}"]
     try:
-        config = parse(ScstConfig, [*arguments, *cell.arguments()], f"cell {cell.system!r}: scst.py")
+        config = parse(ScstConfig, [*arguments, *cell.arguments()], f"cell {cell.system!r}: rl-caption scst")
     except ConfigError as error:
         raise ConfigError(f"cell {cell.system!r}: {error}") from error
     return replace(cell, config=config)
@@ -328,7 +329,7 @@ def untrained_models(files: Sequence[str], parse: Parse) -> list[Path]:
         if file in seen:  # a circle is refused by the program that trains them
             continue
         seen.add(file)
-        config: RewardModelConfig = parse(RewardModelConfig, ["--config", file], "train_reward_model.py")
+        config: RewardModelConfig = parse(RewardModelConfig, ["--config", file], "rl-caption reward_model")
         folder = Path(config.run.dir)
         if not is_complete(folder):
             found.append(folder.resolve())

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 import yaml
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from rewards.base import Reward
 from rewards.files import remove_leftovers
@@ -36,6 +36,7 @@ from rl_caption.ablation.report import write_report
 from rl_caption.ablation.results import Result, evaluate_captioner, last_policy
 from rl_caption.captioners.loading import is_captioner
 from rl_caption.config.build import ConfigError, quiet_libraries
+from rl_caption.config.shipped import find_config
 from rl_caption.data.files import write_text
 from rl_caption.errors import expected_errors
 from rl_caption.evaluation import Evaluation, check_writable
@@ -56,7 +57,7 @@ def run_ablation(config: AblateConfig, parse: Parse) -> int:
     if started is not None and started[1] > 1:
         raise LaunchError(
             f"{started[1]} processes were started ({started[0]}): this program starts its own; run it as "
-            "python scripts/ablate.py --config FILE"
+            "rl-caption ablate --config FILE"
         )
     out = check_writable(config.out)
     quiet_libraries()
@@ -102,7 +103,7 @@ def _command(program: str, file: str, overrides: list[str], launch: str | None, 
     if launch is None:
         return [sys.executable, *words]
     # Port 0: any free one, so that parallel runs do not meet.
-    options = ["--config_file", launch, "--num_processes", str(processes), "--main_process_port", "0"]
+    options = ["--config_file", str(find_config(launch)), "--num_processes", str(processes), "--main_process_port", "0"]
     return [sys.executable, "-m", "rl_caption.launch", *options, *words]
 
 

@@ -78,7 +78,7 @@ def _json_object(text: str) -> dict[str, Any]:
 
 def main(argv: list[str] | None = None) -> int:
     """``caption --model RUN/export/best PHOTO|FOLDER ...``"""
-    parser = argparse.ArgumentParser(prog="caption", description="Caption photos with a trained captioner.")
+    parser = argparse.ArgumentParser(prog="rl-caption caption", description="Caption photos with a trained captioner.")
     add = parser.add_argument
     add(
         "--model",

@@ -20,6 +20,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 import yaml
 
 from rl_caption.config.overrides import value_at
+from rl_caption.config.shipped import find_config
 from rl_caption.errors import ConfigError
 from rl_caption.options import is_text, shown, wrong_values
 
@@ -46,7 +47,7 @@ class ConfigFileError(ValueError):
 
 
 def parse(kind: type[Config], arguments: Sequence[str], program: str, checked: bool = True) -> Config:
-    """Read a configuration from ``--config FILE`` and overrides, and check it.
+    """Read a configuration from ``--config FILE`` (``find_config``) and overrides, and check it.
 
     The file comes first and there is one of it: an override placed before ``--config`` would be lost silently, and a
     second file would replace dictionaries, not merge them.
@@ -69,7 +70,7 @@ def parse(kind: type[Config], arguments: Sequence[str], program: str, checked: b
     parser.prog = program
     try:
         if file is not None:
-            values = read_mapping(file)
+            values = read_mapping(find_config(file))
             _refuse_values(values, kind, file)
             words = [f"--config={json.dumps(values, ensure_ascii=False)}", *words[1 if "=" in words[0] else 2 :]]
         namespace = parser.parse_args(_with_merged_dictionaries(kind, parser, words))
@@ -96,7 +97,8 @@ def _parser(kind: type[Any]) -> Any:
     from jsonargparse import ArgumentParser
 
     parser = ArgumentParser(description=(kind.__doc__ or "").split("\n")[0], exit_on_error=False)
-    parser.add_argument("--config", action="config", help="YAML file with any of the keys below")
+    help_text = "YAML file with any of the keys below, or the name of a recipe (rl-caption configs list)"
+    parser.add_argument("--config", action="config", help=help_text)
     parser.add_class_arguments(kind, None, as_group=False)
     return parser
 
@@ -221,7 +223,7 @@ _Loader.add_implicit_resolver(
 )
 
 
-def read_mapping(path: str) -> dict[str, Any]:
+def read_mapping(path: str | Path) -> dict[str, Any]:
     """Read a configuration file, whose top level maps keys to values.
 
     Raises:

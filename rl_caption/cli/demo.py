@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import subprocess
 import sys
 import textwrap
@@ -15,6 +16,7 @@ from PIL import Image, ImageDraw, ImageFont
 from rewards.files import atomic_write
 from rl_caption.config.build import build_data
 from rl_caption.config.schema import DataConfig, DecodeConfig, EvaluateConfig, JudgeConfig
+from rl_caption.config.shipped import find_config
 from rl_caption.data.base import load_image
 from rl_caption.evaluation import Evaluation, format_table, write_evaluation
 from rl_caption.programs.evaluate import score_captions
@@ -29,23 +31,19 @@ TILE, GAP, LINE = 128, 16, 17
 
 def main(argv: list[str] | None = None) -> int:
     """Train by cross-entropy, fine-tune by SCST on CIDEr-D and on a mixture, judge all, print tables and paths."""
-    parser = argparse.ArgumentParser(prog="demo", description=__doc__)
+    parser = argparse.ArgumentParser(prog="rl-caption demo", description=__doc__)
     parser.add_argument("--config", type=Path, default=CONFIG, help=f"of the SCST run (default: {CONFIG})")
     parser.add_argument("--mix", type=Path, default=MIX, help=f"of the SCST run on a mixture (default: {MIX})")
     chosen = parser.parse_args(argv)
     started = time.monotonic()
-    script = Path(__file__).parents[2] / "scripts" / "scst.py"
-    for config in (chosen.config, chosen.mix):
-        if not config.is_file():
-            raise FileNotFoundError(f"{config} is not there: run the demo from the project's folder")
+    run, mix = (read_config(find_config(config)) for config in (chosen.config, chosen.mix))
     for config in (chosen.config, chosen.mix):
         # The small teacher has batch norm, which one process trains; with several GPUs accelerate would take them all.
-        print(f"accelerate launch --num_processes 1 scripts/scst.py --config {config}", flush=True)
-        launch = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "1"]
-        code = subprocess.run([*launch, str(script), "--config", str(config)], check=False).returncode
+        words = ["--num_processes", "1", "-m", "rl_caption", "scst", "--config", str(config)]
+        print(f"accelerate launch {shlex.join(words)}", flush=True)
+        code = subprocess.run([sys.executable, "-m", "accelerate.commands.launch", *words], check=False).returncode
         if code != 0:
             return code
-    run, mix = read_config(chosen.config), read_config(chosen.mix)
     tuned = Path(run["run"]["dir"]) / "export" / "best"
     models = {
         "cross-entropy": Path(run["model"]["init"]),
@@ -57,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
     print(f"\ntook {(time.monotonic() - started) / 60:.1f} minutes; wrote")
     for path in (*models.values(), Path(student), *written):
         print(f"  {path}")
-    print(f"\ncaption pictures of your own: python -m rl_caption caption --model {tuned} PHOTO ...")
+    print(f"\ncaption pictures of your own: rl-caption caption --model {tuned} PHOTO ...")
     return 0
 
 

@@ -254,14 +254,14 @@ def doctor(config: ScstConfig | None = None) -> int:
         print(f"The main job can run here, but not yet with this configuration: {', '.join(fatal)}.")
         return 1
     print("The main job can run here. Two processes that train together on this machine:")
-    print(f"  {launch_command(2, ['scripts/scst.py', '--config', 'configs/demo.yaml'])}")
+    print(f"  {launch_command(2, ['-m', 'rl_caption', 'scst', '--config', 'demo'])}")
     return 0
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run ``doctor`` as a program: ``doctor [--config FILE [--section.key VALUE ...]]``."""
     parser = argparse.ArgumentParser(
-        prog="rl_caption doctor",
+        prog="rl-caption doctor",
         description="Print versions, devices, Java, what is missing and what that costs. Ends with 1 when the main job "
         "cannot run, else with 0.",
         epilog="With a configuration, overrides such as --reward.terms.cider.weight 0.3 may follow it.",

@@ -1,4 +1,4 @@
-"""The programs: ``python -m rl_caption NAME --config FILE --section.key value``, each also a script of ``scripts/``."""
+"""The programs: ``rl-caption NAME --config FILE --section.key value``, or ``python -m rl_caption NAME``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 def xe(arguments: Sequence[str]) -> int:
     """Train a captioner by cross-entropy."""
-    config = parse(XeConfig, arguments, "train_xe.py")
+    config = parse(XeConfig, arguments, "rl-caption xe")
     from rl_caption.programs.train import train_xe
 
     train_xe(config)
@@ -37,14 +37,14 @@ def xe(arguments: Sequence[str]) -> int:
 
 def scst(arguments: Sequence[str]) -> int:
     """Fine-tune a captioner by self-critical sequence training, after the runs that it starts from."""
-    config = parse(ScstConfig, arguments, "scst.py")
+    config = parse(ScstConfig, arguments, "rl-caption scst")
     from rl_caption.programs.train import check_images_early, check_weights_early, train_scst, train_xe
     from rl_caption.training.run_folder import is_complete
 
-    chain = Chain.of(parse, ScstConfig, arguments, "scst.py")
+    chain = Chain.of(parse, ScstConfig, arguments, "rl-caption scst")
     warm_start = None
     if config.warm_start is not None:
-        warm_start = chain.parse(XeConfig, config.warm_start, "train_xe.py")
+        warm_start = chain.parse(XeConfig, config.warm_start, "rl-caption xe")
         folder, init = Path(warm_start.run.dir).resolve(), config.model.init
         if is_complete(folder):
             _warn_of_changes(warm_start)
@@ -67,10 +67,10 @@ def scst(arguments: Sequence[str]) -> int:
 
 def reward_model(arguments: Sequence[str]) -> int:
     """Train a model that scores captions, after those that it starts from."""
-    config = parse(RewardModelConfig, arguments, "train_reward_model.py")
+    config = parse(RewardModelConfig, arguments, "rl-caption reward_model")
     from rl_caption.reward_models.program import train_reward_model
 
-    chain = Chain.of(parse, RewardModelConfig, arguments, "train_reward_model.py")
+    chain = Chain.of(parse, RewardModelConfig, arguments, "rl-caption reward_model")
     models = _reward_models_to_train(config.warm_start, chain, config)
     _log_from_main_process(logging.INFO, str(chain))
     if _train_reward_models(models):
@@ -95,7 +95,7 @@ def _reward_models_to_train(
         for file in files:
             if file in above:
                 raise UsageError(f"warm_start goes round in a circle: {' -> '.join((*above, file))}")
-            config = chain.parse(RewardModelConfig, file, "train_reward_model.py")
+            config = chain.parse(RewardModelConfig, file, "rl-caption reward_model")
             folder = Path(config.run.dir).resolve()
             if not is_complete(folder):
                 collect(config.warm_start, (*above, file))
@@ -150,7 +150,7 @@ def evaluate(arguments: Sequence[str]) -> int:
     if sum(word.partition("=")[0] == "--model" for word in arguments) > 1:
         raise UsageError("--model is given several times: for an ensemble, --models A B")
     words = with_lists(with_lists(arguments, "--compare"), "--models")
-    config = parse(EvaluateConfig, words, "evaluate.py")
+    config = parse(EvaluateConfig, words, "rl-caption evaluate")
     from rl_caption.programs.evaluate import compare_systems, evaluate_split
 
     print(compare_systems(config) if config.compare else evaluate_split(config))
@@ -159,7 +159,7 @@ def evaluate(arguments: Sequence[str]) -> int:
 
 def judge(arguments: Sequence[str]) -> int:
     """Judge metrics by how well they agree with human judgements of captions."""
-    config = parse(JudgeSetConfig, arguments, "judge.py")
+    config = parse(JudgeSetConfig, arguments, "rl-caption judge")
     from rl_caption.meta_evaluation.program import compare_with_people
 
     print(compare_with_people(config))
@@ -168,7 +168,7 @@ def judge(arguments: Sequence[str]) -> int:
 
 def curate(arguments: Sequence[str]) -> int:
     """Rank and filter the captions of a data set."""
-    config = parse(CurateConfig, arguments, "curate.py")
+    config = parse(CurateConfig, arguments, "rl-caption curate")
     from rl_caption.programs.curate import curate as run_curation
 
     print(run_curation(config))
@@ -177,7 +177,7 @@ def curate(arguments: Sequence[str]) -> int:
 
 def concreteness(arguments: Sequence[str]) -> int:
     """Score captions by bottlenecks, combine the scores, and write targets for a student."""
-    config = parse(ConcretenessConfig, arguments, "concreteness.py")
+    config = parse(ConcretenessConfig, arguments, "rl-caption concreteness")
     from rl_caption.reward_models.concreteness import make_targets
 
     print(make_targets(config))
@@ -186,7 +186,7 @@ def concreteness(arguments: Sequence[str]) -> int:
 
 def recaption(arguments: Sequence[str]) -> int:
     """Write a new, long caption of every image of a data set."""
-    config = parse(RecaptionConfig, arguments, "recaption.py")
+    config = parse(RecaptionConfig, arguments, "rl-caption recaption")
     from rl_caption.programs.recaption import recaption as run_recaptioning
 
     print(run_recaptioning(config))
@@ -195,7 +195,7 @@ def recaption(arguments: Sequence[str]) -> int:
 
 def ablate(arguments: Sequence[str]) -> int:
     """Train a grid of self-critical runs from one starting checkpoint and compare them."""
-    config = parse(AblateConfig, arguments, "ablate.py")
+    config = parse(AblateConfig, arguments, "rl-caption ablate")
     from rl_caption.ablation.runner import run_ablation
 
     return run_ablation(config, parse)
@@ -203,7 +203,7 @@ def ablate(arguments: Sequence[str]) -> int:
 
 def grpo_vlm(arguments: Sequence[str]) -> int:
     """Fine-tune a vision-language model with TRL."""
-    config = parse(GrpoVlmConfig, arguments, "grpo_vlm.py")
+    config = parse(GrpoVlmConfig, arguments, "rl-caption grpo_vlm")
     from rl_caption.trl.program import fine_tune
 
     table = fine_tune(config)
@@ -227,6 +227,7 @@ PROGRAMS: dict[str, tuple[Any, str]] = {
     "caption": ("rl_caption.cli.caption", "caption photos with a trained captioner"),
     "report": ("rl_caption.report.program", "a page of a run, an ablation, or several runs or evaluations"),
     "share": ("rl_caption.report.share", "a trained model with its model card, in a folder or on the Hugging Face hub"),
+    "configs": ("rl_caption.cli.configs", "the recipes that the package brings: list, show NAME"),
     "doctor": ("rl_caption.cli.doctor", "versions, devices, what is missing and what that costs"),
     "demo": ("rl_caption.cli.demo", "the whole job on a generated world"),
     "prepare_coco": ("rl_caption.data.prepare_coco", "COCO captions: from the downloads to a checked folder"),
@@ -242,9 +243,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run ``NAME ARGUMENTS...``; expected errors end with one clear message and code 1."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] in ("-h", "--help"):
-        print("usage: python -m rl_caption NAME ...\n")
+        print("usage: rl-caption NAME ...    (or python -m rl_caption NAME ...)\n")
         print("\n".join(f"  {name:<16} {summary}" for name, (_, summary) in PROGRAMS.items()))
-        print("\npython -m rl_caption NAME --help describes each.")
+        print("\nrl-caption NAME --help describes each.")
         return 0 if words else 2
     if words[0] not in PROGRAMS:
         raise UsageError(f"{words[0]!r} is not one of {', '.join(PROGRAMS)}")

@@ -104,7 +104,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command line: ``score --reward NAME --captions F --references F [--out F]``."""
     listing = "\n".join(f"  {describe(name)}" for name in available())
     parser = argparse.ArgumentParser(
-        prog="score",
+        prog="rl-caption score",
         description=f"Score captions in files with any reward.\n\nrewards:\n{listing}\n\n{SCALE_OF_CIDER}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

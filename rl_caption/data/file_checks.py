@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import stat
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
@@ -15,7 +14,7 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from rewards.base import RewardError
 from rewards.images import image_file, open_image, pixel_hash
@@ -175,14 +174,14 @@ def progress(items: Iterable[T], title: str, unit: str = "file", total: int | No
     ``total`` is how many there are, where that is not their length; None then shows no time left.
     """
     total = len(items) if total is None and isinstance(items, Sized) else total
-    shows, terminal = os.environ.get("RANK", "0") == "0", sys.stderr.isatty()
+    shows = os.environ.get("RANK", "0") == "0"
     start = logged = time.monotonic()
-    with tqdm(total=total, desc=title, unit=unit, leave=False, delay=2, disable=not (shows and terminal)) as bar:
+    with tqdm(total=total, desc=title, unit=unit, leave=False, delay=2, disable=None if shows else True) as bar:
         for done, item in enumerate(items, start=1):
             yield item
             bar.update()
             now = time.monotonic()
-            if shows and not terminal and now - logged >= _LOG_SECONDS:
+            if shows and bar.disable and now - logged >= _LOG_SECONDS:
                 rate, logged = done / (now - start), now
                 left = "" if total is None else f" of {total}, {(total - done) / rate:.0f} s left"
                 logger.info("%s: %d%s, %.0f %ss per second", title, done, left, rate, unit)

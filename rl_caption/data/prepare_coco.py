@@ -341,7 +341,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command line: ``prepare_coco --out data/coco [--images DIR] [--features PATH]``."""
     sources = "\n".join(f"  {name}\n    {source}" for name, source in SOURCES.items())
     parser = argparse.ArgumentParser(
-        prog="prepare_coco",
+        prog="rl-caption prepare_coco",
         description="Check the downloads of COCO captions and make the folder that the configurations read.",
         epilog=f"what to download:\n{sources}\n  {PIXELS}\n  {REGIONS}",
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -8,14 +8,13 @@ import binascii
 import json
 import logging
 import os
-import sys
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from rewards.files import atomic_write
 from rl_caption.data.base import DataError
@@ -91,11 +90,10 @@ def _lines(path: Path) -> Iterator[tuple[int, list[bytes]]]:
         file: BinaryIO
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
-            shown = sys.stderr.isatty()
-            with tqdm(total=size, desc=path.name, unit="B", unit_scale=True, leave=False, disable=not shown) as bar:
+            with tqdm(total=size, desc=path.name, unit="B", unit_scale=True, leave=False, disable=None) as bar:
                 for number, line in enumerate(file, start=1):
                     bar.update(len(line))
-                    if not shown and number % 10_000 == 0:
+                    if bar.disable and number % 10_000 == 0:
                         logger.info("%s: %d images, %.0f%% of the file", path.name, number, 100 * file.tell() / size)
                     if line.strip():
                         yield number, line.rstrip(b"\r\n").split(b"\t")
@@ -138,7 +136,7 @@ def _matrix(text: str | bytes, rows: int, name: str, where: str) -> NDArray[np.f
 def main(argv: list[str] | None = None) -> int:
     """Run the command line: ``prepare_features TSV... --out FOLDER``, or ``--encoder NAME --data PATH --out PATH``."""
     parser = argparse.ArgumentParser(
-        prog="prepare_features",
+        prog="rl-caption prepare_features",
         description="Features of images as training reads them (data.features_root): unpack published TSV files, or "
         "encode photos with a frozen encoder.",
         allow_abbrev=False,

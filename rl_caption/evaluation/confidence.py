@@ -17,7 +17,7 @@ from typing import NamedTuple, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from rl_caption.evaluation.metrics import METRIC_KEYS, Evaluation, EvaluationError
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from rewards.base import Reward, RewardError, checked_scores
 from rewards.text.bleu import bleu_counts, bleu_of_counts
@@ -27,6 +27,7 @@ from rewards.text.degeneration import degeneration_statistics
 from rewards.text.document_frequency import DocumentFrequencies
 from rewards.text.rouge import rouge_l
 from rewards.text.tokenize import TOKENIZER, is_tested, tokenize_lines, tokenizer_of
+from rl_caption import __version__
 from rl_caption.data.base import reward_inputs
 from rl_caption.evaluation.toolkit import JavaError, Scores, UndefinedMetric, find_java, meteor, ptb_tokenize, spice
 from rl_caption.evaluation.vocabulary import SIZES, vocabulary_growth
@@ -278,7 +279,7 @@ def tokenise(
         name = f"{tokenizer}[NFKC,unicode{unicodedata.unidata_version}]"
     if untested + more:
         count = f"{untested + more} of {len(flat) + len(candidates)} texts not compared with Java"
-        name = f"PTB-python[rl-caption{importlib.metadata.version('rl-caption')},{count}]"
+        name = f"PTB-python[rl-caption{__version__},{count}]"
     return dict(zip(captions, candidates, strict=True)), tokenised_references, name
 
 
@@ -406,7 +407,7 @@ def _signature(captions: Mapping[str, str], references: Mapping[str, Sequence[st
         f"ids:{len(captions)} of {len(references)}",
         f"pycocoevalcap{importlib.metadata.version('pycocoevalcap')}",
         *([f"java{find_java().version}"] if java else []),
-        f"rl-caption{importlib.metadata.version('rl-caption')}",
+        f"rl-caption{__version__}",
     ]
     return "+".join(parts)
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from rewards.clip.encoder import DualEncoder
 from rewards.text.bleu import bleu_counts, bleu_of_counts

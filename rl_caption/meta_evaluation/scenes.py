@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from rewards.text.tokenize import tokenize
 from rl_caption.captioners.base import Captioner, CaptionerError, Decoding
@@ -151,7 +150,7 @@ def sample_at_temperatures(
     starts = range(0, len(rows), batch_size)
     policy = captioner.policy
     with dropout_off(policy):
-        for start in tqdm(starts, desc="sampling", unit="batch", delay=2, disable=not sys.stderr.isatty()):
+        for start in tqdm(starts, desc="sampling", unit="batch", delay=2, disable=None):
             batch_rows = rows[start : start + batch_size]
             batch = CaptionBatch(batch_rows, captioner.preprocess(batch_rows)).to(torch.device(device))
             for number, decoding in enumerate(decodings):

@@ -18,7 +18,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from rewards.base import Reward, checked_scores
 from rewards.text.detail_units import detail_units_of

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from rewards.text.tokenize import TOKENIZER
 from rl_caption.config.build import ConfigError, build_data

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rewards.base import RewardError
+from rl_caption.config.shipped import find_config
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.files import find_images, read_references, write_text
 from rl_caption.evaluation.results import unique_names
@@ -65,7 +66,7 @@ def write_report(folder: Path, rows: Sequence[Any]) -> Path | None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write a page and print its path."""
-    parser = argparse.ArgumentParser(prog="report", description=__doc__)
+    parser = argparse.ArgumentParser(prog="rl-caption report", description=__doc__)
     parser.add_argument(
         "folders", nargs="+", type=Path, metavar="FOLDER", help="of a run, an evaluation, a comparison, an ablation"
     )
@@ -88,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         source = source_of([Row(image_id=i, image=file, references=texts) for (i, texts), file in pairs])
     elif chosen.config is not None:
         split = chosen.split or ("val" if kind_of(chosen.folders[0]) == "run" else "test")
-        source = rows_of_config(read_config(chosen.config).get("data"), split)
+        source = rows_of_config(read_config(find_config(chosen.config)).get("data"), split)
         if not source.rows:
             raise ReportError(f"--config {chosen.config}: {source.missing}")
     out = chosen.out or chosen.folders[0] / REPORT

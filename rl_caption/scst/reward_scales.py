@@ -3,13 +3,12 @@ vary most, times their weights, are those that a policy learns from."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from accelerate import Accelerator
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from rewards.base import RewardError
 from rewards.mixed import MixedReward, moments
@@ -86,7 +85,7 @@ def sample_scores(
     scores: Groups = {name: [] for name in reward.rewards}
     starts = range(0, len(rows), batch_size)
     with torch.no_grad(), dropout_off(policy), autocast(accelerator):
-        for start in tqdm(starts, "sampling", unit="batch", leave=False, delay=2, disable=not sys.stderr.isatty()):
+        for start in tqdm(starts, "sampling", unit="batch", leave=False, delay=2, disable=None):
             part = rows[start : start + batch_size]
             batch = CaptionBatch(part, captioner.preprocess(part)).to(accelerator.device)
             rollout = sample_captions(captioner, policy, batch, decoding, seed, 0)

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 from accelerate import Accelerator
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from rewards.files import atomic_write, write_errors
 from rewards.model_files import damage
@@ -178,8 +178,9 @@ class RunLog:
             for file in ("metrics.jsonl", "samples.jsonl"):
                 # A run that starts anew validates before step 1 again, so a line of step 0 goes too.
                 drop_after(folder / file, start_step if start_step else -1)
-            if sys.stderr.isatty():
-                self.bar = tqdm(total=max_steps, initial=start_step, desc=name, unit="step", dynamic_ncols=True)
+            self.bar = tqdm(
+                total=max_steps, initial=start_step, desc=name, unit="step", dynamic_ncols=True, disable=None
+            )
 
     def message(self, text: str) -> None:
         """Print a line."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -12,7 +11,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list, gather_object
 from torch import Tensor, nn
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from rewards.base import RewardError
 from rewards.text.tokenize import TOKENIZER, tokenizer_of
@@ -65,10 +64,11 @@ def decode_candidates(
     """Decode ``captions_per_image`` captions of each row: image id -> candidates, ordered as ``rows``.
 
     Called by every process: each of N decodes every N-th row, in batches of ``batch_size``, and gets all captions.
-    ``progress`` describes a progress bar, shown on a terminal. Samples are a function of ``seed`` and the image id.
+    ``progress`` describes a progress bar, shown on a terminal or in a notebook. Samples are a function of ``seed`` and
+    the image id.
     """
     own = range(accelerator.process_index, len(rows), accelerator.num_processes)
-    hidden = progress is None or not accelerator.is_main_process or not sys.stderr.isatty()
+    hidden = None if progress is not None and accelerator.is_main_process else True  # None: off a terminal
     decoded: list[tuple[str, list[Candidate]]] = []
     with torch.no_grad(), dropout_off(policy), autocast(accelerator):
         for start in tqdm(range(0, len(own), batch_size), desc=progress, unit="batch", disable=hidden):

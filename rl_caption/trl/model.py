@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import shutil
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import Any
 import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
-from tqdm import tqdm
+from tqdm.auto import tqdm
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor, GenerationConfig
 
 from rl_caption.captioners.adaptation import freeze
@@ -186,8 +185,8 @@ def caption_images(
     template = {"add_generation_prompt": True, "tokenize": True, "return_dict": True, "return_tensors": "pt"}
     mine = range(state.process_index, len(rows), state.num_processes)
     captions: list[tuple[str, str]] = []
-    shows = state.is_main_process and sys.stderr.isatty()
-    bar = tqdm(range(0, len(mine), batch_size), desc="captioning", unit="batch", disable=not shows)
+    hidden = None if state.is_main_process else True  # None: off a terminal
+    bar = tqdm(range(0, len(mine), batch_size), desc="captioning", unit="batch", disable=hidden)
     with torch.no_grad(), dropout_off(policy), decoding_from_nothing(policy, settings):
         for start in bar:
             batch = [rows[index] for index in mine[start : start + batch_size]]

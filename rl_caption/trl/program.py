@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 from accelerate import PartialState
 from accelerate.utils import parse_flag_from_env
-from tqdm import tqdm
+from tqdm.auto import tqdm
 from transformers import GenerationConfig, PrinterCallback, TrainerCallback
 
 from rewards.base import Reward
@@ -33,6 +33,7 @@ from rl_caption.config.build import (
 from rl_caption.data.base import COLUMNS, DataError
 from rl_caption.data.loader import micro_batch_size
 from rl_caption.engines import accelerator_kwargs, print_main, usable_precision
+from rl_caption.errors import not_installed
 from rl_caption.evaluation import (
     DEFAULT_METRICS,
     Evaluation,
@@ -170,7 +171,7 @@ def _arguments(config: GrpoVlmConfig, micro: int, num_processes: int) -> dict[st
         "logging_nan_inf_filter": False,
         "eval_strategy": "no",
         "report_to": run.trackers or "none",
-        "disable_tqdm": not sys.stderr.isatty(),
+        "disable_tqdm": not (sys.stderr.isatty() or "ipykernel" in sys.modules),  # a notebook has its own bar
     }
 
 
@@ -225,8 +226,9 @@ def fine_tune(config: GrpoVlmConfig) -> str:
     if wrong := mistakes(config):
         raise ConfigError("; ".join(wrong))
     wanted = ["trl", "datasets", *(["peft"] if config.lora is not None else [])]
+    wanted += ["tensorboard"] if "tensorboard" in config.run.trackers else []
     if missing := [name for name in wanted if find_spec(name) is None]:
-        raise ConfigError(f"{' and '.join(missing)} not installed: pip install 'rl-caption[trl]'")
+        raise ConfigError(not_installed(*missing))
     quiet_libraries()
     # Before PartialState: these arguments choose the device and initialise the process group.
     arguments = trl_arguments(config, int(os.environ.get("WORLD_SIZE", "1")))

@@ -192,7 +192,7 @@ def test_the_start_may_be_on_the_hub_and_runs_have_processes(tmp_path: Path) -> 
     for jobs, threads in ((10**4, 1), (1, os.cpu_count() or 1)):
         plan = planned(grid(jobs=jobs), tmp_path)
         assert (plan.bases[""].processes, plan.cells[0].config.train.threads) == (1, threads)
-    launched = grid(launch="configs/accelerate/multi_gpu.yaml")
+    launched = grid(launch="accelerate/multi_gpu")  # by its name
     assert planned(launched, tmp_path, text.replace("null", "3")).bases[""].processes == 3
 
 

@@ -15,12 +15,14 @@ import yaml
 
 from rl_caption.ablation.config import AblateConfig
 from rl_caption.ablation.plan import base_files, make_cells, mistakes
+from rl_caption.cli import configs
 from rl_caption.cli.main import parse
 from rl_caption.config.build import build_data
 from rl_caption.config.checks import mistakes as config_mistakes
 from rl_caption.config.concreteness import ConcretenessConfig
 from rl_caption.config.reward_models import RewardModelConfig
 from rl_caption.config.schema import DataConfig, EvaluateConfig, RewardTerm, ScstConfig, XeConfig
+from rl_caption.config.shipped import find_config, shipped_configs
 from rl_caption.errors import ConfigError
 from rl_caption.meta_evaluation.config import JudgeSetConfig
 from rl_caption.options import Range
@@ -91,6 +93,53 @@ def test_it_parses_and_what_it_starts_from_is_made_before(path: Path) -> None:
             assert config.model.init == f"{stage.run.dir}/export/best"
             assert config.data == stage.data
     assert {folder for folder in read if folder and folder.startswith("runs/")} <= made
+
+
+def test_recipes_and_what_they_name_are_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = {str(path.relative_to(CONFIGS).with_suffix("")): path for path in CONFIGS.rglob("*.yaml")}
+    assert {name: file.read_text() for name, file in shipped_configs().items()} == {
+        name: path.read_text() for name, path in names.items()
+    }
+    for path in TRAINING:
+        written = yaml.safe_load(path.read_text())
+        for key in ("warm_start", "reward_models", "base"):
+            for name in [found] if isinstance(found := written.get(key, []), str) else found:
+                assert find_config(name).samefile(CONFIGS.parent / name), f"{path}: {key}"
+    Path("demo").mkdir()
+    for name in ("demo", "demo.yaml", "./configs/demo.yaml"):
+        assert parse(ScstConfig, ["--config", name], "test") == parsed("configs/demo.yaml")
+    Path("demo.yaml").write_text("run: {dir: mine}")
+    assert parse(ScstConfig, ["--config", "demo.yaml"], "test").run.dir == "mine", "a file that is there wins"
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("dmo", "the nearest are demo"),
+        ("scenes_lclip", "the nearest are reward_models/scenes_lclip,"),
+        ("/nowhere/ucm_xe.yaml", "the nearest are ucm_xe,"),
+        ("!", "rl-caption configs list"),
+    ],
+)
+def test_a_recipe_that_is_not_there_is_named_with_the_nearest(name: str, part: str, capsys: Any) -> None:
+    with pytest.raises(SystemExit):
+        parse(ScstConfig, ["--config", name], "test")
+    message = capsys.readouterr().err
+    assert repr(name) in message
+    assert part in message
+
+
+def test_recipes_are_listed_with_their_first_lines(capsys: Any) -> None:
+    assert configs.main(["list"]) == 0
+    lines = {line.split()[0]: line.split(maxsplit=1)[1] for line in capsys.readouterr().out.splitlines()}
+    assert lines.keys() == shipped_configs().keys()
+    assert (
+        lines["ucm_xe"] == "UCM-Captions (2100 aerial photos, 21 kinds of land use): cross-entropy from random weights."
+    )
+    assert all(path.read_text().startswith("# ") for path in shipped_configs().values())
+    assert configs.main(["show", "demo"]) == 0
+    assert capsys.readouterr().out == (CONFIGS / "demo.yaml").read_text()
 
 
 def test_a_key_that_does_not_exist_is_refused(tmp_path: Path, capsys: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import re
 import shutil
@@ -9,12 +10,14 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import yaml
 
 from rl_caption import torchvision_remedy
 from rl_caption.cli import doctor
+from rl_caption.errors import EXTRAS, user_errors
 from rl_caption.torchvision_remedy import ABSENT, BROKEN, NATIVE, NEEDED, REMEDIED
 from tests.captioners_for_tests import tiny_captioner
 from tests.training_for_tests import changed, files, scst_config
@@ -79,6 +82,20 @@ def test_the_packages_are_those_of_the_project_file() -> None:
     assert {(extra, name) for name, (extra, _) in doctor.OPTIONAL.items()} == {
         (extra, name) for extra in extras.keys() - {"dev"} for name in names(extras[extra])
     }
+
+
+@pytest.mark.parametrize("module", [*EXTRAS, "accelerate"])
+def test_a_program_names_the_extra_of_a_module_that_is_missing(
+    module: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert set(EXTRAS.values()) == {extra for extra, _ in doctor.OPTIONAL.values()}
+    monkeypatch.setitem(sys.modules, f"{module}.part", None)
+    monkeypatch.setitem(sys.modules, module, ModuleType(module))
+    with pytest.raises(SystemExit if module in EXTRAS else ImportError), user_errors():
+        importlib.import_module(f"{module}.part")
+    assert (f"{module} not installed: pip install 'rl-caption[{EXTRAS.get(module)}]'" in capsys.readouterr().err) == (
+        module in EXTRAS
+    )
 
 
 def test_data_of_the_tagger_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,6 +36,12 @@ def accelerator(stage: int | None, **config: Any) -> Any:
     return SimpleNamespace(distributed_type=kind, num_processes=2, state=SimpleNamespace(deepspeed_plugin=plugin))
 
 
+def test_a_tracker_that_is_not_installed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rl_caption.engines.get_available_trackers", list)
+    with pytest.raises(ConfigError, match=r"run.trackers has \['tensorboard'\].*rl-caption\[tensorboard\]"):
+        build_accelerator(TrainConfig(), RunConfig(dir=str(tmp_path), trackers=["tensorboard"]))
+
+
 @pytest.mark.parametrize(
     ("runs", "precision", "clip_value", "reason"),
     [

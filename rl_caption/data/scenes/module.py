@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from rewards.files import write_errors
 from rl_caption.data.base import DataError, Row, RowView, Splits, load_image

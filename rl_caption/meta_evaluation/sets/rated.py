@@ -301,7 +301,7 @@ def _parquet_rows(files: Sequence[Path], columns: list[str]) -> Iterator[Row]:
         from pyarrow import ArrowException
         from pyarrow.parquet import read_table
     except ImportError as error:
-        raise DataError(f"{files[0]} cannot be read without pyarrow: pip install pyarrow") from error
+        raise DataError(f"{files[0]} cannot be read without pyarrow: pip install 'rl-caption[parquet]'") from error
     for path in files:
         try:
             rows = read_table(path, columns=columns).to_pylist()

@@ -1,0 +1,36 @@
+"""The recipes that the package brings, ``configs/`` of the repository: found by name from any folder."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+FOLDER = Path(__file__).with_name("recipes")
+"""In the repository a link to ``configs/``; in an installation its files."""
+
+
+def shipped_configs() -> dict[str, Path]:
+    """Name of each recipe, such as ``demo`` or ``reward_models/scenes_lclip``, and its file."""
+    return {file.relative_to(FOLDER).with_suffix("").as_posix(): file for file in sorted(FOLDER.rglob("*.yaml"))}
+
+
+def find_config(name: str | Path) -> Path:
+    """The file at this path or, where there is none, the recipe that the package brings under this name.
+
+    ``demo``, ``demo.yaml`` and ``configs/demo.yaml`` name one recipe, so that what recipes say of each other
+    (``warm_start: configs/demo_xe.yaml``) holds in any working directory.
+
+    Raises:
+        FileNotFoundError: neither is there; the message lists the nearest names.
+    """
+    path = Path(name)
+    if path.exists() and not path.is_dir():
+        return path
+    known = shipped_configs()
+    wanted = path.as_posix().removeprefix("configs/").removesuffix(".yaml")
+    if wanted not in known:
+        last = {recipe.rpartition("/")[2]: recipe for recipe in known}
+        nearest = ", ".join(last[found] for found in difflib.get_close_matches(wanted.rpartition("/")[2], last))
+        hint = f"the nearest are {nearest}" if nearest else "rl-caption configs list names those"
+        raise FileNotFoundError(f"{str(name)!r} is neither a file nor a recipe of the package: {hint}")
+    return known[wanted]

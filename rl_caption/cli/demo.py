@@ -1,30 +1,41 @@
-"""The demo: the whole job on the generated world, from nothing to tables and a picture."""
+"""The demo: the whole job on the generated world, from nothing to tables, a picture and one page."""
 
 from __future__ import annotations
 
 import argparse
-import shlex
-import subprocess
-import sys
+import base64
 import textwrap
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from markupsafe import Markup
 from PIL import Image, ImageDraw, ImageFont
 
 from rewards.files import atomic_write
+from rl_caption.cli import main as programs
 from rl_caption.config.build import build_data
 from rl_caption.config.schema import DataConfig, DecodeConfig, EvaluateConfig, JudgeConfig
 from rl_caption.config.shipped import find_config
 from rl_caption.data.base import load_image
+from rl_caption.data.files import write_text
 from rl_caption.evaluation import Evaluation, format_table, write_evaluation
 from rl_caption.programs.evaluate import score_captions
-from rl_caption.training.run_folder import read_config
+from rl_caption.report.charts import parts
+from rl_caption.report.gallery import Source, source_of
+from rl_caption.report.pages import Page, evaluations_page, render, runs_page
+from rl_caption.report.read import read_evaluation, read_run
+from rl_caption.training.run_folder import is_complete, read_config
 
 CONFIG = Path("configs/demo.yaml")
 MIX = Path("configs/demo_mix.yaml")
+SPLITS = {
+    "test": "Test: combinations of colour and shape that were seen in training",
+    "test_unseen": "Test, unseen: combinations of colour and shape that were never seen together in training",
+}
 PICTURE_IMAGES = 8
+GALLERY_IMAGES = 100
 TILE, GAP, LINE = 128, 16, 17
 """Pixels of the picture: an image, the space around it, a line of text."""
 
@@ -37,46 +48,75 @@ def main(argv: list[str] | None = None) -> int:
     chosen = parser.parse_args(argv)
     started = time.monotonic()
     run, mix = (read_config(find_config(config)) for config in (chosen.config, chosen.mix))
-    for config in (chosen.config, chosen.mix):
-        # The small teacher has batch norm, which one process trains; with several GPUs accelerate would take them all.
-        words = ["--num_processes", "1", "-m", "rl_caption", "scst", "--config", str(config)]
-        print(f"accelerate launch {shlex.join(words)}", flush=True)
-        code = subprocess.run([sys.executable, "-m", "accelerate.commands.launch", *words], check=False).returncode
-        if code != 0:
-            return code
-    tuned = Path(run["run"]["dir"]) / "export" / "best"
-    models = {
-        "cross-entropy": Path(run["model"]["init"]),
-        "SCST on CIDEr-D": tuned,
-        "SCST on mixture": Path(mix["run"]["dir"]) / "export" / "best",
-    }
-    student = mix["reward"]["terms"]["l_clipscore"]["kwargs"]["backbone"]
-    written = _judge_all(models, run, student, Path(run["run"]["dir"]).parent)
+    student = Path(mix["reward_models"][0])
+    teacher = Path(read_config(find_config(student))["warm_start"][0])
+    weights = " + ".join(f"{term['weight']:g} {name}" for name, term in mix["reward"]["terms"].items())
+    stages: list[tuple[str, Callable[[Sequence[str]], int], Path]] = [
+        ("cross-entropy on the references, from random weights: the policy that SCST starts from",
+         programs.xe, Path(run["warm_start"])),
+        ("SCST on CIDEr-D: captions that score above others sampled for their image become likelier",
+         programs.scst, chosen.config),
+        ("a small CLIP, contrastive: images and captions that belong together; the teacher of stage 4",
+         programs.reward_model, teacher),
+        ("L-CLIP, distilled from it: a fast reward that looks at the image and needs no references",
+         programs.reward_model, student),
+        (f"SCST on {weights}, from the start of stage 2: is CIDEr kept while L-CLIPS rises?",
+         programs.scst, chosen.mix),
+    ]  # fmt: skip
+    told: list[tuple[str, float]] = []
+    runs: list[Path] = []
+    for what, program, config in stages:
+        print(f"\n[{len(told) + 1}/{len(stages) + 1}] {what} ({config})", flush=True)
+        before = time.monotonic()
+        runs.append(Path(read_config(find_config(config))["run"]["dir"]))
+        if program is programs.scst:  # it says so where a complete run that it starts from has another configuration
+            program(["--config", str(config), "--report=false"])
+        elif not is_complete(runs[-1]):
+            program(["--config", str(config)])
+        if not is_complete(runs[-1]):  # ended by SIGTERM
+            return 1
+        told.append((what, time.monotonic() - before))
+    what = "greedy captions of two test splits by all three captioners: scores, tables, a picture, one page"
+    print(f"\n[{len(told) + 1}/{len(stages) + 1}] {what}", flush=True)
+    captioners = {"cross-entropy": runs[0], "SCST on CIDEr-D": runs[1], "SCST on mixture": runs[4]}
+    before, folder = time.monotonic(), runs[1].parent
+    written = _judge_all({name: found / "export" / "best" for name, found in captioners.items()}, run, runs[3], folder)
+    told.append((what, time.monotonic() - before))
+    write_text(folder / "report.html", render(_page(folder, list(captioners), runs, told, _data(run))))
     print(f"\ntook {(time.monotonic() - started) / 60:.1f} minutes; wrote")
-    for path in (*models.values(), Path(student), *written):
+    for path in (*(found / "export" / "best" for found in runs), *written):
         print(f"  {path}")
-    print(f"\ncaption pictures of your own: rl-caption caption --model {tuned} PHOTO ...")
+    print(f"\ncaption pictures of your own: rl-caption caption --model {runs[1]}/export/best PHOTO ...")
+    print(f"or in the browser:            rl-caption web --models {runs[0]}/export/best {runs[1]}/export/best")
+    print(f"\nall of it in one page: {folder / 'report.html'}")
     return 0
 
 
-def _judge_all(models: dict[str, Path], run: dict, student: str, folder: Path) -> list[Path]:
-    judges = {"L-CLIPS": JudgeConfig("l_clipscore", {"backbone": student})}
-    data = DataConfig(format=run["data"]["format"], kwargs=run["data"]["kwargs"])
-    decode = DecodeConfig(max_new_tokens=run["rollout"]["max_new_tokens"])
+def _data(run: Mapping[str, Any]) -> DataConfig:
+    return DataConfig(format=run["data"]["format"], kwargs=run["data"]["kwargs"])
+
+
+def _folder(folder: Path, split: str, name: str) -> Path:
+    return folder / "evaluation" / f"{split}-{name.lower().replace(' ', '-')}"
+
+
+def _judge_all(models: Mapping[str, Path], run: Mapping[str, Any], student: Path, folder: Path) -> list[Path]:
+    judges = {"L-CLIPS": JudgeConfig("l_clipscore", {"backbone": str(student / "export" / "best")})}
+    decode, data = DecodeConfig(max_new_tokens=run["rollout"]["max_new_tokens"]), _data(run)
     written: list[Path] = []
-    for split in ("test", "test_unseen"):
+    for split, heading in SPLITS.items():
         table: dict[str, Evaluation] = {}
         captions: dict[str, dict[str, str]] = {}
         for name, model in models.items():
-            out = folder / "evaluation" / f"{split}-{name.lower().replace(' ', '-')}"
-            judged = score_captions(
-                EvaluateConfig(model=str(model), data=data, split=split, decode=decode, judges=judges, out=str(out))
-            )
+            out = _folder(folder, split, name)
+            # Without METEOR and SPICE, whose Java programs would take longer than the rest of this stage.
+            config = EvaluateConfig(str(model), data=data, split=split, decode=decode, judges=judges, out=str(out))
+            config.metrics = ["bleu", "rouge", "cider"]
+            judged = score_captions(config)
             assert judged is not None, "the demo is one process"
             table[name], captions[name] = judged
             written += write_evaluation(*judged, out)
-        unseen = " (colour-shape pairs never seen together in training)" if split == "test_unseen" else ""
-        print(f"\n{split}{unseen}\n{format_table(table)}")
+        print(f"\n{heading}\n{format_table(table)}")
         if split == "test":
             rows = [build_data(data).split(split)[index] for index in range(PICTURE_IMAGES)]
             shown = {f"{name}:": [texts[row["image_id"]] for row in rows] for name, texts in captions.items()}
@@ -84,6 +124,35 @@ def _judge_all(models: dict[str, Path], run: dict, student: str, folder: Path) -
             with atomic_write(written[-1]) as file:
                 caption_sheet([load_image(row["image"]) for row in rows], shown).save(file, "PNG")
     return written
+
+
+def _page(
+    folder: Path, names: Sequence[str], runs: Sequence[Path], stages: Sequence[tuple[str, float]], data: DataConfig
+) -> Page:
+    """The page of the demo: its stages, picture and tables, then what the report of several runs has."""
+    judged = {
+        split: evaluations_page(
+            {name: read_evaluation(_folder(folder, split, name)) for name in names},
+            source_of(build_data(data).split(split)),
+            GALLERY_IMAGES,
+        ).sections
+        for split in SPLITS
+    }
+    of_runs = runs_page({run.name: read_run(run) for run in runs}, Source({}), 1).sections
+    rows = [[str(number), what, f"{seconds:.0f}"] for number, (what, seconds) in enumerate(stages, 1)]
+    picture = base64.b64encode((folder / "before_and_after.png").read_bytes()).decode("ascii")
+    alt = "Eight scenes, each with its caption by all three captioners; the same captions are below as text"
+    image = Markup('<p><img src="data:image/png;base64,{}" alt="{}" style="max-width: 100%"></p>').format(picture, alt)
+    sections = {
+        "Stages": parts().table(["stage", "what and why", "seconds"], rows, "What was done, in this order"),
+        "Picture": image,
+        "Results": Markup("").join(
+            parts().note(heading) + judged[split]["Results"] for split, heading in SPLITS.items()
+        ),
+        "Captions": judged["test"]["Captions"],
+        **{name: of_runs[name] for name in ("Monitor", "Curves", "Settings")},
+    }
+    return Page("Demo", "Self-critical sequence training on the generated world, from nothing", sections)
 
 
 def caption_sheet(

@@ -18,7 +18,7 @@ from rl_caption.config.curation import CurateConfig
 from rl_caption.config.overrides import Chain
 from rl_caption.config.recaption import RecaptionConfig
 from rl_caption.config.reward_models import RewardModelConfig
-from rl_caption.config.schema import EvaluateConfig, ScstConfig, XeConfig
+from rl_caption.config.schema import EvaluateConfig, ScstConfig, WebConfig, XeConfig
 from rl_caption.errors import ConfigError
 from rl_caption.meta_evaluation.config import JudgeSetConfig
 from rl_caption.trl.config import GrpoVlmConfig
@@ -157,6 +157,15 @@ def evaluate(arguments: Sequence[str]) -> int:
     return 0
 
 
+def web(arguments: Sequence[str]) -> int:
+    """Caption photos in a page of a local server, by several captioners side by side."""
+    config = parse(WebConfig, with_lists(arguments, "--models"), "web.py")
+    from rl_caption.programs.web import serve
+
+    serve(config)
+    return 0
+
+
 def judge(arguments: Sequence[str]) -> int:
     """Judge metrics by how well they agree with human judgements of captions."""
     config = parse(JudgeSetConfig, arguments, "rl-caption judge")
@@ -217,6 +226,7 @@ PROGRAMS: dict[str, tuple[Any, str]] = {
     "scst": (scst, "fine-tune a captioner by self-critical sequence training"),
     "reward_model": (reward_model, "train a model that scores captions: contrastive, or distilled"),
     "evaluate": (evaluate, "judge captions of a split or of a file"),
+    "web": (web, "caption photos in a page in the browser, by several captioners side by side"),
     "judge": (judge, "how well metrics agree with human judgements of captions"),
     "curate": (curate, "rank and filter the captions of a data set by rules and scores"),
     "recaption": (recaption, "write a new, long caption of every image of a data set"),

@@ -17,6 +17,7 @@ from rl_caption.config.schema import (
     ScstConfig,
     ScstTrainConfig,
     TrainConfig,
+    WebConfig,
 )
 from rl_caption.data.formats import wrong_options
 from rl_caption.errors import ConfigError
@@ -57,6 +58,8 @@ def mistakes(config: Any) -> list[str]:
         wrong += _wrong_names(config.train)
     if isinstance(config, EvaluateConfig):
         wrong += _wrong_evaluation(config)
+    if isinstance(config, WebConfig):
+        wrong += _wrong_page(config.decode)
     if isinstance(getattr(config, "model", None), ModelConfig):
         wrong += _wrong_captioner(config.model)
     if isinstance(getattr(config, "train", None), TrainConfig):
@@ -244,6 +247,12 @@ def wrong_decoding(decode: DecodeConfig, rerank: str | None, candidates: bool) -
     if count > 1 and rerank is None and not candidates:
         return [f"decode gives {count} captions an image: choose one by rerank, or keep all by candidates"]
     return []
+
+
+def _wrong_page(decode: DecodeConfig) -> list[str]:
+    wrong = wrong_decoding(decode, None, candidates=True)
+    count = 1 if wrong else decoding_of(decode).captions_per_image
+    return wrong if count == 1 else [f"decode gives {count} captions an image: the page shows one of each captioner"]
 
 
 def decoding_of(decode: DecodeConfig) -> Decoding:

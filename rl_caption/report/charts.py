@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -120,12 +122,14 @@ def figure(
 
 @cache
 def templates() -> Environment:
-    """The page's templates; whatever is not marked as HTML is escaped."""
+    """The pages' templates, with style, scripts and their SHA-256; whatever is not marked as HTML is escaped."""
     loader = PackageLoader("rl_caption.report")
     found = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    for name in ("style.css", "report.js"):
+    for name in ("style.css", "report.js", "web.js"):
         text = resources.files("rl_caption.report").joinpath(name).read_text(encoding="utf-8")
-        found.globals[name.partition(".")[0]] = Markup(text)
+        stem = name.partition(".")[0]
+        found.globals[stem] = Markup(text)
+        found.globals[f"{stem}_digest"] = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
     return found
 
 

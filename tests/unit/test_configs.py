@@ -21,7 +21,7 @@ from rl_caption.config.build import build_data
 from rl_caption.config.checks import mistakes as config_mistakes
 from rl_caption.config.concreteness import ConcretenessConfig
 from rl_caption.config.reward_models import RewardModelConfig
-from rl_caption.config.schema import DataConfig, EvaluateConfig, RewardTerm, ScstConfig, XeConfig
+from rl_caption.config.schema import DataConfig, EvaluateConfig, RewardTerm, ScstConfig, WebConfig, XeConfig
 from rl_caption.config.shipped import find_config, shipped_configs
 from rl_caption.errors import ConfigError
 from rl_caption.meta_evaluation.config import JudgeSetConfig
@@ -201,6 +201,7 @@ def test_launcher_configurations_load(path: Path) -> None:
 PROGRAMS = (
     *(XeConfig, ScstConfig, RewardModelConfig, EvaluateConfig, JudgeSetConfig, AblateConfig, GrpoVlmConfig),
     ConcretenessConfig,
+    WebConfig,
 )
 
 

@@ -1,0 +1,321 @@
+"""A page in the browser: photos in, captions of several captioners side by side out, with the scores of judges.
+
+A server of the standard library, for one person on one machine. The page sends one photo a request; captioners and
+judges, which are not thread-safe, take turns under one lock.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import logging
+import math
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any, NamedTuple, TypedDict
+from urllib.parse import urlsplit
+
+from accelerate import Accelerator
+from PIL import Image, UnidentifiedImageError
+
+from rewards.base import Reward, RewardError, checked_scores
+from rewards.images import UNREADABLE
+from rl_caption.captioners.base import Captioner, CaptionerError, Decoding
+from rl_caption.config.checks import decoding_of
+from rl_caption.config.schema import WebConfig
+from rl_caption.data.base import DataError, Row, load_image, reward_inputs
+from rl_caption.data.plain_files import check_type, json_object
+from rl_caption.errors import ConfigError, expected_errors
+from rl_caption.evaluation.results import unique_names
+from rl_caption.monitoring.judges import build_judges
+from rl_caption.programs.captions import load_captioners
+from rl_caption.report.charts import templates
+from rl_caption.training.validation import decode_candidates
+
+logger = logging.getLogger(__name__)
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP")
+"""Pillow reads others by starting programs, such as Ghostscript."""
+MOST_TEXT = 2**16
+"""Bytes of a request besides its photo."""
+SECONDS = 60
+"""Without a byte from the browser, after which a request ends."""
+HEADERS = {
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+}
+
+
+class Photo(TypedDict):
+    """What the page sends: a file in base64, the captioners and judges to ask, and references or an empty list."""
+
+    name: str
+    image: str
+    models: list[str]
+    judges: list[str]
+    references: list[str]
+
+
+class RefusedRequest(ValueError):
+    """A request that is not answered as it was meant; the message is for the person at the page."""
+
+    def __init__(self, status: HTTPStatus, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class SideBySide(NamedTuple):
+    """Loaded captioners and judges by heading."""
+
+    captioners: Mapping[str, Captioner]
+    judges: Mapping[str, Reward]
+    decoding: Decoding
+    accelerator: Accelerator
+    seed: int
+
+    def captions(
+        self, image_id: str, image: Image.Image, models: Sequence[str], judges: Sequence[str], references: Sequence[str]
+    ) -> list[dict[str, Any]]:
+        """``{"model", "caption", "scores": {judge: score}}`` of each model; judges of references need some.
+
+        Raises:
+            RewardError: a judge failed; the message names it.
+        """
+        row: Row = {"image_id": image_id, "image": image, "references": list(references)}
+        found = []
+        for name in models:
+            captioner = self.captioners[name]
+            decoded = decode_candidates(
+                captioner, captioner.policy, [row], self.decoding, 1, self.accelerator, seed=self.seed
+            )
+            found.append(decoded[image_id][0])
+        texts = [each.caption for each in found]
+        prompts, columns = reward_inputs([row] * len(found), [each.finished for each in found])
+        if not references:
+            del columns["references"]
+        scores: dict[str, list[float]] = {}
+        for name in judges:
+            reward = self.judges[name]
+            if reward.columns <= columns.keys():
+                try:
+                    scores[name] = checked_scores(reward, reward(prompts, texts, **columns), len(texts))
+                except RewardError as error:
+                    raise RewardError(f"{name}: {error}") from error
+        return [
+            {"model": model, "caption": text, "scores": {name: values[index] for name, values in scores.items()}}
+            for index, (model, text) in enumerate(zip(models, texts, strict=True))
+        ]
+
+
+class PageServer(ThreadingHTTPServer):
+    """Answers ``GET /`` with the page and ``POST /captions`` with the captions of one photo.
+
+    It is bound to its address when it is made, and listens once ``load`` has loaded everything.
+    """
+
+    daemon_threads = True
+    models: SideBySide
+    page: bytes
+
+    def __init__(self, config: WebConfig) -> None:
+        self.config, self.lock = config, threading.Lock()
+        try:
+            super().__init__((config.host, config.port), _Handler, bind_and_activate=False)
+            self.server_bind()
+        except OSError as error:
+            where = f"host {config.host!r}, port {config.port}"
+            raise ConfigError(f"{where} cannot be listened on ({error.strerror}): port 0 takes a free one") from error
+
+    def load(self) -> None:
+        """Load captioners and judges, then listen. Raises as ``load_models``."""
+        self.models = load_models(self.config)
+        self.page = render_page(self.config, self.models).encode()
+        self.server_activate()
+
+    @property
+    def url(self) -> str:
+        """Where the page is."""
+        return f"http://{self.config.host}:{self.server_port}/"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Log an error that no user can mend with its traceback; a browser that went away is none."""
+        if not isinstance(sys.exception(), ConnectionError):
+            logger.exception("a request failed")
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: PageServer
+    timeout = SECONDS
+
+    def do_GET(self) -> None:
+        """The page."""
+        try:
+            self._check_sender()
+            if self.path != "/":
+                raise RefusedRequest(HTTPStatus.NOT_FOUND, f"there is no {self.path!r:.80}: the page is at /")
+        except RefusedRequest as refused:
+            self._send(refused.status, "text/plain", str(refused).encode())
+        else:
+            self._send(HTTPStatus.OK, "text/html", self.server.page)
+
+    def do_POST(self) -> None:
+        """Captions of a photo, as JSON; what is wrong with it, as ``{"error": message}``."""
+        status = HTTPStatus.OK
+        answer: dict[str, Any] = {}
+        try:
+            answer = {"captions": self._captions()}
+        except RefusedRequest as refused:
+            status, answer = refused.status, {"error": str(refused)}
+        except expected_errors() as error:
+            status, answer = HTTPStatus.UNPROCESSABLE_ENTITY, {"error": str(error)}
+        self._send(status, "application/json", json.dumps(answer).encode())
+
+    def _captions(self) -> list[dict[str, Any]]:
+        self._check_sender()
+        if self.path != "/captions" or self.headers.get_content_type() != "application/json":
+            raise RefusedRequest(HTTPStatus.NOT_FOUND, "photos are posted to /captions, as application/json")
+        length, limit = self.headers.get("Content-Length", ""), self.server.config.max_mb
+        if not (length.isascii() and length.isdigit()):
+            raise RefusedRequest(HTTPStatus.LENGTH_REQUIRED, f"Content-Length is {length!r:.80}: expected a number")
+        if int(length[:20]) > math.ceil(limit * 2**20 / 3) * 4 + MOST_TEXT:
+            raise RefusedRequest(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the photo is larger than max_mb, {limit} MiB")
+        photo: Photo = json_object(self.rfile.read(int(length)), "the request")  # type: ignore[assignment]
+        check_type(photo, Photo, "the request", DataError)
+        models = self.server.models
+        for key, chosen, known in (
+            ("models", photo["models"], models.captioners),
+            ("judges", photo["judges"], models.judges),
+        ):
+            if not set(chosen) <= known.keys() or (key == "models" and not chosen):
+                raise DataError(f"{key} are {chosen!r:.200}: expected some of {list(known)}")
+        image = read_photo(photo["name"], photo["image"], self.server.config.max_megapixels)
+        references = [text.strip() for text in photo["references"] if text.strip()]
+        with self.server.lock:
+            return models.captions(photo["name"], image, photo["models"], photo["judges"], references)
+
+    def _check_sender(self) -> None:
+        """Refuse pages of other sites, which a browser lets send requests, and names that lead here by their DNS."""
+        host, origin = self.headers.get("Host", ""), self.headers.get("Origin")
+        if not is_own(host, self.server.config.host):
+            raise RefusedRequest(HTTPStatus.FORBIDDEN, f"Host is {host!r:.80}: expected {self.server.url}")
+        if origin is not None and origin.lower() != f"http://{host.lower()}":
+            raise RefusedRequest(HTTPStatus.FORBIDDEN, f"Origin is {origin!r:.80}: expected http://{host}")
+
+    def _send(self, status: HTTPStatus, kind: str, content: bytes) -> None:
+        self.send_response(status)
+        headers = {"Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(content))}
+        for name, value in (headers | HEADERS).items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: Any) -> None:
+        """No line for each request."""
+
+
+def serve(config: WebConfig) -> None:
+    """Load everything, print the page's address, and answer until Ctrl-C.
+
+    Raises:
+        ConfigError: the address cannot be listened on, or as ``load_models``.
+        CaptionerError: as ``load_models``.
+    """
+    with PageServer(config) as server:
+        if config.host != WebConfig.host:
+            logger.warning(
+                "WARNING: host is %s: whoever reaches this machine there can use the page, without a password",
+                config.host,
+            )
+        server.load()
+        print(f"{server.url}  (Ctrl-C ends it)", flush=True)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            print()
+
+
+def load_models(config: WebConfig) -> SideBySide:
+    """The captioners and judges of a configuration.
+
+    Raises:
+        ConfigError: no captioner or one twice, or a judge that cannot be built or that one photo is not enough for.
+        CaptionerError: a captioner cannot be loaded, or reads region features.
+    """
+    if not config.models:
+        raise ConfigError("models is empty: name at least one captioner, such as runs/NAME/export/best")
+    accelerator = Accelerator()
+    if accelerator.num_processes > 1:
+        raise ConfigError(f"{accelerator.num_processes} processes were launched: the page is served by one")
+    for name, wanted in config.judges.items():
+        if (wanted.target or name) == "cider" and "df" not in wanted.kwargs:
+            made = f"--judges.{name}.kwargs.df runs/NAME/document_frequencies.npz"
+            raise ConfigError(f"judges.{name} has no document frequencies, and one photo tells none: {made}")
+    judges = build_judges(config.judges, None, [], key="judges")
+    for name, judge in judges.items():
+        if unknown := sorted(judge.columns - {"image", "references"}):
+            raise ConfigError(f"judges.{name} needs {', '.join(unknown)}: the page has a photo and its references")
+    folders = [Path(model.rstrip("/").removesuffix("/export/best")) for model in config.models]
+    if len(set(folders)) < len(folders):
+        raise ConfigError(f"models are {config.models}: one is there twice")
+    captioners = {}
+    for name, model in zip(unique_names(folders), config.models, strict=True):
+        captioners[name] = load_captioners([model], None, "probabilities")
+        if captioners[name].input_kind != "pixels":
+            raise CaptionerError(f"models: {model} reads region features, not photos")
+        captioners[name].policy.to(accelerator.device)
+    return SideBySide(captioners, judges, decoding_of(config.decode), accelerator, config.seed)
+
+
+def render_page(config: WebConfig, models: SideBySide) -> str:
+    """The page as HTML, with its style and script inside; what it shows later is text, never HTML."""
+    captioners = dict(zip(models.captioners, config.models, strict=True))
+    judges = {
+        name: (f"{judge.bounds[0]:g} to {judge.bounds[1]:g}", "references" in judge.columns)
+        for name, judge in models.judges.items()
+    }
+    limits = {"images": config.max_images, "megabytes": config.max_mb}
+    page = templates().get_template("web.html")
+    return page.render(captioners=captioners, judges=judges, limits=limits, how=models.decoding.describe())
+
+
+def read_photo(name: str, content: str, max_megapixels: float) -> Image.Image:
+    """Decode a photo from base64: RGB, upright.
+
+    Raises:
+        DataError: it is none, is damaged, or has more pixels than allowed; the message begins with its name.
+    """
+    try:
+        with Image.open(io.BytesIO(base64.b64decode(content, validate=True)), formats=FORMATS) as photo:
+            width, height = photo.size
+            if width * height > max_megapixels * 1e6:
+                size = f"{width} x {height} pixels: expected at most {max_megapixels:g} million (max_megapixels)"
+                raise DataError(f"it has {size}")
+            photo.load()
+            return load_image(photo)
+    except UnidentifiedImageError as error:
+        raise DataError(f"{name} cannot be read: it is none of {', '.join(FORMATS)}") from error
+    except UNREADABLE as error:
+        raise DataError(f"{name} cannot be read: {error or type(error).__name__}") from error
+
+
+def is_own(netloc: str, host: str) -> bool:
+    """Whether the ``Host`` of a request means this server: an address, ``localhost``, or the configured ``host``.
+
+    Any other name is one that somebody else's DNS may lead here, to read the answers (DNS rebinding).
+    """
+    try:
+        name = urlsplit(f"//{netloc}").hostname or ""
+    except ValueError:
+        return False
+    try:
+        ip_address(name)
+    except ValueError:
+        return name in ("localhost", host.lower())
+    return True

@@ -1,0 +1,9 @@
+#!/usr/bin/env python
+"""``python -m rl_caption web`` as a script, for ``accelerate launch``."""
+
+import sys
+
+from rl_caption.cli.main import run
+
+if __name__ == "__main__":
+    sys.exit(run("web", sys.argv[1:]))

@@ -1,0 +1,199 @@
+"""The page of captions side by side: what it answers over HTTP, what it refuses, and what is said before it listens."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import io
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from rewards.text.degeneration import Repetition
+from rewards.text.rouge import RougeL
+from rl_caption.cli.main import main as command
+from rl_caption.config.checks import mistakes
+from rl_caption.config.schema import DecodeConfig, JudgeConfig, WebConfig
+from rl_caption.programs.web import PageServer, is_own, load_models
+from tests.captioners_for_tests import tiny_captioner, tiny_rows
+
+NAMES = ["first", "<img src=x>"]
+
+
+def png(size: tuple[int, int] = (16, 16), kind: str = "PNG") -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", size, (200, 30, 30)).save(buffer, kind)
+    return buffer.getvalue()
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    place = tmp_path_factory.mktemp("runs")
+    for seed, name in enumerate(NAMES):
+        captioner = tiny_captioner(seed)
+        captioner.save_pretrained(captioner.policy, place / name / "export" / "best")
+    return [str(place / name / "export" / "best") for name in NAMES]
+
+
+@pytest.fixture(scope="module")
+def server(models: list[str]) -> Iterator[PageServer]:
+    judges = {"ROUGE": JudgeConfig("rouge_l"), "repetition": JudgeConfig()}
+    with PageServer(WebConfig(models, judges, port=0, max_mb=1, max_megapixels=0.01)) as found:
+        found.load()
+        threading.Thread(target=found.serve_forever, daemon=True).start()
+        yield found
+        found.shutdown()
+
+
+def exchange(server: PageServer, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, str]:
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
+    own = {"Content-Type": "application/json"} | {name.replace("_", "-"): value for name, value in headers.items()}
+    connection.request(method, path, body if body is None or isinstance(body, bytes) else json.dumps(body), own)
+    answer = connection.getresponse()
+    return answer.status, answer.read().decode()
+
+
+def photo(content: bytes, name: str = "red.png", **changes: Any) -> dict[str, Any]:
+    asked = {"models": NAMES, "judges": ["ROUGE", "repetition"], "references": []}
+    return {"name": name, "image": base64.b64encode(content).decode(), **asked, **changes}
+
+
+def test_captions_and_scores_are_those_of_the_captioners_and_rewards(server: PageServer) -> None:
+    row = tiny_rows(1)[0]
+    buffer = io.BytesIO()
+    row["image"].save(buffer, "PNG")
+    expected = []
+    for seed in range(2):
+        captioner = tiny_captioner(seed)
+        token_ids = captioner.generate(captioner.policy, captioner.preprocess([row]), server.models.decoding)
+        expected += captioner.decode(token_ids.flatten(0, 1))
+    references = ["a red circle", " ", "one circle"]
+    for given, judges in ((references, {"ROUGE", "repetition"}), ([], {"repetition"})):
+        status, answer = exchange(server, "POST", "/captions", photo(buffer.getvalue(), references=given))
+        captions = json.loads(answer)["captions"]
+        assert status == 200
+        assert [(found["model"], found["caption"]) for found in captions] == list(zip(NAMES, expected, strict=True))
+        assert all(found["scores"].keys() == judges for found in captions)
+        assert [found["scores"]["repetition"] for found in captions] == Repetition()(None, expected)
+        if given:
+            rouge = RougeL()(None, expected, references=[["a red circle", "one circle"]] * 2)
+            assert [found["scores"]["ROUGE"] for found in captions] == rouge
+    status, answer = exchange(server, "POST", "/captions", photo(png(), models=NAMES[1:], judges=[]))
+    assert [(found["model"], found["scores"]) for found in json.loads(answer)["captions"]] == [(NAMES[1], {})]
+
+
+@pytest.mark.parametrize(
+    ("body", "parts"),
+    [
+        (photo(png()[:-30], "cut.png"), ("cut.png cannot be read",)),
+        (photo(b"no image", "notes.jpg"), ("notes.jpg cannot be read", "PNG")),
+        (photo(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "a.png"), ("a.png cannot be read",)),
+        (photo(png((101, 100)), "large.png"), ("large.png", "101 x 100", "0.01 million")),
+        (photo(png(), image="%%%", name="odd.png"), ("odd.png cannot be read",)),
+        (photo(png(), models=[]), ("models are []", "first")),
+        (photo(png(), judges=["cider"]), ("judges are ['cider']", "ROUGE")),
+        (photo(png(), references="a"), ("'references'", "a list")),
+        ({"name": "a"}, ("'image'",)),
+        (b"{", ("not JSON",)),
+        (b"[]", ("keys and values",)),
+    ],
+)
+def test_what_cannot_be_captioned_is_named(server: PageServer, body: Any, parts: tuple[str, ...]) -> None:
+    status, answer = exchange(server, "POST", "/captions", body)
+    assert status == 422
+    message = json.loads(answer)["error"]
+    assert all(part in message for part in parts), message
+
+
+@pytest.mark.parametrize(
+    ("status", "method", "path", "headers"),
+    [
+        (403, "GET", "/", {"Host": "evil.example"}),
+        (403, "POST", "/captions", {"Host": "evil.example"}),
+        (403, "POST", "/captions", {"Origin": "http://evil.example"}),
+        (403, "POST", "/captions", {"Origin": "null"}),
+        (404, "GET", "/etc/passwd", {}),
+        (404, "POST", "/", {}),
+        (404, "POST", "/captions", {"Content_Type": "text/plain"}),
+        (411, "POST", "/captions", {"Content_Length": "-1"}),
+        (413, "POST", "/captions", {"Content_Length": "9" * 10}),
+        (501, "PUT", "/captions", {}),
+    ],
+)
+def test_requests_that_are_not_the_page_s_are_refused(
+    server: PageServer, status: int, method: str, path: str, headers: dict[str, str]
+) -> None:
+    assert exchange(server, method, path, **headers)[0] == status
+
+
+def test_a_request_of_the_page_itself_is_answered(server: PageServer) -> None:
+    host = f"localhost:{server.server_port}"
+    assert exchange(server, "POST", "/captions", photo(png()), Host=host, Origin=f"http://{host}")[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("netloc", "own"),
+    [
+        ("127.0.0.1:80", True),
+        ("[::1]:80", True),
+        ("192.168.1.9", True),
+        ("LocalHost:9", True),
+        ("my-server:80", True),
+        ("my-server.evil.example", False),
+        ("127.0.0.1.evil.example:80", False),
+        ("user@evil.example", False),
+        ("[::1", False),
+        ("", False),
+    ],
+)
+def test_the_host_is_an_address_or_a_name_of_this_machine(netloc: str, own: bool) -> None:
+    assert is_own(netloc, "my-server") is own
+
+
+def test_the_page_loads_nothing_from_elsewhere_and_names_are_text(server: PageServer, models: list[str]) -> None:
+    status, page = exchange(server, "GET", "/")
+    assert status == 200
+    assert page.count('type="checkbox"') == 4
+    assert models[0] in page
+    assert "&lt;img src=x&gt;" in page
+    assert "<img src=x>" not in page
+    assert "http://" not in page
+    assert "https://" not in page
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        ([], "models is empty"),
+        (["--models", "nowhere"], "'nowhere' is not a saved captioner"),
+        (["--models", "MODEL", "MODEL"], "one is there twice"),
+        (["--models", "MODEL", "--judges.x.target", "clipscor"], "Did you mean 'clipscore'?"),
+        (["--models", "MODEL", "--judges.cider.target", "null"], "judges.cider has no document frequencies"),
+        (["--models", "MODEL", "--judges.x.target", "consensus"], "judges.x needs image_id"),
+        (["--models", "MODEL", "--decode.num_samples", "3"], "decode gives 3 captions an image"),
+        (["--models", "MODEL", "--port", "TAKEN"], "port 0 takes a free one"),
+    ],
+)
+def test_what_is_wrong_is_said_before_it_listens(
+    server: PageServer, models: list[str], arguments: list[str], part: str, capsys: Any
+) -> None:
+    given = {"MODEL": models[0], "TAKEN": str(server.server_port)}
+    with pytest.raises(SystemExit) as ended:
+        command(
+            ["web", *(given.get(word, word) for word in arguments), *([] if "TAKEN" in arguments else ["--port=0"])]
+        )
+    assert ended.value.code == 1
+    assert part in capsys.readouterr().err
+
+
+def test_a_captioner_over_regions_is_refused_and_a_single_sample_is_not(tmp_path: Path) -> None:
+    captioner = tiny_captioner(input_kind="regions")
+    captioner.save_pretrained(captioner.policy, tmp_path / "regions")
+    with pytest.raises(ValueError, match="region features"):
+        load_models(WebConfig([str(tmp_path / "regions")]))
+    assert mistakes(WebConfig(decode=DecodeConfig(num_samples=1))) == []

@@ -141,7 +141,10 @@ def _longest_token(text: str, position: int) -> tuple[str | None, int]:
 
 
 class _Characters(dict[int, str]):
-    """What each character becomes before a text is split at spaces; filled as characters are met."""
+    """A table for ``str.translate`` before a text is split at spaces, filled as characters are met.
+
+    ``divided`` are beginnings of Unicode names of characters that are tokens of their own.
+    """
 
     def __init__(self, divided: Sequence[str] = ()) -> None:
         self._divided = tuple(divided)
@@ -149,14 +152,11 @@ class _Characters(dict[int, str]):
     def __missing__(self, code: int) -> str:
         character = chr(code)
         kind, name = unicodedata.category(character), unicodedata.name(character, "")
+        written = " "
         if (kind == "Cf" and character != "\u200b") or name.startswith("VARIATION SELECTOR"):
-            written = (
-                ""  # joiners, direction marks, soft hyphens: no sign that a word ends, but for the zero-width space
-            )
+            written = ""  # joiners, direction marks and soft hyphens lie within words; a zero-width space ends one
         elif kind[0] in "LMN":
             written = f" {character} " if name.startswith(self._divided) else character
-        else:
-            written = " "
         self[code] = written
         return written
 

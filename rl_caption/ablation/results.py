@@ -80,7 +80,10 @@ def evaluate_captioner(
     plain, note = json.loads(json.dumps(asdict(evaluate))), folder / "settings.json"
     settings = {key: plain[key] for key in used} | {"weights": weights_hash(model)}
     settings["judges"] = {name: reward.signature for name, reward in judges.items()}
-    if _read(note) == settings:  # written last
+    noted = _read(note) or {}
+    if "data" in noted:  # an option that an earlier version did not have has its default
+        noted["data"] = json.loads(json.dumps(asdict(DataConfig()))) | noted["data"]
+    if noted == settings:  # written last
         return read_scores(folder, judges), read_captions(folder / "predictions.json", allow_empty=True)
     note.unlink(missing_ok=True)
     found = score_captions(evaluate, judges)

@@ -45,7 +45,7 @@ def score_files(
         df: document frequencies of CIDEr-D. None takes those of the references of the captioned images.
         out: where the result is written; None writes nothing.
         eos: EOS is a token of CIDEr-D. Published scores are without.
-        tokenizer: of n-gram rewards: ``ptb`` (None), or ``none``, which splits tokenised text at white space.
+        tokenizer: of n-gram rewards, one of ``rewards.text.tokenize.TOKENIZERS``; None is ``ptb``.
 
     Returns:
         ``{"reward", "signature", "mean", "scores": {image_id: value}}``, in the reward's own scale: CIDEr-D is in
@@ -119,7 +119,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--tokenizer",
         choices=tuple(TOKENIZERS),
-        help="of n-gram rewards; none: of text that is tokenised already, which is split at white space (default: ptb)",
+        help="of n-gram rewards; ptb: English (default); unicode: words of other languages; char: characters of "
+        "Chinese and Japanese; none: of text that is tokenised already, which is split at white space",
     )
     parser.add_argument("--kwargs", metavar="JSON", default="{}", help="further arguments of the reward, as an object")
     parser.add_argument("--out", metavar="F", help="where {reward, signature, mean, scores} is written")

@@ -293,7 +293,7 @@ def test_models_that_trl_cannot_train_are_told(folder: Path, tmp_path: Path) -> 
         load_vlm(VlmConfig(name=str(bare)), torch.float32)
 
 
-@pytest.mark.parametrize("file", ["grpo_vlm.yaml", "rloo_vlm.yaml"])
+@pytest.mark.parametrize("file", ["grpo_vlm.yaml", "grpo_vlm_clip.yaml", "rloo_vlm.yaml"])
 def test_shipped_configurations_are_understood_by_trl(file: str) -> None:
     config = parse(GrpoVlmConfig, ["--config", str(REPOSITORY / "configs/trl" / file)], "grpo_vlm.py")
     config.train.mixed_precision = "no"

@@ -209,8 +209,8 @@ def test_text_that_is_tokenised_already_is_scored_as_it_is(tmp_path: Path) -> No
     assert score_files("cider", captions, references, df=tmp_path / "df.npz", tokenizer="none")["mean"] > 0
     with pytest.raises(DataError, match=r"'none'.*'ptb'"):
         score_files("cider", captions, references, df=tmp_path / "df.npz")
-    with pytest.raises(DataError, match="'repetition' has no 'tokenizer'"):
-        score_files("repetition", captions, tokenizer="none")
+    with pytest.raises(DataError, match="'grammar' has no 'tokenizer'"):
+        score_files("grammar", captions, tokenizer="none")
 
 
 @pytest.mark.parametrize("count", [1, 3])

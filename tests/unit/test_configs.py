@@ -177,8 +177,9 @@ def test_every_cell_of_a_grid_is_a_configuration_whose_reward_models_are_made(pa
         assert {given["backbone"] for given in kwargs if "backbone" in given} <= models
 
 
-def test_the_alpha_grid_is_that_of_the_paper() -> None:
-    cells = make_cells(parsed("configs/ablate_alpha.yaml"))
+@pytest.mark.parametrize("file", ["ablate_alpha.yaml", "ablate_coco_alpha.yaml"])
+def test_the_alpha_grid_is_that_of_the_paper(file: str) -> None:
+    cells = make_cells(parsed(f"configs/{file}"))
     weights = {cell.alpha: {name: term.weight for name, term in cell.terms.items()} for cell in cells}
     assert {alpha: terms for alpha, terms in weights.items() if alpha is not None} == {
         0.0: {"cider": 1.0},

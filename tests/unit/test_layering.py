@@ -80,6 +80,12 @@ def test_only_the_command_line_knows_the_parser_library() -> None:
     assert [line for line in found if not line.startswith("cli/")] == []
 
 
+def test_progress_bars_are_those_that_notebooks_show_too() -> None:
+    found = [line for package in ("rewards", "rl_caption") for line in offenders(REPOSITORY / package, {"tqdm"})]
+    assert found
+    assert [line for line in found if not line.endswith(": tqdm.auto")] == []
+
+
 HEAVY = {"torch", "transformers", "open_clip", "accelerate", "trl", "deepspeed", "pycocoevalcap", "PIL", "jsonargparse"}
 
 

@@ -22,7 +22,9 @@
 
   const report = () => {
     const done = cards.filter((card) => card.done).length;
-    count.textContent = (cards.length ? `${done} of ${cards.length} photos done. ` : "No photo yet. ") + note;
+    const failed = cards.filter((card) => card.done && card.failed).length;
+    const errors = failed ? `${failed} of them could not be captioned. ` : "";
+    count.textContent = (cards.length ? `${done} of ${cards.length} photos done. ` : "No photo yet. ") + errors + note;
     clear.hidden = !cards.length;
   };
 
@@ -94,7 +96,9 @@
       if (card.turn !== turn) return;
       try {
         draw(card.list, await ask(card, chosen("models"), chosen("judges")));
+        card.failed = false;
       } catch (error) {
+        card.failed = true;
         complain(card.list, error.message);
       }
       card.done = card.turn === turn;

@@ -29,7 +29,8 @@ class Row(TypedDict):
     image_id: str
     """Different for all rows of a split."""
     image: NotRequired[ImageSource]
-    """A path, a PIL image, or an object that draws one. Absent only where the data are captions alone (``data.format: captions``)."""
+    """A path, a PIL image, or an object that draws one. Absent only where the data are captions alone
+    (``data.format: captions``)."""
     references: list[str]
     """Captions as people wrote them, untokenised. Empty only where captions are not known (inference), or the data are
     images alone (``data.format: images``)."""

@@ -56,9 +56,9 @@ $(DOCS): $(STAMP)
 # A tutorial is run, in a folder of its own, when its source is newer than its page.
 docs/tutorials/%.md: docs/tutorials/%.py | $(DOCS)
 	rm -rf build/tutorials/$* && mkdir -p build/tutorials/$*
-	$(OFFLINE) $(VENV_PYTHON) -m jupytext --to ipynb --set-kernel python3 --execute --run-path build/tutorials/$* \
-		--output docs/tutorials/$*.ipynb $<
-	$(VENV_PYTHON) -m nbconvert --to markdown --log-level WARN docs/tutorials/$*.ipynb
+	$(OFFLINE) PYTHONWARNINGS=ignore $(VENV_PYTHON) -m jupytext --to ipynb --set-kernel python3 --execute \
+		--run-path build/tutorials/$* --output docs/tutorials/$*.ipynb $<
+	$(VENV_PYTHON) -m nbconvert --to markdown --CoalesceStreamsPreprocessor.enabled=True docs/tutorials/$*.ipynb
 
 lint: $(STAMP)
 	$(VENV_PYTHON) -m ruff check .

@@ -79,8 +79,9 @@ class Rollout:
     texts: list[list[str]]
     """B lists of K captions."""
     greedy_texts: list[str] | None = None
+    """B greedy captions."""
     greedy_finished: Tensor | None = None
-    """[B]"""
+    """[B], ``finished`` of the greedy captions."""
     temperature: float = 1.0
     """Of the softmax that the samples were drawn from; their log-probabilities are taken at the same."""
 

@@ -65,8 +65,10 @@ rl_caption(
 # Two questions, and a metric may answer one and fail the other:
 #
 # - **Kendall's tau**: of two captions, does the metric order them as the truth does? 100 is always, 0 is chance. Tau
-#   over all captions also compares captions of different pictures; tau within a picture is what a reward in SCST
-#   uses, since samples are compared with other samples of their picture.
+#   over all captions also compares captions of different pictures; tau within a picture is what a reward in SCST uses,
+#   since samples are compared with other samples of their picture. `length` shows that the two are not the same: over
+#   all captions it seems to measure something, because captions that say more are longer; within a picture, where the
+#   false captions are as long as the true one, it is at chance.
 # - **Hard negatives**: does the true caption score above the false one made from it? 50 % is chance, and a tie is a
 #   failure. Read it kind by kind. `SharedWords` cannot see `word_order`, `swap_object`, `swap_relation` or
 #   `swap_attribute`, because the words stay the same, and its numbers there say so. On the other kinds it is not far

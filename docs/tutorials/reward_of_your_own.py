@@ -155,7 +155,7 @@ rl_caption("ablate --config ablation.yaml")
 # Captions of the same pictures by all of them stand in `ablation/captions.md`. Here is one picture:
 
 # %%
-for path in sorted(Path("ablation").rglob("predictions.json")):
+for path in sorted(Path("ablation").glob("**/test*/predictions.json")):
     first = json.loads(path.read_text())[0]
     print(f"{path.parent.relative_to('ablation')!s:<36} {first['caption']}")
 

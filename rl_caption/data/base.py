@@ -27,14 +27,17 @@ class Row(TypedDict):
     """One image with its captions."""
 
     image_id: str
+    """Different for all rows of a split."""
     image: NotRequired[ImageSource]
-    """Absent only where the data are captions alone (``data.format: captions``)."""
+    """A path, a PIL image, or an object that draws one. Absent only where the data are captions alone
+    (``data.format: captions``)."""
     references: list[str]
     """Captions as people wrote them, untokenised. Empty only where captions are not known (inference), or the data are
     images alone (``data.format: images``)."""
     size: NotRequired[ImageSize]
     """Width and height of the image in pixels, where the file says it."""
     prompt: NotRequired[str]
+    """What a caption of this image goes on from, where the data has prompts."""
     features: NotRequired[Any]
     """The image's region features (``ImageFeatures``, or the path of their file), where the captioner reads those."""
     scene: NotRequired[Any]

@@ -53,7 +53,17 @@ CHECKPOINTS = (".pt", ".pth", ".bin", ".safetensors", ".npz")
 
 
 def train_xe(config: XeConfig) -> TrainState:
-    """Train a captioner by cross-entropy; the best one by validation CIDEr-D is in ``export/best``."""
+    """Train a captioner by cross-entropy; the best one by validation CIDEr-D is in ``export/best`` of ``run.dir``.
+
+    Returns where the run ended: after its last step, or where a signal stopped it with a checkpoint. Started again, it
+    goes on from there.
+
+    Raises:
+        ConfigError: a setting does not fit the data or the captioner.
+        DataError: the data cannot be used.
+        CaptionerError: ``model.init`` is no captioner.
+        NonFiniteError: a loss or gradient is not finite; the weights are not changed by it.
+    """
     train = config.train
     with setup(config) as context:
         captioner = _captioner(context, config.model, "train.max_target_tokens", train.max_target_tokens)
@@ -75,7 +85,12 @@ def train_xe(config: XeConfig) -> TrainState:
 def train_scst(config: ScstConfig) -> TrainState:
     """Fine-tune the captioner ``model.init`` by self-critical sequence training.
 
-    The optimizer and the schedule are fresh: nothing but the weights comes from cross-entropy training.
+    The optimizer and the schedule are fresh: nothing but the weights comes from cross-entropy training. Returns as
+    ``train_xe``. The best captioner by ``monitor.best_by`` is in ``export/best`` of ``run.dir``.
+
+    Raises:
+        RewardError: the reward cannot score, or returns something that is no score.
+        ConfigError, DataError, CaptionerError, NonFiniteError: as ``train_xe``.
     """
     if config.model.init is None:
         raise ConfigError("model.init is not set: name a captioner that was trained by cross-entropy")

@@ -30,7 +30,8 @@ def test_tutorial(name: str, tmp_path: Path) -> None:
     (tmp_path / "tutorial.py").write_text(sizes.sub(lambda size: f"{size[1]} = {TINY[size[1]]}", source))
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "tutorial.py"]
-    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=LONGEST)
+    longest = 4 * LONGEST  # a tutorial is several runs
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=longest)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert (tmp_path / LEAVES[name]).stat().st_size > 0
     if name == "own_photos":

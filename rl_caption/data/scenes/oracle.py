@@ -76,21 +76,29 @@ for _phrase in sorted(_PHRASES, key=len, reverse=True):
 
 
 class OracleScore(NamedTuple):
-    """How true and how complete a caption is, in [0, 1]; ``unparsed``: fraction of words without use in the grammar."""
+    """How true and how complete a caption is; all in [0, 1]."""
 
     precision: float
+    """True claims over all claims of the caption; 0 without a claim."""
     recall: float
+    """Facts of the scene that true claims tell, over all of its facts."""
     f1: float
+    """Harmonic mean of the two; 0 where both are 0."""
     unparsed: float
+    """Words for which the grammar has no use, over all words."""
 
 
 class Claim(NamedTuple):
-    """One checkable statement of a caption. ``fact`` is the scene's fact that it tells, None where it tells none."""
+    """One checkable statement of a caption."""
 
     kind: str
+    """``shape``, ``colour``, ``size``, ``texture``, ``count``, ``relation``, ``background`` or ``repetition``."""
     text: str
+    """What is claimed, in words."""
     true: bool
+    """Whether it is true of the scene."""
     fact: Fact | None
+    """The scene's fact that it tells; None where it tells none."""
 
 
 @dataclass

@@ -435,7 +435,8 @@ class EvaluateConfig:
         rerank: what chooses among several captions of an image: ``consensus`` (the one most similar to the others), or
             a reward that needs no references, of this package or ``package.module:Class``; null takes the first.
         rerank_kwargs: arguments of ``rerank``.
-        candidates: write all captions of an image with their scores to ``candidates.jsonl``.
+        candidates: write all captions of an image with their scores to ``candidates.jsonl``, and how diverse they are
+            and what the best of them would score to ``candidates_scores.json``.
         compare: two files of captions in COCO result format, instead of ``model``: a paired test between them.
         metrics: bleu, meteor, rouge, cider, spice: a list, or names with commas.
         tokenizer: ``java`` (the toolkit's), ``python`` (ours), ``unicode`` or ``char`` (as ``data.tokenizer``),

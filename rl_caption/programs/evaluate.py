@@ -39,12 +39,14 @@ from rl_caption.evaluation.results import (
     write_comparison,
 )
 from rl_caption.evaluation.retrieval import add_retrieval
+from rl_caption.evaluation.samples import evaluate_samples
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
     from rewards.clip.encoder import CachedEncoder
     from rl_caption.data.base import DataModule
+    from rl_caption.programs.captions import Captions
 
 logger = logging.getLogger(__name__)
 SPLIT = "test"
@@ -329,6 +331,19 @@ def _with_encoder(config: EvaluateConfig, images: _Images) -> _Images:
         raise ConfigError(f"retrieval: {error}") from error
 
 
+def _score_candidates(config: EvaluateConfig, captions: Captions, images: _Images) -> None:
+    """Write and print what ``evaluate_samples`` says of all captions of the images, where each has several."""
+    samples = {key: [one.caption for one in own] for key, own in captions.candidates.items()}
+    if min(map(len, samples.values())) < 2 or not all(images.references.get(key) for key in samples):
+        return
+    found = evaluate_samples(samples, images.references, None, words_tokenizer(config.tokenizer, config.data.tokenizer))
+    scores = {"metrics": found.metrics, "best_of": [one._asdict() for one in found.best_of]}
+    write_json(Path(config.out) / "candidates_scores.json", scores)
+    spread = ", ".join(f"{key} {value:.3f}" for key, value in found.metrics.items())
+    last = ", ".join(f"{key} {value:.3f}" for key, value in found.best_of[-1]._asdict().items())
+    print(f"{len(found.best_of)} captions of an image: {spread} (0 to 1); CIDEr-D (0 to 10): {last}", file=sys.stderr)
+
+
 def _decode(config: EvaluateConfig, images: _Images, accelerator: Accelerator) -> tuple[dict[str, str], str]:
     """Captions of the images, and how they were decoded; writes ``candidates.jsonl`` where that is asked for."""
     from rl_caption.engines import print_main
@@ -353,4 +368,5 @@ def _decode(config: EvaluateConfig, images: _Images, accelerator: Accelerator) -
     found = caption_rows(captioner, images.rows, decoding, decode.batch_size, accelerator, config.seed, reward)
     if config.candidates and accelerator.is_main_process:
         found.write(Path(config.out) / "candidates.jsonl", result_ids(found.candidates))
+        _score_candidates(config, found, images)
     return found.texts(), how

@@ -89,6 +89,8 @@ def test_the_consensus_of_samples_is_chosen(folder: Path) -> None:
     # As ``evaluate_samples`` chooses: its document frequencies are those of the references, here equal in both splits.
     expected = evaluate_samples(samples, {f"test-image-{i}": texts for i, texts in enumerate(REFERENCES)})
     assert scores["metrics"]["CIDEr"] == pytest.approx(expected.best_of[-1].consensus)
+    written = json.loads((folder / "out" / "candidates_scores.json").read_text())
+    assert written == {"metrics": expected.metrics, "best_of": [one._asdict() for one in expected.best_of]}
     how = f"{COUNT} sampled at temperature 0.7, top_p 0.9, at most 8 tokens, seed 0, chosen by consensus["
     assert scores["decoding"].startswith(how)
     assert how in table

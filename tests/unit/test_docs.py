@@ -29,6 +29,8 @@ NAMES_OF_FILES = {
     "C.yaml": "configs/demo.yaml",
     "configs/mine_xe.yaml": "configs/ucm_xe.yaml",
     "configs/mine_scst.yaml": "configs/ucm_scst_cider.yaml",
+    "mine.yaml": "configs/demo.yaml",
+    "cpu2.yaml": "configs/accelerate/cpu2.yaml",
     "OUT/cells/LABEL/seedN/scst.yaml": "configs/demo.yaml",
     "configs/reward_models/scenes_long_ablations/NAME.yaml": "configs/reward_models/scenes_long_contrastive.yaml",
 }
@@ -150,7 +152,7 @@ def understand(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], None]:
             given, unknown = read_known(launcher, words[2 if words[0] == "accelerate" else 3 :])
             assert unknown == []
             assert given.config_file is None or (ROOT / given.config_file).is_file(), given.config_file
-            words = ["python", given.training_script, *given.training_script_args]
+            words = ["python", *["-m"] * bool(given.module), given.training_script, *given.training_script_args]
         if words[0] == "rl-caption":
             words = ["python", "-m", "rl_caption", *words[1:]]
         arguments, program = words[2:], ROOT / words[1]

@@ -31,8 +31,8 @@ def rl_caption(command: str) -> None:
 # ## Pictures and captions
 #
 # What is needed is a folder of pictures and a file with one JSON object a line: the picture's path, relative to the
-# file, its captions, and the split that it belongs to. Validation (`val`) chooses the best weights during training,
-# `test` is looked at once, at the end.
+# file, its captions, and the split that it belongs to. Validation (`val`) chooses the best weights during training;
+# `test` is for the end, when nothing is chosen any more.
 #
 # So that this runs anywhere, the pictures here are generated: coloured shapes with five captions each ([the generated
 # world](../scenes.md)). Put your own `captions.jsonl` in their place; nothing below changes, except that photos want
@@ -141,6 +141,9 @@ rl_caption(
 # %% [markdown]
 # If the interval of a difference contains 0, these pictures do not show which captioner is better. This is one seed;
 # before you rely on a difference, train with two more (`--train.seed 1 --run.dir runs/scst-1`).
+#
+# Look at `vocabulary` in the second table, too. SCST tends to make it smaller: what most references say scores well,
+# and rare words and details do not.
 #
 # Read captions, too. A number does not say what changed:
 

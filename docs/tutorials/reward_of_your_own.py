@@ -143,14 +143,17 @@ rl_caption("ablate --config ablation.yaml")
 #
 # Every row is a captioner on the same `test` pictures; the first is the one that all runs started from.
 #
-# - The column `colours` is the reward. Compare the rows `colours` and `CIDEr-D` with the start: did training find
-#   what it was paid for?
+# - The column `colours` is the reward. In the row `colours` it is above the start: training found what it was paid for.
 # - `oracle` is the truth, which no reward here sees: precision is the share of true claims among those that a caption
-#   makes. Where `colours` is high and precision is below the start, the captioner names colours that are not there.
-#   That is reward hacking.
+#   makes. In the row `colours` it falls, while repeated n-grams and length rise. The captions below show why: colour
+#   after colour, in the picture or not. That is reward hacking.
 # - CIDEr compares with what people, here the generated references, say. It falls with the reward that ignores them.
+# - `first alarm` is the step at which the [monitor](../hacking.md) noticed, by scores that are not in the reward. It does
+#   not see the truth either.
 # - The row `mixture` answers the question that one really has: does the term add colours at a price that one would
-#   pay?
+#   pay? At weight 1 it hardly moves the column `colours`: CIDEr-D tells the samples of a picture apart more strongly,
+#   and the policy follows it. Another weight is the next experiment, and the scale of each term (below) says where to
+#   begin. No weight teaches this reward which colours are there.
 #
 # Captions of the same pictures by all of them stand in `ablation/captions.md`. Here is one picture:
 
@@ -162,12 +165,9 @@ for path in sorted(Path("ablation").glob("**/test*/predictions.json")):
 # %% [markdown]
 # ## What next
 #
-# - Make the reward look at the picture: with `columns = frozenset({"references"})` it gets `columns["references"]`, a
-#   list of captions for each completion, and can pay only for colours that a reference names. `image` gives it the
-#   picture itself.
-# - Terms of different scale: `reward.normalize: per_term` makes weights comparable
-#   ([Normalisation](../rewards.md#normalisation)), and `python -m rl_caption doctor --config base.yaml` prints the
-#   scale of each term.
-# - During training the [monitor](../hacking.md) compares the reward with judges that are not in it.
+# - Mend it: with `columns = frozenset({"references"})` the reward gets `columns["references"]`, a list of captions for
+#   each completion, and can pay only for colours that a reference names. `image` gives it the picture itself.
+# - `python -m rl_caption doctor --config base.yaml` prints the scale of each term, and `reward.normalize: per_term`
+#   makes weights comparable ([Normalisation](../rewards.md#normalisation)).
 # - The same object runs under TRL's `GRPOTrainer` and `RLOOTrainer`: [TRL](../trl.md).
 # - A grid over a mixture's weight is one line, `alpha`: [Ablations](../ablation.md).

@@ -188,3 +188,22 @@ def test_commands_are_understood(
             (tmp_path / name[1]).write_text(block)
             words = [str(tmp_path / name[1]) if word == name[1] else word for word in words]
     understand(words)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python scripts/scst.py --config configs/demo.yaml --train.lrr 1",
+        "python scripts/scst.py --config configs/nowhere.yaml",
+        "python scripts/nowhere.py --config configs/demo.yaml",
+        "python -m rl_caption evaluate --bootstrap many",
+        "python -m rl_caption caption photos/",
+        "python -m rl_caption doctor --config configs/demo.yaml --train.lrr 1",
+        "python -m benchmarks --only steps",
+        "accelerate launch --config_file configs/accelerate/cpu9.yaml scripts/scst.py --config configs/demo.yaml",
+        "accelerate launch --num_proces 2 scripts/scst.py --config configs/demo.yaml --wrong",
+    ],
+)
+def test_commands_with_mistakes_are_not(command: str, understand: Callable[[list[str]], None]) -> None:
+    with pytest.raises(AssertionError):
+        understand(words_of(command))

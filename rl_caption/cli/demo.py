@@ -139,12 +139,12 @@ def _page(
         for split in SPLITS
     }
     of_runs = runs_page({run.name: read_run(run) for run in runs}, Source({}), 1).sections
-    rows = [[str(number), what, f"{seconds:.0f}"] for number, (what, seconds) in enumerate(stages, 1)]
+    rows = [[f"{number}. {what}", f"{seconds:.0f}"] for number, (what, seconds) in enumerate(stages, 1)]
     picture = base64.b64encode((folder / "before_and_after.png").read_bytes()).decode("ascii")
     alt = "Eight scenes, each with its caption by all three captioners; the same captions are below as text"
     image = Markup('<p><img src="data:image/png;base64,{}" alt="{}" style="max-width: 100%"></p>').format(picture, alt)
     sections = {
-        "Stages": parts().table(["stage", "what and why", "seconds"], rows, "What was done, in this order"),
+        "Stages": parts().table(["what and why", "seconds"], rows, "What was done, in this order"),
         "Picture": image,
         "Results": Markup("").join(
             parts().note(heading) + judged[split]["Results"] for split, heading in SPLITS.items()

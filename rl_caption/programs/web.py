@@ -228,7 +228,7 @@ def serve(config: WebConfig) -> None:
         CaptionerError: as ``load_models``.
     """
     with PageServer(config) as server:
-        if config.host != WebConfig.host:
+        if config.host not in ("127.0.0.1", "localhost", "::1"):
             logger.warning(
                 "WARNING: host is %s: whoever reaches this machine there can use the page, without a password",
                 config.host,

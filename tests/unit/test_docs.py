@@ -21,8 +21,9 @@ from rl_caption.cli import doctor
 from rl_caption.cli import main as programs
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
-TUTORIALS = sorted((ROOT / "docs/tutorials").glob("*.py"))
+DOCS = ROOT / "docs"
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.glob("*.md"), *DOCS.glob("api/*.md")])
+TUTORIALS = sorted(DOCS.glob("tutorials/*.py"))
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 NAMES_OF_FILES = {
     "CONFIG": "configs/demo.yaml",
@@ -79,13 +80,8 @@ def test_every_page_is_in_the_navigation() -> None:
 
     text = re.sub(r"!!python/\S+", "", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
     found = Counter(files(yaml.safe_load(text)["nav"]))
-    pages = [
-        str(path.relative_to(ROOT / "docs").with_suffix(".md"))
-        for path in (*PAGES, *TUTORIALS)
-        if path.is_relative_to(ROOT / "docs")
-    ]
-    pages += [str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs/api").glob("*.md")]
-    assert found == Counter(pages)
+    pages = [path for path in (*PAGES, *TUTORIALS) if path.is_relative_to(DOCS)]
+    assert found == Counter(str(path.relative_to(DOCS).with_suffix(".md")) for path in pages)
 
 
 # --- commands ---------------------------------------------------------------------------------------------------------

@@ -26,8 +26,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from rewards.registry import build as build_term
 from rewards.text.document_frequency import DocumentFrequencies, load_legacy_pickle
-from rl_caption.config.build import build_term
 from rl_caption.config.schema import XeConfig
 from rl_caption.data.base import load_image
 from rl_caption.data.features import FeatureOptions, as_image_features, features_of

@@ -159,7 +159,7 @@ def evaluate(arguments: Sequence[str]) -> int:
 
 def web(arguments: Sequence[str]) -> int:
     """Caption photos in a page of a local server, by several captioners side by side."""
-    config = parse(WebConfig, with_lists(arguments, "--models"), "web.py")
+    config = parse(WebConfig, with_lists(arguments, "--models"), "rl-caption web")
     from rl_caption.programs.web import serve
 
     serve(config)

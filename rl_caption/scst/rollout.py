@@ -58,10 +58,10 @@ def sample_captions(
         numbers = sampling_noise(seed, step, batch.image_ids, samples, decoding.max_new_tokens)
         noise = numbers.to(next(iter(batch.inputs.values())).device)
     token_ids = (generate or captioner.generate)(policy, batch.inputs, decoding, noise)
-    missing = (token_ids[..., 0] == captioner.pad_token_id) & (captioner.pad_token_id != captioner.eos_token_id)
-    if missing.any():
-        image = batch.image_ids[int(missing.any(1).nonzero()[0])]
-        raise ValueError(f"image {image!r}: {decoding.describe()} found fewer than {samples} captions")
+    if decoding.num_beams > 1 and captioner.pad_token_id != captioner.eos_token_id:
+        for image, first in zip(batch.image_ids, token_ids[..., 0].tolist(), strict=True):
+            if captioner.pad_token_id in first:  # a row without a token
+                raise ValueError(f"image {image!r}: {decoding.describe()} found fewer than {samples} captions")
     finished = (token_ids == captioner.eos_token_id).any(-1)
     texts = captioner.decode(token_ids.flatten(0, 1))
     grouped = [texts[start : start + rows] for start in range(0, len(texts), rows)]

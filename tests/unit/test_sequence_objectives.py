@@ -5,16 +5,18 @@ import math
 import pytest
 import torch
 
+from rewards.mixed import MixedReward
 from rl_caption.captioners.base import Decoding
 from rl_caption.config.checks import check
 from rl_caption.config.schema import RolloutConfig, ScstConfig, ScstTrainConfig
 from rl_caption.errors import ConfigError
+from rl_caption.programs.train import scst_signature
 from rl_caption.scst.objectives import build_objective
 from rl_caption.scst.rollout import sample_captions
 from rl_caption.scst.sequence_objectives import Dico
 from rl_caption.types import Scores
 from tests.captioners_for_tests import tiny_captioner
-from tests.steps_for_tests import assert_equal_gradients, batches_of, gradient, norm, scst_task
+from tests.steps_for_tests import WordCount, assert_equal_gradients, batches_of, gradient, norm, scst_task
 
 STRUCTURED = ("seq_nll", "risk", "max_margin", "multi_margin", "softmax_margin")
 REWARDS = torch.tensor([[0.2, 0.9, 0.5], [0.4, 0.4, 0.4], [1.5, 0.1, 1.5]])  # of the second image all equal
@@ -190,3 +192,12 @@ def test_what_beam_search_does_not_go_with_is_refused(rollout, train, part):
     with pytest.raises(ConfigError) as refused:
         check(config)
     assert part in str(refused.value)
+
+
+def test_the_signature_of_a_run_tells_beams_from_samples():
+    reward, signatures = MixedReward({"words": (WordCount(), 1.0)}), []
+    for beams in (False, True):
+        config = ScstConfig(rollout=RolloutConfig(beam_search=beams), train=ScstTrainConfig(objective="dico"))
+        signatures.append(scst_signature(reward, [], config))
+    assert "[nspi5]" in signatures[0]
+    assert signatures[1] == signatures[0].replace("[nspi5]", "[nspi5,beam]")

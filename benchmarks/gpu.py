@@ -19,6 +19,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rl_caption.data.parts import check_settings
+from rl_caption.errors import ConfigError
+
 PARTS: dict[str, tuple[list[str], list[str]]] = {
     "tests": (
         ["pytest", "-q", "-rs", "-m", "gpu", "tests/integration/test_gpu.py", "tests/invariants/test_replay.py"],
@@ -89,7 +92,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=float("inf"), help="for all parts together")
     chosen = parser.parse_args(arguments)
     chosen.out.mkdir(parents=True, exist_ok=True)
-    state, started = chosen.out / "parts.json", time.monotonic()
+    try:  # a rehearsal is no result of a GPU
+        check_settings(chosen.out, {"device": chosen.device, "tiny": chosen.tiny})
+    except ConfigError as error:
+        parser.error(str(error))
+    state, started = chosen.out / "results.json", time.monotonic()
     results: dict[str, dict[str, Any]] = json.loads(state.read_text()) if state.exists() else {}
     for part in chosen.only:
         left = chosen.seconds - (time.monotonic() - started)

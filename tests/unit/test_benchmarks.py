@@ -18,7 +18,7 @@ import transformers
 from accelerate.state import AcceleratorState
 
 from benchmarks import __main__ as every
-from benchmarks import evaluation, hf_step, memory, scst_step, startup
+from benchmarks import evaluation, gpu, hf_step, memory, scst_step, startup
 from benchmarks.harness import Measurement, Timing, command
 from benchmarks.l_clip import CACHED, FULL, TRIMMED, caption_words, load_encoders, reward_variants, write_images
 from benchmarks.l_clip import Shapes as ClipShapes
@@ -278,3 +278,23 @@ def test_generated_captions_and_a_folder(tmp_path: Path, monkeypatch: pytest.Mon
     assert "3 images, 6 scores equal to the bit" in row.detail
     monkeypatch.setattr(evaluation, "by_toolkit", lambda *_: {"BLEU-1": 0.5})
     assert evaluation.compare(captions, references) == "differ: BLEU-1"
+
+
+def test_parts_for_a_gpu_go_on_where_they_ended_and_never_mix_with_a_rehearsal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    codes, seen = iter([0, 3, 0]), []
+
+    def run_part(part: str, *_: Any) -> dict[str, Any]:
+        seen.append(part)
+        return {"code": next(codes), "seconds": 1, "tail": "its log"}
+
+    monkeypatch.setattr(gpu, "run_part", run_part)
+    words = ["--out", str(tmp_path), "--only", "tests", "step"]
+    rehearsal = [*words, "--device", "cpu", "--tiny"]
+    assert [gpu.main(rehearsal), gpu.main(rehearsal), gpu.main(rehearsal)] == [1, 0, 0]
+    assert seen == ["tests", "step", "step"]
+    assert "## step: passed" in (tmp_path / "gpu.md").read_text()
+    with pytest.raises(SystemExit):
+        gpu.main(words)
+    assert "has parts of other settings: device was 'cpu', is 'cuda:0'" in capsys.readouterr().err

@@ -6,8 +6,8 @@
 Each training image keeps one caption, as on the web. Of three, one is bad: a title by rules (``abstract``) or the
 caption of another image (``wrong``), as many of one as of the other. Rows of other splits keep all their references.
 ``make`` also writes beside it ``random.jsonl``, half of the training rows, drawn; and for ``concreteness``
-``captions.txt``, the training captions, and ``ratings.jsonl``, 244 of them (as many as the paper's) with 0 for
-abstract ones and 1 for others.
+``captions.txt``, the training captions, and ``ratings.jsonl``, 244 of them (as many as the paper's): 144 abstract ones
+with 0, and 100 others with 1.
 """
 
 from __future__ import annotations
@@ -64,9 +64,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         half = {row["image_id"] for row in random.Random(args.seed + 1).sample(train, len(train) // 2)}
         args.out.parent.mkdir(parents=True, exist_ok=True)
         drawn = [row for row in rows if row["split"] != "train" or row["image_id"] in half]
+        drawing = random.Random(args.seed + 2)
         labels = [
-            {"caption": row["references"][0], "rating": int(row["kind"] != "abstract")}
-            for row in random.Random(args.seed + 2).sample(train, 244)
+            {"caption": row["references"][0], "rating": rating}
+            for rating, count in ((0, 144), (1, 100))  # fewer of 1, so that their median is 0
+            for row in drawing.sample([row for row in train if (row["kind"] != "abstract") == bool(rating)], count)
         ]
         folder = args.out.parent
         for path, chosen in ((args.out, rows), (folder / "random.jsonl", drawn), (folder / "ratings.jsonl", labels)):

@@ -133,6 +133,10 @@ def make_targets(config: ConcretenessConfig) -> str:
     out = check_writable(config.out)
     captions = _captions(Path(config.captions))
     rated = {} if config.ratings is None else _ratings(Path(config.ratings))
+    try:
+        labels = binarize(list(rated.values())) if rated else []
+    except ValueError as error:
+        raise ConfigError(f"ratings {config.ratings!r}: {error}") from error
     scorers = _scorers(config)
     every = list(dict.fromkeys([*captions, *rated]))
     columns = {name: _scored(scorer, every, config) for name, scorer in scorers.items()}
@@ -145,7 +149,6 @@ def make_targets(config: ConcretenessConfig) -> str:
     summary: dict[str, Any] = {"config": asdict(config), "signatures": signatures}
     if rated:
         try:
-            labels = binarize(list(rated.values()))
             combination = fit_combination([rows[caption] for caption in rated], labels, config.l2)
         except ValueError as error:
             raise ConfigError(f"ratings {config.ratings!r}: {error}") from error

@@ -193,5 +193,5 @@ def test_wrong_ratings_are_named(tmp_path: Path, line: str, message: str) -> Non
 def test_ratings_that_tell_nothing_are_named_before_anything_is_scored(tmp_path: Path) -> None:
     made = config(tmp_path, ratings=str(tmp_path / "ratings.jsonl"), scorers={"x": JudgeConfig("nowhere:Never")})
     (tmp_path / "ratings.jsonl").write_text('{"caption": "a", "rating": 1}\n{"caption": "b", "rating": 1}')
-    with pytest.raises(ConfigError, match="ratings .*none of 2"):
+    with pytest.raises(ConfigError, match=r"ratings .*none of 2"):
         make_targets(made)

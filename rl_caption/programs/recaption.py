@@ -138,7 +138,7 @@ def make_parts(
     """
     files, out = _part_files(config, len(rows)), Path(config.out)
     own = own_parts(config.worker, len(files))
-    check_settings(out, {"rows": len(rows), "part_rows": config.part_rows} | made_by)
+    check_settings(out, {"rows": len(rows), "part_rows": config.part_rows, **made_by})
     remove_leftovers(out / "parts")
     missing = [number for number in own if not files[number].exists()]
     for number in progress(missing, what, "part"):

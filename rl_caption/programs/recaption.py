@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -138,7 +139,8 @@ def make_parts(
     """
     files, out = _part_files(config, len(rows)), Path(config.out)
     own = own_parts(config.worker, len(files))
-    check_settings(out, {"rows": len(rows), "part_rows": config.part_rows, **made_by})
+    settings = {"rows": len(rows), "captions_before": _fingerprint(rows), "part_rows": config.part_rows}
+    check_settings(out, {**settings, **made_by})
     remove_leftovers(out / "parts")
     missing = [number for number in own if not files[number].exists()]
     for number in progress(missing, what, "part"):
@@ -147,6 +149,14 @@ def make_parts(
         with atomic_write(files[number]) as written:
             written.write(_json_lines(lines))
     return f"{len(missing)} parts made, {len(own) - len(missing)} were there; {len(files)} in all"
+
+
+def _fingerprint(rows: Rows) -> str:
+    """Of the images' ids and references, in their order."""
+    digest = hashlib.blake2b(digest_size=8)
+    for split, row in rows:
+        digest.update(json.dumps([split, row["image_id"], row["references"]]).encode())
+    return digest.hexdigest()
 
 
 def _part_files(config: PartsConfig, rows: int) -> list[Path]:

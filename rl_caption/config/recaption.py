@@ -51,6 +51,7 @@ class PartsConfig:
         part_rows: rows that are worked on at a time, and kept on disk as one part.
         worker: ``K/N``: only work on every N-th part from part K (0 to N - 1) on; a run without it goes on from what
             such runs left, also when they were stopped.
+        out: folder for what is written; it refuses parts that were made by other settings.
     """
 
     data: DataConfig = field(default_factory=DataConfig)

@@ -60,6 +60,29 @@ def tiny_checkpoint(folder: Path, seed: int = 0) -> str:
     return str(path)
 
 
+def weights() -> dict[str, torch.Tensor]:
+    """A state of the tiny architecture, with OpenAI's keys."""
+    torch.manual_seed(19)  # a seed under which the cosines of all rows are above 0, with and without updates
+    return {key: value.clone() for key, value in open_clip.CLIP(**TINY).state_dict().items()}  # type: ignore[arg-type]
+
+
+def low_rank_weights() -> dict[str, torch.Tensor]:
+    """A state as PAC-S++ saves it: rank 4, factors of every weight of the blocks and of the patches' kernel."""
+    state = weights()
+    draw = torch.Generator().manual_seed(7)
+    for key, weight in list(state.items()):
+        if key == "visual.conv1.weight":
+            rows, columns, rank = weight.shape[0] * 16, weight.shape[1] * 16, 4 * 16
+        elif ".resblocks." in key and weight.ndim == 2:
+            (rows, columns), rank = weight.shape, 4
+        else:
+            continue
+        owner = f"{key}_" if key.endswith("in_proj_weight") else key.removesuffix("weight")
+        state[f"{owner}lora_A"] = 0.5 * torch.randn(rank, columns, generator=draw)
+        state[f"{owner}lora_B"] = 0.5 * torch.randn(rows, rank, generator=draw)
+    return state
+
+
 def tiny_student(folder: Path, pad_attention: str = "masked") -> Path:
     """Save a student; return its folder."""
     torch.manual_seed(2)  # a seed under which the cosines of the test's rows are above 0

@@ -93,6 +93,7 @@ def chain(folder: Path) -> dict[str, dict[str, Any]]:
         "model": {"init": str(folder / "teacher/export/best")},
         "warm_start": [str(folder / "teacher.yaml")],
         "data.kwargs.positives": True,
+        "eval.best_by": "val/loss",
     }
     grammar = {
         "model": {"init": str(folder / "text/export/best"), "kwargs": {"hidden": 8}, "text": {"train_blocks": 1}},

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, get_args
 
 from rewards.base import RewardError, as_texts, checked_scores, reference_lists, required_column
+from rewards.registry import load
 from rewards.text.tokenize import TOKENIZER, tokenize
+
+if TYPE_CHECKING:
+    from rewards.images import ImageSource
 
 Measure = Literal["precision", "caption", "recall"]
 _IRREGULAR = {"people": "person", "children": "child", "mice": "mouse", "geese": "goose", "feet": "foot"}
@@ -31,15 +35,18 @@ class ObjectVocabulary:
     names: Mapping[tuple[str, ...], str]
 
     @classmethod
-    def read(cls, path: str | Path) -> ObjectVocabulary:
+    def read(cls, path: str | Path | Sequence[str]) -> ObjectVocabulary:
         """Read the published format: a line for each object, its name first, then its synonyms, with commas.
+
+        Args:
+            path: the file, or its lines.
 
         Raises:
             ValueError: the file cannot be read, or two objects have the same word.
         """
         names: dict[tuple[str, ...], str] = {}
         try:
-            lines = Path(path).read_text(encoding="utf-8").splitlines()
+            lines = Path(path).read_text(encoding="utf-8").splitlines() if isinstance(path, str | Path) else path
         except (OSError, ValueError) as error:
             raise ValueError(f"synonyms {str(path)!r} cannot be read: {error}") from error
         for number, line in enumerate(lines, start=1):
@@ -71,6 +78,14 @@ class ObjectVocabulary:
             else:
                 at += 1
         return found
+
+    def named(self, lists: Iterable[Collection[str]], source: str) -> list[frozenset[str]]:
+        """The objects that words stand for, of each list. ``ValueError`` where there is none, after ``source``."""
+        known = [{word: self._name(tokenize(word) or [""]) for word in words} for words in lists]
+        unknown = sorted({word for own in known for word, name in own.items() if name is None})
+        if unknown:
+            raise ValueError(f"{source} {unknown[0]!r} ({len(unknown)} such), which synonyms lacks")
+        return [frozenset(map(str, own.values())) for own in known]
 
     def _name(self, words: Sequence[str]) -> str | None:
         for last in _singulars(words[-1]):
@@ -116,11 +131,32 @@ def read_objects(path: str | Path, vocabulary: ObjectVocabulary) -> dict[str, fr
         raise ValueError(
             f"objects {str(path)!r} is neither {{image_id: [object, ...]}} nor COCO's instances: {error!r}"
         ) from error
-    named = {name: vocabulary._name(tokenize(name) or [""]) for names in found.values() for name in names}
-    unknown = sorted(name for name, known in named.items() if known is None)
-    if unknown:
-        raise ValueError(f"objects {str(path)!r} has {unknown[0]!r} ({len(unknown)} such), which synonyms lacks")
-    return {image_id: frozenset(str(named[name]) for name in names) for image_id, names in found.items()}
+    named = vocabulary.named(found.values(), f"objects {str(path)!r} has")
+    return dict(zip(found, named, strict=True))
+
+
+class ObjectDetector(Protocol):
+    """Finds objects in images; ``signature`` says what by."""
+
+    signature: str
+
+    def __call__(self, images: Sequence[ImageSource]) -> Sequence[Collection[str]]:
+        """The objects in each of N images, by words of the vocabulary."""
+        ...
+
+
+class ChairCounts(NamedTuple):
+    """Of a caption, or summed over several."""
+
+    hallucinated: float
+    """Mentions of objects that are not in the image."""
+    mentions: float
+    hallucinating: float
+    """Captions with such a mention."""
+    told: float
+    """Objects of the image that the caption mentions."""
+    objects: float
+    """Objects of the image."""
 
 
 class ChairScores(NamedTuple):
@@ -138,29 +174,37 @@ def chair(mentions: Sequence[Sequence[str]], objects: Sequence[Collection[str]])
     """CHAIR of N captions: the objects that each mentions, and those of its image. Raises ``ValueError`` for none."""
     if not mentions:
         raise ValueError("CHAIR needs at least one caption")
-    wrong = [[name not in known for name in own] for own, known in zip(mentions, objects, strict=True)]
-    told = [len(set(own) & set(known)) for own, known in zip(mentions, objects, strict=True)]
-    total = sum(map(len, wrong))
+    rows = [chair_counts(own, known) for own, known in zip(mentions, objects, strict=True)]
+    total = ChairCounts(*map(sum, zip(*rows, strict=True)))
     return ChairScores(
-        sum(map(sum, wrong)) / total if total else 0.0,
-        sum(map(any, wrong)) / len(wrong),
-        sum(told) / max(1, sum(len(set(known)) for known in objects)),
+        total.hallucinated / max(1, total.mentions),
+        total.hallucinating / len(rows),
+        total.told / max(1, total.objects),
     )
+
+
+def chair_counts(mentions: Sequence[str], objects: Collection[str]) -> ChairCounts:
+    """The counts of a caption, from the objects that it mentions and those of its image."""
+    wrong = [name not in objects for name in mentions]
+    told = set(mentions) & set(objects)
+    return ChairCounts(sum(wrong), len(wrong), any(wrong), len(told), len(set(objects)))
 
 
 class Chair:
     """How few of a caption's objects are hallucinated, in [0, 1]; as a judge or a term of a reward.
 
-    An object is in the image if ``objects`` has it there or, with ``references``, a reference of the image mentions it
-    (the published code counts both). A caption without objects has precision 1, so that a policy may learn to name
-    none: put ``recall`` or CIDEr-D beside it.
+    An object is in the image if ``objects`` has it there, ``detector`` finds it there, or, with ``references``, a
+    reference of the image mentions it (the published code counts the first and the last). A caption without objects
+    has precision 1, so that a policy may learn to name none: put ``recall`` or CIDEr-D beside it.
 
     Args:
-        synonyms: file of objects and their words (``ObjectVocabulary.read``).
-        objects: file of the objects in each image (``read_objects``); None takes those of the references alone.
+        synonyms: file of objects and their words (``ObjectVocabulary.read``), or a list of its lines.
+        objects: file of the objects in each image (``read_objects``); None has none.
         references: count what references mention.
         measure: ``precision``, mentions that are in the image over all mentions; ``caption``, 1 where all are, else 0
             (the mean over captions is 1 - CHAIR-s); ``recall``, objects of the image that are mentioned over all of it.
+        detector: ``package.module:Class`` of an ``ObjectDetector``; what it finds in an image is kept.
+        detector_kwargs: its arguments.
 
     Captions are English, tokenised as for CIDEr-D.
 
@@ -173,30 +217,51 @@ class Chair:
     tokenizer = TOKENIZER
 
     def __init__(
-        self, synonyms: str, objects: str | None = None, references: bool = True, measure: Measure = "precision"
+        self,
+        synonyms: str | Sequence[str],
+        objects: str | None = None,
+        references: bool = True,
+        measure: Measure = "precision",
+        detector: str | None = None,
+        detector_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         if measure not in get_args(Measure):
             raise ValueError(f"measure is {measure!r}: expected one of {', '.join(get_args(Measure))}")
-        if objects is None and not references:
-            raise ValueError("objects is None and references is False: one of them says what is in an image")
+        if objects is None and detector is None and not references:
+            raise ValueError(
+                "objects and detector are None and references is False: one of them says what is in an image"
+            )
         self.vocabulary = ObjectVocabulary.read(synonyms)
         self.objects = None if objects is None else read_objects(objects, self.vocabulary)
         self.references, self.measure = references, measure
+        self.detector = None if detector is None else _load_detector(detector, detector_kwargs or {})
         self._known: dict[tuple[str, ...], frozenset[str]] = {}
+        self._seen: dict[Hashable, frozenset[str]] = {}
 
     @property
     def columns(self) -> frozenset[str]:
-        """``image_id`` where a file has the objects, ``references`` where those count."""
-        return frozenset(["image_id"] * (self.objects is not None) + ["references"] * self.references)
+        """``image_id`` where a file has the objects, ``image`` for a detector, ``references`` where those count."""
+        wanted = {"image_id": self.objects is not None, "image": self.detector is not None}
+        return frozenset(name for name, needed in {**wanted, "references": self.references}.items() if needed)
+
+    @property
+    def source(self) -> str:
+        """Number of objects, and where those of images come from."""
+        detector = [] if self.detector is None else [self.detector.signature]
+        sources = ["file"] * (self.objects is not None) + detector + ["references"] * self.references
+        return f"{len(set(self.vocabulary.names.values()))} objects of {'+'.join(sources)}"
 
     @property
     def signature(self) -> str:
-        """Measure, number of objects, and where they come from."""
-        sources = "+".join(["file"] * (self.objects is not None) + ["references"] * self.references)
-        return f"CHAIR[{self.measure},{len(set(self.vocabulary.names.values()))} objects of {sources}]"
+        """Measure and ``source``."""
+        return f"CHAIR[{self.measure},{self.source}]"
 
     def objects_of(self, count: int, columns: dict[str, Any]) -> list[frozenset[str]]:
-        """The objects in the images of N rows. Raises ``RewardError`` where an image is not in the file."""
+        """The objects in the images of N rows.
+
+        Raises:
+            RewardError: an image is not in the file, or the detector fails or finds what the vocabulary lacks.
+        """
         found = [frozenset[str]()] * count
         if self.objects is not None:
             ids = [str(image_id) for image_id in required_column(columns, "image_id", self.__name__, count)]
@@ -204,29 +269,58 @@ class Chair:
             if missing:
                 raise RewardError(f"reward 'chair': objects has no image {missing[0]!r} ({len(missing)} such rows)")
             found = [self.objects[image_id] for image_id in ids]
+        if self.detector is not None:
+            images = required_column(columns, "image", self.__name__, count)
+            found = [own | seen for own, seen in zip(found, self._detected(self.detector, images), strict=True)]
         if self.references:
             lists = reference_lists(columns, self.__name__, count)
             found = [own | self._mentioned(captions) for own, captions in zip(found, lists, strict=True)]
         return found
+
+    def _detected(self, detector: ObjectDetector, images: Sequence[Any]) -> list[frozenset[str]]:
+        """What is in N images; those that compare equal, such as paths, are looked at a single time."""
+        keys: list[Hashable] = [image if isinstance(image, Hashable) else id(image) for image in images]
+        new = {key: image for key, image in zip(keys, images, strict=True) if key not in self._seen}
+        found = detector(list(new.values())) if new else []
+        if len(found) != len(new):
+            raise RewardError(f"reward 'chair': {detector.signature} looked at {len(new)} images and told {len(found)}")
+        try:
+            seen = dict(zip(new, self.vocabulary.named(found, f"{detector.signature} found"), strict=True))
+        except ValueError as error:
+            raise RewardError(f"reward 'chair': {error}") from error
+        self._seen |= {key: own for key, own in seen.items() if isinstance(new[key], Hashable)}
+        return [self._seen[key] if key in self._seen else seen[key] for key in keys]
 
     def _mentioned(self, captions: tuple[str, ...]) -> frozenset[str]:
         if captions not in self._known:
             self._known[captions] = frozenset(_flat(map(self.vocabulary.mentions, captions)))
         return self._known[captions]
 
+    def counts(self, completions: Sequence[Any], columns: dict[str, Any]) -> list[ChairCounts]:
+        """The counts of N captions. Raises as a call."""
+        texts = as_texts(completions)
+        objects = self.objects_of(len(texts), columns)
+        return [chair_counts(self.vocabulary.mentions(text), own) for text, own in zip(texts, objects, strict=True)]
+
     def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
         """Score N captions. Raises ``RewardError`` where a column lacks, or an image's objects are not known."""
-        texts = as_texts(completions)
-        pairs = zip(map(self.vocabulary.mentions, texts), self.objects_of(len(texts), columns), strict=True)
-        return checked_scores(self, [self._score(mentions, known) for mentions, known in pairs], len(texts))
+        counts = self.counts(completions, columns)
+        return checked_scores(self, [self._score(own) for own in counts], len(counts))
 
-    def _score(self, mentions: Sequence[str], known: Collection[str]) -> float:
+    def _score(self, own: ChairCounts) -> float:
         if self.measure == "recall":
-            return len(set(mentions) & set(known)) / len(known) if known else 1.0
-        right = sum(name in known for name in mentions)
+            return own.told / own.objects if own.objects else 1.0
         if self.measure == "caption":
-            return float(right == len(mentions))
-        return right / len(mentions) if mentions else 1.0
+            return float(not own.hallucinating)
+        return 1 - own.hallucinated / own.mentions if own.mentions else 1.0
+
+
+def _load_detector(name: str, kwargs: Mapping[str, Any]) -> ObjectDetector:
+    try:
+        made: ObjectDetector = load(name)(**kwargs)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"detector {name!r} cannot be made: {error}") from error
+    return made
 
 
 def _flat(lists: Iterable[Sequence[str]]) -> Iterable[str]:

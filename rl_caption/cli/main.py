@@ -16,7 +16,7 @@ from rl_caption.cli.configuration import UsageError, parse, refuse_odd_words, wi
 from rl_caption.config.concreteness import ConcretenessConfig
 from rl_caption.config.curation import CurateConfig
 from rl_caption.config.overrides import Chain
-from rl_caption.config.recaption import RecaptionConfig
+from rl_caption.config.recaption import PositivesConfig, RecaptionConfig
 from rl_caption.config.reward_models import RewardModelConfig
 from rl_caption.config.schema import EvaluateConfig, ScstConfig, WebConfig, XeConfig
 from rl_caption.errors import ConfigError
@@ -202,6 +202,15 @@ def recaption(arguments: Sequence[str]) -> int:
     return 0
 
 
+def positives(arguments: Sequence[str]) -> int:
+    """Write captions of images, and images of captions, for PAC-S to learn from."""
+    config = parse(PositivesConfig, arguments, "rl-caption positives")
+    from rl_caption.programs.positives import make_positives
+
+    print(make_positives(config))
+    return 0
+
+
 def ablate(arguments: Sequence[str]) -> int:
     """Train a grid of self-critical runs from one starting checkpoint and compare them."""
     config = parse(AblateConfig, arguments, "rl-caption ablate")
@@ -230,6 +239,7 @@ PROGRAMS: dict[str, tuple[Any, str]] = {
     "judge": (judge, "how well metrics agree with human judgements of captions"),
     "curate": (curate, "rank and filter the captions of a data set by rules and scores"),
     "recaption": (recaption, "write a new, long caption of every image of a data set"),
+    "positives": (positives, "write captions of images, and images of captions, for PAC-S to learn from"),
     "concreteness": (concreteness, "concreteness of captions: scores, their combination, targets for a student"),
     "ablate": (ablate, "compare rewards: a grid of self-critical runs from one checkpoint"),
     "grpo_vlm": (grpo_vlm, "fine-tune a vision-language model with TRL's GRPO or RLOO trainer"),

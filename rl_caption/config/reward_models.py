@@ -25,6 +25,9 @@ CLIP_TASKS: tuple[Method, ...] = ("contrastive", "positive_augmented", "specific
 TEXT_TASKS: tuple[Method, ...] = ("language_model", "semantic_bottleneck", "text_regression")
 """Those that train a model of captions alone, for ICC."""
 
+LOSS = "val/loss"
+"""The one metric of validation that is better when it is lower."""
+
 
 @dataclass
 class PartConfig:
@@ -205,6 +208,19 @@ class RewardModelTrainConfig(TrainConfig):
 
 
 @dataclass
+class RewardModelEvalConfig(EvalConfig):
+    """Validation of a reward model during training. Further arguments:
+
+    Args:
+        best_by: what chooses ``export/best`` and what ``patience`` waits for: ``val/loss`` (``contrastive``,
+            ``positive_augmented``) is the loss of the validation split, lower is better; null is the task's own metric,
+            such as ``val/retrieval_r1``.
+    """
+
+    best_by: Literal["val/loss"] | None = None
+
+
+@dataclass
 class RewardModelConfig:
     """``train_reward_model.py``: a dual encoder, a tower of one, or a text model.
 
@@ -221,7 +237,7 @@ class RewardModelConfig:
         negatives: ``contrastive``: false captions of each image.
         data: images and captions.
         train: optimisation.
-        eval: validation: retrieval, and agreement with the teacher.
+        eval: validation: retrieval, agreement with the teacher, the loss.
         run: folder, resume, logs.
     """
 
@@ -233,7 +249,7 @@ class RewardModelConfig:
     negatives: NegativesConfig = field(default_factory=NegativesConfig)
     data: DataConfig = field(default_factory=DataConfig)
     train: RewardModelTrainConfig = field(default_factory=RewardModelTrainConfig)
-    eval: EvalConfig = field(default_factory=EvalConfig)
+    eval: RewardModelEvalConfig = field(default_factory=RewardModelEvalConfig)
     run: RunConfig = field(default_factory=RunConfig)
 
 

@@ -446,6 +446,8 @@ class EvaluateConfig:
         bootstrap: resamples of images for the 95 % intervals and for the paired test; 0 computes no intervals.
         seed: of the resamples, and of sampled captions.
         judges: heading to a reward whose mean is one more metric, such as CLIPScore (docs/evaluation.md).
+        chair: arguments of the reward ``chair`` (docs/rewards.md) but ``measure``, such as ``{synonyms: FILE, objects:
+            FILE}``: hallucinated objects, CHAIR-i and CHAIR-s; empty computes none.
         retrieval: recall of their image by captions, and by references.
         out: folder for ``predictions.json`` and ``scores.json``.
         report: write ``report.html`` there, too (docs/report.md).
@@ -470,6 +472,7 @@ class EvaluateConfig:
     bootstrap: Resamples = 1000
     seed: Seed = 0
     judges: dict[str, JudgeConfig] = field(default_factory=dict)
+    chair: dict = field(default_factory=dict)
     retrieval: RetrievalConfig = field(default_factory=RetrievalConfig)
     out: str = "evaluation"
     report: bool = False

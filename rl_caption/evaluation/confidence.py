@@ -1,8 +1,8 @@
 """Bootstrap intervals of every metric over images, and a paired test between two systems.
 
 Images are drawn with replacement, each with all of its references. Every metric is a function of sums over the drawn
-images: BLEU and METEOR of their counts, all others are means of per-image scores. CIDEr's document frequencies, and so
-its per-image scores, stay those of the whole set.
+images: BLEU, METEOR and CHAIR of their counts, all others are means of per-image scores. CIDEr's document frequencies,
+and so its per-image scores, stay those of the whole set.
 
 Sources: Efron 1979 and Koehn 2004 ("Statistical Significance Tests for Machine Translation Evaluation") for the
 bootstrap; Noreen 1989 and Riezler and Maxwell 2005 for approximate randomisation.
@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm.auto import tqdm
 
+from rl_caption.evaluation.hallucination import CHAIR_KEYS, chair_of_sums
 from rl_caption.evaluation.metrics import METRIC_KEYS, Evaluation, EvaluationError
 
 Floats = NDArray[np.float64]
@@ -67,9 +68,9 @@ def drawn_weights(groups: Sequence[Hashable], resamples: int, seed: int) -> Iter
 def statistics_of(evaluation: Evaluation) -> list[Statistic]:
     """Return what can be resampled: metrics with counts, and the mean of every metric that all images have."""
     found = [
-        Statistic(METRIC_KEYS[name], counts, OF_SUMS[name])
-        for name, counts in evaluation.counts.items()
-        if all(key in evaluation.metrics for key in METRIC_KEYS[name])
+        Statistic(keys, counts, of_sums)
+        for keys, of_sums, counts in ((*OF_SUMS[name], counts) for name, counts in evaluation.counts.items())
+        if all(key in evaluation.metrics for key in keys)
     ]
     counted = {key for statistic in found for key in statistic.keys}
     rows = list(evaluation.per_image.values())
@@ -232,4 +233,9 @@ def meteor_of_sums(sums: Floats, count: int) -> Floats:
     return np.where(np.isfinite(score), score, 0.0)[:, None]
 
 
-OF_SUMS: Mapping[str, Callable[[Floats, int], Floats]] = {"bleu": bleu_of_sums, "meteor": meteor_of_sums}
+OF_SUMS: Mapping[str, tuple[tuple[str, ...], Callable[[Floats, int], Floats]]] = {
+    "bleu": (METRIC_KEYS["bleu"], bleu_of_sums),
+    "meteor": (METRIC_KEYS["meteor"], meteor_of_sums),
+    "chair": (CHAIR_KEYS, chair_of_sums),
+}
+"""Name of counts -> the keys that they give, and how."""

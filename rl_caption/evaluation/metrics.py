@@ -94,7 +94,7 @@ class Evaluation:
     decoding: str = ""
     """How the captions were decoded, where they were decoded for this evaluation."""
     counts: dict[str, NDArray[np.float64]] = field(default_factory=dict, repr=False, compare=False)
-    """``bleu``, ``meteor`` -> [N, C] statistics of which their corpus score is a function, summed over images."""
+    """``bleu``, ``meteor``, ``chair`` -> [N, C] statistics of whose sums over images the corpus score is a function."""
 
 
 def evaluate_captions(

@@ -48,6 +48,11 @@ ORACLE_COLUMNS: dict[str, Column] = {
     "oracle/f1": Column("oracle F1, %", decimals=1),
     "oracle/unparsed": Column("oracle unparsed, %", decimals=1),
 }
+CHAIR_COLUMNS: dict[str, Column] = {
+    "CHAIR-i": Column("CHAIR-i, %", decimals=1),
+    "CHAIR-s": Column("CHAIR-s, %", decimals=1),
+    "objects/recall": Column("objects mentioned, %", decimals=1),
+}
 RETRIEVAL_COLUMNS: dict[str, Column] = {
     **{f"{RETRIEVAL}R@{k}": Column(f"R@{k}, %", decimals=1) for k in KS},
     f"{RETRIEVAL}median_rank": Column("median rank", 1.0, 1),
@@ -61,6 +66,7 @@ COLUMNS: dict[str, Column] = {
     "captions/duplicates": Column("duplicates, %", decimals=1),
     "captions/empty": Column("empty, %", decimals=1),
     **ORACLE_COLUMNS,
+    **CHAIR_COLUMNS,
     **RETRIEVAL_COLUMNS,
 }
 """Every metric key but those of judges; the tables show all but unique, duplicate and empty captions."""
@@ -74,7 +80,7 @@ def column_of(key: str) -> Column:
 
 
 def format_table(rows: Mapping[str, Evaluation]) -> str:
-    """Return evaluations (system -> evaluation) as text: caption metrics, signs, oracle, retrieval, judges.
+    """Return evaluations (system -> evaluation) as text: caption metrics, signs, oracle, objects, retrieval, judges.
 
     Caption metrics are times 100, as papers print them, and the first line says so; the other headings name their
     unit, or the range of a judge, whose values are as computed. A value that could not be computed is "–", with its
@@ -86,7 +92,7 @@ def format_table(rows: Mapping[str, Evaluation]) -> str:
     known = {key for row in rows.values() for key in (*row.metrics, *row.left_out)}
     groups = [
         {key: column for key, column in group.items() if key in known}
-        for group in (CAPTION_COLUMNS, TEXT_COLUMNS, ORACLE_COLUMNS, RETRIEVAL_COLUMNS, judges)
+        for group in (CAPTION_COLUMNS, TEXT_COLUMNS, ORACLE_COLUMNS, CHAIR_COLUMNS, RETRIEVAL_COLUMNS, judges)
     ]
     blocks = ["\n".join(_block(rows, group)) for group in groups if group]
     notes = _reasons(rows, [key for group in groups for key in group])

@@ -16,12 +16,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rewards.base import Reward, RewardError
 from rewards.clip.encoder import EncoderOptions, load_encoder
+from rewards.registry import build_tokenized
 from rl_caption.config.checks import check, decoding_of
 from rl_caption.config.schema import EvaluateConfig
+from rl_caption.data.base import reward_inputs
 from rl_caption.data.files import References, read_captions, read_references, references_for, write_json
 from rl_caption.errors import ConfigError
 from rl_caption.evaluation import Evaluation, check_writable, evaluate_captions, format_table, write_evaluation
 from rl_caption.evaluation.confidence import compare, with_intervals
+from rl_caption.evaluation.hallucination import add_chair
 from rl_caption.evaluation.metrics import (
     EvaluationError,
     add_judges,
@@ -45,6 +48,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
     from rewards.clip.encoder import CachedEncoder
+    from rewards.text.chair import Chair
     from rl_caption.data.base import DataModule
     from rl_caption.programs.captions import Captions
 
@@ -62,6 +66,8 @@ class _Images(NamedTuple):
     data: DataModule | None = None
     encoder: CachedEncoder | None = None
     """For retrieval."""
+    chair: Chair | None = None
+    """For hallucinated objects."""
 
 
 def evaluate_split(config: EvaluateConfig) -> str:
@@ -108,7 +114,7 @@ def compare_systems(config: EvaluateConfig) -> str:
     images = _images(config, systems[0].by)
     captions = [_of_images(system, images, path) for system, path in zip(systems, config.compare, strict=True)]
     judges = _usable_judges(config, None, images, captions[0])
-    images = _with_encoder(config, images)
+    images = _with_chair(config, _with_encoder(config, images), captions[0])
     found: dict[str, Evaluation] = {}
     with _printed_on_failure(found):
         for name, own in zip(names, captions, strict=True):
@@ -154,7 +160,7 @@ def _score_captions(
         images = _images(config, read.by)
         captions = _of_images(read, images, config.predictions)
         judges, how = _usable_judges(config, judges, images, captions), ""
-        images = _with_encoder(config, images)
+        images = _with_chair(config, _with_encoder(config, images), captions)
     else:
         from accelerate import Accelerator
 
@@ -166,7 +172,7 @@ def _score_captions(
         check_processes(accelerator.num_processes)
         if accelerator.is_main_process:
             judges = _usable_judges(config, judges, images, images.references)
-            images = _with_encoder(config, images)
+            images = _with_chair(config, _with_encoder(config, images), images.references)
         captions, how = _decode(config, images, accelerator)
         if not accelerator.is_main_process:
             return None
@@ -271,6 +277,8 @@ def _scored(
     with _printed_on_failure(found):
         if images.encoder is not None:
             found[name] = add_retrieval(found[name], rows, captions, images.encoder)
+        if images.chair is not None:
+            found[name] = add_chair(found[name], captioned, captions, images.chair)
         for judge_name, reward in judges.items():
             found[name] = add_judges(found[name], captioned, captions, {judge_name: reward})
     return found[name]
@@ -329,6 +337,22 @@ def _with_encoder(config: EvaluateConfig, images: _Images) -> _Images:
         return images._replace(encoder=load_encoder(options))
     except (TypeError, ValueError) as error:
         raise ConfigError(f"retrieval: {error}") from error
+
+
+def _with_chair(config: EvaluateConfig, images: _Images, captioned: Mapping[str, Any]) -> _Images:
+    """The images with what knows their objects, if any, which looks at those of ``captioned``."""
+    if not config.chair:
+        return images
+    if "measure" in config.chair:
+        raise ConfigError("chair.measure is of the reward: CHAIR-i, CHAIR-s and recall are all computed, leave it out")
+    try:
+        made: Any = build_tokenized("chair", config.chair, words_tokenizer(config.tokenizer, config.data.tokenizer))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"chair: {error}") from error
+    rows = [row for row in images.rows if row["image_id"] in captioned]
+    check_judges({"chair": made}, rows, images.source, key="")
+    made.objects_of(len(rows), reward_inputs(rows)[1])
+    return images._replace(chair=made)
 
 
 def _score_candidates(config: EvaluateConfig, captions: Captions, images: _Images) -> None:

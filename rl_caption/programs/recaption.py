@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from rewards.files import atomic_write, remove_leftovers
 from rewards.text.perplexity import Perplexity
 from rewards.text.tokenize import tokenize
 from rl_caption.config.checks import check
-from rl_caption.config.recaption import RecaptionConfig
+from rl_caption.config.recaption import PartsConfig, RecaptionConfig, RecaptionerConfig
 from rl_caption.data.base import DataError, DataModule, Row, load_image
 from rl_caption.data.file_checks import progress
 from rl_caption.data.files import write_text
@@ -25,6 +26,10 @@ from rl_caption.options import load_target
 from rl_caption.programs.recaptioners import RECAPTIONERS, Recaptioner
 
 QUANTILES = (0.05, 0.5, 0.95)
+KEPT = ("prompt", "long_reference", "positive_captions", "positive_images", "negatives")
+"""Columns of a row that its new line has, too."""
+Rows = Sequence[tuple[str, Row]]
+"""(split, row) pairs."""
 
 
 def recaption(config: RecaptionConfig) -> str:
@@ -35,29 +40,36 @@ def recaption(config: RecaptionConfig) -> str:
 
     Raises:
         ConfigError: the recaptioner or the language model cannot be made, or ``out`` has parts of other settings.
-        DataError: the data cannot be read, or a new caption is empty.
+        DataError: the data cannot be read, or a new caption is empty, or there are several of an image.
     """
     check(config)
-    data = build_data(config.data)
-    unknown = sorted(set(config.splits) - set(data.splits))
-    if unknown:
-        raise ConfigError(f"splits has {unknown}: expected some of {', '.join(data.splits)}")
-    rows = [(name, row) for name in config.splits or data.splits for row in data.split(name)]
-    out, total = Path(config.out), -(-len(rows) // config.part_rows)
-    own = own_parts(config.worker, total)
+    data, rows = selected_rows(config)
     language_model = _language_model(config)
-    recaptioner = _recaptioner(config)
-    settings = {"rows": len(rows), "part_rows": config.part_rows, "recaptioner": recaptioner.signature}
-    check_settings(out, settings)
-    files = [out / "parts" / f"{number:06d}.jsonl" for number in range(total)]
-    remove_leftovers(out / "parts")
-    missing = [number for number in own if not files[number].exists()]
-    for number in progress(missing, "recaptioning", "part"):
-        part = rows[number * config.part_rows : (number + 1) * config.part_rows]
-        _write_part(files[number], part, recaptioner, out)
+    recaptioner = load_recaptioner(config.recaptioner, "recaptioner")
+
+    def columns(part: Rows) -> list[dict[str, Any]]:
+        written = captions_of(recaptioner, part)
+        several = max(map(len, written))
+        if several > 1:
+            raise DataError(f"{recaptioner.signature} wrote {several} captions of an image: recaption takes one")
+        return [{"long_reference": caption} for (caption,) in written]
+
+    done = make_parts(config, rows, {"recaptioner": recaptioner.signature}, columns, "recaptioning")
     if config.worker is not None:
-        return f"{len(missing)} parts made, {len(own) - len(missing)} were there; {total} in all"
-    return _write(config, data, files, recaptioner, language_model)
+        return done
+    file = Path(config.out) / "captions.jsonl"
+    lines, count = gather_parts(config, data, rows, file)
+    table = statistics_table(
+        {
+            "before": [caption for line in lines for caption in line["references"]],
+            "after": [line["long_reference"] for line in lines],
+        },
+        language_model,
+    )
+    notes = [f"by {recaptioner.signature}", f"`captions.jsonl`: {count:,} rows"]
+    if language_model is not None:
+        notes.append(f"log-probability: {language_model.signature}, nats a token with EOS, mean over captions")
+    return write_report(file, count, ["# Recaptioned", "", *table, "", *(f"- {note}" for note in notes)])
 
 
 def _language_model(config: RecaptionConfig) -> Perplexity | None:
@@ -67,26 +79,92 @@ def _language_model(config: RecaptionConfig) -> Perplexity | None:
         raise ConfigError(f"language_model: {error}") from error
 
 
-def _recaptioner(config: RecaptionConfig) -> Recaptioner:
-    target = load_target(config.recaptioner.target, "recaptioner.target", RECAPTIONERS)
+def load_recaptioner(config: RecaptionerConfig, key: str) -> Recaptioner:
+    """Make what writes captions; ``key`` is that of ``config``. Raises ``ConfigError``."""
+    if config.target is None:
+        raise ConfigError(f"{key}.target is not set: expected {', '.join(RECAPTIONERS)} or package.module:Class")
+    target = load_target(config.target, f"{key}.target", RECAPTIONERS)
     try:
-        made: Recaptioner = target(**config.recaptioner.kwargs)
+        made: Recaptioner = target(**config.kwargs)
     except TypeError as error:
-        raise ConfigError(f"recaptioner: {config.recaptioner.target} cannot be made: {error}") from error
+        raise ConfigError(f"{key}: {config.target} cannot be made: {error}") from error
     return made
 
 
-def _write_part(file: Path, rows: Sequence[tuple[str, Row]], recaptioner: Recaptioner, out: Path) -> None:
-    captions = recaptioner([row for _, row in rows])
-    if len(captions) != len(rows):
-        raise DataError(f"{recaptioner.signature} wrote {len(captions)} captions of {len(rows)} images")
-    lines = []
-    for (split, row), caption in zip(rows, captions, strict=True):
-        if not caption.strip():
+def captions_of(recaptioner: Recaptioner, rows: Rows) -> list[list[str]]:
+    """The captions of each row, at least one, less blank ones. Raises ``DataError`` where there is none."""
+    found = [[own] if isinstance(own, str) else list(own) for own in recaptioner([row for _, row in rows])]
+    if len(found) != len(rows):
+        raise DataError(f"{recaptioner.signature} wrote {len(found)} captions of {len(rows)} images")
+    kept = [[caption for caption in own if caption.strip()] for own in found]
+    for (split, row), own in zip(rows, kept, strict=True):
+        if not own:
             raise DataError(f"{recaptioner.signature} wrote no caption of {split} image {row['image_id']!r}")
-        lines.append(json.dumps(_line(split, row, out) | {"long_reference": caption}, ensure_ascii=False) + "\n")
-    with atomic_write(file) as written:
-        written.write("".join(lines).encode())
+    return kept
+
+
+def selected_rows(config: PartsConfig) -> tuple[DataModule, list[tuple[str, Row]]]:
+    """The data, and the rows of its ``splits`` with the names of these.
+
+    Raises:
+        ConfigError: a split or a worker that cannot be.
+        DataError: the data cannot be read.
+    """
+    data = build_data(config.data)
+    unknown = sorted(set(config.splits) - set(data.splits))
+    if unknown:
+        raise ConfigError(f"splits has {unknown}: expected some of {', '.join(data.splits)}")
+    own_parts(config.worker, 1)
+    return data, [(name, row) for name in config.splits or data.splits for row in data.split(name)]
+
+
+def make_parts(
+    config: PartsConfig,
+    rows: Rows,
+    made_by: Mapping[str, str | None],
+    columns: Callable[[Rows], Sequence[Mapping[str, Any]]],
+    what: str,
+) -> str:
+    """Write those of the worker's parts that are not there yet; return what was done.
+
+    Args:
+        config: part size, worker and folder.
+        rows: of all parts.
+        made_by: what new columns depend on; a folder with parts that were made by others is refused.
+        columns: new columns of rows, a mapping for each.
+        what: a word for the progress bar.
+
+    Raises:
+        ConfigError: ``out`` has parts of other settings.
+    """
+    files, out = _part_files(config, len(rows)), Path(config.out)
+    own = own_parts(config.worker, len(files))
+    settings = {"rows": len(rows), "captions_before": _fingerprint(rows), "part_rows": config.part_rows}
+    check_settings(out, {**settings, **made_by})
+    remove_leftovers(out / "parts")
+    missing = [number for number in own if not files[number].exists()]
+    for number in progress(missing, what, "part"):
+        part = rows[number * config.part_rows : (number + 1) * config.part_rows]
+        lines = [_line(split, row, out) | dict(new) for (split, row), new in zip(part, columns(part), strict=True)]
+        with atomic_write(files[number]) as written:
+            written.write(_json_lines(lines))
+    return f"{len(missing)} parts made, {len(own) - len(missing)} were there; {len(files)} in all"
+
+
+def _fingerprint(rows: Rows) -> str:
+    """Of the images' ids and references, in their order."""
+    digest = hashlib.blake2b(digest_size=8)
+    for split, row in rows:
+        digest.update(json.dumps([split, row["image_id"], row["references"]]).encode())
+    return digest.hexdigest()
+
+
+def _part_files(config: PartsConfig, rows: int) -> list[Path]:
+    return [Path(config.out) / "parts" / f"{number:06d}.jsonl" for number in range(-(-rows // config.part_rows))]
+
+
+def _json_lines(lines: Sequence[Mapping[str, Any]]) -> bytes:
+    return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode()
 
 
 def _line(split: str, row: Row, out: Path) -> dict[str, Any]:
@@ -98,43 +176,44 @@ def _line(split: str, row: Row, out: Path) -> dict[str, Any]:
             with atomic_write(image) as file:
                 load_image(row["image"]).save(file, "PNG")
     line = {"image_id": row["image_id"], "image": os.path.abspath(image), "references": row["references"]}
-    known = {key: row[key] for key in ("prompt", "long_reference") if key in row}  # type: ignore[literal-required]
+    known: dict[str, Any] = {key: row[key] for key in KEPT if key in row}  # type: ignore[literal-required]
+    files = known.pop("positive_images", [])
+    if files and all(isinstance(file, str | Path) for file in files):
+        known["positive_images"] = [os.path.abspath(file) for file in files]
     return line | {"split": split} | known
 
 
-def _write(
-    config: RecaptionConfig,
-    data: DataModule,
-    files: Sequence[Path],
-    recaptioner: Recaptioner,
-    language_model: Perplexity | None,
-) -> str:
-    out, old, new, count = Path(config.out), list[str](), list[str](), 0
-    with atomic_write(out / "captions.jsonl") as written:
-        for file in files:
-            for line in file.read_bytes().splitlines(keepends=True):
-                written.write(line)
-                row = json.loads(line)
-                old += row["references"]
-                new.append(row["long_reference"])
-                count += 1
-        for split in [name for name in data.splits if config.splits and name not in config.splits]:
-            for row in data.split(split):
-                written.write((json.dumps(_line(split, row, out), ensure_ascii=False) + "\n").encode())
-                count += 1
-    table = [
-        f"| captions | {' | '.join(_statistics([], None))} |",
-        f"| --- |{' ---: |' * len(_statistics([], None))}",
-        *(
-            f"| {name} | {' | '.join(_statistics(captions, language_model).values())} |"
-            for name, captions in (("before", old), ("after", new))
-        ),
+def gather_parts(config: PartsConfig, data: DataModule, rows: Rows, file: Path) -> tuple[list[dict[str, Any]], int]:
+    """Put all parts, and the rows of splits that were left alone, into one file; its new lines, and the number of all.
+
+    ``rows`` are those of the parts.
+    """
+    made = [json.loads(line) for part in _part_files(config, len(rows)) for line in part.read_bytes().splitlines()]
+    others = [name for name in data.splits if config.splits and name not in config.splits]
+    kept = [_line(name, row, Path(config.out)) for name in others for row in data.split(name)]
+    with atomic_write(file) as written:
+        written.write(_json_lines([*made, *kept]))
+    return made, len(made) + len(kept)
+
+
+def write_report(file: Path, count: int, lines: Sequence[str]) -> str:
+    """Write the lines to ``report.md`` beside ``file``; return its table, and what was written, ``count`` rows."""
+    report = file.with_name("report.md")
+    write_text(report, "\n".join(lines) + "\n")
+    return "\n".join(
+        [*(line for line in lines if line.startswith("|")), "", f"wrote {file} ({count:,} rows) and {report}"]
+    )
+
+
+def statistics_table(captions: Mapping[str, Sequence[str]], language_model: Perplexity | None = None) -> list[str]:
+    """Lines of a Markdown table: number, length, vocabulary and likelihood of captions, a row for each name."""
+    rows = {name: _statistics(own, language_model) for name, own in captions.items()}
+    heads = list(_statistics([], None))
+    return [
+        f"| captions | {' | '.join(heads)} |",
+        f"| --- |{' ---: |' * len(heads)}",
+        *(f"| {name} | {' | '.join(row.values())} |" for name, row in rows.items()),
     ]
-    lines = ["# Recaptioned", "", *table, "", f"- by {recaptioner.signature}", f"- `captions.jsonl`: {count:,} rows"]
-    if language_model is not None:
-        lines.append(f"- log-probability: {language_model.signature}, nats a token with EOS, mean over captions")
-    write_text(out / "report.md", "\n".join(lines) + "\n")
-    return "\n".join([*table, "", f"wrote {out / 'captions.jsonl'} ({count:,} rows) and {out / 'report.md'}"])
 
 
 def _statistics(captions: Sequence[str], language_model: Perplexity | None) -> Mapping[str, str]:

@@ -8,6 +8,8 @@ from typing import Any, Protocol
 
 import torch
 
+from rl_caption.config.checks import check, decoding_of
+from rl_caption.config.schema import DecodeConfig
 from rl_caption.data.base import DataError, Row, load_image
 from rl_caption.data.scenes.language import long_reference
 from rl_caption.data.scenes.negatives import hard_negatives
@@ -26,8 +28,8 @@ class Recaptioner(Protocol):
 
     signature: str
 
-    def __call__(self, rows: Sequence[Row]) -> list[str]:
-        """One new caption of each row's image, from the image and what is known of it."""
+    def __call__(self, rows: Sequence[Row]) -> Sequence[str | list[str]]:
+        """A new caption of each row's image, or several, from the image and what is known of it."""
         ...
 
 
@@ -39,33 +41,49 @@ class CaptionerRecaptioner:
         num_beams: beam width; 1 is greedy.
         max_new_tokens: length limit in tokens.
         batch_size: images at a time.
+        seed: of samples.
+        **decode: further options of ``DecodeConfig``: ``num_return_sequences``, of beam search, and ``num_samples``,
+            in place of it, give several captions of an image.
 
     Raises:
         CaptionerError: ``model`` is no captioner.
+        ConfigError: options that do not fit each other.
     """
 
-    def __init__(self, model: str, num_beams: int = 1, max_new_tokens: int = 64, batch_size: int = 32) -> None:
+    def __init__(
+        self,
+        model: str,
+        num_beams: int = 1,
+        max_new_tokens: int = 64,
+        batch_size: int = 32,
+        seed: int = 0,
+        **decode: Any,
+    ) -> None:
         from accelerate import Accelerator
 
-        from rl_caption.captioners.base import Decoding
         from rl_caption.captioners.loading import load_captioner
 
-        self.captioner, self.batch_size = load_captioner(model), batch_size
-        self.decoding = Decoding(num_beams=num_beams, max_new_tokens=max_new_tokens)
+        options = DecodeConfig(num_beams=num_beams, max_new_tokens=max_new_tokens, batch_size=batch_size, **decode)
+        check(options)
+        self.decoding = decoding_of(options)
+        self.captioner, self.batch_size, self.seed = load_captioner(model), batch_size, seed
         self.accelerator = Accelerator()
         self.policy = self.captioner.policy.to(self.accelerator.device)
-        self.signature = f"captioner[{model},beams{num_beams},tokens{max_new_tokens}]"
+        told = decode | ({"seed": seed} if self.decoding.num_samples else {})
+        more = "".join(f",{name}{value}" for name, value in told.items())
+        self.signature = f"captioner[{model},beams{num_beams},tokens{max_new_tokens}{more}]"
 
-    def __call__(self, rows: Sequence[Row]) -> list[str]:
-        """Captions of greedy or beam search."""
-        from rl_caption.training.validation import decode_rows
+    def __call__(self, rows: Sequence[Row]) -> list[list[str]]:
+        """Captions of greedy or beam search, or samples, which are a function of the seed and the image id."""
+        from rl_caption.training.validation import decode_candidates
 
-        found = decode_rows(self.captioner, self.policy, rows, self.decoding, self.batch_size, self.accelerator)
-        return [found[row["image_id"]][0] for row in rows]
+        decode = self.captioner, self.policy, rows, self.decoding, self.batch_size, self.accelerator
+        found = decode_candidates(*decode, seed=self.seed)
+        return [[candidate.caption for candidate in found[row["image_id"]]] for row in rows]
 
 
 class VisionLanguageRecaptioner:
-    """A vision-language model of Transformers that is asked for a description, greedily.
+    """A vision-language model of Transformers that is asked for a description.
 
     Args:
         name: folder or name on the hub.
@@ -75,6 +93,8 @@ class VisionLanguageRecaptioner:
         batch_size: images at a time.
         dtype: of the weights, such as ``bfloat16``; ``auto`` is that of the file.
         device: such as ``cuda:0``; None is a GPU where there is one.
+        num_beams: beam width; 1 is greedy.
+        num_return_sequences: the so many best captions of an image, at most ``num_beams``.
 
     Raises:
         ConfigError: the model cannot be loaded, has no chat template, or ``prompt`` has another field.
@@ -88,12 +108,16 @@ class VisionLanguageRecaptioner:
         batch_size: int = 8,
         dtype: str = "auto",
         device: str | None = None,
+        num_beams: int = 1,
+        num_return_sequences: int = 1,
     ) -> None:
         from transformers import AutoModelForImageTextToText, AutoProcessor
 
         unknown = {field for _, field, _, _ in string.Formatter().parse(prompt) if field is not None} - {*FIELDS}
         if unknown:
             raise ConfigError(f"prompt has the fields {sorted(unknown)}: expected some of {FIELDS}")
+        if not 1 <= num_return_sequences <= num_beams:
+            raise ConfigError(f"num_return_sequences is {num_return_sequences}: expected 1 to num_beams, {num_beams}")
         try:
             self.processor: Any = AutoProcessor.from_pretrained(name, padding_side="left")
             model: Any = AutoModelForImageTextToText.from_pretrained(name, dtype=dtype)
@@ -104,17 +128,19 @@ class VisionLanguageRecaptioner:
         self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         self.model, self.prompt = model.to(self.device).eval(), prompt
         self.max_new_tokens, self.batch_size = max_new_tokens, batch_size
-        self.signature = f"vision_language[{name},tokens{max_new_tokens}] {prompt!r}"
+        self.beams = {"num_beams": num_beams, "num_return_sequences": num_return_sequences}
+        more = f",beams{num_beams},best{num_return_sequences}" if num_beams > 1 else ""
+        self.signature = f"vision_language[{name},tokens{max_new_tokens}{more}] {prompt!r}"
 
-    def __call__(self, rows: Sequence[Row]) -> list[str]:
-        """Greedy answers."""
-        found: list[str] = []
+    def __call__(self, rows: Sequence[Row]) -> list[list[str]]:
+        """Answers of greedy or beam search."""
+        found: list[list[str]] = []
         for start in range(0, len(rows), self.batch_size):
             found += self._answers(rows[start : start + self.batch_size])
         return found
 
     @torch.inference_mode()
-    def _answers(self, rows: Sequence[Row]) -> list[str]:
+    def _answers(self, rows: Sequence[Row]) -> list[list[str]]:
         asked = []
         for row in rows:
             known = {"caption": next(iter(row["references"]), ""), "prompt": row.get("prompt", "")}
@@ -123,9 +149,11 @@ class VisionLanguageRecaptioner:
         texts = [self.processor.apply_chat_template(one, add_generation_prompt=True) for one in asked]
         images = [[load_image(row["image"])] for row in rows]
         inputs = self.processor(text=texts, images=images, padding=True, return_tensors="pt").to(self.device)
-        made = self.model.generate(**inputs, do_sample=False, max_new_tokens=self.max_new_tokens)
+        made = self.model.generate(**inputs, do_sample=False, max_new_tokens=self.max_new_tokens, **self.beams)
         answers = made[:, inputs["input_ids"].shape[1] :]
-        return [" ".join(text.split()) for text in self.processor.batch_decode(answers, skip_special_tokens=True)]
+        found = [" ".join(text.split()) for text in self.processor.batch_decode(answers, skip_special_tokens=True)]
+        each = self.beams["num_return_sequences"]
+        return [found[start : start + each] for start in range(0, len(found), each)]
 
 
 class SceneRecaptioner:

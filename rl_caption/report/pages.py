@@ -12,6 +12,7 @@ import yaml
 from markupsafe import Markup
 
 from rewards.text.tokenize import TOKENIZER
+from rl_caption.config.reward_models import LOSS
 from rl_caption.evaluation.metrics import JUDGE, words_tokenizer
 from rl_caption.evaluation.results import (
     CAPTION_COLUMNS,
@@ -280,7 +281,8 @@ def _run_tiles(run: RunFolder) -> list[tuple[str, str, str]]:
     metric = run.state.get("metric", "val/cider")
     for title, values in ((f"best {title_of(metric)}", run.series(metric)), ("best reward", run.series("val/reward"))):
         if values:
-            step, best = max(values, key=lambda pair: pair[1])
+            choose = min if metric == LOSS and title != "best reward" else max
+            step, best = choose(values, key=lambda pair: pair[1])
             tiles.append((title, number(best), f"step {step}; {number(values[0][1])} at step {values[0][0]}"))
     if run.watched:
         tiles.append(("alarm of reward hacking", f"from step {run.alarms[0]}" if run.alarms else "none", ""))

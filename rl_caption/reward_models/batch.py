@@ -405,8 +405,9 @@ def check_positives(
     captions: Captions,
     check_pixels: bool = True,
     cache: str | Path | None = None,
+    split: str = "train",
 ) -> None:
-    """Check that every training row has the positives that its steps may draw (docs/pac.md).
+    """Check that every row of a split has the positives that its steps may draw (docs/pac.md).
 
     ``wanted``: ``image`` for ``positive_images``, of which each reference that is learnt needs its own; ``text`` for
     ``positive_captions``, of which a row needs one. ``check_pixels`` and ``cache`` are those of ``check_image_files``.
@@ -417,11 +418,11 @@ def check_positives(
     wrong, paths = [], dict[str, str]()
     for row in rows if wanted else ():
         if "text" in wanted and not row.get("positive_captions"):
-            wrong.append(f"train {row['image_id']!r} has no positive_captions")
+            wrong.append(f"{split} {row['image_id']!r} has no positive_captions")
         if "image" in wanted:
             images, texts = row.get("positive_images", []), len(row["references"])
             if not (1 if captions == "first" else texts) <= len(images) <= texts:
-                wrong.append(f"train {row['image_id']!r} has {len(images)} positive_images for {texts} reference(s)")
+                wrong.append(f"{split} {row['image_id']!r} has {len(images)} positive_images for {texts} reference(s)")
             paths |= {str(image): row["image_id"] for image in images if isinstance(image, str | Path)}
     if wrong:
         raise DataError(
@@ -430,6 +431,6 @@ def check_positives(
             "train.captions: first). A weight of 0 (loss.positive_captions, loss.positive_images) needs none"
         )
     verdicts = check_image_files(list(paths), check_pixels=check_pixels, cache=cache)
-    bad = [f"train {paths[path]!r}, {path!r}: {verdict.error}" for path, verdict in verdicts.items() if verdict.error]
+    bad = [f"{split} {paths[path]!r}, {path!r}: {verdict.error}" for path, verdict in verdicts.items() if verdict.error]
     if bad:
         raise DataError(f"{len(bad)} of {len(paths)} positive_images cannot be used: {'; '.join(bad[:SHOWN])}")

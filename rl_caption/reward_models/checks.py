@@ -36,7 +36,7 @@ _DISTILLATION: tuple[Method, ...] = ("distill_image", "distill_text", "distill_d
 _KEYS: dict[tuple[Method, ...], str] = {
     CLIP_TASKS: "model.name model.context_length model.keep_positions model.image loss.max_scale "
     "train.freeze_positions train.plain_captions",
-    ("contrastive", "positive_augmented"): "train.sentences",
+    ("contrastive", "positive_augmented"): "train.sentences eval.best_by",
     ("contrastive",): "negatives.count negatives.source negatives.kwargs loss.short loss.pca_rank "
     "loss.false_negatives train.label_smoothing train.short_captions",
     ("positive_augmented",): "loss.positive_images loss.positive_captions train.trainable train.lora_rank "
@@ -151,7 +151,8 @@ def _unfit_dual(config: RewardModelConfig) -> Iterator[str]:
     if data.features_kwargs.keys() - {"pattern", "views"}:
         yield f"data.features_kwargs is {data.features_kwargs}: reward models take a pattern and views, nothing else"
     if not trains_dual(model):
-        if data.features_root is not None and config.task in CLIP_TASKS:
+        comes = model.init is not None and model.name is None and not Path(model.init).exists()  # warm_start makes it
+        if data.features_root is not None and config.task in CLIP_TASKS and not comes:
             yield "data.features_root is of the frozen encoder model.image, which is not set: leave it out, or set that"
         return
     if model.init is None and None in parts:

@@ -65,7 +65,7 @@ from rl_caption.reward_models.encoders import (
 from rl_caption.reward_models.grammar import train_grammar
 from rl_caption.reward_models.task import EmbeddingTask, batch_targets
 from rl_caption.reward_models.text_models import train_text_model
-from rl_caption.reward_models.validation import embedding_validator
+from rl_caption.reward_models.validation import ValidationLoss, embedding_validator
 from rl_caption.training.loop import Trainer
 from rl_caption.training.setup import CHECKED_IMAGES, Context, setup
 from rl_caption.types import TrainState
@@ -118,6 +118,8 @@ def train_reward_model(config: RewardModelConfig) -> TrainState:
         tokens = _texts(config, context, model, "text" in towers)
         inputs = pixels if "image" in towers else None, tokens if "text" in towers else None
         collate = _collate(config, context, *inputs, positives)
+        by_loss = config.eval.best_by is not None
+        loss = objective(config)
         validate = embedding_validator(
             context.accelerator,
             model.network,
@@ -129,25 +131,27 @@ def train_reward_model(config: RewardModelConfig) -> TrainState:
             teacher,
             validation_triplets(context.val_rows, train.seed) if is_specific else None,
             _validation_negatives(config, collate.negatives, context.val_rows),
+            ValidationLoss(loss, collate, train.batch_size) if by_loss else None,
         )
         if teacher is not None:
             teacher.prepare(context.train_rows, train.captions, config.teacher.cache_mb * 2**20)
         signature = "" if teacher is None else f"{config.task}[{teacher.backbone.signature}]"
         metric = f"val/teacher_cosine_{towers[0]}" if len(towers) == 1 else "val/retrieval_r1"
-        state = context.start(signature, "val/specificity" if is_specific else metric)
+        metric = config.eval.best_by or ("val/specificity" if is_specific else metric)
+        state = context.start(signature, metric)
         decays = _decays(train.freeze_positions) if config.task in CLIP_TASKS else None
         network, optimizer = context.prepare(model.network, decays)
         target = batch_targets if teacher is None else teacher
         return Trainer(
             context,
-            EmbeddingTask(context.accelerator, network, objective(config), target, config.task),
+            EmbeddingTask(context.accelerator, network, loss, target, config.task),
             network,
             optimizer,
             collate,
             state,
             validate=validate,
             export=model.export,
-            metric_range="0 to 1" if len(towers) > 1 else "-1 to 1",
+            metric_range="nats" if by_loss else "0 to 1" if len(towers) > 1 else "-1 to 1",
             validate_first=model.is_trained,
         ).fit()
 
@@ -228,10 +232,11 @@ def _positives(config: RewardModelConfig, context: Context) -> list[str]:
         return []
     weights = {"image": config.loss.positive_images, "text": config.loss.positive_captions}
     wanted = [kind for kind, weight in weights.items() if weight]
+    splits = {"train": context.train_rows} | ({config.eval.split: context.val_rows} if config.eval.best_by else {})
+    check, cache = config.data.check_images, context.folder / CHECKED_IMAGES
     with context.accelerator.main_process_first():  # the others then find the verdicts in the cache
-        check_positives(
-            context.train_rows, wanted, config.train.captions, config.data.check_images, context.folder / CHECKED_IMAGES
-        )
+        for split, rows in splits.items():
+            check_positives(rows, wanted, config.train.captions, check, cache, split)
     return wanted
 
 

@@ -2,27 +2,83 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from statistics import fmean
 
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from rl_caption.config.reward_models import LOSS
 from rl_caption.data.base import Row
 from rl_caption.engines import autocast, dropout_off
 from rl_caption.errors import ConfigError
-from rl_caption.reward_models.batch import FeatureCache, PixelCache, Texts, triplet_texts
+from rl_caption.reward_models.batch import FeatureCache, PairCollate, PixelCache, Texts, triplet_texts
 from rl_caption.reward_models.distillation import Teacher, embed_distributed
+from rl_caption.reward_models.losses import Objective
 from rl_caption.reward_models.retrieval import retrieval_recall
 from rl_caption.reward_models.triplets import Triplet
 from rl_caption.training.loop import NonFiniteError
 from rl_caption.types import Validation
 
+DRAWN_AT = -1
+"""The step whose captions and positives the loss of validation reads: none of training."""
 MOST_PIXELS = 256 * 2**20
 """Bytes of a process for pixels of validation images, besides ``data.cache_mb``: 1,783 images of 224 pixels a side."""
 REMEDY = "a lower train.lr, or train.mixed_precision bf16 or no, is the usual remedy"
+
+
+@dataclass(frozen=True)
+class ValidationLoss:
+    """The loss of training on a validation split, in nats: the mean over batches of ``size`` rows in the split's order.
+
+    A contrastive loss grows with its batch: the last rows, where they are fewer than ``size``, are left out, and a
+    split of fewer rows is one batch. Captions and positives are drawn once, the same at every validation, and images
+    are not augmented. How the forward pass is split over micro-batches and processes changes nothing.
+    """
+
+    objective: Objective
+    collate: PairCollate
+    size: int
+
+    def __call__(
+        self,
+        accelerator: Accelerator,
+        network: nn.Module,
+        rows: Sequence[Row],
+        pixels: PixelCache | FeatureCache,
+        batch_size: int,
+    ) -> float:
+        """The loss of ``rows``; called by every process. ``batch_size`` is rows of one forward pass."""
+        collate, scale, widths = (
+            replace(self.collate, pixels=pixels, augmentations=()),
+            torch.ones(()),
+            dict[str, int](),
+        )
+
+        def embed(mine: list[Row]) -> Tensor:
+            nonlocal scale
+            parts = []
+            for start in range(0, len(mine), batch_size):
+                batch = collate([(row, DRAWN_AT) for row in mine[start : start + batch_size]]).to(accelerator.device)
+                outputs = {name: value.float() for name, value in network(batch.inputs).items()}
+                scale = outputs.pop("scale").cpu()
+                widths.update({name: value.shape[1] for name, value in outputs.items()})
+                parts.append(torch.cat([*outputs.values()], dim=1))
+            return torch.cat(parts)
+
+        embedded = embed_distributed(accelerator, rows, embed)
+        targets, size, losses = replace(collate, pixels=None), min(self.size, len(rows)), list[float]()
+        for start in range(0, len(rows) - size + 1, size):
+            parts = embedded[start : start + size].split([*widths.values()], dim=1)
+            own = dict(zip(widths, parts, strict=True)) | {"scale": scale}
+            target = targets([(rows[index], DRAWN_AT) for index in range(start, start + size)]).targets
+            losses.append(float(self.objective(own, target)[0]))
+        return fmean(losses)
 
 
 def embedding_validator(
@@ -36,6 +92,7 @@ def embedding_validator(
     teacher: Teacher | None = None,
     triplets: Sequence[Triplet | None] | None = None,
     negatives: Sequence[tuple[int, str, str]] = (),
+    loss: ValidationLoss | None = None,
 ) -> Callable[[int, Mapping[str, float]], Validation]:
     """A function of the step that validates the model; called by every process, with equal results in all.
 
@@ -48,10 +105,12 @@ def embedding_validator(
     ``network`` maps inputs by name to raw embeddings by name and has ``towers``; ``batch_size`` is images, or captions,
     of one forward pass of one process; ``triplets``, if any, has an entry for each row; ``negatives`` are rows with a
     true and a false caption: ``val/hard_negatives`` is the fraction in which the true one has the higher cosine.
+    ``loss``, if any, gives ``val/loss``.
 
     Raises:
         ConfigError: no triplet counts.
-        NonFiniteError: an embedding is NaN or infinite; by the function that is returned, or at once for the teacher's.
+        NonFiniteError: an embedding or the loss is NaN or infinite; by the function that is returned, or at once for
+            the teacher's embeddings.
     """
     pixels = _own_cache(pixels, -(-len(rows) // accelerator.num_processes))
     captions = [caption for row in rows for caption in row["references"]]
@@ -77,8 +136,11 @@ def embedding_validator(
                 found[name] = embedded("text", tokens, grown[name])
             for column, name in ((1, "true"), (2, "false")) if negatives else ():
                 found[name] = embedded("text", tokens, [pair[column] for pair in negatives])
+            of_split = {} if loss is None else {LOSS: loss(accelerator, network, rows, pixels, batch_size)}
         _check_finite(found, f"validation at step {step}: the model's", REMEDY)
-        metrics = _agreement(found, {tower: expected[tower] for tower in towers if tower in expected})
+        if not all(map(math.isfinite, of_split.values())):
+            raise NonFiniteError(f"validation at step {step}: the loss is {of_split[LOSS]}; {REMEDY}")
+        metrics = of_split | _agreement(found, {tower: expected[tower] for tower in towers if tower in expected})
         metrics |= _retrieval(found, owners) if paired else {}
         metrics |= _hard_negatives(found, [row for row, _, _ in negatives]) if negatives else {}
         return Validation(metrics if triplets is None else metrics | _specificity(found, fits.bool()))

@@ -112,7 +112,7 @@ def load_text_to_image(name: str, kwargs: Mapping[str, Any]) -> TextToImage:
             return DiffusionImages(name.removeprefix("diffusers:"), **kwargs)
         return load_target(name, "text_to_image", {"scenes": f"{__name__}:SceneImages"})(**kwargs)
     except (ConfigError, TypeError) as error:
-        raise ValueError(f"vba: {error}") from error
+        raise ValueError(f"text_to_image {name}: {error}") from error
 
 
 class VisualBottleneck:

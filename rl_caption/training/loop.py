@@ -17,6 +17,7 @@ from accelerate.utils import gather_object
 from torch import nn
 from torch.optim import Optimizer
 
+from rl_caption.config.reward_models import LOSS
 from rl_caption.data.loader import micro_batches, row_loader
 from rl_caption.engines import (
     Averages,
@@ -102,7 +103,8 @@ class Trainer:
         state: counters to start from.
         validate: from a step, and what its newest step logged, to a verdict on the model. Called by every process.
         export: writes the model to a folder.
-        metric_range: of the metric that chooses the best model (``state.metric``; higher is better), for log lines.
+        metric_range: of the metric that chooses the best model (``state.metric``; higher is better, but for ``LOSS``),
+            for log lines.
         validate_first: validate before the first step, where the model to start from is a trained one.
     """
 
@@ -295,7 +297,7 @@ class Trainer:
         with gathered_parameters(self.accelerator, self.model):
             verdict = self.validate(state.global_step, self._newest)
         value, best = verdict.metrics[state.metric], state.best_metric
-        improved = best is None or value > best
+        improved = best is None or (value < best if state.metric == LOSS else value > best)
         if improved:
             state.best_metric, state.best_step, state.evaluations_without_gain = value, state.global_step, 0
             self._export(self.folder / "export" / "best")

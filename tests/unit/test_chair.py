@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rewards.base import RewardError
 from rewards.registry import build
 from rewards.text.chair import ChairScores, ObjectVocabulary, chair, read_objects
+from rl_caption.data.scenes import ScenesData
+from rl_caption.data.scenes.language import plural
+from rl_caption.data.scenes.world import SHAPES
+
+SCENES = "rl_caption.data.scenes.oracle:SceneObjects"
 
 SYNONYMS = """person, man, woman, boy, baby, passenger
 dog, puppy
@@ -101,7 +108,60 @@ def test_wrong_files_are_named(tmp_path: Path, synonyms_text: str, objects_text:
     objects = None if objects_text is None else str(tmp_path / "o.json")
     with pytest.raises(ValueError, match=message):
         build("chair", synonyms=str(tmp_path / "s.txt"), objects=objects)
-    for kwargs in ({"measure": "f1"}, {"references": False}, {"synonyms": "absent"}):
+    for kwargs in ({"measure": "f1"}, {"references": False}, {"synonyms": "absent"}, {"detector": "absent:No"}):
         (tmp_path / "s.txt").write_text(SYNONYMS)
-        with pytest.raises(ValueError, match=r"measure|objects|absent"):
+        with pytest.raises(ValueError, match=r"measure|objects|absent|detector"):
             build("chair", **{"synonyms": str(tmp_path / "s.txt")} | kwargs)
+
+
+class Detector:
+    """Finds what a path says; counts what it looks at."""
+
+    signature = "detector"
+
+    def __init__(self, known: str = "") -> None:
+        self.looked: list[str] = []
+        self.known = known.split()
+
+    def __call__(self, images: Sequence[str]) -> list[list[str]]:
+        self.looked += images
+        return [[*self.known, *Path(image).stem.split("_")] for image in images]
+
+
+def test_a_detector_looks_at_each_image_once(tmp_path: Path) -> None:
+    (tmp_path / "o.json").write_text('{"1": ["bird"], "2": []}')
+    kwargs: dict[str, Any] = {"synonyms": ["dog, puppy", "person, man", "bird"], "references": False}
+    reward: Any = build("chair", **kwargs, detector=f"{__name__}:Detector")
+    captions, images = ["a puppy and a man", "a man", "birds"], ["dog.png", "dog.png", "person_bird.png"]
+    assert reward.columns == {"image"}
+    assert reward(None, captions, image=images) == pytest.approx([0.5, 0.0, 1.0])
+    assert reward(None, captions[:1], image=["person_bird.png"]) == pytest.approx([0.5])
+    assert reward.detector.looked == ["dog.png", "person_bird.png"]
+    assert reward.signature == "CHAIR[precision,3 objects of detector]"
+    both = build("chair", **kwargs, objects=str(tmp_path / "o.json"), detector=f"{__name__}:Detector")
+    assert both.columns == {"image", "image_id"}
+    assert both(None, ["a dog and a bird"] * 2, image=["dog.png"] * 2, image_id=["1", "2"]) == [1.0, 0.5]
+    with pytest.raises(RewardError, match=r"detector found 'cat' \(1 such\), which synonyms lacks"):
+        reward(None, ["a dog"], image=["cat.png"])
+    reward.detector = lambda images: []
+    reward.detector.signature = "lambda"
+    with pytest.raises(RewardError, match="lambda looked at 1 images and told 0"):
+        reward(None, ["a dog"], image=["bird.png"])
+
+
+def test_objects_of_generated_scenes_are_known_exactly() -> None:
+    kwargs: dict[str, Any] = {"synonyms": [*SHAPES], "references": False, "detector": SCENES}
+    precision, recall = (build("chair", **kwargs, measure=measure) for measure in ("precision", "recall"))
+    rows = ScenesData(num_train=40, num_val=0, num_test=0, num_unseen=0).split("train")
+    scene = next(row for row in rows if len({thing.shape for thing in row["scene"].things}) == 2)
+    here = sorted({thing.shape for thing in scene["scene"].things})
+    absent = next(shape for shape in SHAPES if shape not in here)
+    captions = [f"two {plural(here[0])} and a red {absent}", f"a {here[0]} above a {here[1]}", "a shape", absent]
+    images = [scene["image"]] * 4
+    assert precision(None, captions, image=images) == [0.5, 1.0, 1.0, 0.0]
+    assert recall(None, captions, image=images) == [0.5, 1.0, 0.0, 0.0]
+    for row in rows:
+        told = row["references"]
+        assert precision(None, told, image=[row["image"]] * len(told)) == [1.0] * len(told), "references are true"
+    with pytest.raises(RewardError, match="no generated scene"):
+        precision(None, ["a circle"], image=["photo.jpg"])

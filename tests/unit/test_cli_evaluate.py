@@ -35,6 +35,8 @@ from tests.captioners_for_tests import tiny_captioner, tiny_rows
 from tests.captions_for_tests import CAPTIONS, REFERENCES
 from tests.clip_for_tests import tiny_student
 
+SCENES = "rl_caption.data.scenes.oracle:SceneObjects"
+
 KARPATHY = {
     "images": [
         {"cocoid": int(key), "filename": f"{key}.jpg", "split": split, "sentences": [{"raw": text} for text in texts]}
@@ -294,6 +296,28 @@ def test_captions_and_references_find_their_image(folder: Path) -> None:
     assert "references' median rank" in table
 
 
+OBJECTS = {"synonyms": ["dog", "circle", "square", "train", "track"]}
+
+
+def test_hallucinated_objects_are_metrics_of_the_whole_set(folder: Path) -> None:
+    """By hand: of four mentions the tracks are wrong, and of five objects a dog and a train are not mentioned."""
+    (folder / "objects.json").write_text(json.dumps({"image-0": ["dog"], "image-1": [], "image-2": ["train"]}))
+    chair = OBJECTS | {"objects": str(folder / "objects.json")}
+    table = evaluate_split(with_judges(folder, judges={}, chair=chair))
+    written = json.loads((folder / "out/scores.json").read_text())
+    expected = {"CHAIR-i": 1 / 4, "CHAIR-s": 1 / 3, "objects/recall": 3 / 5}
+    assert {key: written["metrics"][key] for key in expected} == pytest.approx(expected)
+    assert written["signature"].endswith("+CHAIR[5 objects of file+references]")
+    assert "CHAIR-i, % CHAIR-s, % objects mentioned, %" in " ".join(table.split())
+    low, high = written["intervals"]["CHAIR-i"]
+    assert (low, high) == (0.0, 0.5), "no object is wrong, or every caption is that of image-2"
+    (folder / "other.json").write_text(json.dumps(predictions(OWN | {"image-2": "a dog"})))
+    systems = [str(folder / "captions.json"), str(folder / "other.json")]
+    compared = compare_systems(with_judges(folder, judges={}, chair=chair, predictions=None, compare=systems))
+    (line,) = [line for line in compared.splitlines() if line.startswith("CHAIR-i")]
+    assert line.split()[2:5] == ["25.0", "0.0", "-25.0"]
+
+
 def test_captions_of_a_model_are_scored_image_by_image(folder: Path) -> None:
     found = score_captions(with_judges(folder, predictions=None, model=str(folder / "model")))
     assert found is not None
@@ -341,6 +365,18 @@ def refuse(*_: Any, **__: Any) -> None:
         ),
         ({"retrieval": RetrievalConfig("nowhere", kwargs={"size": 3})}, ConfigError, "^retrieval: .*'size'"),
         ({"retrieval": RetrievalConfig(kwargs={"device": "cpu"})}, ValueError, "retrieval.backbone, which is not set"),
+        ({"chair": {"objects": "o.json"}}, ConfigError, "^chair: reward 'chair' needs synonyms"),
+        ({"chair": OBJECTS | {"measure": "recall"}}, ConfigError, "^chair.measure is of the reward"),
+        (
+            {"chair": OBJECTS | {"objects": "few.json"}, "judges": {}},
+            RewardError,
+            "objects has no image 'image-0' ",
+        ),
+        (
+            {"chair": OBJECTS | {"detector": SCENES}, "judges": {}, "references": "references.json"},
+            EvaluationError,
+            "^chair: the reward 'chair' looks at images, and a file of references",
+        ),
         ({"bootstrap": -1}, ConfigError, "bootstrap is -1"),
         ({"spice_jars": "nowhere"}, ConfigError, "spice_jars 'nowhere' is not a folder"),
         ({"predictions": None, "model": "model", "references": "references.json"}, ValueError, "references is '"),
@@ -352,6 +388,7 @@ def test_mistakes_are_found_before_anything_is_scored_or_loaded(
     monkeypatch.setattr(program, "evaluate_captions", refuse)
     monkeypatch.setattr(program, "_decode", refuse)
     monkeypatch.chdir(folder)
+    Path("few.json").write_text('{"image-1": ["dog"]}')
     with pytest.raises(error, match=words):
         score_captions(with_judges(folder, **changes))
 

@@ -20,6 +20,7 @@ from rl_caption.cli.main import parse
 from rl_caption.config.build import build_data
 from rl_caption.config.checks import mistakes as config_mistakes
 from rl_caption.config.concreteness import ConcretenessConfig
+from rl_caption.config.recaption import PositivesConfig
 from rl_caption.config.reward_models import RewardModelConfig
 from rl_caption.config.schema import DataConfig, EvaluateConfig, RewardTerm, ScstConfig, WebConfig, XeConfig
 from rl_caption.config.shipped import find_config, shipped_configs
@@ -42,6 +43,8 @@ def program_of(path: Path) -> type[Any]:
         return AblateConfig
     if "task" in keys:
         return RewardModelConfig
+    if "splits" in keys:
+        return PositivesConfig
     if "scorers" in keys:
         return ConcretenessConfig
     if "trainer" in keys:
@@ -79,6 +82,8 @@ def test_it_parses_and_what_it_starts_from_is_made_before(path: Path) -> None:
         assert mistakes(config) == []
     elif isinstance(config, GrpoVlmConfig):
         assert vlm_mistakes(config) == []
+    elif isinstance(config, PositivesConfig):
+        assert config_mistakes(config) == []
     elif isinstance(config, RewardModelConfig):
         read = [config.teacher.name, config.model.init, config.model.image_init, config.model.text_init]
         made = made_by(config.warm_start)

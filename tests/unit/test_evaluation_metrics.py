@@ -18,6 +18,7 @@ from rl_caption.data.files import read_captions, read_references
 from rl_caption.data.scenes.oracle import oracle
 from rl_caption.data.scenes.world import Scene, Thing
 from rl_caption.evaluation import EvaluationError, evaluate_captions, evaluate_rows, metrics, validation_cider
+from rl_caption.evaluation.hallucination import CHAIR_KEYS
 from rl_caption.evaluation.results import COLUMNS
 from rl_caption.evaluation.toolkit import UndefinedMetric
 from rl_caption.evaluation.vocabulary import vocabulary_growth
@@ -261,7 +262,7 @@ def test_every_metric_has_a_column_and_is_documented() -> None:
         training_captions=[], scenes=dict.fromkeys(CAPTIONS, SCENE),
     )  # fmt: skip
     ranks = {f"retrieval/{who}{name}" for who in ("", "references/") for name in ("R@1", "R@5", "R@10", "median_rank")}
-    keys = {*evaluation.metrics, "METEOR", "SPICE"} | ranks
+    keys = {*evaluation.metrics, "METEOR", "SPICE", *CHAIR_KEYS} | ranks
     assert keys == set(COLUMNS)
     page = (GOLDEN.parent.parent / "docs" / "evaluation.md").read_text(encoding="utf-8")
     table = page.split("## Keys")[1].split("\n## ")[0]

@@ -175,6 +175,15 @@ def test_the_best_validation_is_exported_and_ties_keep_the_first(tmp_path: Path)
     assert json.loads((tmp_path / "result.json").read_text())["best_metric"] == 0.5
 
 
+def test_of_a_loss_the_lowest_is_the_best_and_patience_waits_for_a_lower_one(tmp_path: Path) -> None:
+    state = TrainState(metric="val/loss")
+    trainer, _, exported = make_trainer(tmp_path, max_steps=9, eval_every=1, patience=2, state=state)
+    losses = iter([0.9, 0.4, 0.4, 0.5, 0.1])
+    trainer.validate = lambda step, logged: Validation({"val/loss": next(losses)})
+    state = trainer.fit()
+    assert (state.best_metric, state.best_step, state.global_step, len(exported)) == (0.4, 2, 4, 2)
+
+
 def test_the_last_step_is_logged_validated_and_saved_whatever_the_intervals(tmp_path: Path) -> None:
     trainer, _, _ = make_trainer(tmp_path, [0.1], max_steps=3, log_every=10, log_samples=1)
     trainer.fit()

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import open_clip
 import pytest
+import torch
 from PIL import Image
 
 from rl_caption.cli.main import main
@@ -19,8 +21,9 @@ from rl_caption.evaluation.toolkit import Scores
 from rl_caption.meta_evaluation.config import JudgeSetConfig, ScenesConfig
 from rl_caption.meta_evaluation.program import ToolkitMetric, build_metrics, compare_with_people, score_set
 from rl_caption.meta_evaluation.sets import load
+from rl_caption.meta_evaluation.sets.pairs import Region
 from rl_caption.monitoring.config import JudgeConfig
-from tests.clip_for_tests import tiny_student
+from tests.clip_for_tests import ARCHITECTURE, low_rank_weights, noise_image, tiny_checkpoint, tiny_student
 from tests.judgement_sets_for_tests import BUILDERS
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "flickr8k_agreement.json").read_text())["cases"]
@@ -145,6 +148,46 @@ def test_any_reward_that_looks_at_images(tmp_path: Path) -> None:
     assert named == {"length": {"ITT"}, "L-CLIPS": {"ITT", "TOT"}}, "words have no text encoder"
     compare_with_people(config(tmp_path, "aro", metrics="", judges=judges, images=str(tmp_path / "images")))
     assert [part["name"] for part in content(tmp_path)["sets"]] == ["aro relation", "aro attribution"]
+
+
+@pytest.fixture
+def tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Arguments of PAC-S for a checkpoint as PAC-S++ has them, with low-rank updates."""
+    folder = tmp_path / "pac"
+    folder.mkdir()
+    tiny_checkpoint(folder)  # makes the architecture known, here with the tags of another
+    tags = open_clip.pretrained._PRETRAINED
+    monkeypatch.setitem(tags, ARCHITECTURE, tags["ViT-B-32"])
+    torch.save({"state_dict": low_rank_weights()}, folder / "PAC++.pth")
+    return {"backbone": ARCHITECTURE, "pretrained": str(folder / "PAC++.pth"), "tuned_from": "openai"}
+
+
+@pytest.mark.parametrize("name", [name for name in BUILDERS if not name.startswith("icc_")])
+def test_pac_s_plus_plus_on_every_set_with_images(tmp_path: Path, tuned: dict[str, str], name: str) -> None:
+    """And RefPAC-S on those with references; the others refuse it."""
+    BUILDERS[name](tmp_path)
+    photos = tmp_path / "photos"
+    for below in ("val2014", "flickr30k-images"):
+        (photos / below).mkdir(parents=True)
+    noise_image(0).save(photos / "1.jpg")  # ratings have images where the first one is there
+    parts = load(name, tmp_path, photos, partial=True)
+    for number, image in enumerate(image for part in parts for image in part.images or ()):
+        file = Path(image.path if isinstance(image, Region) else str(image))
+        file.parent.mkdir(parents=True, exist_ok=True)
+        noise_image(number).save(file)
+    judges = {"pac_s": JudgeConfig("pac_s", {**tuned}), "ref_pac_s": JudgeConfig("ref_pac_s", {**tuned})}
+    settings = config(tmp_path, name, metrics="", judges=judges, images=str(photos))
+    if not all(getattr(part, "references", None) for part in parts):
+        with pytest.raises(ConfigError, match="ref_pac_s compares with references"):
+            compare_with_people(settings)
+        del judges["ref_pac_s"]
+    compare_with_people(settings)
+    for part, found in zip(parts, content(tmp_path)["sets"], strict=True):
+        assert found["figures"].keys() == judges.keys()
+        for heading in judges:
+            assert "MLP deltas ignored" in found["signatures"][heading]
+            assert all(figure["count"] > 0 for figure in found["figures"][heading])
+            assert any(figure["value"] is not None for figure in found["figures"][heading]), part.name
 
 
 def test_a_metric_without_what_it_needs_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:

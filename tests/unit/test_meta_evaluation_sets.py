@@ -131,7 +131,7 @@ def test_foil(tmp_path: Path) -> None:
         ("a bus stops", "a car stops"),
     ]
     assert found.references["1 reference"] == [["a dog is running"], ["a dog is running"], ["a bus"]]
-    assert found.references["4 references"][0] == ["a dog is running", "the dog runs", "dog", "dogs run"]
+    assert found.references["4 references"][0] == ["a dog is running", "the dog runs", "dog", "dogs run", "one dog"]
     assert set(found.preference) == {1}
     once = pairs("foil", tmp_path, one_per_image=True)
     assert once.image_ids == ["COCO_val2014_000000000007.jpg", "COCO_val2014_000000000008.jpg"]

@@ -25,7 +25,7 @@ from rl_caption.config.schema import RewardConfig, RewardTerm, ScstConfig
 from rl_caption.monitoring.config import JudgeConfig
 from rl_caption.monitoring.judges import build_judges
 from rl_caption.programs.train import check_weights_early
-from tests.clip_for_tests import ARCHITECTURE, TINY, noise_image, tiny_checkpoint
+from tests.clip_for_tests import ARCHITECTURE, low_rank_weights, noise_image, tiny_checkpoint, weights
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 CAPTIONS = ["a cat", "two dogs play", "a red bus"]
@@ -48,29 +48,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(tags, ARCHITECTURE, tags["ViT-L-14"])
         yield place
-
-
-def weights() -> dict[str, Tensor]:
-    """A state with OpenAI's keys."""
-    torch.manual_seed(19)  # a seed under which the cosines of all rows are above 0, with and without updates
-    return {key: value.clone() for key, value in open_clip.CLIP(**TINY).state_dict().items()}  # type: ignore[arg-type]
-
-
-def low_rank_weights() -> dict[str, Tensor]:
-    """A state as PAC-S++ saves it: rank 4, factors of every weight of the blocks and of the patches' kernel."""
-    state = weights()
-    draw = torch.Generator().manual_seed(7)
-    for key, weight in list(state.items()):
-        if key == "visual.conv1.weight":
-            rows, columns, rank = weight.shape[0] * 16, weight.shape[1] * 16, 4 * 16
-        elif ".resblocks." in key and weight.ndim == 2:
-            (rows, columns), rank = weight.shape, 4
-        else:
-            continue
-        owner = f"{key}_" if key.endswith("in_proj_weight") else key.removesuffix("weight")
-        state[f"{owner}lora_A"] = 0.5 * torch.randn(rank, columns, generator=draw)
-        state[f"{owner}lora_B"] = 0.5 * torch.randn(rows, rank, generator=draw)
-    return state
 
 
 def saved(state: dict[str, Tensor], path: Path) -> str:

@@ -1,23 +1,26 @@
-"""Recaptioning: rows that keep old and new captions, parts that go on, exact and wrong descriptions, a tiny VLM."""
+"""Recaptioning and positives: rows that keep what they had, parts that go on, descriptions, drawings, a tiny VLM."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
-from rl_caption.config.recaption import RecaptionConfig, RecaptionerConfig
+from rl_caption.config.recaption import PositivesConfig, RecaptionConfig, RecaptionerConfig, TextToImageConfig
 from rl_caption.config.schema import DataConfig
-from rl_caption.data.base import DataError, Row
+from rl_caption.data.base import DataError, Row, load_image
 from rl_caption.data.formats import build_data
 from rl_caption.data.scenes import ScenesData
 from rl_caption.data.scenes.oracle import oracle
 from rl_caption.errors import ConfigError
+from rl_caption.programs.positives import make_positives
 from rl_caption.programs.recaption import recaption
 from rl_caption.programs.recaptioners import SceneRecaptioner, VisionLanguageRecaptioner
+from rl_caption.reward_models.batch import check_positives
 from tests.training_for_tests import DATA
 from tests.vlm_for_tests import tiny_qwen2_vl
 
@@ -89,6 +92,9 @@ def test_mistakes_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     ):
         with pytest.raises(ConfigError, match=message):
             recaption(config(tmp_path / "out", **changed))
+    monkeypatch.setattr(Counting, "__call__", lambda self, rows: [["one", "another"]] * len(rows))
+    with pytest.raises(DataError, match="counting wrote 2 captions of an image: recaption takes one"):
+        recaption(config(tmp_path / "out"))
     monkeypatch.setattr(Counting, "__call__", lambda self, rows: [" "] * len(rows))
     with pytest.raises(DataError, match="no caption of train"):
         recaption(config(tmp_path / "out"))
@@ -114,6 +120,96 @@ def test_a_vision_language_model_answers_in_batches(tmp_path: Path) -> None:
     alone = VisionLanguageRecaptioner(str(folder), prompt, max_new_tokens=5, batch_size=1, dtype="float32")(rows)
     together = VisionLanguageRecaptioner(str(folder), prompt, max_new_tokens=5, batch_size=3, dtype="float32")(rows)
     assert together == alone
-    assert json.dumps(alone)
+    assert [len(own) for own in alone] == [1, 1, 1]
+    several = {"num_beams": 3, "num_return_sequences": 2, "max_new_tokens": 5, "dtype": "float32"}
+    beams = VisionLanguageRecaptioner(str(folder), prompt, **several)
+    assert [len(own) for own in beams(rows)] == [2, 2, 2]
+    assert beams.signature != VisionLanguageRecaptioner(str(folder), prompt, max_new_tokens=5).signature
+    with pytest.raises(ConfigError, match="num_return_sequences is 2: expected 1 to num_beams, 1"):
+        VisionLanguageRecaptioner(str(folder), num_return_sequences=2)
     with pytest.raises(ConfigError, match="cannot be loaded"):
         VisionLanguageRecaptioner(str(tmp_path / "absent"))
+
+
+class Two(Counting):
+    """Two captions of each image, and a blank one."""
+
+    def __call__(self, rows: Sequence[Row]) -> list[list[str]]:  # type: ignore[override]
+        return [[caption, " ", f"Once more: {caption}"] for caption in super().__call__(rows)]
+
+
+class Painter:
+    """An image of a caption, as large as the caption is long; counts them, and stops at a given one."""
+
+    signature = "painter"
+    made = 0
+    stop_at = 10**9
+
+    def __call__(self, captions: Sequence[str]) -> list[Image.Image]:
+        Painter.made += len(captions)
+        if Painter.made > Painter.stop_at:
+            raise KeyboardInterrupt
+        return [Image.new("RGB", (len(caption), 8)) for caption in captions]
+
+
+def positives(out: Path, captions: str | None = f"{__name__}:Two", images: str | None = None, **changed: Any) -> Any:
+    painter = TextToImageConfig(images, batch_size=2, captions=changed.pop("of", "all"))
+    own = {"captions": RecaptionerConfig(captions), "images": painter, "out": str(out), "part_rows": 5}
+    return PositivesConfig(changed.pop("data", SCENES), **own, **changed)
+
+
+def test_positives_are_rows_for_pac_s(tmp_path: Path) -> None:
+    table = make_positives(positives(tmp_path, images=f"{__name__}:Painter", splits=["train", "val"]))
+    assert "| references | 190 |" in table
+    assert "| positive_captions | 76 |" in table
+    old = build_data(SCENES)
+    for split in ("train", "val"):
+        rows = build_data(DataConfig(format="jsonl", path=str(tmp_path / "positives.jsonl"))).split(split)
+        assert [row["references"] for row in rows] == [row["references"] for row in old.split(split)]
+        check_positives(rows, ["image", "text"], "random", split=split)
+        for row in rows:
+            text = f"A long caption of {row['image_id']}."
+            assert row["positive_captions"] == [text, f"Once more: {text}"], "a blank caption is none"
+            sizes = [load_image(image).width for image in row["positive_images"]]
+            assert sizes == [len(caption) for caption in row["references"]], "image k is of reference k"
+
+
+def test_images_that_are_there_are_not_made_again_and_captions_come_before_or_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    painter, out = f"{__name__}:Painter", tmp_path / "out"
+    make_positives(positives(tmp_path / "captions"))
+    data = DataConfig(format="jsonl", path=str(tmp_path / "captions/positives.jsonl"))
+    again = partial(positives, out, None, painter, data=data, of="first")
+    monkeypatch.setattr(Painter, "made", 0)
+    monkeypatch.setattr(Painter, "stop_at", 7)
+    with pytest.raises(KeyboardInterrupt):
+        make_positives(again())
+    made = Painter.made - 2  # the two that it was stopped at
+    monkeypatch.setattr(Painter, "made", 0)
+    monkeypatch.setattr(Painter, "stop_at", 10**9)
+    make_positives(again(worker="1/2"))
+    make_positives(again())
+    assert Painter.made + made == 32
+    train = build_data(DataConfig(format="jsonl", path=str(out / "positives.jsonl"))).split("train")
+    check_positives(train, ["image", "text"], "first")
+    with pytest.raises(ConfigError, match="images was 'painter of first references', is 'painter of all"):
+        make_positives(positives(out, None, painter, data=data))
+    file = Path(str(data.path))
+    file.write_text(file.read_text().replace("red", "blue"))
+    with pytest.raises(ConfigError, match="captions_before was"):
+        make_positives(again())
+
+
+def test_positives_need_something_that_makes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for changed, message in (
+        ({"captions": None}, "neither captions.target nor images.target is set"),
+        ({"captions": "captionner"}, "captions.target is 'captionner'"),
+        ({"images": "scene"}, "images: text_to_image scene"),
+        ({"worker": "2/2"}, "worker is '2/2'"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            make_positives(positives(tmp_path / "out", **changed))
+    monkeypatch.setattr(Painter, "__call__", lambda self, captions: [])
+    with pytest.raises(DataError, match="painter made 0 images of 2 captions"):
+        make_positives(positives(tmp_path / "out", None, f"{__name__}:Painter"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,11 +13,11 @@ from torch import Tensor, nn
 
 from rewards.clip.preprocessing import Preprocessing
 from rl_caption.errors import ConfigError
-from rl_caption.reward_models import validation
-from rl_caption.reward_models.batch import PixelCache, TokenCache
+from rl_caption.reward_models import losses, validation
+from rl_caption.reward_models.batch import PairCollate, PixelCache, TokenCache
 from rl_caption.reward_models.retrieval import retrieval_recall
 from rl_caption.reward_models.triplets import Triplet
-from rl_caption.reward_models.validation import embedding_validator
+from rl_caption.reward_models.validation import ValidationLoss, embedding_validator
 from rl_caption.training.loop import NonFiniteError
 from tests.clip_for_tests import Drawn
 
@@ -103,3 +104,36 @@ def test_validation_counts_triplets_in_order() -> None:
     assert metrics["val/specificity"] == pytest.approx(1 / 2)
     with pytest.raises(ConfigError, match=r"none of 3 validation captions has two details .*data\.long_captions"):
         validator(Scripted(), rows(), [None] * 3)
+
+
+def test_the_loss_of_a_split_is_that_of_its_whole_batches() -> None:
+    """Five rows in batches of two: the loss of rows 0 and 1, and of 2 and 3, however the forward pass is split."""
+
+    class Scaled(Network):
+        def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+            self.counts |= dict.fromkeys(inputs, 0)
+            return super().forward(inputs) | {"scale": torch.tensor(3.0)}
+
+    pixels = PixelCache(Preprocessing(32, (0.5,) * 3, (0.5,) * 3))
+    some: list[Any] = [
+        {"image_id": str(i), "image": Drawn(50 * i), "references": [text], "positive_captions": [f"{text} runs"]}
+        for i, text in enumerate(["a dog", "one cat", "two cats", "a bird", "no fish"])
+    ]
+    objective = partial(losses.positive_augmented, positive_images=0.0, positive_captions=0.5)
+    collate = PairCollate(pixels, TOKENS, augmentations=("rand_augment",), positives=["text"])
+    network = Scaled()
+
+    def loss(size: int, batch_size: int) -> float:
+        return ValidationLoss(objective, collate, size)(Accelerator(), network, some, pixels, batch_size)
+
+    def by_hand(own: list[Any]) -> float:
+        inputs = {"image": torch.stack([pixels.of(row) for row in own])}
+        inputs["text"] = TOKENS([row["references"][0] for row in own])
+        inputs["text_generated"] = TOKENS([row["positive_captions"][0] for row in own])
+        return float(objective(network(inputs), {})[0])
+
+    with torch.no_grad():
+        expected = (by_hand(some[:2]) + by_hand(some[2:4])) / 2
+        assert loss(2, 1) == pytest.approx(expected, rel=1e-6)
+        assert loss(2, 3) == pytest.approx(expected, rel=1e-6)
+        assert loss(8, 2) == pytest.approx(by_hand(some), rel=1e-6), "a split of fewer rows is one batch"

@@ -12,7 +12,10 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
+from rewards.base import RewardError
+from rewards.images import ImageSource
 from rl_caption.data.scenes.language import plural
+from rl_caption.data.scenes.render import SceneImage
 from rl_caption.data.scenes.world import (
     BACKGROUNDS,
     COLOURS,
@@ -86,6 +89,19 @@ class OracleScore(NamedTuple):
     """Harmonic mean of the two; 0 where both are 0."""
     unparsed: float
     """Words for which the grammar has no use, over all words."""
+
+
+class SceneObjects:
+    """The shapes in images of generated scenes, exactly: the detector of the reward ``chair`` (docs/rewards.md)."""
+
+    signature = "scenes"
+
+    def __call__(self, images: Sequence[ImageSource]) -> list[frozenset[str]]:
+        """Shapes, names of ``SHAPES``, in N images. Raises ``RewardError`` for other images."""
+        for image in images:
+            if not isinstance(image, SceneImage):
+                raise RewardError(f"the image {image!r:.80} is of no generated scene, whose objects would be known")
+        return [frozenset(thing.shape for thing in image.scene.things) for image in images]  # type: ignore[union-attr]
 
 
 class Claim(NamedTuple):

@@ -257,10 +257,11 @@ def foil(
 ) -> list[CaptionPairs]:
     """Read ``foilv1.0_test_2017.json`` or ``foil-it.json``, and ``captions_val2014.json`` where it is there.
 
-    FOIL (Shekhar et al., ACL 2017): a caption of COCO, and one with a wrong noun. Of ``foil-it.json`` (Parcalabescu et
-    al., "VALSE", ACL 2022) those pairs are judged whose caption, and not the foil, at least two of three people found
-    to be right. References are the image's other COCO captions. ``one_per_image`` judges one pair of each image, drawn
-    by ``seed``, as CLIPScore does; which ones it drew is not published.
+    FOIL 1.0 (Shekhar et al., ACL 2017): a caption of COCO, and one with a wrong noun. Of ``foil-it.json`` (Parcalabescu
+    et al., "VALSE", ACL 2022) those pairs are judged whose caption, and not the foil, at least two of three people
+    found to be right. References are the image's other COCO captions, the first (``1 reference``) and all
+    (``4 references``; of some images five or six), as in the code of Polos (Wada et al., CVPR 2024). ``one_per_image``
+    judges one pair of each image, drawn by ``seed``, as CLIPScore does; which ones it drew is not published.
     """
     path = require(folder, "foil", list(FOIL_PAIRS), FOIL_SOURCE)
     excluded: Counter[str] = Counter()
@@ -278,7 +279,7 @@ def foil(
     if (folder / COCO_CAPTIONS).is_file():
         known = coco_references(folder / COCO_CAPTIONS)
         others = [other_captions(known, pair.image, pair.first, path) for pair in pairs]
-        references = {"1 reference": [texts[:1] for texts in others], "4 references": [texts[:4] for texts in others]}
+        references = {"1 reference": [texts[:1] for texts in others], "4 references": others}
     photos = image_folder(folder, images, ["val2014", "images"])
     convention = "the caption scores higher than its foil; equal scores are wrong"
     return [_caption_pairs("foil", pairs, photos, references, convention, dict(excluded), shown_kinds=False)]

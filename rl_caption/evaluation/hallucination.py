@@ -1,0 +1,57 @@
+"""CHAIR-i and CHAIR-s of captions, and how many of the images' objects they mention.
+
+Source: Rohrbach et al., "Object Hallucination in Image Captioning", EMNLP 2018, equations 1 and 2; both are of the
+whole set, as in its code, LisaAnne/Hallucination at ``585f2d9``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rewards.text.chair import Chair
+from rl_caption.data.base import reward_inputs
+from rl_caption.evaluation.metrics import Evaluation
+
+CHAIR_KEYS = ("CHAIR-i", "CHAIR-s", "objects/recall")
+
+
+def add_chair(
+    evaluation: Evaluation, rows: Sequence[Mapping[str, Any]], captions: Mapping[str, str], chair: Chair
+) -> Evaluation:
+    """Add ``CHAIR_KEYS``, each in [0, 1].
+
+    Args:
+        evaluation: of the same captions.
+        rows: N rows, one for each caption: ``image_id`` and the columns of ``chair``.
+        captions: image id -> caption.
+        chair: knows words for objects and the objects of images; its ``measure`` does not matter.
+
+    Raises:
+        RewardError: the objects of an image are not known.
+    """
+    _, columns = reward_inputs(rows)
+    counts = np.array(chair.counts([captions[row["image_id"]] for row in rows], columns), np.float64)
+    values = chair_of_sums(counts.sum(axis=0, keepdims=True), len(rows))[0].tolist()
+    per_image = {image_id: dict(own) for image_id, own in evaluation.per_image.items()}
+    for row, own in zip(rows, chair_of_sums(counts, 1).tolist(), strict=True):
+        per_image.setdefault(row["image_id"], {}).update(zip(CHAIR_KEYS, own, strict=True))
+    return replace(
+        evaluation,
+        metrics=evaluation.metrics | dict(zip(CHAIR_KEYS, values, strict=True)),
+        signature=f"{evaluation.signature}+CHAIR[{chair.source}]",
+        per_image=per_image,
+        counts=evaluation.counts | {"chair": counts},
+    )
+
+
+def chair_of_sums(sums: NDArray[np.float64], count: int) -> NDArray[np.float64]:
+    """``CHAIR_KEYS`` [S, 3] of ``rewards.text.chair.ChairCounts`` [S, 5], each summed over ``count`` captions."""
+    hallucinated, mentions, hallucinating, told, objects = sums.T
+    return np.stack(
+        [hallucinated / np.maximum(mentions, 1), hallucinating / count, told / np.maximum(objects, 1)], axis=1
+    )

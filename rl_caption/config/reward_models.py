@@ -34,12 +34,16 @@ class PartConfig:
         encoder: ``transformers:NAME``, ``open_clip:ARCHITECTURE/TAG``, ``timm:NAME`` (images), or
             ``package.module:Class``.
         kwargs: arguments of that class. Of a decoder language model (``text``, ``transformers:NAME``)
-            ``{bidirectional_blocks: N}``: in its last N blocks every token attends to all tokens of the caption.
+            ``{bidirectional_blocks: N}``: in its last N blocks every token attends to all tokens of the caption. Of an
+            image encoder of open_clip with random weights ``{vision_cfg: ...}``, over that of the architecture.
+        pretrained: false starts a model of a library from random weights, in the shape of the one that is named; a tag
+            is then not needed.
         train_blocks: train its last blocks, so many; 0 freezes it, null trains all of it.
     """
 
     encoder: str | None = None
     kwargs: dict = field(default_factory=dict)
+    pretrained: bool = True
     train_blocks: Annotated[int, Range(min=0, max=1024)] | None = 0
 
 

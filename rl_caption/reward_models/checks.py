@@ -15,6 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from rewards.clip.dual import DualConfig, is_dual
 from rewards.clip.grammar_head import GrammarConfig
+from rewards.clip.pretrained import LIBRARIES
 from rewards.text.detail_units import default_tagger
 from rl_caption.config.checks import mistakes
 from rl_caption.config.reward_models import (
@@ -106,6 +107,8 @@ def _unfit_grammar(model: EncoderConfig) -> Iterator[str]:
         )
     if model.init is not None and model.text.kwargs:
         yield "model.text.kwargs is of model.text.encoder, which is not set: leave it out"
+    if not model.text.pretrained:
+        yield "model.text.pretrained is false: a grammar head stands on a trained encoder, leave it out"
     allowed = {each.name for each in fields(GrammarConfig)} - {"text", "text_kwargs"}
     if model.kwargs.keys() - allowed:
         yield f"model.kwargs has {sorted(model.kwargs.keys() - allowed)}: a grammar head takes {sorted(allowed)}"
@@ -161,6 +164,17 @@ def _unfit_dual(config: RewardModelConfig) -> Iterator[str]:
     allowed = {each.name for each in fields(DualConfig)} - {"image", "text", "image_kwargs", "text_kwargs"}
     if model.kwargs.keys() - allowed:
         yield f"model.kwargs has {sorted(model.kwargs.keys() - allowed)}: a dual encoder takes {sorted(allowed)}"
+    for name, part in (("image", model.image), ("text", model.text)):
+        if not part.pretrained and (part.encoder or "").partition(":")[0] not in LIBRARIES:
+            yield (
+                f"model.{name}.pretrained is false, but model.{name}.encoder is {part.encoder!r}: random weights are "
+                f"for models of {', '.join(LIBRARIES)}"
+            )
+        if not part.pretrained and part.train_blocks is not None:
+            yield (
+                f"model.{name}.train_blocks is {part.train_blocks} with random weights, most of which would stay "
+                "random: set it to null"
+            )
     if model.context_length is not None or train.freeze_positions or train.trainable == "lora":
         yield "model.context_length, train.freeze_positions and train.trainable lora are for open_clip models"
     if data.features_root is not None and not frozen:

@@ -445,6 +445,21 @@ def test_features_of_another_encoder_are_refused(photos: Path, tmp_path: Path) -
     assert "prepare_features" in refused(pretrained_chain(photos)["dual"], tmp_path / "other", **unnamed)
 
 
+def test_parts_with_random_weights(photos: Path, tmp_path: Path) -> None:
+    """Image tower and text encoder in the shape of what is named, none of whose weights is used."""
+    vision = {"image_size": 32, "patch_size": 16, "width": 32, "layers": 1, "head_width": 16}
+    config = pretrained_chain(photos)["dual"]
+    config["model"]["image"] = {"encoder": "open_clip:ViT-B-32", "kwargs": {"vision_cfg": vision}}
+    for part in ("image", "text"):
+        config["model"][part] |= {"pretrained": False, "train_blocks": None}
+    trained_run(config, tmp_path / "run", **{"data.features_root": None, "train.max_steps": 1, "train.lr": 1e-9})
+    dual = PretrainedDual.from_pretrained(tmp_path / "run/export/best")
+    assert dual.preprocessing.size == 32
+    named = load_text_encoder(config["model"]["text"]["encoder"]).state_dict()
+    found = dual.text_encoder.state_dict()
+    assert not any(torch.allclose(found[name], named[name], atol=1e-3) for name in named if "query.weight" in name)
+
+
 @pytest.mark.parametrize("is_decoder", [False, True])
 def test_blocks_that_are_open_are_trained(photos: Path, tmp_path: Path, is_decoder: bool) -> None:
     """The last block of the text encoder and the norm after it, and nothing before; of BERT, and of GPT-2."""

@@ -13,9 +13,9 @@ from torch.nn import functional as F
 from rl_caption.data.base import Row
 from rl_caption.engines import autocast, dropout_off
 from rl_caption.errors import ConfigError
+from rl_caption.evaluation.retrieval import retrieval_recall
 from rl_caption.reward_models.batch import FeatureCache, PixelCache, Texts, triplet_texts
 from rl_caption.reward_models.distillation import Teacher, embed_distributed
-from rl_caption.reward_models.retrieval import retrieval_recall
 from rl_caption.reward_models.triplets import Triplet
 from rl_caption.training.loop import NonFiniteError
 from rl_caption.types import Validation
@@ -149,7 +149,7 @@ def _agreement(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> d
 
 
 def _retrieval(found: Mapping[str, Tensor], owners: Tensor) -> dict[str, float]:
-    recall = retrieval_recall(found["image"], found["text"], owners)
+    recall = retrieval_recall(found["image"].numpy(), found["text"].numpy(), owners.numpy())
     mean = (recall["i2t_r1"] + recall["t2i_r1"]) / 2
     return {f"val/{name}": value for name, value in recall.items()} | {"val/retrieval_r1": mean}
 

@@ -48,6 +48,8 @@ class PairBatch:
     """Further inputs of the loss, [B] each, such as ``triplet``: 1 where the row has one, else 0; ``image_group`` and
     ``caption_group``: numbers that are equal where images, or captions, are; ``false`` [B, n]: 1 where the row has such
     a hard negative, else 0."""
+    false_captions: Sequence[Sequence[str]] = ()
+    """The n hard negatives of each caption, n lists of B; empty where there is none."""
 
     def to(self, device: torch.device) -> PairBatch:
         """The batch with its tensors on ``device``."""
@@ -339,7 +341,8 @@ class PairCollate:
         if self.groups:
             targets["image_group"] = _groups([row["image_id"] for row, _ in items])
             targets["caption_group"] = _groups(captions)
-        return PairBatch([row for row, _ in items], inputs, captions, targets)
+        false = [texts[f"text_false{n}"] for n in range(self.num_negatives)] if "false" in targets else []
+        return PairBatch([row for row, _ in items], inputs, captions, targets, false)
 
     def _images(self, items: Sequence[tuple[Row, int]], index: Sequence[int]) -> dict[str, Tensor]:
         if self.pixels is None:

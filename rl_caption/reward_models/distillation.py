@@ -266,7 +266,7 @@ class Teacher:
         """Tower -> row of each image id or caption in a table of embeddings [N, D]."""
 
     def __call__(self, batch: PairBatch) -> dict[str, Tensor]:
-        """Embeddings [B, D] by tower, on the training device, without gradient."""
+        """Embeddings [B, D] by tower, on the training device, without gradient; of hard negatives, too, if any."""
         found = {}
         for tower in self.towers:
             keys = batch.captions if tower == "text" else [row["image_id"] for row in batch.rows]
@@ -277,6 +277,10 @@ class Teacher:
                 found[tower] = table[[known[key] for key in keys]]
             else:
                 found[tower] = self.text_embeddings(keys) if tower == "text" else self.image_embeddings(batch.rows)
+        if batch.false_captions:  # others at every step, so they are not kept on disk
+            found["false"] = batch.targets["false"]
+            for n, captions in enumerate(batch.false_captions):
+                found[f"text_false{n}"] = self.backbone.encode_texts(captions, normalize=False)
         return {name: rows.to(self.accelerator.device) for name, rows in found.items()}
 
     def image_embeddings(self, rows: Sequence[Row]) -> Tensor:

@@ -47,7 +47,8 @@ def embedding_validator(
 
     ``network`` maps inputs by name to raw embeddings by name and has ``towers``; ``batch_size`` is images, or captions,
     of one forward pass of one process; ``triplets``, if any, has an entry for each row; ``negatives`` are rows with a
-    true and a false caption: ``val/hard_negatives`` is the fraction in which the true one has the higher cosine.
+    true and a false caption: ``val/hard_negatives`` is the fraction in which the true one has the higher cosine to the
+    image, where rows have one.
 
     Raises:
         ConfigError: no triplet counts.
@@ -60,6 +61,7 @@ def embedding_validator(
     repeat = [distinct[caption] for caption in captions]
     grown, fits = _triplet_texts(triplets, tokens)
     paired = all("image" in row and row["references"] for row in rows)
+    negatives = negatives if paired else ()
     wanted = ("image", "text") if paired else towers
     expected = {} if teacher is None else _by_teacher(accelerator, teacher, wanted, rows, captions)
 

@@ -29,6 +29,14 @@ from tests.reward_models_for_tests import DATA, chain, pretrained_chain, reward_
 from tests.training_for_tests import Ended, Kill, assert_same_run, changed, files, lines, run, scst_config, xe_config
 
 CHAIN = ("teacher", "image", "text", "dual")
+REVERSED = "tests.integration.test_reward_models_run:Reversed"
+
+
+class Reversed:
+    """A source of negatives: the words from the last to the first."""
+
+    def __call__(self, row: Any, caption: str, generator: Any) -> list[tuple[str, str]]:
+        return [("reversed", " ".join(reversed(caption.split())))]
 
 
 def trained_run(config: dict[str, Any], folder: Path, **changes: Any) -> Ended:
@@ -116,6 +124,21 @@ def test_a_finished_model_of_another_configuration_is_used_with_a_warning(traine
     ended = trained_run(chain(trained)["text"], tmp_path / "text", **changes)
     assert f"WARNING: the model in {trained / 'teacher'} is used as it is" in ended.output
     assert "another configuration: train.lr: 0.003 -> 0.5. Remove the folder" in ended.output
+
+
+def test_a_student_learns_of_hard_negatives(trained: Path, tmp_path: Path) -> None:
+    """Others at every step, in two micro-batches as in one; of captions without images, too."""
+    config = changed(chain(trained)["dual"], {"negatives": {"count": 2, "source": "scenes"}, "train.max_steps": 2})
+    trained_run(config, tmp_path / "with", **{"train.micro_batch_size": 8})
+    trained_run(config, tmp_path / "split")
+    folders = (tmp_path / "with", tmp_path / "split", trained / "dual")
+    own, split, without = ([line for line in lines(each) if "loss/total" in line] for each in folders)
+    assert [line["loss/total"] for line in own] == pytest.approx([line["loss/total"] for line in split], rel=1e-4)
+    assert own[0]["distill/l1_text"] != pytest.approx(without[0]["distill/l1_text"], rel=1e-3)
+    assert 0 <= lines(tmp_path / "with")[0]["val/hard_negatives"] <= 1
+    words = alone(tmp_path / "words", "text") | {"negatives": {"count": 1, "source": REVERSED}, "train.max_steps": 1}
+    trained_run(chain(trained)["text"], tmp_path / "words/run", **words)
+    assert not any("val/hard_negatives" in line for line in lines(tmp_path / "words/run"))
 
 
 def test_towers_name_their_teacher(trained: Path, tmp_path: Path) -> None:

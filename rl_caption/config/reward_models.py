@@ -159,11 +159,19 @@ class NegativesConfig:
         source: ``rules`` (part-of-speech tags), ``scenes`` (exact, of generated scenes), ``data`` (the column
             ``negatives`` of JSON lines), or ``package.module:Class`` of a ``NegativeSource``.
         kwargs: arguments of the source, such as ``{kinds: [replace_relation, swap_attribute]}``.
+        share: fraction of the captions of a step that get negatives.
+        positives: ``contrastive``: fraction of the captions of a step in whose place another true wording is learnt;
+            negatives are made from that.
+        positive_source: of these: ``data`` (the column ``positive_captions``), ``scenes`` (exact paraphrases, of
+            generated scenes), or ``package.module:Class`` of a ``PositiveSource``.
     """
 
     count: Annotated[int, Range(min=0, max=64)] = 0
     source: str = "rules"
     kwargs: dict = field(default_factory=dict)
+    share: Fraction = 1.0
+    positives: Fraction = 0.0
+    positive_source: str = "data"
 
 
 @dataclass

@@ -164,6 +164,8 @@ class NegativesConfig:
             negatives are made from that.
         positive_source: of these: ``data`` (the column ``positive_captions``), ``scenes`` (exact paraphrases, of
             generated scenes), or ``package.module:Class`` of a ``PositiveSource``.
+        best_by: ``contrastive``, ``distill_dual``: what chooses ``export/best``: ``val/retrieval_r1``, or how often
+            the true caption wins, ``val/hard_negatives``.
     """
 
     count: Annotated[int, Range(min=0, max=64)] = 0
@@ -172,6 +174,7 @@ class NegativesConfig:
     share: Fraction = 1.0
     positives: Fraction = 0.0
     positive_source: str = "data"
+    best_by: Literal["retrieval_r1", "hard_negatives"] = "retrieval_r1"
 
 
 @dataclass

@@ -40,6 +40,7 @@ _KEYS: dict[tuple[Method, ...], str] = {
     ("contrastive", "positive_augmented"): "train.sentences",
     ("contrastive", "distill_text", "distill_dual"): "negatives.count negatives.source negatives.kwargs "
     "negatives.share",
+    ("contrastive", "distill_dual"): "negatives.best_by",
     ("contrastive",): "negatives.positives negatives.positive_source loss.short loss.pca_rank "
     "loss.false_negatives train.label_smoothing train.short_captions",
     ("positive_augmented",): "loss.positive_images loss.positive_captions train.trainable train.lora_rank "
@@ -209,6 +210,8 @@ def _unfit_long(config: RewardModelConfig) -> Iterator[str]:
     model, loss, train = config.model, config.loss, config.train
     if loss.false_negatives == "mask" and train.label_smoothing:
         yield "loss.false_negatives mask leaves pairs out that train.label_smoothing gives a share: set one of them"
+    if config.negatives.best_by == "hard_negatives" and not config.negatives.count:
+        yield "negatives.best_by is 'hard_negatives', but there are none: set negatives.count"
     if config.negatives.count and train.label_smoothing:
         yield "train.label_smoothing would give hard negatives a share: leave it out, or set negatives.count to 0"
     if train.sentences is not None and not (len(train.sentences) == 2 and train.sentences == sorted(train.sentences)):

@@ -133,7 +133,7 @@ def train_reward_model(config: RewardModelConfig) -> TrainState:
         if teacher is not None:
             teacher.prepare(context.train_rows, train.captions, config.teacher.cache_mb * 2**20)
         signature = "" if teacher is None else f"{config.task}[{teacher.backbone.signature}]"
-        metric = f"val/teacher_cosine_{towers[0]}" if len(towers) == 1 else "val/retrieval_r1"
+        metric = f"val/teacher_cosine_{towers[0]}" if len(towers) == 1 else f"val/{config.negatives.best_by}"
         state = context.start(signature, "val/specificity" if is_specific else metric)
         decays = _decays(train.freeze_positions) if config.task in CLIP_TASKS else None
         network, optimizer = context.prepare(model.network, decays)

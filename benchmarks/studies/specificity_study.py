@@ -13,38 +13,36 @@ from __future__ import annotations
 import argparse
 import logging
 import shutil
+import tempfile
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import yaml
 from safetensors.torch import load_file, save_file
 from scipy.stats import skew
 from torch import Tensor
 from torch.nn.functional import normalize
 from tqdm.auto import tqdm
 
-from benchmarks.studies.reward_models import (
-    RECALLS,
-    CachingEncoder,
-    load_models,
-    options,
-    percent,
-    read_rows,
-    reference_metrics,
-    run_program,
-    texts_of,
-    write_tables,
-)
 from rewards.base import Reward
-from rewards.clip.backbone import Backbone
+from rewards.clip.backbone import Backbone, load_backbone
+from rewards.clip.encoder import DualEncoder, EmbeddingCache
 from rewards.clip.preprocessing import count_tokens
+from rewards.images import ImageSource
 from rewards.registry import build
+from rl_caption.cli.main import find_own_modules, log_lines, parse
+from rl_caption.config.build import build_data, quiet_libraries, usable_split
+from rl_caption.config.schema import DataConfig, EvaluateConfig
 from rl_caption.data.base import DataError, Row
+from rl_caption.data.files import write_json, write_text
 from rl_caption.data.scenes import hard_negatives, oracle
 from rl_caption.data.scenes.world import Draws
-from rl_caption.errors import ConfigError
+from rl_caption.errors import ConfigError, user_errors
+from rl_caption.evaluation import check_writable
+from rl_caption.evaluation.retrieval import retrieval_recall
 from rl_caption.meta_evaluation.correlation import UndefinedCorrelation, grouped_tau_b, kendall_tau_b
 from rl_caption.meta_evaluation.figures import UNDEFINED, markdown
 from rl_caption.meta_evaluation.specificity import (
@@ -55,13 +53,113 @@ from rl_caption.meta_evaluation.specificity import (
     score_chains,
     specificity_rates,
 )
-from rl_caption.reward_models.retrieval import retrieval_recall
+from rl_caption.programs.retrieval import WAYS, texts_of
 from rl_caption.training.checkpoint import newest_checkpoint
 
 logger = logging.getLogger(__name__)
 
 EDGES = (0, 10, 20, 30, 45)
 """Bins of words: 0 to 9, 10 to 19, 20 to 29, 30 to 44, 45 and more."""
+
+
+RECALLS = {f"{way}_r{k}": f"{name} R@{k}, %" for way, name in WAYS.items() for k in (1, 5, 10)}
+"""Key of ``retrieval_recall`` -> heading."""
+
+
+class CachingEncoder:
+    """A ``DualEncoder`` that embeds every image and every text of a split a single time."""
+
+    def __init__(self, encoder: DualEncoder) -> None:
+        self.encoder = encoder
+        self.fingerprint, self.signature = encoder.fingerprint, encoder.signature
+        self.context_length = encoder.context_length
+        self.images, self.texts = EmbeddingCache(encoder.fingerprint), EmbeddingCache(encoder.fingerprint)
+
+    def encode_images(self, images: Sequence[ImageSource]) -> Tensor:
+        """Return [N, D] embeddings, float32, of length 1."""
+        return torch.from_numpy(self.images.embed(images, lambda own: self.encoder.encode_images(own).numpy()))
+
+    def encode_texts(self, texts: Sequence[str]) -> Tensor:
+        """Return [N, D] embeddings, float32, of length 1."""
+        return torch.from_numpy(
+            self.texts.embed(texts, lambda own: self.encoder.encode_texts(own).numpy(), str, "text")
+        )
+
+
+def reference_metrics(names: Sequence[str]) -> dict[str, Reward]:
+    """Build n-gram metrics by name of the registry; CIDEr-D is without EOS.
+
+    Raises:
+        ConfigError: an unknown name, or a metric that needs more than references.
+    """
+    try:
+        built = [build(name, **({"eos": False} if name == "cider" else {})) for name in names]
+    except ValueError as error:
+        raise ConfigError(f"--metrics: {error}") from error
+    for metric in built:
+        if not metric.columns <= {"references"}:
+            raise ConfigError(
+                f"--metrics: metric {metric.__name__!r} needs {', '.join(sorted(metric.columns))}: only metrics of "
+                "references alone are asked for by name; scores of a model come with the model"
+            )
+    return {metric.__name__: metric for metric in built}
+
+
+def percent(value: float | None) -> str:
+    """Times 100, as papers print correlations and accuracies."""
+    return UNDEFINED if value is None else f"{100 * value:.1f}"
+
+
+def run_program(run: Callable[[argparse.Namespace], None], arguments: argparse.Namespace) -> None:
+    """Run a program as the package does: log lines, and one line for errors that a user can correct."""
+    find_own_modules()
+    quiet_libraries()
+    with log_lines(), user_errors():
+        check_writable(arguments.out)
+        run(arguments)
+
+
+def data_section(path: Path) -> DataConfig:
+    """Read the ``data`` section of a configuration of any program."""
+    try:
+        content = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"--data {path} cannot be read: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--data {path} is not YAML: {error}") from error
+    if not isinstance(content, dict) or "data" not in content:
+        raise ConfigError(f"--data {path} has no section 'data'")
+    with tempfile.TemporaryDirectory() as folder:
+        section = Path(folder) / path.name
+        section.write_text(yaml.safe_dump({"data": content["data"]}))
+        return parse(EvaluateConfig, ["--config", str(section)], "evaluate").data
+
+
+def load_models(labelled: Sequence[str], device: str) -> dict[str, Backbone]:
+    """Load ``LABEL=FOLDER`` models."""
+    models = {}
+    for label, _, folder in (argument.partition("=") for argument in labelled):
+        if not label or not Path(folder).is_dir() or label in models:
+            raise ConfigError(f"--models {label}={folder}: expected LABEL=FOLDER, different labels, folders of models")
+        try:
+            models[label] = load_backbone(folder, device=device)
+        except ValueError as error:
+            raise ConfigError(f"--models {label}: {error}") from error
+    return models
+
+
+def read_rows(arguments: argparse.Namespace) -> list[Row]:
+    """The first ``--max-images`` rows of ``--split``."""
+    data = build_data(data_section(arguments.data))
+    return list(data.split(usable_split(data, arguments.split))[: arguments.max_images])
+
+
+def write_tables(arguments: argparse.Namespace, name: str, text: str, content: Mapping[str, Any]) -> None:
+    """Print the tables, and write them to ``--out``: NAME.md and, unrounded, NAME.json with the arguments."""
+    settings = {key: str(value) if isinstance(value, Path) else value for key, value in vars(arguments).items()}
+    write_text(arguments.out / f"{name}.md", text)
+    write_json(arguments.out / f"{name}.json", {"arguments": settings, **content})
+    print(text)
 
 
 class RatedCaption(NamedTuple):
@@ -248,14 +346,14 @@ class SpecificityStudy:
             encoder.encode_images([row["image"] for row in self.rows]),
             encoder.encode_texts(self.descriptions),
         )
-        shorts, owners = texts_of(self.rows)
+        shorts, owners = texts_of(self.rows)["references"]
         distinct = list(dict.fromkeys(self.descriptions))
         nearest = min(10, len(distinct) - 1)
         texts = {text for chain in self.chains for part in chain for text in part} | set(self.descriptions)
         self.models[label] = {
             "signature": backbone.signature,
-            "long": retrieval_recall(images, long, torch.arange(len(images))),
-            "short": retrieval_recall(images, encoder.encode_texts(shorts), torch.tensor(owners)),
+            "long": retrieval_recall(images, long, range(len(images))),
+            "short": retrieval_recall(images, encoder.encode_texts(shorts), owners),
             "text_hubs": hubness(images, encoder.encode_texts(distinct), nearest),
             "image_hubs": hubness(long, images, nearest),
             "truncated": sum(count_tokens(text) > encoder.context_length - 2 for text in texts),
@@ -366,7 +464,15 @@ def run(arguments: argparse.Namespace) -> None:
 
 def main() -> None:
     """Read the command line."""
-    parser = options(__doc__, ["cider", "rouge_l"])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", required=True, type=Path, help="YAML with a section 'data'")
+    parser.add_argument("--split", default="test")
+    parser.add_argument("--models", nargs="*", default=[], metavar="LABEL=FOLDER", help="students or open_clip folders")
+    parser.add_argument("--metrics", nargs="*", default=["cider", "rouge_l"], help="that need references only")
+    parser.add_argument("--max-images", type=int, help="the first so many images of the split")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--seed", type=int, default=0, help="of what is drawn: samples, negatives")
+    parser.add_argument("--out", required=True, type=Path, help="folder of the tables")
     parser.add_argument("--processes", type=int, default=1, help="that cut descriptions into units")
     arguments = parser.parse_args()
     if not arguments.models:

@@ -5,13 +5,15 @@
 
 ``--configs`` is the common beginning of four configurations' names (``scenes``_teacher, _image, _text, _lclip.yaml).
 Finished runs are kept, an interrupted one is resumed. Further arguments, such as ``--train.threads=1``, are overrides
-for every training. At the end ``benchmarks.studies.reward_models`` evaluates all models.
+for every training. At the end ``retrieval`` and, on the generated world, ``judge`` compare all models, in
+OUT/retrieval and OUT/agreement.
 """
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -52,12 +54,25 @@ def main() -> None:
     arguments, changes = parser.parse_known_args()
     models = train_rows(arguments.configs, arguments.out, changes)
     config = yaml.safe_load((arguments.out / "teacher" / "config.yaml").read_text())  # with all overrides
-    data = arguments.out / "data.yaml"
-    data.write_text(yaml.safe_dump({"data": config["data"]}))
-    options = ["--data", str(data), "--split", arguments.split, "--out", str(arguments.out / "tables")]
-    options += ["--models", *(f"{label}={folder}" for label, folder in models.items())]
-    options += ["--captioner", arguments.captioner] if arguments.captioner else []
-    run_module("benchmarks.studies.reward_models", *options)
+    encoders = {label: {"backbone": folder} for label, folder in models.items()}
+    found = {"data": config["data"], "split": arguments.split, "models": encoders}
+    run_on("retrieval", arguments.out / "retrieval", found)
+    if config["data"]["format"] == "scenes":
+        scenes = {"data": config["data"], "split": arguments.split, "captioner": arguments.captioner}
+        judges = {
+            f"{name} of {label}": {"target": name, "kwargs": own | {"prefix": ""}}
+            for label, own in encoders.items()
+            for name in ("clipscore", "ref_clipscore")
+        }
+        judged = {"set": "scenes", "scenes": scenes, "metrics": "bleu4,rouge", "judges": judges}
+        run_on("judge", arguments.out / "agreement", judged)
+
+
+def run_on(program: str, out: Path, config: dict[str, Any]) -> None:
+    """Run a program with a configuration, which is written beside the folder of its tables."""
+    file = out.with_suffix(".yaml")
+    file.write_text(yaml.safe_dump(config | {"out": str(out)}))
+    run_module("rl_caption", program, "--config", str(file))
 
 
 if __name__ == "__main__":

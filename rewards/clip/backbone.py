@@ -167,6 +167,10 @@ class Backbone:
             groups.append(_features(found, normalize).cpu())
         return torch.cat(groups) if groups else torch.zeros(0, 0)
 
+    def too_long(self, texts: Sequence[str]) -> int:
+        """How many of the captions have more tokens than are read, and lose their end."""
+        return sum(self._parts().count_tokens(text) > self.context_length for text in texts)
+
     def token_ids(self, texts: list[str]) -> Tensor:
         """Token ids [N, L] of N captions, padded; L is at most ``context_length``. Raises as ``encode_texts``."""
         parts = self._parts()

@@ -9,7 +9,7 @@ Shapes: B batch, S pixels of a side, R cells of a grid, L tokens, D width of an 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -43,7 +43,7 @@ class DualConfig:
     text: str
     """Text encoder."""
     image_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments of ``image``, where that is a class."""
+    """Arguments of ``image``, where that is a class; ``vision_cfg`` of an open_clip model."""
     text_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of ``text``, where that is a class; ``bidirectional_blocks`` of a decoder language model."""
     embed_dim: int = 512
@@ -78,8 +78,10 @@ class Head(nn.Module):
         super().__init__()
         self.norm = nn.LayerNorm(width)
         self.linear = nn.Linear(width, embed_dim)
-        layers = [nn.Dropout(dropout), nn.Linear(width, hidden), nn.GELU(), nn.Dropout(dropout)]
-        self.mlp = nn.Sequential(*layers, nn.Linear(hidden, embed_dim)) if hidden else None
+        self.mlp = None
+        if hidden:
+            layers = [nn.Dropout(dropout), nn.Linear(width, hidden), nn.GELU(), nn.Dropout(dropout)]
+            self.mlp = nn.Sequential(*layers, nn.Linear(hidden, embed_dim))
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.norm(x)
@@ -93,19 +95,23 @@ class PretrainedDual(nn.Module):
         config: what it is made of.
         folder: that of a saved dual, whose weights follow: encoders are built from what was saved there, with random
             weights where a library can.
+        pretrained: which of ``image`` and ``text`` start from pretrained weights; the others from random ones.
 
     Raises:
         ValueError: an encoder cannot be loaded.
     """
 
-    def __init__(self, config: DualConfig, folder: Path | None = None) -> None:
+    def __init__(
+        self, config: DualConfig, folder: Path | None = None, pretrained: Collection[str] = ("image", "text")
+    ) -> None:
         super().__init__()
         self.config = config
         image, text = config.image, config.text
         if folder is not None:
             image, text = local_encoder(image, folder / "image_encoder"), local_encoder(text, folder / "text_encoder")
-        self.image_encoder: Any = load_image_encoder(image, config.image_kwargs, folder is None)
-        self.text_encoder: Any = load_text_encoder(text, config.text_kwargs, folder is None)
+            pretrained = ()
+        self.image_encoder: Any = load_image_encoder(image, config.image_kwargs, "image" in pretrained)
+        self.text_encoder: Any = load_text_encoder(text, config.text_kwargs, "text" in pretrained)
         shape = (config.embed_dim, config.hidden, config.dropout)
         self.image_head = Head(grid_shape(self.image_encoder)[-1], *shape)
         self.text_head = Head(text_width(self.text_encoder), *shape)

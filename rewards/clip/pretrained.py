@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -85,11 +86,18 @@ class TransformersImage(nn.Module):
 
 
 class OpenClipImage(nn.Module):
-    """The image tower of an open_clip model: its last feature map, normalised, before pooling and projection."""
+    """The image tower of an open_clip model: its last feature map, normalised, before pooling and projection.
 
-    def __init__(self, name: str, pretrained: bool) -> None:
+    Args:
+        name: ``ARCHITECTURE/TAG``; the tag is of pretrained weights.
+        pretrained: False leaves the weights random.
+        vision_cfg: entries of open_clip's model JSON in place of the architecture's, such as ``{image_size: 64}``; with
+            random weights alone.
+    """
+
+    def __init__(self, name: str, pretrained: bool, vision_cfg: Mapping[str, Any] | None = None) -> None:
         super().__init__()
-        self.model: Any = _open_clip(name, pretrained)[0].visual
+        self.model: Any = _open_clip(name, pretrained, vision_cfg)[0].visual
         self.preprocessing = preprocessing_of(self.model)
 
     def forward(self, pixels: Tensor) -> Tensor:
@@ -250,7 +258,8 @@ def load_image_encoder(name: str, kwargs: Mapping[str, Any] | None = None, pretr
     Args:
         name: see the module.
         kwargs: arguments of the class; of a text model of Transformers ``bidirectional_blocks`` (see
-            ``TransformersText``), of other models of a library none.
+            ``TransformersText``), of an image model of open_clip ``vision_cfg`` (see ``OpenClipImage``), of other
+            models of a library none.
         pretrained: False leaves the weights random, where a library can: those of a file follow.
 
     Raises:
@@ -371,21 +380,39 @@ def _padding_mask_alone(
     return args, kwargs
 
 
-def _open_clip(name: str, pretrained: bool) -> tuple[Any, str]:
+def _open_clip(name: str, pretrained: bool, vision_cfg: Mapping[str, Any] | None = None) -> tuple[Any, str]:
     import open_clip
 
     architecture, _, tag = name.partition("/")
+    if pretrained and vision_cfg:
+        raise ValueError("vision_cfg changes the architecture, which pretrained weights do not fit: leave it out")
     if pretrained and not tag:
         raise ValueError("expected ARCHITECTURE/TAG, such as ViT-B-32/openai (see open_clip.list_pretrained())")
     found = open_clip.get_pretrained_cfg(architecture, tag) if tag else {}
-    quick_gelu = bool(found and found.get("quick_gelu"))
-    return open_clip.create_model(
-        architecture, tag if pretrained else None, force_quick_gelu=quick_gelu, require_pretrained=pretrained
-    ), architecture
+    own = (open_clip.get_model_config(architecture) or {}) if vision_cfg else {}
+    logging.getLogger().addFilter(_not_about_random_weights)
+    try:
+        model = open_clip.create_model(
+            architecture,
+            tag if pretrained else None,
+            force_quick_gelu=bool(found and found.get("quick_gelu")),
+            require_pretrained=pretrained,
+            **({"vision_cfg": {**own.get("vision_cfg", {}), **vision_cfg}} if vision_cfg else {}),
+        )
+    finally:
+        logging.getLogger().removeFilter(_not_about_random_weights)
+    return model, architecture
+
+
+def _not_about_random_weights(record: logging.LogRecord) -> bool:
+    """Whether a log line is not open_clip's about random weights, which are asked for."""
+    return "initialized randomly" not in record.getMessage()
 
 
 _IMAGE = {"transformers": TransformersImage, "open_clip": OpenClipImage, "timm": TimmImage}
 _TEXT = {"transformers": TransformersText, "open_clip": OpenClipText}
+LIBRARIES = (*_IMAGE,)
+"""What comes before the colon of a model of a library."""
 
 
 def preprocessing_from(values: Mapping[str, Any]) -> Preprocessing:
@@ -422,12 +449,16 @@ def open_blocks(encoder: nn.Module, blocks: int | None) -> list[str]:
     """Freeze an encoder but for its last ``blocks`` blocks and what follows them; returns what is open, by name.
 
     The blocks are the entries of the list of modules that has most of its weights (a Transformer's layers, a ConvNet's
-    stages). What is registered after them, such as the last norm, is open with them. 0 freezes all, None nothing.
+    stages). What is registered after them, such as the last norm, is open with them. 0 freezes all, None nothing but
+    poolers, which are not read.
 
     Raises:
         ValueError: it has fewer blocks.
     """
     encoder.requires_grad_(blocks is None)
+    for name, parameter in encoder.named_parameters():
+        if _is_pooler(name):
+            parameter.requires_grad_(False)
     if blocks:
         prefixes = _blocks(encoder)
         if len(prefixes) < blocks:
@@ -440,8 +471,8 @@ def open_blocks(encoder: nn.Module, blocks: int | None) -> list[str]:
 
 
 def _is_pooler(name: str) -> bool:
-    """Whether a parameter is a pooler's, on which no grid and no state depends."""
-    return ".pooler." in f".{name}"
+    """Whether a parameter is a pooler's or an open_clip projection's, on which no grid and no state depends."""
+    return ".pooler." in f".{name}" or ".attnpool." in f".{name}" or name == "model.proj"
 
 
 def _blocks(encoder: nn.Module) -> list[str]:

@@ -17,6 +17,7 @@ from rl_caption.config.concreteness import ConcretenessConfig
 from rl_caption.config.curation import CurateConfig
 from rl_caption.config.overrides import Chain
 from rl_caption.config.recaption import PositivesConfig, RecaptionConfig
+from rl_caption.config.retrieval import CompareRetrievalConfig
 from rl_caption.config.reward_models import RewardModelConfig
 from rl_caption.config.schema import EvaluateConfig, ScstConfig, WebConfig, XeConfig
 from rl_caption.errors import ConfigError
@@ -175,6 +176,15 @@ def judge(arguments: Sequence[str]) -> int:
     return 0
 
 
+def retrieval(arguments: Sequence[str]) -> int:
+    """Measure image-text retrieval by dual encoders."""
+    config = parse(CompareRetrievalConfig, arguments, "rl-caption retrieval")
+    from rl_caption.programs.retrieval import compare_retrieval
+
+    print(compare_retrieval(config))
+    return 0
+
+
 def curate(arguments: Sequence[str]) -> int:
     """Rank and filter the captions of a data set."""
     config = parse(CurateConfig, arguments, "rl-caption curate")
@@ -237,6 +247,7 @@ PROGRAMS: dict[str, tuple[Any, str]] = {
     "evaluate": (evaluate, "judge captions of a split or of a file"),
     "web": (web, "caption photos in a page in the browser, by several captioners side by side"),
     "judge": (judge, "how well metrics agree with human judgements of captions"),
+    "retrieval": (retrieval, "how well dual encoders find the captions of images, and the images of captions"),
     "curate": (curate, "rank and filter the captions of a data set by rules and scores"),
     "recaption": (recaption, "write a new, long caption of every image of a data set"),
     "positives": (positives, "write captions of images, and images of captions, for PAC-S to learn from"),

@@ -37,12 +37,16 @@ class PartConfig:
         encoder: ``transformers:NAME``, ``open_clip:ARCHITECTURE/TAG``, ``timm:NAME`` (images), or
             ``package.module:Class``.
         kwargs: arguments of that class. Of a decoder language model (``text``, ``transformers:NAME``)
-            ``{bidirectional_blocks: N}``: in its last N blocks every token attends to all tokens of the caption.
+            ``{bidirectional_blocks: N}``: in its last N blocks every token attends to all tokens of the caption. Of an
+            image encoder of open_clip with random weights ``{vision_cfg: ...}``, over that of the architecture.
+        pretrained: false starts a model of a library from random weights, in the shape of the one that is named; a tag
+            is then not needed.
         train_blocks: train its last blocks, so many; 0 freezes it, null trains all of it.
     """
 
     encoder: str | None = None
     kwargs: dict = field(default_factory=dict)
+    pretrained: bool = True
     train_blocks: Annotated[int, Range(min=0, max=1024)] | None = 0
 
 
@@ -158,11 +162,19 @@ class NegativesConfig:
         source: ``rules`` (part-of-speech tags), ``scenes`` (exact, of generated scenes), ``data`` (the column
             ``negatives`` of JSON lines), or ``package.module:Class`` of a ``NegativeSource``.
         kwargs: arguments of the source, such as ``{kinds: [replace_relation, swap_attribute]}``.
+        share: fraction of the captions of a step that get negatives.
+        positives: ``contrastive``: fraction of the captions of a step in whose place another true wording is learnt;
+            negatives are made from that.
+        positive_source: of these: ``data`` (the column ``positive_captions``), ``scenes`` (exact paraphrases, of
+            generated scenes), or ``package.module:Class`` of a ``PositiveSource``.
     """
 
     count: Annotated[int, Range(min=0, max=64)] = 0
     source: str = "rules"
     kwargs: dict = field(default_factory=dict)
+    share: Fraction = 1.0
+    positives: Fraction = 0.0
+    positive_source: str = "data"
 
 
 @dataclass
@@ -213,11 +225,12 @@ class RewardModelEvalConfig(EvalConfig):
 
     Args:
         best_by: what chooses ``export/best`` and what ``patience`` waits for: ``val/loss`` (``contrastive``,
-            ``positive_augmented``) is the loss of the validation split, lower is better; null is the task's own metric,
-            such as ``val/retrieval_r1``.
+            ``positive_augmented``) is the loss of the validation split, lower is better; ``val/hard_negatives``
+            (``contrastive``, ``distill_dual``) how often the true caption wins; null is the task's own metric, such as
+            ``val/retrieval_r1``.
     """
 
-    best_by: Literal["val/loss"] | None = None
+    best_by: Literal["val/loss", "val/hard_negatives"] | None = None
 
 
 @dataclass

@@ -404,10 +404,11 @@ class DecodeConfig:
 
 @dataclass
 class RetrievalConfig:
-    """Whether captions find their image among those of the split, under a dual encoder (docs/evaluation.md).
+    """The dual encoder of ``retrieval.py``, or under which captions find their image (docs/evaluation.md).
 
     Args:
-        backbone: folder or name of the encoder, as for CLIP-based rewards (docs/clipscore.md); null computes no recall.
+        backbone: folder or name of the encoder, as for CLIP-based rewards (docs/clipscore.md); ``evaluate.py``: null
+            computes no recall.
         pretrained: with the name of an architecture: a tag such as ``openai``, or a checkpoint file.
         kwargs: further options of it, such as ``{device: cuda, precision: fp16, cache_dir: FOLDER}``.
     """

@@ -52,6 +52,14 @@ class NegativeSource(Protocol):
         ...
 
 
+class PositiveSource(Protocol):
+    """Where other true wordings of a caption come from: the generated world, a column of the data, a language model."""
+
+    def __call__(self, row: Row, caption: str, generator: np.random.Generator) -> list[str]:
+        """Captions, in the order in which they are wanted, perhaps none; a pure function of the arguments."""
+        ...
+
+
 @dataclass(frozen=True)
 class Tagged:
     """A caption as words, each with the letter of its ``word_class``; nouns are N, adjectives J, prepositions I."""
@@ -312,6 +320,23 @@ class ColumnNegatives:
         return [("data", own[index]) for index in generator.permutation(len(own))]
 
 
+@dataclass(frozen=True)
+class ColumnPositives:
+    """True captions that the data bring, a ``PositiveSource``: the column ``positive_captions``."""
+
+    def __call__(self, row: Row, caption: str, generator: np.random.Generator) -> list[str]:
+        """Those of the row, in random order. Raises ``DataError`` where it has none."""
+        own = row.get("positive_captions")
+        if not own:
+            raise DataError(f"image {row['image_id']!r} has no positive_captions: expected that column")
+        return [own[index] for index in generator.permutation(len(own))]
+
+
+POSITIVES = {
+    "data": "rl_caption.data.negatives:ColumnPositives",
+    "scenes": "rl_caption.data.scenes.negatives:ScenePositives",
+}
+"""Name of a ``PositiveSource`` -> ``module:Name``."""
 NEGATIVES = {
     "rules": "rl_caption.data.negatives:RuleNegatives",
     "scenes": "rl_caption.data.scenes.negatives:SceneNegatives",

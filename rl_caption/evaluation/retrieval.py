@@ -1,7 +1,7 @@
-"""Text-to-image retrieval: does a caption find its own image among the images of a split?
+"""Image-text retrieval by cosine: ranks and recall, both ways, with ties by their expectation.
 
 The protocol is that of Karpathy and Fei-Fei, "Deep Visual-Semantic Alignments for Generating Image Descriptions", CVPR
-2015, section 4.1, with generated captions as queries.
+2015, section 4.1; ``add_retrieval`` has generated captions as queries.
 """
 
 from __future__ import annotations
@@ -12,39 +12,131 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from rewards.clip.encoder import CachedEncoder, Embeddings
-from rewards.clip.retrieval import retrieval_scores
+from rewards.clip.encoder import CachedEncoder
+from rewards.clip.retrieval import TIE
 from rl_caption.evaluation.metrics import Evaluation
 
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
 KS = (1, 5, 10)
 RETRIEVAL = "retrieval/"
 REFERENCES = f"{RETRIEVAL}references/"
 """Prefixes of the keys of generated captions, and of people's."""
-_CHUNK = 512
 
 
-def retrieval_ranks(texts: Embeddings, images: Embeddings, owners: Sequence[int]) -> NDArray[np.float64]:
-    """Rank of its image, and hits at ``KS``, of each of M texts among N images: [M, 1 + 3].
+def retrieval_recall(
+    images: ArrayLike, texts: ArrayLike, owners: ArrayLike, ks: Sequence[int] = KS
+) -> dict[str, float]:
+    """Recall at k of retrieval by cosine, both ways: the mean hits of ``both_ways``.
 
-    Images whose cosines differ by at most 1e-6 are tied: the rank is the expected one, 1 + G + E / 2 where G images are
-    ahead and E others tied, and a hit at k is its probability in a random order, min(1, max(0, k - G) / (E + 1)).
+    Returns ``i2t_r1``, ... and ``t2i_r1``, ... for every k, each in [0, 1]. Arguments and errors as ``both_ways``.
+    """
+    found = both_ways(images, texts, owners, ks)
+    return {f"{way}_r{k}": float(found[way][:, n].mean()) for way in found for n, k in enumerate(ks, start=1)}
+
+
+def both_ways(images: ArrayLike, texts: ArrayLike, owners: ArrayLike, ks: Sequence[int] = KS) -> dict[str, Floats]:
+    """Rank, and hits at ``ks``, of every image among the texts and of every text among the images.
+
+    Image to text (``i2t``, [N, 1 + K]): the best rank of an image's own texts among all, and whether at least one of
+    them is among the k nearest. Text to image (``t2i``, [M, 1 + K]): the rank of the text's image. Ties count by their
+    expectation (``retrieval_ranks``): an encoder that returns one vector for everything gets chance level, and a
+    caption that many images have costs no more than it must.
 
     Args:
-        texts: [M, D] of length 1.
-        images: [N, D] of length 1.
-        owners: [M] row in ``images`` that each text is of.
+        images: [N, D] embeddings; of any length above 0, since they are normalised here.
+        texts: [M, D] embeddings.
+        owners: [M] integers: row in ``images`` that each text belongs to. Every image needs a text.
+        ks: numbers of candidates; a k above the number of candidates gives 1.
+
+    Raises:
+        ValueError: shapes that do not fit, an owner out of range, an image without a text, a k below 1, or an
+            embedding that is not finite or of length 0.
     """
-    found = []
-    for start in range(0, len(texts), _CHUNK):
-        cosines = (texts[start : start + _CHUNK] @ images.T).astype(np.float64)
-        rows, columns = np.arange(len(cosines)), np.asarray(owners[start : start + _CHUNK])
-        own = cosines[rows, columns]
-        cosines[rows, columns] = -np.inf
-        ranks = 1 / retrieval_scores(own, cosines, "reciprocal_rank")
-        found.append(np.stack([ranks, *(retrieval_scores(own, cosines, "recall", k=k) for k in KS)], axis=1))
+    of_image, of_text = np.asarray(images, np.float32), np.asarray(texts, np.float32)
+    own = np.asarray(owners)
+    _check(of_image, of_text, own, ks)
+    of_image, of_text = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (of_image, of_text))
+    rows = np.arange(len(of_image))
+    return {
+        "i2t": retrieval_ranks(of_image, of_text, rows, own, ks),
+        "t2i": retrieval_ranks(of_text, of_image, own, rows, ks),
+    }
+
+
+def retrieval_ranks(
+    queries: NDArray[np.float32],
+    candidates: NDArray[np.float32],
+    query_ids: ArrayLike,
+    candidate_ids: ArrayLike,
+    ks: Sequence[int] = KS,
+    chunk_size: int = 512,
+) -> Floats:
+    """Rank of the first matching candidate, and hits at ``ks``, of each of Q queries: [Q, 1 + K].
+
+    A candidate matches where its id is the query's; each query needs one. Candidates whose cosines are within ``TIE``
+    are tied. With G candidates ahead of the best matching one, and E others and O matching ones tied with it, the rank
+    is the expected one in a random order, 1 + G + E / (O + 1), and a hit at k is ``hit_probability``.
+
+    Args:
+        queries: [Q, D] of length 1.
+        candidates: [C, D] of length 1.
+        query_ids: [Q]
+        candidate_ids: [C]
+        ks: numbers of candidates.
+        chunk_size: queries in one product; 512 of them against 25,000 candidates take 51 MB.
+    """
+    wanted, names, found = np.asarray(query_ids), np.asarray(candidate_ids), []
+    for start in range(0, len(queries), chunk_size):
+        cosines = queries[start : start + chunk_size] @ candidates.T
+        is_own = wanted[start : start + chunk_size, None] == names[None]
+        best = np.where(is_own, cosines, -np.inf).max(axis=1, keepdims=True)
+        tied = np.abs(cosines - best) <= TIE
+        better = ((cosines > best) & ~tied).sum(axis=1)
+        others, own = (tied & ~is_own).sum(axis=1), (tied & is_own).sum(axis=1)
+        hits = [hit_probability(better, others, own, k) for k in ks]
+        found.append(np.stack([1 + better + others / (own + 1), *hits], axis=1))
     return np.concatenate(found)
+
+
+def hit_probability(better: Integers, others: Integers, own: Integers, k: int) -> Floats:
+    """Probability that at least one matching candidate is among the first k, ties being in random order; [Q].
+
+    1 - C(E, m) / C(E + O, m) with m = max(0, k - G) ranks left to the tied group; 1 where m > E.
+
+    Args:
+        better: [Q] G, candidates ahead of the tied group.
+        others: [Q] E, candidates of others in the tied group.
+        own: [Q] O >= 1, matching candidates in the tied group.
+        k: number of ranks.
+    """
+    ranks, miss = np.maximum(k - better, 0), np.ones(np.shape(better))
+    for taken in range(int(ranks.max(initial=0))):
+        factor = np.maximum(others - taken, 0) / np.maximum(others + own - taken, 1)
+        miss = np.where(taken < ranks, miss * factor, miss)
+    return 1 - miss
+
+
+def _check(images: NDArray[Any], texts: NDArray[Any], owners: NDArray[Any], ks: Sequence[int]) -> None:
+    if images.ndim != 2 or texts.ndim != 2 or images.shape[1] != texts.shape[1] or not images.size:
+        raise ValueError(f"images {images.shape} and texts {texts.shape}: expected [N, D] and [M, D], none empty")
+    if owners.shape != texts.shape[:1] or not np.issubdtype(owners.dtype, np.integer):
+        raise ValueError(f"owners {owners.shape} of {owners.dtype}: expected {len(texts)} integers, one for each text")
+    outside = owners[(owners < 0) | (owners >= len(images))]
+    if len(outside):
+        raise ValueError(f"owner {outside[0]}: expected the row of an image, 0 to {len(images) - 1}")
+    without = np.flatnonzero(np.bincount(owners, minlength=len(images)) == 0)
+    if len(without):
+        raise ValueError(f"{len(without)} images have no text, the first is row {without[0]}: leave them out")
+    if not ks or min(ks) < 1:
+        raise ValueError(f"ks = {list(ks)}: expected numbers of at least 1")
+    for name, rows in (("images", images), ("texts", texts)):
+        lengths = np.linalg.norm(rows, axis=1)
+        bad = np.flatnonzero(~np.isfinite(lengths) | (lengths == 0))
+        if len(bad):
+            raise ValueError(f"{name}: row {bad[0]} has the length {lengths[bad[0]]:g}: expected a finite one above 0")
 
 
 def add_retrieval(
@@ -75,7 +167,7 @@ def add_retrieval(
         distinct = {text: row for row, text in enumerate(dict.fromkeys(text for _, text in pairs))}
         embedded = encoder.embed_texts(list(distinct))[[distinct[text] for _, text in pairs]]
         owners = [number for number, _ in pairs]
-        ranks = retrieval_ranks(embedded, images, owners)
+        ranks = retrieval_ranks(embedded, images, owners, np.arange(len(images)))
         counts = np.bincount(owners, minlength=len(rows))
         for column, name in enumerate(["rank", *(f"R@{k}" for k in KS)]):
             sums = np.bincount(owners, weights=ranks[:, column], minlength=len(rows))

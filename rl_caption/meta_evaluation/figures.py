@@ -7,9 +7,9 @@ Judgements of one image are not independent, so images are drawn with replacemen
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from itertools import zip_longest
+from itertools import permutations, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +32,16 @@ from rl_caption.meta_evaluation.correlation import (
     spearman,
     tau_of_table,
 )
-from rl_caption.meta_evaluation.sets import CaptionGroups, CaptionPairs, RatedCaptions
+from rl_caption.meta_evaluation.sets import CaptionGroups, CaptionPairs, JudgementSet, RatedCaptions
 
 Floats = NDArray[np.float64]
 Interval = tuple[float, float]
 NO_REFERENCES = ""
 """The condition of metrics that see no references."""
+CHANCE = "blind: chance"
+BLIND = {CHANCE: 0, "blind: longer": 1, "blind: shorter": -1}
+"""Heading of a baseline that sees neither image nor references -> what it multiplies the length of a caption with."""
+NOTABLE = 0.1
 MAX_CELLS = 5_000_000
 """Largest table of ratings by scores: 40 MB. Where nearly all ratings differ, resamples are correlated item by item."""
 
@@ -78,6 +82,8 @@ class SetResult:
     """Heading of a metric -> why it could not be computed."""
     drawn: str = "images"
     """What resamples are of."""
+    blind: list[str] = field(default_factory=list)
+    """Headings of what sees neither image nor references."""
 
 
 Measured = tuple[Sequence[float], Sequence[Interval | None], str]
@@ -194,12 +200,63 @@ def group_figures(
             orders[name] = [(cosines[:, i, j], cosines[:, k, m]) for (i, j), (k, m) in own]
     found = []
     for name, order in orders.items():
-        won = np.min([wins(*pair, np.ones(count), part.ties) for pair in order], axis=0)
+        if part.ties == "random":
+            won = in_random_order(values, part.above[name])
+        else:
+            won = np.min([wins(*pair, np.ones(count), part.ties) for pair in order], axis=0)
         tied = np.any([high == low for high, low in order], axis=0).mean()
         note = f"{name}: {100 * tied:.1f} % of groups have equal scores, which count as {part.ties}" if tied else ""
         images = part.image_ids[:: values.shape[1]]
         found += _accuracies(part, won, images, f"{name}, ", name, note, resamples, seed)
     return found
+
+
+def in_random_order(values: Floats, above: Sequence[tuple[int, int]]) -> Floats:
+    """Probability [G] that in all pairs (i, j) of ``above`` i is ahead of j, where equal [G, K] values are put in a
+    random order; K! orders are gone through.
+    """
+    orders = list(permutations(range(values.shape[1])))
+    held = np.zeros(len(values))
+    for order in orders:
+        ahead = [
+            (values[:, i] > values[:, j]) | ((values[:, i] == values[:, j]) & (order[i] > order[j])) for i, j in above
+        ]
+        held += np.all(ahead, axis=0)
+    return held / len(orders)
+
+
+def blind_figures(part: JudgementSet, resamples: int = 0, seed: int = 0) -> dict[str, list[Figure]]:
+    """What is right without a look at the image, and without a model, on a set of hard negatives; none of others.
+
+    Returns heading of ``BLIND`` -> figures, as of a metric: chance, and the longer or the shorter caption, in
+    characters. Equal lengths count by their expectation in a random order, whatever the set's ties count. A set is of
+    hard negatives where the first caption of every pair is the better one, and where groups have an order.
+    """
+    found = {}
+    for heading, factor in BLIND.items():
+        if isinstance(part, CaptionGroups):
+            scores = [factor * float(len(text)) for text in part.captions]
+            own = group_figures(replace(part, ties="random"), scores, None, resamples, seed)
+        elif isinstance(part, CaptionPairs) and set(part.preference) == {1.0}:
+            first, second = ([factor * float(len(text)) for text in texts] for texts in (part.first, part.second))
+            own = pair_figures(
+                replace(part, ties="half"), {NO_REFERENCES: first}, {NO_REFERENCES: second}, resamples, seed
+            )
+        else:
+            return {}
+        found[heading] = [replace(figure, note="") for figure in own]
+    return found
+
+
+def found_blindly(blind: Mapping[str, Sequence[Figure]]) -> list[str]:
+    """Those of ``blind_figures`` that are above chance by more than ``NOTABLE``, in words."""
+    by_length = [(heading, figure) for heading in blind if heading != CHANCE for figure in blind[heading]]
+    chance = {figure.name: figure.value for figure in blind.get(CHANCE, ())}
+    return [
+        f"{figure.name} {100 * figure.value:.1f} % by {heading.removeprefix('blind: ')}"
+        for heading, figure in by_length
+        if figure.value is not None and figure.value > (chance[figure.name] or 0.0) + NOTABLE
+    ]
 
 
 def wins(
@@ -329,6 +386,13 @@ def as_markdown(result: SetResult, resamples: int) -> str:
         notes.append(f"- In brackets: 95 % bootstrap interval, {resamples} resamples of {result.drawn}")
     if published:
         notes.append(f"- Bold: what papers print for {result.name}")
+    if result.blind:
+        notes.append(f"- See neither image nor references: {', '.join(result.blind)}")
+    easy = found_blindly({heading: own for heading, own in result.figures.items() if heading in BLIND})
+    if easy:
+        notes.append(
+            f"- Found without a look at the image, more than {100 * NOTABLE:.0f} above chance: {'; '.join(easy)}"
+        )
     for metric, own in result.figures.items():
         notes += dict.fromkeys(f"- {metric}: {figure.note}" for figure in own if figure.note)
     notes += [f"- {UNDEFINED} {metric}: {reason}" for metric, reason in result.left_out.items()]

@@ -29,6 +29,7 @@ from rl_caption.meta_evaluation.figures import (
     NO_REFERENCES,
     Figure,
     SetResult,
+    blind_figures,
     group_figures,
     pair_figures,
     rated_figures,
@@ -227,6 +228,12 @@ def _result(part: JudgementSet, metrics: Mapping[str, Reward | str], resamples: 
             raise RewardError(f"{heading} on {part.name}: {error}") from error
         own = "+df[one document for each judgement]" if isinstance(metric, CiderD) and metric.df is None else ""
         result.signatures[heading] = metric.signature + own + untested_texts(metric, _texts(part))
+        if not metric.columns:
+            result.blind.append(heading)
+    for heading, figures in blind_figures(part, resamples, seed).items():
+        result.figures[heading] = figures
+        result.signatures[heading] = "number of characters; equal ones in random order"
+        result.blind.append(heading)
     return result
 
 

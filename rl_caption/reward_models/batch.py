@@ -23,7 +23,7 @@ from rewards.text.tokenize import tokenize
 from rl_caption.data.base import SHOWN, DataError, Row
 from rl_caption.data.file_checks import check_image_files
 from rl_caption.data.loader import augment, draw_view, row_generator, step_indices
-from rl_caption.data.negatives import NegativeSource
+from rl_caption.data.negatives import NegativeSource, PositiveSource
 from rl_caption.data.rand_augment import rand_augment
 from rl_caption.reward_models.triplets import Donor, Per, Triplet, make_triplets
 
@@ -48,6 +48,8 @@ class PairBatch:
     """Further inputs of the loss, [B] each, such as ``triplet``: 1 where the row has one, else 0; ``image_group`` and
     ``caption_group``: numbers that are equal where images, or captions, are; ``false`` [B, n]: 1 where the row has such
     a hard negative, else 0."""
+    false_captions: Sequence[Sequence[str]] = ()
+    """The n hard negatives of each caption, n lists of B; empty where there is none."""
 
     def to(self, device: torch.device) -> PairBatch:
         """The batch with its tensors on ``device``."""
@@ -303,6 +305,9 @@ class PairCollate:
         sentences: learn so few to so many of a caption's sentences; None learns all.
         negatives: where ``num_negatives`` false captions of each image come from, the inputs ``text_false0`` and so on,
             with the target ``false`` [B, ``num_negatives`], 1 where there is one; None leaves them out.
+        negatives_share: fraction of (image, step) that have some.
+        wordings: where other true wordings come from, of which the first takes the place of the caption; None has none.
+        wordings_share: fraction of (image, step) for which they are asked.
     """
 
     pixels: PixelCache | FeatureCache | None
@@ -318,6 +323,9 @@ class PairCollate:
     sentences: Sequence[int] | None = None
     negatives: NegativeSource | None = None
     num_negatives: int = 0
+    negatives_share: float = 1.0
+    wordings: PositiveSource | None = None
+    wordings_share: float = 0.0
 
     def __call__(self, items: Sequence[tuple[Row, int]]) -> PairBatch:
         """Make a batch."""
@@ -329,9 +337,10 @@ class PairCollate:
             least, most = self.sentences
             drawn = [row_generator(self.seed, step, f"sentences/{row['image_id']}") for row, step in items]
             captions = [sampled_sentences(text, least, most, own) for text, own in zip(captions, drawn, strict=True)]
+        captions = [self._reworded(row, caption, step) for (row, step), caption in zip(items, captions, strict=True)]
         inputs = self._images(items, index)
         texts, targets = self._texts(items, captions, self.tokens)
-        plain = [self._is_plain(row, step) for row, step in items]
+        plain = [self._chance(self.plain_captions, "plain", row, step) for row, step in items]
         for name, column in texts.items():
             formed = [plain_form(text) if own else text for text, own in zip(column, plain, strict=True)]
             comes_again = name.removeprefix("text_") not in Triplet._fields and not name.startswith("text_false")
@@ -339,7 +348,8 @@ class PairCollate:
         if self.groups:
             targets["image_group"] = _groups([row["image_id"] for row, _ in items])
             targets["caption_group"] = _groups(captions)
-        return PairBatch([row for row, _ in items], inputs, captions, targets)
+        false = [texts[f"text_false{n}"] for n in range(self.num_negatives)] if "false" in targets else []
+        return PairBatch([row for row, _ in items], inputs, captions, targets, false)
 
     def _images(self, items: Sequence[tuple[Row, int]], index: Sequence[int]) -> dict[str, Tensor]:
         if self.pixels is None:
@@ -368,8 +378,11 @@ class PairCollate:
                 for (row, step), caption in zip(items, captions, strict=True)
             ]
         if self.negatives is not None:
+            none = [""] * self.num_negatives, [0.0] * self.num_negatives
             found = [
                 hard_negatives(self.negatives, self.num_negatives, row, caption, self.seed, step)
+                if self._chance(self.negatives_share, "has negatives", row, step)
+                else none
                 for (row, step), caption in zip(items, captions, strict=True)
             ]
             texts |= {f"text_false{n}": [own[n] for own, _ in found] for n in range(self.num_negatives)}
@@ -379,10 +392,17 @@ class PairCollate:
         columns, counts = triplet_texts([self.triplets(step)[row["image_id"]] for row, step in items], tokens)
         return texts | {f"text_{name}": column for name, column in columns.items()}, {"triplet": counts}
 
-    def _is_plain(self, row: Row, step: int) -> bool:
-        if not self.plain_captions:
-            return False
-        return float(row_generator(self.seed, step, f"plain/{row['image_id']}").random()) < self.plain_captions
+    def _reworded(self, row: Row, caption: str, step: int) -> str:
+        if self.wordings is None or not self._chance(self.wordings_share, "reworded", row, step):
+            return caption
+        found = self.wordings(row, caption, row_generator(self.seed, step, f"wording/{row['image_id']}"))
+        return found[0] if found else caption
+
+    def _chance(self, share: float, what: str, row: Row, step: int) -> bool:
+        """Whether an image is among the ``share`` of its step: a pure function of (seed, step, what, image id)."""
+        if share in (0, 1):
+            return share == 1
+        return float(row_generator(self.seed, step, f"{what}/{row['image_id']}").random()) < share
 
     def _view(self, image_id: str, source: ImageSource, step: int) -> Tensor:
         assert isinstance(self.pixels, PixelCache)

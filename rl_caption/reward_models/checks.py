@@ -15,6 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from rewards.clip.dual import DualConfig, is_dual
 from rewards.clip.grammar_head import GrammarConfig
+from rewards.clip.pretrained import LIBRARIES
 from rewards.text.detail_units import default_tagger
 from rl_caption.config.checks import mistakes
 from rl_caption.config.reward_models import (
@@ -36,8 +37,11 @@ _DISTILLATION: tuple[Method, ...] = ("distill_image", "distill_text", "distill_d
 _KEYS: dict[tuple[Method, ...], str] = {
     CLIP_TASKS: "model.name model.context_length model.keep_positions model.image loss.max_scale "
     "train.freeze_positions train.plain_captions",
-    ("contrastive", "positive_augmented"): "train.sentences eval.best_by",
-    ("contrastive",): "negatives.count negatives.source negatives.kwargs loss.short loss.pca_rank "
+    ("contrastive", "positive_augmented"): "train.sentences",
+    ("contrastive", "positive_augmented", "distill_dual"): "eval.best_by",
+    ("contrastive", "distill_text", "distill_dual"): "negatives.count negatives.source negatives.kwargs "
+    "negatives.share",
+    ("contrastive",): "negatives.positives negatives.positive_source loss.short loss.pca_rank "
     "loss.false_negatives train.label_smoothing train.short_captions",
     ("positive_augmented",): "loss.positive_images loss.positive_captions train.trainable train.lora_rank "
     "train.lora_alpha",
@@ -106,6 +110,8 @@ def _unfit_grammar(model: EncoderConfig) -> Iterator[str]:
         )
     if model.init is not None and model.text.kwargs:
         yield "model.text.kwargs is of model.text.encoder, which is not set: leave it out"
+    if not model.text.pretrained:
+        yield "model.text.pretrained is false: a grammar head stands on a trained encoder, leave it out"
     allowed = {each.name for each in fields(GrammarConfig)} - {"text", "text_kwargs"}
     if model.kwargs.keys() - allowed:
         yield f"model.kwargs has {sorted(model.kwargs.keys() - allowed)}: a grammar head takes {sorted(allowed)}"
@@ -162,6 +168,17 @@ def _unfit_dual(config: RewardModelConfig) -> Iterator[str]:
     allowed = {each.name for each in fields(DualConfig)} - {"image", "text", "image_kwargs", "text_kwargs"}
     if model.kwargs.keys() - allowed:
         yield f"model.kwargs has {sorted(model.kwargs.keys() - allowed)}: a dual encoder takes {sorted(allowed)}"
+    for name, part in (("image", model.image), ("text", model.text)):
+        if not part.pretrained and (part.encoder or "").partition(":")[0] not in LIBRARIES:
+            yield (
+                f"model.{name}.pretrained is false, but model.{name}.encoder is {part.encoder!r}: random weights are "
+                f"for models of {', '.join(LIBRARIES)}"
+            )
+        if not part.pretrained and part.train_blocks is not None:
+            yield (
+                f"model.{name}.train_blocks is {part.train_blocks} with random weights, most of which would stay "
+                "random: set it to null"
+            )
     if model.context_length is not None or train.freeze_positions or train.trainable == "lora":
         yield "model.context_length, train.freeze_positions and train.trainable lora are for open_clip models"
     if data.features_root is not None and not frozen:
@@ -194,6 +211,10 @@ def _unfit_long(config: RewardModelConfig) -> Iterator[str]:
     model, loss, train = config.model, config.loss, config.train
     if loss.false_negatives == "mask" and train.label_smoothing:
         yield "loss.false_negatives mask leaves pairs out that train.label_smoothing gives a share: set one of them"
+    if config.eval.best_by == "val/hard_negatives" and not config.negatives.count:
+        yield "eval.best_by is 'val/hard_negatives', but there are none: set negatives.count"
+    if config.eval.best_by == "val/loss" and config.task == "distill_dual":
+        yield "eval.best_by val/loss is of contrastive and positive_augmented: leave it out, or val/hard_negatives"
     if config.negatives.count and train.label_smoothing:
         yield "train.label_smoothing would give hard negatives a share: leave it out, or set negatives.count to 0"
     if train.sentences is not None and not (len(train.sentences) == 2 and train.sentences == sorted(train.sentences)):

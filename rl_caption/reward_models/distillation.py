@@ -219,6 +219,25 @@ def embed_distributed(accelerator: Accelerator, items: Sequence[T], embed: Calla
     return accelerator.gather(embed(mine).to(accelerator.device).contiguous()).cpu()[: len(items)]
 
 
+def reads_features(backbone: Backbone, features_root: str | None) -> bool:
+    """Whether ``features_root`` has the features of the image encoder of ``backbone``, a ``PretrainedDual``."""
+    model: Any = backbone.model
+    return (
+        isinstance(model, PretrainedDual) and features_root is not None and made_by(features_root, model.image_encoder)
+    )
+
+
+@torch.no_grad()
+def embed_features(backbone: Backbone, rows: Sequence[Row]) -> Tensor:
+    """Raw embeddings [N, D], on the CPU, of N rows by their ``features``; see ``reads_features``."""
+    model: Any = backbone.model
+    weight, found = model.image_head.linear.weight, []
+    for part in chunks(rows, 256, "embedding features of images"):
+        features = torch.stack([torch.from_numpy(row["features"].load()) for row in part])
+        found.append(model.project_image(features.to(weight.device, weight.dtype)).float().cpu())
+    return torch.cat(found)
+
+
 class Teacher:
     """Raw embeddings (not of unit length) of a frozen dual encoder, of its ``image`` tower, its ``text`` tower or both.
 
@@ -237,9 +256,7 @@ class Teacher:
         features_root: str | None = None,
     ) -> None:
         self.backbone, self.towers, self.accelerator = backbone, tuple(towers), accelerator
-        model: Any = backbone.model
-        own = isinstance(model, PretrainedDual) and features_root is not None
-        self.reads_features = own and made_by(str(features_root), model.image_encoder)
+        self.reads_features = reads_features(backbone, features_root)
         self.augmented = augmented
         # Tables in memory are those of ``prepare``; the disk cache's own memory is as small as it can be.
         folder = None if cache_dir is None else Path(cache_dir)
@@ -249,7 +266,7 @@ class Teacher:
         """Tower -> row of each image id or caption in a table of embeddings [N, D]."""
 
     def __call__(self, batch: PairBatch) -> dict[str, Tensor]:
-        """Embeddings [B, D] by tower, on the training device, without gradient."""
+        """Embeddings [B, D] by tower, on the training device, without gradient; of hard negatives, too, if any."""
         found = {}
         for tower in self.towers:
             keys = batch.captions if tower == "text" else [row["image_id"] for row in batch.rows]
@@ -260,20 +277,17 @@ class Teacher:
                 found[tower] = table[[known[key] for key in keys]]
             else:
                 found[tower] = self.text_embeddings(keys) if tower == "text" else self.image_embeddings(batch.rows)
+        if batch.false_captions:  # others at every step, so they are not kept on disk
+            found["false"] = batch.targets["false"]
+            for n, captions in enumerate(batch.false_captions):
+                found[f"text_false{n}"] = self.backbone.encode_texts(captions, normalize=False)
         return {name: rows.to(self.accelerator.device) for name, rows in found.items()}
 
     def image_embeddings(self, rows: Sequence[Row]) -> Tensor:
         """Embeddings of the images of N rows as they are, [N, D] on the CPU; read from ``cache_dir`` if there."""
         if self.reads_features:
-            return torch.cat([self._projected(part) for part in chunks(rows, 256, "embedding features of images")])
+            return embed_features(self.backbone, rows)
         return self._embedded([row["image"] for row in rows], self.backbone.encode_images, image_identity, "image")
-
-    @torch.no_grad()
-    def _projected(self, rows: Sequence[Row]) -> Tensor:
-        model: Any = self.backbone.model
-        features = torch.stack([torch.from_numpy(row["features"].load()) for row in rows])
-        weight = model.image_head.linear.weight
-        return model.project_image(features.to(weight.device, weight.dtype)).float().cpu()
 
     def text_embeddings(self, captions: Sequence[str]) -> Tensor:
         """Embeddings of N captions, [N, D] on the CPU; read from ``cache_dir`` if there, by their token ids."""

@@ -120,7 +120,9 @@ def pretrained_dual(model: EncoderConfig) -> PretrainedDual:
             dual = PretrainedDual.from_pretrained(model.init)
         else:
             image, text = str(model.image.encoder), str(model.text.encoder)
-            dual = PretrainedDual(DualConfig(image, text, model.image.kwargs, model.text.kwargs, **model.kwargs))
+            config = DualConfig(image, text, model.image.kwargs, model.text.kwargs, **model.kwargs)
+            parts = {"image": model.image, "text": model.text}
+            dual = PretrainedDual(config, pretrained=[name for name, part in parts.items() if part.pretrained])
     except (TypeError, ValueError) as error:
         raise ConfigError(f"model: {error}") from error
     dual.requires_grad_(True)

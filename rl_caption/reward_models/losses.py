@@ -157,11 +157,12 @@ def similarity_regulator(
     L-CLIPScore paper writes sums; its code takes the mean of each of the two parts, which gives a negative pair B - 1
     times less weight. The code's average over S and Sᵀ is the same number.
 
-    The student's embeddings are [B, D], the teacher's [B, E] of any width E. A scalar, 0 and up.
+    The student's embeddings are [B, D], the teacher's [B, E] of any width E. Texts may be more, [C, D] and [C, E]:
+    those after the first B belong to no image. A scalar, 0 and up.
     """
     student = cosine_matrix(student_images, student_texts)
     teacher = cosine_matrix(teacher_images, teacher_texts)
-    diagonal = torch.eye(len(student), dtype=torch.bool, device=student.device)
+    diagonal = torch.eye(*student.shape, dtype=torch.bool, device=student.device)
     missing = F.relu(teacher - student)[diagonal]
     excess = F.relu(student - teacher)[~diagonal]
     if reduction == "sum":
@@ -280,7 +281,13 @@ def distillation(
 
     f and f_T are raw embeddings of student and teacher; |.| is the mean over batch and dimensions. Stage 1 has one
     tower, stage 2 both and the regulator, whose weight of 0 leaves it out. Terms are logged unweighted.
+
+    Where ``teacher`` has ``false`` [B, n], the hard negatives ``text_false0`` to ``text_false{n - 1}`` that count are
+    further texts: in the terms of the text tower, and as further columns of the regulator.
     """
+    if "false" in teacher:
+        counts = teacher["false"].T.flatten() == 1
+        student, teacher = (_with_false_texts(own, counts) for own in (student, teacher))
     loss = torch.zeros((), device=student[towers[0]].device)
     metrics: dict[str, Tensor] = {}
     for tower in towers:
@@ -292,3 +299,9 @@ def distillation(
         loss = loss + regulator * term
         metrics["distill/regulator"] = term
     return loss, metrics
+
+
+def _with_false_texts(embeddings: Embeddings, counts: Tensor) -> Embeddings:
+    """``text`` [B, D] with those of the hard negatives [n B, D] that count after it."""
+    columns = [embeddings[f"text_false{n}"] for n in range(len(counts) // len(embeddings["text"]))]
+    return {**embeddings, "text": torch.cat([embeddings["text"], torch.cat(columns)[counts]])}

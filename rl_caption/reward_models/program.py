@@ -19,7 +19,7 @@ from rl_caption.config.reward_models import CLIP_TASKS, TEXT_TASKS, RewardModelC
 from rl_caption.data.base import Row
 from rl_caption.data.checks import check_row_images
 from rl_caption.data.encode_features import made_by, recorded
-from rl_caption.data.negatives import NEGATIVES, NegativeSource
+from rl_caption.data.negatives import NEGATIVES, POSITIVES, NegativeSource, PositiveSource
 from rl_caption.engines import print_main
 from rl_caption.errors import ConfigError
 from rl_caption.options import load_target
@@ -118,7 +118,7 @@ def train_reward_model(config: RewardModelConfig) -> TrainState:
         tokens = _texts(config, context, model, "text" in towers)
         inputs = pixels if "image" in towers else None, tokens if "text" in towers else None
         collate = _collate(config, context, *inputs, positives)
-        by_loss = config.eval.best_by is not None
+        by_loss = config.eval.best_by == "val/loss"
         loss = objective(config)
         validate = embedding_validator(
             context.accelerator,
@@ -183,6 +183,9 @@ def _collate(
         sentences=train.sentences,
         negatives=_negatives(config, context),
         num_negatives=config.negatives.count,
+        negatives_share=config.negatives.share,
+        wordings=_wordings(config, context),
+        wordings_share=config.negatives.positives,
     )
 
 
@@ -199,6 +202,20 @@ def _negatives(config: RewardModelConfig, context: Context) -> NegativeSource | 
         made: NegativeSource = source(**kwargs)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"negatives: {wanted.source} cannot be made: {error}") from error
+    for row in context.train_rows[:1]:  # a column that is absent, or scenes that are none
+        made(row, row["references"][0], np.random.default_rng(0))
+    return made
+
+
+def _wordings(config: RewardModelConfig, context: Context) -> PositiveSource | None:
+    """Where other true wordings of captions come from; None where there are none."""
+    name = config.negatives.positive_source
+    if not config.negatives.positives:
+        return None
+    try:
+        made: PositiveSource = load_target(name, "negatives.positive_source", POSITIVES)()
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"negatives.positive_source: {name} cannot be made: {error}") from error
     for row in context.train_rows[:1]:  # a column that is absent, or scenes that are none
         made(row, row["references"][0], np.random.default_rng(0))
     return made
@@ -232,7 +249,9 @@ def _positives(config: RewardModelConfig, context: Context) -> list[str]:
         return []
     weights = {"image": config.loss.positive_images, "text": config.loss.positive_captions}
     wanted = [kind for kind, weight in weights.items() if weight]
-    splits = {"train": context.train_rows} | ({config.eval.split: context.val_rows} if config.eval.best_by else {})
+    splits = {"train": context.train_rows} | (
+        {config.eval.split: context.val_rows} if config.eval.best_by == "val/loss" else {}
+    )
     check, cache = config.data.check_images, context.folder / CHECKED_IMAGES
     with context.accelerator.main_process_first():  # the others then find the verdicts in the cache
         for split, rows in splits.items():
@@ -330,7 +349,8 @@ def _texts(config: RewardModelConfig, context: Context, model: EmbeddingModel, w
     if config.train.plain_captions:
         texts += [plain_form(text) for text in texts]
     distinct = list(dict.fromkeys(texts))
-    changing = config.task == "specificity" or config.loss.short or config.negatives.count or config.train.sentences
+    edited = config.negatives.count or config.negatives.positives
+    changing = config.task == "specificity" or config.loss.short or edited or config.train.sentences
     fits = len(distinct) * 4 * dual.text_head.norm.normalized_shape[0] <= config.data.cache_mb * 2**20
     if not is_frozen(dual.text_encoder) or changing or not fits:
         return tokens

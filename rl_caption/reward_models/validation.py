@@ -17,10 +17,10 @@ from rl_caption.config.reward_models import LOSS
 from rl_caption.data.base import Row
 from rl_caption.engines import autocast, dropout_off
 from rl_caption.errors import ConfigError
+from rl_caption.evaluation.retrieval import retrieval_recall
 from rl_caption.reward_models.batch import FeatureCache, PairCollate, PixelCache, Texts, triplet_texts
 from rl_caption.reward_models.distillation import Teacher, embed_distributed
 from rl_caption.reward_models.losses import Objective
-from rl_caption.reward_models.retrieval import retrieval_recall
 from rl_caption.reward_models.triplets import Triplet
 from rl_caption.training.loop import NonFiniteError
 from rl_caption.types import Validation
@@ -104,8 +104,8 @@ def embedding_validator(
 
     ``network`` maps inputs by name to raw embeddings by name and has ``towers``; ``batch_size`` is images, or captions,
     of one forward pass of one process; ``triplets``, if any, has an entry for each row; ``negatives`` are rows with a
-    true and a false caption: ``val/hard_negatives`` is the fraction in which the true one has the higher cosine.
-    ``loss``, if any, gives ``val/loss``.
+    true and a false caption: ``val/hard_negatives`` is the fraction in which the true one has the higher cosine to the
+    image, where rows have one. ``loss``, if any, gives ``val/loss``.
 
     Raises:
         ConfigError: no triplet counts.
@@ -119,6 +119,7 @@ def embedding_validator(
     repeat = [distinct[caption] for caption in captions]
     grown, fits = _triplet_texts(triplets, tokens)
     paired = all("image" in row and row["references"] for row in rows)
+    negatives = negatives if paired else ()
     wanted = ("image", "text") if paired else towers
     expected = {} if teacher is None else _by_teacher(accelerator, teacher, wanted, rows, captions)
 
@@ -211,7 +212,7 @@ def _agreement(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> d
 
 
 def _retrieval(found: Mapping[str, Tensor], owners: Tensor) -> dict[str, float]:
-    recall = retrieval_recall(found["image"], found["text"], owners)
+    recall = retrieval_recall(found["image"].numpy(), found["text"].numpy(), owners.numpy())
     mean = (recall["i2t_r1"] + recall["t2i_r1"]) / 2
     return {f"val/{name}": value for name, value in recall.items()} | {"val/retrieval_r1": mean}
 

@@ -30,6 +30,14 @@ from tests.reward_models_for_tests import DATA, chain, pretrained_chain, reward_
 from tests.training_for_tests import Ended, Kill, assert_same_run, changed, files, lines, run, scst_config, xe_config
 
 CHAIN = ("teacher", "image", "text", "dual")
+REVERSED = "tests.integration.test_reward_models_run:Reversed"
+
+
+class Reversed:
+    """A source of negatives: the words from the last to the first."""
+
+    def __call__(self, row: Any, caption: str, generator: Any) -> list[tuple[str, str]]:
+        return [("reversed", " ".join(reversed(caption.split())))]
 
 
 def trained_run(config: dict[str, Any], folder: Path, **changes: Any) -> Ended:
@@ -117,6 +125,21 @@ def test_a_finished_model_of_another_configuration_is_used_with_a_warning(traine
     ended = trained_run(chain(trained)["text"], tmp_path / "text", **changes)
     assert f"WARNING: the model in {trained / 'teacher'} is used as it is" in ended.output
     assert "another configuration: train.lr: 0.003 -> 0.5. Remove the folder" in ended.output
+
+
+def test_a_student_learns_of_hard_negatives(trained: Path, tmp_path: Path) -> None:
+    """Others at every step, in two micro-batches as in one; of captions without images, too."""
+    config = changed(chain(trained)["dual"], {"negatives": {"count": 2, "source": "scenes"}, "train.max_steps": 2})
+    trained_run(config, tmp_path / "with", **{"train.micro_batch_size": 8})
+    trained_run(config, tmp_path / "split")
+    folders = (tmp_path / "with", tmp_path / "split", trained / "dual")
+    own, split, without = ([line for line in lines(each) if "loss/total" in line] for each in folders)
+    assert [line["loss/total"] for line in own] == pytest.approx([line["loss/total"] for line in split], rel=1e-4)
+    assert own[0]["distill/l1_text"] != pytest.approx(without[0]["distill/l1_text"], rel=1e-3)
+    assert 0 <= lines(tmp_path / "with")[0]["val/hard_negatives"] <= 1
+    words = alone(tmp_path / "words", "text") | {"negatives": {"count": 1, "source": REVERSED}, "train.max_steps": 1}
+    trained_run(chain(trained)["text"], tmp_path / "words/run", **words)
+    assert not any("val/hard_negatives" in line for line in lines(tmp_path / "words/run"))
 
 
 def test_towers_name_their_teacher(trained: Path, tmp_path: Path) -> None:
@@ -445,6 +468,21 @@ def test_features_of_another_encoder_are_refused(photos: Path, tmp_path: Path) -
     (tmp_path / "grids/encoder.json").unlink()
     unnamed = {"data.features_root": str(tmp_path / "grids")}
     assert "prepare_features" in refused(pretrained_chain(photos)["dual"], tmp_path / "other", **unnamed)
+
+
+def test_parts_with_random_weights(photos: Path, tmp_path: Path) -> None:
+    """Image tower and text encoder in the shape of what is named, none of whose weights is used."""
+    vision = {"image_size": 32, "patch_size": 16, "width": 32, "layers": 1, "head_width": 16}
+    config = pretrained_chain(photos)["dual"]
+    config["model"]["image"] = {"encoder": "open_clip:ViT-B-32", "kwargs": {"vision_cfg": vision}}
+    for part in ("image", "text"):
+        config["model"][part] |= {"pretrained": False, "train_blocks": None}
+    trained_run(config, tmp_path / "run", **{"data.features_root": None, "train.max_steps": 1, "train.lr": 1e-9})
+    dual = PretrainedDual.from_pretrained(tmp_path / "run/export/best")
+    assert dual.preprocessing.size == 32
+    named = load_text_encoder(config["model"]["text"]["encoder"]).state_dict()
+    found = dual.text_encoder.state_dict()
+    assert not any(torch.allclose(found[name], named[name], atol=1e-3) for name in named if "query.weight" in name)
 
 
 @pytest.mark.parametrize("is_decoder", [False, True])

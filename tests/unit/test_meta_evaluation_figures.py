@@ -12,13 +12,16 @@ from scipy.stats import kendalltau
 from rl_caption.meta_evaluation import figures as figures_module
 from rl_caption.meta_evaluation.figures import (
     NO_REFERENCES,
+    blind_figures,
+    found_blindly,
+    in_random_order,
     intervals,
     pair_figures,
     rated_figures,
     tau_intervals,
     wins,
 )
-from rl_caption.meta_evaluation.sets import CaptionPairs, RatedCaptions
+from rl_caption.meta_evaluation.sets import CaptionGroups, CaptionPairs, RatedCaptions
 
 
 def test_intervals_have_the_known_width() -> None:
@@ -117,3 +120,32 @@ def test_pairs_have_intervals() -> None:
         assert figure.low < figure.value < figure.high
         width = 2 * 1.96 * math.sqrt(figure.value * (1 - figure.value) / figure.count)
         assert figure.high - figure.low == pytest.approx(width, rel=0.1)
+
+
+def test_ties_of_groups_by_their_expectation() -> None:
+    above = [(0, 1), (0, 2)]
+    values = np.array([[1.0, 1, 1], [2, 2, 1], [2, 1, 1], [1, 2, 0], [1, 1, 2]])
+    assert in_random_order(values, above) == pytest.approx([1 / 3, 1 / 2, 1, 0, 0])
+    winoground = [(0, 2), (3, 1)], [(0, 1), (3, 2)]  # the captions of either image; the images of either caption
+    text, image, both = (
+        in_random_order(np.zeros((1, 4)), own) for own in (*winoground, [*winoground[0], *winoground[1]])
+    )
+    assert (text, image, both) == pytest.approx((1 / 4, 1 / 4, 1 / 6)), "chance, as the paper prints it"
+
+
+def test_what_is_right_without_a_look() -> None:
+    texts = ["a cat", "a dog on it", "two"], ["a big cat", "a dog", "six"]
+    pairs = CaptionPairs("s", *texts, [1.0] * 3, ["add", "drop", "drop"], ["1", "2", "3"], None, {}, "")
+    found = blind_figures(pairs)
+    assert {name: [figure.value for figure in own] for name, own in found.items()} == {
+        "blind: chance": [0.5, 0.5, 0.5],
+        "blind: longer": [0.0, 0.75, 0.5],
+        "blind: shorter": [1.0, 0.25, 0.5],
+    }
+    assert found_blindly(found) == ["drop 75.0 % by longer", "add 100.0 % by shorter"]
+    divided = CaptionPairs("s", *texts, [1.0, 0.0, 0.5], ["add"] * 3, ["1", "2", "3"], None, {}, "")
+    assert blind_figures(divided) == {}, "no set of hard negatives"
+    order = CaptionGroups(
+        "s", ["a b", "b a", "a cat", "cat"], ["1"] * 4, None, ["k", "k"], {"top": [(0, 1)]}, "", ties="right"
+    )
+    assert [own[-1].value for own in blind_figures(order).values()] == [0.5, 0.75, 0.25]

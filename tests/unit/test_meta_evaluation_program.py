@@ -124,6 +124,7 @@ def test_every_set_with_references(tmp_path: Path, name: str, figures: list[str]
     compare_with_people(config(tmp_path, name, metrics=["bleu1", "cider"]))
     (found,) = content(tmp_path)["sets"]
     assert [figure["name"] for figure in found["figures"]["CIDEr"]] == figures
+    assert ("blind: chance" in found["figures"]) == (name == "foil"), "the others' captions are no hard negatives"
     if name == "foil":
         assert [figure["value"] for figure in found["figures"]["BLEU-1"]] == [1.0, 1.0]
 
@@ -145,7 +146,9 @@ def test_any_reward_that_looks_at_images(tmp_path: Path) -> None:
     (found,) = content(tmp_path)["sets"]
     assert (found["count"], found["description"]) == (10, "10 groups of 3 captions of 2 images, 5 kinds")
     named = {heading: {figure["name"][:3] for figure in own} for heading, own in found["figures"].items()}
-    assert named == {"length": {"ITT"}, "L-CLIPS": {"ITT", "TOT"}}, "words have no text encoder"
+    blind = {heading: {"ITT"} for heading in ("blind: chance", "blind: longer", "blind: shorter")}
+    assert named == {"length": {"ITT"}, "L-CLIPS": {"ITT", "TOT"}, **blind}, "words have no text encoder"
+    assert found["blind"] == ["length", *blind]
     compare_with_people(config(tmp_path, "aro", metrics="", judges=judges, images=str(tmp_path / "images")))
     assert [part["name"] for part in content(tmp_path)["sets"]] == ["aro relation", "aro attribution"]
 

@@ -164,6 +164,18 @@ def test_the_towers_of_open_clip(tmp_path: Path) -> None:
         torch.testing.assert_close(states[row, :length], kept["text"][row, :length])
 
 
+def test_an_architecture_of_open_clip_at_another_size_with_random_weights(caplog: pytest.LogCaptureFixture) -> None:
+    cfg = {"image_size": 32, "layers": [1, 1, 1, 1], "width": 8}
+    encoder = load_image_encoder("open_clip:RN50", {"vision_cfg": cfg}, pretrained=False)
+    assert (encoder.preprocessing.size, grid_shape(encoder)) == (32, (1, 1, 1, 256))
+    assert "randomly" not in caplog.text
+    opened = open_blocks(encoder, None)
+    encoder(torch.rand(2, 3, 32, 32)).sum().backward()
+    assert opened == [name for name, each in encoder.named_parameters() if each.grad is not None]
+    with pytest.raises(ValueError, match="vision_cfg changes the architecture"):
+        load_image_encoder("open_clip:RN50/openai", {"vision_cfg": cfg})
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("save", [save_clip, save_bert])
 def test_states_of_a_text_do_not_depend_on_padding(tmp_path: Path, save: Any) -> None:
@@ -248,7 +260,9 @@ def test_the_last_blocks_are_open_and_what_follows(tmp_path: Path) -> None:
     last_two = [name for name in every if re.search(r"layers\.[12]\.|^model\.layernorm\.", name)]
     assert open_blocks(encoder, 2) == last_two
     assert [name for name, each in encoder.named_parameters() if each.requires_grad] == last_two
-    assert (open_blocks(encoder, 0), open_blocks(encoder, None)) == ([], every)
+    read = [name for name in every if ".pooler." not in name]
+    assert (open_blocks(encoder, 0), open_blocks(encoder, None)) == ([], read)
+    assert len(read) == len(every) - 2
     with pytest.raises(ValueError, match="3 blocks"):
         open_blocks(encoder, 4)
 

@@ -96,6 +96,38 @@ def test_a_batch_has_what_its_towers_read() -> None:
     assert set(both.to(torch.device("cpu")).inputs) == {"image", "text"}
 
 
+class Doubled:
+    """As positives the caption twice, as negatives it with "no" in front."""
+
+    def __init__(self, prefix: str = "") -> None:
+        self.prefix = prefix
+
+    def __call__(self, row: Any, caption: str, generator: Any) -> list[Any]:
+        return [("no", f"no {caption}")] if self.prefix else [f"{caption} {caption}"] * (row["image_id"] != "never")
+
+
+def test_a_share_of_the_captions_is_reworded_and_a_share_has_negatives() -> None:
+    rows: Any = [{"image_id": str(n), "references": ["dog"]} for n in range(400)]
+    items = [(row, 3) for row in rows]
+    shares = {"negatives_share": 0.25, "wordings_share": 0.75}
+    collate = PairCollate(
+        None, token_cache(), seed=2, negatives=Doubled("no"), num_negatives=2, wordings=Doubled(), **shares
+    )
+    batch = collate(items)
+    reworded, counted = [text == "dog dog" for text in batch.captions], batch.targets["false"][:, 0].tolist()
+    assert 0.7 < sum(reworded) / 400 < 0.8
+    assert 0.2 < sum(counted) / 400 < 0.3
+    assert batch.targets["false"][:, 1].tolist() == [0] * 400, "one caption alone is made"
+    both = sum(a and b for a, b in zip(reworded, counted, strict=True)) / 400
+    assert 0.14 < both < 0.24, "the two are drawn apart"
+    expected = [f"no {text}" if count else "" for text, count in zip(batch.captions, counted, strict=True)]
+    assert batch.false_captions == [expected, [""] * 400], "negatives are of the wording that is learnt"
+    assert collate(items[7:9]).captions == batch.captions[7:9], "whatever the micro-batch"
+    assert collate([(row, 4) for row in rows]).captions != batch.captions
+    never: Any = {"image_id": "never", "references": ["dog"]}
+    assert PairCollate(None, token_cache(), wordings=Doubled(), wordings_share=1.0)([(never, 0)]).captions == ["dog"]
+
+
 # views
 
 

@@ -15,6 +15,7 @@ from rl_caption.config.reward_models import (
     LossConfig,
     PartConfig,
     RewardModelConfig,
+    RewardModelEvalConfig,
     RewardModelTrainConfig,
     TeacherConfig,
 )
@@ -40,6 +41,11 @@ def distilled(task: Any, **kwargs: Any) -> RewardModelConfig:
 
 def tuned(**train: Any) -> RewardModelConfig:
     return RewardModelConfig("positive_augmented", model=EncoderConfig(init="x"), train=RewardModelTrainConfig(**train))
+
+
+def random_parts(image: str, text_blocks: int | None) -> RewardModelConfig:
+    parts = PartConfig(image, {}, False, None), PartConfig("transformers:x", {}, False, text_blocks)
+    return RewardModelConfig(model=EncoderConfig(image=parts[0], text=parts[1]), train=replace(WHOLE))
 
 
 def refused(config: RewardModelConfig) -> str:
@@ -105,6 +111,12 @@ LONG_CAPTIONS = RewardModelTrainConfig(batch_size=8, short_captions="references"
         (RewardModelConfig("specificity", train=RewardModelTrainConfig(shuffle_rate=1.5)), "shuffle_rate is 1.5"),
         (RewardModelConfig(loss=LossConfig(short=1.0, pca_rank=8), train=WHOLE), "pca_rank is 8 with .* expected less"),
         (RewardModelConfig(loss=LossConfig(short=1.0, pca_rank=4), train=LONG_CAPTIONS), "with data.long_captions"),
+        (
+            RewardModelConfig(eval=RewardModelEvalConfig(best_by="val/hard_negatives")),
+            "there are none: set negatives.count",
+        ),
+        (random_parts("timm:x", 1), "model.text.train_blocks is 1 with random weights"),
+        (random_parts("tests.encoders_for_tests:TinyImageEncoder", None), "random weights are for models of"),
     ],
 )
 def test_mistakes_are_found_before_the_data(

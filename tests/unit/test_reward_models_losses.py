@@ -25,6 +25,8 @@ from rl_caption.reward_models.losses import (
 )
 from rl_caption.reward_models.program import objective
 
+NAMES = ("image", "text", "text_false0", "text_false1")
+
 
 def rows(count: int, width: int, seed: int) -> Tensor:
     return torch.randn(count, width, generator=torch.Generator().manual_seed(seed)) * 3
@@ -161,6 +163,24 @@ def test_distillation_weighs_its_terms_as_the_released_code_or_as_asked(
         expected += regulator * terms["distill/regulator"]
     assert {name: value.item() for name, value in metrics.items()} == pytest.approx(terms, rel=1e-5)
     assert loss.item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_hard_negatives_are_further_texts_of_the_teacher_s() -> None:
+    student, teacher = ({name: rows(3, 5, seed + n) for n, name in enumerate(NAMES)} for seed in (0, 9))
+    teacher["false"] = torch.tensor([[1.0, 0.0], [1.0, 1.0], [0.0, 1.0]])
+    kept = [("text_false0", 0), ("text_false0", 1), ("text_false1", 1), ("text_false1", 2)]
+    texts = [torch.stack([*own["text"], *(own[name][row] for name, row in kept)]) for own in (student, teacher)]
+    (_, alone), (_, both) = (
+        objective(RewardModelConfig(task=task))(student, teacher) for task in ("distill_text", "distill_dual")
+    )
+    assert alone["distill/l1_text"].item() == pytest.approx((texts[0] - texts[1]).abs().mean().item())
+    assert alone["distill/cosine_text"] == both["distill/cosine_text"]
+    excess = missing = 0.0
+    for i, image in enumerate(student["image"]):
+        for j, text in enumerate(texts[0]):
+            gap = cosine(image, text) - cosine(teacher["image"][i], texts[1][j])
+            excess, missing = (excess, missing + max(0, -gap)) if i == j else (excess + max(0, gap), missing)
+    assert both["distill/regulator"].item() == pytest.approx(missing / 3 + excess / (3 * 7 - 3), rel=1e-5)
 
 
 # long captions

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from rewards.clip.preprocessing import Preprocessing
 from rl_caption.errors import ConfigError
+from rl_caption.evaluation.retrieval import retrieval_recall
 from rl_caption.reward_models import losses, validation
 from rl_caption.reward_models.batch import PairCollate, PixelCache, TokenCache
-from rl_caption.reward_models.retrieval import retrieval_recall
 from rl_caption.reward_models.triplets import Triplet
 from rl_caption.reward_models.validation import ValidationLoss, embedding_validator
 from rl_caption.training.loop import NonFiniteError

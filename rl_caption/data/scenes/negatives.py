@@ -1,4 +1,7 @@
-"""Hard negatives: captions one edit away from a given one, and false (or broken) by the oracle's judgement."""
+"""Hard negatives: captions one edit away from a given one, and false (or broken) by the oracle's judgement.
+
+And paraphrases, which say the same in other words: synonyms, and relations told from the other end.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,23 @@ from itertools import combinations, product
 import numpy as np
 
 from rl_caption.data.base import DataError, Row
-from rl_caption.data.scenes.language import NUMBERS, article, plural
-from rl_caption.data.scenes.oracle import ADJECTIVES, NOUNS, PUNCTUATION, Chunk, chunked, oracle, related, tokens
+from rl_caption.data.scenes.language import NUMBERS, RELATION_PHRASES, SYNONYMS, article, plural
+from rl_caption.data.scenes.oracle import (
+    ADJECTIVES,
+    NOUNS,
+    PUNCTUATION,
+    Chunk,
+    chunked,
+    claims,
+    oracle,
+    related,
+    tokens,
+)
 from rl_caption.data.scenes.oracle import NUMBERS as NUMBER_VALUES
 from rl_caption.data.scenes.world import BACKGROUNDS, COLOURS, RELATIONS, SHAPES, SIZES, TEXTURES, Draws, Scene
 
 _VALUES = {"colour": COLOURS, "size": SIZES, "texture": TEXTURES}
+_INVERSE = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
 _RELATION_WORDS = {"left of": "to the left of", "right of": "to the right of", "above": "above", "below": "below"}
 
 NEGATIVE_KINDS = (
@@ -56,6 +70,59 @@ def hard_negatives(scene: Scene, caption: str, seed: int) -> list[tuple[str, str
             found.append(("word_order", text + ("." if flat[-1:] == ["."] else "")))
             break
     return found
+
+
+def paraphrases(scene: Scene, caption: str, seed: int) -> list[str]:
+    """Other wordings of a true caption that tell the same facts, none equal to it; a pure function of all arguments.
+
+    Attributes, relations and "on" get a synonym, and at most one relation is told from its other end ("A left of B",
+    "B right of A"), so that some have words where a hard negative has them.
+    """
+    draws = Draws("paraphrases", seed, caption, repr(scene))
+    flat = tokens(caption)
+    chunks = chunked(flat)
+    words = [flat[chunk.start : chunk.end] for chunk in chunks]
+    synonyms = {index: found for index, chunk in enumerate(chunks) if (found := _synonyms(chunk, words[index]))}
+    capital, told = caption[:1].isupper(), _told(caption, scene)
+    known, none = [_text(words, capital)], Edit()
+    for turned in draws.shuffled([none, *_turned(chunks, words, draws)]):
+        sites = [index for index in synonyms if index not in turned]
+        sure = draws.choice(sites) if sites and not turned else None
+        chosen = [index for index in sites if index == sure or draws.chance(0.5)]
+        edit = turned | {index: draws.choice(synonyms[index]) for index in chosen}
+        text = _text(_agreeing([edit.get(index, own) for index, own in enumerate(words)]), capital)
+        if text not in known and _told(text, scene) == told:
+            known.append(text)
+    return known[1:]
+
+
+def _told(caption: str, scene: Scene) -> tuple[frozenset[str], float]:
+    """The facts that a caption tells, or claims in vain, in words, and the share of words without a use."""
+    facts = {str(claim.fact if claim.true and claim.fact else claim.text) for claim in claims(caption, scene)}
+    return frozenset(facts), oracle(caption, scene).unparsed
+
+
+def _synonyms(chunk: Chunk, words: list[str]) -> list[list[str]]:
+    """Other tokens for a chunk that mean the same."""
+    if chunk.kind == "relation":
+        return [other for text in dict.fromkeys(RELATION_PHRASES[chunk.value]) if (other := text.split()) != words]
+    if chunk.kind == "on":
+        return [other for text in ("on", "against", "in front of") if (other := text.split()) != words]
+    return [
+        _replaced(words, at, other)
+        for at, _, value in _attributes(words)
+        for other in sorted(set(SYNONYMS.get(value, ())) - {words[at]})
+    ]
+
+
+def _turned(chunks: list[Chunk], words: Words, draws: Draws) -> Iterator[Edit]:
+    """Each relation of two things told from the other end."""
+    index_of = {id(chunk): position for position, chunk in enumerate(chunks)}
+    for subject, relation, other in related(chunks):
+        first, second = index_of[id(subject)], index_of[id(other)]
+        if chunks[second - 1].kind == "relation" and not subject.definite and not other.definite:
+            back = draws.choice(RELATION_PHRASES[_INVERSE[relation]])
+            yield {first: words[second], second: words[first], second - 1: back.split()}
 
 
 def _replaced(words: list[str], at: int, word: str) -> list[str]:
@@ -153,6 +220,17 @@ class SceneNegatives:
         made = hard_negatives(scene, caption, int(generator.integers(2**31)))
         found = [pair for pair in made if pair[0] in self.kinds]
         return [found[index] for index in generator.permutation(len(found))]
+
+
+class ScenePositives:
+    """Exact paraphrases of captions of generated scenes, a ``PositiveSource``."""
+
+    def __call__(self, row: Row, caption: str, generator: np.random.Generator) -> list[str]:
+        """Those of ``paraphrases``. Raises ``DataError`` where the row has no scene."""
+        scene = row.get("scene")
+        if scene is None:
+            raise DataError(f"image {row['image_id']!r} is no generated scene: positive_source scenes needs them")
+        return paraphrases(scene, caption, int(generator.integers(2**31)))
 
 
 def _agreeing(words: Words) -> Words:

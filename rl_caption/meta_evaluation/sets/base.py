@@ -99,8 +99,8 @@ class CaptionGroups:
     """Figure -> ((i, j), (k, l)): the cosine of captions i and j must be above that of k and l, for metrics with a text
     encoder."""
     excluded: Mapping[str, int] = field(default_factory=dict)
-    ties: Literal["wrong", "right"] = "wrong"
-    """What equal scores count as."""
+    ties: Literal["wrong", "right", "random"] = "wrong"
+    """What equal scores count as; ``random`` is the expectation in a random order."""
     shown_kinds: bool = True
     summary: Literal["pairs", "kinds"] = "pairs"
     """As for ``CaptionPairs``."""

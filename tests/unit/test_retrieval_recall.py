@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 
-from rl_caption.reward_models.retrieval import hit_probability, retrieval_recall
+from rl_caption.evaluation.retrieval import both_ways, hit_probability, retrieval_ranks, retrieval_recall
 
 
 def slow_recall(cosines: torch.Tensor, query_ids: list[int], candidate_ids: list[int], k: int) -> float:
@@ -27,12 +28,17 @@ def test_recall_equals_a_slow_loop(chunk_size):
     owners = torch.cat([torch.arange(20), torch.randint(20, (33,), generator=generator)])
     owners = owners[torch.randperm(len(owners), generator=generator)]
     texts = images[owners] + 1.5 * torch.randn(53, 6, generator=generator)
-    got = retrieval_recall(images, texts, owners, chunk_size=chunk_size)
+    got = retrieval_recall(images, texts, owners)
     cosines = torch.nn.functional.cosine_similarity(images[:, None].double(), texts[None].double(), dim=-1)
     rows = list(range(20))
     expected = {f"i2t_r{k}": slow_recall(cosines, rows, owners.tolist(), k) for k in (1, 5, 10)}
     expected |= {f"t2i_r{k}": slow_recall(cosines.T, owners.tolist(), rows, k) for k in (1, 5, 10)}
     assert got == pytest.approx(expected)
+    of_text, of_image = (torch.nn.functional.normalize(each, dim=1).numpy() for each in (texts, images))
+    ranks = retrieval_ranks(of_text, of_image, owners, rows, chunk_size=chunk_size)
+    assert ranks == pytest.approx(both_ways(images, texts, owners)["t2i"])
+    nearer = [1 + int((row > row[own]).sum()) for row, own in zip(cosines.T, owners, strict=True)]
+    assert ranks[:, 0].tolist() == nearer
     order = torch.randperm(53, generator=generator)
     assert retrieval_recall(3 * images, 0.1 * texts[order], owners[order]) == pytest.approx(expected)
     assert 0 < got["i2t_r1"] < got["i2t_r5"] < 1
@@ -44,8 +50,14 @@ def test_recall_equals_a_slow_loop(chunk_size):
 def test_ties_count_by_their_expectation_over_all_orders(better, others, own, k):
     orders = list(itertools.permutations([False] * others + [True] * own))
     hits = Fraction(sum(any(order[: max(0, k - better)]) for order in orders), len(orders))
-    got = hit_probability(torch.tensor([better]), torch.tensor([others]), torch.tensor([own]), k)
+    got = hit_probability(np.array([better]), np.array([others]), np.array([own]), k)
     assert got.item() == pytest.approx(float(hits), abs=1e-12)
+
+
+def test_the_rank_is_the_expected_one_of_the_first_own_text():
+    images, texts = torch.ones(1, 2), torch.ones(5, 2)  # two own texts among five in random order: (5 + 1) / (2 + 1)
+    found = retrieval_ranks(images.numpy(), texts.numpy(), [0], [0, 1, 0, 1, 1])
+    assert found[0, 0] == pytest.approx(2.0)
 
 
 def test_one_vector_for_everything_is_chance():

@@ -1,0 +1,9 @@
+#!/usr/bin/env python
+"""``python -m rl_caption retrieval`` as a script."""
+
+import sys
+
+from rl_caption.cli.main import run
+
+if __name__ == "__main__":
+    sys.exit(run("retrieval", sys.argv[1:]))

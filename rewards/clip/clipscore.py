@@ -50,7 +50,7 @@ class ClipScore:
     Args:
         backbone, pretrained, **encoder: fields of ``EncoderOptions``. ``pretrained`` is ``openai`` for the default
             backbone.
-        prefix: put before captions and references, as in the paper; "" for none.
+        prefix: put before captions and references, as in the paper; "" or None for none.
         w: scale, above 0; 2.5 in the paper.
 
     Raises:
@@ -69,7 +69,7 @@ class ClipScore:
         backbone: EncoderSource = "ViT-B-32",
         pretrained: str | None = None,
         *,
-        prefix: str = PREFIX,
+        prefix: str | None = PREFIX,
         w: float = 2.5,
         **encoder: Any,
     ) -> None:
@@ -78,7 +78,7 @@ class ClipScore:
         if str(backbone) == "ViT-B-32" and pretrained is None:
             pretrained = "openai"
         options = EncoderOptions(backbone, pretrained, **encoder)
-        self.backbone, self.prefix, self.w = load_encoder(options), prefix, float(w)
+        self.backbone, self.prefix, self.w = load_encoder(options), prefix or "", float(w)
         self.bounds = (0.0, self.w)
         self._warned = False
         self._references = EmbeddingCache(self.backbone.encoder.fingerprint, None, options.cache_references)

@@ -69,12 +69,12 @@ def recomputed(model: Any, prefix: str) -> tuple[list[float], list[float]]:
     return plain, with_references
 
 
-@pytest.mark.parametrize("prefix", ["A photo depicts ", ""])
+@pytest.mark.parametrize("prefix", ["A photo depicts ", "", None])  # None: `--kwargs.prefix ''` of a command line
 def test_scores_equal_a_plain_recomputation(
-    tiny: Path, backbone: Backbone, columns: dict[str, Any], prefix: str
+    tiny: Path, backbone: Backbone, columns: dict[str, Any], prefix: str | None
 ) -> None:
     model = open_clip.create_model(ARCHITECTURE, tiny_checkpoint(tiny)).eval()
-    plain, with_references = recomputed(model, prefix)
+    plain, with_references = recomputed(model, prefix or "")
     assert all(plain), "a row that scores 0 shows nothing"
     assert ClipScore(backbone, prefix=prefix)(None, CAPTIONS, **columns) == pytest.approx(plain, abs=1e-5)
     assert RefClipScore(backbone, prefix=prefix)(None, CAPTIONS, **columns) == pytest.approx(with_references, abs=1e-5)

@@ -55,6 +55,8 @@ class DataConfig:
         cache_mb: memory for decoded, resized images, in MiB a process; 0 decodes them every time.
         long_captions: the caption of an image is its long description (``long_reference``), in training, rewards and
             validation alike; ``jsonl`` and ``scenes``.
+        num_frames: the files are videos (folders of frames, animated images, video files), each of which is so many of
+            its frames, the centres of equal segments (docs/video.md); null: they are images.
         kwargs: further arguments of the format, such as ``{num_train: 2000, seed: 1}`` for ``scenes``.
     """
 
@@ -75,6 +77,7 @@ class DataConfig:
     num_workers: Annotated[int, Range(min=0, max=1024)] = 0
     cache_mb: Mebibytes = 1024
     long_captions: bool = False
+    num_frames: Annotated[int, Range(min=1, max=4096)] | None = None
     kwargs: dict = field(default_factory=dict)
 
 

@@ -9,7 +9,7 @@ from typing import Any, NotRequired, Protocol, TypedDict, overload
 from PIL import Image
 
 from rewards.base import RewardError
-from rewards.images import ImageSource, open_image
+from rewards.images import Frames, ImageSource, open_image
 
 SHOWN = 3
 """Offenders that a message names."""
@@ -28,9 +28,9 @@ class Row(TypedDict):
 
     image_id: str
     """Different for all rows of a split."""
-    image: NotRequired[ImageSource]
-    """A path, a PIL image, or an object that draws one. Absent only where the data are captions alone
-    (``data.format: captions``)."""
+    image: NotRequired[ImageSource | Frames]
+    """A path, a PIL image, or an object that draws one; of a video its frames, a list or tuple of these. Absent only
+    where the data are captions alone (``data.format: captions``)."""
     references: list[str]
     """Captions as people wrote them, untokenised. Empty only where captions are not known (inference), or the data are
     images alone (``data.format: images``)."""
@@ -116,7 +116,7 @@ class Splits:
         return self._rows[name]
 
 
-def load_image(source: ImageSource) -> Image.Image:
+def load_image(source: ImageSource | Frames) -> Image.Image:
     """``rewards.images.open_image``; where that raises ``RewardError``, this raises ``DataError``."""
     try:
         return open_image(source)

@@ -26,6 +26,7 @@ FORMATS = {
     "karpathy": "rl_caption.data.karpathy:KarpathyData",
     "jsonl": "rl_caption.data.jsonl:JsonLinesData",
     "scenes": "rl_caption.data.scenes:ScenesData",
+    "moving_scenes": "rl_caption.data.scenes:MovingScenesData",
     "images": "rl_caption.data.unpaired:ImageFolder",
     "captions": "rl_caption.data.unpaired:CaptionFile",
     "caption_targets": "rl_caption.data.caption_targets:CaptionTargets",

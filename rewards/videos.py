@@ -17,12 +17,15 @@ KEPT = 4
 """Videos whose decoded frames a process keeps: frames are asked for one by one, and a file is decoded as a whole."""
 
 
-def uniform(total: int, count: int) -> list[int]:
+def uniform(total: int, count: int, span: tuple[float, float] = (0.0, 1.0)) -> list[int]:
     """Indices of ``count`` frames of ``total``: the centres of equal segments, floor((i + 1/2) total / count).
 
-    Of a video with fewer frames some are there several times.
+    Of a video with fewer frames some are there several times. With ``span``, a part of the video from 0 to 1, those of
+    its frames from floor(start total) up to floor(end total), at least one.
     """
-    return [(2 * index + 1) * total // (2 * count) for index in range(count)]
+    first = min(int(span[0] * total), total - 1)
+    length = max(min(int(span[1] * total), total) - first, 1)
+    return [first + (2 * index + 1) * length // (2 * count) for index in range(count)]
 
 
 @dataclass(frozen=True)
@@ -36,23 +39,25 @@ class VideoFrame:
     path: str
     index: int
     count: int
+    span: tuple[float, float] = (0.0, 1.0)
+    """The part of the video that is meant, of its length."""
 
     def render(self) -> Image.Image:
         """The frame, RGB. Raises ``RewardError`` that names the video: missing, damaged, without a frame, no PyAV."""
         if os.path.isdir(self.path):
             return open_image(self._file())
-        return _decoded(self.path, self.count, self._stamp())[self.index].copy()
+        return _decoded(self.path, self.count, self.span, self._stamp())[self.index].copy()
 
     def identity(self) -> str:
         """Cache key, without decoding; see ``rewards.images.image_identity``."""
         if os.path.isdir(self.path):
             return image_identity(self._file())
         size, changed = self._stamp()
-        return f"video:{os.path.abspath(self.path)}:{size}:{changed}:{self.index}/{self.count}"
+        return f"video:{os.path.abspath(self.path)}:{size}:{changed}:{self.index}/{self.count}:{self.span}"
 
     def _file(self) -> str:
         files = _frame_files(self.path, os.stat(self.path).st_mtime_ns)
-        return files[uniform(len(files), self.count)[self.index]]
+        return files[uniform(len(files), self.count, self.span)[self.index]]
 
     def _stamp(self) -> tuple[int, int]:
         try:
@@ -62,11 +67,14 @@ class VideoFrame:
         return status.st_size, status.st_mtime_ns
 
 
-def video_frames(path: str | Path, count: int) -> tuple[VideoFrame, ...]:
-    """The ``count`` frames that stand for a video; nothing is read. Raises ``ValueError`` for a count below 1."""
-    if count < 1:
-        raise ValueError(f"{count} frames of a video: expected at least 1")
-    return tuple(VideoFrame(str(path), index, count) for index in range(count))
+def video_frames(path: str | Path, count: int, span: tuple[float, float] = (0.0, 1.0)) -> tuple[VideoFrame, ...]:
+    """The ``count`` frames that stand for a video, or for a part of it; nothing is read.
+
+    Raises ``ValueError`` for a count below 1, or a ``span`` that is not within 0 to 1, in order.
+    """
+    if count < 1 or not 0 <= span[0] <= span[1] <= 1:
+        raise ValueError(f"{count} frames from {span[0]} to {span[1]}: expected at least 1, from 0 to 1 of the video")
+    return tuple(VideoFrame(str(path), index, count, span) for index in range(count))
 
 
 @lru_cache(maxsize=1024)
@@ -83,21 +91,22 @@ def _frame_files(folder: str, changed: int) -> list[str]:
 
 
 @lru_cache(maxsize=KEPT)
-def _decoded(path: str, count: int, stamp: tuple[int, int]) -> list[Image.Image]:
-    return _animated(path, count) if Path(path).suffix.lower() in IMAGE_SUFFIXES else _video(path, count)
+def _decoded(path: str, count: int, span: tuple[float, float], stamp: tuple[int, int]) -> list[Image.Image]:
+    read = _animated if Path(path).suffix.lower() in IMAGE_SUFFIXES else _video
+    return read(path, count, span)
 
 
-def _animated(path: str, count: int) -> list[Image.Image]:
+def _animated(path: str, count: int, span: tuple[float, float]) -> list[Image.Image]:
     with image_file(path) as image:
         frames = []
-        for index in uniform(getattr(image, "n_frames", 1), count):
+        for index in uniform(getattr(image, "n_frames", 1), count, span):
             image.seek(index)
             image.load()
             frames.append(open_image(image))
         return frames
 
 
-def _video(path: str, count: int) -> list[Image.Image]:
+def _video(path: str, count: int, span: tuple[float, float]) -> list[Image.Image]:
     try:
         import av
     except ModuleNotFoundError as error:
@@ -108,7 +117,7 @@ def _video(path: str, count: int) -> list[Image.Image]:
             total = sum(1 for _ in container.decode(video=0)) if container.streams.video else 0
         if total == 0:
             raise RewardError(f"video {path!r} has no frame")
-        wanted = uniform(total, count)
+        wanted = uniform(total, count, span)
         with av.open(path) as container:
             every = enumerate(container.decode(video=0))
             found = {

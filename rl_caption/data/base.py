@@ -124,6 +124,24 @@ def load_image(source: ImageSource | Frames) -> Image.Image:
         raise DataError(str(error)) from error
 
 
+def picture(source: ImageSource | Frames) -> Image.Image:
+    """An image as a report shows it: of a video its frames, side by side, those after the first in its height.
+
+    Raises ``DataError`` as ``load_image``.
+    """
+    if not isinstance(source, list | tuple):
+        return load_image(source)
+    frames = [load_image(frame) for frame in source]
+    height = frames[0].height
+    frames = [frame.resize((max(frame.width * height // frame.height, 1), height)) for frame in frames]
+    strip = Image.new("RGB", (sum(frame.width for frame in frames), height))
+    left = 0
+    for frame in frames:
+        strip.paste(frame, (left, 0))
+        left += frame.width
+    return strip
+
+
 def reward_inputs(
     rows: Sequence[Mapping[str, Any]], finished: Sequence[bool] | None = None
 ) -> tuple[list[str], dict[str, Any]]:

@@ -55,6 +55,13 @@ def test_frames_are_centres_of_equal_segments(total: int, count: int, indices: l
     assert uniform(total, count) == indices
 
 
+@pytest.mark.parametrize(
+    ("span", "indices"), [((0.5, 1.0), [7, 10]), ((0.0, 0.2), [0, 1]), ((0.4, 0.4), [4, 4]), ((1.0, 1.0), [11, 11])]
+)
+def test_frames_of_a_part(span: tuple[float, float], indices: list[int]) -> None:
+    assert uniform(12, 2, span) == indices
+
+
 @pytest.mark.parametrize("kind", ["folder", "gif", "webp", "mp4"])
 def test_frames_of_every_kind_of_video(tmp_path: Path, kind: str) -> None:
     frames = pickle.loads(pickle.dumps(video_frames(make_video(tmp_path / "a", kind), 4)))
@@ -85,8 +92,9 @@ def test_unusable_videos_are_named(tmp_path: Path, broken: str, monkeypatch: pyt
         monkeypatch.setitem(sys.modules, "av", None)
     with pytest.raises(RewardError, match=rf"{broken}.*" + (r"rl-caption\[video\]" if broken == "text.mp4" else "")):
         open_image(video_frames(path, 2)[1])
-    with pytest.raises(ValueError, match="0 frames"):
-        video_frames(path, 0)
+    for count, span in ((0, (0.0, 1.0)), (2, (0.5, 0.4))):
+        with pytest.raises(ValueError, match=f"{count} frames from {span[0]}"):
+            video_frames(path, count, span)
 
 
 def test_a_file_that_is_no_video_is_named(tmp_path: Path) -> None:

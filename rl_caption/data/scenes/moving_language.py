@@ -67,7 +67,7 @@ def _phrases() -> dict[tuple[str, ...], Phrase]:
         for forms, (at, form) in product((*own, *_MORE_VERBS[verb]), enumerate(FORMS)):
             for direction, wheres in _WHERE[verb].items():
                 found |= {f"{forms[at]} {where}": Phrase(event, direction, form) for where in wheres}
-            if forms not in _MORE_VERBS["enters"]:  # "comes" alone is no claim
+            if forms[0] != "comes":  # which alone is no claim
                 found[forms[at]] = Phrase(verb, "", form)
     for at, form in enumerate(FORMS):
         found |= {forms[at]: Phrase("", "none", form) for forms in _STAY}

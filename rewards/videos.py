@@ -77,6 +77,13 @@ def video_frames(path: str | Path, count: int, span: tuple[float, float] = (0.0,
     return tuple(VideoFrame(str(path), index, count, span) for index in range(count))
 
 
+def read_frames(path: str | Path, count: int, span: tuple[float, float] = (0.0, 1.0)) -> list[Image.Image]:
+    """Decode the frames of ``video_frames``, RGB. Raises as ``VideoFrame.render``."""
+    if os.path.isdir(path):
+        return [open_image(frame) for frame in video_frames(path, count, span)]
+    return (_animated if Path(path).suffix.lower() in IMAGE_SUFFIXES else _video)(str(path), count, span)
+
+
 @lru_cache(maxsize=1024)
 def _frame_files(folder: str, changed: int) -> list[str]:
     """Paths of the images in a folder; ``changed`` is when the folder was."""
@@ -92,8 +99,8 @@ def _frame_files(folder: str, changed: int) -> list[str]:
 
 @lru_cache(maxsize=KEPT)
 def _decoded(path: str, count: int, span: tuple[float, float], stamp: tuple[int, int]) -> list[Image.Image]:
-    read = _animated if Path(path).suffix.lower() in IMAGE_SUFFIXES else _video
-    return read(path, count, span)
+    """``read_frames`` of a file; ``stamp`` is its size and time of change."""
+    return read_frames(path, count, span)
 
 
 def _animated(path: str, count: int, span: tuple[float, float]) -> list[Image.Image]:

@@ -109,6 +109,9 @@ class EmScore(ClipScore):
             digest = hashlib.blake2b("\n".join(captions).encode(), digest_size=6).hexdigest()
             self._idf_name = f"idf of {len(captions)} captions {digest}"
 
+    def plan_caches(self, images: int, references: int) -> None:
+        """Log nothing: how many frames there are is not known before they are asked for."""
+
     @property
     def _encoder(self) -> Any:
         return self.backbone.encoder

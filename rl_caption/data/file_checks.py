@@ -20,7 +20,7 @@ from tqdm.auto import tqdm
 
 from rewards.base import RewardError
 from rewards.images import image_file, open_image, pixel_hash
-from rewards.videos import VideoFrame, video_frames
+from rewards.videos import VideoFrame, read_frames
 from rl_caption.data.base import DataError
 from rl_caption.data.features import ImageFeatures
 from rl_caption.data.files import write_text
@@ -108,7 +108,7 @@ def check_image_files(
 def check_video_file(path: str, num_frames: int) -> Verdict:
     """Decode the frames that stand for a video, and hash their pixels in their order."""
     try:
-        hashes = [pixel_hash(open_image(frame)) for frame in video_frames(path, num_frames)]
+        hashes = [pixel_hash(frame) for frame in read_frames(path, num_frames)]
     except RewardError as error:
         return Verdict(error=str(error))
     return Verdict(content=hashlib.blake2b("".join(hashes).encode(), digest_size=16).hexdigest())

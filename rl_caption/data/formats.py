@@ -145,15 +145,21 @@ def add_features(
 def videos(data: DataModule, num_frames: int) -> DataModule:
     """A dataset whose image files are videos: of each, ``num_frames`` frames (``data.num_frames``).
 
-    Nothing is read. Where images are no files, as in generated worlds, rows stay as they are.
+    Nothing is read. A row whose image is no file, as in generated worlds, raises ``DataError`` when it is looked at.
     """
     rows = {split: RowView(data.split(split), partial(_video, num_frames)) for split in data.splits}
     return Splits(rows, getattr(data, "path", "the data"))
 
 
 def _video(num_frames: int, index: int, row: Row) -> Row:
-    image = row.get("image")
-    return {**row, "image": video_frames(image, num_frames)} if isinstance(image, str | Path) else row
+    if "image" not in row:
+        return row
+    if not isinstance(row["image"], str | Path):
+        raise DataError(
+            f"data.num_frames is {num_frames}, but the image of {row['image_id']!r} is no file: leave it out (of "
+            "moving_scenes the frames are data.kwargs.num_frames)"
+        )
+    return {**row, "image": video_frames(row["image"], num_frames)}
 
 
 def long_captions(data: DataModule) -> DataModule:

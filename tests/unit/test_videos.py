@@ -104,6 +104,12 @@ def test_a_file_that_is_no_video_is_named(tmp_path: Path) -> None:
         open_image(video_frames(tmp_path / "text.mp4", 2)[0])
 
 
+def test_generated_images_are_no_videos() -> None:
+    data = build_data(DataConfig(format="scenes", num_frames=3, kwargs={"num_train": 2}))
+    with pytest.raises(DataError, match=r"data\.num_frames is 3, but the image of 'train-000000' is no file"):
+        data.split("train")[0]
+
+
 @pytest.mark.parametrize("format", ["jsonl", "karpathy"])
 def test_every_format_gives_videos_and_the_checks_read_them(tmp_path: Path, format: str) -> None:
     kinds = {"folder": "a", "gif": "b.gif", "webp": "c.webp"}

@@ -44,7 +44,7 @@ _ARRAYS = {
 
 _DAMAGED = (
     *(pickle.UnpicklingError, EOFError, OSError, ValueError, TypeError, AttributeError, LookupError),
-    *(ImportError, MemoryError, OverflowError),
+    *(ImportError, MemoryError, OverflowError, RecursionError),
 )
 """What reading a damaged pickle raises."""
 

@@ -29,7 +29,10 @@ UNREADABLE = (
 
 @runtime_checkable
 class Renderable(Protocol):
-    """An image that is drawn when it is needed (a generated scene). Picklable, for the workers of a loader."""
+    """An image that is drawn when it is needed (a generated scene). Picklable, for the workers of a loader.
+
+    It may have ``identity() -> str``, its cache key where that takes less than drawing it (``rewards.videos``).
+    """
 
     def render(self) -> Image.Image:
         """Draw the image."""
@@ -48,7 +51,7 @@ def frames_of(source: ImageSource | Frames) -> Frames:
     return source if isinstance(source, list | tuple) else [source]
 
 
-def open_image(source: ImageSource, *, own_mode: bool = False) -> Image.Image:
+def open_image(source: ImageSource | Frames, *, own_mode: bool = False) -> Image.Image:
     """Decode or draw an image: RGB, turned as its EXIF orientation says, the first frame of an animated file.
 
     16-bit grey becomes 8-bit by its full range (65535 is white); transparency is dropped. Unreadable EXIF data count as
@@ -98,7 +101,8 @@ def image_identity(source: ImageSource | Frames) -> str:
     """Cache key of an image or video: equal for equal images, whatever the order of frames.
 
     That of a file is its absolute path, size and modification time in nanoseconds, so it is not read; any other image
-    is known by a hash of its pixels, so a scene is drawn. ``image_id`` is no key: two data sets may use the same one.
+    without an ``identity()`` is known by a hash of its pixels, so a scene is drawn. ``image_id`` is no key: two data
+    sets may use the same one.
 
     Raises:
         RewardError: there is no such file, or ``source`` is not an image; of a video, the frame is named by its index.
@@ -116,6 +120,8 @@ def image_identity(source: ImageSource | Frames) -> str:
             raise RewardError(f"image {str(frame)!r} cannot be read: {reason}") from error
         # "oriented" tells apart embeddings that older versions computed without applying the EXIF orientation.
         return f"oriented file:{os.path.abspath(frame)}:{status.st_size}:{status.st_mtime_ns}"
+    if hasattr(frame, "identity"):
+        return str(frame.identity())
     image = open_image(frame, own_mode=True)  # the mode matters: images are resized in their own
     return f"pixels:{image.mode}:{pixel_hash(image.convert('RGB'))}"
 

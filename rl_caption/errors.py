@@ -38,6 +38,7 @@ EXTRAS = {
     "bert_score": "bertscore",
     "textblob": "specs",
     "pyarrow": "parquet",
+    "av": "video",
 }
 """Optional module -> the extra that installs it (docs/installation.md)."""
 

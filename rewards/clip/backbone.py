@@ -26,6 +26,7 @@ from rewards.clip.encoder import RELEASED, EncoderOptions, chunks, is_main_proce
 from rewards.clip.preprocessing import (
     Preprocessing,
     causal_text_features,
+    causal_token_features,
     embed_by_length,
     pixels,
     preprocessing_of,
@@ -69,6 +70,8 @@ class _Loaded:
     encode_text: Callable[[Tensor], Tensor]
     # Ids [N, L] -> numbers of tokens [N] before the padding; EOT is the largest id.
     lengths: Callable[[Tensor], Tensor] = lambda ids: ids.argmax(dim=1) + 1
+    # Ids [N, L] -> embeddings of their tokens [N, L, D]; None where the text tower tells none.
+    encode_tokens: Callable[[Tensor], Tensor] | None = None
     note: str = ""  # for the signature, after the name of the weights
     long_layout: bool = False
 
@@ -171,6 +174,33 @@ class Backbone:
         """How many of the captions have more tokens than are read, and lose their end."""
         return sum(self._parts().count_tokens(text) > self.context_length for text in texts)
 
+    @property
+    def has_tokens(self) -> bool:
+        """Whether the text tower tells an embedding of every token (``encode_tokens``)."""
+        return self._parts().encode_tokens is not None
+
+    @torch.no_grad()
+    def encode_tokens(self, texts: Sequence[str]) -> list[tuple[Tensor, Tensor]]:
+        """Token ids [L] and their embeddings [L, D] of each caption, float32, on the CPU, of length 1.
+
+        L counts start and end. An embedding is the state of its token, through what the caption's embedding goes
+        through after pooling: that of the token which is pooled is the caption's. Raises as ``encode_texts``.
+        """
+        parts, found = self._parts(), []
+        assert parts.encode_tokens is not None, "has_tokens is asked first"
+        for batch in chunks(texts, self._options.batch_size, "embedding tokens"):
+            ids = self.token_ids(list(batch))
+            lengths = self.token_lengths(ids)
+            if parts.trims:
+                ids = ids[:, : int(lengths.max())]
+            rows = _features(parts.encode_tokens(ids.to(self.device)), True).cpu()
+            found += [(own[:end], row[:end]) for own, row, end in zip(ids, rows, lengths.tolist(), strict=True)]
+        return found
+
+    def token_lengths(self, ids: Tensor) -> Tensor:
+        """Numbers of tokens [N] of ids [N, L], before the padding."""
+        return self._parts().lengths(ids)
+
     def token_ids(self, texts: list[str]) -> Tensor:
         """Token ids [N, L] of N captions, padded; L is at most ``context_length``. Raises as ``encode_texts``."""
         parts = self._parts()
@@ -229,6 +259,7 @@ def _load_dual(folder: str, options: EncoderOptions) -> _Loaded:
         trims=True,
         encode_text=model.encode_text,
         lengths=model.text_encoder.lengths,
+        encode_tokens=lambda ids: model.text_head(model.text_encoder(ids)),
     )
 
 
@@ -251,6 +282,7 @@ def _load_student(folder: str, options: EncoderOptions) -> _Loaded:
         architecture=repr(config) + (config.image_encoder or ""),
         trims=config.pad_attention == "masked",
         encode_text=model.encode_text,
+        encode_tokens=lambda ids: model.text.head(model.text.norm(model.text.states(ids))),
     )
 
 
@@ -304,6 +336,7 @@ def _load_open_clip(name: str, options: EncoderOptions) -> _Loaded:
         architecture=repr(model) + json.dumps(open_clip.get_model_config(name), sort_keys=True),
         trims=causal,
         encode_text=(lambda ids: causal_text_features(model, ids)) if causal else model.encode_text,
+        encode_tokens=(lambda ids: causal_token_features(model, ids)) if causal else None,
         note=note,
         long_layout=layout == "long",
     )

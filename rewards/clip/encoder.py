@@ -310,7 +310,7 @@ class CachedEncoder:
         if len(rows) == len(images):
             return rows
         ends = np.cumsum([len(frames) for frames in videos])
-        return np.stack([_mean(own) for own in np.split(rows, ends[:-1])])
+        return np.stack([mean_embedding(own) for own in np.split(rows, ends[:-1])])
 
     def embed_texts(self, texts: Sequence[str]) -> Embeddings:
         """Return embeddings [N, D] of length 1, float32, not cached. Raises as the encoder does."""
@@ -318,7 +318,7 @@ class CachedEncoder:
         return embeddings
 
 
-def _mean(rows: Embeddings) -> Embeddings:
+def mean_embedding(rows: Embeddings) -> Embeddings:
     """The normalised mean [D] of F embeddings [F, D] of length 1; NaN where they cancel. One row stays as it is."""
     if len(rows) == 1:
         return rows[0]

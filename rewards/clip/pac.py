@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rewards.clip.clipscore import ClipScore, RefClipScore
+from rewards.clip.emscore import EmScore, RefEmScore
 from rewards.clip.encoder import RELEASED, EncoderSource, passes_on
 
 
@@ -74,6 +75,43 @@ class RefPacScore(RefClipScore):
         **arguments: Any,
     ) -> None:
         super().__init__(**_tuned(backbone, pretrained, tuned_from), w=w, **arguments)
+
+
+class PacVideoScore(EmScore):
+    """PAC-S for video: EMScore under a positive-augmented CLIP; no references. Not scaled by w.
+
+    Arguments as for ``PacScore`` and ``EmScore``. Source: Sarto et al., CVPR 2023, section 3.3; no code was released.
+    """
+
+    __name__ = "pac_s_video"
+
+    @passes_on(EmScore)
+    def __init__(
+        self,
+        backbone: EncoderSource | None = None,
+        pretrained: str | None = None,
+        *,
+        tuned_from: str | None = None,
+        **arguments: Any,
+    ) -> None:
+        super().__init__(**_tuned(backbone, pretrained, tuned_from), **arguments)
+
+
+class RefPacVideoScore(RefEmScore):
+    """RefPAC-S for video: (PAC-S of the video + the best of the references) / 2. Arguments as for ``PacVideoScore``."""
+
+    __name__ = "ref_pac_s_video"
+
+    @passes_on(RefEmScore)
+    def __init__(
+        self,
+        backbone: EncoderSource | None = None,
+        pretrained: str | None = None,
+        *,
+        tuned_from: str | None = None,
+        **arguments: Any,
+    ) -> None:
+        super().__init__(**_tuned(backbone, pretrained, tuned_from), **arguments)
 
 
 def _tuned(backbone: EncoderSource | None, pretrained: str | None, tuned_from: str | None) -> dict[str, Any]:

@@ -175,11 +175,23 @@ def causal_text_features(model: Any, ids: Tensor) -> Tensor:
 
     Nothing after EOT reaches the embedding under a causal mask, so ids may be cut after the longest caption.
     """
+    return _projected(model, _causal_states(model, ids)[torch.arange(len(ids), device=ids.device), ids.argmax(dim=1)])
+
+
+def causal_token_features(model: Any, ids: Tensor) -> Tensor:
+    """Embeddings [B, L, D] of all tokens, projected as that of EOT, of the same models and ids."""
+    return _projected(model, _causal_states(model, ids))
+
+
+def _causal_states(model: Any, ids: Tensor) -> Tensor:
     length, dtype = ids.shape[1], model.transformer.get_cast_dtype()
     hidden = model.token_embedding(ids).to(dtype) + model.positional_embedding[:length].to(dtype)
     mask = model.attn_mask[:length, :length].to(dtype)
-    hidden = model.ln_final(model.transformer(hidden, attn_mask=mask))
-    pooled = hidden[torch.arange(len(ids), device=ids.device), ids.argmax(dim=1)]
+    states: Tensor = model.ln_final(model.transformer(hidden, attn_mask=mask))
+    return states
+
+
+def _projected(model: Any, states: Tensor) -> Tensor:
     if model.text_projection is None:
-        return pooled
-    return model.text_projection(pooled) if callable(model.text_projection) else pooled @ model.text_projection
+        return states
+    return model.text_projection(states) if callable(model.text_projection) else states @ model.text_projection

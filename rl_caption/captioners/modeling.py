@@ -32,6 +32,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "dropout": (0.0, 0.99),
     "image_size": (1, 2**14),
     "patch_size": (1, 2**14),
+    "num_frames": (1, 2**12),
     "feature_dim": (1, 2**20),
     "feature_dropout": (0.0, 0.99),
     "max_positions": (1, 2**20),
@@ -55,6 +56,8 @@ class CaptionTransformerConfig(PreTrainedConfig):
         image_size, patch_size: pixels only; the image is S x S and is cut into (S / patch_size)² patches.
         patch_stem: pixels only; ``linear`` (ViT) or ``conv`` (stride-2 3x3 convolutions, after Xiao et al. 2021, "Early
             convolutions help transformers see better"), which learns from far fewer images.
+        num_frames: pixels only; above 1 it reads videos of so many frames (``pixel_values [B, T, 3, S, S]``), whose
+            patches it attends to all at the same time, each with a learned embedding of its frame.
         feature_dim: regions only; 2048 for bottom-up features, 2054 for VinVL.
         feature_dropout: regions only; dropout after the projection of the features, before ``dropout``; 0.5 in the
             recipe of the self-critical literature.
@@ -81,6 +84,7 @@ class CaptionTransformerConfig(PreTrainedConfig):
         feature_dim: int = 2048,
         feature_dropout: float = 0.0,
         max_positions: int = 64,
+        num_frames: int = 1,
         pad_token_id: int = 0,
         bos_token_id: int = 1,
         eos_token_id: int = 2,
@@ -124,7 +128,10 @@ def _check(values: Mapping[str, Any]) -> None:
 
 
 class PixelEmbedding(nn.Module):
-    """Patches of an image, embedded, with learned positions: [B, 3, S, S] -> [B, (S / patch_size)², D]."""
+    """Patches of an image, embedded, with learned positions: [B, 3, S, S] -> [B, (S / patch_size)², D].
+
+    Of a video [B, T, 3, S, S] those of its frames one after the other, with a learned embedding of each frame.
+    """
 
     def __init__(self, config: CaptionTransformerConfig) -> None:
         super().__init__()
@@ -132,8 +139,13 @@ class PixelEmbedding(nn.Module):
         linear = config.patch_stem == "linear"
         self.stem: nn.Module = nn.Conv2d(3, width, size, stride=size) if linear else _conv_stem(width, size)
         self.position = nn.Parameter(torch.zeros(1, (config.image_size // size) ** 2, width))
+        if config.num_frames > 1:
+            self.frame = nn.Parameter(torch.zeros(config.num_frames, 1, width))
 
     def forward(self, pixel_values: Tensor) -> Tensor:
+        if pixel_values.ndim == 5:
+            patches = self.stem(pixel_values.flatten(0, 1)).flatten(2).transpose(1, 2) + self.position
+            return (patches.unflatten(0, pixel_values.shape[:2]) + self.frame).flatten(1, 2)
         return self.stem(pixel_values).flatten(2).transpose(1, 2) + self.position
 
 
@@ -268,7 +280,8 @@ class Encoder(nn.Module):
         region_mask: Tensor | None = None,
         **kwargs: Any,
     ) -> BaseModelOutput:
-        """``last_hidden_state`` [B, S, D], from ``pixel_values`` [B, 3, H, W] or ``region_features`` [B, S, F]."""
+        """``last_hidden_state`` [B, S, D], from ``pixel_values`` [B, 3, H, W] (of videos [B, T, 3, H, W]) or
+        ``region_features`` [B, S, F]."""
         inputs = pixel_values if self.config.input_kind == "pixels" else region_features
         if inputs is None:
             raise ValueError(f"the model reads {self.main_input_name!r}, which is missing")
@@ -372,6 +385,8 @@ class CaptionTransformer(PreTrainedModel, GenerationMixin):
             init.zeros_(module.bias)
         elif isinstance(module, PixelEmbedding):
             init.normal_(module.position, std=0.02)
+            if self.config.num_frames > 1:
+                init.normal_(module.frame, std=0.02)
 
     def get_input_embeddings(self) -> nn.Module:
         """The token embedding, which the output layer shares."""

@@ -121,8 +121,8 @@ class TransformerCaptioner(Captioner):
         self.tokenizer.save_pretrained(path)
 
     def preprocess(self, rows: Sequence[Row]) -> dict[str, Tensor]:
-        """``pixel_values`` [B, 3, S, S] in [-1, 1] (bicubic, the aspect ratio is not kept), or
-        ``region_features`` [B, R, F] with ``region_mask`` [B, R]."""
+        """``pixel_values`` [B, 3, S, S], of videos [B, T, 3, S, S], in [-1, 1] (bicubic, the aspect ratio is not kept),
+        or ``region_features`` [B, R, F] with ``region_mask`` [B, R]."""
         for row in rows:
             self.max_tokens_of(row)
         if self.input_kind == "pixels":
@@ -140,13 +140,28 @@ class TransformerCaptioner(Captioner):
         key = (row["image_id"], str(source) if isinstance(source, str | Path) else "")
         array = self.cached.get(key)
         if array is None:
-            image, side = load_image(source), self.policy.config.image_size
-            if image.size != (side, side):
-                image = image.resize((side, side), Image.Resampling.BICUBIC)
-            array = np.asarray(image, dtype=np.uint8)
+            array = self._resized(row)
             if (len(self.cached) + 1) * array.nbytes <= self.cache_bytes:
                 self.cached[key] = array
-        return torch.from_numpy((array.astype(np.float32) / 255.0 - PIXEL_MEAN) / PIXEL_STD).permute(2, 0, 1)
+        return torch.from_numpy((array.astype(np.float32) / 255.0 - PIXEL_MEAN) / PIXEL_STD).movedim(-1, -3)
+
+    def _resized(self, row: Row) -> np.ndarray:
+        """[S, S, 3], uint8; of a video [T, S, S, 3]."""
+        config = self.policy.config
+        source, count = row["image"], config.num_frames
+        frames = source if isinstance(source, list | tuple) else [source]
+        if len(frames) != count:
+            raise DataError(
+                f"{row['image_id']!r} has {len(frames)} frames, the captioner reads {count} (1 of an image): set "
+                "model.kwargs.num_frames from scratch, and data.num_frames (moving_scenes: data.kwargs.num_frames)"
+            )
+        arrays, side = [], config.image_size
+        for frame in frames:
+            image = load_image(frame)
+            if image.size != (side, side):
+                image = image.resize((side, side), Image.Resampling.BICUBIC)
+            arrays.append(np.asarray(image, dtype=np.uint8))
+        return arrays[0] if count == 1 else np.stack(arrays)
 
     def encode(self, texts: Sequence[str], max_tokens: int, row: Row | None = None) -> list[list[int]]:
         split = tokenizer_of(self.split_by)
@@ -220,7 +235,7 @@ class TransformerCaptioner(Captioner):
 
 
 def _read_config(file: Path) -> CaptionTransformerConfig:
-    values = read_object(file)
+    values = {"num_frames": 1, **read_object(file)}  # older files were written before there were videos
     kind, expected = values.get("model_type"), CaptionTransformerConfig.model_type
     if kind != expected:
         raise ValueError(f"model_type is {kind!r}: expected {expected!r}")

@@ -48,6 +48,7 @@ OPTIONAL = {
     "bert-score": ("bertscore", "no BERTScore"),
     "textblob": ("specs", "captions are not cut into details (SPECS)"),
     "pyarrow": ("parquet", "judge cannot read Polaris and Nebula"),
+    "av": ("video", "no video files; folders of frames and animated images are read all the same"),
 }
 """Package -> the extra that installs it, and what is not possible without it."""
 TAGGER_DATA = "averaged_perceptron_tagger_eng"

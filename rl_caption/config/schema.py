@@ -33,9 +33,10 @@ class DataConfig:
     """The images and their captions.
 
     Args:
-        format: ``karpathy`` (one JSON with splits), ``jsonl`` (one JSON object a line), ``scenes`` (generated world);
-            for one tower of L-CLIP, ``images`` (a folder of them) or ``captions`` (a text file) alone;
-            ``caption_targets``, captions with a number each, for ``text_regression``.
+        format: ``karpathy`` (one JSON with splits), ``jsonl`` (one JSON object a line), ``scenes`` (generated world),
+            ``moving_scenes`` (the same in motion, docs/video.md); for one tower of L-CLIP, ``images`` (a folder of
+            them) or ``captions`` (a text file) alone; ``caption_targets``, captions with a number each, for
+            ``text_regression``.
         target: ``package.module:Name`` of a format outside this package (docs/data.md); null takes ``format``.
         path: the JSON file, or the folder that holds it; the folder of ``images``; the file or folder of ``captions``.
         image_root: folder of the images, relative to the JSON's folder or absolute.
@@ -55,10 +56,14 @@ class DataConfig:
         cache_mb: memory for decoded, resized images, in MiB a process; 0 decodes them every time.
         long_captions: the caption of an image is its long description (``long_reference``), in training, rewards and
             validation alike; ``jsonl`` and ``scenes``.
+        num_frames: the files are videos (folders of frames, animated images, video files), each of which is so many of
+            its frames, the centres of equal segments (docs/video.md); null: they are images.
         kwargs: further arguments of the format, such as ``{num_train: 2000, seed: 1}`` for ``scenes``.
     """
 
-    format: Literal["karpathy", "jsonl", "scenes", "images", "captions", "caption_targets"] = "karpathy"
+    format: Literal["karpathy", "jsonl", "scenes", "moving_scenes", "images", "captions", "caption_targets"] = (
+        "karpathy"
+    )
     target: str | None = None
     path: str | None = None
     image_root: str | None = None
@@ -75,6 +80,7 @@ class DataConfig:
     num_workers: Annotated[int, Range(min=0, max=1024)] = 0
     cache_mb: Mebibytes = 1024
     long_captions: bool = False
+    num_frames: Annotated[int, Range(min=1, max=4096)] | None = None
     kwargs: dict = field(default_factory=dict)
 
 

@@ -9,7 +9,7 @@ from typing import Any, NotRequired, Protocol, TypedDict, overload
 from PIL import Image
 
 from rewards.base import RewardError
-from rewards.images import ImageSource, open_image
+from rewards.images import Frames, ImageSource, open_image
 
 SHOWN = 3
 """Offenders that a message names."""
@@ -28,9 +28,9 @@ class Row(TypedDict):
 
     image_id: str
     """Different for all rows of a split."""
-    image: NotRequired[ImageSource]
-    """A path, a PIL image, or an object that draws one. Absent only where the data are captions alone
-    (``data.format: captions``)."""
+    image: NotRequired[ImageSource | Frames]
+    """A path, a PIL image, or an object that draws one; of a video its frames, a list or tuple of these. Absent only
+    where the data are captions alone (``data.format: captions``)."""
     references: list[str]
     """Captions as people wrote them, untokenised. Empty only where captions are not known (inference), or the data are
     images alone (``data.format: images``)."""
@@ -116,12 +116,30 @@ class Splits:
         return self._rows[name]
 
 
-def load_image(source: ImageSource) -> Image.Image:
+def load_image(source: ImageSource | Frames) -> Image.Image:
     """``rewards.images.open_image``; where that raises ``RewardError``, this raises ``DataError``."""
     try:
         return open_image(source)
     except RewardError as error:
         raise DataError(str(error)) from error
+
+
+def picture(source: ImageSource | Frames) -> Image.Image:
+    """An image as a report shows it: of a video its frames, side by side, those after the first in its height.
+
+    Raises ``DataError`` as ``load_image``.
+    """
+    if not isinstance(source, list | tuple):
+        return load_image(source)
+    frames = [load_image(frame) for frame in source]
+    height = frames[0].height
+    frames = [frame.resize((max(frame.width * height // frame.height, 1), height)) for frame in frames]
+    strip = Image.new("RGB", (sum(frame.width for frame in frames), height))
+    left = 0
+    for frame in frames:
+        strip.paste(frame, (left, 0))
+        left += frame.width
+    return strip
 
 
 def reward_inputs(

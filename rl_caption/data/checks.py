@@ -12,11 +12,12 @@ from typing import Any, Literal
 
 from PIL import Image
 
-from rewards.images import Renderable, pixel_hash
+from rewards.base import RewardError
+from rewards.images import Renderable, check_frames, pixel_hash
 from rewards.text.tokenize import tokenize
 from rl_caption.data.base import SHOWN, DataError, DataModule, Row, RowView, Splits, load_image
 from rl_caption.data.features import ImageFeatures, as_image_features
-from rl_caption.data.file_checks import check_features, check_image_files, progress
+from rl_caption.data.file_checks import check_features, check_image_files, file_of, progress
 
 MISSING = "missing images"
 UNREADABLE = "unreadable images"
@@ -132,6 +133,7 @@ class _Entry:
     index: int
     image_id: str
     path: str | None = None
+    num_frames: int | None = None
     content: str | None = None
     features: ImageFeatures | None = None
     references: list[str] | None = None
@@ -211,8 +213,10 @@ def check_row_images(
     Raises:
         DataError: image files are missing or unreadable; with the count and the first offenders.
     """
-    paths = list(dict.fromkeys(str(row["image"]) for row in rows if isinstance(row["image"], str | Path)))
-    verdicts = check_image_files(paths, check_pixels=check_pixels, cache=cache)
+    files = [file for file in map(file_of, (row["image"] for row in rows)) if file is not None]
+    paths = list(dict.fromkeys(path for path, _ in files))
+    num_frames = files[0][1] if files else None
+    verdicts = check_image_files(paths, check_pixels=check_pixels, cache=cache, num_frames=num_frames)
     bad = [verdict.error for verdict in verdicts.values() if verdict.error is not None]
     if bad:
         raise DataError(
@@ -228,8 +232,14 @@ def _read_split(
     for index, row in enumerate(progress(data.split(split), f"checking {split}", "row")):
         entry, source, error = _Entry(split, index, row["image_id"]), row.get("image"), None
         name = f"{split} image {entry.image_id!r}"
-        if isinstance(source, str | Path):
-            entry.path = str(source)
+        file = file_of(source)
+        if file is not None:
+            entry.path, entry.num_frames = file
+        elif isinstance(source, list | tuple) and source:
+            try:
+                check_frames([frame for frame in source if check_images and not isinstance(frame, Renderable)])
+            except RewardError as failure:
+                error = str(failure)
         elif isinstance(source, Image.Image):
             try:
                 entry.content = pixel_hash(load_image(source)) if check_images else None
@@ -265,13 +275,20 @@ def _check_files(
     entries: Sequence[_Entry], num_workers: int, check_pixels: bool, cache: str | Path | None, findings: Findings
 ) -> list[str]:
     """Check the image files, give the entries the hash of their content, and return what is missing."""
-    paths = list(dict.fromkeys(entry.path for entry in entries if entry.path is not None))
-    verdicts = check_image_files(paths, num_workers, check_pixels, cache)
+    paths: dict[int | None, dict[str, None]] = {}
+    for entry in entries:
+        if entry.path is not None:
+            paths.setdefault(entry.num_frames, {})[entry.path] = None
+    verdicts = {
+        (path, num_frames): verdict
+        for num_frames, own in paths.items()
+        for path, verdict in check_image_files([*own], num_workers, check_pixels, cache, num_frames).items()
+    }
     missing = []
     for entry in entries:
         if entry.path is None:
             continue
-        verdict = verdicts[entry.path]
+        verdict = verdicts[entry.path, entry.num_frames]
         entry.content = verdict.content
         if verdict.missing:
             findings.add(MISSING, f"{entry.split} {entry.path!r}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -11,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -18,6 +20,7 @@ from tqdm.auto import tqdm
 
 from rewards.base import RewardError
 from rewards.images import image_file, open_image, pixel_hash
+from rewards.videos import VideoFrame, read_frames
 from rl_caption.data.base import DataError
 from rl_caption.data.features import ImageFeatures
 from rl_caption.data.files import write_text
@@ -44,10 +47,23 @@ class Verdict(NamedTuple):
     """Whether there is no such file."""
 
 
+def file_of(source: Any) -> tuple[str, int | None] | None:
+    """The file that is read for a row's ``image``, and how many of its frames where it is a video; None for others."""
+    if isinstance(source, str | Path):
+        return str(source), None
+    if isinstance(source, tuple) and source and isinstance(source[0], VideoFrame):
+        return source[0].path, source[0].count
+    return None
+
+
 def check_image_files(
-    paths: Sequence[str], num_workers: int = 4, check_pixels: bool = True, cache: str | Path | None = None
+    paths: Sequence[str],
+    num_workers: int = 4,
+    check_pixels: bool = True,
+    cache: str | Path | None = None,
+    num_frames: int | None = None,
 ) -> dict[str, Verdict]:
-    """Check every image file: it exists, it is an image, and every pixel decodes.
+    """Check every image file, or video: it exists, it is an image, and every pixel decodes.
 
     Args:
         paths: the files, without duplicates.
@@ -55,8 +71,12 @@ def check_image_files(
         check_pixels: decode; False only looks whether the files exist.
         cache: a JSON file that remembers the good files by path, size and time of change, so that a second run decodes
             only what is new. It is made if absent and made anew if unreadable.
+        num_frames: the files are videos, of which so many frames are read; a video may be a folder of images, which
+            is not remembered.
     """
-    known = _read_cache(cache).get(_CACHED) if check_pixels else None
+    key = _CACHED if num_frames is None else f"{_CACHED}, {num_frames} frames"
+    stored = _read_cache(cache)
+    known = stored.get(key) if check_pixels else None
     known = known if isinstance(known, dict) else {}
     stamps: dict[str, list[int]] = {}
     verdicts: dict[str, Verdict] = {}
@@ -69,16 +89,29 @@ def check_image_files(
         stamps[path] = [status.st_size, status.st_mtime_ns]
         match known.get(path):
             case _ if not check_pixels:
-                is_file = stat.S_ISREG(status.st_mode)
+                is_file = stat.S_ISREG(status.st_mode) or (num_frames is not None and stat.S_ISDIR(status.st_mode))
                 verdicts[path] = Verdict() if is_file else Verdict(error=f"{path!r}: not a file", missing=True)
             case [*stamp, str(content)] if stamp == stamps[path]:
                 verdicts[path] = Verdict(content=content)
     unseen = [path for path in paths if path not in verdicts]
-    verdicts.update(zip(unseen, in_parallel(check_image_file, unseen, num_workers, "checking images"), strict=True))
+    check: Callable[[str], Verdict] = check_image_file
+    if num_frames is not None:
+        check = partial(check_video_file, num_frames=num_frames)
+    verdicts.update(zip(unseen, in_parallel(check, unseen, num_workers, "checking images"), strict=True))
     if cache is not None and unseen:
         good = {path: (*stamps[path], verdicts[path].content) for path in stamps if verdicts[path].content}
-        write_text(cache, json.dumps({_CACHED: known | good}))
+        good = {path: stamp for path, stamp in good.items() if not os.path.isdir(path)}
+        write_text(cache, json.dumps(stored | {key: known | good}))
     return verdicts
+
+
+def check_video_file(path: str, num_frames: int) -> Verdict:
+    """Decode the frames that stand for a video, and hash their pixels in their order."""
+    try:
+        hashes = [pixel_hash(frame) for frame in read_frames(path, num_frames)]
+    except RewardError as error:
+        return Verdict(error=str(error))
+    return Verdict(content=hashlib.blake2b("".join(hashes).encode(), digest_size=16).hexdigest())
 
 
 def check_image_file(path: str) -> Verdict:

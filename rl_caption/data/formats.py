@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rewards.videos import video_frames
 from rl_caption.data.base import DataError, DataModule, Row, RowView, Splits
 from rl_caption.data.features import FeatureOptions, features_of
 from rl_caption.errors import ConfigError
@@ -25,6 +26,7 @@ FORMATS = {
     "karpathy": "rl_caption.data.karpathy:KarpathyData",
     "jsonl": "rl_caption.data.jsonl:JsonLinesData",
     "scenes": "rl_caption.data.scenes:ScenesData",
+    "moving_scenes": "rl_caption.data.scenes:MovingScenesData",
     "images": "rl_caption.data.unpaired:ImageFolder",
     "captions": "rl_caption.data.unpaired:CaptionFile",
     "caption_targets": "rl_caption.data.caption_targets:CaptionTargets",
@@ -73,6 +75,8 @@ def build_data(config: DataConfig) -> DataModule:
         raise ConfigError(f"data: {name} cannot be made: {error}") from error
     if not (hasattr(made, "splits") and callable(getattr(made, "split", None))):
         raise ConfigError(f"{name} makes no dataset: expected an object with splits and split(name)")
+    if config.num_frames is not None:
+        made = videos(made, config.num_frames)
     return long_captions(made) if config.long_captions else made
 
 
@@ -136,6 +140,26 @@ def add_features(
     every = [row for split in rows.values() for row in split]
     for row, found in zip(every, features_of(every, root, FeatureOptions.of(options)), strict=True):
         row["features"] = found
+
+
+def videos(data: DataModule, num_frames: int) -> DataModule:
+    """A dataset whose image files are videos: of each, ``num_frames`` frames (``data.num_frames``).
+
+    Nothing is read. A row whose image is no file, as in generated worlds, raises ``DataError`` when it is looked at.
+    """
+    rows = {split: RowView(data.split(split), partial(_video, num_frames)) for split in data.splits}
+    return Splits(rows, getattr(data, "path", "the data"))
+
+
+def _video(num_frames: int, index: int, row: Row) -> Row:
+    if "image" not in row:
+        return row
+    if not isinstance(row["image"], str | Path):
+        raise DataError(
+            f"data.num_frames is {num_frames}, but the image of {row['image_id']!r} is no file: leave it out (of "
+            "moving_scenes the frames are data.kwargs.num_frames)"
+        )
+    return {**row, "image": video_frames(row["image"], num_frames)}
 
 
 def long_captions(data: DataModule) -> DataModule:

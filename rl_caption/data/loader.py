@@ -111,7 +111,7 @@ def augment(pixels: Tensor, names: Sequence[str], seed: int, step: int, image_id
     """One random view of an image.
 
     Args:
-        pixels: [3, S, S].
+        pixels: [3, S, S], or any number of channels.
         names: among ``AUGMENTATIONS``. ``horizontal`` and ``vertical`` mirror half of the images; ``transpose`` swaps
             the axes of half of them (with both mirrors: all eight views of a square); ``crop`` cuts out a square of
             0.75 to 1 of the side and scales it back (bilinear); ``shift`` moves the image by up to 1/8 of the side in
@@ -120,7 +120,7 @@ def augment(pixels: Tensor, names: Sequence[str], seed: int, step: int, image_id
         seed, step, image_id: what the view depends on.
 
     Returns:
-        [3, S, S], a new tensor.
+        The same shape, a new tensor.
     """
     generator = row_generator(seed, step, image_id)
     draws = dict(zip(("horizontal", "vertical", "transpose", "crop"), generator.random(4), strict=True))
@@ -200,7 +200,11 @@ class Collate:
         if self.augmentations and "pixel_values" in inputs:
             views = zip(inputs["pixel_values"], items, strict=True)
             inputs["pixel_values"] = torch.stack(
-                [augment(pixels, self.augmentations, self.seed, step, row["image_id"]) for pixels, (row, step) in views]
+                [
+                    # Frames of a video as channels: all of them are seen in the same view.
+                    augment(pixels.flatten(0, -3), self.augmentations, self.seed, step, row["image_id"]).view_as(pixels)
+                    for pixels, (row, step) in views
+                ]
             )
         if self.max_target_tokens is None:
             return CaptionBatch(rows, inputs)

@@ -45,7 +45,7 @@ class ScenesConfig:
     """Captions of generated scenes.
 
     Args:
-        data: with ``format: scenes``.
+        data: with ``format: scenes`` or ``moving_scenes``.
         split: of ``data``.
         captioner: folder of a saved captioner whose captions are judged, too; null judges references and negatives.
         temperatures: of its samples.

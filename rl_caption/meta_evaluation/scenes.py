@@ -166,7 +166,7 @@ def scenes_sets(config: ScenesConfig, seed: int) -> list[JudgementSet]:
 
     ``ConfigError`` where the data are no scenes or a number is out of range.
     """
-    if config.data.format != "scenes":
+    if config.data.format not in ("scenes", "moving_scenes"):
         raise ConfigError(f"scenes.data.format is {config.data.format!r}: only generated scenes have a known truth")
     data = build_data(config.data)
     rows = list(data.split(usable_split(data, config.split))[: config.max_images])

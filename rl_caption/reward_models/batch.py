@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from rewards.clip.preprocessing import Preprocessing
 from rewards.clip.pretrained import TextEncoder
-from rewards.images import ImageSource, open_image
+from rewards.images import Frames, ImageSource, frames_of, open_image
 from rewards.text.detail_units import detail_units_of
 from rewards.text.tokenize import tokenize
 from rl_caption.data.base import SHOWN, DataError, Row
@@ -41,8 +41,9 @@ class PairBatch:
 
     rows: Sequence[Row]
     inputs: dict[str, Tensor]
-    """What the model embeds, by the name of the embedding: ``image`` is pixels [B, 3, S, S], ``text`` token ids [B, L];
-    of a frozen encoder its features, [B, R, D] and [B, D]. A name that starts with ``image`` is an image."""
+    """What the model embeds, by the name of the embedding: ``image`` is pixels [B, 3, S, S], of videos [B, T, 3, S, S],
+    ``text`` token ids [B, L]; of a frozen encoder its features, [B, R, D] and [B, D]. A name that starts with ``image``
+    is an image."""
     captions: list[str]
     targets: dict[str, Tensor] = field(default_factory=dict)
     """Further inputs of the loss, [B] each, such as ``triplet``: 1 where the row has one, else 0; ``image_group`` and
@@ -71,16 +72,20 @@ class PixelCache:
         self.preprocessing, self.cache_bytes = preprocessing, cache_bytes
         self.cached: dict[tuple[str, str], Tensor] = {}
 
-    def __call__(self, image_id: str, source: ImageSource) -> Tensor:
-        """Normalised pixels [3, S, S], float32; ``RewardError`` if the image is missing or unreadable."""
+    def __call__(self, image_id: str, source: ImageSource | Frames) -> Tensor:
+        """Normalised pixels [3, S, S], float32; ``RewardError`` if the image is missing or unreadable.
+
+        Of a video of T frames [T, 3, S, S].
+        """
         return self.preprocessing.normalise(self.square(image_id, source))
 
-    def square(self, image_id: str, source: ImageSource) -> Tensor:
+    def square(self, image_id: str, source: ImageSource | Frames) -> Tensor:
         """The same before normalisation, uint8."""
         key = (image_id, str(source) if isinstance(source, str | Path) else "")  # what is no file is known by its id
         square = self.cached.get(key)
         if square is None:
-            square = self.preprocessing.square(open_image(source, own_mode=True))
+            frames = [self.preprocessing.square(open_image(frame, own_mode=True)) for frame in frames_of(source)]
+            square = torch.stack(frames) if isinstance(source, list | tuple) else frames[0]
             if (len(self.cached) + 1) * square.numel() <= self.cache_bytes:
                 self.cached[key] = square
         return square
@@ -404,9 +409,15 @@ class PairCollate:
             return share == 1
         return float(row_generator(self.seed, step, f"{what}/{row['image_id']}").random()) < share
 
-    def _view(self, image_id: str, source: ImageSource, step: int) -> Tensor:
+    def _view(self, image_id: str, source: ImageSource | Frames, step: int) -> Tensor:
         assert isinstance(self.pixels, PixelCache)
         square = self.pixels.square(image_id, source)
+        if square.ndim == 4:  # the same view of all frames
+            return torch.stack([self._augmented(frame, image_id, step) for frame in square])
+        return self._augmented(square, image_id, step)
+
+    def _augmented(self, square: Tensor, image_id: str, step: int) -> Tensor:
+        assert isinstance(self.pixels, PixelCache)
         if "rand_augment" in self.augmentations:
             square = rand_augment(square, self.seed, step, image_id)
         pixels = self.pixels.preprocessing.normalise(square)

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import parametrize
 
@@ -37,7 +38,7 @@ class Towers(nn.Module):
 
     def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         """Embed inputs by name: [B, 3, S, S] or [B, L] to raw [B, D]; a name that starts with ``image`` is pixels."""
-        return {name: self.towers[_tower(name)](value) for name, value in inputs.items()}
+        return {name: embed_frames(self.towers[_tower(name)], value) for name, value in inputs.items()}
 
 
 class ClipTowers(nn.Module):
@@ -68,7 +69,7 @@ class ClipTowers(nn.Module):
 
         def embed(name: str, value: Tensor) -> Tensor:
             if _tower(name) == "image":
-                return self.clip.encode_image(value)
+                return embed_frames(self.clip.encode_image, value)
             return causal_text_features(self.clip, value) if self.trims else self.clip.encode_text(value)
 
         return _with_scale(self.clip.logit_scale, self.max_scale, embed, inputs)
@@ -94,10 +95,20 @@ class DualTowers(nn.Module):
 
         def embed(name: str, value: Tensor) -> Tensor:
             if _tower(name) == "image":
-                return self.dual.encode_image(value) if value.ndim == 4 else self.dual.project_image(value)
+                return (
+                    self.dual.project_image(value) if value.ndim == 3 else embed_frames(self.dual.encode_image, value)
+                )
             return self.dual.project_text(value) if value.is_floating_point() else self.dual.encode_text(value)
 
         return _with_scale(self.dual.logit_scale, self.max_scale, embed, inputs)
+
+
+def embed_frames(embed: Callable[[Tensor], Tensor], value: Tensor) -> Tensor:
+    """``embed`` of pixels [B, 3, S, S], or of token ids; of videos [B, T, 3, S, S] the mean of their frames' embeddings
+    of length 1, [B, D], as scores take it (``rewards.clip.encoder.CachedEncoder``)."""
+    if value.ndim != 5:
+        return embed(value)
+    return F.normalize(embed(value.flatten(0, 1)), dim=-1).unflatten(0, value.shape[:2]).mean(dim=1)
 
 
 def _with_scale(

@@ -111,6 +111,8 @@ def train_reward_model(config: RewardModelConfig) -> TrainState:
         teacher = None if config.task in CLIP_TASKS else load_teacher(context.accelerator, config, towers)
         model = _encoder(config) if teacher is None else _student(context, config, teacher)
         check_batch_norm(model.network, train, context.accelerator.num_processes)
+        if teacher is not None and isinstance(context.train_rows[0].get("image"), list | tuple):
+            raise ConfigError(f"task {config.task} reads images, the data are videos: expected contrastive")
         if teacher is not None and config.data.features_root is not None and not teacher.reads_features:
             rows = [*context.train_rows, *context.val_rows]  # whose images are not checked yet
             check_row_images(rows, "the teacher", config.data.check_images, context.folder / CHECKED_IMAGES)

@@ -47,6 +47,8 @@ def program_of(path: Path) -> type[Any]:
         return PositivesConfig
     if "scorers" in keys:
         return ConcretenessConfig
+    if "set" in keys:
+        return JudgeSetConfig
     if "trainer" in keys:
         return GrpoVlmConfig
     if keys & {"rollout", "reward", "warm_start"}:
@@ -150,7 +152,8 @@ def test_recipes_are_listed_with_their_first_lines(capsys: Any) -> None:
 def test_a_key_that_does_not_exist_is_refused(tmp_path: Path, capsys: Any) -> None:
     for kind, path in {program_of(path): path for path in TRAINING}.items():
         config = yaml.safe_load(path.read_text())
-        config.setdefault("data", {})["fromat"] = "scenes"
+        owner = config["scenes"] if kind is JudgeSetConfig else config
+        owner.setdefault("data", {})["fromat"] = "scenes"
         (tmp_path / "misspelt.yaml").write_text(yaml.safe_dump(config))
         with pytest.raises((SystemExit, ConfigError)) as ended:
             parse(kind, ["--config", str(tmp_path / "misspelt.yaml")], "test")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from PIL import Image
 
 from rewards.base import RewardError
 from rewards.registry import build
+from rewards.videos import video_frames
 from rl_caption.data.base import DataError
 from rl_caption.meta_evaluation.correlation import correlations
 from rl_caption.meta_evaluation.figures import group_figures, pair_figures, rated_figures
@@ -315,6 +317,57 @@ def test_cxc(tmp_path: Path) -> None:
         rated("cxc", tmp_path, split="val")
 
 
+@pytest.mark.parametrize("core", [b"numpy._core", b"numpy.core"])
+def test_vatex_eval(tmp_path: Path, core: bytes) -> None:
+    """Of the release of EMScore (ShiYaya/emscore, 426e424); NumPy 1 wrote another name of its module."""
+    BUILDERS["vatex_eval"](tmp_path)
+    for file in tmp_path.glob("*.pkl"):
+        file.write_bytes(file.read_bytes().replace(b"numpy._core", core).replace(b"numpy.core", core))
+    found = load("vatex_eval", tmp_path, partial=True, kwargs={"references": 1})
+    assert [part.name for part in found] == [f"vatex_eval, person {number}" for number in (1, 2, 3)]
+    parts = [part for part in found if isinstance(part, RatedCaptions)]
+    assert [part.ratings for part in parts] == [[3, 1, 5], [4, 2, 5], [3, 2, 4]]
+    assert parts[0].captions == ["a man runs .", "a dog sits .", "a cat sleeps ."]
+    assert parts[0].references == [["a person runs"], ["a dog"], ["a cat"]]
+    assert parts[0].images is None
+    (tmp_path / "videos" / "bbb_000002_000012").mkdir(parents=True)
+    with_videos = load("vatex_eval", tmp_path, partial=True, kwargs={"num_frames": 3, "references": 2})
+    first, second, third = with_videos[1].images or ()
+    assert first is second
+    assert first == video_frames(tmp_path / "videos" / "aaa_000001_000011.mp4", 3)
+    assert third == video_frames(tmp_path / "videos" / "bbb_000002_000012", 3)
+    with pytest.raises(DataError, match="references is 3: expected 1 to 2"):
+        load("vatex_eval", tmp_path, partial=True, kwargs={"references": 3})
+
+
+class Harmful:
+    """Would execute something on being read."""
+
+    def __reduce__(self) -> Any:
+        return print, ("executed",)
+
+
+def test_nothing_in_a_pickled_file_is_executed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    BUILDERS["vatex_eval"](tmp_path)
+    (tmp_path / "gts_list.pkl").write_bytes(pickle.dumps([Harmful()]))
+    with pytest.raises(DataError, match=r"gts_list\.pkl cannot be read .*builtins\.print"):
+        load("vatex_eval", tmp_path, partial=True)
+    assert capsys.readouterr().out == ""
+
+
+def test_activitynet_foil(tmp_path: Path) -> None:
+    """Of the release of EMScore (ShiYaya/emscore, 426e424): segments, and references that overlap by over 0.4."""
+    BUILDERS["activitynet_foil"](tmp_path)
+    (tmp_path / "videos").mkdir()
+    found = pairs("activitynet_foil", tmp_path)
+    assert (found.first, found.second) == (["A man runs.", "A dog barks."], ["A woman runs.", "A cat barks."])
+    assert found.excluded == {"the sentence is the same in both paragraphs": 1}
+    # Seconds 0 to 10 have all of 0 to 4, and 8 of the 28 of 3 to 30; 15 to 40 have 16 of those 28.
+    assert found.references == {"overlapping references": [["A runner."], ["A long run."]]}
+    video = tmp_path / "videos" / "v_1.mp4"
+    assert found.images == [video_frames(video, 10, (0.0, 10.4 / 40)), video_frames(video, 10, (15 / 40, 1.0))]
+
+
 def lines(folder: Path, *rows: Any) -> Path:
     path = folder / "ratings.jsonl"
     path.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows), encoding="utf-8")
@@ -419,6 +472,11 @@ LONG = "9" * 5_000
         ("thumb", "mscoco_THumB-1.0.jsonl", "3.9", "true", "line 2: 'human_score' is True"),
         ("cxc", "sits_test.csv", "1.8", "high", "line 3: 'agg_score' is 'high'"),
         ("cxc", "sits_test.csv", "sentid:71", "sentid:999", "line 3: 'caption' is .*sentid:999"),
+        ("activitynet_foil", "final_foil_video_sentences.json", '"v_1"', '"v_2"', "'v_1' is None: expected a list"),
+        ("activitynet_foil", "final_right_video_sentences.json", '"sentence": "He', '"a": "He', "'sentence' is None"),
+        ("activitynet_foil", "anet_entities_test_1.json", "[15, 40]", "[41, 40]", "'timestamps' is .*pairs of seconds"),
+        ("activitynet_foil", "anet_entities_test_2.json", '"A runner.", ', "", "expected 2, one for each"),
+        ("vatex_eval", "candidates_list.pkl", None, "text", "cannot be read as a pickled array"),
         ("ratings", "mine.jsonl", '"rating": 2', f'"rating": {LONG}', "line 2 is not JSON"),
     ],
 )  # fmt: skip

@@ -49,7 +49,7 @@ def references(scene: Scene, seed: int, count: int = 5) -> list[str]:
         if _GENERIC.search(sentence) and any(_GENERIC.search(other) for other in told):
             continue  # one caption in five that names no shape is enough
         told.add(sentence)
-        captions.append(_typed(sentence, draws))
+        captions.append(typed(sentence, draws))
     return captions
 
 
@@ -121,7 +121,7 @@ def _listed(phrases: Sequence[str]) -> str:
     return phrases[0] if len(phrases) == 1 else ", ".join(phrases[:-1]) + " and " + phrases[-1]
 
 
-def _typed(sentence: str, draws: Draws) -> str:
+def typed(sentence: str, draws: Draws) -> str:
     """Most people type a capital and a full stop; some leave out one or both."""
     if draws.chance(0.15):
         return sentence
@@ -135,11 +135,11 @@ def _short_sentence(scene: Scene, draws: Draws) -> str | None:
     form = draws.weighted((_one_kind, _one_kind_on_background, _related, _all, _shapes), weights)
     sentence = form(scene, draws)
     if sentence is not None and form in (_related, _all, _one_kind) and draws.chance(0.3):
-        sentence += " " + _on_background(scene, draws)
+        sentence += " " + on_background(scene, draws)
     return sentence
 
 
-def _named(kind: Kind, scene: Scene, draws: Draws) -> str:
+def named(kind: Kind, scene: Scene, draws: Draws) -> str:
     """Name a kind by what one person might mention; the colour always where another kind has the same shape."""
     mentioned = []
     ambiguous = sum(other.shape == kind.shape for other in scene.kinds) > 1
@@ -152,7 +152,7 @@ def _named(kind: Kind, scene: Scene, draws: Draws) -> str:
     return noun_phrase(kind, mentioned, draws)
 
 
-def _on_background(scene: Scene, draws: Draws) -> str:
+def on_background(scene: Scene, draws: Draws) -> str:
     return f"{draws.weighted(('on', 'against', 'in front of'), (4, 1, 1))} {_a_background(scene)}"
 
 
@@ -162,12 +162,12 @@ def _salient(scene: Scene, draws: Draws) -> Kind:
 
 def _one_kind(scene: Scene, draws: Draws) -> str:
     kind = _salient(scene, draws)
-    return f"{draws.choice((f'there {_be(kind)}', 'the picture shows'))} {_named(kind, scene, draws)}"
+    return f"{draws.choice((f'there {_be(kind)}', 'the picture shows'))} {named(kind, scene, draws)}"
 
 
 def _one_kind_on_background(scene: Scene, draws: Draws) -> str:
-    name = _named(_salient(scene, draws), scene, draws)
-    return f"{_a_background(scene)} with {name}" if draws.chance(0.3) else f"{name} {_on_background(scene, draws)}"
+    name = named(_salient(scene, draws), scene, draws)
+    return f"{_a_background(scene)} with {name}" if draws.chance(0.3) else f"{name} {on_background(scene, draws)}"
 
 
 def _shapes(scene: Scene, draws: Draws) -> str:
@@ -178,12 +178,12 @@ def _shapes(scene: Scene, draws: Draws) -> str:
     if form == 1:
         return f"{_a_background(scene)} with {name}"
     there = f"there {'are' if total > 1 else 'is'} " if form == 0 else ""
-    return f"{there}{name} {_on_background(scene, draws)}"
+    return f"{there}{name} {on_background(scene, draws)}"
 
 
 def _all(scene: Scene, draws: Draws) -> str:
     kinds = scene.kinds if draws.chance(0.6) else scene.kinds[:2]
-    names = _listed([_named(kind, scene, draws) for kind in kinds])
+    names = _listed([named(kind, scene, draws) for kind in kinds])
     return draws.weighted(("", f"there {_be(kinds[0])} ", "the picture shows "), (3, 1, 1)) + names
 
 
@@ -193,7 +193,7 @@ def _related(scene: Scene, draws: Draws) -> str | None:
     if not relations:
         return None
     phrase = draws.choice(RELATION_PHRASES[relations[0]])
-    one, other = _named(first, scene, draws), _named(second, scene, draws)
+    one, other = named(first, scene, draws), named(second, scene, draws)
     if draws.chance(0.25):
         back = draws.choice(RELATION_PHRASES[relations_between(second, first)[0]])
         return f"{one} with {other} {back} {'it' if len(first.things) == 1 else 'them'}"

@@ -14,6 +14,8 @@ from rewards.files import write_errors
 from rl_caption.data.base import DataError, Row, RowView, Splits, load_image
 from rl_caption.data.files import write_text
 from rl_caption.data.scenes.language import long_reference, references
+from rl_caption.data.scenes.moving import MovingScene, make_moving_scene
+from rl_caption.data.scenes.moving_language import moving_references
 from rl_caption.data.scenes.oracle import PUNCTUATION, tokens
 from rl_caption.data.scenes.render import SceneImage
 from rl_caption.data.scenes.world import PAIRS, SEEN_PAIRS, UNSEEN_PAIRS, Draws, Scene, make_scene, moves
@@ -112,6 +114,89 @@ class _SceneRows:
             order = Draws("moved", f"{self.seed}/{index}", self.split).shuffled(shifted)
             row["positive_images"] = [SceneImage(order[i % len(order)], self.image_size) for i in range(count)]
         return row
+
+
+class MovingScenesData(Splits):
+    """Scenes that move, as videos of a few frames, in three disjoint splits; a pure function of its parameters.
+
+    The ``image`` of a row is a tuple of frames, at equal distances from the start to the end.
+
+    Args:
+        num_train: scenes in ``train``; likewise ``num_val``, ``num_test``. 0 gives an empty split.
+        num_frames: of a video, at least 2.
+        image_size: side of the frames in pixels, at least 16.
+        seed: which scenes and captions. The first n scenes of a split do not depend on the split's size.
+        captions_per_image: references of a video, 1 to 10.
+
+    Raises:
+        DataError: a parameter is out of its range.
+    """
+
+    def __init__(
+        self,
+        num_train: Scenes = 4000,
+        num_val: Scenes = 400,
+        num_test: Scenes = 400,
+        num_frames: Annotated[int, Range(min=2, max=256)] = 4,
+        image_size: Annotated[int, Range(min=16, max=4096)] = 64,
+        seed: Seed = 0,
+        captions_per_image: Annotated[int, Range(min=1, max=10)] = 5,
+    ) -> None:
+        if min(num_train, num_val, num_test) < 0:
+            raise DataError(f"num_train={num_train}, num_val={num_val}, num_test={num_test}: expected 0 or more scenes")
+        if num_frames < 2 or image_size < 16:
+            raise DataError(
+                f"num_frames={num_frames}, image_size={image_size}: expected at least 2 frames of 16 pixels"
+            )
+        if not 1 <= captions_per_image <= 10:
+            raise DataError(f"captions_per_image={captions_per_image}: expected 1 to 10")
+        sizes = {"train": num_train, "val": num_val, "test": num_test}
+        rows = {
+            split: RowView(range(size), _MovingRows(split, num_frames, image_size, seed, captions_per_image))
+            for split, size in sizes.items()
+        }
+        super().__init__(rows, "the generated world of moving scenes")
+
+
+@dataclass(eq=False)
+class _MovingRows:
+    """Makes the rows of one split, and keeps them, without pixels."""
+
+    split: str
+    num_frames: int
+    image_size: int
+    seed: int
+    captions_per_image: int
+    made: dict[int, Row] = field(default_factory=dict)
+
+    def __call__(self, index: int, _: int) -> Row:
+        if index not in self.made:
+            scene = split_moving_scene(self.split, index, self.seed)
+            moments = [number / (self.num_frames - 1) for number in range(self.num_frames)]
+            self.made[index] = Row(
+                image_id=f"{self.split}-{index:06d}",
+                image=tuple(SceneImage(scene.at(moment), self.image_size) for moment in moments),
+                references=moving_references(
+                    scene, _number(f"{self.seed}/{self.split}/{index}/captions"), self.captions_per_image
+                ),
+                scene=scene,
+            )
+        made = self.made[index]
+        return {**made, "references": list(made["references"])}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "made": {}}
+
+
+def split_moving_scene(split: str, index: int, seed: int) -> MovingScene:
+    """Moving scene ``index`` of a split: the first candidate of its own sequence whose content belongs there."""
+    attempt = 0
+    while True:
+        scene = make_moving_scene(_number(f"moving/{seed}/{split}/{index}/{attempt}"))
+        content = f"{content_key(scene.start)} {content_key(scene.at(1))}"
+        if _number(content) % _BUCKETS in _SPLIT_BUCKETS[split]:
+            return scene
+        attempt += 1
 
 
 def split_scene(split: str, index: int, seed: int) -> Scene:

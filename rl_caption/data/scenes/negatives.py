@@ -12,6 +12,8 @@ import numpy as np
 
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.scenes.language import NUMBERS, RELATION_PHRASES, SYNONYMS, article, plural
+from rl_caption.data.scenes.moving import DIRECTIONS, MovingScene
+from rl_caption.data.scenes.moving_language import OTHER_WORD, phrase_at, verb_phrase
 from rl_caption.data.scenes.oracle import (
     ADJECTIVES,
     NOUNS,
@@ -36,17 +38,20 @@ NEGATIVE_KINDS = (
     "word_order",
 )
 """Kinds of hard negatives, in the order in which ``hard_negatives`` returns them."""
+MOVING_KINDS = ("replace_object", "replace_attribute", "replace_background", "replace_direction", "replace_verb")
+"""Those of moving scenes: ``direction`` is the opposite one, ``verb`` another of moves, enters, leaves and stays."""
 Words = list[list[str]]
 """The lower-case tokens of a caption, chunk by chunk."""
 Edit = dict[int, list[str]]
 """Index of a chunk -> its new tokens."""
 
 
-def hard_negatives(scene: Scene, caption: str, seed: int) -> list[tuple[str, str]]:
+def hard_negatives(scene: Scene | MovingScene, caption: str, seed: int) -> list[tuple[str, str]]:
     """Edit a true caption (short or long) into false ones; a pure function of all arguments.
 
     Returns:
-        Pairs (kind, text) for the kinds that apply, at most one of each, in the order of ``NEGATIVE_KINDS``. Every text
+        Pairs (kind, text) for the kinds that apply, at most one of each, in the order of ``NEGATIVE_KINDS``, or for a
+        moving scene of ``MOVING_KINDS``. Every text
         but ``word_order`` has oracle precision below 1; ``word_order`` has the same words in another order, and more
         unparsed words or a lower F1 than the caption.
     """
@@ -56,14 +61,15 @@ def hard_negatives(scene: Scene, caption: str, seed: int) -> list[tuple[str, str
     words = [flat[chunk.start : chunk.end] for chunk in chunks]
     capital = caption[:1].isupper()
     found: list[tuple[str, str]] = []
-    for kind in NEGATIVE_KINDS[:-1]:
+    is_moving = isinstance(scene, MovingScene)
+    for kind in MOVING_KINDS if is_moving else NEGATIVE_KINDS[:-1]:
         for edit in draws.shuffled(list(_edits(kind, chunks, words, scene))):
             text = _text(_agreeing([edit.get(index, own) for index, own in enumerate(words)]), capital)
             if text != _text(words, capital) and oracle(text, scene).precision < 1:
                 found.append((kind, text))
                 break
     original = oracle(caption, scene)
-    for _ in range(10):
+    for _ in range(0 if is_moving else 10):
         text = _text([[word for word in draws.shuffled(flat) if word not in PUNCTUATION]], capital)
         broken = oracle(text, scene)
         if broken.unparsed > original.unparsed or broken.f1 < original.f1:
@@ -149,7 +155,7 @@ def _recounted(words: list[str], count: int, one: str) -> list[str]:
     return [one if count == 1 else NUMBERS[count], *rest, noun if count == 1 else plural(noun)]
 
 
-def _replacements(what: str, chunk: Chunk, words: list[str], scene: Scene) -> Iterator[list[str]]:
+def _replacements(what: str, chunk: Chunk, words: list[str], scene: Scene | MovingScene) -> Iterator[list[str]]:
     """Other tokens for a chunk."""
     match what, chunk.kind:
         case "object", "thing":
@@ -183,10 +189,40 @@ def _swaps(what: str, one: Chunk, two: Chunk, first: list[str], second: list[str
         yield _recounted(first, counts[1], "a"), _recounted(second, counts[0], "a")
 
 
-def _edits(kind: str, chunks: list[Chunk], words: Words, scene: Scene) -> Iterator[Edit]:
+def _motion_edits(what: str, chunks: list[Chunk], words: Words) -> Iterator[Edit]:
+    """Every edit of a phrase of motion, whose words are chunks of their own."""
+    flat = [word for own in words for word in own]
+    index_of = {chunk.start: index for index, chunk in enumerate(chunks)}
+    at = 0
+    while at < len(flat):
+        found = phrase_at(flat, at)
+        if found is None or any(start not in index_of for start in range(at, at + found[0])):
+            at += 1
+            continue
+        length, phrase = found
+        own = [index_of[start] for start in range(at, at + length)]
+        if what == "direction" and phrase.direction in DIRECTIONS:
+            yield {index: [OTHER_WORD.get(words[index][0], words[index][0])] for index in own}
+        elif what == "verb" and phrase.event != "collides":
+            before = ["is"] if phrase.form == "third" and flat[at] == "is" else []
+            form = "participle" if before else phrase.form
+            verb, direction = phrase.event or "moves", phrase.direction
+            if direction == "none":
+                verb, direction = "stays", ""
+            draws = Draws("verb", *flat)
+            for other in ("moves", "enters", "leaves", "stays"):
+                if other != verb:
+                    told = verb_phrase(other, direction or draws.choice(DIRECTIONS), form, draws).split()
+                    yield {own[0]: [*before, *told], **{index: [] for index in own[1:]}}
+        at += length
+
+
+def _edits(kind: str, chunks: list[Chunk], words: Words, scene: Scene | MovingScene) -> Iterator[Edit]:
     """Every edit of a kind."""
     change, _, what = kind.partition("_")
-    if change == "replace":
+    if what in ("direction", "verb"):
+        yield from _motion_edits(what, chunks, words)
+    elif change == "replace":
         for index, chunk in enumerate(chunks):
             yield from ({index: new} for new in _replacements(what, chunk, words[index], scene))
     elif what == "relation":
@@ -203,14 +239,15 @@ def _edits(kind: str, chunks: list[Chunk], words: Words, scene: Scene) -> Iterat
 class SceneNegatives:
     """Exact hard negatives of generated scenes, a ``NegativeSource``.
 
-    ``kinds`` are names of ``NEGATIVE_KINDS``; None takes all. Raises ``ValueError`` for others.
+    ``kinds`` are names of ``NEGATIVE_KINDS`` or ``MOVING_KINDS``; None takes all. Raises ``ValueError`` for others.
     """
 
     def __init__(self, kinds: Sequence[str] | None = None) -> None:
-        unknown = sorted(set(kinds or ()) - set(NEGATIVE_KINDS))
+        known = [*NEGATIVE_KINDS, *MOVING_KINDS[-2:]]
+        unknown = sorted(set(kinds or ()) - set(known))
         if unknown:
-            raise ValueError(f"kinds has {unknown}: expected some of {list(NEGATIVE_KINDS)}")
-        self.kinds = tuple(kinds or NEGATIVE_KINDS)
+            raise ValueError(f"kinds has {unknown}: expected some of {known}")
+        self.kinds = tuple(kinds or known)
 
     def __call__(self, row: Row, caption: str, generator: np.random.Generator) -> list[tuple[str, str]]:
         """Those of ``kinds`` that apply, in random order. Raises ``DataError`` where the row has no scene."""

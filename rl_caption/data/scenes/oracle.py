@@ -15,6 +15,8 @@ from typing import NamedTuple
 from rewards.base import RewardError
 from rewards.images import ImageSource
 from rl_caption.data.scenes.language import plural
+from rl_caption.data.scenes.moving import DIRECTIONS, MovingScene, done, moving_facts
+from rl_caption.data.scenes.moving_language import Phrase, phrase_at
 from rl_caption.data.scenes.render import SceneImage
 from rl_caption.data.scenes.world import (
     BACKGROUNDS,
@@ -108,7 +110,8 @@ class Claim(NamedTuple):
     """One checkable statement of a caption."""
 
     kind: str
-    """``shape``, ``colour``, ``size``, ``texture``, ``count``, ``relation``, ``background`` or ``repetition``."""
+    """``shape``, ``colour``, ``size``, ``texture``, ``count``, ``relation``, ``background`` or ``repetition``; of a
+    moving scene also ``direction``, ``event``, ``motion`` (without a direction) or ``collision``."""
     text: str
     """What is claimed, in words."""
     true: bool
@@ -155,22 +158,27 @@ class Parse(NamedTuple):
     unparsed_words: int
 
 
-def oracle(caption: str, scene: Scene) -> OracleScore:
+def oracle(caption: str, scene: Scene | MovingScene) -> OracleScore:
     """Judge a caption by the truth. Accepts any string, at more than 2000 captions per second.
 
     With C the set of distinct claims of the caption and F the facts of the scene,
     precision = |true C| / |C|, recall = |facts told by true C| / |F|, F1 = 2 P R / (P + R), each 0 where it is 0 / 0.
     A claim repeated counts once; a thing introduced more often than there are such things adds a false claim each time.
     """
-    parsed, judged = parse(caption), claims(caption, scene)
+    if isinstance(scene, MovingScene):
+        moving = _without_motions(caption)
+        parsed, judged, total = parse(moving.rest), claims(caption, scene), len(moving_facts(scene))
+        words, unparsed_words = moving.words, parsed.unparsed_words + moving.unparsed_words
+    else:
+        parsed, judged, total = parse(caption), claims(caption, scene), len(facts(scene))
+        words, unparsed_words = parsed.words, parsed.unparsed_words
     true = sum(claim.true for claim in judged)
     told = {claim.fact for claim in judged if claim.true and claim.fact is not None}
-    total = len(facts(scene))
     precision = true / len(judged) if judged else 0.0
     recall = len(told) / total
     # Of whole numbers and rounded only at the end, so that F1 never exceeds the larger of the two by a rounding error.
     f1 = 2 * true * len(told) / (true * total + len(told) * len(judged)) if told else 0.0
-    unparsed = parsed.unparsed_words / parsed.words if parsed.words else 0.0
+    unparsed = unparsed_words / words if words else 0.0
     return OracleScore(precision, recall, f1, unparsed)
 
 
@@ -357,8 +365,10 @@ class _Referent(NamedTuple):
     total: int
 
 
-def claims(caption: str, scene: Scene) -> list[Claim]:
+def claims(caption: str, scene: Scene | MovingScene) -> list[Claim]:
     """The distinct claims of a caption with the verdict on each, for reports."""
+    if isinstance(scene, MovingScene):
+        return _moving_claims(caption, scene)
     parsed = parse(caption)
     referents, repeated = _resolve(parsed.things, scene.kinds)
     found: dict[tuple[str, str], Claim] = {}
@@ -463,3 +473,122 @@ def _readings(thing: Chunk, referent: _Referent) -> list[tuple[Kind, ...]]:
 
 def _names(kinds: Sequence[Kind]) -> str:
     return " and ".join(kind.name for kind in kinds)
+
+
+class _Motion(NamedTuple):
+    """What a phrase says of things of the caption, by their indices."""
+
+    phrase: Phrase
+    subjects: tuple[int, ...]
+    other: int | None
+    """What is collided with, where it is not among the subjects."""
+
+
+class _Split(NamedTuple):
+    """A caption less its phrases of motion, which the grammar of still scenes then parses, and these phrases."""
+
+    rest: str
+    motions: tuple[_Motion, ...]
+    words: int
+    """Of the whole caption."""
+    unparsed_words: int
+    """Of phrases without a subject."""
+
+
+@lru_cache(maxsize=8192)
+def _without_motions(caption: str) -> _Split:
+    """Take the phrases of motion out of a caption; "while" and "as" join what they are between as "and" does.
+
+    The subject of a phrase is the nearest thing before it; of a plural verb, all things that are listed there.
+    """
+    words, rest = tokens(caption), list[str]()
+    found: list[tuple[int, int, Phrase]] = []
+    at = 0
+    while at < len(words):
+        known = phrase_at(words, at)
+        if known is None:
+            rest.append("and" if words[at] in ("while", "as") else words[at])
+            at += 1
+        else:
+            found.append((len(rest), *known))
+            at += known[0]
+    text = " ".join(rest)
+    things = parse(text).things
+    motions, unparsed = [], 0
+    for place, length, phrase in found:
+        before = [index for index, thing in enumerate(things) if thing.end <= place]
+        after = [index for index, thing in enumerate(things) if thing.start >= place]
+        subjects = before[-1:]
+        if phrase.form == "plural" or (phrase.form == "participle" and phrase.event == "collides"):
+            cuts = [own for own, _, _ in found if own < place]
+            while subjects and subjects[0] and _listed_with(things, subjects[0], rest, cuts):
+                subjects.insert(0, subjects[0] - 1)
+        is_pair = phrase.event != "collides" or len(subjects) == 2
+        if not subjects or not (is_pair or after):
+            unparsed += length
+            continue
+        motions.append(_Motion(phrase, tuple(subjects), None if is_pair else after[0]))
+    return _Split(text, tuple(motions), sum(word[0] not in PUNCTUATION for word in words), unparsed)
+
+
+def _listed_with(things: Sequence[Chunk], index: int, rest: Sequence[str], cuts: Sequence[int]) -> bool:
+    """Whether a thing and the one before it are joined by "and" or a comma, without a phrase of motion between."""
+    end, start = things[index - 1].end, things[index].start
+    return set(rest[end:start]) <= {"and", ","} and end < start and not any(end <= cut <= start for cut in cuts)
+
+
+def _moving_claims(caption: str, scene: MovingScene) -> list[Claim]:
+    """Those of the still scene, of which relations must be true at the start and at the end, then those of motions."""
+    split = _without_motions(caption)
+    at_end = claims(split.rest, scene.at(1))
+    judged = []
+    for claim in claims(split.rest, scene.start):
+        if claim.kind == "relation":
+            claim = Claim("relation", claim.text, claim in at_end and claim.true, None)
+        judged.append(claim)
+    referents, _ = _resolve(parse(split.rest).things, scene.kinds)
+    found: dict[tuple[str, str], Claim] = {}
+    for motion in split.motions:
+        for claim in _motion_claims(motion, parse(split.rest).things, referents, scene):
+            found.setdefault(claim[:2], claim)
+    return [*judged, *found.values()]
+
+
+def _motion_claims(
+    motion: _Motion, things: Sequence[Chunk], referents: Sequence[_Referent], scene: MovingScene
+) -> Iterator[Claim]:
+    event, direction, _ = motion.phrase
+
+    def meant(thing: int) -> list[int]:
+        """Indices of the scene's things that a thing of the caption may be."""
+        return [scene.kinds.index(kind) for kind in referents[thing].kinds]
+
+    def judged(kind: str, thing: int, value: str, facts_of: dict[int, Fact]) -> Claim:
+        """True where it is of any thing that is meant; ``facts_of`` are what it would tell of each."""
+        names = [scene.kinds[index].name for index in meant(thing)] or [things[thing].shape or "object"]
+        for index, fact in facts_of.items():
+            if fact in done(scene, index):
+                return Claim(kind, f"{scene.kinds[index].name} {value}", True, fact)
+        return Claim(kind, f"{names[0]} {value}", False, None)
+
+    if event == "collides":
+        one = motion.subjects[0]
+        other = motion.subjects[1] if motion.other is None else motion.other
+        pairs = {
+            a: Fact("collision", " / ".join(sorted((scene.kinds[a].name, scene.kinds[b].name))), "")
+            for b in meant(other)
+            for a in meant(one)
+            if a != b and scene.collision is not None and {a, b} == set(scene.collision)
+        }
+        yield judged("collision", one, f"collides with {things[other].shape or 'object'}", pairs)
+        return
+    for thing in motion.subjects:
+        if event in ("enters", "leaves"):
+            known = {index: Fact("event", scene.kinds[index].name, event) for index in meant(thing)}
+            yield judged("event", thing, event, known)
+        if direction:
+            known = {index: Fact("direction", scene.kinds[index].name, direction) for index in meant(thing)}
+            yield judged("direction", thing, f"goes {direction}" if direction in DIRECTIONS else "stays", known)
+        elif event == "moves":
+            moves = [index for index in meant(thing) if scene.motions[index].direction]
+            yield judged("motion", thing, "moves", {})._replace(true=bool(moves))

@@ -30,8 +30,8 @@ MARGIN = 200
 """Least offset of two centres along an axis for a relation."""
 LEVEL = 60
 """Centres at most this far apart along an axis are level. Offsets between LEVEL and MARGIN do not occur."""
-_GAP = 25
-_EDGE = 15
+GAP = 25
+EDGE = 15
 _STEP = 125
 """Centres lie near the points of a grid of eighths of the image side, so that the patches of a small captioner, which
 has few images to learn from, cut equal things alike."""
@@ -210,7 +210,7 @@ def make_scene(seed: int, pairs: Pairs = PAIRS, leading_pairs: Pairs = ()) -> Sc
     while True:
         total = draws.weighted((1, 2, 3, 4), (30, 35, 22, 13))
         background = draws.choice(BACKGROUNDS)
-        looks = _looks(draws, _counts(draws, total), pairs, leading_pairs)
+        looks = draw_looks(draws, _counts(draws, total), pairs, leading_pairs)
         scene = placed(draws, looks, background)
         if scene is not None:
             return scene
@@ -242,7 +242,7 @@ def moves(scene: Scene) -> list[Scene]:
 
 def _steps(centres: Sequence[tuple[int, str]]) -> range:
     """Offsets, multiples of the grid's step, that keep all things (coordinate and size) off both edges."""
-    lows = [(at, RADIUS[size] + _EDGE) for at, size in centres]
+    lows = [(at, RADIUS[size] + EDGE) for at, size in centres]
     first = max(-((at - low) // _STEP) for at, low in lows)
     last = min((1000 - low - at) // _STEP for at, low in lows)
     return range(_STEP * first, _STEP * last + 1, _STEP)
@@ -256,7 +256,7 @@ def _counts(draws: Draws, total: int) -> list[int]:
     return [same] + [1] * (total - same)
 
 
-def _looks(draws: Draws, counts: Sequence[int], pairs: Pairs, leading_pairs: Pairs) -> list[Look]:
+def draw_looks(draws: Draws, counts: Sequence[int], pairs: Pairs, leading_pairs: Pairs) -> list[Look]:
     chosen: list[tuple[str, str]] = []
     while len(chosen) < len(counts):
         pair = draws.choice(leading_pairs if leading_pairs and not chosen else pairs)
@@ -272,9 +272,9 @@ def _positioned(draws: Draws, looks: Sequence[Look]) -> list[Thing] | None:
     """Things at random positions, the large ones first; None where 60 attempts find no room for one."""
     placed: list[Thing] = []
     for shape, colour, size, texture in sorted(looks, key=lambda look: -RADIUS[look[2]]):
-        low = RADIUS[size] + _EDGE
+        low = RADIUS[size] + EDGE
         for _ in range(60):
-            thing = Thing(shape, colour, size, texture, _coordinate(draws, low), _coordinate(draws, low))
+            thing = Thing(shape, colour, size, texture, coordinate(draws, low), coordinate(draws, low))
             if all(_clear(thing, other) for other in placed):
                 placed.append(thing)
                 break
@@ -283,7 +283,7 @@ def _positioned(draws: Draws, looks: Sequence[Look]) -> list[Thing] | None:
     return placed
 
 
-def _coordinate(draws: Draws, low: int) -> int:
+def coordinate(draws: Draws, low: int) -> int:
     """A point of the grid, jittered, that is at least ``low`` from both edges."""
     first = -(-(low + _JITTER) // _STEP)
     last = (1000 - low - _JITTER) // _STEP
@@ -294,5 +294,5 @@ def _clear(first: Thing, second: Thing) -> bool:
     dx, dy = abs(first.x - second.x), abs(first.y - second.y)
     if LEVEL < dx < MARGIN or LEVEL < dy < MARGIN:
         return False
-    distance = RADIUS[first.size] + RADIUS[second.size] + _GAP
+    distance = RADIUS[first.size] + RADIUS[second.size] + GAP
     return dx * dx + dy * dy >= distance * distance

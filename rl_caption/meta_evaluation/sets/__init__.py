@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_caption.data.base import DataError
-from rl_caption.meta_evaluation.sets import concreteness, groups, pairs, rated
+from rl_caption.meta_evaluation.sets import concreteness, groups, pairs, rated, videos
 from rl_caption.meta_evaluation.sets.base import CaptionGroups, CaptionPairs, JudgementSet, RatedCaptions
 
 __all__ = ["SETS", "CaptionGroups", "CaptionPairs", "JudgementSet", "RatedCaptions", "load"]
@@ -23,6 +23,7 @@ _READERS: Sequence[Callable[..., Sequence[JudgementSet]]] = (
     *(pairs.pascal50s, pairs.abstract50s, pairs.foil, pairs.sugarcrepe, pairs.aro, pairs.valse),
     *(groups.sugarcrepe_pp, groups.winoground, groups.aro_order),
     *(concreteness.icc_captions, concreteness.icc_words),
+    *(videos.vatex_eval, videos.activitynet_foil),
     *(rated.polaris, rated.nebula, rated.thumb, rated.cxc, rated.ratings),
 )
 SETS = {read.__name__: read for read in _READERS}

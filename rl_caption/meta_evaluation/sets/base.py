@@ -16,7 +16,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from rewards.images import ImageSource
+from rewards.images import Frames, ImageSource
 from rl_caption.data.base import DataError
 from rl_caption.data.plain_files import parse_json, shown
 
@@ -34,7 +34,7 @@ class RatedCaptions:
     """[N], higher is better."""
     image_ids: Sequence[str]
     """[N]"""
-    images: Sequence[ImageSource] | None
+    images: Sequence[ImageSource | Frames] | None
     """[N], not opened; None where the set was found without its images."""
     references: Sequence[Sequence[str]] | None
     """[N] lists, or None where the set has none."""
@@ -64,7 +64,7 @@ class CaptionPairs:
     kinds: Sequence[str]
     """[P] category of each pair."""
     image_ids: Sequence[str]
-    images: Sequence[ImageSource] | None
+    images: Sequence[ImageSource | Frames] | None
     references: Mapping[str, Sequence[Sequence[str]]]
     """Condition, such as ``4 references`` or ``draw 1`` -> [P] lists. Empty where the set has no references."""
     convention: str
@@ -89,7 +89,7 @@ class CaptionGroups:
     """[G * K], one group after the other."""
     image_ids: Sequence[str]
     """[G * K]"""
-    images: Sequence[ImageSource] | None
+    images: Sequence[ImageSource | Frames] | None
     kinds: Sequence[str]
     """[G] category of each group."""
     above: Mapping[str, Sequence[tuple[int, int]]]

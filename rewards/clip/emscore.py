@@ -1,0 +1,201 @@
+"""EMScore: how well a caption fits a video, as a whole and word by frame, in a joint embedding space.
+
+Source: Shi et al., "EMScore: Evaluating Video Captioning via Coarse-Grained and Fine-Grained Embedding Matching", CVPR
+2022; greedy matching after BERTScore (Zhang et al., ICLR 2020). docs/video.md says where the released code differs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+
+from rewards.base import RewardError, as_texts, checked_scores, reference_lists, required_column
+from rewards.clip.clipscore import ClipScore, Floats, harmonic_mean
+from rewards.clip.encoder import EncoderOptions, EncoderSource, mean_embedding, passes_on
+from rewards.images import frames_of
+
+Parts = Literal["both", "coarse", "fine"]
+
+
+class Matched(NamedTuple):
+    """What is compared: a caption with its tokens, or a video with its frames. All embeddings have length 1."""
+
+    whole: Floats
+    """[D], of the caption (at EOT), or of all frames."""
+    parts: Floats
+    """[P, D], of the tokens, start and end included, or of the frames."""
+    weights: Floats
+    """[P], at least 0, which add up to 1."""
+
+
+def greedy_f1(cosines: Floats, left: Floats, right: Floats) -> float:
+    """F1 of greedy matching, in [0, 1], from the cosines [P, Q] of P parts of the one and Q of the other.
+
+    Each part is matched with the nearest of the other: precision is the mean over P with the weights ``left`` [P],
+    recall that over Q with ``right`` [Q] (EMScore, equations 3 to 5). Both are clipped at 0.
+    """
+    precision, recall = (max(float(side), 0.0) for side in (cosines.max(axis=1) @ left, cosines.max(axis=0) @ right))
+    return float(harmonic_mean(np.array(precision), np.array(recall)))
+
+
+def token_idf(documents: Sequence[Sequence[int]]) -> dict[int, float]:
+    """Weights of tokens: log((M + 1) / (m + 1)) of a token that m of M captions (lists of token ids) have.
+
+    The last token of a caption, its end, which all have, gets the mean of all weights instead of 0.
+    """
+    counts = Counter(chain.from_iterable(map(set, documents)))
+    weights = {token: math.log((len(documents) + 1) / (count + 1)) for token, count in counts.items()}
+    return weights | {documents[0][-1]: sum(weights.values()) / len(weights)}
+
+
+class EmScore(ClipScore):
+    """EMScore: (coarse + fine) / 2 of a caption and the frames of its video; no references.
+
+    Coarse is the cosine of the caption and the normalised mean of its frames' embeddings, in [-1, 1]; fine is the F1 of
+    greedy matching of tokens and frames (``greedy_f1``), in [0, 1]. An image is a video of one frame. No order of the
+    frames changes a score. Source: Shi et al., CVPR 2022, section 3.
+
+    Args:
+        backbone, pretrained, **encoder: fields of ``EncoderOptions``, as for ``ClipScore``; the text tower must tell an
+            embedding of every token: open_clip's CLIP, an L-CLIP student, a dual of pretrained encoders.
+        parts: ``both``, or ``coarse`` or ``fine`` alone.
+        idf_captions: captions, or a file with one a line, such as those of the training split, whose inverse document
+            frequencies weigh the tokens (``token_idf``); None weighs all alike.
+        prefix: put before captions and references; the released code has none.
+
+    Raises:
+        ValueError: an argument is wrong, or the weights cannot be found or loaded, or tell no embeddings of tokens.
+    """
+
+    __name__ = "emscore"
+    bounds = (-0.5, 1.0)
+
+    @passes_on(EncoderOptions)
+    def __init__(
+        self,
+        backbone: EncoderSource = "ViT-B-32",
+        pretrained: str | None = None,
+        *,
+        parts: Parts = "both",
+        idf_captions: Sequence[str] | str | Path | None = None,
+        prefix: str = "",
+        **encoder: Any,
+    ) -> None:
+        if parts not in get_args(Parts):
+            raise ValueError(f"parts is {parts!r}: expected one of {', '.join(get_args(Parts))}")
+        captions = _captions(idf_captions) if parts != "coarse" else None
+        super().__init__(backbone, pretrained, prefix=prefix, w=1.0, **encoder)
+        if parts != "coarse" and not getattr(self.backbone.encoder, "has_tokens", False):
+            raise ValueError(
+                f"{self.backbone.signature} tells no embeddings of tokens: expected open_clip's CLIP, a student or a "
+                "dual of pretrained encoders"
+            )
+        self.parts: Parts = parts
+        self.bounds = {"both": (-0.5, 1.0), "coarse": (-1.0, 1.0), "fine": (0.0, 1.0)}[parts]
+        self._idf: Mapping[int, float] | None = None
+        self._idf_name = "no idf"
+        if captions is not None:
+            ids = self._encoder.token_ids([prefix + text for text in captions])
+            ends = self._encoder.token_lengths(ids)
+            self._idf = token_idf([row[:end].tolist() for row, end in zip(ids, ends.tolist(), strict=True)])
+            self._unseen = math.log(len(captions) + 1)
+            digest = hashlib.blake2b("\n".join(captions).encode(), digest_size=6).hexdigest()
+            self._idf_name = f"idf of {len(captions)} captions {digest}"
+
+    def plan_caches(self, images: int, references: int) -> None:
+        """Log nothing: how many frames there are is not known before they are asked for."""
+
+    @property
+    def _encoder(self) -> Any:
+        return self.backbone.encoder
+
+    @property
+    def signature(self) -> str:
+        """Metric, backbone with weights, parts, the captions behind the weights of tokens, prefix."""
+        return f"{self.__name__}[{self.backbone.signature},{self.parts},{self._idf_name},prefix={self.prefix!r}]"
+
+    def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
+        """Score N captions by the column ``image`` and, for the score with references, ``references``.
+
+        Raises:
+            RewardError: as ``ClipScore``.
+        """
+        texts = as_texts(completions)
+        images = required_column(columns, "image", self.__name__, len(texts))
+        references = reference_lists(columns, self.__name__, len(texts)) if "references" in self.columns else []
+        if not texts:
+            return []
+        captions = self._captions([*texts, *chain(*references)])
+        videos = self._videos(images)
+        scores = [self._score(captions[text], videos[id(image)]) for text, image in zip(texts, images, strict=True)]
+        for row, own in enumerate(references):
+            scores[row] = (scores[row] + max(self._score(captions[texts[row]], captions[text]) for text in own)) / 2
+        return checked_scores(self, scores, len(texts))
+
+    def _score(self, caption: Matched, other: Matched) -> float:
+        coarse = fine = 0.0
+        if self.parts != "fine":
+            coarse = float(np.clip(caption.whole @ other.whole, -1, 1))
+        if self.parts != "coarse":
+            fine = min(greedy_f1(caption.parts @ other.parts.T, caption.weights, other.weights), 1.0)
+        return (coarse + fine) / 2 if self.parts == "both" else coarse + fine
+
+    def _captions(self, texts: Sequence[str]) -> dict[str, Matched]:
+        distinct = list(dict.fromkeys(texts))
+        prefixed = [self.prefix + text for text in distinct]
+        wholes = self.backbone.embed_texts(prefixed).astype(np.float64)
+        if self.parts == "coarse":
+            empty = np.zeros((0, 0))
+            return {text: Matched(whole, empty, empty) for text, whole in zip(distinct, wholes, strict=True)}
+        found = {}
+        for text, whole, (ids, tokens) in zip(distinct, wholes, self._encoder.encode_tokens(prefixed), strict=True):
+            weights = np.ones(len(ids))
+            if self._idf is not None:
+                weights = np.array([self._idf.get(token, self._unseen) for token in ids.tolist()])
+            if weights.sum() <= 0:
+                raise RewardError(f"reward {self.__name__!r}: all tokens of {text!r:.80} have the weight 0")
+            found[text] = Matched(whole, tokens.numpy().astype(np.float64), weights / weights.sum())
+        return found
+
+    def _videos(self, images: Sequence[Any]) -> dict[int, Matched]:
+        """By id of the object; embeddings of frames, one by one, are cached as those of images."""
+        videos = {id(image): frames_of(image) for image in images}
+        rows = self.backbone.embed_images([*chain(*videos.values())])
+        found, start = {}, 0
+        for key, frames in videos.items():
+            own = rows[start : start + len(frames)]
+            start += len(frames)
+            found[key] = Matched(mean_embedding(own).astype(np.float64), own, np.full(len(own), 1 / len(own)))
+        return found
+
+
+class RefEmScore(EmScore):
+    """EMScore with references: (Score(caption, video) + best Score(caption, reference)) / 2.
+
+    A reference is matched as a video is, its tokens, with their weights, in place of frames. Arguments as for
+    ``EmScore``. Source: Shi et al., CVPR 2022, section 3; PAC-S's equation for video.
+    """
+
+    __name__ = "ref_emscore"
+    columns = frozenset({"image", "references"})
+
+
+def _captions(source: Sequence[str] | str | Path | None) -> list[str] | None:
+    if isinstance(source, str | Path):
+        try:
+            source = Path(source).read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"idf_captions: {error}: expected a text file with one caption a line") from error
+    if source is None:
+        return None
+    captions = [text.strip() for text in source if text.strip()]
+    if not captions:
+        raise ValueError("idf_captions has no caption: expected at least one")
+    return captions

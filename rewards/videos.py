@@ -1,0 +1,137 @@
+"""Videos as a few frames: a folder of images, an animated image (GIF, WebP, ...) or a video file (PyAV)."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from PIL import Image
+
+from rewards.base import RewardError
+from rewards.images import IMAGE_SUFFIXES, image_file, image_identity, open_image
+
+KEPT = 4
+"""Videos whose decoded frames a process keeps: frames are asked for one by one, and a file is decoded as a whole."""
+
+
+def uniform(total: int, count: int, span: tuple[float, float] = (0.0, 1.0)) -> list[int]:
+    """Indices of ``count`` frames of ``total``: the centres of equal segments, floor((i + 1/2) total / count).
+
+    Of a video with fewer frames some are there several times. With ``span``, a part of the video from 0 to 1, those of
+    its frames from floor(start total) up to floor(end total), at least one.
+    """
+    first = min(int(span[0] * total), total - 1)
+    length = max(min(int(span[1] * total), total) - first, 1)
+    return [first + (2 * index + 1) * length // (2 * count) for index in range(count)]
+
+
+@dataclass(frozen=True)
+class VideoFrame:
+    """One of the ``count`` frames that stand for a video (``uniform``); read when it is rendered. An ``ImageSource``.
+
+    ``path`` is a folder of images, in natural order of their names (2 before 10); an animated image, or an image alone,
+    told by its suffix; or any file that PyAV decodes (the extra ``video``).
+    """
+
+    path: str
+    index: int
+    count: int
+    span: tuple[float, float] = (0.0, 1.0)
+    """The part of the video that is meant, of its length."""
+
+    def render(self) -> Image.Image:
+        """The frame, RGB. Raises ``RewardError`` that names the video: missing, damaged, without a frame, no PyAV."""
+        if os.path.isdir(self.path):
+            return open_image(self._file())
+        return _decoded(self.path, self.count, self.span, self._stamp())[self.index].copy()
+
+    def identity(self) -> str:
+        """Cache key, without decoding; see ``rewards.images.image_identity``."""
+        if os.path.isdir(self.path):
+            return image_identity(self._file())
+        size, changed = self._stamp()
+        return f"video:{os.path.abspath(self.path)}:{size}:{changed}:{self.index}/{self.count}:{self.span}"
+
+    def _file(self) -> str:
+        files = _frame_files(self.path, os.stat(self.path).st_mtime_ns)
+        return files[uniform(len(files), self.count, self.span)[self.index]]
+
+    def _stamp(self) -> tuple[int, int]:
+        try:
+            status = os.stat(self.path)
+        except (OSError, ValueError) as error:
+            raise RewardError(f"video {self.path!r} cannot be read: {getattr(error, 'strerror', error)}") from error
+        return status.st_size, status.st_mtime_ns
+
+
+def video_frames(path: str | Path, count: int, span: tuple[float, float] = (0.0, 1.0)) -> tuple[VideoFrame, ...]:
+    """The ``count`` frames that stand for a video, or for a part of it; nothing is read.
+
+    Raises ``ValueError`` for a count below 1, or a ``span`` that is not within 0 to 1, in order.
+    """
+    if count < 1 or not 0 <= span[0] <= span[1] <= 1:
+        raise ValueError(f"{count} frames from {span[0]} to {span[1]}: expected at least 1, from 0 to 1 of the video")
+    return tuple(VideoFrame(str(path), index, count, span) for index in range(count))
+
+
+def read_frames(path: str | Path, count: int, span: tuple[float, float] = (0.0, 1.0)) -> list[Image.Image]:
+    """Decode the frames of ``video_frames``, RGB. Raises as ``VideoFrame.render``."""
+    if os.path.isdir(path):
+        return [open_image(frame) for frame in video_frames(path, count, span)]
+    return (_animated if Path(path).suffix.lower() in IMAGE_SUFFIXES else _video)(str(path), count, span)
+
+
+@lru_cache(maxsize=1024)
+def _frame_files(folder: str, changed: int) -> list[str]:
+    """Paths of the images in a folder; ``changed`` is when the folder was."""
+
+    def natural(name: str) -> list[tuple[int, str]]:
+        return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
+
+    names = sorted((name for name in os.listdir(folder) if Path(name).suffix.lower() in IMAGE_SUFFIXES), key=natural)
+    if not names:
+        raise RewardError(f"video {folder!r} is a folder without images: expected its frames")
+    return [os.path.join(folder, name) for name in names]
+
+
+@lru_cache(maxsize=KEPT)
+def _decoded(path: str, count: int, span: tuple[float, float], stamp: tuple[int, int]) -> list[Image.Image]:
+    """``read_frames`` of a file; ``stamp`` is its size and time of change."""
+    return read_frames(path, count, span)
+
+
+def _animated(path: str, count: int, span: tuple[float, float]) -> list[Image.Image]:
+    with image_file(path) as image:
+        frames = []
+        for index in uniform(getattr(image, "n_frames", 1), count, span):
+            image.seek(index)
+            image.load()
+            frames.append(open_image(image))
+        return frames
+
+
+def _video(path: str, count: int, span: tuple[float, float]) -> list[Image.Image]:
+    try:
+        import av
+    except ModuleNotFoundError as error:
+        raise RewardError(f"video {path!r} needs PyAV: install 'rl-caption[video]'") from error
+    try:
+        # Decoded to be counted, too: what a container says of its number of frames may be wrong or missing.
+        with av.open(path) as container:
+            total = sum(1 for _ in container.decode(video=0)) if container.streams.video else 0
+        if total == 0:
+            raise RewardError(f"video {path!r} has no frame")
+        wanted = uniform(total, count, span)
+        with av.open(path) as container:
+            every = enumerate(container.decode(video=0))
+            found = {
+                index: frame.to_image().rotate(getattr(frame, "rotation", 0), expand=True)
+                for index, frame in every
+                if index in wanted
+            }
+    except (av.error.FFmpegError, OSError, ValueError) as error:
+        raise RewardError(f"video {path!r} cannot be read: {error}") from error
+    return [found[index] for index in wanted]

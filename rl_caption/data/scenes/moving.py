@@ -1,0 +1,190 @@
+"""Scenes that move: things that move, enter, leave, stay or collide, and the facts about it.
+
+A moving scene is a still one (``world.Scene``) whose things go straight, at constant speed, to where they end; at any
+moment it is a still scene again, which is how it is drawn.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from rl_caption.data.scenes.world import (
+    BACKGROUNDS,
+    EDGE,
+    GAP,
+    PAIRS,
+    RADIUS,
+    Draws,
+    Fact,
+    Kind,
+    Look,
+    Pairs,
+    Scene,
+    Thing,
+    coordinate,
+    draw_looks,
+    facts,
+)
+
+STEP = {"left": (-1, 0), "right": (1, 0), "up": (0, -1), "down": (0, 1)}
+"""Direction -> signs of what a thing's x and y change by."""
+DIRECTIONS = tuple(STEP)
+OPPOSITE = {"left": "right", "right": "left", "up": "down", "down": "up"}
+VERBS = ("moves", "enters", "leaves", "stays")
+LEAST = 350
+"""Shortest way of a thing that moves, in thousandths of the image side."""
+_MOMENTS = 17
+_ATTEMPTS = 60
+_TOUCH = 0.75
+"""Distance of two things that have collided, over the sum of their radii."""
+
+
+@dataclass(frozen=True)
+class Motion:
+    """What a thing does: one of ``VERBS``, its direction ("" where it stays), and its centre at the end."""
+
+    verb: str
+    direction: str
+    x: int
+    y: int
+
+
+@dataclass(frozen=True)
+class MovingScene:
+    """1 to 3 things, no two of the same colour and shape, and what each does; those that move come first.
+
+    ``collision`` are the indices of the first thing, which moves, and of one that it runs into at the end; or None.
+    """
+
+    start: Scene
+    motions: tuple[Motion, ...]
+    collision: tuple[int, int] | None = None
+
+    @property
+    def background(self) -> str:
+        """Colour of the background."""
+        return self.start.background
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """Of each thing its kind, which has no other thing."""
+        return self.start.kinds
+
+    def at(self, moment: float) -> Scene:
+        """The still scene at a moment, 0 at the start and 1 at the end; things may be outside the image."""
+        things = [
+            replace(thing, x=round(thing.x + moment * (to.x - thing.x)), y=round(thing.y + moment * (to.y - thing.y)))
+            for thing, to in zip(self.start.things, self.motions, strict=True)
+        ]
+        return Scene(self.background, tuple(things))
+
+
+def done(scene: MovingScene, index: int) -> frozenset[Fact]:
+    """The facts about what thing ``index`` does.
+
+    Its direction, ``none`` where it stays (also of what enters and leaves); the event that it enters or leaves; its
+    collision, which is one fact of both things.
+    """
+    name, motion = scene.kinds[index].name, scene.motions[index]
+    found = {Fact("direction", name, motion.direction or "none")}
+    if motion.verb in ("enters", "leaves"):
+        found.add(Fact("event", name, motion.verb))
+    if scene.collision is not None and index in scene.collision:
+        names = sorted(scene.kinds[each].name for each in scene.collision)
+        found.add(Fact("collision", " / ".join(names), ""))
+    return frozenset(found)
+
+
+@lru_cache(maxsize=4096)
+def moving_facts(scene: MovingScene) -> frozenset[Fact]:
+    """All facts, the denominator of recall: the still scene's without relations, and what its things do."""
+    still = {fact for fact in facts(scene.start) if fact.kind != "relation"}
+    return frozenset(still.union(*(done(scene, index) for index in range(len(scene.motions)))))
+
+
+def make_moving_scene(seed: int, pairs: Pairs = PAIRS) -> MovingScene:
+    """The moving scene of a seed; a pure function.
+
+    The first thing moves, enters or leaves. Things are clear of each other at all times, but for a collision's two,
+    which touch at the end.
+    """
+    draws = Draws("moving", seed)
+    while True:
+        looks = draw_looks(draws, [1] * draws.weighted((1, 2, 3), (3, 5, 2)), pairs, ())
+        background = draws.choice(BACKGROUNDS)
+        collides = len(looks) > 1 and draws.chance(0.3)
+        placed = _collision(draws, looks[:2]) if collides else []
+        for look in looks[len(placed) :]:
+            added = _added(draws, look, placed)
+            if added is None:
+                break
+            placed.append(added)
+        if len(placed) == len(looks):
+            placed[1:] = sorted(placed[1:], key=lambda pair: pair[1].verb == "stays") if not collides else placed[1:]
+            things, motions = zip(*placed, strict=True)
+            return MovingScene(Scene(background, things), motions, (0, 1) if collides else None)
+
+
+Placed = tuple[Thing, Motion]
+
+
+def _collision(draws: Draws, looks: Sequence[Look]) -> list[Placed]:
+    """Two things on one line, of which the first runs into the other, which stays or comes towards it."""
+    direction = draws.choice(DIRECTIONS)
+    across = STEP[direction][0] != 0
+    radii = [RADIUS[look[2]] for look in looks]
+    line = coordinate(draws, max(radii) + EDGE)
+    comes = draws.chance(0.5)
+    # Along the line, in the direction of the first thing: where it starts, where they touch, where the other starts.
+    touch = round(_TOUCH * sum(radii))
+    first = radii[0] + EDGE
+    last = 1000 - radii[1] - EDGE
+    room = last - first - touch
+    ends = first + (room // 2 if comes else room)
+    found: list[Placed] = []
+    ways = [(first, ends), (last, ends + touch if comes else last)]
+    for (shape, colour, size, texture), (start, end), verb in zip(
+        looks, ways, ("moves", "moves" if comes else "stays"), strict=True
+    ):
+        own = direction if not found else OPPOSITE[direction] if comes else ""
+        start, end = (at if sum(STEP[direction]) > 0 else 1000 - at for at in (start, end))
+        (x, y), (to_x, to_y) = (((at, line) if across else (line, at)) for at in (start, end))
+        found.append((Thing(shape, colour, size, texture, x, y), Motion(verb, own, to_x, to_y)))
+    return found
+
+
+def _added(draws: Draws, look: Look, placed: Sequence[Placed]) -> Placed | None:
+    """A thing that is clear of the others at all times; None where no attempt finds one."""
+    shape, colour, size, texture = look
+    low = RADIUS[size] + EDGE
+    for _ in range(_ATTEMPTS):
+        verb = draws.weighted(VERBS, (4, 2, 2, 3 if placed else 0))
+        direction = "" if verb == "stays" else draws.choice(DIRECTIONS)
+        start = [coordinate(draws, low), coordinate(draws, low)]
+        end = list(start)
+        if direction:
+            axis = 0 if STEP[direction][0] else 1
+            forward = sum(STEP[direction]) > 0
+            before, after = (-low, 1000 + low) if forward else (1000 + low, -low)  # outside the image
+            start[axis] = before if verb == "enters" else start[axis]
+            end[axis] = after if verb == "leaves" else coordinate(draws, low)
+            if (end[axis] - start[axis]) * (1 if forward else -1) < LEAST:
+                continue
+        added = Thing(shape, colour, size, texture, start[0], start[1]), Motion(verb, direction, end[0], end[1])
+        if all(_clear(added, other) for other in placed):
+            return added
+    return None
+
+
+def _clear(one: Placed, two: Placed) -> bool:
+    least = RADIUS[one[0].size] + RADIUS[two[0].size] + GAP
+    moments = [number / (_MOMENTS - 1) for number in range(_MOMENTS)]
+    return all(math.dist(_centre(one, moment), _centre(two, moment)) >= least for moment in moments)
+
+
+def _centre(placed: Placed, moment: float) -> tuple[float, float]:
+    thing, to = placed
+    return thing.x + moment * (to.x - thing.x), thing.y + moment * (to.y - thing.y)

@@ -1,0 +1,240 @@
+"""Sets of judgements of captions of videos; one function for each, named as in ``SETS``."""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rewards.images import Frames
+from rewards.videos import video_frames
+from rl_caption.data.base import DataError
+from rl_caption.data.plain_files import parse_json, shown
+from rl_caption.meta_evaluation.sets.base import (
+    CaptionPairs,
+    RatedCaptions,
+    Row,
+    check_count,
+    image_folder,
+    require,
+    single_spaced,
+)
+
+EMSCORE = "the data of https://github.com/ShiYaya/emscore, whose README links to them"
+VATEX_FILES = ("candidates_list.pkl", "gts_list.pkl", "human_scores.pkl", "video_ids.pkl")
+RATERS = 3
+RIGHT, FOILED = "final_right_video_sentences.json", "final_foil_video_sentences.json"
+SEGMENTS, REFERENCES = "anet_entities_test_1.json", "anet_entities_test_2.json"
+OVERLAP = 0.4
+"""Least part of a reference's seconds that are a sentence's, too, of the released code, whose comment says one half."""
+_VIDEOS = (".mp4", ".webm", ".mkv", ".avi", ".gif")
+_ARRAYS = {
+    ("numpy", "ndarray"),
+    ("numpy", "dtype"),
+    *((f"numpy.{core}.multiarray", name) for core in ("core", "_core") for name in ("_reconstruct", "scalar")),
+    *((f"numpy.{core}.numeric", "_frombuffer") for core in ("core", "_core")),
+    ("_codecs", "encode"),
+}
+"""All that the pickled arrays of VATEX-EVAL are made of; nothing else is called."""
+
+
+_DAMAGED = (
+    *(pickle.UnpicklingError, EOFError, OSError, ValueError, TypeError, AttributeError, LookupError),
+    *(ImportError, MemoryError, OverflowError, RecursionError),
+)
+"""What reading a damaged pickle raises."""
+
+
+class _Arrays(pickle.Unpickler):
+    """Reads lists, texts, numbers and arrays of them; anything else in the file is an error, and is not executed."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in _ARRAYS:
+            raise pickle.UnpicklingError(f"it holds {module}.{name}: expected an array or a list")
+        return super().find_class(module, name)
+
+
+def vatex_eval(
+    folder: Path, images: Path | None = None, partial: bool = False, references: int | None = None, num_frames: int = 10
+) -> list[RatedCaptions]:
+    """Read ``candidates_list.pkl``, ``gts_list.pkl``, ``human_scores.pkl`` and ``video_ids.pkl`` of EMScore's release.
+
+    Shi et al., CVPR 2022: 6 captions each of 3,000 videos of VATEX, which 3 people rated from 1 to 5. Papers print the
+    mean over the people of tau_b and of Spearman's correlation, so each person is a part of the set. ``references`` are
+    so many of those of a video, the first ones; None is all of them (9). ``num_frames`` of a video are looked at
+    (``data.num_frames``), ``images/ID.mp4`` or a folder ``images/ID`` of frames. The released code rounds scores to 4
+    digits first.
+    """
+    name = "vatex_eval"
+    found = [_pickled(require(folder, name, [file], EMSCORE)) for file in VATEX_FILES]
+    captions, written, scores, ids = (np.asarray(each, dtype=object) for each in found)
+    count = len(captions)
+    check_count(name, "captions", count, 18_000, partial)
+    if scores.size != RATERS * count or len(written) != count or len(ids) != count:
+        raise DataError(
+            f"{folder}: {count} captions, references of {len(written)}, {scores.size} ratings and {len(ids)} video ids:"
+            f" expected as many, and {RATERS} ratings of each"
+        )
+    rows = [
+        Row({"caption": text, "id": video, "references": [*texts], "ratings": [*own]}, f"{folder}, caption {number}")
+        for number, (text, texts, own, video) in enumerate(
+            zip(captions, written, scores.reshape(RATERS, count).T, ids, strict=True)
+        )
+    ]
+    most = min(len(row.captions("references")) for row in rows)
+    if references is None:
+        references = most
+    if not 1 <= references <= most:
+        raise DataError(f"references is {references}: expected 1 to {most}, the number of those in the files")
+    videos = _videos(image_folder(folder, images, ["videos", "images"]), [str(video) for video in ids], num_frames)
+    ratings = [[_rating(row, rater) for row in rows] for rater in range(RATERS)]
+    return [
+        RatedCaptions(
+            f"{name}, person {rater + 1}",
+            [row.caption("caption") for row in rows],
+            ratings[rater],
+            [row.text("id") for row in rows],
+            videos,
+            [row.captions("references")[:references] for row in rows],
+            "tau_b",
+            f"ratings of one of {RATERS} people, over whom papers print the mean; {references} references",
+            within_images=True,
+        )
+        for rater in range(RATERS)
+    ]
+
+
+def activitynet_foil(
+    folder: Path, images: Path | None = None, partial: bool = False, num_frames: int = 10
+) -> list[CaptionPairs]:
+    """Read ``final_right_video_sentences.json``, ``final_foil_video_sentences.json`` and ``anet_entities_test_*.json``.
+
+    Shi et al., CVPR 2022: paragraphs of 1,900 videos of ActivityNet Entities, and the same with a wrong noun. Sentences
+    are scored against their segment of the video (``num_frames`` of it; ``images/ID.mp4``, or a folder of frames) and
+    against the sentences of the second file that overlap with it; a paragraph's score is their mean. Sentences that are
+    equal in both do not matter to that, so the pairs here are those that differ; several of a paragraph count each by
+    itself.
+    """
+    name = "activitynet_foil"
+    files = (RIGHT, FOILED, SEGMENTS, REFERENCES)
+    right, foiled, first, second = (_object(require(folder, name, [file], EMSCORE)) for file in files)
+    pairs: list[tuple[str, str, str]] = []
+    references: list[list[str]] = []
+    spans: list[tuple[float, float]] = []
+    excluded: Counter[str] = Counter()
+    own, wrong = (_member(each, "results", folder / file) for each, file in ((right, RIGHT), (foiled, FOILED)))
+    check_count(name, "videos", len(own), 1900, partial)
+    for video in own:
+        true, false = _sentences(own, video, folder / RIGHT), _sentences(wrong, video, folder / FOILED)
+        times, length = _times(first, video, folder / SEGMENTS)
+        if not len(true) == len(false) <= len(times):
+            raise DataError(f"{folder}, {video}: {len(true)} and {len(false)} sentences, {len(times)} timestamps")
+        for place, (one, two) in enumerate(zip(true, false, strict=True)):
+            if one == two:
+                excluded["the sentence is the same in both paragraphs"] += 1
+                continue
+            pairs.append((video, one, two))
+            spans.append((min(times[place][0] / length, 1.0), min(times[place][1] / length, 1.0)))
+            references.append(_overlapping(second, video, times[place], folder / REFERENCES))
+    check_count(name, "pairs", len(pairs))
+    ids, right_ones, foils = (list(column) for column in zip(*pairs, strict=True))
+    return [
+        CaptionPairs(
+            name,
+            right_ones,
+            foils,
+            [1.0] * len(pairs),
+            ["all pairs"] * len(pairs),
+            ids,
+            _videos(image_folder(folder, images, ["videos", "images"]), ids, num_frames, spans),
+            {"overlapping references": references},
+            "the sentence scores higher than its foil; equal scores are wrong",
+            dict(excluded),
+            shown_kinds=False,
+        )
+    ]
+
+
+def _pickled(path: Path) -> Any:
+    try:
+        with path.open("rb") as file:
+            return _Arrays(file).load()
+    except _DAMAGED as error:
+        raise DataError(f"{path} cannot be read as a pickled array: {error}") from error
+
+
+def _rating(row: Row, rater: int) -> float:
+    return Row({"rating": row.values["ratings"][rater]}, row.where).number("rating")
+
+
+def _videos(
+    folder: Path | None, ids: Sequence[str], num_frames: int, spans: Sequence[tuple[float, float]] | None = None
+) -> list[Frames] | None:
+    """Frames of each row's video, or of a part of it; rows of one part have one object."""
+    if folder is None:
+        return None
+    made: dict[Any, Frames] = {}
+    keys = list(zip(ids, spans or [(0.0, 1.0)] * len(ids), strict=True))
+    for key in keys:
+        if key not in made:
+            files = [folder / key[0], *(folder / f"{key[0]}{suffix}" for suffix in _VIDEOS)]
+            file = next((file for file in files if file.exists()), files[1])
+            made[key] = video_frames(file, num_frames, key[1])
+    return [made[key] for key in keys]
+
+
+def _object(path: Path) -> Mapping[str, Any]:
+    content = parse_json(path.read_bytes(), path)
+    if not isinstance(content, dict):
+        raise DataError(f"{path} is {shown(content)}: expected an object")
+    return content
+
+
+def _member(content: Mapping[str, Any], key: str, where: Any) -> Mapping[str, Any]:
+    value = content.get(key)
+    if not isinstance(value, dict):
+        raise DataError(f"{where}: {key!r} is {shown(value)}: expected an object")
+    return value
+
+
+def _sentences(results: Mapping[str, Any], video: str, path: Path) -> list[str]:
+    found = results.get(video)
+    if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
+        raise DataError(f"{path}: {video!r} is {shown(found)}: expected a list of objects with 'sentence'")
+    return [Row(item, f"{path}, {video}").caption("sentence") for item in found]
+
+
+def _times(content: Mapping[str, Any], video: str, path: Path) -> tuple[list[tuple[float, float]], float]:
+    """Start and end of each sentence of a video, and its length, in seconds."""
+    row = Row(_member(content, video, path), f"{path}, {video}")
+    times, length = row.values.get("timestamps"), row.number("duration")
+    try:
+        found = [(float(start), float(end)) for start, end in times]  # type: ignore[union-attr]
+    except (TypeError, ValueError) as error:
+        raise row.refused("timestamps", "pairs of seconds") from error
+    if length <= 0 or not all(0 <= start <= end for start, end in found):
+        raise row.refused("timestamps", "pairs of seconds, in order, of a video longer than 0")
+    return found, length
+
+
+def _overlapping(content: Mapping[str, Any], video: str, time: tuple[float, float], path: Path) -> list[str]:
+    """The sentences of which more than ``OVERLAP`` of the (whole) seconds are in ``time``; all, where there is none."""
+    row = Row(_member(content, video, path), f"{path}, {video}")
+    times, _ = _times(content, video, path)
+    sentences = row.captions("sentences")
+    if len(sentences) != len(times):
+        raise row.refused("sentences", f"{len(times)}, one for each of the timestamps")
+
+    def seconds(span: tuple[float, float]) -> set[int]:
+        return set(range(int(span[0]), int(span[1]) + 1))
+
+    near = [
+        text
+        for text, own in zip(sentences, times, strict=True)
+        if len(seconds(own) & seconds(time)) / len(seconds(own)) > OVERLAP
+    ]
+    return near or [single_spaced(text) for text in sentences]

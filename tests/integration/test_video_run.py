@@ -1,0 +1,165 @@
+"""Videos by the real commands: a dual encoder over frames, a captioner over frames, SCST on EMScore, evaluation."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from rewards.clip.backbone import load_backbone
+from rewards.clip.encoder import CachedEncoder
+from rl_caption.captioners.base import Decoding
+from rl_caption.captioners.loading import load_captioner
+from rl_caption.captioners.transformer import TransformerCaptioner
+from rl_caption.data.base import DataError
+from rl_caption.data.loader import Collate, augment
+from rl_caption.data.scenes import MovingScenesData
+from tests.captioners_for_tests import REFERENCES, tiny_captioner, tiny_rows
+from tests.reward_models_for_tests import reward_model_config
+from tests.training_for_tests import lines, run, scst_config, xe_config
+
+MOVING = {
+    "data": {
+        "format": "moving_scenes",
+        "kwargs": {"num_train": 24, "num_val": 8, "num_test": 4, "num_frames": 3, "image_size": 32},
+    }
+}
+
+
+def video_rows(frames: int, count: int = 3) -> list[Any]:
+    images = tiny_rows(count * frames)
+    return [
+        {
+            "image_id": f"video-{n}",
+            "image": tuple(row["image"] for row in images[n * frames : (n + 1) * frames]),
+            "references": REFERENCES[n],
+        }
+        for n in range(count)
+    ]
+
+
+@pytest.mark.parametrize("stem", ["linear", "conv"])
+def test_a_captioner_reads_frames_in_their_order(tmp_path: Path, stem: str) -> None:
+    captioner = tiny_captioner(num_frames=3, patch_stem=stem)
+    rows = video_rows(3)
+    inputs = captioner.preprocess(rows)
+    assert inputs["pixel_values"].shape == (3, 3, 3, 16, 16)
+    frame = captioner.policy.encoder.embedding.frame
+    frame.data.normal_(std=1.0)
+    states = captioner.policy.encoder(**inputs).last_hidden_state
+    assert states.shape == (3, 3 * 4, 32)
+    backwards = [{**row, "image": row["image"][::-1]} for row in rows]
+    assert not torch.allclose(captioner.policy.encoder(**captioner.preprocess(backwards)).last_hidden_state, states)
+    captioner.cached.clear()
+    still = tiny_captioner(patch_stem=stem)
+    assert "encoder.embedding.frame" not in still.policy.state_dict()
+    embedded = captioner.policy.encoder.embedding(inputs["pixel_values"])
+    one = captioner.policy.encoder.embedding.stem(inputs["pixel_values"][:, 1]).flatten(2).transpose(1, 2)
+    assert torch.allclose(embedded[:, 4:8], one + captioner.policy.encoder.embedding.position + frame[1], atol=1e-6)
+    captioner.save_pretrained(captioner.policy, tmp_path)
+    again = TransformerCaptioner.from_pretrained(tmp_path)
+    decoding = Decoding(max_new_tokens=8)
+    assert torch.equal(
+        again.generate(again.policy, again.preprocess(rows), decoding),
+        captioner.generate(captioner.policy, inputs, decoding),
+    )
+
+
+def test_another_number_of_frames_is_refused() -> None:
+    with pytest.raises(DataError, match="'video-0' has 2 frames, the captioner reads 3"):
+        tiny_captioner(num_frames=3).preprocess(video_rows(2))
+    with pytest.raises(DataError, match="'image-0' has 1 frames, the captioner reads 3"):
+        tiny_captioner(num_frames=3).preprocess(tiny_rows(1))
+    with pytest.raises(DataError, match="'video-0' has 3 frames, the captioner reads 1"):
+        tiny_captioner().preprocess(video_rows(3))
+
+
+def test_all_frames_of_a_video_are_seen_in_the_same_view() -> None:
+    captioner, names = tiny_captioner(num_frames=3), ("horizontal", "crop", "rotate")
+    rows = video_rows(3)
+    pixels = captioner.preprocess(rows)["pixel_values"]
+    found = Collate(captioner, augmentations=names, seed=3)([(row, 5) for row in rows]).inputs["pixel_values"]
+    for row, frames, views in zip(rows, pixels, found, strict=True):
+        for frame, view in zip(frames, views, strict=True):
+            assert torch.allclose(augment(frame, names, 3, 5, row["image_id"]), view, atol=1e-6)
+
+
+def test_older_captioners_are_read_as_captioners_of_images(tmp_path: Path) -> None:
+    captioner = tiny_captioner()
+    captioner.save_pretrained(captioner.policy, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["num_frames"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert TransformerCaptioner.from_pretrained(tmp_path).policy.config.num_frames == 1
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dual encoder and a captioner of moving scenes, hardly trained."""
+    folder = tmp_path_factory.mktemp("videos")
+    teacher = reward_model_config(folder / "teacher", "contrastive", **MOVING)
+    ended = run(teacher, folder / "teacher", "reward_model")
+    assert ended.code == 0, ended.output
+    xe = xe_config(folder / "xe", **MOVING, **{"model.kwargs.num_frames": 3, "model.kwargs.image_size": 32})
+    ended = run(xe, folder / "xe")
+    assert ended.code == 0, ended.output
+    return folder
+
+
+def test_the_encoder_that_was_trained_scores_as_it_was_trained(trained: Path) -> None:
+    """Retrieval by the mean of the frames' embeddings, as validation of the training computed it."""
+    rows = MovingScenesData(**MOVING["data"]["kwargs"]).split("val")
+    cached = CachedEncoder(load_backbone(str(trained / "teacher" / "export" / "best")))
+    videos = cached.embed_images([row["image"] for row in rows])
+    texts = [(index, text) for index, row in enumerate(rows) for text in row["references"]]
+    captions = cached.embed_texts([text for _, text in texts])
+    nearest = (captions @ videos.T).argmax(axis=1)
+    recall = float(np.mean(nearest == [index for index, _ in texts]))
+    by_step = {line["step"]: line for line in lines(trained / "teacher") if "val/retrieval_r1" in line}
+    best = json.loads((trained / "teacher" / "result.json").read_text())["best_step"]
+    assert by_step[best]["val/t2i_r1"] == pytest.approx(recall, abs=1e-6)
+
+
+def test_scst_on_frames_with_a_video_reward(trained: Path) -> None:
+    folder = trained / "scst"
+    reward = {"emscore": {"weight": 1.0, "kwargs": {"backbone": str(trained / "teacher" / "export" / "best")}}}
+    config = scst_config(folder, trained / "xe" / "export" / "best", **MOVING, **{"reward.terms": reward})
+    ended = run(config, folder, "scst")
+    assert ended.code == 0, ended.output
+    assert all(-0.5 <= line["reward/emscore"] <= 1 for line in lines(folder) if "reward/emscore" in line)
+    assert (folder / "report.html").is_file()
+
+
+def test_animated_files_are_captioned(trained: Path, tmp_path: Path) -> None:
+    rows = MovingScenesData(**MOVING["data"]["kwargs"]).split("train")[:8]
+    written = []
+    for row in rows:
+        first, *others = [frame.render() for frame in row["image"]]  # type: ignore[union-attr]
+        assert isinstance(first, Image.Image)
+        first.save(tmp_path / f"{row['image_id']}.png", save_all=True, append_images=others)  # animated PNG
+        written += [{"image": f"{row['image_id']}.png", "references": row["references"], "split": "train"}]
+    written += [{**line, "image": f"v{line['image']}", "split": "val"} for line in written[:2]]
+    for line in written[-2:]:
+        Image.open(tmp_path / line["image"][1:]).save(tmp_path / line["image"], save_all=True)
+        with Image.open(tmp_path / line["image"]) as image:
+            image.transpose(Image.Transpose.ROTATE_90).save(tmp_path / line["image"])
+    (tmp_path / "data.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in written))
+    data = {"data": {"format": "jsonl", "path": str(tmp_path / "data.jsonl"), "num_frames": 3}}
+    folder = tmp_path / "run"
+    config = scst_config(folder, trained / "xe" / "export" / "best", **data)
+    ended = run(config, folder, "scst")
+    assert ended.code == 0, ended.output
+    captioner = load_captioner(str(trained / "xe" / "export" / "best"))
+    assert captioner.preprocess(rows)["pixel_values"].shape == (8, 3, 3, 32, 32)
+
+
+def test_distillation_of_videos_is_refused(trained: Path, tmp_path: Path) -> None:
+    changes = {"teacher": {"name": str(trained / "teacher" / "export" / "best")}, "model.kwargs.context_length": 32}
+    ended = run(reward_model_config(tmp_path, "distill_image", **MOVING, **changes), tmp_path, "reward_model")
+    assert ended.code in (1, 2), ended.output
+    assert "reads images, the data are videos" in ended.output

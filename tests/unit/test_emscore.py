@@ -1,0 +1,154 @@
+"""EMScore: greedy matching by hand, token embeddings against the models', weights of tokens, references, errors."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import open_clip
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+from rewards.base import RewardError
+from rewards.clip.backbone import Backbone, load_backbone
+from rewards.clip.clipscore import ClipScore
+from rewards.clip.dual import DualConfig, PretrainedDual
+from rewards.clip.emscore import EmScore, RefEmScore, greedy_f1, token_idf
+from rewards.registry import build
+from tests.clip_for_tests import ARCHITECTURE, Counted, Drawn, noise_image, tiny_checkpoint, tiny_student
+from tests.encoders_for_tests import save_text_encoder
+
+TEXTS = ["a cat", "two black dogs look at the camera"]
+VIDEO = [noise_image(1), noise_image(2), noise_image(3)]
+
+
+@pytest.fixture(scope="module")
+def backbone(tmp_path_factory: pytest.TempPathFactory) -> Backbone:
+    return load_backbone(ARCHITECTURE, tiny_checkpoint(tmp_path_factory.mktemp("tiny")))
+
+
+def test_greedy_matching_by_hand() -> None:
+    cosines = np.array([[0.9, 0.1, 0.3], [0.2, 0.6, 0.4]])
+    precision = 0.75 * 0.9 + 0.25 * 0.6
+    recall = (0.9 + 0.6 + 0.4) / 3
+    f1 = greedy_f1(cosines, np.array([0.75, 0.25]), np.full(3, 1 / 3))
+    assert f1 == pytest.approx(2 * precision * recall / (precision + recall))
+    assert greedy_f1(-cosines, np.array([0.75, 0.25]), np.full(3, 1 / 3)) == 0
+
+
+def test_weights_of_tokens_by_hand() -> None:
+    weights = token_idf([[1, 5, 5, 9], [1, 5, 9], [1, 6, 9]])
+    assert weights[1] == 0
+    assert weights[5] == pytest.approx(math.log(4 / 3))
+    assert weights[6] == pytest.approx(math.log(4 / 2))
+    assert weights[9] == pytest.approx((math.log(4 / 3) + math.log(2)) / 4)
+
+
+def by_hand(backbone: Any, text: str, other: np.ndarray, weights: Any = None) -> tuple[float, float]:
+    """Coarse and fine, from the tower's own layers; ``other`` [P, D] with equal weights."""
+    model = backbone.model
+    ids = open_clip.tokenize([text])
+    with torch.no_grad():
+        hidden = model.token_embedding(ids) + model.positional_embedding
+        hidden = model.ln_final(model.transformer(hidden, attn_mask=model.attn_mask)) @ model.text_projection
+    end = int(ids.argmax())
+    tokens = normalize(hidden[0, : end + 1], dim=-1).numpy().astype(float)
+    cosines = tokens @ other.T
+    own = np.ones(len(tokens)) if weights is None else np.array([weights(int(token)) for token in ids[0, : end + 1]])
+    precision, recall = cosines.max(1) @ own / own.sum(), cosines.max(0).mean()
+    mean = other.mean(0)
+    fine = 2 * precision * recall / (precision + recall) if min(precision, recall) > 0 else 0.0
+    return float(tokens[-1] @ mean / np.linalg.norm(mean)), float(fine)
+
+
+@pytest.mark.parametrize("idf", [None, ["a cat", "a dog", "two cats"]])
+def test_scores_by_hand(backbone: Backbone, idf: list[str] | None) -> None:
+    frames = backbone.encode_images(VIDEO).numpy().astype(float)
+    weights = None
+    if idf is not None:
+        every = [open_clip.tokenize([text])[0] for text in idf]
+        table = token_idf([ids[: int(ids.argmax()) + 1].tolist() for ids in every])
+        weights = lambda token: table.get(token, math.log(4))  # noqa: E731
+    columns = {"image": [VIDEO, VIDEO[::-1]]}
+    scores = {
+        parts: EmScore(backbone, parts=parts, idf_captions=idf)(None, TEXTS, **columns)
+        for parts in ("coarse", "fine", "both")
+    }
+    for row, text in enumerate(TEXTS):
+        coarse, fine = by_hand(backbone, text, frames, weights)
+        assert scores["coarse"][row] == pytest.approx(coarse, abs=1e-6)
+        assert scores["fine"][row] == pytest.approx(fine, abs=1e-6)
+        assert scores["both"][row] == pytest.approx((coarse + fine) / 2, abs=1e-6)
+
+
+def test_coarse_is_the_cosine_of_clipscore(backbone: Backbone) -> None:
+    found = ClipScore(backbone, prefix="", w=1.0)(None, TEXTS, image=[VIDEO, noise_image(4)])
+    coarse = EmScore(backbone, parts="coarse")(None, TEXTS, image=[VIDEO, noise_image(4)])
+    assert found == pytest.approx(np.maximum(coarse, 0).tolist(), abs=1e-6)
+
+
+def test_the_score_with_references_is_the_mean_with_the_best_one(backbone: Backbone) -> None:
+    score, plain = RefEmScore(backbone), EmScore(backbone)
+    columns: dict[str, Any] = {"image": [VIDEO, VIDEO], "references": [["a dog runs", TEXTS[0]], ["a red house"]]}
+    found = score(None, TEXTS, **columns)
+    alone = plain(None, TEXTS, **columns)
+    assert found[0] == pytest.approx((alone[0] + 1) / 2, abs=1e-6), "a caption that is a reference matches it fully"
+    tokens = backbone.encode_tokens(["a red house"])[0][1].numpy().astype(float)
+    _, fine = by_hand(backbone, TEXTS[1], tokens)
+    coarse = float(tokens[-1] @ backbone.encode_texts([TEXTS[1]])[0].numpy())
+    assert found[1] == pytest.approx((alone[1] + (coarse + fine) / 2) / 2, abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["masked", "full", "dual"])
+def test_the_pooled_token_is_the_captions_embedding(tmp_path: Path, kind: str) -> None:
+    if kind == "dual":
+        image, text = "tests.encoders_for_tests:TinyImageEncoder", save_text_encoder(tmp_path / "text")
+        PretrainedDual(DualConfig(image, text, embed_dim=8, hidden=10, pool="last")).save_pretrained(tmp_path)
+    else:
+        tiny_student(tmp_path, kind)
+    encoder = load_backbone(str(tmp_path))
+    found = encoder.encode_tokens(TEXTS)
+    assert torch.allclose(torch.stack([rows[-1] for _, rows in found]), encoder.encode_texts(TEXTS), atol=1e-5)
+    assert (
+        [len(ids) for ids, _ in found]
+        == [len(rows) for _, rows in found]
+        == encoder.token_lengths(encoder.token_ids(TEXTS)).tolist()
+    )
+    low, high = (score := EmScore(encoder)).bounds
+    assert all(low <= value <= high for value in score(None, TEXTS, image=[VIDEO, VIDEO]))
+
+
+def test_frames_are_embedded_a_single_time(backbone: Backbone, tmp_path: Path) -> None:
+    counted: Any = Counted(backbone)
+    counted.has_tokens, counted.encode_tokens = True, backbone.encode_tokens
+    score = EmScore(counted, cache_dir=tmp_path)
+    video = [Drawn(1), Drawn(2)]
+    first = score(None, TEXTS * 2, image=[video, VIDEO] * 2)
+    assert counted.images == 5
+    assert score(None, TEXTS, image=[video, VIDEO]) == first[:2]
+    assert counted.images == 5
+    again = pickle.loads(pickle.dumps(EmScore(backbone, idf_captions=TEXTS)))
+    assert again.signature == EmScore(backbone, idf_captions=TEXTS).signature
+    assert "idf of 2 captions" in again.signature
+    assert "both" in again.signature
+
+
+def test_errors(backbone: Backbone, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="parts is 'middle'"):
+        EmScore(backbone, parts="middle")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"idf_captions: .*none\.txt"):
+        EmScore(backbone, idf_captions=tmp_path / "none.txt")
+    with pytest.raises(ValueError, match="idf_captions has no caption"):
+        EmScore(backbone, idf_captions=[" "])
+    with pytest.raises(ValueError, match="tells no embeddings of tokens"):
+        EmScore(Counted(backbone))
+    with pytest.raises(RewardError, match="needs the column 'references'"):
+        RefEmScore(backbone)(None, ["a cat"], image=[VIDEO])
+    with pytest.raises(ValueError, match="PAC-S needs a checkpoint"):
+        build("pac_s_video", backbone="ViT-B-32")
+    assert build("ref_pac_s_video", backbone=backbone).__name__ == "ref_pac_s_video"
+    assert EmScore(backbone)(None, [], image=[]) == []

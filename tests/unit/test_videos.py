@@ -1,0 +1,140 @@
+"""Videos as data: folders of frames, animated images and video files; sampling, errors, checks, cache keys."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from rewards.base import RewardError
+from rewards.images import image_identity, open_image
+from rewards.videos import uniform, video_frames
+from rl_caption.config.schema import DataConfig
+from rl_caption.data.base import DataError
+from rl_caption.data.checks import check_data, check_row_images
+from rl_caption.data.formats import build_data
+
+REDS = range(0, 240, 20)
+"""Red of each of 12 frames."""
+
+
+def make_video(path: Path, kind: str, reds: range = REDS) -> Path:
+    """Write frames of one colour each, as a folder, a GIF, a WebP or an MPEG-4 file."""
+    frames = [Image.new("RGB", (32, 32), (red, 0, 0)) for red in reds]
+    if kind == "folder":
+        path.mkdir()
+        for number, frame in enumerate(frames):
+            frame.save(path / f"f{number}.png")  # f10 comes after f9
+        (path / "notes.txt").write_text("no frame")
+        return path
+    path = path.with_suffix(f".{kind}")
+    if kind == "mp4":
+        av = pytest.importorskip("av", reason="PyAV is not installed")
+        with av.open(str(path), "w") as container:
+            stream = container.add_stream("mpeg4", rate=10)
+            stream.width, stream.height, stream.pix_fmt, stream.bit_rate = 32, 32, "yuv420p", 4_000_000
+            for frame in frames:
+                container.mux(stream.encode(av.VideoFrame.from_image(frame)))
+            container.mux(stream.encode())
+        return path
+    options = {"lossless": True} if kind == "webp" else {}
+    frames[0].save(path, save_all=True, append_images=frames[1:], duration=100, **options)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("total", "count", "indices"),
+    [(12, 4, [1, 4, 7, 10]), (12, 1, [6]), (5, 5, [0, 1, 2, 3, 4]), (2, 4, [0, 0, 1, 1]), (1, 3, [0, 0, 0])],
+)
+def test_frames_are_centres_of_equal_segments(total: int, count: int, indices: list[int]) -> None:
+    assert uniform(total, count) == indices
+
+
+@pytest.mark.parametrize(
+    ("span", "indices"), [((0.5, 1.0), [7, 10]), ((0.0, 0.2), [0, 1]), ((0.4, 0.4), [4, 4]), ((1.0, 1.0), [11, 11])]
+)
+def test_frames_of_a_part(span: tuple[float, float], indices: list[int]) -> None:
+    assert uniform(12, 2, span) == indices
+
+
+@pytest.mark.parametrize("kind", ["folder", "gif", "webp", "mp4"])
+def test_frames_of_every_kind_of_video(tmp_path: Path, kind: str) -> None:
+    frames = pickle.loads(pickle.dumps(video_frames(make_video(tmp_path / "a", kind), 4)))
+    reds = [np.asarray(open_image(frame))[16, 16, 0] for frame in frames]
+    assert np.abs(np.array(reds, int) - [20, 80, 140, 200]).max() <= (12 if kind == "mp4" else 0)
+    assert open_image(frames[0]).mode == "RGB"
+    same, other = video_frames(frames[0].path, 4), video_frames(frames[0].path, 5)
+    assert image_identity(same) == image_identity(frames) != image_identity(other)
+
+
+def test_a_changed_video_is_another_one(tmp_path: Path) -> None:
+    path = make_video(tmp_path / "a", "gif")
+    frames = video_frames(path, 2)
+    key, first = image_identity(frames), open_image(frames[0]).tobytes()
+    make_video(tmp_path / "a", "gif", range(100, 200, 10))
+    assert image_identity(frames) != key
+    assert open_image(frames[0]).tobytes() != first
+
+
+@pytest.mark.parametrize("broken", ["missing.gif", "empty", "text.gif", "text.mp4", "missing.mp4"])
+def test_unusable_videos_are_named(tmp_path: Path, broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / broken
+    if broken == "empty":
+        path.mkdir()
+    elif broken.startswith("text"):
+        path.write_text("no video")
+    if broken == "text.mp4":
+        monkeypatch.setitem(sys.modules, "av", None)
+    with pytest.raises(RewardError, match=rf"{broken}.*" + (r"rl-caption\[video\]" if broken == "text.mp4" else "")):
+        open_image(video_frames(path, 2)[1])
+    for count, span in ((0, (0.0, 1.0)), (2, (0.5, 0.4))):
+        with pytest.raises(ValueError, match=f"{count} frames from {span[0]}"):
+            video_frames(path, count, span)
+
+
+def test_a_file_that_is_no_video_is_named(tmp_path: Path) -> None:
+    pytest.importorskip("av", reason="PyAV is not installed")
+    (tmp_path / "text.mp4").write_text("no video")
+    with pytest.raises(RewardError, match=r"text\.mp4' cannot be read"):
+        open_image(video_frames(tmp_path / "text.mp4", 2)[0])
+
+
+def test_generated_images_are_no_videos() -> None:
+    data = build_data(DataConfig(format="scenes", num_frames=3, kwargs={"num_train": 2}))
+    with pytest.raises(DataError, match=r"data\.num_frames is 3, but the image of 'train-000000' is no file"):
+        data.split("train")[0]
+
+
+@pytest.mark.parametrize("format", ["jsonl", "karpathy"])
+def test_every_format_gives_videos_and_the_checks_read_them(tmp_path: Path, format: str) -> None:
+    kinds = {"folder": "a", "gif": "b.gif", "webp": "c.webp"}
+    for kind, name in kinds.items():
+        make_video(tmp_path / name.split(".")[0], kind, range(10, 250, 20 + len(name)))
+    names = [*kinds.values(), "d.gif", "e"]
+    (tmp_path / "d.gif").write_bytes(b"GIF89a, cut off")
+    lines = [{"image": name, "references": ["a dog runs"]} for name in names]
+    path = tmp_path / "data.jsonl"
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    if format == "karpathy":
+        path = tmp_path / "dataset.json"
+        images = [
+            {"filename": name, "imgid": number, "split": "train", "sentences": [{"raw": "a dog runs"}]}
+            for number, name in enumerate(names)
+        ]
+        path.write_text(json.dumps({"images": images}))
+    data = build_data(DataConfig(format=format, path=str(path), num_frames=3))  # type: ignore[arg-type]
+    assert [len(row["image"]) for row in data.split("train")] == [3] * 5  # type: ignore[arg-type]
+    cache = tmp_path / "cache.json"
+    with pytest.raises(DataError, match=r"1 missing images.*/e'(.|\n)*1 unreadable images.*d\.gif"):
+        check_data(data, ["train"], cache=cache)
+    remembered = json.loads(cache.read_text())["oriented images, 3 frames"]
+    assert [Path(name).name for name in remembered] == ["b.gif", "c.webp"]
+    report = check_data(data, ["train"], on_bad="skip", cache=cache)
+    assert list(report.kept["train"]) == [0, 1, 2]
+    with pytest.raises(DataError, match="2 of 5 cannot be used"):
+        check_row_images(data.split("train"), "the reward")

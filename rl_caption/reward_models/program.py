@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from rewards.clip.dual import PretrainedDual
 from rewards.clip.encoder import chunks
 from rewards.clip.preprocessing import Preprocessing, embed_by_length, preprocessing_of
-from rl_caption.config.reward_models import CLIP_TASKS, TEXT_TASKS, RewardModelConfig
+from rl_caption.config.reward_models import CLIP_TASKS, LOSS, TEXT_TASKS, RewardModelConfig
 from rl_caption.data.base import Row
 from rl_caption.data.checks import check_row_images
 from rl_caption.data.encode_features import made_by, recorded
@@ -120,7 +120,6 @@ def train_reward_model(config: RewardModelConfig) -> TrainState:
         tokens = _texts(config, context, model, "text" in towers)
         inputs = pixels if "image" in towers else None, tokens if "text" in towers else None
         collate = _collate(config, context, *inputs, positives)
-        by_loss = config.eval.best_by == "val/loss"
         loss = objective(config)
         validate = embedding_validator(
             context.accelerator,
@@ -133,7 +132,7 @@ def train_reward_model(config: RewardModelConfig) -> TrainState:
             teacher,
             validation_triplets(context.val_rows, train.seed) if is_specific else None,
             _validation_negatives(config, collate.negatives, context.val_rows),
-            ValidationLoss(loss, collate, train.batch_size) if by_loss else None,
+            ValidationLoss(loss, collate, train.batch_size) if config.eval.best_by == LOSS else None,
         )
         if teacher is not None:
             teacher.prepare(context.train_rows, train.captions, config.teacher.cache_mb * 2**20)
@@ -153,7 +152,7 @@ def train_reward_model(config: RewardModelConfig) -> TrainState:
             state,
             validate=validate,
             export=model.export,
-            metric_range="nats" if by_loss else "0 to 1" if len(towers) > 1 else "-1 to 1",
+            metric_range="nats" if metric == LOSS else "0 to 1" if len(towers) > 1 else "-1 to 1",
             validate_first=model.is_trained,
         ).fit()
 

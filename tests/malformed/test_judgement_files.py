@@ -89,6 +89,9 @@ def damaged(path: Path, content: bytes, numbers: random.Random) -> bytes:
     if path.suffix == ".mat" or numbers.random() < 0.2:
         # Cut off only: SciPy's reader may crash on MATLAB files with other bytes in them.
         return content[: numbers.randrange(len(content))]
+    if path.suffix == ".pkl":
+        at = numbers.randrange(len(content))
+        return content[:at] + bytes([numbers.randrange(256)]) + content[at + 1 :]
     text = content.decode()
     json_value, field = r'"[^"]*"|-?[\d.]+|true|false|\[[^][]*\]', r"[^\t;,\n]+|[\t;,\n]"
     place = numbers.choice(list(re.finditer(json_value if path.suffix.startswith(".json") else field, text)))

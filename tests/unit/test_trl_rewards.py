@@ -46,7 +46,8 @@ def every_reward(folder: Path) -> dict[str, Reward]:
     arguments |= dict.fromkeys(("clipscore", "ref_clipscore", "retrieval", "specs"), clip)
     arguments |= dict.fromkeys(("l_clipscore", "ref_l_clipscore"), student)
     loaded = {"backbone": load_backbone(ARCHITECTURE, clip["pretrained"])}
-    arguments |= dict.fromkeys(("pac_s", "ref_pac_s"), loaded)
+    videos = ("emscore", "ref_emscore", "pac_s_video", "ref_pac_s_video")
+    arguments |= dict.fromkeys(("pac_s", "ref_pac_s", *videos), loaded)
     arguments["bertscore"] = {"model": str(tiny_bert(folder / "bert")), "layers": 2}
     (folder / "synonyms.txt").write_text("circle\nsquare\n")
     arguments["chair"] = {"synonyms": str(folder / "synonyms.txt")}

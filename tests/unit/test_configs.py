@@ -169,6 +169,8 @@ def test_coco_is_evaluated_as_in_the_literature() -> None:
 def test_models_that_the_documentation_names_are_made_by_a_configuration() -> None:
     made = {f"{config.run.dir}/export/best" for config in map(parsed, TRAINING) if hasattr(config, "run")}
     pages = {page.name: page.read_text() for page in (CONFIGS.parent / "docs").glob("*.md")}
+    commands = re.findall(r"--run\.dir (runs/[\w/]+)", "\n".join(pages.values()))
+    made |= {f"{folder}/export/best" for folder in commands}
     found = {(name, folder) for name, text in pages.items() for folder in re.findall(r"runs/[\w/]+/export[\w/]*", text)}
     assert ("judging.md", "runs/scenes/lclip/export/best") in found
     assert [(name, folder) for name, folder in sorted(found) if folder not in made] == []

@@ -1,7 +1,7 @@
 """Captions of photos and sentences that nobody can draw, as input of ``concreteness`` (docs/icc.md).
 
     python -m benchmarks.studies.concreteness_captions --photos data/flickr8k/dataset.json captions_val2017.json \
-        --sentences descriptions.txt /usr/share/games/fortunes/*[!8t] --out runs/icc/texts
+        --sentences descriptions.txt /usr/share/games/fortunes/wisdom --out runs/icc/texts
 
 Writes ``train.txt`` (all distinct captions and sentences, for a language model), ``photos.txt`` (captions of photos),
 ``captions.txt`` (``--count`` of each kind and of titles by rules, shuffled) and ``ratings.jsonl``: a weak label instead

@@ -24,7 +24,7 @@ from rewards.images import frames_of
 Parts = Literal["both", "coarse", "fine"]
 
 
-class Matched(NamedTuple):
+class Embedded(NamedTuple):
     """What is compared: a caption with its tokens, or a video with its frames. All embeddings have length 1."""
 
     whole: Floats
@@ -68,7 +68,7 @@ class EmScore(ClipScore):
         parts: ``both``, or ``coarse`` or ``fine`` alone.
         idf_captions: captions, or a file with one a line, such as those of the training split, whose inverse document
             frequencies weigh the tokens (``token_idf``); None weighs all alike.
-        prefix: put before captions and references; the released code has none.
+        prefix: put before captions and references; None, as in the released code, for none.
 
     Raises:
         ValueError: an argument is wrong, or the weights cannot be found or loaded, or tell no embeddings of tokens.
@@ -85,7 +85,7 @@ class EmScore(ClipScore):
         *,
         parts: Parts = "both",
         idf_captions: Sequence[str] | str | Path | None = None,
-        prefix: str = "",
+        prefix: str | None = None,
         **encoder: Any,
     ) -> None:
         if parts not in get_args(Parts):
@@ -102,7 +102,7 @@ class EmScore(ClipScore):
         self._idf: Mapping[int, float] | None = None
         self._idf_name = "no idf"
         if captions is not None:
-            ids = self._encoder.token_ids([prefix + text for text in captions])
+            ids = self._encoder.token_ids([self.prefix + text for text in captions])
             ends = self._encoder.token_lengths(ids)
             self._idf = token_idf([row[:end].tolist() for row, end in zip(ids, ends.tolist(), strict=True)])
             self._unseen = math.log(len(captions) + 1)
@@ -139,7 +139,7 @@ class EmScore(ClipScore):
             scores[row] = (scores[row] + max(self._score(captions[texts[row]], captions[text]) for text in own)) / 2
         return checked_scores(self, scores, len(texts))
 
-    def _score(self, caption: Matched, other: Matched) -> float:
+    def _score(self, caption: Embedded, other: Embedded) -> float:
         coarse = fine = 0.0
         if self.parts != "fine":
             coarse = float(np.clip(caption.whole @ other.whole, -1, 1))
@@ -147,13 +147,13 @@ class EmScore(ClipScore):
             fine = min(greedy_f1(caption.parts @ other.parts.T, caption.weights, other.weights), 1.0)
         return (coarse + fine) / 2 if self.parts == "both" else coarse + fine
 
-    def _captions(self, texts: Sequence[str]) -> dict[str, Matched]:
+    def _captions(self, texts: Sequence[str]) -> dict[str, Embedded]:
         distinct = list(dict.fromkeys(texts))
         prefixed = [self.prefix + text for text in distinct]
         wholes = self.backbone.embed_texts(prefixed).astype(np.float64)
         if self.parts == "coarse":
             empty = np.zeros((0, 0))
-            return {text: Matched(whole, empty, empty) for text, whole in zip(distinct, wholes, strict=True)}
+            return {text: Embedded(whole, empty, empty) for text, whole in zip(distinct, wholes, strict=True)}
         found = {}
         for text, whole, (ids, tokens) in zip(distinct, wholes, self._encoder.encode_tokens(prefixed), strict=True):
             weights = np.ones(len(ids))
@@ -161,10 +161,10 @@ class EmScore(ClipScore):
                 weights = np.array([self._idf.get(token, self._unseen) for token in ids.tolist()])
             if weights.sum() <= 0:
                 raise RewardError(f"reward {self.__name__!r}: all tokens of {text!r:.80} have the weight 0")
-            found[text] = Matched(whole, tokens.numpy().astype(np.float64), weights / weights.sum())
+            found[text] = Embedded(whole, tokens.numpy().astype(np.float64), weights / weights.sum())
         return found
 
-    def _videos(self, images: Sequence[Any]) -> dict[int, Matched]:
+    def _videos(self, images: Sequence[Any]) -> dict[int, Embedded]:
         """By id of the object; embeddings of frames, one by one, are cached as those of images."""
         videos = {id(image): frames_of(image) for image in images}
         rows = self.backbone.embed_images([*chain(*videos.values())])
@@ -172,7 +172,7 @@ class EmScore(ClipScore):
         for key, frames in videos.items():
             own = rows[start : start + len(frames)]
             start += len(frames)
-            found[key] = Matched(mean_embedding(own).astype(np.float64), own, np.full(len(own), 1 / len(own)))
+            found[key] = Embedded(mean_embedding(own).astype(np.float64), own, np.full(len(own), 1 / len(own)))
         return found
 
 

@@ -97,21 +97,10 @@ class PacVideoScore(EmScore):
         super().__init__(**_tuned(backbone, pretrained, tuned_from), **arguments)
 
 
-class RefPacVideoScore(RefEmScore):
+class RefPacVideoScore(PacVideoScore, RefEmScore):
     """RefPAC-S for video: (PAC-S of the video + the best of the references) / 2. Arguments as for ``PacVideoScore``."""
 
     __name__ = "ref_pac_s_video"
-
-    @passes_on(RefEmScore)
-    def __init__(
-        self,
-        backbone: EncoderSource | None = None,
-        pretrained: str | None = None,
-        *,
-        tuned_from: str | None = None,
-        **arguments: Any,
-    ) -> None:
-        super().__init__(**_tuned(backbone, pretrained, tuned_from), **arguments)
 
 
 def _tuned(backbone: EncoderSource | None, pretrained: str | None, tuned_from: str | None) -> dict[str, Any]:

@@ -148,39 +148,15 @@ class ObjectDetector(Protocol):
 class ChairCounts(NamedTuple):
     """Of a caption, or summed over several."""
 
-    hallucinated: float
+    hallucinated_mentions: float
     """Mentions of objects that are not in the image."""
     mentions: float
-    hallucinating: float
+    hallucinated_captions: float
     """Captions with such a mention."""
-    told: float
+    mentioned_objects: float
     """Objects of the image that the caption mentions."""
     objects: float
     """Objects of the image."""
-
-
-class ChairScores(NamedTuple):
-    """Of a set of captions; each in [0, 1]."""
-
-    chair_i: float
-    """Hallucinated mentions of objects over all mentions."""
-    chair_s: float
-    """Captions with a hallucinated object over all captions."""
-    recall: float
-    """Objects of the images that their captions mention over all objects of the images."""
-
-
-def chair(mentions: Sequence[Sequence[str]], objects: Sequence[Collection[str]]) -> ChairScores:
-    """CHAIR of N captions: the objects that each mentions, and those of its image. Raises ``ValueError`` for none."""
-    if not mentions:
-        raise ValueError("CHAIR needs at least one caption")
-    rows = [chair_counts(own, known) for own, known in zip(mentions, objects, strict=True)]
-    total = ChairCounts(*map(sum, zip(*rows, strict=True)))
-    return ChairScores(
-        total.hallucinated / max(1, total.mentions),
-        total.hallucinating / len(rows),
-        total.told / max(1, total.objects),
-    )
 
 
 def chair_counts(mentions: Sequence[str], objects: Collection[str]) -> ChairCounts:
@@ -309,10 +285,10 @@ class Chair:
 
     def _score(self, own: ChairCounts) -> float:
         if self.measure == "recall":
-            return own.told / own.objects if own.objects else 1.0
+            return own.mentioned_objects / own.objects if own.objects else 1.0
         if self.measure == "caption":
-            return float(not own.hallucinating)
-        return 1 - own.hallucinated / own.mentions if own.mentions else 1.0
+            return float(not own.hallucinated_captions)
+        return 1 - own.hallucinated_mentions / own.mentions if own.mentions else 1.0
 
 
 def _load_detector(name: str, kwargs: Mapping[str, Any]) -> ObjectDetector:

@@ -247,7 +247,7 @@ class RewardModelConfig:
         model: what is trained.
         teacher: what is distilled.
         loss: weights of its terms.
-        negatives: ``contrastive``: false captions of each image.
+        negatives: ``contrastive``, ``distill_text``, ``distill_dual``: false captions of each image.
         data: images and captions.
         train: optimisation.
         eval: validation: retrieval, agreement with the teacher, the loss.

@@ -51,7 +51,5 @@ def add_chair(
 
 def chair_of_sums(sums: NDArray[np.float64], count: int) -> NDArray[np.float64]:
     """``CHAIR_KEYS`` [S, 3] of ``rewards.text.chair.ChairCounts`` [S, 5], each summed over ``count`` captions."""
-    hallucinated, mentions, hallucinating, told, objects = sums.T
-    return np.stack(
-        [hallucinated / np.maximum(mentions, 1), hallucinating / count, told / np.maximum(objects, 1)], axis=1
-    )
+    wrong, mentions, captions, found, objects = sums.T
+    return np.stack([wrong / np.maximum(mentions, 1), captions / count, found / np.maximum(objects, 1)], axis=1)

@@ -251,7 +251,7 @@ def _positives(config: RewardModelConfig, context: Context) -> list[str]:
     weights = {"image": config.loss.positive_images, "text": config.loss.positive_captions}
     wanted = [kind for kind, weight in weights.items() if weight]
     splits = {"train": context.train_rows} | (
-        {config.eval.split: context.val_rows} if config.eval.best_by == "val/loss" else {}
+        {config.eval.split: context.val_rows} if config.eval.best_by == LOSS else {}
     )
     check, cache = config.data.check_images, context.folder / CHECKED_IMAGES
     with context.accelerator.main_process_first():  # the others then find the verdicts in the cache

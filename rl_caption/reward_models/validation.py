@@ -54,13 +54,11 @@ class ValidationLoss:
         batch_size: int,
     ) -> float:
         """The loss of ``rows``; called by every process. ``batch_size`` is rows of one forward pass."""
-        collate, scale, widths = (
-            replace(self.collate, pixels=pixels, augmentations=()),
-            torch.ones(()),
-            dict[str, int](),
-        )
+        collate = replace(self.collate, pixels=pixels, augmentations=())
+        scale, widths = torch.ones(()), dict[str, int]()
 
         def embed(mine: list[Row]) -> Tensor:
+            """The embeddings of some rows side by side, [N, sum of widths]."""
             nonlocal scale
             parts = []
             for start in range(0, len(mine), batch_size):

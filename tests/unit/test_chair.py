@@ -7,14 +7,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rewards.base import RewardError
 from rewards.registry import build
-from rewards.text.chair import ChairScores, ObjectVocabulary, chair, read_objects
+from rewards.text.chair import ObjectVocabulary, chair_counts, read_objects
 from rl_caption.data.scenes import ScenesData
 from rl_caption.data.scenes.language import plural
 from rl_caption.data.scenes.world import SHAPES
+from rl_caption.evaluation.hallucination import chair_of_sums
 
 SCENES = "rl_caption.data.scenes.oracle:SceneObjects"
 
@@ -57,10 +59,9 @@ def test_mentions_by_hand(synonyms: Path, caption: str, expected: list[str]) -> 
 def test_rates_by_hand() -> None:
     mentions = [["dog", "dog", "person"], ["train"], []]
     objects = [{"dog"}, {"train", "person"}, {"bird"}]
-    assert chair(mentions, objects) == ChairScores(1 / 4, 1 / 3, 2 / 4)
-    assert chair([[]], [{"dog"}]) == ChairScores(0.0, 0.0, 0.0)
-    with pytest.raises(ValueError, match="at least one"):
-        chair([], [])
+    counts = np.array([chair_counts(own, known) for own, known in zip(mentions, objects, strict=True)], float)
+    assert chair_of_sums(counts.sum(axis=0, keepdims=True), 3).tolist() == [[1 / 4, 1 / 3, 2 / 4]]
+    assert chair_of_sums(np.array([chair_counts([], {"dog"})], float), 1).tolist() == [[0.0, 0.0, 0.0]]
 
 
 def test_the_reward_counts_the_file_and_the_references(tmp_path: Path, synonyms: Path) -> None:

@@ -82,8 +82,8 @@ def _phrases() -> dict[tuple[str, ...], Phrase]:
 PHRASES = _phrases()
 """The words of a phrase -> what it claims."""
 _LONGEST = max(map(len, PHRASES))
-OTHER_WORD = {one: two for pair in (("left", "right"), ("up", "down"), ("upwards", "downwards"), ("top", "bottom"))
-              for one, two in (pair, pair[::-1])} | {"below": "above", "above": "below"}  # fmt: skip
+_OPPOSITES = (("left", "right"), ("up", "down"), ("upwards", "downwards"), ("top", "bottom"), ("below", "above"))
+OTHER_WORD = {one: two for pair in _OPPOSITES for one, two in (pair, pair[::-1])}
 """A word for a direction or side -> that for the opposite one."""
 
 

@@ -243,7 +243,7 @@ class SceneNegatives:
     """
 
     def __init__(self, kinds: Sequence[str] | None = None) -> None:
-        known = [*NEGATIVE_KINDS, *MOVING_KINDS[-2:]]
+        known = list(dict.fromkeys([*NEGATIVE_KINDS, *MOVING_KINDS]))
         unknown = sorted(set(kinds or ()) - set(known))
         if unknown:
             raise ValueError(f"kinds has {unknown}: expected some of {known}")

@@ -257,6 +257,7 @@ def _counts(draws: Draws, total: int) -> list[int]:
 
 
 def draw_looks(draws: Draws, counts: Sequence[int], pairs: Pairs, leading_pairs: Pairs) -> list[Look]:
+    """Looks of things, ``counts`` of each kind; kinds differ, and the first is of ``leading_pairs``, if any."""
     chosen: list[tuple[str, str]] = []
     while len(chosen) < len(counts):
         pair = draws.choice(leading_pairs if leading_pairs and not chosen else pairs)

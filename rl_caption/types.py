@@ -12,6 +12,14 @@ from torch import Tensor
 if TYPE_CHECKING:
     from rl_caption.data.base import Row
 
+LOSS = "val/loss"
+"""The one metric of validation that is better when it is lower."""
+
+
+def is_better(metric: str, value: float, best: float | None) -> bool:
+    """Whether a value of a metric of validation is better than the best so far; None is no value yet."""
+    return best is None or (value < best if metric == LOSS else value > best)
+
 
 class Batch(Protocol):
     """A micro-batch as the loop sees it."""

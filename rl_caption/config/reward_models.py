@@ -25,9 +25,6 @@ CLIP_TASKS: tuple[Method, ...] = ("contrastive", "positive_augmented", "specific
 TEXT_TASKS: tuple[Method, ...] = ("language_model", "semantic_bottleneck", "text_regression")
 """Those that train a model of captions alone, for ICC."""
 
-LOSS = "val/loss"
-"""The one metric of validation that is better when it is lower."""
-
 
 @dataclass
 class PartConfig:
@@ -163,7 +160,7 @@ class NegativesConfig:
             ``negatives`` of JSON lines), or ``package.module:Class`` of a ``NegativeSource``.
         kwargs: arguments of the source, such as ``{kinds: [replace_relation, swap_attribute]}``.
         share: fraction of the captions of a step that get negatives.
-        positives: ``contrastive``: fraction of the captions of a step in whose place another true wording is learnt;
+        positives: ``contrastive``: fraction of the captions of a step in whose place a paraphrase is learnt;
             negatives are made from that.
         positive_source: of these: ``data`` (the column ``positive_captions``), ``scenes`` (exact paraphrases, of
             generated scenes), or ``package.module:Class`` of a ``PositiveSource``.

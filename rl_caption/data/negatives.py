@@ -53,7 +53,7 @@ class NegativeSource(Protocol):
 
 
 class PositiveSource(Protocol):
-    """Where other true wordings of a caption come from: the generated world, a column of the data, a language model."""
+    """Where paraphrases of a caption come from: the generated world, a column of the data, a language model."""
 
     def __call__(self, row: Row, caption: str, generator: np.random.Generator) -> list[str]:
         """Captions, in the order in which they are wanted, perhaps none; a pure function of the arguments."""

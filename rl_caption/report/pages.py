@@ -12,7 +12,6 @@ import yaml
 from markupsafe import Markup
 
 from rewards.text.tokenize import TOKENIZER
-from rl_caption.config.reward_models import LOSS
 from rl_caption.evaluation.metrics import JUDGE, words_tokenizer
 from rl_caption.evaluation.results import (
     CAPTION_COLUMNS,
@@ -27,6 +26,7 @@ from rl_caption.report.charts import Series, figure, number, parts, templates
 from rl_caption.report.curves import curves, define, title_of
 from rl_caption.report.gallery import N_GRAM_SCORES, Captions, Scores, Source, gallery, reference_scores, rows_of_config
 from rl_caption.report.read import Comparison, EvaluationFolder, Member, RunFolder
+from rl_caption.types import LOSS
 
 ALPHA_METRICS = ("CIDEr", "BLEU-4", "METEOR", "oracle/f1", "length/mean", "captions/repeated_ngrams")
 HIGHER_IS_BETTER = {*CAPTION_COLUMNS, "oracle/precision", "oracle/f1"}

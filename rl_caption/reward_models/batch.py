@@ -311,8 +311,8 @@ class PairCollate:
         negatives: where ``num_negatives`` false captions of each image come from, the inputs ``text_false0`` and so on,
             with the target ``false`` [B, ``num_negatives`], 1 where there is one; None leaves them out.
         negatives_share: fraction of (image, step) that have some.
-        wordings: where other true wordings come from, of which the first takes the place of the caption; None has none.
-        wordings_share: fraction of (image, step) for which they are asked.
+        paraphrases: where they come from; the first takes the place of the caption. None has none.
+        paraphrases_share: fraction of (image, step) for which they are asked.
     """
 
     pixels: PixelCache | FeatureCache | None
@@ -329,8 +329,8 @@ class PairCollate:
     negatives: NegativeSource | None = None
     num_negatives: int = 0
     negatives_share: float = 1.0
-    wordings: PositiveSource | None = None
-    wordings_share: float = 0.0
+    paraphrases: PositiveSource | None = None
+    paraphrases_share: float = 0.0
 
     def __call__(self, items: Sequence[tuple[Row, int]]) -> PairBatch:
         """Make a batch."""
@@ -342,7 +342,7 @@ class PairCollate:
             least, most = self.sentences
             drawn = [row_generator(self.seed, step, f"sentences/{row['image_id']}") for row, step in items]
             captions = [sampled_sentences(text, least, most, own) for text, own in zip(captions, drawn, strict=True)]
-        captions = [self._reworded(row, caption, step) for (row, step), caption in zip(items, captions, strict=True)]
+        captions = [self._paraphrased(row, caption, step) for (row, step), caption in zip(items, captions, strict=True)]
         inputs = self._images(items, index)
         texts, targets = self._texts(items, captions, self.tokens)
         plain = [self._chance(self.plain_captions, "plain", row, step) for row, step in items]
@@ -397,10 +397,10 @@ class PairCollate:
         columns, counts = triplet_texts([self.triplets(step)[row["image_id"]] for row, step in items], tokens)
         return texts | {f"text_{name}": column for name, column in columns.items()}, {"triplet": counts}
 
-    def _reworded(self, row: Row, caption: str, step: int) -> str:
-        if self.wordings is None or not self._chance(self.wordings_share, "reworded", row, step):
+    def _paraphrased(self, row: Row, caption: str, step: int) -> str:
+        if self.paraphrases is None or not self._chance(self.paraphrases_share, "reworded", row, step):
             return caption
-        found = self.wordings(row, caption, row_generator(self.seed, step, f"wording/{row['image_id']}"))
+        found = self.paraphrases(row, caption, row_generator(self.seed, step, f"wording/{row['image_id']}"))
         return found[0] if found else caption
 
     def _chance(self, share: float, what: str, row: Row, step: int) -> bool:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from rewards.clip.dual import PretrainedDual
 from rewards.clip.encoder import chunks
 from rewards.clip.preprocessing import Preprocessing, embed_by_length, preprocessing_of
-from rl_caption.config.reward_models import CLIP_TASKS, LOSS, TEXT_TASKS, RewardModelConfig
+from rl_caption.config.reward_models import CLIP_TASKS, TEXT_TASKS, RewardModelConfig
 from rl_caption.data.base import Row
 from rl_caption.data.checks import check_row_images
 from rl_caption.data.encode_features import made_by, recorded
@@ -68,7 +68,7 @@ from rl_caption.reward_models.text_models import train_text_model
 from rl_caption.reward_models.validation import ValidationLoss, embedding_validator
 from rl_caption.training.loop import Trainer
 from rl_caption.training.setup import CHECKED_IMAGES, Context, setup
-from rl_caption.types import TrainState
+from rl_caption.types import LOSS, TrainState
 
 TEXTS = 4096
 """Captions that are sorted by length at a time."""
@@ -185,8 +185,8 @@ def _collate(
         negatives=_negatives(config, context),
         num_negatives=config.negatives.count,
         negatives_share=config.negatives.share,
-        wordings=_wordings(config, context),
-        wordings_share=config.negatives.positives,
+        paraphrases=_paraphrases(config, context),
+        paraphrases_share=config.negatives.positives,
     )
 
 
@@ -208,8 +208,8 @@ def _negatives(config: RewardModelConfig, context: Context) -> NegativeSource | 
     return made
 
 
-def _wordings(config: RewardModelConfig, context: Context) -> PositiveSource | None:
-    """Where other true wordings of captions come from; None where there are none."""
+def _paraphrases(config: RewardModelConfig, context: Context) -> PositiveSource | None:
+    """Where paraphrases of captions come from; None where there are none."""
     name = config.negatives.positive_source
     if not config.negatives.positives:
         return None

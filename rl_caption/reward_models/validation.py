@@ -13,7 +13,6 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rl_caption.config.reward_models import LOSS
 from rl_caption.data.base import Row
 from rl_caption.engines import autocast, dropout_off
 from rl_caption.errors import ConfigError
@@ -23,7 +22,7 @@ from rl_caption.reward_models.distillation import Teacher, embed_distributed
 from rl_caption.reward_models.losses import Objective
 from rl_caption.reward_models.triplets import Triplet
 from rl_caption.training.loop import NonFiniteError
-from rl_caption.types import Validation
+from rl_caption.types import LOSS, Validation
 
 DRAWN_AT = -1
 """The step whose captions and positives the loss of validation reads: none of training."""

@@ -17,7 +17,6 @@ from accelerate.utils import gather_object
 from torch import nn
 from torch.optim import Optimizer
 
-from rl_caption.config.reward_models import LOSS
 from rl_caption.data.loader import micro_batches, row_loader
 from rl_caption.engines import (
     Averages,
@@ -40,7 +39,7 @@ from rl_caption.training.checkpoint import (
 )
 from rl_caption.training.run_folder import RunLog, remove_result, write_result
 from rl_caption.training.setup import Context
-from rl_caption.types import Batch, TrainState, Validation
+from rl_caption.types import Batch, TrainState, Validation, is_better
 
 MOST_SKIPPED = 24
 """Updates in a row that fp16 may skip: its loss scale starts at 2^16 and is halved by each."""
@@ -297,7 +296,7 @@ class Trainer:
         with gathered_parameters(self.accelerator, self.model):
             verdict = self.validate(state.global_step, self._newest)
         value, best = verdict.metrics[state.metric], state.best_metric
-        improved = best is None or (value < best if state.metric == LOSS else value > best)
+        improved = is_better(state.metric, value, best)
         if improved:
             state.best_metric, state.best_step, state.evaluations_without_gain = value, state.global_step, 0
             self._export(self.folder / "export" / "best")

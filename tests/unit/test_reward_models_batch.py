@@ -109,9 +109,9 @@ class Doubled:
 def test_a_share_of_the_captions_is_reworded_and_a_share_has_negatives() -> None:
     rows: Any = [{"image_id": str(n), "references": ["dog"]} for n in range(400)]
     items = [(row, 3) for row in rows]
-    shares = {"negatives_share": 0.25, "wordings_share": 0.75}
+    shares = {"negatives_share": 0.25, "paraphrases_share": 0.75}
     collate = PairCollate(
-        None, token_cache(), seed=2, negatives=Doubled("no"), num_negatives=2, wordings=Doubled(), **shares
+        None, token_cache(), seed=2, negatives=Doubled("no"), num_negatives=2, paraphrases=Doubled(), **shares
     )
     batch = collate(items)
     reworded, counted = [text == "dog dog" for text in batch.captions], batch.targets["false"][:, 0].tolist()
@@ -125,7 +125,9 @@ def test_a_share_of_the_captions_is_reworded_and_a_share_has_negatives() -> None
     assert collate(items[7:9]).captions == batch.captions[7:9], "whatever the micro-batch"
     assert collate([(row, 4) for row in rows]).captions != batch.captions
     never: Any = {"image_id": "never", "references": ["dog"]}
-    assert PairCollate(None, token_cache(), wordings=Doubled(), wordings_share=1.0)([(never, 0)]).captions == ["dog"]
+    assert PairCollate(None, token_cache(), paraphrases=Doubled(), paraphrases_share=1.0)([(never, 0)]).captions == [
+        "dog"
+    ]
 
 
 # views

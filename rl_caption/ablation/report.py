@@ -13,7 +13,7 @@ from rewards.files import atomic_write
 from rl_caption.ablation.config import AblateConfig
 from rl_caption.ablation.plan import Cell, Plan, as_argument
 from rl_caption.ablation.results import Result
-from rl_caption.data.base import DataError, Row, picture
+from rl_caption.data.base import DataError, Row, thumbnail
 from rl_caption.data.files import write_text
 from rl_caption.evaluation.metrics import JUDGE
 from rl_caption.evaluation.results import COLUMNS, LEFT_OUT, Column, csv_text, markdown
@@ -168,12 +168,10 @@ def captions_page(rows: Sequence[Row], systems: Mapping[str, Mapping[str, str]],
     for index, row in enumerate(rows):
         parts.append(f"## {_escaped(row['image_id'])}")
         try:
-            image = picture(row["image"])
+            image = thumbnail(row["image"], IMAGE_SIZE)
         except DataError:
             pass
         else:
-            frames = len(row["image"]) if isinstance(row["image"], tuple | list) else 1
-            image.thumbnail((IMAGE_SIZE * frames, IMAGE_SIZE))
             with atomic_write(folder / f"{index}.png") as file:
                 image.save(file, "PNG")
             parts.append(f"![image {index}]({folder.name}/{index}.png)")

@@ -9,7 +9,7 @@ from typing import Any, NotRequired, Protocol, TypedDict, overload
 from PIL import Image
 
 from rewards.base import RewardError
-from rewards.images import Frames, ImageSource, open_image
+from rewards.images import Frames, ImageSource, frames_of, open_image
 
 SHOWN = 3
 """Offenders that a message names."""
@@ -124,17 +124,15 @@ def load_image(source: ImageSource | Frames) -> Image.Image:
         raise DataError(str(error)) from error
 
 
-def picture(source: ImageSource | Frames) -> Image.Image:
-    """An image as a report shows it: of a video its frames, side by side, those after the first in its height.
+def thumbnail(source: ImageSource | Frames, side: int) -> Image.Image:
+    """An image as a report shows it, at most ``side`` pixels wide and high; of a video its frames side by side.
 
     Raises ``DataError`` as ``load_image``.
     """
-    if not isinstance(source, list | tuple):
-        return load_image(source)
-    frames = [load_image(frame) for frame in source]
-    height = frames[0].height
-    frames = [frame.resize((max(frame.width * height // frame.height, 1), height)) for frame in frames]
-    strip = Image.new("RGB", (sum(frame.width for frame in frames), height))
+    frames = [load_image(frame) for frame in frames_of(source)]
+    for frame in frames:
+        frame.thumbnail((side, side))
+    strip = Image.new("RGB", (sum(frame.width for frame in frames), max(frame.height for frame in frames)))
     left = 0
     for frame in frames:
         strip.paste(frame, (left, 0))

@@ -56,6 +56,12 @@ def file_of(source: Any) -> tuple[str, int | None] | None:
     return None
 
 
+def missing_files(images: Iterable[Any]) -> list[str]:
+    """The files among rows' images that do not exist; a video may be a folder of frames."""
+    files = dict.fromkeys(file for file in map(file_of, images) if file is not None)
+    return [path for path, frames in files if not (os.path.isfile(path) or (frames and os.path.isdir(path)))]
+
+
 def check_image_files(
     paths: Sequence[str],
     num_workers: int = 4,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib.metadata
 import logging
 import math
-import os
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,7 +29,7 @@ from rewards.text.rouge import rouge_l
 from rewards.text.tokenize import TOKENIZER, is_tested, tokenize_lines, tokenizer_of
 from rl_caption import __version__
 from rl_caption.data.base import reward_inputs
-from rl_caption.data.file_checks import file_of
+from rl_caption.data.file_checks import missing_files
 from rl_caption.evaluation.toolkit import JavaError, Scores, UndefinedMetric, find_java, meteor, ptb_tokenize, spice
 from rl_caption.evaluation.vocabulary import SIZES, vocabulary_growth
 
@@ -445,8 +444,7 @@ def check_has_images(who: str, rows: Sequence[Mapping[str, Any]], source: str) -
             f"{who} looks at images, and {source} has none: judge captions of a split of data, whose rows have "
             "their images"
         )
-    files = filter(None, (file_of(row["image"]) for row in rows))
-    lost = [path for path, frames in files if not (os.path.isfile(path) or (frames and os.path.isdir(path)))]
+    lost = missing_files(row["image"] for row in rows)
     if lost:
         raise EvaluationError(
             f"{who} looks at images, and {len(lost)} of {len(rows)} of {source} are not there, such as "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
@@ -21,7 +20,7 @@ from rewards.text.document_frequency import DocumentFrequencies
 from rewards.text.tokenize import TOKENIZER, tokenize, untested_texts
 from rl_caption.config.build import ConfigError, quiet_libraries
 from rl_caption.config.checks import check
-from rl_caption.data.file_checks import file_of
+from rl_caption.data.file_checks import missing_files
 from rl_caption.evaluation import JavaError, check_writable, find_java
 from rl_caption.evaluation.metrics import SCORERS
 from rl_caption.meta_evaluation import sets
@@ -198,14 +197,11 @@ def _check_columns(heading: str, columns: frozenset[str], parts: Sequence[Judgem
                 f"{heading} looks at images, and those of {part.name} were not found: set images to their folder "
                 "(docs/judging.md says where to get them)"
             )
-        found = {(image.path, None) if isinstance(image, Region) else file_of(image) for image in part.images}
-        files = [file for file in found if file is not None]
-        lost = sorted(
-            str(path) for path, frames in files if not (os.path.isfile(path) or (frames and os.path.isdir(path)))
-        )
+        images = {image.path if isinstance(image, Region) else image for image in part.images}
+        lost = sorted(missing_files(images))
         if lost:
             raise ConfigError(
-                f"{heading} looks at images, and {len(lost)} of {len(files)} of {part.name} are not there, such as "
+                f"{heading} looks at images, and {len(lost)} of {len(images)} of {part.name} are not there, such as "
                 f"{lost[0]!r}: set images to their folder"
             )
 

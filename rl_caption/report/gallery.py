@@ -15,7 +15,7 @@ from tqdm.auto import tqdm
 from rewards.text.tokenize import TOKENIZER
 from rl_caption.config.build import ConfigError, build_data
 from rl_caption.config.schema import DataConfig
-from rl_caption.data.base import DataError, Row, picture
+from rl_caption.data.base import DataError, Row, thumbnail
 from rl_caption.monitoring.config import JudgeConfig
 from rl_caption.monitoring.judges import build_judges
 
@@ -146,13 +146,11 @@ def _marked(text: str | None, before: str | None) -> list[tuple[str, bool]] | No
 def _picture(row: Mapping[str, Any]) -> str | None:
     """A data URI of the image in small: PNG or JPEG, whichever takes less; None where there is no image."""
     try:
-        image = picture(row["image"]) if row.get("image", "") != "" else None
+        image = thumbnail(row["image"], THUMBNAIL) if row.get("image", "") != "" else None
     except DataError:  # captioners over region features do without the pictures
         image = None
     if image is None:
         return None
-    frames = len(row["image"]) if isinstance(row["image"], tuple | list) else 1
-    image.thumbnail((THUMBNAIL * frames, THUMBNAIL))
     made: list[tuple[int, str, bytes]] = []
     for kind, options in (("png", {"optimize": True}), ("jpeg", {"quality": 82})):
         buffer = io.BytesIO()

@@ -1,11 +1,13 @@
 """A data set of which a third of the training captions is bad, and what a curated half of it has left of those.
 
     python -m benchmarks.studies.curation make --data data/world/dataset.json --out runs/curation/pairs.jsonl
-    python -m benchmarks.studies.curation count runs/curation/*/kept.jsonl
+    python -m benchmarks.studies.curation count --pairs runs/curation/pairs.jsonl runs/curation/*/kept.jsonl
 
-Each training image keeps one caption, as on the web. Of three, one is bad: a title by rules (``abstract``) or the
-caption of another image (``wrong``), as many of one as of the other. Rows of other splits keep all their references.
-``make`` also writes beside it ``random.jsonl``, half of the training rows, drawn; and for ``concreteness``
+Each training image keeps one caption, as on the web, or all of them with ``--all_captions``. Of three, one is bad: a
+title by rules (``abstract``) or the caption of another image (``wrong``), as many of one as of the other. Rows of other
+splits keep all their references. ``--scorer_images`` keeps the first training images back for the model that scores:
+``scorer.jsonl`` has them with their captions as they were.
+``make`` also writes beside it ``random.jsonl``, half of the training captions, drawn; and for ``concreteness``
 ``captions.txt``, the training captions, and ``ratings.jsonl``, 244 of them (as many as the paper's): 144 abstract ones
 with 0, and 100 others with 1.
 """
@@ -23,23 +25,33 @@ from benchmarks.studies.concreteness_captions import titles
 from rl_caption.data.karpathy import KarpathyData
 
 
-def make(data: KarpathyData, seed: int) -> list[dict]:
-    """Rows of JSON lines; ``kind`` of a training row is clean, abstract or wrong."""
+def make(data: KarpathyData, seed: int, all_captions: bool = False, scorer_images: int = 0) -> list[dict]:
+    """Rows of JSON lines; ``kinds`` of a training row says of each caption: clean, abstract or wrong."""
     rng = random.Random(seed)
-    train = data.split("train")
-    captions = [rng.choice(row["references"]) for row in train]
-    kinds = [("clean", "clean", "abstract", "clean", "clean", "wrong")[index % 6] for index in range(len(train))]
+    train = data.split("train")[scorer_images:]
+    pairs = [
+        (index, caption)
+        for index, row in enumerate(train)
+        for caption in (row["references"] if all_captions else [rng.choice(row["references"])])
+    ]
+    captions = [caption for _, caption in pairs]
+    kinds = [("clean", "clean", "abstract", "clean", "clean", "wrong")[number % 6] for number in range(len(pairs))]
     rng.shuffle(kinds)
     made = iter(titles(captions, kinds.count("abstract"), rng))
-    rows = []
-    for index, (row, kind) in enumerate(zip(train, kinds, strict=True)):
-        caption = captions[index]
+    rows: list[dict] = [{**kept(row), "references": [], "split": "train", "kinds": []} for row in train]
+    for (index, caption), kind in zip(pairs, kinds, strict=True):
         if kind == "abstract":
             caption = next(made)
-        while kind == "wrong" and caption in row["references"]:
+        while kind == "wrong" and caption in train[index]["references"]:
             caption = captions[rng.randrange(len(captions))]
-        rows.append({**kept(row), "references": [caption], "split": "train", "kind": kind})
-    return rows + [{**kept(row), "split": split} for split in ("val", "test") for row in data.split(split)]
+        rows[index]["references"].append(caption)
+        rows[index]["kinds"].append(kind)
+    return rows + others(data)
+
+
+def others(data: KarpathyData) -> list[dict]:
+    """Rows of validation and test with all their references."""
+    return [{**kept(row), "split": split} for split in ("val", "test") for row in data.split(split)]
 
 
 def kept(row: dict) -> dict:
@@ -54,34 +66,65 @@ def main(argv: Sequence[str] | None = None) -> None:
     making.add_argument("--data", type=Path, required=True, help="Karpathy JSON")
     making.add_argument("--image-root", default=None, help="folder of its images, where it names none")
     making.add_argument("--seed", type=int, default=0)
+    making.add_argument("--all_captions", action="store_true", help="all captions of an image, not one")
+    making.add_argument("--scorer_images", type=int, default=0, help="training images kept back for scorer.jsonl")
     making.add_argument("--out", type=Path, required=True)
     counting = commands.add_parser("count")
+    counting.add_argument("--pairs", type=Path, required=True, help="what make wrote")
     counting.add_argument("files", type=Path, nargs="+")
     args = parser.parse_args(argv)
     if args.command == "make":
-        rows = make(KarpathyData(args.data, args.image_root), args.seed)
-        train = [row for row in rows if row["split"] == "train"]
-        half = {row["image_id"] for row in random.Random(args.seed + 1).sample(train, len(train) // 2)}
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        drawn = [row for row in rows if row["split"] != "train" or row["image_id"] in half]
-        drawing = random.Random(args.seed + 2)
-        labels = [
-            {"caption": row["references"][0], "rating": rating}
-            for rating, count in ((0, 144), (1, 100))  # fewer of 1, so that their median is 0
-            for row in drawing.sample([row for row in train if (row["kind"] != "abstract") == bool(rating)], count)
-        ]
-        folder = args.out.parent
-        for path, chosen in ((args.out, rows), (folder / "random.jsonl", drawn), (folder / "ratings.jsonl", labels)):
-            path.write_text("".join(json.dumps(row) + "\n" for row in chosen), encoding="utf-8")
-            print(f"{path}: {len(chosen):,} rows")
-        (folder / "captions.txt").write_text("".join(f"{row['references'][0]}\n" for row in train), encoding="utf-8")
+        write(args, KarpathyData(args.data, args.image_root))
         return
-    print("| file | rows | clean, % | abstract, % | wrong, % |\n| --- | ---: | ---: | ---: | ---: |")
+    kinds = {
+        (row["image_id"], caption): kind
+        for row in lines(args.pairs)
+        if row["split"] == "train"
+        for caption, kind in zip(row["references"], row["kinds"], strict=True)
+    }
+    print("| file | captions | clean, % | abstract, % | wrong, % |\n| --- | ---: | ---: | ---: | ---: |")
     for path in args.files:
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        kinds = Counter(row["kind"] for row in rows if row["split"] == "train")
-        shares = " | ".join(f"{100 * kinds[kind] / kinds.total():.1f}" for kind in ("clean", "abstract", "wrong"))
-        print(f"| {path} | {kinds.total():,} | {shares} |")
+        rows = [row for row in lines(path) if row["split"] == "train"]
+        counts = Counter(kinds[row["image_id"], caption] for row in rows for caption in row["references"])
+        shares = " | ".join(f"{100 * counts[kind] / counts.total():.1f}" for kind in ("clean", "abstract", "wrong"))
+        print(f"| {path} | {counts.total():,} | {shares} |")
+
+
+def write(args: argparse.Namespace, data: KarpathyData) -> None:
+    """The files of ``make``."""
+    rows = make(data, args.seed, args.all_captions, args.scorer_images)
+    train = [(row, number) for row in rows if row["split"] == "train" for number in range(len(row["references"]))]
+    half = {(row["image_id"], number) for row, number in random.Random(args.seed + 1).sample(train, len(train) // 2)}
+    drawn = []
+    for row in rows:
+        if row["split"] == "train":
+            some = [text for number, text in enumerate(row["references"]) if (row["image_id"], number) in half]
+            drawn += [{**row, "references": some}] if some else []
+        else:
+            drawn.append(row)
+    drawing = random.Random(args.seed + 2)
+    labels = [
+        {"caption": row["references"][number], "rating": rating}
+        for rating, count in ((0, 144), (1, 100))  # fewer of 1, so that their median is 0
+        for row, number in drawing.sample(
+            [(row, number) for row, number in train if (row["kinds"][number] != "abstract") == bool(rating)], count
+        )
+    ]
+    folder = args.out.parent
+    folder.mkdir(parents=True, exist_ok=True)
+    files = {args.out: rows, folder / "random.jsonl": drawn, folder / "ratings.jsonl": labels}
+    if args.scorer_images:
+        held = data.split("train")[: args.scorer_images]
+        files[folder / "scorer.jsonl"] = [{**kept(row), "split": "train"} for row in held] + others(data)
+    for path, chosen in files.items():
+        path.write_text("".join(json.dumps(row) + "\n" for row in chosen), encoding="utf-8")
+        print(f"{path}: {len(chosen):,} rows")
+    captions = "".join(f"{row['references'][number]}\n" for row, number in train)
+    (folder / "captions.txt").write_text(captions, encoding="utf-8")
+
+
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 if __name__ == "__main__":

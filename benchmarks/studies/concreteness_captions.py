@@ -66,6 +66,8 @@ def titles(captions: Sequence[str], count: int, rng: random.Random) -> list[str]
     """Titles as in web pages, by rules; nouns are words that end at least 5 captions."""
     last = Counter(caption.rstrip(" .").split(" ")[-1].lower() for caption in captions if caption.strip(" ."))
     nouns = sorted(word for word, times in last.items() if times >= 5 and word.isalpha())
+    if len(nouns) < 2:
+        raise SystemExit(f"{len(captions)} captions of which {len(nouns)} words end at least 5: titles need two")
     made = []
     for _ in range(count):
         a, b = rng.sample(nouns, 2)

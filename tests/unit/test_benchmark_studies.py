@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from benchmarks.harness import Timing
 from benchmarks.scst_step import Shapes
-from benchmarks.studies import growth, specificity_study
+from benchmarks.studies import concreteness_captions, curation, growth, specificity_study
 from benchmarks.studies.specificity_study import (
     CachingEncoder,
     CaptionLength,
@@ -218,3 +218,81 @@ def test_growth_compares_every_size_with_the_smallest() -> None:
     found = [(row.name.rsplit(": ", 1)[1], row.baseline) for row in rows]
     assert found == [("3", "1"), ("2", "1"), ("4", "2"), ("4", "3")]
     assert all(row.ratio > 0 for row in rows)
+
+
+def karpathy(path: Path, images: int) -> list[dict[str, Any]]:
+    """Captions of dogs and cats in turn; the last two images are for validation and test."""
+    entries = []
+    for number in range(images):
+        animal = ("dog", "cat")[number % 2]
+        captions = [f"Number {number} is {text} {animal} ." for text in ("a", "one", "the")]
+        sentences = [{"raw": caption, "tokens": caption.lower().split(), "sentid": 0} for caption in captions]
+        split = {images - 1: "test", images - 2: "val"}.get(number, "train")
+        name = f"{number}.jpg"
+        (path.parent / name).write_bytes(b"")
+        entries.append({"filename": name, "split": split, "sentences": sentences, "imgid": number})
+    path.write_text(json.dumps({"dataset": "tiny", "images": entries}))
+    return entries
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_texts_of_concreteness_are_captions_sentences_and_titles(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entries = karpathy(tmp_path / "dataset.json", 42)
+    (tmp_path / "wise").write_text("One does what one can. Two words.\n\t-- Somebody\n%\nNothing is ever lost.\n")
+    (tmp_path / "lines.txt").write_text("tools for everything else\ntoo short\n")
+    out = tmp_path / "texts"
+    arguments = ["--photos", str(tmp_path / "dataset.json"), "--out", str(out), "--titles", "7", "--count", "10"]
+    concreteness_captions.main([*arguments, "--sentences", str(tmp_path / "wise"), str(tmp_path / "lines.txt")])
+    photos = (out / "photos.txt").read_text().splitlines()
+    assert set(photos) == {one["raw"] for entry in entries[:-2] for one in entry["sentences"]}
+    sentences = {"One does what one can.", "Nothing is ever lost.", "tools for everything else"}
+    ratings = {line["caption"]: line["rating"] for line in read_lines(out / "ratings.jsonl")}
+    assert {text for text, rating in ratings.items() if rating} <= set(photos)
+    assert sum(ratings.values()) == 10
+    titles = {text for text, rating in ratings.items() if not rating} - sentences
+    assert sentences <= set(ratings)
+    assert titles
+    assert all("dog" in title.lower() or "cat" in title.lower() for title in titles), "nouns that end captions"
+    assert set((out / "captions.txt").read_text().splitlines()) == set(ratings)
+    assert set((out / "train.txt").read_text().splitlines()) == {*photos, *sentences, *titles}
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_third_of_the_pairs_of_curation_is_bad(
+    tmp_path: Path, several: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    karpathy(tmp_path / "dataset.json", 1202)
+    pairs = tmp_path / "made" / "pairs.jsonl"
+    options = ["--all_captions", "--scorer_images", "600"] if several else []
+    curation.main(["make", "--data", str(tmp_path / "dataset.json"), "--out", str(pairs), *options])
+    train = [row for row in read_lines(pairs) if row["split"] == "train"]
+    captions = {
+        (row["image_id"], text): kind
+        for row in train
+        for text, kind in zip(row["references"], row["kinds"], strict=True)
+    }
+    assert len(train) == (600 if several else 1200)
+    assert sum(len(row["references"]) for row in train) == (1800 if several else 1200)
+    for (number, text), kind in captions.items():
+        own = text.startswith(f"Number {number} ")
+        assert own == (kind == "clean"), (number, text, kind)
+        assert text.startswith("Number ") == (kind != "abstract")
+    half = [row for row in read_lines(pairs.parent / "random.jsonl") if row["split"] == "train"]
+    assert sum(len(row["references"]) for row in half) == (900 if several else 600)
+    labels = read_lines(pairs.parent / "ratings.jsonl")
+    assert sum(line["rating"] for line in labels) == 100
+    assert all(line["caption"].startswith("Number ") == bool(line["rating"]) for line in labels)
+    if several:
+        scorer = read_lines(pairs.parent / "scorer.jsonl")
+        kept_back = {row["image_id"] for row in scorer if row["split"] == "train"}
+        assert len(kept_back) == 600
+        assert kept_back.isdisjoint(row["image_id"] for row in train)
+    capsys.readouterr()
+    curation.main(["count", "--pairs", str(pairs), str(pairs), str(pairs.parent / "random.jsonl")])
+    first = next(line for line in capsys.readouterr().out.splitlines() if "pairs.jsonl" in line)
+    assert [float(cell) for cell in first.split("|")[3:6]] == pytest.approx([66.7, 16.7, 16.7], abs=0.05)

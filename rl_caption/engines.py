@@ -125,7 +125,7 @@ def usable_precision(wanted: str) -> str:
     """
     if wanted != "auto":
         return wanted
-    device = torch.accelerator.current_accelerator()
+    device = torch.accelerator.current_accelerator(check_available=True)
     if device is not None and device.type == "cuda" and "cpu" not in accelerator_kwargs():
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "no"
     capabilities: Mapping[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
@@ -154,7 +154,7 @@ def accelerator_kwargs() -> dict[str, Any]:
     then ignores launchers, unless ``ACCELERATE_USE_CPU=true``), and DDP's gradients are views of its buckets."""
     if int(os.environ.get("LOCAL_RANK", "-1")) < 0:
         return {}
-    device = torch.accelerator.current_accelerator()
+    device = torch.accelerator.current_accelerator(check_available=True)
     # Apple's GPU takes part in no process group, so several processes are on the CPU there too.
     on_cpu = device is None or device.type == "mps"
     if not parse_flag_from_env("ACCELERATE_USE_DEEPSPEED"):

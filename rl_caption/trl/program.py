@@ -17,7 +17,7 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import parse_flag_from_env
 from tqdm.auto import tqdm
-from transformers import GenerationConfig, PrinterCallback, TrainerCallback
+from transformers import GenerationConfig, PrinterCallback, TrainerCallback, TrainingArguments
 
 from rewards.base import Reward
 from rewards.mixed import MixedReward
@@ -156,11 +156,10 @@ def _arguments(config: GrpoVlmConfig, micro: int, num_processes: int) -> dict[st
         "warmup_steps": train.warmup_steps,
         "weight_decay": train.weight_decay,
         "max_grad_norm": train.grad_clip_norm,
-        "use_cpu": torch.accelerator.current_accelerator() is None or "cpu" in accelerator_kwargs(),
+        "use_cpu": torch.accelerator.current_accelerator(check_available=True) is None or "cpu" in accelerator_kwargs(),
         "bf16": precision == "bf16",
         "fp16": precision == "fp16",
-        "activation_checkpointing": train.gradient_checkpointing,
-        "gradient_checkpointing": None,
+        **_checkpointing(train.gradient_checkpointing),
         "seed": train.seed,
         "dataloader_num_workers": config.data.num_workers,
         "remove_unused_columns": False,
@@ -173,6 +172,13 @@ def _arguments(config: GrpoVlmConfig, micro: int, num_processes: int) -> dict[st
         "report_to": run.trackers or "none",
         "disable_tqdm": not (sys.stderr.isatty() or "ipykernel" in sys.modules),  # a notebook has its own bar
     }
+
+
+def _checkpointing(on: bool) -> dict[str, Any]:
+    """Whether activations are recomputed, under the name that this version of Transformers has; TRL's default is on."""
+    if "activation_checkpointing" in {field.name for field in dataclasses.fields(TrainingArguments)}:
+        return {"activation_checkpointing": on, "gradient_checkpointing": None}
+    return {"gradient_checkpointing": on}
 
 
 def sharding(arguments: Any) -> str | None:

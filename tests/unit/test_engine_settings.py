@@ -183,7 +183,7 @@ def test_precision_of_the_launcher(train: str, launched: str, expected: str) -> 
 def test_auto_is_bf16_only_where_a_cpu_computes_with_it(
     monkeypatch: pytest.MonkeyPatch, wanted: str, capabilities: dict[str, object] | None, expected: str
 ) -> None:
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: None)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: None)
     if capabilities is None:
         monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)
     else:

@@ -326,14 +326,17 @@ def test_states_that_are_kept_for_a_step_give_the_same_captions_and_the_same_gra
 @pytest.mark.parametrize("length_penalty", [0.0, 1.0, -2.0])
 def test_beam_search_equals_transformers_generate(tmp_path, length_penalty):
     captioner = tiny_hf_captioner("vit_bert", tmp_path)
-    captioner.policy.model.decoder.cls.predictions.bias[captioner.eos_token_id] += 2.0
     inputs = captioner.preprocess(tiny_rows(8))
     decoding = Decoding(num_beams=4, max_new_tokens=8, length_penalty=length_penalty)
-    rows = []
+    rows = [32]
     hook = captioner.policy.model.decoder.register_forward_pre_hook(
         lambda module, arguments, named: rows.append(len(named["input_ids"])), with_kwargs=True
     )
-    ours = captioner.generate(captioner.policy, inputs, decoding, None)[:, 0]
+    for bias in (2.0, 2.0, 1.0):  # of EOS, until captions end early: versions of Transformers draw other weights
+        if rows[-1] == 32:
+            captioner.policy.model.decoder.cls.predictions.bias[captioner.eos_token_id] += bias
+            rows.clear()
+            ours = captioner.generate(captioner.policy, inputs, decoding, None)[:, 0]
     hook.remove()
     assert rows[:2] == [8, 32]
     assert rows[-1] < 32, "images that are done leave"

@@ -142,7 +142,7 @@ def test_launch_command_quotes_and_names_the_device(monkeypatch: pytest.MonkeyPa
 
 
 def test_accelerator_kwargs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.accelerator.current_accelerator", lambda: None)
+    monkeypatch.setattr("torch.accelerator.current_accelerator", lambda check_available: None)
     assert engines.accelerator_kwargs() == {}, "a single process needs nothing"
     monkeypatch.setenv("LOCAL_RANK", "1")
     on_cpu = engines.accelerator_kwargs()
@@ -154,7 +154,7 @@ def test_accelerator_kwargs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert handler.backend == "gloo"
     import torch
 
-    monkeypatch.setattr("torch.accelerator.current_accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr("torch.accelerator.current_accelerator", lambda check_available: torch.device("cuda"))
     assert engines.accelerator_kwargs() == {}
     monkeypatch.delenv("ACCELERATE_USE_DEEPSPEED")
     assert engines.accelerator_kwargs() == {"kwargs_handlers": on_cpu["kwargs_handlers"]}

@@ -30,7 +30,7 @@ help:
 	@echo "make lint       ruff (rules and format) and mypy"
 	@echo "make format     let ruff format and mend what it can"
 	@echo "make doctor     versions, devices, what is missing and what that costs"
-	@echo "make release    check and build a release into dist/, try the wheel, print what is left to a person"
+	@echo "make release    check and build a release into dist/, try the wheel, print what is left (URL=https://HOST/OWNER/NAME)"
 	@echo "make install    install into $(VENV) (the targets above do it by themselves)"
 	@echo "make clean      delete caches and build products; make distclean deletes $(VENV) too"
 
@@ -73,16 +73,22 @@ doctor: $(STAMP)
 	$(VENV_PYTHON) -m rl_caption doctor
 
 # What can be said at once comes first. The wheel is that of the source distribution. Nothing is tagged or uploaded.
+# A package index shows README.md without the files beside it, so its links become those of the repository at URL.
 release: version = $(shell $(VENV_PYTHON) -c 'import rl_caption; print(rl_caption.__version__)')
 release: $(STAMP)
 	@fail() { echo "error: $$1" >&2; exit 1; }; \
+	test -n "$(URL)" || fail "URL is not set: make release URL=https://HOST/OWNER/NAME, the address of the repository"; \
 	test -z "$$(git status --porcelain)" || fail "the working tree is not clean (git status)"; \
 	test -z "$$(git tag --list v$(version))" || fail "v$(version) is tagged: raise __version__ in rl_caption/__init__.py"; \
 	grep -qF "## [$(version)] - 20" CHANGELOG.md || fail "CHANGELOG.md has no heading '## [$(version)] - YYYY-MM-DD'"; \
 	grep -qxF "version: $(version)" CITATION.cff || fail "CITATION.cff has no line 'version: $(version)'"
 	$(MAKE) lint test
-	rm -rf build dist *.egg-info
-	$(VENV_PYTHON) -c "from setuptools import build_meta; build_meta.build_sdist('dist')"
+	rm -rf build dist
+	mkdir -p build/source && git archive HEAD | tar -x -C build/source
+	sed -E -i.bak -e 's#!\[([^]]*)\]\(([^):]+)\)#![\1]($(URL)/raw/v$(version)/\2)#g' \
+		-e 's#\]\(([^):]+)\)#]($(URL)/blob/v$(version)/\1)#g' build/source/README.md && rm build/source/README.md.bak
+	cd build/source && $(CURDIR)/$(VENV_PYTHON) -c \
+		"from setuptools import build_meta; build_meta.build_sdist('$(CURDIR)/dist')"
 	$(VENV_PYTHON) -m pip wheel --no-deps --wheel-dir dist dist/*.tar.gz
 	$(VENV_PYTHON) -m venv --clear build/release
 	build/release/bin/python -m pip install dist/*.whl

@@ -150,10 +150,12 @@ class Source:
             raise DataError(f"{where}: {shown(item)} is not an object")
         image, captions = item.get(self.image_column), item.get(self.caption_column)
         captions = [captions] if isinstance(captions, str) else captions
+        has = f"; the row has {', '.join(map(str, item))}"
         if not isinstance(image, str) or not image:
-            raise DataError(f"{where}: {self.image_column!r} is {shown(image)}: expected the path of an image")
+            raise DataError(f"{where}: {self.image_column!r} is {shown(image)}: expected the path of an image{has}")
         if not isinstance(captions, list) or not all(isinstance(caption, str) for caption in captions):
-            raise DataError(f"{where}: {self.caption_column!r} is {shown(captions)}: expected a caption, or a list")
+            expected = f"expected a caption, or a list{has}"
+            raise DataError(f"{where}: {self.caption_column!r} is {shown(captions)}: {expected}")
         for caption in captions:
             check_text(caption, f"{where}: {self.caption_column!r}")
         kept = {key: value for key, value in item.items() if key not in (self.image_column, self.caption_column)}

@@ -27,7 +27,7 @@ def own_parts(worker: str | None, total: int) -> range:
 def check_settings(out: Path, settings: Mapping[str, Any]) -> None:
     """Write what the parts in ``out`` are made by, as JSON; ``ConfigError`` where others made those that are there."""
     file = out / SETTINGS
-    if file.exists():
+    if file.exists() and any(path.is_file() and path != file for path in out.rglob("*")):
         found = json.loads(file.read_text())
         changed = [name for name in settings if found.get(name) != settings[name]]
         if changed:

@@ -159,6 +159,8 @@ def test_wrong_rows_are_named(tmp_path: Path, line: str, message: str) -> None:
     path.write_text('{"image": "a.png", "references": "a dog"}\n' + line)
     with pytest.raises(DataError, match=message):
         curate(options(path, tmp_path / "out"))
+    path.write_text('{"image": "a.png", "text": "a dog"}\n')
+    assert "kept" in curate(options(path, tmp_path / "out", caption_column="text")), "no part was made with others"
     with pytest.raises(DataError, match="no such file"):
         curate(options(tmp_path / "absent", tmp_path / "out"))
 

@@ -40,10 +40,12 @@ from rewards.clip.pretrained import (
     text_width,
 )
 from rewards.model_files import fingerprint
+from tests.captioners_for_tests import tiny_captioner
 from tests.clip_for_tests import ARCHITECTURE, noise_image, tiny_checkpoint
 from tests.encoders_for_tests import SIDE, TOWER, VISION, save_vit
 from tests.hf_models_for_tests import bert_tokenizer
 
+OF_CAPTIONER = "rl_caption.captioners.image_encoder:CaptionerImage"
 OWN = "tests.encoders_for_tests:MeanColours"
 CAPTIONS = ["a man", "a dog on the grass", "a"]
 CROP = {"height": SIDE, "width": SIDE}
@@ -245,6 +247,22 @@ def test_half_precision_files_are_read_as_float32(tmp_path: Path) -> None:
     for pretrained in (True, False):
         encoder = load_image_encoder(name, pretrained=pretrained)
         assert {each.dtype for each in encoder.parameters()} == {torch.float32}
+
+
+def test_the_image_encoder_of_a_captioner(tmp_path: Path) -> None:
+    captioner = tiny_captioner()
+    captioner.save_pretrained(captioner.policy, tmp_path / "captioner")
+    encoder = load_image_encoder(OF_CAPTIONER, {"model": str(tmp_path / "captioner")})
+    rows = [{"image_id": str(seed), "image": noise_image(seed, (20, 40)), "references": ["a dog"]} for seed in (1, 2)]
+    grid = encoder(torch.stack([encoder.preprocessing(row["image"]) for row in rows]))
+    states = captioner.policy.encoder(**captioner.preprocess(rows)).last_hidden_state
+    assert grid.shape == (2, 2, 2, 32)
+    torch.testing.assert_close(grid.flatten(1, 2), states, rtol=0, atol=1e-6)
+    assert len(open_blocks(encoder, None)) == len(list(encoder.parameters()))
+    regions = tiny_captioner(input_kind="regions")
+    regions.save_pretrained(regions.policy, tmp_path / "regions")
+    with pytest.raises(ValueError, match="regions"):
+        load_image_encoder(OF_CAPTIONER, {"model": str(tmp_path / "regions")})
 
 
 def test_tokens_and_maps_become_grids() -> None:

@@ -28,6 +28,7 @@ from benchmarks.studies.specificity_study import (
     reference_metrics,
     tau_by_length,
 )
+from benchmarks.studies.text_similarity import TextSimilarity
 from rewards.clip.backbone import Backbone, load_backbone
 from rewards.clip.clipscore import ClipScore, RefClipScore
 from rl_caption.data.base import DataError, Row
@@ -35,10 +36,12 @@ from rl_caption.data.scenes import ScenesData, oracle
 from rl_caption.errors import ConfigError
 from rl_caption.meta_evaluation.program import score_set
 from rl_caption.meta_evaluation.scenes import as_sets, rate_captions
+from rl_caption.meta_evaluation.sets import load
 from rl_caption.meta_evaluation.specificity import make_chains
 from rl_caption.reward_models.encoders import random_clip, save_clip
 from tests.captioners_for_tests import SHAPE
 from tests.clip_for_tests import tiny_student
+from tests.judgement_sets_for_tests import BUILDERS
 from tests.reward_models_for_tests import CLIP
 
 SCENES = {"num_train": 0, "num_val": 0, "num_test": 12, "num_unseen": 0, "image_size": 32}
@@ -296,3 +299,22 @@ def test_a_third_of_the_pairs_of_curation_is_bad(
     curation.main(["count", "--pairs", str(pairs), str(pairs), str(pairs.parent / "random.jsonl")])
     first = next(line for line in capsys.readouterr().out.splitlines() if "pairs.jsonl" in line)
     assert [float(cell) for cell in first.split("|")[3:6]] == pytest.approx([66.7, 16.7, 16.7], abs=0.05)
+
+
+def test_the_text_tower_is_judged_by_the_other_captions_of_the_image(tmp_path: Path) -> None:
+    BUILDERS["sugarcrepe"](tmp_path)
+    annotations = [
+        {"image_id": number, "id": 10 * number + index, "caption": text}
+        for number in (1, 2)
+        for index, text in enumerate(("A dog, swap_obj.", "one dog runs", "a dog in the park"))
+    ]
+    (tmp_path / "captions_val2017.json").write_text(json.dumps({"annotations": annotations}))
+    (found,) = load("sugarcrepe", tmp_path, partial=True)
+    kinds = list(found.kinds)
+    (others,) = found.references.values()
+    assert others[kinds.index("swap_obj")] == ["one dog runs", "a dog in the park"], "the caption itself is left out"
+    score = TextSimilarity(str(tiny_student(tmp_path / "student")))
+    one, two = ["one dog runs", "a cat"], [["one dog runs"], ["a cat", "one dog runs"]]
+    embedded = score.backbone.encode_texts(one).double()
+    expected = [1.0, float(embedded[1] @ embedded.mean(dim=0))]
+    assert score(None, one, references=two) == pytest.approx(expected, abs=1e-6)

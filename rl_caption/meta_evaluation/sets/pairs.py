@@ -62,6 +62,7 @@ VALSE = {
 SUGARCREPE_SOURCE = (
     "the folder data of https://github.com/RAIVNLab/sugar-crepe, and val2017 from https://cocodataset.org/"
 )
+COCO_VAL2017 = "captions_val2017.json"
 SUGARCREPE = {
     "add_att": 692,
     "add_obj": 2062,
@@ -341,16 +342,24 @@ def _valse(path: Path, excluded: Counter[str], kind: str = "all pairs") -> Itera
 
 
 def sugarcrepe(folder: Path, images: Path | None = None, partial: bool = False) -> list[CaptionPairs]:
-    """Read SugarCrepe's seven files (Hsieh et al., NeurIPS 2023); the summary is the mean of their accuracies."""
+    """Read SugarCrepe's seven files (Hsieh et al., NeurIPS 2023); the summary is the mean of their accuracies.
+
+    The set has no references. Where ``captions_val2017.json`` of COCO lies beside it, they are the image's other
+    captions, so that metrics of text alone can be judged, too.
+    """
     rows = []
     for kind, published in SUGARCREPE.items():
         path = require(folder, "sugarcrepe", [f"{kind}.json"], SUGARCREPE_SOURCE)
         items = json_rows(path)
         check_count("sugarcrepe", f"pairs in {path}", len(items), published, partial)
         rows += [_Pair(row.text("filename"), row.text("caption"), row.text("negative_caption"), kind) for row in items]
+    references = {}
+    if (folder / COCO_VAL2017).is_file():
+        known = coco_references(folder / COCO_VAL2017)
+        references = {"other captions": [other_captions(known, row.image, row.first, folder) for row in rows]}
     photos = image_folder(folder, images, ["val2017", "images"])
     convention = "the caption scores higher than its hard negative; equal scores are wrong"
-    return [_caption_pairs("sugarcrepe", rows, photos, {}, convention, summary="kinds")]
+    return [_caption_pairs("sugarcrepe", rows, photos, references, convention, summary="kinds")]
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from rl_caption.data.curation import (
     text_overlap,
     write_rows,
 )
-from rl_caption.data.file_checks import check_image_files, progress
+from rl_caption.data.file_checks import ImageFile, check_image_files, progress
 from rl_caption.data.files import write_text
 from rl_caption.data.parts import check_settings, own_parts
 from rl_caption.errors import ConfigError
@@ -177,13 +177,13 @@ def _part(config: CurateConfig, rows: Sequence[Item], rewards: Mapping[str, Rewa
 
 def _unreadable(config: CurateConfig, rows: Sequence[Item]) -> set[str]:
     """Images of the curated split that cannot be read, where they are skipped."""
-    paths = dict.fromkeys(str(row["image"]) for row in rows if row.get("split", config.split) == config.split)
-    verdicts = check_image_files(list(paths), config.num_workers)
-    bad = {path: verdict.error for path, verdict in verdicts.items() if verdict.error is not None}
+    paths = (str(row["image"]) for row in rows if row.get("split", config.split) == config.split)
+    verdicts = check_image_files(map(ImageFile, paths), config.num_workers)
+    bad = {file.path: verdict.error for file, verdict in verdicts.items() if verdict.error is not None}
     if bad and config.on_bad == "fail":
         first = next(iter(bad.values()))
         raise DataError(
-            f"{len(bad)} of {len(paths)} images cannot be used: {first} (on_bad: skip drops their captions)"
+            f"{len(bad)} of {len(verdicts)} images cannot be used: {first} (on_bad: skip drops their captions)"
         )
     return set(bad)
 

@@ -19,6 +19,7 @@ from PIL import Image
 from rewards.base import RewardError
 from rewards.images import UNREADABLE, ImageSource, open_image
 from rl_caption.data.base import DataError
+from rl_caption.data.curation import open_parquet
 from rl_caption.data.plain_files import parse_json
 from rl_caption.meta_evaluation.sets.base import (
     COCO_CAPTIONS,
@@ -298,16 +299,9 @@ def _listed(row: Row) -> Row:
 
 
 def _parquet_rows(files: Sequence[Path], columns: list[str]) -> Iterator[Row]:
-    try:
-        from pyarrow import ArrowException
-        from pyarrow.parquet import read_table
-    except ImportError as error:
-        raise DataError(f"{files[0]} cannot be read without pyarrow: pip install 'rl-caption[parquet]'") from error
     for path in files:
-        try:
-            rows = read_table(path, columns=columns).to_pylist()
-        except (OSError, ArrowException, ValueError) as error:
-            raise DataError(f"{path} cannot be read: {error}") from error
+        with open_parquet(path) as content:
+            rows = content.read(columns).to_pylist()
         if rows and not set(columns) <= rows[0].keys():
             raise DataError(f"{path} has not all of the columns {columns}")
         yield from (Row(values, f"{path}, row {number}") for number, values in enumerate(rows))
@@ -458,11 +452,8 @@ def _flickr8k_json(path: Path) -> list[tuple[Rating, str]]:
         raise DataError(f"{path} is no object of image id -> object")
     for image_id, values in content.items():
         item = Row(values, f"{path}, {image_id!r:.80}")
-        image, references, judgements = (
-            item.text("image_path"),
-            item.captions("ground_truth"),
-            values.get("human_judgement"),
-        )
+        image, references = item.text("image_path"), item.captions("ground_truth")
+        judgements = values.get("human_judgement")
         if not isinstance(judgements, list) or not all(isinstance(own, dict) for own in judgements):
             raise item.refused("human_judgement", "a list of objects with caption and rating")
         for index, judgement in enumerate(judgements):

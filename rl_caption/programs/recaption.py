@@ -22,6 +22,7 @@ from rl_caption.data.files import write_text
 from rl_caption.data.formats import build_data
 from rl_caption.data.parts import check_settings, own_parts
 from rl_caption.errors import ConfigError
+from rl_caption.evaluation.results import markdown
 from rl_caption.options import load_target
 from rl_caption.programs.recaptioners import RECAPTIONERS, Recaptioner
 
@@ -69,7 +70,7 @@ def recaption(config: RecaptionConfig) -> str:
     notes = [f"by {recaptioner.signature}", f"`captions.jsonl`: {count:,} rows"]
     if language_model is not None:
         notes.append(f"log-probability: {language_model.signature}, nats a token with EOS, mean over captions")
-    return write_report(file, count, ["# Recaptioned", "", *table, "", *(f"- {note}" for note in notes)])
+    return write_report(file, count, ["# Recaptioned", "", table, "", *(f"- {note}" for note in notes)])
 
 
 def _language_model(config: RecaptionConfig) -> Perplexity | None:
@@ -200,20 +201,15 @@ def write_report(file: Path, count: int, lines: Sequence[str]) -> str:
     """Write the lines to ``report.md`` beside ``file``; return its table, and what was written, ``count`` rows."""
     report = file.with_name("report.md")
     write_text(report, "\n".join(lines) + "\n")
-    return "\n".join(
-        [*(line for line in lines if line.startswith("|")), "", f"wrote {file} ({count:,} rows) and {report}"]
-    )
+    table = [line for line in lines if line.startswith("|")]
+    return "\n".join([*table, "", f"wrote {file} ({count:,} rows) and {report}"])
 
 
-def statistics_table(captions: Mapping[str, Sequence[str]], language_model: Perplexity | None = None) -> list[str]:
-    """Lines of a Markdown table: number, length, vocabulary and likelihood of captions, a row for each name."""
+def statistics_table(captions: Mapping[str, Sequence[str]], language_model: Perplexity | None = None) -> str:
+    """A Markdown table: number, length, vocabulary and likelihood of captions, a row for each name."""
     rows = {name: _statistics(own, language_model) for name, own in captions.items()}
     heads = list(_statistics([], None))
-    return [
-        f"| captions | {' | '.join(heads)} |",
-        f"| --- |{' ---: |' * len(heads)}",
-        *(f"| {name} | {' | '.join(row.values())} |" for name, row in rows.items()),
-    ]
+    return markdown(["captions", *heads], [[name, *row.values()] for name, row in rows.items()])
 
 
 def _statistics(captions: Sequence[str], language_model: Perplexity | None) -> Mapping[str, str]:

@@ -18,12 +18,12 @@ from rl_caption.config.checks import check
 from rl_caption.config.recaption import PartsConfig, RecaptionConfig, RecaptionerConfig
 from rl_caption.data.base import DataError, DataModule, Row, load_image
 from rl_caption.data.file_checks import progress
-from rl_caption.data.files import write_text
+from rl_caption.data.files import write_json_lines, write_text
 from rl_caption.data.formats import build_data
 from rl_caption.data.parts import check_settings, own_parts
 from rl_caption.errors import ConfigError
 from rl_caption.evaluation.results import markdown
-from rl_caption.options import load_target
+from rl_caption.options import build_target, load_target
 from rl_caption.programs.recaptioners import RECAPTIONERS, Recaptioner
 
 QUANTILES = (0.05, 0.5, 0.95)
@@ -85,10 +85,7 @@ def load_recaptioner(config: RecaptionerConfig, key: str) -> Recaptioner:
     if config.target is None:
         raise ConfigError(f"{key}.target is not set: expected {', '.join(RECAPTIONERS)} or package.module:Class")
     target = load_target(config.target, f"{key}.target", RECAPTIONERS)
-    try:
-        made: Recaptioner = target(**config.kwargs)
-    except TypeError as error:
-        raise ConfigError(f"{key}: {config.target} cannot be made: {error}") from error
+    made: Recaptioner = build_target(target, 1, config.target, config.kwargs, f"{key}.kwargs")
     return made
 
 
@@ -147,8 +144,7 @@ def make_parts(
     for number in progress(missing, what, "part"):
         part = rows[number * config.part_rows : (number + 1) * config.part_rows]
         lines = [_line(split, row, out) | dict(new) for (split, row), new in zip(part, columns(part), strict=True)]
-        with atomic_write(files[number]) as written:
-            written.write(_json_lines(lines))
+        write_json_lines(files[number], lines)
     return f"{len(missing)} parts made, {len(own) - len(missing)} were there; {len(files)} in all"
 
 
@@ -162,10 +158,6 @@ def _fingerprint(rows: Rows) -> str:
 
 def _part_files(config: PartsConfig, rows: int) -> list[Path]:
     return [Path(config.out) / "parts" / f"{number:06d}.jsonl" for number in range(-(-rows // config.part_rows))]
-
-
-def _json_lines(lines: Sequence[Mapping[str, Any]]) -> bytes:
-    return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode()
 
 
 def _line(split: str, row: Row, out: Path) -> dict[str, Any]:
@@ -192,8 +184,7 @@ def gather_parts(config: PartsConfig, data: DataModule, rows: Rows, file: Path) 
     made = [json.loads(line) for part in _part_files(config, len(rows)) for line in part.read_bytes().splitlines()]
     others = [name for name in data.splits if config.splits and name not in config.splits]
     kept = [_line(name, row, Path(config.out)) for name in others for row in data.split(name)]
-    with atomic_write(file) as written:
-        written.write(_json_lines([*made, *kept]))
+    write_json_lines(file, [*made, *kept])
     return made, len(made) + len(kept)
 
 

@@ -231,32 +231,20 @@ def _read_split(
 ) -> Iterator[_Entry]:
     """Check the captions of every row, and remember what the other checks need."""
     for index, row in enumerate(progress(data.split(split), f"checking {split}", "row")):
-        entry, source, error = _Entry(split, index, row["image_id"]), row.get("image"), None
+        entry, source = _Entry(split, index, row["image_id"]), row.get("image")
         name = f"{split} image {entry.image_id!r}"
         entry.file = file_of(source)
-        if entry.file is not None:
-            pass
-        elif isinstance(source, list | tuple) and source:
+        if source is None and "image" in needs:
+            findings.add(NO_IMAGES, name)
+            entry.bad = True
+        elif source is not None and entry.file is None:
             try:
-                check_frames([frame for frame in source if check_images and not isinstance(frame, Renderable)])
-            except RewardError as failure:
-                error = str(failure)
-        elif isinstance(source, Image.Image):
-            try:
-                entry.content = pixel_hash(load_image(source)) if check_images else None
-            except DataError as failure:
-                error = str(failure)
-        elif source is None:
-            if "image" in needs:
-                findings.add(NO_IMAGES, name)
+                entry.content = _content(source, check_images)
+            except (DataError, RewardError) as error:
+                findings.add(UNREADABLE, f"{name}: {error}")
                 entry.bad = True
-        elif not isinstance(source, Renderable):
-            error = f"{type(source).__name__} is not an image: expected a path, a PIL image or a scene"
         if row.get("features") is not None:
             entry.features = as_image_features(row["features"], entry.image_id)
-        if error is not None:
-            findings.add(UNREADABLE, f"{name}: {error}")
-            entry.bad = True
         empty = [number for number, caption in enumerate(row["references"], start=1) if not _has_tokens(caption)]
         if empty:
             findings.add(EMPTY_CAPTIONS, f"{name}, caption {empty[0]}", len(empty))
@@ -265,6 +253,17 @@ def _read_split(
             findings.add(NO_REFERENCES, name)
             entry.bad = True
         yield entry
+
+
+def _content(source: Any, check_images: bool) -> str | None:
+    """The hash of an image in memory. ``DataError`` or ``RewardError`` where a row's image, no file, cannot be used."""
+    if isinstance(source, Image.Image):
+        return pixel_hash(load_image(source)) if check_images else None
+    if isinstance(source, list | tuple) and source:
+        check_frames([frame for frame in source if check_images and not isinstance(frame, Renderable)])
+    elif not isinstance(source, Renderable):
+        raise DataError(f"{type(source).__name__} is not an image: expected a path, a PIL image or a scene")
+    return None
 
 
 def _has_tokens(caption: str) -> bool:

@@ -28,8 +28,6 @@ class SceneCaption(NamedTuple):
     row: int
     """Which of the scenes."""
     text: str
-    source: str
-    """``reference``, ``greedy``, ``sample at 0.5``, ``hard negative``; the first that wrote this text."""
     f1: float
     """Oracle F1, in [0, 1]."""
 
@@ -96,13 +94,11 @@ def rate_captions(rows: Sequence[Row], samples: Mapping[str, Sequence[Sequence[s
                 "left for the metrics; raise data.kwargs.captions_per_image"
             )
         negatives = hard_negatives(row["scene"], true, seed)
-        texts = [(true, "reference")]
-        texts += [(text, source) for source, own in samples.items() for text in own[number]]
-        texts += [(text, "hard negative") for _, text in negatives]
-        for text, source in texts:
+        sampled = [text for own in samples.values() for text in own[number]]
+        for text in (true, *sampled, *(text for _, text in negatives)):
             key = number, _plain(text)
             if key not in captions:
-                captions[key] = SceneCaption(*key, source, oracle(key[1], row["scene"]).f1)
+                captions[key] = SceneCaption(*key, oracle(key[1], row["scene"]).f1)
         made += [((number, _plain(true)), (number, _plain(false)), kind) for kind, false in negatives]
     numbers = {key: number for number, key in enumerate(captions)}
     pairs = [CaptionPair(numbers[true], numbers[false], kind) for true, false, kind in made]

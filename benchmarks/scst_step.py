@@ -35,7 +35,6 @@ from benchmarks.harness import Measurement, Timing, command, compared, synchroni
 from rewards.mixed import MixedReward
 from rewards.text.cider import CiderD
 from rewards.text.document_frequency import DocumentFrequencies
-from rewards.text.tokenize import tokenize
 from rl_caption.captioners.base import Decoding, Generate, caption_mask, forbid
 from rl_caption.captioners.decoding import ReplayedGenerate
 from rl_caption.captioners.packed import unique_prefixes
@@ -164,8 +163,7 @@ def prepare(policy: nn.Module, device: str, precision: str) -> Accelerator:
 
 def cider_of(rows: Sequence[Row]) -> Any:
     """CIDEr-D, with document frequencies of these rows."""
-    references = ([tokenize(caption) for caption in row["references"]] for row in rows)
-    return CiderD(DocumentFrequencies.from_references(references, eos=True))
+    return CiderD(DocumentFrequencies.from_texts([row["references"] for row in rows], eos=True))
 
 
 def ending_logits(shapes: Shapes) -> Tensor:

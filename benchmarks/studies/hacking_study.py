@@ -37,6 +37,7 @@ from rl_caption.data.base import Row, reward_inputs
 from rl_caption.data.files import write_json, write_text
 from rl_caption.data.scenes.oracle import oracle
 from rl_caption.errors import expected_errors
+from rl_caption.evaluation.results import markdown
 from rl_caption.monitoring.config import JudgeConfig, MonitorConfig
 from rl_caption.monitoring.judges import build_judges
 from rl_caption.monitoring.rule import (
@@ -221,7 +222,7 @@ def _evidence(
 
 def report(runs: Sequence[Run], verdicts: Sequence[Verdict], margins: str) -> str:
     """Markdown: a row for each run, then how many of each kind."""
-    lines = ["| " + " | ".join(COLUMNS) + " |", "|---" * len(COLUMNS) + "|"]
+    lines = []
     for run, found in zip(runs, verdicts, strict=True):
         first, last = run.points[0], run.points[-1]
         lowest, highest = min(point.f1 for point in run.points), max(point.unparsed for point in run.points)
@@ -230,11 +231,13 @@ def report(runs: Sequence[Run], verdicts: Sequence[Verdict], margins: str) -> st
         cells += [f"{first.f1:.3f} -> {last.f1:.3f} ({lowest:.3f})"]
         cells += [f"{first.unparsed:.3f} -> {last.unparsed:.3f} ({highest:.3f})"]
         cells += ["" if step is None else str(step) for step in (found.real_step, found.half_step, found.alarm_step)]
-        lines.append("| " + " | ".join([*cells, found.kind, evidence]) + " |")
+        lines.append([*cells, found.kind, evidence])
     counts = Counter(found.kind for found in verdicts)
     worse = sum(found.real_step is not None for found in verdicts)
     totals = ", ".join(f"{kind} {counts[kind]}" for kind in VERDICTS)
-    return "\n".join([*lines, "", f"{worse} of {len(runs)} runs really got worse ({margins}). {totals}."])
+    return "\n".join(
+        [markdown(COLUMNS, lines), "", f"{worse} of {len(runs)} runs really got worse ({margins}). {totals}."]
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

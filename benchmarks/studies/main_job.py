@@ -18,6 +18,8 @@ from pathlib import Path
 
 import yaml
 
+from rl_caption.evaluation.results import markdown
+
 PERCENT = ("CIDEr", "BLEU-4", "METEOR", "ROUGE-L", "oracle/f1", "oracle/precision", "captions/bad_endings")
 PLAIN = ("length/mean", "vocabulary/size")
 
@@ -55,12 +57,12 @@ def table(results: Mapping[int, Mapping[str, Mapping[str, float]]]) -> str:
     for stage in ("XE", "SCST"):
         means = {key: statistics.fmean(own[key] for _, name, own in rows if name == stage) for key in keys}
         rows.append(("mean", stage, means))
-    head = [f"{key} (x100)" if key in PERCENT else key for key in keys]
-    lines = ["| seed | stage | " + " | ".join(head) + " |", "|---" * (len(keys) + 2) + "|"]
-    for seed, stage, own in rows:
-        cells = [f"{own[key] * (100 if key in PERCENT else 1):.1f}" for key in keys]
-        lines.append(f"| {seed} | {stage} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    head = ["seed", "stage", *(f"{key} (x100)" if key in PERCENT else key for key in keys)]
+    factors = {key: 100 if key in PERCENT else 1 for key in keys}
+    lines = [
+        [seed, stage, *(f"{own[key] * factor:.1f}" for key, factor in factors.items())] for seed, stage, own in rows
+    ]
+    return markdown(head, lines)
 
 
 def main() -> None:

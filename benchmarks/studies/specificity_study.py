@@ -33,11 +33,13 @@ from rewards.clip.encoder import DualEncoder, EmbeddingCache
 from rewards.clip.preprocessing import count_tokens
 from rewards.images import ImageSource
 from rewards.registry import build
+from rewards.text.concreteness import CaptionLength
 from rl_caption.cli.main import find_own_modules, log_lines, parse
 from rl_caption.config.build import build_data, quiet_libraries, usable_split
 from rl_caption.config.schema import DataConfig, EvaluateConfig
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.files import write_json, write_text
+from rl_caption.data.plain_files import read_yaml
 from rl_caption.data.scenes import hard_negatives, oracle
 from rl_caption.data.scenes.world import Draws
 from rl_caption.errors import ConfigError, user_errors
@@ -122,12 +124,10 @@ def run_program(run: Callable[[argparse.Namespace], None], arguments: argparse.N
 def data_section(path: Path) -> DataConfig:
     """Read the ``data`` section of a configuration of any program."""
     try:
-        content = yaml.safe_load(path.read_text())
+        content = read_yaml(path, ConfigError)
     except OSError as error:
         raise ConfigError(f"--data {path} cannot be read: {error.strerror}") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"--data {path} is not YAML: {error}") from error
-    if not isinstance(content, dict) or "data" not in content:
+    if "data" not in content:
         raise ConfigError(f"--data {path} has no section 'data'")
     with tempfile.TemporaryDirectory() as folder:
         section = Path(folder) / path.name
@@ -260,19 +260,6 @@ def hubness(queries: Tensor, candidates: Tensor, k: int = 10, chunk_size: int = 
     return Hubness(skewness, float((occurrences == 0).mean()), float(occurrences.max()) / len(queries))
 
 
-class CaptionLength:
-    """Number of words: what a metric that pays for length alone would give."""
-
-    __name__ = "words"
-    columns: frozenset[str] = frozenset()
-    bounds = (0.0, float("inf"))
-    signature = "words"
-
-    def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[str], **columns: Any) -> list[float]:
-        """Return the number of words of each caption."""
-        return [float(len(text.split())) for text in completions]
-
-
 class SpecificityStudy:
     """Scores metrics and models on the long descriptions of one split.
 
@@ -328,9 +315,8 @@ class SpecificityStudy:
             own = metric(None, [caption.text for caption in self.captions], **columns)
             lengths = tau_by_length(own, self.captions)
         rates = specificity_rates(scores)
-        self.metrics[name] = {
-            "signature": metric.signature, "rates": rates, "released": released, "lengths": lengths,
-        }  # fmt: skip
+        found = {"rates": rates, "released": released, "lengths": lengths}
+        self.metrics[name] = {"signature": metric.signature, **found}
 
     def add_model(self, label: str, backbone: Backbone) -> None:
         """Score by SPECS over a dual encoder, and measure its retrieval and hubness.
@@ -342,10 +328,8 @@ class SpecificityStudy:
         encoder = CachingEncoder(backbone)
         specs = build("specs", backbone=encoder, scale="shifted", truncate=True)
         self.add_metric(f"specs of {label}", specs, cosines=True)
-        images, long = (
-            encoder.encode_images([row["image"] for row in self.rows]),
-            encoder.encode_texts(self.descriptions),
-        )
+        images = encoder.encode_images([row["image"] for row in self.rows])
+        long = encoder.encode_texts(self.descriptions)
         shorts, owners = texts_of(self.rows)["references"]
         distinct = list(dict.fromkeys(self.descriptions))
         nearest = min(10, len(distinct) - 1)

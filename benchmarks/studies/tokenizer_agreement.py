@@ -19,6 +19,7 @@ from rewards.text import ptb_rules
 from rewards.text.tokenize import is_tested, tokenize, tokenize_lines
 from rl_caption.data.files import read_captions, read_references
 from rl_caption.evaluation import evaluate_captions, ptb_tokenize
+from rl_caption.evaluation.results import markdown
 
 KEYS = ("BLEU-1", "BLEU-4", "ROUGE-L", "CIDEr")
 WORDS = """
@@ -131,7 +132,7 @@ def agreement(data: Path, stream: int) -> None:
 
 def spaces(data: Path) -> None:
     """Print the scores of four systems by PTB tokens against plain white space."""
-    print(f"| system, x100 (PTB - white space) | {' | '.join(KEYS)} |\n| --- |{' ---: |' * len(KEYS)}")
+    lines = []
     karpathy = data / "coco_karpathy_test"
     references = read_references(karpathy / "refs.json", by="image_name")
     for path in sorted((karpathy / "predictions").glob("*.json")):
@@ -143,7 +144,8 @@ def spaces(data: Path) -> None:
             for texts, refs, tokenizer in ((captions, references, "auto"), (plain, known, "none"))
         )
         cells = [f"{100 * ptb[key]:.2f} ({100 * (ptb[key] - split[key]):+.2f})" for key in KEYS]
-        print(f"| {path.stem} | {' | '.join(cells)} |")
+        lines.append([path.stem, *cells])
+    print(markdown(["system, x100 (PTB - white space)", *KEYS], lines))
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ from rewards.images import Renderable, check_frames, pixel_hash
 from rewards.text.tokenize import tokenize
 from rl_caption.data.base import SHOWN, DataError, DataModule, Row, RowView, Splits, load_image
 from rl_caption.data.features import ImageFeatures, as_image_features
-from rl_caption.data.file_checks import check_features, check_image_files, file_of, progress
+from rl_caption.data.file_checks import ImageFile, check_features, check_image_files, file_of, progress
 
 MISSING = "missing images"
 UNREADABLE = "unreadable images"
@@ -132,13 +132,16 @@ class _Entry:
     split: str
     index: int
     image_id: str
-    path: str | None = None
-    num_frames: int | None = None
+    file: ImageFile | None = None
     content: str | None = None
     features: ImageFeatures | None = None
     references: list[str] | None = None
     """The good ones, where some are empty."""
     bad: bool = False
+
+    @property
+    def path(self) -> str | None:
+        return None if self.file is None else self.file.path
 
 
 def check_data(
@@ -213,14 +216,12 @@ def check_row_images(
     Raises:
         DataError: image files are missing or unreadable; with the count and the first offenders.
     """
-    files = [file for file in map(file_of, (row["image"] for row in rows)) if file is not None]
-    paths = list(dict.fromkeys(path for path, _ in files))
-    num_frames = files[0][1] if files else None
-    verdicts = check_image_files(paths, check_pixels=check_pixels, cache=cache, num_frames=num_frames)
+    files = [file for row in rows if (file := file_of(row["image"])) is not None]
+    verdicts = check_image_files(files, check_pixels=check_pixels, cache=cache)
     bad = [verdict.error for verdict in verdicts.values() if verdict.error is not None]
     if bad:
         raise DataError(
-            f"{needed_by} looks at images, and {len(bad)} of {len(paths)} cannot be used: {'; '.join(bad[:SHOWN])}; "
+            f"{needed_by} looks at images, and {len(bad)} of {len(verdicts)} cannot be used: {'; '.join(bad[:SHOWN])}; "
             "set data.image_root to their folder, or leave the reward out"
         )
 
@@ -230,32 +231,20 @@ def _read_split(
 ) -> Iterator[_Entry]:
     """Check the captions of every row, and remember what the other checks need."""
     for index, row in enumerate(progress(data.split(split), f"checking {split}", "row")):
-        entry, source, error = _Entry(split, index, row["image_id"]), row.get("image"), None
+        entry, source = _Entry(split, index, row["image_id"]), row.get("image")
         name = f"{split} image {entry.image_id!r}"
-        file = file_of(source)
-        if file is not None:
-            entry.path, entry.num_frames = file
-        elif isinstance(source, list | tuple) and source:
+        entry.file = file_of(source)
+        if source is None and "image" in needs:
+            findings.add(NO_IMAGES, name)
+            entry.bad = True
+        elif source is not None and entry.file is None:
             try:
-                check_frames([frame for frame in source if check_images and not isinstance(frame, Renderable)])
-            except RewardError as failure:
-                error = str(failure)
-        elif isinstance(source, Image.Image):
-            try:
-                entry.content = pixel_hash(load_image(source)) if check_images else None
-            except DataError as failure:
-                error = str(failure)
-        elif source is None:
-            if "image" in needs:
-                findings.add(NO_IMAGES, name)
+                entry.content = _content(source, check_images)
+            except (DataError, RewardError) as error:
+                findings.add(UNREADABLE, f"{name}: {error}")
                 entry.bad = True
-        elif not isinstance(source, Renderable):
-            error = f"{type(source).__name__} is not an image: expected a path, a PIL image or a scene"
         if row.get("features") is not None:
             entry.features = as_image_features(row["features"], entry.image_id)
-        if error is not None:
-            findings.add(UNREADABLE, f"{name}: {error}")
-            entry.bad = True
         empty = [number for number, caption in enumerate(row["references"], start=1) if not _has_tokens(caption)]
         if empty:
             findings.add(EMPTY_CAPTIONS, f"{name}, caption {empty[0]}", len(empty))
@@ -264,6 +253,17 @@ def _read_split(
             findings.add(NO_REFERENCES, name)
             entry.bad = True
         yield entry
+
+
+def _content(source: Any, check_images: bool) -> str | None:
+    """The hash of an image in memory. ``DataError`` or ``RewardError`` where a row's image, no file, cannot be used."""
+    if isinstance(source, Image.Image):
+        return pixel_hash(load_image(source)) if check_images else None
+    if isinstance(source, list | tuple) and source:
+        check_frames([frame for frame in source if check_images and not isinstance(frame, Renderable)])
+    elif not isinstance(source, Renderable):
+        raise DataError(f"{type(source).__name__} is not an image: expected a path, a PIL image or a scene")
+    return None
 
 
 def _has_tokens(caption: str) -> bool:
@@ -275,24 +275,15 @@ def _check_files(
     entries: Sequence[_Entry], num_workers: int, check_pixels: bool, cache: str | Path | None, findings: Findings
 ) -> list[str]:
     """Check the image files, give the entries the hash of their content, and return what is missing."""
-    paths: dict[int | None, dict[str, None]] = {}
-    for entry in entries:
-        if entry.path is not None:
-            paths.setdefault(entry.num_frames, {})[entry.path] = None
-    verdicts = {
-        (path, num_frames): verdict
-        for num_frames, own in paths.items()
-        for path, verdict in check_image_files([*own], num_workers, check_pixels, cache, num_frames).items()
-    }
+    own = [(entry, entry.file) for entry in entries if entry.file is not None]
+    verdicts = check_image_files((file for _, file in own), num_workers, check_pixels, cache)
     missing = []
-    for entry in entries:
-        if entry.path is None:
-            continue
-        verdict = verdicts[entry.path, entry.num_frames]
+    for entry, file in own:
+        verdict = verdicts[file]
         entry.content = verdict.content
         if verdict.missing:
-            findings.add(MISSING, f"{entry.split} {entry.path!r}")
-            missing.append(entry.path)
+            findings.add(MISSING, f"{entry.split} {file.path!r}")
+            missing.append(file.path)
         elif verdict.error is not None:
             findings.add(UNREADABLE, f"{entry.split} {verdict.error}")
         entry.bad |= verdict.error is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -173,7 +174,8 @@ class Source:
 
 def _count(file: Path) -> int:
     if file.suffix == ".parquet":
-        return int(_parquet(file).metadata.num_rows)
+        with open_parquet(file) as content:
+            return int(content.metadata.num_rows)
     if file.suffix == ".jsonl":
         with file.open("rb") as lines:
             return sum(bool(line.strip()) for line in lines)
@@ -183,8 +185,9 @@ def _count(file: Path) -> int:
 def _raw_rows(file: Path, image_root: str | None) -> Iterator[tuple[str, Any]]:
     """Yield where a row stands, and the row: bytes of JSON, an object, or of a Karpathy JSON the row itself."""
     if file.suffix == ".parquet":
-        rows = (row for batch in _parquet(file).iter_batches(1024) for row in batch.to_pylist())
-        yield from ((f"{file}, row {number}", row) for number, row in enumerate(rows))
+        with open_parquet(file) as content:
+            rows = (row for batch in content.iter_batches(1024) for row in batch.to_pylist())
+            yield from ((f"{file}, row {number}", row) for number, row in enumerate(rows))
     elif file.suffix == ".jsonl":
         with file.open("rb") as lines:
             yield from ((f"{file}, line {n}", line) for n, line in enumerate(lines, start=1) if line.strip())
@@ -193,15 +196,17 @@ def _raw_rows(file: Path, image_root: str | None) -> Iterator[tuple[str, Any]]:
         yield from ((str(file), {**row, "split": split}) for split in data.splits for row in data.split(split))
 
 
-def _parquet(file: Path) -> Any:
+@contextmanager
+def open_parquet(file: Path) -> Iterator[Any]:
+    """A Parquet file, open for reading. Raises ``DataError`` where it is none, or pyarrow is not installed."""
     try:
         from pyarrow import ArrowException
         from pyarrow.parquet import ParquetFile
     except ImportError as error:
         raise DataError(f"{file} cannot be read without pyarrow: pip install 'rl-caption[parquet]'") from error
     try:
-        return ParquetFile(file)
-    except (ArrowException, OSError) as error:
+        yield ParquetFile(file)
+    except (ArrowException, OSError, ValueError) as error:
         raise DataError(f"{file} is not a readable Parquet file: {error}") from error
 
 

@@ -28,7 +28,7 @@ from rewards.model_files import fingerprint, read_object
 from rl_caption.data.base import SHOWN, DataError, load_image
 from rl_caption.data.feature_stores import import_h5py, open_hdf5
 from rl_caption.data.features import as_stored, finite
-from rl_caption.data.file_checks import check_image_files, progress
+from rl_caption.data.file_checks import ImageFile, check_image_files, progress
 from rl_caption.data.files import check_space, write_json
 from rl_caption.data.karpathy import KarpathyData
 from rl_caption.data.loader import AUGMENTATIONS
@@ -238,9 +238,9 @@ def _finished(path: Path, record: Mapping[str, Any]) -> set[str]:
 
 
 def _check_images(paths: Sequence[str], dataset: KarpathyData | None, num_workers: int) -> None:
-    verdicts = check_image_files(list(dict.fromkeys(paths)), num_workers)
+    verdicts = check_image_files(map(ImageFile, paths), num_workers)
     bad = [verdict.error for verdict in verdicts.values() if verdict.error is not None]
-    missing = [path for path, verdict in verdicts.items() if verdict.missing]
+    missing = [file.path for file, verdict in verdicts.items() if verdict.missing]
     if bad:
         advice = f" ({dataset.explain_missing(missing)})" if missing and dataset is not None else ""
         raise DataError(f"{len(bad)} of {len(verdicts)} images cannot be used: {'; '.join(bad[:SHOWN])}{advice}")

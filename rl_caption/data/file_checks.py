@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -47,85 +46,82 @@ class Verdict(NamedTuple):
     """Whether there is no such file."""
 
 
-def file_of(source: Any) -> tuple[str, int | None] | None:
-    """The file that is read for a row's ``image``, and how many of its frames where it is a video; None for others."""
+class ImageFile(NamedTuple):
+    """An image file; or a video, of which ``num_frames`` are read, which may be a folder of images."""
+
+    path: str
+    num_frames: int | None = None
+
+
+def file_of(source: Any) -> ImageFile | None:
+    """The file that is read for a row's ``image``; None where that is no file."""
     if isinstance(source, str | Path):
-        return str(source), None
+        return ImageFile(str(source))
     if isinstance(source, tuple) and source and isinstance(source[0], VideoFrame):
-        return source[0].path, source[0].count
+        return ImageFile(source[0].path, source[0].count)
     return None
 
 
 def missing_files(images: Iterable[Any]) -> list[str]:
-    """The files among rows' images that do not exist; a video may be a folder of frames."""
-    files = dict.fromkeys(file for file in map(file_of, images) if file is not None)
-    return [path for path, frames in files if not (os.path.isfile(path) or (frames and os.path.isdir(path)))]
+    """The files among rows' images that do not exist."""
+    verdicts = check_image_files([file for file in map(file_of, images) if file is not None], check_pixels=False)
+    return [file.path for file, verdict in verdicts.items() if verdict.missing]
 
 
 def check_image_files(
-    paths: Sequence[str],
+    files: Iterable[ImageFile],
     num_workers: int = 4,
     check_pixels: bool = True,
     cache: str | Path | None = None,
-    num_frames: int | None = None,
-) -> dict[str, Verdict]:
+) -> dict[ImageFile, Verdict]:
     """Check every image file, or video: it exists, it is an image, and every pixel decodes.
 
     Args:
-        paths: the files, without duplicates.
+        files: each is checked once.
         num_workers: threads; Pillow decodes outside the interpreter lock.
         check_pixels: decode; False only looks whether the files exist.
         cache: a JSON file that remembers the good files by path, size and time of change, so that a second run decodes
-            only what is new. It is made if absent and made anew if unreadable.
-        num_frames: the files are videos, of which so many frames are read; a video may be a folder of images, which
-            is not remembered.
+            only what is new; folders of frames are not remembered. It is made if absent and made anew if unreadable.
     """
-    key = _CACHED if num_frames is None else f"{_CACHED}, {num_frames} frames"
-    stored = _read_cache(cache)
-    known = stored.get(key) if check_pixels else None
-    known = known if isinstance(known, dict) else {}
-    stamps: dict[str, list[int]] = {}
-    verdicts: dict[str, Verdict] = {}
-    for path in paths:
+    stored = {key: known for key, known in _read_cache(cache).items() if isinstance(known, dict)}
+    stamps: dict[ImageFile, list[int]] = {}
+    verdicts: dict[ImageFile, Verdict] = {}
+    for file in dict.fromkeys(files):
         try:
-            status = os.stat(path)
+            status = os.stat(file.path)
         except (OSError, ValueError) as error:  # ValueError: no name of a file, such as one with a zero byte
-            verdicts[path] = Verdict(error=f"{path!r}: {getattr(error, 'strerror', None) or error}", missing=True)
+            verdicts[file] = Verdict(error=f"{file.path!r}: {getattr(error, 'strerror', None) or error}", missing=True)
             continue
-        stamps[path] = [status.st_size, status.st_mtime_ns]
-        match known.get(path):
+        stamps[file] = [status.st_size, status.st_mtime_ns]
+        match stored.get(_cache_key(file), {}).get(file.path):
             case _ if not check_pixels:
-                is_file = stat.S_ISREG(status.st_mode) or (num_frames is not None and stat.S_ISDIR(status.st_mode))
-                verdicts[path] = Verdict() if is_file else Verdict(error=f"{path!r}: not a file", missing=True)
-            case [*stamp, str(content)] if stamp == stamps[path]:
-                verdicts[path] = Verdict(content=content)
-    unseen = [path for path in paths if path not in verdicts]
-    check: Callable[[str], Verdict] = check_image_file
-    if num_frames is not None:
-        check = partial(check_video_file, num_frames=num_frames)
-    verdicts.update(zip(unseen, in_parallel(check, unseen, num_workers, "checking images"), strict=True))
+                is_file = stat.S_ISREG(status.st_mode) or (file.num_frames is not None and stat.S_ISDIR(status.st_mode))
+                verdicts[file] = Verdict() if is_file else Verdict(error=f"{file.path!r}: not a file", missing=True)
+            case [*stamp, str(content)] if stamp == stamps[file]:
+                verdicts[file] = Verdict(content=content)
+    unseen = [file for file in stamps if file not in verdicts]
+    verdicts.update(zip(unseen, in_parallel(check_image_file, unseen, num_workers, "checking images"), strict=True))
     if cache is not None and unseen:
-        good = {path: (*stamps[path], verdicts[path].content) for path in stamps if verdicts[path].content}
-        good = {path: stamp for path, stamp in good.items() if not os.path.isdir(path)}
-        write_text(cache, json.dumps(stored | {key: known | good}))
+        for file in unseen:
+            if verdicts[file].content is not None and not os.path.isdir(file.path):
+                stored.setdefault(_cache_key(file), {})[file.path] = [*stamps[file], verdicts[file].content]
+        write_text(cache, json.dumps(stored))
     return verdicts
 
 
-def check_video_file(path: str, num_frames: int) -> Verdict:
-    """Decode the frames that stand for a video, and hash their pixels in their order."""
-    try:
-        hashes = [pixel_hash(frame) for frame in read_frames(path, num_frames)]
-    except RewardError as error:
-        return Verdict(error=str(error))
-    return Verdict(content=hashlib.blake2b("".join(hashes).encode(), digest_size=16).hexdigest())
+def _cache_key(file: ImageFile) -> str:
+    return _CACHED if file.num_frames is None else f"{_CACHED}, {file.num_frames} frames"
 
 
-def check_image_file(path: str) -> Verdict:
-    """Decode one image file and hash its pixels."""
+def check_image_file(file: ImageFile) -> Verdict:
+    """Decode one image file, or the frames that stand for a video, and hash the pixels."""
     try:
-        with image_file(path) as image:
+        if file.num_frames is not None:
+            hashes = [pixel_hash(frame) for frame in read_frames(file.path, file.num_frames)]
+            return Verdict(content=hashlib.blake2b("".join(hashes).encode(), digest_size=16).hexdigest())
+        with image_file(file.path) as image:
             image.verify()  # checksums, where the format has them; the image cannot be used afterwards
-        return Verdict(content=pixel_hash(open_image(path)))
+        return Verdict(content=pixel_hash(open_image(file.path)))
     except RewardError as error:
         return Verdict(error=str(error))
 

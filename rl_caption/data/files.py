@@ -268,6 +268,11 @@ def write_json(path: str | Path, content: Any) -> None:
     write_text(path, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
+def write_json_lines(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write a line of JSON for each row, all or none (see ``write_text``)."""
+    write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+
+
 def write_text(path: str | Path, text: str) -> None:
     """Write UTF-8 text, whole or not at all (``rewards.files.atomic_write``); an ``OSError`` names the file."""
     with atomic_write(path) as file:

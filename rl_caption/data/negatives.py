@@ -94,7 +94,7 @@ def tagged(caption: str, tagger: Tagger | None = None) -> Tagged:
     return Tagged(words, tuple(word_class(tag) for tag in tags))
 
 
-def word_pool(captions: Sequence[str], tagger: Tagger | None = None) -> dict[str, tuple[list[str], np.ndarray]]:
+def word_pool(captions: Sequence[str]) -> dict[str, tuple[list[str], np.ndarray]]:
     """Nouns and adjectives of captions, each with the cumulative share of its occurrences.
 
     Of more than ``POOLED`` captions, so many at equal distances are read.
@@ -102,7 +102,7 @@ def word_pool(captions: Sequence[str], tagger: Tagger | None = None) -> dict[str
     chosen = captions[:: max(1, len(captions) // POOLED)]
     counts: dict[str, Counter[str]] = {"N": Counter(), "J": Counter()}
     for caption in progress(chosen, "words of captions", "caption"):
-        own = tagged(caption, tagger)
+        own = tagged(caption)
         for letter, counter in counts.items():
             counter.update(own.words[at].lower() for at in own.of(letter) if own.words[at].isalpha())
     for letter, words in (("J", _NO_ATTRIBUTES), ("N", _NOT_SWAPPED)):

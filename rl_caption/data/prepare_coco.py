@@ -8,12 +8,12 @@ import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
 from rewards.text.document_frequency import DocumentFrequencies
-from rewards.text.tokenize import TOKENIZER, tokenize
+from rewards.text.tokenize import TOKENIZER
 from rl_caption import __version__
 from rl_caption.data.base import DataError
 from rl_caption.data.checks import Findings, check_data, check_row_images
@@ -276,13 +276,9 @@ def _document_frequencies(out: Path, records: Mapping[str, Record]) -> str:
         logger.info("%s is of these captions", path)
         return digest
     logger.info("counting n-grams of %d training images", len(captions))
-    DocumentFrequencies.from_references(_tokens(captions), eos=True).save(path)
+    DocumentFrequencies.from_texts(captions, eos=True).save(path)
     logger.info("wrote %s", path)
     return digest
-
-
-def _tokens(captions: Iterable[Sequence[str]]) -> Iterator[list[list[str]]]:
-    return ([tokenize(caption) for caption in references] for references in captions)
 
 
 def _check_inputs(

@@ -28,8 +28,6 @@ class SceneCaption(NamedTuple):
     row: int
     """Which of the scenes."""
     text: str
-    source: str
-    """``reference``, ``greedy``, ``sample at 0.5``, ``hard negative``; the first that wrote this text."""
     f1: float
     """Oracle F1, in [0, 1]."""
 
@@ -64,26 +62,21 @@ class SceneCaptions:
         }
 
 
-def rate_captions(
-    rows: Sequence[Row], samples: Mapping[str, Sequence[Sequence[str]]], judged_references: int = 1, seed: int = 0
-) -> SceneCaptions:
+def rate_captions(rows: Sequence[Row], samples: Mapping[str, Sequence[Sequence[str]]], seed: int = 0) -> SceneCaptions:
     """Collect the captions of R scenes and rate them by the oracle.
 
-    The first ``judged_references`` references of a scene are rated and hidden from metrics; so are other references
-    with the same tokens. Their hard negatives (``seed`` says which), at most one of each kind, are rated too, and so
-    are ``samples``, source -> [R] lists of captions. A caption that several sources wrote for a scene is rated a single
-    time.
+    The first reference of a scene is rated and hidden from metrics; so are other references with the same tokens. Its
+    hard negatives (``seed`` says which), at most one of each kind, are rated too, and so are ``samples``, source -> [R]
+    lists of captions. A caption that several sources wrote for a scene is rated a single time.
 
     All rated captions have the form of a captioner's output, lower-case tokens joined by spaces: as written, a full
     stop would tell references and negatives from samples. The oracle reads both forms alike.
 
     Raises:
-        DataError: a row has no scene, or not more different references than are rated.
-        ValueError: ``judged_references`` is below 1, or a source has captions for another number of rows.
+        DataError: a row has no scene, or fewer than two different references.
+        ValueError: a source has captions for another number of rows.
     """
     rows = list(rows)
-    if judged_references < 1:
-        raise ValueError(f"judged_references = {judged_references}: expected at least 1")
     for source, texts in samples.items():
         if len(texts) != len(rows):
             raise ValueError(f"{source!r} has captions for {len(texts)} images: expected {len(rows)}")
@@ -93,31 +86,23 @@ def rate_captions(
     for number, row in enumerate(tqdm(rows, desc="judging captions", unit="scene", delay=2, disable=None)):
         if row.get("scene") is None:
             raise DataError(f"image {row['image_id']!r} has no scene: only data.format scenes knows the truth")
-        judged = row["references"][:judged_references]
-        references.append(_other_references(row, judged))
-        negatives = [(true, kind, text) for true in judged for kind, text in hard_negatives(row["scene"], true, seed)]
-        texts = [(text, "reference") for text in judged]
-        texts += [(text, source) for source, own in samples.items() for text in own[number]]
-        texts += [(text, "hard negative") for _, _, text in negatives]
-        for text, source in texts:
+        true, *rest = row["references"] or [""]
+        references.append([text for text in rest if _plain(text) != _plain(true)])
+        if not references[-1]:
+            raise DataError(
+                f"image {row['image_id']!r} has {len(row['references'])} references and the first is judged: none is "
+                "left for the metrics; raise data.kwargs.captions_per_image"
+            )
+        negatives = hard_negatives(row["scene"], true, seed)
+        sampled = [text for own in samples.values() for text in own[number]]
+        for text in (true, *sampled, *(text for _, text in negatives)):
             key = number, _plain(text)
             if key not in captions:
-                captions[key] = SceneCaption(*key, source, oracle(key[1], row["scene"]).f1)
-        made += [((number, _plain(true)), (number, _plain(false)), kind) for true, kind, false in negatives]
+                captions[key] = SceneCaption(*key, oracle(key[1], row["scene"]).f1)
+        made += [((number, _plain(true)), (number, _plain(false)), kind) for kind, false in negatives]
     numbers = {key: number for number, key in enumerate(captions)}
     pairs = [CaptionPair(numbers[true], numbers[false], kind) for true, false, kind in made]
     return SceneCaptions(rows, references, list(captions.values()), pairs)
-
-
-def _other_references(row: Row, judged: Sequence[str]) -> list[str]:
-    taken = {_plain(text) for text in judged}
-    others = [text for text in row["references"] if _plain(text) not in taken]
-    if not others or len(judged) > len(row["references"]):
-        raise DataError(
-            f"image {row['image_id']!r} has {len(row['references'])} references and {len(judged)} of them are judged: "
-            "none is left for the metrics; judge fewer, or raise data.kwargs.captions_per_image"
-        )
-    return others
 
 
 def _plain(text: str) -> str:
@@ -129,22 +114,18 @@ def sample_at_temperatures(
     captioner: Captioner,
     rows: Sequence[Row],
     temperatures: Sequence[float],
-    num_samples: int = 1,
     max_new_tokens: int = 24,
     batch_size: int = 64,
-    device: str | torch.device = "cpu",
     seed: int = 0,
 ) -> dict[str, list[list[str]]]:
-    """Caption R rows greedily and by ``num_samples`` samples at each of several temperatures, dropout off.
+    """Caption R rows greedily and by a sample at each of several temperatures, on the CPU, dropout off.
 
-    The policy is on ``device``; ``max_new_tokens`` includes EOS; ``batch_size`` changes no caption. Returns ``greedy``
-    and ``sample at <temperature>`` -> [R] lists of captions.
+    ``max_new_tokens`` includes EOS; ``batch_size`` changes no caption. Returns ``greedy`` and ``sample at
+    <temperature>`` -> [R] lists of captions.
     """
-    if not temperatures or len(set(temperatures)) != len(temperatures) or num_samples < 1:
-        raise ValueError(
-            f"temperatures = {list(temperatures)}, num_samples = {num_samples}: expected different ones, 1 sample"
-        )
-    decodings = [Decoding(num_samples, number == 0, value, max_new_tokens) for number, value in enumerate(temperatures)]
+    if not temperatures or len(set(temperatures)) != len(temperatures):
+        raise ValueError(f"temperatures is {list(temperatures)}: expected different ones, at least one")
+    decodings = [Decoding(1, number == 0, value, max_new_tokens) for number, value in enumerate(temperatures)]
     found: dict[str, list[list[str]]] = {"greedy": []}
     found |= {f"sample at {value:g}": [] for value in temperatures}
     starts = range(0, len(rows), batch_size)
@@ -152,7 +133,7 @@ def sample_at_temperatures(
     with dropout_off(policy):
         for start in tqdm(starts, desc="sampling", unit="batch", delay=2, disable=None):
             batch_rows = rows[start : start + batch_size]
-            batch = CaptionBatch(batch_rows, captioner.preprocess(batch_rows)).to(torch.device(device))
+            batch = CaptionBatch(batch_rows, captioner.preprocess(batch_rows))
             for number, decoding in enumerate(decodings):
                 # Another step for every temperature: with the same noise, samples would be near copies.
                 rollout = sample_captions(captioner, policy, batch, decoding, seed, step=number)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from rl_caption.captioners.ensemble import Average, Ensemble
 from rl_caption.captioners.loading import load_captioner
 from rl_caption.config.build import quiet_libraries
 from rl_caption.data.base import Row, reward_inputs
-from rl_caption.data.files import write_text
+from rl_caption.data.files import write_json_lines
 from rl_caption.errors import ConfigError
 from rl_caption.training.validation import Candidate, decode_candidates
 
@@ -58,7 +57,7 @@ class Captions:
             }
             for image_id in self.candidates
         ]
-        write_text(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+        write_json_lines(path, lines)
 
     def _shown(self, image_id: str) -> Iterator[dict[str, Any]]:
         for index, candidate in enumerate(self.candidates[image_id]):

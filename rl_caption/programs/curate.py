@@ -34,10 +34,11 @@ from rl_caption.data.curation import (
     text_overlap,
     write_rows,
 )
-from rl_caption.data.file_checks import check_image_files, progress
+from rl_caption.data.file_checks import ImageFile, check_image_files, progress
 from rl_caption.data.files import write_text
 from rl_caption.data.parts import check_settings, own_parts
 from rl_caption.errors import ConfigError
+from rl_caption.evaluation.results import markdown
 
 logger = logging.getLogger(__name__)
 
@@ -177,13 +178,13 @@ def _part(config: CurateConfig, rows: Sequence[Item], rewards: Mapping[str, Rewa
 
 def _unreadable(config: CurateConfig, rows: Sequence[Item]) -> set[str]:
     """Images of the curated split that cannot be read, where they are skipped."""
-    paths = dict.fromkeys(str(row["image"]) for row in rows if row.get("split", config.split) == config.split)
-    verdicts = check_image_files(list(paths), config.num_workers)
-    bad = {path: verdict.error for path, verdict in verdicts.items() if verdict.error is not None}
+    paths = (str(row["image"]) for row in rows if row.get("split", config.split) == config.split)
+    verdicts = check_image_files(map(ImageFile, paths), config.num_workers)
+    bad = {file.path: verdict.error for file, verdict in verdicts.items() if verdict.error is not None}
     if bad and config.on_bad == "fail":
         first = next(iter(bad.values()))
         raise DataError(
-            f"{len(bad)} of {len(paths)} images cannot be used: {first} (on_bad: skip drops their captions)"
+            f"{len(bad)} of {len(verdicts)} images cannot be used: {first} (on_bad: skip drops their captions)"
         )
     return set(bad)
 
@@ -273,7 +274,7 @@ def _write(
                 write_rows(file, [{**row, "references": chosen}])
                 written += 1
     table = _table(steps, parts)
-    lines = [f"# Curated: {config.data}", "", *table, "", f"- `kept.jsonl`: {written:,} rows"]
+    lines = [f"# Curated: {config.data}", "", table, "", f"- `kept.jsonl`: {written:,} rows"]
     lines += [f"- {name}: {reward.signature}" for name, reward in rewards.items()]
     for name, indices in shown.items():
         lines += ["", f"## {name if name == 'kept' else f'dropped: {name}'}", ""] if len(indices) else []
@@ -281,7 +282,7 @@ def _write(
             scores = ", ".join(f"{score} {values[index]:.4f}" for score, values in parts.scores.items())
             lines.append(f"- {texts[int(index)]}" + (f" ({scores})" if scores and "nan" not in scores else ""))
     write_text(out / "report.md", "\n".join(lines) + "\n")
-    return "\n".join([*table, "", f"wrote {out / 'kept.jsonl'} ({written:,} rows) and {out / 'report.md'}"])
+    return "\n".join([table, "", f"wrote {out / 'kept.jsonl'} ({written:,} rows) and {out / 'report.md'}"])
 
 
 def _drawn(generator: np.random.Generator, mask: NDArray[np.bool_], count: int) -> NDArray[np.int64]:
@@ -296,10 +297,10 @@ def _with_offsets(source: Source, parts: Parts) -> Iterator[tuple[int, Item]]:
         yield int(ends[index] - parts.captions[index]), row
 
 
-def _table(steps: Sequence[tuple[str, NDArray[np.bool_]]], parts: Parts) -> list[str]:
+def _table(steps: Sequence[tuple[str, NDArray[np.bool_]]], parts: Parts) -> str:
     """Markdown: captions after each step, and mean scores of those."""
     heads = ["step", "dropped", "left", *(f"mean {name}" for name in parts.scores)]
-    lines = [f"| {' | '.join(heads)} |", f"| --- |{' ---: |' * (len(heads) - 1)}"]
+    lines = []
     before = int(steps[0][1].sum())
     for name, left in steps:
         count = int(left.sum())
@@ -307,6 +308,6 @@ def _table(steps: Sequence[tuple[str, NDArray[np.bool_]]], parts: Parts) -> list
         for scores in parts.scores.values():
             known = scores[left & ~np.isnan(scores)]
             means.append(f"{known.mean(dtype=np.float64):.4f}" if len(known) else "–")
-        lines.append(f"| {' | '.join([name, f'{before - count:,}', f'{count:,}', *means])} |")
+        lines.append([name, f"{before - count:,}", f"{count:,}", *means])
         before = count
-    return lines
+    return markdown(heads, lines)

@@ -71,7 +71,7 @@ def make_positives(config: PositivesConfig) -> str:
     images = sum(len(line.get("positive_images", [])) for line in lines)
     notes = [f"- {name} by {signature}" for name, signature in made_by.items() if signature is not None]
     notes += [f"- {images:,} images", f"- `positives.jsonl`: {count:,} rows"]
-    return write_report(file, count, ["# Positives", "", *statistics_table(captions), "", *notes])
+    return write_report(file, count, ["# Positives", "", statistics_table(captions), "", *notes])
 
 
 def _text_to_image(config: TextToImageConfig) -> TextToImage:

@@ -18,11 +18,12 @@ from rl_caption.config.checks import check
 from rl_caption.config.recaption import PartsConfig, RecaptionConfig, RecaptionerConfig
 from rl_caption.data.base import DataError, DataModule, Row, load_image
 from rl_caption.data.file_checks import progress
-from rl_caption.data.files import write_text
+from rl_caption.data.files import write_json_lines, write_text
 from rl_caption.data.formats import build_data
 from rl_caption.data.parts import check_settings, own_parts
 from rl_caption.errors import ConfigError
-from rl_caption.options import load_target
+from rl_caption.evaluation.results import markdown
+from rl_caption.options import build_target, load_target
 from rl_caption.programs.recaptioners import RECAPTIONERS, Recaptioner
 
 QUANTILES = (0.05, 0.5, 0.95)
@@ -69,7 +70,7 @@ def recaption(config: RecaptionConfig) -> str:
     notes = [f"by {recaptioner.signature}", f"`captions.jsonl`: {count:,} rows"]
     if language_model is not None:
         notes.append(f"log-probability: {language_model.signature}, nats a token with EOS, mean over captions")
-    return write_report(file, count, ["# Recaptioned", "", *table, "", *(f"- {note}" for note in notes)])
+    return write_report(file, count, ["# Recaptioned", "", table, "", *(f"- {note}" for note in notes)])
 
 
 def _language_model(config: RecaptionConfig) -> Perplexity | None:
@@ -84,10 +85,7 @@ def load_recaptioner(config: RecaptionerConfig, key: str) -> Recaptioner:
     if config.target is None:
         raise ConfigError(f"{key}.target is not set: expected {', '.join(RECAPTIONERS)} or package.module:Class")
     target = load_target(config.target, f"{key}.target", RECAPTIONERS)
-    try:
-        made: Recaptioner = target(**config.kwargs)
-    except TypeError as error:
-        raise ConfigError(f"{key}: {config.target} cannot be made: {error}") from error
+    made: Recaptioner = build_target(target, 1, config.target, config.kwargs, f"{key}.kwargs")
     return made
 
 
@@ -146,8 +144,7 @@ def make_parts(
     for number in progress(missing, what, "part"):
         part = rows[number * config.part_rows : (number + 1) * config.part_rows]
         lines = [_line(split, row, out) | dict(new) for (split, row), new in zip(part, columns(part), strict=True)]
-        with atomic_write(files[number]) as written:
-            written.write(_json_lines(lines))
+        write_json_lines(files[number], lines)
     return f"{len(missing)} parts made, {len(own) - len(missing)} were there; {len(files)} in all"
 
 
@@ -161,10 +158,6 @@ def _fingerprint(rows: Rows) -> str:
 
 def _part_files(config: PartsConfig, rows: int) -> list[Path]:
     return [Path(config.out) / "parts" / f"{number:06d}.jsonl" for number in range(-(-rows // config.part_rows))]
-
-
-def _json_lines(lines: Sequence[Mapping[str, Any]]) -> bytes:
-    return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode()
 
 
 def _line(split: str, row: Row, out: Path) -> dict[str, Any]:
@@ -191,8 +184,7 @@ def gather_parts(config: PartsConfig, data: DataModule, rows: Rows, file: Path) 
     made = [json.loads(line) for part in _part_files(config, len(rows)) for line in part.read_bytes().splitlines()]
     others = [name for name in data.splits if config.splits and name not in config.splits]
     kept = [_line(name, row, Path(config.out)) for name in others for row in data.split(name)]
-    with atomic_write(file) as written:
-        written.write(_json_lines([*made, *kept]))
+    write_json_lines(file, [*made, *kept])
     return made, len(made) + len(kept)
 
 
@@ -200,20 +192,15 @@ def write_report(file: Path, count: int, lines: Sequence[str]) -> str:
     """Write the lines to ``report.md`` beside ``file``; return its table, and what was written, ``count`` rows."""
     report = file.with_name("report.md")
     write_text(report, "\n".join(lines) + "\n")
-    return "\n".join(
-        [*(line for line in lines if line.startswith("|")), "", f"wrote {file} ({count:,} rows) and {report}"]
-    )
+    table = [line for line in lines if line.startswith("|")]
+    return "\n".join([*table, "", f"wrote {file} ({count:,} rows) and {report}"])
 
 
-def statistics_table(captions: Mapping[str, Sequence[str]], language_model: Perplexity | None = None) -> list[str]:
-    """Lines of a Markdown table: number, length, vocabulary and likelihood of captions, a row for each name."""
+def statistics_table(captions: Mapping[str, Sequence[str]], language_model: Perplexity | None = None) -> str:
+    """A Markdown table: number, length, vocabulary and likelihood of captions, a row for each name."""
     rows = {name: _statistics(own, language_model) for name, own in captions.items()}
     heads = list(_statistics([], None))
-    return [
-        f"| captions | {' | '.join(heads)} |",
-        f"| --- |{' ---: |' * len(heads)}",
-        *(f"| {name} | {' | '.join(row.values())} |" for name, row in rows.items()),
-    ]
+    return markdown(["captions", *heads], [[name, *row.values()] for name, row in rows.items()])
 
 
 def _statistics(captions: Sequence[str], language_model: Perplexity | None) -> Mapping[str, str]:

@@ -21,7 +21,7 @@ from rewards.images import Frames, ImageSource, frames_of, open_image
 from rewards.text.detail_units import detail_units_of
 from rewards.text.tokenize import tokenize
 from rl_caption.data.base import SHOWN, DataError, Row
-from rl_caption.data.file_checks import check_image_files
+from rl_caption.data.file_checks import ImageFile, check_image_files
 from rl_caption.data.loader import augment, draw_view, row_generator, step_indices
 from rl_caption.data.negatives import NegativeSource, PositiveSource
 from rl_caption.data.rand_augment import rand_augment
@@ -461,7 +461,7 @@ def check_positives(
             "and positive_images generated for its references, one each in their order (the first alone with "
             "train.captions: first). A weight of 0 (loss.positive_captions, loss.positive_images) needs none"
         )
-    verdicts = check_image_files(list(paths), check_pixels=check_pixels, cache=cache)
-    bad = [f"{split} {paths[path]!r}, {path!r}: {verdict.error}" for path, verdict in verdicts.items() if verdict.error]
+    verdicts = check_image_files(map(ImageFile, paths), check_pixels=check_pixels, cache=cache)
+    bad = [f"{split} {paths[path]!r}, {path!r}: {own.error}" for (path, _), own in verdicts.items() if own.error]
     if bad:
         raise DataError(f"{len(bad)} of {len(paths)} positive_images cannot be used: {'; '.join(bad[:SHOWN])}")

@@ -24,7 +24,7 @@ from rl_caption.config.build import quiet_libraries
 from rl_caption.config.checks import check
 from rl_caption.config.concreteness import ConcretenessConfig
 from rl_caption.data.base import DataError
-from rl_caption.data.files import write_json, write_text
+from rl_caption.data.files import write_json, write_json_lines
 from rl_caption.data.plain_files import parse_json, shown
 from rl_caption.errors import ConfigError
 from rl_caption.evaluation import check_writable
@@ -142,11 +142,11 @@ def make_targets(config: ConcretenessConfig) -> str:
     columns = {name: _scored(scorer, every, config) for name, scorer in scorers.items()}
     table = np.stack(list(columns.values()), axis=1)  # [N, F]
     rows = dict(zip(every, table.tolist(), strict=True))
-    written = []
     records = [{"caption": caption, **dict(zip(columns, rows[caption], strict=True))} for caption in captions]
-    written.append(_write(out / "scores.jsonl", records))
+    write_json_lines(out / "scores.jsonl", records)
     signatures = {name: scorer.signature for name, scorer in scorers.items()}
     summary: dict[str, Any] = {"config": asdict(config), "signatures": signatures}
+    targets = {f"targets_{name}.jsonl": table[: len(captions), index] for index, name in enumerate(columns)}
     if rated:
         try:
             combination = fit_combination([rows[caption] for caption in rated], labels, config.l2)
@@ -155,15 +155,15 @@ def make_targets(config: ConcretenessConfig) -> str:
         right = (combination([rows[caption] for caption in rated]) > 0.5) == np.array(labels)
         weights = dict(zip(columns, combination.weights, strict=True))
         summary |= {"weights": weights, "intercept": combination.intercept, "accuracy": float(right.mean())}
-        targets = combination([rows[caption] for caption in captions]).tolist()
-        written.append(_write(out / "targets.jsonl", _targets(captions, targets)))
-    else:
-        for name, column in columns.items():
-            known = dict(zip(every, column.tolist(), strict=True))
-            targets = [known[caption] for caption in captions]
-            written.append(_write(out / f"targets_{name}.jsonl", _targets(captions, targets)))
+        targets = {"targets.jsonl": combination(table[: len(captions)])}
+    for name, values in targets.items():
+        pairs = zip(captions, values.tolist(), strict=True)
+        write_json_lines(out / name, [{"caption": caption, "target": target} for caption, target in pairs])
     write_json(out / "combination.json", summary)
-    print(f"wrote {', '.join(map(str, [*written, out / 'combination.json']))}", file=sys.stderr)
+    print(
+        f"wrote {', '.join(str(out / name) for name in ('scores.jsonl', *targets, 'combination.json'))}",
+        file=sys.stderr,
+    )
     return json.dumps({key: value for key, value in summary.items() if key != "config"}, indent=1)
 
 
@@ -240,12 +240,3 @@ def _text(item: Mapping[str, Any], where: str) -> str:
     if not isinstance(caption, str) or not caption.strip():
         raise DataError(f"{where}: 'caption' is {shown(caption)}: expected text")
     return " ".join(caption.split())
-
-
-def _targets(captions: Sequence[str], targets: Sequence[float]) -> list[dict[str, object]]:
-    return [{"caption": caption, "target": value} for caption, value in zip(captions, targets, strict=True)]
-
-
-def _write(path: Path, records: Sequence[Mapping[str, object]]) -> Path:
-    write_text(path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
-    return path

@@ -11,7 +11,6 @@ from accelerate import Accelerator
 from torch import Tensor
 from torch.nn import functional as F
 
-from rewards.clip.encoder import chunks
 from rewards.clip.grammar_head import GrammarConfig, GrammarModel, is_grammar_head
 from rewards.clip.pretrained import open_blocks
 from rl_caption.config.reward_models import EncoderConfig, RewardModelConfig
@@ -21,10 +20,10 @@ from rl_caption.engines import autocast, dropout_off
 from rl_caption.errors import ConfigError
 from rl_caption.reward_models.batch import Captions, EncoderTokens, PairBatch, Texts, caption_index, plain_form
 from rl_caption.reward_models.corruption import KINDS, negative_of
-from rl_caption.reward_models.distillation import embed_distributed
 from rl_caption.reward_models.encoders import Towers
 from rl_caption.reward_models.losses import Embeddings
 from rl_caption.reward_models.task import EmbeddingTask
+from rl_caption.reward_models.validation import embed_all
 from rl_caption.training.loop import NonFiniteError, Trainer
 from rl_caption.training.setup import setup
 from rl_caption.types import TrainState, Validation
@@ -181,16 +180,12 @@ def grammar_validator(
     """
     texts = validation_texts(rows, corpus)
 
-    def embed(part: list[str]) -> Tensor:
-        pieces = chunks(part, batch_size, "validating the grammar head")
-        return torch.cat([network({"text": tokens(own).to(accelerator.device)})["text"].float() for own in pieces])
-
     def validate(step: int, logged: Mapping[str, float]) -> Validation:
         """Score the split with the network as it is at ``step``."""
         rates = {}
         with torch.no_grad(), dropout_off(network), autocast(accelerator):
             for name, own in texts.items():
-                logits = embed_distributed(accelerator, own, embed)
+                logits = embed_all(accelerator, network, batch_size, "text", tokens, own)
                 if not logits.isfinite().all():
                     raise NonFiniteError(f"validation at step {step}: logits of {name} are NaN or infinite")
                 right = logits > 0 if name == "references" else logits < 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -182,42 +182,40 @@ def _collate(
         positives,
         groups=loss.false_negatives == "mask",
         sentences=train.sentences,
-        negatives=_negatives(config, context),
+        negatives=_negatives(config, rows),
         num_negatives=config.negatives.count,
         negatives_share=config.negatives.share,
-        paraphrases=_paraphrases(config, context),
+        paraphrases=_paraphrases(config, rows),
         paraphrases_share=config.negatives.positives,
     )
 
 
-def _negatives(config: RewardModelConfig, context: Context) -> NegativeSource | None:
+def _negatives(config: RewardModelConfig, rows: Sequence[Row]) -> NegativeSource | None:
     """Where hard negatives come from; None where there are none."""
     wanted = config.negatives
-    if not wanted.count:
-        return None
     kwargs = dict(wanted.kwargs)
-    if wanted.source == "rules":
-        kwargs["captions"] = [caption for row in context.train_rows for caption in row["references"]]
-    source = load_target(wanted.source, "negatives.source", NEGATIVES)
-    try:
-        made: NegativeSource = source(**kwargs)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"negatives: {wanted.source} cannot be made: {error}") from error
-    for row in context.train_rows[:1]:  # a column that is absent, or scenes that are none
-        made(row, row["references"][0], np.random.default_rng(0))
-    return made
+    if wanted.count and wanted.source == "rules":
+        kwargs["captions"] = [caption for row in rows for caption in row["references"]]
+    return _caption_source(NEGATIVES, "negatives.source", wanted.source, kwargs, rows) if wanted.count else None
 
 
-def _paraphrases(config: RewardModelConfig, context: Context) -> PositiveSource | None:
+def _paraphrases(config: RewardModelConfig, rows: Sequence[Row]) -> PositiveSource | None:
     """Where paraphrases of captions come from; None where there are none."""
-    name = config.negatives.positive_source
-    if not config.negatives.positives:
-        return None
+    wanted = config.negatives
+    key = "negatives.positive_source"
+    return _caption_source(POSITIVES, key, wanted.positive_source, {}, rows) if wanted.positives else None
+
+
+def _caption_source(
+    known: Mapping[str, str], key: str, name: str, kwargs: Mapping[str, Any], rows: Sequence[Row]
+) -> Any:
+    """The source of captions that ``key`` names, tried on a row."""
+    source = load_target(name, key, known)
     try:
-        made: PositiveSource = load_target(name, "negatives.positive_source", POSITIVES)()
+        made = source(**kwargs)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"negatives.positive_source: {name} cannot be made: {error}") from error
-    for row in context.train_rows[:1]:  # a column that is absent, or scenes that are none
+        raise ConfigError(f"{key}: {name} cannot be made: {error}") from error
+    for row in rows[:1]:  # a column that is absent, or scenes that are none
         made(row, row["references"][0], np.random.default_rng(0))
     return made
 

@@ -120,7 +120,7 @@ def embedding_validator(
     wanted = ("image", "text") if paired else towers
     expected = {} if teacher is None else _by_teacher(accelerator, teacher, wanted, rows, captions)
 
-    embedded = partial(_embedded, accelerator, network, batch_size)
+    embedded = partial(embed_all, accelerator, network, batch_size)
 
     def validate(step: int, logged: Mapping[str, float]) -> Validation:
         """Embed the split with the network as it is at ``step``."""
@@ -168,7 +168,7 @@ def _triplet_texts(
     return grown, fits
 
 
-def _embedded(
+def embed_all(
     accelerator: Accelerator,
     network: nn.Module,
     batch_size: int,

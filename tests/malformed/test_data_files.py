@@ -31,7 +31,7 @@ from rewards.text.document_frequency import DocumentFrequencies, load_legacy_pic
 from rl_caption.config.schema import XeConfig
 from rl_caption.data.base import load_image
 from rl_caption.data.features import FeatureOptions, as_image_features, features_of
-from rl_caption.data.file_checks import check_image_file
+from rl_caption.data.file_checks import ImageFile, check_image_file
 from rl_caption.data.jsonl import JsonLinesData
 from rl_caption.data.karpathy import KarpathyData
 from rl_caption.data.unpaired import CaptionFile
@@ -123,7 +123,7 @@ def test_damaged_images(tmp_path: Path, kind: str, damage: str, seed: int) -> No
     path.write_bytes(damaged(whole, damage, seed))
     image = check_outcome(lambda: load_image(path), path.name)
     assert image is None or image.mode == "RGB"
-    verdict = check_image_file(str(path))
+    verdict = check_image_file(ImageFile(str(path)))
     if verdict.error is not None:
         assert path.name in verdict.error
     elif kind == "PNG" and image is not None:  # the one with checksums
@@ -155,7 +155,7 @@ REFUSED_IMAGES: dict[str, Callable[[Path], Any]] = {
 def test_what_is_no_image_is_refused(tmp_path: Path, name: str) -> None:
     REFUSED_IMAGES[name](tmp_path / name)
     assert check_outcome(lambda: load_image(tmp_path / name), name) is None
-    assert name in str(check_image_file(str(tmp_path / name)).error)
+    assert name in str(check_image_file(ImageFile(str(tmp_path / name))).error)
 
 
 # --- data sets --------------------------------------------------------------------------------------------------------

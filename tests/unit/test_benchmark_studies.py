@@ -17,7 +17,6 @@ from benchmarks.scst_step import Shapes
 from benchmarks.studies import concreteness_captions, curation, growth, specificity_study
 from benchmarks.studies.specificity_study import (
     CachingEncoder,
-    CaptionLength,
     RatedCaption,
     SpecificityStudy,
     data_section,
@@ -31,6 +30,7 @@ from benchmarks.studies.specificity_study import (
 from benchmarks.studies.text_similarity import TextSimilarity
 from rewards.clip.backbone import Backbone, load_backbone
 from rewards.clip.clipscore import ClipScore, RefClipScore
+from rewards.text.concreteness import CaptionLength
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.scenes import ScenesData, oracle
 from rl_caption.errors import ConfigError

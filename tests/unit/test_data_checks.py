@@ -15,7 +15,7 @@ from PIL import Image
 from rl_caption.data import file_checks
 from rl_caption.data.base import DataError, DataModule, Row
 from rl_caption.data.checks import CheckReport, check_data
-from rl_caption.data.file_checks import Verdict, check_image_files
+from rl_caption.data.file_checks import ImageFile, Verdict, check_image_files
 
 
 @dataclass(frozen=True)
@@ -224,27 +224,27 @@ def test_filtered_data_behaves_like_a_dataset(tmp_path: Path) -> None:
 
 
 def test_cache_skips_what_is_known_and_sees_what_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    paths = [str(photo(tmp_path / f"{number}.jpg", number)) for number in range(3)]
+    files = [ImageFile(str(photo(tmp_path / f"{number}.jpg", number))) for number in range(3)]
     cache = tmp_path / "run" / "images.json"
-    first = check_image_files(paths, cache=cache)
-    decoded: list[str] = []
+    first = check_image_files(files, cache=cache)
+    decoded: list[ImageFile] = []
     decode = file_checks.check_image_file
 
-    def counted(path: str) -> Verdict:
-        decoded.append(path)
-        return decode(path)
+    def counted(file: ImageFile) -> Verdict:
+        decoded.append(file)
+        return decode(file)
 
     monkeypatch.setattr(file_checks, "check_image_file", counted)
-    assert check_image_files(paths, cache=cache) == first
+    assert check_image_files(files, cache=cache) == first
     assert decoded == []
-    Path(paths[1]).write_bytes(b"damaged")
-    os.utime(paths[2], ns=(1, 1))
-    Path(paths[0]).unlink()
-    second = check_image_files(paths, cache=cache)
-    assert decoded == paths[1:]
-    assert second[paths[0]].missing
-    assert second[paths[1]].error
-    assert second[paths[2]] == first[paths[2]]
+    Path(files[1].path).write_bytes(b"damaged")
+    os.utime(files[2].path, ns=(1, 1))
+    Path(files[0].path).unlink()
+    second = check_image_files(files, cache=cache)
+    assert decoded == files[1:]
+    assert second[files[0]].missing
+    assert second[files[1]].error
+    assert second[files[2]] == first[files[2]]
     cache.write_text("{damaged", encoding="utf-8")
-    assert check_image_files(paths[2:], cache=cache)[paths[2]] == first[paths[2]]
-    assert decoded == [*paths[1:], paths[2]]
+    assert check_image_files(files[2:], cache=cache)[files[2]] == first[files[2]]
+    assert decoded == [*files[1:], files[2]]

@@ -15,7 +15,7 @@ from PIL import Image
 from rewards.clip.student import LCLIP, LCLIPConfig
 from rewards.files import atomic_write, remove_leftovers
 from rewards.text.document_frequency import DocumentFrequencies
-from rl_caption.data.file_checks import check_image_files
+from rl_caption.data.file_checks import ImageFile, check_image_files
 from rl_caption.data.files import write_json
 from rl_caption.training.run_folder import drop_after
 
@@ -26,7 +26,7 @@ SMALL = LCLIPConfig(
 
 def image_cache(path: Path) -> None:
     Image.new("RGB", (2, 2)).save(path.parent / "a.png")
-    check_image_files([str(path.parent / "a.png")], cache=path)
+    check_image_files([ImageFile(str(path.parent / "a.png"))], cache=path)
 
 
 def document_frequencies(path: Path) -> None:

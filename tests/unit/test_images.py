@@ -13,7 +13,7 @@ from PIL import Image, ImageOps
 
 from rewards.base import RewardError
 from rewards.images import image_identity, image_size, open_image
-from rl_caption.data.file_checks import check_image_files
+from rl_caption.data.file_checks import ImageFile, check_image_file
 
 RAMP = np.linspace(0, 255, 12).astype(np.uint8).reshape(3, 4)
 COLOURS = np.stack([RAMP, 255 - RAMP, RAMP // 2], axis=-1)
@@ -111,7 +111,7 @@ def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
     for path in (tmp_path / "pipe.png", Path("/dev/zero"), tmp_path, tmp_path / "absent.png", Path("a\0b.png")):
         with pytest.raises(RewardError, match=re.escape(repr(str(path)))):
             open_image(path)
-        assert repr(str(path)) in str(check_image_files([str(path)])[str(path)].error)
+        assert repr(str(path)) in str(check_image_file(ImageFile(str(path))).error)
 
 
 def test_several_frames_are_refused_where_one_image_is_read() -> None:

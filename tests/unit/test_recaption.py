@@ -86,7 +86,7 @@ def test_mistakes_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         ({"splits": ["training"]}, "splits has"),
         ({"target": "scene"}, "recaptioner.target"),
         ({"target": "scenes", "kwargs": {"keep": 0}}, "keep is 0"),
-        ({"target": "scenes", "kwargs": {"kept": 1}}, "cannot be made"),
+        ({"target": "scenes", "kwargs": {"kept": 1}}, "kwargs.kept is no option of scenes"),
         ({"language_model": str(tmp_path)}, "language_model"),
         ({"target": "vision_language", "kwargs": {"name": "x", "prompt": "{title}"}}, "title"),
     ):

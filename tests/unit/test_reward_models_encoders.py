@@ -121,8 +121,6 @@ def test_an_archive_of_another_architecture_is_refused(tmp_path: Path) -> None:
     ("make", "message"),
     [
         (lambda f: random_clip("ViT-B-33", {}), "model.name is 'ViT-B-33'"),
-        (lambda f: random_clip(None, {"embed_dim": 16}), r"model.kwargs has \['embed_dim'\]: expected open_clip's"),
-        (lambda f: random_clip(None, CLIP | {"widht": 3}), "open_clip cannot build this model"),
         (lambda f: random_clip("ViT-B-16-SigLIP", {}), "vision_cfg.timm_model_name"),
         (lambda f: random_clip("coca_ViT-B-32", {}), "multimodal_cfg cannot be trained here"),
         (lambda f: pretrained_clip(None, str(f)), "expected a folder with open_clip_config.json"),

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
@@ -68,52 +71,29 @@ class ScenesData(Splits):
         most = 10 if positives else 20
         if not 1 <= captions_per_image <= most:
             raise DataError(f"captions_per_image={captions_per_image}, positives={positives}: expected 1 to {most}")
-        rows = {
-            split: RowView(range(size), _SceneRows(split, image_size, seed, captions_per_image, positives))
-            for split, size in zip(SPLITS, sizes.values(), strict=True)
-        }
-        super().__init__(rows, "the generated world")
+        make = partial(_scene_row, image_size, seed, captions_per_image, positives)
+        super().__init__(_kept_rows(dict(zip(SPLITS, sizes.values(), strict=True)), make), "the generated world")
 
 
-@dataclass(eq=False)
-class _SceneRows:
-    """Makes the rows of one split, and keeps them (about 3 KB each, without pixels)."""
-
-    split: str
-    image_size: int
-    seed: int
-    captions_per_image: int
-    positives: bool
-    made: dict[int, Row] = field(default_factory=dict)
-
-    def __call__(self, index: int, _: int) -> Row:
-        if index not in self.made:
-            self.made[index] = self._row(index)
-        made = self.made[index]
-        return {**made, "references": list(made["references"])}
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "made": {}}
-
-    def _row(self, index: int) -> Row:
-        scene, count = split_scene(self.split, index, self.seed), self.captions_per_image
-        wording = _number(f"{self.seed}/{self.split}/{index}/captions")
-        # The first captions do not depend on how many are asked for.
-        captions = references(scene, wording, 2 * count if self.positives else count)
-        row = Row(
-            image_id=f"{self.split}-{index:06d}",
-            image=SceneImage(scene, self.image_size),
-            references=captions[:count],
-            long_reference=long_reference(scene, wording),
-            scene=scene,
-        )
-        if self.positives:
-            row["positive_captions"] = captions[count:]
-            # Shifts of the scene that stay in this split; the scene itself where there is none.
-            shifted = [moved for moved in moves(scene) if moved != scene and belongs(moved, self.split)] or [scene]
-            order = Draws("moved", f"{self.seed}/{index}", self.split).shuffled(shifted)
-            row["positive_images"] = [SceneImage(order[i % len(order)], self.image_size) for i in range(count)]
-        return row
+def _scene_row(image_size: int, seed: int, count: int, positives: bool, split: str, index: int) -> Row:
+    scene = split_scene(split, index, seed)
+    wording = _number(f"{seed}/{split}/{index}/captions")
+    # The first captions do not depend on how many are asked for.
+    captions = references(scene, wording, 2 * count if positives else count)
+    row = Row(
+        image_id=f"{split}-{index:06d}",
+        image=SceneImage(scene, image_size),
+        references=captions[:count],
+        long_reference=long_reference(scene, wording),
+        scene=scene,
+    )
+    if positives:
+        row["positive_captions"] = captions[count:]
+        # Shifts of the scene that stay in this split; the scene itself where there is none.
+        shifted = [moved for moved in moves(scene) if moved != scene and belongs(moved, split)] or [scene]
+        order = Draws("moved", f"{seed}/{index}", split).shuffled(shifted)
+        row["positive_images"] = [SceneImage(order[i % len(order)], image_size) for i in range(count)]
+    return row
 
 
 class MovingScenesData(Splits):
@@ -151,36 +131,36 @@ class MovingScenesData(Splits):
         if not 1 <= captions_per_image <= 10:
             raise DataError(f"captions_per_image={captions_per_image}: expected 1 to 10")
         sizes = {"train": num_train, "val": num_val, "test": num_test}
-        rows = {
-            split: RowView(range(size), _MovingRows(split, num_frames, image_size, seed, captions_per_image))
-            for split, size in sizes.items()
-        }
-        super().__init__(rows, "the generated world of moving scenes")
+        make = partial(_moving_row, num_frames, image_size, seed, captions_per_image)
+        super().__init__(_kept_rows(sizes, make), "the generated world of moving scenes")
+
+
+def _moving_row(num_frames: int, image_size: int, seed: int, count: int, split: str, index: int) -> Row:
+    scene = split_moving_scene(split, index, seed)
+    moments = [number / (num_frames - 1) for number in range(num_frames)]
+    return Row(
+        image_id=f"{split}-{index:06d}",
+        image=tuple(SceneImage(scene.at(moment), image_size) for moment in moments),
+        references=moving_references(scene, _number(f"{seed}/{split}/{index}/captions"), count),
+        scene=scene,
+    )
+
+
+def _kept_rows(sizes: Mapping[str, int], make: Callable[[str, int], Row]) -> dict[str, RowView]:
+    """Rows of every split, each made when it is first asked for."""
+    return {split: RowView(range(size), _KeptRows(partial(make, split))) for split, size in sizes.items()}
 
 
 @dataclass(eq=False)
-class _MovingRows:
-    """Makes the rows of one split, and keeps them, without pixels."""
+class _KeptRows:
+    """Makes the rows of one split, and keeps them (about 3 KB each, without pixels)."""
 
-    split: str
-    num_frames: int
-    image_size: int
-    seed: int
-    captions_per_image: int
+    make: Callable[[int], Row]
     made: dict[int, Row] = field(default_factory=dict)
 
     def __call__(self, index: int, _: int) -> Row:
         if index not in self.made:
-            scene = split_moving_scene(self.split, index, self.seed)
-            moments = [number / (self.num_frames - 1) for number in range(self.num_frames)]
-            self.made[index] = Row(
-                image_id=f"{self.split}-{index:06d}",
-                image=tuple(SceneImage(scene.at(moment), self.image_size) for moment in moments),
-                references=moving_references(
-                    scene, _number(f"{self.seed}/{self.split}/{index}/captions"), self.captions_per_image
-                ),
-                scene=scene,
-            )
+            self.made[index] = self.make(index)
         made = self.made[index]
         return {**made, "references": list(made["references"])}
 
@@ -190,34 +170,34 @@ class _MovingRows:
 
 def split_moving_scene(split: str, index: int, seed: int) -> MovingScene:
     """Moving scene ``index`` of a split: the first candidate of its own sequence whose content belongs there."""
-    attempt = 0
-    while True:
-        scene = make_moving_scene(_number(f"moving/{seed}/{split}/{index}/{attempt}"))
-        content = f"{content_key(scene.start)} {content_key(scene.at(1))}"
-        if _number(content) % _BUCKETS in _SPLIT_BUCKETS[split]:
-            return scene
-        attempt += 1
+    made = map(make_moving_scene, _candidates(f"moving/{seed}/{split}/{index}"))
+    return next(scene for scene in made if belongs(scene, split))
 
 
 def split_scene(split: str, index: int, seed: int) -> Scene:
     """Scene ``index`` of a split: the first candidate of its own sequence whose content belongs there."""
-    unseen = split == "test_unseen"
-    attempt = 0
-    while True:
-        number = _number(f"{seed}/{split}/{index}/{attempt}")
-        scene = make_scene(number, PAIRS if unseen else SEEN_PAIRS, UNSEEN_PAIRS if unseen else ())
-        if belongs(scene, split):
-            return scene
-        attempt += 1
+    pairs = (PAIRS, UNSEEN_PAIRS) if split == "test_unseen" else (SEEN_PAIRS, ())
+    made = (make_scene(number, *pairs) for number in _candidates(f"{seed}/{split}/{index}"))
+    return next(scene for scene in made if belongs(scene, split))
 
 
-def belongs(scene: Scene, split: str) -> bool:
+def _candidates(key: str) -> Iterator[int]:
+    """Seeds of scenes, without end."""
+    return (_number(f"{key}/{attempt}") for attempt in itertools.count())
+
+
+def belongs(scene: Scene | MovingScene, split: str) -> bool:
     """Whether the content of a scene may be in a split."""
     return _number(content_key(scene)) % _BUCKETS in _SPLIT_BUCKETS[split]
 
 
-def content_key(scene: Scene) -> str:
-    """What is seen of a scene as a string: background, looks, and positions to the nearest pixel or so."""
+def content_key(scene: Scene | MovingScene) -> str:
+    """What is seen of a scene as a string: background, looks, and positions to the nearest pixel or so.
+
+    Of one that moves, how it starts and how it ends.
+    """
+    if isinstance(scene, MovingScene):
+        return f"{content_key(scene.start)} {content_key(scene.at(1))}"
     things = sorted((t.shape, t.colour, t.size, t.texture, t.x // _CELL, t.y // _CELL) for t in scene.things)
     return f"{scene.background} {things}"
 

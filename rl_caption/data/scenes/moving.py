@@ -21,7 +21,6 @@ from rl_caption.data.scenes.world import (
     Fact,
     Kind,
     Look,
-    Pairs,
     Scene,
     Thing,
     coordinate,
@@ -105,7 +104,7 @@ def moving_facts(scene: MovingScene) -> frozenset[Fact]:
     return frozenset(still.union(*(done(scene, index) for index in range(len(scene.motions)))))
 
 
-def make_moving_scene(seed: int, pairs: Pairs = PAIRS) -> MovingScene:
+def make_moving_scene(seed: int) -> MovingScene:
     """The moving scene of a seed; a pure function.
 
     The first thing moves, enters or leaves. Things are clear of each other at all times, but for a collision's two,
@@ -113,7 +112,7 @@ def make_moving_scene(seed: int, pairs: Pairs = PAIRS) -> MovingScene:
     """
     draws = Draws("moving", seed)
     while True:
-        looks = draw_looks(draws, [1] * draws.weighted((1, 2, 3), (3, 5, 2)), pairs, ())
+        looks = draw_looks(draws, [1] * draws.weighted((1, 2, 3), (3, 5, 2)), PAIRS, ())
         background = draws.choice(BACKGROUNDS)
         collides = len(looks) > 1 and draws.chance(0.3)
         placed = _collision(draws, looks[:2]) if collides else []

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import combinations, product
+from typing import Any
 
 import numpy as np
 
@@ -51,9 +52,8 @@ def hard_negatives(scene: Scene | MovingScene, caption: str, seed: int) -> list[
 
     Returns:
         Pairs (kind, text) for the kinds that apply, at most one of each, in the order of ``NEGATIVE_KINDS``, or for a
-        moving scene of ``MOVING_KINDS``. Every text
-        but ``word_order`` has oracle precision below 1; ``word_order`` has the same words in another order, and more
-        unparsed words or a lower F1 than the caption.
+        moving scene of ``MOVING_KINDS``. Every text but ``word_order`` has oracle precision below 1; ``word_order`` has
+        the same words in another order, and more unparsed words or a lower F1 than the caption.
     """
     draws = Draws("negatives", seed, caption, repr(scene))
     flat = tokens(caption)
@@ -251,10 +251,7 @@ class SceneNegatives:
 
     def __call__(self, row: Row, caption: str, generator: np.random.Generator) -> list[tuple[str, str]]:
         """Those of ``kinds`` that apply, in random order. Raises ``DataError`` where the row has no scene."""
-        scene = row.get("scene")
-        if scene is None:
-            raise DataError(f"image {row['image_id']!r} is no generated scene: negatives.source scenes needs them")
-        made = hard_negatives(scene, caption, int(generator.integers(2**31)))
+        made = hard_negatives(_scene_of(row, "negatives.source"), caption, int(generator.integers(2**31)))
         found = [pair for pair in made if pair[0] in self.kinds]
         return [found[index] for index in generator.permutation(len(found))]
 
@@ -264,10 +261,14 @@ class ScenePositives:
 
     def __call__(self, row: Row, caption: str, generator: np.random.Generator) -> list[str]:
         """Those of ``paraphrases``. Raises ``DataError`` where the row has no scene."""
-        scene = row.get("scene")
-        if scene is None:
-            raise DataError(f"image {row['image_id']!r} is no generated scene: positive_source scenes needs them")
-        return paraphrases(scene, caption, int(generator.integers(2**31)))
+        return paraphrases(_scene_of(row, "negatives.positive_source"), caption, int(generator.integers(2**31)))
+
+
+def _scene_of(row: Row, key: str) -> Any:
+    scene = row.get("scene")
+    if scene is None:
+        raise DataError(f"image {row['image_id']!r} is no generated scene: {key} scenes needs them")
+    return scene
 
 
 def _agreeing(words: Words) -> Words:

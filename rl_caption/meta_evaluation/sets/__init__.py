@@ -7,7 +7,6 @@ published ones. A file that is missing, wrong or incomplete is a ``DataError``.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 from rl_caption.data.base import DataError
 from rl_caption.meta_evaluation.sets import concreteness, groups, pairs, rated, videos
 from rl_caption.meta_evaluation.sets.base import CaptionGroups, CaptionPairs, JudgementSet, RatedCaptions
+from rl_caption.options import wrong_arguments
 
 __all__ = ["SETS", "CaptionGroups", "CaptionPairs", "JudgementSet", "RatedCaptions", "load"]
 
@@ -44,10 +44,9 @@ def load(
     """
     if name not in SETS:
         raise DataError(f"{name!r} is not a set of judgements: expected one of {', '.join(SETS)}")
-    options = [key for key in inspect.signature(SETS[name]).parameters if key not in ("folder", "images", "partial")]
-    unknown = sorted(set(kwargs or {}) - set(options))
-    if unknown:
-        raise DataError(f"{name} does not take {', '.join(unknown)}; it takes: {', '.join(options) or 'nothing'}")
+    wrong = wrong_arguments(SETS[name], 3, name, kwargs or {}, lambda option: f"set_kwargs.{option}")
+    if wrong:
+        raise DataError("; ".join(wrong))
     path = Path(folder)
     if not path.exists():
         raise DataError(f"{name}: {str(path)!r} is not there: expected the folder of its files (docs/judging.md)")

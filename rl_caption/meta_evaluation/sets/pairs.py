@@ -45,19 +45,11 @@ FOIL_SOURCE = (
 )
 FOIL_PAIRS = {"foilv1.0_test_2017.json": 99_480, "foil-it.json": 1_000}
 VALSE_SOURCE = "the folder data of https://github.com/Heidelberg-NLP/VALSE; images from where their dataset says"
-VALSE = {
-    "existence": None,
-    "plurals": None,
-    "counting-hard": None,
-    "counting-small-quant": None,
-    "counting-adversarial": None,
-    "relations": None,
-    "action-replacement": None,
-    "actant-swap": None,
-    "coreference-standard": None,
-    "coreference-hard": None,
-    "foil-it": 1_000,
-}
+_VALSE = (
+    *("existence", "plurals", "counting-hard", "counting-small-quant", "counting-adversarial", "relations"),
+    *("action-replacement", "actant-swap", "coreference-standard", "coreference-hard"),
+)
+VALSE = {**dict.fromkeys(_VALSE), "foil-it": 1_000}
 """Piece (file) -> published number of pairs, judged ones and others, where it is known."""
 SUGARCREPE_SOURCE = (
     "the folder data of https://github.com/RAIVNLab/sugar-crepe, and val2017 from https://cocodataset.org/"

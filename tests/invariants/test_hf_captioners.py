@@ -199,7 +199,7 @@ def own_inputs(captioner, images):
 @torch.no_grad()
 def test_greedy_captions_of_photos_are_those_of_transformers_processor_and_generate(case):
     captioner, _ = case
-    images = [row["image"].resize((31 - 9 * i, 20 + i)) for i, row in enumerate(tiny_rows(2))] + [
+    images = [row["image"].resize((31 - 3 * i, 20 + i)) for i, row in enumerate(tiny_rows(7))] + [
         Image.new("L", (18, 40), 90)
     ]
     rows = [{"image_id": str(i), "image": image, "references": []} for i, image in enumerate(images)]

@@ -318,10 +318,21 @@ class Captioner(Protocol):
         self, policy: nn.Module, inputs: dict[str, Tensor], decoding: Decoding, noise: Tensor | None = None
     ) -> Generated:
         """``generate`` with the scores of beams. The default decodes by ``next_logits``, up to ``max_tokens``."""
+        return self._decoded(policy, inputs, decoding, noise, self.max_tokens)
+
+    def _decoded(
+        self,
+        policy: nn.Module,
+        inputs: dict[str, Tensor],
+        decoding: Decoding,
+        noise: Tensor | None,
+        longest: int | None,
+    ) -> Generated:
+        """Captions of at most ``longest`` tokens, by ``next_logits``."""
         from rl_caption.captioners.decoding import decode_with_scores  # imports this module
 
-        if self.max_tokens is not None and self.max_tokens < decoding.max_new_tokens:
-            decoding = replace(decoding, max_new_tokens=self.max_tokens)
+        if longest is not None and longest < decoding.max_new_tokens:
+            decoding = replace(decoding, max_new_tokens=longest)
         images = len(next(iter(inputs.values())))
         with torch.no_grad():
             next_logits = self.next_logits(policy, inputs, decoding.max_new_tokens)

@@ -66,18 +66,6 @@ NextLogits = Callable[[Prefixes | None], Tensor]
 """From M prefixes to logits of their next tokens [M, V]; from None, the empty prefix of every image, to [B, V]."""
 
 
-def decode(
-    captioner: Captioner,
-    next_logits: NextLogits,
-    images: int,
-    decoding: Decoding,
-    noise: Tensor | None,
-    share_prefixes: bool = True,
-) -> Tensor:
-    """The token ids of ``decode_with_scores``."""
-    return decode_with_scores(captioner, next_logits, images, decoding, noise, share_prefixes).token_ids
-
-
 @torch.no_grad()
 def decode_with_scores(
     captioner: Captioner,
@@ -116,6 +104,7 @@ def _constrained(next_logits: NextLogits, processors: list[Processor]) -> NextLo
     known = torch.empty(0)
 
     def processed(prefixes: Prefixes | None) -> Tensor:
+        """What ``next_logits`` returns, changed by every processor."""
         nonlocal known
         logits = next_logits(prefixes).float()
         if prefixes is None:
@@ -313,6 +302,7 @@ def logits_without_cache(captioner: Captioner, policy: nn.Module, inputs: dict[s
     known = torch.empty(len(first), 0, dtype=torch.long, device=first.device)
 
     def next_logits(prefixes: Prefixes | None) -> Tensor:
+        """Logits after all tokens of the prefixes."""
         nonlocal known
         given = inputs
         if prefixes is not None:
@@ -391,6 +381,7 @@ class ReplayedGenerate:
 
     def _captured(self, policy: nn.Module, decoding: Decoding, example: dict[str, Tensor]) -> Decode:
         def decode_fixed(noise: Tensor | None = None, **inputs: Tensor) -> Tensor:
+            """``generate`` with fixed shapes, of tensors by name."""
             return self.captioner.generate(policy, inputs, replace(decoding, fixed_shapes=True), noise)
 
         replay = self.capture(decode_fixed, example)
@@ -426,6 +417,7 @@ def capture_cuda_graph(function: Decode, example: dict[str, Tensor]) -> Decode:
         ) from error
 
     def replay(**given: Tensor) -> Tensor:
+        """Run the graph on tensors of the captured shapes."""
         for name, tensor in given.items():
             inputs[name].copy_(tensor)
         graph.replay()

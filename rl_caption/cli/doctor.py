@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import importlib.util
 import os
 import platform
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from rl_caption import torchvision_remedy
+from rl_caption.errors import installed_version
 
 if TYPE_CHECKING:
     from rl_caption.config.schema import ScstConfig
@@ -71,13 +71,13 @@ def package_findings() -> Iterator[Finding]:
     """Yield the version of every package that this one uses, needed ones first."""
     costs = {package: f"{cost} (pip install 'rl-caption[{extra}]')" for package, (extra, cost) in OPTIONAL.items()}
     for package, cost in (NEEDED | costs).items():
-        version = _version(package)
+        version = installed_version(package)
         yield Finding(package, version or "missing", "" if version else cost, version is None and package in NEEDED)
 
 
 def torchvision_findings() -> Iterator[Finding]:
     """Yield whether torchvision loads, and by what means; takes 2 to 10 seconds, for it is tried in new processes."""
-    found, version = torchvision_remedy.status(), _version("torchvision")
+    found, version = torchvision_remedy.status(), installed_version("torchvision")
     fatal = found.startswith((torchvision_remedy.NEEDED, torchvision_remedy.BROKEN))
     cost = "Transformers, open_clip and the accelerate command do not start" if fatal else ""
     yield Finding("torchvision", found if version is None else f"{version}: {found}", cost, fatal)
@@ -283,13 +283,6 @@ def main(argv: list[str] | None = None) -> int:
     from rl_caption.config.schema import ScstConfig
 
     return doctor(parse(ScstConfig, ["--config", given.config, *overrides], "doctor"))
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _print_section(title: str, findings: Iterable[Finding]) -> list[str]:

@@ -7,7 +7,6 @@ import platform
 import sys
 import time
 from dataclasses import asdict
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from rl_caption.config.reward_models import TrainingConfig
 from rl_caption.data.files import write_json, write_text
 from rl_caption.data.plain_files import read_log, read_yaml
 from rl_caption.engines import print_main
+from rl_caption.errors import installed_version
 from rl_caption.training.checkpoint import CheckpointError, clear_leftovers, is_intact, newest_checkpoint, read_state
 
 RESULT = "result.json"
@@ -125,16 +125,10 @@ def changed_keys(saved: Path, config: TrainingConfig) -> list[str]:
 def write_run_files(config: TrainingConfig, extra: dict[str, Any]) -> None:
     """Write ``config.yaml`` (resolved) and ``env.json`` (versions, platform, command, ``extra``)."""
     names = ("torch", "transformers", "accelerate", "tokenizers", "numpy", "open_clip_torch", "deepspeed", "rl-caption")
-    versions: dict[str, str | None] = dict.fromkeys(names)
-    for name in names:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     environment = {
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "versions": versions,
+        "versions": {name: installed_version(name) for name in names},
         "command": sys.argv,
     }
     folder = Path(config.run.dir)

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from rewards.base import as_texts, checked_scores
+from rewards.base import as_texts, check_choice, checked_scores
 from rewards.clip.backbone import load_backbone
 from rewards.clip.encoder import Precision, chunks
 from rewards.model_files import check_ranges, fingerprint, load_weights, read_config, save_model
@@ -57,8 +57,7 @@ class BottleneckConfig:
 
     def __post_init__(self) -> None:
         check_ranges(asdict(self), {"width": (1, 2**16), "hidden": (1, 2**16), "soft_tokens": (1, 256)})
-        if self.ending not in ("newline", "eos"):
-            raise ValueError(f"ending is {self.ending!r}: expected newline or eos")
+        check_choice(Ending, ending=self.ending)
 
 
 class Bottleneck(nn.Module):

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from rewards.base import check_choice
 from rewards.clip.preprocessing import Preprocessing
 from rewards.clip.pretrained import (
     grid_shape,
@@ -70,8 +71,7 @@ class DualConfig:
     def __post_init__(self) -> None:
         check_sizes(asdict(self))
         check_ranges(asdict(self), {"embed_dim": (1, 2**24), "hidden": (0, 2**24), "context_length": (3, 2**24)})
-        if self.pool not in ("mean", "first", "last"):
-            raise ValueError(f"pool is {self.pool!r}: expected mean, first or last")
+        check_choice(Pool, pool=self.pool)
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout is {self.dropout}: expected at least 0 and less than 1")
 

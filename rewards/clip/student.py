@@ -15,12 +15,13 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from rewards.base import check_choice
 from rewards.clip.preprocessing import Preprocessing
 from rewards.clip.pretrained import grid_shape, load_image_encoder, local_encoder, save_encoder_config
 from rewards.model_files import (
@@ -97,8 +98,7 @@ class LCLIPConfig:
     def __post_init__(self) -> None:
         values = asdict(self)
         check_sizes(values)
-        if self.pad_attention not in get_args(PadAttention):
-            raise ValueError(f"pad_attention is {self.pad_attention!r}: expected one of {get_args(PadAttention)}")
+        check_choice(PadAttention, pad_attention=self.pad_attention)
         for name in ("image_qkv_bias", "text_qkv_bias"):
             if not isinstance(values[name], bool):
                 raise ValueError(f"{name} is {values[name]!r}: expected true or false")

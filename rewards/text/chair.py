@@ -6,9 +6,9 @@ import json
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
-from rewards.base import RewardError, as_texts, checked_scores, reference_lists, required_column
+from rewards.base import RewardError, as_texts, check_choice, checked_scores, reference_lists, required_column
 from rewards.registry import load
 from rewards.text.tokenize import TOKENIZER, tokenize
 
@@ -201,8 +201,7 @@ class Chair:
         detector: str | None = None,
         detector_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        if measure not in get_args(Measure):
-            raise ValueError(f"measure is {measure!r}: expected one of {', '.join(get_args(Measure))}")
+        check_choice(Measure, measure=measure)
         if objects is None and detector is None and not references:
             raise ValueError(
                 "objects and detector are None and references is False: one of them says what is in an image"

@@ -210,7 +210,7 @@ def test_signature_precision_and_pickling(head: Path, tmp_path: Path) -> None:
     [
         ({"head": "nowhere"}, "'nowhere' cannot be loaded"),
         ({"precision": "int8"}, "'int8'"),
-        ({"batch_size": 0}, "batch_size = 0"),
+        ({"batch_size": 0}, "batch_size is 0"),
     ],
 )
 def test_bad_arguments_are_named(head: Path, arguments: dict[str, Any], message: str) -> None:

@@ -225,18 +225,16 @@ def beam_search(captioner: Captioner, next_logits: NextLogits, images: int, deco
         logprobs = forbid(logits, captioner.forbidden).log_softmax(-1)
         for process in processors:
             logprobs = process(prefixes.flatten(0, 1), logprobs)
-        vocabulary, numbers = logprobs.shape[-1], active.tolist()
+        numbers = active.tolist()
         logprobs = logprobs.unflatten(0, (len(active), groups, own))
-        taken = logprobs.new_zeros(len(active), 1, vocabulary) if groups > 1 else None  # by earlier groups
+        taken = torch.zeros_like(logprobs[:, 0, :1]) if groups > 1 else None  # by earlier groups
         kept: list[tuple[Tensor, Tensor, Tensor]] = []  # scores, parents and tokens of each group
         for group in range(groups):
             candidates = logprobs[:, group]
             if taken is not None:
                 candidates = candidates - decoding.diversity_penalty * taken
-            # 2 W candidates leave W that go on even if W of them end here.
-            best, index = (scores[:, group].unsqueeze(-1) + candidates).flatten(1).topk(2 * own, dim=-1)
-            parent, token = index // vocabulary + group * own, index % vocabulary
-            best = best.masked_fill(best < FORBIDDEN_LOGIT / 2, -torch.inf)  # no caption has a forbidden token
+            best, parent, token = _best_extensions(scores[:, group], candidates)
+            parent = parent + group * own
             ends = (token == captioner.eos_token_id) & best.isfinite()
             for row, rank in (ends[:, :own] & going[:, group, None]).nonzero().tolist():
                 caption = [*prefixes[row, parent[row, rank]].tolist(), captioner.eos_token_id]
@@ -270,6 +268,16 @@ def beam_search(captioner: Captioner, next_logits: NextLogits, images: int, deco
         finished[numbers[row]][group] += [(score / limit**penalty, ids) for score, ids in pairs]
     together = [[*chain.from_iterable(_best(group, own) for group in of_groups)] for of_groups in finished]
     return _n_best(together, decoding.num_return_sequences, captioner, device)
+
+
+def _best_extensions(scores: Tensor, logprobs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The 2 W best ways to extend W prefixes by one token, of which W go on even if W end: [A, W] and [A, W, V].
+
+    Scores, prefixes and tokens, [A, 2 W] each, best first; forbidden tokens have the score -inf.
+    """
+    best, index = (scores.unsqueeze(-1) + logprobs).flatten(1).topk(2 * scores.shape[1], dim=-1)
+    vocabulary = logprobs.shape[-1]
+    return best.masked_fill(best < FORBIDDEN_LOGIT / 2, -torch.inf), index // vocabulary, index % vocabulary
 
 
 def _best(captions: list[tuple[float, list[int]]], count: int) -> list[tuple[float, list[int]]]:

@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 from accelerate import Accelerator
 from tqdm.auto import tqdm
+from transformers.utils import flatten_dict
 
 from rewards.files import atomic_write, write_errors
 from rewards.model_files import damage
@@ -114,7 +115,7 @@ def changed_keys(saved: Path, config: TrainingConfig) -> list[str]:
     for section, value in old.items():
         if isinstance(value, dict) and isinstance(default.get(section), dict):
             old[section] = default[section] | value
-    old, new = _flat(old), _flat(_plain(config))
+    old, new = flatten_dict(old), flatten_dict(_plain(config))
     return [
         f"{key}: {old.get(key)!r} -> {new.get(key)!r}"
         for key in sorted(old.keys() | new.keys())
@@ -242,13 +243,3 @@ def _plain(config: TrainingConfig) -> dict[str, Any]:
     """The configuration as JSON has it."""
     plain: dict[str, Any] = json.loads(json.dumps(asdict(config)))
     return plain
-
-
-def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested dictionaries as one with dotted keys."""
-    if not isinstance(value, dict) or not value:
-        return {prefix: value}
-    items: dict[str, Any] = {}
-    for key, inner in value.items():
-        items |= _flat(inner, f"{prefix}.{key}" if prefix else str(key))
-    return items

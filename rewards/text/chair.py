@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
@@ -268,7 +269,7 @@ class Chair:
 
     def _mentioned(self, captions: tuple[str, ...]) -> frozenset[str]:
         if captions not in self._known:
-            self._known[captions] = frozenset(_flat(map(self.vocabulary.mentions, captions)))
+            self._known[captions] = frozenset(chain.from_iterable(map(self.vocabulary.mentions, captions)))
         return self._known[captions]
 
     def counts(self, completions: Sequence[Any], columns: dict[str, Any]) -> list[ChairCounts]:
@@ -296,7 +297,3 @@ def _load_detector(name: str, kwargs: Mapping[str, Any]) -> ObjectDetector:
     except (TypeError, ValueError) as error:
         raise ValueError(f"detector {name!r} cannot be made: {error}") from error
     return made
-
-
-def _flat(lists: Iterable[Sequence[str]]) -> Iterable[str]:
-    return (item for items in lists for item in items)

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 from rl_caption.ablation.config import AblateConfig
@@ -180,8 +181,7 @@ class Configured(NamedTuple):
         for option in self.lists:
             arguments = with_lists(arguments, option)
         config = parse(self.config, arguments, f"rl-caption {name}")
-        module, _, function = self.function.partition(":")
-        text = getattr(importlib.import_module(module), function)(config)
+        text = resolve_name(self.function)(config)
         if text:
             print(text)
         return 0

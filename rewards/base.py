@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, get_args, runtime_checkable
 
 
 class RewardError(RuntimeError):
@@ -43,6 +43,20 @@ class Reward(Protocol):
     def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
         """Return N scores within ``bounds``, in the order of ``completions``."""
         ...
+
+
+def check_choice(kind: Any, **arguments: Any) -> None:
+    """Raise ``ValueError`` for the first of ``arguments`` that is none of the values of the ``Literal`` ``kind``."""
+    for name, value in arguments.items():
+        if value not in get_args(kind):
+            raise ValueError(f"{name} is {value!r}: expected one of {', '.join(map(str, get_args(kind)))}")
+
+
+def check_least(least: int, **arguments: int | None) -> None:
+    """Raise ``ValueError`` for the first of ``arguments`` that is below ``least``; None counts as unset."""
+    for name, value in arguments.items():
+        if value is not None and value < least:
+            raise ValueError(f"{name} is {value}: expected at least {least}")
 
 
 def as_texts(completions: Sequence[Any]) -> list[str]:

@@ -7,9 +7,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-from rewards.base import Reward, RewardError, as_texts, checked_scores, required_column
+from rewards.base import Reward, RewardError, as_texts, check_choice, checked_scores, required_column
 from rewards.text.tokenize import TOKENIZER, tokenizer_of
 
 Normalize = Literal["none", "per_term", "per_group"]
@@ -94,8 +94,7 @@ class MixedReward:
         length_ratios: Mapping[str, tuple[float, float]] = MappingProxyType({}),
         tokenizer: str = TOKENIZER,
     ) -> None:
-        if normalize not in get_args(Normalize):
-            raise ValueError(f"normalize is {normalize!r}: expected one of {', '.join(get_args(Normalize))}")
+        check_choice(Normalize, normalize=normalize)
         if not terms:
             raise ValueError("a mixed reward needs at least one term")
         for name, (_, weight) in terms.items():

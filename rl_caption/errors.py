@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -47,6 +48,14 @@ def not_installed(*modules: str) -> str:
     """A sentence for the user: optional modules that are missing, and the command that installs them."""
     extras = ",".join(sorted({EXTRAS[module] for module in modules}))
     return f"{' and '.join(modules)} not installed: pip install 'rl-caption[{extras}]'"
+
+
+def installed_version(package: str) -> str | None:
+    """The version of an installed package; None where it is missing."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def expected_errors() -> tuple[type[Exception], ...]:

@@ -155,6 +155,13 @@ def run(config: dict[str, Any], folder: Path, program: str = "xe", **how: Any) -
     return run_arguments([program, "--config", str(file)], file.with_suffix(".log"), **how)
 
 
+def checked_run(config: dict[str, Any], folder: Path, program: str = "xe", **how: Any) -> Ended:
+    """``run``, which has to end with 0; with a kill by SIGKILL with that, so that it was reached."""
+    ended, kill = run(config, folder, program, **how), how.get("kill")
+    assert ended.code == (-kill.number if kill is not None and kill.number == signal.SIGKILL else 0), ended.output
+    return ended
+
+
 def run_arguments(arguments: list[str], output: Path, kill_after: float | None = None, **how: Any) -> Ended:
     """Run ``python -m rl_caption ARGUMENTS`` in a fork, killed after so many seconds, and return how it ended."""
     context = multiprocessing.get_context("forkserver")

@@ -7,28 +7,18 @@ Dataset Curation", Findings of ACL 2024, section 3: the semantic bottleneck auto
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from rewards.base import as_texts, checked_scores
+from rewards.base import as_texts, check_choice, checked_scores
 from rewards.clip.backbone import load_backbone
 from rewards.clip.encoder import Precision, chunks
-from rewards.model_files import (
-    check_folder,
-    check_ranges,
-    check_state,
-    fingerprint,
-    read_object,
-    read_weights,
-    state_shapes,
-)
+from rewards.model_files import check_ranges, fingerprint, load_weights, read_config, save_model
 from rewards.text.edit_distance import edit_similarity
 from rewards.text.frozen_model import FrozenModel, load_frozen
 
@@ -67,8 +57,7 @@ class BottleneckConfig:
 
     def __post_init__(self) -> None:
         check_ranges(asdict(self), {"width": (1, 2**16), "hidden": (1, 2**16), "soft_tokens": (1, 256)})
-        if self.ending not in ("newline", "eos"):
-            raise ValueError(f"ending is {self.ending!r}: expected newline or eos")
+        check_choice(Ending, ending=self.ending)
 
 
 class Bottleneck(nn.Module):
@@ -85,28 +74,12 @@ class Bottleneck(nn.Module):
 
     def save_pretrained(self, folder: Path) -> None:
         """Write ``model.safetensors`` and ``config.json``; the frozen models are named, not copied."""
-        folder.mkdir(parents=True, exist_ok=True)
-        weights = {name: tensor.detach().float().cpu().contiguous() for name, tensor in self.state_dict().items()}
-        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-        text = json.dumps({"model_type": MODEL_TYPE, **asdict(self.config)}, indent=2) + "\n"
-        (folder / "config.json").write_text(text, encoding="utf-8")
+        save_model(self.state_dict(), {"model_type": MODEL_TYPE, **asdict(self.config)}, folder)
 
     @staticmethod
     def from_pretrained(path: str | Path) -> Bottleneck:
         """Load a folder that ``save_pretrained`` wrote. Raises ``ValueError`` or ``OSError`` where it is none."""
-        folder = Path(path)
-        check_folder(folder)
-        values = read_object(folder / "config.json")
-        if values.pop("model_type", None) != MODEL_TYPE:
-            raise ValueError(f"{path} is no semantic bottleneck: expected what task semantic_bottleneck exports")
-        try:
-            model = Bottleneck(BottleneckConfig(**values))
-        except TypeError as error:
-            raise ValueError(f"{folder / 'config.json'}: {error}") from error
-        weights = read_weights(folder / "model.safetensors")
-        check_state(weights, state_shapes(model), f"weights in {str(path)!r}")
-        model.load_state_dict(weights)
-        return model
+        return load_weights(Bottleneck(read_config(BottleneckConfig, Path(path), MODEL_TYPE)), Path(path))
 
 
 class CaptionWriter:

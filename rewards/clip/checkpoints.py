@@ -16,11 +16,12 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from rewards.base import check_choice
 from rewards.clip.encoder import MlpDeltas
 from rewards.model_files import check_numbers, check_state, read_state, state_shapes
 
@@ -206,8 +207,7 @@ def merge_low_rank(state: Mapping[str, Tensor], mlp_deltas: MlpDeltas = "ignored
     ``mlp.c_proj``, as PAC-S++'s released scorer does, which takes them for merged; ``added`` adds them, too. Raises
     ``ValueError`` with the key if a factor or the weight of one is missing, or shapes do not fit.
     """
-    if mlp_deltas not in get_args(MlpDeltas):
-        raise ValueError(f"mlp_deltas is {mlp_deltas!r}: expected one of {', '.join(get_args(MlpDeltas))}")
+    check_choice(MlpDeltas, mlp_deltas=mlp_deltas)
     merged: dict[str, Tensor] = {}
     factors: dict[str, dict[str, Tensor]] = {}
     for key, value in state.items():

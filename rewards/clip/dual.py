@@ -17,6 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from rewards.base import check_choice
 from rewards.clip.preprocessing import Preprocessing
 from rewards.clip.pretrained import (
     grid_shape,
@@ -26,7 +27,15 @@ from rewards.clip.pretrained import (
     save_encoder_config,
     text_width,
 )
-from rewards.model_files import check_sizes, float_state, load_weights, read_config, read_object, save_model
+from rewards.model_files import (
+    check_ranges,
+    check_sizes,
+    float_state,
+    load_weights,
+    read_config,
+    read_object,
+    save_model,
+)
 
 MODEL_TYPE = "pretrained_dual"
 TEMPERATURE = 0.07
@@ -60,13 +69,9 @@ class DualConfig:
     """Most tokens of a caption, special ones included; fewer where the text encoder has fewer positions."""
 
     def __post_init__(self) -> None:
-        for name, least in (("embed_dim", 1), ("hidden", 0), ("context_length", 3)):
-            value = getattr(self, name)
-            if type(value) is not int or value < least:
-                raise ValueError(f"{name} is {value!r}: expected a whole number of at least {least}")
         check_sizes(asdict(self))
-        if self.pool not in ("mean", "first", "last"):
-            raise ValueError(f"pool is {self.pool!r}: expected mean, first or last")
+        check_ranges(asdict(self), {"embed_dim": (1, 2**24), "hidden": (0, 2**24), "context_length": (3, 2**24)})
+        check_choice(Pool, pool=self.pool)
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout is {self.dropout}: expected at least 0 and less than 1")
 

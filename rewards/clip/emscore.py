@@ -12,11 +12,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from rewards.base import RewardError, as_texts, checked_scores, reference_lists, required_column
+from rewards.base import RewardError, as_texts, check_choice, checked_scores, reference_lists, required_column
 from rewards.clip.clipscore import ClipScore, Floats, harmonic_mean
 from rewards.clip.encoder import EncoderOptions, EncoderSource, mean_embedding, passes_on
 from rewards.images import frames_of
@@ -88,8 +88,7 @@ class EmScore(ClipScore):
         prefix: str | None = None,
         **encoder: Any,
     ) -> None:
-        if parts not in get_args(Parts):
-            raise ValueError(f"parts is {parts!r}: expected one of {', '.join(get_args(Parts))}")
+        check_choice(Parts, parts=parts)
         captions = _captions(idf_captions) if parts != "coarse" else None
         super().__init__(backbone, pretrained, prefix=prefix, w=1.0, **encoder)
         if parts != "coarse" and not getattr(self.backbone.encoder, "has_tokens", False):

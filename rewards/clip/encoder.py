@@ -15,14 +15,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, get_args, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
 import psutil
 from numpy.typing import NDArray
 from tqdm.auto import tqdm
 
-from rewards.base import RewardError
+from rewards.base import RewardError, check_choice, check_least
 from rewards.files import atomic_write
 from rewards.images import Frames, ImageSource, check_frames, frames_of, image_identity
 
@@ -117,14 +117,9 @@ class EncoderOptions:
     """The same for reference embeddings."""
 
     def __post_init__(self) -> None:
-        if self.precision not in get_args(Precision):
-            raise ValueError(
-                f"precision {self.precision!r} is unknown: expected one of {', '.join(get_args(Precision))}"
-            )
-        for name in ("batch_size", "cache_images", "cache_references"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} = {value}: expected at least 1")
+        check_choice(Precision, precision=self.precision)
+        numbers = ("batch_size", "cache_images", "cache_references")
+        check_least(1, **{name: getattr(self, name) for name in numbers})
 
 
 def passes_on(target: Callable[..., Any]) -> Callable[[Function], Function]:

@@ -10,28 +10,27 @@ Shapes: B batch, L tokens, D width of the encoder, H hidden units.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save
 from torch import Tensor, nn
 
-from rewards.clip.preprocessing import with_cached_words
-from rewards.clip.pretrained import load_text_encoder, local_encoder, save_encoder_config, text_width
+from rewards.clip.pretrained import ClipText, load_text_encoder, local_encoder, save_encoder_config, text_width
 from rewards.clip.student import LCLIPConfig, TextStudent
-from rewards.files import atomic_write
 from rewards.model_files import (
     check_folder,
     check_ranges,
     check_sizes,
     check_state,
     float_state,
+    load_weights,
+    read_config,
     read_object,
     read_weights,
+    save_model,
     state_shapes,
 )
 
@@ -42,33 +41,22 @@ _TOWERS = {"l_clip": "text.", "l_clip_text": ""}
 """``model_type`` of what has such a tower -> prefix of its weights."""
 
 
-class StudentText(nn.Module):
+class StudentText(ClipText):
     """The text tower of an L-CLIP as a ``TextEncoder`` (``rewards.clip.pretrained``): its states, without its head."""
 
     def __init__(self, **shape: Any) -> None:
-        super().__init__()
         from open_clip import SimpleTokenizer
 
         config = LCLIPConfig(**shape)
+        super().__init__(SimpleTokenizer(), config.context_length)
         self.model = TextStudent(config)
         self.model.add_module("head", nn.Identity())  # of joint embeddings, which nothing here reads
-        self.context_length, self.trims = config.context_length, config.pad_attention == "masked"
-        self.tokenizer = with_cached_words(SimpleTokenizer())
 
     def tokenize(self, texts: Sequence[str], context_length: int) -> Tensor:
         """See ``TextEncoder``; where padding is attended, to the longest that the tower reads."""
-        if not self.trims:
+        if self.model.config.pad_attention == "full":
             return self.tokenizer(list(texts), context_length=self.context_length)
-        ids = self.tokenizer(list(texts), context_length=context_length)
-        return ids[:, : int(self.lengths(ids).max())] if len(ids) else ids
-
-    def count_tokens(self, text: str) -> int:
-        """See ``TextEncoder``."""
-        return len(self.tokenizer.encode(text)) + 2
-
-    def lengths(self, ids: Tensor) -> Tensor:
-        """See ``TextEncoder``: end of text is the largest id."""
-        return ids.argmax(dim=1) + 1
+        return super().tokenize(texts, context_length)
 
     def forward(self, ids: Tensor) -> Tensor:
         """[B, L] -> [B, L, D]."""
@@ -155,12 +143,7 @@ class GrammarModel(nn.Module):
         """Write ``model.safetensors``, ``config.json`` and what its encoder is built from; the folder is made."""
         folder = Path(path)
         save_encoder_config(self.text_encoder, folder / "text_encoder")
-        weights = {name: tensor.detach().cpu().contiguous() for name, tensor in float_state(self).items()}
-        with atomic_write(folder / "model.safetensors") as file:
-            file.write(save(weights, metadata={"format": "pt"}))
-        text = json.dumps({"model_type": MODEL_TYPE, **asdict(self.config)}, indent=2) + "\n"
-        with atomic_write(folder / "config.json") as file:
-            file.write(text.encode())
+        save_model(float_state(self), {"model_type": MODEL_TYPE, **asdict(self.config)}, folder)
 
     @classmethod
     def from_pretrained(cls, path: str | Path) -> GrammarModel:
@@ -171,20 +154,11 @@ class GrammarModel(nn.Module):
             ValueError: a file is changed, damaged or of another kind of model, or the encoder's library is not there.
         """
         folder = Path(path)
-        check_folder(folder)
-        values = read_object(folder / "config.json")
-        kind, known = values.pop("model_type", None), {each.name for each in fields(GrammarConfig)}
-        if kind != MODEL_TYPE or values.keys() != known:
-            found = f"{folder / 'config.json'} is a {kind!r} with {sorted(values)}"
-            raise ValueError(f"{found}: expected a {MODEL_TYPE!r} with {sorted(known)}")
-        config = GrammarConfig(**values)
-        weights = read_weights(folder / "model.safetensors")
+        config = read_config(GrammarConfig, folder, MODEL_TYPE)
         local = replace(config, text=local_encoder(config.text, folder / "text_encoder"))
         model = cls(local, pretrained=False)
         model.config = config
-        check_state(weights, state_shapes(model, floats_only=True), f"weights in {str(folder)!r}")
-        model.load_state_dict(weights, strict=False)
-        return model.requires_grad_(False).eval()
+        return load_weights(model, folder).requires_grad_(False).eval()
 
     @classmethod
     def over_student(cls, path: str | Path, **options: Any) -> GrammarModel:

@@ -201,22 +201,12 @@ class TransformersText(nn.Module):
         return self.model(input_ids=ids, attention_mask=mask.long()).last_hidden_state
 
 
-class OpenClipText(nn.Module):
-    """The text tower of an open_clip model with causal attention, before pooling and projection."""
+class ClipText(nn.Module):
+    """Tokens of a ``TextEncoder`` with a tokenizer of open_clip: start, tokens, end (the largest id), padding."""
 
-    def __init__(self, name: str, pretrained: bool) -> None:
-        import open_clip
-
+    def __init__(self, tokenizer: Any, context_length: int) -> None:
         super().__init__()
-        clip, architecture = _open_clip(name, pretrained)
-        if getattr(clip, "attn_mask", None) is None:
-            raise ValueError("its text tower has no causal attention: expected CLIP's own, or one of Transformers")
-        self.context_length = int(clip.context_length)
-        self.token_embedding, self.positional_embedding = clip.token_embedding, clip.positional_embedding
-        self.transformer, self.ln_final = clip.transformer, clip.ln_final
-        self.mask: Tensor
-        self.register_buffer("mask", clip.attn_mask, persistent=False)
-        self.tokenizer = with_cached_words(open_clip.get_tokenizer(architecture))
+        self.tokenizer, self.context_length = with_cached_words(tokenizer), context_length
 
     def tokenize(self, texts: Sequence[str], context_length: int) -> Tensor:
         """See ``TextEncoder``."""
@@ -228,8 +218,24 @@ class OpenClipText(nn.Module):
         return len(self.tokenizer.encode(text)) + 2
 
     def lengths(self, ids: Tensor) -> Tensor:
-        """See ``TextEncoder``: end of text is the largest id."""
+        """See ``TextEncoder``."""
         return ids.argmax(dim=1) + 1
+
+
+class OpenClipText(ClipText):
+    """The text tower of an open_clip model with causal attention, before pooling and projection."""
+
+    def __init__(self, name: str, pretrained: bool) -> None:
+        import open_clip
+
+        clip, architecture = _open_clip(name, pretrained)
+        if getattr(clip, "attn_mask", None) is None:
+            raise ValueError("its text tower has no causal attention: expected CLIP's own, or one of Transformers")
+        super().__init__(open_clip.get_tokenizer(architecture), int(clip.context_length))
+        self.token_embedding, self.positional_embedding = clip.token_embedding, clip.positional_embedding
+        self.transformer, self.ln_final = clip.transformer, clip.ln_final
+        self.mask: Tensor
+        self.register_buffer("mask", clip.attn_mask, persistent=False)
 
     def forward(self, ids: Tensor) -> Tensor:
         """[B, L] -> [B, L, D]."""

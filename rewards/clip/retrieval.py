@@ -13,12 +13,12 @@ import logging
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rewards.base import as_texts, checked_scores, required_column
+from rewards.base import as_texts, check_choice, check_least, checked_scores, required_column
 from rewards.clip.clipscore import ClipScore, Floats
 from rewards.clip.encoder import Embeddings, EncoderOptions, EncoderSource, is_main_process, passes_on
 from rewards.images import IMAGE_SUFFIXES
@@ -100,14 +100,12 @@ class Retrieval(ClipScore):
         prefix: str = "",
         **encoder: Any,
     ) -> None:
-        if score not in get_args(Score):
-            raise ValueError(f"score is {score!r}: expected one of {', '.join(get_args(Score))}")
+        check_choice(Score, score=score)
+        check_least(1, k=k, distractors=distractors)
         if not 0 < scale <= 300 or not (0 <= margin < math.inf):
             raise ValueError(
                 f"scale = {scale}, margin = {margin}: expected a scale in (0, 300] and a margin of 0 or more"
             )
-        if k < 1 or (distractors is not None and distractors < 1):
-            raise ValueError(f"k = {k}, distractors = {distractors}: expected 1 or more")
         if both and pool is not None:
             raise ValueError("both needs captions of the distractors, which a pool of images has not: set one of them")
         self.pool = None if pool is None else _images_of(Path(pool))

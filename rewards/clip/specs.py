@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 
-from rewards.base import Reward, RewardError, as_texts, checked_scores, required_column
+from rewards.base import Reward, RewardError, as_texts, check_choice, check_least, checked_scores, required_column
 from rewards.clip.clipscore import ClipScore, Floats
 from rewards.clip.encoder import EncoderOptions, EncoderSource, is_main_process, passes_on
 
@@ -55,8 +55,8 @@ class Specs(ClipScore):
         truncate: bool = False,
         **encoder: Any,
     ) -> None:
-        if scale not in (None, *get_args(Scale)):
-            raise ValueError(f"scale is {scale!r}: expected one of {', '.join(get_args(Scale))}")
+        if scale is not None:
+            check_choice(Scale, scale=scale)
         super().__init__(backbone, pretrained, prefix="", w=1.0, truncate=truncate, **encoder)
         released = getattr(self.backbone.encoder, "long_layout", False)
         self.scale: Scale = scale or ("shifted" if released else "clipped")
@@ -117,8 +117,7 @@ class LengthRouter:
     def __init__(
         self, short: Reward | Mapping[str, Any], long: Reward | Mapping[str, Any], threshold: int = 60
     ) -> None:
-        if threshold < 1:
-            raise ValueError(f"threshold = {threshold}: expected at least 1 token")
+        check_least(1, threshold=threshold)
         self.threshold = threshold
         self.short = _built(short, "short", {"name": "clipscore", "w": 1.0})
         self.long = _built(long, "long", {"name": "specs"})

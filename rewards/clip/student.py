@@ -15,15 +15,17 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from rewards.base import check_choice
 from rewards.clip.preprocessing import Preprocessing
 from rewards.clip.pretrained import grid_shape, load_image_encoder, local_encoder, save_encoder_config
 from rewards.model_files import (
+    check_ranges,
     check_sizes,
     check_state,
     float_state,
@@ -94,19 +96,16 @@ class LCLIPConfig:
     but embeddings do: use the value that a model was trained with."""
 
     def __post_init__(self) -> None:
-        check_sizes(asdict(self))
-        for option in fields(self):
-            value = getattr(self, option.name)
-            if option.name == "pad_attention":
-                if value not in get_args(PadAttention):
-                    raise ValueError(f"pad_attention is {value!r}: expected one of {get_args(PadAttention)}")
-            elif option.name.endswith("_bias"):
-                if not isinstance(value, bool):
-                    raise ValueError(f"{option.name} is {value!r}: expected true or false")
-            elif option.name.startswith("image_encoder"):
-                continue
-            elif not (option.name == "embedding_rank" and value is None) and (type(value) is not int or value < 1):
-                raise ValueError(f"{option.name} is {value!r}: expected a positive integer")
+        values = asdict(self)
+        check_sizes(values)
+        check_choice(PadAttention, pad_attention=self.pad_attention)
+        for name in ("image_qkv_bias", "text_qkv_bias"):
+            if not isinstance(values[name], bool):
+                raise ValueError(f"{name} is {values[name]!r}: expected true or false")
+        numbers = [option.name for option in fields(self) if type(option.default) is int]
+        check_ranges(
+            values, {name: (1, 2**24) for name in numbers if values[name] is not None or name != "embedding_rank"}
+        )
         divisors = {"image_size": "patch_size", "image_width": "image_heads", "text_width": "text_heads"}
         for whole, part in divisors.items():
             if getattr(self, whole) % getattr(self, part):

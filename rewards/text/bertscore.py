@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rewards.base import RewardError, as_texts, checked_scores, reference_lists
+from rewards.base import RewardError, as_texts, check_least, checked_scores, reference_lists
 from rewards.text.frozen_model import most_tokens
 
 
@@ -44,8 +44,7 @@ class BertScore:
     def __init__(
         self, model: str, layers: int | None = None, idf: bool = False, device: str | None = None, batch_size: int = 64
     ) -> None:
-        if batch_size < 1:
-            raise ValueError(f"batch_size is {batch_size}: expected 1 or more")
+        check_least(1, batch_size=batch_size)
         try:
             package: Any = importlib.import_module("bert_score")
         except ModuleNotFoundError as error:

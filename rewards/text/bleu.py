@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from rewards.base import as_texts, checked_scores, reference_lists
+from rewards.base import as_texts, check_least, checked_scores, reference_lists
 from rewards.text.ngrams import NGram, ngram_counts
 from rewards.text.tokenize import TOKENIZER, tokenizer_of
 
@@ -73,8 +73,7 @@ class Bleu:
     bounds = (0.0, 1.0)
 
     def __init__(self, n: int = 4, tokenizer: str = TOKENIZER) -> None:
-        if n < 1:
-            raise ValueError(f"n is {n}: expected 1 or more")
+        check_least(1, n=n)
         self.n, self.tokenizer, self._tokenize = n, tokenizer, tokenizer_of(tokenizer)
         self.__name__ = f"bleu{n}"
 

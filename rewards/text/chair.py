@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
-from rewards.base import RewardError, as_texts, checked_scores, reference_lists, required_column
+from rewards.base import RewardError, as_texts, check_choice, checked_scores, reference_lists, required_column
 from rewards.registry import load
 from rewards.text.tokenize import TOKENIZER, tokenize
 
@@ -201,8 +202,7 @@ class Chair:
         detector: str | None = None,
         detector_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        if measure not in get_args(Measure):
-            raise ValueError(f"measure is {measure!r}: expected one of {', '.join(get_args(Measure))}")
+        check_choice(Measure, measure=measure)
         if objects is None and detector is None and not references:
             raise ValueError(
                 "objects and detector are None and references is False: one of them says what is in an image"
@@ -269,7 +269,7 @@ class Chair:
 
     def _mentioned(self, captions: tuple[str, ...]) -> frozenset[str]:
         if captions not in self._known:
-            self._known[captions] = frozenset(_flat(map(self.vocabulary.mentions, captions)))
+            self._known[captions] = frozenset(chain.from_iterable(map(self.vocabulary.mentions, captions)))
         return self._known[captions]
 
     def counts(self, completions: Sequence[Any], columns: dict[str, Any]) -> list[ChairCounts]:
@@ -297,7 +297,3 @@ def _load_detector(name: str, kwargs: Mapping[str, Any]) -> ObjectDetector:
     except (TypeError, ValueError) as error:
         raise ValueError(f"detector {name!r} cannot be made: {error}") from error
     return made
-
-
-def _flat(lists: Iterable[Sequence[str]]) -> Iterable[str]:
-    return (item for items in lists for item in items)

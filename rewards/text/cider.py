@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rewards.base import as_texts, checked_scores, finished_captions, reference_lists, required_column
+from rewards.base import as_texts, check_least, checked_scores, finished_captions, reference_lists, required_column
 from rewards.text.document_frequency import EOS, DocumentFrequencies, load_legacy_pickle
 from rewards.text.ngrams import Array, is_new, ngram_occurrences
 from rewards.text.tokenize import TOKENIZER, tokenizer_of
@@ -222,10 +222,9 @@ class CiderD:
         cache_images: int = 200_000,
         tokenizer: str = TOKENIZER,
     ) -> None:
-        if n < 1 or not sigma > 0 or cache_images < 1:
-            raise ValueError(
-                f"n = {n}, sigma = {sigma}, cache_images = {cache_images}: expected n >= 1 and the rest > 0"
-            )
+        check_least(1, n=n, cache_images=cache_images)
+        if not sigma > 0:
+            raise ValueError(f"sigma is {sigma}: expected a number above 0")
         self.tokenizer, self._tokenize = tokenizer, tokenizer_of(tokenizer)
         self._warned = False
         self._cache: OrderedDict[tuple[str, ...], list[list[str]]] = OrderedDict()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from rewards.base import as_texts
+from rewards.base import as_texts, check_least
 from rewards.text.ngrams import ngram_counts
 from rewards.text.tokenize import TOKENIZER, tokenizer_of
 
@@ -91,8 +91,7 @@ class Repetition:
     bounds = (-1.0, 0.0)
 
     def __init__(self, n: int = 2, tokenizer: str = TOKENIZER) -> None:
-        if n < 1:
-            raise ValueError(f"n is {n}: expected 1 or more")
+        check_least(1, n=n)
         self.n, self.tokenizer, self._tokenize = n, tokenizer, tokenizer_of(tokenizer)
 
     @property

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
+from rewards.base import check_choice
 from rewards.clip.encoder import Precision
 
 DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
@@ -39,8 +40,7 @@ def load_frozen(
     Raises:
         ValueError: the precision is unknown, or the model cannot be found or loaded, or lacks weights of ``head``.
     """
-    if precision not in get_args(Precision):
-        raise ValueError(f"precision {precision!r} is unknown: expected one of {', '.join(get_args(Precision))}")
+    check_choice(Precision, precision=precision)
     import torch
     import transformers
 

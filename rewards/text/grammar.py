@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
-from rewards.base import RewardError, as_texts, checked_scores
+from rewards.base import RewardError, as_texts, check_choice, check_least, checked_scores
 from rewards.clip.encoder import Precision, chunks
 from rewards.text.tokenize import TOKENIZER, tokenize
 
@@ -36,9 +36,8 @@ class Grammar:
     def __init__(
         self, head: str | Path, device: str | None = None, precision: Precision = "fp32", batch_size: int = 256
     ) -> None:
-        if precision not in get_args(Precision) or batch_size < 1:
-            known = ", ".join(get_args(Precision))
-            raise ValueError(f"precision = {precision!r}, batch_size = {batch_size}: expected {known}; and 1 or more")
+        check_choice(Precision, precision=precision)
+        check_least(1, batch_size=batch_size)
         import torch
 
         self.head, self.precision, self.batch_size = Path(head), precision, batch_size

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rewards.base import as_texts, checked_scores
+from rewards.base import as_texts, check_least, checked_scores
 from rewards.clip.encoder import Precision, chunks
 from rewards.text.frozen_model import load_frozen
 
@@ -50,8 +50,7 @@ class Icc:
         precision: Precision = "fp32",
         batch_size: int = 64,
     ) -> None:
-        if batch_size < 1:
-            raise ValueError(f"batch_size is {batch_size}: expected 1 or more")
+        check_least(1, batch_size=batch_size)
         self._frozen = load_frozen("AutoModelForSequenceClassification", model, self.__name__, device, precision)
         labels = self._frozen.network.config.num_labels
         if labels != 1:

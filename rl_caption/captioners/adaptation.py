@@ -77,19 +77,16 @@ def add_lora(model: nn.Module, r: int, alpha: float, dropout: float, targets: Se
     return config
 
 
+@torch.no_grad()
 def plain_weights(model: nn.Module) -> dict[str, Tensor]:
     """State dict without adapters: each is added to its weight, in float32."""
-    state = dict(model.state_dict())
+    state = model.state_dict()
     merged = {name.replace(".base_layer.", "."): value for name, value in state.items() if ".lora_" not in name}
     for name, module in model.named_modules():
-        if not hasattr(module, "lora_A"):
-            continue
-        adapter: Any = module
-        for key, scale in adapter.scaling.items():
-            low, high = state[f"{name}.lora_A.{key}.weight"], state[f"{name}.lora_B.{key}.weight"]
-            change = (high.float() @ low.float()) * scale
-            weight = merged[f"{name}.weight"].float()
-            merged[f"{name}.weight"] = weight + (change.T if adapter.fan_in_fan_out else change)
+        if hasattr(module, "lora_A"):
+            adapter: Any = module
+            for key in adapter.scaling:
+                merged[f"{name}.weight"] = merged[f"{name}.weight"].float() + adapter.get_delta_weight(key)
     return merged
 
 

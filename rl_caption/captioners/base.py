@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -49,22 +50,18 @@ UNREADABLE = (
 AttributeError."""
 
 
-class reading:
+@contextmanager
+def reading(what: str | Path) -> Iterator[None]:
     """Inside, what a library raises on a damaged or foreign file becomes a ``CaptionerError`` that names ``what``."""
-
-    def __init__(self, what: str | Path) -> None:
-        self.what = what
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if error is None or (isinstance(error, CaptionerError) and str(self.what) in str(error)):
-            return
+    try:
+        yield
+    except Exception as error:
+        named = isinstance(error, CaptionerError) and str(what) in str(error)
         # The tokenizers library, written in Rust, raises ``Exception`` itself.
-        if isinstance(error, UNREADABLE) or type(error) is Exception:
-            name = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: "
-            raise CaptionerError(f"{self.what} cannot be loaded: {name}{error}") from error
+        if named or not (isinstance(error, UNREADABLE) or type(error) is Exception):
+            raise
+        name = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: "
+        raise CaptionerError(f"{what} cannot be loaded: {name}{error}") from error
 
 
 @dataclass(frozen=True)
@@ -318,10 +315,21 @@ class Captioner(Protocol):
         self, policy: nn.Module, inputs: dict[str, Tensor], decoding: Decoding, noise: Tensor | None = None
     ) -> Generated:
         """``generate`` with the scores of beams. The default decodes by ``next_logits``, up to ``max_tokens``."""
+        return self._decoded(policy, inputs, decoding, noise, self.max_tokens)
+
+    def _decoded(
+        self,
+        policy: nn.Module,
+        inputs: dict[str, Tensor],
+        decoding: Decoding,
+        noise: Tensor | None,
+        longest: int | None,
+    ) -> Generated:
+        """Captions of at most ``longest`` tokens, by ``next_logits``."""
         from rl_caption.captioners.decoding import decode_with_scores  # imports this module
 
-        if self.max_tokens is not None and self.max_tokens < decoding.max_new_tokens:
-            decoding = replace(decoding, max_new_tokens=self.max_tokens)
+        if longest is not None and longest < decoding.max_new_tokens:
+            decoding = replace(decoding, max_new_tokens=longest)
         images = len(next(iter(inputs.values())))
         with torch.no_grad():
             next_logits = self.next_logits(policy, inputs, decoding.max_new_tokens)

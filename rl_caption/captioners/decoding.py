@@ -66,18 +66,6 @@ NextLogits = Callable[[Prefixes | None], Tensor]
 """From M prefixes to logits of their next tokens [M, V]; from None, the empty prefix of every image, to [B, V]."""
 
 
-def decode(
-    captioner: Captioner,
-    next_logits: NextLogits,
-    images: int,
-    decoding: Decoding,
-    noise: Tensor | None,
-    share_prefixes: bool = True,
-) -> Tensor:
-    """The token ids of ``decode_with_scores``."""
-    return decode_with_scores(captioner, next_logits, images, decoding, noise, share_prefixes).token_ids
-
-
 @torch.no_grad()
 def decode_with_scores(
     captioner: Captioner,
@@ -116,6 +104,7 @@ def _constrained(next_logits: NextLogits, processors: list[Processor]) -> NextLo
     known = torch.empty(0)
 
     def processed(prefixes: Prefixes | None) -> Tensor:
+        """What ``next_logits`` returns, changed by every processor."""
         nonlocal known
         logits = next_logits(prefixes).float()
         if prefixes is None:
@@ -236,18 +225,16 @@ def beam_search(captioner: Captioner, next_logits: NextLogits, images: int, deco
         logprobs = forbid(logits, captioner.forbidden).log_softmax(-1)
         for process in processors:
             logprobs = process(prefixes.flatten(0, 1), logprobs)
-        vocabulary, numbers = logprobs.shape[-1], active.tolist()
+        numbers = active.tolist()
         logprobs = logprobs.unflatten(0, (len(active), groups, own))
-        taken = logprobs.new_zeros(len(active), 1, vocabulary) if groups > 1 else None  # by earlier groups
+        taken = torch.zeros_like(logprobs[:, 0, :1]) if groups > 1 else None  # by earlier groups
         kept: list[tuple[Tensor, Tensor, Tensor]] = []  # scores, parents and tokens of each group
         for group in range(groups):
             candidates = logprobs[:, group]
             if taken is not None:
                 candidates = candidates - decoding.diversity_penalty * taken
-            # 2 W candidates leave W that go on even if W of them end here.
-            best, index = (scores[:, group].unsqueeze(-1) + candidates).flatten(1).topk(2 * own, dim=-1)
-            parent, token = index // vocabulary + group * own, index % vocabulary
-            best = best.masked_fill(best < FORBIDDEN_LOGIT / 2, -torch.inf)  # no caption has a forbidden token
+            best, parent, token = _best_extensions(scores[:, group], candidates)
+            parent = parent + group * own
             ends = (token == captioner.eos_token_id) & best.isfinite()
             for row, rank in (ends[:, :own] & going[:, group, None]).nonzero().tolist():
                 caption = [*prefixes[row, parent[row, rank]].tolist(), captioner.eos_token_id]
@@ -283,6 +270,16 @@ def beam_search(captioner: Captioner, next_logits: NextLogits, images: int, deco
     return _n_best(together, decoding.num_return_sequences, captioner, device)
 
 
+def _best_extensions(scores: Tensor, logprobs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The 2 W best ways to extend W prefixes by one token, of which W go on even if W end: [A, W] and [A, W, V].
+
+    Scores, prefixes and tokens, [A, 2 W] each, best first; forbidden tokens have the score -inf.
+    """
+    best, index = (scores.unsqueeze(-1) + logprobs).flatten(1).topk(2 * scores.shape[1], dim=-1)
+    vocabulary = logprobs.shape[-1]
+    return best.masked_fill(best < FORBIDDEN_LOGIT / 2, -torch.inf), index // vocabulary, index % vocabulary
+
+
 def _best(captions: list[tuple[float, list[int]]], count: int) -> list[tuple[float, list[int]]]:
     """The ``count`` captions with the highest scores, best first; of equal ones, the first."""
     return sorted(captions, key=lambda item: -item[0])[:count]
@@ -313,6 +310,7 @@ def logits_without_cache(captioner: Captioner, policy: nn.Module, inputs: dict[s
     known = torch.empty(len(first), 0, dtype=torch.long, device=first.device)
 
     def next_logits(prefixes: Prefixes | None) -> Tensor:
+        """Logits after all tokens of the prefixes."""
         nonlocal known
         given = inputs
         if prefixes is not None:
@@ -391,6 +389,7 @@ class ReplayedGenerate:
 
     def _captured(self, policy: nn.Module, decoding: Decoding, example: dict[str, Tensor]) -> Decode:
         def decode_fixed(noise: Tensor | None = None, **inputs: Tensor) -> Tensor:
+            """``generate`` with fixed shapes, of tensors by name."""
             return self.captioner.generate(policy, inputs, replace(decoding, fixed_shapes=True), noise)
 
         replay = self.capture(decode_fixed, example)
@@ -426,6 +425,7 @@ def capture_cuda_graph(function: Decode, example: dict[str, Tensor]) -> Decode:
         ) from error
 
     def replay(**given: Tensor) -> Tensor:
+        """Run the graph on tensors of the captured shapes."""
         for name, tensor in given.items():
             inputs[name].copy_(tensor)
         graph.replay()

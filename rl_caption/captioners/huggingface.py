@@ -6,7 +6,7 @@ import json
 import logging
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from rl_caption.captioners.adaptation import (
     trained_share,
 )
 from rl_caption.captioners.base import Captioner, CaptionerError, Decoding, Generated, forbid, reading
-from rl_caption.captioners.decoding import NextLogits, Prefixes, decode_with_scores
+from rl_caption.captioners.decoding import NextLogits, Prefixes
 from rl_caption.captioners.hf_families import FAMILIES, Conventions, Family, plain_tokens
 from rl_caption.captioners.hf_policy import NO_TOKEN, DecodeState, HuggingFacePolicy
 from rl_caption.captioners.packed import unique_prefixes
@@ -236,7 +236,7 @@ class HuggingFaceCaptioner(Captioner):
         Images whose prompts have equally many tokens are one batch.
         """
         if "prompt_ids" not in inputs:
-            return self._generate(policy, inputs, decoding, noise, self.max_tokens)
+            return self._decoded(policy, inputs, decoding, noise, self.max_tokens)
         lengths = (inputs["prompt_ids"] != NO_TOKEN).sum(-1)
         parts: list[tuple[Tensor, Generated]] = []
         for length in lengths.unique().tolist():
@@ -244,7 +244,7 @@ class HuggingFaceCaptioner(Captioner):
             some = {name: value[rows] for name, value in inputs.items()}
             some["prompt_ids"] = some["prompt_ids"][:, :length]
             numbers, longest = None if noise is None else noise[rows], self._max_tokens_after(length)
-            parts.append((rows, self._generate(policy, some, decoding, numbers, longest)))
+            parts.append((rows, self._decoded(policy, some, decoding, numbers, longest)))
         rows = torch.cat([rows for rows, _ in parts]).argsort()
         longest = max(part.token_ids.shape[-1] for _, part in parts)
         padded = [
@@ -252,17 +252,6 @@ class HuggingFaceCaptioner(Captioner):
         ]
         scores = [part.scores for _, part in parts if part.scores is not None]
         return Generated(torch.cat(padded)[rows], torch.cat(scores)[rows] if scores else None)
-
-    def _generate(
-        self, policy: Any, inputs: dict[str, Tensor], decoding: Decoding, noise: Tensor | None, longest: int | None
-    ) -> Generated:
-        """``generate`` for prompts of equally many tokens, with positions for captions of ``longest``."""
-        if longest is not None:
-            decoding = replace(decoding, max_new_tokens=min(decoding.max_new_tokens, longest))
-        images = len(next(iter(inputs.values())))
-        with torch.no_grad():
-            next_logits = self.next_logits(policy, inputs, decoding.max_new_tokens)
-            return decode_with_scores(self, next_logits, images, decoding, noise, share_prefixes=not policy.training)
 
     def next_logits(self, policy: Any, inputs: dict[str, Tensor], max_new_tokens: int) -> NextLogits:
         """See ``Captioner.next_logits``; by the model's KV cache, for prompts of equally many tokens."""

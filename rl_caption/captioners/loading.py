@@ -103,8 +103,7 @@ def weights_hash(model: str | Path) -> str:
     digest = hashlib.sha256()
     for file in files:
         with file.open("rb") as weights:
-            for part in iter(lambda: weights.read(2**24), b""):
-                digest.update(part)
+            hashlib.file_digest(weights, lambda: digest)
     return digest.hexdigest()
 
 

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import importlib.util
 import os
 import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from rl_caption import torchvision_remedy
+from rl_caption.errors import installed_version
 
 if TYPE_CHECKING:
+    from rl_caption.captioners.base import Captioner
     from rl_caption.config.schema import ScstConfig
+    from rl_caption.data.base import Row
 
 NEEDED = {
     "torch": "nothing runs",
@@ -53,6 +55,7 @@ OPTIONAL = {
 """Package -> the extra that installs it, and what is not possible without it."""
 TAGGER_DATA = "averaged_perceptron_tagger_eng"
 NO_JAVA = "METEOR, SPICE and the PTB tokenizer are left out of evaluate; training does not use Java"
+NO_START = "the run does not start"
 GB = 1e9
 LITTLE_DISK_GB = 5.0
 
@@ -71,13 +74,13 @@ def package_findings() -> Iterator[Finding]:
     """Yield the version of every package that this one uses, needed ones first."""
     costs = {package: f"{cost} (pip install 'rl-caption[{extra}]')" for package, (extra, cost) in OPTIONAL.items()}
     for package, cost in (NEEDED | costs).items():
-        version = _version(package)
+        version = installed_version(package)
         yield Finding(package, version or "missing", "" if version else cost, version is None and package in NEEDED)
 
 
 def torchvision_findings() -> Iterator[Finding]:
     """Yield whether torchvision loads, and by what means; takes 2 to 10 seconds, for it is tried in new processes."""
-    found, version = torchvision_remedy.status(), _version("torchvision")
+    found, version = torchvision_remedy.status(), installed_version("torchvision")
     fatal = found.startswith((torchvision_remedy.NEEDED, torchvision_remedy.BROKEN))
     cost = "Transformers, open_clip and the accelerate command do not start" if fatal else ""
     yield Finding("torchvision", found if version is None else f"{version}: {found}", cost, fatal)
@@ -180,62 +183,72 @@ def config_findings(config: ScstConfig) -> Iterator[Finding]:
 
     Nothing is written, images are not decoded for a check, and what does not exist yet is named.
     """
-    from accelerate import Accelerator
-
-    from rewards.base import RewardError
-    from rl_caption.captioners.base import CaptionerError
     from rl_caption.config import build
     from rl_caption.data.base import DataError
     from rl_caption.data.checks import check_data
-    from rl_caption.engines import accelerator_kwargs, usable_precision
-    from rl_caption.scst.reward_scales import sample_scores, scale_report
 
     build.quiet_libraries()
-    no_start, size = "the run does not start", config.train.micro_batch_size or 16
     try:
         data = build.build_data(config.data)
         with_images = config.data.features_root is None
         report = check_data(data, ["train"], config.data.on_bad, check_pixels=False, check_images=with_images)
         rows = report.filtered(data).split("train")
     except (DataError, build.ConfigError) as error:
-        yield Finding("data", str(error), no_start, fatal=True)
+        yield Finding("data", str(error), NO_START, fatal=True)
         return
     yield Finding("data", f"{len(rows)} training images")
-    captioner, start, references = None, config.model.init, build.references_of(rows)
+    found, captioner = _captioner_finding(config, build.references_of(rows))
+    yield found
+    yield _reward_finding(config, rows, captioner)
+
+
+def _captioner_finding(config: ScstConfig, references: list[list[str]]) -> tuple[Finding, Captioner | None]:
+    """What the run starts from, and the captioner itself where it is there."""
+    from rl_caption.captioners.base import CaptionerError
+    from rl_caption.config import build
+
+    start = config.model.init
     if start is None:
-        yield Finding("captioner", "model.init is not set", no_start, fatal=True)
-    elif Path(start).exists() or config.model.name == "huggingface":
-        try:
-            captioner = build.build_captioner(config.model, references, config.data.cache_mb, config.data.tokenizer)
-            build.check_positions(captioner, "rollout.max_new_tokens", config.rollout.max_new_tokens)
-        except (CaptionerError, build.ConfigError) as error:
-            yield Finding("captioner", str(error), no_start, fatal=True)
-            return
-        yield Finding("captioner", start)
-    elif config.warm_start is not None:
+        return Finding("captioner", "model.init is not set", NO_START, fatal=True), None
+    if not Path(start).exists() and config.model.name != "huggingface":
+        if config.warm_start is None:
+            return Finding("captioner", f"model.init {start} does not exist", NO_START, fatal=True), None
         made = f"{start} does not exist yet; the run makes it by {config.warm_start}"
-        yield Finding("captioner", made, "no scales on its samples")
-    else:
-        yield Finding("captioner", f"model.init {start} does not exist", no_start, fatal=True)
+        return Finding("captioner", made, "no scales on its samples"), None
     try:
-        reward = build.build_reward(config.reward, references, tokenizer=config.data.tokenizer)
+        captioner = build.build_captioner(config.model, references, config.data.cache_mb, config.data.tokenizer)
+        build.check_positions(captioner, "rollout.max_new_tokens", config.rollout.max_new_tokens)
+    except (CaptionerError, build.ConfigError) as error:
+        return Finding("captioner", str(error), NO_START, fatal=True), None
+    return Finding("captioner", start), captioner
+
+
+def _reward_finding(config: ScstConfig, rows: Sequence[Row], captioner: Captioner | None) -> Finding:
+    """The scales of the reward's terms on references, and on samples of a captioner."""
+    from accelerate import Accelerator
+
+    from rewards.base import RewardError
+    from rl_caption.config import build
+    from rl_caption.engines import accelerator_kwargs, usable_precision
+    from rl_caption.scst.reward_scales import sample_scores, scale_report
+
+    size = config.train.micro_batch_size or 16
+    try:
+        reward = build.build_reward(config.reward, build.references_of(rows), tokenizer=config.data.tokenizer)
         decoding = build.build_decoding(config)
         precision = usable_precision(config.train.mixed_precision)
         accelerator = Accelerator(mixed_precision=precision, **accelerator_kwargs())
         sample = None
         if captioner is not None:
             sample = partial(sample_scores, captioner, decoding, config.train.seed, accelerator, size)
-        lines = scale_report(reward, rows, sample)
+        return Finding("reward", "\n  ".join(scale_report(reward, rows, sample)))
     except (build.ConfigError, RewardError) as error:
         kwargs = [term.kwargs for term in config.reward.terms.values()]
         models = [str(found[key]) for found in kwargs for key in ("backbone", "head") if key in found]
         if config.reward_models and any(name in str(error) and not Path(name).exists() for name in models):
             made = f"the run first trains the models of {', '.join(config.reward_models)}"
-            yield Finding("reward", f"{error}; {made}", "no scales of its terms")
-        else:
-            yield Finding("reward", str(error), "the run does not start before this is there", fatal=True)
-        return
-    yield Finding("reward", "\n  ".join(lines))
+            return Finding("reward", f"{error}; {made}", "no scales of its terms")
+        return Finding("reward", str(error), "the run does not start before this is there", fatal=True)
 
 
 def doctor(config: ScstConfig | None = None) -> int:
@@ -283,13 +296,6 @@ def main(argv: list[str] | None = None) -> int:
     from rl_caption.config.schema import ScstConfig
 
     return doctor(parse(ScstConfig, ["--config", given.config, *overrides], "doctor"))
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _print_section(title: str, findings: Iterable[Finding]) -> list[str]:

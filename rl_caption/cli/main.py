@@ -9,7 +9,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from pkgutil import resolve_name
+from typing import Any, NamedTuple
 
 from rl_caption.ablation.config import AblateConfig
 from rl_caption.cli.configuration import UsageError, parse, refuse_odd_words, with_lists
@@ -158,69 +159,6 @@ def evaluate(arguments: Sequence[str]) -> int:
     return 0
 
 
-def web(arguments: Sequence[str]) -> int:
-    """Caption photos in a page of a local server, by several captioners side by side."""
-    config = parse(WebConfig, with_lists(arguments, "--models"), "rl-caption web")
-    from rl_caption.programs.web import serve
-
-    serve(config)
-    return 0
-
-
-def judge(arguments: Sequence[str]) -> int:
-    """Judge metrics by how well they agree with human judgements of captions."""
-    config = parse(JudgeSetConfig, arguments, "rl-caption judge")
-    from rl_caption.meta_evaluation.program import compare_with_people
-
-    print(compare_with_people(config))
-    return 0
-
-
-def retrieval(arguments: Sequence[str]) -> int:
-    """Measure image-text retrieval by dual encoders."""
-    config = parse(CompareRetrievalConfig, arguments, "rl-caption retrieval")
-    from rl_caption.programs.retrieval import compare_retrieval
-
-    print(compare_retrieval(config))
-    return 0
-
-
-def curate(arguments: Sequence[str]) -> int:
-    """Rank and filter the captions of a data set."""
-    config = parse(CurateConfig, arguments, "rl-caption curate")
-    from rl_caption.programs.curate import curate as run_curation
-
-    print(run_curation(config))
-    return 0
-
-
-def concreteness(arguments: Sequence[str]) -> int:
-    """Score captions by bottlenecks, combine the scores, and write targets for a student."""
-    config = parse(ConcretenessConfig, arguments, "rl-caption concreteness")
-    from rl_caption.reward_models.concreteness import make_targets
-
-    print(make_targets(config))
-    return 0
-
-
-def recaption(arguments: Sequence[str]) -> int:
-    """Write a new, long caption of every image of a data set."""
-    config = parse(RecaptionConfig, arguments, "rl-caption recaption")
-    from rl_caption.programs.recaption import recaption as run_recaptioning
-
-    print(run_recaptioning(config))
-    return 0
-
-
-def positives(arguments: Sequence[str]) -> int:
-    """Write captions of images, and images of captions, for PAC-S to learn from."""
-    config = parse(PositivesConfig, arguments, "rl-caption positives")
-    from rl_caption.programs.positives import make_positives
-
-    print(make_positives(config))
-    return 0
-
-
 def ablate(arguments: Sequence[str]) -> int:
     """Train a grid of self-critical runs from one starting checkpoint and compare them."""
     config = parse(AblateConfig, arguments, "rl-caption ablate")
@@ -229,15 +167,24 @@ def ablate(arguments: Sequence[str]) -> int:
     return run_ablation(config, parse)
 
 
-def grpo_vlm(arguments: Sequence[str]) -> int:
-    """Fine-tune a vision-language model with TRL."""
-    config = parse(GrpoVlmConfig, arguments, "rl-caption grpo_vlm")
-    from rl_caption.trl.program import fine_tune
+class Configured(NamedTuple):
+    """A program that parses a configuration and calls one function with it, whose result is text to print, if any."""
 
-    table = fine_tune(config)
-    if table:
-        print(table)
-    return 0
+    config: type[Any]
+    function: str
+    """``module:name``; imported once the configuration is read."""
+    lists: tuple[str, ...] = ()
+    """Options that take all words up to the next option."""
+
+    def run(self, name: str, arguments: Sequence[str]) -> int:
+        """Run it as the program ``name``."""
+        for option in self.lists:
+            arguments = with_lists(arguments, option)
+        config = parse(self.config, arguments, f"rl-caption {name}")
+        text = resolve_name(self.function)(config)
+        if text:
+            print(text)
+        return 0
 
 
 PROGRAMS: dict[str, tuple[Any, str]] = {
@@ -245,15 +192,39 @@ PROGRAMS: dict[str, tuple[Any, str]] = {
     "scst": (scst, "fine-tune a captioner by self-critical sequence training"),
     "reward_model": (reward_model, "train a model that scores captions: contrastive, or distilled"),
     "evaluate": (evaluate, "judge captions of a split or of a file"),
-    "web": (web, "caption photos in a page in the browser, by several captioners side by side"),
-    "judge": (judge, "how well metrics agree with human judgements of captions"),
-    "retrieval": (retrieval, "how well dual encoders find the captions of images, and the images of captions"),
-    "curate": (curate, "rank and filter the captions of a data set by rules and scores"),
-    "recaption": (recaption, "write a new, long caption of every image of a data set"),
-    "positives": (positives, "write captions of images, and images of captions, for PAC-S to learn from"),
-    "concreteness": (concreteness, "concreteness of captions: scores, their combination, targets for a student"),
+    "web": (
+        Configured(WebConfig, "rl_caption.programs.web:serve", ("--models",)),
+        "caption photos in a page in the browser, by several captioners side by side",
+    ),
+    "judge": (
+        Configured(JudgeSetConfig, "rl_caption.meta_evaluation.program:compare_with_people"),
+        "how well metrics agree with human judgements of captions",
+    ),
+    "retrieval": (
+        Configured(CompareRetrievalConfig, "rl_caption.programs.retrieval:compare_retrieval"),
+        "how well dual encoders find the captions of images, and the images of captions",
+    ),
+    "curate": (
+        Configured(CurateConfig, "rl_caption.programs.curate:curate"),
+        "rank and filter the captions of a data set by rules and scores",
+    ),
+    "recaption": (
+        Configured(RecaptionConfig, "rl_caption.programs.recaption:recaption"),
+        "write a new, long caption of every image of a data set",
+    ),
+    "positives": (
+        Configured(PositivesConfig, "rl_caption.programs.positives:make_positives"),
+        "write captions of images, and images of captions, for PAC-S to learn from",
+    ),
+    "concreteness": (
+        Configured(ConcretenessConfig, "rl_caption.reward_models.concreteness:make_targets"),
+        "concreteness of captions: scores, their combination, targets for a student",
+    ),
     "ablate": (ablate, "compare rewards: a grid of self-critical runs from one checkpoint"),
-    "grpo_vlm": (grpo_vlm, "fine-tune a vision-language model with TRL's GRPO or RLOO trainer"),
+    "grpo_vlm": (
+        Configured(GrpoVlmConfig, "rl_caption.trl.program:fine_tune"),
+        "fine-tune a vision-language model with TRL's GRPO or RLOO trainer",
+    ),
     "score": ("rl_caption.cli.score", "score captions in files with any reward"),
     "caption": ("rl_caption.cli.caption", "caption photos with a trained captioner"),
     "report": ("rl_caption.report.program", "a page of a run, an ablation, or several runs or evaluations"),
@@ -267,7 +238,7 @@ PROGRAMS: dict[str, tuple[Any, str]] = {
         "region features: published files unpacked, or photos encoded",
     ),
 }
-"""Name -> the function that runs it, or the module whose ``main`` does; and what it is for."""
+"""Name -> what runs it (a function of its arguments, a ``Configured``, or a module's ``main``), and what it is for."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -290,16 +261,16 @@ def run(name: str, arguments: Sequence[str]) -> int:
     find_own_modules()
     program = PROGRAMS[name][0]
     with log_lines(), user_errors():
-        if callable(program):
-            from rl_caption.launch import die_with_launcher
+        if isinstance(program, str):
+            refuse_odd_words(arguments)
+            return importlib.import_module(program).main(list(arguments))
+        from rl_caption.launch import die_with_launcher
 
-            die_with_launcher()
-            code: int = program(arguments)
-            if "rl_caption.training.setup" in sys.modules:  # not every program trains, or needs torch
-                sys.modules["rl_caption.training.setup"].leave_process_group()
-            return code
-        refuse_odd_words(arguments)
-        return importlib.import_module(program).main(list(arguments))
+        die_with_launcher()
+        code: int = program.run(name, arguments) if isinstance(program, Configured) else program(arguments)
+        if "rl_caption.training.setup" in sys.modules:  # not every program trains, or needs torch
+            sys.modules["rl_caption.training.setup"].leave_process_group()
+        return code
 
 
 def find_own_modules() -> None:

@@ -74,25 +74,24 @@ def mistakes(config: Any) -> list[str]:
     return wrong
 
 
-def _wrong_rollout(rollout: RolloutConfig, train: ScstTrainConfig) -> list[str]:
-    wrong = []
+def _wrong_rollout(rollout: RolloutConfig, train: ScstTrainConfig) -> Iterator[str]:
     for key, name in (("advantage", train.advantage), ("objective", train.objective)):
         if name in NEED_TWO_SAMPLES and rollout.num_samples < 2:
-            wrong.append(f"rollout.num_samples is {rollout.num_samples}: train.{key} {name} compares at least 2")
+            yield f"rollout.num_samples is {rollout.num_samples}: train.{key} {name} compares at least 2"
     if train.updates_per_rollout > 1 and train.objective == "reinforce":
-        wrong.append(
+        yield (
             f"train.updates_per_rollout is {train.updates_per_rollout}: after the first update the samples are not the "
             "policy's own any more, as train.objective reinforce takes them to be; use ppo_clip"
         )
     if rollout.beam_search:
         if train.objective in ("reinforce", "ppo_clip"):
-            wrong.append(
+            yield (
                 f"rollout.beam_search is on: train.objective {train.objective} takes captions to be samples of the "
                 "policy; use an objective that compares the captions of an image, such as dico"
             )
         if train.advantage == "greedy":
-            wrong.append("rollout.beam_search is on: no greedy captions are decoded for train.advantage greedy")
-        wrong += [
+            yield "rollout.beam_search is on: no greedy captions are decoded for train.advantage greedy"
+        yield from [
             f"rollout.{key} is {value}: it is for samples, and rollout.beam_search is on"
             for key, value, default in (
                 ("cuda_graph", rollout.cuda_graph, False),
@@ -102,35 +101,30 @@ def _wrong_rollout(rollout: RolloutConfig, train: ScstTrainConfig) -> list[str]:
             if value != default
         ]
         if rollout.num_samples < 2:
-            wrong.append(f"rollout.num_samples is {rollout.num_samples}: beam search has a width of at least 2")
+            yield f"rollout.num_samples is {rollout.num_samples}: beam search has a width of at least 2"
     if rollout.cuda_graph and rollout.dropout:
-        wrong.append("rollout.cuda_graph and rollout.dropout are both on: every replay would drop the same units")
-    return wrong
+        yield "rollout.cuda_graph and rollout.dropout are both on: every replay would drop the same units"
 
 
-def _wrong_schedules(reward: RewardConfig, rollout: RolloutConfig) -> list[str]:
+def _wrong_schedules(reward: RewardConfig, rollout: RolloutConfig) -> Iterator[str]:
     """What is wrong with the reward's terms and with what changes over the steps."""
-    wrong = []
     schedules = {f"reward.terms.{name}.schedule": term.schedule for name, term in reward.terms.items()}
     for key, points in (schedules | {"rollout.temperature_schedule": rollout.temperature_schedule}).items():
         steps = [step for step, _ in points or ()]
         if steps != sorted(steps):
-            wrong.append(f"{key} has the steps {steps}: expected them in ascending order")
+            yield f"{key} has the steps {steps}: expected them in ascending order"
     for step, factor in rollout.temperature_schedule or ():
         expected = TEMPERATURES.expected(rollout.temperature * factor)
         if expected is not None:
             found = f"{rollout.temperature:g} x {factor:g} at step {step}"
-            wrong.append(f"rollout.temperature_schedule makes the temperature {found}: expected {expected}")
+            yield f"rollout.temperature_schedule makes the temperature {found}: expected {expected}"
     if rollout.temperature_schedule and rollout.cuda_graph:
-        wrong.append("rollout.cuda_graph and rollout.temperature_schedule are both set: a graph has one temperature")
+        yield "rollout.cuda_graph and rollout.temperature_schedule are both set: a graph has one temperature"
     for name, term in reward.terms.items():
         if term.length_ratio is not None and term.length_ratio[0] >= term.length_ratio[1]:
-            wrong.append(
-                f"reward.terms.{name}.length_ratio is {list(term.length_ratio)}: expected the smaller number first"
-            )
+            yield f"reward.terms.{name}.length_ratio is {list(term.length_ratio)}: expected the smaller number first"
     if reward.normalize == "per_group" and rollout.num_samples < 2:
-        wrong.append(f"rollout.num_samples is {rollout.num_samples}: reward.normalize per_group compares at least 2")
-    return wrong
+        yield f"rollout.num_samples is {rollout.num_samples}: reward.normalize per_group compares at least 2"
 
 
 def _wrong_kl(rollout: RolloutConfig, train: ScstTrainConfig) -> list[str]:
@@ -215,22 +209,21 @@ def _unfit_data(data: DataConfig, task: str | None) -> Iterator[str]:
         yield "data.augment has 'rand_augment', which only reward models read: leave it out"
 
 
-def _wrong_evaluation(config: EvaluateConfig) -> list[str]:
-    wrong = []
+def _wrong_evaluation(config: EvaluateConfig) -> Iterator[str]:
     if config.references is not None and config.predictions is None and not config.compare:
-        wrong.append(f"references is {config.references!r}: it goes with predictions; a model is judged on data.split")
+        yield f"references is {config.references!r}: it goes with predictions; a model is judged on data.split"
     if config.model is not None or config.models:
         if config.decode.remove_bad_endings and config.data.tokenizer != TOKENIZER:
-            wrong.append(f"decode.remove_bad_endings knows English, and data.tokenizer is {config.data.tokenizer!r}")
-        return wrong + wrong_decoding(config.decode, config.rerank, config.candidates)
+            yield f"decode.remove_bad_endings knows English, and data.tokenizer is {config.data.tokenizer!r}"
+        yield from wrong_decoding(config.decode, config.rerank, config.candidates)
+        return
     if config.prompt is not None:
-        wrong.append(f"prompt is {config.prompt!r}: it is what a model goes on from, and model is not set")
+        yield f"prompt is {config.prompt!r}: it is what a model goes on from, and model is not set"
     if config.retrieval.backbone is None and (config.retrieval.pretrained is not None or config.retrieval.kwargs):
-        wrong.append("retrieval.pretrained and retrieval.kwargs are of retrieval.backbone, which is not set")
+        yield "retrieval.pretrained and retrieval.kwargs are of retrieval.backbone, which is not set"
     if config.rerank is not None or config.candidates:
         key, value = ("rerank", config.rerank) if config.rerank is not None else ("candidates", True)
-        wrong.append(f"{key} is {value!r}: it is for captions of a model, and model is not set")
-    return wrong
+        yield f"{key} is {value!r}: it is for captions of a model, and model is not set"
 
 
 def wrong_decoding(decode: DecodeConfig, rerank: str | None, candidates: bool) -> list[str]:

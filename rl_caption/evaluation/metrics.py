@@ -131,16 +131,17 @@ def evaluate_captions(
         raise EvaluationError(f"unknown metrics {unknown}: known are {list(METRIC_KEYS)}")
     _check_ids(captions, references, scenes)
     candidates, tokens, tokens_name = tokenise(captions, references, tokenizer)
+    words = words_tokenizer(tokenizer, TOKENIZER)
+    english_alone = f"English alone, and the tokenizer is {tokenizer!r}"
     values: dict[str, float] = {}
     per_image: dict[str, dict[str, float]] = {image_id: {} for image_id in captions}
     left_out: dict[str, str] = {}
     counts: dict[str, NDArray[np.float64]] = {}
     for name in tqdm([name for name in METRIC_KEYS if name in metrics], desc="metrics", unit="metric", disable=None):
         keys = METRIC_KEYS[name]
-        if name in ENGLISH and tokenizer in OTHER_LANGUAGES:
-            left_out.update(dict.fromkeys(keys, f"English alone, and the tokenizer is {tokenizer!r}"))
-            continue
         try:
+            if name in ENGLISH and words != TOKENIZER:
+                raise UndefinedMetric(english_alone)
             scores = spice(candidates, tokens, spice_jars) if name == "spice" else SCORERS[name](candidates, tokens)
         except (JavaError, UndefinedMetric) as error:
             logger.info("%s left out: %s", ", ".join(keys), error)
@@ -153,10 +154,9 @@ def evaluate_captions(
                 per_image[image_id][key] = score
         if scores.counts is not None:
             counts[name] = scores.counts
-    words = tokenizer if tokenizer in OTHER_LANGUAGES else TOKENIZER
     values |= _degeneration(captions, training_captions, words)
     if words != TOKENIZER:
-        left_out["captions/bad_endings"] = f"English alone, and the tokenizer is {tokenizer!r}"
+        left_out["captions/bad_endings"] = english_alone
     if "captions/novel" not in values:
         left_out["captions/novel"] = "no training captions were given"
     if scenes is not None:

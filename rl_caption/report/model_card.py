@@ -20,7 +20,7 @@ from rl_caption.captioners.hf_families import FAMILIES
 from rl_caption.captioners.huggingface import SETTINGS
 from rl_caption.captioners.loading import is_captioner, weights_hash
 from rl_caption.evaluation.metrics import JUDGE
-from rl_caption.evaluation.results import CAPTION_COLUMNS, LEFT_OUT, column_of
+from rl_caption.evaluation.results import CAPTION_COLUMNS, LEFT_OUT, column_of, shown
 from rl_caption.report.curves import title_of
 from rl_caption.report.read import EvaluationFolder, ReportError, RunFolder
 
@@ -196,7 +196,7 @@ def _front_matter(
             dataset_split=evaluation.settings.get("split") if evaluation is not None else None,
             metric_type=_metric_type(key),
             metric_name=column_of(key).heading,
-            metric_value=float(_shown(key, value)),
+            metric_value=float(shown(value, column_of(key))),
         )
         for key, value in scores
     ]
@@ -235,8 +235,7 @@ def _about(export: Export, run: RunFolder | None) -> str:
         "training data": f"`{_dataset(run.config)}`" if _dataset(run.config) else "not recorded",
     }
     if run.terms:
-        terms = " + ".join(f"{term.get('weight', 1):g} {name}" for name, term in run.terms.items())
-        rows["reward"] = terms + "".join(
+        rows["reward"] = run.reward + "".join(
             f"; the weight of {name} is multiplied by {_points(term['schedule'])}"
             for name, term in run.config["reward"]["terms"].items()
             if term.get("schedule")
@@ -289,8 +288,8 @@ def _evaluated(evaluation: EvaluationFolder) -> list[str]:
     where = f"split `{evaluation.settings.get('split')}` of `{dataset}`" if dataset else "data that was not recorded"
     rows = []
     for key, value in scores["metrics"].items():
-        ends = scores.get("intervals", {}).get(key, ())
-        rows.append((column_of(key).heading, _shown(key, value), " to ".join(_shown(key, end) for end in ends)))
+        column, ends = column_of(key), scores.get("intervals", {}).get(key, ())
+        rows.append((column.heading, shown(value, column), " to ".join(shown(end, column) for end in ends)))
     return [
         f"{scores['n']:,} captions of {where}. Signature: `{scores['signature']}`",
         _table(["metric", "value", "95 % interval"], rows),
@@ -409,11 +408,6 @@ def _citations(export: Export, run: RunFolder | None) -> str:
     if "L-CLIP" in export.what:
         papers.append(CITATIONS["l_clipscore"])
     return "\n".join(f"- {line}" for line in [*dict.fromkeys(papers), *unknown])
-
-
-def _shown(key: str, value: float) -> str:
-    column = column_of(key)
-    return f"{value * column.factor:.{column.decimals}f}"
 
 
 def _number(value: float | None) -> str:

@@ -271,8 +271,7 @@ def _settings(runs: Mapping[str, RunFolder]) -> Markup:
 
 def _training(run: RunFolder) -> str:
     if run.terms:
-        terms = " + ".join(f"{term.get('weight', 1):g} {name}" for name, term in run.terms.items())
-        return f"Self-critical training on {terms}"
+        return f"Self-critical training on {run.reward}"
     return f"Training of a reward model: {run.config['task']}" if "task" in run.config else "Cross-entropy training"
 
 

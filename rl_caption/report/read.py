@@ -101,6 +101,11 @@ class RunFolder:
         return self.config.get("reward", {}).get("terms", {})
 
     @property
+    def reward(self) -> str:
+        """Weights and terms, such as ``0.5 cider + 0.5 l_clipscore``."""
+        return " + ".join(f"{term.get('weight', 1):g} {name}" for name, term in self.terms.items())
+
+    @property
     def best_step(self) -> int | None:
         """Step of the best validation; None where it is not known, or none was better than the start."""
         return self.state.get("best_step") or None

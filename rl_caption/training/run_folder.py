@@ -7,13 +7,13 @@ import platform
 import sys
 import time
 from dataclasses import asdict
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import yaml
 from accelerate import Accelerator
 from tqdm.auto import tqdm
+from transformers.utils import flatten_dict
 
 from rewards.files import atomic_write, write_errors
 from rewards.model_files import damage
@@ -21,6 +21,7 @@ from rl_caption.config.reward_models import TrainingConfig
 from rl_caption.data.files import write_json, write_text
 from rl_caption.data.plain_files import read_log, read_yaml
 from rl_caption.engines import print_main
+from rl_caption.errors import installed_version
 from rl_caption.training.checkpoint import CheckpointError, clear_leftovers, is_intact, newest_checkpoint, read_state
 
 RESULT = "result.json"
@@ -114,7 +115,7 @@ def changed_keys(saved: Path, config: TrainingConfig) -> list[str]:
     for section, value in old.items():
         if isinstance(value, dict) and isinstance(default.get(section), dict):
             old[section] = default[section] | value
-    old, new = _flat(old), _flat(_plain(config))
+    old, new = flatten_dict(old), flatten_dict(_plain(config))
     return [
         f"{key}: {old.get(key)!r} -> {new.get(key)!r}"
         for key in sorted(old.keys() | new.keys())
@@ -125,16 +126,10 @@ def changed_keys(saved: Path, config: TrainingConfig) -> list[str]:
 def write_run_files(config: TrainingConfig, extra: dict[str, Any]) -> None:
     """Write ``config.yaml`` (resolved) and ``env.json`` (versions, platform, command, ``extra``)."""
     names = ("torch", "transformers", "accelerate", "tokenizers", "numpy", "open_clip_torch", "deepspeed", "rl-caption")
-    versions: dict[str, str | None] = dict.fromkeys(names)
-    for name in names:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     environment = {
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "versions": versions,
+        "versions": {name: installed_version(name) for name in names},
         "command": sys.argv,
     }
     folder = Path(config.run.dir)
@@ -248,13 +243,3 @@ def _plain(config: TrainingConfig) -> dict[str, Any]:
     """The configuration as JSON has it."""
     plain: dict[str, Any] = json.loads(json.dumps(asdict(config)))
     return plain
-
-
-def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested dictionaries as one with dotted keys."""
-    if not isinstance(value, dict) or not value:
-        return {prefix: value}
-    items: dict[str, Any] = {}
-    for key, inner in value.items():
-        items |= _flat(inner, f"{prefix}.{key}" if prefix else str(key))
-    return items

@@ -417,6 +417,7 @@ def skip_epochs(trainer: Any, epochs: int) -> None:
     make = trainer._get_train_sampler
 
     def sampler(dataset: Any = None) -> Any:
+        """The trainer's own, after so many epochs."""
         made = make(dataset)
         for _ in range(epochs):
             next(iter(made))  # draws the order of an epoch

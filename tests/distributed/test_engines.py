@@ -18,9 +18,9 @@ from tests.training_for_tests import (
     PRELOAD,
     Kill,
     assert_close_runs,
+    checked_run,
     files,
     lines,
-    run,
     run_together,
     scst_config,
     xe_config,
@@ -40,7 +40,7 @@ SHARDED_FILES = {"manifest.json", "model.safetensors", "optimizer.safetensors", 
 def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A captioner without dropout, whose random numbers belong to a process."""
     folder = tmp_path_factory.mktemp("start") / "xe"
-    assert run(xe_config(folder, **{"model.kwargs.dropout": 0.0, "train.max_steps": 30}), folder).code == 0
+    checked_run(xe_config(folder, **{"model.kwargs.dropout": 0.0, "train.max_steps": 30}), folder)
     return folder / "export/best"
 
 
@@ -48,8 +48,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def whole(start: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Four self-critical steps of one process under plain Accelerate."""
     folder = tmp_path_factory.mktemp("whole") / "plain"
-    ended = run(scst_config(folder, start, **OPTIONS), folder, "scst")
-    assert ended.code == 0, ended.output
+    checked_run(scst_config(folder, start, **OPTIONS), folder, "scst")
     return folder
 
 
@@ -96,7 +95,7 @@ def test_killed_resumed_and_exported_as_one_plain_process(
 def test_several_updates_on_a_rollout_are_those_of_one_plain_process(start: Path, tmp_path: Path) -> None:
     options = OPTIONS | {"train.objective": "ppo_clip", "train.updates_per_rollout": 2}
     alone, folder = tmp_path / "alone", tmp_path / "run"
-    assert run(scst_config(alone, start, **options), alone, "scst").code == 0
+    checked_run(scst_config(alone, start, **options), alone, "scst")
     for ended in run_together(2, scst_config(folder, start, **options), folder, "scst", engine=ENGINES["zero3"]):
         assert ended.code == 0, ended.output
     assert_close_runs(alone, folder, rel=2e-5)

@@ -14,7 +14,7 @@ from transformers import AutoModelForImageTextToText, AutoTokenizer
 
 from rl_caption.captioners.loading import load_captioner
 from tests.hf_models_for_tests import save_model
-from tests.training_for_tests import ENGINES, files, lines, run, run_together, scst_config, untimed, weights
+from tests.training_for_tests import ENGINES, checked_run, files, lines, run_together, scst_config, untimed, weights
 
 pytestmark = pytest.mark.distributed
 
@@ -88,8 +88,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory):
             models[family] = save_model(family, tmp_path_factory.mktemp("model") / family)
         if name not in made:
             model, folder = models[family], tmp_path_factory.mktemp("plain") / name
-            ended = run(scst_config(folder, model, **OPTIONS, **options), folder, "scst")
-            assert ended.code == 0, ended.output
+            checked_run(scst_config(folder, model, **OPTIONS, **options), folder, "scst")
             made[name] = model, folder
         return made[name]
 

@@ -21,9 +21,9 @@ from tests.training_for_tests import (
     Kill,
     assert_close_runs,
     assert_same_run,
+    checked_run,
     files,
     lines,
-    run,
     run_two,
     scst_config,
     xe_config,
@@ -39,8 +39,7 @@ SHARED = {"run.log_samples": 4}  # rank 0 holds the first four images of the bat
 @pytest.fixture(scope="module")
 def one_xe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("one") / "xe"
-    ended = run(xe_config(folder, **STILL), folder)
-    assert ended.code == 0, ended.output
+    checked_run(xe_config(folder, **STILL), folder)
     return folder
 
 
@@ -78,7 +77,7 @@ def test_self_critical_training_takes_the_same_steps(
 ) -> None:
     options: dict[str, Any] = SHARED | changes | {"train.advantage": advantage, "train.micro_batch_size": 2}
     alone, together = tmp_path / "one", tmp_path / "two"
-    assert run(scst_config(alone, one_xe / "export/best", **options), alone, "scst").code == 0
+    checked_run(scst_config(alone, one_xe / "export/best", **options), alone, "scst")
     for ended in run_two(scst_config(together, one_xe / "export/best", **options), together, "scst"):
         assert ended.code == 0, ended.output
     assert_close_runs(alone, together)
@@ -108,7 +107,7 @@ def test_killed_and_started_again(tmp_path_factory: pytest.TempPathFactory, tmp_
 
 def test_going_on_with_another_number_of_processes_says_so(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    assert run(xe_config(folder, **STILL, **{"train.max_steps": 4}), folder).code == 0
+    checked_run(xe_config(folder, **STILL, **{"train.max_steps": 4}), folder)
     ended = run_two(xe_config(folder, **STILL, **{"run.resume": True}), folder, "xe")
     assert [one.code for one in ended] == [0, 0], ended[0].output
     assert "was written by 1 process(es) and 2 go on" in ended[0].output

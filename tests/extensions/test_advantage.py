@@ -16,7 +16,7 @@ from rl_caption.options import Range
 from rl_caption.scst.advantages import build_advantage
 from tests.captioners_for_tests import tiny_captioner
 from tests.steps_for_tests import assert_equal_gradients, batches_of, gradient, scst_task
-from tests.training_for_tests import lines, run, run_two, scst_config, xe_config
+from tests.training_for_tests import checked_run, lines, run_two, scst_config, xe_config
 
 NAME = "tests.extensions.test_advantage:step_norm"
 
@@ -45,8 +45,7 @@ class Halfway:
 @pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("start") / "xe"
-    ended = run(xe_config(folder, **{"train.max_steps": 2, "model.kwargs.dropout": 0.0}), folder)
-    assert ended.code == 0, ended.output
+    checked_run(xe_config(folder, **{"train.max_steps": 2, "model.kwargs.dropout": 0.0}), folder)
     return folder / "export/best"
 
 
@@ -56,8 +55,7 @@ OPTIONS = {"train.advantage": NAME, "train.advantage_kwargs": {"epsilon": 0.01},
 @pytest.mark.distributed
 def test_a_run_trains_with_it_in_one_process_or_two(start: Path, tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
-    ended = run(scst_config(one, start, **OPTIONS), one, "scst")
-    assert ended.code == 0, ended.output
+    ended = checked_run(scst_config(one, start, **OPTIONS), one, "scst")
     assert f"+{NAME}(epsilon=0.01)[nspi3]" in ended.output, "the signature names it"
     for rank in run_two(scst_config(two, start, **OPTIONS, **{"train.micro_batch_size": 2}), two, "scst"):
         assert rank.code == 0, rank.output

@@ -25,7 +25,7 @@ from rl_caption.options import Range
 from rl_caption.scst.rollout import sampling_noise
 from tests.captioners_for_tests import REFERENCES, tiny_rows
 from tests.steps_for_tests import assert_equal_gradients, batches_of, gradient, scst_task
-from tests.training_for_tests import DATA, lines, run, scst_config, weights, xe_config
+from tests.training_for_tests import DATA, checked_run, lines, scst_config, weights, xe_config
 
 NAME = "tests.extensions.test_captioner:GruCaptioner"
 PAD, EOS = 0, 1
@@ -107,10 +107,8 @@ def tiny(seed: int = 0) -> GruCaptioner:
 
 def test_the_programs_train_export_and_evaluate_it(tmp_path: Path) -> None:
     start, folder = tmp_path / "xe", tmp_path / "scst"
-    ended = run(xe_config(start, model={"target": NAME, "kwargs": {"width": 12}}, **{"train.max_steps": 2}), start)
-    assert ended.code == 0, ended.output
-    ended = run(scst_config(folder, start / "export/best", **{"train.max_steps": 2}), folder, "scst")
-    assert ended.code == 0, ended.output
+    checked_run(xe_config(start, model={"target": NAME, "kwargs": {"width": 12}}, **{"train.max_steps": 2}), start)
+    checked_run(scst_config(folder, start / "export/best", **{"train.max_steps": 2}), folder, "scst")
     logged = [line for line in lines(folder) if "reward/total" in line]
     assert [line["step"] for line in logged] == [1, 2]
     before, after = weights(start / "export/best"), weights(folder / "checkpoints/step-00000002")
@@ -119,8 +117,7 @@ def test_the_programs_train_export_and_evaluate_it(tmp_path: Path) -> None:
     config = {"model": str(model), "data": DATA, "split": "val", "metrics": ["cider"], "tokenizer": "python"}
     for beams in (1, 3):
         decode = {"max_new_tokens": 8, "num_beams": beams}
-        ended = run({**config, "decode": decode, "out": str(out / str(beams))}, out / str(beams), "evaluate")
-        assert ended.code == 0, ended.output
+        checked_run({**config, "decode": decode, "out": str(out / str(beams))}, out / str(beams), "evaluate")
     best = json.loads((folder / "result.json").read_text())["best_step"]
     validated = (folder / "eval" / f"step-{best:08d}" / "predictions.json").read_text()
     assert json.loads((out / "1" / "predictions.json").read_text()) == json.loads(validated)

@@ -16,7 +16,7 @@ from rl_caption.scst.objectives import Metrics, Reinforce, build_objective
 from rl_caption.types import Scores
 from tests.captioners_for_tests import tiny_captioner
 from tests.steps_for_tests import assert_equal_gradients, batches_of, gradient, scst_task
-from tests.training_for_tests import changed, lines, run, scst_config, xe_config
+from tests.training_for_tests import changed, checked_run, lines, run, scst_config, xe_config
 
 NAME = "tests.extensions.test_objective:ClippedReinforce"
 
@@ -47,11 +47,10 @@ class ClippedReinforce:
 
 def test_a_run_trains_with_it(tmp_path: Path) -> None:
     start = tmp_path / "xe"
-    assert run(xe_config(start, **{"train.max_steps": 2}), start).code == 0
+    checked_run(xe_config(start, **{"train.max_steps": 2}), start)
     options = {"train.kl_coef": 0.0, "train.objective": NAME, "train.objective_kwargs": {"limit": 0.5}}
     folder, other = tmp_path / "scst", tmp_path / "other"
-    ended = run(scst_config(folder, start / "export/best", **options), folder, "scst")
-    assert ended.code == 0, ended.output
+    ended = checked_run(scst_config(folder, start / "export/best", **options), folder, "scst")
     logged = [line for line in lines(folder, "metrics.jsonl") if "policy/moved" in line]
     assert [line["step"] for line in logged] == [1, 2, 3, 4]
     assert logged[0]["policy/moved"] == pytest.approx(0.0, abs=1e-5), "the first step is that of the starting policy"

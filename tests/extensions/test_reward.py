@@ -17,7 +17,7 @@ from rewards.registry import build, describe
 from rl_caption.config.build import build_reward
 from rl_caption.config.schema import RewardConfig, RewardTerm
 from rl_caption.errors import ConfigError
-from tests.training_for_tests import lines, run, scst_config, xe_config
+from tests.training_for_tests import checked_run, lines, run, scst_config, xe_config
 
 NAME = "tests.extensions.test_reward:LengthMatch"
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -62,13 +62,12 @@ class Closeness(LengthMatch):
 
 def test_a_run_trains_with_it(tmp_path: Path) -> None:
     start = tmp_path / "xe"
-    assert run(xe_config(start, **{"train.max_steps": 2}), start).code == 0
+    checked_run(xe_config(start, **{"train.max_steps": 2}), start)
     terms = {"length": {"weight": 0.5, "target": NAME, "kwargs": {"words": 4}}, "cider": {"weight": 0.5}}
     folder, other = tmp_path / "scst", tmp_path / "other"
-    ended = run(
+    ended = checked_run(
         scst_config(folder, start / "export/best", **{"train.max_steps": 2, "reward.terms": terms}), folder, "scst"
     )
-    assert ended.code == 0, ended.output
     logged = [line for line in lines(folder, "metrics.jsonl") if "reward/length" in line]
     assert [line["step"] for line in logged] == [1, 2]
     for line in logged:

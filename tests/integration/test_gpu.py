@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.training_for_tests import assert_close_runs, lines, run, run_together, scst_config, xe_config
+from tests.training_for_tests import assert_close_runs, checked_run, lines, run, run_together, scst_config, xe_config
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 
@@ -20,16 +20,14 @@ ON_CPU = {"ACCELERATE_USE_CPU": "true"}
 def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A captioner that was trained on the CPU, without dropout."""
     folder = tmp_path_factory.mktemp("start") / "xe"
-    ended = run(xe_config(folder, **{"model.kwargs.dropout": 0.0, "train.max_steps": 30}), folder, environment=ON_CPU)
-    assert ended.code == 0, ended.output
+    checked_run(xe_config(folder, **{"model.kwargs.dropout": 0.0, "train.max_steps": 30}), folder, environment=ON_CPU)
     return folder / "export/best"
 
 
 @pytest.fixture(scope="module")
 def on_cpu(start: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("cpu") / "scst"
-    ended = run(scst_config(folder, start, **OPTIONS), folder, "scst", environment=ON_CPU)
-    assert ended.code == 0, ended.output
+    checked_run(scst_config(folder, start, **OPTIONS), folder, "scst", environment=ON_CPU)
     return folder
 
 

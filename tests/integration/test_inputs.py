@@ -16,7 +16,7 @@ from tokenizers.trainers import WordPieceTrainer
 
 from rl_caption.captioners.transformer import TransformerCaptioner
 from tests.captioners_for_tests import REFERENCES
-from tests.training_for_tests import lines, run, scst_config, xe_config
+from tests.training_for_tests import checked_run, lines, run, scst_config, xe_config
 
 
 @pytest.fixture
@@ -52,11 +52,9 @@ def features(tmp_path: Path) -> dict:
 
 def test_a_captioner_over_region_features_trains_by_both_stages(features: dict, tmp_path: Path) -> None:
     xe, scst = tmp_path / "xe", tmp_path / "scst"
-    ended = run(xe_config(xe, **features), xe)
-    assert ended.code == 0, ended.output
+    checked_run(xe_config(xe, **features), xe)
     config = scst_config(scst, xe / "export/best", **{"data": features["data"], "train.batch_size": 4})
-    ended = run(config, scst, "scst")
-    assert ended.code == 0, ended.output
+    checked_run(config, scst, "scst")
     assert [line["step"] for line in lines(scst) if "loss/total" in line] == [1, 2, 3, 4]
     signature = json.loads((scst / "env.json").read_text())["signature"]
     count = 1 + sum(len(REFERENCES[index % 4]) for index in range(5))
@@ -79,8 +77,7 @@ def test_a_subword_tokenizer_is_saved_with_the_model(tmp_path: Path) -> None:
     tokenizer.train_from_iterator(texts, WordPieceTrainer(vocab_size=60, special_tokens=special))
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     xe = tmp_path / "xe"
-    ended = run(xe_config(xe, **{"model.tokenizer": str(tmp_path / "tokenizer.json")}), xe)
-    assert ended.code == 0, ended.output
+    checked_run(xe_config(xe, **{"model.tokenizer": str(tmp_path / "tokenizer.json")}), xe)
     captioner = TransformerCaptioner.from_pretrained(xe / "export/best")
     (ids,) = captioner.encode(["A red square"], 16)
     assert len(ids) > 3, "the word square is cut into pieces"

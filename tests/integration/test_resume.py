@@ -20,6 +20,7 @@ from tests.training_for_tests import (
     Kill,
     assert_same_run,
     changed,
+    checked_run,
     files,
     lines,
     run,
@@ -82,8 +83,7 @@ def whole_xe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def whole_scst(whole_xe: Path) -> Path:
     folder = whole_xe.with_name("scst")
-    ended = run(scst_config(folder, whole_xe / "export/best"), folder, "scst")
-    assert ended.code == 0, ended.output
+    checked_run(scst_config(folder, whole_xe / "export/best"), folder, "scst")
     return folder
 
 
@@ -119,10 +119,8 @@ def test_an_uninterrupted_run_leaves_exactly_these_files(whole_xe: Path) -> None
 @pytest.mark.parametrize("moment", sorted(KILLS))
 def test_cross_entropy_killed_and_started_again(whole_xe: Path, tmp_path: Path, moment: str) -> None:
     folder = tmp_path / "run"
-    killed = run(xe_config(folder), folder, kill=KILLS[moment])
-    assert killed.code == -signal.SIGKILL, f"the kill was never reached:\n{killed.output}"
-    ended = run(xe_config(folder), folder)
-    assert ended.code == 0, ended.output
+    checked_run(xe_config(folder), folder, kill=KILLS[moment])
+    checked_run(xe_config(folder), folder)
     assert_same_run(folder, whole_xe)
 
 
@@ -148,10 +146,8 @@ def test_self_critical_training_killed_and_started_again(
 ) -> None:
     folder = tmp_path / "run"
     config = scst_config(folder, whole_xe / "export/best")
-    killed = run(config, folder, "scst", kill=kill)
-    assert killed.code == -signal.SIGKILL, f"the kill was never reached:\n{killed.output}"
-    ended = run(config, folder, "scst")
-    assert ended.code == 0, ended.output
+    checked_run(config, folder, "scst", kill=kill)
+    checked_run(config, folder, "scst")
     assert_same_run(folder, whole_scst)
 
 
@@ -159,13 +155,11 @@ def test_killed_between_the_updates_of_a_rollout_and_started_again(whole_xe: Pat
     """Updates 1 to 8 in steps 1 to 4, a checkpoint after step 2: step 3 is sampled again and taken from its start."""
     reuse = {"train.objective": "ppo_clip", "train.updates_per_rollout": 2}
     whole, folder = tmp_path / "whole", tmp_path / "run"
-    ended = run(scst_config(whole, whole_xe / "export/best", **reuse), whole, "scst")
-    assert ended.code == 0, ended.output
+    checked_run(scst_config(whole, whole_xe / "export/best", **reuse), whole, "scst")
     assert [line["step"] for line in lines(whole) if "policy/ratio" in line] == [1, 2, 3, 4]
     config = scst_config(folder, whole_xe / "export/best", **reuse)
-    killed = run(config, folder, "scst", kill=Kill("rl_caption.training.loop:Trainer._update", 6))
-    assert killed.code == -signal.SIGKILL, f"the kill was never reached:\n{killed.output}"
-    assert run(config, folder, "scst").code == 0
+    checked_run(config, folder, "scst", kill=Kill("rl_caption.training.loop:Trainer._update", 6))
+    checked_run(config, folder, "scst")
     assert_same_run(folder, whole)
 
 
@@ -181,8 +175,7 @@ def test_schedules_and_the_adapted_kl_coefficient_go_on_where_they_were(whole_xe
         "train.kl_horizon": 40,
     }
     whole, folder = tmp_path / "whole", tmp_path / "run"
-    ended = run(scst_config(whole, whole_xe / "export/best", **options), whole, "scst")
-    assert ended.code == 0, ended.output
+    checked_run(scst_config(whole, whole_xe / "export/best", **options), whole, "scst")
     steps = [line for line in lines(whole) if "loss/total" in line]
     assert [line["schedule/weight/cider"] for line in steps] == [1.0, 0.75, 0.5, 0.25]
     assert [line["schedule/weight/rouge_l"] for line in steps] == [0.0, 0.25, 0.5, 0.75]
@@ -193,9 +186,8 @@ def test_schedules_and_the_adapted_kl_coefficient_go_on_where_they_were(whole_xe
     signature = json.loads((whole / "env.json").read_text())["signature"]
     assert "+schedule[cider,0:1,4:0]+schedule[rouge_l,0:0,4:1]+schedule[rollout.temperature," in signature
     config = scst_config(folder, whole_xe / "export/best", **options)
-    killed = run(config, folder, "scst", kill=Kill("rl_caption.training.loop:Trainer._step", 4))
-    assert killed.code == -signal.SIGKILL, f"the kill was never reached:\n{killed.output}"
-    assert run(config, folder, "scst").code == 0
+    checked_run(config, folder, "scst", kill=Kill("rl_caption.training.loop:Trainer._step", 4))
+    checked_run(config, folder, "scst")
     assert_same_run(folder, whole)
 
 
@@ -203,8 +195,7 @@ def test_killed_again_and_again_at_any_moment(whole_xe: Path, tmp_path: Path) ->
     folder, generator = tmp_path / "run", random.Random()
     for _ in range(6):
         run(xe_config(folder), folder, kill_after=generator.uniform(0.2, 0.7))
-    ended = run(xe_config(folder), folder)
-    assert ended.code == 0, ended.output
+    checked_run(xe_config(folder), folder)
     assert_same_run(folder, whole_xe)
 
 
@@ -213,12 +204,13 @@ def test_a_signal_saves_ends_with_0_and_resumes_to_the_same_weights(
     whole_xe: Path, tmp_path: Path, step: int, number: int
 ) -> None:
     folder = tmp_path / "run"
-    stopped = run(xe_config(folder), folder, kill=Kill("rl_caption.training.loop:Trainer._step", step, number=number))
-    assert stopped.code == 0, stopped.output
+    stopped = checked_run(
+        xe_config(folder), folder, kill=Kill("rl_caption.training.loop:Trainer._step", step, number=number)
+    )
     assert f"terminated: checkpoint of step {step} saved" in stopped.output
     assert files(folder / f"checkpoints/step-{step:08d}") == CHECKPOINT_FILES
     assert not (folder / "result.json").exists()
-    assert run(xe_config(folder), folder).code == 0
+    checked_run(xe_config(folder), folder)
     if step == 3:  # pruning keeps the two newest, as in the run that was never stopped
         assert_same_run(folder, whole_xe)
     assert untimed(folder) == untimed(whole_xe)
@@ -236,20 +228,18 @@ def test_a_chain_that_signals_stop_in_each_of_its_stages_goes_on(
     # Steps of each call of the command: 3 of 6; the other 3, and 1 of 2 of the teacher; the other one, and 2 of 4.
     for steps, newest in ((3, "xe/checkpoints/step-00000003"), (4, "teacher/checkpoints/step-00000001"), (3, "scst")):
         stop = Kill("rl_caption.training.loop:Trainer._step", steps, number=signal.SIGTERM)
-        stopped = run(config, tmp_path / "scst", "scst", kill=stop)
-        assert stopped.code == 0, stopped.output
+        stopped = checked_run(config, tmp_path / "scst", "scst", kill=stop)
         assert stopped.output.count("terminated: checkpoint of step") == 1
         assert (tmp_path / newest).is_dir()
         assert (tmp_path / "scst").exists() == (newest == "scst")
-    ended = run(config, tmp_path / "scst", "scst")
-    assert ended.code == 0, ended.output
+    checked_run(config, tmp_path / "scst", "scst")
     assert_same_run(tmp_path / "xe", whole_xe)
     assert untimed(tmp_path / "scst") == untimed(whole_scst)
 
 
 def test_a_finished_run_started_again_changes_nothing(whole_xe: Path, tmp_path: Path) -> None:
     config, folder = copy_of(whole_xe, tmp_path / "run")
-    assert run(config, folder).code == 0
+    checked_run(config, folder)
     assert_same_run(folder, whole_xe)
 
 
@@ -264,8 +254,7 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(whole_xe: Path
         (newest / "model.safetensors").unlink()
     else:
         (newest / "manifest.json").write_text((newest / "manifest.json").read_text()[:20])
-    ended = run(config, folder)
-    assert ended.code == 0, ended.output
+    ended = checked_run(config, folder)
     assert f"{newest} is damaged" in ended.output
     assert "going on from" in ended.output
     assert "step-00000004" in ended.output
@@ -279,8 +268,7 @@ def test_true_accepts_a_changed_configuration_that_auto_refuses(whole_xe: Path, 
     for part in ("train.lr: 0.003 -> 0.1", "model.kwargs.dropout: 0.2 -> 0.5", "run.resume to true"):
         assert part in refused.output
     assert_same_run(folder, whole_xe)
-    ended = run(changed(config, {"train.max_steps": 8, "run.resume": True}), folder)
-    assert ended.code == 0, ended.output
+    checked_run(changed(config, {"train.max_steps": 8, "run.resume": True}), folder)
     assert [line["step"] for line in lines(folder) if "loss/total" in line] == list(range(1, 9))
     assert yaml.safe_load((folder / "config.yaml").read_text())["train"]["max_steps"] == 8
 
@@ -288,8 +276,7 @@ def test_true_accepts_a_changed_configuration_that_auto_refuses(whole_xe: Path, 
 def test_a_path_goes_on_from_that_checkpoint_and_drops_what_came_after_it(whole_xe: Path, tmp_path: Path) -> None:
     config, folder = copy_of(whole_xe, tmp_path / "run")
     config = changed(config, {"run.resume": str(folder / "checkpoints/step-00000004"), "run.save_every": 5})
-    ended = run(config, folder)
-    assert ended.code == 0, ended.output
+    checked_run(config, folder)
     assert untimed(folder) == untimed(whole_xe)
     final = weights(whole_xe / "checkpoints/step-00000006")
     assert all(
@@ -305,5 +292,4 @@ def test_a_changed_reward_refuses_to_resume(whole_scst: Path, tmp_path: Path) ->
     assert ended.code == 1
     assert "was trained on the reward 'STANDARD_wInit+Cider-D[n4,s6.0]+df[" in ended.output
     assert "set run.resume to true" in ended.output
-    accepted = run(changed(config, {"reward.eos": False, "run.resume": True}), folder, "scst")
-    assert accepted.code == 0, accepted.output
+    checked_run(changed(config, {"reward.eos": False, "run.resume": True}), folder, "scst")

@@ -9,19 +9,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.training_for_tests import assert_close_runs, lines, run, scst_config, untimed, weights, xe_config
+from tests.training_for_tests import assert_close_runs, checked_run, lines, scst_config, untimed, weights, xe_config
 
 
 def test_training_stops_when_patience_ends_and_stays_stopped(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     # Nothing is learnt at this rate, so every validation after the first is one without gain.
     config = xe_config(folder, **{"train.max_steps": 50, "train.lr": 1e-12, "eval.every": 1, "eval.patience": 2})
-    assert run(config, folder).code == 0
+    checked_run(config, folder)
     assert [line["step"] for line in lines(folder) if "val/cider" in line] == [1, 2, 3]
     assert (folder / "checkpoints/step-00000003").is_dir()
     assert (folder / "result.json").is_file()
     before = untimed(folder)
-    assert run(config, folder).code == 0
+    checked_run(config, folder)
     assert untimed(folder) == before
 
 
@@ -29,16 +29,15 @@ def test_accumulation_takes_the_same_steps(tmp_path: Path) -> None:
     folders = [tmp_path / f"micro-{size}" for size in (8, 2)]
     for folder, size in zip(folders, (8, 2), strict=True):
         still = {"model.kwargs.dropout": 0.0, "train.micro_batch_size": size}
-        assert run(xe_config(folder, **still), folder).code == 0
+        checked_run(xe_config(folder, **still), folder)
     assert_close_runs(*folders)
 
 
 def test_bf16_is_used_where_asked_for(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    ended = run(xe_config(folder, **{"train.mixed_precision": "bf16", "train.max_steps": 2}), folder)
-    assert ended.code == 0, ended.output
+    checked_run(xe_config(folder, **{"train.mixed_precision": "bf16", "train.max_steps": 2}), folder)
     whole = tmp_path / "whole"
-    assert run(xe_config(whole, **{"train.max_steps": 2}), whole).code == 0
+    checked_run(xe_config(whole, **{"train.max_steps": 2}), whole)
     losses = [[line["loss/total"] for line in lines(path) if "loss/total" in line] for path in (folder, whole)]
     assert losses[0] != losses[1]
     assert losses[0] == pytest.approx(losses[1], rel=0.02)
@@ -47,15 +46,14 @@ def test_bf16_is_used_where_asked_for(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trained") / "xe"
-    assert run(xe_config(folder, **{"train.max_steps": 30, "train.lr": 0.01}), folder).code == 0
+    checked_run(xe_config(folder, **{"train.max_steps": 30, "train.lr": 0.01}), folder)
     return folder
 
 
 def test_the_optimizer_and_the_schedule_start_anew_and_the_signature_is_kept(trained: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     options = {"train.max_steps": 1, "train.kl_coef": 0.05, "train.xe_weight": 0.0, "train.warmup_steps": 4}
-    ended = run(scst_config(folder, trained / "export/best", **options), folder, "scst")
-    assert ended.code == 0, ended.output
+    ended = checked_run(scst_config(folder, trained / "export/best", **options), folder, "scst")
     states = torch.load(folder / "checkpoints/step-00000001/optimizer.bin", weights_only=True)["state"]
     assert {float(state["step"]) for state in states.values()} == {1.0}
     (rate,) = (line["train/lr"] for line in lines(folder) if "train/lr" in line)
@@ -84,6 +82,6 @@ def test_the_reward_rises(trained: Path, tmp_path: Path) -> None:
         "rollout.num_samples": 5,
         "eval.every": 60,
     }
-    assert run(scst_config(folder, trained / "export/best", **options), folder, "scst").code == 0
+    checked_run(scst_config(folder, trained / "export/best", **options), folder, "scst")
     rewards = [line["reward/total"] for line in lines(folder) if "reward/total" in line]
     assert sum(rewards[-10:]) > 1.3 * sum(rewards[:10])

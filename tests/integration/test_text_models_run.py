@@ -130,7 +130,7 @@ def test_a_bottleneck_is_a_score(trained: Path, tmp_path: Path) -> None:
         SemanticBottleneck(folder, language_model=str(other))
     with pytest.raises(ValueError, match="num_beams is 0"):
         SemanticBottleneck(folder, num_beams=0)
-    with pytest.raises(ValueError, match="no semantic bottleneck"):
+    with pytest.raises(ValueError, match="expected 'semantic_bottleneck'"):
         SemanticBottleneck(str(trained / "language_model/export/best"))
 
 

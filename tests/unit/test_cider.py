@@ -259,7 +259,7 @@ def test_df_of_another_convention_is_refused() -> None:
         ({"df": made_df(eos=True), "eos": False}, "with <eos>"),
         ({"df": frequencies(REFERENCES, eos=True, tokenizer="ids")}, "'ids'"),
         ({"df": made_df(), "n": 5}, "up to 4"),
-        ({"n": 0}, "n = 0"),
+        ({"n": 0}, "n is 0"),
     ):
         with pytest.raises(ValueError, match=message):
             CiderD(**arguments)  # type: ignore[arg-type]

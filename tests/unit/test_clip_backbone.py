@@ -122,7 +122,7 @@ def test_pickles_without_the_network(tmp_path: Path, tiny: Path) -> None:
         ("ViT-Z-99", {"pretrained": "openai"}, "ViT-Z-99"),
         ("hf-hub:a/b", {"pretrained": "openai"}, "leave 'pretrained' out"),
         (ARCHITECTURE, {"pretrained": "x", "precision": "int8"}, "expected one of fp32, fp16, bf16"),
-        (ARCHITECTURE, {"pretrained": "x", "batch_size": 0}, "batch_size = 0"),
+        (ARCHITECTURE, {"pretrained": "x", "batch_size": 0}, "batch_size is 0"),
     ],
 )
 def test_wrong_arguments_are_named(

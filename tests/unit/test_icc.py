@@ -68,7 +68,7 @@ def test_bad_models_and_arguments_are_named(folder: Path, tmp_path: Path) -> Non
         Icc(str(headless))
     with pytest.raises(ValueError, match="gpt2"):
         Icc(str(tiny_gpt2(tmp_path / "gpt2")))
-    with pytest.raises(ValueError, match="'int8' is unknown"):
+    with pytest.raises(ValueError, match="precision is 'int8'"):
         Icc(str(folder), precision="int8")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="batch_size is 0"):
         Icc(str(folder), batch_size=0)

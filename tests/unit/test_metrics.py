@@ -12,7 +12,7 @@ from accelerate import Accelerator
 
 from rl_caption.engines import Averages
 from tests.reward_models_for_tests import chain, text_chain
-from tests.training_for_tests import changed, lines, run, scst_config, xe_config
+from tests.training_for_tests import changed, checked_run, lines, scst_config, xe_config
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 ONLY_FP16 = {"train/skipped", "train/loss_scale"}
@@ -41,18 +41,16 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     """Every key of ``metrics.jsonl`` with all terms of the loss on."""
     folder = tmp_path_factory.mktemp("runs")
     xe, scst = folder / "xe", folder / "scst"
-    assert run(xe_config(xe, **{"train.max_steps": 2}), xe).code == 0
+    checked_run(xe_config(xe, **{"train.max_steps": 2}), xe)
     folders = [xe, scst, folder / "ppo", folder / "dico", folder / "risk"]
     scheduled = {f"{key}schedule": [[0, 1.0]] for key in ("reward.terms.cider.", "rollout.temperature_")}
     reuse = {"train.objective": "ppo_clip", "train.updates_per_rollout": 2}
     dico, risk = ({"train.objective": name, "train.kl_coef": 0.0} for name in ("dico", "risk"))
     for path, options in zip(folders[1:], (scheduled | {"train.kl_target": 0.1}, reuse, dico, risk), strict=True):
-        ended = run(scst_config(path, xe / "export/best", **{"train.max_steps": 2} | options), path, "scst")
-        assert ended.code == 0, ended.output
+        checked_run(scst_config(path, xe / "export/best", **{"train.max_steps": 2} | options), path, "scst")
     for name, config in (chain(folder) | text_chain(folder)).items():
         config = changed(config, {"train.max_steps": 2, "warm_start": []})
-        ended = run(config, folder / name, "reward_model")
-        assert ended.code == 0, ended.output
+        checked_run(config, folder / name, "reward_model")
         folders.append(folder / name)
     return {key for folder in folders for line in lines(folder) for key in line}
 

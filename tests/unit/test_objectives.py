@@ -52,20 +52,6 @@ def test_reductions_count_tokens_or_captions(tokens):
     assert int(reduction_count(mask, "sequence")) == 4
 
 
-def test_a_better_sample_becomes_more_likely():
-    logits = torch.zeros(1, 2, 1, 6, requires_grad=True)
-    ids = torch.tensor([[[4], [5]]])
-    mask = torch.ones(1, 2, 1, dtype=torch.bool)
-    policy_gradient_sum(token_logprobs(logits, ids), torch.tensor([[1.0, -1.0]]), mask).backward()
-    assert logits.grad[0, 0, 0, 4] < 0 < logits.grad[0, 1, 0, 5]
-
-
-def test_temperature_scales_the_logits():
-    logits, ids = torch.randn(1, 1, 3, 7), torch.tensor([[[1, 2, 3]]])
-    expected = (logits / 0.5).log_softmax(-1).gather(-1, ids.unsqueeze(-1)).squeeze(-1)
-    assert torch.allclose(token_logprobs(logits, ids, 0.5), expected, atol=1e-6)
-
-
 @pytest.mark.parametrize("rows", [1, 2, 100])
 def test_logprobs_and_their_gradient_equal_torchs_own_some_rows_at_a_time(rows, monkeypatch):
     monkeypatch.setattr("rl_caption.scst.objectives.CHUNK", rows * 7)

@@ -170,5 +170,5 @@ def test_the_router_is_built_from_a_configuration(tmp_path: Path) -> None:
     assert router(None, texts, image=images) == pytest.approx(expected, abs=1e-6)
     with pytest.raises(ValueError, match=r"long: reward 'specs' does not take widht"):
         LengthRouter(router.short, encoder | {"widht": 3})
-    with pytest.raises(ValueError, match="threshold = 0"):
+    with pytest.raises(ValueError, match="threshold is 0"):
         LengthRouter(router.short, router.long, threshold=0)

@@ -127,7 +127,7 @@ def test_adapters_are_resumed_bit_for_bit_and_exported_into_one_plain_model(
     model = {"name": "huggingface", "init": str(start), "prompt": PROMPT, "lora": lora, "gradient_checkpointing": True}
     # Four steps do not raise CIDEr-D above 0; captions that change are better by this judge.
     monitor = {"judges": {"letters": {"target": f"{__name__}:Letters"}}, "best_by": "letters"}
-    options = {"model": model, "data": data, "train.lr": 0.03, "monitor": monitor}
+    options = {"model": model, "data": data, "train.lr": 0.05, "monitor": monitor}
     assert_ended(run(scst_config(whole, start, **options), whole, "scst"))
     killed = tmp_path / "killed"
     third_step = Kill("rl_caption.training.loop:Trainer._step", call=3)

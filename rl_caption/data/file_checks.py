@@ -219,4 +219,4 @@ def progress(items: Iterable[T], title: str, unit: str = "file", total: int | No
             if shows and bar.disable and now - logged >= _LOG_SECONDS:
                 rate, logged = done / (now - start), now
                 left = "" if total is None else f" of {total}, {(total - done) / rate:.0f} s left"
-                logger.info("%s: %d%s, %.0f %ss per second", title, done, left, rate, unit)
+                logger.info("%s: %d%s, %.3g %ss per second", title, done, left, rate, unit)

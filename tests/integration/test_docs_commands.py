@@ -49,7 +49,7 @@ SMALL = {
     **dict.fromkeys(("num_val", "num_test", "num_unseen"), 6),
     **{"num_train": 12, "max_steps": 1, "batch_size": 6, "warmup_steps": 0, "every": 1, "pca_rank": 4},
     **dict.fromkeys(("encoder_layers", "decoder_layers", "image_blocks", "image_repeats", "text_repeats"), 1),
-    **dict.fromkeys(("d_model", "ffn_dim", "n_embd", "image_width", "text_width", "embed_dim"), 32),
+    **dict.fromkeys(("d_model", "ffn_dim", "n_embd", "width", "image_width", "text_width", "embed_dim"), 32),
     **{"threads": 1, "mixed_precision": "no", "bootstrap": 10, "seeds": [0]},
 }
 """What is changed wherever a configuration has the key, so that a training takes about a second."""
@@ -81,7 +81,8 @@ def shrunk(config: Any, key: str = "") -> Any:
         return {name: shrunk(config[name], name) for name in kept}
     if key == "values":
         return config[:1]
-    return SMALL[key] if key in SMALL and config not in (None, 0) else config
+    small = None if config is None else SMALL.get(key, config)
+    return min(config, small) if isinstance(config, int) and isinstance(small, int) else small
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -5,37 +5,37 @@ from __future__ import annotations
 import argparse
 import re
 import runpy
-import shlex
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from accelerate.commands.launch import launch_command_parser
 
 from rl_caption.cli import doctor
 from rl_caption.cli import main as programs
+from tests.docs_for_tests import (
+    DOCS,
+    FENCE,
+    PAGES,
+    PYTHON,
+    ROOT,
+    Command,
+    commands,
+    program_of,
+    shown_files,
+    words_of,
+)
 
-ROOT = Path(__file__).parents[2]
-DOCS = ROOT / "docs"
-PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.glob("*.md"), *DOCS.glob("api/*.md")])
-TUTORIALS = sorted(DOCS.glob("tutorials/*.py"))
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
-NAMES_OF_FILES = {
-    "CONFIG": "configs/demo.yaml",
-    "C.yaml": "configs/demo.yaml",
+STAND_INS = {
     "configs/mine_xe.yaml": "configs/ucm_xe.yaml",
     "configs/mine_scst.yaml": "configs/ucm_scst_cider.yaml",
     "mine.yaml": "configs/demo.yaml",
-    "cpu2.yaml": "configs/accelerate/cpu2.yaml",
-    "OUT/cells/LABEL/seedN/scst.yaml": "configs/demo.yaml",
-    "configs/reward_models/scenes_long_ablations/NAME.yaml": "configs/reward_models/scenes_long_contrastive.yaml",
 }
-"""What a page calls a configuration of the reader's -> one that is in the repository."""
+"""Configuration of the reader's own -> what it is a copy of."""
+TUTORIALS = sorted(DOCS.glob("tutorials/*.py"))
 
 
 # --- links ------------------------------------------------------------------------------------------------------------
@@ -93,37 +93,18 @@ class Parsed(BaseException):
     """Raised where a program has read its command line, so that it does nothing with it."""
 
 
-def commands(page: Path) -> Iterator[str]:
-    """The lines of a page's blocks without a language, and commands with options inside its text."""
-    text = page.read_text(encoding="utf-8")
-    for language, block in FENCE.findall(text):
-        if language in ("", "sh", "bash", "console"):
-            yield from re.sub(r"\\\n\s*", " ", block).splitlines()
-    yield from re.findall(r"`([^`\n]+ --[^`]+)`", FENCE.sub("", text))
-
-
-def words_of(command: str) -> list[str]:
-    """Without what stands for more (``...``), brackets of what may be left out, variables in front, and pipes."""
-    words = [word for word in shlex.split(command.partition(" | ")[0], comments=True) if word not in ("...", "…")]
-    words = [word.strip("[]") if re.match(r"\[--|\[[A-Z]+\]$|[^[]+\]$", word) else word for word in words]
-    while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
-        del words[0]
-    return [NAMES_OF_FILES.get(word, word) for word in words]
-
-
-PYTHON = ("python", "rl-caption", "accelerate")
 COMMANDS = [
-    pytest.param(page, words, id=f"{page.name}: {' '.join(words)}"[:120])
+    pytest.param(command, id=command.id)
     for page in PAGES
-    for words in map(words_of, commands(page))
-    if words[:1] and words[0] in PYTHON and words[1:2] != ["-c"]
+    for command in commands(page)
+    if command.words[0] in PYTHON and command.words[1:2] != ["-c"]
 ]
 
 
 @pytest.fixture
 def understand(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], None]:
     """Has a program read its command line and do nothing else."""
-    read, read_known, launcher = programs.parse, argparse.ArgumentParser.parse_known_args, launch_command_parser()
+    read, read_known = programs.parse, argparse.ArgumentParser.parse_known_args
 
     def parse_and_end(*arguments: Any) -> None:
         read(*arguments)
@@ -146,20 +127,7 @@ def understand(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], None]:
         raise Parsed
 
     def run(words: list[str]) -> None:
-        if words[:2] == ["accelerate", "launch"] or words[:3] == ["python", "-m", "rl_caption.launch"]:
-            given, unknown = read_known(launcher, words[2 if words[0] == "accelerate" else 3 :])
-            assert unknown == []
-            assert given.config_file is None or (ROOT / given.config_file).is_file(), given.config_file
-            words = ["python", *["-m"] * bool(given.module), given.training_script, *given.training_script_args]
-        if words[0] == "rl-caption":
-            words = ["python", "-m", "rl_caption", *words[1:]]
-        arguments, program = words[2:], ROOT / words[1]
-        if words[1] == "-m":
-            arguments, spec = words[3:], find_spec(words[2])
-            assert spec is not None, words[2]
-            folders = spec.submodule_search_locations
-            program = Path(folders[0]) / "__main__.py" if folders else Path(str(spec.origin))
-        assert program.is_file(), program
+        program, arguments = program_of(words)
         if not arguments:
             return  # nothing to read, and a program without options would run
         with monkeypatch.context() as patched:
@@ -176,16 +144,12 @@ def understand(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], None]:
     return run
 
 
-@pytest.mark.parametrize(("page", "words"), COMMANDS)
-def test_commands_are_understood(
-    page: Path, words: list[str], understand: Callable[[list[str]], None], tmp_path: Path
-) -> None:
-    for _, block in FENCE.findall(page.read_text(encoding="utf-8")):
-        name = re.match(r"# (\S+\.yaml)\n", block)
-        if name is not None and name[1] in words:  # a file that the page shows
-            (tmp_path / name[1]).write_text(block)
-            words = [str(tmp_path / name[1]) if word == name[1] else word for word in words]
-    understand(words)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_are_understood(command: Command, understand: Callable[[list[str]], None], tmp_path: Path) -> None:
+    files = shown_files(command.page)
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    understand([str(tmp_path / word) if word in files else STAND_INS.get(word, word) for word in command.words])
 
 
 @pytest.mark.parametrize(

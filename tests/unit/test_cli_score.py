@@ -183,7 +183,7 @@ def test_eos_and_document_frequencies_by_request(files: dict[str, Path], tmp_pat
         ({"reward": "rouge_l", "df": "df.npz"}, "'rouge_l' has no 'df'"),
         ({"references": None}, "needs a file of references: give --references"),
         ({"kwargs": {"sigmaa": 1}}, "does not take sigmaa"),
-        ({"kwargs": {"sigma": -1}}, "sigma = -1"),
+        ({"kwargs": {"sigma": -1}}, "sigma is -1"),
         ({"df": "absent.npz"}, "absent.npz"),
     ],
 )

@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import pytest
@@ -71,6 +72,12 @@ def test_links_and_anchors_exist(page: Path) -> None:
             if ROOT / "docs" in page.parents and ROOT / "docs" not in target.parents:
                 missing.append(link)  # the site has pages of docs/ only
     assert missing == []
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.glob("api/*.md")), ids=lambda page: page.name)
+def test_what_the_reference_names_is_there(page: Path) -> None:
+    for name in re.findall(r"^::: (\S+)$", page.read_text(encoding="utf-8"), re.MULTILINE):
+        assert resolve_name(name) is not None
 
 
 def test_every_page_is_in_the_navigation() -> None:

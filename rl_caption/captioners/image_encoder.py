@@ -13,8 +13,8 @@ class CaptionerImage(nn.Module):
     """An ``ImageEncoder``: pixels [B, 3, S, S] -> states [B, H, W, D] of a from-scratch captioner over pixels.
 
     ``model.image: {encoder: "rl_caption.captioners.image_encoder:CaptionerImage", kwargs: {model: FOLDER}}``. The
-    captioner has learnt to say what is where, so its states hold what a small set of pairs hardly teaches. A dual
-    encoder that was trained from it names the folder, which has to stay where it is.
+    captioner has learnt to name what is in an image, which a small set of pairs hardly teaches a contrastive loss. A
+    dual encoder that was trained from it names the folder, which has to stay where it is.
 
     Args:
         model: an exported captioner.

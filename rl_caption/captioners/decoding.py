@@ -7,7 +7,7 @@ leave the batch. Every token is drawn with its own random number, so the caption
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -227,23 +227,10 @@ def beam_search(captioner: Captioner, next_logits: NextLogits, images: int, deco
             logprobs = process(prefixes.flatten(0, 1), logprobs)
         numbers = active.tolist()
         logprobs = logprobs.unflatten(0, (len(active), groups, own))
-        taken = torch.zeros_like(logprobs[:, 0, :1]) if groups > 1 else None  # by earlier groups
-        kept: list[tuple[Tensor, Tensor, Tensor]] = []  # scores, parents and tokens of each group
-        for group in range(groups):
-            candidates = logprobs[:, group]
-            if taken is not None:
-                candidates = candidates - decoding.diversity_penalty * taken
-            best, parent, token = _best_extensions(scores[:, group], candidates)
-            parent = parent + group * own
-            ends = (token == captioner.eos_token_id) & best.isfinite()
-            for row, rank in (ends[:, :own] & going[:, group, None]).nonzero().tolist():
-                caption = [*prefixes[row, parent[row, rank]].tolist(), captioner.eos_token_id]
-                finished[numbers[row]][group].append((best[row, rank].item() / length**penalty, caption))
-            order = ends.long().sort(dim=-1, stable=True).indices[:, :own]  # candidates that go on, best first
-            kept.append((best.gather(1, order), parent.gather(1, order), token.gather(1, order)))
-            if taken is not None:
-                taken.squeeze(1).scatter_add_(1, kept[-1][2], going[:, group, None].float().expand(-1, own))
-        scores, parent, token = (torch.stack(parts, dim=1) for parts in zip(*kept, strict=True))  # [A, G, W / G]
+        ended = [finished[image] for image in numbers]
+        scores, parent, token = _extend_groups(
+            decoding, captioner.eos_token_id, logprobs, scores, prefixes, going, ended
+        )
         rows = parent.flatten(1) + width * torch.arange(len(active), device=device).unsqueeze(1)
         token = token.flatten(1)
         prefixes = torch.cat([prefixes.flatten(0, 1)[rows], token.unsqueeze(-1)], dim=-1)
@@ -268,6 +255,42 @@ def beam_search(captioner: Captioner, next_logits: NextLogits, images: int, deco
         finished[numbers[row]][group] += [(score / limit**penalty, ids) for score, ids in pairs]
     together = [[*chain.from_iterable(_best(group, own) for group in of_groups)] for of_groups in finished]
     return _n_best(together, decoding.num_return_sequences, captioner, device)
+
+
+def _extend_groups(
+    decoding: Decoding,
+    eos_token_id: int,
+    logprobs: Tensor,
+    scores: Tensor,
+    prefixes: Tensor,
+    going: Tensor,
+    finished: Sequence[Sequence[list[tuple[float, list[int]]]]],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Extend the prefixes of A images by one token: scores, parents and tokens [A, G, W / G] of those that go on.
+
+    Captions that end are added to ``finished`` (image, group), where their group is not done yet (``going`` [A, G]).
+    ``logprobs`` is [A, G, W / G, V], ``scores`` [A, G, W / G], ``prefixes`` [A, W, length so far].
+    """
+    groups, own = scores.shape[1:]
+    divisor = (prefixes.shape[-1] + 1) ** decoding.length_penalty
+    taken = torch.zeros_like(logprobs[:, 0, :1]) if groups > 1 else None  # by earlier groups
+    kept: list[tuple[Tensor, Tensor, Tensor]] = []
+    for group in range(groups):
+        candidates = logprobs[:, group]
+        if taken is not None:
+            candidates = candidates - decoding.diversity_penalty * taken
+        best, parent, token = _best_extensions(scores[:, group], candidates)
+        parent = parent + group * own
+        ends = (token == eos_token_id) & best.isfinite()
+        for row, rank in (ends[:, :own] & going[:, group, None]).nonzero().tolist():
+            caption = [*prefixes[row, parent[row, rank]].tolist(), eos_token_id]
+            finished[row][group].append((best[row, rank].item() / divisor, caption))
+        order = ends.long().sort(dim=-1, stable=True).indices[:, :own]  # candidates that go on, best first
+        kept.append((best.gather(1, order), parent.gather(1, order), token.gather(1, order)))
+        if taken is not None:
+            taken.squeeze(1).scatter_add_(1, kept[-1][2], going[:, group, None].float().expand(-1, own))
+    scores, parent, token = (torch.stack(parts, dim=1) for parts in zip(*kept, strict=True))
+    return scores, parent, token
 
 
 def _best_extensions(scores: Tensor, logprobs: Tensor) -> tuple[Tensor, Tensor, Tensor]:

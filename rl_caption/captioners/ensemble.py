@@ -88,6 +88,7 @@ class Ensemble(Captioner):
         each = [captioner.next_logits(own, given, max_new_tokens) for captioner, own, given in members]
 
         def next_logits(prefixes: Prefixes | None) -> Tensor:
+            """Mean of the members', whose KV caches are reordered alike."""
             return self._mean([member(prefixes) for member in each])
 
         return next_logits

@@ -182,6 +182,7 @@ class TransformerCaptioner(Captioner):
         cache = EncoderDecoderCache(preallocated_cache(max_new_tokens), DynamicCache())
 
         def next_logits(prefixes: Prefixes | None) -> Tensor:
+            """[P, V] for the newest token of each of P prefixes."""
             image = None
             if prefixes is None:
                 tokens = torch.full((len(states),), self.bos_token_id, device=states.device)
@@ -226,6 +227,7 @@ class TransformerCaptioner(Captioner):
         return forbid(output.logits, self.forbidden)
 
     def decode(self, token_ids: Tensor) -> list[str]:
+        """See ``Captioner.decode``."""
         if self.joins_words:  # in a tenth of the tokenizer's time, which shows in a step on a GPU
             join = join_cjk if self.split_by == "char" else " ".join
             return [join(filter(None, map(self.words.__getitem__, ids))) for ids in token_ids.tolist()]

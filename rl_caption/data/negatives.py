@@ -135,6 +135,7 @@ def _drawn(
 
 def _replace_word(letter: str) -> Edit:
     def edit(caption: Tagged, pool: Pool, generator: np.random.Generator) -> str | None:
+        """Another word of the same class for one of them."""
         positions = [at for at in caption.of(letter) if caption.words[at].lower() not in _NOT_SWAPPED]
         if not positions:
             return None
@@ -175,6 +176,7 @@ def _replace_count(caption: Tagged, pool: Pool, generator: np.random.Generator) 
 
 def _swap(letter: str) -> Edit:
     def edit(caption: Tagged, pool: Pool, generator: np.random.Generator) -> str | None:
+        """Exchange two words of the class."""
         positions = [at for at in caption.of(letter) if caption.words[at].lower() not in _NOT_SWAPPED]
         pairs = [
             (first, second)

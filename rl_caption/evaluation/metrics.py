@@ -132,31 +132,17 @@ def evaluate_captions(
     _check_ids(captions, references, scenes)
     candidates, tokens, tokens_name = tokenise(captions, references, tokenizer)
     words = words_tokenizer(tokenizer, TOKENIZER)
-    english_alone = f"English alone, and the tokenizer is {tokenizer!r}"
-    values: dict[str, float] = {}
-    per_image: dict[str, dict[str, float]] = {image_id: {} for image_id in captions}
-    left_out: dict[str, str] = {}
-    counts: dict[str, NDArray[np.float64]] = {}
-    for name in tqdm([name for name in METRIC_KEYS if name in metrics], desc="metrics", unit="metric", disable=None):
-        keys = METRIC_KEYS[name]
-        try:
-            if name in ENGLISH and words != TOKENIZER:
-                raise UndefinedMetric(english_alone)
-            scores = spice(candidates, tokens, spice_jars) if name == "spice" else SCORERS[name](candidates, tokens)
-        except (JavaError, UndefinedMetric) as error:
-            logger.info("%s left out: %s", ", ".join(keys), error)
-            left_out.update(dict.fromkeys(keys, str(error)))
-            continue
-        logger.info("computed %s of %d captions", ", ".join(keys), len(captions))
-        for key, (total, image_scores) in scores.values.items():
-            values[key] = total
-            for image_id, score in zip(captions, image_scores, strict=True):
-                per_image[image_id][key] = score
-        if scores.counts is not None:
-            counts[name] = scores.counts
+    not_english = "" if words == TOKENIZER else f"English alone, and the tokenizer is {tokenizer!r}"
+    scored, left_out = _score_all(metrics, candidates, tokens, not_english, spice_jars)
+    values = {key: total for scores in scored.values() for key, (total, _) in scores.values.items()}
+    per_image: dict[str, dict[str, float]] = {
+        image_id: {key: own[number] for scores in scored.values() for key, (_, own) in scores.values.items()}
+        for number, image_id in enumerate(captions)
+    }
+    counts = {name: scores.counts for name, scores in scored.items() if scores.counts is not None}
     values |= _degeneration(captions, training_captions, words)
-    if words != TOKENIZER:
-        left_out["captions/bad_endings"] = english_alone
+    if not_english:
+        left_out["captions/bad_endings"] = not_english
     if "captions/novel" not in values:
         left_out["captions/novel"] = "no training captions were given"
     if scenes is not None:
@@ -164,10 +150,42 @@ def evaluate_captions(
     if infinite := {key: value for key, value in values.items() if not math.isfinite(value)}:
         raise EvaluationError(f"metrics came out as {infinite}: every metric must be finite")
     signature = _signature(captions, references, tokens_name, "METEOR" in values or "SPICE" in values)
+    growth = _vocabularies(captions, references, words)
+    return Evaluation(values, signature, len(captions), left_out, per_image, vocabulary_growth=growth, counts=counts)
+
+
+def _score_all(
+    metrics: Sequence[str],
+    candidates: dict[str, str],
+    tokens: dict[str, list[str]],
+    not_english: str,
+    spice_jars: str | Path | None,
+) -> tuple[dict[str, Scores], dict[str, str]]:
+    """Scores by metric, and key of a metric -> why it is left out. ``not_english``, if any, leaves out ``ENGLISH``."""
+    scored: dict[str, Scores] = {}
+    left_out: dict[str, str] = {}
+    for name in tqdm([name for name in METRIC_KEYS if name in metrics], desc="metrics", unit="metric", disable=None):
+        keys = METRIC_KEYS[name]
+        try:
+            if name in ENGLISH and not_english:
+                raise UndefinedMetric(not_english)
+            scored[name] = (
+                spice(candidates, tokens, spice_jars) if name == "spice" else SCORERS[name](candidates, tokens)
+            )
+        except (JavaError, UndefinedMetric) as error:
+            logger.info("%s left out: %s", ", ".join(keys), error)
+            left_out.update(dict.fromkeys(keys, str(error)))
+        else:
+            logger.info("computed %s of %d captions", ", ".join(keys), len(candidates))
+    return scored, left_out
+
+
+def _vocabularies(
+    captions: Mapping[str, str], references: Mapping[str, Sequence[str]], words: str
+) -> dict[str, dict[int, float]]:
     sizes = sorted({*SIZES, len(captions)})
     written = {"captions": captions.values(), "references": [text for key in captions for text in references[key]]}
-    growth = {name: vocabulary_growth(list(map(tokenizer_of(words), own)), sizes) for name, own in written.items()}
-    return Evaluation(values, signature, len(captions), left_out, per_image, vocabulary_growth=growth, counts=counts)
+    return {name: vocabulary_growth(list(map(tokenizer_of(words), own)), sizes) for name, own in written.items()}
 
 
 def evaluate_rows(

@@ -111,12 +111,12 @@ class PretrainedDual(nn.Module):
     ) -> None:
         super().__init__()
         self.config = config
-        image, text = config.image, config.text
+        image, text = (config.image, config.image_kwargs), (config.text, config.text_kwargs)
         if folder is not None:
-            image, text = local_encoder(image, folder / "image_encoder"), local_encoder(text, folder / "text_encoder")
+            image, text = local_encoder(*image, folder / "image_encoder"), local_encoder(*text, folder / "text_encoder")
             pretrained = ()
-        self.image_encoder: Any = load_image_encoder(image, config.image_kwargs, "image" in pretrained)
-        self.text_encoder: Any = load_text_encoder(text, config.text_kwargs, "text" in pretrained)
+        self.image_encoder: Any = load_image_encoder(*image, "image" in pretrained)
+        self.text_encoder: Any = load_text_encoder(*text, "text" in pretrained)
         shape = (config.embed_dim, config.hidden, config.dropout)
         self.image_head = Head(grid_shape(self.image_encoder)[-1], *shape)
         self.text_head = Head(text_width(self.text_encoder), *shape)

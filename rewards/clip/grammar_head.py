@@ -155,8 +155,8 @@ class GrammarModel(nn.Module):
         """
         folder = Path(path)
         config = read_config(GrammarConfig, folder, MODEL_TYPE)
-        local = replace(config, text=local_encoder(config.text, folder / "text_encoder"))
-        model = cls(local, pretrained=False)
+        text, text_kwargs = local_encoder(config.text, config.text_kwargs, folder / "text_encoder")
+        model = cls(replace(config, text=text, text_kwargs=text_kwargs), pretrained=False)
         model.config = config
         return load_weights(model, folder).requires_grad_(False).eval()
 

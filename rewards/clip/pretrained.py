@@ -6,7 +6,8 @@ An encoder is named by a library and a model of it, or by a class:
   Llama, ...); of a dual encoder such as CLIP the tower that is asked for, of a language model all but its output layer.
 - ``open_clip:ARCHITECTURE/TAG``, such as ``open_clip:ViT-B-32/openai``; the tag may be a checkpoint file.
 - ``timm:NAME``: an image model of timm.
-- ``package.module:Class``: made as ``Class(**kwargs)``; it has what ``ImageEncoder`` or ``TextEncoder`` has.
+- ``package.module:Class``: made as ``Class(**kwargs)``; it has what ``ImageEncoder`` or ``TextEncoder`` has. One that
+  needs files of its own has ``built_from`` and takes ``model`` and ``pretrained`` (``local_encoder``).
 
 Shapes: B batch, S pixels of a side, H x W cells of a grid, L tokens, D width of the encoder.
 """
@@ -280,14 +281,21 @@ def load_text_encoder(name: str, kwargs: Mapping[str, Any] | None = None, pretra
 
 
 def save_encoder_config(encoder: Any, folder: Path) -> None:
-    """Write what ``transformers:FOLDER`` builds an encoder from, without weights; nothing of any other encoder."""
+    """Write what an encoder is built from without weights, each of its ``built_from``; nothing where it has none."""
     for part in getattr(encoder, "built_from", ()):
         part.save_pretrained(folder)
 
 
-def local_encoder(name: str, folder: Path) -> str:
-    """The name that builds an encoder again: that of ``folder`` where ``save_encoder_config`` wrote one."""
-    return f"transformers:{folder}" if folder.is_dir() else name
+def local_encoder(name: str, kwargs: Mapping[str, Any], folder: Path) -> tuple[str, dict[str, Any]]:
+    """Name and arguments that build an encoder again: from ``folder``, where ``save_encoder_config`` wrote one.
+
+    A class is made with ``model=folder`` and ``pretrained=False``, in place of its own arguments of these names.
+    """
+    if not folder.is_dir():
+        return name, {**kwargs}
+    if name.partition(":")[0] in LIBRARIES:
+        return f"transformers:{folder}", {**kwargs}
+    return name, {**kwargs, "model": str(folder), "pretrained": False}
 
 
 def _load(

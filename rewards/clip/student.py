@@ -355,8 +355,9 @@ def load_student(kind: type[Student], folder: Path, model_type: str, others: Col
     if config.image_encoder is None or kind is TextStudent:
         with torch.device("meta"):  # no weight is initialised
             return load_weights(kind(config), folder)
-    name = local_encoder(config.image_encoder, folder / "image_encoder")
-    encoder = load_image_encoder(name, config.image_encoder_kwargs, pretrained=False)
+    encoder = load_image_encoder(
+        *local_encoder(config.image_encoder, config.image_encoder_kwargs, folder / "image_encoder"), pretrained=False
+    )
     return load_weights(kind(config, encoder), folder)  # type: ignore[call-arg]
 
 

@@ -104,7 +104,7 @@ class TransformerCaptioner(Captioner):
         with reading(folder):
             check_folder(folder)
             with reading(folder / "config.json"):
-                config = _read_config(folder / "config.json")
+                config = read_config(folder / "config.json")
             weights = read_weights(folder / "model.safetensors")
             with torch.device("meta"):  # the weights come from the file
                 policy = CaptionTransformer(config)
@@ -236,7 +236,8 @@ class TransformerCaptioner(Captioner):
         )
 
 
-def _read_config(file: Path) -> CaptionTransformerConfig:
+def read_config(file: Path) -> CaptionTransformerConfig:
+    """The ``config.json`` of a saved captioner. Raises ``ValueError`` where it is another model's or incomplete."""
     values = {"num_frames": 1, **read_object(file)}  # older files were written before there were videos
     kind, expected = values.get("model_type"), CaptionTransformerConfig.model_type
     if kind != expected:

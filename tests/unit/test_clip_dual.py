@@ -13,6 +13,7 @@ import torch
 from rewards.clip.backbone import load_backbone
 from rewards.clip.clipscore import ClipScore
 from rewards.clip.dual import DualConfig, PretrainedDual
+from tests.captioners_for_tests import tiny_captioner
 from tests.clip_for_tests import noise_image
 from tests.encoders_for_tests import save_text_encoder
 
@@ -25,9 +26,16 @@ def text_encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return save_text_encoder(tmp_path_factory.mktemp("text"))
 
 
-def made(text: str, **changes: Any) -> PretrainedDual:
+def made(text: str, image: str = IMAGE, **changes: Any) -> PretrainedDual:
     torch.manual_seed(1)
-    return PretrainedDual(DualConfig(IMAGE, text, embed_dim=8, hidden=10, **changes)).eval()
+    return PretrainedDual(DualConfig(image, text, embed_dim=8, hidden=10, **changes)).eval()
+
+
+def image_of_captioner(folder: Path) -> dict[str, Any]:
+    captioner = tiny_captioner()
+    captioner.save_pretrained(captioner.policy, folder)
+    encoder = "rl_caption.captioners.image_encoder:CaptionerImage"
+    return {"image": encoder, "image_kwargs": {"model": str(folder)}}
 
 
 def test_text_embeddings_do_not_depend_on_padding_and_pool_what_they_say(text_encoder: str) -> None:
@@ -54,19 +62,21 @@ def test_image_embeddings_are_of_the_mean_over_the_grid(text_encoder: str) -> No
     assert torch.allclose(dual.encode_image(pixels), dual.project_image(mean), atol=1e-6)
 
 
-def test_a_saved_dual_is_a_reward_and_needs_none_of_its_sources(tmp_path: Path) -> None:
-    dual, folder = made(save_text_encoder(tmp_path / "source")), tmp_path / "dual"
+@pytest.mark.parametrize("over_captioner", [False, True])
+def test_a_saved_dual_is_a_reward_and_needs_none_of_its_sources(tmp_path: Path, over_captioner: bool) -> None:
+    image = image_of_captioner(tmp_path / "source/captioner") if over_captioner else {}
+    dual, folder = made(save_text_encoder(tmp_path / "source"), **image), tmp_path / "dual"
     dual.save_pretrained(folder)
     shutil.rmtree(tmp_path / "source")
-    image, backbone = noise_image(1), load_backbone(str(folder))
+    photo, backbone = noise_image(1), load_backbone(str(folder))
     with torch.no_grad():
-        images = torch.nn.functional.normalize(dual.encode_image(dual.preprocessing(image)[None]))
+        images = torch.nn.functional.normalize(dual.encode_image(dual.preprocessing(photo)[None]))
         texts = dual.encode_text(dual.tokenize(TEXTS))
-    assert torch.allclose(backbone.encode_images([image]), images, atol=1e-6)
+    assert torch.allclose(backbone.encode_images([photo]), images, atol=1e-6)
     assert torch.allclose(backbone.encode_texts(TEXTS, normalize=False), texts, atol=1e-6)
     cosine = float(torch.nn.functional.cosine_similarity(images[0], texts[0], dim=0))
     score = ClipScore(backbone=str(folder), prefix="")
-    assert score([""], TEXTS[:1], image=[image]) == pytest.approx([2.5 * max(cosine, 0)], abs=1e-5)
+    assert score([""], TEXTS[:1], image=[photo]) == pytest.approx([2.5 * max(cosine, 0)], abs=1e-5)
     with torch.no_grad():
         dual.text_head.linear.bias[0] += 1
     dual.save_pretrained(folder)

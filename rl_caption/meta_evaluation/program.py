@@ -17,7 +17,7 @@ from rewards.clip.clipscore import ClipScore
 from rewards.registry import build, load
 from rewards.text.cider import CiderD
 from rewards.text.document_frequency import DocumentFrequencies
-from rewards.text.tokenize import TOKENIZER, tokenize, untested_texts
+from rewards.text.tokenize import TOKENIZER, tokenize, tokenizer_of, untested_texts
 from rl_caption.config.build import ConfigError, quiet_libraries
 from rl_caption.config.checks import check
 from rl_caption.data.file_checks import missing_files
@@ -301,9 +301,11 @@ def _scores(part: JudgementSet, metric: Reward, batches: Sequence[Batch]) -> lis
     scorer: Any = metric
     if isinstance(metric, CiderD) and metric.df is None:
         rows = [tuple(row) for row in batches[0][1] or ()]
-        tokens = {row: [tokenize(text) for text in row] for row in set(rows)}
-        df = DocumentFrequencies.from_references((tokens[row] for row in rows), eos=metric.eos, n=metric.n)
-        scorer = CiderD(df, metric.eos, metric.n, metric.sigma)
+        split = tokenizer_of(metric.tokenizer)
+        tokens = {row: [split(text) for text in row] for row in set(rows)}
+        how: dict[str, Any] = {"eos": metric.eos, "n": metric.n, "tokenizer": metric.tokenizer}
+        df = DocumentFrequencies.from_references((tokens[row] for row in rows), **how)
+        scorer = CiderD(df, sigma=metric.sigma, **how)
     images: list[Any] = [None] * len(part.image_ids)
     if "image" in metric.columns and part.images is not None:
         images = list(part.images)

@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 
 from rewards.images import frames_of
+from rewards.text.cider import CiderD
 from rewards.videos import VideoFrame
 from rl_caption.cli.main import main
 from rl_caption.data.base import DataError
@@ -22,7 +23,7 @@ from rl_caption.evaluation import metrics as metrics_module
 from rl_caption.evaluation.toolkit import Scores
 from rl_caption.meta_evaluation.config import JudgeSetConfig, ScenesConfig
 from rl_caption.meta_evaluation.program import ToolkitMetric, build_metrics, compare_with_people, score_set
-from rl_caption.meta_evaluation.sets import load
+from rl_caption.meta_evaluation.sets import RatedCaptions, load
 from rl_caption.meta_evaluation.sets.pairs import Region
 from rl_caption.monitoring.config import JudgeConfig
 from tests.clip_for_tests import ARCHITECTURE, low_rank_weights, noise_image, tiny_checkpoint, tiny_student
@@ -110,6 +111,16 @@ def test_equal_rows_are_scored_once(tmp_path: Path) -> None:
     score_set(pairs, draws)
     assert len(draws.scored) == 5 * 2 * 4, "a draw shows other references"
     assert draws.calls == 1, "a Java program starts once"
+
+
+def test_cider_of_a_set_splits_captions_as_it_was_asked_to() -> None:
+    captions = ["一只狗在跑", "两只猫", "猫在睡觉", "一匹马在草地上"]
+    references = [["一只狗在跑步"], ["两只白猫"], ["猫在床上睡觉"], ["马在吃草"]]
+    metric = CiderD(eos=False, tokenizer="char")
+    ratings = metric(None, captions, references=references)
+    part = RatedCaptions("chinese", captions, ratings, [*"abcd"], None, references, None, "")
+    assert len(set(ratings)) == 4
+    assert [figure.value for figure in score_set(part, metric)] == pytest.approx([1, 1])
 
 
 @pytest.mark.parametrize(

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NotRequired, Protocol, TypedDict, overload
+from typing import Any, NotRequired, Protocol, TypedDict, TypeVar, overload
 
 from PIL import Image
 
 from rewards.base import RewardError
 from rewards.images import Frames, ImageSource, frames_of, open_image
 
+AnyRow = TypeVar("AnyRow", bound=Mapping[str, Any])
 SHOWN = 3
 """Offenders that a message names."""
 ImageSize = tuple[float, float]
 """Width and height in pixels."""
 COLUMNS = ("references", "image_id", "image")
 """Columns of rows that rewards may use (``rewards.base.Reward``)."""
+BY_REFERENCE = ("negatives", "positive_images")
+"""Columns of rows with an entry for each reference, in their order."""
 
 
 class DataError(ValueError):
@@ -138,6 +141,13 @@ def thumbnail(source: ImageSource | Frames, side: int) -> Image.Image:
         strip.paste(frame, (left, 0))
         left += frame.width
     return strip
+
+
+def with_references(row: AnyRow, chosen: Sequence[int]) -> AnyRow:
+    """A row with those of its references alone, by ascending index, and what goes with them (``BY_REFERENCE``)."""
+    lists = {name: row[name] for name in ("references", *BY_REFERENCE) if isinstance(row.get(name), list)}
+    made: Any = {**row, **{name: [own[index] for index in chosen if index < len(own)] for name, own in lists.items()}}
+    return made  # type: ignore[no-any-return]
 
 
 def reward_inputs(

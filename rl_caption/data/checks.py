@@ -15,7 +15,7 @@ from PIL import Image
 from rewards.base import RewardError
 from rewards.images import Renderable, check_frames, pixel_hash
 from rewards.text.tokenize import tokenize
-from rl_caption.data.base import SHOWN, DataError, DataModule, Row, RowView, Splits, load_image
+from rl_caption.data.base import SHOWN, DataError, DataModule, Row, RowView, Splits, load_image, with_references
 from rl_caption.data.features import ImageFeatures, as_image_features
 from rl_caption.data.file_checks import ImageFile, check_features, check_image_files, file_of, progress
 
@@ -122,7 +122,9 @@ class CheckReport:
 
 def _good(references: Mapping[int, list[str] | None], index: int, row: Row) -> Row:
     good = references[index]
-    return row if good is None else {**row, "references": good}
+    if good is None:
+        return row
+    return with_references(row, [n for n, caption in enumerate(row["references"]) if caption in good])
 
 
 @dataclass(slots=True)

@@ -159,12 +159,18 @@ class Source:
             raise DataError(f"{where}: {self.caption_column!r} is {shown(captions)}: {expected}")
         for caption in captions:
             check_text(caption, f"{where}: {self.caption_column!r}")
+        # A column of Parquet is null where a row has none.
+        item = {key: value for key, value in item.items() if value is not None}
         kept = {key: value for key, value in item.items() if key not in (self.image_column, self.caption_column)}
+        root = folder if self.image_root is None else self.image_root
         row: Item = kept | {
             "image_id": str(item.get("image_id", image)),
-            "image": os.path.join(folder if self.image_root is None else self.image_root, image),
+            "image": os.path.join(root, image),
             "references": captions,
         }
+        files = item.get("positive_images")
+        if isinstance(files, list) and all(isinstance(file, str) for file in files):
+            row["positive_images"] = [os.path.abspath(os.path.join(root, file)) for file in files]
         if self.text_column is not None:
             row["text"] = item.get(self.text_column) or ""
             if not isinstance(row["text"], str):

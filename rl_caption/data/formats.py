@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rewards.videos import video_frames
-from rl_caption.data.base import DataError, DataModule, Row, RowView, Splits
+from rl_caption.data.base import BY_REFERENCE, DataError, DataModule, Row, RowView, Splits
 from rl_caption.data.features import FeatureOptions, features_of
 from rl_caption.errors import ConfigError
 from rl_caption.options import load_target, wrong_arguments
@@ -165,8 +165,9 @@ def _video(num_frames: int, index: int, row: Row) -> Row:
 def long_captions(data: DataModule) -> DataModule:
     """A dataset whose captions are the long descriptions of another (``data.long_captions``).
 
-    The one reference of a row is its ``long_reference``; the references that it had become ``short_references``. A row
-    without a long description raises ``DataError`` when it is looked at.
+    The one reference of a row is its ``long_reference``; the references that it had become ``short_references``, and
+    what goes with them (``BY_REFERENCE``) is left out. A row without a long description raises ``DataError`` when it is
+    looked at.
     """
     rows = {split: RowView(data.split(split), partial(_long, split)) for split in data.splits}
     return Splits(rows, getattr(data, "path", "the data"))
@@ -179,4 +180,6 @@ def _long(split: str, index: int, row: Row) -> Row:
             f"{split} {row['image_id']!r} has no long_reference, which data.long_captions makes its caption: expected "
             "a long description in every row (data.format jsonl or scenes)"
         )
-    return {**row, "references": [description], "short_references": row["references"]}
+    made: Any = {name: value for name, value in row.items() if name not in BY_REFERENCE}
+    made |= {"references": [description], "short_references": row["references"]}
+    return made  # type: ignore[no-any-return]

@@ -23,7 +23,7 @@ from rewards.registry import build
 from rewards.text.tokenize import tokenize
 from rl_caption.config.checks import check
 from rl_caption.config.curation import CurateConfig, Selection
-from rl_caption.data.base import DataError
+from rl_caption.data.base import DataError, with_references
 from rl_caption.data.curation import (
     MEASURES,
     TEXT_OVERLAP,
@@ -269,9 +269,9 @@ def _write(
         for first, row in _with_offsets(source, parts):
             captions = row["references"]
             texts |= {first + n: caption for n, caption in enumerate(captions) if first + n in wanted}
-            chosen = [caption for n, caption in enumerate(captions) if kept[first + n]]
+            chosen = [n for n in range(len(captions)) if kept[first + n]]
             if chosen:
-                write_rows(file, [{**row, "references": chosen}])
+                write_rows(file, [with_references(row, chosen)])
                 written += 1
     table = _table(steps, parts)
     lines = [f"# Curated: {config.data}", "", table, "", f"- `kept.jsonl`: {written:,} rows"]

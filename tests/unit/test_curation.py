@@ -93,6 +93,25 @@ def test_rules_duplicates_and_scores_in_their_order(tmp_path: Path, kind: str) -
     assert "(length 38.0000)" in report
 
 
+def test_what_goes_with_a_dropped_caption_is_dropped_with_it(tmp_path: Path) -> None:
+    item = {"image": "a.png", "references": ["dog", "a red dog"], "negatives": [["cat"], ["a blue dog"]]}
+    (tmp_path / "in.jsonl").write_text(json.dumps(item | {"positive_images": ["0.png", "1.png"], "prompt": None}))
+    curate(CurateConfig(str(tmp_path / "in.jsonl"), rules={"words": [2, None]}, out=str(tmp_path / "out")))
+    (row,) = JsonLinesData(tmp_path / "out/kept.jsonl").split("train")
+    assert (row["references"], row["negatives"]) == (["a red dog"], [["a blue dog"]])
+    assert row["positive_images"] == [str(tmp_path / "1.png")], "not relative to another folder"
+
+
+def test_nulls_of_parquet_are_columns_that_a_row_lacks(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    items = [{"image": "a.png", "references": "x", "split": split, "prompt": None} for split in (None, "test", None)]
+    parquet.write_table(pyarrow.Table.from_pylist(items), tmp_path / "rows.parquet")
+    curate(CurateConfig(str(tmp_path / "rows.parquet"), rules={"words": [2, None]}, out=str(tmp_path / "out")))
+    assert kept(tmp_path / "out") == [("a.png", ["x"])], "rows without a split are curated"
+
+
 def test_a_stopped_run_goes_on_and_workers_share_the_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, out = write(tmp_path, "jsonl"), tmp_path / "out"
     whole = curate(options(path, tmp_path / "whole"))

@@ -107,6 +107,7 @@ def test_without_pixels_only_existence_is_checked(tmp_path: Path) -> None:
 def test_empty_captions_and_images_without_references(tmp_path: Path) -> None:
     rows = good_rows(tmp_path, 0, 4)
     rows[1]["references"] = ["a dog", "", "a cat", " , .\n"]
+    rows[1]["negatives"], rows[1]["positive_images"] = [["no dog"], ["?"], ["no cat"], ["!"]], ["0.png", "1.png"]
     rows[2]["references"] = []
     rows[3]["references"] = [" ...", "--"]
     data = Rows({"train": rows})
@@ -115,6 +116,8 @@ def test_empty_captions_and_images_without_references(tmp_path: Path) -> None:
     assert report.problems[0].offenders == ["train image '1', caption 2", "train image '3', caption 1"]
     kept = report.filtered(data).split("train")
     assert [(item["image_id"], item["references"]) for item in kept] == [("0", ["a dog"]), ("1", ["a dog", "a cat"])]
+    assert kept[1]["negatives"] == [["no dog"], ["no cat"]], "entries go with their reference"
+    assert kept[1]["positive_images"] == ["0.png"]
     assert rows[1]["references"] == ["a dog", "", "a cat", " , .\n"], "the dataset itself must not change"
     assert str(report).endswith("empty captions: 4")
 

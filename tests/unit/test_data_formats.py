@@ -287,13 +287,14 @@ def test_wrong_files_of_json_lines_are_named(tmp_path: Path) -> None:
 
 
 def test_the_long_description_is_the_one_reference() -> None:
-    sizes = {"num_train": 4, "num_val": 2, "num_test": 0, "num_unseen": 0, "image_size": 32}
+    sizes = {"num_train": 4, "num_val": 2, "num_test": 0, "num_unseen": 0, "image_size": 32, "positives": True}
     short, long = (build_data(DataConfig("scenes", kwargs=sizes, long_captions=wanted)) for wanted in (False, True))
     assert long.splits == short.splits
     for row, plain in zip(long.split("train"), short.split("train"), strict=True):
         assert row["references"] == [plain["long_reference"]]
         assert row["short_references"] == plain["references"]
         assert row["image_id"] == plain["image_id"]
+        assert (row["positive_captions"], row.get("positive_images")) == (plain["positive_captions"], None)
     rows = pickle.loads(pickle.dumps(long.split("val")))
     assert [row["references"] for row in rows[:2]] == [[row["long_reference"]] for row in short.split("val")]
     assert rows[-1]["image_id"] == short.split("val")[1]["image_id"]

@@ -215,6 +215,10 @@ def _unfit_long(config: RewardModelConfig) -> Iterator[str]:
         yield "eval.best_by is 'val/hard_negatives', but there are none: set negatives.count"
     if config.eval.best_by == "val/loss" and config.task == "distill_dual":
         yield "eval.best_by val/loss is of contrastive and positive_augmented: leave it out, or val/hard_negatives"
+    if config.negatives.count and config.negatives.source == "data":
+        changing = {"train.sentences": train.sentences, "negatives.positives": config.negatives.positives}
+        for key in [key for key, value in changing.items() if value]:
+            yield f"negatives.source is 'data', the false captions of references as they stand: leave {key} out"
     if config.negatives.count and train.label_smoothing:
         yield "train.label_smoothing would give hard negatives a share: leave it out, or set negatives.count to 0"
     if train.sentences is not None and not (len(train.sentences) == 2 and train.sentences == sorted(train.sentences)):

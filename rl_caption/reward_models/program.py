@@ -209,14 +209,15 @@ def _paraphrases(config: RewardModelConfig, rows: Sequence[Row]) -> PositiveSour
 def _caption_source(
     known: Mapping[str, str], key: str, name: str, kwargs: Mapping[str, Any], rows: Sequence[Row]
 ) -> Any:
-    """The source of captions that ``key`` names, tried on a row."""
+    """The source of captions that ``key`` names, tried on a row; on all of them where it is a column of the data."""
     source = load_target(name, key, known)
     try:
         made = source(**kwargs)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{key}: {name} cannot be made: {error}") from error
-    for row in rows[:1]:  # a column that is absent, or scenes that are none
-        made(row, row["references"][0], np.random.default_rng(0))
+    generator = np.random.default_rng(0)
+    for row in rows if name == "data" else rows[:1]:  # a column that is absent, or scenes that are none
+        made(row, row["references"][0], generator)
     return made
 
 

@@ -407,6 +407,19 @@ def test_another_teacher_refuses_to_resume(trained: Path, tmp_path: Path) -> Non
     assert "was trained on the teacher 'distill_image[best," in ended.output
 
 
+def test_a_training_row_without_negatives_is_named_before_the_first_step(tmp_path: Path) -> None:
+    alone(tmp_path / "data", "image")
+    files = [file.name for file in sorted((tmp_path / "data").iterdir())]
+    rows = [{"image": file, "references": ["a dog"], "negatives": [["a cat"]]} for file in files]
+    rows = [row | {"split": "val" if index < 6 else "train"} for index, row in enumerate(rows)]
+    del rows[-1]["negatives"]
+    (tmp_path / "data/photos.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    changes = {"data": {"format": "jsonl", "path": str(tmp_path / "data/photos.jsonl")}}
+    changes["negatives"] = {"count": 1, "source": "data"}
+    said = refused(reward_model_config(tmp_path, "contrastive"), tmp_path / "run", **changes)
+    assert f"image '{files[-1]}' has no negatives for 'a dog'" in said
+
+
 def test_a_circle_of_warm_starts_is_named(tmp_path: Path) -> None:
     file = tmp_path / "a.yaml"
     config = reward_model_config(tmp_path / "a", "contrastive", warm_start=[str(file)])

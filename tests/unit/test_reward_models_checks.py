@@ -13,6 +13,7 @@ from rl_caption.config.reward_models import (
     CLIP_TASKS,
     EncoderConfig,
     LossConfig,
+    NegativesConfig,
     PartConfig,
     RewardModelConfig,
     RewardModelEvalConfig,
@@ -87,6 +88,8 @@ def test_the_network_itself_is_checked_too() -> None:
 
 
 LONG_CAPTIONS = RewardModelTrainConfig(batch_size=8, short_captions="references")
+SENTENCES = RewardModelTrainConfig(sentences=[1, 2])
+OF_DATA = NegativesConfig(count=1, source="data")
 
 
 @pytest.mark.parametrize(
@@ -115,6 +118,11 @@ LONG_CAPTIONS = RewardModelTrainConfig(batch_size=8, short_captions="references"
             RewardModelConfig(eval=RewardModelEvalConfig(best_by="val/hard_negatives")),
             "there are none: set negatives.count",
         ),
+        (
+            RewardModelConfig(negatives=OF_DATA, train=SENTENCES),
+            "negatives.source is 'data'.* leave train.sentences out",
+        ),
+        (RewardModelConfig(negatives=replace(OF_DATA, positives=0.5)), "leave negatives.positives out"),
         (random_parts("timm:x", 1), "model.text.train_blocks is 1 with random weights"),
         (random_parts("tests.encoders_for_tests:TinyImageEncoder", None), "random weights are for models of"),
     ],

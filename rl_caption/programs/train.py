@@ -271,6 +271,11 @@ def _captioner(context: Context, model: ModelConfig, key: str, max_tokens: int) 
     """The captioner, which must have positions for captions of ``max_tokens`` tokens, the value of ``key``."""
     data = context.config.data
     captioner = build_captioner(model, references_of(context.train_rows), data.cache_mb, data.tokenizer)
+    if data.features_root is not None and captioner.input_kind == "pixels":
+        raise ConfigError(
+            f"data.features_root is {data.features_root!r}, but the captioner reads images: leave it out, or train one "
+            "from scratch with model.kwargs.input_kind regions"
+        )
     check_positions(captioner, key, max_tokens, rows=itertools.chain(context.train_rows, context.val_rows))
     return captioner
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 from tokenizers import Tokenizer
 from tokenizers.decoders import WordPiece as WordPieceDecoder
 from tokenizers.models import WordPiece
@@ -67,6 +68,16 @@ def test_features_of_another_width_are_an_error_that_names_the_image(features: d
     assert ended.code == 1
     assert "image" in ended.output
     assert "7" in ended.output
+
+
+def test_features_that_the_captioner_would_not_read_are_refused(features: dict, tmp_path: Path) -> None:
+    for index in range(8):
+        Image.new("RGB", (8, 8)).save(tmp_path / f"{index}.jpg")
+    xe = tmp_path / "xe"
+    pixels = {key: value for key, value in features.items() if not key.startswith("model.kwargs.")}
+    ended = run(xe_config(xe, **pixels), xe)
+    assert ended.code == 1
+    assert "the captioner reads images: leave it out" in ended.output
 
 
 def test_a_subword_tokenizer_is_saved_with_the_model(tmp_path: Path) -> None:

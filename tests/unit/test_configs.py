@@ -275,6 +275,7 @@ def test_values_out_of_range_are_named(kind: type[Any], key: str, value: Any) ->
         (ScstConfig, "data: {format: captions, path: d}", ("data.format", "'captions'", "distill_text")),
         (EvaluateConfig, "{model: m, data: {format: images, path: d}}", ("data.format", "'images'")),
         (XeConfig, "data: {format: jsonl, path: d, augment: [crop, rand_augment]}", ("data.augment", "'rand_augment'")),
+        (XeConfig, "data: {path: d, features_root: f, augment: [crop]}", ("data.augment is ['crop']", "leave it out")),
         (RewardModelConfig, "{task: distill_text, data: {format: images, path: d}}", ("data.format", "distill_image")),
         (XeConfig, "train: {decay_epochs: 3}", ("train.decay_epochs", "3", "step")),
         (XeConfig, "train: {schedule: step, decay_every: 5, decay_epochs: 3}", ("train.decay_every", "decay_epochs")),

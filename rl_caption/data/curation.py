@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -218,7 +219,8 @@ def open_parquet(file: Path) -> Iterator[Any]:
 
 def best(scores: NDArray[np.float32], count: float) -> NDArray[np.bool_]:
     """Which of N scores are the highest: so many, or below 1 this fraction (rounded down). Of equals the first ones."""
-    wanted = int(count * len(scores) if count < 1 else count)
+    # Of the decimal fraction as it is written: 0.29 * 100 is 28.999... in binary.
+    wanted = int(Fraction(str(count)) * len(scores) if count < 1 else count)
     chosen = np.zeros(len(scores), dtype=bool)
     chosen[np.argsort(-scores, kind="stable")[:wanted]] = True
     return chosen

@@ -203,6 +203,8 @@ def test_overlap_with_text_in_the_image_and_selection_by_hand() -> None:
     assert best(scores, 1).tolist() == [False, True, False, False]
     assert best(scores, 0.5).tolist() == [False, True, True, False]
     assert best(scores, 9).all()
+    assert best(np.ones(100, dtype=np.float32), 0.29).sum() == 29
+    assert best(np.ones(3, dtype=np.float32), 0.9).sum() == 2, "rounded down"
     assert first_of_equals(np.array([5, 4, 5, 5], dtype=np.uint64)).tolist() == [True, True, False, False]
 
 

@@ -33,6 +33,14 @@ class Recaptioner(Protocol):
         ...
 
 
+def _named(model: str) -> str:
+    """A model's name; of a folder, with the start of the hash of its weights, which may be others at another time."""
+    from rl_caption.captioners.loading import weights_hash
+
+    weights = weights_hash(model)
+    return model if weights == model else f"{model},{weights[:12]}"
+
+
 class CaptionerRecaptioner:
     """A saved captioner, or one on the hub.
 
@@ -71,7 +79,7 @@ class CaptionerRecaptioner:
         self.policy = self.captioner.policy.to(self.accelerator.device)
         told = decode | ({"seed": seed} if self.decoding.num_samples else {})
         more = "".join(f",{name}{value}" for name, value in told.items())
-        self.signature = f"captioner[{model},beams{num_beams},tokens{max_new_tokens}{more}]"
+        self.signature = f"captioner[{_named(model)},beams{num_beams},tokens{max_new_tokens}{more}]"
 
     def __call__(self, rows: Sequence[Row]) -> list[list[str]]:
         """Captions of greedy or beam search, or samples, which are a function of the seed and the image id."""
@@ -130,7 +138,7 @@ class VisionLanguageRecaptioner:
         self.max_new_tokens, self.batch_size = max_new_tokens, batch_size
         self.beams = {"num_beams": num_beams, "num_return_sequences": num_return_sequences}
         more = f",beams{num_beams},best{num_return_sequences}" if num_beams > 1 else ""
-        self.signature = f"vision_language[{name},tokens{max_new_tokens}{more}] {prompt!r}"
+        self.signature = f"vision_language[{_named(name)},tokens{max_new_tokens}{more}] {prompt!r}"
 
     def __call__(self, rows: Sequence[Row]) -> list[list[str]]:
         """Answers of greedy or beam search."""

@@ -21,6 +21,7 @@ from rl_caption.programs.positives import make_positives
 from rl_caption.programs.recaption import recaption
 from rl_caption.programs.recaptioners import SceneRecaptioner, VisionLanguageRecaptioner
 from rl_caption.reward_models.batch import check_positives
+from tests.captioners_for_tests import tiny_captioner
 from tests.training_for_tests import DATA
 from tests.vlm_for_tests import tiny_qwen2_vl
 
@@ -79,6 +80,19 @@ def test_a_stopped_run_goes_on_and_workers_share_the_parts(tmp_path: Path, monke
     assert lines == expected
     with pytest.raises(ConfigError, match="recaptioner was"):
         recaption(config(out, "scenes"))
+
+
+def test_parts_by_other_weights_in_the_same_folder_are_refused(tmp_path: Path) -> None:
+    model, out = tmp_path / "model", tmp_path / "out"
+    asked = {"target": "captioner", "kwargs": {"model": str(model), "max_new_tokens": 4}}
+    for seed in (0, 0):
+        captioner = tiny_captioner(seed, image_size=32)
+        captioner.save_pretrained(captioner.policy, model)
+        recaption(config(out, **asked))
+    captioner = tiny_captioner(1, image_size=32)
+    captioner.save_pretrained(captioner.policy, model)
+    with pytest.raises(ConfigError, match="recaptioner was"):
+        recaption(config(out, **asked))
 
 
 def test_mistakes_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -183,7 +183,11 @@ def _with_merged_dictionaries(kind: type[Any], parser: Any, arguments: Sequence[
     for section, keys, text in given:
         inner = merged.setdefault(".".join(section), deepcopy(value_at(before, section) or {}))
         for key in keys[:-1]:
-            inner = inner.setdefault(key, {})
+            inner[key] = {} if inner.get(key) is None else inner[key]
+            if not isinstance(inner[key], dict):
+                option = ".".join([*section, *keys])
+                raise UsageError(f"--{option} is {text}, but {key} is {shown(inner[key])}, which has no keys")
+            inner = inner[key]
         inner[keys[-1]] = _argument(text)
     return [*rest, *(f"--{section}={json.dumps(values)}" for section, values in merged.items())]
 

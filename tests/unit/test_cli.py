@@ -18,7 +18,7 @@ FILE = """
 reward:
   terms:
     cider: {weight: 0.5}
-    rouge_l: {weight: 0.5, kwargs: {beta: 1.2}}
+    rouge_l: {weight: 0.5, kwargs: {beta: 1.2, more: null}}
 train: {lr: 1.0e-3, betas: [0.9, 0.98]}
 """
 
@@ -41,6 +41,7 @@ def refused(kind: type[Any], arguments: list[str], capsys: Any) -> str:
 def test_a_file_and_overrides(file: str) -> None:
     overrides = ["--train.lr", "1e-5", "--run.resume", "false", "--reward.terms.cider.weight", "0.3"]
     arguments = ["--reward.terms.rouge_l.kwargs.beta", "1e-1", "--reward.terms.cider.kwargs.n=3"]
+    arguments += ["--reward.terms.rouge_l.kwargs.more.key", "a"]
     config = parse(ScstConfig, ["--config", file, *overrides, *arguments], "scst.py")
     assert config.train.lr == 1e-5
     assert config.train.betas == (0.9, 0.98)
@@ -48,7 +49,7 @@ def test_a_file_and_overrides(file: str) -> None:
     assert config.run.resume is False
     assert {name: (term.weight, term.kwargs) for name, term in config.reward.terms.items()} == {
         "cider": (0.3, {"n": 3}),
-        "rouge_l": (0.5, {"beta": 0.1}),
+        "rouge_l": (0.5, {"beta": 0.1, "more": {"key": "a"}}),
     }
 
 
@@ -75,6 +76,7 @@ def test_judges_are_named_on_the_command_line(tmp_path: Path) -> None:
     [
         (["--reward.terms.cider.kwargs.n"], "--reward.terms.cider.kwargs.n"),
         (["--reward.terms.cider.kwarg.n", "3"], "kwarg.n"),
+        (["--config", "F", "--reward.terms.rouge_l.kwargs.beta.x", "3"], "beta is 1.2, which has no keys"),
         (["--train.lr", "1", "--config", "F"], "--config must come first: --train.lr"),
         (["--config", "F", "--config", "F"], "--config is given twice"),
         (["--config", "F", "--train.lrr", "1"], "--train.lrr"),

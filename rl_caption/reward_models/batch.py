@@ -205,11 +205,11 @@ def caption_index(row: Row, captions: Captions, seed: int, step: int) -> int:
 def short_caption(row: Row, caption: str, step: int, source: ShortSource, seed: int) -> str:
     """The short caption of a row in a step, for Long-CLIP's second term: a pure function of (seed, step, image id).
 
-    ``first_sentence`` is ``caption`` up to the first full stop and space, as in Long-CLIP's code; ``references`` draws
-    one of the row's ``short_references``.
+    ``first_sentence`` is ``caption`` up to the first full stop before a space or line end (Long-CLIP's code, which
+    leaves the full stop out); ``references`` draws one of the row's ``short_references``.
     """
     if source == "first_sentence":
-        head, stop, _ = caption.partition(". ")
+        head, stop, _ = caption.replace("\n", " ").partition(". ")
         return head + stop.strip()
     return _draw(row["short_references"], row, seed, step, "short")
 

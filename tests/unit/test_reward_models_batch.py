@@ -339,7 +339,12 @@ def test_triplets_that_do_not_fit_do_not_count() -> None:
 
 def test_short_captions_are_the_first_sentence_or_a_reference() -> None:
     row = ROWS[0]
-    for caption, first in (("A cat sits. It is 3.5 kg.", "A cat sits."), ("A cat.", "A cat."), ("a cat", "a cat")):
+    for caption, first in (
+        ("A cat sits. It is 3.5 kg.", "A cat sits."),
+        ("A cat sits.\n\nIt is 3.5 kg. It sleeps.", "A cat sits."),  # paragraphs, as of ShareGPT4V
+        ("A cat.", "A cat."),
+        ("a cat", "a cat"),
+    ):
         assert short_caption(row, caption, 0, "first_sentence", 0) == first
     drawn = {short_caption(row, "One. Two.", step, "references", 0) for step in range(40)}
     assert drawn == set(row["short_references"])

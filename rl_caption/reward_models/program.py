@@ -16,7 +16,7 @@ from rewards.clip.dual import PretrainedDual
 from rewards.clip.encoder import chunks
 from rewards.clip.preprocessing import Preprocessing, embed_by_length, preprocessing_of
 from rl_caption.config.reward_models import CLIP_TASKS, TEXT_TASKS, RewardModelConfig
-from rl_caption.data.base import Row
+from rl_caption.data.base import DataError, Row
 from rl_caption.data.checks import check_row_images
 from rl_caption.data.encode_features import made_by, recorded
 from rl_caption.data.negatives import NEGATIVES, POSITIVES, NegativeSource, PositiveSource
@@ -165,6 +165,13 @@ def _collate(
     positives: list[str],
 ) -> PairCollate:
     train, loss, rows, triplets = config.train, config.loss, context.train_rows, None
+    if loss.short and train.short_captions == "references":
+        bare = [row["image_id"] for row in rows if not row["short_references"]]
+        if bare:
+            raise DataError(
+                f"{len(bare)} of {len(rows)} training images have no references besides the long one (first: "
+                f"{bare[0]!r}), of which train.short_captions references draws: add some, or take first_sentence"
+            )
     if config.task == "specificity":
         donors = donors_of(rows) if train.negatives == "data" else None
         triplets = StepTriplets(

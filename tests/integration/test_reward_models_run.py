@@ -420,6 +420,23 @@ def test_a_training_row_without_negatives_is_named_before_the_first_step(tmp_pat
     assert f"image '{files[-1]}' has no negatives for 'a dog'" in said
 
 
+def test_a_training_image_without_a_short_caption_is_named_before_the_first_step(tmp_path: Path) -> None:
+    alone(tmp_path / "data", "image")
+    files = [file.name for file in sorted((tmp_path / "data").iterdir())]
+    rows: list[dict[str, Any]] = [
+        {"image": file, "references": ["a dog"], "long_reference": "A dog. It runs.", "split": split}
+        for file, split in zip(files, ["val"] * 6 + ["train"] * (len(files) - 6), strict=True)
+    ]
+    rows[-1]["references"] = []
+    (tmp_path / "data/photos.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    data = {"format": "jsonl", "path": str(tmp_path / "data/photos.jsonl"), "long_captions": True}
+    changes = {"data": data, "loss": {"short": 1.0, "pca_rank": 2}, "train.short_captions": "references"}
+    said = refused(reward_model_config(tmp_path, "contrastive"), tmp_path / "run", **changes)
+    assert (
+        f"1 of {len(files) - 6} training images have no references besides the long one (first: '{files[-1]}')" in said
+    )
+
+
 def test_a_circle_of_warm_starts_is_named(tmp_path: Path) -> None:
     file = tmp_path / "a.yaml"
     config = reward_model_config(tmp_path / "a", "contrastive", warm_start=[str(file)])

@@ -34,12 +34,14 @@ def add_chair(
     Raises:
         RewardError: the objects of an image are not known.
     """
+    own = {row["image_id"]: row for row in rows}
+    rows = [own[image_id] for image_id in captions]  # counts are in the order of all others, that of the captions
     _, columns = reward_inputs(rows)
-    counts = np.array(chair.counts([captions[row["image_id"]] for row in rows], columns), np.float64)
+    counts = np.array(chair.counts(list(captions.values()), columns), np.float64)
     values = chair_of_sums(counts.sum(axis=0, keepdims=True), len(rows))[0].tolist()
     per_image = {image_id: dict(own) for image_id, own in evaluation.per_image.items()}
-    for row, own in zip(rows, chair_of_sums(counts, 1).tolist(), strict=True):
-        per_image.setdefault(row["image_id"], {}).update(zip(CHAIR_KEYS, own, strict=True))
+    for image_id, scores in zip(captions, chair_of_sums(counts, 1).tolist(), strict=True):
+        per_image.setdefault(image_id, {}).update(zip(CHAIR_KEYS, scores, strict=True))
     return replace(
         evaluation,
         metrics=evaluation.metrics | dict(zip(CHAIR_KEYS, values, strict=True)),

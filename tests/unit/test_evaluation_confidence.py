@@ -10,9 +10,11 @@ import pytest
 from scipy import stats
 
 from rewards.text.bleu import bleu_of_counts
+from rewards.text.chair import Chair
 from rl_caption.cli.main import evaluate
 from rl_caption.evaluation import Evaluation, EvaluationError, evaluate_captions
 from rl_caption.evaluation.confidence import bleu_of_sums, compare, meteor_of_sums, with_intervals
+from rl_caption.evaluation.hallucination import add_chair
 from rl_caption.evaluation.results import check_same_images, format_differences
 from tests.captions_for_tests import CAPTIONS, REFERENCES
 
@@ -56,6 +58,9 @@ def test_equal_systems_do_not_differ_in_any_order_of_images() -> None:
         evaluate_captions(captions, REFERENCES, metrics=("bleu", "rouge", "cider"), tokenizer="none")
         for captions in (CAPTIONS, dict(reversed(CAPTIONS.items())))
     )
+    rows = [{"image_id": image_id, "references": texts} for image_id, texts in REFERENCES.items()]
+    chair = Chair(["dog", "train", "surfboard", "wave"])
+    one, other = add_chair(one, rows, CAPTIONS, chair), add_chair(other, rows, dict(reversed(CAPTIONS.items())), chair)
     for found in (*compare(one, one, 50).values(), *compare(one, other, 50).values()):
         assert (found["difference"], found["interval"], found["p"]) == (0.0, (0.0, 0.0), 1.0)
 

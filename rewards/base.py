@@ -136,7 +136,8 @@ def reference_lists(columns: dict[str, Any], reward: str, count: int) -> list[tu
     Raises:
         RewardError: the column is missing or has another length, a row has no reference, or one is not a string.
     """
-    rows = required_column(columns, "references", reward, count)
+    # A lazy column makes its rows when they are read: in a list they live, and their ids differ.
+    rows = list(required_column(columns, "references", reward, count))
     identities = list(map(id, rows))
     first = dict(zip(reversed(identities), reversed(range(count)), strict=True))
     checked = {identity: _checked_references(rows[row], row, reward) for identity, row in first.items()}

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,19 @@ CAPTIONS = {
     "3": "a man on a wave",
     "4": "two people on a bench in a park with a a a",
 }
+
+
+class LazyColumn(Sequence):
+    """Items that are copied whenever they are read, as the columns of datasets make theirs."""
+
+    def __init__(self, items):
+        self.items = items
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, index):
+        return self.items[index].copy()
 
 
 def needs_java(test):

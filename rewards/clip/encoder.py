@@ -217,6 +217,7 @@ class EmbeddingCache:
         Raises:
             RewardError: an image cannot be read or has an embedding that is not finite.
         """
+        items = list(items)  # a lazy column makes an item whenever it is read, and ids are of objects that live
         # By object first: a scene that occurs several times in one call is drawn for its key once.
         keys_of_objects = {id(item): self._key(identity(item)) for item in {id(item): item for item in items}.values()}
         keys = [keys_of_objects[id(item)] for item in items]

@@ -21,7 +21,7 @@ from rewards.text import cider as cider_module
 from rewards.text.cider import CiderD, cider_d
 from rewards.text.document_frequency import EOS, DocumentFrequencies
 from rewards.text.ngrams import NGram, ngram_counts
-from tests.captions_for_tests import published_oracle, published_system
+from tests.captions_for_tests import LazyColumn, published_oracle, published_system
 
 CASE = json.loads((Path(__file__).parents[1] / "golden" / "cider_four_images.json").read_text())["cases"][0]
 CANDIDATES = [text.split() for text in CASE["candidates"]]
@@ -225,6 +225,11 @@ def test_reward_without_df_counts_the_images_of_the_call() -> None:
         np.testing.assert_allclose(found, np.repeat(CASE["cider_d"], 2), rtol=1e-12)
     assert reward.signature == "NO<EOS>_w/oInit+Cider-D[n4,s6.0]"
     assert reward(None, [], references=[]) == []
+
+
+def test_references_may_be_a_column_that_makes_its_rows_when_they_are_read() -> None:
+    reward = CiderD(made_df())
+    assert reward(None, TEXTS, references=LazyColumn(OWN)) == reward(None, TEXTS, references=OWN)
 
 
 def test_image_ids_keep_images_with_equal_captions_apart() -> None:

@@ -23,6 +23,7 @@ from rewards.clip.clipscore import ClipScore
 from rewards.clip.encoder import MEMORY_SHARE, CachedEncoder, DualEncoder, EmbeddingCache, entry_bytes
 from rewards.clip.preprocessing import Preprocessing, pixels
 from rewards.clip.student import LCLIP
+from tests.captions_for_tests import LazyColumn
 from tests.clip_for_tests import ARCHITECTURE, TINY, Counted, Drawn, noise_image, tiny_checkpoint, tiny_student
 
 SHORT_AND_LONG = ["a cat", "two black dogs wearing headphones look at the camera"]
@@ -210,6 +211,12 @@ def test_cache_encodes_every_image_once(tmp_path: Path) -> None:
     assert len(encode.seen) == 3, "equal content and equal paths are known"
     assert np.array_equal(again, first[[3, 3, 0, 1]])
     assert cache.embed([], encode).shape[0] == 0
+
+
+def test_images_may_be_a_column_that_makes_them_when_they_are_read() -> None:
+    images = [noise_image(seed) for seed in (1, 2, 1, 3)]
+    found = EmbeddingCache("f").embed(LazyColumn(images), CountingEncoder())
+    assert np.array_equal(found, EmbeddingCache("f").embed(images, CountingEncoder()))
 
 
 def test_cache_sees_a_changed_file(tmp_path: Path) -> None:

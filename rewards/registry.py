@@ -79,6 +79,11 @@ def build(name: str, **kwargs: Any) -> Reward:
     return reward
 
 
+def registered(name: str) -> str:
+    """The name in ``REWARDS`` of a reward that is named ``module:Class``; any other name unchanged."""
+    return next((known for known, target in REWARDS.items() if target == name), name)
+
+
 def build_tokenized(name: str, kwargs: Mapping[str, Any], tokenizer: str) -> Reward:
     """``build``, with the tokenizer of a dataset where a reward of this package takes one and ``kwargs`` has none.
 
@@ -87,6 +92,7 @@ def build_tokenized(name: str, kwargs: Mapping[str, Any], tokenizer: str) -> Rew
     Raises:
         ValueError: as ``build``, or the reward reads English words and ``tokenizer`` is not ``ptb``.
     """
+    name = registered(name)
     if name in REWARDS and "tokenizer" in parameters(name):
         kwargs = {"tokenizer": tokenizer, **kwargs}
     reward = build(name, **kwargs)

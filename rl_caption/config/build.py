@@ -16,7 +16,7 @@ from transformers.utils import logging as transformers_logging
 from rewards.clip.clipscore import ClipScore
 from rewards.clip.encoder import CachedEncoder, EncoderOptions
 from rewards.mixed import MixedReward
-from rewards.registry import build_tokenized
+from rewards.registry import build_tokenized, registered
 from rewards.registry import load as load_term
 from rewards.text.document_frequency import DocumentFrequencies
 from rewards.text.tokenize import TOKENIZER
@@ -181,15 +181,15 @@ def build_reward(
     encoders: dict[str, CachedEncoder] = {}
     df: DocumentFrequencies | str | None = None
     for name, term in config.terms.items():
-        arguments = dict(term.kwargs)
-        if name in ("cider", "diversity") and term.target is None:
+        arguments, target = dict(term.kwargs), registered(term.target or name)
+        if target in ("cider", "diversity"):
             df = df or config.df or _frequencies(config, references, folder, tokenizer)
             arguments = {"df": df, "eos": config.eos} | arguments
         try:
-            key = _encoder_key(term.target or name, arguments)
+            key = _encoder_key(target, arguments)
             if key in encoders:
                 arguments["backbone"] = encoders[key]
-            reward = build_tokenized(term.target or name, arguments, tokenizer)
+            reward = build_tokenized(target, arguments, tokenizer)
         except (ValueError, OSError) as error:
             raise ConfigError(f"reward.terms.{name}: {error}") from error
         if isinstance(reward, ClipScore):

@@ -94,7 +94,7 @@ class RewardTerm:
 
     Args:
         weight: factor of the raw score in the total.
-        target: ``package.module:Class`` of a reward outside this package; null takes the term's name.
+        target: ``package.module:Class`` of a reward, or the name of one of this package; null takes the term's name.
         kwargs: arguments of the reward.
         schedule: points ``[step, factor]``: the weight is multiplied by the factor, which is linear between two points
             and constant before the first and after the last; two points of one step are a jump (docs/schedules.md);

@@ -8,7 +8,7 @@ from rewards.base import Reward
 from rewards.clip.backbone import Backbone
 from rewards.clip.clipscore import ClipScore
 from rewards.mixed import MixedReward
-from rewards.registry import build_tokenized
+from rewards.registry import build_tokenized, registered
 from rewards.text.bleu import Bleu
 from rewards.text.cider import CiderD
 from rewards.text.document_frequency import DocumentFrequencies
@@ -54,12 +54,12 @@ def build_judges(
     if judges is None:
         judges = default_judges(reward) if reward is not None else {}
     for name, judge in judges.items():
-        arguments = dict(judge.kwargs)
-        if name == "cider" and judge.target is None and "df" not in arguments:
+        arguments, target = dict(judge.kwargs), registered(judge.target or name)
+        if target == "cider" and "df" not in arguments:
             eos, own = bool(arguments.setdefault("eos", False)), arguments.setdefault("tokenizer", tokenizer)
             arguments["df"] = DocumentFrequencies.from_texts(references, eos=eos, tokenizer=own)
         try:
-            made[name] = build_tokenized(judge.target or name, arguments, tokenizer)
+            made[name] = build_tokenized(target, arguments, tokenizer)
         except (ValueError, TypeError, OSError) as error:
             raise ConfigError(f"{key}.{name}: {error}") from error
         for term, used in (reward.rewards if reward is not None else {}).items():

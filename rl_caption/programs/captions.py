@@ -10,7 +10,7 @@ from typing import Any
 from accelerate import Accelerator
 
 from rewards.base import Reward, RewardError, checked_scores
-from rewards.registry import build_tokenized
+from rewards.registry import build_tokenized, registered
 from rewards.text.document_frequency import DocumentFrequencies
 from rewards.text.tokenize import TOKENIZER
 from rl_caption.captioners.base import Captioner, Decoding
@@ -86,7 +86,7 @@ def build_reranker(
         ConfigError: it cannot be built, or needs references: a caption must not be chosen by what it is judged by.
     """
     arguments = dict(kwargs)
-    if name == "consensus" and "df" not in arguments and len(references) > 1:
+    if registered(name) == "consensus" and "df" not in arguments and len(references) > 1:
         own = arguments.setdefault("tokenizer", tokenizer)
         arguments["df"] = DocumentFrequencies.from_texts(references, eos=False, tokenizer=own)
     try:

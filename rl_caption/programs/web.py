@@ -26,6 +26,7 @@ from PIL import Image, UnidentifiedImageError
 
 from rewards.base import Reward, RewardError, checked_scores
 from rewards.images import UNREADABLE
+from rewards.registry import registered
 from rl_caption.captioners.base import Captioner, CaptionerError, Decoding
 from rl_caption.config.checks import decoding_of
 from rl_caption.config.schema import WebConfig
@@ -254,7 +255,7 @@ def load_models(config: WebConfig) -> SideBySide:
     if accelerator.num_processes > 1:
         raise ConfigError(f"{accelerator.num_processes} processes were launched: the page is served by one")
     for name, wanted in config.judges.items():
-        if (wanted.target or name) == "cider" and "df" not in wanted.kwargs:
+        if registered(wanted.target or name) == "cider" and "df" not in wanted.kwargs:
             made = f"--judges.{name}.kwargs.df runs/NAME/document_frequencies.npz"
             raise ConfigError(f"judges.{name} has no document frequencies, and one photo tells none: {made}")
     judges = build_judges(config.judges, None, [], key="judges")

@@ -15,7 +15,7 @@ from pycocoevalcap.cider.cider import Cider
 from pycocoevalcap.rouge.rouge import Rouge
 
 from rewards.mixed import masked_by_length
-from rewards.registry import build
+from rewards.registry import REWARDS, build
 from rewards.text.document_frequency import DocumentFrequencies
 from rewards.text.tokenize import TOKENIZERS, cjk_characters, join_cjk, unicode_words
 from rl_caption.captioners.transformer import TransformerCaptioner
@@ -120,6 +120,9 @@ def test_tokenizers_are_named_and_do_not_mix(tmp_path: Path) -> None:
     made = build_reward(RewardConfig(terms), list(CHINESE.values()), tokenizer="char")
     assert made.tokenizer == "char"
     assert all("char" in reward.signature for reward in made.rewards.values())
+    again = {f"my_{name}": RewardTerm(target=REWARDS[name]) for name in terms}
+    twice = build_reward(RewardConfig(terms | again), list(CHINESE.values()), tokenizer="char").rewards
+    assert [twice[f"my_{name}"].signature for name in terms] == [twice[name].signature for name in terms]
     plain = build_reward(RewardConfig(terms), list(CHINESE.values()))
     assert all("char" not in reward.signature for reward in plain.rewards.values())
     assert "char" in build_reranker("consensus", {}, list(CHINESE.values()), "char").signature

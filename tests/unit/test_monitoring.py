@@ -278,6 +278,12 @@ def test_the_default_judges_are_not_in_the_reward(terms: list[str], judges: list
         assert sum(scores) / 2 == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("target", ["cider", "rewards.text.cider:CiderD"])
+def test_a_judge_is_the_same_under_another_name(target: str) -> None:
+    made = build_judges({"cider": JudgeConfig(), "CIDEr-D": JudgeConfig(target)}, None, [["a red circle"], ["a dog"]])
+    assert made["CIDEr-D"].signature == made["cider"].signature
+
+
 @pytest.mark.parametrize(
     ("term", "kwargs", "judge"),
     [

@@ -345,7 +345,10 @@ def _load_open_clip(name: str, options: EncoderOptions) -> _Loaded:
 def _tokenizer(tokenizer: Any, context_length: int) -> tuple[Callable[[list[str]], Tensor], Callable[[str], int]]:
     """``tokenize`` and ``count_tokens`` of an open_clip tokenizer."""
     fast = with_cached_words(tokenizer)
-    return partial(fast, context_length=context_length), lambda text: len(fast.encode(text)) + 2  # start and end
+    tokenize = partial(fast, context_length=context_length)
+    if hasattr(fast, "encode"):
+        return tokenize, lambda text: len(fast.encode(text)) + 2  # start and end
+    return tokenize, lambda text: len(fast.tokenizer(fast.clean_fn(text))["input_ids"])  # one of Transformers
 
 
 def _fingerprint(loaded: _Loaded, precision: str) -> str:

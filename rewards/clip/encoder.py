@@ -98,7 +98,7 @@ class EncoderOptions:
     """Images or captions encoded at once, at least 1."""
     truncate: bool = True
     """Cut captions that are longer than the encoder's context (77 tokens for CLIP), as CLIPScore's released code does;
-    False raises instead (CLIP's BPE only)."""
+    False raises instead."""
     context_length: int | None = None
     """Stretch the text tower to this many positions, keeping the first 20 (``rewards.clip.checkpoints``): 248 for
     CLIP's 77. Not for students with ``pad_attention: full``. None leaves it as it is."""

@@ -25,6 +25,7 @@ from rewards.clip.preprocessing import Preprocessing, pixels
 from rewards.clip.student import LCLIP
 from tests.captions_for_tests import LazyColumn
 from tests.clip_for_tests import ARCHITECTURE, TINY, Counted, Drawn, noise_image, tiny_checkpoint, tiny_student
+from tests.hf_models_for_tests import bert_tokenizer
 
 SHORT_AND_LONG = ["a cat", "two black dogs wearing headphones look at the camera"]
 
@@ -84,6 +85,19 @@ def test_long_captions_are_cut_or_refused(tiny: Path, backbone: Backbone) -> Non
     assert torch.equal(strict.encode_texts([long]), backbone.encode_texts([long]))
     with pytest.raises(RewardError, match=r"'cat cat .* has 78 tokens, .* reads 77"):
         strict.encode_texts(["short", longer])
+
+
+def test_captions_are_counted_by_a_tokenizer_of_transformers(tmp_path: Path) -> None:
+    tokenizer = bert_tokenizer()
+    tokenizer.save_pretrained(tmp_path)
+    text = {"context_length": 8, "vocab_size": len(tokenizer), "hf_tokenizer_name": str(tmp_path), "pool_type": "last"}
+    shape = TINY | {"custom_text": True, "text_cfg": {**text, "width": 16, "heads": 2, "layers": 1}}  # as of SigLIP
+    (tmp_path / "open_clip_config.json").write_text(json.dumps({"model_cfg": shape, "preprocess_cfg": {}}))
+    torch.save(open_clip.CustomTextCLIP(16, shape["vision_cfg"], shape["text_cfg"]).state_dict(), tmp_path / "open_clip_pytorch_model.bin")
+    fits, long = " ".join(["dog"] * 6), " ".join(["dog"] * 7)  # and [CLS] and [SEP]
+    assert load_backbone(str(tmp_path)).too_long([fits, long]) == 1
+    with pytest.raises(RewardError, match="'dog .* has 9 tokens, .* reads 8"):
+        load_backbone(str(tmp_path), truncate=False).encode_texts([fits, long])
 
 
 def test_fingerprint_depends_on_weights_precision_and_nothing_else(

@@ -170,9 +170,13 @@ class Backbone:
             groups.append(_features(found, normalize).cpu())
         return torch.cat(groups) if groups else torch.zeros(0, 0)
 
+    def count_tokens(self, text: str) -> int:
+        """Tokens of a caption, start and end included, by the model's own tokenizer; nothing is truncated."""
+        return self._parts().count_tokens(text)
+
     def too_long(self, texts: Sequence[str]) -> int:
         """How many of the captions have more tokens than are read, and lose their end."""
-        return sum(self._parts().count_tokens(text) > self.context_length for text in texts)
+        return sum(self.count_tokens(text) > self.context_length for text in texts)
 
     @property
     def has_tokens(self) -> bool:
@@ -206,7 +210,7 @@ class Backbone:
         parts = self._parts()
         if not self._options.truncate:
             for text in texts:
-                count = parts.count_tokens(text)
+                count = self.count_tokens(text)
                 if count > self.context_length:
                     raise RewardError(
                         f"caption {text!r:.80} has {count} tokens, {self.name} reads {self.context_length}: "

@@ -80,9 +80,12 @@ class Specs(ClipScore):
         if not self.truncate:
             from rewards.clip.preprocessing import count_tokens
 
-            longest = self.backbone.encoder.context_length - 2
+            encoder: Any = self.backbone.encoder
+            own = getattr(encoder, "count_tokens", None)  # with start and end
+            longest = encoder.context_length - 2
             for row, text in enumerate(texts):
-                if (tokens := count_tokens(text)) > longest:
+                tokens = count_tokens(text) if own is None else own(text) - 2
+                if tokens > longest:
                     raise RewardError(
                         f"reward {self.__name__!r}: caption {row} has {tokens} tokens, its encoder "
                         f"({self.backbone.signature}) reads {longest}: {text!r:.80}. Shorten it, or set truncate: true"

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from rewards.base import RewardError
 from rewards.clip.backbone import load_backbone
 from rewards.clip.clipscore import ClipScore
 from rewards.clip.dual import DualConfig, PretrainedDual
+from rewards.clip.specs import Specs
 from tests.captioners_for_tests import tiny_captioner
 from tests.clip_for_tests import noise_image
 from tests.encoders_for_tests import save_text_encoder
@@ -81,6 +83,14 @@ def test_a_saved_dual_is_a_reward_and_needs_none_of_its_sources(tmp_path: Path, 
         dual.text_head.linear.bias[0] += 1
     dual.save_pretrained(folder)
     assert load_backbone(str(folder)).fingerprint != backbone.fingerprint
+
+
+def test_specs_counts_tokens_as_the_text_encoder_does(tmp_path: Path, text_encoder: str) -> None:
+    made(text_encoder, context_length=6).save_pretrained(tmp_path)
+    reward, row = Specs(str(tmp_path)), {"image": [noise_image(1)]}
+    assert reward(None, ["a heptagonal paraboloid rotates"], **row), "four words; more tokens of CLIP's BPE"
+    with pytest.raises(RewardError, match="caption 0 has 5 tokens, .* reads 4"):
+        reward(None, ["a red circle and squares"], **row)
 
 
 def test_only_what_is_trained_drops_out(text_encoder: str) -> None:

@@ -123,7 +123,9 @@ def image_identity(source: ImageSource | Frames) -> str:
     if hasattr(frame, "identity"):
         return str(frame.identity())
     image = open_image(frame, own_mode=True)  # the mode matters: images are resized in their own
-    return f"pixels:{image.mode}:{pixel_hash(image.convert('RGB'))}"
+    # Resized colours are weighted by their opacity.
+    seen = image if image.mode in ("RGBA", "LA") else image.convert("RGB")
+    return f"pixels:{image.mode}:{pixel_hash(seen)}"
 
 
 def check_frames(frames: Frames) -> None:
@@ -140,7 +142,7 @@ def _of_frame(index: int, frame: ImageSource, read: Callable[[ImageSource], T]) 
 
 
 def pixel_hash(image: Image.Image) -> str:
-    """Hash the pixels and the size of an RGB image: equal for copies, whatever the file format or metadata."""
+    """Hash the pixels and the size of an image of one mode: equal for copies, whatever the file format or metadata."""
     size = f"{image.width}x{image.height}".encode()[:16]
     return hashlib.blake2b(image.tobytes(), digest_size=16, person=size).hexdigest()
 

@@ -9,11 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image, ImageOps
 
 from rewards.base import RewardError
+from rewards.clip.preprocessing import Preprocessing, pixels
 from rewards.images import image_identity, image_size, open_image
 from rl_caption.data.file_checks import ImageFile, check_image_file
+from tests.clip_for_tests import noise_image
 
 RAMP = np.linspace(0, 255, 12).astype(np.uint8).reshape(3, 4)
 COLOURS = np.stack([RAMP, 255 - RAMP, RAMP // 2], axis=-1)
@@ -89,6 +92,16 @@ def test_a_photo_stands_the_way_its_orientation_says(tmp_path: Path, orientation
         again = open_image(open_image(opened))
     assert again.tobytes() == image.tobytes(), "from memory as from the file, and turned once"
     assert image_identity(again) == image_identity(image)
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA"])
+def test_transparency_is_part_of_the_cache_key_where_it_changes_the_pixels(mode: str) -> None:
+    opaque = noise_image(1).convert(mode)
+    other = opaque.copy()
+    other.putalpha(noise_image(2, opaque.size).convert("L"))
+    prepare = Preprocessing(8)
+    assert not torch.equal(pixels(opaque, prepare), pixels(other, prepare))
+    assert image_identity(opaque) == image_identity(opaque.copy()) != image_identity(other)
 
 
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF data")

@@ -255,7 +255,7 @@ class Chair:
 
     def _detected(self, detector: ObjectDetector, images: Sequence[Any]) -> list[frozenset[str]]:
         """What is in N images; those that compare equal, such as paths, are looked at a single time."""
-        keys: list[Hashable] = [image if isinstance(image, Hashable) else id(image) for image in images]
+        keys = [_key(image) for image in images]
         new = {key: image for key, image in zip(keys, images, strict=True) if key not in self._seen}
         found = detector(list(new.values())) if new else []
         if len(found) != len(new):
@@ -264,7 +264,7 @@ class Chair:
             seen = dict(zip(new, self.vocabulary.named(found, f"{detector.signature} found"), strict=True))
         except ValueError as error:
             raise RewardError(f"reward 'chair': {error}") from error
-        self._seen |= {key: own for key, own in seen.items() if isinstance(new[key], Hashable)}
+        self._seen |= {key: own for key, own in seen.items() if not isinstance(key, int)}
         return [self._seen[key] if key in self._seen else seen[key] for key in keys]
 
     def _mentioned(self, captions: tuple[str, ...]) -> frozenset[str]:
@@ -289,6 +289,15 @@ class Chair:
         if self.measure == "caption":
             return float(not own.hallucinated_captions)
         return 1 - own.hallucinated_mentions / own.mentions if own.mentions else 1.0
+
+
+def _key(image: Any) -> Hashable:
+    """The image itself or, of one that is compared by its pixels, its id; so of frames among which there is such."""
+    try:
+        hash(image)
+    except TypeError:
+        return id(image)
+    return image  # type: ignore[no-any-return]
 
 
 def _load_detector(name: str, kwargs: Mapping[str, Any]) -> ObjectDetector:

@@ -17,6 +17,7 @@ from rl_caption.data.scenes import ScenesData
 from rl_caption.data.scenes.language import plural
 from rl_caption.data.scenes.world import SHAPES
 from rl_caption.evaluation.hallucination import chair_of_sums
+from tests.clip_for_tests import noise_image
 
 SCENES = "rl_caption.data.scenes.oracle:SceneObjects"
 
@@ -144,6 +145,11 @@ def test_a_detector_looks_at_each_image_once(tmp_path: Path) -> None:
     assert both(None, ["a dog and a bird"] * 2, image=["dog.png"] * 2, image_id=["1", "2"]) == [1.0, 0.5]
     with pytest.raises(RewardError, match=r"detector found 'cat' \(1 such\), which synonyms lacks"):
         reward(None, ["a dog"], image=["cat.png"])
+    reward.detector = lambda images: [["bird"]] * len(images)
+    reward.detector.signature = "lambda"
+    image = noise_image(1)
+    for frames in (image, [image, image], (image, image)):  # PIL images have no hash
+        assert reward(None, ["a bird", "a dog"], image=[frames, frames]) == [1.0, 0.0]
     reward.detector = lambda images: []
     reward.detector.signature = "lambda"
     with pytest.raises(RewardError, match="lambda looked at 1 images and told 0"):

@@ -82,7 +82,7 @@ class MixedReward:
 
     Raises:
         ValueError: there is no term, a weight is not a finite number, ``normalize`` is unknown, or a length ratio is of
-            no term.
+            no term, or of one of which 0 is the best score.
     """
 
     __name__ = "total"
@@ -102,6 +102,13 @@ class MixedReward:
                 raise ValueError(f"reward term {name!r} has the weight {weight!r}: expected a finite number")
         if not length_ratios.keys() <= terms.keys():
             raise ValueError(f"length_ratios are of {list(length_ratios)}: expected some of {list(terms)}")
+        for name in length_ratios:
+            low, high = terms[name][0].bounds
+            if high <= 0:
+                raise ValueError(
+                    f"reward term {name!r} has a length ratio, and scores from {low:g} to {high:g}: captions of other "
+                    "lengths, which score 0, would have the best score. Leave it out"
+                )
         self.rewards = {name: reward for name, (reward, _) in terms.items()}
         self.weights = {name: float(weight) for name, (_, weight) in terms.items()}
         self.length_ratios, self.tokenizer = dict(length_ratios), tokenizer

@@ -21,6 +21,7 @@ from rewards.clip.l_clipscore import RefLClipScore
 from rewards.mixed import MixedReward, Moments, moments, z_scores
 from rewards.registry import build
 from rewards.text.cider import CiderD
+from rewards.text.degeneration import Repetition
 from rl_caption.config.build import ConfigError, build_reward
 from rl_caption.config.schema import RewardConfig, RewardTerm
 from rl_caption.scst.rollout import score_rollouts
@@ -201,6 +202,8 @@ def test_a_term_with_a_length_ratio_scores_captions_of_other_lengths_0() -> None
         mixed.terms(None, ["a"], references=[[]])
     alone = MixedReward({"one": (PositiveTable(FIRST), 2.0)}, length_ratios={"one": (0.5, 2.0)})
     assert alone.bounds == (0.0, 4.0), "a masked score is one, too"
+    with pytest.raises(ValueError, match="'rep' has a length ratio, and scores from -1 to 0"):
+        MixedReward({"rep": (Repetition(), 1.0)}, length_ratios={"rep": (0.5, 2.0)})
 
 
 # CLIP-based terms

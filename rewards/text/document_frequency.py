@@ -321,6 +321,11 @@ def load_legacy_pickle(
                 f"{path}: n-gram {short(ngram)} has the count {short(count)}: expected a number of at least 0"
             )
         counts[tuple(map(_utf8, ngram))] = int(count) if count == int(count) else count
+    if all(word.isdecimal() for ngram in counts for word in ngram):
+        raise ValueError(
+            f"{path} has numbers in place of words, such as {short(next(iter(counts)))}: no caption has them. Expected "
+            "the file of words (coco-train-words.p, where this is coco-train-idxs.p)"
+        )
     # No such corpus has under 50 images: a smaller number is a logarithm.
     logarithm = float(length) if length < LARGEST_LOGARITHM else float(np.log(float(length)))
     try:

@@ -190,6 +190,7 @@ def test_a_malicious_pickle_runs_nothing(key: str, tmp_path: Path) -> None:
         ({"document_frequency": {("a",): float("nan")}, "ref_len": 100}, "at least 0"),
         ({"document_frequency": {("a",): 1.0}, "ref_len": "many"}, "ref_len is 'many'"),
         ({"document_frequency": {("a",): 1.0}, "ref_len": -1}, "ref_len is -1"),
+        ({"document_frequency": {("0",): 9.0, ("12", "0"): 1.0}, "ref_len": 100}, "numbers in place of words"),
     ],
 )
 def test_other_content_is_refused(content: object, message: str, tmp_path: Path) -> None:

@@ -203,18 +203,25 @@ def evaluate_rows(
     """
     if len(rows) != len(captions):
         raise EvaluationError(f"{len(captions)} captions for {len(rows)} rows: one caption is needed for each row")
-    ids = [row["image_id"] for row in rows]
-    repeated = [image_id for image_id, count in Counter(ids).items() if count > 1]
-    if repeated:
-        raise EvaluationError(f"{len(repeated)} image ids are in more than one row, such as {repeated[:3]}")
+    check_one_row_each(rows, "the split")
     return evaluate_captions(
-        dict(zip(ids, captions, strict=True)),
+        dict(zip((row["image_id"] for row in rows), captions, strict=True)),
         {row["image_id"]: row["references"] for row in rows},
         metrics=metrics,
         tokenizer=tokenizer,
         training_captions=training_captions,
         scenes={row["image_id"]: row["scene"] for row in rows} if rows and all("scene" in r for r in rows) else None,
     )
+
+
+def check_one_row_each(rows: Sequence[Mapping[str, Any]], source: str) -> None:
+    """Raise ``EvaluationError`` if an image id is in more than one row of ``source``: references are found by it."""
+    repeated = [image_id for image_id, count in Counter(row["image_id"] for row in rows).items() if count > 1]
+    if repeated:
+        raise EvaluationError(
+            f"{len(repeated)} image ids are in more than one row of {source}, such as {repeated[:3]}: write one row per "
+            "image, with all its references"
+        )
 
 
 def metrics_tokenizer(asked: Tokenizer, data: str) -> Tokenizer:

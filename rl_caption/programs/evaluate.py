@@ -30,6 +30,7 @@ from rl_caption.evaluation.metrics import (
     add_judges,
     check_has_images,
     check_judges,
+    check_one_row_each,
     metrics_tokenizer,
     words_tokenizer,
 )
@@ -215,6 +216,7 @@ def _images(config: EvaluateConfig, by: Any = "image_id") -> _Images:
     data = build_data(config.data)
     split = config.split or SPLIT
     own = list(data.split(usable_split(data, split)))
+    check_one_row_each(own, f"split {split!r}")
     known = References((row["image_id"], row["references"]) for row in own)
     return _Images(known, own, f"split {split!r}", data)
 

@@ -271,6 +271,14 @@ def test_a_judge_is_a_metric_with_its_range_and_signature(folder: Path) -> None:
     assert lines[heading + 2].split()[:3] == ["captions", "3", f"{mean:.4f}"]
 
 
+def test_a_row_for_each_caption_of_an_image_is_refused(folder: Path) -> None:
+    first, *_ = (folder / "data.jsonl").read_text().splitlines()
+    with (folder / "data.jsonl").open("a") as file:
+        file.write(json.dumps(json.loads(first) | {"references": ["another caption"]}) + "\n")
+    with pytest.raises(EvaluationError, match=r"1 image ids are in more than one row of split 'test', such as \['image-0'\]"):
+        evaluate_split(with_judges(folder))
+
+
 def test_captions_and_references_find_their_image(folder: Path) -> None:
     table = evaluate_split(with_judges(folder, judges={}, retrieval=RetrievalConfig(str(folder / "student"))))
     written = json.loads((folder / "out/scores.json").read_text())

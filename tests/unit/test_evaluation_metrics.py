@@ -191,7 +191,7 @@ def test_rows_are_evaluated_in_order() -> None:
     assert evaluation.metrics["CIDEr"] == pytest.approx(2.9901221045895823, rel=1e-12)
     with pytest.raises(EvaluationError, match="3 captions for 4 rows"):
         evaluate_rows(rows(), ["a", "b", "c"], metrics=("cider",))
-    with pytest.raises(EvaluationError, match=r"1 image ids are in more than one row, such as \['1'\]"):
+    with pytest.raises(EvaluationError, match=r"1 image ids are in more than one row of the split, such as \['1'\]"):
         evaluate_rows([*rows(), rows()[0]], ["a"] * 5, metrics=("cider",))
 
 

@@ -219,8 +219,8 @@ def check_one_row_each(rows: Sequence[Mapping[str, Any]], source: str) -> None:
     repeated = [image_id for image_id, count in Counter(row["image_id"] for row in rows).items() if count > 1]
     if repeated:
         raise EvaluationError(
-            f"{len(repeated)} image ids are in more than one row of {source}, such as {repeated[:3]}: write one row per "
-            "image, with all its references"
+            f"{len(repeated)} image ids are in more than one row of {source}, such as {repeated[:3]}: write one row "
+            "per image, with all its references"
         )
 
 

@@ -93,10 +93,13 @@ def test_captions_are_counted_by_a_tokenizer_of_transformers(tmp_path: Path) -> 
     text = {"context_length": 8, "vocab_size": len(tokenizer), "hf_tokenizer_name": str(tmp_path), "pool_type": "last"}
     shape = TINY | {"custom_text": True, "text_cfg": {**text, "width": 16, "heads": 2, "layers": 1}}  # as of SigLIP
     (tmp_path / "open_clip_config.json").write_text(json.dumps({"model_cfg": shape, "preprocess_cfg": {}}))
-    torch.save(open_clip.CustomTextCLIP(16, shape["vision_cfg"], shape["text_cfg"]).state_dict(), tmp_path / "open_clip_pytorch_model.bin")
+    torch.save(
+        open_clip.CustomTextCLIP(16, shape["vision_cfg"], shape["text_cfg"]).state_dict(),
+        tmp_path / "open_clip_pytorch_model.bin",
+    )
     fits, long = " ".join(["dog"] * 6), " ".join(["dog"] * 7)  # and [CLS] and [SEP]
     assert load_backbone(str(tmp_path)).too_long([fits, long]) == 1
-    with pytest.raises(RewardError, match="'dog .* has 9 tokens, .* reads 8"):
+    with pytest.raises(RewardError, match=r"'dog .* has 9 tokens, .* reads 8"):
         load_backbone(str(tmp_path), truncate=False).encode_texts([fits, long])
 
 

@@ -89,7 +89,7 @@ def test_specs_counts_tokens_as_the_text_encoder_does(tmp_path: Path, text_encod
     made(text_encoder, context_length=6).save_pretrained(tmp_path)
     reward, row = Specs(str(tmp_path)), {"image": [noise_image(1)]}
     assert reward(None, ["a heptagonal paraboloid rotates"], **row), "four words; more tokens of CLIP's BPE"
-    with pytest.raises(RewardError, match="caption 0 has 5 tokens, .* reads 4"):
+    with pytest.raises(RewardError, match=r"caption 0 has 5 tokens, .* reads 4"):
         reward(None, ["a red circle and squares"], **row)
 
 

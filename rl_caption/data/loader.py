@@ -122,7 +122,8 @@ def augment(pixels: Tensor, names: Sequence[str], seed: int, step: int, image_id
     Returns:
         The same shape, a new tensor.
     """
-    generator = row_generator(seed, step, image_id)
+    # Not the generator of ``scst.rollout.sampling_noise``: what is sampled would depend on the view that was drawn.
+    generator = row_generator(seed, step, f"augment/{image_id}")
     draws = dict(zip(("horizontal", "vertical", "transpose", "crop"), generator.random(4), strict=True))
     if "horizontal" in names and draws["horizontal"] < 0.5:
         pixels = pixels.flip(-1)

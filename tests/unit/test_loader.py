@@ -19,6 +19,7 @@ from rl_caption.data.loader import (
     step_indices,
 )
 from rl_caption.reward_models.batch import PairBatch
+from rl_caption.scst.rollout import sampling_noise
 from rl_caption.types import CaptionBatch
 from tests.captioners_for_tests import tiny_captioner, tiny_rows
 
@@ -141,6 +142,15 @@ def test_transposed_and_cropped_views_keep_shape_and_range() -> None:
     crops = [augment(pixels, ["crop"], 0, step, "a") for step in range(8)]
     assert len({float(view.mean()) for view in crops}) > 4
     assert all(view.shape == pixels.shape and view.min() >= 0 and view.max() <= pixels.max() for view in crops)
+
+
+@pytest.mark.parametrize("name", ["horizontal", "vertical", "transpose"])
+def test_what_is_sampled_of_an_image_does_not_depend_on_its_random_view(name: str) -> None:
+    pixels, ids = torch.arange(12.0).view(3, 2, 2), list(map(str, range(600)))
+    noise = sampling_noise(0, 3, ids, 5, 8)
+    changed = torch.tensor([not torch.equal(augment(pixels, [name], 0, 3, image_id), pixels) for image_id in ids])
+    difference = noise[changed].mean(0) - noise[~changed].mean(0)  # a mean of 300 numbers has an error of 0.017
+    assert difference.abs().max() < 0.12
 
 
 ROWS = [{"image_id": "a", "references": ["a dog"]}]

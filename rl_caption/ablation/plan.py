@@ -305,7 +305,7 @@ def check_start(cell: Cell, base: Base, rewards: Mapping[str, str]) -> None:
         ConfigError: the starting policy or a reward has changed since.
     """
     note, now = cell.folder / "start.json", weights_hash(base.start)
-    if not note.is_file():
+    if not note.is_file() or not (cell.run / "config.yaml").is_file():  # of a cell that has not begun, all may change
         write_json(note, {"model.init": base.start, "sha256": now, "rewards": dict(rewards)})
         return
     before = read_json(note, ConfigError, Start)

@@ -19,7 +19,16 @@ from PIL import Image
 
 from rl_caption.ablation.config import AblateConfig, AlphaConfig, CellConfig
 from rl_caption.ablation.jobs import Job, run_jobs, share_devices, signals_as_exit
-from rl_caption.ablation.plan import Base, Plan, build_rewards, make_cells, make_plan, mistakes, untrained_models
+from rl_caption.ablation.plan import (
+    Base,
+    Plan,
+    build_rewards,
+    check_start,
+    make_cells,
+    make_plan,
+    mistakes,
+    untrained_models,
+)
 from rl_caption.ablation.report import (
     alpha_curve,
     by_system,
@@ -183,6 +192,18 @@ def test_data_of_the_grid_reach_all_runs_on_the_same_data(tmp_path: Path) -> Non
     assert (xe.file, xe.folder) == (f"{tmp_path}/xe.yaml", tmp_path / "xe")
     assert xe.overrides == ["--data.kwargs.num_test=3", "--data.cache_mb=7"]
     assert (teacher.file, teacher.overrides) == (f"{tmp_path}/teacher.yaml", ["--data.cache_mb=7"])
+
+
+def test_a_cell_that_has_not_begun_may_still_get_another_reward(tmp_path: Path) -> None:
+    plan = planned(grid(), tmp_path, captioner(tmp_path / "start"))
+    (cell,), base = plan.cells, plan.bases[""]
+    check_start(cell, base, {"bleu": "of a grid that was interrupted before this cell"})
+    check_start(cell, base, {"cider": "now"})
+    cell.run.mkdir()
+    (cell.run / "config.yaml").touch()
+    check_start(cell, base, {"cider": "now"})
+    with pytest.raises(ConfigError, match="S_Mix seed 0 was started on another reward: cider was now, now later"):
+        check_start(cell, base, {"cider": "later"})
 
 
 def test_the_start_may_be_on_the_hub_and_runs_have_processes(tmp_path: Path) -> None:

@@ -39,7 +39,13 @@ from rl_caption.engines import (
 )
 from rl_caption.errors import ConfigError
 from rl_caption.launch import run_lock
-from rl_caption.training.checkpoint import CheckpointError, load_checkpoint, load_full_state, read_state
+from rl_caption.training.checkpoint import (
+    CheckpointError,
+    load_checkpoint,
+    load_full_state,
+    newest_checkpoint,
+    read_state,
+)
 from rl_caption.training.run_folder import find_checkpoint, write_run_files
 from rl_caption.types import TrainState
 
@@ -108,14 +114,25 @@ class Context:
         notes = {} if notes is None else notes
         notes.update(state.notes)
         state.notes = notes
-        if state.metric not in ("", metric) and state.global_step < self.max_steps:
-            print_main(self.accelerator, f"{metric} chooses the best model from here on, in place of {state.metric}")
-            state.best_metric, state.best_step, state.evaluations_without_gain = None, None, 0
-        state.metric = metric
+        if state.global_step < self.max_steps:  # the choice of a finished run stays
+            reason = f"in place of {state.metric}" if state.metric not in ("", metric) else self._lost_best()
+            if reason:
+                print_main(self.accelerator, f"{metric} chooses the best model from here on, {reason}")
+                state.best_metric, state.best_step, state.evaluations_without_gain = None, None, 0
+            state.metric = metric
         if self.accelerator.is_main_process:
             write_run_files(self.config, {"signature": signature, "processes": self.accelerator.num_processes})
         self.accelerator.init_trackers(self.folder.name, config={"signature": signature})
         return state
+
+    def _lost_best(self) -> str:
+        """Why ``export/best`` need not be the best model that the checkpoint knows of; empty where it is."""
+        if self.checkpoint is None:
+            return ""
+        newest = newest_checkpoint(self.folder / "checkpoints")
+        if newest is not None and newest.samefile(self.checkpoint):
+            return ""
+        return f"as {self.folder / 'export' / 'best'} is not that of {self.checkpoint}"
 
     def prepare(
         self, model: nn.Module, decays: Callable[[str, Tensor], bool] | None = None

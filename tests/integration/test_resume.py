@@ -284,6 +284,23 @@ def test_a_path_goes_on_from_that_checkpoint_and_drops_what_came_after_it(whole_
     )
 
 
+def test_a_path_into_another_folder_exports_a_best_model_there(whole_xe: Path, tmp_path: Path) -> None:
+    folder, path = tmp_path / "onward", str(whole_xe / "checkpoints/step-00000006")
+    changes = {"run.resume": path, "train.max_steps": 8, "train.lr": 1e-12}
+    ended = checked_run(xe_config(folder, **changes), folder)
+    assert f"val/cider chooses the best model from here on, as {folder}/export/best is not that of {path}" in ended.output
+    assert json.loads((folder / "result.json").read_text())["best_step"] == 8
+    best, last = weights(folder / "export/best"), weights(folder / "checkpoints/step-00000008")
+    assert all(torch.equal(best[name], last[name]) for name in best)
+
+
+def test_a_finished_run_keeps_the_metric_that_chose_its_best_model(whole_scst: Path, tmp_path: Path) -> None:
+    config, folder = copy_of(whole_scst, tmp_path / "run")
+    checked_run(changed(config, {"monitor.best_by": "rouge_l", "run.resume": True}), folder, "scst")
+    results = [json.loads((run_folder / "result.json").read_text()) for run_folder in (folder, whole_scst)]
+    assert results[0] == results[1]
+
+
 def test_a_changed_reward_refuses_to_resume(whole_scst: Path, tmp_path: Path) -> None:
     config, folder = copy_of(whole_scst, tmp_path / "run")
     # A path skips the comparison of configurations, so this is the reward's own signature.

@@ -129,9 +129,7 @@ class Trainer:
         order = micro_batches(len(context.train_rows), size, micro, rank, processes, train.seed, step)
         workers = context.config.data.num_workers
         self.loader: Iterable[Any] = row_loader(context.train_rows, self.collate, order, workers)
-        decay_every = train.decay_every
-        if train.decay_epochs is not None:
-            decay_every = max(round(train.decay_epochs * context.steps_per_epoch), 1)
+        decay_every = train.decay_every if train.decay_epochs is None else context.steps_of(train.decay_epochs)
         self.schedule: Callable[[int], float] = partial(
             schedule_factor,
             kind=train.schedule,
@@ -140,7 +138,7 @@ class Trainer:
             decay=train.decay,
             decay_every=decay_every,
         )
-        self.eval_every = context.config.eval.every or context.steps_per_epoch
+        self.eval_every = context.config.eval.every or context.steps_of(1)
         self.save_every = run.save_every or self.eval_every
         self._newest: Mapping[str, float] = {}
         self._skipped = 0

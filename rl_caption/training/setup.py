@@ -77,15 +77,14 @@ class Context:
         """The run's folder."""
         return Path(self.config.run.dir)
 
-    @property
-    def steps_per_epoch(self) -> int:
-        """Optimizer steps of one pass over the training images, rounded down, at least 1."""
-        return max(len(self.train_rows) // self.config.train.batch_size, 1)
+    def steps_of(self, epochs: float) -> int:
+        """Optimizer steps of so many passes over the training images, at least 1; a batch may span two of them."""
+        return max(round(epochs * len(self.train_rows) / self.config.train.batch_size), 1)
 
     @property
     def max_steps(self) -> int:
         """Optimizer steps of the run."""
-        return self.config.train.max_steps or max(round(self.config.train.epochs * self.steps_per_epoch), 1)
+        return self.config.train.max_steps or self.steps_of(self.config.train.epochs)
 
     @property
     def signature_of(self) -> str:

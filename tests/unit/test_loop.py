@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -257,6 +258,17 @@ def test_epochs_between_decays_become_steps(tmp_path: Path, options: dict[str, A
     """An epoch of 100 images has 50 steps."""
     trainer, _, _ = make_trainer(tmp_path, decay=0.5, schedule_kind="step", **options)
     assert [trainer.schedule(step) for step in (steps - 1, steps)] == [1.0, 0.5]
+
+
+@pytest.mark.parametrize(("images", "steps", "validated"), [(100, [50, 25], 50), (3, [2, 1], 2), (1, [1, 1], 1)])
+def test_epochs_are_passes_over_all_images(tmp_path: Path, images: int, steps: list[int], validated: int) -> None:
+    """In batches of 2, which may span two epochs: of 3 images, 10 epochs are 15 steps."""
+    trainer, _, _ = make_trainer(tmp_path, eval_every=None)
+    context = replace(trainer.context, train_rows=trainer.context.train_rows[:images])
+    assert [context.steps_of(1), context.steps_of(0.5)] == steps
+    config = replace(context.config, train=replace(context.config.train, max_steps=None, epochs=10))
+    assert replace(context, config=config).max_steps == 5 * images
+    assert replace(trainer, context=context).eval_every == validated
 
 
 def fp16_trainer(folder: Path, slopes: Sequence[float], **options: Any) -> tuple[Trainer, Slope]:

@@ -206,7 +206,10 @@ def _unfit_data(data: DataConfig, task: str | None) -> Iterator[str]:
     if task is not None and data.tokenizer != TOKENIZER:
         yield f"data.tokenizer is {data.tokenizer!r}: it is for captioners; reward models have their own tokenizers"
     if task is None and data.features_root is not None and data.augment:
-        yield f"data.augment is {data.augment}: data.features_root has one view of each image, leave it out"
+        yield (
+            f"data.augment is {data.augment}: stored features are no pixels; leave it out, or store those of random "
+            "views (data.features_kwargs.views)"
+        )
     if task is None and "rand_augment" in data.augment:
         yield "data.augment has 'rand_augment', which only reward models read: leave it out"
 

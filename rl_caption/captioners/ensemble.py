@@ -84,6 +84,7 @@ class Ensemble(Captioner):
         return self._mean([captioner.token_logits(own, given, token_ids, mask) for captioner, own, given in members])
 
     def next_logits(self, policy: Any, inputs: dict[str, Tensor], max_new_tokens: int) -> NextLogits:
+        """See ``Captioner.next_logits``; of the mean distribution of the members."""
         members = zip(self.captioners, policy, self._split(inputs), strict=True)
         each = [captioner.next_logits(own, given, max_new_tokens) for captioner, own, given in members]
 

@@ -38,7 +38,7 @@ class Counted:
     def __init__(self, encoder: Any) -> None:
         self.encoder, self.images, self.texts = encoder, 0, 0
         self.fingerprint, self.signature = encoder.fingerprint, encoder.signature
-        self.context_length = encoder.context_length
+        self.context_length, self.count_tokens = encoder.context_length, encoder.count_tokens
 
     def encode_images(self, images: Any) -> torch.Tensor:
         self.images += len(images)

@@ -74,7 +74,7 @@ class CachingEncoder:
     def __init__(self, encoder: DualEncoder) -> None:
         self.encoder = encoder
         self.fingerprint, self.signature = encoder.fingerprint, encoder.signature
-        self.context_length = encoder.context_length
+        self.context_length, self.count_tokens = encoder.context_length, encoder.count_tokens
         self.images, self.texts = EmbeddingCache(encoder.fingerprint), EmbeddingCache(encoder.fingerprint)
 
     def encode_images(self, images: Sequence[ImageSource]) -> Tensor:

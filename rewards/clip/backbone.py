@@ -171,7 +171,7 @@ class Backbone:
         return torch.cat(groups) if groups else torch.zeros(0, 0)
 
     def count_tokens(self, text: str) -> int:
-        """Tokens of a caption, start and end included, by the model's own tokenizer; nothing is truncated."""
+        """See ``DualEncoder.count_tokens``; by the model's own tokenizer."""
         return self._parts().count_tokens(text)
 
     def too_long(self, texts: Sequence[str]) -> int:

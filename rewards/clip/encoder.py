@@ -64,6 +64,10 @@ class DualEncoder(Protocol):
     context_length: int
     """Longest caption in tokens, start and end included."""
 
+    def count_tokens(self, text: str) -> int:
+        """Tokens of a caption, start and end included; nothing is truncated."""
+        ...
+
     def encode_images(self, images: Sequence[ImageSource]) -> Tensor:
         """Return [N, D] embeddings, float32, of length 1."""
         ...

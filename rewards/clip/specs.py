@@ -78,14 +78,10 @@ class Specs(ClipScore):
         """Return N scores in [0, 1]. Raises as ``ClipScore``."""
         texts = as_texts(completions)
         if not self.truncate:
-            from rewards.clip.preprocessing import count_tokens
-
-            encoder: Any = self.backbone.encoder
-            own = getattr(encoder, "count_tokens", None)  # with start and end
-            longest = encoder.context_length - 2
+            encoder = self.backbone.encoder
+            longest = encoder.context_length - 2  # without start and end
             for row, text in enumerate(texts):
-                tokens = count_tokens(text) if own is None else own(text) - 2
-                if tokens > longest:
+                if (tokens := encoder.count_tokens(text) - 2) > longest:
                     raise RewardError(
                         f"reward {self.__name__!r}: caption {row} has {tokens} tokens, its encoder "
                         f"({self.backbone.signature}) reads {longest}: {text!r:.80}. Shorten it, or set truncate: true"

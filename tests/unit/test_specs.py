@@ -16,6 +16,7 @@ from torch import Tensor
 
 from rewards.base import RewardError
 from rewards.clip.clipscore import ClipScore
+from rewards.clip.preprocessing import count_tokens
 from rewards.clip.specs import LengthRouter, Specs, specs_score
 from rewards.registry import build
 from tests.clip_for_tests import ARCHITECTURE, noise_image, tiny_checkpoint
@@ -25,6 +26,9 @@ class Angles:
     """An encoder whose images lie at 0 degrees and whose captions at the number that they begin with."""
 
     fingerprint, signature, context_length = "angles", "angles", 8
+
+    def count_tokens(self, text: str) -> int:
+        return count_tokens(text) + 2
 
     def encode_images(self, images: Sequence[Any]) -> Tensor:
         return torch.tensor([[1.0, 0.0]] * len(images))

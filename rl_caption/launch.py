@@ -214,9 +214,9 @@ def stop_signals_handled_by(handler: Callable[[int, FrameType | None], None]) ->
 
 
 @contextlib.contextmanager
-def stop_requests() -> Iterator[Callable[[], bool]]:
-    """Inside the ``with``, one of ``STOP_SIGNALS`` only makes the yielded function return True; a later one ends the
-    process at once.
+def stop_requests(leave: bool = False) -> Iterator[Callable[[], bool]]:
+    """Inside the ``with``, one of ``STOP_SIGNALS`` only makes the yielded function return True or, with ``leave``,
+    raises ``SystemExit``, so that ``finally`` blocks run; a later one ends the process at once.
 
     What arrives within ``SAME_REQUEST_SECONDS``, and what the kernel sends when the launcher ends
     (``die_with_launcher``), belongs to the first.
@@ -229,6 +229,8 @@ def stop_requests() -> Iterator[Callable[[], bool]]:
         nonlocal first
         if first is None:
             first = time.monotonic()
+            if leave:
+                raise SystemExit(128 + number)
         elif time.monotonic() - first > SAME_REQUEST_SECONDS and os.getppid() == parent:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)

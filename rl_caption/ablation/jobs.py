@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import subprocess
 import threading
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
-from types import FrameType
 from typing import NamedTuple
 
-from rl_caption.launch import LAUNCHER_VARIABLE, SAME_REQUEST_SECONDS, stop_signals_handled_by
+from rl_caption.launch import LAUNCHER_VARIABLE
 
 logger = logging.getLogger(__name__)
 
@@ -113,23 +110,3 @@ def share_devices(num_parallel: int, count: int, environment: Mapping[str, str])
     devices, size = names.split(",")[:count], max(count // num_parallel, 1)
     firsts = [slot * size % count for slot in range(num_parallel)]
     return [",".join(devices[first : first + size]) for first in firsts]
-
-
-@contextmanager
-def signals_as_exit() -> Iterator[None]:
-    """Turn the first of ``STOP_SIGNALS`` into ``SystemExit``, so that ``finally`` blocks run; a later one ends the
-    process at once, unless it arrives within ``SAME_REQUEST_SECONDS``."""
-    first: float | None = None
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        """End by ``SystemExit``; a later signal ends at once."""
-        nonlocal first
-        if first is None:
-            first = time.monotonic()
-            raise SystemExit(128 + number)
-        if time.monotonic() - first > SAME_REQUEST_SECONDS:
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
-
-    with stop_signals_handled_by(leave):
-        yield

@@ -1,10 +1,10 @@
-"""What came of a captioner: metrics and captions, kept on disk until what they depend on changes."""
+"""Metrics and captions of a captioner, kept on disk until what they depend on changes; the policy of a last step."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,11 @@ from rl_caption.ablation.config import AblateConfig
 from rl_caption.captioners.huggingface import HuggingFaceCaptioner
 from rl_caption.captioners.loading import load_captioner, weights_hash
 from rl_caption.config.schema import DataConfig, DecodeConfig, EvaluateConfig
-from rl_caption.data.files import read_captions, write_json
+from rl_caption.data.files import write_json
 from rl_caption.data.plain_files import check_type, read_json, read_yaml
-from rl_caption.evaluation import Evaluation, write_evaluation
-from rl_caption.evaluation.results import read_scores
+from rl_caption.evaluation import write_evaluation
 from rl_caption.programs.evaluate import score_captions
+from rl_caption.report.read import EvaluationFolder, read_evaluation
 from rl_caption.training.checkpoint import (
     CheckpointError,
     is_intact,
@@ -30,25 +30,6 @@ from rl_caption.training.checkpoint import (
 )
 
 
-@dataclass(frozen=True)
-class Result:
-    """One captioner of the grid: its row in tables, where it comes from, its metrics and captions."""
-
-    system: str
-    base: str
-    seed: int | None
-    """None for a starting policy."""
-    alpha: float | None
-    evaluation: Evaluation
-    """Those of judges under ``judge/NAME``."""
-    captions: Mapping[str, str] = field(default_factory=dict)
-    """Image id -> caption."""
-    watched: bool = False
-    """Whether the training log has ``hacking/alarm``."""
-    alarm_step: int | None = None
-    """First step with an alarm."""
-
-
 def evaluate_captioner(
     model: str | Path,
     data: DataConfig,
@@ -57,14 +38,15 @@ def evaluate_captioner(
     judges: Mapping[str, Reward],
     folder: Path,
     prompt: str | None = None,
-) -> tuple[Evaluation, dict[str, str]]:
-    """Metrics and captions (image id -> caption) of a model on the grid's split, which are also written to ``folder``.
+) -> EvaluationFolder:
+    """Metrics and captions of a model on the grid's split.
 
-    They are read from there, unless the model's weights, the data, the decoding, the metrics or a judge has changed.
+    Those in ``folder``, unless the model's weights, the data, the decoding, the metrics or a judge has changed.
     ``prompt`` is that of a model that was not exported with one.
 
     Raises:
         EvaluationError, CaptionerError, DataError, RewardError: as for ``evaluate.py`` and the judges.
+        ReportError: what is in ``folder`` is damaged.
     """
     evaluate = EvaluateConfig(
         model=str(model),
@@ -83,14 +65,13 @@ def evaluate_captioner(
     noted = _read(note) or {}
     if "data" in noted:  # an option that an earlier version did not have has its default
         noted["data"] = json.loads(json.dumps(asdict(DataConfig()))) | noted["data"]
-    if noted == settings:  # written last
-        return read_scores(folder, judges), read_captions(folder / "predictions.json", allow_empty=True)
-    note.unlink(missing_ok=True)
-    found = score_captions(evaluate, judges)
-    assert found is not None, "this program is one process"
-    write_evaluation(*found, folder)
-    write_json(note, settings)
-    return found
+    if noted != settings:
+        note.unlink(missing_ok=True)
+        found = score_captions(evaluate, judges)
+        assert found is not None, "this program is one process"
+        write_evaluation(*found, folder)
+        write_json(note, settings)  # last
+    return read_evaluation(folder)
 
 
 def last_policy(run: Path, folder: Path) -> Path:

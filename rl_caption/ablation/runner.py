@@ -19,7 +19,7 @@ from tqdm.auto import tqdm
 from rewards.base import Reward
 from rewards.files import remove_leftovers
 from rl_caption.ablation.config import AblateConfig
-from rl_caption.ablation.jobs import EndedJob, Job, run_jobs, share_devices, signals_as_exit
+from rl_caption.ablation.jobs import EndedJob, Job, run_jobs, share_devices
 from rl_caption.ablation.plan import (
     START,
     Base,
@@ -33,16 +33,16 @@ from rl_caption.ablation.plan import (
     untrained_models,
 )
 from rl_caption.ablation.report import write_report
-from rl_caption.ablation.results import Result, evaluate_captioner, last_policy
+from rl_caption.ablation.results import evaluate_captioner, last_policy
 from rl_caption.captioners.loading import is_captioner
 from rl_caption.config.build import ConfigError, quiet_libraries
 from rl_caption.config.shipped import find_config
 from rl_caption.data.files import write_text
 from rl_caption.errors import expected_errors
-from rl_caption.evaluation import Evaluation, check_writable
+from rl_caption.evaluation import check_writable
 from rl_caption.evaluation.metrics import JUDGE
-from rl_caption.launch import LaunchError, processes_started, run_lock
-from rl_caption.report.read import read_run
+from rl_caption.launch import LaunchError, processes_started, run_lock, stop_requests
+from rl_caption.report.read import EvaluationFolder, Member, read_run
 from rl_caption.training.run_folder import clock, is_complete
 
 
@@ -62,7 +62,7 @@ def run_ablation(config: AblateConfig, parse: Parse) -> int:
     out = check_writable(config.out)
     quiet_libraries()
     logging.getLogger("rl_caption.evaluation").setLevel(logging.WARNING)  # one line a captioner is enough here
-    with run_lock(out, wait_seconds=10.0), signals_as_exit():
+    with run_lock(out, wait_seconds=10.0), stop_requests(leave=True):
         for folder in out.glob("**/"):
             remove_leftovers(folder)
         plan = make_plan(config, parse)
@@ -80,8 +80,9 @@ def run_ablation(config: AblateConfig, parse: Parse) -> int:
         starts = [_evaluate_start(base, config, judges[base.name]) for base in plan.bases.values()]
         for cell in plan.cells:
             check_start(cell, plan.bases[cell.base], signatures[cell.name])
-        results, failures = _run_cells(config, plan, judges)
-        for path in write_report([*starts, *results], plan, config, failures):
+        members, failures = _run_cells(config, plan, judges)
+        bounds = {name: judge.bounds for own in judges.values() for name, judge in own.items()}
+        for path in write_report([*starts, *members], plan, config, failures, bounds):
             _print(f"wrote {path}")
     for failure in failures:
         print(f"error: {failure}", file=sys.stderr)
@@ -117,9 +118,9 @@ def _failure(ended: EndedJob, run: Path) -> str | None:
 
 def _run_cells(
     config: AblateConfig, plan: Plan, judges: Mapping[str, Mapping[str, Reward]]
-) -> tuple[list[Result], list[str]]:
-    """Train the cells that are not complete and evaluate all of them: results in the order of the plan, failures."""
-    cells, results, failures = {cell.name: cell for cell in plan.cells}, dict[str, Result](), list[str]()
+) -> tuple[list[Member], list[str]]:
+    """Train the cells that are not complete and evaluate all of them: members in the order of the plan, failures."""
+    cells, results, failures = {cell.name: cell for cell in plan.cells}, dict[str, Member](), list[str]()
     complete = [cell for cell in plan.cells if is_complete(cell.run)]
     jobs = []
     for cell in plan.cells:
@@ -156,26 +157,25 @@ def _run_cells(
     return [results[name] for name in cells if name in results], failures
 
 
-def _evaluate_start(base: Base, config: AblateConfig, judges: Mapping[str, Reward]) -> Result:
+def _evaluate_start(base: Base, config: AblateConfig, judges: Mapping[str, Reward]) -> Member:
     folder = Path(config.out) / "start" / base.name / config.split
     length, prompt = base.config.rollout.max_new_tokens, base.config.model.prompt
     found = evaluate_captioner(base.start, base.config.data, length, config, judges, folder, prompt)
     system = f"{base.name}/{START}" if base.name else START
-    _print(f"{system}: {_headline(found[0])}")
-    return Result(system, base.name, None, None, *found)
+    _print(f"{system}: {_headline(found)}")
+    return Member(system, base.name, None, None, found, None)
 
 
-def _evaluate_cell(cell: Cell, base: Base, config: AblateConfig, judges: Mapping[str, Reward]) -> Result:
+def _evaluate_cell(cell: Cell, base: Base, config: AblateConfig, judges: Mapping[str, Reward]) -> Member:
     model = cell.run / "export" / "best" if config.policy == "best" else last_policy(cell.run, cell.folder / "last")
     folder, length = cell.folder / f"{config.split}_{config.policy}", cell.config.rollout.max_new_tokens
     found = evaluate_captioner(model, base.config.data, length, config, judges, folder)
-    run = read_run(cell.run)
-    return Result(cell.system, cell.base, cell.seed, cell.alpha, *found, run.watched, next(iter(run.alarms), None))
+    return Member(cell.system, cell.base, cell.alpha, cell.seed, found, read_run(cell.run))
 
 
-def _headline(evaluation: Evaluation) -> str:
+def _headline(evaluation: EvaluationFolder) -> str:
     """CIDEr and the judges on one line."""
-    values = evaluation.metrics
+    values = evaluation.scores["metrics"]
     parts = [f"CIDEr (x100) {100 * values['CIDEr']:.1f}"] if "CIDEr" in values else []
     parts += [f"{key.removeprefix(JUDGE)} {value:.4f}" for key, value in values.items() if key.startswith(JUDGE)]
     return ", ".join(parts) or "no CIDEr and no judge among its metrics"

@@ -25,7 +25,16 @@ from rl_caption.evaluation.results import (
 from rl_caption.report.charts import Series, figure, number, parts, templates
 from rl_caption.report.curves import curves, define, title_of
 from rl_caption.report.gallery import N_GRAM_SCORES, Captions, Scores, Source, gallery, reference_scores, rows_of_config
-from rl_caption.report.read import Comparison, EvaluationFolder, Member, RunFolder
+from rl_caption.report.read import (
+    Comparison,
+    EvaluationFolder,
+    Member,
+    RunFolder,
+    alpha_curve,
+    by_system,
+    over_seeds,
+    starts_of,
+)
 from rl_caption.types import LOSS
 
 ALPHA_METRICS = ("CIDEr", "BLEU-4", "METEOR", "oracle/f1", "length/mean", "captions/repeated_ngrams")
@@ -127,18 +136,15 @@ def ablation_page(
     name: str, members: Sequence[Member], missing: Sequence[str], source: Source | None, images: int
 ) -> Page:
     """A grid of rewards: means over seeds, alpha against metrics, curves, captions of the first seed of each system."""
-    groups: dict[str, list[Member]] = {}
-    for member in members:
-        groups.setdefault(member.system, []).append(member)
+    groups = by_system(members)
     runs = {name: [member.run for member in found if member.run] for name, found in groups.items()}
     runs = {name: found for name, found in runs.items() if found}
     evaluations = {name: [member.evaluation for member in found] for name, found in groups.items()}
     first = {name: found[0] for name, found in evaluations.items()}
-    means = {name: _over_seeds(found) for name, found in evaluations.items()}
     sections = {
         "Results": (parts().missing(missing) if missing else Markup("")) + _systems_tables(evaluations),
         "Monitor": _alarms(runs),
-        "Alpha": _alpha(groups, means),
+        "Alpha": _alpha(groups),
         "Curves": curves(runs),
         "Captions": _evaluated_captions(first, source, images, "One seed of each system."),
         "Settings": _settings({name: found[0] for name, found in runs.items()}),
@@ -175,25 +181,13 @@ def _validations(runs: Mapping[str, RunFolder], shown: Mapping[str, tuple[RunFol
     return body
 
 
-def _over_seeds(evaluations: Sequence[EvaluationFolder]) -> dict[str, tuple[float, float | None]]:
-    """Metric key -> its mean over seeds, and the sample standard deviation (n - 1) where there are several values."""
-    found: dict[str, list[float]] = {}
-    for evaluation in evaluations:
-        for key, value in evaluation.scores["metrics"].items():
-            found.setdefault(key, []).append(value)
-    return {
-        key: (statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
-        for key, values in found.items()
-    }
-
-
 def _systems_tables(systems: Mapping[str, Sequence[EvaluationFolder]]) -> Markup:
     """Systems down, metrics across: captions and judges, then signs of bad captions, then the oracle's; and notes.
 
     Metrics are printed as papers do (the heading says x100 or %), with the standard deviation over seeds or, of one
     evaluation, its interval; the best value of a metric where more is better is bold.
     """
-    means = {name: _over_seeds(found) for name, found in systems.items()}
+    means = {name: over_seeds(found) for name, found in systems.items()}
     keys = dict.fromkeys(key for scores in means.values() for key in scores)
     first = [*(key for key in CAPTION_COLUMNS if key in keys), *(key for key in keys if key.startswith(JUDGE))]
     oracle = [key for key in keys if key in ORACLE_COLUMNS]
@@ -309,33 +303,29 @@ def _alarms(systems: Mapping[str, Sequence[RunFolder]]) -> Markup:
     return parts().table(["system", "runs with an alarm", "earliest"], rows, caption) if rows else Markup("")
 
 
-def _alpha(
-    groups: Mapping[str, Sequence[Member]], means: Mapping[str, Mapping[str, tuple[float, float | None]]]
-) -> Markup:
+def _alpha(systems: Mapping[str, Sequence[Member]]) -> Markup:
     """Charts of alpha against metrics, a line for each base; empty where fewer than two cells have an alpha."""
-    alphas = {name: found[0].alpha for name, found in groups.items() if found[0].alpha is not None}
-    if len(alphas) < 2:
+    cells = [members[0] for members in systems.values() if members[0].alpha is not None]
+    if len(cells) < 2:
         return Markup("")
-    base_of = {name: name.rpartition("/")[0] for name in groups}
-    starts = {base_of[name]: name for name, found in groups.items() if found[0].seed is None}
-    keys = dict.fromkeys(key for scores in means.values() for key in scores)
-    figures = []
+    starts, figures = starts_of(systems), []
+    keys = dict.fromkeys(
+        key for members in systems.values() for one in members for key in one.evaluation.scores["metrics"]
+    )
     for key in [*(key for key in ALPHA_METRICS if key in keys), *(key for key in keys if key.startswith(JUDGE))]:
-        factor = column_of(key).factor
-        lines = []
-        for colour, base in enumerate(dict.fromkeys(base_of[name] for name in alphas)):
-            cells = sorted(
-                (alpha, name) for name, alpha in alphas.items() if base_of[name] == base and key in means[name]
-            )
-            if not cells:
+        factor, lines = column_of(key).factor, []
+        for colour, base in enumerate(dict.fromkeys(cell.base for cell in cells)):
+            curve = [
+                (alpha, factor * mean, factor * deviation) for alpha, mean, deviation in alpha_curve(systems, base, key)
+            ]
+            if not curve:
                 continue
-            points = [(alpha, factor * means[name][key][0]) for alpha, name in cells]
-            errors = {alpha: factor * (means[name][key][1] or 0.0) for alpha, name in cells}
+            points, errors = [point[:2] for point in curve], {alpha: deviation for alpha, _, deviation in curve}
             lines.append(Series(base or "mean over seeds", points, colour, True, errors))
-            start = starts.get(base, "")
-            if key in means.get(start, {}):
-                value = factor * means[start][key][0]
-                lines.append(Series(start, [(points[0][0], value), (points[-1][0], value)], 3))
+            start = starts.get(base)
+            if start is not None and key in start.evaluation.scores["metrics"]:
+                value = factor * start.evaluation.scores["metrics"][key]
+                lines.append(Series(start.system, [(points[0][0], value), (points[-1][0], value)], 3))
         figures.append(figure(column_of(key).heading, lines, x_name="alpha"))
     note = "Dots are means over seeds, bars one standard deviation; the dashed line is the starting policy."
     return parts().note(note) + parts().charts(figures)

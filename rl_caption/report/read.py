@@ -4,6 +4,7 @@ Damaged files raise ``ReportError`` or, captions, ``DataError``, with the file a
 """
 
 import csv
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -66,9 +67,13 @@ class EvaluationFolder(NamedTuple):
 
 
 class Member(NamedTuple):
-    """One evaluated captioner of an ablation: a starting policy (seed and run are None), or a cell with one seed."""
+    """One evaluated captioner of an ablation: a starting policy (seed and run are None), or a cell with one seed.
+
+    ``system`` is its row in tables, the same for all seeds: ``LABEL`` or, of several bases, ``BASE/LABEL``.
+    """
 
     system: str
+    base: str
     alpha: float | None
     seed: int | None
     evaluation: EvaluationFolder
@@ -266,7 +271,39 @@ def _member(path: Path, row: Mapping[str, str | None], where: str) -> Member:
         raise ReportError(f"{where}: {system!r} has no */scores.json in {folder}")
     newest = max(sorted(files), key=lambda found: found.stat().st_mtime)
     run = read_run(folder / "run") if seed and (folder / "run").is_dir() else None
-    return Member(system, *numbers, read_evaluation(newest.parent), run)
+    return Member(system, base, *numbers, read_evaluation(newest.parent), run)
+
+
+def by_system(members: Sequence[Member]) -> dict[str, list[Member]]:
+    """Members by system, in the order in which the systems first occur: a starting policy, or a cell's seeds."""
+    return {one.system: [other for other in members if other.system == one.system] for one in members}
+
+
+def over_seeds(evaluations: Sequence[EvaluationFolder]) -> dict[str, tuple[float, float | None]]:
+    """Metric key -> its mean over seeds, and the sample standard deviation (n - 1) where there are several values."""
+    found: dict[str, list[float]] = {}
+    for evaluation in evaluations:
+        for key, value in evaluation.scores["metrics"].items():
+            found.setdefault(key, []).append(value)
+    return {
+        key: (statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
+        for key, values in found.items()
+    }
+
+
+def alpha_curve(systems: Mapping[str, Sequence[Member]], base: str, key: str) -> list[tuple[float, float, float]]:
+    """(alpha, mean, standard deviation) of a metric in a base's systems, by alpha; the deviation of one seed is 0."""
+    found = []
+    for members in systems.values():
+        mean, deviation = over_seeds([member.evaluation for member in members]).get(key, (None, None))
+        if members[0].base == base and members[0].alpha is not None and mean is not None:
+            found.append((members[0].alpha, mean, deviation or 0.0))
+    return sorted(found)
+
+
+def starts_of(systems: Mapping[str, Sequence[Member]]) -> dict[str, Member]:
+    """Base -> its starting policy."""
+    return {members[0].base: members[0] for members in systems.values() if members[0].seed is None}
 
 
 def _read(file: Path, kinds: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import pytest
 from PIL import Image
 
 from rl_caption.ablation.config import AblateConfig, AlphaConfig, CellConfig
-from rl_caption.ablation.jobs import Job, run_jobs, share_devices, signals_as_exit
+from rl_caption.ablation.jobs import Job, run_jobs, share_devices
 from rl_caption.ablation.plan import (
     Base,
     Plan,
@@ -30,8 +30,6 @@ from rl_caption.ablation.plan import (
     untrained_models,
 )
 from rl_caption.ablation.report import (
-    alpha_curve,
-    by_system,
     captions_page,
     draw_alpha,
     formula,
@@ -40,16 +38,15 @@ from rl_caption.ablation.report import (
     runs_csv,
     summary_csv,
 )
-from rl_caption.ablation.results import Result
 from rl_caption.captioners.loading import weights_hash
 from rl_caption.cli.main import parse
 from rl_caption.config.schema import RewardTerm, ScstConfig
 from rl_caption.data.base import Row
 from rl_caption.errors import ConfigError
-from rl_caption.evaluation import Evaluation
-from rl_caption.launch import LAUNCHER_VARIABLE
+from rl_caption.launch import LAUNCHER_VARIABLE, stop_requests
 from rl_caption.monitoring.config import JudgeConfig
 from rl_caption.monitoring.judges import build_judges
+from rl_caption.report.read import EvaluationFolder, Member, RunFolder, alpha_curve, by_system
 
 ALPHA = AlphaConfig([0, 0.3, 1], {"rouge_l": RewardTerm()}, {"cider": RewardTerm()})
 
@@ -330,7 +327,7 @@ def test_a_job_that_starts_when_a_signal_arrives_is_stopped_too(
 
     monkeypatch.setattr(subprocess, "Popen", interrupted)
     jobs = [python("import time; time.sleep(60)", tmp_path / f"{name}.log", name) for name in "ab"]
-    with pytest.raises(SystemExit) as left, signals_as_exit(), closing(run_jobs(jobs, [None, None])) as running:
+    with pytest.raises(SystemExit) as left, stop_requests(leave=True), closing(run_jobs(jobs, [None, None])) as running:
         next(running)
     assert left.value.code == 128 + number
     ended = [job.poll() for job in started]
@@ -378,24 +375,27 @@ def test_gpus_are_shared_out() -> None:
     assert share_devices(2, 1, {}) == [None, None]
 
 
-def result(system: str, seed: int | None, cider: float, alpha: float | None = None, **how: Any) -> Result:
+def member(system: str, seed: int | None, cider: float, alpha: float | None = None, alarm: int | None = None) -> Member:
     metrics = {"CIDEr": cider, "judge/L-CLIPS": 0.75, "length/mean": 8.0, "captions/bad_endings": 0.25}
     left_out = {"METEOR": "no Java", "captions/novel": "not shown"}
-    evaluation = Evaluation(metrics, "S1", 2, left_out, bounds={"judge/L-CLIPS": (0.0, 2.5)})
-    return Result(system, "", seed, alpha, evaluation, **how)
+    scores: Any = {"metrics": metrics, "signature": "S1", "n": 2, "left_out": left_out}
+    lines = [{"step": step, "hacking/alarm": float(step == alarm)} for step in (0, 40, 60)]
+    run = None if seed is None else RunFolder(Path(), lines, {}, {}, {}, True)
+    return Member(system, "", alpha, seed, EvaluationFolder(scores, {}, {}), run)
 
 
+BOUNDS = {"L-CLIPS": (0.0, 2.5)}
 RESULTS = [
-    result("start", None, 1.0),
-    result("alpha=0", 0, 1.2, 0.0, watched=True),
-    result("alpha=1", 0, 0.5, 1.0, watched=True, alarm_step=60),
-    result("alpha=0", 1, 1.4, 0.0, watched=True),
-    result("alpha=1", 1, 0.5, 1.0, watched=True, alarm_step=40),
+    member("start", None, 1.0),
+    member("alpha=0", 0, 1.2, 0.0),
+    member("alpha=1", 0, 0.5, 1.0, alarm=60),
+    member("alpha=0", 1, 1.4, 0.0),
+    member("alpha=1", 1, 0.5, 1.0, alarm=40),
 ]
 
 
 def test_the_table_has_means_deviations_and_seeds() -> None:
-    table = markdown_tables(by_system(RESULTS)).splitlines()
+    table = markdown_tables(by_system(RESULTS), BOUNDS).splitlines()
     assert table[0] == "| system | seeds | CIDEr (x100) | L-CLIPS [0, 2.5] |"
     # Standard deviation of (120, 140) with n - 1: 10 * sqrt(2) = 14.14.
     assert table[2:5] == [
@@ -410,13 +410,14 @@ def test_the_table_has_means_deviations_and_seeds() -> None:
         "| alpha=1 | 2 | 25.0 ± 0.0 | 8.00 ± 0.00 | 40 (2 of 2) |",
     ]
     assert notes(RESULTS) == ["METEOR is left out: no Java", "signature: S1"]
-    bare = replace(RESULTS[0], evaluation=Evaluation({"ROUGE-L": 0.5}, "S2", 2))
-    assert "| start | – | 50.00 | – | – |" in markdown_tables(by_system([bare, *RESULTS[1:]])), "never a zero"
+    scores: Any = {"metrics": {"ROUGE-L": 0.5}, "signature": "S2", "n": 2}
+    bare = RESULTS[0]._replace(evaluation=EvaluationFolder(scores, {}, {}))
+    assert "| start | – | 50.00 | – | – |" in markdown_tables(by_system([bare, *RESULTS[1:]]), BOUNDS), "never a zero"
     assert any(note.startswith("the signatures differ") for note in notes([bare, *RESULTS[1:]]))
 
 
 def test_csv_files_have_the_values_as_computed() -> None:
-    rows = list(csv.DictReader(summary_csv(by_system(RESULTS)).splitlines()))
+    rows = list(csv.DictReader(summary_csv(by_system(RESULTS), BOUNDS).splitlines()))
     assert [row["system"] for row in rows] == ["start", "alpha=0", "alpha=1"]
     assert float(rows[1]["CIDEr"]) == pytest.approx(1.3)
     assert float(rows[1]["CIDEr.std"]) == pytest.approx(0.1 * 2**0.5)
@@ -446,9 +447,9 @@ def test_the_plot_is_drawn_where_matplotlib_is_there(tmp_path: Path, monkeypatch
     assert curve == [(0.0, pytest.approx(1.3), pytest.approx(0.1 * 2**0.5)), (1.0, 0.5, 0.0)]
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError):
-        draw_alpha(by_system(RESULTS), tmp_path / "a.png")
+        draw_alpha(by_system(RESULTS), BOUNDS, tmp_path / "a.png")
     monkeypatch.undo()
     assert not (tmp_path / "a.png").exists()
     pytest.importorskip("matplotlib")
-    draw_alpha(by_system(RESULTS), tmp_path / "a.png")
+    draw_alpha(by_system(RESULTS), BOUNDS, tmp_path / "a.png")
     assert Image.open(tmp_path / "a.png").size > (300, 300)

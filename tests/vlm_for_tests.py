@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from accelerate import Accelerator
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     AddedToken,
@@ -23,6 +24,11 @@ from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3I
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
 
+from rl_caption.captioners.base import Decoding
+from rl_caption.data.base import Row
+from rl_caption.training.validation import decode_candidates
+from rl_caption.trl.config import VlmConfig
+from rl_caption.trl.model import load_vlm
 from tests.clip_for_tests import noise_image
 from tests.training_for_tests import changed
 
@@ -159,3 +165,12 @@ def _tokenizer(specials: list[str], pad: str, eos: str, bos: str | None = None) 
         tokenizer_object=tokenizer, pad_token=pad, eos_token=eos, bos_token=bos, unk_token="<unk>",
         additional_special_tokens=others,
     )  # fmt: skip
+
+
+def vlm_captions(
+    folder: Path, rows: list[Row], batch_size: int = 8, prompt: str = "describe this image"
+) -> dict[str, str]:
+    """Greedy captions of at most 6 tokens, by a saved model."""
+    vlm: Any = load_vlm(VlmConfig(name=str(folder), prompt=prompt), torch.float32)
+    found = decode_candidates(vlm, vlm.policy, rows, Decoding(max_new_tokens=6), batch_size, Accelerator())
+    return {image_id: candidates[0].caption for image_id, candidates in found.items()}

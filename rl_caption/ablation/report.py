@@ -144,7 +144,7 @@ def runs_csv(systems: Systems) -> str:
     lines: list[list[Any]] = [["system", "base", "alpha", "seed", *keys, "first_alarm"]]
     for one in ordered:
         values = [one.evaluation.scores["metrics"].get(key) for key in keys]
-        lines.append([one.system, one.base, one.alpha, one.seed, *values, *(alarms_of([one])[1] or [None])])
+        lines.append([one.system, one.base, one.alpha, one.seed, *values, next(iter(alarms_of([one])[1]), None)])
     return csv_text(lines)
 
 
@@ -196,10 +196,9 @@ def draw_alpha(systems: Systems, bounds: Bounds, path: Path) -> Path:
         left = figure.add_subplot(1, len(bases), index + 1, title=base, xlabel="alpha")
         for key, column, colour in [("CIDEr", Column("CIDEr (x100)"), "#1f5f99"), *judges[:1]]:
             axes = left.twinx() if key.startswith(JUDGE) else left
-            curve = [
-                [alpha, *(column.factor * each for each in own)] for alpha, *own in alpha_curve(systems, base, key)
-            ]
-            axes.errorbar(*(zip(*curve, strict=True) if curve else ([], [], [])), color=colour, marker="o", capsize=3)
+            curve = alpha_curve(systems, base, key)
+            means, deviations = ([column.factor * point[part] for point in curve] for part in (1, 2))
+            axes.errorbar([point[0] for point in curve], means, deviations, color=colour, marker="o", capsize=3)
             if base in starts and key in starts[base].evaluation.scores["metrics"]:
                 value = column.factor * starts[base].evaluation.scores["metrics"][key]
                 axes.axhline(value, color=colour, linestyle=":", linewidth=1)

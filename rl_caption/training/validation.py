@@ -37,20 +37,6 @@ class Candidate(NamedTuple):
     """Of beam search (``Generated.scores``); None without."""
 
 
-def decode_rows(
-    captioner: Captioner,
-    policy: nn.Module,
-    rows: Sequence[Row],
-    decoding: Decoding,
-    batch_size: int,
-    accelerator: Accelerator,
-    progress: str | None = None,
-) -> dict[str, tuple[str, bool]]:
-    """``decode_candidates``, the first of each row: image id -> (caption, whether it ended with EOS)."""
-    found = decode_candidates(captioner, policy, rows, decoding, batch_size, accelerator, progress)
-    return {image_id: candidates[0][:2] for image_id, candidates in found.items()}
-
-
 def decode_candidates(
     captioner: Captioner,
     policy: nn.Module,
@@ -123,8 +109,9 @@ class CaptionValidator:
     def __call__(self, step: int, logged: Mapping[str, float]) -> Validation:
         """Validate the policy as it is at ``step``; ``logged`` is what the newest step logged."""
         rows, accelerator, captioner = self.context.val_rows, self.context.accelerator, self.captioner
-        decoded = decode_rows(captioner, captioner.policy, rows, self.decoding, self.batch_size, accelerator)
-        captions = {image_id: caption for image_id, (caption, _) in decoded.items()}
+        found = decode_candidates(captioner, captioner.policy, rows, self.decoding, self.batch_size, accelerator)
+        decoded = {image_id: candidates[0] for image_id, candidates in found.items()}
+        captions = {image_id: candidate.caption for image_id, candidate in decoded.items()}
         if accelerator.is_main_process:
             records = [{"image_id": image_id, "caption": caption} for image_id, caption in captions.items()]
             self._write(step, "predictions.json", records)
@@ -135,15 +122,11 @@ class CaptionValidator:
         metrics = {"val/cider": cider, "val/length": sum(words) / len(words)}
         if self.monitor is None:
             return Validation(metrics)
-        found = self._inspect(self.monitor, step, decoded, logged)
-        return replace(found, metrics=metrics | found.metrics)
+        verdict = self._inspect(self.monitor, step, decoded, logged)
+        return replace(verdict, metrics=metrics | verdict.metrics)
 
     def _inspect(
-        self,
-        monitor: HackingMonitor,
-        step: int,
-        decoded: Mapping[str, tuple[str, bool]],
-        logged: Mapping[str, float],
+        self, monitor: HackingMonitor, step: int, decoded: Mapping[str, Candidate], logged: Mapping[str, float]
     ) -> Validation:
         """The main process's verdict, broadcast: scores that differ in a last bit must not make processes differ.
 
@@ -153,7 +136,7 @@ class CaptionValidator:
         outcome: list[Validation | str | None] = [None]
         if accelerator.is_main_process:
             images = [rows[index] for index in range(len(rows))]
-            texts, finished = zip(*(decoded[row["image_id"]] for row in images), strict=True)
+            texts, finished, _ = zip(*(decoded[row["image_id"]] for row in images), strict=True)
             policy = {key: logged[f"policy/{key}"] for key in ("entropy", "kl") if f"policy/{key}" in logged}
             try:
                 found, findings = monitor.inspect(step, images, texts, finished, policy)

@@ -12,14 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import PartialState
-from accelerate.utils import gather_object
-from tqdm.auto import tqdm
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor, GenerationConfig
 
 from rl_caption.captioners.adaptation import freeze
+from rl_caption.captioners.base import Decoding
 from rl_caption.data.base import Row, load_image
-from rl_caption.engines import dropout_off
 from rl_caption.errors import ConfigError
 from rl_caption.trl.config import VlmConfig, VlmLoraConfig
 from rl_caption.trl.rows import messages
@@ -30,16 +28,52 @@ VISION = ("*visual*", "*vision*")
 
 @dataclass(frozen=True)
 class Vlm:
-    """A model with its processor."""
+    """A model with its processor. It has what ``training.validation.decode_candidates`` asks of a captioner."""
 
     policy: Any
     processor: Any
     """Tokenizer, image processor and chat template; pads on the left."""
+    prompt: str
+    """Of rows without their own."""
     eos_token_ids: list[int]
     suppressed: list[int]
     """Special tokens but EOS, never sampled: an image token without its image could not be scored."""
     generation_config: GenerationConfig
     """The model's own, which TRL changes."""
+
+    @property
+    def eos_token_id(self) -> int:
+        """The tokenizer's."""
+        return self.eos_token_ids[0]
+
+    def preprocess(self, rows: Sequence[Row]) -> dict[str, Tensor]:
+        """A batch exactly as TRL makes it in training, padded on the left."""
+        from trl.data_utils import prepare_multimodal_messages
+
+        asked = [
+            prepare_multimodal_messages(messages(row, self.prompt), images=[load_image(row["image"])]) for row in rows
+        ]
+        template = {"add_generation_prompt": True, "tokenize": True, "return_dict": True, "return_tensors": "pt"}
+        return dict(self.processor.apply_chat_template(asked, **template, processor_kwargs={"padding": True}))
+
+    def generate(self, policy: Any, inputs: dict[str, Tensor], decoding: Decoding, noise: None = None) -> Tensor:
+        """Token ids [B, 1, L] by greedy or beam search."""
+        settings = GenerationConfig(
+            do_sample=False,
+            num_beams=decoding.num_beams,
+            max_new_tokens=decoding.max_new_tokens,
+            eos_token_id=self.eos_token_ids,
+            pad_token_id=self.processor.tokenizer.pad_token_id,
+            suppress_tokens=self.suppressed or None,
+        )
+        inputs = {key: value.to(policy.dtype) if value.is_floating_point() else value for key, value in inputs.items()}
+        with decoding_from_nothing(policy, settings):
+            written = policy.generate(**inputs, generation_config=settings)
+        return written[:, None, inputs["input_ids"].shape[1] :]
+
+    def decode(self, token_ids: Tensor) -> list[str]:
+        """Texts of [N, L]."""
+        return [text.strip() for text in self.processor.batch_decode(token_ids, skip_special_tokens=True)]
 
 
 def load_processor(config: VlmConfig) -> tuple[Any, Any]:
@@ -94,7 +128,7 @@ def load_vlm(config: VlmConfig, dtype: torch.dtype) -> Vlm:
     # The list of named special tokens lacks some that no text shows either, such as SmolVLM's <row_1_col_1>.
     unseen = (number for number, token in tokenizer.added_tokens_decoder.items() if token.special)
     special = {*unseen, *tokenizer.all_special_ids, shape.image_token_id} - set(ends)
-    return Vlm(policy, processor, ends, sorted(special), copy.deepcopy(policy.generation_config))
+    return Vlm(policy, processor, config.prompt, ends, sorted(special), copy.deepcopy(policy.generation_config))
 
 
 def freeze_parameters(policy: Any, patterns: list[str] | None) -> None:
@@ -148,58 +182,6 @@ def decoding_from_nothing(policy: Any, settings: GenerationConfig) -> Iterator[N
         yield
     finally:
         policy.generation_config = before
-
-
-def caption_images(
-    vlm: Vlm,
-    policy: Any,
-    rows: Sequence[Row],
-    prompt: str,
-    max_new_tokens: int,
-    num_beams: int = 1,
-    batch_size: int = 8,
-) -> dict[str, str]:
-    """Image id -> caption, in the order of ``rows``; every process decodes a part of them and gets all.
-
-    Args:
-        vlm: its processor and special tokens are used.
-        policy: the model, on its device; the same weights in every process.
-        rows: what to caption.
-        prompt: for rows without their own.
-        max_new_tokens: length limit in tokens, EOS included.
-        num_beams: 1 is greedy.
-        batch_size: images at a time, in each process.
-    """
-    from trl.data_utils import prepare_multimodal_messages
-
-    state = PartialState()
-    settings = GenerationConfig(
-        do_sample=False,
-        num_beams=num_beams,
-        max_new_tokens=max_new_tokens,
-        eos_token_id=vlm.eos_token_ids,
-        pad_token_id=vlm.processor.tokenizer.pad_token_id,
-        suppress_tokens=vlm.suppressed or None,
-    )
-    # A batch exactly as TRL makes it in training, padded on the left.
-    template = {"add_generation_prompt": True, "tokenize": True, "return_dict": True, "return_tensors": "pt"}
-    mine = range(state.process_index, len(rows), state.num_processes)
-    captions: list[tuple[str, str]] = []
-    hidden = None if state.is_main_process else True  # None: off a terminal
-    bar = tqdm(range(0, len(mine), batch_size), desc="captioning", unit="batch", disable=hidden)
-    with torch.no_grad(), dropout_off(policy), decoding_from_nothing(policy, settings):
-        for start in bar:
-            batch = [rows[index] for index in mine[start : start + batch_size]]
-            asked = [
-                prepare_multimodal_messages(messages(row, prompt), images=[load_image(row["image"])]) for row in batch
-            ]
-            inputs = vlm.processor.apply_chat_template(asked, **template, processor_kwargs={"padding": True})
-            inputs = inputs.to(policy.device, policy.dtype)
-            written = policy.generate(**inputs, generation_config=settings)[:, inputs["input_ids"].shape[1] :]
-            texts = vlm.processor.batch_decode(written, skip_special_tokens=True)
-            captions += [(row["image_id"], text.strip()) for row, text in zip(batch, texts, strict=True)]
-    known = dict(gather_object(captions) if state.num_processes > 1 else captions)
-    return {row["image_id"]: known[row["image_id"]] for row in rows}
 
 
 def export(vlm: Vlm, policy: Any, folder: Path) -> None:

@@ -21,6 +21,7 @@ from transformers import GenerationConfig, PrinterCallback, TrainerCallback, Tra
 
 from rewards.base import Reward
 from rewards.mixed import MixedReward
+from rl_caption.captioners.base import Decoding
 from rl_caption.config import checks as config_checks
 from rl_caption.config.build import (
     ConfigError,
@@ -58,8 +59,9 @@ from rl_caption.training.run_folder import (
     write_result,
     write_run_files,
 )
+from rl_caption.training.validation import decode_candidates
 from rl_caption.trl.config import GrpoVlmConfig
-from rl_caption.trl.model import Vlm, caption_images, export, freeze_parameters, load_processor, load_vlm, lora_config
+from rl_caption.trl.model import Vlm, export, freeze_parameters, load_processor, load_vlm, lora_config
 from rl_caption.trl.rows import reward_functions, trl_dataset
 
 
@@ -391,9 +393,11 @@ class _Run:
         policy.to(self.state.device)
         options, rows = self.config.eval, self.eval_rows
         print_main(self.state, f"captioning {len(rows)} images of {options.split!r}")
-        prompt, length = self.config.model.prompt, self.config.rollout.max_new_tokens
-        with trainer.accelerator.autocast():  # in the precision of the training, before it and after it; judges are not
-            captions = caption_images(vlm, policy, rows, prompt, length, options.num_beams, options.batch_size)
+        decoding = Decoding(num_beams=options.num_beams, max_new_tokens=self.config.rollout.max_new_tokens)
+        captioner, accelerator = cast(Any, vlm), trainer.accelerator
+        with accelerator.autocast():  # in the precision of the training, before it and after it; judges are not
+            found = decode_candidates(captioner, policy, rows, decoding, options.batch_size, accelerator, "captioning")
+        captions = {image_id: own[0].caption for image_id, own in found.items()}
         if not self.state.is_main_process:
             return None
         evaluation = evaluate_rows(

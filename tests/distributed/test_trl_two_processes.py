@@ -6,13 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 
 from rl_caption.data.base import Row
-from rl_caption.trl.config import VlmConfig
-from rl_caption.trl.model import caption_images, load_vlm
 from tests.training_for_tests import lines, run_two
-from tests.vlm_for_tests import grpo_config, six_images, tiny_qwen2_vl
+from tests.vlm_for_tests import grpo_config, six_images, tiny_qwen2_vl, vlm_captions
 
 pytestmark = pytest.mark.distributed
 
@@ -28,8 +25,7 @@ def test_two_processes_train_one_model(tmp_path: Path) -> None:
     assert [line["step"] for line in lines(folder)] == [1, 2]
     assert (folder / "checkpoints/checkpoint-2/rng_state_1.pth").is_file()
 
-    exported = load_vlm(VlmConfig(name=str(folder / "export/last")), torch.float32)
     rows: list[Row] = [{"image_id": str(i), "image": str(tmp_path / f"{i}.png"), "references": []} for i in (4, 5)]
-    captions = caption_images(exported, exported.policy, rows, "describe this image", 6)
+    captions = vlm_captions(folder / "export/last", rows)
     predictions = json.loads((folder / "eval/test/predictions.json").read_text())
     assert {str(row["image_id"]): row["caption"] for row in predictions} == captions, "both have the weights"

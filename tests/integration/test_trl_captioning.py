@@ -25,10 +25,19 @@ from rl_caption.errors import ConfigError
 from rl_caption.training.checkpoint import CheckpointError
 from rl_caption.trl import rows
 from rl_caption.trl.config import GrpoVlmConfig, VlmConfig
-from rl_caption.trl.model import caption_images, load_vlm
+from rl_caption.trl.model import load_vlm
 from rl_caption.trl.program import fine_tune, newest_complete, sharding, trl_arguments
 from tests.training_for_tests import lines
-from tests.vlm_for_tests import BANNED, RECORDER, Recorder, grpo_config, six_images, tiny_idefics3, tiny_qwen2_vl
+from tests.vlm_for_tests import (
+    BANNED,
+    RECORDER,
+    Recorder,
+    grpo_config,
+    six_images,
+    tiny_idefics3,
+    tiny_qwen2_vl,
+    vlm_captions,
+)
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SCENES = {
@@ -124,7 +133,7 @@ def test_grpo_with_lora_trains_exports_and_is_judged(folder: Path, tmp_path: Pat
     exported = load_vlm(VlmConfig(name=str(run / "export/last")), torch.float32)
     assert exported.generation_config.eos_token_id == [2, 0], "TRL changes it, the export does not"
     rows: list[Row] = [{"image_id": str(i), "image": str(folder / f"{i}.png"), "references": []} for i in (4, 5)]
-    captions = caption_images(exported, exported.policy, rows, "describe this image", 6)
+    captions = vlm_captions(run / "export/last", rows)
     assert [captions[str(row["image_id"])] for row in predictions] == [row["caption"] for row in predictions]
 
     # Stopped in its second pass, it goes on to the same result; a checkpoint that was cut off is passed over.
@@ -195,13 +204,12 @@ def test_rloo_with_all_weights_trains_and_is_judged(
 
 @pytest.mark.parametrize("name", ["qwen2_vl", "idefics3"])
 def test_captions_do_not_depend_on_the_batch(folder: Path, name: str) -> None:
-    vlm = load_vlm(VlmConfig(name=str(folder / name)), torch.float32)
     rows: list[Row] = [
         {"image_id": str(i), "image": str(folder / f"{i}.png"), "references": [], "prompt": "describe " * (1 + i % 3)}
         for i in range(5)
     ]
-    one_by_one = caption_images(vlm, vlm.policy, rows, "", 6, batch_size=1)
-    assert caption_images(vlm, vlm.policy, rows, "", 6, batch_size=5) == one_by_one
+    one_by_one = vlm_captions(folder / name, rows, batch_size=1)
+    assert vlm_captions(folder / name, rows, batch_size=5) == one_by_one
     assert list(one_by_one) == ["0", "1", "2", "3", "4"]
 
 

@@ -28,11 +28,11 @@ def test_validation_decodes_as_configured(
 ) -> None:
     seen = []
 
-    def decoded(*arguments: Any) -> dict[str, tuple[str, bool]]:
+    def decoded(*arguments: Any) -> dict[str, list[validation.Candidate]]:
         seen.extend(part for part in arguments if isinstance(part, Decoding))
-        return {key: (text, True) for key, text in CAPTIONS.items()}
+        return {key: [validation.Candidate(text, True, None)] for key, text in CAPTIONS.items()}
 
-    monkeypatch.setattr(validation, "decode_rows", decoded)
+    monkeypatch.setattr(validation, "decode_candidates", decoded)
     context: Any = SimpleNamespace(
         config=parse(XeConfig, words, "test"),
         val_rows=[{"image_id": key, "references": texts} for key, texts in REFERENCES.items()],

@@ -11,16 +11,15 @@ they mean. Data that is not of the generated world needs ``long_reference`` in i
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import shutil
-import tempfile
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import yaml
 from safetensors.torch import load_file, save_file
 from scipy.stats import skew
 from torch import Tensor
@@ -29,9 +28,8 @@ from tqdm.auto import tqdm
 
 from rewards.base import Reward
 from rewards.clip.backbone import Backbone, load_backbone
-from rewards.clip.encoder import DualEncoder, EmbeddingCache
+from rewards.clip.encoder import CachedEncoder
 from rewards.clip.preprocessing import count_tokens
-from rewards.images import ImageSource
 from rewards.registry import build
 from rewards.text.concreteness import CaptionLength
 from rl_caption.cli.main import find_own_modules, log_lines, parse
@@ -68,26 +66,6 @@ RECALLS = {f"{way}_r{k}": f"{name} R@{k}, %" for way, name in WAYS.items() for k
 """Key of ``retrieval_recall`` -> heading."""
 
 
-class CachingEncoder:
-    """A ``DualEncoder`` that embeds every image and every text of a split a single time."""
-
-    def __init__(self, encoder: DualEncoder) -> None:
-        self.encoder = encoder
-        self.fingerprint, self.signature = encoder.fingerprint, encoder.signature
-        self.context_length, self.count_tokens = encoder.context_length, encoder.count_tokens
-        self.images, self.texts = EmbeddingCache(encoder.fingerprint), EmbeddingCache(encoder.fingerprint)
-
-    def encode_images(self, images: Sequence[ImageSource]) -> Tensor:
-        """Return [N, D] embeddings, float32, of length 1."""
-        return torch.from_numpy(self.images.embed(images, lambda own: self.encoder.encode_images(own).numpy()))
-
-    def encode_texts(self, texts: Sequence[str]) -> Tensor:
-        """Return [N, D] embeddings, float32, of length 1."""
-        return torch.from_numpy(
-            self.texts.embed(texts, lambda own: self.encoder.encode_texts(own).numpy(), str, "text")
-        )
-
-
 def reference_metrics(names: Sequence[str]) -> dict[str, Reward]:
     """Build n-gram metrics by name of the registry; CIDEr-D is without EOS.
 
@@ -112,15 +90,6 @@ def percent(value: float | None) -> str:
     return UNDEFINED if value is None else f"{100 * value:.1f}"
 
 
-def run_program(run: Callable[[argparse.Namespace], None], arguments: argparse.Namespace) -> None:
-    """Run a program as the package does: log lines, and one line for errors that a user can correct."""
-    find_own_modules()
-    quiet_libraries()
-    with log_lines(), user_errors():
-        check_writable(arguments.out)
-        run(arguments)
-
-
 def data_section(path: Path) -> DataConfig:
     """Read the ``data`` section of a configuration of any program."""
     try:
@@ -129,10 +98,7 @@ def data_section(path: Path) -> DataConfig:
         raise ConfigError(f"--data {path} cannot be read: {error.strerror}") from error
     if "data" not in content:
         raise ConfigError(f"--data {path} has no section 'data'")
-    with tempfile.TemporaryDirectory() as folder:
-        section = Path(folder) / path.name
-        section.write_text(yaml.safe_dump({"data": content["data"]}))
-        return parse(EvaluateConfig, ["--config", str(section)], "evaluate").data
+    return parse(EvaluateConfig, [f"--data={json.dumps(content['data'])}"], "evaluate").data
 
 
 def load_models(labelled: Sequence[str], device: str) -> dict[str, Backbone]:
@@ -146,20 +112,6 @@ def load_models(labelled: Sequence[str], device: str) -> dict[str, Backbone]:
         except ValueError as error:
             raise ConfigError(f"--models {label}: {error}") from error
     return models
-
-
-def read_rows(arguments: argparse.Namespace) -> list[Row]:
-    """The first ``--max-images`` rows of ``--split``."""
-    data = build_data(data_section(arguments.data))
-    return list(data.split(usable_split(data, arguments.split))[: arguments.max_images])
-
-
-def write_tables(arguments: argparse.Namespace, name: str, text: str, content: Mapping[str, Any]) -> None:
-    """Print the tables, and write them to ``--out``: NAME.md and, unrounded, NAME.json with the arguments."""
-    settings = {key: str(value) if isinstance(value, Path) else value for key, value in vars(arguments).items()}
-    write_text(arguments.out / f"{name}.md", text)
-    write_json(arguments.out / f"{name}.json", {"arguments": settings, **content})
-    print(text)
 
 
 class RatedCaption(NamedTuple):
@@ -325,22 +277,22 @@ class SpecificityStudy:
             RewardError: an image cannot be read.
             DataError: an image has no reference.
         """
-        encoder = CachingEncoder(backbone)
+        encoder = CachedEncoder(backbone)
         specs = build("specs", backbone=encoder, scale="shifted", truncate=True)
         self.add_metric(f"specs of {label}", specs, cosines=True)
-        images = encoder.encode_images([row["image"] for row in self.rows])
-        long = encoder.encode_texts(self.descriptions)
+        images = torch.from_numpy(encoder.embed_images([row["image"] for row in self.rows]))
+        long = backbone.encode_texts(self.descriptions)
         shorts, owners = texts_of(self.rows)["references"]
-        distinct = list(dict.fromkeys(self.descriptions))
+        distinct = long[[self.descriptions.index(text) for text in dict.fromkeys(self.descriptions)]]
         nearest = min(10, len(distinct) - 1)
         texts = {text for chain in self.chains for part in chain for text in part} | set(self.descriptions)
         self.models[label] = {
             "signature": backbone.signature,
             "long": retrieval_recall(images, long, range(len(images))),
-            "short": retrieval_recall(images, encoder.encode_texts(shorts), owners),
-            "text_hubs": hubness(images, encoder.encode_texts(distinct), nearest),
+            "short": retrieval_recall(images, backbone.encode_texts(shorts), owners),
+            "text_hubs": hubness(images, distinct, nearest),
             "image_hubs": hubness(long, images, nearest),
-            "truncated": sum(count_tokens(text) > encoder.context_length - 2 for text in texts),
+            "truncated": sum(count_tokens(text) > backbone.context_length - 2 for text in texts),
         }
 
     def _columns(self, numbers: Sequence[int]) -> dict[str, list[Any]]:
@@ -436,14 +388,20 @@ def exported(labelled: Sequence[str], out: Path) -> list[str]:
 
 def run(arguments: argparse.Namespace) -> None:
     """Compute, print and write all tables."""
+    check_writable(arguments.out)
     models = load_models(exported(arguments.models, arguments.out), arguments.device)
-    metrics, rows = reference_metrics(arguments.metrics), read_rows(arguments)
+    metrics, data = reference_metrics(arguments.metrics), build_data(data_section(arguments.data))
+    rows = list(data.split(usable_split(data, arguments.split))[: arguments.max_images])
     study = SpecificityStudy(rows, arguments.seed, arguments.processes)
     for name, metric in {"words": CaptionLength(), **metrics}.items():
         study.add_metric(name, metric)
     for label, backbone in models.items():
         study.add_model(label, backbone)
-    write_tables(arguments, "specificity", study.markdown(), study.content())
+    settings = {key: str(value) if isinstance(value, Path) else value for key, value in vars(arguments).items()}
+    text = study.markdown()
+    write_text(arguments.out / "specificity.md", text)
+    write_json(arguments.out / "specificity.json", {"arguments": settings, **study.content()})
+    print(text)
 
 
 def main() -> None:
@@ -465,7 +423,10 @@ def main() -> None:
         parser.error(f"--max-images {arguments.max_images}: expected at least 3")
     if arguments.processes < 1:
         parser.error(f"--processes {arguments.processes}: expected at least 1")
-    run_program(run, arguments)
+    find_own_modules()
+    quiet_libraries()
+    with log_lines(), user_errors():  # as programs of the package run
+        run(arguments)
 
 
 if __name__ == "__main__":

@@ -14,11 +14,14 @@ from typing import Any, NamedTuple
 
 from rl_caption.ablation.config import AblateConfig
 from rl_caption.cli.configuration import UsageError, parse, refuse_odd_words, with_lists
-from rl_caption.config.concreteness import ConcretenessConfig
-from rl_caption.config.curation import CurateConfig
 from rl_caption.config.overrides import Chain
-from rl_caption.config.recaption import PositivesConfig, RecaptionConfig
-from rl_caption.config.retrieval import CompareRetrievalConfig
+from rl_caption.config.programs import (
+    CompareRetrievalConfig,
+    ConcretenessConfig,
+    CurateConfig,
+    PositivesConfig,
+    RecaptionConfig,
+)
 from rl_caption.config.reward_models import RewardModelConfig
 from rl_caption.config.schema import EvaluateConfig, ScstConfig, WebConfig, XeConfig
 from rl_caption.errors import ConfigError

@@ -22,7 +22,7 @@ from rewards.files import atomic_write, remove_leftovers
 from rewards.registry import build
 from rewards.text.tokenize import tokenize
 from rl_caption.config.checks import check
-from rl_caption.config.curation import CurateConfig, Selection
+from rl_caption.config.programs import CurateConfig, Selection
 from rl_caption.data.base import DataError, with_references
 from rl_caption.data.curation import (
     MEASURES,

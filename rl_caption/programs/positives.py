@@ -11,7 +11,7 @@ from urllib.parse import quote
 from rewards.clip.encoder import chunks
 from rewards.files import atomic_write
 from rl_caption.config.checks import check
-from rl_caption.config.recaption import PositivesConfig, TextToImageConfig
+from rl_caption.config.programs import PositivesConfig, TextToImageConfig
 from rl_caption.data.base import DataError, load_image
 from rl_caption.errors import ConfigError
 from rl_caption.programs.recaption import (

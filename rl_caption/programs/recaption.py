@@ -15,7 +15,7 @@ from rewards.files import atomic_write, remove_leftovers
 from rewards.text.perplexity import Perplexity
 from rewards.text.tokenize import tokenize
 from rl_caption.config.checks import check
-from rl_caption.config.recaption import PartsConfig, RecaptionConfig, RecaptionerConfig
+from rl_caption.config.programs import PartsConfig, RecaptionConfig, RecaptionerConfig
 from rl_caption.data.base import DataError, DataModule, Row, load_image
 from rl_caption.data.file_checks import progress
 from rl_caption.data.files import write_json_lines, write_text

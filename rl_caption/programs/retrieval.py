@@ -14,7 +14,7 @@ from torch.nn.functional import normalize
 from rewards.clip.encoder import CachedEncoder, Embeddings, EncoderOptions, load_encoder
 from rl_caption.config.build import build_data, quiet_libraries, usable_split
 from rl_caption.config.checks import check
-from rl_caption.config.retrieval import CompareRetrievalConfig
+from rl_caption.config.programs import CompareRetrievalConfig
 from rl_caption.config.schema import RetrievalConfig
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.files import write_json, write_text

@@ -22,7 +22,7 @@ from rewards.base import Reward, checked_scores
 from rewards.registry import build
 from rl_caption.config.build import quiet_libraries
 from rl_caption.config.checks import check
-from rl_caption.config.concreteness import ConcretenessConfig
+from rl_caption.config.programs import ConcretenessConfig
 from rl_caption.data.base import DataError
 from rl_caption.data.files import write_json, write_json_lines
 from rl_caption.data.plain_files import parse_json, shown

@@ -88,57 +88,49 @@ class Reinforce:
         scores: Scores,
         advantages: Tensor,
     ) -> tuple[Tensor, Tensor, Metrics]:
-        """See ``Objective``. Logs ``loss/policy``."""
-        policy, count = policy_gradient_sum(logprobs, advantages, mask), reduction_count(mask, self.loss_reduction)
-        total, counts = with_kl_penalty(policy, count, logprobs, ref_logprobs, mask, self.kl_coef)
-        return total, counts, {"loss/policy": (policy.detach(), count)}
+        """See ``Objective``. Logs ``loss/policy`` and what ``policy_sum`` does; the KL penalty is a term of its own."""
+        tokens = mask.sum()
+        count = tokens if self.loss_reduction == "token" else mask.any(-1).sum()
+        weights = advantages.detach().unsqueeze(-1).expand(mask.shape)[mask]
+        policy, values = self.policy_sum(logprobs[mask], old_logprobs[mask], weights)
+        metrics = {name: (value.double().sum(), tokens) for name, value in values.items()}
+        metrics["loss/policy"] = policy.detach(), count
+        if not self.kl_coef or ref_logprobs is None:
+            return policy, count, metrics
+        penalty = self.kl_coef * kl_penalty(logprobs[mask], ref_logprobs[mask]).sum()
+        return torch.stack([policy, penalty]), torch.stack([count, tokens]), metrics
+
+    def policy_sum(self, logprobs: Tensor, old_logprobs: Tensor, weights: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss of P tokens, summed, and [P] values to log; ``weights`` [P] are the advantages of their captions.
+
+        Here -sum advantage[b, k] · logprob[b, k, t] (Williams 1992; Rennie et al. 2017, eq. 7).
+        """
+        return -(weights * logprobs).sum(), {}
 
 
 @dataclass(frozen=True)
-class PpoClip:
+class PpoClip(Reinforce):
     """PPO's clipped surrogate (Schulman et al. 2017, eq. 7), without a critic, for several updates on one rollout. With
     the advantage ``group_norm`` it is GRPO's (Shao et al. 2024), but for its mean over captions of means over tokens.
 
     - sum min(w A, clip(w, 1 - clip_low, 1 + clip_high) A) over tokens, w = pi(token) / pi_old(token), pi_old the policy
     that sampled. A token of positive advantage has no gradient once w is above 1 + ``clip_high``, one of negative
-    advantage once w is below 1 - ``clip_low``. In the first update w is 1, and the gradient is that of ``Reinforce``,
-    whose options ``loss_reduction`` and ``kl_coef`` are.
+    advantage once w is below 1 - ``clip_low``. In the first update w is 1, and the gradient is that of ``Reinforce``.
     """
 
-    loss_reduction: LossReduction = "token"
-    kl_coef: Weight = 0.0
     clip_low: Annotated[float, Range(above=0, max=1)] = 0.2
     clip_high: Annotated[float, Range(above=0, max=1e6)] = 0.2
 
-    @property
-    def needs_reference(self) -> bool:
-        """See ``Objective``."""
-        return self.kl_coef > 0
-
-    def __call__(
-        self,
-        logprobs: Tensor,
-        old_logprobs: Tensor,
-        ref_logprobs: Tensor | None,
-        mask: Tensor,
-        scores: Scores,
-        advantages: Tensor,
-    ) -> tuple[Tensor, Tensor, Metrics]:
-        """See ``Objective``. Logs ``loss/policy`` and how far the policy went from the one that sampled, over tokens:
-        ``policy/ratio``, ``policy/clip_fraction``, ``policy/approx_kl``."""
-        chosen, old, count = logprobs[mask], old_logprobs[mask], reduction_count(mask, self.loss_reduction)
-        weights = advantages.detach().unsqueeze(-1).expand(mask.shape)[mask]
-        ratio = (chosen - old).exp()
+    def policy_sum(self, logprobs: Tensor, old_logprobs: Tensor, weights: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """See ``Reinforce``. Logs how far the policy went from the one that sampled, over tokens: ``policy/ratio``,
+        ``policy/clip_fraction``, ``policy/approx_kl``."""
+        ratio = (logprobs - old_logprobs).exp()
         surrogate, clipped = ratio * weights, ratio.clamp(1 - self.clip_low, 1 + self.clip_high) * weights
-        policy = -torch.minimum(surrogate, clipped).sum()
-        total, counts = with_kl_penalty(policy, count, logprobs, ref_logprobs, mask, self.kl_coef)
-        values = {
+        return -torch.minimum(surrogate, clipped).sum(), {
             "policy/ratio": ratio.detach(),
             "policy/clip_fraction": clipped < surrogate,
-            "policy/approx_kl": kl_to_reference(old, chosen.detach()),  # samples are the old policy's
+            "policy/approx_kl": kl_to_reference(old_logprobs, logprobs.detach()),  # samples are the old policy's
         }
-        metrics = {name: (value.double().sum(), mask.sum()) for name, value in values.items()}
-        return total, counts, {"loss/policy": (policy.detach(), count), **metrics}
 
 
 def build_objective(
@@ -165,30 +157,6 @@ def build_objective(
             raise ConfigError(f"train.{key} is {value!r}: train.objective {name} has no such option")
     made: Objective = build_target(target, SEAM, name, options, "train.objective_kwargs")
     return made
-
-
-def reduction_count(mask: Tensor, reduction: LossReduction) -> Tensor:
-    """What the loss is averaged over: tokens up to and including EOS, or captions; a scalar, from mask [B, K, L]."""
-    return mask.sum() if reduction == "token" else mask.any(-1).sum()
-
-
-def policy_gradient_sum(logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
-    """REINFORCE with a baseline (Williams 1992; Rennie et al. 2017, eq. 7): -sum advantage[b, k] · logprob[b, k, t].
-
-    ``logprobs`` [B, K, L] with gradient, ``advantages`` [B, K]; the sum is over the tokens of ``mask`` [B, K, L].
-    """
-    weights = advantages.detach().unsqueeze(-1).expand(mask.shape)[mask]
-    return -(weights * logprobs[mask]).sum()
-
-
-def with_kl_penalty(
-    policy: Tensor, count: Tensor, logprobs: Tensor, ref_logprobs: Tensor | None, mask: Tensor, kl_coef: float
-) -> tuple[Tensor, Tensor]:
-    """Sum and count of a policy gradient and, where ``kl_coef`` is above 0, [2] each: the KL penalty, a token mean."""
-    if not kl_coef or ref_logprobs is None:
-        return policy, count
-    penalty = kl_coef * kl_penalty(logprobs[mask], ref_logprobs[mask]).sum()
-    return torch.stack([policy, penalty]), torch.stack([count, mask.sum()])
 
 
 def kl_to_reference(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:

@@ -16,7 +16,6 @@ from benchmarks.harness import Timing
 from benchmarks.scst_step import Shapes
 from benchmarks.studies import concreteness_captions, curation, growth, specificity_study
 from benchmarks.studies.specificity_study import (
-    CachingEncoder,
     RatedCaption,
     SpecificityStudy,
     data_section,
@@ -29,7 +28,6 @@ from benchmarks.studies.specificity_study import (
 )
 from benchmarks.studies.text_similarity import TextSimilarity
 from rewards.clip.backbone import Backbone, load_backbone
-from rewards.clip.clipscore import ClipScore, RefClipScore
 from rewards.text.concreteness import CaptionLength
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.scenes import ScenesData, oracle
@@ -94,23 +92,6 @@ def test_the_truth_agrees_with_itself_and_a_constant_with_nothing() -> None:
     assert opposite["tau_b"] == opposite["tau_b within images"] == pytest.approx(-1)
     assert opposite["replace_object"] == 0
     assert [constant[name] for name in ("tau_b", "tau_c", "tau_b within images", "all pairs")] == [None, None, 0, 0]
-
-
-def test_every_image_and_text_is_embedded_a_single_time(student: Backbone, monkeypatch: pytest.MonkeyPatch) -> None:
-    images, texts = [], []
-    encode_images, encode_texts = student.encode_images, student.encode_texts
-    monkeypatch.setattr(student, "encode_images", lambda own: (images.extend(own), encode_images(own))[1])
-    monkeypatch.setattr(student, "encode_texts", lambda own: (texts.extend(own), encode_texts(own))[1])
-    encoder, scenes = CachingEncoder(student), rate_captions(ROWS, {})
-    captions = [caption.text for caption in scenes.captions]
-    for reward in (ClipScore, RefClipScore):
-        own, plain = (
-            reward(each, prefix="")(None, captions, **scenes.columns())
-            for each in (encoder, load_backbone(student.name))
-        )
-        assert own == pytest.approx(plain, abs=1e-6)
-    assert len(images) == 12
-    assert len(texts) == len(set(texts))
 
 
 def test_options_of_studies_are_refused_by_name(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from rl_caption.cli.main import main
-from rl_caption.config.concreteness import ConcretenessConfig
+from rl_caption.config.programs import ConcretenessConfig
 from rl_caption.data.base import DataError
 from rl_caption.data.caption_targets import CaptionTargets
 from rl_caption.errors import ConfigError

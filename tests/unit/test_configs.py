@@ -19,8 +19,7 @@ from rl_caption.cli import configs
 from rl_caption.cli.main import parse
 from rl_caption.config.build import build_data
 from rl_caption.config.checks import mistakes as config_mistakes
-from rl_caption.config.concreteness import ConcretenessConfig
-from rl_caption.config.recaption import PositivesConfig
+from rl_caption.config.programs import ConcretenessConfig, PositivesConfig
 from rl_caption.config.reward_models import RewardModelConfig
 from rl_caption.config.schema import DataConfig, EvaluateConfig, RewardTerm, ScstConfig, WebConfig, XeConfig
 from rl_caption.config.shipped import find_config, shipped_configs

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rl_caption.config.curation import CurateConfig, Selection
+from rl_caption.config.programs import CurateConfig, Selection
 from rl_caption.data import curation
 from rl_caption.data.base import DataError
 from rl_caption.data.curation import MEASURES, best, first_of_equals, text_overlap

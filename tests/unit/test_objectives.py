@@ -14,8 +14,6 @@ from rl_caption.scst.objectives import (
     Reinforce,
     kl_penalty,
     kl_to_reference,
-    policy_gradient_sum,
-    reduction_count,
     token_logprobs,
     token_logprobs_and_entropy,
 )
@@ -43,13 +41,13 @@ def test_policy_gradient_equals_a_loop(tokens):
             for position in range(4):
                 if mask[image, sample, position]:
                     expected -= float(advantages[image, sample] * logprobs[image, sample, position])
-    assert float(policy_gradient_sum(logprobs, advantages, mask)) == pytest.approx(expected, rel=1e-5)
+    assert float(call(Reinforce(), logprobs, logprobs, mask, advantages)[0]) == pytest.approx(expected, rel=1e-5)
 
 
 def test_reductions_count_tokens_or_captions(tokens):
-    mask = caption_mask(tokens, EOS)
-    assert int(reduction_count(mask, "token")) == 3 + 2 + 4 + 1
-    assert int(reduction_count(mask, "sequence")) == 4
+    mask, zeros = caption_mask(tokens, EOS), torch.zeros(tokens.shape)
+    for reduction, expected in (("token", 3 + 2 + 4 + 1), ("sequence", 4)):
+        assert int(call(Reinforce(reduction), zeros, zeros, mask, torch.zeros(2, 2))[1]) == expected
 
 
 @pytest.mark.parametrize("rows", [1, 2, 100])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from rl_caption.config.recaption import PositivesConfig, RecaptionConfig, RecaptionerConfig, TextToImageConfig
+from rl_caption.config.programs import PositivesConfig, RecaptionConfig, RecaptionerConfig, TextToImageConfig
 from rl_caption.config.schema import DataConfig
 from rl_caption.data.base import DataError, Row, load_image
 from rl_caption.data.formats import build_data

@@ -16,7 +16,6 @@ configuration: the rule is then applied to the captions that the runs left, with
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 from collections import Counter
@@ -49,6 +48,7 @@ from rl_caption.monitoring.rule import (
     reference_statistics,
     updated_peaks,
 )
+from rl_caption.report import read as report
 
 COLUMNS = (
     "run",
@@ -147,20 +147,20 @@ def read_run(folder: Path, monitor: Mapping[str, Any] | None = None, truth: Rewa
         StudyError: no finished self-critical run, one that was trained without the monitor, or one on photos without
             ``truth``.
     """
-    if not (folder / "result.json").is_file():
+    read = report.read_run(folder)
+    config = read.config
+    if not read.complete:
         raise StudyError(f"{folder} has no result.json: the run is not there or not finished")
-    config = yaml.safe_load((folder / "config.yaml").read_text())
-    if "reward" not in config or (config["data"]["format"] != "scenes" and truth is None):
+    if not read.terms or (config["data"]["format"] != "scenes" and truth is None):
         raise StudyError(f"{folder} is no self-critical run on generated scenes, which have an oracle: set --truth")
-    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    log = {record["step"]: record for record in records if "hacking/alarm" in record}
-    if 0 not in log:
+    rewards = {line["step"]: line["val/reward"] for line in read.lines if "hacking/alarm" in line}
+    if 0 not in rewards:
         raise StudyError(f"{folder}: metrics.jsonl has no hacking/alarm at step 0: it was trained without the monitor")
     split = build_data(DataConfig(**config["data"])).split(config["eval"]["split"])
     rows = list(split[: config["eval"]["max_images"]])
-    captions = {step: _captions(folder, step, rows) for step in sorted(log)}
-    evidence = _evidence(folder, config["monitor"], monitor or {}, rows, captions, log)
-    other = [step for step in log if bool(log[step]["hacking/alarm"]) != bool(evidence[step])]
+    captions = {step: _captions(read, step, rows) for step in sorted(rewards)}
+    evidence = _evidence(read, monitor or {}, rows, captions, rewards)
+    other = [step for step, found in evidence.items() if bool(found) != (step in read.alarms)]
     if other and not monitor:
         raise StudyError(
             f"{folder}: at the steps {other} the rule of this version contradicts the alarms of the log: the run was "
@@ -176,31 +176,28 @@ def read_run(folder: Path, monitor: Mapping[str, Any] | None = None, truth: Rewa
             mean = statistics.fmean(checked_scores(truth, truth(prompts, texts, **columns), len(rows)))
             start = start or mean
             f1, unparsed = mean / start, 0.0
-        points.append(Point(step, log[step]["val/reward"], f1, unparsed, tuple(evidence[step])))
-    terms = config["reward"]["terms"]
-    name = " + ".join(f"{term['weight']:g} {name}" for name, term in terms.items())
-    return Run(str(folder), name if len(terms) > 1 else next(iter(terms)), config["train"]["seed"], points)
+        points.append(Point(step, rewards[step], f1, unparsed, tuple(evidence[step])))
+    name = read.reward if len(read.terms) > 1 else next(iter(read.terms))
+    return Run(str(folder), name, config["train"]["seed"], points)
 
 
-def _captions(folder: Path, step: int, rows: Sequence[Row]) -> list[str]:
-    records = json.loads((folder / "eval" / f"step-{step:08d}" / "predictions.json").read_text())
-    captions = {record["image_id"]: record["caption"] for record in records}
+def _captions(run: report.RunFolder, step: int, rows: Sequence[Row]) -> list[str]:
+    captions = run.predictions(step)
     if captions.keys() != {row["image_id"] for row in rows}:
-        raise StudyError(f"{folder}: the captions of step {step} are of other images than the validation split")
+        raise StudyError(f"{run.path}: the captions of step {step} are of other images than the validation split")
     return [captions[row["image_id"]] for row in rows]
 
 
 def _evidence(
-    folder: Path,
-    own: Mapping[str, Any],
+    run: report.RunFolder,
     changed: Mapping[str, Any],
     rows: Sequence[Row],
     captions: Mapping[int, Sequence[str]],
-    log: Mapping[int, Mapping[str, float]],
+    rewards: Mapping[int, float],
 ) -> dict[int, list[str]]:
     """Step -> evidence of the alarm, by the rule with the run's own thresholds and judges or with changed ones."""
     references = [row["references"] for row in rows]
-    thresholds = replace(Thresholds(**own["thresholds"]), **changed.get("thresholds", {}))
+    thresholds = replace(Thresholds(**run.config["monitor"]["thresholds"]), **changed.get("thresholds", {}))
     wanted = {name: JudgeConfig(**judge) for name, judge in changed.get("judges", {}).items()}
     judges = build_judges(wanted, None, references, key="judges")
     prompts, columns = reward_inputs(rows)
@@ -212,15 +209,15 @@ def _evidence(
             name: checked_scores(judge, judge(prompts, texts, **columns), len(rows)) for name, judge in judges.items()
         }
         if "judges" not in changed:
-            scores = json.loads((folder / "eval" / f"step-{step:08d}" / "judges.json").read_text())["judges"]
-        now = Findings(log[step]["val/reward"], scores, caption_statistics(texts))
+            scores = {name: [own[row["image_id"]] for row in rows] for name, own in run.judges(step).items()}
+        now = Findings(rewards[step], scores, caption_statistics(texts))
         start = start or now
         evidence[step] = list(judge_alarm(now, start, usual, thresholds, peaks).values())
         peaks = updated_peaks(peaks, now, step)
     return evidence
 
 
-def report(runs: Sequence[Run], verdicts: Sequence[Verdict], margins: str) -> str:
+def table(runs: Sequence[Run], verdicts: Sequence[Verdict], margins: str) -> str:
     """Markdown: a row for each run, then how many of each kind."""
     lines = []
     for run, found in zip(runs, verdicts, strict=True):
@@ -263,7 +260,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"F1 down by more than {chosen.f1_margin:g} or unparsed words up by more than {chosen.unparsed_margin:g}, "
         f"against {'the start' if chosen.since == 'start' else 'any earlier validation with a lower reward'}"
     )
-    text = report(runs, verdicts, margins)
+    text = table(runs, verdicts, margins)
     write_text(chosen.out / "table.md", text + "\n")
     settings = {key: getattr(chosen, key) for key in ("since", "f1_margin", "unparsed_margin")} | {"monitor": monitor}
     settings["truth"] = None if truth is None else truth.signature

@@ -14,6 +14,7 @@ from typing import Any, NotRequired, TypedDict
 
 import torch
 import yaml
+from transformers.utils import flatten_dict
 
 from rewards.base import Reward
 from rewards.registry import parameters
@@ -231,7 +232,7 @@ def make_plan(config: AblateConfig, parse: Parse) -> Plan:
 
 def _make_base(name: str, file: str, grid: AblateConfig, parse: Parse, models: dict[str, EarlierRun]) -> Base:
     """Read a base configuration, add the reward models that it needs to ``models``, and find its starting policy."""
-    data = _data_arguments("data", grid.data)
+    data = _data_arguments(grid)
     config: ScstConfig = parse(ScstConfig, ["--config", file, *data], "rl-caption scst")
     chain = Chain(parse, parse(ScstConfig, ["--config", file], "rl-caption scst"), data)
 
@@ -275,20 +276,17 @@ def _num_processes(grid: AblateConfig, base: ScstConfig) -> int:
     return base.train.num_processes or in_file or max(torch.cuda.device_count() // grid.jobs, 1)
 
 
-def _data_arguments(key: str, values: Mapping[str, Any]) -> list[str]:
+def _data_arguments(grid: AblateConfig) -> list[str]:
     """The grid's ``data`` as command line arguments, one for each value that is no mapping."""
-    words: list[str] = []
-    for name, value in values.items():
-        nested = isinstance(value, Mapping)
-        words += _data_arguments(f"{key}.{name}", value) if nested else [f"--{key}.{name}={as_argument(value)}"]
-    return words
+    flat = flatten_dict(grid.data)
+    return [f"--data.{key}={as_argument(value)}" for key, value in flat.items()]
 
 
 def _resolve(cell: Cell, base: Base, grid: AblateConfig, parse: Parse) -> Cell:
     threads = base.config.train.threads or max((os.cpu_count() or 1) // (grid.jobs * base.processes), 1)
     # The grid, not each cell, trains what comes before; the cell's own overrides come last.
     arguments = ["--config", base_files(grid)[cell.base], "--warm_start=null", "--reward_models=[]"]
-    arguments += [*_data_arguments("data", grid.data), f"--run.dir={cell.run}", f"--train.threads={threads}"]
+    arguments += [*_data_arguments(grid), f"--run.dir={cell.run}", f"--train.threads={threads}"]
     try:
         config = parse(ScstConfig, [*arguments, *cell.arguments()], f"cell {cell.system!r}: rl-caption scst")
     except ConfigError as error:

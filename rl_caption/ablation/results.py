@@ -18,7 +18,7 @@ from rl_caption.config.schema import DataConfig, DecodeConfig, EvaluateConfig
 from rl_caption.data.files import write_json
 from rl_caption.data.plain_files import check_type, read_json, read_yaml
 from rl_caption.evaluation import write_evaluation
-from rl_caption.programs.evaluate import score_captions
+from rl_caption.programs.evaluate import score_captions, settings_of
 from rl_caption.report.read import EvaluationFolder, read_evaluation
 from rl_caption.training.checkpoint import (
     CheckpointError,
@@ -58,11 +58,9 @@ def evaluate_captioner(
         tokenizer=config.tokenizer,
         out=str(folder),
     )
-    used = ["data", "split", "decode", "metrics", "tokenizer"] + ["prompt"] * (prompt is not None)
-    plain, note = json.loads(json.dumps(asdict(evaluate))), folder / "settings.json"
-    settings = {key: plain[key] for key in used} | {"weights": weights_hash(model)}
-    settings["judges"] = {name: reward.signature for name, reward in judges.items()}
-    noted = _read(note) or {}
+    note, signatures = folder / "settings.json", {name: reward.signature for name, reward in judges.items()}
+    settings = settings_of(evaluate) | {"metrics": config.metrics, "judges": signatures}
+    noted = {"prompt": None} | (_read(note) or {})
     if "data" in noted:  # an option that an earlier version did not have has its default
         noted["data"] = json.loads(json.dumps(asdict(DataConfig()))) | noted["data"]
     if noted != settings:

@@ -87,7 +87,7 @@ def evaluate_split(config: EvaluateConfig) -> str:
     with _printed_on_failure(found):
         settings.unlink(missing_ok=True)
         paths = write_evaluation(found[name], captions, config.out)
-        write_json(settings, _settings(config))
+        write_json(settings, settings_of(config))
     print(f"wrote {' and '.join(str(path) for path in paths)}", file=sys.stderr)
     _report(config, images)
     return format_table(found)
@@ -186,7 +186,7 @@ def _check_settings(config: EvaluateConfig) -> None:
     check_writable(config.out)
 
 
-def _settings(config: EvaluateConfig) -> dict[str, Any]:
+def settings_of(config: EvaluateConfig) -> dict[str, Any]:
     """What was evaluated, for those who read the scores: data, split, tokenizer, decoding, the model by its weights."""
     plain = json.loads(json.dumps(asdict(config)))
     settings = {"tokenizer": plain["tokenizer"]}

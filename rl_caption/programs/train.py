@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from rl_caption.config.build import (
     check_positions,
     references_of,
 )
-from rl_caption.config.schema import ModelConfig, ScstConfig, ScstTrainConfig, XeConfig
+from rl_caption.config.schema import ModelConfig, ScstConfig, XeConfig
 from rl_caption.data.base import Row
 from rl_caption.data.checks import check_row_images
 from rl_caption.data.loader import Collate
@@ -38,7 +38,7 @@ from rl_caption.monitoring.monitor import HackingMonitor
 from rl_caption.monitoring.rule import few_images, reference_statistics
 from rl_caption.scst.advantages import build_advantage
 from rl_caption.scst.cross_entropy import CrossEntropyTask
-from rl_caption.scst.objectives import Objective, build_objective
+from rl_caption.scst.objectives import build_objective
 from rl_caption.scst.reward_scales import sample_scores, scale_report
 from rl_caption.scst.schedules import AdaptiveKl
 from rl_caption.scst.step import SelfCriticalTask
@@ -117,6 +117,9 @@ def train_scst(config: ScstConfig) -> TrainState:
         ref_policy = _frozen_copy(captioner, context) if needs_reference else None
         state = context.start(scst_signature(reward, context.train_rows, config), metric, monitor.notes)
         model, optimizer = context.prepare(captioner.policy)
+        adaptive_kl = None
+        if train.kl_target is not None:
+            adaptive_kl = AdaptiveKl(objective_of, train.kl_coef, train.kl_target, train.kl_horizon, monitor.notes)
         task = SelfCriticalTask(
             accelerator,
             captioner,
@@ -134,7 +137,7 @@ def train_scst(config: ScstConfig) -> TrainState:
             updates_per_rollout=train.updates_per_rollout,
             weight_schedules={name: term.schedule for name, term in config.reward.terms.items() if term.schedule},
             temperature_schedule=rollout.temperature_schedule or (),
-            adaptive_kl=_adaptive_kl(train, objective_of, monitor.notes),
+            adaptive_kl=adaptive_kl,
         )
         targets = rollout.max_new_tokens if train.xe_weight else None
         collate = Collate(captioner, targets, augmentations=config.data.augment, seed=train.seed)
@@ -149,31 +152,18 @@ def train_scst(config: ScstConfig) -> TrainState:
             export=partial(captioner.save_pretrained, captioner.policy),
             metric_range=_metric_range(metric, monitor),
         ).fit()
-        if config.report:
-            _write_report(context)
+        if config.report and accelerator.is_main_process and is_complete(context.folder):
+            from rl_caption.report.program import write_report
+
+            page = write_report(context.folder, context.val_rows)
+            print_main(accelerator, f"report: {page}" if page else "no report")
         return state
-
-
-def _adaptive_kl(
-    train: ScstTrainConfig, objective_of: Callable[[float], Objective], notes: dict[str, Any]
-) -> AdaptiveKl | None:
-    if train.kl_target is None:
-        return None
-    return AdaptiveKl(objective_of, train.kl_coef, train.kl_target, train.kl_horizon, notes)
 
 
 def _print_scales(context: Context, captioner: Captioner, decoding: Decoding, reward: MixedReward, seed: int) -> None:
     """Before the model is prepared for distributed training, so that one process can sample alone."""
     captions = partial(sample_scores, captioner, decoding, seed, context.accelerator, context.micro_batch_size)
     print_main(context.accelerator, "reward: " + "\n".join(scale_report(reward, context.train_rows, captions)))
-
-
-def _write_report(context: Context) -> None:
-    if context.accelerator.is_main_process and is_complete(context.folder):
-        from rl_caption.report.program import write_report
-
-        page = write_report(context.folder, context.val_rows)
-        print_main(context.accelerator, f"report: {page}" if page else "no report")
 
 
 def scst_signature(reward: MixedReward, rows: Sequence[Row], config: ScstConfig) -> str:

@@ -30,6 +30,7 @@ from rl_caption.config.build import (
     checked_splits,
     quiet_libraries,
     references_of,
+    usable_split,
 )
 from rl_caption.data.base import COLUMNS, DataError
 from rl_caption.data.loader import micro_batch_size
@@ -59,6 +60,7 @@ from rl_caption.training.run_folder import (
     write_result,
     write_run_files,
 )
+from rl_caption.training.setup import CHECKED_IMAGES
 from rl_caption.training.validation import decode_candidates
 from rl_caption.trl.config import GrpoVlmConfig
 from rl_caption.trl.model import Vlm, export, freeze_parameters, load_processor, load_vlm, lora_config
@@ -267,13 +269,8 @@ class _Run:
         self.folder, self.split = Path(config.run.dir), config.eval.split
         self.start = (step_of(checkpoint) or 0) if checkpoint is not None else 0
         data = build_data(config.data)
-        wanted = ["train"] + ([self.split] if self.split is not None else [])
-        absent = [split for split in wanted if split not in data.splits]
-        if absent:
-            raise DataError(f"split {absent[0]!r} is not in the data: it has {list(data.splits)} (eval.split)")
-        rows = checked_splits(
-            config.data, data, list(dict.fromkeys(wanted)), state, self.folder / ".checked_images.json"
-        )
+        wanted = dict.fromkeys(usable_split(data, split) for split in ("train", self.split or "train"))
+        rows = checked_splits(config.data, data, list(wanted), state, self.folder / CHECKED_IMAGES)
         self.train_rows = rows["train"]
         self.eval_rows = rows[self.split][: config.eval.max_images] if self.split is not None else []
         if len(self.train_rows) < config.train.batch_size:

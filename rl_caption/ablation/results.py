@@ -18,6 +18,7 @@ from rl_caption.config.schema import DataConfig, DecodeConfig, EvaluateConfig
 from rl_caption.data.files import write_json
 from rl_caption.data.plain_files import check_type, read_json, read_yaml
 from rl_caption.evaluation import write_evaluation
+from rl_caption.evaluation.metrics import signed
 from rl_caption.programs.evaluate import score_captions, settings_of
 from rl_caption.report.read import EvaluationFolder, read_evaluation
 from rl_caption.training.checkpoint import (
@@ -69,7 +70,10 @@ def evaluate_captioner(
         assert found is not None, "this program is one process"
         write_evaluation(*found, folder)
         write_json(note, settings)  # last
-    return read_evaluation(folder)
+    found = read_evaluation(folder)
+    # Files of earlier versions lack the judges' signatures.
+    found.scores["signature"] = signed(found.scores["signature"], signatures)
+    return found
 
 
 def last_policy(run: Path, folder: Path) -> Path:

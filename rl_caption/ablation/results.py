@@ -66,9 +66,9 @@ def evaluate_captioner(
         noted["data"] = json.loads(json.dumps(asdict(DataConfig()))) | noted["data"]
     if noted != settings:
         note.unlink(missing_ok=True)
-        found = score_captions(evaluate, judges)
-        assert found is not None, "this program is one process"
-        write_evaluation(*found, folder)
+        judged = score_captions(evaluate, judges)
+        assert judged is not None, "this program is one process"
+        write_evaluation(*judged, folder)
         write_json(note, settings)  # last
     found = read_evaluation(folder)
     # Files of earlier versions lack the judges' signatures.

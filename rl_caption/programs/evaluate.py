@@ -18,7 +18,7 @@ from rewards.base import Reward, RewardError
 from rewards.clip.encoder import EncoderOptions, load_encoder
 from rewards.registry import build_tokenized
 from rl_caption.config.checks import check, decoding_of
-from rl_caption.config.schema import EvaluateConfig
+from rl_caption.config.schema import EvaluateConfig, RetrievalConfig
 from rl_caption.data.base import reward_inputs
 from rl_caption.data.files import References, read_captions, read_references, references_for, write_json
 from rl_caption.errors import ConfigError
@@ -65,10 +65,6 @@ class _Images(NamedTuple):
     rows: Sequence[Any]
     source: str
     data: DataModule | None = None
-    encoder: CachedEncoder | None = None
-    """For retrieval."""
-    chair: Chair | None = None
-    """For hallucinated objects."""
 
 
 def evaluate_split(config: EvaluateConfig) -> str:
@@ -114,13 +110,11 @@ def compare_systems(config: EvaluateConfig) -> str:
     names = unique_names([Path(path).with_suffix("") for path in config.compare])
     images = _images(config, systems[0].by)
     captions = [_of_images(system, images, path) for system, path in zip(systems, config.compare, strict=True)]
-    judges = _usable_judges(config, None, images, captions[0])
-    images = _with_chair(config, _with_encoder(config, images), captions[0])
+    scorer = _Scorer(config, images, captions[0])
     found: dict[str, Evaluation] = {}
     with _printed_on_failure(found):
         for name, own in zip(names, captions, strict=True):
-            evaluation = _scored(config, own, images, judges, name)
-            found[name] = with_intervals(evaluation, config.bootstrap, seed=config.seed)
+            found[name] = with_intervals(scorer.score(own, name), config.bootstrap, seed=config.seed)
             write_evaluation(found[name], own, out / folder_of(name))
         differences = compare(found[names[0]], found[names[1]], config.bootstrap, seed=config.seed)
         file = write_comparison(differences, names, config.bootstrap, config.seed, out)
@@ -160,24 +154,18 @@ def _score_captions(
         read = read_captions(config.predictions, allow_empty=True)
         images = _images(config, read.by)
         captions = _of_images(read, images, config.predictions)
-        judges, how = _usable_judges(config, judges, images, captions), ""
-        images = _with_chair(config, _with_encoder(config, images), captions)
-    else:
-        from accelerate import Accelerator
+        return _Scorer(config, images, captions, judges).score(captions, _name(config)), captions, images
+    from accelerate import Accelerator
 
-        from rl_caption.engines import accelerator_kwargs
-        from rl_caption.launch import check_processes
+    from rl_caption.engines import accelerator_kwargs
+    from rl_caption.launch import check_processes
 
-        images = _images(config)
-        accelerator = Accelerator(**accelerator_kwargs())
-        check_processes(accelerator.num_processes)
-        if accelerator.is_main_process:
-            judges = _usable_judges(config, judges, images, images.references)
-            images = _with_chair(config, _with_encoder(config, images), images.references)
-        captions, how = _decode(config, images, accelerator)
-        if not accelerator.is_main_process:
-            return None
-    return _scored(config, captions, images, judges or {}, _name(config), how), captions, images
+    images = _images(config)
+    accelerator = Accelerator(**accelerator_kwargs())
+    check_processes(accelerator.num_processes)
+    scorer = _Scorer(config, images, images.references, judges) if accelerator.is_main_process else None
+    captions, how = _decode(config, images, accelerator)
+    return None if scorer is None else (scorer.score(captions, _name(config), how), captions, images)
 
 
 def _check_settings(config: EvaluateConfig) -> None:
@@ -254,36 +242,81 @@ def _of_images(captions: Mapping[str, str], images: _Images, path: str) -> dict[
     return chosen
 
 
-def _scored(
-    config: EvaluateConfig,
-    captions: Mapping[str, str],
-    images: _Images,
-    judges: Mapping[str, Reward],
-    name: str,
-    decoding: str = "",
-) -> Evaluation:
-    """Metrics and judges; where a judge fails, the table of what was computed is printed."""
-    rows, data = images.rows, images.data
-    train = data.split("train") if data is not None and "train" in data.splits else None
-    evaluation = evaluate_captions(
-        captions,
-        images.references,
-        metrics=metric_names(config.metrics),
-        tokenizer=metrics_tokenizer(config.tokenizer, config.data.tokenizer),
-        spice_jars=config.spice_jars,
-        training_captions=None if train is None else {caption for row in train for caption in row["references"]},
-        scenes={row["image_id"]: row["scene"] for row in rows} if all("scene" in row for row in rows) else None,
-    )
-    found = {name: replace(evaluation, decoding=decoding)}
-    captioned = [row for row in rows if row["image_id"] in captions]
-    with _printed_on_failure(found):
-        if images.encoder is not None:
-            found[name] = add_retrieval(found[name], rows, captions, images.encoder)
-        if images.chair is not None:
-            found[name] = add_chair(found[name], captioned, captions, images.chair)
-        for judge_name, reward in judges.items():
-            found[name] = add_judges(found[name], captioned, captions, {judge_name: reward})
-    return found[name]
+class _Scorer:
+    """What scores captions of ``images``: metrics, retrieval, CHAIR and judges, each built before long work starts.
+
+    Each finds what it needs in the rows of ``captioned``, and retrieval in all rows. ``judges`` (name -> reward) are in
+    place of the configuration's.
+    """
+
+    def __init__(
+        self,
+        config: EvaluateConfig,
+        images: _Images,
+        captioned: Collection[str],
+        judges: Mapping[str, Reward] | None = None,
+    ) -> None:
+        self.config, self.images = config, images
+        words = words_tokenizer(config.tokenizer, config.data.tokenizer)
+        rows = [row for row in images.rows if row["image_id"] in captioned]
+        if judges is None and config.judges:
+            from rl_caption.monitoring.judges import build_judges
+
+            references = [texts for texts in images.references.values() if texts]
+            judges = build_judges(config.judges, None, references, "judges", words)
+        self.judges = judges or {}
+        check_judges(self.judges, rows, images.source)
+        self.encoder = self.chair = None
+        if config.retrieval.backbone is not None:
+            check_has_images("retrieval", images.rows, images.source)
+            self.encoder = load_dual_encoder(config.retrieval, "retrieval")
+        if config.chair:
+            self.chair = _chair(config.chair, words, rows, images.source)
+
+    def score(self, captions: Mapping[str, str], name: str, decoding: str = "") -> Evaluation:
+        """Metrics of captions; where a judge fails, the table of what was computed is printed, with ``name``."""
+        config, rows, data = self.config, self.images.rows, self.images.data
+        train = data.split("train") if data is not None and "train" in data.splits else None
+        evaluation = evaluate_captions(
+            captions,
+            self.images.references,
+            metrics=metric_names(config.metrics),
+            tokenizer=metrics_tokenizer(config.tokenizer, config.data.tokenizer),
+            spice_jars=config.spice_jars,
+            training_captions=None if train is None else {caption for row in train for caption in row["references"]},
+            scenes={row["image_id"]: row["scene"] for row in rows} if all("scene" in row for row in rows) else None,
+        )
+        found = {name: replace(evaluation, decoding=decoding)}
+        captioned = [row for row in rows if row["image_id"] in captions]
+        with _printed_on_failure(found):
+            if self.encoder is not None:
+                found[name] = add_retrieval(found[name], rows, captions, self.encoder)
+            if self.chair is not None:
+                found[name] = add_chair(found[name], captioned, captions, self.chair)
+            for judge_name, reward in self.judges.items():
+                found[name] = add_judges(found[name], captioned, captions, {judge_name: reward})
+        return found[name]
+
+
+def load_dual_encoder(wanted: RetrievalConfig, key: str) -> CachedEncoder:
+    """The encoder of a configuration whose ``backbone`` is set; ConfigError, which names ``key``, if there is none."""
+    try:
+        return load_encoder(EncoderOptions(str(wanted.backbone), wanted.pretrained, **wanted.kwargs))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{key}: {error}") from error
+
+
+def _chair(arguments: Mapping[str, Any], words: str, rows: Sequence[Any], source: str) -> Chair:
+    """What knows the objects of images, of those of ``rows``."""
+    if "measure" in arguments:
+        raise ConfigError("chair.measure is of the reward: CHAIR-i, CHAIR-s and recall are all computed, leave it out")
+    try:
+        made: Any = build_tokenized("chair", arguments, words)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"chair: {error}") from error
+    check_judges({"chair": made}, rows, source, key="")
+    made.objects_of(len(rows), reward_inputs(rows)[1])
+    return made  # type: ignore[no-any-return]
 
 
 @contextmanager
@@ -311,50 +344,6 @@ def metric_names(metrics: str | Sequence[str]) -> list[str]:
     """Metrics of a list, or of names with commas."""
     words = metrics.split(",") if isinstance(metrics, str) else metrics
     return [word.strip() for word in words if word.strip()]
-
-
-def _usable_judges(
-    config: EvaluateConfig, judges: Mapping[str, Reward] | None, images: _Images, captioned: Mapping[str, Any]
-) -> Mapping[str, Reward]:
-    """The judges, built unless they are given, of whom each finds what it needs in the rows of ``captioned``."""
-    if judges is None and config.judges:
-        from rl_caption.monitoring.judges import build_judges
-
-        references = [texts for texts in images.references.values() if texts]
-        words = words_tokenizer(config.tokenizer, config.data.tokenizer)
-        judges = build_judges(config.judges, None, references, "judges", words)
-    rows = [row for row in images.rows if row["image_id"] in captioned]
-    check_judges(judges or {}, rows, images.source)
-    return judges or {}
-
-
-def _with_encoder(config: EvaluateConfig, images: _Images) -> _Images:
-    """The images with the encoder of ``config.retrieval``, if any, which finds the files of all of them."""
-    wanted = config.retrieval
-    if wanted.backbone is None:
-        return images
-    check_has_images("retrieval", images.rows, images.source)
-    try:
-        options = EncoderOptions(wanted.backbone, wanted.pretrained, **wanted.kwargs)
-        return images._replace(encoder=load_encoder(options))
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"retrieval: {error}") from error
-
-
-def _with_chair(config: EvaluateConfig, images: _Images, captioned: Mapping[str, Any]) -> _Images:
-    """The images with what knows their objects, if any, which looks at those of ``captioned``."""
-    if not config.chair:
-        return images
-    if "measure" in config.chair:
-        raise ConfigError("chair.measure is of the reward: CHAIR-i, CHAIR-s and recall are all computed, leave it out")
-    try:
-        made: Any = build_tokenized("chair", config.chair, words_tokenizer(config.tokenizer, config.data.tokenizer))
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"chair: {error}") from error
-    rows = [row for row in images.rows if row["image_id"] in captioned]
-    check_judges({"chair": made}, rows, images.source, key="")
-    made.objects_of(len(rows), reward_inputs(rows)[1])
-    return images._replace(chair=made)
 
 
 def _score_candidates(config: EvaluateConfig, captions: Captions, images: _Images) -> None:

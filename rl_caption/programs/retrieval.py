@@ -11,11 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.nn.functional import normalize
 
-from rewards.clip.encoder import CachedEncoder, Embeddings, EncoderOptions, load_encoder
+from rewards.clip.encoder import CachedEncoder, Embeddings
 from rl_caption.config.build import build_data, quiet_libraries, usable_split
 from rl_caption.config.checks import check
 from rl_caption.config.programs import CompareRetrievalConfig
-from rl_caption.config.schema import RetrievalConfig
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.files import write_json, write_text
 from rl_caption.errors import ConfigError
@@ -24,6 +23,7 @@ from rl_caption.evaluation.metrics import check_has_images
 from rl_caption.evaluation.results import markdown
 from rl_caption.evaluation.retrieval import KS, both_ways
 from rl_caption.meta_evaluation.figures import intervals
+from rl_caption.programs.evaluate import load_dual_encoder
 from rl_caption.reward_models.distillation import embed_features, reads_features
 
 Texts = tuple[list[str], list[int]]
@@ -54,7 +54,10 @@ def compare_retrieval(config: CompareRetrievalConfig) -> str:
     rows = list(data.split(usable_split(data, config.split))[: config.max_images])
     check_has_images("retrieval", rows, f"split {config.split!r}")
     texts = texts_of(rows)
-    encoders = {name: _encoder(name, wanted) for name, wanted in config.models.items()}
+    for name, wanted in config.models.items():
+        if wanted.backbone is None:
+            raise ConfigError(f"models.{name}.backbone is not set: a folder, or the name of an open_clip architecture")
+    encoders = {name: load_dual_encoder(wanted, f"models.{name}") for name, wanted in config.models.items()}
     found = {name: _measured(encoder, rows, texts, config) for name, encoder in encoders.items()}
     table = _table(config, found, {name: len(own) for name, (own, _) in texts.items()}, len(rows))
     write_text(folder / "retrieval.md", table)
@@ -80,15 +83,6 @@ def texts_of(rows: Sequence[Row]) -> dict[str, Texts]:
         pairs = [(text, number) for number, own in enumerate(column) for text in own]
         found[name] = [text for text, _ in pairs], [number for _, number in pairs]
     return found
-
-
-def _encoder(name: str, wanted: RetrievalConfig) -> CachedEncoder:
-    if wanted.backbone is None:
-        raise ConfigError(f"models.{name}.backbone is not set: a folder, or the name of an open_clip architecture")
-    try:
-        return load_encoder(EncoderOptions(wanted.backbone, wanted.pretrained, **wanted.kwargs))
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"models.{name}: {error}") from error
 
 
 def _measured(

@@ -216,7 +216,7 @@ PROGRAMS: dict[str, tuple[Any, str]] = {
         "write a new, long caption of every image of a data set",
     ),
     "positives": (
-        Configured(PositivesConfig, "rl_caption.programs.positives:make_positives"),
+        Configured(PositivesConfig, "rl_caption.programs.recaption:make_positives"),
         "write captions of images, and images of captions, for PAC-S to learn from",
     ),
     "concreteness": (

@@ -1,22 +1,94 @@
-"""The sharing program: an exported model with its model card, in a folder and on the Hugging Face hub."""
+"""The sharing program: an exported model with its model card, in a folder and on the Hugging Face hub.
+
+Every number of the card is one of the files of the run and of its evaluation; what they do not have is said to be
+missing.
+"""
 
 from __future__ import annotations
 
 import argparse
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub
+import yaml
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
-from rl_caption.report.model_card import model_card, read_export
-from rl_caption.report.read import ReportError, read_evaluation, read_run
+from rewards.model_files import MANIFEST, damage, read_object
+from rewards.registry import REWARDS
+from rl_caption.captioners.hf_families import FAMILIES
+from rl_caption.captioners.huggingface import SETTINGS
+from rl_caption.captioners.loading import is_captioner, weights_hash
+from rl_caption.evaluation.metrics import JUDGE
+from rl_caption.evaluation.results import CAPTION_COLUMNS, LEFT_OUT, column_of, shown
+from rl_caption.report.curves import title_of
+from rl_caption.report.read import EvaluationFolder, ReportError, RunFolder, read_evaluation, read_run
 
 CARD = "README.md"
+CAPTIONER, REWARD_MODEL = "image captioner", "model of images and captions, for scoring captions"
+TRANSFORMERS = """\
+from PIL import Image
+from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
+
+model = AutoModelForImageTextToText.from_pretrained("{where}")
+processor, tokenizer = AutoImageProcessor.from_pretrained("{where}"), AutoTokenizer.from_pretrained("{where}")
+pixels = processor(Image.open("photo.jpg").convert("RGB"), return_tensors="pt").pixel_values
+print(tokenizer.decode(model.generate(pixel_values=pixels, max_new_tokens=24)[0], skip_special_tokens=True))"""
+PROMPTED = """\
+from PIL import Image
+from transformers import AutoModelForImageTextToText, AutoProcessor
+
+model = AutoModelForImageTextToText.from_pretrained("{where}")
+processor = AutoProcessor.from_pretrained("{where}")
+inputs = processor(images=Image.open("photo.jpg").convert("RGB"), text={prompt!r}, return_tensors="pt")
+print(processor.decode(model.generate(**inputs, max_new_tokens=24)[0], skip_special_tokens=True))"""
+VISION_LANGUAGE = """\
+from transformers import AutoModelForImageTextToText, AutoProcessor
+
+model = AutoModelForImageTextToText.from_pretrained("{where}")
+processor = AutoProcessor.from_pretrained("{where}")"""
+OWN_CAPTIONER = """\
+from rl_caption.captioners.loading import load_captioner  # the package rl-caption
+
+captioner = load_captioner("FOLDER")  # {fetch}"""
+OPEN_CLIP = """\
+import open_clip
+
+model, preprocess = open_clip.create_model_from_pretrained("{open_clip}")"""
+AS_REWARD = """\
+from rewards.registry import build  # the package rl-caption
+
+reward = build({reward}, backbone="FOLDER")  # {fetch}"""
+CITATIONS = {
+    "bertscore": "Zhang et al., BERTScore: evaluating text generation with BERT, ICLR 2020 (arXiv 1904.09675)",
+    "bleu": "Papineni et al., BLEU: a method for automatic evaluation of machine translation, ACL 2002",
+    "cider": "Vedantam et al., CIDEr: consensus-based image description evaluation, CVPR 2015 (arXiv 1411.5726)",
+    "clipscore": "Hessel et al., CLIPScore: a reference-free evaluation metric for image captioning, EMNLP 2021 "
+    "(arXiv 2104.08718)",
+    "diversity": "Wang and Chan, Describing like humans: on diversity in image captioning, CVPR 2019",
+    "l_clipscore": "Li et al., L-CLIPScore: a lightweight embedding-based captioning metric for evaluating and "
+    "training, 2025 (arXiv 2507.08710)",
+    "pac_s": "Sarto et al., Positive-augmented contrastive learning for image and video captioning evaluation, CVPR "
+    "2023 (arXiv 2303.12112); for vision-and-language evaluation and training, IJCV 2025 (arXiv 2410.07336)",
+    "retrieval": "Luo et al., Discriminability objective for training descriptive captions, CVPR 2018; Liu et al., "
+    "Show, tell and discriminate, ECCV 2018; Dessì et al., Cross-domain image captioning with discriminative "
+    "finetuning, CVPR 2023",
+    "rouge_l": "Lin, ROUGE: a package for automatic evaluation of summaries, 2004",
+    "specs": "Chen et al., SPECS: specificity-enhanced CLIP-Score for long image caption evaluation, EMNLP 2025 "
+    "(arXiv 2509.03897)",
+}
+"""Reward -> its paper; ``ref_NAME`` has that of NAME."""
+SCST = "Rennie et al., Self-critical sequence training for image captioning, CVPR 2017 (arXiv 1612.00563)"
+NO_PAPER = ("repetition", "perplexity", "length_router")
+"""Rewards of this package without a paper of their own."""
 
 
 def find_export(path: Path) -> tuple[Path, Path | None]:
@@ -100,3 +172,351 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--license", dest="licence", metavar="ID", help="the hub's name of a licence: apache-2.0")
     print(share(**vars(parser.parse_args(argv))))
     return 0
+
+
+@dataclass(frozen=True)
+class Export:
+    """An exported model: its folder, what it is, the hub's library and task, and the lines of Python that load it.
+
+    Where it is no captioner, it scores captions.
+    """
+
+    path: Path
+    what: str
+    library: str
+    task: str | None
+    loading: str
+    is_captioner: bool = False
+
+
+def read_export(path: Path) -> Export:
+    """Tell what an exported folder holds.
+
+    Raises:
+        ReportError: it holds no model, or is not as it was written.
+    """
+    found = damage(path) if (path / MANIFEST).is_file() else None
+    if found is not None:
+        raise ReportError(
+            f"{path} is not as it was exported: {found}. Export the model again, or copy the whole folder"
+        )
+    if not any(path.glob("*.safetensors")) and not any(path.glob("*.bin")):
+        raise ReportError(f"{path} has no weights (*.safetensors): name the folder of a run, or its export/best")
+    if (path / "open_clip_config.json").is_file():
+        task = "zero-shot-image-classification"
+        return Export(path, f"{REWARD_MODEL} (open_clip)", "open_clip", task, f"{OPEN_CLIP}\n\n{AS_REWARD}")
+    try:
+        kind = str(read_object(path / "config.json").get("model_type"))
+    except (OSError, ValueError) as error:
+        raise ReportError(f"{path} holds no model: {error}") from error
+    if kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
+        what, task, loading = f"{CAPTIONER} ({kind}, a model of Transformers)", "image-to-text", TRANSFORMERS
+        if kind in ("blip-2", "instructblip"):  # whose image is a prefix of the prompt
+            loading = PROMPTED
+        elif kind not in FAMILIES:
+            task, loading = "image-text-to-text", VISION_LANGUAGE
+        return Export(path, what, "transformers", task, loading, True)
+    if kind in ("l_clip", "pretrained_dual"):
+        name = {"l_clip": "L-CLIP", "pretrained_dual": "a dual encoder of pretrained parts"}[kind]
+        return Export(path, f"{REWARD_MODEL} ({name})", "rl-caption", None, AS_REWARD)
+    if kind.startswith("l_clip_"):
+        what = f"{kind.removeprefix('l_clip_')} tower of an L-CLIP, from which a whole one is distilled; no reward yet"
+        return Export(path, what, "rl-caption", None, "")
+    return Export(path, f"{CAPTIONER} ({kind})", "rl-caption", "image-to-text", OWN_CAPTIONER, True)
+
+
+def model_card(
+    export: Export,
+    run: RunFolder | None,
+    evaluation: EvaluationFolder | None,
+    repo_id: str | None = None,
+    licence: str | None = None,
+) -> ModelCard:
+    """The card of an exported model.
+
+    Args:
+        export: the model.
+        run: that trained it; None where that is not known.
+        evaluation: of its captions; None where there is none.
+        repo_id: ``USER/NAME`` on the hub; None leaves a place for the folder.
+        licence: the hub's identifier, such as ``apache-2.0``; None says that none was named.
+
+    Raises:
+        ReportError: the evaluation is of another model, or of a model that does not caption.
+    """
+    if evaluation is not None:
+        _check_evaluation(export, evaluation)
+    name = repo_id.rpartition("/")[2] if repo_id else run.name if run is not None else export.path.resolve().name
+    sections = {
+        "What it is": _about(export, run),
+        "Scores": _scores(export, run, evaluation),
+        "Reward hacking": _hacking(run) if run is not None and run.terms else "",
+        "Training": _training(run),
+        "Limits": _limits(export, run, evaluation, licence),
+        "How to load it": _loading(export, repo_id),
+        "Citation": _citations(export, run),
+    }
+    body = "\n\n".join(f"## {heading}\n\n{text}" for heading, text in sections.items() if text)
+    front = _front_matter(name, export, run, evaluation, licence)
+    return ModelCard(f"---\n{front.to_yaml()}\n---\n\n# {name}\n\n{body}\n")
+
+
+def _check_evaluation(export: Export, evaluation: EvaluationFolder) -> None:
+    if not export.is_captioner:
+        raise ReportError(f"an evaluation is of captions, and {export.path} is no captioner: leave it out")
+    judged, own = evaluation.settings.get("weights"), weights_hash(export.path)
+    if judged not in (None, own):
+        raise ReportError(
+            f"the evaluation is of a model with weights {str(judged)[:8]}, and those of {export.path} are {own[:8]}: "
+            "evaluate this model"
+        )
+
+
+def _front_matter(
+    name: str, export: Export, run: RunFolder | None, evaluation: EvaluationFolder | None, licence: str | None
+) -> ModelCardData:
+    tags = ["rl-caption", "image-captioning" if export.is_captioner else "image-caption-scoring"]
+    tags += ["self-critical-sequence-training", "reinforcement-learning"] * (run is not None and bool(run.terms))
+    start = None if run is None else _start(run)
+    scores = [] if evaluation is None else _captioning_scores(evaluation)
+    dataset = None if evaluation is None else _dataset(evaluation.settings)
+    results = [
+        EvalResult(
+            task_type="image-to-text",
+            dataset_type=dataset or "unknown",
+            dataset_name=dataset or "not recorded by the evaluation",
+            dataset_split=evaluation.settings.get("split") if evaluation is not None else None,
+            metric_type=_metric_type(key),
+            metric_name=column_of(key).heading,
+            metric_value=float(shown(value, column_of(key))),
+        )
+        for key, value in scores
+    ]
+    trained_on = None if run is None else _dataset(run.config)
+    return ModelCardData(
+        library_name=export.library,
+        pipeline_tag=export.task,
+        tags=tags,
+        license=licence,
+        datasets=[trained_on] if trained_on else None,
+        base_model=start if start is not None and is_captioner(start) and not Path(start).exists() else None,
+        metrics=list(dict.fromkeys(_metric_type(key) for key, _ in scores if key in CAPTION_COLUMNS)) or None,
+        model_name=name,
+        eval_results=results or None,
+    )
+
+
+def _metric_type(key: str) -> str:
+    """The hub's name of a metric, ``bleu`` for ``BLEU-4``; a judge has its own."""
+    return key.partition("-")[0].lower() if key in CAPTION_COLUMNS else key.removeprefix(JUDGE)
+
+
+def _about(export: Export, run: RunFolder | None) -> str:
+    rows = {"kind": export.what}
+    if run is None:
+        note = "No run folder was given: how this model was trained is not known here."
+        return f"{_table(['', ''], rows.items())}\n\n{note}"
+    versions = run.env.get("versions", {})
+    training = "self-critical sequence training" if run.terms else run.config.get("task", "cross-entropy")
+    if run.terms and "trainer" in run.config:
+        training = f"{str(run.config['trainer']).upper()} (TRL)"
+    rows |= {
+        "training": f"{training}, {run.last_step} steps" + ("" if run.complete else "; the run was not finished"),
+        "this model": _chosen(run),
+        "start": f"`{_start(run)}`" if _start(run) else "random weights",
+        "training data": f"`{_dataset(run.config)}`" if _dataset(run.config) else "not recorded",
+    }
+    if run.terms:
+        rows["reward"] = run.reward + "".join(
+            f"; the weight of {name} is multiplied by {_points(term['schedule'])}"
+            for name, term in run.config["reward"]["terms"].items()
+            if term.get("schedule")
+        )
+    signature = run.env.get("signature") or run.env.get("reward")
+    if signature:
+        rows["reward signature" if run.terms else "signature"] = f"`{signature}`"
+    software = ("rl-caption", "torch", "transformers", "open_clip_torch", "trl")
+    rows["software"] = ", ".join(f"{key} {versions[key]}" for key in software if versions.get(key)) or "not recorded"
+    return _table(["", ""], rows.items())
+
+
+def _chosen(run: RunFolder) -> str:
+    metric, step = run.state.get("metric"), run.state.get("best_step")
+    if not metric or step is None:
+        return "which step it is of was not recorded"
+    of = "the start: no step of the training was better" if step == 0 else f"step {step}"
+    return f"{of}, the best validation by `{metric}`"
+
+
+def _start(run: RunFolder) -> str | None:
+    model = run.config.get("model") or {}
+    start = model.get("init") or (model.get("name") if "trainer" in run.config else None)
+    return None if start is None else _without_folders(str(start))
+
+
+def _dataset(settings: Mapping[str, Any]) -> str | None:
+    """The name of the file or folder of data, or its format where it is generated; None where it is not known."""
+    data = settings.get("data") or {}
+    return Path(data["path"]).name if data.get("path") else data.get("format")
+
+
+def _points(schedule: Sequence[Sequence[float]]) -> str:
+    return ", ".join(f"{factor:g} at step {step}" for step, factor in schedule)
+
+
+def _captioning_scores(evaluation: EvaluationFolder) -> list[tuple[str, float]]:
+    metrics = evaluation.scores["metrics"]
+    return [(key, value) for key, value in metrics.items() if key in CAPTION_COLUMNS or key.startswith(JUDGE)]
+
+
+def _scores(export: Export, run: RunFolder | None, evaluation: EvaluationFolder | None) -> str:
+    missing = ["No evaluation was given: there are no test scores."] if export.is_captioner else []
+    parts = missing if evaluation is None else _evaluated(evaluation)
+    return "\n\n".join(parts + ([] if run is None else _validated(run)))
+
+
+def _evaluated(evaluation: EvaluationFolder) -> list[str]:
+    scores, dataset = evaluation.scores, _dataset(evaluation.settings)
+    where = f"split `{evaluation.settings.get('split')}` of `{dataset}`" if dataset else "data that was not recorded"
+    rows = []
+    for key, value in scores["metrics"].items():
+        column, ends = column_of(key), scores.get("intervals", {}).get(key, ())
+        rows.append((column.heading, shown(value, column), " to ".join(shown(end, column) for end in ends)))
+    return [
+        f"{scores['n']:,} captions of {where}. Signature: `{scores['signature']}`",
+        _table(["metric", "value", "95 % interval"], rows),
+        f"Intervals: {scores['interval']}" if scores.get("interval") else "No intervals were computed.",
+        *(f"{key} was not computed: {why}" for key, why in scores.get("left_out", {}).items()),
+    ]
+
+
+def _validated(run: RunFolder) -> list[str]:
+    """Validations of the start and of this model."""
+    steps: dict[int, dict[str, float]] = {}
+    for line in run.validations:
+        if line["step"] in (0, run.state.get("best_step")):
+            steps.setdefault(line["step"], {}).update(line)
+    if not steps:
+        return []
+    keys = dict.fromkeys(key for values in steps.values() for key in values if key.startswith("val/"))
+    keys.pop("val/seconds", None)
+    rows = [(title_of(key), *(_number(values.get(key)) for values in steps.values())) for key in keys]
+    split = run.config.get("eval", {}).get("split", "val")
+    return [
+        f"During training, on split `{split}`, by which this model was chosen: its scores there are too high for other "
+        "data. There are no intervals.",
+        _table(["validation", *(f"step {step}" for step in steps)], rows),
+    ]
+
+
+def _hacking(run: RunFolder) -> str:
+    """What the monitor found: docs/hacking.md."""
+    if not run.watched:
+        return "Nothing is known of it: the run has no record of the monitor."
+    count = len(run.series("hacking/alarm"))
+    if not run.alarms:
+        return f"The monitor looked at {count} validations and raised no alarm."
+    alarm = ((run.state.get("notes") or {}).get("hacking") or {}).get("first_alarm") or {}
+    text = f"The monitor raised an alarm at {len(run.alarms)} of {count} validations: steps "
+    text += f"{', '.join(map(str, run.alarms))}. The reward had risen and the captions had got worse."
+    if run.state.get("best_step") in run.alarms:
+        text += " **The step of this model is one of them.**"
+    return text + "".join(f"\n- step {alarm['step']}: {evidence}" for evidence in alarm.get("evidence", ()))
+
+
+def _training(run: RunFolder | None) -> str:
+    if run is None:
+        return ""
+    if not run.config:
+        return "The run has no `config.yaml`."
+    kept = {key: value for key, value in run.config.items() if key != "run"}
+    text = yaml.safe_dump(_without_folders(kept), sort_keys=False, allow_unicode=True)
+    return "The whole configuration; folders of absolute paths are left out.\n\n```yaml\n" + text + "```"
+
+
+def _limits(export: Export, run: RunFolder | None, evaluation: EvaluationFolder | None, licence: str | None) -> str:
+    lines = ["Bias and harmful content were not measured."]
+    trained_on = None if run is None else _dataset(run.config)
+    if trained_on:
+        subject = "captions" if export.is_captioner else "scores"
+        lines.append(
+            f"It was trained on `{trained_on}`; its {subject} on other kinds of images were not looked at here."
+        )
+    if run is not None and run.terms:
+        names = ", ".join(run.terms)
+        lines.append(
+            f"It was trained to score high by {names}: these overrate it. Other metrics, and people, may disagree."
+        )
+        longest = run.config.get("rollout", {}).get("max_new_tokens")
+        if longest:
+            lines.append(f"It was trained on captions of at most {longest} tokens.")
+    if export.is_captioner and evaluation is None:
+        lines.append("It was not evaluated on test data, as far as this card knows.")
+    if licence is None:
+        lines.append("No licence was named: those of its data and of the model it started from apply in any case.")
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def _loading(export: Export, repo_id: str | None) -> str:
+    settings = export.path / SETTINGS
+    prompt = str(read_object(settings).get("prompt") or "") if settings.is_file() else ""
+    values = {
+        "where": repo_id or "FOLDER",
+        "open_clip": f"hf-hub:{repo_id}" if repo_id else "local-dir:FOLDER",
+        "fetch": f'huggingface_hub.snapshot_download("{repo_id}")' if repo_id else "this folder",
+        # Training puts no words before a caption; L-CLIPScore has none either.
+        "reward": '"l_clipscore"' if "L-CLIP" in export.what else '"clipscore", prefix=""',
+        "prompt": prompt,
+    }
+    if not export.loading:
+        return "As `model.image_init` or `model.text_init` of the task `distill_dual` of rl-caption."
+    text = f"```python\n{export.loading.format(**values)}\n```"
+    if export.library != "transformers":
+        return text
+    text += "\n\nrl-caption is not needed for that. `generate` follows the model's own generation settings, which "
+    text += "rl-caption does not read."
+    if prompt and export.loading == TRANSFORMERS:
+        text += (
+            f" Captions continue the prompt {prompt!r}, which these lines leave out, and "
+            "`python -m rl_caption caption --model FOLDER photo.jpg` does not."
+        )
+    return text
+
+
+def _citations(export: Export, run: RunFolder | None) -> str:
+    """The papers of the method and of the reward's terms."""
+    names = {target: name for name, target in REWARDS.items()}
+    terms = {} if run is None else run.config.get("reward", {}).get("terms", {})
+    papers, unknown = [], []
+    if run is not None and terms and "trainer" not in run.config:
+        papers.append(SCST)
+    for name, term in terms.items():
+        target = str((term or {}).get("target") or name)
+        kind = names.get(target, target).removeprefix("ref_")
+        if kind in CITATIONS:
+            papers.append(f"{name}: {CITATIONS[kind]}")
+        elif kind not in NO_PAPER:
+            unknown.append(f"{name}: `{kind}`, a reward from outside the package, whose authors say what to cite")
+    if "L-CLIP" in export.what:
+        papers.append(CITATIONS["l_clipscore"])
+    return "\n".join(f"- {line}" for line in [*dict.fromkeys(papers), *unknown])
+
+
+def _number(value: float | None) -> str:
+    return LEFT_OUT if value is None else f"{value:.4g}"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    cells = [[str(cell).replace("|", "\\|") or LEFT_OUT for cell in row] for row in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in [head, ["---"] * len(head), *cells])
+
+
+def _without_folders(value: Any) -> Any:
+    """Absolute paths by their last part: where files lie is no one's business."""
+    if isinstance(value, Mapping):
+        return {key: _without_folders(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_folders(item) for item in value]
+    if isinstance(value, str) and Path(value).is_absolute():
+        return Path(value).name
+    return value

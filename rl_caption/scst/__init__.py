@@ -3,12 +3,9 @@
 ADVANTAGES = {
     name: f"rl_caption.scst.advantages:{name}" for name in ("leave_one_out", "greedy", "mean", "group_norm", "none")
 }
+STRUCTURED = ("seq_nll", "risk", "max_margin", "multi_margin", "softmax_margin")
 OBJECTIVES = {
-    "reinforce": "rl_caption.scst.objectives:Reinforce",
-    "ppo_clip": "rl_caption.scst.objectives:PpoClip",
-    "dico": "rl_caption.scst.sequence_objectives:Dico",
-} | {
-    name: f"rl_caption.scst.sequence_objectives:{name}"
-    for name in ("seq_nll", "risk", "max_margin", "multi_margin", "softmax_margin")
-}
+    name: f"rl_caption.scst.objectives:{target}"
+    for name, target in {"reinforce": "Reinforce", "ppo_clip": "PpoClip", "dico": "Dico"}.items()
+} | {name: f"rl_caption.scst.objectives:{name}" for name in STRUCTURED}
 """Name -> ``module:Name``; imported when a configuration asks for it."""

@@ -14,7 +14,7 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from rewards.model_files import MANIFEST, manifest_of
-from rl_caption.ablation.results import last_policy
+from rl_caption.ablation.runner import last_policy
 from rl_caption.captioners.loading import weights_hash
 from tests.conftest import REPOSITORY
 from tests.training_for_tests import DATA, Ended, changed, lines, run, run_arguments, scst_config, weights, xe_config

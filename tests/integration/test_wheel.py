@@ -22,7 +22,7 @@ import yaml
 
 from rl_caption import __version__, torchvision_remedy
 from rl_caption.config.shipped import shipped_configs
-from rl_caption.report.model_card import CITATIONS, SCST
+from rl_caption.report.share import CITATIONS, SCST
 from tests.captioners_for_tests import tiny_captioner, tiny_rows
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -23,7 +23,7 @@ from rewards.base import RewardError
 from rewards.clip.encoder import EncoderOptions, load_encoder
 from rewards.clip.l_clipscore import LClipScore
 from rl_caption.ablation.config import AblateConfig
-from rl_caption.ablation.results import evaluate_captioner
+from rl_caption.ablation.runner import evaluate_captioner
 from rl_caption.cli.main import main, parse
 from rl_caption.config.schema import DataConfig, EvaluateConfig, JudgeConfig, RetrievalConfig
 from rl_caption.data.base import DataError
@@ -413,7 +413,7 @@ def test_a_grid_keeps_scores_whose_signature_lacks_the_judges(folder: Path, monk
     assert scores["signature"].endswith(end)
     scores["signature"] = scores["signature"].removesuffix(end)
     (folder / "judged/scores.json").write_text(json.dumps(scores))
-    monkeypatch.setattr("rl_caption.ablation.results.score_captions", refuse)
+    monkeypatch.setattr("rl_caption.ablation.runner.score_captions", refuse)
     assert evaluate_captioner(*arguments) == first
     judges["L-CLIPS"] = SimpleNamespace(signature="other")
     with pytest.raises(AssertionError, match="takes long"):

@@ -14,7 +14,7 @@ import yaml
 from accelerate import Accelerator
 from safetensors.torch import save_model as save_weights
 
-from rl_caption.ablation.results import last_policy
+from rl_caption.ablation.runner import last_policy
 from rl_caption.captioners.adaptation import freeze, trained_share
 from rl_caption.captioners.base import CaptionerError, Decoding
 from rl_caption.captioners.huggingface import ADAPTERS_FOLDER, HuggingFaceCaptioner

@@ -17,8 +17,7 @@ from rl_caption.data.formats import build_data
 from rl_caption.data.scenes import ScenesData
 from rl_caption.data.scenes.oracle import oracle
 from rl_caption.errors import ConfigError
-from rl_caption.programs.positives import make_positives
-from rl_caption.programs.recaption import recaption
+from rl_caption.programs.recaption import make_positives, recaption
 from rl_caption.programs.recaptioners import SceneRecaptioner, VisionLanguageRecaptioner
 from rl_caption.reward_models.batch import check_positives
 from tests.captioners_for_tests import tiny_captioner

@@ -11,9 +11,8 @@ from rl_caption.config.checks import check
 from rl_caption.config.schema import RolloutConfig, ScstConfig, ScstTrainConfig
 from rl_caption.errors import ConfigError
 from rl_caption.programs.train import scst_signature
-from rl_caption.scst.objectives import build_objective
+from rl_caption.scst.objectives import Dico, build_objective
 from rl_caption.scst.rollout import sample_captions
-from rl_caption.scst.sequence_objectives import Dico
 from rl_caption.types import Scores
 from tests.captioners_for_tests import tiny_captioner
 from tests.steps_for_tests import WordCount, assert_equal_gradients, batches_of, gradient, norm, scst_task

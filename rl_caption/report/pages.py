@@ -22,8 +22,7 @@ from rl_caption.evaluation.results import (
     difference_rows,
     shown,
 )
-from rl_caption.report.charts import Series, figure, number, parts, templates
-from rl_caption.report.curves import curves, define, title_of
+from rl_caption.report.charts import Series, curves, define, figure, number, parts, templates, title_of
 from rl_caption.report.gallery import N_GRAM_SCORES, Captions, Scores, Source, gallery, reference_scores, rows_of_config
 from rl_caption.report.read import (
     Comparison,

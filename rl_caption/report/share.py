@@ -29,7 +29,7 @@ from rl_caption.captioners.huggingface import SETTINGS
 from rl_caption.captioners.loading import is_captioner, weights_hash
 from rl_caption.evaluation.metrics import JUDGE
 from rl_caption.evaluation.results import CAPTION_COLUMNS, LEFT_OUT, column_of, shown
-from rl_caption.report.curves import title_of
+from rl_caption.report.charts import title_of
 from rl_caption.report.read import EvaluationFolder, ReportError, RunFolder, read_evaluation, read_run
 
 CARD = "README.md"

@@ -14,9 +14,17 @@ from typing import Any
 import pytest
 
 from rl_caption.evaluation import validation_cider
-from rl_caption.report import curves
-from rl_caption.report.charts import MAX_POINTS, Series, figure, number, running_mean
-from rl_caption.report.curves import METRICS_PAGE, define, definitions
+from rl_caption.report import charts
+from rl_caption.report.charts import (
+    MAX_POINTS,
+    METRICS_PAGE,
+    Series,
+    define,
+    definitions,
+    figure,
+    number,
+    running_mean,
+)
 from rl_caption.report.gallery import rows_of_config, selected
 from rl_caption.report.pages import render
 from rl_caption.report.program import main, make_page, write_report
@@ -186,7 +194,7 @@ def test_missing_pieces_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert (item["image"], item["references"]) == (None, [])
     for file in ("config.yaml", "env.json", "result.json", "eval/step-00000010/judges.json"):
         (folder / file).unlink()
-    monkeypatch.setattr(curves, "definitions", list)
+    monkeypatch.setattr(charts, "definitions", list)
     text = render(make_page([folder]))
     assert "There is no config.yaml." in text
     assert "lacks the definitions of logged keys" in text

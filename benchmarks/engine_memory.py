@@ -12,7 +12,6 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
-import socket
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
@@ -21,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.distributed.elastic.utils.distributed import get_free_port
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.harness import Measurement, Timing, command
@@ -38,13 +38,6 @@ def environment(engine: str) -> dict[str, str]:
         "ACCELERATE_DEEPSPEED_ZERO_STAGE": engine[-1],
         "ACCELERATE_DEEPSPEED_ZERO3_INIT": "false",
     }
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def launched(rank: int, processes: int, port: int) -> dict[str, str]:
@@ -136,7 +129,7 @@ def work(rank: int, processes: int, engine: str, port: int) -> tuple[int, dict[s
 
 def measure_engine(engine: str, processes: int, start: str = "spawn") -> dict[str, Any]:
     """Bytes per parameter: the maximum over processes at each moment. ``start`` is how multiprocessing starts them."""
-    port = free_port()
+    port = get_free_port()
     with ProcessPoolExecutor(processes, multiprocessing.get_context(start)) as pool:
         ranks = [pool.submit(work, rank, processes, engine, port) for rank in range(processes)]
         found = [rank.result() for rank in as_completed(ranks)]

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness import HEAD, Measurement
 from rl_caption.data.parts import check_settings
 from rl_caption.errors import ConfigError
 
@@ -41,22 +42,13 @@ PARTS: dict[str, tuple[list[str], list[str]]] = {
 """Part -> module and its options, and what makes it tiny. All but the tests take --device, --repeats and --json."""
 
 
-def command_of(part: str, device: str, tiny: bool, rows: Path) -> list[str]:
-    """What runs a part; ``rows`` is the file for its rows."""
-    module, small = PARTS[part]
-    line = [sys.executable, "-m", *module]
-    if part == "tests":
-        return line
-    if tiny:
-        line += [*small, "--repeats", "1"]
-    return [*line, "--device", device, "--json", str(rows)]
-
-
 def run_part(part: str, device: str, tiny: bool, out: Path, limit: float) -> dict[str, Any]:
     """Run a part for at most ``limit`` seconds; its exit status (None: cut off), seconds, and the end of its log."""
-    started = time.monotonic()
-    log = out / f"{part}.log"
-    line = command_of(part, device, tiny, out / f"{part}.json")
+    (module, small), log, started = PARTS[part], out / f"{part}.log", time.monotonic()
+    line = [sys.executable, "-m", *module]
+    if part != "tests":
+        line += ["--device", device, "--json", str(out / f"{part}.json")]
+        line += [*small, "--repeats", "1"] if tiny else []
     with log.open("w") as file:
         try:
             code = subprocess.run(line, stdout=file, stderr=subprocess.STDOUT, timeout=limit, check=False).returncode
@@ -71,12 +63,9 @@ def page(results: dict[str, dict[str, Any]], out: Path, device: str) -> str:
     for part, result in results.items():
         status = {0: "passed", None: "cut off"}.get(result["code"], f"failed with status {result['code']}")
         blocks.append(f"## {part}: {status}, {result['seconds']} s")
-        rows = json.loads((out / f"{part}.json").read_text()) if (out / f"{part}.json").exists() else []
-        if rows:
-            cells = (
-                f"| {r['name']} | {r['baseline']} | {r['ratio']:.3g} | {r['unit']} | {r['detail']} |" for r in rows
-            )
-            blocks.append("\n".join(["| what | against | ratio | unit | detail |", "|---|---|---:|---|---|", *cells]))
+        if (out / f"{part}.json").exists():
+            rows = json.loads((out / f"{part}.json").read_text())
+            blocks.append("\n".join([HEAD, *(str(Measurement(**row)) for row in rows)]))
         if part == "tests" or result["code"] != 0:
             blocks.append(f"```\n{result['tail']}\n```")
     return "\n\n".join(blocks) + "\n"

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from tqdm.auto import tqdm
 
+HEAD = "| what | against | ratio | unit | detail |\n| --- | --- | ---: | --- | --- |"
 Timings = dict[str, list[float]]
 """Variant -> seconds of each round."""
 
@@ -38,6 +39,9 @@ class Measurement:
     ratio: float
     unit: str
     detail: str
+
+    def __str__(self) -> str:
+        return f"| {self.name} | {self.baseline} | {self.ratio:.3g} | {self.unit} | {self.detail} |"
 
 
 def timed(variants: Mapping[str, Callable[[], object]], timing: Timing, title: str) -> Timings:
@@ -74,10 +78,10 @@ def report(rows: Iterable[Measurement], path: Path | None, device: str) -> None:
     """Print the machine and each row when it is measured; write all rows to ``path`` as a JSON list of objects."""
     name = torch.cuda.get_device_name(device) if device.startswith("cuda") else f"{torch.get_num_threads()} CPU threads"
     print(f"torch {torch.__version__}, {name}\n")
-    print("| what | against | ratio | unit | detail |\n| --- | --- | ---: | --- | --- |", flush=True)
+    print(HEAD, flush=True)
     found = []
     for row in rows:
-        print(f"| {row.name} | {row.baseline} | {row.ratio:.3g} | {row.unit} | {row.detail} |", flush=True)
+        print(row, flush=True)
         found.append(asdict(row))
         if path:
             path.write_text(json.dumps(found, indent=2) + "\n")

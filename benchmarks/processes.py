@@ -18,9 +18,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from torch.distributed.elastic.utils.distributed import get_free_port
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.engine_memory import free_port, launched
+from benchmarks.engine_memory import launched
 from benchmarks.harness import Measurement, Timing, command, compared, timed
 from benchmarks.scst_step import Shapes, build_bench, our_step
 from rl_caption.types import CaptionBatch
@@ -71,7 +72,7 @@ def measure(
     variants, context = {}, multiprocessing.get_context(method)
     with ExitStack() as stack:
         for name, (count, threads) in {several: (processes, 1), single: (1, 1), threaded: (1, processes)}.items():
-            settings = (count, threads, replace(shapes or Shapes(), images=images * count), free_port())
+            settings = (count, threads, replace(shapes or Shapes(), images=images * count), get_free_port())
             pools = [ProcessPoolExecutor(1, context, join, (rank, *settings)) for rank in range(count)]
             variants[name] = partial(step_of_all, [stack.enter_context(pool) for pool in pools])
         times = timed(variants, timing, "processes")

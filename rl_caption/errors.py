@@ -27,21 +27,21 @@ EXPECTED = {
 """Module -> its errors whose message says what would be right."""
 
 
-EXTRAS = {
-    "open_clip": "clip",
-    "deepspeed": "deepspeed",
-    "peft": "peft",
-    "trl": "trl",
-    "datasets": "trl",
-    "tensorboard": "tensorboard",
-    "matplotlib": "report",
-    "h5py": "features",
-    "bert_score": "bertscore",
-    "textblob": "specs",
-    "pyarrow": "parquet",
-    "av": "video",
+OPTIONAL = {
+    "open_clip": ("open_clip_torch", "clip", "no CLIP-based rewards, no reward models"),
+    "peft": ("peft", "peft", "no LoRA (model.lora, and lora of grpo_vlm)"),
+    "trl": ("trl", "trl", "no grpo_vlm; this package's own trainer does not use it"),
+    "deepspeed": ("deepspeed", "deepspeed", "no ZeRO sharding over several GPUs (Linux only)"),
+    "tensorboard": ("tensorboard", "tensorboard", "no TensorBoard logs; metrics.jsonl is written all the same"),
+    "matplotlib": ("matplotlib", "report", "ablate draws no alpha.png; its tables are written all the same"),
+    "h5py": ("h5py", "features", "region features in HDF5 files cannot be read; folders of .npz and .npy can"),
+    "bert_score": ("bert-score", "bertscore", "no BERTScore"),
+    "textblob": ("textblob", "specs", "captions are not cut into details (SPECS)"),
+    "pyarrow": ("pyarrow", "parquet", "judge cannot read Polaris and Nebula"),
+    "av": ("av", "video", "no video files; folders of frames and animated images are read all the same"),
 }
-"""Optional module -> the extra that installs it (docs/installation.md)."""
+"""Optional module -> its package, the extra that installs it (docs/installation.md), and what is missing without it."""
+EXTRAS = {module: extra for module, (_, extra, _) in OPTIONAL.items()} | {"datasets": "trl"}
 
 
 def not_installed(*modules: str) -> str:

@@ -12,7 +12,6 @@ import multiprocessing
 import os
 import resource
 import signal
-import socket
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
+from torch.distributed.elastic.utils.distributed import get_free_port
 
 from benchmarks import engine_memory
 
@@ -196,16 +196,12 @@ def run_together(
     """
     file = folder.with_name(f"{folder.name}.yaml")
     file.write_text(yaml.safe_dump(config))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = get_free_port()
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
     processes, outputs = [], [file.with_suffix(f".{rank}.log") for rank in range(count)]
     for rank, output in enumerate(outputs):
-        environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "LOCAL_RANK": str(rank)}
-        environment |= {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "OMP_NUM_THREADS": "1"}
-        environment |= engine or {}
+        environment = {"OMP_NUM_THREADS": "1"} | engine_memory.launched(rank, count, port) | (engine or {})
         how: dict[str, Any] = {"environment": environment, "kill": kill if rank == 0 else None}
         how["spoil"] = spoil if rank == count - 1 else None
         processes.append(

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from rl_caption import torchvision_remedy
-from rl_caption.errors import installed_version
+from rl_caption.errors import OPTIONAL, installed_version
 
 if TYPE_CHECKING:
     from rl_caption.captioners.base import Captioner
@@ -39,20 +39,6 @@ NEEDED = {
     "filelock": "nothing trains: a run folder belongs to one process",
 }
 """Package that every installation has -> what is not possible without it."""
-OPTIONAL = {
-    "open_clip_torch": ("clip", "no CLIP-based rewards, no reward models"),
-    "peft": ("peft", "no LoRA (model.lora, and lora of grpo_vlm)"),
-    "trl": ("trl", "no grpo_vlm; this package's own trainer does not use it"),
-    "deepspeed": ("deepspeed", "no ZeRO sharding over several GPUs (Linux only)"),
-    "tensorboard": ("tensorboard", "no TensorBoard logs; metrics.jsonl is written all the same"),
-    "matplotlib": ("report", "ablate draws no alpha.png; its tables are written all the same"),
-    "h5py": ("features", "region features in HDF5 files cannot be read; folders of .npz and .npy can"),
-    "bert-score": ("bertscore", "no BERTScore"),
-    "textblob": ("specs", "captions are not cut into details (SPECS)"),
-    "pyarrow": ("parquet", "judge cannot read Polaris and Nebula"),
-    "av": ("video", "no video files; folders of frames and animated images are read all the same"),
-}
-"""Package -> the extra that installs it, and what is not possible without it."""
 TAGGER_DATA = "averaged_perceptron_tagger_eng"
 NO_JAVA = "METEOR, SPICE and the PTB tokenizer are left out of evaluate; training does not use Java"
 NO_START = "the run does not start"
@@ -72,7 +58,7 @@ class Finding(NamedTuple):
 
 def package_findings() -> Iterator[Finding]:
     """Yield the version of every package that this one uses, needed ones first."""
-    costs = {package: f"{cost} (pip install 'rl-caption[{extra}]')" for package, (extra, cost) in OPTIONAL.items()}
+    costs = {package: f"{cost} (pip install 'rl-caption[{extra}]')" for package, extra, cost in OPTIONAL.values()}
     for package, cost in (NEEDED | costs).items():
         version = installed_version(package)
         yield Finding(package, version or "missing", "" if version else cost, version is None and package in NEEDED)

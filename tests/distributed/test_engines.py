@@ -6,11 +6,11 @@ import multiprocessing
 import os
 import shutil
 import signal
-import socket
 from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed.elastic.utils.distributed import get_free_port
 
 from benchmarks import engine_memory
 from tests.training_for_tests import (
@@ -143,8 +143,7 @@ def _decode_alone(rank: int, engine: str, port: int, model: str, queue: multipro
 
     Both train a step after each.
     """
-    os.environ.update(ENGINES[engine], MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE="2")
-    os.environ.update(LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE="2")
+    os.environ.update(ENGINES[engine] | engine_memory.launched(rank, 2, port))
     from rl_caption.captioners.base import Decoding
     from rl_caption.captioners.transformer import TransformerCaptioner
     from rl_caption.config.schema import RunConfig, TrainConfig
@@ -184,9 +183,7 @@ def _decode_alone(rank: int, engine: str, port: int, model: str, queue: multipro
 
 @pytest.mark.parametrize("engine", ["zero3"])
 def test_processes_decode_different_numbers_of_tokens(start: Path, engine: str) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = get_free_port()
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
     queue = context.Queue()

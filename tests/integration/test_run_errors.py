@@ -89,7 +89,6 @@ def test_a_command_line_that_cannot_be_understood_ends_with_2(tmp_path: Path) ->
     ("changes", "part"),
     [
         ({"train.batch_size": 0}, "train.batch_size is 0: expected at least 1"),
-        ({"train.lr": 0.0}, "train.lr is 0.0: expected more than 0"),
         ({"train.micro_batch_size": 3}, "train.micro_batch_size 3 does not divide the 8 images of a process"),
         ({"train.max_target_tokens": 17}, "train.max_target_tokens is 17: the captioner has positions for 16"),
         ({"model.kwargs.d_model": 15}, "d_model 15 is not a multiple of num_heads 2"),
@@ -108,7 +107,6 @@ def test_a_command_line_that_cannot_be_understood_ends_with_2(tmp_path: Path) ->
         ({"rollout.cuda_graph": True}, "rollout.cuda_graph is on: it needs a CUDA device, this run is on cpu"),
         ({"rollout.cuda_graph": True, "rollout.dropout": True}, "rollout.cuda_graph and rollout.dropout are both on"),
         ({"rollout.max_new_tokens": 40}, "rollout.max_new_tokens is 40: the captioner has positions for 16"),
-        ({"rollout.temperature": 0.0}, "rollout.temperature is 0.0: expected at least 1e-06"),
         ({"rollout.temperature": 1e-9}, "rollout.temperature is 1e-09: expected at least 1e-06"),
         ({"reward.terms": {"ciderr": {"weight": 1.0}}}, "reward.terms.ciderr"),
         ({"reward.terms": {}}, "reward.terms is empty"),

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,12 +17,16 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from torch import nn
 
+from rl_caption.captioners.base import Decoding
+from rl_caption.cli.main import parse
 from rl_caption.config.schema import CaptionEvalConfig, RunConfig, XeConfig, XeTrainConfig
 from rl_caption.engines import Averages
+from rl_caption.training import validation
 from rl_caption.training.checkpoint import CheckpointError, load_checkpoint
 from rl_caption.training.loop import NonFiniteError, Trainer, schedule_factor
 from rl_caption.training.setup import Context
 from rl_caption.types import CaptionBatch, TrainState, Validation
+from tests.captions_for_tests import CAPTIONS, REFERENCES
 
 
 class Slope:
@@ -331,3 +336,35 @@ def test_fp16_goes_on_from_another_precision(tmp_path: Path, plain_again: None) 
     trainer, _ = fp16_trainer(tmp_path / "fp16", [1.0])
     load_checkpoint(trainer.accelerator, tmp_path / "checkpoints/step-00000001")
     assert trainer.accelerator.scaler.get_scale() == 8.0  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], (1, 0.0)),
+        (["--eval.num_beams", "3"], (3, 0.0)),
+        (["--eval.num_beams", "3", "--eval.length_penalty", "1"], (3, 1.0)),
+    ],
+)
+def test_validation_decodes_as_configured(
+    words: list[str], expected: tuple[int, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def decoded(*arguments: Any) -> dict[str, list[validation.Candidate]]:
+        seen.extend(part for part in arguments if isinstance(part, Decoding))
+        return {key: [validation.Candidate(text, True, None)] for key, text in CAPTIONS.items()}
+
+    monkeypatch.setattr(validation, "decode_candidates", decoded)
+    context: Any = SimpleNamespace(
+        config=parse(XeConfig, words, "test"),
+        val_rows=[{"image_id": key, "references": texts} for key, texts in REFERENCES.items()],
+        accelerator=SimpleNamespace(is_main_process=True),
+        folder=tmp_path,
+    )
+    captioner: Any = SimpleNamespace(policy=None)
+    found = validation.CaptionValidator(context, captioner, 20)(0, {})
+    assert found.metrics["val/cider"] > 0
+    assert [(decoding.num_beams, decoding.length_penalty, decoding.max_new_tokens) for decoding in seen] == [
+        (*expected, 20)
+    ]

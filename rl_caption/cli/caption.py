@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -17,6 +16,7 @@ from rl_caption.config.checks import decoding_of, wrong_decoding
 from rl_caption.config.schema import DecodeConfig
 from rl_caption.data.base import DataError, Row, load_image
 from rl_caption.data.files import write_json
+from rl_caption.data.plain_files import json_object
 from rl_caption.options import Seed, wrong_values
 from rl_caption.programs.captions import Captions, build_reranker, caption_rows, load_captioners
 
@@ -69,13 +69,6 @@ def caption_files(
     return caption_rows(captioner, rows, decoding, decode.batch_size, Accelerator(), seed, reward)
 
 
-def _json_object(text: str) -> dict[str, Any]:
-    value = json.loads(text)
-    if not isinstance(value, dict):
-        raise ValueError("expected a JSON object")
-    return value
-
-
 def main(argv: list[str] | None = None) -> int:
     """``caption --model RUN/export/best PHOTO|FOLDER ...``"""
     parser = argparse.ArgumentParser(prog="rl-caption caption", description="Caption photos with a trained captioner.")
@@ -95,7 +88,7 @@ def main(argv: list[str] | None = None) -> int:
             action: dict[str, Any] = {"action": "store_true"} if kind is bool else {"type": kind}
             add(f"--{name}", default=getattr(DecodeConfig, name), help=f"decode.{name} of evaluate", **action)
     add("--rerank", help="choose among several captions: consensus, or a reward that needs no references")
-    add("--rerank_kwargs", type=_json_object, default={}, metavar="JSON", help="arguments of --rerank")
+    add("--rerank_kwargs", default="{}", metavar="JSON", help="arguments of --rerank, as an object")
     add("--seed", type=int, default=0, help="of samples (default: 0)")
     add("--out", help="also write the captions to this JSON file, in COCO result format")
     add("--candidates", help="write all captions of a photo with their scores to this JSON lines file")
@@ -106,7 +99,8 @@ def main(argv: list[str] | None = None) -> int:
     wrong = wrong or wrong_decoding(decode, given["rerank"], given["candidates"] is not None)
     if wrong:
         parser.error("; ".join(wrong))
-    options = {name: given[name] for name in ("prompt", "ensemble", "rerank", "rerank_kwargs", "seed")}
+    options = {name: given[name] for name in ("prompt", "ensemble", "rerank", "seed")}
+    options["rerank_kwargs"] = json_object(given["rerank_kwargs"], "--rerank_kwargs")
     found = caption_files(given["model"], find_images(given["paths"]), decode, **options)
     for path, caption in found.texts().items():
         print(f"{path}\t{caption}")

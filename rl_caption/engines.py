@@ -30,7 +30,7 @@ from torch.nn import functional
 from torch.utils.hooks import RemovableHandle
 from tqdm.auto import tqdm
 
-from rl_caption.errors import ConfigError
+from rl_caption.errors import ConfigError, UserError
 from rl_caption.launch import check_processes
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ BUCKET_SIZE = 50_000_000
 """Elements of a gradient bucket: 200 MB of float32."""
 
 
-class EngineError(ValueError):
+class EngineError(UserError, ValueError):
     """An engine cannot do what the configuration asks for; the message names both and says what would be right."""
 
 

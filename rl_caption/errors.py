@@ -7,26 +7,19 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from rewards.base import RewardError
 
-class ConfigError(ValueError):
+
+class UserError(Exception):
+    """Base of the errors that a user can mend: the message names what is wrong, and what would be right."""
+
+
+class ConfigError(UserError, ValueError):
     """A configuration is not usable; the message names the key, the value, and what would be right."""
 
 
-EXPECTED = {
-    "rewards.base": ("RewardError",),
-    "rl_caption.captioners.base": ("CaptionerError",),
-    "rl_caption.training.checkpoint": ("CheckpointError",),
-    "rl_caption.data.base": ("DataError",),
-    "rl_caption.engines": ("EngineError",),
-    "rl_caption.errors": ("ConfigError",),
-    "rl_caption.evaluation": ("EvaluationError", "JavaError"),
-    "rl_caption.launch": ("LaunchError",),
-    "rl_caption.report.read": ("ReportError",),
-    "rl_caption.training.loop": ("NonFiniteError",),
-}
-"""Module -> its errors whose message says what would be right."""
-
-
+EXPECTED = (UserError, RewardError, OSError)
+"""What ends a program with one message and without a traceback."""
 OPTIONAL = {
     "open_clip": ("open_clip_torch", "clip", "no CLIP-based rewards, no reward models"),
     "peft": ("peft", "peft", "no LoRA (model.lora, and lora of grpo_vlm)"),
@@ -58,12 +51,6 @@ def installed_version(package: str) -> str | None:
         return None
 
 
-def expected_errors() -> tuple[type[Exception], ...]:
-    """The errors of ``EXPECTED`` that can have been raised, those of imported modules, and ``OSError``."""
-    found = (getattr(sys.modules.get(module), name, None) for module, names in EXPECTED.items() for name in names)
-    return (*(error for error in found if error is not None), OSError)
-
-
 @contextmanager
 def user_errors() -> Iterator[None]:
     """End the program with code 1 and the message of an expected error, or the extra that brings a missing package.
@@ -78,8 +65,6 @@ def user_errors() -> Iterator[None]:
             raise
         print(f"error: {not_installed(module)}", file=sys.stderr)
         sys.exit(1)
-    except (ValueError, RuntimeError, OSError) as error:
-        if not isinstance(error, expected_errors()):
-            raise
+    except EXPECTED as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)

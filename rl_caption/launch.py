@@ -29,6 +29,8 @@ from types import FrameType
 import psutil
 from filelock import FileLock, Timeout
 
+from rl_caption.errors import UserError
+
 logger = logging.getLogger(__name__)
 
 WORLD_SIZE_VARIABLES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "LOCAL_WORLD_SIZE")
@@ -43,7 +45,7 @@ SAME_REQUEST_SECONDS = 2.0
 """Signals so close in time are one request: a launcher passes on what its whole process group got."""
 
 
-class LaunchError(RuntimeError):
+class LaunchError(UserError, RuntimeError):
     """The processes that run are not the ones that were asked for; the message holds a command that works."""
 
 

@@ -35,7 +35,7 @@ from rl_caption.config.schema import DataConfig
 from rl_caption.data.base import Row, reward_inputs
 from rl_caption.data.files import write_json, write_text
 from rl_caption.data.scenes.oracle import oracle
-from rl_caption.errors import expected_errors
+from rl_caption.errors import EXPECTED, UserError
 from rl_caption.evaluation.results import markdown
 from rl_caption.monitoring.config import JudgeConfig, MonitorConfig
 from rl_caption.monitoring.judges import build_judges
@@ -134,7 +134,7 @@ class Run:
     points: list[Point]
 
 
-class StudyError(ValueError):
+class StudyError(UserError):
     """A folder cannot be judged; the message says why."""
 
 
@@ -252,7 +252,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         monitor = read_monitor(chosen.monitor) if chosen.monitor else None
         truth = build(**_truth(chosen.truth)) if chosen.truth else None
         runs = [read_run(folder, monitor, truth) for folder in tqdm(chosen.runs, "runs", unit="run", disable=None)]
-    except (StudyError, *expected_errors()) as error:
+    except EXPECTED as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     verdicts = [verdict(run.points, chosen.f1_margin, chosen.unparsed_margin, chosen.since) for run in runs]

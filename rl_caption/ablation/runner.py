@@ -42,7 +42,7 @@ from rl_caption.config.schema import DataConfig, DecodeConfig, EvaluateConfig
 from rl_caption.config.shipped import find_config
 from rl_caption.data.files import write_json, write_text
 from rl_caption.data.plain_files import check_type, read_json, read_yaml
-from rl_caption.errors import expected_errors
+from rl_caption.errors import EXPECTED
 from rl_caption.evaluation import check_writable, write_evaluation
 from rl_caption.evaluation.metrics import JUDGE, signed
 from rl_caption.launch import LaunchError, processes_started, run_lock, stop_requests
@@ -153,7 +153,7 @@ def _run_cells(
                 results[cell.name] = result
                 how = f"trained in {clock(ended.seconds)}" if ended is not None else "kept"
                 _print(f"[{len(results)}/{len(cells)}] {cell.name}: {how}; {_headline(result.evaluation)}")
-            except expected_errors() as error:
+            except EXPECTED as error:
                 failure = f"{cell.name} is trained but could not be judged: {error}"
         if failure is not None:
             failures.append(failure)

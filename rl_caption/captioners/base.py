@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from rl_caption.data.base import DataError, Row
+from rl_caption.errors import UserError
 from rl_caption.options import TEMPERATURES
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ FORBIDDEN_LOGIT = -1e9
 entropy is defined."""
 
 
-class CaptionerError(ValueError):
+class CaptionerError(UserError, ValueError):
     """A saved captioner cannot be used; the message names the folder and what is wrong with it."""
 
 

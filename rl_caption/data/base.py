@@ -10,6 +10,7 @@ from PIL import Image
 
 from rewards.base import RewardError
 from rewards.images import Frames, ImageSource, frames_of, open_image
+from rl_caption.errors import UserError
 
 AnyRow = TypeVar("AnyRow", bound=Mapping[str, Any])
 SHOWN = 3
@@ -22,7 +23,7 @@ BY_REFERENCE = ("negatives", "positive_images")
 """Columns of rows with an entry for each reference, in their order."""
 
 
-class DataError(ValueError):
+class DataError(UserError, ValueError):
     """A dataset cannot be used as it is; the message names the file, the row, the value, and what would be right."""
 
 

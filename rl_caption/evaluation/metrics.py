@@ -30,6 +30,7 @@ from rewards.text.tokenize import TOKENIZER, is_tested, tokenize_lines, tokenize
 from rl_caption import __version__
 from rl_caption.data.base import reward_inputs
 from rl_caption.data.file_checks import missing_files
+from rl_caption.errors import UserError
 from rl_caption.evaluation.toolkit import JavaError, Scores, UndefinedMetric, find_java, meteor, ptb_tokenize, spice
 from rl_caption.evaluation.vocabulary import SIZES, vocabulary_growth
 
@@ -67,7 +68,7 @@ JUDGE = "judge/"
 """Prefix of the keys of rewards that serve as metrics (``add_judges``)."""
 
 
-class EvaluationError(ValueError):
+class EvaluationError(UserError, ValueError):
     """Captions cannot be evaluated as they are; the message says which, and what would be right."""
 
 

@@ -30,6 +30,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm.auto import tqdm
 
+from rl_caption.errors import UserError
+
 logger = logging.getLogger(__name__)
 
 # The tokenizer ends a line at each of these; a caption must stay on its own line.
@@ -38,7 +40,7 @@ _LINE_BREAKS = re.compile("[\n\r\x0b\x0c\u2028\u2029]")
 _OPENED = ("java.lang", "java.math", "java.net", "java.text", "java.util", "java.util.concurrent")
 
 
-class JavaError(RuntimeError):
+class JavaError(UserError, RuntimeError):
     """There is no usable Java runtime, or a Java program failed or took too long. The message is the reason."""
 
 

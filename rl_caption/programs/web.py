@@ -32,7 +32,7 @@ from rl_caption.config.checks import decoding_of
 from rl_caption.config.schema import WebConfig
 from rl_caption.data.base import DataError, Row, load_image, reward_inputs
 from rl_caption.data.plain_files import check_type, json_object
-from rl_caption.errors import ConfigError, expected_errors
+from rl_caption.errors import EXPECTED, ConfigError
 from rl_caption.evaluation.results import unique_names
 from rl_caption.monitoring.judges import build_judges
 from rl_caption.programs.captions import load_captioners
@@ -174,7 +174,7 @@ class _Handler(BaseHTTPRequestHandler):
             answer = {"captions": self._captions()}
         except RefusedRequest as refused:
             status, answer = refused.status, {"error": str(refused)}
-        except expected_errors() as error:
+        except EXPECTED as error:
             status, answer = HTTPStatus.UNPROCESSABLE_ENTITY, {"error": str(error)}
         self._send(status, "application/json", json.dumps(answer).encode())
 

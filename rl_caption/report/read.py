@@ -13,12 +13,13 @@ from typing import Any, NamedTuple, TypedDict
 
 from rl_caption.data.files import read_captions
 from rl_caption.data.plain_files import check_type, read_json, read_log, read_yaml
+from rl_caption.errors import UserError
 from rl_caption.evaluation.confidence import Difference
 from rl_caption.evaluation.results import COMPARISON, ScoresFile, folder_of
 from rl_caption.training.checkpoint import STATE, CheckpointError, newest_checkpoint, read_state
 
 
-class ReportError(ValueError):
+class ReportError(UserError, ValueError):
     """A folder or file cannot be reported on; the message names it, the line where there is one, and what is right."""
 
 

@@ -40,6 +40,7 @@ from rl_caption.engines import (
     torch_optimizer,
     uses_deepspeed,
 )
+from rl_caption.errors import UserError
 from rl_caption.types import TrainState
 
 logger = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ WRITE_FAILURES = ("file", "write", "inline_container", "iostream")
 """Words in the RuntimeErrors by which ``torch.save`` reports that it could not write."""
 
 
-class CheckpointError(RuntimeError):
+class CheckpointError(UserError, RuntimeError):
     """A checkpoint cannot be written or resumed; the message names the folder and what would be right."""
 
 

@@ -28,6 +28,7 @@ from rl_caption.engines import (
     print_main,
     uses_deepspeed,
 )
+from rl_caption.errors import UserError
 from rl_caption.launch import stop_requests
 from rl_caption.training.checkpoint import (
     newest_checkpoint,
@@ -47,7 +48,7 @@ NEWEST = ("time/step", "train/skipped", "train/loss_scale")
 """Keys of which a step of several updates logs the last value; of all others it logs the mean."""
 
 
-class NonFiniteError(RuntimeError):
+class NonFiniteError(UserError, RuntimeError):
     """Loss, gradient or a weight is NaN or infinite; the message names the step and the last good checkpoint."""
 
 

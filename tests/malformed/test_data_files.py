@@ -1,6 +1,6 @@
 """Damaged and hostile data files: one error that a user can mend, which names the file, or what is read is right.
 
-Damage is drawn from fixed seeds. Whatever is no error of ``expected_errors()`` is a defect, and so is an error without
+Damage is drawn from fixed seeds. Whatever is no error of ``EXPECTED`` is a defect, and so is an error without
 the name of the file, or memory that the file's size does not explain.
 """
 
@@ -35,7 +35,7 @@ from rl_caption.data.file_checks import ImageFile, check_image_file
 from rl_caption.data.jsonl import JsonLinesData
 from rl_caption.data.karpathy import KarpathyData
 from rl_caption.data.unpaired import CaptionFile
-from rl_caption.errors import expected_errors
+from rl_caption.errors import EXPECTED
 from rl_caption.report.pages import render
 from rl_caption.report.program import make_page
 from rl_caption.training.checkpoint import read_state, seal
@@ -54,12 +54,12 @@ def check_outcome(read: Callable[[], Any], *named: str, also: type[Exception] | 
     raised = None
     try:
         found = read()
-    except (*expected_errors(), *filter(None, [also])) as error:
+    except (*EXPECTED, *filter(None, [also])) as error:
         found, raised = None, error
     if raised is not None:
         message = str(raised)
         # Of a ValueError, not its kinds: those are a library's.
-        assert type(raised) in (*expected_errors(), also) or isinstance(raised, OSError), repr(raised)
+        assert type(raised) is also or isinstance(raised, EXPECTED), repr(raised)
         assert [name for name in named if name not in message] == [], message
         assert len(message) < 3000, message[:300]
     return found

@@ -19,7 +19,7 @@ from rewards.clip.student import LCLIP, LCLIPConfig
 from rl_caption.captioners.config import ModelConfig
 from rl_caption.captioners.loading import load_captioner
 from rl_caption.config.build import ConfigError, build_captioner
-from rl_caption.errors import expected_errors
+from rl_caption.errors import EXPECTED
 from rl_caption.reward_models.distillation import build_dual
 from rl_caption.training.checkpoint import seal
 from tests.captioners_for_tests import REFERENCES, tiny_captioner, tiny_rows
@@ -188,7 +188,7 @@ def test_a_damaged_model_is_refused_by_name_or_is_the_same(
     found, message = expected[kind], str(folder)
     try:
         found = load(kind, folder)
-    except expected_errors() as error:
+    except EXPECTED as error:
         message = str(error)
     assert str(folder) in message
     for one, other in zip(found, expected[kind], strict=True):
@@ -199,7 +199,7 @@ def test_a_damaged_model_is_refused_by_name_or_is_the_same(
 def test_what_is_missing_from_an_export_is_named(kind: str, file: str, models: Path) -> None:
     folder = damaged(models, kind, sealed=True)
     (folder / file).unlink()
-    with pytest.raises(expected_errors(), match=re.escape(file)):
+    with pytest.raises(EXPECTED, match=re.escape(file)):
         load(kind, folder)
 
 

@@ -18,6 +18,15 @@ class ConfigError(UserError, ValueError):
     """A configuration is not usable; the message names the key, the value, and what would be right."""
 
 
+@contextmanager
+def config_errors(key: str) -> Iterator[None]:
+    """Inside, what is raised about arguments and files of configuration ``key`` becomes a ConfigError that names it."""
+    try:
+        yield
+    except (ValueError, TypeError, OSError) as error:
+        raise ConfigError(f"{key}: {error}") from error
+
+
 EXPECTED = (UserError, RewardError, OSError)
 """What ends a program with one message and without a traceback."""
 OPTIONAL = {

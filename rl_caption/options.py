@@ -20,7 +20,7 @@ from functools import partial, update_wrapper
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints, is_typeddict
 
-from rl_caption.errors import ConfigError
+from rl_caption.errors import ConfigError, config_errors
 
 _REPR = reprlib.Repr()
 _REPR.maxstring = _REPR.maxother = _REPR.maxlong = 80
@@ -283,10 +283,8 @@ def build_target(target: Any, skip: int, name: str, kwargs: Mapping[str, Any], k
     check_options(target, skip, name, kwargs, key)
     if not isinstance(target, type):
         return update_wrapper(partial(target, **kwargs), target) if kwargs else target
-    try:
+    with config_errors(f"{key}: {name} cannot be made"):
         made = target(**kwargs)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"{key}: {name} cannot be made: {error}") from error
     if not callable(made):
         raise ConfigError(f"{key.removesuffix('_kwargs')} is {name!r}: its instances cannot be called")
     return made

@@ -29,6 +29,7 @@ from rl_caption.config.shipped import find_config
 from rl_caption.data.base import Row
 from rl_caption.data.files import write_json
 from rl_caption.data.plain_files import read_json
+from rl_caption.errors import config_errors
 from rl_caption.evaluation.metrics import SCORERS
 from rl_caption.launch import requested_processes
 from rl_caption.monitoring.judges import build_judges
@@ -287,10 +288,8 @@ def _resolve(cell: Cell, base: Base, grid: AblateConfig, parse: Parse) -> Cell:
     # The grid, not each cell, trains what comes before; the cell's own overrides come last.
     arguments = ["--config", base_files(grid)[cell.base], "--warm_start=null", "--reward_models=[]"]
     arguments += [*_data_arguments(grid), f"--run.dir={cell.run}", f"--train.threads={threads}"]
-    try:
+    with config_errors(f"cell {cell.system!r}"):
         config = parse(ScstConfig, [*arguments, *cell.arguments()], f"cell {cell.system!r}: rl-caption scst")
-    except ConfigError as error:
-        raise ConfigError(f"cell {cell.system!r}: {error}") from error
     return replace(cell, config=config)
 
 
@@ -351,16 +350,14 @@ def build_rewards(
     built: dict[str, Any] = {}
     for cell in plan.cells:
         reward, words = cell.config.reward, cell.config.data.tokenizer
-        prefix = f"cell {cell.system!r}: "
+        cell_key = f"cell {cell.system!r}"
         for name, term in reward.terms.items():
-            if _is_untrained(f"{prefix}reward.terms.{name}", term.target or name, term.kwargs, untrained):
+            if _is_untrained(f"{cell_key}: reward.terms.{name}", term.target or name, term.kwargs, untrained):
                 continue
             key = json.dumps([name, term.target, term.kwargs, reward.df, reward.eos, words], sort_keys=True)
             single = replace(reward, terms={name: replace(term, weight=1.0)})
-            try:
+            with config_errors(cell_key):
                 built[key] = built.get(key) or build_reward(single, [["a dog"], ["a cat"]], tokenizer=words).signature
-            except ConfigError as error:
-                raise ConfigError(f"{prefix}{error}") from error
             signatures[cell.name][name] = built[key]
     ready = {
         name: judge
@@ -381,10 +378,8 @@ def _is_untrained(key: str, reward: str, arguments: Mapping[str, Any], untrained
     paths = [Path(value).resolve() for value in arguments.values() if isinstance(value, str)]
     if not any(path.is_relative_to(run / "export" / "best") for path in paths for run in untrained):
         return False
-    try:
+    with config_errors(key):
         known = parameters(reward)
-    except ValueError as error:
-        raise ConfigError(f"{key}: {error}") from error
     if "kwargs" not in known and not set(arguments) <= set(known):
         raise ConfigError(f"{key}.kwargs has {sorted(set(arguments) - set(known))}: {reward} takes {known}")
     return True

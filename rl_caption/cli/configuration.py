@@ -21,7 +21,7 @@ import yaml
 
 from rl_caption.config.overrides import value_at
 from rl_caption.config.shipped import find_config
-from rl_caption.errors import ConfigError
+from rl_caption.errors import ConfigError, config_errors
 from rl_caption.options import is_text, shown, wrong_values
 
 MOST_BYTES = 2**20
@@ -84,10 +84,8 @@ def parse(kind: type[Config], arguments: Sequence[str], program: str, checked: b
     if checked:
         from rl_caption.config.checks import check
 
-        try:
+        with config_errors(file or program):
             check(config)
-        except ConfigError as error:
-            raise ConfigError(f"{file or program}: {error}") from error
     return config
 
 

@@ -30,6 +30,7 @@ from rl_caption.data.checks import check_data
 from rl_caption.data.formats import build_data as build_data
 from rl_caption.engines import print_main
 from rl_caption.errors import ConfigError as ConfigError
+from rl_caption.errors import config_errors
 from rl_caption.scst.advantages import build_advantage, needs_greedy
 
 
@@ -94,12 +95,10 @@ def build_captioner(
         _refuse_pretrained_options(config)
         if config.target is not None:
             return new_captioner(config.target, references, config.kwargs)
-        try:
+        with config_errors("model"):
             return TransformerCaptioner.from_scratch(
                 references, config.min_count, config.tokenizer, cache_bytes, tokenizer, **config.kwargs
             )
-        except ValueError as error:
-            raise ConfigError(f"model: {error}") from error
     for key in ("kwargs", "tokenizer"):
         if getattr(config, key):
             raise ConfigError(f"model.{key} is set beside model.init {config.init!r}, which has its own: leave one out")
@@ -185,24 +184,20 @@ def build_reward(
         if target in ("cider", "diversity"):
             df = df or config.df or _frequencies(config, references, folder, tokenizer)
             arguments = {"df": df, "eos": config.eos} | arguments
-        try:
+        with config_errors(f"reward.terms.{name}"):
             key = _encoder_key(target, arguments)
             if key in encoders:
                 arguments["backbone"] = encoders[key]
             reward = build_tokenized(target, arguments, tokenizer)
-        except (ValueError, OSError) as error:
-            raise ConfigError(f"reward.terms.{name}: {error}") from error
         if isinstance(reward, ClipScore):
             if folder is not None:  # of an encoder that several terms use, the first counts the images
                 reward.plan_caches(0 if key in encoders else len(references), len(set(itertools.chain(*references))))
             if key:
                 encoders[key] = reward.backbone
         terms[name] = (reward, term.weight)
-    try:
-        ratios = {name: term.length_ratio for name, term in config.terms.items() if term.length_ratio is not None}
+    ratios = {name: term.length_ratio for name, term in config.terms.items() if term.length_ratio is not None}
+    with config_errors("reward"):
         return MixedReward(terms, config.normalize, ratios, tokenizer)
-    except ValueError as error:
-        raise ConfigError(f"reward: {error}") from error
 
 
 def _encoder_key(name: str, arguments: dict[str, Any]) -> str:

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from rl_caption.data.base import Row
+from rl_caption.errors import ConfigError
 from rl_caption.launch import STOP_SIGNALS
 from rl_caption.types import Batch, CaptionBatch
 
@@ -82,16 +83,16 @@ def micro_batch_size(batch_size: int, micro_batch_size: int | None, processes: i
     """Images of one forward pass of one process.
 
     Raises:
-        ValueError: the global batch cannot be divided so; the message names what would work.
+        ConfigError: the global batch cannot be divided so; the message names what would work.
     """
     if batch_size % processes:
-        raise ValueError(f"train.batch_size {batch_size} is not a multiple of the {processes} processes")
+        raise ConfigError(f"train.batch_size {batch_size} is not a multiple of the {processes} processes")
     images = batch_size // processes
     if micro_batch_size is None:
         return images
     if micro_batch_size < 1 or images % micro_batch_size:
         fitting = [size for size in range(1, images + 1) if images % size == 0]
-        raise ValueError(
+        raise ConfigError(
             f"train.micro_batch_size {micro_batch_size} does not divide the {images} images of a process "
             f"(train.batch_size {batch_size} / {processes} processes): use one of {fitting}"
         )

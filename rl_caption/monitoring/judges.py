@@ -14,7 +14,7 @@ from rewards.text.cider import CiderD
 from rewards.text.document_frequency import DocumentFrequencies
 from rewards.text.rouge import RougeL
 from rewards.text.tokenize import TOKENIZER
-from rl_caption.errors import ConfigError
+from rl_caption.errors import ConfigError, config_errors
 from rl_caption.monitoring.config import JudgeConfig
 
 N_GRAM_JUDGES = {"cider": CiderD, "rouge_l": RougeL, "bleu4": Bleu}
@@ -58,10 +58,8 @@ def build_judges(
         if target == "cider" and "df" not in arguments:
             eos, own = bool(arguments.setdefault("eos", False)), arguments.setdefault("tokenizer", tokenizer)
             arguments["df"] = DocumentFrequencies.from_texts(references, eos=eos, tokenizer=own)
-        try:
+        with config_errors(f"{key}.{name}"):
             made[name] = build_tokenized(target, arguments, tokenizer)
-        except (ValueError, TypeError, OSError) as error:
-            raise ConfigError(f"{key}.{name}: {error}") from error
         for term, used in (reward.rewards if reward is not None else {}).items():
             _check_held_out(made[name], f"{key}.{name}", used, term)
     return made

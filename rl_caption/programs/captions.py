@@ -19,7 +19,7 @@ from rl_caption.captioners.loading import load_captioner
 from rl_caption.config.build import quiet_libraries
 from rl_caption.data.base import Row, reward_inputs
 from rl_caption.data.files import write_json_lines
-from rl_caption.errors import ConfigError
+from rl_caption.errors import ConfigError, config_errors
 from rl_caption.training.validation import Candidate, decode_candidates
 
 
@@ -89,10 +89,8 @@ def build_reranker(
     if registered(name) == "consensus" and "df" not in arguments and len(references) > 1:
         own = arguments.setdefault("tokenizer", tokenizer)
         arguments["df"] = DocumentFrequencies.from_texts(references, eos=False, tokenizer=own)
-    try:
+    with config_errors("rerank"):
         reward = build_tokenized(name, arguments, tokenizer)
-    except (ValueError, TypeError, OSError) as error:
-        raise ConfigError(f"rerank: {error}") from error
     if "references" in reward.columns:
         raise ConfigError(
             f"rerank is {name!r}, which needs references: a caption must not be chosen by what it is judged by; take "

@@ -37,7 +37,7 @@ from rl_caption.data.curation import (
 from rl_caption.data.file_checks import ImageFile, check_image_files, progress
 from rl_caption.data.files import write_text
 from rl_caption.data.parts import check_settings, own_parts
-from rl_caption.errors import ConfigError
+from rl_caption.errors import ConfigError, config_errors
 from rl_caption.evaluation.results import markdown
 
 logger = logging.getLogger(__name__)
@@ -122,10 +122,8 @@ def _name(step: Selection) -> str:
 def _rewards(config: CurateConfig) -> dict[str, Reward]:
     found = {}
     for name, score in config.scores.items():
-        try:
+        with config_errors(f"scores.{name}"):
             found[name] = build(score.target or name, **score.kwargs)
-        except ValueError as error:
-            raise ConfigError(f"scores.{name}: {error}") from error
         foreign = sorted(found[name].columns - {"image", "image_id"})
         if foreign:
             raise ConfigError(f"scores.{name} needs {', '.join(foreign)}: expected a reward without references")

@@ -21,7 +21,7 @@ from rl_caption.config.checks import check, decoding_of
 from rl_caption.config.schema import EvaluateConfig, RetrievalConfig
 from rl_caption.data.base import reward_inputs
 from rl_caption.data.files import References, read_captions, read_references, references_for, write_json
-from rl_caption.errors import ConfigError
+from rl_caption.errors import ConfigError, config_errors
 from rl_caption.evaluation import Evaluation, check_writable, evaluate_captions, format_table, write_evaluation
 from rl_caption.evaluation.confidence import compare, with_intervals
 from rl_caption.evaluation.hallucination import add_chair
@@ -300,20 +300,16 @@ class _Scorer:
 
 def load_dual_encoder(wanted: RetrievalConfig, key: str) -> CachedEncoder:
     """The encoder of a configuration whose ``backbone`` is set; ConfigError, which names ``key``, if there is none."""
-    try:
+    with config_errors(key):
         return load_encoder(EncoderOptions(str(wanted.backbone), wanted.pretrained, **wanted.kwargs))
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"{key}: {error}") from error
 
 
 def _chair(arguments: Mapping[str, Any], words: str, rows: Sequence[Any], source: str) -> Chair:
     """What knows the objects of images, of those of ``rows``."""
     if "measure" in arguments:
         raise ConfigError("chair.measure is of the reward: CHAIR-i, CHAIR-s and recall are all computed, leave it out")
-    try:
+    with config_errors("chair"):
         made: Any = build_tokenized("chair", arguments, words)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"chair: {error}") from error
     check_judges({"chair": made}, rows, source, key="")
     made.objects_of(len(rows), reward_inputs(rows)[1])
     return made  # type: ignore[no-any-return]

@@ -26,14 +26,13 @@ from rl_caption.config.programs import (
     PositivesConfig,
     RecaptionConfig,
     RecaptionerConfig,
-    TextToImageConfig,
 )
 from rl_caption.data.base import DataError, DataModule, Row, load_image
 from rl_caption.data.file_checks import progress
 from rl_caption.data.files import write_json_lines, write_text
 from rl_caption.data.formats import build_data
 from rl_caption.data.parts import check_settings, own_parts
-from rl_caption.errors import ConfigError
+from rl_caption.errors import ConfigError, config_errors
 from rl_caption.evaluation.results import markdown
 from rl_caption.options import build_target, load_target
 from rl_caption.programs.recaptioners import RECAPTIONERS, Recaptioner
@@ -87,10 +86,8 @@ def recaption(config: RecaptionConfig) -> str:
 
 
 def _language_model(config: RecaptionConfig) -> Perplexity | None:
-    try:
+    with config_errors("language_model"):
         return None if config.language_model is None else Perplexity(config.language_model, floor=-100.0)
-    except ValueError as error:
-        raise ConfigError(f"language_model: {error}") from error
 
 
 def make_positives(config: PositivesConfig) -> str:
@@ -109,7 +106,9 @@ def make_positives(config: PositivesConfig) -> str:
         raise ConfigError("neither captions.target nor images.target is set: name what makes positives (docs/pac.md)")
     data, rows = selected_rows(config)
     captioner = None if config.captions.target is None else load_recaptioner(config.captions, "captions")
-    painter = None if config.images.target is None else _text_to_image(config.images)
+    with config_errors("images"):
+        asked = config.images
+        painter = None if asked.target is None else load_text_to_image(asked.target, asked.kwargs)
     made_by = {
         "captions": None if captioner is None else captioner.signature,
         "images": None if painter is None else f"{painter.signature} of {config.images.captions} references",
@@ -138,13 +137,6 @@ def make_positives(config: PositivesConfig) -> str:
     notes = [f"- {name} by {signature}" for name, signature in made_by.items() if signature is not None]
     notes += [f"- {images:,} images", f"- `positives.jsonl`: {count:,} rows"]
     return write_report(file, count, ["# Positives", "", statistics_table(captions), "", *notes])
-
-
-def _text_to_image(config: TextToImageConfig) -> TextToImage:
-    try:
-        return load_text_to_image(str(config.target), config.kwargs)
-    except ValueError as error:
-        raise ConfigError(f"images: {error}") from error
 
 
 def _images(painter: TextToImage, rows: Rows, config: PositivesConfig) -> list[list[str]]:

@@ -14,7 +14,7 @@ from rl_caption.data.base import DataError, Row, load_image
 from rl_caption.data.scenes.language import long_reference
 from rl_caption.data.scenes.negatives import hard_negatives
 from rl_caption.data.scenes.world import Draws
-from rl_caption.errors import ConfigError
+from rl_caption.errors import ConfigError, config_errors
 
 PROMPT = (
     "Describe this image in detail: objects, their attributes, numbers and positions, and readable text. "
@@ -126,11 +126,9 @@ class VisionLanguageRecaptioner:
             raise ConfigError(f"prompt has the fields {sorted(unknown)}: expected some of {FIELDS}")
         if not 1 <= num_return_sequences <= num_beams:
             raise ConfigError(f"num_return_sequences is {num_return_sequences}: expected 1 to num_beams, {num_beams}")
-        try:
+        with config_errors(f"vision_language: the model {name!r} cannot be loaded"):
             self.processor: Any = AutoProcessor.from_pretrained(name, padding_side="left")
             model: Any = AutoModelForImageTextToText.from_pretrained(name, dtype=dtype)
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"vision_language: the model {name!r} cannot be loaded: {error}") from error
         if not getattr(self.processor, "chat_template", None):
             raise ConfigError(f"vision_language: the processor of {name!r} has no chat template")
         self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")

@@ -31,7 +31,7 @@ from rl_caption.data.base import Row
 from rl_caption.data.checks import check_row_images
 from rl_caption.data.loader import Collate
 from rl_caption.engines import engine_of, print_main, uses_deepspeed
-from rl_caption.errors import ConfigError
+from rl_caption.errors import ConfigError, config_errors
 from rl_caption.monitoring.config import MonitorConfig
 from rl_caption.monitoring.judges import build_judges
 from rl_caption.monitoring.monitor import HackingMonitor
@@ -223,10 +223,8 @@ def check_images_early(config: ScstConfig) -> None:
         return
     names = []
     for name, term in config.reward.terms.items():
-        try:
+        with config_errors(f"reward.terms.{name}"):
             columns = getattr(load_term(term.target or name), "columns", None)
-        except ValueError as error:
-            raise ConfigError(f"reward.terms.{name}: {error}") from error
         if isinstance(columns, frozenset) and "image" in columns:
             names.append(name)
     if names:

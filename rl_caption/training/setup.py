@@ -176,10 +176,7 @@ def setup(config: TrainingConfig, needs: Collection[str] = ("image", "text")) ->
     train = config.train
     accelerator = build_accelerator(train, config.run)
     quiet_libraries()
-    try:
-        micro = micro_batch_size(train.batch_size, train.micro_batch_size, accelerator.num_processes)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
+    micro = micro_batch_size(train.batch_size, train.micro_batch_size, accelerator.num_processes)
     if uses_deepspeed(accelerator):
         if isinstance(config, RewardModelConfig):
             raise EngineError(

@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor,
 from rl_caption.captioners.adaptation import freeze
 from rl_caption.captioners.base import Decoding
 from rl_caption.data.base import Row, load_image
-from rl_caption.errors import ConfigError
+from rl_caption.errors import ConfigError, config_errors
 from rl_caption.trl.config import VlmConfig, VlmLoraConfig
 from rl_caption.trl.rows import messages
 
@@ -83,12 +83,12 @@ def load_processor(config: VlmConfig) -> tuple[Any, Any]:
         ConfigError: it is not there, is no decoder-only vision-language model, or its processor has no chat template.
     """
     name, options = f"model.name {config.name!r}", {"revision": config.revision}
-    with _loading(config):
+    with config_errors(f"{name} cannot be loaded"):
         shape = AutoConfig.from_pretrained(config.name, **options)
     if getattr(shape, "is_encoder_decoder", False):
         raise ConfigError(f"{name} is an encoder-decoder ({shape.model_type}), which TRL cannot train: use scst.py")
     options |= {"padding_side": "left", "truncation_side": "left", **config.processor_kwargs}
-    with _loading(config):
+    with config_errors(f"{name} cannot be loaded"):
         processor = AutoProcessor.from_pretrained(config.name, **options)
     if not hasattr(processor, "image_processor"):
         raise ConfigError(f"{name} has no image processor: expected a vision-language model")
@@ -102,14 +102,6 @@ def load_processor(config: VlmConfig) -> tuple[Any, Any]:
     return shape, processor
 
 
-@contextmanager
-def _loading(config: VlmConfig) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, ValueError, TypeError) as error:
-        raise ConfigError(f"model.name {config.name!r} cannot be loaded: {error}") from error
-
-
 def load_vlm(config: VlmConfig, dtype: torch.dtype) -> Vlm:
     """Load ``model.name``.
 
@@ -117,7 +109,7 @@ def load_vlm(config: VlmConfig, dtype: torch.dtype) -> Vlm:
         ConfigError: as for ``load_processor``, and for its weights.
     """
     shape, processor = load_processor(config)
-    with _loading(config):
+    with config_errors(f"model.name {config.name!r} cannot be loaded"):
         policy = AutoModelForImageTextToText.from_pretrained(config.name, revision=config.revision, dtype=dtype)
     tokenizer = processor.tokenizer
     if tokenizer.pad_token_id is None:

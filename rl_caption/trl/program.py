@@ -35,7 +35,7 @@ from rl_caption.config.build import (
 from rl_caption.data.base import COLUMNS, DataError
 from rl_caption.data.loader import micro_batch_size
 from rl_caption.engines import accelerator_kwargs, print_main, usable_precision
-from rl_caption.errors import not_installed
+from rl_caption.errors import config_errors, not_installed
 from rl_caption.evaluation import (
     DEFAULT_METRICS,
     Evaluation,
@@ -113,10 +113,7 @@ def trl_arguments(config: GrpoVlmConfig, num_processes: int) -> Any:
     from trl import GRPOConfig, RLOOConfig
 
     kind: Any = GRPOConfig if config.trainer == "grpo" else RLOOConfig
-    try:
-        micro = micro_batch_size(config.train.batch_size, config.train.micro_batch_size, num_processes)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
+    micro = micro_batch_size(config.train.batch_size, config.train.micro_batch_size, num_processes)
     arguments, given = _arguments(config, micro, num_processes), config.train.kwargs
     taken = {*arguments, "reward_weights", "generation_kwargs", "model_init_kwargs"}
     unknown = sorted(set(given) - {field.name for field in dataclasses.fields(kind) if field.init})
@@ -126,10 +123,8 @@ def trl_arguments(config: GrpoVlmConfig, num_processes: int) -> Any:
         raise ConfigError(f"train.kwargs has {double}: other keys of this configuration set them, see docs/trl.md")
     if config.model.revision is not None and config.lora is None and config.train.kl_coef > 0:
         arguments["model_init_kwargs"] = {"revision": config.model.revision}  # of the reference model
-    try:
+    with config_errors("TRL refuses this configuration (rollout, train, train.kwargs)"):
         made = kind(**arguments, **given)
-    except (ValueError, TypeError) as error:
-        raise ConfigError(f"TRL refuses this configuration (rollout, train, train.kwargs): {error}") from error
     if made.n_gpu > 1:  # one process that sees several: Transformers would choose DataParallel, which TRL refuses
         made._n_gpu = 1
     return made

@@ -149,7 +149,7 @@ def test_foil_of_valse(tmp_path: Path) -> None:
     found = pairs("foil", tmp_path)
     assert (len(found.first), list(found.excluded.values())) == (2, [2])
     (tmp_path / "foil-it.json").write_text(json.dumps({"0": pair}))
-    with pytest.raises(DataError, match="0: 'mturk' is None: expected votes"):
+    with pytest.raises(DataError, match="0: 'mturk' is None: expected an object"):
         load("foil", tmp_path, partial=True)
 
 
@@ -422,7 +422,7 @@ def test_ratings_in_the_form_of_flickr8k(tmp_path: Path) -> None:
     assert found.references == [["a dog runs"]]
     judgements[0]["rating"] = None
     path.write_text(json.dumps(content))
-    with pytest.raises(DataError, match="'1_a', human_judgement 0: 'rating' is None"):
+    with pytest.raises(DataError, match="'1_a', human_judgement.0.: 'rating' is None"):
         rated("ratings", path)
 
 
@@ -459,7 +459,7 @@ LONG = "9" * 5_000
         ("foil", "captions_val2014.json", None, '{"annotations": []}', "of which captions_val2014.json has no other"),
         ("sugarcrepe", "swap_obj.json", '"a dog swap_obj"', "null", r"json, 0: 'caption' is None: expected text"),
         ("aro", "visual_genome_relation.json", '"relation_name": "on"', '"a": 1', r"\[0\]: 'relation_name' is None"),
-        ("valse", "relations.json", '"mturk": {', '"a": {', r"json, relations_0: 'mturk' is None: expected votes"),
+        ("valse", "relations.json", '"mturk": {', '"a": {', r"json, relations_0: 'mturk' is None: expected an object"),
         ("valse", "plurals.json", '["Many dogs."]', "[]", r"json, plurals_0: 'caption' is \[\]: expected a list"),
         ("sugarcrepe_pp", "swap_att.json", '"one dog"', "1", r"json, \[0\]: 'caption2' is 1: expected text"),
         ("winoground", "examples.jsonl", '"Relation"', "null", "line 2: 'collapsed_tag' is None: expected text"),

@@ -133,13 +133,10 @@ class Row(NamedTuple):
     def texts(self, key: str) -> list[str]:
         """A list of texts, less blank ones, at least one."""
         value = self.values.get(key)
-        if (
-            not isinstance(value, list)
-            or not all(isinstance(text, str) for text in value)
-            or not "".join(value).strip()
-        ):
+        are_texts = isinstance(value, list) and all(isinstance(text, str) for text in value)
+        if not are_texts or not "".join(value).strip():  # type: ignore[arg-type]
             raise self.refused(key, "a list of at least one text")
-        return [text for text in value if text.strip()]
+        return [text for text in value if text.strip()]  # type: ignore[union-attr]
 
     def captions(self, key: str) -> list[str]:
         """A list of texts with single spaces, less blank ones, at least one."""
@@ -163,6 +160,25 @@ class Row(NamedTuple):
             raise self.refused(key, "a whole number or text")
         return str(value)
 
+    def row(self, key: str) -> Row:
+        """An object, as a row."""
+        if not isinstance(self.values.get(key), dict):
+            raise self.refused(key, "an object")
+        return Row(self.values[key], f"{self.where}, {key!r:.80}")
+
+    def rows(self, key: str) -> list[Row]:
+        """A list of objects, as rows."""
+        value = self.values.get(key)
+        if not isinstance(value, list):
+            raise self.refused(key, "a list of objects")
+        return [_object(item, f"{self.where}, {key:.80}[{number}]") for number, item in enumerate(value)]
+
+
+def _object(value: Any, where: str | Path, expected: str = "an object") -> Row:
+    if not isinstance(value, dict):
+        raise DataError(f"{where} is {shown(value)}: expected {expected}")
+    return Row(value, str(where))
+
 
 def require(folder: Path, name: str, names: Sequence[str], source: str) -> Path:
     """Return the first of ``names``, any of which will do, that is in ``folder``; else say where to get it."""
@@ -177,6 +193,11 @@ def image_folder(folder: Path, images: Path | None, names: Sequence[str]) -> Pat
     return images or next((folder / name for name in names if (folder / name).is_dir()), None)
 
 
+def image_files(folder: Path | None, names: Iterable[str]) -> list[Path] | None:
+    """The files of images in their folder, if that was found."""
+    return None if folder is None else [folder / name for name in names]
+
+
 def check_count(name: str, what: str, found: int, published: int | None = None, partial: bool = False) -> None:
     """Refuse an empty set and, unless the caller wants a part of it, another number than the published one, if any."""
     if published is not None and found != published and not partial:
@@ -188,28 +209,26 @@ def check_count(name: str, what: str, found: int, published: int | None = None, 
         raise DataError(f"{name} has no {what}")
 
 
-def json_rows(path: Path, key: str | None = None, lines: bool = False) -> list[Row]:
-    """Read the objects of a JSON file: a list, an object of id -> object, the list under ``key``, or one a line."""
-    items: Iterable[tuple[str, Any]]
-    if lines:
-        numbered = ((f"line {number}", line) for number, line in enumerate(path.read_bytes().split(b"\n"), start=1))
-        items = [(place, parse_json(line, f"{path}, {place}")) for place, line in numbered if line.strip()]
-    else:
-        content = found = parse_json(path.read_bytes(), path)
-        if key is not None:
-            found = content.get(key) if isinstance(content, dict) else None
-        if isinstance(found, list):
-            items = ((f"{key or ''}[{number}]", item) for number, item in enumerate(found))
-        elif isinstance(found, dict) and key is None:
-            items = found.items()
-        else:
-            under = f"an object with {key!r}, a list of objects" if key else "a list of objects"
-            raise DataError(f"{path} is {shown(content)}: expected {under}")
-    rows = [Row(item, f"{path}, {place:.80}") for place, item in items]
-    for row in rows:
-        if not isinstance(row.values, dict):
-            raise DataError(f"{row.where} is {shown(row.values)}: expected an object")
-    return rows
+def json_object(path: Path, expected: str = "an object") -> Row:
+    """Read the object that a JSON file is."""
+    return _object(parse_json(path.read_bytes(), path), path, expected)
+
+
+def json_rows(path: Path, key: str | None = None) -> list[Row]:
+    """Read the objects of a JSON file: a list, an object of id -> object, or the list under ``key``."""
+    if key is not None:
+        return json_object(path, f"an object with {key!r}, a list of objects").rows(key)
+    content = parse_json(path.read_bytes(), path)
+    if isinstance(content, list):
+        content = {f"[{number}]": item for number, item in enumerate(content)}
+    items = _object(content, path, "a list of objects").values.items()
+    return [_object(item, f"{path}, {place:.80}") for place, item in items]
+
+
+def json_lines(path: Path) -> list[Row]:
+    """Read a file with a JSON object a line; only line feeds end one."""
+    numbered = ((f"{path}, line {number}", line) for number, line in enumerate(path.read_bytes().split(b"\n"), start=1))
+    return [_object(parse_json(line, where), where) for where, line in numbered if line.strip()]
 
 
 def table_rows(

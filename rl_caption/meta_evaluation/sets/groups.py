@@ -9,7 +9,15 @@ import numpy as np
 
 from rl_caption.data.base import DataError
 from rl_caption.data.negatives import EDITS, tagged
-from rl_caption.meta_evaluation.sets.base import CaptionGroups, check_count, image_folder, json_rows, require
+from rl_caption.meta_evaluation.sets.base import (
+    CaptionGroups,
+    check_count,
+    image_files,
+    image_folder,
+    json_lines,
+    json_rows,
+    require,
+)
 
 SUGARCREPE_PP_SOURCE = (
     "the folder data of https://github.com/Sri-Harsha/scpp, and val2017 from https://cocodataset.org/"
@@ -46,13 +54,12 @@ def sugarcrepe_pp(folder: Path, images: Path | None = None, partial: bool = Fals
         captions += [row.text(key) for row in rows for key in ("caption", "caption2", "negative_caption")]
         files += [row.text("filename") for row in rows for _ in range(3)]
         kinds += [kind] * len(rows)
-    photos = image_folder(folder, images, ["val2017", "images"])
     return [
         CaptionGroups(
             "sugarcrepe_pp",
             captions,
             files,
-            [photos / file for file in files] if photos else None,
+            image_files(image_folder(folder, images, ["val2017", "images"]), files),
             kinds,
             {"ITT": [(0, 2), (1, 2)]},
             "ITT: both captions score higher than the hard negative; TOT: the cosine of the two captions is above "
@@ -70,17 +77,16 @@ def winoground(folder: Path, images: Path | None = None, partial: bool = False) 
     Kinds are ``collapsed_tag``. An image is a PNG file.
     """
     path = require(folder, "winoground", ["examples.jsonl", "data/examples.jsonl"], WINOGROUND_SOURCE)
-    rows = json_rows(path, lines=True)
+    rows = json_lines(path)
     check_count("winoground", f"examples in {path}", len(rows), WINOGROUND, partial)
     captions = [row.text(f"caption_{number}") for row in rows for number in (0, 1, 0, 1)]
     files = [f"{row.text(f'image_{number}')}.png" for row in rows for number in (0, 0, 1, 1)]
-    photos = image_folder(path.parent, images, ["images"])
     return [
         CaptionGroups(
             "winoground",
             captions,
             files,
-            [photos / file for file in files] if photos else None,
+            image_files(image_folder(path.parent, images, ["images"]), files),
             [row.text("collapsed_tag") for row in rows],
             {"text score": TEXT, "image score": IMAGE, "group score": TEXT + IMAGE},
             "text score: each image scores higher with its caption than with the other; image score: each caption with "
@@ -124,7 +130,7 @@ def aro_order(folder: Path, images: Path | None = None, partial: bool = False, s
                 name,
                 captions,
                 names,
-                [photos / image for image in names] if photos else None,
+                image_files(photos, names),
                 ["all"] * len(rows),
                 {"precision at 1": [(0, other) for other in range(1, 5)]},
                 f"no shuffle of the words (seed {seed}) scores higher than the caption; equal scores are right",

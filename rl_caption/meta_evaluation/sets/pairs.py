@@ -22,6 +22,7 @@ from rl_caption.meta_evaluation.sets.base import (
     Row,
     check_count,
     coco_references,
+    image_files,
     image_folder,
     json_rows,
     other_captions,
@@ -91,7 +92,7 @@ def _caption_pairs(
 ) -> CaptionPairs:
     """``CaptionPairs`` of P rows; ``images`` is the folder of the files that they name, or P images."""
     files, first, second, kinds, preference = (list(column) for column in zip(*rows, strict=True))
-    found = [images / file for file in files] if isinstance(images, Path) else images
+    found = image_files(images, files) if isinstance(images, Path) else images
     texts = first, second, preference, kinds, files
     return CaptionPairs(name, *texts, found, references, convention, excluded or {}, **how)
 
@@ -320,10 +321,7 @@ def valse(folder: Path, images: Path | None = None, partial: bool = False) -> li
 
 def _valse(path: Path, excluded: Counter[str], kind: str = "all pairs") -> Iterator[_Pair]:
     for row in json_rows(path):
-        asked = row.values.get("mturk")
-        votes = asked.get("caption") if isinstance(asked, dict) else None
-        if isinstance(votes, bool) or not isinstance(votes, int):
-            raise row.refused("mturk", "votes, with a number for 'caption'")
+        votes = row.row("mturk").number("caption")
         # Published code reads the captions of plurals.json as lists of one.
         caption = row.texts("caption")[0] if isinstance(row.values.get("caption"), list) else row.text("caption")
         pair = _Pair(row.text("image_file"), caption, row.text("foil"), kind)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from PIL import Image
 
@@ -20,7 +20,6 @@ from rewards.base import RewardError
 from rewards.images import UNREADABLE, ImageSource, open_image
 from rl_caption.data.base import DataError
 from rl_caption.data.curation import open_parquet
-from rl_caption.data.plain_files import parse_json
 from rl_caption.meta_evaluation.sets.base import (
     COCO_CAPTIONS,
     RatedCaptions,
@@ -28,13 +27,17 @@ from rl_caption.meta_evaluation.sets.base import (
     check_count,
     coco_id,
     coco_references,
+    image_files,
     image_folder,
+    json_lines,
+    json_object,
     json_rows,
     other_captions,
     require,
     single_spaced,
     table_rows,
 )
+from rl_caption.options import Range
 
 FLICKR8K = (
     "Flickr8k_text.zip (captions and annotations) and Flickr8k_Dataset.zip (photos), University of Illinois, "
@@ -69,6 +72,8 @@ HUB_COUNTS = {
 COCO = f"{COCO_CAPTIONS} and val2014 from https://cocodataset.org/"
 THUMB = f"mscoco/mscoco_THumB-1.0.jsonl of https://github.com/jungokasai/THumB; {COCO}"
 CXC = f"the folder data of https://github.com/google-research-datasets/Crisscrossed-Captions; {COCO}"
+ICC_CAPTIONS = "https://github.com/moranyanuka/icc, the captions that people rated"
+BRYSBAERT = "Concreteness_ratings_Brysbaert_et_al_BRM.txt of Brysbaert et al. 2014, http://crr.ugent.be/archives/1330"
 
 
 class Rating(NamedTuple):
@@ -86,7 +91,7 @@ def _rated(
 ) -> RatedCaptions:
     """``RatedCaptions`` of N rows; ``images`` is the folder of the files that they name, or N images."""
     files, captions, ratings, references = (list(column) for column in zip(*rows, strict=True))
-    found = [images / file for file in files] if isinstance(images, Path) else images
+    found = image_files(images, files) if isinstance(images, Path) else images
     known = None if references[0] is None else references
     return RatedCaptions(name, captions, ratings, files, found, known, *args, **kwargs)
 
@@ -350,7 +355,7 @@ def thumb(
     aspects = {"total": "human_score", "precision": "P", "recall": "R"}
     path = require(folder, "thumb", ["mscoco_THumB-1.0.jsonl"], THUMB)
     photos = image_folder(folder, images, ["val2014", "images"])
-    found = json_rows(path, lines=True)
+    found = json_lines(path)
     check_count("thumb", f"judgements in {path}", len(found), 2_500, partial)
     is_human = [row.text("SYS") == "Human" for row in found]
     rows = [Rating(row.text("image"), row.text("hyp"), row.number(aspects[aspect]), None) for row in found]
@@ -433,7 +438,7 @@ def ratings(
 
 def _rating_lines(path: Path) -> list[tuple[Rating, str]]:
     """Ratings, each with its group, of a file of JSON lines."""
-    found, rows = [], json_rows(path, lines=True)
+    found, rows = [], json_lines(path)
     have = any("references" in row.values for row in rows)
     for row in rows:
         if have and "references" not in row.values:
@@ -447,17 +452,60 @@ def _rating_lines(path: Path) -> list[tuple[Rating, str]]:
 
 def _flickr8k_json(path: Path) -> list[tuple[Rating, str]]:
     """Ratings, each with the id of its image, of a file in the form of ``flickr8k.json``."""
-    found, content = [], parse_json(path.read_bytes(), path)
-    if not isinstance(content, dict) or not all(isinstance(values, dict) for values in content.values()):
-        raise DataError(f"{path} is no object of image id -> object")
-    for image_id, values in content.items():
-        item = Row(values, f"{path}, {image_id!r:.80}")
+    found, content = [], json_object(path, "an object of image id -> object")
+    for image_id in content.values:
+        item = content.row(image_id)
         image, references = item.text("image_path"), item.captions("ground_truth")
-        judgements = values.get("human_judgement")
-        if not isinstance(judgements, list) or not all(isinstance(own, dict) for own in judgements):
-            raise item.refused("human_judgement", "a list of objects with caption and rating")
-        for index, judgement in enumerate(judgements):
-            row, value = Row(judgement, f"{item.where}, human_judgement {index}"), judgement.get("rating")
+        for row in item.rows("human_judgement"):
+            value = row.values.get("rating")
             if not (isinstance(value, float) and math.isnan(value)):
                 found.append((Rating(image, row.caption("caption"), row.number("rating"), references), image_id))
     return found
+
+
+def icc_captions(
+    folder: Path,
+    images: Path | None = None,
+    partial: bool = False,
+    first: Annotated[int, Range(min=2, max=10**6)] | None = None,
+) -> list[RatedCaptions]:
+    """Read ``caption_concreteness_annotations.csv``: captions of LAION that people rated 0 to 3 (docs/icc.md).
+
+    Yanuka et al., "ICC", Findings of ACL 2024. ``first`` takes the first so many rows: the first 200 of the 500 give
+    the paper's figures. The column ``icc_score`` are the scores that the authors released. ``images`` is of no effect.
+    """
+    path = require(folder, "icc_captions", ["caption_concreteness_annotations.csv"], ICC_CAPTIONS)
+    rows = list(table_rows(path, ["caption", "concreteness_annotation", "icc_score"]))
+    check_count("icc_captions", f"captions in {path}", len(rows), 500, partial)
+    if first is not None and not 2 <= first <= len(rows):
+        raise DataError(f"icc_captions: first is {first}: expected 2 to {len(rows)}, the captions in {path}")
+    rows, name = rows[:first], "icc_captions" + (f", first {first}" if first else "")
+    released = {"ICC (released scores)": [row.number("icc_score") for row in rows]}
+    convention = "each caption is a judgement; there is no image"
+    return [_texts_alone(name, rows, "caption", "concreteness_annotation", convention, released=released)]
+
+
+def icc_words(
+    folder: Path, images: Path | None = None, partial: bool = False, part_of_speech: str | None = "Noun"
+) -> list[RatedCaptions]:
+    """Read the concreteness ratings (1 to 5, means over people) of 39,954 words and two-word expressions.
+
+    Brysbaert, Warriner and Kuperman, "Concreteness ratings for 40 thousand generally known English word lemmas",
+    Behavior Research Methods 2014. ``part_of_speech`` is a value of the column ``Dom_Pos``: 14,592 words are ``Noun``
+    (the ICC paper has 14,562 nouns, and does not say which it left out); None takes all 39,954. ``images`` is of no
+    effect.
+    """
+    path = require(folder, "icc_words", ["Concreteness_ratings_Brysbaert_et_al_BRM.txt"], BRYSBAERT)
+    rows = list(table_rows(path, ["Word", "Conc.M", "Dom_Pos"], "\t"))
+    check_count("icc_words", f"words in {path}", len(rows), 39_954, partial)
+    chosen = [row for row in rows if part_of_speech in (None, row.values["Dom_Pos"])]
+    check_count("icc_words", f"words with Dom_Pos {part_of_speech!r} in {path}", len(chosen))
+    excluded = {} if part_of_speech is None else {f"Dom_Pos is not {part_of_speech}": len(rows) - len(chosen)}
+    name = "icc_words" + (f", {part_of_speech}" if part_of_speech else "")
+    convention = "each word is a judgement, its mean rating; there is no image"
+    return [_texts_alone(name, chosen, "Word", "Conc.M", convention, excluded)]
+
+
+def _texts_alone(name: str, rows: Sequence[Row], caption: str, rating: str, *args: Any, **kwargs: Any) -> RatedCaptions:
+    judged = [Rating(str(number), row.caption(caption), row.number(rating), None) for number, row in enumerate(rows)]
+    return _rated(name, judged, None, "pearson", *args, text_alone=True, **kwargs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +13,14 @@ import numpy as np
 from rewards.images import Frames
 from rewards.videos import video_frames
 from rl_caption.data.base import DataError
-from rl_caption.data.plain_files import parse_json, shown
 from rl_caption.meta_evaluation.sets.base import (
     CaptionPairs,
     RatedCaptions,
     Row,
     check_count,
     image_folder,
+    json_object,
     require,
-    single_spaced,
 )
 
 EMSCORE = "the data of https://github.com/ShiYaya/emscore, whose README links to them"
@@ -121,16 +120,16 @@ def activitynet_foil(
     """
     name = "activitynet_foil"
     files = (RIGHT, FOILED, SEGMENTS, REFERENCES)
-    right, foiled, first, second = (_object(require(folder, name, [file], EMSCORE)) for file in files)
+    right, foiled, first, second = (json_object(require(folder, name, [file], EMSCORE)) for file in files)
     pairs: list[tuple[str, str, str]] = []
     references: list[list[str]] = []
     spans: list[tuple[float, float]] = []
     excluded: Counter[str] = Counter()
-    own, wrong = (_member(each, "results", folder / file) for each, file in ((right, RIGHT), (foiled, FOILED)))
-    check_count(name, "videos", len(own), 1900, partial)
-    for video in own:
-        true, false = _sentences(own, video, folder / RIGHT), _sentences(wrong, video, folder / FOILED)
-        times, length = _times(first, video, folder / SEGMENTS)
+    own, wrong = right.row("results"), foiled.row("results")
+    check_count(name, "videos", len(own.values), 1900, partial)
+    for video in own.values:
+        true, false = ([row.caption("sentence") for row in each.rows(video)] for each in (own, wrong))
+        times, length = _times(first.row(video))
         if not len(true) == len(false) <= len(times):
             raise DataError(f"{folder}, {video}: {len(true)} and {len(false)} sentences, {len(times)} timestamps")
         for place, (one, two) in enumerate(zip(true, false, strict=True)):
@@ -139,7 +138,7 @@ def activitynet_foil(
                 continue
             pairs.append((video, one, two))
             spans.append((min(times[place][0] / length, 1.0), min(times[place][1] / length, 1.0)))
-            references.append(_overlapping(second, video, times[place], folder / REFERENCES))
+            references.append(_overlapping(second.row(video), times[place]))
     check_count(name, "pairs", len(pairs))
     ids, right_ones, foils = (list(column) for column in zip(*pairs, strict=True))
     return [
@@ -187,30 +186,8 @@ def _videos(
     return [made[key] for key in keys]
 
 
-def _object(path: Path) -> Mapping[str, Any]:
-    content = parse_json(path.read_bytes(), path)
-    if not isinstance(content, dict):
-        raise DataError(f"{path} is {shown(content)}: expected an object")
-    return content
-
-
-def _member(content: Mapping[str, Any], key: str, where: Any) -> Mapping[str, Any]:
-    value = content.get(key)
-    if not isinstance(value, dict):
-        raise DataError(f"{where}: {key!r} is {shown(value)}: expected an object")
-    return value
-
-
-def _sentences(results: Mapping[str, Any], video: str, path: Path) -> list[str]:
-    found = results.get(video)
-    if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
-        raise DataError(f"{path}: {video!r} is {shown(found)}: expected a list of objects with 'sentence'")
-    return [Row(item, f"{path}, {video}").caption("sentence") for item in found]
-
-
-def _times(content: Mapping[str, Any], video: str, path: Path) -> tuple[list[tuple[float, float]], float]:
+def _times(row: Row) -> tuple[list[tuple[float, float]], float]:
     """Start and end of each sentence of a video, and its length, in seconds."""
-    row = Row(_member(content, video, path), f"{path}, {video}")
     times, length = row.values.get("timestamps"), row.number("duration")
     try:
         found = [(float(start), float(end)) for start, end in times]  # type: ignore[union-attr]
@@ -221,10 +198,9 @@ def _times(content: Mapping[str, Any], video: str, path: Path) -> tuple[list[tup
     return found, length
 
 
-def _overlapping(content: Mapping[str, Any], video: str, time: tuple[float, float], path: Path) -> list[str]:
+def _overlapping(row: Row, time: tuple[float, float]) -> list[str]:
     """The sentences of which more than ``OVERLAP`` of the (whole) seconds are in ``time``; all, where there is none."""
-    row = Row(_member(content, video, path), f"{path}, {video}")
-    times, _ = _times(content, video, path)
+    times, _ = _times(row)
     sentences = row.captions("sentences")
     if len(sentences) != len(times):
         raise row.refused("sentences", f"{len(times)}, one for each of the timestamps")
@@ -237,4 +213,4 @@ def _overlapping(content: Mapping[str, Any], video: str, time: tuple[float, floa
         for text, own in zip(sentences, times, strict=True)
         if len(seconds(own) & seconds(time)) / len(seconds(own)) > OVERLAP
     ]
-    return near or [single_spaced(text) for text in sentences]
+    return near or sentences

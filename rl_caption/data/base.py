@@ -74,12 +74,9 @@ class DataModule(Protocol):
 
 
 class RowView(Sequence[Row]):
-    """Rows that are made of the items of another sequence, each when it is asked for.
+    """Rows made of the items of another sequence, each when it is asked for.
 
-    Args:
-        items: what the rows are made of, such as other rows.
-        make: makes the row of an index and the item there.
-        indices: which of the items, in which order; None takes all.
+    ``make`` is called with the index of an item and the item; ``indices`` are those to take, in order (None: all).
     """
 
     def __init__(
@@ -154,14 +151,10 @@ def with_references(row: AnyRow, chosen: Sequence[int]) -> AnyRow:
 def reward_inputs(
     rows: Sequence[Mapping[str, Any]], finished: Sequence[bool] | None = None
 ) -> tuple[list[str], dict[str, Any]]:
-    """Prompts and columns for a call of a reward.
+    """N prompts and the columns for a call of a reward on N rows, one for each caption.
 
-    Args:
-        rows: N rows, one for each caption; a prompt that is not there is "".
-        finished: whether each caption ended with EOS; None leaves the column out, which means all.
-
-    Returns:
-        N prompts, and column -> N values, of those ``COLUMNS`` that every row has.
+    A prompt that is not there is "". Columns are those of ``COLUMNS`` that every row has, and ``finished``, whether
+    each caption ended with EOS, where it is given (left out, it means all).
     """
     columns: dict[str, Any] = {
         name: [row[name] for row in rows] for name in COLUMNS if all(name in row for row in rows)

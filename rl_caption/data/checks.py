@@ -19,45 +19,32 @@ from rl_caption.data.base import SHOWN, DataError, DataModule, Row, RowView, Spl
 from rl_caption.data.features import ImageFeatures, as_image_features
 from rl_caption.data.file_checks import ImageFile, check_features, check_image_files, file_of, progress
 
-MISSING = "missing images"
-UNREADABLE = "unreadable images"
-BAD_FEATURES = "missing or unusable features"
-EMPTY_CAPTIONS = "empty captions"
-NO_IMAGES = "rows without an image"
-NO_REFERENCES = "images without references"
-DUPLICATE_IDS = "duplicate image ids in a split"
-LEAKED_IDS = "image ids in two splits"
-LEAKED_FILES = "image files in two splits"
-LEAKED_CONTENT = "equal images in two splits"
-
 _ONE_SPLIT = "keep each image in one split; data.on_bad: skip takes them out of train"
 ADVICE = {
-    MISSING: "complete the images, or set data.on_bad: skip",
-    UNREADABLE: "replace the files, or set data.on_bad: skip",
-    BAD_FEATURES: "extract them again, or set data.on_bad: skip",
-    EMPTY_CAPTIONS: "remove them, or set data.on_bad: skip",
-    NO_IMAGES: "add images; only the tasks distill_text and grammar do without",
-    NO_REFERENCES: "add captions, or set data.on_bad: skip; only the task distill_image does without",
-    DUPLICATE_IDS: "write one row per image, with all its references",
-    LEAKED_IDS: "use one id per image, and each image in one split",
-    LEAKED_FILES: _ONE_SPLIT,
-    LEAKED_CONTENT: _ONE_SPLIT,
+    (MISSING := "missing images"): "complete the images, or set data.on_bad: skip",
+    (UNREADABLE := "unreadable images"): "replace the files, or set data.on_bad: skip",
+    (BAD_FEATURES := "missing or unusable features"): "extract them again, or set data.on_bad: skip",
+    (EMPTY_CAPTIONS := "empty captions"): "remove them, or set data.on_bad: skip",
+    (NO_IMAGES := "rows without an image"): "add images; only the tasks distill_text and grammar do without",
+    (NO_REFERENCES := "images without references"): "add captions, or set data.on_bad: skip; only the task "
+    "distill_image does without",
+    (DUPLICATE_IDS := "duplicate image ids in a split"): "write one row per image, with all its references",
+    (LEAKED_IDS := "image ids in two splits"): "use one id per image, and each image in one split",
+    (LEAKED_FILES := "image files in two splits"): _ONE_SPLIT,
+    (LEAKED_CONTENT := "equal images in two splits"): _ONE_SPLIT,
 }
-"""What would be right, for each kind, in the order of the report."""
+"""Kind of problem -> what would be right, in the order of the report."""
 
 
 @dataclass
 class Problem:
-    """One kind of problem."""
+    """One kind of problem: how many rows (of empty captions, captions; of leakage, images), and the first ``SHOWN``."""
 
     kind: str
-    """Such as ``missing images``."""
     advice: str
     """What would be right; may be empty."""
     count: int = 0
-    """How many: rows, captions for empty captions, images for leakage."""
     offenders: list[str] = field(default_factory=list)
-    """The first of them, at most ``SHOWN``."""
 
     def __str__(self) -> str:
         more = f", and {self.count - len(self.offenders)} more" if self.count > len(self.offenders) else ""
@@ -81,11 +68,9 @@ class CheckReport:
     """What the checks found in some splits of a dataset, and which rows are good."""
 
     rows: Mapping[str, int]
-    """Number of rows of every split that was checked."""
     problems: tuple[Problem, ...]
-    """Every kind of problem that occurs."""
     kept: Mapping[str, Mapping[int, list[str] | None]]
-    """Indices of the rows to keep, per split, ascending; with the references of those that lost empty captions."""
+    """Per split, indices of the rows to keep, ascending; with the references of those that lost empty ones."""
     skips: bool
     """Whether the bad rows are left out (``data.on_bad: skip``), which the text then says."""
 
@@ -107,16 +92,12 @@ class CheckReport:
         return "\n".join(lines)
 
     def filtered(self, data: DataModule) -> DataModule:
-        """Return ``data`` with the good rows only; splits that were not checked stay as they are.
-
-        Raises:
-            DataError: ``data`` is not the dataset that was checked (a split has another length).
-        """
+        """``data``, which must be what was checked, with the good rows only; other splits stay as they are."""
         splits = {split: data.split(split) for split in data.splits}
-        for split, count in self.rows.items():
-            if len(splits[split]) != count:
-                raise DataError(f"split {split!r} has {len(splits[split])} rows, but {count} were checked")
-            splits[split] = RowView(splits[split], partial(_good, self.kept[split]), [*self.kept[split]])
+        for split, kept in self.kept.items():
+            if len(splits[split]) != self.rows[split]:
+                raise DataError(f"split {split!r} has {len(splits[split])} rows, but {self.rows[split]} were checked")
+            splits[split] = RowView(splits[split], partial(_good, kept), [*kept])
         return Splits(splits, getattr(data, "path", "the data"))
 
 
@@ -170,8 +151,7 @@ def check_data(
         num_workers: threads that read files.
         check_pixels: decode every image; False only looks whether the file exists, and cannot see equal images.
         check_images: False where only features are read, and image files may be absent.
-        cache: a JSON file that remembers the good images, so that the next run need not decode them again. What is
-            remembered of features lies next to it.
+        cache: a JSON file that remembers the good images, and next to it the good features, for the next run.
         check_values: read the values of all region features: finite, and boxes in the image.
         needs: what every row must have: an ``image``, a reference (``text``). What is there is checked all the same.
 
@@ -207,16 +187,10 @@ def check_data(
 def check_row_images(
     rows: Sequence[Row], needed_by: str, check_pixels: bool = True, cache: str | Path | None = None
 ) -> None:
-    """Check the image files of rows whose captioner reads features, where something else looks at the images.
+    """Check the image files of rows whose captioner reads features, where ``needed_by`` (in messages) looks at them.
 
-    Args:
-        rows: such as those of all splits that are used.
-        needed_by: what looks at the images, for the message.
-        check_pixels: decode every image; False only looks whether the file exists.
-        cache: as for ``check_data``.
-
-    Raises:
-        DataError: image files are missing or unreadable; with the count and the first offenders.
+    ``check_pixels`` and ``cache`` are as for ``check_data``. Raises ``DataError`` with the count and the first
+    offenders.
     """
     files = [file for row in rows if (file := file_of(row["image"])) is not None]
     verdicts = check_image_files(files, check_pixels=check_pixels, cache=cache)

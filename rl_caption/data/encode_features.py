@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rewards.base import RewardError
-from rewards.clip.preprocessing import Preprocessing, pixels
+from rewards.clip.preprocessing import pixels
 from rewards.clip.pretrained import load_image_encoder
 from rewards.files import atomic_write, remove_leftovers
 from rewards.images import IMAGE_SUFFIXES
@@ -80,41 +80,42 @@ def encode_features(
         device: such as ``cuda:0``; None is a GPU where there is one.
         splits: of the dataset; empty takes all.
         augment: names of ``AUGMENTATIONS``: encode a random view of each image (``features_kwargs.views``).
-        seed: of the views; other seeds make other views.
+        seed: of the views.
 
     Raises:
         ConfigError: the encoder or the device cannot be used, or ``out`` has features of another encoder.
         DataError: images are missing or unreadable, the disk has too little space, or a value of a grid is not finite
             or beyond ``dtype``; the first two are found before anything is encoded.
     """
-    _check_arguments(batch_size, num_workers, augment)
+    wrong = [*wrong_values(batch_size, BatchSize, "batch_size"), *wrong_values(num_workers, Workers, "num_workers")]
+    if unknown := sorted(set(augment) - set(AUGMENTATIONS)):
+        wrong.append(f"augment has {unknown}: expected some of {list(AUGMENTATIONS)}")
+    if wrong:
+        raise ConfigError("; ".join(wrong))
     out = Path(out)
     in_one_file = out.suffix in HDF5_SUFFIXES
     folder = out.with_name(f"{out.name}.parts") if in_one_file else out
     images, dataset = _images(Path(data), image_root, image_extension, flatten, splits)
     network = _load(encoder, kwargs or {}, device)
-    record = _record(network, encoder, kwargs or {}, dtype) | ({"augment": [*augment], "seed": seed} if augment else {})
+    record = {"encoder": encoder, "kwargs": dict(kwargs or {}), "dtype": dtype, **_identity(network)}
+    record |= {"augment": [*augment], "seed": seed} if augment else {}
+    try:
+        record = json.loads(json.dumps(record, allow_nan=False))
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"kwargs are {kwargs}: expected values of JSON ({error})") from error
+    finished = _finished(folder, record)
     if in_one_file:
         import_h5py(out)
-    finished = _finished(out, record) if in_one_file else set()
-    parts = _finished(folder, record)
-    pending = {name: path for name, path in images.items() if name not in finished | parts}
+        finished |= _finished(out, record)
+    pending = {name: path for name, path in images.items() if name not in finished}
     if pending:
         _check_images(list(pending.values()), dataset, num_workers)
-        copied = len(finished | parts | pending.keys()) if in_one_file else 0
+        copied = len(finished | pending.keys()) if in_one_file else 0
         _write_grids(network, record, pending, folder, copied, batch_size, num_workers)
     if in_one_file and folder.is_dir():
         _write_hdf5(out, folder, record)
         shutil.rmtree(folder)
     return len(pending), len(images) - len(pending)
-
-
-def _check_arguments(batch_size: int, num_workers: int, augment: Sequence[str]) -> None:
-    wrong = [*wrong_values(batch_size, BatchSize, "batch_size"), *wrong_values(num_workers, Workers, "num_workers")]
-    unknown = sorted(set(augment) - set(AUGMENTATIONS))
-    wrong += [f"augment has {unknown}: expected some of {list(AUGMENTATIONS)}"] * bool(unknown)
-    if wrong:
-        raise ConfigError("; ".join(wrong))
 
 
 def _write_grids(
@@ -205,15 +206,6 @@ def _identity(network: Any) -> dict[str, Any]:
     return {"preprocessing": preprocessing, "weights": fingerprint(network.state_dict())}
 
 
-def _record(network: Any, encoder: str, kwargs: Mapping[str, Any], dtype: str) -> dict[str, Any]:
-    """What the features depend on, beside the images."""
-    record = {"encoder": encoder, "kwargs": dict(kwargs), "dtype": dtype, **_identity(network)}
-    try:
-        return dict(json.loads(json.dumps(record, allow_nan=False)))
-    except (ValueError, TypeError) as error:
-        raise ConfigError(f"kwargs are {kwargs}: expected values of JSON ({error})") from error
-
-
 def _finished(path: Path, record: Mapping[str, Any]) -> set[str]:
     """Ids of the images that have features in a folder or an HDF5 file; none where there is none.
 
@@ -264,7 +256,11 @@ def _encoded(
     batches = [names[first : first + batch_size] for first in range(0, len(names), batch_size)]
 
     def read(name: str) -> Tensor:
-        return view(_read(images[name], network.preprocessing), image_id=name)
+        """Pixels [3, S, S] of a view of an image."""
+        try:
+            return view(pixels(load_image(images[name]), network.preprocessing), image_id=name)
+        except RewardError as error:
+            raise DataError(f"{images[name]}: {error}") from error
 
     with ThreadPoolExecutor(num_workers) as pool:
         ahead = pool.map(read, batches[0])
@@ -274,14 +270,6 @@ def _encoded(
             with torch.inference_mode():
                 grids = network(inputs.to(device)).float().cpu().numpy()
             yield from zip(batch, grids, strict=True)
-
-
-def _read(path: str, preprocessing: Preprocessing) -> Tensor:
-    """Pixels [3, S, S] of an image file."""
-    try:
-        return pixels(load_image(path), preprocessing)
-    except RewardError as error:
-        raise DataError(f"{path}: {error}") from error
 
 
 def _write_hdf5(path: Path, folder: Path, record: Mapping[str, Any]) -> None:

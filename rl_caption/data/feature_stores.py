@@ -70,16 +70,13 @@ class Stored(NamedTuple):
 
 
 class FeatureFolder:
-    """A folder with one file per image.
+    """A folder with one file per image. ``DataError`` where a folder does not exist.
 
     Args:
         root: the folder.
         pattern: the file's name without its extension; None is ``{image_id}``.
         arrays: names of the arrays of an ``.npz`` to concatenate; empty takes ``features``, ``x`` or ``feat``.
         boxes_root: folder of the boxes, ``NAME.npy`` each, where the features' files have none.
-
-    Raises:
-        DataError: a folder does not exist.
     """
 
     parallel = True
@@ -120,7 +117,7 @@ class FeatureFolder:
         return stored
 
     def stamp(self, location: Location) -> tuple[str, int, int] | None:
-        """Path, bytes and time of change; both files' where boxes have their own; None where there is no file."""
+        """Path, bytes and time of change of the files; None where one is not there."""
         try:
             found = [os.stat(path) for path in location if path is not None]
         except OSError:
@@ -188,18 +185,11 @@ def open_hdf5(path: Path) -> Any:
 
 
 class FeatureHdf5:
-    """One HDF5 file for all images, an HDF5 dataset per image. Needs h5py (``pip install rl-caption[features]``).
+    """One HDF5 file for all images, a dataset per image. ``DataError`` where it is none, or h5py is not installed.
 
-    The file is opened by the process that first reads from it, and not carried into another.
-
-    Args:
-        path: the file.
-        pattern: the key of an image's features, such as ``{image_id}_features``; None takes the first of
-            ``HDF5_PATTERNS`` that fits an image.
-        boxes_pattern: the key of its boxes; None is the one that goes with the key of the features.
-
-    Raises:
-        DataError: h5py is not installed, or the file is not HDF5.
+    The file is opened by the process that first reads from it, and not carried into another. ``pattern`` is the key of
+    an image's features, such as ``{image_id}_features``, by default the first of ``HDF5_PATTERNS`` that fits an image;
+    ``boxes_pattern`` that of its boxes, by default the one that goes with the key of the features.
     """
 
     parallel = False  # the HDF5 library reads one thing at a time

@@ -102,14 +102,10 @@ class ImageFeatures:
         return f"features of image {self.image_id!r} ({inside}{self.location.features})"
 
     def load(self, dim: int | None = None) -> NDArray[np.float32]:
-        """Read the features: float32 [R, D].
+        """Read the features: float32 [R, D]. Of D, ``dim``, boxes included, is expected; None takes any.
 
-        Args:
-            dim: the D that the captioner expects, boxes included; None takes any.
-
-        Raises:
-            DataError: there are none, they are unreadable, a shape is wrong, or a value is not finite. An image
-                without features never becomes zeros or noise.
+        ``DataError`` where there are none, they are unreadable, a shape is wrong, or a value is not finite. An image
+        without features never becomes zeros or noise.
         """
         where = self.where
         stored, width, size = self._read(True)
@@ -156,15 +152,10 @@ class ImageFeatures:
 
 
 def features_of(rows: Sequence[Row], root: str | Path, options: FeatureOptions) -> list[ImageFeatures]:
-    """The features of every row, not yet read, whether or not they are there.
+    """The features of every row (``image_id``, ``image``, maybe ``size``), not yet read, whether there or not.
 
-    Args:
-        rows: with ``image_id``, ``image`` and, where it is known, ``size``.
-        root: a folder, or an HDF5 file of any name.
-        options: how they are stored.
-
-    Raises:
-        DataError: ``root`` is neither, it has features of no image at all, or an option is of the other kind.
+    ``root`` is a folder, or an HDF5 file of any name. ``DataError`` where it is neither, it has features of no image at
+    all, or an option is of the other kind.
     """
     path = Path(root)
     store: Store
@@ -204,8 +195,7 @@ def as_image_features(features: Any, image_id: str) -> ImageFeatures:
 def regions_and_width(shape: Sequence[int], dtype: np.dtype, where: str) -> tuple[int, int]:
     """Number of regions R and of values D of an array [R, D], or of a grid [H, W, D], which is R = H·W regions.
 
-    Raises:
-        DataError: another shape, no region, or not numbers.
+    ``DataError`` where the shape is another, there is no region, or these are not numbers.
     """
     if dtype.kind not in "fiu":
         raise DataError(f"{where}: the array is {dtype}, expected numbers")
@@ -254,10 +244,8 @@ def as_stored(values: NDArray[np.float32], dtype: str, where: str) -> NDArray[An
 def normalised_boxes(boxes: NDArray[np.float32], size: ImageSize, where: str) -> NDArray[np.float32]:
     """Boxes (x1, y1, x2, y2) [R, 4] in pixels to (x1/w, y1/h, x2/w, y2/h, area/(w·h)) [R, 5], each in [0, 1].
 
-    Up to one pixel beyond the image is taken for rounding and cut off.
-
-    Raises:
-        DataError: a box lies outside the image or has no area, or all of them are in [0, 1], which is not pixels.
+    Up to one pixel beyond the image is taken for rounding and cut off. ``DataError`` where a box lies outside the image
+    or has no area, or all of them are in [0, 1], which is not pixels.
     """
     width, height = size
     x1, y1, x2, y2 = boxes.T
@@ -276,16 +264,10 @@ def normalised_boxes(boxes: NDArray[np.float32], size: ImageSize, where: str) ->
 
 
 def pad_features(features: Sequence[NDArray[np.floating]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pad the features of B images to the largest number of regions R.
+    """Pad the features [R_i, D] of B images to the largest number of regions R.
 
-    Args:
-        features: B arrays (or tensors) of shape [R_i, D].
-
-    Returns:
-        features float32 [B, R, D], zero behind each image's regions, and mask bool [B, R], True on real regions.
-
-    Raises:
-        DataError: no image, or arrays that are not [R_i, D] with one D.
+    Returns features float32 [B, R, D], zero behind each image's regions, and mask bool [B, R], True on real regions.
+    ``DataError`` where there is no image, or the arrays have not one D.
     """
     import torch
 

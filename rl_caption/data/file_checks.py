@@ -43,7 +43,6 @@ class Verdict(NamedTuple):
     error: str | None = None
     """Why the file cannot be used, with its name; None where it can."""
     missing: bool = False
-    """Whether there is no such file."""
 
 
 class ImageFile(NamedTuple):
@@ -74,7 +73,7 @@ def check_image_files(
     check_pixels: bool = True,
     cache: str | Path | None = None,
 ) -> dict[ImageFile, Verdict]:
-    """Check every image file, or video: it exists, it is an image, and every pixel decodes.
+    """Check every image file, or video, once: it exists, it is an image, and every pixel decodes.
 
     Args:
         files: each is checked once.
@@ -132,19 +131,12 @@ def check_features(
     cache: str | Path | None = None,
     check_values: bool = False,
 ) -> list[str | None]:
-    """Check every image's features.
+    """What is wrong with the features of each of N images, naming image, file and shape, or None.
 
-    Args:
-        features: of N images.
-        num_workers: threads, for a folder of files.
-        cache: the file that remembers good images; good features are remembered next to it, in ``NAME.features.json``,
-            by path or key, size and time of change, so that a second run reads only what is new.
-        check_values: read the values, too: that they are finite and, where boxes are read, that these lie in the image.
-            False reads headers alone.
-
-    Returns:
-        N times what is wrong, naming image, file and shape, or None. Where most images have D features, another
-        number is wrong.
+    Where most images have D features, another number is wrong. ``num_workers`` are threads, for a folder of files. Good
+    features are remembered next to ``cache``, that of good images, in ``NAME.features.json``, by path or key, size and
+    time of change. ``check_values`` reads the values, too: that they are finite, and boxes in the image; else headers
+    alone.
     """
     memory = None if cache is None else Path(cache).with_suffix(".features.json")
     known, stamps = _read_cache(memory), [None if memory is None else _stamp(item) for item in features]
@@ -206,7 +198,7 @@ def in_parallel(function: Callable[[T], R], items: Sequence[T], num_workers: int
 def progress(items: Iterable[T], title: str, unit: str = "file", total: int | None = None) -> Iterator[T]:
     """The items, in the main process with a bar after two seconds or, off a terminal, log lines.
 
-    ``total`` is how many there are, where that is not their length; None then shows no time left.
+    ``total`` is how many there are, by default their length; where that is unknown, no time left is shown.
     """
     total = len(items) if total is None and isinstance(items, Sized) else total
     shows = os.environ.get("RANK", "0") == "0"

@@ -48,17 +48,11 @@ class Record(NamedTuple):
 
 
 def read_captions(path: str | Path, *, allow_empty: bool = False) -> Captions:
-    """Read one caption per image: COCO result format, ``[{"image_id": …, "caption": …}, …]``.
+    """Read one caption per image: COCO result format, ``[{"image_id": …, "caption": …}, …]``, or ``image_name``.
 
-    ``image_name`` in place of ``image_id`` is accepted.
-
-    Args:
-        path: the JSON file, plain or gzip, or a pipe such as ``/dev/stdin``.
-        allow_empty: accept captions without a word, which a model may well produce.
-
-    Raises:
-        DataError: not such a file, a key of an object or an image twice, or an empty caption; with counts and the
-            first offenders.
+    ``path`` is the JSON file, plain or gzip, or a pipe such as ``/dev/stdin``. ``allow_empty`` accepts captions without
+    a word, which a model may well produce. ``DataError``, with counts and the first offenders, where it is not such a
+    file, a key of an object or an image is there twice, or a caption is empty.
     """
     captions, twice = Captions(), []
     for index, row in enumerate(_objects(_content(path), path)):
@@ -83,8 +77,8 @@ def read_references(
     """Read the captions that people wrote for each image.
 
     The format is told by the content: ``{image_id: [str, …]}``; COCO annotations (``images`` and ``annotations``);
-    Karpathy JSON (an image's id is its ``cocoid``, or else its ``imgid``); or a list of
-    ``{"image_id": …, "captions": [str, …]}``.
+    Karpathy JSON (an image's id is its ``cocoid``, or else its ``imgid``); or a list of ``{"image_id": …, "captions":
+    [str, …]}``.
 
     Args:
         path: the JSON file, plain or gzip, or a pipe such as ``/dev/stdin``.
@@ -94,8 +88,7 @@ def read_references(
         has_splits: refuse a ``split`` of a file that has none; False takes all of such a file.
 
     Raises:
-        DataError: no such format, a key of an object or an image twice, an empty reference, or a split that is not
-            there.
+        DataError: no such format, a key or an image twice, an empty reference, or a split that is not there.
     """
     content = _content(path)
     if isinstance(content, dict) and isinstance(content.get("images"), list) and "annotations" not in content:
@@ -209,11 +202,7 @@ def _coco(content: Mapping[str, Any], path: str | Path, by: IdKey) -> Iterator[t
 def references_for(
     image_ids: Iterable[str], references: Mapping[str, Sequence[str]], source: str | Path
 ) -> list[list[str]]:
-    """The references of N images.
-
-    Raises:
-        DataError: an image has none in ``references``; with ``source``, the count and the first offenders.
-    """
+    """The references of N images. ``DataError`` with the count and the first that ``references`` have none of."""
     ids = list(image_ids)
     missing = [image_id for image_id in ids if image_id not in references]
     known = next(iter(references), "none")
@@ -226,11 +215,8 @@ def references_for(
 def find_images(folder: str | Path, image_ids: Iterable[str]) -> list[str]:
     """Find the file of each image in a folder and the folders below it.
 
-    An id names a file by its name, its stem, or, for a whole number, by the digits that its stem ends in
-    (``391895`` is ``COCO_val2014_000000391895.jpg``).
-
-    Raises:
-        DataError: the folder does not exist, or an id has no file or several.
+    An id names a file by its name, its stem, or, for a whole number, by the digits that its stem ends in (``391895`` is
+    ``COCO_val2014_000000391895.jpg``). ``DataError`` where there is no folder, or of an id no file or several.
     """
     root = Path(folder)
     if not root.is_dir():
@@ -259,12 +245,7 @@ def check_space(folder: str | Path, needed: float, dtype: str) -> None:
 
 
 def write_json(path: str | Path, content: Any) -> None:
-    """Write JSON, whole or not at all (see ``write_text``).
-
-    Raises:
-        OSError: the file cannot be written; the error names it.
-        ValueError: a number is not finite.
-    """
+    """Write JSON, whole or not at all (see ``write_text``); ``ValueError`` where a number is not finite."""
     write_text(path, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 

@@ -38,15 +38,11 @@ STANDARD_SPLITS = ("train", "restval", "val", "test")
 
 
 def wrong_options(config: DataConfig, key: str = "data", required: bool = False) -> list[str]:
-    """What is wrong with the options that a format is given, a sentence each.
+    """What is wrong with the options that a format is given, a sentence each; ``ConfigError`` where there is no such
+    format.
 
-    Args:
-        config: the section ``data`` of a configuration.
-        key: its key, for messages.
-        required: missing ones are wrong, too.
-
-    Raises:
-        ConfigError: there is no such format.
+    ``config`` is the section ``data`` of a configuration, ``key`` its key, and with ``required`` missing ones are
+    wrong.
     """
     target, name = _target(config, key)
 
@@ -59,9 +55,8 @@ def wrong_options(config: DataConfig, key: str = "data", required: bool = False)
 def build_data(config: DataConfig) -> DataModule:
     """The dataset that the section ``data`` of a configuration describes, unchecked.
 
-    Raises:
-        ConfigError: there is no such format, or it does not take an option, needs another, or refuses a value.
-        DataError: a file is missing or malformed.
+    ``ConfigError`` where there is no such format, or it does not take an option, needs another, or refuses a value;
+    ``DataError`` where a file is missing or malformed.
     """
     wrong = wrong_options(config, required=True)
     if wrong:
@@ -96,15 +91,11 @@ def _given(config: DataConfig) -> dict[str, Any]:
 def grouped_by_split(
     rows: Iterable[tuple[str, Row]], source: Path, max_images: Mapping[str, int] | None = None
 ) -> dict[str, list[Row]]:
-    """Group ``(split, row)`` pairs; the standard splits come first, then the others in the order of the file.
+    """Group ``(split, row)`` pairs of ``source``; the standard splits come first, then the others in the order of the
+    file.
 
-    Args:
-        rows: pairs in the order of the file, which each split keeps.
-        source: the file they come from, for messages.
-        max_images: at most so many rows of a split, the first ones; splits that are not named stay whole.
-
-    Raises:
-        DataError: there is no row, or ``max_images`` names an unknown split or a number below 1.
+    ``max_images`` keeps at most so many rows of a split, the first ones; splits that are not named stay whole.
+    ``DataError`` where there is no row, or ``max_images`` names an unknown split or a number below 1.
     """
     found: dict[str, list[Row]] = {}
     for split, row in rows:
@@ -125,13 +116,8 @@ def add_features(
 ) -> None:
     """Give every row ``features``, its ``ImageFeatures`` under ``root``; nothing where ``root`` is None.
 
-    Args:
-        rows: by split.
-        root: a folder or an HDF5 file.
-        options: arguments of ``FeatureOptions``.
-
-    Raises:
-        DataError: ``root`` is neither, or there are options without a root, or wrong ones.
+    ``root`` is a folder or an HDF5 file, ``options`` arguments of ``FeatureOptions``. ``DataError`` where it is
+    neither, or there are options without a root, or wrong ones.
     """
     if root is None:
         if options:
@@ -145,7 +131,7 @@ def add_features(
 def videos(data: DataModule, num_frames: int) -> DataModule:
     """A dataset whose image files are videos: of each, ``num_frames`` frames (``data.num_frames``).
 
-    Nothing is read. A row whose image is no file, as in generated worlds, raises ``DataError`` when it is looked at.
+    A row whose image is no file, as in generated worlds, raises ``DataError`` when it is looked at.
     """
     rows = {split: RowView(data.split(split), partial(_video, num_frames)) for split in data.splits}
     return Splits(rows, getattr(data, "path", "the data"))

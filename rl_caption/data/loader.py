@@ -80,11 +80,7 @@ def micro_batches(
 
 
 def micro_batch_size(batch_size: int, micro_batch_size: int | None, processes: int) -> int:
-    """Images of one forward pass of one process.
-
-    Raises:
-        ConfigError: the global batch cannot be divided so; the message names what would work.
-    """
+    """Images of one forward pass of one process; ``ConfigError``, with what would work, where none fits."""
     if batch_size % processes:
         raise ConfigError(f"train.batch_size {batch_size} is not a multiple of the {processes} processes")
     images = batch_size // processes
@@ -109,19 +105,13 @@ def draw_view(row: Row, seed: int, step: int) -> Row:
 
 
 def augment(pixels: Tensor, names: Sequence[str], seed: int, step: int, image_id: str) -> Tensor:
-    """One random view of an image.
+    """One random view of an image, ``pixels`` [3, S, S] or of any number of channels: a new tensor of the same shape.
 
-    Args:
-        pixels: [3, S, S], or any number of channels.
-        names: among ``AUGMENTATIONS``. ``horizontal`` and ``vertical`` mirror half of the images; ``transpose`` swaps
-            the axes of half of them (with both mirrors: all eight views of a square); ``crop`` cuts out a square of
-            0.75 to 1 of the side and scales it back (bilinear); ``shift`` moves the image by up to 1/8 of the side in
-            each direction, ``rotate`` turns it by up to 10 degrees either way (bilinear), and both repeat the edge
-            where nothing was.
-        seed, step, image_id: what the view depends on.
-
-    Returns:
-        The same shape, a new tensor.
+    A pure function of ``seed``, ``step`` and ``image_id``. ``names`` are among ``AUGMENTATIONS``: ``horizontal`` and
+    ``vertical`` mirror half of the images; ``transpose`` swaps the axes of half of them (with both mirrors: all eight
+    views of a square); ``crop`` cuts out a square of 0.75 to 1 of the side and scales it back (bilinear); ``shift``
+    moves the image by up to 1/8 of the side in each direction, ``rotate`` turns it by up to 10 degrees either way
+    (bilinear), and both repeat the edge where nothing was.
     """
     # Not the generator of ``scst.rollout.sampling_noise``: what is sampled would depend on the view that was drawn.
     generator = row_generator(seed, step, f"augment/{image_id}")

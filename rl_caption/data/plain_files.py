@@ -31,16 +31,10 @@ def _without_tokens(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 def parse_json(
     content: bytes | str, where: str | Path, error: type[Exception] = DataError, drop_tokens: bool = False
 ) -> Any:
-    """The value of JSON text in UTF-8, UTF-16 or UTF-32.
+    """The value of JSON text in UTF-8, UTF-16 or UTF-32. Messages begin with ``where``.
 
-    Args:
-        content: the text.
-        where: what messages begin with.
-        error: what is raised.
-        drop_tokens: leave out ``tokens`` beside ``raw``: most of the memory of Karpathy JSON (0.9 GB of COCO).
-
-    Raises:
-        error: it is not JSON, nested too deeply, or an object has a key twice.
+    ``drop_tokens`` leaves out ``tokens`` beside ``raw``: most of the memory of Karpathy JSON (0.9 GB of COCO). Raises
+    ``error`` where it is not JSON, nested too deeply, or an object has a key twice.
     """
     try:
         return json.loads(content, object_pairs_hook=_without_tokens if drop_tokens else _unique)
@@ -60,9 +54,7 @@ def json_object(content: bytes | str, where: str) -> dict[str, Any]:
 def read_json(file: Path, error: type[Exception], kind: Any = dict) -> Any:
     """The value in a JSON file, of type ``kind`` (see ``check_type``).
 
-    Raises:
-        error: it is not; the message names the file and the key.
-        OSError: the file cannot be read.
+    Raises ``error``, which names the file and the key, where it is not; ``OSError`` where the file cannot be read.
     """
     content = parse_json(file.read_bytes(), file, error)
     check_type(content, kind, str(file), error)
@@ -87,11 +79,7 @@ class _Line(typing.TypedDict):
 def read_log(file: Path, error: type[Exception]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield ``FILE, line N`` and the object of every line of ``metrics.jsonl`` or ``samples.jsonl``; each has ``step``.
 
-    A last line that is cut off, which a kill leaves, is passed over.
-
-    Raises:
-        error: another line that is no such object.
-        OSError: the file cannot be read.
+    A last line that is cut off, which a kill leaves, is passed over. Raises as ``read_json``.
     """
     lines = file.read_bytes().split(b"\n")
     for number, line in enumerate(lines, start=1):
@@ -113,11 +101,9 @@ def is_unicode(text: str) -> bool:
 
 
 def check_text(text: str, where: str) -> str:
-    """``text`` itself.
+    """``text`` itself; ``DataError`` where it has a zero byte or half of a surrogate pair.
 
-    Raises:
-        DataError: it has a zero byte or half of a surrogate pair, with which it can be no file's name and not be
-            written; the message begins with ``where``.
+    With these it can be no file's name and not be written.
     """
     if "\0" in text or not is_unicode(text):
         raise DataError(f"{where} is {shown(text)}: expected text without zero bytes and lone surrogates")

@@ -47,12 +47,13 @@ CAPTIONS = {"train": 566_747, "val": 25_010, "test": 25_010}
 
 
 class OfficialImage(NamedTuple):
-    """What an official caption file says of an image."""
+    """What an official caption file says of an image: folder and name, and width and height in pixels.
+
+    The former are such as ``val2014/COCO_val2014_000000391895.jpg``.
+    """
 
     file: str
-    """Folder and name, such as ``val2014/COCO_val2014_000000391895.jpg``."""
     size: tuple[int, int]
-    """Width and height in pixels."""
 
 
 class _Annotations(TypedDict):

@@ -32,18 +32,14 @@ def convert_tsv(
 
     The layouts are known by their columns: bottom-up attention (``image_id, image_w, image_h, num_boxes, boxes,
     features``), LXMERT (ten, with objects and attributes) and VinVL (``image_id``, and JSON with ``num_boxes`` and
-    ``features``; or ``image_id, num_boxes, features``); arrays are base64 of float32.
-    An image that is there already is left as it is, so that a conversion that was interrupted goes on.
+    ``features``; or ``image_id, num_boxes, features``); arrays are base64 of float32. An image that is there already is
+    left as it is, so that a conversion that was interrupted goes on.
 
-    Args:
-        paths: the files.
-        out: the folder; made if absent.
-        dim: values of a region; None takes those of the first image for all, one that is there already before others.
-        dtype: of the written features, ``float32`` or ``float16`` (half the space).
+    ``dim`` is the number of values of a region, by default that of the first image, one that is there already before
+    others; ``dtype`` that of the written features, ``float32`` or ``float16`` (half the space).
 
-    Raises:
-        DataError: a line is of no such layout, or its arrays do not fit; the message names file, line and image. Also
-            where what is in ``out`` has another number of values, or the disk has too little space for the rest.
+    ``DataError``, which names file, line and image, where a line is of no such layout, or its arrays do not fit; also
+    where what is in ``out`` has another number of values, or the disk has too little space for the rest.
     """
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)

@@ -20,14 +20,9 @@ STRENGTH = 9 / 30
 
 
 def rand_augment(square: Tensor, seed: int, step: int, image_id: str) -> Tensor:
-    """A view of an image by four random operations, each upwards or downwards: a pure function of the arguments.
+    """A view of an image, [3, S, S] in uint8, by four random operations, each upwards or downwards.
 
-    Args:
-        square: [3, S, S], uint8.
-        seed, step, image_id: what the view depends on.
-
-    Returns:
-        [3, S, S], uint8; black where nothing was.
+    A pure function of the arguments; black where nothing was.
     """
     generator = row_generator(seed, step, f"rand_augment/{image_id}")
     drawn, signs = generator.integers(len(OPERATIONS), size=NUM_OPERATIONS), generator.integers(2, size=NUM_OPERATIONS)

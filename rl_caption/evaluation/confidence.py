@@ -41,18 +41,16 @@ class Statistic(NamedTuple):
 
 
 class Difference(TypedDict):
-    """One metric of two systems A and B on the same images, as in ``comparison.json``."""
+    """One metric of two systems A and B on the same images, as in ``comparison.json``: ``difference`` is B - A.
+
+    ``interval`` is that of the paired bootstrap, ``p`` the two-sided p-value of approximate randomisation, in (0, 1].
+    """
 
     first: float
-    """A's."""
     second: float
-    """B's."""
     difference: float
-    """B - A."""
     interval: tuple[float, float]
-    """Ends of its paired bootstrap interval."""
     p: float
-    """Two-sided p-value of approximate randomisation, in (0, 1]."""
 
 
 def drawn_weights(groups: Sequence[Hashable], resamples: int, seed: int) -> Iterator[NDArray[np.int64]]:
@@ -107,10 +105,7 @@ def compare(
     The interval is that of the paired bootstrap: both systems of the same drawn images. The p-value is that of
     approximate randomisation: how often a difference as large, in either direction, comes out when the two systems'
     captions of each image are exchanged by the toss of a coin, (c + 1) / (resamples + 1). It is not corrected for the
-    number of metrics.
-
-    Raises:
-        EvaluationError: the systems have other images, or ``resamples`` is below 1.
+    number of metrics. ``EvaluationError`` where the systems have other images, or ``resamples`` is below 1.
     """
     if resamples < 1:
         raise EvaluationError(f"resamples is {resamples}: a comparison needs at least 1")

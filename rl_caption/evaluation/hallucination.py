@@ -25,14 +25,9 @@ def add_chair(
 ) -> Evaluation:
     """Add ``CHAIR_KEYS``, each in [0, 1].
 
-    Args:
-        evaluation: of the same captions.
-        rows: N rows, one for each caption: ``image_id`` and the columns of ``chair``.
-        captions: image id -> caption.
-        chair: knows words for objects and the objects of images; its ``measure`` does not matter.
-
-    Raises:
-        RewardError: the objects of an image are not known.
+    ``evaluation`` is of the same ``captions`` (image id -> caption); of their N ``rows``, each has ``image_id`` and the
+    columns of ``chair``, whose ``measure`` does not matter. ``RewardError`` where the objects of an image are not
+    known.
     """
     own = {row["image_id"]: row for row in rows}
     rows = [own[image_id] for image_id in captions]  # counts are in the order of all others, that of the captions

@@ -199,8 +199,7 @@ def evaluate_rows(
 ) -> Evaluation:
     """Evaluate N decoded captions of N rows of a split, in order; with the oracle where every row has its scene.
 
-    Raises:
-        EvaluationError: another number of captions, an image id in two rows, or as for ``evaluate_captions``.
+    ``EvaluationError`` where these are not as many, an image id is in two rows, or as for ``evaluate_captions``.
     """
     if len(rows) != len(captions):
         raise EvaluationError(f"{len(captions)} captions for {len(rows)} rows: one caption is needed for each row")
@@ -231,8 +230,7 @@ def metrics_tokenizer(asked: Tokenizer, data: str) -> Tokenizer:
 
 
 def words_tokenizer(asked: str, data: str) -> str:
-    """The tokenizer of rewards that judge or choose captions in an evaluation: ``data.tokenizer``, or what was asked
-    for where that is of another language."""
+    """The tokenizer of rewards that judge or choose captions: ``data``, or what was ``asked`` of another language."""
     return asked if asked in OTHER_LANGUAGES else data
 
 
@@ -243,10 +241,8 @@ def validation_cider(
 
     Tokens by ``tokenizer`` (``rewards.text.tokenize.TOKENIZERS``), no EOS; document frequencies of all of
     ``references``, one document for each image. Equal to the toolkit's CIDEr on the same tokens where every image of
-    ``references`` has a caption.
-
-    Raises:
-        EvaluationError: no captions, an image without references, or fewer than two images with references.
+    ``references`` has a caption. ``EvaluationError`` where there are no captions, an image has no references, or fewer
+    than two images have.
     """
     _check_ids(captions, references)
     split = tokenizer_of(tokenizer)
@@ -291,8 +287,8 @@ def tokenise(
 ) -> tuple[dict[str, str], dict[str, list[str]], str]:
     """Tokenise captions and the references of their images (arguments and errors: ``evaluate_captions``).
 
-    Returns captions and references of the images of ``captions``, tokens joined by single spaces, and the tokens' name
-    for the signature, with this package's version where they may differ from the toolkit's.
+    Returns both for the images of ``captions``, tokens joined by single spaces, and the tokens' name for the signature,
+    with this package's version where they may differ from the toolkit's.
     """
     if tokenizer not in get_args(Tokenizer):
         raise EvaluationError(f"tokenizer is {tokenizer!r}: expected one of {', '.join(get_args(Tokenizer))}")
@@ -444,14 +440,9 @@ def check_judges(
 ) -> None:
     """Check that rows have the columns and image files that rewards need, before anything long starts.
 
-    Args:
-        judges: name -> reward.
-        rows: of the images whose captions will be scored.
-        source: where they come from, for messages, such as ``split 'test'``.
-        key: before the names in messages.
-
-    Raises:
-        EvaluationError: naming the judge and the missing columns, or how many image files are missing.
+    ``judges`` is name -> reward; in messages ``source`` says where rows come from, such as ``split 'test'``, and
+    ``key`` stands before a name. ``EvaluationError`` names the judge and the missing columns, or how many image files
+    are missing.
     """
     _, columns = reward_inputs(rows)
     for name, reward in judges.items():
@@ -486,14 +477,9 @@ def add_judges(
 ) -> Evaluation:
     """Add rewards as metrics: ``judge/NAME`` is the mean over captions, in the reward's own range.
 
-    Args:
-        evaluation: of the same captions.
-        rows: N rows, one for each caption: ``image_id`` and what the rewards need (``references``, ``image``).
-        captions: image id -> caption.
-        judges: name -> reward, each called a single time with all N captions.
-
-    Raises:
-        RewardError: a reward failed, or a score is not finite; the message names it.
+    ``evaluation`` is of the same ``captions`` (image id -> caption); of their N ``rows``, each has ``image_id`` and
+    what the rewards need. Each of ``judges`` (name -> reward) is called a single time, with all captions.
+    ``RewardError``, which names the reward, where it failed or a score is not finite.
     """
     prompts, columns = reward_inputs(rows)
     texts = [captions[row["image_id"]] for row in rows]
@@ -518,6 +504,6 @@ def add_judges(
 
 
 def signed(signature: str, judges: Mapping[str, str]) -> str:
-    """Add the signatures of rewards (name -> signature) to that of an evaluation, each as ``+judge/NAME[...]``."""
+    """A signature and those of rewards (by name), each as ``+judge/NAME[...]``, unless it has them already."""
     parts = [f"+{JUDGE}{name}[{own}]" for name, own in judges.items()]
     return signature + "".join(part for part in parts if part not in signature)

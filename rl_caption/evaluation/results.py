@@ -201,11 +201,8 @@ def difference_rows(differences: Mapping[str, Difference]) -> Iterator[list[str]
     """Yield a line for each metric: heading, both systems, difference, interval, p, as papers print them."""
     for key, found in differences.items():
         column = column_of(key)
-        values = [
-            shown(found["first"], column),
-            shown(found["second"], column),
-            shown(found["difference"], column, "+"),
-        ]
+        signs = {"first": "", "second": "", "difference": "+"}
+        values = [shown(found[key], column, sign) for key, sign in signs.items()]  # type: ignore[literal-required]
         interval = " to ".join(shown(end, column, "+") for end in found["interval"])
         yield [column.heading, *values, interval, f"{found['p']:.4f}"]
 
@@ -260,30 +257,17 @@ def check_writable_file(path: str | Path) -> None:
 def write_evaluation(evaluation: Evaluation, captions: Mapping[str, str], out_dir: str | Path) -> tuple[Path, Path]:
     """Write ``predictions.json`` and ``scores.json``, each complete or not at all; return their paths.
 
-    ``predictions.json`` is in COCO result format, ``[{"image_id", "caption"}]``; the ids are integers when all of
-    them are decimal numbers of up to 18 digits without leading zeros, as in COCO, and strings otherwise.
-    ``scores.json`` is ``{"metrics", "signature", "n", "left_out"}`` and, where there are any, ``"vocabulary_growth"``,
-    ``"intervals"`` (key -> [low, high]) and ``"interval"`` (how they were made); of a model's captions also
-    ``"decoding"``.
-
-    Raises:
-        EvaluationError: the folder cannot be written to.
+    ``predictions.json`` is in COCO result format, ``[{"image_id", "caption"}]``; the ids are integers when all of them
+    are decimal numbers of up to 18 digits without leading zeros, as in COCO, and strings otherwise. ``scores.json`` is
+    ``{"metrics", "signature", "n", "left_out"}`` and, where there are any, ``"vocabulary_growth"``, ``"intervals"``
+    (key -> [low, high]) and ``"interval"`` (how they were made); of a model's captions also ``"decoding"``.
+    ``EvaluationError`` where the folder cannot be written to.
     """
     folder = check_writable(out_dir)
     ids = result_ids(captions)
-    content: dict[str, Any] = {
-        "metrics": evaluation.metrics,
-        "signature": evaluation.signature,
-        "n": evaluation.n,
-        "left_out": evaluation.left_out,
-    }
-    if evaluation.vocabulary_growth:
-        content["vocabulary_growth"] = evaluation.vocabulary_growth
-    if evaluation.intervals:
-        content["intervals"] = {key: list(bounds) for key, bounds in evaluation.intervals.items()}
-        content["interval"] = evaluation.interval
-    if evaluation.decoding:
-        content["decoding"] = evaluation.decoding
+    content = {key: getattr(evaluation, key) for key in ("metrics", "signature", "n", "left_out")}
+    further = ("vocabulary_growth", "intervals", "interval", "decoding")
+    content |= {key: value for key in further if (value := getattr(evaluation, key))}
     rows = [{"image_id": ids[image_id], "caption": caption} for image_id, caption in captions.items()]
     return _written(folder / "predictions.json", rows), _written(folder / "scores.json", content)
 

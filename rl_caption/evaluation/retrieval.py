@@ -29,9 +29,9 @@ REFERENCES = f"{RETRIEVAL}references/"
 def retrieval_recall(
     images: ArrayLike, texts: ArrayLike, owners: ArrayLike, ks: Sequence[int] = KS
 ) -> dict[str, float]:
-    """Recall at k of retrieval by cosine, both ways: the mean hits of ``both_ways``.
+    """Recall at k of retrieval by cosine, both ways, the mean hits: ``i2t_r1``, ... and ``t2i_r1``, ..., in [0, 1].
 
-    Returns ``i2t_r1``, ... and ``t2i_r1``, ... for every k, each in [0, 1]. Arguments and errors as ``both_ways``.
+    Arguments and errors as ``both_ways``.
     """
     found = both_ways(images, texts, owners, ks)
     return {f"{way}_r{k}": float(found[way][:, n].mean()) for way in found for n, k in enumerate(ks, start=1)}
@@ -43,13 +43,13 @@ def both_ways(images: ArrayLike, texts: ArrayLike, owners: ArrayLike, ks: Sequen
     Image to text (``i2t``, [N, 1 + K]): the best rank of an image's own texts among all, and whether at least one of
     them is among the k nearest. Text to image (``t2i``, [M, 1 + K]): the rank of the text's image. Ties count by their
     expectation (``retrieval_ranks``): an encoder that returns one vector for everything gets chance level, and a
-    caption that many images have costs no more than it must.
+    caption that many images have costs no more than it must. A k above the number of candidates gives 1.
 
     Args:
         images: [N, D] embeddings; of any length above 0, since they are normalised here.
         texts: [M, D] embeddings.
         owners: [M] integers: row in ``images`` that each text belongs to. Every image needs a text.
-        ks: numbers of candidates; a k above the number of candidates gives 1.
+        ks: numbers of candidates.
 
     Raises:
         ValueError: shapes that do not fit, an owner out of range, an image without a text, a k below 1, or an
@@ -76,17 +76,11 @@ def retrieval_ranks(
 ) -> Floats:
     """Rank of the first matching candidate, and hits at ``ks``, of each of Q queries: [Q, 1 + K].
 
-    A candidate matches where its id is the query's; each query needs one. Candidates whose cosines are within ``TIE``
-    are tied. With G candidates ahead of the best matching one, and E others and O matching ones tied with it, the rank
-    is the expected one in a random order, 1 + G + E / (O + 1), and a hit at k is ``hit_probability``.
-
-    Args:
-        queries: [Q, D] of length 1.
-        candidates: [C, D] of length 1.
-        query_ids: [Q]
-        candidate_ids: [C]
-        ks: numbers of candidates.
-        chunk_size: queries in one product; 512 of them against 25,000 candidates take 51 MB.
+    ``queries`` [Q, D] and ``candidates`` [C, D] are of length 1. A candidate matches where its id ([C]) is the query's
+    ([Q]); each query needs one. Candidates whose cosines are within ``TIE`` are tied. With G candidates ahead of the
+    best matching one, and E others and O matching ones tied with it, the rank is the expected one in a random order, 1
+    + G + E / (O + 1), and a hit at k is ``hit_probability``. ``chunk_size`` is the number of queries in one product;
+    512 of them against 25,000 candidates take 51 MB.
     """
     wanted, names, found = np.asarray(query_ids), np.asarray(candidate_ids), []
     for start in range(0, len(queries), chunk_size):
@@ -104,13 +98,8 @@ def retrieval_ranks(
 def hit_probability(better: Integers, others: Integers, own: Integers, k: int) -> Floats:
     """Probability that at least one matching candidate is among the first k, ties being in random order; [Q].
 
-    1 - C(E, m) / C(E + O, m) with m = max(0, k - G) ranks left to the tied group; 1 where m > E.
-
-    Args:
-        better: [Q] G, candidates ahead of the tied group.
-        others: [Q] E, candidates of others in the tied group.
-        own: [Q] O >= 1, matching candidates in the tied group.
-        k: number of ranks.
+    Of a tied group with O >= 1 matching candidates (``own`` [Q]) and E ``others`` [Q], behind G ``better`` ones [Q]: 1
+    - C(E, m) / C(E + O, m) with m = max(0, k - G) ranks left to the group; 1 where m > E.
     """
     ranks, miss = np.maximum(k - better, 0), np.ones(np.shape(better))
     for taken in range(int(ranks.max(initial=0))):
@@ -145,16 +134,9 @@ def add_retrieval(
     """Add R@1, R@5, R@10 and the median rank of captions and, as an upper line, of their images' references.
 
     R@k is the mean of the hits over captions; of references, of the mean over those of an image. The median rank is
-    that of all captions, or of all references.
-
-    Args:
-        evaluation: of the same captions.
-        rows: all images of the split, which are the pool: ``image_id``, ``image``, ``references``.
-        captions: image id -> caption, of all of them or some.
-        encoder: embeds both.
-
-    Raises:
-        RewardError: an image cannot be read.
+    that of all captions, or of all references. The pool are all images of the split, ``rows`` with ``image_id``,
+    ``image`` and ``references``; ``captions`` (image id -> caption) are of all of them or some, and ``encoder`` embeds
+    both. ``RewardError`` where an image cannot be read.
     """
     images = encoder.embed_images([row["image"] for row in rows])
     own = {row["image_id"]: number for number, row in enumerate(rows) if row["image_id"] in captions}

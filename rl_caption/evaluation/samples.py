@@ -24,14 +24,16 @@ from rl_caption.evaluation.metrics import EvaluationError
 
 
 class BestOf(NamedTuple):
-    """CIDEr-D of the first k captions of each image, mean over images, in [0, 10]."""
+    """CIDEr-D of the first k captions of each image, mean over images, in [0, 10]: of all k, of the best, of the chosen
+    one.
+
+    ``best`` is the best by its own score: the oracle, an upper bound of any choice. ``consensus`` is the one that is
+    most similar to the other k - 1 (CIDEr-D; of equally similar ones, the first).
+    """
 
     mean: float
-    """Of all k."""
     best: float
-    """Of the best of them by its own score: the oracle, an upper bound of any choice among them."""
     consensus: float
-    """Of the one that is most similar to the other k - 1 (CIDEr-D; of equally similar ones, the first)."""
 
 
 class SampleEvaluation(NamedTuple):
@@ -104,12 +106,7 @@ def embedding_diversity(embeddings: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def best_of(scores: NDArray[np.float64], similarity: NDArray[np.float64]) -> list[BestOf]:
-    """``BestOf`` for k = 1 to K.
-
-    Args:
-        scores: [N, K] of K captions of N images.
-        similarity: [N, K, K] among the captions of an image.
-    """
+    """``BestOf`` for k = 1 to K, of scores [N, K] of K captions of N images and their similarities [N, K, K]."""
     found = []
     for k in range(1, scores.shape[1] + 1):
         own, near = scores[:, :k], similarity[:, :k, :k]

@@ -49,12 +49,10 @@ class UndefinedMetric(ValueError):
 
 
 class Java(NamedTuple):
-    """A Java runtime that answered ``java -version``."""
+    """A Java runtime that answered ``java -version``: absolute path, and version, such as ``17.0.15``."""
 
     path: str
-    """Absolute path of the program."""
     version: str
-    """Such as ``17.0.15``."""
 
 
 class Scores(NamedTuple):

@@ -15,11 +15,8 @@ def vocabulary_growth(captions: Sequence[Sequence[str]], sizes: Sequence[int] = 
 
     sum_w (1 - C(N - f_w, m) / C(N, m)), where f_w of the captions have the word w: rarefaction (Hurlbert, "The
     nonconcept of species diversity", Ecology 52(4), 1971). It depends neither on the order of the captions nor on a
-    seed, and at m = N it is the number of different words.
-
-    Args:
-        captions: [N] tokens of each.
-        sizes: values of m; those of N and more are left out, and N comes last.
+    seed, and at m = N it is the number of different words. ``sizes`` are values of m; those of N and more are left out,
+    and N comes last.
     """
     total = len(captions)
     frequencies = Counter(Counter(word for tokens in captions for word in set(tokens)).values())

@@ -117,16 +117,16 @@ def sampled_spearman(
 
 
 class GroupedTau(NamedTuple):
-    """Tau_b within groups, averaged."""
+    """Tau_b within groups, averaged, in [-1, 1]; the number of ``groups`` averaged, those with different ratings.
+
+    ``left_out`` are those without: there is nothing to order. ``constant_scores`` were averaged as 0, because all their
+    scores are equal.
+    """
 
     mean: float
-    """In [-1, 1]."""
     groups: int
-    """Groups averaged: those with different ratings."""
     left_out: int
-    """Groups without different ratings: there is nothing to order."""
     constant_scores: int
-    """Groups averaged as 0 because all their scores are equal."""
 
 
 def grouped_tau_b(scores: Sequence[float], ratings: Sequence[float], groups: Sequence[Hashable]) -> GroupedTau:

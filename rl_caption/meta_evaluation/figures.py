@@ -48,10 +48,9 @@ MAX_CELLS = 5_000_000
 
 @dataclass(frozen=True)
 class Figure:
-    """One number of one metric on one set."""
+    """One number of one metric on one set, such as ``tau_c``, ``HC`` or ``4 references, all pairs``."""
 
     name: str
-    """Such as ``tau_c``, ``HC`` or ``4 references, all pairs``."""
     value: float | None
     """A correlation in [-1, 1] or an accuracy in [0, 1]; None where it is not defined."""
     count: int
@@ -66,20 +65,18 @@ class Figure:
 
 @dataclass
 class SetResult:
-    """All metrics on one set, or on one part of it."""
+    """All metrics on one set, or on one part of it, by the heading of the metric."""
 
     name: str
     description: str
     convention: str
     count: int
-    """Judgements, or pairs."""
     excluded: dict[str, int]
     """Why judgements of the files are not among them -> how many."""
     figures: dict[str, list[Figure]] = field(default_factory=dict)
-    """Heading of a metric -> figures."""
     signatures: dict[str, str] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
-    """Heading of a metric -> why it could not be computed."""
+    """Why a metric could not be computed."""
     drawn: str = "images"
     """What resamples are of."""
     blind: list[str] = field(default_factory=list)

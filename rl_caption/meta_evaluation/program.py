@@ -93,18 +93,12 @@ class ToolkitMetric:
 def build_metrics(
     names: str | Sequence[str], judges: Mapping[str, JudgeConfig], parts: Sequence[JudgementSet] = ()
 ) -> dict[str, Reward | str]:
-    """Return heading -> metric, or why it is left out (no Java).
+    """Return heading -> metric, or why it is left out (no Java). CIDEr-D is without EOS unless its arguments say
+    otherwise.
 
-    CIDEr-D is without EOS unless its arguments say otherwise.
-
-    Args:
-        names: those of ``NAMES``, or of rewards that need no arguments, with commas or as a list.
-        judges: heading -> reward with arguments.
-        parts: sets that they are to score.
-
-    Raises:
-        ConfigError: no metric, one twice, one that does not exist or that needs what ``parts`` do not have, which is
-            found before anything is loaded.
+    ``names`` are those of ``NAMES``, or of rewards that need no arguments, with commas or as a list; ``judges`` heading
+    -> reward with arguments. ``ConfigError`` where there is no metric, one twice, one that does not exist or that needs
+    what ``parts``, the sets to score, do not have, which is found before anything is loaded.
     """
     asked: dict[str, tuple[str, dict[str, Any], str]] = {}
     for name in (part.strip() for part in (names.split(",") if isinstance(names, str) else names)):
@@ -146,11 +140,9 @@ def build_metrics(
 def compare_with_people(config: JudgeSetConfig) -> str:
     """Score a set with all metrics, write the tables, return them as Markdown.
 
-    Raises:
-        ConfigError: a setting or metric that does not exist, or a metric that needs what the set does not have.
-        DataError: files of the set are missing, wrong or incomplete.
-        RewardError: a metric failed.
-        EvaluationError: the results cannot be written.
+    ``ConfigError`` of a setting or metric that does not exist, or a metric that needs what the set does not have;
+    ``DataError`` of files that are missing, wrong or incomplete; ``RewardError`` of a metric that failed;
+    ``EvaluationError`` where the results cannot be written.
     """
     quiet_libraries()
     check(config)

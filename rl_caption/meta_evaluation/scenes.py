@@ -23,13 +23,11 @@ from rl_caption.types import CaptionBatch
 
 
 class SceneCaption(NamedTuple):
-    """A caption of one scene, rated by the oracle."""
+    """A caption of one scene, which is number ``row``, rated by the oracle: F1, in [0, 1]."""
 
     row: int
-    """Which of the scenes."""
     text: str
     f1: float
-    """Oracle F1, in [0, 1]."""
 
 
 class CaptionPair(NamedTuple):
@@ -42,14 +40,14 @@ class CaptionPair(NamedTuple):
 
 @dataclass(frozen=True)
 class SceneCaptions:
-    """N captions of R scenes, without repetitions within a scene, and pairs among them."""
+    """N ``captions`` of R scenes (``rows``), without repetitions within a scene, and pairs among them.
+
+    ``references`` [R] are what metrics with references see, as written; none of them is a rated reference.
+    """
 
     rows: list[Row]
-    """[R]"""
     references: list[list[str]]
-    """[R] what metrics with references see, as written; none of them is a rated reference."""
     captions: list[SceneCaption]
-    """[N]"""
     pairs: list[CaptionPair]
 
     def columns(self) -> dict[str, list[Any]]:
@@ -72,9 +70,8 @@ def rate_captions(rows: Sequence[Row], samples: Mapping[str, Sequence[Sequence[s
     All rated captions have the form of a captioner's output, lower-case tokens joined by spaces: as written, a full
     stop would tell references and negatives from samples. The oracle reads both forms alike.
 
-    Raises:
-        DataError: a row has no scene, or fewer than two different references.
-        ValueError: a source has captions for another number of rows.
+    ``DataError`` where a row has no scene, or fewer than two different references; ``ValueError`` where a source has
+    captions for another number of rows.
     """
     rows = list(rows)
     for source, texts in samples.items():

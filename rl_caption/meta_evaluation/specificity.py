@@ -30,21 +30,20 @@ BATCH_SIZE = 512
 
 
 class Chain(NamedTuple):
-    """A caption of one image that grows by one detail a step, and a false next detail at each step."""
+    """A caption of one image that grows by one detail a step, c_1 to c_K, K >= 2; and a false next detail at each step.
+
+    ``captions`` are [K], ``negatives``, n_1 to n_K-1, [K - 1].
+    """
 
     captions: Sequence[str]
-    """[K] c_1 to c_K, K >= 2."""
     negatives: Sequence[str]
-    """[K - 1] n_1 to n_K-1."""
 
 
 class ChainScores(NamedTuple):
-    """Scores of the texts of one ``Chain``."""
+    """Scores of the texts of one ``Chain``, [K] and [K - 1]."""
 
     captions: Sequence[float]
-    """[K]"""
     negatives: Sequence[float]
-    """[K - 1]"""
 
 
 class SpecificityRates(NamedTuple):
@@ -98,15 +97,11 @@ def make_chains(
     """Grow N captions unit by unit, with a negative at each step, made as those of ``make_triplets``.
 
     A chain has 2 captions or more and ends early where no other image has a unit for it; it is None where a caption has
-    one unit, or no step has a negative. The result is a pure function of the arguments.
+    one unit, or no step has a negative. The result is a pure function of the arguments; ``seed`` says which units.
 
-    Args:
-        captions: [N] whole captions.
-        seed: which units.
-        shuffle_rate: fraction of negative units whose words are shuffled; none as in the released evaluation, so that a
-            metric cannot win by noticing broken English.
-        image_ids: [N] no unit is taken from a caption of the same image. None: equal captions are one image's.
-        processes: as for ``detail_units_of``.
+    ``shuffle_rate`` is the fraction of negative units whose words are shuffled; none as in the released evaluation, so
+    that a metric cannot win by noticing broken English. Of ``image_ids`` [N], no unit is taken from a caption of the
+    same image; without, equal captions are one image's. ``processes`` is as for ``detail_units_of``.
     """
     if image_ids is not None and len(image_ids) != len(captions):
         raise ValueError(f"{len(image_ids)} image ids for {len(captions)} captions: expected one for each")

@@ -422,7 +422,7 @@ def test_ratings_in_the_form_of_flickr8k(tmp_path: Path) -> None:
     assert found.references == [["a dog runs"]]
     judgements[0]["rating"] = None
     path.write_text(json.dumps(content))
-    with pytest.raises(DataError, match="'1_a', human_judgement.0.: 'rating' is None"):
+    with pytest.raises(DataError, match=r"'1_a', human_judgement.0.: 'rating' is None"):
         rated("ratings", path)
 
 

@@ -29,13 +29,10 @@ _GENERIC = re.compile(r"\b(shape|object)s?\b")
 
 
 def references(scene: Scene, seed: int, count: int = 5) -> list[str]:
-    """``count`` different short captions of a scene, of 5 to 16 words each; a pure function of all arguments.
+    """``count``, 1 to 20, different short captions of a scene, of 5 to 16 words each; a pure function of all arguments.
 
     They are as people write them: most with a capital and a full stop, some without. Each is true and mentions some of
     the facts, usually about the salient kinds.
-
-    Raises:
-        DataError: ``count`` is not within 1 .. 20.
     """
     if not 1 <= count <= 20:
         raise DataError(f"{count} captions per image: expected 1 to 20")

@@ -212,10 +212,8 @@ def export(directory: str | Path, data: ScenesData) -> Path:
 
     The JSON file is ``{"dataset": "scenes", "images": [{"filepath", "filename", "imgid", "split", "sentids",
     "sentences": [{"tokens", "raw", "imgid", "sentid"}], "long_reference", "scene"}]}``. ``tokens`` are lower-case words
-    without punctuation; ``scene`` is what ``Scene.from_dict`` reads. Equal data gives equal files.
-
-    Raises:
-        DataError: the folder cannot be written.
+    without punctuation; ``scene`` is what ``Scene.from_dict`` reads. Equal data gives equal files. ``DataError`` where
+    the folder cannot be written.
     """
     root = Path(directory)
     entries: list[dict[str, Any]] = []

@@ -105,11 +105,7 @@ def verb_phrase(verb: str, direction: str, form: str, draws: Draws) -> str:
 
 
 def moving_references(scene: MovingScene, seed: int, count: int = 5) -> list[str]:
-    """``count`` different captions of a moving scene, of 5 to 16 words, all true; a pure function of all arguments.
-
-    Raises:
-        DataError: ``count`` is not within 1 .. 10.
-    """
+    """``count``, 1 to 10, different captions of a moving scene, of 5 to 16 words, all true; a pure function."""
     if not 1 <= count <= 10:
         raise DataError(f"{count} captions per video: expected 1 to 10")
     draws = Draws("moving references", seed, repr(scene))

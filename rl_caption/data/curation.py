@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -25,29 +25,11 @@ from rl_caption.data.plain_files import check_text, parse_json, shown
 Item = dict[str, Any]
 """A row of ``data.format: jsonl``, with whatever other columns it came with."""
 SUFFIXES = (".jsonl", ".parquet", ".json")
-STOP_WORDS = BAD_ENDINGS | {
-    *[
-        "i",
-        "you",
-        "he",
-        "she",
-        "it",
-        "we",
-        "they",
-        "him",
-        "her",
-        "them",
-        "us",
-        "me",
-        "there",
-        "here",
-        "by",
-        "not",
-        "no",
-    ],
-    *["so", "such", "when", "how", "what", "all", "any", "both", "each", "more", "most", "other", "only", "own", "too"],
-    *["up", "down", "out", "off", "over", "under", "then", "once", "about", "after", "before", "above", "below", "can"],
-}
+_MORE_STOP_WORDS = """
+i you he she it we they him her them us me there here by not no so such when how what all any both each more most other
+only own too up down out off over under then once about after before above below can
+"""
+STOP_WORDS = BAD_ENDINGS.union(_MORE_STOP_WORDS.split())
 """English function words."""
 _AUXILIARIES = frozenset(["is", "are", "was", "were", "be", "been", "being", "am", "has", "have", "had", "do", "does"])
 
@@ -61,10 +43,6 @@ def _stop_words(caption: str) -> float:
     return sum(word in STOP_WORDS for word in tokenize(caption))
 
 
-def _stop_word_fraction(caption: str) -> float:
-    return _stop_words(caption) / max(1, len(tokenize(caption)))
-
-
 @lru_cache(maxsize=1)
 def _classes(caption: str) -> list[tuple[str, str]]:
     """The words of a caption, each with its ``word_class``."""
@@ -72,12 +50,9 @@ def _classes(caption: str) -> list[tuple[str, str]]:
     return [(word, word_class(tag)) for word, tag in zip(words, default_tagger()([words])[0], strict=True)]
 
 
-def _actions(caption: str) -> float:
-    return sum(kind == "V" and word not in _AUXILIARIES for word, kind in _classes(caption))
-
-
-def _complexity(caption: str) -> float:
-    return sum(kind in "JVI" and word not in _AUXILIARIES for word, kind in _classes(caption))
+def _words_of(classes: str, caption: str) -> float:
+    """Number of words of some classes, less auxiliary verbs."""
+    return sum(kind in classes and word not in _AUXILIARIES for word, kind in _classes(caption))
 
 
 MEASURES: dict[str, Callable[[str], float]] = {
@@ -85,9 +60,9 @@ MEASURES: dict[str, Callable[[str], float]] = {
     "words": lambda caption: len(tokenize(caption)),
     "capitalised": _capitalised,
     "stop_words": _stop_words,
-    "stop_word_fraction": _stop_word_fraction,
-    "actions": _actions,
-    "complexity": _complexity,
+    "stop_word_fraction": lambda caption: _stop_words(caption) / max(1, len(tokenize(caption))),
+    "actions": partial(_words_of, "V"),
+    "complexity": partial(_words_of, "JVI"),
 }
 """Measure of a caption by its name (docs/curation.md)."""
 TEXT_OVERLAP = "text_overlap"
@@ -100,7 +75,7 @@ def text_overlap(caption: str, text: str) -> float:
     return sum(word in known for word in words) / len(words) if words else 0.0
 
 
-@dataclass(frozen=True)
+@dataclass
 class Source:
     """The files of a data set, read one row at a time.
 
@@ -123,10 +98,9 @@ class Source:
 
     def __post_init__(self) -> None:
         found = sorted(self.path.iterdir()) if self.path.is_dir() else [self.path]
-        files = tuple(file for file in found if file.suffix in SUFFIXES and file.is_file())
-        if not files:
+        self.files = tuple(file for file in found if file.suffix in SUFFIXES and file.is_file())
+        if not self.files:
             raise DataError(f"data {str(self.path)!r}: no such file, or no {', '.join(SUFFIXES)} in the folder")
-        object.__setattr__(self, "files", files)
 
     def count(self) -> int:
         """Number of rows."""

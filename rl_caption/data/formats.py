@@ -8,7 +8,7 @@ called like one of ``KEYS`` takes that key of ``data``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,7 @@ FORMATS = {
     "moving_scenes": "rl_caption.data.scenes:MovingScenesData",
     "images": "rl_caption.data.unpaired:ImageFolder",
     "captions": "rl_caption.data.unpaired:CaptionFile",
-    "caption_targets": "rl_caption.data.caption_targets:CaptionTargets",
+    "caption_targets": "rl_caption.data.unpaired:CaptionTargets",
 }
 """Name -> ``module:Name``."""
 KEYS = ("path", "image_root", "image_extension", "flatten", "features_root", "features_kwargs")
@@ -71,8 +71,8 @@ def build_data(config: DataConfig) -> DataModule:
     if not (hasattr(made, "splits") and callable(getattr(made, "split", None))):
         raise ConfigError(f"{name} makes no dataset: expected an object with splits and split(name)")
     if config.num_frames is not None:
-        made = videos(made, config.num_frames)
-    return long_captions(made) if config.long_captions else made
+        made = mapped(made, partial(_video, config.num_frames))
+    return mapped(made, _long) if config.long_captions else made
 
 
 def _target(config: DataConfig, key: str) -> tuple[Any, str]:
@@ -128,16 +128,14 @@ def add_features(
         row["features"] = found
 
 
-def videos(data: DataModule, num_frames: int) -> DataModule:
-    """A dataset whose image files are videos: of each, ``num_frames`` frames (``data.num_frames``).
-
-    A row whose image is no file, as in generated worlds, raises ``DataError`` when it is looked at.
-    """
-    rows = {split: RowView(data.split(split), partial(_video, num_frames)) for split in data.splits}
+def mapped(data: DataModule, make: Callable[[str, int, Row], Row]) -> DataModule:
+    """A dataset of other rows, each made of split, index and row when it is asked for."""
+    rows = {split: RowView(data.split(split), partial(make, split)) for split in data.splits}
     return Splits(rows, getattr(data, "path", "the data"))
 
 
-def _video(num_frames: int, index: int, row: Row) -> Row:
+def _video(num_frames: int, split: str, index: int, row: Row) -> Row:
+    """A row whose image is ``num_frames`` frames of the video that its file is; ``DataError`` where it is no file."""
     if "image" not in row:
         return row
     if not isinstance(row["image"], str | Path):
@@ -148,18 +146,11 @@ def _video(num_frames: int, index: int, row: Row) -> Row:
     return {**row, "image": video_frames(row["image"], num_frames)}
 
 
-def long_captions(data: DataModule) -> DataModule:
-    """A dataset whose captions are the long descriptions of another (``data.long_captions``).
-
-    The one reference of a row is its ``long_reference``; the references that it had become ``short_references``, and
-    what goes with them (``BY_REFERENCE``) is left out. A row without a long description raises ``DataError`` when it is
-    looked at.
-    """
-    rows = {split: RowView(data.split(split), partial(_long, split)) for split in data.splits}
-    return Splits(rows, getattr(data, "path", "the data"))
-
-
 def _long(split: str, index: int, row: Row) -> Row:
+    """A row whose one reference is its long description, in place of ``short_references``.
+
+    What goes with these (``BY_REFERENCE``) is left out. ``DataError`` where there is no long description.
+    """
     description = row.get("long_reference", "")
     if not description.strip():
         raise DataError(

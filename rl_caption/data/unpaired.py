@@ -1,8 +1,9 @@
-"""Images without captions, and captions without images: what one tower of L-CLIP learns from (docs/data.md)."""
+"""Images without captions, and captions without images, perhaps with a number each (docs/data.md, docs/icc.md)."""
 
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from array import array
 from collections import defaultdict
@@ -15,7 +16,7 @@ from rewards.images import IMAGE_SUFFIXES
 from rl_caption.data.base import DataError, Row, RowView, Splits
 from rl_caption.data.file_checks import progress
 from rl_caption.data.formats import STANDARD_SPLITS
-from rl_caption.data.plain_files import check_text, shown
+from rl_caption.data.plain_files import check_text, parse_json, shown
 from rl_caption.options import Range
 
 HeldOut = Annotated[float, Range(above=0, below=1)]
@@ -74,7 +75,7 @@ class ImageFolder(Splits):
         root = Path(path)
         if not root.is_dir():
             raise DataError(f"data.path {str(path)!r} is not a folder: expected a folder of images")
-        items = ((_split_of(name), name, name) for name in _image_files(root))
+        items = ((split, name, name) for split, name in _image_files(root))
         held_out = 0 if (root / "val").is_dir() else val_fraction
         super().__init__(held_out_splits(root, items, held_out, partial(_image_row, root)), root)
 
@@ -108,24 +109,35 @@ class CaptionFile(Splits):
         super().__init__(held_out_splits(Path(path), items, 0 if "val" in files else val_fraction, _caption_row), path)
 
 
+class CaptionTargets(Splits):
+    """JSON lines ``{"caption": ..., "target": ...}`` without images, as a ``DataModule`` (docs/icc.md).
+
+    Empty lines are skipped, and further keys ignored. ``image_id`` is the file's name and the line. The captions that
+    hash below ``val_fraction`` are held out as ``val``: equal captions together, the same in every run. ``DataError``
+    where there is no such file, or a line is wrong; the message names the file and the line.
+    """
+
+    def __init__(self, path: str | Path, val_fraction: HeldOut = 0.05) -> None:
+        file = Path(path)
+        if not file.is_file():
+            raise DataError(f"data.path {str(path)!r} is not a file: expected JSON lines with 'caption' and 'target'")
+        super().__init__(held_out_splits(file, _targets(file), val_fraction, _target_row), file)
+
+
 def _hash(key: str) -> float:
     """A number in [0, 1) that only the key decides."""
     return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "big") / 2**64
 
 
-def _split_of(name: str) -> str:
-    first, *rest = Path(name).parts
-    return first if rest and first in STANDARD_SPLITS else "train"
-
-
-def _image_files(root: Path) -> Iterator[str]:
-    """Paths of the images below ``root``, relative to it, in the order of names."""
+def _image_files(root: Path) -> Iterator[tuple[str, str]]:
+    """Splits and paths of the images below ``root``, relative to it, in the order of names."""
     for folder, folders, names in progress(os.walk(root, followlinks=True), root.name, "folder"):
         folders.sort()
         for name in sorted(names):
             if os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES:
-                path = Path(folder, name).relative_to(root).as_posix()
-                yield check_text(path, f"name of an image in {folder}")
+                path = Path(folder, name).relative_to(root)
+                split = path.parts[0] if path.parts[0] in STANDARD_SPLITS and len(path.parts) > 1 else "train"
+                yield split, check_text(path.as_posix(), f"name of an image in {folder}")
 
 
 def _image_row(root: Path, index: int, name: str) -> Row:
@@ -170,3 +182,25 @@ def _captions(file: Path, column: int | None) -> Iterator[tuple[int, str]]:
 def _caption_row(index: int, text: str) -> Row:
     name, _, caption = text.partition("\t")
     return {"image_id": name, "references": [caption]}
+
+
+def _targets(file: Path) -> Iterator[tuple[str, str, str]]:
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            where = f"{file}, line {number}"
+            item = parse_json(line, where)
+            values = item if isinstance(item, dict) else {}
+            caption, target = values.get("caption"), values.get("target")
+            if not isinstance(caption, str) or not caption.strip():
+                raise DataError(f"{where}: {shown(item)}: expected an object with a 'caption' that is not empty")
+            if not isinstance(target, int | float) or isinstance(target, bool) or not math.isfinite(target):
+                raise DataError(f"{where}: 'target' is {shown(target)}: expected a finite number")
+            caption = check_text(" ".join(caption.split()), where)
+            yield "train", caption, f"{file.name}:{number}\t{float(target)!r}\t{caption}"
+
+
+def _target_row(index: int, text: str) -> Row:
+    name, target, caption = text.split("\t", 2)
+    return {"image_id": name, "references": [caption], "target": float(target)}

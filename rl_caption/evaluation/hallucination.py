@@ -7,7 +7,6 @@ whole set, as in its code, LisaAnne/Hallucination at ``585f2d9``.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,21 +28,15 @@ def add_chair(
     columns of ``chair``, whose ``measure`` does not matter. ``RewardError`` where the objects of an image are not
     known.
     """
-    own = {row["image_id"]: row for row in rows}
-    rows = [own[image_id] for image_id in captions]  # counts are in the order of all others, that of the captions
+    known = {row["image_id"]: row for row in rows}
+    rows = [known[image_id] for image_id in captions]  # counts are in the order of all others, that of the captions
     _, columns = reward_inputs(rows)
     counts = np.array(chair.counts(list(captions.values()), columns), np.float64)
     values = chair_of_sums(counts.sum(axis=0, keepdims=True), len(rows))[0].tolist()
-    per_image = {image_id: dict(own) for image_id, own in evaluation.per_image.items()}
-    for image_id, scores in zip(captions, chair_of_sums(counts, 1).tolist(), strict=True):
-        per_image.setdefault(image_id, {}).update(zip(CHAIR_KEYS, scores, strict=True))
-    return replace(
-        evaluation,
-        metrics=evaluation.metrics | dict(zip(CHAIR_KEYS, values, strict=True)),
-        signature=f"{evaluation.signature}+CHAIR[{chair.source}]",
-        per_image=per_image,
-        counts=evaluation.counts | {"chair": counts},
-    )
+    scores = zip(captions, chair_of_sums(counts, 1).tolist(), strict=True)
+    per_image = {image_id: dict(zip(CHAIR_KEYS, own, strict=True)) for image_id, own in scores}
+    metrics, signature = dict(zip(CHAIR_KEYS, values, strict=True)), f"{evaluation.signature}+CHAIR[{chair.source}]"
+    return evaluation.extended(metrics, per_image, signature, counts=evaluation.counts | {"chair": counts})
 
 
 def chair_of_sums(sums: NDArray[np.float64], count: int) -> NDArray[np.float64]:

@@ -13,6 +13,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
@@ -98,6 +99,14 @@ class Evaluation:
     counts: dict[str, NDArray[np.float64]] = field(default_factory=dict, repr=False, compare=False)
     """``bleu``, ``meteor``, ``chair`` -> [N, C] statistics of whose sums over images the corpus score is a function."""
 
+    def extended(
+        self, metrics: dict[str, float], per_image: dict[str, dict[str, float]], signature: str, **others: Any
+    ) -> Evaluation:
+        """With further metrics, of all captions and of single images, and the signature (and others) of these."""
+        merged = {image_id: self.per_image.get(image_id, {}) | own for image_id, own in per_image.items()}
+        metrics, per_image = self.metrics | metrics, self.per_image | merged
+        return replace(self, metrics=metrics, per_image=per_image, signature=signature, **others)
+
 
 def evaluate_captions(
     captions: Mapping[str, str],
@@ -151,7 +160,9 @@ def evaluate_captions(
     if infinite := {key: value for key, value in values.items() if not math.isfinite(value)}:
         raise EvaluationError(f"metrics came out as {infinite}: every metric must be finite")
     signature = _signature(captions, references, tokens_name, "METEOR" in values or "SPICE" in values)
-    growth = _vocabularies(captions, references, words)
+    sizes = sorted({*SIZES, len(captions)})
+    written = {"captions": captions.values(), "references": [text for key in captions for text in references[key]]}
+    growth = {name: vocabulary_growth(list(map(tokenizer_of(words), own)), sizes) for name, own in written.items()}
     return Evaluation(values, signature, len(captions), left_out, per_image, vocabulary_growth=growth, counts=counts)
 
 
@@ -165,28 +176,19 @@ def _score_all(
     """Scores by metric, and key of a metric -> why it is left out. ``not_english``, if any, leaves out ``ENGLISH``."""
     scored: dict[str, Scores] = {}
     left_out: dict[str, str] = {}
+    scorers = SCORERS | {"spice": partial(spice, jars=spice_jars)}
     for name in tqdm([name for name in METRIC_KEYS if name in metrics], desc="metrics", unit="metric", disable=None):
         keys = METRIC_KEYS[name]
         try:
             if name in ENGLISH and not_english:
                 raise UndefinedMetric(not_english)
-            scored[name] = (
-                spice(candidates, tokens, spice_jars) if name == "spice" else SCORERS[name](candidates, tokens)
-            )
+            scored[name] = scorers[name](candidates, tokens)
         except (JavaError, UndefinedMetric) as error:
             logger.info("%s left out: %s", ", ".join(keys), error)
             left_out.update(dict.fromkeys(keys, str(error)))
         else:
             logger.info("computed %s of %d captions", ", ".join(keys), len(candidates))
     return scored, left_out
-
-
-def _vocabularies(
-    captions: Mapping[str, str], references: Mapping[str, Sequence[str]], words: str
-) -> dict[str, dict[int, float]]:
-    sizes = sorted({*SIZES, len(captions)})
-    written = {"captions": captions.values(), "references": [text for key in captions for text in references[key]]}
-    return {name: vocabulary_growth(list(map(tokenizer_of(words), own)), sizes) for name, own in written.items()}
 
 
 def evaluate_rows(
@@ -268,17 +270,14 @@ def _check_ids(
     for image_id, texts in references.items():
         if isinstance(texts, str):
             raise EvaluationError(f"the references of image {image_id!r} are the string {texts!r:.80}: expected a list")
-    unknown = [image_id for image_id in captions if image_id not in references]
-    if unknown:
+    if unknown := [image_id for image_id in captions if image_id not in references]:
         raise EvaluationError(
             f"{len(unknown)} of {len(captions)} captions are of images that are not in the references, such as "
             f"{unknown[:3]}; the references have {len(references)} images, such as {list(references)[:3]}"
         )
-    bare = [image_id for image_id in captions if not references[image_id]]
-    if bare:
+    if bare := [image_id for image_id in captions if not references[image_id]]:
         raise EvaluationError(f"{len(bare)} of {len(captions)} images have no reference caption, such as {bare[:3]}")
-    lost = [] if scenes is None else [image_id for image_id in captions if image_id not in scenes]
-    if lost:
+    if lost := [] if scenes is None else [image_id for image_id in captions if image_id not in scenes]:
         raise EvaluationError(f"{len(lost)} of {len(captions)} captions have no scene, such as images {lost[:3]}")
 
 
@@ -379,18 +378,12 @@ def _split(
     candidates: Mapping[str, str], references: Mapping[str, Sequence[str]]
 ) -> tuple[list[list[str]], list[list[list[str]]]]:
     """Tokens of N candidates and of the references of each."""
-    return (
-        [caption.split() for caption in candidates.values()],
-        [[text.split() for text in references[image_id]] for image_id in candidates],
-    )
+    tokens = [[text.split() for text in references[image_id]] for image_id in candidates]
+    return [caption.split() for caption in candidates.values()], tokens
 
 
 SCORERS: dict[str, Callable[[Mapping[str, str], Mapping[str, Sequence[str]]], Scores]] = {
-    "bleu": bleu,
-    "meteor": meteor,
-    "rouge": rouge,
-    "cider": cider,
-    "spice": spice,
+    **{"bleu": bleu, "meteor": meteor, "rouge": rouge, "cider": cider, "spice": spice}
 }
 """Name of a metric -> function of tokenised captions and references."""
 
@@ -412,27 +405,19 @@ def _oracle_scores(
     """Mean oracle scores; those of each image are added to ``per_image``."""
     from rl_caption.data.scenes.oracle import oracle
 
-    parts = ("precision", "recall", "f1", "unparsed")
+    own: dict[str, float] = {}
     for image_id, caption in tqdm(captions.items(), desc="oracle", unit="caption", disable=None):
-        score = oracle(caption, scenes[image_id])
-        per_image[image_id] |= {f"oracle/{part}": float(getattr(score, part)) for part in parts}
-    keys = [f"oracle/{part}" for part in parts]
-    return {key: math.fsum(per_image[image_id][key] for image_id in captions) / len(captions) for key in keys}
+        own = {f"oracle/{part}": float(value) for part, value in oracle(caption, scenes[image_id])._asdict().items()}
+        per_image[image_id] |= own
+    return {key: math.fsum(per_image[image_id][key] for image_id in captions) / len(captions) for key in own}
 
 
 def _signature(captions: Mapping[str, str], references: Mapping[str, Sequence[str]], tokenizer: str, java: bool) -> str:
-    parts = [
-        "COCO-captions",
-        f"tokenizer:{tokenizer}",
-        "df:references of this call",
-        "eos:not counted",
-        f"references:{sum(len(references[image_id]) for image_id in captions)}",
-        f"ids:{len(captions)} of {len(references)}",
-        f"pycocoevalcap{importlib.metadata.version('pycocoevalcap')}",
-        *([f"java{find_java().version}"] if java else []),
-        f"rl-caption{__version__}",
-    ]
-    return "+".join(parts)
+    number = sum(len(references[image_id]) for image_id in captions)
+    how = f"tokenizer:{tokenizer}+df:references of this call+eos:not counted+references:{number}"
+    versions = f"pycocoevalcap{importlib.metadata.version('pycocoevalcap')}"
+    versions += f"+java{find_java().version}" if java else ""
+    return f"COCO-captions+{how}+ids:{len(captions)} of {len(references)}+{versions}+rl-caption{__version__}"
 
 
 def check_judges(
@@ -484,7 +469,7 @@ def add_judges(
     prompts, columns = reward_inputs(rows)
     texts = [captions[row["image_id"]] for row in rows]
     means: dict[str, float] = {}
-    per_image = {image_id: dict(values) for image_id, values in evaluation.per_image.items()}
+    per_image: dict[str, dict[str, float]] = {row["image_id"]: {} for row in rows}
     for name, reward in tqdm(judges.items(), desc="judges", unit="judge", disable=None if judges else True):
         logger.info("scoring %d captions by %s", len(texts), name)
         try:
@@ -493,14 +478,10 @@ def add_judges(
             raise RewardError(f"judges.{name}: {error}") from error
         means[JUDGE + name] = math.fsum(scores) / len(scores)
         for row, score in zip(rows, scores, strict=True):
-            per_image.setdefault(row["image_id"], {})[JUDGE + name] = score
-    return replace(
-        evaluation,
-        metrics=evaluation.metrics | means,
-        signature=signed(evaluation.signature, {name: reward.signature for name, reward in judges.items()}),
-        per_image=per_image,
-        bounds=evaluation.bounds | {JUDGE + name: reward.bounds for name, reward in judges.items()},
-    )
+            per_image[row["image_id"]][JUDGE + name] = score
+    signature = signed(evaluation.signature, {name: reward.signature for name, reward in judges.items()})
+    bounds = evaluation.bounds | {JUDGE + name: reward.bounds for name, reward in judges.items()}
+    return evaluation.extended(means, per_image, signature, bounds=bounds)
 
 
 def signed(signature: str, judges: Mapping[str, str]) -> str:

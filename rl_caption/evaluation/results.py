@@ -43,14 +43,11 @@ TEXT_COLUMNS: dict[str, Column] = {
     "captions/repeated_ngrams": Column("repeated n-grams, %", decimals=1),
 }
 ORACLE_COLUMNS: dict[str, Column] = {
-    "oracle/precision": Column("oracle precision, %", decimals=1),
-    "oracle/recall": Column("oracle recall, %", decimals=1),
-    "oracle/f1": Column("oracle F1, %", decimals=1),
-    "oracle/unparsed": Column("oracle unparsed, %", decimals=1),
+    f"oracle/{part.lower()}": Column(f"oracle {part}, %", decimals=1)
+    for part in ("precision", "recall", "F1", "unparsed")
 }
 CHAIR_COLUMNS: dict[str, Column] = {
-    "CHAIR-i": Column("CHAIR-i, %", decimals=1),
-    "CHAIR-s": Column("CHAIR-s, %", decimals=1),
+    **{key: Column(f"{key}, %", decimals=1) for key in ("CHAIR-i", "CHAIR-s")},
     "objects/recall": Column("objects mentioned, %", decimals=1),
 }
 RETRIEVAL_COLUMNS: dict[str, Column] = {
@@ -120,11 +117,9 @@ def _judge_columns(rows: Mapping[str, Evaluation]) -> dict[str, Column]:
 
 
 def _range(low: float, high: float) -> str:
-    if math.isinf(low) and math.isinf(high):
-        return "no bounds"
-    if math.isinf(high):
-        return f"from {low:.3g}"
-    return f"up to {high:.3g}" if math.isinf(low) else f"{low:.3g} to {high:.3g}"
+    if math.isinf(low):
+        return "no bounds" if math.isinf(high) else f"up to {high:.3g}"
+    return f"from {low:.3g}" if math.isinf(high) else f"{low:.3g} to {high:.3g}"
 
 
 def shown(value: float, column: Column, sign: str = "") -> str:
@@ -226,8 +221,7 @@ def check_same_images(first: Collection[str], second: Collection[str], sources: 
     """Refuse files that have captions of other images, with counts and examples, before anything long starts."""
     for own, others, (name, other) in ((first, second, sources), (second, first, sources[::-1])):
         known = set(others)
-        lost = [image_id for image_id in own if image_id not in known]
-        if lost:
+        if lost := [image_id for image_id in own if image_id not in known]:
             raise EvaluationError(
                 f"{len(lost)} of {len(own)} images of {name} have no caption in {other}, such as {lost[:3]}: systems "
                 "are compared on the same images"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -144,7 +143,8 @@ def add_retrieval(
         RETRIEVAL: [(number, captions[image_id]) for image_id, number in own.items()],
         REFERENCES: [(number, text) for number in own.values() for text in rows[number]["references"]],
     }
-    metrics, per_image = {}, {image_id: dict(values) for image_id, values in evaluation.per_image.items()}
+    metrics: dict[str, float] = {}
+    per_image: dict[str, dict[str, float]] = {image_id: {} for image_id in own}
     for prefix, pairs in texts.items():
         distinct = {text: row for row, text in enumerate(dict.fromkeys(text for _, text in pairs))}
         embedded = encoder.embed_texts(list(distinct))[[distinct[text] for _, text in pairs]]
@@ -154,9 +154,9 @@ def add_retrieval(
         for column, name in enumerate(["rank", *(f"R@{k}" for k in KS)]):
             sums = np.bincount(owners, weights=ranks[:, column], minlength=len(rows))
             for image_id, number in own.items():
-                per_image.setdefault(image_id, {})[prefix + name] = float(sums[number] / counts[number])
+                per_image[image_id][prefix + name] = float(sums[number] / counts[number])
             if column:
                 metrics[prefix + name] = math.fsum(per_image[image_id][prefix + name] for image_id in own) / len(own)
         metrics[f"{prefix}median_rank"] = float(np.median(ranks[:, 0]))
     signature = f"{evaluation.signature}+retrieval[{encoder.signature},{len(rows)} images]"
-    return replace(evaluation, metrics=evaluation.metrics | metrics, per_image=per_image, signature=signature)
+    return evaluation.extended(metrics, per_image, signature)

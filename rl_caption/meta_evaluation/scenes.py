@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from tqdm.auto import tqdm
@@ -22,46 +21,10 @@ from rl_caption.scst.rollout import sample_captions
 from rl_caption.types import CaptionBatch
 
 
-class SceneCaption(NamedTuple):
-    """A caption of one scene, which is number ``row``, rated by the oracle: F1, in [0, 1]."""
-
-    row: int
-    text: str
-    f1: float
-
-
-class CaptionPair(NamedTuple):
-    """Indices in ``SceneCaptions.captions`` of a true caption and of a false one made from it."""
-
-    correct: int
-    wrong: int
-    kind: str
-
-
-@dataclass(frozen=True)
-class SceneCaptions:
-    """N ``captions`` of R scenes (``rows``), without repetitions within a scene, and pairs among them.
-
-    ``references`` [R] are what metrics with references see, as written; none of them is a rated reference.
-    """
-
-    rows: list[Row]
-    references: list[list[str]]
-    captions: list[SceneCaption]
-    pairs: list[CaptionPair]
-
-    def columns(self) -> dict[str, list[Any]]:
-        """Return the [N] columns ``image``, ``image_id`` and ``references`` for a reward."""
-        owners = [caption.row for caption in self.captions]
-        return {
-            "image": [self.rows[row]["image"] for row in owners],
-            "image_id": [self.rows[row]["image_id"] for row in owners],
-            "references": [self.references[row] for row in owners],
-        }
-
-
-def rate_captions(rows: Sequence[Row], samples: Mapping[str, Sequence[Sequence[str]]], seed: int = 0) -> SceneCaptions:
-    """Collect the captions of R scenes and rate them by the oracle.
+def rate_captions(
+    rows: Sequence[Row], samples: Mapping[str, Sequence[Sequence[str]]], seed: int = 0
+) -> list[JudgementSet]:
+    """Collect the captions of R scenes, rate them by the oracle's F1, and pair references with their hard negatives.
 
     The first reference of a scene is rated and hidden from metrics; so are other references with the same tokens. Its
     hard negatives (``seed`` says which), at most one of each kind, are rated too, and so are ``samples``, source -> [R]
@@ -74,12 +37,12 @@ def rate_captions(rows: Sequence[Row], samples: Mapping[str, Sequence[Sequence[s
     captions for another number of rows.
     """
     rows = list(rows)
-    for source, texts in samples.items():
-        if len(texts) != len(rows):
-            raise ValueError(f"{source!r} has captions for {len(texts)} images: expected {len(rows)}")
-    captions: dict[tuple[int, str], SceneCaption] = {}
+    for source, sampled in samples.items():
+        if len(sampled) != len(rows):
+            raise ValueError(f"{source!r} has captions for {len(sampled)} images: expected {len(rows)}")
+    rated: dict[tuple[int, str], float] = {}
     references: list[list[str]] = []
-    made: list[tuple[tuple[int, str], tuple[int, str], str]] = []
+    pairs: list[tuple[int, str, str, str]] = []
     for number, row in enumerate(tqdm(rows, desc="judging captions", unit="scene", delay=2, disable=None)):
         if row.get("scene") is None:
             raise DataError(f"image {row['image_id']!r} has no scene: only data.format scenes knows the truth")
@@ -91,15 +54,29 @@ def rate_captions(rows: Sequence[Row], samples: Mapping[str, Sequence[Sequence[s
                 "left for the metrics; raise data.kwargs.captions_per_image"
             )
         negatives = hard_negatives(row["scene"], true, seed)
-        sampled = [text for own in samples.values() for text in own[number]]
-        for text in (true, *sampled, *(text for _, text in negatives)):
-            key = number, _plain(text)
-            if key not in captions:
-                captions[key] = SceneCaption(*key, oracle(key[1], row["scene"]).f1)
-        made += [((number, _plain(true)), (number, _plain(false)), kind) for kind, false in negatives]
-    numbers = {key: number for number, key in enumerate(captions)}
-    pairs = [CaptionPair(numbers[true], numbers[false], kind) for true, false, kind in made]
-    return SceneCaptions(rows, references, list(captions.values()), pairs)
+        written = [text for own in samples.values() for text in own[number]]
+        for text in map(_plain, (true, *written, *(text for _, text in negatives))):
+            if (number, text) not in rated:
+                rated[number, text] = oracle(text, row["scene"]).f1
+        pairs += [(number, _plain(true), _plain(false), kind) for kind, false in negatives]
+
+    def columns(numbers: Sequence[int]) -> tuple[list[str], list[Any], list[list[str]]]:
+        """Image ids, images and references of rows."""
+        own = [rows[number] for number in numbers]
+        return [row["image_id"] for row in own], [row["image"] for row in own], [references[n] for n in numbers]
+
+    texts, ratings = [text for _, text in rated], list(rated.values())
+    ids, images, shown = columns([number for number, _ in rated])
+    convention = "the rating is the F1 of the facts of a caption against the scene"
+    made = RatedCaptions("scenes, oracle F1", texts, ratings, ids, images, shown, None, convention, within_images=True)
+    found: list[JudgementSet] = [made]
+    if pairs:
+        numbers, first, second, kinds = (list(column) for column in zip(*pairs, strict=True))
+        ids, images, shown = columns(numbers)
+        convention = "the reference scores higher than the hard negative made from it; equal scores are wrong"
+        own = first, second, [1.0] * len(pairs), kinds, ids, images, {"": shown}
+        found.append(CaptionPairs("scenes, hard negatives", *own, convention))
+    return found
 
 
 def _plain(text: str) -> str:
@@ -156,35 +133,4 @@ def scenes_sets(config: ScenesConfig, seed: int) -> list[JudgementSet]:
             raise CaptionerError(f"scenes.captioner: {error}") from error
         except ValueError as error:
             raise ConfigError(f"scenes: {error}") from error
-    return as_sets(rate_captions(rows, samples, seed=seed))
-
-
-def as_sets(judged: SceneCaptions) -> list[JudgementSet]:
-    """Rated captions and, where there are hard negatives, pairs of these and the references they were made from."""
-    texts, columns = [caption.text for caption in judged.captions], judged.columns()
-    rated = RatedCaptions(
-        "scenes, oracle F1",
-        texts,
-        [caption.f1 for caption in judged.captions],
-        columns["image_id"],
-        columns["image"],
-        columns["references"],
-        None,
-        "the rating is the F1 of the facts of a caption against the scene",
-        within_images=True,
-    )
-    if not judged.pairs:
-        return [rated]
-    own = {name: [column[pair.correct] for pair in judged.pairs] for name, column in columns.items()}
-    pairs = CaptionPairs(
-        "scenes, hard negatives",
-        [texts[pair.correct] for pair in judged.pairs],
-        [texts[pair.wrong] for pair in judged.pairs],
-        [1.0] * len(judged.pairs),
-        [pair.kind for pair in judged.pairs],
-        own["image_id"],
-        own["image"],
-        {"": own["references"]},
-        "the reference scores higher than the hard negative made from it; equal scores are wrong",
-    )
-    return [rated, pairs]
+    return rate_captions(rows, samples, seed)

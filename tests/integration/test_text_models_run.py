@@ -15,8 +15,8 @@ from rewards.text.edit_distance import edit_similarity
 from rewards.text.frozen_model import load_frozen
 from rewards.text.icc import Icc
 from rewards.text.perplexity import Perplexity
-from rl_caption.data.caption_targets import CaptionTargets
 from rl_caption.data.scenes import ScenesData
+from rl_caption.data.unpaired import CaptionTargets
 from tests.hf_models_for_tests import tiny_gpt2
 from tests.reward_models_for_tests import DATA, GPT2, reward_model_config, text_chain
 from tests.training_for_tests import Kill, assert_close_runs, assert_same_run, changed, files, lines, run, run_two

@@ -33,7 +33,7 @@ from rl_caption.data.base import DataError, Row
 from rl_caption.data.scenes import ScenesData, oracle
 from rl_caption.errors import ConfigError
 from rl_caption.meta_evaluation.program import score_set
-from rl_caption.meta_evaluation.scenes import as_sets, rate_captions
+from rl_caption.meta_evaluation.scenes import rate_captions
 from rl_caption.meta_evaluation.sets import load
 from rl_caption.meta_evaluation.specificity import make_chains
 from rl_caption.reward_models.encoders import random_clip, save_clip
@@ -78,16 +78,17 @@ class Fixed:
 
 
 def test_the_truth_agrees_with_itself_and_a_constant_with_nothing() -> None:
-    scenes = rate_captions(ROWS, {"sample at 1": [["a red circle and a dog"]] * 12})
-    f1 = {(ROWS[caption.row]["image_id"], caption.text): caption.f1 for caption in scenes.captions}
+    rated, pairs = rate_captions(ROWS, {"sample at 1": [["a red circle and a dog"]] * 12})
+    f1 = dict(zip(zip(rated.image_ids, rated.captions, strict=True), rated.ratings, strict=True))
     given = {"truth": f1, "opposite": {key: -value for key, value in f1.items()}, "constant": dict.fromkeys(f1, 0.5)}
     found = {
-        name: {figure.name: figure.value for part in as_sets(scenes) for figure in score_set(part, Fixed(scores))}
+        name: {figure.name: figure.value for part in (rated, pairs) for figure in score_set(part, Fixed(scores))}
         for name, scores in given.items()
     }
     truth, opposite, constant = found.values()
     assert truth["tau_b"] == truth["tau_b within images"] == pytest.approx(1)
-    right = [scenes.captions[pair.correct].f1 > scenes.captions[pair.wrong].f1 for pair in scenes.pairs]
+    compared = zip(pairs.image_ids, pairs.first, pairs.second, strict=True)
+    right = [f1[image_id, true] > f1[image_id, false] for image_id, true, false in compared]
     assert truth["all pairs"] == pytest.approx(sum(right) / len(right))
     assert opposite["tau_b"] == opposite["tau_b within images"] == pytest.approx(-1)
     assert opposite["replace_object"] == 0

@@ -14,7 +14,7 @@ import pytest
 from rl_caption.cli.main import main
 from rl_caption.config.programs import ConcretenessConfig
 from rl_caption.data.base import DataError
-from rl_caption.data.caption_targets import CaptionTargets
+from rl_caption.data.unpaired import CaptionTargets
 from rl_caption.errors import ConfigError
 from rl_caption.monitoring.config import JudgeConfig
 from rl_caption.reward_models.concreteness import (

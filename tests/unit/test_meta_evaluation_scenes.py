@@ -22,49 +22,54 @@ def plain(text):
     return " ".join(tokenize(text))
 
 
+def by_image(part):
+    """Image id -> (caption, rating, references) of all that is judged of it."""
+    found = {}
+    for image_id, *judged in zip(part.image_ids, part.captions, part.ratings, part.references, strict=True):
+        found.setdefault(image_id, []).append(judged)
+    return found
+
+
 def test_every_caption_is_judged_once_and_by_the_oracle():
     rows = scenes()
     greedy = [[plain(row["references"][0]).upper()] for row in rows]
-    judged = rate_captions(rows, {"greedy": greedy, "sample at 1": [["a red dog", "a red dog"]] * 12})
-    assert sum(caption.text == "a red dog" for caption in judged.captions) == 12
-    keys = [(caption.row, caption.text) for caption in judged.captions]
-    assert len(set(keys)) == len(keys)
-    for caption in judged.captions:
-        assert caption.text == plain(caption.text)
-        assert caption.f1 == oracle(caption.text, rows[caption.row]["scene"]).f1
+    judged, _ = rate_captions(rows, {"greedy": greedy, "sample at 1": [["a red dog", "a red dog"]] * 12})
+    assert judged.captions.count("a red dog") == 12
+    found = by_image(judged)
+    for row in rows:
+        texts = [text for text, _, _ in found[row["image_id"]]]
+        assert len(set(texts)) == len(texts)
+        assert all(text == plain(text) for text in texts)
+        assert all(rating == oracle(text, row["scene"]).f1 for text, rating, _ in found[row["image_id"]])
 
 
 def test_the_judged_reference_is_hidden_from_metrics():
     rows = scenes()
-    judged = rate_captions(rows, {})
-    for number, row in enumerate(rows):
-        own = next(caption.text for caption in judged.captions if caption.row == number)
-        assert own == plain(row["references"][0])
-        assert judged.references[number] == [text for text in row["references"] if plain(text) != own]
-        assert judged.references[number]
-    columns = judged.columns()
-    assert columns["references"] == [judged.references[caption.row] for caption in judged.captions]
-    assert columns["image_id"][-1] == rows[-1]["image_id"]
+    found = by_image(rate_captions(rows, {})[0])
+    for row in rows:
+        (first, *_), *_ = found[row["image_id"]]
+        assert first == plain(row["references"][0])
+        hidden = [text for text in row["references"] if plain(text) != first]
+        assert hidden
+        assert all(references == hidden for *_, references in found[row["image_id"]])
 
 
 def test_a_reference_written_twice_is_hidden_twice():
     rows = scenes(num_test=1)
     first = rows[0]["references"][0]
     rows[0]["references"] = [first, f" {first.upper()} ", rows[0]["references"][1]]
-    assert rate_captions(rows, {}).references == [rows[0]["references"][2:]]
+    assert rate_captions(rows, {})[0].references[0] == rows[0]["references"][2:]
 
 
 def test_pairs_are_hard_negatives_of_the_judged_reference():
     rows = scenes()
-    judged = rate_captions(rows, {}, seed=3)
+    _, judged = rate_captions(rows, {}, seed=3)
     expected = [
-        (plain(row["references"][0]), plain(negative), kind)
+        (row["image_id"], plain(row["references"][0]), plain(negative), kind)
         for row in rows
         for kind, negative in hard_negatives(row["scene"], row["references"][0], 3)
     ]
-    captions = judged.captions
-    assert [(captions[p.correct].text, captions[p.wrong].text, p.kind) for p in judged.pairs] == expected
-    assert all(captions[pair.correct].row == captions[pair.wrong].row for pair in judged.pairs)
+    assert list(zip(judged.image_ids, judged.first, judged.second, judged.kinds, strict=True)) == expected
 
 
 def test_unusable_rows_are_named():

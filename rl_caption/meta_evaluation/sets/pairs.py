@@ -113,7 +113,7 @@ def pascal50s(folder: Path, images: Path | None = None, partial: bool = False, s
     photos = image_folder(folder, images, PASCAL_IMAGES)
     if file.suffix == ".json":
         return [_pascal_json(file, photos, partial)]
-    pairs = _voted_pairs(file)
+    pairs, references = _voted_pairs(file)
     path = require(annotations, name, ["pair_pascal.mat"], CONSENSUS)
     content = _mat(path)
     try:
@@ -125,7 +125,8 @@ def pascal50s(folder: Path, images: Path | None = None, partial: bool = False, s
     if len(kinds) != len(rows) or written != [{pair.first, pair.second} for pair in pairs]:
         raise DataError(f"{path} has {len(rows)} pairs that are not those of the {len(pairs)} of {file.name}, in order")
     check_count(name, "pairs", len(pairs), 4000, partial)
-    return [_consensus(name, pairs, kinds, [file for file, *_ in rows], photos, seed)]
+    pairs = [pair._replace(image=row[0], kind=kind) for pair, row, kind in zip(pairs, rows, kinds, strict=True)]
+    return [_consensus(name, pairs, references, photos, seed)]
 
 
 def _pascal_json(path: Path, photos: Path | None, partial: bool) -> CaptionPairs:
@@ -154,9 +155,9 @@ def abstract50s(folder: Path, images: Path | None = None, partial: bool = False,
     As for ``pascal50s``; the public files do not tell HC from HI. Without the second file there are no images.
     """
     name, annotations = "abstract50s", _annotations(folder)
-    pairs = _voted_pairs(require(annotations, name, ["consensus_abstract.mat"], CONSENSUS))
+    pairs, references = _voted_pairs(require(annotations, name, ["consensus_abstract.mat"], CONSENSUS))
     check_count(name, "pairs", len(pairs), 400, partial)
-    files, photos = [f"pair {number}" for number in range(len(pairs))], None
+    photos, files = None, [f"pair {number}" for number in range(len(pairs))]
     path = annotations / "abstract_candsB.json"
     if path.is_file():
         items = json_rows(path)
@@ -167,43 +168,27 @@ def abstract50s(folder: Path, images: Path | None = None, partial: bool = False,
                 raise row.refused("caption", "a caption of this pair")
         files = [row.text("image_id") for row in items]
         photos = image_folder(folder, images, ["images", "AbstractScenes", "RenderedScenes"])
-    return [_consensus(name, pairs, ["all pairs"] * len(pairs), files, photos, seed)]
-
-
-class _Voted(NamedTuple):
-    """Two captions, the 48 references that they were compared with, and whether most votes are for the first one."""
-
-    first: str
-    second: str
-    references: list[str]
-    preference: float
+    pairs = [pair._replace(image=file) for pair, file in zip(pairs, files, strict=True)]
+    return [_consensus(name, pairs, references, photos, seed)]
 
 
 def _consensus(
-    name: str, pairs: list[_Voted], kinds: list[str], files: list[str], photos: Path | None, seed: int
+    name: str, rows: list[_Pair], references: list[list[str]], photos: Path | None, seed: int
 ) -> CaptionPairs:
-    rows = [
-        _Pair(file, pair.first, pair.second, kind, pair.preference)
-        for file, pair, kind in zip(files, pairs, kinds, strict=True)
-    ]
+    """The set of P pairs and, of each, the 48 references that people compared its captions with."""
     convention = (
         f"the caption with most of {VOTES} votes scores higher; metrics with references see {REFERENCES} of {VOTES}, "
         f"mean of {DRAWS} draws; pairs with as many votes for both, and equal scores, count one half"
     )
-    references = draw_references([pair.references for pair in pairs], seed)
-    how: dict[str, Any] = {"averaged": True, "ties": "half", "summary": "kinds", "shown_kinds": len(set(kinds)) > 1}
-    return _caption_pairs(name, rows, photos, references, convention, **how)
-
-
-def draw_references(references: list[list[str]], seed: int) -> dict[str, list[list[str]]]:
-    """Draw 5 references of each of P pairs, 5 times: ``draw 1`` ... -> [P] lists, for both captions of a pair."""
     drawn: dict[str, list[list[str]]] = {}
     for draw in range(DRAWS):
         own = drawn.setdefault(f"draw {draw + 1}", [])
         for number, texts in enumerate(references):
             generator = np.random.default_rng((seed, draw, number))
             own.append([texts[index] for index in generator.permutation(len(texts))[:REFERENCES]])
-    return drawn
+    several = len({row.kind for row in rows}) > 1
+    how: dict[str, Any] = {"averaged": True, "ties": "half", "summary": "kinds", "shown_kinds": several}
+    return _caption_pairs(name, rows, photos, drawn, convention, **how)
 
 
 def _annotations(folder: Path) -> Path:
@@ -223,8 +208,8 @@ def _mat(path: Path) -> dict[str, Any]:
     return content
 
 
-def _voted_pairs(path: Path) -> list[_Voted]:
-    """Read triplets (reference A, captions B and C, vote), 48 for each pair."""
+def _voted_pairs(path: Path) -> tuple[list[_Pair], list[list[str]]]:
+    """Read triplets (reference A, captions B and C, vote), 48 for each pair: pairs without image, and references."""
     rows = _mat(path).get("triplets")
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows) or len(rows) % VOTES:
         raise DataError(
@@ -237,13 +222,14 @@ def _voted_pairs(path: Path) -> list[_Voted]:
         if row.number(rating) not in (1, -1):
             raise row.refused(rating, "1 (first) or -1 (second)")
         triplets.append((*(row.text(key).strip() for key in "ABC"), row.number(rating)))
-    pairs = []
+    pairs, references = [], []
     for start in range(0, len(triplets), VOTES):
-        references, first, second, votes = zip(*triplets[start : start + VOTES], strict=True)
+        own, first, second, votes = zip(*triplets[start : start + VOTES], strict=True)
         if len(set(first)) > 1 or len(set(second)) > 1:
             raise DataError(f"{path}: the {VOTES} triplets from {start} are not of one pair of captions")
-        pairs.append(_Voted(first[0], second[0], list(references), float(1 + np.sign(sum(votes))) / 2))
-    return pairs
+        pairs.append(_Pair("", first[0], second[0], preference=float(1 + np.sign(sum(votes))) / 2))
+        references.append(list(own))
+    return pairs, references
 
 
 def foil(

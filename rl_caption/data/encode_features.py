@@ -26,8 +26,7 @@ from rewards.files import atomic_write, remove_leftovers
 from rewards.images import IMAGE_SUFFIXES
 from rewards.model_files import fingerprint, read_object
 from rl_caption.data.base import SHOWN, DataError, load_image
-from rl_caption.data.feature_stores import import_h5py, open_hdf5
-from rl_caption.data.features import as_stored, finite
+from rl_caption.data.features import as_stored, finite, import_h5py, open_hdf5
 from rl_caption.data.file_checks import ImageFile, check_image_files, progress
 from rl_caption.data.files import check_space, write_json
 from rl_caption.data.karpathy import KarpathyData

@@ -56,9 +56,21 @@ class OfficialImage(NamedTuple):
     size: tuple[int, int]
 
 
+class _Photo(TypedDict):
+    id: int | str
+    file_name: str
+    width: int
+    height: int
+
+
+class _Caption(TypedDict):
+    image_id: int | str
+    caption: str
+
+
 class _Annotations(TypedDict):
-    images: list[Any]
-    annotations: list[Any]
+    images: list[_Photo]
+    annotations: list[_Caption]
 
 
 def prepare(
@@ -104,7 +116,7 @@ def prepare(
     if annotations:
         official: dict[str, list[str]] = {}
         for name in ANNOTATIONS:
-            _read_annotations(found[name], official, photos, findings)
+            _read_annotations(found[name], official, photos)
         _compare_annotations(records, official, photos, findings, subset)
     if findings:
         lines = "\n".join(f"  - {problem}" for problem in findings.values())
@@ -168,28 +180,17 @@ def _compare_counts(counts: Mapping[str, Mapping[str, int]], findings: Findings)
                 findings.add("wrong counts", f"{split} has {number:,} {what}, expected {right:,}")
 
 
-def _read_annotations(
-    path: Path, captions: dict[str, list[str]], images: dict[str, OfficialImage], findings: Findings
-) -> None:
+def _read_annotations(path: Path, captions: dict[str, list[str]], images: dict[str, OfficialImage]) -> None:
     """Add what an official caption file says: captions and images by image id.
 
     The folder of its images is in its name: ``captions_val2014.json``.
     """
     folder, content = path.stem.removeprefix("captions_"), json_object(path.read_bytes(), str(path))
     check_type(content, _Annotations, str(path), DataError)
-    for index, item in enumerate(content["images"]):
-        try:
-            size = int(item["width"]), int(item["height"])
-            images[str(item["id"])] = OfficialImage(f"{folder}/{item['file_name']}", size)
-        except (TypeError, KeyError, ValueError):
-            where = f"{path.name}, images[{index}]"
-            findings.add("images without id, file_name, width and height", f"{where} is {item!r:.80}")
-    for index, item in enumerate(content["annotations"]):
-        try:
-            captions.setdefault(str(item["image_id"]), []).append(_plain(item["caption"]))
-        except (TypeError, KeyError, AttributeError):
-            where = f"{path.name}, annotations[{index}]"
-            findings.add("annotations without image_id and caption", f"{where} is {item!r:.80}")
+    for item in content["images"]:
+        images[str(item["id"])] = OfficialImage(f"{folder}/{item['file_name']}", (item["width"], item["height"]))
+    for item in content["annotations"]:
+        captions.setdefault(str(item["image_id"]), []).append(_plain(item["caption"]))
 
 
 def _plain(caption: str) -> str:

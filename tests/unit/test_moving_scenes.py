@@ -11,8 +11,15 @@ from rewards.images import open_image
 from rl_caption.data.base import DataError, reward_inputs
 from rl_caption.data.checks import check_data
 from rl_caption.data.scenes import MovingScenesData, claims, hard_negatives, oracle
-from rl_caption.data.scenes.moving import LEAST, Motion, MovingScene, make_moving_scene, moving_facts
-from rl_caption.data.scenes.moving_language import PHRASES, moving_references
+from rl_caption.data.scenes.moving import (
+    LEAST,
+    PHRASES,
+    Motion,
+    MovingScene,
+    make_moving_scene,
+    moving_facts,
+    moving_references,
+)
 from rl_caption.data.scenes.negatives import MOVING_KINDS
 from rl_caption.data.scenes.world import GAP, RADIUS, Scene, Thing
 

@@ -17,8 +17,7 @@ from rewards.files import write_errors
 from rl_caption.data.base import DataError, Row, RowView, Splits, load_image
 from rl_caption.data.files import write_text
 from rl_caption.data.scenes.language import long_reference, references
-from rl_caption.data.scenes.moving import MovingScene, make_moving_scene
-from rl_caption.data.scenes.moving_language import moving_references
+from rl_caption.data.scenes.moving import MovingScene, make_moving_scene, moving_references
 from rl_caption.data.scenes.oracle import PUNCTUATION, tokens
 from rl_caption.data.scenes.render import SceneImage
 from rl_caption.data.scenes.world import PAIRS, SEEN_PAIRS, UNSEEN_PAIRS, Draws, Scene, make_scene, moves

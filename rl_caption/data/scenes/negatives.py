@@ -13,8 +13,7 @@ import numpy as np
 
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.scenes.language import NUMBERS, RELATION_PHRASES, SYNONYMS, article, plural
-from rl_caption.data.scenes.moving import DIRECTIONS, MovingScene
-from rl_caption.data.scenes.moving_language import OTHER_WORD, phrase_at, verb_phrase
+from rl_caption.data.scenes.moving import DIRECTIONS, OTHER_WORD, MovingScene, phrase_at, verb_phrase
 from rl_caption.data.scenes.oracle import (
     ADJECTIVES,
     NOUNS,

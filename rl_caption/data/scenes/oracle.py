@@ -15,8 +15,7 @@ from typing import NamedTuple
 from rewards.base import RewardError
 from rewards.images import ImageSource
 from rl_caption.data.scenes.language import plural
-from rl_caption.data.scenes.moving import DIRECTIONS, MovingScene, done, moving_facts
-from rl_caption.data.scenes.moving_language import Phrase, phrase_at
+from rl_caption.data.scenes.moving import DIRECTIONS, MovingScene, Phrase, done, moving_facts, phrase_at
 from rl_caption.data.scenes.render import SceneImage
 from rl_caption.data.scenes.world import (
     BACKGROUNDS,

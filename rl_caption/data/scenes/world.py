@@ -6,7 +6,7 @@ import dataclasses
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, TypeVar
 
 from rl_caption.data.base import DataError
@@ -116,10 +116,13 @@ class Scene:
     background: str
     things: tuple[Thing, ...]
 
-    @property
+    @cached_property
     def kinds(self) -> tuple[Kind, ...]:
         """The things grouped by appearance, in order of salience."""
-        return _kinds(self)
+        groups: dict[Look, list[Thing]] = {}
+        for thing in self.things:
+            groups.setdefault((thing.shape, thing.colour, thing.size, thing.texture), []).append(thing)
+        return tuple(Kind(*look, tuple(things)) for look, things in groups.items())
 
     def to_dict(self) -> dict[str, Any]:
         """The scene as plain dictionaries and lists, for JSON."""
@@ -134,9 +137,8 @@ class Scene:
         except (KeyError, TypeError) as error:
             raise DataError(f"not a scene: {values!r:.120} ({error}); expected 'background' and 'things'") from error
         known = {"shape": SHAPES, "colour": COLOURS, "size": SIZES, "texture": TEXTURES}
-        for value, allowed in [(background, BACKGROUNDS)] + [
-            (getattr(thing, key), allowed) for thing in things for key, allowed in known.items()
-        ]:
+        looks = [(getattr(thing, key), allowed) for thing in things for key, allowed in known.items()]
+        for value, allowed in [(background, BACKGROUNDS), *looks]:
             if value not in allowed:
                 raise DataError(f"not a scene: {value!r} is none of {', '.join(allowed)}")
         return Scene(background, things)
@@ -151,14 +153,6 @@ class Fact(NamedTuple):
     kind: str
     subject: str
     value: str
-
-
-@lru_cache(maxsize=4096)
-def _kinds(scene: Scene) -> tuple[Kind, ...]:
-    groups: dict[Look, list[Thing]] = {}
-    for thing in scene.things:
-        groups.setdefault((thing.shape, thing.colour, thing.size, thing.texture), []).append(thing)
-    return tuple(Kind(*look, tuple(things)) for look, things in groups.items())
 
 
 def offset(relation: str, first: Thing, second: Thing) -> int:
@@ -230,14 +224,12 @@ def moves(scene: Scene) -> list[Scene]:
     Looks, numbers and relations stay, so whatever is true of the scene is true of each.
     """
     across, down = (_steps([(getattr(thing, axis), thing.size) for thing in scene.things]) for axis in "xy")
-    return [
-        Scene(
-            scene.background,
-            tuple(dataclasses.replace(thing, x=thing.x + right, y=thing.y + below) for thing in scene.things),
-        )
-        for right in across
-        for below in down
-    ]
+
+    def shifted(right: int, below: int) -> Scene:
+        things = (dataclasses.replace(thing, x=thing.x + right, y=thing.y + below) for thing in scene.things)
+        return Scene(scene.background, tuple(things))
+
+    return [shifted(right, below) for right in across for below in down]
 
 
 def _steps(centres: Sequence[tuple[int, str]]) -> range:
@@ -293,7 +285,5 @@ def coordinate(draws: Draws, low: int) -> int:
 
 def _clear(first: Thing, second: Thing) -> bool:
     dx, dy = abs(first.x - second.x), abs(first.y - second.y)
-    if LEVEL < dx < MARGIN or LEVEL < dy < MARGIN:
-        return False
     distance = RADIUS[first.size] + RADIUS[second.size] + GAP
-    return dx * dx + dy * dy >= distance * distance
+    return not (LEVEL < dx < MARGIN or LEVEL < dy < MARGIN) and dx * dx + dy * dy >= distance * distance

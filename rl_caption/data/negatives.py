@@ -22,13 +22,8 @@ from rl_caption.data.file_checks import progress
 NUMBERS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 OPPOSITES = (
     *(("left", "right"), ("above", "below"), ("over", "under"), ("inside", "outside"), ("into", "out of")),
-    *(
-        ("in front of", "behind"),
-        ("on top of", "underneath"),
-        ("up", "down"),
-        ("with", "without"),
-        ("near", "far from"),
-    ),
+    *(("in front of", "behind"), ("on top of", "underneath"), ("up", "down")),
+    *(("with", "without"), ("near", "far from")),
 )
 """Relations that exclude each other, either way."""
 POOLED = 20_000

@@ -10,14 +10,14 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, TypedDict
 
 from rewards.text.document_frequency import DocumentFrequencies
 from rewards.text.tokenize import TOKENIZER
 from rl_caption import __version__
 from rl_caption.data.base import DataError
 from rl_caption.data.checks import Findings, check_data, check_row_images
-from rl_caption.data.files import Record, read_records, write_json, write_text
+from rl_caption.data.files import Record, read_records, read_references, write_json, write_text
 from rl_caption.data.karpathy import KarpathyData
 from rl_caption.data.plain_files import check_type, json_object
 
@@ -46,14 +46,8 @@ CAPTIONS = {"train": 566_747, "val": 25_010, "test": 25_010}
 """Their captions: together 616,767, the 414,113 of train2014 and the 202,654 of val2014."""
 
 
-class OfficialImage(NamedTuple):
-    """What an official caption file says of an image: folder and name, and width and height in pixels.
-
-    The former are such as ``val2014/COCO_val2014_000000391895.jpg``.
-    """
-
-    file: str
-    size: tuple[int, int]
+Photo = tuple[str, tuple[int, int]]
+"""Folder and name of an image, such as ``val2014/COCO_val2014_000000391895.jpg``; width and height in pixels."""
 
 
 class _Photo(TypedDict):
@@ -63,14 +57,8 @@ class _Photo(TypedDict):
     height: int
 
 
-class _Caption(TypedDict):
-    image_id: int | str
-    caption: str
-
-
-class _Annotations(TypedDict):
+class _Photos(TypedDict):
     images: list[_Photo]
-    annotations: list[_Caption]
 
 
 def prepare(
@@ -110,13 +98,17 @@ def prepare(
     findings = Findings()
     records = _read_karpathy(found[KARPATHY], findings)
     counts = _count(records)
-    if not subset:
-        _compare_counts(counts, findings)
-    photos: dict[str, OfficialImage] = {}
+    for what, expected in (("images", IMAGES), ("captions", CAPTIONS)) if not subset else ():
+        for split in {**expected, **counts[what]}:
+            number, right = counts[what].get(split, 0), expected.get(split, 0)
+            if number != right:
+                findings.add("wrong counts", f"{split} has {number:,} {what}, expected {right:,}")
+    photos: dict[str, Photo] = {}
     if annotations:
         official: dict[str, list[str]] = {}
         for name in ANNOTATIONS:
-            _read_annotations(found[name], official, photos)
+            official |= read_references(found[name])
+            photos |= _official_photos(found[name])
         _compare_annotations(records, official, photos, findings, subset)
     if findings:
         lines = "\n".join(f"  - {problem}" for problem in findings.values())
@@ -172,25 +164,12 @@ def _count(records: Mapping[str, Record]) -> dict[str, dict[str, int]]:
     return counts
 
 
-def _compare_counts(counts: Mapping[str, Mapping[str, int]], findings: Findings) -> None:
-    for what, expected in (("images", IMAGES), ("captions", CAPTIONS)):
-        for split in {**expected, **counts[what]}:
-            number, right = counts[what].get(split, 0), expected.get(split, 0)
-            if number != right:
-                findings.add("wrong counts", f"{split} has {number:,} {what}, expected {right:,}")
-
-
-def _read_annotations(path: Path, captions: dict[str, list[str]], images: dict[str, OfficialImage]) -> None:
-    """Add what an official caption file says: captions and images by image id.
-
-    The folder of its images is in its name: ``captions_val2014.json``.
-    """
+def _official_photos(path: Path) -> dict[str, Photo]:
+    """Image id -> photo, of an official caption file, whose name has their folder: ``captions_val2014.json``."""
     folder, content = path.stem.removeprefix("captions_"), json_object(path.read_bytes(), str(path))
-    check_type(content, _Annotations, str(path), DataError)
-    for item in content["images"]:
-        images[str(item["id"])] = OfficialImage(f"{folder}/{item['file_name']}", (item["width"], item["height"]))
-    for item in content["annotations"]:
-        captions.setdefault(str(item["image_id"]), []).append(_plain(item["caption"]))
+    check_type(content, _Photos, str(path), DataError)
+    images = {str(item["id"]): item for item in content["images"]}
+    return {name: (f"{folder}/{item['file_name']}", (item["width"], item["height"])) for name, item in images.items()}
 
 
 def _plain(caption: str) -> str:
@@ -201,7 +180,7 @@ def _plain(caption: str) -> str:
 def _compare_annotations(
     records: Mapping[str, Record],
     official: Mapping[str, Sequence[str]],
-    photos: Mapping[str, OfficialImage],
+    photos: Mapping[str, Photo],
     findings: Findings,
     subset: bool,
 ) -> None:
@@ -220,19 +199,21 @@ def _compare_annotations(
             findings.add("annotated images that the file does not have", f"cocoid {image_id}")
     for image_id, record in records.items():
         file = f"{record.filepath}/{record.filename}"
-        if image_id in photos and file != photos[image_id].file:
-            offender = f"cocoid {image_id}: {file}, officially {photos[image_id].file}"
-            findings.add("images whose files have other names", offender)
+        official_file, _ = photos.get(image_id, (file, None))
+        if file != official_file:
+            findings.add(
+                "images whose files have other names", f"cocoid {image_id}: {file}, officially {official_file}"
+            )
 
 
-def _write_captions(out: Path, records: Mapping[str, Record], photos: Mapping[str, OfficialImage]) -> None:
+def _write_captions(out: Path, records: Mapping[str, Record], photos: Mapping[str, Photo]) -> None:
     def lines() -> Iterator[str]:
         """One image a line, so that the file can be looked at."""
         for image_id, record in records.items():
             item: dict[str, Any] = {"cocoid": _number(image_id), "split": record.split, "filepath": record.filepath}
             item |= {"filename": record.filename, "sentences": [{"raw": caption} for caption in record.references]}
             if image_id in photos:
-                item["width"], item["height"] = photos[image_id].size
+                item["width"], item["height"] = photos[image_id][1]
             yield json.dumps(item, ensure_ascii=False)
 
     _write_if_new(out / KARPATHY, '{"dataset": "coco", "images": [\n' + ",\n".join(lines()) + "\n]}\n")

@@ -21,39 +21,31 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
+Floats = Sequence[float]
+
 
 class UndefinedCorrelation(ValueError):
     """A correlation does not exist: all scores or all ratings are equal."""
 
 
-def kendall_tau_b(scores: Sequence[float], ratings: Sequence[float]) -> float:
-    """Return tau_b of [N] scores against [N] ratings."""
-    return _correlation(stats.kendalltau, "Kendall's tau", scores, ratings, variant="b")
+def _correlation(function: Callable[..., Any], name: str, **variant: str) -> Callable[[Floats, Floats], float]:
+    def correlation(scores: Floats, ratings: Floats) -> float:
+        """A correlation of [N] scores with [N] ratings, in [-1, 1]."""
+        check_scores(scores, ratings)
+        for what, values in (("scores", scores), ("ratings", ratings)):
+            if len(set(values)) == 1:
+                raise UndefinedCorrelation(f"all {len(values)} {what} are {values[0]:g}: {name} is not defined")
+        return float(function(scores, ratings, **variant).statistic)
+
+    return correlation
 
 
-def kendall_tau_c(scores: Sequence[float], ratings: Sequence[float]) -> float:
-    """Return tau_c of [N] scores against [N] ratings."""
-    return _correlation(stats.kendalltau, "Kendall's tau", scores, ratings, variant="c")
-
-
-def pearson(scores: Sequence[float], ratings: Sequence[float]) -> float:
-    """Return the product-moment correlation of [N] scores with [N] ratings, in [-1, 1] (Pearson 1895)."""
-    return _correlation(stats.pearsonr, "Pearson's r", scores, ratings)
-
-
-def spearman(scores: Sequence[float], ratings: Sequence[float]) -> float:
-    """Return the rank correlation of [N] scores with [N] ratings, in [-1, 1] (Spearman 1904)."""
-    return _correlation(stats.spearmanr, "Spearman's r", scores, ratings)
-
-
-def _correlation(
-    function: Callable[..., Any], name: str, scores: Sequence[float], ratings: Sequence[float], **variant: str
-) -> float:
-    check_scores(scores, ratings)
-    for what, values in (("scores", scores), ("ratings", ratings)):
-        if len(set(values)) == 1:
-            raise UndefinedCorrelation(f"all {len(values)} {what} are {values[0]:g}: {name} is not defined")
-    return float(function(scores, ratings, **variant).statistic)
+kendall_tau_b = _correlation(stats.kendalltau, "Kendall's tau", variant="b")
+kendall_tau_c = _correlation(stats.kendalltau, "Kendall's tau", variant="c")
+pearson = _correlation(stats.pearsonr, "Pearson's r")
+"""The product-moment correlation (Pearson 1895)."""
+spearman = _correlation(stats.spearmanr, "Spearman's r")
+"""The rank correlation (Spearman 1904)."""
 
 
 def check_scores(scores: Sequence[float], ratings: Sequence[float], groups: Sequence[Hashable] | None = None) -> None:

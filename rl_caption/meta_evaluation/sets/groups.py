@@ -54,20 +54,13 @@ def sugarcrepe_pp(folder: Path, images: Path | None = None, partial: bool = Fals
         captions += [row.text(key) for row in rows for key in ("caption", "caption2", "negative_caption")]
         files += [row.text("filename") for row in rows for _ in range(3)]
         kinds += [kind] * len(rows)
-    return [
-        CaptionGroups(
-            "sugarcrepe_pp",
-            captions,
-            files,
-            image_files(image_folder(folder, images, ["val2017", "images"]), files),
-            kinds,
-            {"ITT": [(0, 2), (1, 2)]},
-            "ITT: both captions score higher than the hard negative; TOT: the cosine of the two captions is above "
-            "those of each with the negative, by the text encoder alone; equal scores are wrong",
-            {"TOT": [((0, 1), (0, 2)), ((0, 1), (1, 2))]},
-            summary="kinds",
-        )
-    ]
+    photos = image_files(image_folder(folder, images, ["val2017", "images"]), files)
+    convention = (
+        "ITT: both captions score higher than the hard negative; TOT: the cosine of the two captions is above those of "
+        "each with the negative, by the text encoder alone; equal scores are wrong"
+    )
+    figures = {"ITT": [(0, 2), (1, 2)]}, convention, {"TOT": [((0, 1), (0, 2)), ((0, 1), (1, 2))]}
+    return [CaptionGroups("sugarcrepe_pp", captions, files, photos, kinds, *figures, summary="kinds")]
 
 
 def winoground(folder: Path, images: Path | None = None, partial: bool = False) -> list[CaptionGroups]:
@@ -81,18 +74,14 @@ def winoground(folder: Path, images: Path | None = None, partial: bool = False) 
     check_count("winoground", f"examples in {path}", len(rows), WINOGROUND, partial)
     captions = [row.text(f"caption_{number}") for row in rows for number in (0, 1, 0, 1)]
     files = [f"{row.text(f'image_{number}')}.png" for row in rows for number in (0, 0, 1, 1)]
-    return [
-        CaptionGroups(
-            "winoground",
-            captions,
-            files,
-            image_files(image_folder(path.parent, images, ["images"]), files),
-            [row.text("collapsed_tag") for row in rows],
-            {"text score": TEXT, "image score": IMAGE, "group score": TEXT + IMAGE},
-            "text score: each image scores higher with its caption than with the other; image score: each caption with "
-            "its image; group score: both; equal scores are wrong",
-        )
-    ]
+    photos = image_files(image_folder(path.parent, images, ["images"]), files)
+    kinds = [row.text("collapsed_tag") for row in rows]
+    above = {"text score": TEXT, "image score": IMAGE, "group score": TEXT + IMAGE}
+    convention = (
+        "text score: each image scores higher with its caption than with the other; image score: each caption with its "
+        "image; group score: both; equal scores are wrong"
+    )
+    return [CaptionGroups("winoground", captions, files, photos, kinds, above, convention)]
 
 
 def aro_order(folder: Path, images: Path | None = None, partial: bool = False, seed: int = 0) -> list[CaptionGroups]:
@@ -124,20 +113,11 @@ def aro_order(folder: Path, images: Path | None = None, partial: bool = False, s
             if not captions[-5]:
                 raise DataError(f"{path}: the caption {text!r:.80} of {rows[number][0]!r:.80} has no words")
         names = [image for image, _ in rows for _ in range(5)]
-        photos = images or (folder if (folder / rows[0][0]).parent.is_dir() else None)
-        found.append(
-            CaptionGroups(
-                name,
-                captions,
-                names,
-                image_files(photos, names),
-                ["all"] * len(rows),
-                {"precision at 1": [(0, other) for other in range(1, 5)]},
-                f"no shuffle of the words (seed {seed}) scores higher than the caption; equal scores are right",
-                ties="right",
-                shown_kinds=False,
-            )
-        )
+        photos = image_files(images or (folder if (folder / rows[0][0]).parent.is_dir() else None), names)
+        above = {"precision at 1": [(0, other) for other in range(1, 5)]}
+        convention = f"no shuffle of the words (seed {seed}) scores higher than the caption; equal scores are right"
+        own = captions, names, photos, ["all"] * len(rows), above, convention
+        found.append(CaptionGroups(name, *own, ties="right", shown_kinds=False))
     return found
 
 

@@ -70,8 +70,8 @@ def vatex_eval(
     """
     name = "vatex_eval"
     found = [_pickled(require(folder, name, [file], EMSCORE)) for file in VATEX_FILES]
-    captions, written, scores, ids = (np.asarray(each, dtype=object) for each in found)
-    count = len(captions)
+    judged, written, scores, ids = (np.asarray(each, dtype=object) for each in found)
+    count = len(judged)
     check_count(name, "captions", count, 18_000, partial)
     if scores.size != RATERS * count or len(written) != count or len(ids) != count:
         raise DataError(
@@ -81,7 +81,7 @@ def vatex_eval(
     rows = [
         Row({"caption": text, "id": video, "references": [*texts], "ratings": [*own]}, f"{folder}, caption {number}")
         for number, (text, texts, own, video) in enumerate(
-            zip(captions, written, scores.reshape(RATERS, count).T, ids, strict=True)
+            zip(judged, written, scores.reshape(RATERS, count).T, ids, strict=True)
         )
     ]
     most = min(len(row.captions("references")) for row in rows)
@@ -91,19 +91,12 @@ def vatex_eval(
         raise DataError(f"references is {references}: expected 1 to {most}, the number of those in the files")
     videos = _videos(image_folder(folder, images, ["videos", "images"]), [str(video) for video in ids], num_frames)
     ratings = [[_rating(row, rater) for row in rows] for rater in range(RATERS)]
+    captions, names = [row.caption("caption") for row in rows], [row.text("id") for row in rows]
+    known = [row.captions("references")[:references] for row in rows]
+    how = f"ratings of one of {RATERS} people, over whom papers print the mean; {references} references"
     return [
-        RatedCaptions(
-            f"{name}, person {rater + 1}",
-            [row.caption("caption") for row in rows],
-            ratings[rater],
-            [row.text("id") for row in rows],
-            videos,
-            [row.captions("references")[:references] for row in rows],
-            "tau_b",
-            f"ratings of one of {RATERS} people, over whom papers print the mean; {references} references",
-            within_images=True,
-        )
-        for rater in range(RATERS)
+        RatedCaptions(f"{name}, person {n}", captions, own, names, videos, known, "tau_b", how, within_images=True)
+        for n, own in enumerate(ratings, start=1)
     ]
 
 
@@ -141,21 +134,11 @@ def activitynet_foil(
             references.append(_overlapping(second.row(video), times[place]))
     check_count(name, "pairs", len(pairs))
     ids, right_ones, foils = (list(column) for column in zip(*pairs, strict=True))
-    return [
-        CaptionPairs(
-            name,
-            right_ones,
-            foils,
-            [1.0] * len(pairs),
-            ["all pairs"] * len(pairs),
-            ids,
-            _videos(image_folder(folder, images, ["videos", "images"]), ids, num_frames, spans),
-            {"overlapping references": references},
-            "the sentence scores higher than its foil; equal scores are wrong",
-            dict(excluded),
-            shown_kinds=False,
-        )
-    ]
+    videos = _videos(image_folder(folder, images, ["videos", "images"]), ids, num_frames, spans)
+    texts = right_ones, foils, [1.0] * len(pairs), ["all pairs"] * len(pairs), ids, videos
+    convention = "the sentence scores higher than its foil; equal scores are wrong"
+    known = {"overlapping references": references}
+    return [CaptionPairs(name, *texts, known, convention, dict(excluded), shown_kinds=False)]
 
 
 def _pickled(path: Path) -> Any:

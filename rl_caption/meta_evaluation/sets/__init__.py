@@ -1,8 +1,7 @@
 """Public sets of human judgements of captions, read from the files in which they are published.
 
-A set is one function ``(folder, images, partial, ...) -> [JudgementSet]`` in ``SETS``. ``folder`` has its files,
-``images`` its photos (None looks below ``folder``), and ``partial`` accepts other numbers of judgements than the
-published ones. A file that is missing, wrong or incomplete is a ``DataError``.
+A set is one function ``(files, ...) -> [JudgementSet]`` in ``SETS``. A file that is missing, wrong or incomplete is a
+``DataError``.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any
 
 from rl_caption.data.base import DataError
 from rl_caption.meta_evaluation.sets import groups, pairs, rated, videos
-from rl_caption.meta_evaluation.sets.base import CaptionGroups, CaptionPairs, JudgementSet, RatedCaptions
+from rl_caption.meta_evaluation.sets.base import CaptionGroups, CaptionPairs, Files, JudgementSet, RatedCaptions
 from rl_caption.options import wrong_arguments
 
 __all__ = ["SETS", "CaptionGroups", "CaptionPairs", "JudgementSet", "RatedCaptions", "load"]
@@ -39,12 +38,15 @@ def load(
 ) -> Sequence[JudgementSet]:
     """Read the set ``name`` of ``SETS``, in one part or several; ``kwargs`` is what else it takes, such as ``aspect``.
 
+    ``folder`` has its files, ``images`` its photos (None looks below ``folder``), and ``partial`` accepts other numbers
+    of judgements than the published ones.
+
     Raises:
         DataError: an unknown name or argument, or files that are missing, wrong or incomplete.
     """
     if name not in SETS:
         raise DataError(f"{name!r} is not a set of judgements: expected one of {', '.join(SETS)}")
-    wrong = wrong_arguments(SETS[name], 3, name, kwargs or {}, lambda option: f"set_kwargs.{option}")
+    wrong = wrong_arguments(SETS[name], 1, name, kwargs or {}, lambda option: f"set_kwargs.{option}")
     if wrong:
         raise DataError("; ".join(wrong))
     path = Path(folder)
@@ -52,4 +54,4 @@ def load(
         raise DataError(f"{name}: {str(path)!r} is not there: expected the folder of its files (docs/judging.md)")
     if images is not None and not Path(images).is_dir():
         raise DataError(f"images = {str(images)!r} is not a folder: expected the one with the set's images")
-    return SETS[name](path, None if images is None else Path(images), partial, **(kwargs or {}))
+    return SETS[name](Files(name, path, None if images is None else Path(images), partial), **(kwargs or {}))

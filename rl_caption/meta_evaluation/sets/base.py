@@ -180,33 +180,43 @@ def _object(value: Any, where: str | Path, expected: str = "an object") -> Row:
     return Row(value, str(where))
 
 
-def require(folder: Path, name: str, names: Sequence[str], source: str) -> Path:
-    """Return the first of ``names``, any of which will do, that is in ``folder``; else say where to get it."""
-    for file in names:
-        if (folder / file).is_file():
-            return folder / file
-    raise DataError(f"{name} needs {' or '.join(names)} in {str(folder)!r}, which is not there. Get it: {source}")
+@dataclass(frozen=True)
+class Files:
+    """Where the files of a set are: its ``folder`` and that of its ``images``, where this was named."""
 
+    name: str
+    folder: Path
+    images: Path | None = None
+    partial: bool = False
+    """Whether other numbers of judgements than the published ones are accepted."""
 
-def image_folder(folder: Path, images: Path | None, names: Sequence[str]) -> Path | None:
-    """Return the folder of the images: ``images``, or the first of ``names`` that is below ``folder``, or None."""
-    return images or next((folder / name for name in names if (folder / name).is_dir()), None)
+    def require(self, source: str, *names: str) -> Path:
+        """The first of ``names``, any of which will do, that is there; else say where to get it."""
+        for file in names:
+            if (self.folder / file).is_file():
+                return self.folder / file
+        needed = f"{self.name} needs {' or '.join(names)} in {str(self.folder)!r}"
+        raise DataError(f"{needed}, which is not there. Get it: {source}")
+
+    def image_folder(self, *names: str) -> Path | None:
+        """The folder of the images: the one that was named, or the first of ``names`` that is there, or None."""
+        below = (self.folder / name for name in names)
+        return self.images or next((folder for folder in below if folder.is_dir()), None)
+
+    def check_count(self, what: str, found: int, published: int | None = None) -> None:
+        """Refuse an empty set and, unless a part is accepted, another number than the published one, if any."""
+        if published is not None and found != published and not self.partial:
+            raise DataError(
+                f"{self.name} has {found} {what}, published are {published}: the files are incomplete or of another "
+                "version, and figures would not compare. Set partial to judge by what is there"
+            )
+        if not found:
+            raise DataError(f"{self.name} has no {what}")
 
 
 def image_files(folder: Path | None, names: Iterable[str]) -> list[Path] | None:
     """The files of images in their folder, if that was found."""
     return None if folder is None else [folder / name for name in names]
-
-
-def check_count(name: str, what: str, found: int, published: int | None = None, partial: bool = False) -> None:
-    """Refuse an empty set and, unless the caller wants a part of it, another number than the published one, if any."""
-    if published is not None and found != published and not partial:
-        raise DataError(
-            f"{name} has {found} {what}, published are {published}: the files are incomplete or of another version, "
-            "and figures would not compare. Set partial to judge by what is there"
-        )
-    if not found:
-        raise DataError(f"{name} has no {what}")
 
 
 def json_object(path: Path, expected: str = "an object") -> Row:

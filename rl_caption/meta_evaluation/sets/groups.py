@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import numpy as np
 
@@ -11,12 +10,10 @@ from rl_caption.data.base import DataError
 from rl_caption.data.negatives import EDITS, tagged
 from rl_caption.meta_evaluation.sets.base import (
     CaptionGroups,
-    check_count,
+    Files,
     image_files,
-    image_folder,
     json_lines,
     json_rows,
-    require,
 )
 
 SUGARCREPE_PP_SOURCE = (
@@ -40,7 +37,7 @@ ORDER_EDITS = (
 MAX_WORDS = 30
 
 
-def sugarcrepe_pp(folder: Path, images: Path | None = None, partial: bool = False) -> list[CaptionGroups]:
+def sugarcrepe_pp(given: Files) -> list[CaptionGroups]:
     """Read SugarCrepe++'s five files (Dumpala et al., NeurIPS 2024): two captions that are right and a hard negative.
 
     ITT: both captions score higher than the negative. TOT, of metrics with a text encoder: the cosine of the two
@@ -48,13 +45,13 @@ def sugarcrepe_pp(folder: Path, images: Path | None = None, partial: bool = Fals
     """
     captions, files, kinds = [], [], []
     for kind, published in SUGARCREPE_PP.items():
-        path = require(folder, "sugarcrepe_pp", [f"{kind}.json"], SUGARCREPE_PP_SOURCE)
+        path = given.require(SUGARCREPE_PP_SOURCE, f"{kind}.json")
         rows = json_rows(path)
-        check_count("sugarcrepe_pp", f"triplets in {path}", len(rows), published, partial)
+        given.check_count(f"triplets in {path}", len(rows), published)
         captions += [row.text(key) for row in rows for key in ("caption", "caption2", "negative_caption")]
         files += [row.text("filename") for row in rows for _ in range(3)]
         kinds += [kind] * len(rows)
-    photos = image_files(image_folder(folder, images, ["val2017", "images"]), files)
+    photos = image_files(given.image_folder("val2017", "images"), files)
     convention = (
         "ITT: both captions score higher than the hard negative; TOT: the cosine of the two captions is above those of "
         "each with the negative, by the text encoder alone; equal scores are wrong"
@@ -63,18 +60,18 @@ def sugarcrepe_pp(folder: Path, images: Path | None = None, partial: bool = Fals
     return [CaptionGroups("sugarcrepe_pp", captions, files, photos, kinds, *figures, summary="kinds")]
 
 
-def winoground(folder: Path, images: Path | None = None, partial: bool = False) -> list[CaptionGroups]:
+def winoground(given: Files) -> list[CaptionGroups]:
     """Read ``examples.jsonl`` (Thrush et al., "Winoground", CVPR 2022): two captions of the same words, an image each.
 
     Text score: of each image its caption scores higher; image score: of each caption its image does; group score: both.
     Kinds are ``collapsed_tag``. An image is a PNG file.
     """
-    path = require(folder, "winoground", ["examples.jsonl", "data/examples.jsonl"], WINOGROUND_SOURCE)
+    path = given.require(WINOGROUND_SOURCE, "examples.jsonl", "data/examples.jsonl")
     rows = json_lines(path)
-    check_count("winoground", f"examples in {path}", len(rows), WINOGROUND, partial)
+    given.check_count(f"examples in {path}", len(rows), WINOGROUND)
     captions = [row.text(f"caption_{number}") for row in rows for number in (0, 1, 0, 1)]
     files = [f"{row.text(f'image_{number}')}.png" for row in rows for number in (0, 0, 1, 1)]
-    photos = image_files(image_folder(path.parent, images, ["images"]), files)
+    photos = image_files(given.image_folder("images", "data/images"), files)
     kinds = [row.text("collapsed_tag") for row in rows]
     above = {"text score": TEXT, "image score": IMAGE, "group score": TEXT + IMAGE}
     convention = (
@@ -84,7 +81,7 @@ def winoground(folder: Path, images: Path | None = None, partial: bool = False) 
     return [CaptionGroups("winoground", captions, files, photos, kinds, above, convention)]
 
 
-def aro_order(folder: Path, images: Path | None = None, partial: bool = False, seed: int = 0) -> list[CaptionGroups]:
+def aro_order(given: Files, seed: int = 0) -> list[CaptionGroups]:
     """Read COCO and Flickr30k captions for ARO's COCO-Order and Flickr30k-Order, those of the two that are there.
 
     Yuksekgonul et al., ICLR 2023: a caption against four shuffles of its words. They have no published file: the
@@ -97,14 +94,14 @@ def aro_order(folder: Path, images: Path | None = None, partial: bool = False, s
     Raises:
         RewardError: the package of the tagger is missing (extra ``specs``).
     """
-    require(folder, "aro_order", list(ORDER), ORDER_SOURCE)
+    given.require(ORDER_SOURCE, *ORDER)
     found = []
     for file, published in ORDER.items():
-        path, name = folder / file, f"aro_order {file.split('_')[0]}"
+        path, name = given.folder / file, f"aro_order {file.split('_')[0]}"
         if not path.is_file():
             continue
         rows = [(row.text("image"), text) for row in json_rows(path) for text in row.captions("caption")]
-        check_count(name, f"captions in {path}", len(rows), published, partial)
+        given.check_count(f"captions in {path}", len(rows), published)
         captions = []
         for number, (_, text) in enumerate(rows):
             words, generator = tagged(text), np.random.default_rng((seed, number))
@@ -113,7 +110,9 @@ def aro_order(folder: Path, images: Path | None = None, partial: bool = False, s
             if not captions[-5]:
                 raise DataError(f"{path}: the caption {text!r:.80} of {rows[number][0]!r:.80} has no words")
         names = [image for image, _ in rows for _ in range(5)]
-        photos = image_files(images or (folder if (folder / rows[0][0]).parent.is_dir() else None), names)
+        photos = image_files(
+            given.images or (given.folder if (given.folder / rows[0][0]).parent.is_dir() else None), names
+        )
         above = {"precision at 1": [(0, other) for other in range(1, 5)]}
         convention = f"no shuffle of the words (seed {seed}) scores higher than the caption; equal scores are right"
         own = captions, names, photos, ["all"] * len(rows), above, convention

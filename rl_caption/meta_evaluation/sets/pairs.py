@@ -19,14 +19,12 @@ from rl_caption.data.plain_files import shown
 from rl_caption.meta_evaluation.sets.base import (
     COCO_CAPTIONS,
     CaptionPairs,
+    Files,
     Row,
-    check_count,
     coco_references,
     image_files,
-    image_folder,
     json_rows,
     other_captions,
-    require,
 )
 
 CONSENSUS = (
@@ -97,7 +95,7 @@ def _caption_pairs(
     return CaptionPairs(name, *texts, found, references, convention, excluded or {}, **how)
 
 
-def pascal50s(folder: Path, images: Path | None = None, partial: bool = False, seed: int = 0) -> list[CaptionPairs]:
+def pascal50s(given: Files, seed: int = 0) -> list[CaptionPairs]:
     """Read ``consensus_pascal.mat`` (votes) with ``pair_pascal.mat`` (images and kinds), or ``pascal_50s.json``.
 
     Vedantam, Zitnick and Parikh, "CIDEr", CVPR 2015: 48 people said which of two captions is more similar to a
@@ -108,13 +106,12 @@ def pascal50s(folder: Path, images: Path | None = None, partial: bool = False, s
     ``pascal_50s.json`` (Lee et al., "FLEUR", ACL 2024) has 5 references that somebody drew and a label in place of the
     votes.
     """
-    name, annotations = "pascal50s", _annotations(folder)
-    file = require(annotations, name, ["consensus_pascal.mat", "pascal_50s.json"], CONSENSUS)
-    photos = image_folder(folder, images, PASCAL_IMAGES)
+    file = _annotations(given, "consensus_pascal.mat", "pascal_50s.json")
+    photos = given.image_folder(*PASCAL_IMAGES)
     if file.suffix == ".json":
-        return [_pascal_json(file, photos, partial)]
+        return [_pascal_json(given, file, photos)]
     pairs, references = _voted_pairs(file)
-    path = require(annotations, name, ["pair_pascal.mat"], CONSENSUS)
+    path = _annotations(given, "pair_pascal.mat")
     content = _mat(path)
     try:
         rows = [[str(text).strip() for text in list(row.values())[:3]] for row in content["new_input"]]
@@ -124,12 +121,12 @@ def pascal50s(folder: Path, images: Path | None = None, partial: bool = False, s
     written = [set(captions) for _, *captions in rows]  # in either order; the votes are of the triplets' order
     if len(kinds) != len(rows) or written != [{pair.first, pair.second} for pair in pairs]:
         raise DataError(f"{path} has {len(rows)} pairs that are not those of the {len(pairs)} of {file.name}, in order")
-    check_count(name, "pairs", len(pairs), 4000, partial)
+    given.check_count("pairs", len(pairs), 4000)
     pairs = [pair._replace(image=row[0], kind=kind) for pair, row, kind in zip(pairs, rows, kinds, strict=True)]
-    return [_consensus(name, pairs, references, photos, seed)]
+    return [_consensus("pascal50s", pairs, references, photos, seed)]
 
 
-def _pascal_json(path: Path, photos: Path | None, partial: bool) -> CaptionPairs:
+def _pascal_json(given: Files, path: Path, photos: Path | None) -> CaptionPairs:
     rows, references = [], []
     for kind in KINDS.values():
         for row in json_rows(path, kind):
@@ -140,7 +137,7 @@ def _pascal_json(path: Path, photos: Path | None, partial: bool) -> CaptionPairs
                 )
             rows.append(_Pair(PurePosixPath(row.text("image")).name, captions[0], captions[1], kind, 1.0 - label))
             references.append(row.captions("references"))
-    check_count("pascal50s", "pairs", len(rows), 4000, partial)
+    given.check_count("pairs", len(rows), 4000)
     convention = (
         "the caption that the label names scores higher; metrics with references see those of the file; equal scores "
         "count one half"
@@ -149,16 +146,16 @@ def _pascal_json(path: Path, photos: Path | None, partial: bool) -> CaptionPairs
     return _caption_pairs("pascal50s", rows, photos, {f"{REFERENCES} references": references}, convention, **how)
 
 
-def abstract50s(folder: Path, images: Path | None = None, partial: bool = False, seed: int = 0) -> list[CaptionPairs]:
+def abstract50s(given: Files, seed: int = 0) -> list[CaptionPairs]:
     """Read ``consensus_abstract.mat``, and ``abstract_candsB.json`` for the names of the images.
 
     As for ``pascal50s``; the public files do not tell HC from HI. Without the second file there are no images.
     """
-    name, annotations = "abstract50s", _annotations(folder)
-    pairs, references = _voted_pairs(require(annotations, name, ["consensus_abstract.mat"], CONSENSUS))
-    check_count(name, "pairs", len(pairs), 400, partial)
+    file = _annotations(given, "consensus_abstract.mat")
+    pairs, references = _voted_pairs(file)
+    given.check_count("pairs", len(pairs), 400)
     photos, files = None, [f"pair {number}" for number in range(len(pairs))]
-    path = annotations / "abstract_candsB.json"
+    path = file.with_name("abstract_candsB.json")
     if path.is_file():
         items = json_rows(path)
         if len(items) != len(pairs):
@@ -167,9 +164,9 @@ def abstract50s(folder: Path, images: Path | None = None, partial: bool = False,
             if row.text("caption").strip() not in (pair.first, pair.second):
                 raise row.refused("caption", "a caption of this pair")
         files = [row.text("image_id") for row in items]
-        photos = image_folder(folder, images, ["images", "AbstractScenes", "RenderedScenes"])
+        photos = given.image_folder("images", "AbstractScenes", "RenderedScenes")
     pairs = [pair._replace(image=file) for pair, file in zip(pairs, files, strict=True)]
-    return [_consensus(name, pairs, references, photos, seed)]
+    return [_consensus("abstract50s", pairs, references, photos, seed)]
 
 
 def _consensus(
@@ -191,9 +188,8 @@ def _consensus(
     return _caption_pairs(name, rows, photos, drawn, convention, **how)
 
 
-def _annotations(folder: Path) -> Path:
-    below = folder / "pyCIDErConsensus"
-    return below if below.is_dir() else folder
+def _annotations(given: Files, *names: str) -> Path:
+    return given.require(CONSENSUS, *names, *(f"pyCIDErConsensus/{name}" for name in names))
 
 
 def _mat(path: Path) -> dict[str, Any]:
@@ -232,9 +228,7 @@ def _voted_pairs(path: Path) -> tuple[list[_Pair], list[list[str]]]:
     return pairs, references
 
 
-def foil(
-    folder: Path, images: Path | None = None, partial: bool = False, one_per_image: bool = False, seed: int = 0
-) -> list[CaptionPairs]:
+def foil(given: Files, one_per_image: bool = False, seed: int = 0) -> list[CaptionPairs]:
     """Read ``foilv1.0_test_2017.json`` or ``foil-it.json``, and ``captions_val2014.json`` where it is there.
 
     FOIL 1.0 (Shekhar et al., ACL 2017): a caption of COCO, and one with a wrong noun. Of ``foil-it.json`` (Parcalabescu
@@ -243,10 +237,10 @@ def foil(
     (``4 references``; of some images five or six), as in the code of Polos (Wada et al., CVPR 2024). ``one_per_image``
     judges one pair of each image, drawn by ``seed``, as CLIPScore does; which ones it drew is not published.
     """
-    path = require(folder, "foil", list(FOIL_PAIRS), FOIL_SOURCE)
+    path = given.require(FOIL_SOURCE, *FOIL_PAIRS)
     excluded: Counter[str] = Counter()
     pairs = list(_valse(path, excluded) if path.name == "foil-it.json" else _released_foil(path))
-    check_count("foil", f"pairs in {path}", len(pairs) + excluded.total(), FOIL_PAIRS[path.name], partial)
+    given.check_count(f"pairs in {path}", len(pairs) + excluded.total(), FOIL_PAIRS[path.name])
     if one_per_image:
         own: dict[str, list[_Pair]] = {}
         for pair in pairs:
@@ -254,13 +248,13 @@ def foil(
         generator = np.random.default_rng(seed)
         excluded["another pair of the image was drawn"] = len(pairs) - len(own)
         pairs = [members[int(generator.integers(len(members)))] for members in own.values()]
-    check_count("foil", f"judged pairs in {path}", len(pairs))
+    given.check_count(f"judged pairs in {path}", len(pairs))
     references: dict[str, list[list[str]]] = {}
-    if (folder / COCO_CAPTIONS).is_file():
-        known = coco_references(folder / COCO_CAPTIONS)
+    if (given.folder / COCO_CAPTIONS).is_file():
+        known = coco_references(given.folder / COCO_CAPTIONS)
         others = [other_captions(known, pair.image, pair.first, path) for pair in pairs]
         references = {"1 reference": [texts[:1] for texts in others], "4 references": others}
-    photos = image_folder(folder, images, ["val2014", "images"])
+    photos = given.image_folder("val2014", "images")
     convention = "the caption scores higher than its foil; equal scores are wrong"
     return [_caption_pairs("foil", pairs, photos, references, convention, dict(excluded), shown_kinds=False)]
 
@@ -285,7 +279,7 @@ def _released_foil(path: Path) -> Iterator[_Pair]:
         yield _Pair(names[image], true[own], caption)
 
 
-def valse(folder: Path, images: Path | None = None, partial: bool = False) -> list[CaptionPairs]:
+def valse(given: Files) -> list[CaptionPairs]:
     """Read VALSE's eleven pieces, a file each (Parcalabescu et al., ACL 2022); the summary is their mean accuracy.
 
     A pair is judged where at least two of three people found the caption, and not the foil, to be right. ``images``
@@ -294,14 +288,14 @@ def valse(folder: Path, images: Path | None = None, partial: bool = False) -> li
     rows: list[_Pair] = []
     excluded: Counter[str] = Counter()
     for piece, published in VALSE.items():
-        path = require(folder, "valse", [f"{piece}.json"], VALSE_SOURCE)
+        path = given.require(VALSE_SOURCE, f"{piece}.json")
         dropped = excluded.total()
         pairs = list(_valse(path, excluded, piece))
-        check_count("valse", f"pairs in {path}", len(pairs) + excluded.total() - dropped, published, partial)
+        given.check_count(f"pairs in {path}", len(pairs) + excluded.total() - dropped, published)
         rows += pairs
-    check_count("valse", "judged pairs", len(rows))
+    given.check_count("judged pairs", len(rows))
     convention = "the caption scores higher than its foil; equal scores are wrong"
-    photos = image_folder(folder, images, ["images"])
+    photos = given.image_folder("images")
     return [_caption_pairs("valse", rows, photos, {}, convention, dict(excluded), summary="kinds")]
 
 
@@ -317,7 +311,7 @@ def _valse(path: Path, excluded: Counter[str], kind: str = "all pairs") -> Itera
             excluded["fewer than 2 of 3 people found the caption right"] += 1
 
 
-def sugarcrepe(folder: Path, images: Path | None = None, partial: bool = False) -> list[CaptionPairs]:
+def sugarcrepe(given: Files) -> list[CaptionPairs]:
     """Read SugarCrepe's seven files (Hsieh et al., NeurIPS 2023); the summary is the mean of their accuracies.
 
     The set has no references. Where ``captions_val2017.json`` of COCO lies beside it, they are the image's other
@@ -325,15 +319,15 @@ def sugarcrepe(folder: Path, images: Path | None = None, partial: bool = False) 
     """
     rows = []
     for kind, published in SUGARCREPE.items():
-        path = require(folder, "sugarcrepe", [f"{kind}.json"], SUGARCREPE_SOURCE)
+        path = given.require(SUGARCREPE_SOURCE, f"{kind}.json")
         items = json_rows(path)
-        check_count("sugarcrepe", f"pairs in {path}", len(items), published, partial)
+        given.check_count(f"pairs in {path}", len(items), published)
         rows += [_Pair(row.text("filename"), row.text("caption"), row.text("negative_caption"), kind) for row in items]
     references = {}
-    if (folder / COCO_VAL2017).is_file():
-        known = coco_references(folder / COCO_VAL2017)
-        references = {"other captions": [other_captions(known, row.image, row.first, folder) for row in rows]}
-    photos = image_folder(folder, images, ["val2017", "images"])
+    if (given.folder / COCO_VAL2017).is_file():
+        known = coco_references(given.folder / COCO_VAL2017)
+        references = {"other captions": [other_captions(known, row.image, row.first, given.folder) for row in rows]}
+    photos = given.image_folder("val2017", "images")
     convention = "the caption scores higher than its hard negative; equal scores are wrong"
     return [_caption_pairs("sugarcrepe", rows, photos, references, convention, summary="kinds")]
 
@@ -351,18 +345,18 @@ class Region:
         return open_image(self.path).crop(self.box)
 
 
-def aro(folder: Path, images: Path | None = None, partial: bool = False) -> list[CaptionPairs]:
+def aro(given: Files) -> list[CaptionPairs]:
     """Read the relations and the attributes of ARO, two sets without references (Yuksekgonul et al., ICLR 2023).
 
     The image is cut to the box of two things. Means are over relations, less those of ``ARO_LEFT_OUT``, and over pairs
     of attributes that occur 25 times or more.
     """
-    photos = image_folder(folder, images, ["images", "VG_100K"])
+    photos = given.image_folder("images", "VG_100K")
     found = []
     for part, published in ARO.items():
-        path = require(folder, "aro", [f"visual_genome_{part}.json"], ARO_SOURCE)
+        path = given.require(ARO_SOURCE, f"visual_genome_{part}.json")
         items = json_rows(path)
-        check_count(f"aro {part}", "pairs", len(items), published, partial)
+        given.check_count(f"{part} pairs", len(items), published)
         if part == "relation":
             kinds, left_out = [row.text("relation_name") for row in items], ARO_LEFT_OUT
             reason = "relations that the released evaluation leaves out"
@@ -375,8 +369,9 @@ def aro(folder: Path, images: Path | None = None, partial: bool = False) -> list
             if kind not in left_out:
                 rows.append(_Pair(row.text("image_path"), row.text("true_caption"), row.text("false_caption"), kind))
                 left, top, width, height = (row.number(f"bbox_{axis}") for axis in "xywh")
-                regions.append(Region((photos or folder) / rows[-1].image, (left, top, left + width, top + height)))
-        check_count(f"aro {part}", f"pairs in {path} besides {reason}", len(rows))
+                box = left, top, left + width, top + height
+                regions.append(Region((photos or given.folder) / rows[-1].image, box))
+        given.check_count(f"pairs in {path} besides {reason}", len(rows))
         convention = f"the true caption scores higher than the false one; equal scores are wrong; mean over {part}s"
         excluded = {reason: len(items) - len(rows)}
         own, how = regions if photos else None, {"shown_kinds": False, "summary": "kinds"}

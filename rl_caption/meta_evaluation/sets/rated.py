@@ -22,18 +22,16 @@ from rl_caption.data.base import DataError
 from rl_caption.data.curation import open_parquet
 from rl_caption.meta_evaluation.sets.base import (
     COCO_CAPTIONS,
+    Files,
     RatedCaptions,
     Row,
-    check_count,
     coco_id,
     coco_references,
     image_files,
-    image_folder,
     json_lines,
     json_object,
     json_rows,
     other_captions,
-    require,
     single_spaced,
     table_rows,
 )
@@ -96,48 +94,46 @@ def _rated(
     return RatedCaptions(name, captions, ratings, files, found, known, *args, **kwargs)
 
 
-def flickr8k_expert(folder: Path, images: Path | None = None, partial: bool = False) -> list[RatedCaptions]:
+def flickr8k_expert(given: Files) -> list[RatedCaptions]:
     """Read ``ExpertAnnotations.txt`` with ``Flickr8k.token.txt``, or ``flickr8k.json``.
 
     Hodosh, Young and Hockenmaier, JAIR 2013; protocol of CLIPScore (Hessel et al., EMNLP 2021): three experts rate a
     pair of image and caption from 1 to 4, each rating is a judgement, and captions among the image's references are
     left out.
     """
-    name, files = "flickr8k_expert", ["ExpertAnnotations.txt", "flickr8k.json"]
-    rows, path = _flickr8k(folder, name, files, ["first", "second", "third"], [], partial)
+    files = ["ExpertAnnotations.txt", "flickr8k.json"]
+    rows, path = _flickr8k(given, files, ["first", "second", "third"], [])
     kept = [row for row in rows if row.caption not in (row.references or ())]
-    check_count(name, f"judgements in {path}", len(kept), 16_992, partial)
+    given.check_count(f"judgements in {path}", len(kept), 16_992)
     convention = "each of the three experts' ratings of a caption is a judgement; 5 references"
     excluded = {OWN_REFERENCE: len(rows) - len(kept)}
-    return [_rated(name, kept, image_folder(folder, images, FLICKR8K_IMAGES), "tau_c", convention, excluded)]
+    return [_rated(given.name, kept, given.image_folder(*FLICKR8K_IMAGES), "tau_c", convention, excluded)]
 
 
-def flickr8k_crowdflower(folder: Path, images: Path | None = None, partial: bool = False) -> list[RatedCaptions]:
+def flickr8k_crowdflower(given: Files) -> list[RatedCaptions]:
     """Read ``CrowdFlowerAnnotations.txt`` with ``Flickr8k.token.txt``, or ``crowdflower_flickr8k.json``.
 
     As ``flickr8k_expert``, but the rating is the fraction of people who said yes, and judged captions are taken out of
     the references.
     """
-    name, files = "flickr8k_crowdflower", ["CrowdFlowerAnnotations.txt", "crowdflower_flickr8k.json"]
-    rows, path = _flickr8k(folder, name, files, ["share"], ["yes", "no"], partial)
-    check_count(name, f"judgements in {path}", len(rows), 47_830, partial)
+    files = ["CrowdFlowerAnnotations.txt", "crowdflower_flickr8k.json"]
+    rows, path = _flickr8k(given, files, ["share"], ["yes", "no"])
+    given.check_count(f"judgements in {path}", len(rows), 47_830)
     # In the JSON file judged captions are out already, and such an image has fewer than five references.
     rows = _without_judged(rows, path, complete=5)
     convention = "the rating is the share of people who said yes; judged captions are not among the references"
-    return [_rated(name, rows, image_folder(folder, images, FLICKR8K_IMAGES), "tau_b", convention)]
+    return [_rated(given.name, rows, given.image_folder(*FLICKR8K_IMAGES), "tau_b", convention)]
 
 
-def _flickr8k(
-    folder: Path, name: str, files: list[str], rated: list[str], others: list[str], partial: bool
-) -> tuple[list[Rating], Path]:
+def _flickr8k(given: Files, files: list[str], rated: list[str], others: list[str]) -> tuple[list[Rating], Path]:
     """Judgements with all captions of their image, and their file; ``rated`` are the columns that are ratings."""
-    path = require(folder, name, files, FLICKR8K)
+    path = given.require(FLICKR8K, *files)
     if path.suffix == ".json":
         rows = [row._replace(image=Path(row.image).name) for row, _ in _flickr8k_json(path)]
     else:
-        rows, tokens = [], require(folder, name, [FLICKR8K_TOKENS], FLICKR8K)
+        rows, tokens = [], given.require(FLICKR8K, FLICKR8K_TOKENS)
         captions, references = _read_tokens(tokens)
-        check_count(name, f"captions in {tokens}", len(captions), 40_460, partial)
+        given.check_count(f"captions in {tokens}", len(captions), 40_460)
         for row in table_rows(path, ["image", "caption", *rated, *others], "\t", head=False):
             for key, known in (("caption", captions), ("image", references)):
                 if row.values[key] not in known:
@@ -177,12 +173,7 @@ def _without_judged(rows: Sequence[Rating], path: Path, complete: int = 1) -> li
     return [row._replace(references=others[row.image]) for row in rows]
 
 
-def composite(
-    folder: Path,
-    images: Path | None = None,
-    partial: bool = False,
-    aspect: Literal["correctness", "throughness"] = "correctness",
-) -> list[RatedCaptions]:
+def composite(given: Files, aspect: Literal["correctness", "throughness"] = "correctness") -> list[RatedCaptions]:
     """Read ``8k_ASPECT.csv``, ``30k_ASPECT.csv`` and ``coco_ASPECT.csv``; with ``partial``, those that are there.
 
     Aditya et al., "From Images to Sentences through Scene Description Graphs", 2015: captions of Flickr8k, Flickr30k
@@ -193,12 +184,12 @@ def composite(
     photos: list[Path | None] = []
     skipped: Counter[str] = Counter()
     for part, (published, file, source) in COMPOSITE.items():
-        if partial and not (folder / f"{part}_{aspect}.csv").is_file():
+        if given.partial and not (given.folder / f"{part}_{aspect}.csv").is_file():
             continue
-        path = require(folder, "composite", [f"{part}_{aspect}.csv"], AMT)
+        path = given.require(AMT, f"{part}_{aspect}.csv")
         own = list(_turk_judgements(path, skipped))
-        check_count("composite", f"images in {path}", len({image for image, _, _ in own}), published, partial)
-        known = _composite_references(require(folder, "composite", [file], source), part)
+        given.check_count(f"images in {path}", len({image for image, _, _ in own}), published)
+        known = _composite_references(given.require(source, file), part)
         for image, caption, rating in own:
             references = known.get(coco_id(image) if part == "coco" else image)
             if references is None:
@@ -207,12 +198,12 @@ def composite(
             rows.append(Rating(image, caption, rating, references))
             coco_folder = re.search(r"COCO_(\w+)_\d+\.\w+$", image)  # COCO_val2014_...
             names = COMPOSITE_IMAGES.get(part, coco_folder.groups() if coco_folder else ())
-            found = image_folder(folder, images, names)
+            found = given.image_folder(*names)
             photos.append(None if found is None else found / image)
-    check_count("composite", "judgements", len(rows))
+    given.check_count("judgements", len(rows))
     own_images = [photo for photo in photos if photo is not None]
     convention = "each rated caption is a judgement; judged captions are not among the references"
-    others, complete = _without_judged(rows, folder), len(own_images) == len(rows)
+    others, complete = _without_judged(rows, given.folder), len(own_images) == len(rows)
     return [_rated("composite", others, own_images if complete else None, "tau_c", convention, dict(skipped))]
 
 
@@ -241,39 +232,33 @@ def _composite_references(path: Path, part: str) -> dict[str, list[str]]:
     }
 
 
-def polaris(
-    folder: Path,
-    images: Path | None = None,
-    partial: bool = False,
-    split: Literal["train", "validation", "test"] = "test",
-) -> list[RatedCaptions]:
+def polaris(given: Files, split: Literal["train", "validation", "test"] = "test") -> list[RatedCaptions]:
     """Read ``polaris_SPLIT.csv``, ``polaris_SPLIT.json`` or Parquet files.
 
     Wada et al., "Polos", CVPR 2024: outputs of captioners, rated in [0, 1].
     """
-    return _polaris("polaris", folder, images, partial, split)
+    return _polaris(given, split)
 
 
-def nebula(
-    folder: Path, images: Path | None = None, partial: bool = False, split: Literal["train", "valid", "test"] = "test"
-) -> list[RatedCaptions]:
+def nebula(given: Files, split: Literal["train", "valid", "test"] = "test") -> list[RatedCaptions]:
     """Read ``nebula_SPLIT.csv``, ``nebula_SPLIT.json`` or Parquet files.
 
     Matsuda et al., "DENEB", ACCV 2024; the JSON file is that of Kim et al., "EXPERT", 2025.
     """
-    return _polaris("nebula", folder, images, partial, split)
+    return _polaris(given, split)
 
 
-def _polaris(name: str, folder: Path, images: Path | None, partial: bool, split: str) -> list[RatedCaptions]:
+def _polaris(given: Files, split: str) -> list[RatedCaptions]:
+    name = given.name
     stem = f"{name}_{'val' if split in ('valid', 'validation') else split}"
-    found: Path | Sequence[ImageSource] | None = image_folder(folder, images, ["images", name.capitalize()])
+    found: Path | Sequence[ImageSource] | None = given.image_folder("images", name.capitalize())
     caption, rating, image = "mt", "score", "imgid"
-    if (path := folder / f"{stem}.csv").is_file():
+    if (path := given.folder / f"{stem}.csv").is_file():
         read = [_listed(row) for row in table_rows(path, [caption, "refs", rating, image])]
-    elif (path := folder / f"{stem}.json").is_file():
+    elif (path := given.folder / f"{stem}.json").is_file():
         read = [Row({**row.values, image: f"{row.text(image)}.jpg"}, row.where) for row in json_rows(path)]
     else:
-        data = folder / "data" if (folder / "data").is_dir() else folder
+        data = given.folder / "data" if (given.folder / "data").is_dir() else given.folder
         files = tuple(sorted(data.glob(f"{split}-*.parquet")))
         if not files:
             raise DataError(f"{name} needs {split}-*.parquet in {str(data)!r}. Get it: {HUB[name]}")
@@ -291,7 +276,7 @@ def _polaris(name: str, folder: Path, images: Path | None, partial: bool, split:
         )
         for row in read
     ]
-    check_count(name, f"judgements of split {split}", len(rows), HUB_COUNTS[name][split], partial)
+    given.check_count(f"judgements of split {split}", len(rows), HUB_COUNTS[name][split])
     return [_rated(name, rows, found, "tau_c", f"each row of split {split} is a judgement")]
 
 
@@ -340,12 +325,7 @@ class StoredImage:
             raise RewardError(f"an image of a Parquet file cannot be read: {error}") from error
 
 
-def thumb(
-    folder: Path,
-    images: Path | None = None,
-    partial: bool = False,
-    aspect: Literal["total", "precision", "recall"] = "total",
-) -> list[RatedCaptions]:
+def thumb(given: Files, aspect: Literal["total", "precision", "recall"] = "total") -> list[RatedCaptions]:
     """Read ``mscoco_THumB-1.0.jsonl``: two sets, without and with the captions by people.
 
     THumB 1.0 (Kasai et al., NAACL 2022): captions of COCO's test images by four systems and by a person; ``P`` and
@@ -353,21 +333,21 @@ def thumb(
     that was judged as a person's, where ``captions_val2014.json`` is there; else there are none.
     """
     aspects = {"total": "human_score", "precision": "P", "recall": "R"}
-    path = require(folder, "thumb", ["mscoco_THumB-1.0.jsonl"], THUMB)
-    photos = image_folder(folder, images, ["val2014", "images"])
+    path = given.require(THUMB, "mscoco_THumB-1.0.jsonl")
+    photos = given.image_folder("val2014", "images")
     found = json_lines(path)
-    check_count("thumb", f"judgements in {path}", len(found), 2_500, partial)
+    given.check_count(f"judgements in {path}", len(found), 2_500)
     is_human = [row.text("SYS") == "Human" for row in found]
     rows = [Rating(row.text("image"), row.text("hyp"), row.number(aspects[aspect]), None) for row in found]
-    if (folder / COCO_CAPTIONS).is_file():
-        known = coco_references(folder / COCO_CAPTIONS)
+    if (given.folder / COCO_CAPTIONS).is_file():
+        known = coco_references(given.folder / COCO_CAPTIONS)
         by_people = {row.image: row.caption for row, human in zip(rows, is_human, strict=True) if human}
         rows = [
             row._replace(references=other_captions(known, row.image, by_people.get(row.image, ""), path))
             for row in rows
         ]
     by_systems = [row for row, human in zip(rows, is_human, strict=True) if not human]
-    check_count("thumb", f"captions by systems in {path}", len(by_systems))
+    given.check_count(f"captions by systems in {path}", len(by_systems))
     convention = "each caption is a judgement; references are the image's captions less the judged one by a person"
     return [
         _rated(f"thumb {aspect}, {title}", own, photos, "pearson", convention)
@@ -375,18 +355,15 @@ def thumb(
     ]
 
 
-def cxc(
-    folder: Path, images: Path | None = None, partial: bool = False, split: Literal["val", "test"] = "test"
-) -> list[RatedCaptions]:
+def cxc(given: Files, split: Literal["val", "test"] = "test") -> list[RatedCaptions]:
     """Read the image-text ratings, ``sits_SPLIT.csv``; references are the image's captions less the judged one.
 
     CxC (Parekh et al., "Crisscrossed Captions", EACL 2021): captions of COCO rated 0 to 5 for their own and for other
     images; the ids are those of the annotations of ``captions_val2014.json``. ``partial`` is of no effect: the paper
     does not print the number of ratings of a split.
     """
-    data = folder / "data" if (folder / "data").is_dir() else folder
-    path = require(data, "cxc", [f"sits_{split}.csv"], CXC)
-    file = require(folder, "cxc", [COCO_CAPTIONS], CXC)
+    path = given.require(CXC, f"sits_{split}.csv", f"data/sits_{split}.csv")
+    file = given.require(CXC, COCO_CAPTIONS)
     references = coco_references(file)
     known = {sentence: caption for own in references.values() for sentence, caption in own.items()}
     rows = []
@@ -398,17 +375,15 @@ def cxc(
         if not others:
             raise row.refused("image", f"an image of which {file.name} has another caption")
         rows.append(Rating(image, known[sentence], row.number("agg_score"), others))
-    check_count("cxc", f"ratings in {path}", len(rows))
+    given.check_count(f"ratings in {path}", len(rows))
     convention = (
         "each pair of caption and image is a judgement; references are the image's captions less the judged one"
     )
-    photos = image_folder(folder, images, ["val2014", "images"])
+    photos = given.image_folder("val2014", "images")
     return [_rated(f"cxc {split}", rows, photos, "spearman", convention)]
 
 
-def ratings(
-    folder: Path, images: Path | None = None, partial: bool = False, within_images: bool = True
-) -> list[RatedCaptions]:
+def ratings(given: Files, within_images: bool = True) -> list[RatedCaptions]:
     """Read any file of ratings, given by its path or as the only ``.jsonl`` file of a folder; two formats.
 
     - JSON lines, one rated caption each: ``image``, ``caption``, ``rating`` (a number), and optionally ``references``
@@ -421,16 +396,16 @@ def ratings(
     ``images`` is the folder that names of images are relative to, by default that of the file. ``partial`` is of no
     effect. ``within_images`` also compares the captions of one group with each other; groups are the ``image_ids``.
     """
-    path = folder
-    if folder.is_dir():
-        files = sorted(folder.glob("*.jsonl"))
+    path = given.folder
+    if path.is_dir():
+        files = sorted(path.glob("*.jsonl"))
         if len(files) != 1:
-            raise DataError(f"{str(folder)!r} has {len(files)} .jsonl files: expected one, or the file itself")
+            raise DataError(f"{str(path)!r} has {len(files)} .jsonl files: expected one, or the file itself")
         path = files[0]
     pairs = _flickr8k_json(path) if path.suffix == ".json" else _rating_lines(path)
     if not pairs:
         raise DataError(f"{path} has no ratings: expected JSON lines with 'image', 'caption' and 'rating'")
-    photos = [(images or path.parent) / row.image for row, _ in pairs]
+    photos = [(given.images or path.parent) / row.image for row, _ in pairs]
     rows = [row._replace(image=group) for row, group in pairs]
     own_images = photos if os.path.isfile(photos[0]) else None
     return [_rated(path.stem, rows, own_images, None, "each line is a judgement", within_images=within_images)]
@@ -463,20 +438,15 @@ def _flickr8k_json(path: Path) -> list[tuple[Rating, str]]:
     return found
 
 
-def icc_captions(
-    folder: Path,
-    images: Path | None = None,
-    partial: bool = False,
-    first: Annotated[int, Range(min=2, max=10**6)] | None = None,
-) -> list[RatedCaptions]:
+def icc_captions(given: Files, first: Annotated[int, Range(min=2, max=10**6)] | None = None) -> list[RatedCaptions]:
     """Read ``caption_concreteness_annotations.csv``: captions of LAION that people rated 0 to 3 (docs/icc.md).
 
     Yanuka et al., "ICC", Findings of ACL 2024. ``first`` takes the first so many rows: the first 200 of the 500 give
     the paper's figures. The column ``icc_score`` are the scores that the authors released. ``images`` is of no effect.
     """
-    path = require(folder, "icc_captions", ["caption_concreteness_annotations.csv"], ICC_CAPTIONS)
+    path = given.require(ICC_CAPTIONS, "caption_concreteness_annotations.csv")
     rows = list(table_rows(path, ["caption", "concreteness_annotation", "icc_score"]))
-    check_count("icc_captions", f"captions in {path}", len(rows), 500, partial)
+    given.check_count(f"captions in {path}", len(rows), 500)
     if first is not None and not 2 <= first <= len(rows):
         raise DataError(f"icc_captions: first is {first}: expected 2 to {len(rows)}, the captions in {path}")
     rows, name = rows[:first], "icc_captions" + (f", first {first}" if first else "")
@@ -485,9 +455,7 @@ def icc_captions(
     return [_texts_alone(name, rows, "caption", "concreteness_annotation", convention, released=released)]
 
 
-def icc_words(
-    folder: Path, images: Path | None = None, partial: bool = False, part_of_speech: str | None = "Noun"
-) -> list[RatedCaptions]:
+def icc_words(given: Files, part_of_speech: str | None = "Noun") -> list[RatedCaptions]:
     """Read the concreteness ratings (1 to 5, means over people) of 39,954 words and two-word expressions.
 
     Brysbaert, Warriner and Kuperman, "Concreteness ratings for 40 thousand generally known English word lemmas",
@@ -495,11 +463,11 @@ def icc_words(
     (the ICC paper has 14,562 nouns, and does not say which it left out); None takes all 39,954. ``images`` is of no
     effect.
     """
-    path = require(folder, "icc_words", ["Concreteness_ratings_Brysbaert_et_al_BRM.txt"], BRYSBAERT)
+    path = given.require(BRYSBAERT, "Concreteness_ratings_Brysbaert_et_al_BRM.txt")
     rows = list(table_rows(path, ["Word", "Conc.M", "Dom_Pos"], "\t"))
-    check_count("icc_words", f"words in {path}", len(rows), 39_954, partial)
+    given.check_count(f"words in {path}", len(rows), 39_954)
     chosen = [row for row in rows if part_of_speech in (None, row.values["Dom_Pos"])]
-    check_count("icc_words", f"words with Dom_Pos {part_of_speech!r} in {path}", len(chosen))
+    given.check_count(f"words with Dom_Pos {part_of_speech!r} in {path}", len(chosen))
     excluded = {} if part_of_speech is None else {f"Dom_Pos is not {part_of_speech}": len(rows) - len(chosen)}
     name = "icc_words" + (f", {part_of_speech}" if part_of_speech else "")
     convention = "each word is a judgement, its mean rating; there is no image"

@@ -15,12 +15,10 @@ from rewards.videos import video_frames
 from rl_caption.data.base import DataError
 from rl_caption.meta_evaluation.sets.base import (
     CaptionPairs,
+    Files,
     RatedCaptions,
     Row,
-    check_count,
-    image_folder,
     json_object,
-    require,
 )
 
 EMSCORE = "the data of https://github.com/ShiYaya/emscore, whose README links to them"
@@ -57,9 +55,7 @@ class _Arrays(pickle.Unpickler):
         return super().find_class(module, name)
 
 
-def vatex_eval(
-    folder: Path, images: Path | None = None, partial: bool = False, references: int | None = None, num_frames: int = 10
-) -> list[RatedCaptions]:
+def vatex_eval(given: Files, references: int | None = None, num_frames: int = 10) -> list[RatedCaptions]:
     """Read ``candidates_list.pkl``, ``gts_list.pkl``, ``human_scores.pkl`` and ``video_ids.pkl`` of EMScore's release.
 
     Shi et al., CVPR 2022: 6 captions each of 3,000 videos of VATEX, which 3 people rated from 1 to 5. Papers print the
@@ -68,41 +64,40 @@ def vatex_eval(
     (``data.num_frames``), ``images/ID.mp4`` or a folder ``images/ID`` of frames. The released code rounds scores to 4
     digits first.
     """
-    name = "vatex_eval"
-    found = [_pickled(require(folder, name, [file], EMSCORE)) for file in VATEX_FILES]
+    found = [_pickled(given.require(EMSCORE, file)) for file in VATEX_FILES]
     judged, written, scores, ids = (np.asarray(each, dtype=object) for each in found)
     count = len(judged)
-    check_count(name, "captions", count, 18_000, partial)
+    given.check_count("captions", count, 18_000)
     if scores.size != RATERS * count or len(written) != count or len(ids) != count:
         raise DataError(
-            f"{folder}: {count} captions, references of {len(written)}, {scores.size} ratings and {len(ids)} video ids:"
-            f" expected as many, and {RATERS} ratings of each"
+            f"{given.folder}: {count} captions, references of {len(written)}, {scores.size} ratings and {len(ids)} video "
+            f"ids: expected as many, and {RATERS} ratings of each"
         )
+    keys = ["caption", "references", "id", *(f"rating {rater + 1}" for rater in range(RATERS))]
+    columns = zip(judged, map(list, written), ids, *scores.reshape(RATERS, count), strict=True)
     rows = [
-        Row({"caption": text, "id": video, "references": [*texts], "ratings": [*own]}, f"{folder}, caption {number}")
-        for number, (text, texts, own, video) in enumerate(
-            zip(judged, written, scores.reshape(RATERS, count).T, ids, strict=True)
-        )
+        Row(dict(zip(keys, own, strict=True)), f"{given.folder}, caption {number}")
+        for number, own in enumerate(columns)
     ]
     most = min(len(row.captions("references")) for row in rows)
     if references is None:
         references = most
     if not 1 <= references <= most:
         raise DataError(f"references is {references}: expected 1 to {most}, the number of those in the files")
-    videos = _videos(image_folder(folder, images, ["videos", "images"]), [str(video) for video in ids], num_frames)
-    ratings = [[_rating(row, rater) for row in rows] for rater in range(RATERS)]
+    videos = _videos(given.image_folder("videos", "images"), [str(video) for video in ids], num_frames)
+    ratings = [[row.number(f"rating {rater + 1}") for row in rows] for rater in range(RATERS)]
     captions, names = [row.caption("caption") for row in rows], [row.text("id") for row in rows]
     known = [row.captions("references")[:references] for row in rows]
     how = f"ratings of one of {RATERS} people, over whom papers print the mean; {references} references"
     return [
-        RatedCaptions(f"{name}, person {n}", captions, own, names, videos, known, "tau_b", how, within_images=True)
+        RatedCaptions(
+            f"{given.name}, person {n}", captions, own, names, videos, known, "tau_b", how, within_images=True
+        )
         for n, own in enumerate(ratings, start=1)
     ]
 
 
-def activitynet_foil(
-    folder: Path, images: Path | None = None, partial: bool = False, num_frames: int = 10
-) -> list[CaptionPairs]:
+def activitynet_foil(given: Files, num_frames: int = 10) -> list[CaptionPairs]:
     """Read ``final_right_video_sentences.json``, ``final_foil_video_sentences.json`` and ``anet_entities_test_*.json``.
 
     Shi et al., CVPR 2022: paragraphs of 1,900 videos of ActivityNet Entities, and the same with a wrong noun. Sentences
@@ -111,20 +106,19 @@ def activitynet_foil(
     equal in both do not matter to that, so the pairs here are those that differ; several of a paragraph count each by
     itself.
     """
-    name = "activitynet_foil"
     files = (RIGHT, FOILED, SEGMENTS, REFERENCES)
-    right, foiled, first, second = (json_object(require(folder, name, [file], EMSCORE)) for file in files)
+    right, foiled, first, second = (json_object(given.require(EMSCORE, file)) for file in files)
     pairs: list[tuple[str, str, str]] = []
     references: list[list[str]] = []
     spans: list[tuple[float, float]] = []
     excluded: Counter[str] = Counter()
     own, wrong = right.row("results"), foiled.row("results")
-    check_count(name, "videos", len(own.values), 1900, partial)
+    given.check_count("videos", len(own.values), 1900)
     for video in own.values:
         true, false = ([row.caption("sentence") for row in each.rows(video)] for each in (own, wrong))
         times, length = _times(first.row(video))
         if not len(true) == len(false) <= len(times):
-            raise DataError(f"{folder}, {video}: {len(true)} and {len(false)} sentences, {len(times)} timestamps")
+            raise DataError(f"{given.folder}, {video}: {len(true)} and {len(false)} sentences, {len(times)} timestamps")
         for place, (one, two) in enumerate(zip(true, false, strict=True)):
             if one == two:
                 excluded["the sentence is the same in both paragraphs"] += 1
@@ -132,13 +126,13 @@ def activitynet_foil(
             pairs.append((video, one, two))
             spans.append((min(times[place][0] / length, 1.0), min(times[place][1] / length, 1.0)))
             references.append(_overlapping(second.row(video), times[place]))
-    check_count(name, "pairs", len(pairs))
+    given.check_count("pairs", len(pairs))
     ids, right_ones, foils = (list(column) for column in zip(*pairs, strict=True))
-    videos = _videos(image_folder(folder, images, ["videos", "images"]), ids, num_frames, spans)
+    videos = _videos(given.image_folder("videos", "images"), ids, num_frames, spans)
     texts = right_ones, foils, [1.0] * len(pairs), ["all pairs"] * len(pairs), ids, videos
     convention = "the sentence scores higher than its foil; equal scores are wrong"
     known = {"overlapping references": references}
-    return [CaptionPairs(name, *texts, known, convention, dict(excluded), shown_kinds=False)]
+    return [CaptionPairs(given.name, *texts, known, convention, dict(excluded), shown_kinds=False)]
 
 
 def _pickled(path: Path) -> Any:
@@ -147,10 +141,6 @@ def _pickled(path: Path) -> Any:
             return _Arrays(file).load()
     except _DAMAGED as error:
         raise DataError(f"{path} cannot be read as a pickled array: {error}") from error
-
-
-def _rating(row: Row, rater: int) -> float:
-    return Row({"rating": row.values["ratings"][rater]}, row.where).number("rating")
 
 
 def _videos(

@@ -70,8 +70,8 @@ def vatex_eval(given: Files, references: int | None = None, num_frames: int = 10
     given.check_count("captions", count, 18_000)
     if scores.size != RATERS * count or len(written) != count or len(ids) != count:
         raise DataError(
-            f"{given.folder}: {count} captions, references of {len(written)}, {scores.size} ratings and {len(ids)} video "
-            f"ids: expected as many, and {RATERS} ratings of each"
+            f"{given.folder}: {count} captions, references of {len(written)}, {scores.size} ratings and {len(ids)} "
+            f"video ids: expected as many, and {RATERS} ratings of each"
         )
     keys = ["caption", "references", "id", *(f"rating {rater + 1}" for rater in range(RATERS))]
     columns = zip(judged, map(list, written), ids, *scores.reshape(RATERS, count), strict=True)

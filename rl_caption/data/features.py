@@ -43,246 +43,6 @@ HDF5_PATTERNS = ("{image_id}_features", "{image_id}_grids", "{image_id}/features
 _BOXES_OF = {"{image_id}_features": "{image_id}_boxes", "{image_id}/features": "{image_id}/boxes"}
 
 
-class Names(NamedTuple):
-    """What an image may be called in a store."""
-
-    image_id: str
-    stem: str
-    """Its file's name without folder and extension."""
-    folder: str
-    """The name of the folder that its file lies in, such as ``val2014``."""
-
-    def fill(self, pattern: str) -> str:
-        """``pattern`` with ``{image_id}``, ``{stem}`` and ``{folder}`` replaced."""
-        for name, value in zip(self._fields, self, strict=True):
-            pattern = pattern.replace(f"{{{name}}}", value)
-        return pattern
-
-
-class Location(NamedTuple):
-    """The path of one image's arrays, or their key in the HDF5 file."""
-
-    features: str
-    boxes: str | None = None
-    """Where boxes have a file or a key of their own."""
-
-
-class ArrayHeader(NamedTuple):
-    """What is known of an array that is not read."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype
-
-
-class Stored(NamedTuple):
-    """One image's arrays as they are stored, or their headers: whatever has ``shape`` and ``dtype``."""
-
-    features: list[Any]
-    """Several are concatenated along the last axis."""
-    boxes: Any
-    """None where there are none."""
-    size: tuple[float, float] | None
-    """Width and height of the image in pixels, where the file says it."""
-
-
-class FeatureFolder:
-    """A folder with one file per image. ``DataError`` where a folder does not exist.
-
-    Args:
-        root: the folder.
-        pattern: the file's name without its extension; None is ``{image_id}``.
-        arrays: names of the arrays of an ``.npz`` to concatenate; empty takes ``features``, ``x`` or ``feat``.
-        boxes_root: folder of the boxes, ``NAME.npy`` each, where the features' files have none.
-    """
-
-    parallel = True
-    """Whether several threads read faster than one."""
-
-    def __init__(
-        self, root: Path, pattern: str | None = None, arrays: Sequence[str] = (), boxes_root: str | None = None
-    ) -> None:
-        self.root, self.pattern, self.wanted = root, pattern or "{image_id}", tuple(arrays)
-        self.boxes_root = None if boxes_root is None else Path(boxes_root)
-        for folder in (self.root, self.boxes_root):
-            if folder is not None and not folder.is_dir():
-                raise DataError(f"{str(folder)!r} is not a folder: expected one .npz or .npy file per image")
-
-    def locations(self, names: Sequence[Names]) -> list[Location]:
-        """The file of each image, ``.npz`` before ``.npy``, whether or not there is one."""
-        listed = set(os.listdir(self.root)) if len(names) > 1 else None
-
-        def exists(file: str) -> bool:
-            """One listing answers for a whole dataset; names with a folder in them ask the file system."""
-            return os.path.isfile(self.root / file) if listed is None or os.sep in file else file in listed
-
-        found = []
-        for name in [name.fill(self.pattern) for name in names]:
-            files = [name + suffix for suffix in SUFFIXES]
-            boxes = None if self.boxes_root is None else str(self.boxes_root / f"{name}.npy")
-            found.append(Location(str(self.root / next(filter(exists, files), files[0])), boxes))
-        return found
-
-    def read(self, location: Location, where: str, values: bool, with_boxes: bool) -> Stored:
-        """Arrays, or without ``values`` their headers. Raises ``DataError`` where they are absent or unreadable."""
-        read = read_array if values else _header
-        with _readable(location.features, where):
-            stored = _from_file(location.features, read, self.wanted, where, with_boxes)
-        if with_boxes and location.boxes is not None:
-            with _readable(location.boxes, where), open(location.boxes, "rb") as file:
-                stored = stored._replace(boxes=read(file, os.path.getsize(location.boxes)))
-        return stored
-
-    def stamp(self, location: Location) -> tuple[str, int, int] | None:
-        """Path, bytes and time of change of the files; None where one is not there."""
-        try:
-            found = [os.stat(path) for path in location if path is not None]
-        except OSError:
-            return None
-        return location.features, sum(s.st_size for s in found), max(s.st_mtime_ns for s in found)
-
-
-@contextmanager
-def _readable(path: str, where: str) -> Iterator[None]:
-    """Turn what damaged or absent files raise into a ``DataError``."""
-    if not os.path.isfile(path):
-        name = os.path.splitext(os.path.basename(path))[0]
-        expected = f"{name}.npz or {name}.npy" if path.endswith(SUFFIXES[0]) else os.path.basename(path)
-        raise DataError(f"{where}: no such file; expected {expected} in {os.path.dirname(path) or '.'}")
-    try:
-        yield
-    except DataError:
-        raise
-    except UNREADABLE_ARRAY as error:
-        raise DataError(f"{where}: cannot be read: {error or type(error).__name__}") from error
-
-
-def _header(file: BinaryIO, size: int) -> ArrayHeader:
-    return ArrayHeader(*array_header(file, size))
-
-
-def _from_file(
-    path: str, read: Callable[[BinaryIO, int], Any], wanted: Sequence[str], where: str, with_boxes: bool
-) -> Stored:
-    if not zipfile.is_zipfile(path):
-        with open(path, "rb") as file:
-            return Stored([read(file, os.path.getsize(path))], None, None)
-    with zipfile.ZipFile(path) as archive:
-        keys = [name.removesuffix(".npy") for name in archive.namelist()]
-        named = wanted or [key for key in FEATURE_KEYS if key in keys][:1]
-        if not named or not set(named) <= set(keys):
-            expected = ", ".join(wanted) or f"one of {', '.join(FEATURE_KEYS)}"
-            raise DataError(f"{where}: holds the arrays {sorted(keys)}, expected {expected}")
-
-        def one(key: str, read: Callable[[BinaryIO, int], Any] = read) -> Any:
-            with member(archive, key) as (file, size):
-                return read(file, size)
-
-        boxes = next((one(key) for key in BOX_KEYS if key in keys), None) if with_boxes else None
-        sized = with_boxes and all(key in keys for key in SIZE_KEYS)
-        size = [float(one(key, read_array).item()) for key in SIZE_KEYS] if sized else None
-        return Stored([one(key) for key in named], boxes, (size[0], size[1]) if size else None)
-
-
-def import_h5py(path: Path) -> Any:
-    """The module ``h5py``. Raises ``DataError`` where it is not installed."""
-    try:
-        import h5py
-    except ImportError as error:
-        raise DataError(f"{path}: HDF5 needs h5py ({error}): pip install 'rl-caption[features]'") from error
-    return h5py
-
-
-def open_hdf5(path: Path) -> Any:
-    """An HDF5 file, open for reading. Raises ``DataError`` where it is none, or h5py is not installed."""
-    try:
-        return import_h5py(path).File(path, "r", locking=False)
-    except OSError as error:
-        raise DataError(f"{path} is not a readable HDF5 file: {error}") from error
-
-
-class FeatureHdf5:
-    """One HDF5 file for all images, a dataset per image. ``DataError`` where it is none, or h5py is not installed.
-
-    The file is opened by the process that first reads from it, and not carried into another. ``pattern`` is the key of
-    an image's features, such as ``{image_id}_features``, by default the first of ``HDF5_PATTERNS`` that fits an image;
-    ``boxes_pattern`` that of its boxes, by default the one that goes with the key of the features.
-    """
-
-    parallel = False  # the HDF5 library reads one thing at a time
-
-    def __init__(self, path: Path, pattern: str | None = None, boxes_pattern: str | None = None) -> None:
-        self.path, self.pattern, self.boxes_pattern = path, pattern, boxes_pattern
-        self._opened: tuple[int, Any] | None = None
-        self._file()
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Pickle without the open file."""
-        return {**self.__dict__, "_opened": None}
-
-    def _file(self) -> Any:
-        process = os.getpid()
-        if self._opened is None or self._opened[0] != process:
-            if self._opened is not None:
-                # A fork of the process that opened it. While that handle is open here, the HDF5 library would answer
-                # with the same open file, whose descriptor and position the processes share.
-                self._opened[1].close()
-                self._opened = None
-            self._opened = process, open_hdf5(self.path)
-        return self._opened[1]
-
-    def locations(self, names: Sequence[Names]) -> list[Location]:
-        """The keys of each image. ``DataError`` where no pattern was given, and none of the usual ones fits any."""
-        pattern = self.pattern or self._usual_pattern(names)
-        boxes = self.boxes_pattern or _BOXES_OF.get(pattern)
-        return [Location(name.fill(pattern), None if boxes is None else name.fill(boxes)) for name in names]
-
-    def _usual_pattern(self, names: Sequence[Names]) -> str:
-        file = self._file()
-        for name in names:
-            for pattern in HDF5_PATTERNS:
-                if _is_dataset(file.get(name.fill(pattern))):
-                    return pattern
-        shown = ", ".join(repr(key) for key, _ in zip(file, range(4), strict=False)) or "none"
-        first = names[0].image_id if names else "none"
-        raise DataError(
-            f"{self.path} has features of none of {len(names)} images: its keys are such as {shown}, the images' "
-            f"ids such as {first!r}; give the key as data.features_kwargs.pattern, such as {{image_id}}_features"
-        )
-
-    def read(self, location: Location, where: str, values: bool, with_boxes: bool) -> Stored:
-        """As of a folder; without ``values`` HDF5 datasets, of which only the header is read until they are indexed."""
-        try:
-            found = [self._file().get(key) for key in (location.features, location.boxes) if key is not None]
-            features, boxes = (each if _is_dataset(each) else None for each in (*found, None)[:2])
-            if features is None:
-                raise DataError(f"{where}: no such key; expected a data set {location.features!r}")
-            boxes = boxes if with_boxes else None
-            if not values or features.dtype.kind not in "fiu":  # refused by its type, not read
-                return Stored([features], boxes, None)
-            for each in (features, boxes):
-                if each is not None:
-                    check_expansion(each.size * each.dtype.itemsize, each.id.get_storage_size())
-            return Stored([features[()]], None if boxes is None else boxes[()], None)
-        except DataError:
-            raise
-        except UNREADABLE_ARRAY as error:
-            raise DataError(f"{where}: cannot be read: {error}") from error
-
-    def stamp(self, location: Location) -> tuple[str, int, int] | None:
-        """Path and key, bytes and time of change of the whole file."""
-        status = os.stat(self.path)
-        return f"{self.path}::{location.features}", status.st_size, status.st_mtime_ns
-
-
-def _is_dataset(found: Any) -> bool:
-    import h5py
-
-    return isinstance(found, h5py.Dataset)
-
-
-Store = FeatureFolder | FeatureHdf5
-
-
 @dataclass(frozen=True)
 class FeatureOptions:
     """How features are stored and read (``data.features_kwargs``).
@@ -323,6 +83,11 @@ class FeatureOptions:
             if value is not None and "{image_id}" not in value and "{stem}" not in value:
                 raise DataError(f"features_kwargs.{name} is {value!r}: expected {{image_id}} or {{stem}} in it")
 
+    @property
+    def with_boxes(self) -> bool:
+        """Whether boxes are read."""
+        return self.box_features == "normalised"
+
     @classmethod
     def of(cls, given: Mapping[str, Any] | None) -> FeatureOptions:
         """Options from a configuration. Raises ``DataError`` for a key or a value that there is not."""
@@ -332,14 +97,223 @@ class FeatureOptions:
         return cls(**(given or {}))
 
 
+def named(pattern: str, row: Row) -> str:
+    """``pattern`` with ``{image_id}``, and ``{stem}`` and ``{folder}`` of the image's file, replaced."""
+    image = row.get("image")
+    file = Path(image if isinstance(image, str | Path) else "")
+    for name, value in (("image_id", row["image_id"]), ("stem", file.stem), ("folder", file.parent.name)):
+        pattern = pattern.replace(f"{{{name}}}", value)
+    return pattern
+
+
+class Location(NamedTuple):
+    """The path of one image's arrays, or their key in the HDF5 file; and of its boxes, where they have their own."""
+
+    features: str
+    boxes: str | None = None
+
+
+class ArrayHeader(NamedTuple):
+    """What is known of an array that is not read."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+
+class Stored(NamedTuple):
+    """One image's arrays as they are stored, or their headers: whatever has ``shape`` and ``dtype``."""
+
+    features: list[Any]
+    """Several are concatenated along the last axis."""
+    boxes: Any = None
+    """None where there are none, or they are not asked for."""
+    size: tuple[float, float] | None = None
+    """Width and height of the image in pixels, where the file says it."""
+
+
+@contextmanager
+def _readable(where: str) -> Iterator[None]:
+    """Turn what damaged files raise into a ``DataError``."""
+    try:
+        yield
+    except DataError:
+        raise
+    except UNREADABLE_ARRAY as error:
+        raise DataError(f"{where}: cannot be read: {error or type(error).__name__}") from error
+
+
+class FeatureFolder:
+    """A folder with one file per image. ``DataError`` where there is none, or an option is for HDF5."""
+
+    parallel = True
+    """Whether several threads read faster than one."""
+
+    def __init__(self, root: Path, options: FeatureOptions) -> None:
+        self.path, self.options = root, options
+        if not root.is_dir():
+            expected = "a folder with one .npz or .npy file per image nor an HDF5 file"
+            raise DataError(f"features_root {str(root)!r} is neither {expected}")
+        if options.boxes_pattern is not None:
+            raise DataError("features_kwargs.boxes_pattern is for HDF5, not for a folder: expected boxes_root")
+        if options.boxes_root is not None and not Path(options.boxes_root).is_dir():
+            raise DataError(f"{options.boxes_root!r} is not a folder: expected one .npy file of boxes per image")
+
+    def locations(self, rows: Sequence[Row]) -> list[Location]:
+        """The file of each image, ``.npz`` before ``.npy``, whether or not there is one."""
+        listed = set(os.listdir(self.path)) if len(rows) > 1 else None
+
+        def exists(file: str) -> bool:
+            """One listing answers for a whole dataset; names with a folder in them ask the file system."""
+            return os.path.isfile(self.path / file) if listed is None or os.sep in file else file in listed
+
+        found, boxes_root = [], self.options.boxes_root
+        for name in [named(self.options.pattern or "{image_id}", row) for row in rows]:
+            files = [name + suffix for suffix in SUFFIXES]
+            boxes = None if boxes_root is None else os.path.join(boxes_root, f"{name}.npy")
+            found.append(Location(str(self.path / next(filter(exists, files), files[0])), boxes))
+        return found
+
+    def read(self, location: Location, where: str, values: bool) -> Stored:
+        """Arrays, or without ``values`` their headers. Raises ``DataError`` where they are absent or unreadable."""
+        read = read_array if values else lambda file, size: ArrayHeader(*array_header(file, size))
+        for path in location if self.options.with_boxes else location[:1]:
+            if path is not None and not os.path.isfile(path):
+                name = os.path.splitext(os.path.basename(path))[0]
+                expected = f"{name}.npz or {name}.npy" if path.endswith(SUFFIXES[0]) else os.path.basename(path)
+                raise DataError(f"{where}: no such file; expected {expected} in {os.path.dirname(path) or '.'}")
+        with _readable(where):
+            stored = self._stored(location.features, read, where)
+            if self.options.with_boxes and location.boxes is not None:
+                with open(location.boxes, "rb") as file:
+                    stored = stored._replace(boxes=read(file, os.path.getsize(location.boxes)))
+        return stored
+
+    def _stored(self, path: str, read: Callable[[BinaryIO, int], Any], where: str) -> Stored:
+        if not zipfile.is_zipfile(path):
+            with open(path, "rb") as file:
+                return Stored([read(file, os.path.getsize(path))])
+        with zipfile.ZipFile(path) as archive:
+            keys = [name.removesuffix(".npy") for name in archive.namelist()]
+            wanted = self.options.arrays or [key for key in FEATURE_KEYS if key in keys][:1]
+            if not wanted or not set(wanted) <= set(keys):
+                expected = ", ".join(wanted) or f"one of {', '.join(FEATURE_KEYS)}"
+                raise DataError(f"{where}: holds the arrays {sorted(keys)}, expected {expected}")
+
+            def one(key: str, read: Callable[[BinaryIO, int], Any] = read) -> Any:
+                with member(archive, key) as (file, size):
+                    return read(file, size)
+
+            features = [one(key) for key in wanted]
+            if not self.options.with_boxes:
+                return Stored(features)
+            boxes = next((one(key) for key in BOX_KEYS if key in keys), None)
+            if not all(key in keys for key in SIZE_KEYS):
+                return Stored(features, boxes)
+            width, height = (float(one(key, read_array).item()) for key in SIZE_KEYS)
+            return Stored(features, boxes, (width, height))
+
+    def stamp(self, location: Location) -> tuple[str, int, int] | None:
+        """Path, bytes and time of change of the files; None where one is not there."""
+        try:
+            found = [os.stat(path) for path in location if path is not None]
+        except OSError:
+            return None
+        return location.features, sum(s.st_size for s in found), max(s.st_mtime_ns for s in found)
+
+
+def import_h5py(path: Path) -> Any:
+    """The module ``h5py``. Raises ``DataError`` where it is not installed."""
+    try:
+        import h5py
+    except ImportError as error:
+        raise DataError(f"{path}: HDF5 needs h5py ({error}): pip install 'rl-caption[features]'") from error
+    return h5py
+
+
+def open_hdf5(path: Path) -> Any:
+    """An HDF5 file, open for reading. Raises ``DataError`` where it is none, or h5py is not installed."""
+    try:
+        return import_h5py(path).File(path, "r", locking=False)
+    except OSError as error:
+        raise DataError(f"{path} is not a readable HDF5 file: {error}") from error
+
+
+class FeatureHdf5:
+    """One HDF5 file for all images, a dataset per image. ``DataError`` where an option is for a folder.
+
+    The file is opened by the process that first reads from it, and not carried into another.
+    """
+
+    parallel = False  # the HDF5 library reads one thing at a time
+
+    def __init__(self, path: Path, options: FeatureOptions) -> None:
+        if options.arrays or options.boxes_root is not None:
+            raise DataError("features_kwargs.arrays and boxes_root are for a folder of features, not for HDF5")
+        self.path, self.options = path, options
+        self._opened: tuple[int, Any] | None = None
+        self._file()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle without the open file."""
+        return {**self.__dict__, "_opened": None}
+
+    def _file(self) -> Any:
+        process = os.getpid()
+        if self._opened is None or self._opened[0] != process:
+            if self._opened is not None:
+                # A fork of the process that opened it. While that handle is open here, the HDF5 library would answer
+                # with the same open file, whose descriptor and position the processes share.
+                self._opened[1].close()
+                self._opened = None
+            self._opened = process, open_hdf5(self.path)
+        return self._opened[1]
+
+    def _dataset(self, key: str | None) -> Any:
+        """The HDF5 dataset at ``key``, of which only the header is read until it is indexed; None where none is."""
+        found = None if key is None else self._file().get(key)
+        return found if isinstance(found, import_h5py(self.path).Dataset) else None
+
+    def locations(self, rows: Sequence[Row]) -> list[Location]:
+        """The keys of each image. ``DataError`` where no pattern was given, and none of the usual ones fits any."""
+        usual = (key for row in rows for key in HDF5_PATTERNS if self._dataset(named(key, row)) is not None)
+        pattern = self.options.pattern or next(usual, None)
+        if pattern is None:
+            shown = ", ".join(repr(key) for key, _ in zip(self._file(), range(4), strict=False)) or "none"
+            first = rows[0]["image_id"] if rows else "none"
+            raise DataError(
+                f"{self.path} has features of none of {len(rows)} images: its keys are such as {shown}, the images' "
+                f"ids such as {first!r}; give the key as data.features_kwargs.pattern, such as {{image_id}}_features"
+            )
+        boxes = self.options.boxes_pattern or _BOXES_OF.get(pattern)
+        return [Location(named(pattern, row), None if boxes is None else named(boxes, row)) for row in rows]
+
+    def read(self, location: Location, where: str, values: bool) -> Stored:
+        """As of a folder."""
+        with _readable(where):
+            features = self._dataset(location.features)
+            boxes = self._dataset(location.boxes) if self.options.with_boxes else None
+            if features is None:
+                raise DataError(f"{where}: no such key; expected a data set {location.features!r}")
+            if not values or features.dtype.kind not in "fiu":  # refused by its type, not read
+                return Stored([features], boxes)
+            for each in (features, boxes):
+                if each is not None:
+                    check_expansion(each.size * each.dtype.itemsize, each.id.get_storage_size())
+            return Stored([features[()]], None if boxes is None else boxes[()])
+
+    def stamp(self, location: Location) -> tuple[str, int, int] | None:
+        """Path and key, bytes and time of change of the whole file."""
+        status = os.stat(self.path)
+        return f"{self.path}::{location.features}", status.st_size, status.st_mtime_ns
+
+
 @dataclass(frozen=True)
 class ImageFeatures:
     """The features of one image, not yet read. Picklable; what a row has as ``features``."""
 
-    store: Store
+    store: FeatureFolder | FeatureHdf5
     location: Location
     image_id: str
-    options: FeatureOptions
     size: ImageSize | None = None
     """Width and height of the image in pixels, where the dataset says it."""
     image: str | None = None
@@ -370,7 +344,7 @@ class ImageFeatures:
             geometry = normalised_boxes(finite(stored.boxes, "boxes", where), size, where)
             values = np.concatenate([values, geometry], axis=1)
         check_width(width, dim, values.shape, where)
-        return values[: self.options.max_regions]
+        return values[: self.store.options.max_regions]
 
     def check(self) -> int:
         """Check shapes without reading the values: D as the captioner will see it. Raises ``DataError`` as ``load``."""
@@ -378,15 +352,15 @@ class ImageFeatures:
 
     def _read(self, values: bool) -> tuple[Stored, int, ImageSize | None]:
         """Arrays or headers of checked shapes, D, and the image's size where boxes are part of it."""
-        where, with_boxes = self.where, self.options.box_features == "normalised"
-        stored = self.store.read(self.location, where, values, with_boxes)
+        where, options = self.where, self.store.options
+        stored = self.store.read(self.location, where, values)
         shapes = [each.shape for each in stored.features]
         found = [regions_and_width(each.shape, each.dtype, where) for each in stored.features]
         regions, width = found[0][0], sum(own for _, own in found)
         if any(other != regions for other, _ in found):
             raise DataError(f"{where}: the arrays have {[list(shape) for shape in shapes]}, expected equal regions")
-        check_width(width, self.options.dim, shapes[0] if len(shapes) == 1 else (regions, width), where)
-        if not with_boxes:
+        check_width(width, options.dim, shapes[0] if len(shapes) == 1 else (regions, width), where)
+        if not options.with_boxes:
             return stored, width, None
         if stored.boxes is None:
             raise DataError(f"{where}: no boxes, which box_features: normalised needs")
@@ -413,25 +387,11 @@ def features_of(rows: Sequence[Row], root: str | Path, options: FeatureOptions) 
     all, or an option is of the other kind.
     """
     path = Path(root)
-    store: Store
-    if path.is_file():
-        if options.arrays or options.boxes_root is not None:
-            raise DataError("features_kwargs.arrays and boxes_root are for a folder of features, not for HDF5")
-        store = FeatureHdf5(path, options.pattern, options.boxes_pattern)
-    elif not path.is_dir():
-        raise DataError(
-            f"features_root {str(root)!r} is neither a folder with one .npz or .npy file per image nor an HDF5 file"
-        )
-    elif options.boxes_pattern is not None:
-        raise DataError("features_kwargs.boxes_pattern is for HDF5, not for a folder: expected boxes_root")
-    else:
-        store = FeatureFolder(path, options.pattern, options.arrays, options.boxes_root)
+    store = FeatureHdf5(path, options) if path.is_file() else FeatureFolder(path, options)
     images = [str(row["image"]) if isinstance(row["image"], str | Path) else None for row in rows]
-    files = [Path(image or "") for image in images]
-    names = [Names(row["image_id"], file.stem, file.parent.name) for row, file in zip(rows, files, strict=True)]
     made = [
-        ImageFeatures(store, location, row["image_id"], options, row.get("size"), image)
-        for location, row, image in zip(store.locations(names), rows, images, strict=True)
+        ImageFeatures(store, location, row["image_id"], row.get("size"), image)
+        for location, row, image in zip(store.locations(rows), rows, images, strict=True)
     ]
     views = [features_of(rows, view, replace(options, views=())) for view in options.views]
     return [replace(one, views=tuple(own)) for one, *own in zip(made, *views, strict=True)] if views else made
@@ -443,8 +403,8 @@ def as_image_features(features: Any, image_id: str) -> ImageFeatures:
         return features
     if not isinstance(features, str | Path):
         raise DataError(f"features of image {image_id!r} are {type(features).__name__}: expected the path of a file")
-    folder = FeatureFolder(Path(features).parent if Path(features).parent.is_dir() else Path())
-    return ImageFeatures(folder, Location(str(features)), image_id, FeatureOptions())
+    folder = FeatureFolder(Path(features).parent if Path(features).parent.is_dir() else Path(), FeatureOptions())
+    return ImageFeatures(folder, Location(str(features)), image_id)
 
 
 def regions_and_width(shape: Sequence[int], dtype: np.dtype, where: str) -> tuple[int, int]:

@@ -176,7 +176,7 @@ def _stamp(item: ImageFeatures) -> tuple[str, list[Any]] | None:
     stamp = item.store.stamp(item.location)
     if stamp is None:
         return None
-    return stamp[0], [stamp[1], stamp[2], repr((item.location, astuple(item.options), item.size))]
+    return stamp[0], [stamp[1], stamp[2], repr((item.location, astuple(item.store.options), item.size))]
 
 
 def _read_cache(cache: str | Path | None) -> dict[str, Any]:

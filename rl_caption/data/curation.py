@@ -77,16 +77,10 @@ def text_overlap(caption: str, text: str) -> float:
 
 @dataclass
 class Source:
-    """The files of a data set, read one row at a time.
+    """The files of a data set, read one row at a time; ``DataError`` where there is none, or one of another kind.
 
-    Args:
-        path: ``CurateConfig.data``.
-        image_root: that paths of images start from; None is the folder of each file.
-        image_column, caption_column: of JSON lines and Parquet.
-        text_column: of a text in the image; None where there is none.
-
-    Raises:
-        DataError: no such file, or one of another kind.
+    ``path`` is ``CurateConfig.data``; paths of images start from ``image_root``, by default the folder of each file.
+    The columns are those of JSON lines and Parquet, ``text_column`` that of a text in the image, if any.
     """
 
     path: Path

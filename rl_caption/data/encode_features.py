@@ -67,19 +67,14 @@ def encode_features(
     process was writing cannot be read.
 
     Args:
-        encoder: see ``rewards.clip.pretrained``.
-        data: a Karpathy JSON or its folder; or a folder of images, whose ids are their names without extension.
+        encoder: see ``rewards.clip.pretrained``; ``kwargs`` are its arguments, where it is a class.
+        data: a Karpathy JSON or its folder, with ``image_root``, ``image_extension`` and ``flatten`` as for
+            ``KarpathyData``, and ``splits`` (empty: all); or a folder of images, whose ids are their names without
+            extension.
         out: a folder, for ``ID.npz`` with the array ``features`` [H, W, D]; or an HDF5 file (``.h5``, ``.hdf5``), for
-            the keys ``ID_grids``.
-        image_root: with ``image_extension`` and ``flatten``, as for ``KarpathyData``.
-        kwargs: arguments of the encoder, where it is a class.
-        dtype: of the written features, ``float16`` or ``float32``.
-        batch_size: images of a forward pass.
-        num_workers: threads that check and read images.
+            the keys ``ID_grids``; in ``dtype``, ``float16`` or ``float32``.
         device: such as ``cuda:0``; None is a GPU where there is one.
-        splits: of the dataset; empty takes all.
-        augment: names of ``AUGMENTATIONS``: encode a random view of each image (``features_kwargs.views``).
-        seed: of the views.
+        augment: names of ``AUGMENTATIONS``: a random view of each image, by ``seed`` (``features_kwargs.views``).
 
     Raises:
         ConfigError: the encoder or the device cannot be used, or ``out`` has features of another encoder.

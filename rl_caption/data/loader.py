@@ -159,13 +159,11 @@ def _rotated(pixels: Tensor, angle: float) -> Tensor:
 class Collate:
     """Rows to a ``CaptionBatch``, on the CPU.
 
-    Args:
-        captioner: does the preprocessing and knows the tokens.
-        max_target_tokens: longest reference in tokens, EOS included; None makes no targets.
-        captions_per_image: references that one step learns, another choice at every step; None takes all.
-        augmentations: names of ``augment``: another random view of an image at every step. Only views of which its
-            captions stay true (aerial photos may be mirrored, scenes with a left and a right may not).
-        seed: of these choices.
+    ``captioner`` does the preprocessing and knows the tokens. References are targets of at most ``max_target_tokens``
+    tokens, EOS included (None: no targets); one step learns ``captions_per_image`` of an image, another choice at every
+    step (None: all). ``augmentations`` are names of ``augment``: another random view of an image at every step; only
+    views of which its captions stay true (aerial photos may be mirrored, scenes with a left and a right may not).
+    ``seed`` is that of these choices.
     """
 
     def __init__(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -71,11 +71,14 @@ class Tagged:
         words = [edits.get(at, word) for at, word in enumerate(self.words)]
         # "a" and "an" agree with the word after them, so that grammar does not give the negative away.
         for at in range(len(words) - 1):
-            changed = at + 1 in edits or at in edits
-            if changed and words[at].lower() in ("a", "an") and words[at + 1]:
+            if edits.keys() & {at, at + 1} and words[at].lower() in ("a", "an") and words[at + 1]:
                 article = "an" if words[at + 1][0].lower() in "aeiou" else "a"
                 words[at] = article.capitalize() if words[at][0].isupper() else article
-        return re.sub(r" (?=[.,;:!?])", "", " ".join(word for word in words if word))
+        return _joined(words)
+
+
+def _joined(words: Iterable[str]) -> str:
+    return re.sub(r" (?=[.,;:!?])", "", " ".join(word for word in words if word))
 
 
 Pool = Mapping[str, tuple[Sequence[str], np.ndarray]]
@@ -216,27 +219,22 @@ def _shuffle(chosen: Callable[[str], bool]) -> Edit:
         positions = [at for at, letter in enumerate(caption.classes) if caption.words[at].isalnum() and chosen(letter)]
         shuffled = generator.permutation(positions)
         words = {at: caption.words[other] for at, other in zip(positions, shuffled, strict=True)}
-        return Tagged(tuple(words.get(at, word) for at, word in enumerate(caption.words)), caption.classes).replaced({})
+        return _joined(words.get(at, word) for at, word in enumerate(caption.words))
 
     return edit
 
 
-def _trigrams(caption: Tagged) -> list[tuple[str, ...]]:
-    """The words, less punctuation, three at a time."""
-    words = tuple(word for word in caption.words if word[0].isalnum())
-    return [words[start : start + 3] for start in range(0, len(words), 3)]
+def _shuffle_trigrams(within: bool) -> Edit:
+    """Of the words, less punctuation, three at a time, shuffle the triples, or ``within`` each its words."""
 
+    def edit(caption: Tagged, pool: Pool, generator: np.random.Generator) -> str | None:
+        words = [word for word in caption.words if word[0].isalnum()]
+        parts = [words[start : start + 3] for start in range(0, len(words), 3)]
+        if within:
+            return _joined(part[index] for part in parts for index in generator.permutation(len(part)))
+        return _joined(word for index in generator.permutation(len(parts)) for word in parts[index])
 
-def _shuffle_trigrams(caption: Tagged, pool: Pool, generator: np.random.Generator) -> str | None:
-    parts = _trigrams(caption)
-    words = tuple(word for index in generator.permutation(len(parts)) for word in parts[index])
-    return Tagged(words, caption.classes).replaced({})
-
-
-def _shuffle_within_trigrams(caption: Tagged, pool: Pool, generator: np.random.Generator) -> str | None:
-    parts = _trigrams(caption)
-    words = tuple(part[index] for part in parts for index in generator.permutation(len(part)))
-    return Tagged(words, caption.classes).replaced({})
+    return edit
 
 
 def _like(word: str, original: str) -> str:
@@ -257,8 +255,8 @@ EDITS: dict[str, Edit] = {
     "add_attribute": _add_attribute,
     "shuffle_nouns_adjectives": _shuffle(lambda letter: letter in "NJ"),
     "shuffle_all_but_nouns_adjectives": _shuffle(lambda letter: letter not in "NJ"),
-    "shuffle_within_trigrams": _shuffle_within_trigrams,
-    "shuffle_trigrams": _shuffle_trigrams,
+    "shuffle_within_trigrams": _shuffle_trigrams(within=True),
+    "shuffle_trigrams": _shuffle_trigrams(within=False),
 }
 """Kind of hard negative -> the rule that makes it; the last four are ARO's perturbations of word order."""
 
@@ -267,13 +265,9 @@ EDITS: dict[str, Edit] = {
 class RuleNegatives:
     """Hard negatives by rules, a ``NegativeSource``.
 
-    Args:
-        captions: where objects and attributes that are not in a caption are drawn from, by frequency.
-        kinds: names of ``EDITS``; None takes all. Each caption gets those that apply, in random order.
-
-    Raises:
-        ValueError: an unknown kind.
-        RewardError: the package ``textblob`` is not installed.
+    Objects and attributes that are not in a caption are drawn from ``captions``, by frequency. ``kinds`` are names of
+    ``EDITS``, None takes all; each caption gets those that apply, in random order. ``ValueError`` where a kind is
+    unknown, ``RewardError`` where the package ``textblob`` is not installed.
     """
 
     captions: Sequence[str]
@@ -310,9 +304,7 @@ class ColumnNegatives:
         """Those of the reference, in random order. Raises ``DataError`` where the row has none for it."""
         given = row.get("negatives")
         if given is None or caption not in row["references"]:
-            raise DataError(
-                f"image {row['image_id']!r} has no negatives for {caption!r}: expected the column negatives"
-            )
+            raise DataError(f"image {row['image_id']!r} has no negatives for {caption!r}: expected that column")
         own = given[row["references"].index(caption)]
         return [("data", own[index]) for index in generator.permutation(len(own))]
 

@@ -76,21 +76,11 @@ def prepare(
 
     ``out`` then holds ``dataset_coco.json`` (splits, raw captions and image sizes), ``captions_val.json`` and
     ``captions_test.json`` (references in COCO annotation format), links ``images`` and ``features``,
-    ``document_frequencies.npz`` where asked for, and ``prepared.json`` (counts), which is also returned.
+    ``document_frequencies.npz`` where asked for (``df``), and ``prepared.json`` (counts), which is also returned.
 
-    Args:
-        out: the folder, such as ``data/coco``.
-        downloads: folder with ``dataset_coco.json`` and, there or in ``annotations``, the official caption files.
-        images: folder with ``train2014`` and ``val2014``; None takes ``out/images`` where it is.
-        features: folder or HDF5 file of region features; None takes those in ``out`` where they are.
-        features_kwargs: how the features are stored (``FeatureOptions``).
-        annotations: compare with the official caption files; False does without them (and without image sizes).
-        subset: the numbers of images and captions are those of a part of COCO, and are not compared.
-        fast: look only whether image files exist, and at the shapes of features; False decodes and reads all.
-        df: also write the document frequencies of CIDEr-D (training split, EOS counted).
-
-    Raises:
-        DataError: something is missing or does not agree; everything at once, with counts and the first offenders.
+    Arguments are those of the command line; without ``annotations`` there is no comparison with the official captions,
+    and there are no image sizes. ``DataError`` says everything at once that is missing or does not agree, with counts
+    and the first offenders.
     """
     out, found = Path(out), _downloads(Path(downloads), annotations)
     if (out / KARPATHY).exists() and found[KARPATHY].samefile(out / KARPATHY):

@@ -60,15 +60,9 @@ class ImageFolder(Splits):
     """A folder tree of images without captions, such as ImageNet, as a ``DataModule``.
 
     Its folders ``train``, ``val`` and ``test``, where it has them, are the splits; what lies elsewhere is ``train``.
-    Without ``val``, a part of ``train`` is held out: the images whose path hashes below ``val_fraction``, the same in
-    every run, whatever else is in the folder. ``image_id`` is the path in the folder. Links to folders are followed.
-
-    Args:
-        path: the folder.
-        val_fraction: of the images, roughly; only where there is no folder ``val``.
-
-    Raises:
-        DataError: the folder is not there, or has no image to train on or to hold out.
+    Without ``val``, a part of ``train`` is held out: roughly ``val_fraction`` of the images, those whose path hashes
+    below it, the same in every run, whatever else is in the folder. ``image_id`` is the path in the folder. Links to
+    folders are followed. ``DataError`` where the folder is not there, or has no image to train on or to hold out.
     """
 
     def __init__(self, path: str | Path, val_fraction: HeldOut = 0.01) -> None:
@@ -83,7 +77,8 @@ class ImageFolder(Splits):
 class CaptionFile(Splits):
     """Captions without images, one a line, such as CC3M's, as a ``DataModule``.
 
-    Empty lines are skipped. ``image_id`` is the file's name and the line, ``train.tsv:17``.
+    Empty lines are skipped. ``image_id`` is the file's name and the line, ``train.tsv:17``. ``DataError``, which names
+    the file and the line, where there is no such file, or a line is wrong.
 
     Args:
         path: a text file, UTF-8; or a folder with a file for each split, ``train``, ``val`` and ``test`` with any
@@ -92,9 +87,6 @@ class CaptionFile(Splits):
         column: which of the columns, separated by tabs and counted from 0, is the caption (CC3M: 0); None is the whole
             line.
         val_fraction: of the captions, roughly; only where there is no file ``val``.
-
-    Raises:
-        DataError: there is no such file, or a line is wrong; the message names the file and the line.
     """
 
     def __init__(

@@ -56,19 +56,14 @@ def evaluate_samples(
     - ``self-CIDEr``, ``Div-n`` (``rewards.text.diversity``): means over images. Higher is more diverse.
     - ``mBLEU-4``: corpus BLEU-4 of the i-th captions with the others of their images as references, mean over i (Shetty
       et al. 2017). Lower is more diverse.
-    - ``CLIP-diversity`` (``embedding_diversity``): mean over images. Higher is more diverse.
+    - ``CLIP-diversity`` (``embedding_diversity``), by ``encoder``, if any: mean over images. Higher is more diverse.
     - ``best_of``: the choice by consensus is that of Devlin et al., "Exploring Nearest Neighbor Approaches for Image
       Captioning", 2015, among the samples themselves.
 
-    Args:
-        samples: image id -> K captions, as the model wrote them, in the order in which they were sampled.
-        references: image id -> captions that people wrote; images without samples count in document frequencies.
-        encoder: embeds samples for ``CLIP-diversity``; None leaves it out.
-        tokenizer: one of ``rewards.text.tokenize.TOKENIZERS``.
-
-    Raises:
-        EvaluationError: an image has another number of captions than the first or fewer than two, or no reference, or
-            fewer than two images have references.
+    ``samples`` is image id -> K captions, as the model wrote them, in the order in which they were sampled;
+    ``references`` image id -> captions that people wrote, where images without samples count in document frequencies;
+    ``tokenizer`` is one of ``rewards.text.tokenize.TOKENIZERS``. ``EvaluationError`` where an image has another number
+    of captions than the first or fewer than two, or no reference, or fewer than two images have references.
     """
     count = _checked(samples, references)
     split = tokenizer_of(tokenizer)

@@ -62,16 +62,19 @@ class ScenesData(Splits):
         positives: bool = False,
     ) -> None:
         sizes = {"num_train": num_train, "num_val": num_val, "num_test": num_test, "num_unseen": num_unseen}
-        for name, size in sizes.items():
-            if size < 0:
-                raise DataError(f"{name}={size}: expected 0 or more scenes")
-        if image_size < 16:
-            raise DataError(f"image_size={image_size}: expected at least 16 pixels")
+        _check_least(0, **sizes)
+        _check_least(16, image_size=image_size)
         most = 10 if positives else 20
         if not 1 <= captions_per_image <= most:
             raise DataError(f"captions_per_image={captions_per_image}, positives={positives}: expected 1 to {most}")
         make = partial(_scene_row, image_size, seed, captions_per_image, positives)
         super().__init__(_kept_rows(dict(zip(SPLITS, sizes.values(), strict=True)), make), "the generated world")
+
+
+def _check_least(least: int, **values: int) -> None:
+    for name, value in values.items():
+        if value < least:
+            raise DataError(f"{name}={value}: expected at least {least}")
 
 
 def _scene_row(image_size: int, seed: int, count: int, positives: bool, split: str, index: int) -> Row:
@@ -98,17 +101,9 @@ def _scene_row(image_size: int, seed: int, count: int, positives: bool, split: s
 class MovingScenesData(Splits):
     """Scenes that move, as videos of a few frames, in three disjoint splits; a pure function of its parameters.
 
-    The ``image`` of a row is a tuple of frames, at equal distances from the start to the end.
-
-    Args:
-        num_train: scenes in ``train``; likewise ``num_val``, ``num_test``. 0 gives an empty split.
-        num_frames: of a video, at least 2.
-        image_size: side of the frames in pixels, at least 16.
-        seed: which scenes and captions. The first n scenes of a split do not depend on the split's size.
-        captions_per_image: references of a video, 1 to 10.
-
-    Raises:
-        DataError: a parameter is out of its range.
+    The ``image`` of a row is a tuple of ``num_frames`` frames (at least 2), at equal distances from the start to the
+    end. The other parameters are as for ``ScenesData``; ``captions_per_image`` is 1 to 10. ``DataError`` where one is
+    out of its range.
     """
 
     def __init__(
@@ -121,12 +116,9 @@ class MovingScenesData(Splits):
         seed: Seed = 0,
         captions_per_image: Annotated[int, Range(min=1, max=10)] = 5,
     ) -> None:
-        if min(num_train, num_val, num_test) < 0:
-            raise DataError(f"num_train={num_train}, num_val={num_val}, num_test={num_test}: expected 0 or more scenes")
-        if num_frames < 2 or image_size < 16:
-            raise DataError(
-                f"num_frames={num_frames}, image_size={image_size}: expected at least 2 frames of 16 pixels"
-            )
+        _check_least(0, num_train=num_train, num_val=num_val, num_test=num_test)
+        _check_least(2, num_frames=num_frames)
+        _check_least(16, image_size=image_size)
         if not 1 <= captions_per_image <= 10:
             raise DataError(f"captions_per_image={captions_per_image}: expected 1 to 10")
         sizes = {"train": num_train, "val": num_val, "test": num_test}

@@ -94,27 +94,27 @@ def rated_figures(part: RatedCaptions, scores: Sequence[float], resamples: int =
     ``tau_b within images`` where the set asks for it. Of captions without images ``tau_b``, ``pearson`` and
     ``spearman`` are all published. Intervals are of ``resamples`` draws of images; 0 computes none.
     """
-    wanted: dict[tuple[str, ...], Callable[[], Measured]] = {
-        ("tau_b", "tau_c"): partial(_taus, part, scores, resamples, seed)
-    }
-    if part.published == "pearson":
-        wanted["pearson",] = partial(_correlation, part, scores, resamples, seed, ranked=False)
-    if part.published == "spearman":
-        wanted["spearman",] = partial(_sampled_spearman, part, scores, seed)
-    if part.text_alone:
-        wanted["spearman",] = partial(_correlation, part, scores, resamples, seed, ranked=True)
-    if part.within_images:
-        wanted["tau_b within images",] = partial(_within_images, part, scores)
     published = {"pearson", "spearman", "tau_b"} if part.text_alone else {part.published}
     found: list[Figure] = []
-    for names, measure in wanted.items():
+
+    def measure(names: Sequence[str], by: Callable[[], Measured]) -> None:
         values: Sequence[float | None]
         try:
-            values, bounds, note = measure()
+            values, bounds, note = by()
         except UndefinedCorrelation as error:
             values, bounds, note = [None] * len(names), [], str(error)
         for name, value, own in zip_longest(names, values, bounds):
             found.append(_figure(name, value, len(part.captions), own, name in published, note))
+
+    measure(["tau_b", "tau_c"], partial(_taus, part, scores, resamples, seed))
+    if part.published == "pearson":
+        measure(["pearson"], partial(_correlation, part, scores, resamples, seed, ranked=False))
+    if part.text_alone:
+        measure(["spearman"], partial(_correlation, part, scores, resamples, seed, ranked=True))
+    elif part.published == "spearman":
+        measure(["spearman"], partial(_sampled_spearman, part, scores, seed))
+    if part.within_images:
+        measure(["tau_b within images"], partial(_within_images, part, scores))
     return sorted(found, key=lambda figure: not figure.published)
 
 

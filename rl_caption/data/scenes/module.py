@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 from tqdm.auto import tqdm
 
@@ -24,6 +24,7 @@ from rl_caption.data.scenes.world import PAIRS, SEEN_PAIRS, UNSEEN_PAIRS, Draws,
 from rl_caption.options import Range, Seed
 
 Scenes: TypeAlias = Annotated[int, Range(min=0, max=10**9)]
+AnyScene = TypeVar("AnyScene", Scene, MovingScene)
 SPLITS = ("train", "val", "test", "test_unseen")
 _BUCKETS = 8
 _SPLIT_BUCKETS = {"train": range(2, 8), "val": range(0, 1), "test": range(1, 2), "test_unseen": range(0, 8)}
@@ -68,7 +69,8 @@ class ScenesData(Splits):
         if not 1 <= captions_per_image <= most:
             raise DataError(f"captions_per_image={captions_per_image}, positives={positives}: expected 1 to {most}")
         make = partial(_scene_row, image_size, seed, captions_per_image, positives)
-        super().__init__(_kept_rows(dict(zip(SPLITS, sizes.values(), strict=True)), make), "the generated world")
+        rows = _KeptRows.of(dict(zip(SPLITS, sizes.values(), strict=True)), make)
+        super().__init__(rows, "the generated world")
 
 
 def _check_least(least: int, **values: int) -> None:
@@ -78,7 +80,8 @@ def _check_least(least: int, **values: int) -> None:
 
 
 def _scene_row(image_size: int, seed: int, count: int, positives: bool, split: str, index: int) -> Row:
-    scene = split_scene(split, index, seed)
+    pairs = (PAIRS, UNSEEN_PAIRS) if split == "test_unseen" else (SEEN_PAIRS, ())
+    scene = _first_of(split, (make_scene(number, *pairs) for number in _candidates(f"{seed}/{split}/{index}")))
     wording = _number(f"{seed}/{split}/{index}/captions")
     # The first captions do not depend on how many are asked for.
     captions = references(scene, wording, 2 * count if positives else count)
@@ -123,11 +126,11 @@ class MovingScenesData(Splits):
             raise DataError(f"captions_per_image={captions_per_image}: expected 1 to 10")
         sizes = {"train": num_train, "val": num_val, "test": num_test}
         make = partial(_moving_row, num_frames, image_size, seed, captions_per_image)
-        super().__init__(_kept_rows(sizes, make), "the generated world of moving scenes")
+        super().__init__(_KeptRows.of(sizes, make), "the generated world of moving scenes")
 
 
 def _moving_row(num_frames: int, image_size: int, seed: int, count: int, split: str, index: int) -> Row:
-    scene = split_moving_scene(split, index, seed)
+    scene = _first_of(split, map(make_moving_scene, _candidates(f"moving/{seed}/{split}/{index}")))
     moments = [number / (num_frames - 1) for number in range(num_frames)]
     return Row(
         image_id=f"{split}-{index:06d}",
@@ -137,17 +140,17 @@ def _moving_row(num_frames: int, image_size: int, seed: int, count: int, split: 
     )
 
 
-def _kept_rows(sizes: Mapping[str, int], make: Callable[[str, int], Row]) -> dict[str, RowView]:
-    """Rows of every split, each made when it is first asked for."""
-    return {split: RowView(range(size), _KeptRows(partial(make, split))) for split, size in sizes.items()}
-
-
 @dataclass(eq=False)
 class _KeptRows:
     """Makes the rows of one split, and keeps them (about 3 KB each, without pixels)."""
 
     make: Callable[[int], Row]
     made: dict[int, Row] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, sizes: Mapping[str, int], make: Callable[[str, int], Row]) -> dict[str, RowView]:
+        """Rows of every split, each made when it is first asked for."""
+        return {split: RowView(range(size), cls(partial(make, split))) for split, size in sizes.items()}
 
     def __call__(self, index: int, _: int) -> Row:
         if index not in self.made:
@@ -159,22 +162,14 @@ class _KeptRows:
         return {**self.__dict__, "made": {}}
 
 
-def split_moving_scene(split: str, index: int, seed: int) -> MovingScene:
-    """Moving scene ``index`` of a split: the first candidate of its own sequence whose content belongs there."""
-    made = map(make_moving_scene, _candidates(f"moving/{seed}/{split}/{index}"))
-    return next(scene for scene in made if belongs(scene, split))
-
-
-def split_scene(split: str, index: int, seed: int) -> Scene:
-    """Scene ``index`` of a split: the first candidate of its own sequence whose content belongs there."""
-    pairs = (PAIRS, UNSEEN_PAIRS) if split == "test_unseen" else (SEEN_PAIRS, ())
-    made = (make_scene(number, *pairs) for number in _candidates(f"{seed}/{split}/{index}"))
-    return next(scene for scene in made if belongs(scene, split))
-
-
 def _candidates(key: str) -> Iterator[int]:
     """Seeds of scenes, without end."""
     return (_number(f"{key}/{attempt}") for attempt in itertools.count())
+
+
+def _first_of(split: str, scenes: Iterator[AnyScene]) -> AnyScene:
+    """The first candidate whose content belongs in a split; every scene has a sequence of its own."""
+    return next(scene for scene in scenes if belongs(scene, split))
 
 
 def belongs(scene: Scene | MovingScene, split: str) -> bool:

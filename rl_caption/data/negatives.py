@@ -15,7 +15,7 @@ from typing import Protocol
 
 import numpy as np
 
-from rewards.text.detail_units import Tagger, default_tagger, word_class
+from rewards.text.detail_units import default_tagger, word_class
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.file_checks import progress
 
@@ -85,10 +85,10 @@ Pool = Mapping[str, tuple[Sequence[str], np.ndarray]]
 """Word class -> the words of a data set, and the cumulative share of each."""
 
 
-def tagged(caption: str, tagger: Tagger | None = None) -> Tagged:
-    """Words and their classes; verbs that follow an article count as nouns. ``tagger`` None: ``default_tagger``."""
+def tagged(caption: str) -> Tagged:
+    """Words and their classes by ``default_tagger``; verbs that follow an article count as nouns."""
     words = tuple(_WORD.findall(caption))
-    tags = (tagger or default_tagger())([words])[0] if words else []
+    tags = default_tagger()([words])[0] if words else []
     return Tagged(words, tuple(word_class(tag) for tag in tags))
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -13,33 +11,14 @@ import pytest
 from PIL import Image
 
 from rl_caption.data import file_checks
-from rl_caption.data.base import DataError, DataModule, Row
+from rl_caption.data.base import DataError, DataModule, Row, Splits
 from rl_caption.data.checks import CheckReport, check_data
 from rl_caption.data.file_checks import ImageFile, Verdict, check_image_files
 
 
-@dataclass(frozen=True)
-class Rows:
+def dataset(rows: dict[str, list[Row]]) -> Splits:
     """A dataset in memory."""
-
-    rows: dict[str, list[Row]]
-
-    @property
-    def splits(self) -> tuple[str, ...]:
-        return tuple(self.rows)
-
-    def split(self, name: str) -> Sequence[Row]:
-        return self.rows[name]
-
-
-@dataclass(frozen=True)
-class Scene:
-    """A generated image that must not be drawn by the checks."""
-
-    number: int
-
-    def render(self) -> Image.Image:
-        raise AssertionError("the checks drew a scene")
+    return Splits(rows, "memory")
 
 
 def photo(path: Path, seed: int) -> Path:
@@ -83,7 +62,7 @@ def test_missing_corrupt_and_truncated_files(tmp_path: Path) -> None:
     whole = (tmp_path / "6.jpg").read_bytes()
     (tmp_path / "6.jpg").write_bytes(whole[: len(whole) * 2 // 3])
     (tmp_path / "7.jpg").write_bytes(b"")
-    data = Rows({"train": rows})
+    data = dataset({"train": rows})
     report = both(data)
     assert found(report) == {"missing images": 4, "unreadable images": 3}
     missing, unreadable = report.problems
@@ -95,7 +74,7 @@ def test_missing_corrupt_and_truncated_files(tmp_path: Path) -> None:
 
 
 def test_without_pixels_only_existence_is_checked(tmp_path: Path) -> None:
-    data = Rows({"train": good_rows(tmp_path, 0, 4)})
+    data = dataset({"train": good_rows(tmp_path, 0, 4)})
     (tmp_path / "1.jpg").write_bytes(b"this is not an image")
     (tmp_path / "2.jpg").unlink()
     (tmp_path / "3.jpg").unlink()
@@ -110,7 +89,7 @@ def test_empty_captions_and_images_without_references(tmp_path: Path) -> None:
     rows[1]["negatives"], rows[1]["positive_images"] = [["no dog"], ["?"], ["no cat"], ["!"]], ["0.png", "1.png"]
     rows[2]["references"] = []
     rows[3]["references"] = [" ...", "--"]
-    data = Rows({"train": rows})
+    data = dataset({"train": rows})
     report = both(data)
     assert found(report) == {"empty captions": 4, "images without references": 2}
     assert report.problems[0].offenders == ["train image '1', caption 2", "train image '3', caption 1"]
@@ -125,7 +104,7 @@ def test_empty_captions_and_images_without_references(tmp_path: Path) -> None:
 def test_duplicate_ids_keep_the_first_good_row(tmp_path: Path) -> None:
     rows = [*good_rows(tmp_path, 0, 2), row("1", photo(tmp_path / "x.jpg", 8)), row("1", photo(tmp_path / "y.jpg", 9))]
     (tmp_path / "1.jpg").unlink()
-    data = Rows({"train": rows})
+    data = dataset({"train": rows})
     report = both(data)
     assert found(report) == {"missing images": 1, "duplicate image ids in a split": 2}
     kept = report.filtered(data).split("train")
@@ -138,7 +117,7 @@ def test_the_same_file_in_two_splits_stays_in_the_evaluation_split(tmp_path: Pat
     test.append(row("test copy", tmp_path / "1.jpg"))
     test.append(row("from val", tmp_path / "4.jpg"))
     (tmp_path / "sub").mkdir()
-    data = Rows({"train": train, "val": val, "test": test})
+    data = dataset({"train": train, "val": val, "test": test})
     report = both(data)
     assert found(report)["image files in two splits"] == 2
     assert report.problems[0].offenders[0] == f"{str(tmp_path / '1.jpg')!r} in train and val and test"
@@ -155,7 +134,7 @@ def test_equal_images_under_other_names_and_formats_leak(tmp_path: Path) -> None
     with Image.open(tmp_path / "2.jpg") as image:
         image.save(tmp_path / "copy.png")
     test.append(row("copy", tmp_path / "copy.png"))
-    data = Rows({"test": test, "train": train})
+    data = dataset({"test": test, "train": train})
     report = both(data)
     assert found(report) == {"equal images in two splits": 1}
     offender = f"test {str(tmp_path / 'copy.png')!r} = train {str(tmp_path / '2.jpg')!r}"
@@ -167,13 +146,13 @@ def test_equal_images_under_other_names_and_formats_leak(tmp_path: Path) -> None
 def test_a_leaked_row_stays_in_train_where_the_evaluation_row_is_bad(tmp_path: Path) -> None:
     train, test = good_rows(tmp_path, 0, 2), good_rows(tmp_path, 2, 1)
     test.append({"image_id": "0", "image": tmp_path / "0.jpg", "references": []})
-    data = Rows({"train": train, "test": test})
+    data = dataset({"train": train, "test": test})
     assert ids(both(data).filtered(data), "train") == ["0", "1"]
 
 
 def test_images_in_memory_leak_by_content_and_other_objects_are_refused() -> None:
     red, blue = Image.new("RGB", (4, 4), "red"), Image.new("RGB", (4, 4), "blue")
-    data = Rows({"train": [row("1", red), row("2", blue), row("3", 3.5)], "val": [row("4", red.copy())]})
+    data = dataset({"train": [row("1", red), row("2", blue), row("3", 3.5)], "val": [row("4", red.copy())]})
     report = both(data)
     assert found(report) == {"unreadable images": 1, "equal images in two splits": 1}
     assert report.problems[0].offenders == [
@@ -181,7 +160,9 @@ def test_images_in_memory_leak_by_content_and_other_objects_are_refused() -> Non
     ]
     assert ids(report.filtered(data), "train") == ["2"]
     small, large = Image.new("RGB", (4, 9)), Image.new("RGB", (9, 4))
-    assert check_data(Rows({"train": [row("1", small)], "val": [row("2", large)]}), ["train", "val"]).ok, "other sizes"
+    assert check_data(dataset({"train": [row("1", small)], "val": [row("2", large)]}), ["train", "val"]).ok, (
+        "other sizes"
+    )
 
 
 def test_features_are_checked_and_images_need_not_be_there(tmp_path: Path) -> None:
@@ -191,7 +172,7 @@ def test_features_are_checked_and_images_need_not_be_there(tmp_path: Path) -> No
     rows = [row(str(number), tmp_path / f"{number}.jpg") for number in range(4)]
     for item, name in zip(rows, ("0.npz", "1.npy", "2.npy", "3.npz"), strict=True):
         item["features"] = str(tmp_path / name)
-    data = Rows({"train": rows})
+    data = dataset({"train": rows})
     report = check_data(data, ["train"], on_bad="skip", check_images=False)
     assert found(report) == {"missing or unusable features": 2}
     assert "1.npy): D is 5, others have 4" in report.problems[0].offenders[0]
@@ -202,15 +183,15 @@ def test_features_are_checked_and_images_need_not_be_there(tmp_path: Path) -> No
 
 
 def test_skip_that_leaves_nothing_is_an_error(tmp_path: Path) -> None:
-    data = Rows({"train": good_rows(tmp_path, 0, 1), "val": [row("9", tmp_path / "nothing.jpg")]})
+    data = dataset({"train": good_rows(tmp_path, 0, 1), "val": [row("9", tmp_path / "nothing.jpg")]})
     with pytest.raises(DataError, match=r"(?s)1 missing images.*no rows are left in val"):
         check_data(data, data.splits, on_bad="skip")
     with pytest.raises(DataError, match=r"data\.on_bad is 'ignore': expected fail or skip"):
-        check_data(Rows({}), [], on_bad="ignore")  # type: ignore[arg-type]
+        check_data(dataset({}), [], on_bad="ignore")  # type: ignore[arg-type]
 
 
 def test_filtered_data_behaves_like_a_dataset(tmp_path: Path) -> None:
-    data = Rows({"train": good_rows(tmp_path, 0, 6), "extra": good_rows(tmp_path, 6, 2)})
+    data = dataset({"train": good_rows(tmp_path, 0, 6), "extra": good_rows(tmp_path, 6, 2)})
     (tmp_path / "2.jpg").unlink()
     report = check_data(data, ["train"], on_bad="skip")
     kept = pickle.loads(pickle.dumps(report.filtered(data)))
@@ -223,7 +204,7 @@ def test_filtered_data_behaves_like_a_dataset(tmp_path: Path) -> None:
         train[5]
     assert len(kept.split("extra")) == 2
     with pytest.raises(DataError, match="'train' has 2 rows, but 6 were checked"):
-        report.filtered(Rows({"train": data.rows["train"][:2]}))
+        report.filtered(dataset({"train": [*data.split("train")][:2]}))
 
 
 def test_cache_skips_what_is_known_and_sees_what_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

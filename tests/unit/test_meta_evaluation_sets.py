@@ -19,49 +19,35 @@ from rewards.videos import video_frames
 from rl_caption.data.base import DataError
 from rl_caption.meta_evaluation.correlation import correlations
 from rl_caption.meta_evaluation.figures import group_figures, pair_figures, rated_figures
-from rl_caption.meta_evaluation.sets import SETS, CaptionGroups, CaptionPairs, RatedCaptions, load
+from rl_caption.meta_evaluation.sets import SETS, RatedCaptions, load
 from rl_caption.meta_evaluation.sets.pairs import Region
 from rl_caption.meta_evaluation.sets.rated import OWN_REFERENCE
 from tests.judgement_sets_for_tests import BUILDERS, flickr8k_json, parquet, pascal50s_json, rated_json
 
-DOCS = Path(__file__).parents[2] / "docs" / "judging.md"
 
-
-def rated(name: str, folder: Path, **kwargs: Any) -> RatedCaptions:
-    (part,) = load(name, folder, partial=True, kwargs=kwargs)
-    assert isinstance(part, RatedCaptions)
-    return part
-
-
-def pairs(name: str, folder: Path, **kwargs: Any) -> CaptionPairs:
-    (part,) = load(name, folder, partial=True, kwargs=kwargs)
-    assert isinstance(part, CaptionPairs)
-    return part
-
-
-def groups(name: str, folder: Path, **kwargs: Any) -> CaptionGroups:
+def read(name: str, folder: Path, **kwargs: Any) -> Any:
+    """The first part of a set, or the only one."""
     part, *_ = load(name, folder, partial=True, kwargs=kwargs)
-    assert isinstance(part, CaptionGroups)
     return part
 
 
 def test_expert(tmp_path: Path) -> None:
     BUILDERS["flickr8k_expert"](tmp_path)
-    found = rated("flickr8k_expert", tmp_path)
+    found = read("flickr8k_expert", tmp_path)
     assert found.captions[:3] == ["a cat sits in place 1 ."] * 3, "each expert is a judgement, white space is single"
     assert found.ratings == [1, 2, 1, 1, 1, 3]
     assert found.excluded == {OWN_REFERENCE: 3}, "the caption of the image itself is left out, three times"
     assert list(found.references[0]) == [f"a dog runs in place {n} ." for n in range(5)]
     assert (found.published, found.images) == ("tau_c", None)
     (tmp_path / "Flickr8k_Dataset").mkdir()
-    assert rated("flickr8k_expert", tmp_path).images == [
+    assert read("flickr8k_expert", tmp_path).images == [
         tmp_path / "Flickr8k_Dataset" / name for name in ["1_a.jpg"] * 3 + ["2_b.jpg"] * 3
     ]
 
 
 def test_crowdflower(tmp_path: Path) -> None:
     BUILDERS["flickr8k_crowdflower"](tmp_path)
-    found = rated("flickr8k_crowdflower", tmp_path)
+    found = read("flickr8k_crowdflower", tmp_path)
     assert (found.ratings, found.published) == ([1, 0.25, 0], "tau_b")
     others = [f"a dog runs in place {n} ." for n in (1, 2, 3, 4)]
     assert [list(found.references[row]) for row in (0, 1)] == [others] * 2, "for both captions of the image"
@@ -70,7 +56,7 @@ def test_crowdflower(tmp_path: Path) -> None:
 def test_json_files_of_flickr8k(tmp_path: Path) -> None:
     flickr8k_json(tmp_path)
     item = json.loads((tmp_path / "flickr8k.json").read_text())["1_a"]
-    found = rated("flickr8k_expert", tmp_path)
+    found = read("flickr8k_expert", tmp_path)
     assert (found.captions, found.image_ids, found.excluded) == (["a cat"], ["1_a.jpg"], {OWN_REFERENCE: 1})
     for texts, left in (
         (["a dog", "a dog", *"bcd"], ["a dog", *"bcd"]),  # one of two equal ones
@@ -78,12 +64,12 @@ def test_json_files_of_flickr8k(tmp_path: Path) -> None:
     ):
         content = {"1_a": {**item, "ground_truth": texts}}
         (tmp_path / "crowdflower_flickr8k.json").write_text(json.dumps(content))
-        assert rated("flickr8k_crowdflower", tmp_path).references == [left] * 2
+        assert read("flickr8k_crowdflower", tmp_path).references == [left] * 2
 
 
 def test_composite(tmp_path: Path) -> None:
     BUILDERS["composite"](tmp_path)
-    found = rated("composite", tmp_path)
+    found = read("composite", tmp_path)
     assert found.ratings == [5, 2, 1, *[5, 2, 1, 3] * 2]
     assert found.captions[1] == "a thing; with a semicolon"
     assert found.excluded == {"rows without an image": 6}
@@ -92,7 +78,7 @@ def test_composite(tmp_path: Path) -> None:
     assert found.images is None
     for name in ("Flickr8k_Dataset", "flickr30k-images", "val2014"):
         (tmp_path / name).mkdir()
-    images = rated("composite", tmp_path).images
+    images = read("composite", tmp_path).images
     assert images[-1] == tmp_path / "val2014" / "COCO_val2014_000000000012.jpg"
     with pytest.raises(DataError, match="composite has no judgements"):
         load("composite", tmp_path, partial=True, kwargs={"aspect": "throughness"})
@@ -100,7 +86,7 @@ def test_composite(tmp_path: Path) -> None:
 
 def test_pascal50s(tmp_path: Path) -> None:
     BUILDERS["pascal50s"](tmp_path)
-    found = pairs("pascal50s", tmp_path)
+    found = read("pascal50s", tmp_path)
     assert found.kinds == ["HC", "HI", "HM", "MM"]
     assert found.preference == [1, 0, 0.5, 1]
     assert found.first[1] == "two dogs", "the votes are of the triplets' order"
@@ -111,12 +97,12 @@ def test_pascal50s(tmp_path: Path) -> None:
     assert found.averaged
     assert found.ties == "half"
     (tmp_path / "JPEGImages").mkdir()
-    assert pairs("pascal50s", tmp_path).images[0] == tmp_path / "JPEGImages" / "2008_0.jpg"
+    assert read("pascal50s", tmp_path).images[0] == tmp_path / "JPEGImages" / "2008_0.jpg"
 
 
 def test_abstract50s(tmp_path: Path) -> None:
     BUILDERS["abstract50s"](tmp_path)
-    found = pairs("abstract50s", tmp_path)
+    found = read("abstract50s", tmp_path)
     assert (found.preference, found.image_ids) == ([1, 0], ["Scene0_0.png", "Scene1_0.png"])
     assert not found.shown_kinds
     (tmp_path / "abstract_candsB.json").write_text('[{"image_id": "x.png", "caption": "one cat"}]')
@@ -126,7 +112,7 @@ def test_abstract50s(tmp_path: Path) -> None:
 
 def test_foil(tmp_path: Path) -> None:
     BUILDERS["foil"](tmp_path)
-    found = pairs("foil", tmp_path)
+    found = read("foil", tmp_path)
     assert list(zip(found.first, found.second, strict=True)) == [
         ("a dog runs.", "a cat runs."),
         ("a dog runs.", "a cow runs."),
@@ -135,18 +121,18 @@ def test_foil(tmp_path: Path) -> None:
     assert found.references["1 reference"] == [["a dog is running"], ["a dog is running"], ["a bus"]]
     assert found.references["4 references"][0] == ["a dog is running", "the dog runs", "dog", "dogs run", "one dog"]
     assert set(found.preference) == {1}
-    once = pairs("foil", tmp_path, one_per_image=True)
+    once = read("foil", tmp_path, one_per_image=True)
     assert once.image_ids == ["COCO_val2014_000000000007.jpg", "COCO_val2014_000000000008.jpg"]
     assert sum(once.excluded.values()) == 1
     (tmp_path / "captions_val2014.json").unlink()
-    assert pairs("foil", tmp_path).references == {}
+    assert read("foil", tmp_path).references == {}
 
 
 def test_foil_of_valse(tmp_path: Path) -> None:
     pair = {"image_file": "COCO_val2014_000000000007.jpg", "caption": "a dog", "foil": "a cat"}
     votes = [{"foil": 3 - number, "caption": number, "other": 0} for number in range(4)]
     (tmp_path / "foil-it.json").write_text(json.dumps({str(n): {**pair, "mturk": own} for n, own in enumerate(votes)}))
-    found = pairs("foil", tmp_path)
+    found = read("foil", tmp_path)
     assert (len(found.first), list(found.excluded.values())) == (2, [2])
     (tmp_path / "foil-it.json").write_text(json.dumps({"0": pair}))
     with pytest.raises(DataError, match="0: 'mturk' is None: expected an object"):
@@ -172,7 +158,7 @@ def test_aro(tmp_path: Path) -> None:
 def test_valse(tmp_path: Path) -> None:
     BUILDERS["valse"](tmp_path)
     (tmp_path / "images").mkdir()
-    found = pairs("valse", tmp_path)
+    found = read("valse", tmp_path)
     assert (found.kinds[:3], len(found.kinds)) == (["existence", "existence", "plurals"], 22)
     assert (found.first[1:3], found.second[2]) == (["A dog.", "Many dogs."], "No plurals.")
     assert (found.images[0], list(found.excluded.values())) == (tmp_path / "images" / "existence.jpg", [11])
@@ -184,7 +170,7 @@ def test_valse(tmp_path: Path) -> None:
 def test_sugarcrepe_pp(tmp_path: Path) -> None:
     BUILDERS["sugarcrepe_pp"](tmp_path)
     (tmp_path / "val2017").mkdir()
-    found = groups("sugarcrepe_pp", tmp_path)
+    found = read("sugarcrepe_pp", tmp_path)
     assert found.captions[:3] == ["a dog swap_obj", "one dog", "a cat"]
     assert found.images[2:4] == [tmp_path / "val2017" / f"00000000000{n}.jpg" for n in (1, 2)]
     near = np.array([[1, 0.9, 0.8], [0.9, 1, 0.7], [0.8, 0.7, 1]])
@@ -199,7 +185,7 @@ def test_sugarcrepe_pp(tmp_path: Path) -> None:
 def test_winoground(tmp_path: Path) -> None:
     BUILDERS["winoground"](tmp_path)
     (tmp_path / "images").mkdir()
-    found = groups("winoground", tmp_path)
+    found = read("winoground", tmp_path)
     scored = zip(found.captions[:4], [image.name for image in found.images[:4]], strict=True)
     first, second = "dog 0 sees a cat", "a cat sees dog 0"
     files = "ex_0_img_0.png", "ex_0_img_1.png"
@@ -228,14 +214,14 @@ def test_aro_order(tmp_path: Path) -> None:
     assert [sorted(text.replace(",", "").split()) for text in shuffled] == [words] * 4
     assert true not in shuffled
     assert coco.captions[5:] == ["dogs"] * 5
-    assert coco.captions == groups("aro_order", tmp_path).captions != groups("aro_order", tmp_path, seed=1).captions
+    assert coco.captions == read("aro_order", tmp_path).captions != read("aro_order", tmp_path, seed=1).captions
     (figure,) = group_figures(coco, [2.0, 1, 1, 1, 3, 1, 1, 1, 1, 1])
     assert (figure.name, figure.value) == ("precision at 1", 0.5), "one shuffle scores higher; equal scores are right"
 
 
 def test_polaris_as_csv(tmp_path: Path) -> None:
     BUILDERS["polaris"](tmp_path)
-    found = rated("polaris", tmp_path)
+    found = read("polaris", tmp_path)
     assert (found.captions, found.ratings, found.image_ids) == (["a dog", "a cat"], [0.75, 0.5], ["1.jpg", "2.jpg"])
     assert found.references == [["a dog runs", "a dog's"], ["cats"]]
     with pytest.raises(DataError, match=r"set_kwargs\.split is 'dev': expected train or validation or test"):
@@ -253,7 +239,7 @@ def test_parquet(tmp_path: Path, name: str, caption: str, image: str) -> None:
         parquet(
             tmp_path / "data" / f"test-0000{number}-of-2.parquet", [{**row, caption: f"dog {number}", image: stored}]
         )
-    found = rated(name, tmp_path)
+    found = read(name, tmp_path)
     assert (found.captions, found.ratings) == (["dog 0", "dog 1"], [0.25] * 2), "files in their order"
     assert found.image_ids[0] == ("x.jpg" if name == "nebula" else "dogs\na dog runs")
     assert len(found.images) == 2
@@ -264,13 +250,13 @@ def test_parquet(tmp_path: Path, name: str, caption: str, image: str) -> None:
 
 def test_pascal50s_as_json(tmp_path: Path) -> None:
     pascal50s_json(tmp_path)
-    found = pairs("pascal50s", tmp_path)
+    found = read("pascal50s", tmp_path)
     assert found.kinds == ["HC", "HI", "HM", "MM"]
     assert found.preference == [0, 1, 0, 1], "the label is the place of the better caption"
     assert (found.first[0], found.second[0], found.image_ids[0]) == ("a dog HC", "a cat", "2008_HC.jpg")
     assert [[len(texts) for texts in own] for own in found.references.values()] == [[5] * 4]
     (tmp_path / "VOC2012" / "JPEGImages").mkdir(parents=True)
-    assert pairs("pascal50s", tmp_path).images[0] == tmp_path / "VOC2012" / "JPEGImages" / "2008_HC.jpg"
+    assert read("pascal50s", tmp_path).images[0] == tmp_path / "VOC2012" / "JPEGImages" / "2008_HC.jpg"
     won = {name: [1.0, 0, 0, 0] for name in found.references}
     lost = {name: [0.0, 1, 1, 0] for name in found.references}
     figures = {figure.name: figure.value for figure in pair_figures(found, won, lost)}
@@ -280,12 +266,12 @@ def test_pascal50s_as_json(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["nebula", "polaris"])
 def test_ratings_as_json(tmp_path: Path, name: str) -> None:
     rated_json(name)(tmp_path)
-    found = rated(name, tmp_path)
+    found = read(name, tmp_path)
     assert (found.captions, found.ratings, found.image_ids) == (["a dog", "a cat"], [1, 0.55], ["59cf.jpg", "aa0c.jpg"])
     assert found.references == [["dogs", "a dog runs"], ["cats"]]
     assert (found.images, found.published) == (None, "tau_c")
     (tmp_path / name.capitalize()).mkdir()
-    assert rated(name, tmp_path).images == [tmp_path / name.capitalize() / image for image in ("59cf.jpg", "aa0c.jpg")]
+    assert read(name, tmp_path).images == [tmp_path / name.capitalize() / image for image in ("59cf.jpg", "aa0c.jpg")]
 
 
 def test_thumb(tmp_path: Path) -> None:
@@ -306,7 +292,7 @@ def test_thumb(tmp_path: Path) -> None:
 
 def test_cxc(tmp_path: Path) -> None:
     BUILDERS["cxc"](tmp_path)
-    found = rated("cxc", tmp_path)
+    found = read("cxc", tmp_path)
     assert found.captions == ["A dog runs in place 0.", *["A dog runs in place 1."] * 2]
     assert (found.ratings, found.published) == ([5, 1.8, 4.2], "spearman")
     assert [len(own) for own in found.references] == [4, 5, 4], "the judged caption is no reference of its own image"
@@ -314,7 +300,7 @@ def test_cxc(tmp_path: Path) -> None:
     figure, *_ = rated_figures(found, [1.0, 2.0, 3.0])
     assert (figure.name, figure.value) == ("spearman", None), "one of two captions has no correlation"
     with pytest.raises(DataError, match=r"sits_val\.csv.*Crisscrossed"):
-        rated("cxc", tmp_path, split="val")
+        read("cxc", tmp_path, split="val")
 
 
 @pytest.mark.parametrize("core", [b"numpy._core", b"numpy.core"])
@@ -359,7 +345,7 @@ def test_activitynet_foil(tmp_path: Path) -> None:
     """Of the release of EMScore (ShiYaya/emscore, 426e424): segments, and references that overlap by over 0.4."""
     BUILDERS["activitynet_foil"](tmp_path)
     (tmp_path / "videos").mkdir()
-    found = pairs("activitynet_foil", tmp_path)
+    found = read("activitynet_foil", tmp_path)
     assert (found.first, found.second) == (["A man runs.", "A dog barks."], ["A woman runs.", "A cat barks."])
     assert found.excluded == {"the sentence is the same in both paragraphs": 1}
     # Seconds 0 to 10 have all of 0 to 4, and 8 of the 28 of 3 to 30; 15 to 40 have 16 of those 28.
@@ -379,17 +365,17 @@ LINE = {"image": "a.jpg", "caption": "A dog.", "rating": 3}
 
 def test_any_file_of_ratings(tmp_path: Path) -> None:
     path = lines(tmp_path, LINE, "", {**LINE, "rating": 4.5, "group": 7, "system": "x"})
-    found = rated("ratings", path)
+    found = read("ratings", path)
     assert (found.captions, found.ratings, found.image_ids) == (["A dog."] * 2, [3.0, 4.5], ["a.jpg", "7"])
     assert (found.name, found.within_images, found.published) == ("ratings", True, None)
     assert (found.references, found.images) == (None, None)
     (tmp_path / "a.jpg").write_bytes(b"x")
     lines(tmp_path, {**LINE, "references": ["a dog", "dogs"]})
-    found = rated("ratings", tmp_path)
+    found = read("ratings", tmp_path)
     assert (found.references, found.images) == ([["a dog", "dogs"]], [tmp_path / "a.jpg"])
     odd = {**LINE, "caption": "A dog.\u2028It\u0085runs."}
     lines(tmp_path, *[json.dumps(odd, ensure_ascii=False)] * 2)
-    assert rated("ratings", tmp_path).captions == [odd["caption"]] * 2, "only line feeds end a line"
+    assert read("ratings", tmp_path).captions == [odd["caption"]] * 2, "only line feeds end a line"
 
 
 @pytest.mark.parametrize(
@@ -407,9 +393,9 @@ def test_any_file_of_ratings(tmp_path: Path) -> None:
 )
 def test_wrong_lines_of_ratings_are_named(tmp_path: Path, row: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
-        rated("ratings", lines(tmp_path, LINE, row))
+        read("ratings", lines(tmp_path, LINE, row))
     with pytest.raises(DataError, match="no ratings"):
-        rated("ratings", lines(tmp_path, ""))
+        read("ratings", lines(tmp_path, ""))
 
 
 def test_ratings_in_the_form_of_flickr8k(tmp_path: Path) -> None:
@@ -417,13 +403,13 @@ def test_ratings_in_the_form_of_flickr8k(tmp_path: Path) -> None:
     content = {"1_a": {"image_path": "d/1_a.jpg", "ground_truth": ["a dog  runs"], "human_judgement": judgements}}
     path = tmp_path / "flickr8k.json"
     path.write_text(json.dumps(content))
-    found = rated("ratings", path)
+    found = read("ratings", path)
     assert (found.captions, found.ratings, found.image_ids) == (["A dog ."], [2.0], ["1_a"])
     assert found.references == [["a dog runs"]]
     judgements[0]["rating"] = None
     path.write_text(json.dumps(content))
     with pytest.raises(DataError, match=r"'1_a', human_judgement.0.: 'rating' is None"):
-        rated("ratings", path)
+        read("ratings", path)
 
 
 @pytest.mark.parametrize("name", [name for name in SETS if name not in ("cxc", "ratings")])
@@ -518,9 +504,9 @@ def test_the_real_files_have_the_published_counts(shared_data: Path, name: str, 
 
 
 def test_both_forms_of_flickr8k_expert_are_the_same(shared_data: Path, tmp_path: Path) -> None:
-    raw = rated("flickr8k_expert", shared_data / "flickr8k")
+    raw = read("flickr8k_expert", shared_data / "flickr8k")
     (tmp_path / "flickr8k.json").symlink_to(shared_data / "flickr8k" / "flickr8k.json")
-    made = rated("flickr8k_expert", tmp_path)
+    made = read("flickr8k_expert", tmp_path)
     rows = [
         sorted(zip(part.image_ids, part.captions, part.ratings, map(tuple, part.references or ()), strict=True))
         for part in (raw, made)

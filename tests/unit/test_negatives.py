@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rewards.text.detail_units import word_class
 from rl_caption.data.base import DataError
 from rl_caption.data.jsonl import JsonLinesData
 from rl_caption.data.negatives import EDITS, ColumnNegatives, ColumnPositives, RuleNegatives, Tagged, tagged, word_pool
@@ -48,6 +47,7 @@ def test_a_rule_by_hand(kind: str, caption: str, expected: set[str | None]) -> N
 
 
 def test_counts_articles_and_plurals() -> None:
+    assert tagged("") == Tagged((), ())
     assert edits("replace_count", "Two dogs") == {
         f"{number} dogs" for number in ("Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Ten")
     }
@@ -145,9 +145,3 @@ def test_sentences_are_sampled_in_their_order() -> None:
         counts.add(len(kept))
     assert counts == {1, 2, 3}
     assert sampled_sentences("one sentence", 2, 9, np.random.default_rng(0)) == "one sentence"
-
-
-def test_classes_are_those_of_the_tagger() -> None:
-    own = tagged("a dog", lambda sentences: [["DT", "NN"] for _ in sentences])
-    assert own == Tagged(("a", "dog"), (word_class("DT"), word_class("NN")))
-    assert tagged("") == Tagged((), ())

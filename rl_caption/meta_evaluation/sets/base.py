@@ -198,6 +198,14 @@ class Files:
         needed = f"{self.name} needs {' or '.join(names)} in {str(self.folder)!r}"
         raise DataError(f"{needed}, which is not there. Get it: {source}")
 
+    def counted(self, source: str, published: Mapping[str, int], what: str) -> Iterator[tuple[str, list[Row]]]:
+        """The rows of the JSON files ``NAME.json``, by their names, of which so many are published."""
+        for name, count in published.items():
+            path = self.require(source, f"{name}.json")
+            rows = json_rows(path)
+            self.check_count(f"{what} in {path}", len(rows), count)
+            yield name, rows
+
     def image_folder(self, *names: str) -> Path | None:
         """The folder of the images: the one that was named, or the first of ``names`` that is there, or None."""
         below = (self.folder / name for name in names)

@@ -44,10 +44,7 @@ def sugarcrepe_pp(given: Files) -> list[CaptionGroups]:
     captions is higher than those of each with the negative. The summaries are means over the files.
     """
     captions, files, kinds = [], [], []
-    for kind, published in SUGARCREPE_PP.items():
-        path = given.require(SUGARCREPE_PP_SOURCE, f"{kind}.json")
-        rows = json_rows(path)
-        given.check_count(f"triplets in {path}", len(rows), published)
+    for kind, rows in given.counted(SUGARCREPE_PP_SOURCE, SUGARCREPE_PP, "triplets"):
         captions += [row.text(key) for row in rows for key in ("caption", "caption2", "negative_caption")]
         files += [row.text("filename") for row in rows for _ in range(3)]
         kinds += [kind] * len(rows)

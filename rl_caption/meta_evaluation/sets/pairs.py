@@ -65,7 +65,7 @@ SUGARCREPE = {
 }
 """File -> published number of pairs."""
 ARO_SOURCE = "the files that https://github.com/mertyg/vision-language-models-are-bows downloads, with their images"
-ARO = {"relation": 23_937, "attribution": 28_748}
+ARO = {"visual_genome_relation": 23_937, "visual_genome_attribution": 28_748}
 MIN_ATTRIBUTE_PAIRS = 25
 
 
@@ -318,10 +318,7 @@ def sugarcrepe(given: Files) -> list[CaptionPairs]:
     captions, so that metrics of text alone can be judged, too.
     """
     rows = []
-    for kind, published in SUGARCREPE.items():
-        path = given.require(SUGARCREPE_SOURCE, f"{kind}.json")
-        items = json_rows(path)
-        given.check_count(f"pairs in {path}", len(items), published)
+    for kind, items in given.counted(SUGARCREPE_SOURCE, SUGARCREPE, "pairs"):
         rows += [_Pair(row.text("filename"), row.text("caption"), row.text("negative_caption"), kind) for row in items]
     references = {}
     if (given.folder / COCO_VAL2017).is_file():
@@ -353,10 +350,8 @@ def aro(given: Files) -> list[CaptionPairs]:
     """
     photos = given.image_folder("images", "VG_100K")
     found = []
-    for part, published in ARO.items():
-        path = given.require(ARO_SOURCE, f"visual_genome_{part}.json")
-        items = json_rows(path)
-        given.check_count(f"{part} pairs", len(items), published)
+    for file, items in given.counted(ARO_SOURCE, ARO, "pairs"):
+        part = file.removeprefix("visual_genome_")
         if part == "relation":
             kinds, left_out = [row.text("relation_name") for row in items], ARO_LEFT_OUT
             reason = "relations that the released evaluation leaves out"
@@ -371,7 +366,7 @@ def aro(given: Files) -> list[CaptionPairs]:
                 left, top, width, height = (row.number(f"bbox_{axis}") for axis in "xywh")
                 box = left, top, left + width, top + height
                 regions.append(Region((photos or given.folder) / rows[-1].image, box))
-        given.check_count(f"pairs in {path} besides {reason}", len(rows))
+        given.check_count(f"pairs in {file}.json besides {reason}", len(rows))
         convention = f"the true caption scores higher than the false one; equal scores are wrong; mean over {part}s"
         excluded = {reason: len(items) - len(rows)}
         own, how = regions if photos else None, {"shown_kinds": False, "summary": "kinds"}

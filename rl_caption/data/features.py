@@ -482,16 +482,10 @@ def pad_features(features: Sequence[NDArray[np.floating]]) -> tuple[torch.Tensor
     """Pad the features [R_i, D] of B images to the largest number of regions R.
 
     Returns features float32 [B, R, D], zero behind each image's regions, and mask bool [B, R], True on real regions.
-    ``DataError`` where there is no image, or the arrays have not one D.
     """
     import torch
 
     tensors = [torch.as_tensor(item, dtype=torch.float32) for item in features]
-    if not tensors:
-        raise DataError("pad_features got no images: expected at least one array [R, D]")
-    for index, tensor in enumerate(tensors):
-        if tensor.ndim != 2 or tensor.shape[1] != tensors[0].shape[1]:
-            raise DataError(f"pad_features: item {index} has the shape {list(tensor.shape)}, expected [regions, D]")
     lengths = torch.tensor([len(tensor) for tensor in tensors])
     mask = torch.arange(int(lengths.max()))[None, :] < lengths[:, None]
     return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True), mask

@@ -83,8 +83,6 @@ def with_intervals(evaluation: Evaluation, resamples: int = RESAMPLES, *, seed: 
 
     An evaluation of one image is returned as it is, and so is any with ``resamples`` 0.
     """
-    if resamples < 0:
-        raise EvaluationError(f"resamples is {resamples}: expected 0 (none) or more")
     if resamples == 0 or evaluation.n < 2:
         return evaluation
     statistics = statistics_of(evaluation)
@@ -105,10 +103,8 @@ def compare(
     The interval is that of the paired bootstrap: both systems of the same drawn images. The p-value is that of
     approximate randomisation: how often a difference as large, in either direction, comes out when the two systems'
     captions of each image are exchanged by the toss of a coin, (c + 1) / (resamples + 1). It is not corrected for the
-    number of metrics. ``EvaluationError`` where the systems have other images, or ``resamples`` is below 1.
+    number of metrics. ``EvaluationError`` where the systems have other images.
     """
-    if resamples < 1:
-        raise EvaluationError(f"resamples is {resamples}: a comparison needs at least 1")
     second, count = _in_order_of(first, second), first.n
     pairs = list(_paired(statistics_of(first), statistics_of(second)))
     drawn = _bootstrap([statistic for pair in pairs for statistic in pair], count, resamples, seed)

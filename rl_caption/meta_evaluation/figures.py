@@ -166,8 +166,6 @@ def pair_figures(
     ``NO_REFERENCES`` alone for a metric that sees none. Returns for each condition, or for their average where they are
     draws: the kinds, where the set shows them, and a summary, ``all pairs`` or ``mean of kinds``.
     """
-    if first.keys() != second.keys() or not first:
-        raise ValueError(f"scores of the conditions {list(first)} and {list(second)}: expected the same, at least one")
     won = {name: wins(first[name], second[name], part.preference, part.ties) for name in first}
     if part.averaged:
         won = {NO_REFERENCES: np.mean(list(won.values()), axis=0)}
@@ -268,10 +266,6 @@ def wins(
     ``half`` 0.5, with ``right`` 1.
     """
     left, right, better = (np.asarray(values, np.float64) for values in (first, second, preference))
-    if not left.shape == right.shape == better.shape or left.ndim != 1 or not len(left):
-        raise ValueError(f"{len(left)} and {len(right)} scores for {len(better)} pairs: expected as many, at least 1")
-    if not (np.isfinite(left).all() and np.isfinite(right).all()):
-        raise ValueError("a score is not finite")
     won = np.where(better == 1, left > right, right > left).astype(np.float64)
     won[left == right] = {"wrong": 0.0, "half": 0.5, "right": 1.0}[ties]
     won[better == 0.5] = 0.5

@@ -33,13 +33,9 @@ def rate_captions(
     All rated captions have the form of a captioner's output, lower-case tokens joined by spaces: as written, a full
     stop would tell references and negatives from samples. The oracle reads both forms alike.
 
-    ``DataError`` where a row has no scene, or fewer than two different references; ``ValueError`` where a source has
-    captions for another number of rows.
+    ``DataError`` where a row has no scene, or fewer than two different references.
     """
     rows = list(rows)
-    for source, sampled in samples.items():
-        if len(sampled) != len(rows):
-            raise ValueError(f"{source!r} has captions for {len(sampled)} images: expected {len(rows)}")
     rated: dict[tuple[int, str], float] = {}
     references: list[list[str]] = []
     pairs: list[tuple[int, str, str, str]] = []

@@ -309,12 +309,3 @@ def test_pad_features_masks_what_is_not_a_region() -> None:
     assert mask.tolist() == [[True, True, False], [True, True, True], [True, False, False]]
     torch.testing.assert_close(features[0, :2], torch.from_numpy(regions(2)))
     assert not features[~mask].any()
-
-
-def test_pad_features_refuses_mixed_sizes_and_nothing() -> None:
-    with pytest.raises(DataError, match=r"item 1 has the shape \[2, 5\]"):
-        pad_features([regions(2), regions(2, 5)])
-    with pytest.raises(DataError, match="item 0"):
-        pad_features([regions(2)[0]])
-    with pytest.raises(DataError, match="no images"):
-        pad_features([])

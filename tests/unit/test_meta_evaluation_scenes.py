@@ -78,8 +78,6 @@ def test_unusable_rows_are_named():
         rate_captions([rows[0], {**rows[1], "references": rows[1]["references"][:1]}], {})
     with pytest.raises(DataError, match="image 'x' has no scene"):
         rate_captions([{"image_id": "x", "image": noise_image(0), "references": ["a", "b"]}], {})
-    with pytest.raises(ValueError, match="'greedy' has captions for 1 images: expected 2"):
-        rate_captions(rows, {"greedy": [["a"]]})
 
 
 def test_samples_do_not_depend_on_the_batch_and_differ_between_temperatures():

@@ -247,16 +247,22 @@ def validation_cider(
     than two images have.
     """
     _check_ids(captions, references)
+    tokens, df = weighed(references, tokenizer)
+    split = tokenizer_of(tokenizer)
+    scores = cider_d([split(text) for text in captions.values()], [tokens[image_id] for image_id in captions], df)
+    return math.fsum(scores) / len(scores)
+
+
+def weighed(
+    references: Mapping[str, Sequence[str]], tokenizer: str
+) -> tuple[dict[str, list[list[str]]], DocumentFrequencies]:
+    """Tokens of references by image, and their document frequencies, one document an image with references, no EOS."""
     split = tokenizer_of(tokenizer)
     tokens = {image_id: [split(text) for text in texts] for image_id, texts in references.items() if texts}
     if len(tokens) < 2:
-        raise EvaluationError(
-            f"CIDEr weighs words by how many images they occur in: it needs references of at least 2 images, got "
-            f"{len(tokens)}"
-        )
-    df = DocumentFrequencies.from_references(tokens.values(), eos=False, n=4, tokenizer=tokenizer)
-    scores = cider_d([split(text) for text in captions.values()], [tokens[image_id] for image_id in captions], df)
-    return math.fsum(scores) / len(scores)
+        needed = "CIDEr weighs words by how many images they occur in: it needs references of at least 2 images"
+        raise EvaluationError(f"{needed}, got {len(tokens)}")
+    return tokens, DocumentFrequencies.from_references(tokens.values(), eos=False, n=4, tokenizer=tokenizer)
 
 
 def _check_ids(

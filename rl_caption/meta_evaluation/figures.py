@@ -174,8 +174,7 @@ def pair_figures(
         tied = np.mean(np.asarray(first[name]) == np.asarray(second[name])) if name in first else 0.0
         prefix = f"{name}, " if name else ""
         note = f"{prefix}{100 * tied:.1f} % of pairs have equal scores, which count as {part.ties}" if tied else ""
-        title = f"{prefix}all pairs"
-        found += _accuracies(part, values, part.image_ids, prefix, title, note, resamples, seed)
+        found += _accuracies(part, values, prefix, f"{prefix}all pairs", note, resamples, seed)
     return found
 
 
@@ -201,8 +200,7 @@ def group_figures(
             won = np.min([wins(*pair, np.ones(count), part.ties) for pair in order], axis=0)
         tied = np.any([high == low for high, low in order], axis=0).mean()
         note = f"{name}: {100 * tied:.1f} % of groups have equal scores, which count as {part.ties}" if tied else ""
-        images = part.image_ids[:: values.shape[1]]
-        found += _accuracies(part, won, images, f"{name}, ", name, note, resamples, seed)
+        found += _accuracies(part, won, f"{name}, ", name, note, resamples, seed)
     return found
 
 
@@ -273,15 +271,9 @@ def wins(
 
 
 def _accuracies(
-    part: CaptionPairs | CaptionGroups,
-    won: Floats,
-    image_ids: Sequence[str],
-    prefix: str,
-    title: str,
-    note: str,
-    resamples: int,
-    seed: int,
+    part: CaptionPairs | CaptionGroups, won: Floats, prefix: str, title: str, note: str, resamples: int, seed: int
 ) -> list[Figure]:
+    image_ids = part.image_ids[:: len(part.image_ids) // len(won)]
     kinds, kind_indices = list(dict.fromkeys(part.kinds)), group_numbers(part.kinds)
 
     def rates(weights: NDArray[np.int64]) -> Floats:

@@ -19,6 +19,7 @@ from rl_caption.data.parts import SETTINGS
 from rl_caption.errors import ConfigError
 from rl_caption.monitoring.config import JudgeConfig
 from rl_caption.programs.curate import curate
+from tests.interruptions_for_tests import interrupted
 
 
 class Length:
@@ -112,21 +113,11 @@ def test_nulls_of_parquet_are_columns_that_a_row_lacks(tmp_path: Path) -> None:
     assert kept(tmp_path / "out") == [("a.png", ["x"])], "rows without a split are curated"
 
 
-def test_a_stopped_run_goes_on_and_workers_share_the_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_run_goes_on_and_workers_share_the_parts(tmp_path: Path) -> None:
     path, out = write(tmp_path, "jsonl"), tmp_path / "out"
     whole = curate(options(path, tmp_path / "whole"))
-    original, made = np.savez, []
-
-    def stopped(file: Any, **arrays: Any) -> None:
-        if len(made) == 1:
-            raise KeyboardInterrupt
-        original(file, **arrays)
-        made.append(1)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(np, "savez", stopped)
-        with pytest.raises(KeyboardInterrupt):
-            curate(options(path, out))
+    with interrupted(np, "savez", after=1):
+        curate(options(path, out))
     Length.scored = 0
     assert "1 parts made, 0 were there" in curate(options(path, out, worker="1/2"))
     assert Length.scored == 1  # of rows 2 and 3, of which one is of another split

@@ -25,6 +25,7 @@ from rl_caption.data.loader import draw_view
 from rl_caption.errors import ConfigError
 from tests.clip_for_tests import noise_image
 from tests.encoders_for_tests import SIDE, save_vit
+from tests.interruptions_for_tests import interrupted
 
 OWN = "tests.encoders_for_tests:MeanColours"
 COUNT = 5
@@ -105,22 +106,12 @@ def test_training_draws_from_the_views_of_an_image(tmp_path: Path, dataset: Path
 
 
 @pytest.mark.parametrize("name", ["features", "features.h5"])
-def test_a_killed_run_goes_on(tmp_path: Path, dataset: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_run_goes_on(tmp_path: Path, dataset: Path, name: str) -> None:
     encoder = save_vit(tmp_path / "vit")
     encode_features(encoder, out=tmp_path / "whole" / name, dtype="float32", **options(dataset))
-    original, calls = np.savez, []
-
-    def stopped(file: Any, **arrays: Any) -> None:
-        original(file, **arrays)
-        calls.append(1)
-        if len(calls) == 4:
-            raise KeyboardInterrupt
-
     out = tmp_path / "part" / name
-    with monkeypatch.context() as patch:
-        patch.setattr(np, "savez", stopped)
-        with pytest.raises(KeyboardInterrupt):
-            encode_features(encoder, out=out, dtype="float32", **options(dataset))
+    with interrupted(np, "savez", after=3):
+        encode_features(encoder, out=out, dtype="float32", **options(dataset))
     assert not out.is_file()
     assert encode_features(encoder, out=out, dtype="float32", **options(dataset)) == (2, 3)
     assert encode_features(encoder, out=out, dtype="float32", **options(dataset)) == (0, COUNT)
@@ -129,20 +120,10 @@ def test_a_killed_run_goes_on(tmp_path: Path, dataset: Path, name: str, monkeypa
         np.testing.assert_allclose(found[image_id], whole[image_id], rtol=1e-5, atol=1e-6)
 
 
-def test_a_run_killed_while_the_hdf5_file_is_written(
-    tmp_path: Path, dataset: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out, original = tmp_path / "features.h5", np.load
-
-    def stopped(path: Path) -> Any:
-        if path.name == "12.npz":
-            raise KeyboardInterrupt
-        return original(path)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(np, "load", stopped)
-        with pytest.raises(KeyboardInterrupt):
-            encode_features(OWN, out=out, **options(dataset))
+def test_a_run_killed_while_the_hdf5_file_is_written(tmp_path: Path, dataset: Path) -> None:
+    out = tmp_path / "features.h5"
+    with interrupted(np, "load", after=2):
+        encode_features(OWN, out=out, **options(dataset))
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(("features", "."))] == [
         "features.h5.parts"
     ]

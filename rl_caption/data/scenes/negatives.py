@@ -55,9 +55,7 @@ def hard_negatives(scene: Scene | MovingScene, caption: str, seed: int) -> list[
         the same words in another order, and more unparsed words or a lower F1 than the caption.
     """
     draws = Draws("negatives", seed, caption, repr(scene))
-    flat = tokens(caption)
-    chunks = chunked(flat)
-    words = [flat[chunk.start : chunk.end] for chunk in chunks]
+    flat, chunks, words = _cut(caption)
     capital = caption[:1].isupper()
     found: list[tuple[str, str]] = []
     is_moving = isinstance(scene, MovingScene)
@@ -84,9 +82,7 @@ def paraphrases(scene: Scene, caption: str, seed: int) -> list[str]:
     "B right of A"), so that some have words where a hard negative has them.
     """
     draws = Draws("paraphrases", seed, caption, repr(scene))
-    flat = tokens(caption)
-    chunks = chunked(flat)
-    words = [flat[chunk.start : chunk.end] for chunk in chunks]
+    _, chunks, words = _cut(caption)
     synonyms = {index: found for index, chunk in enumerate(chunks) if (found := _synonyms(chunk, words[index]))}
     capital, told = caption[:1].isupper(), _told(caption, scene)
     known, none = [_text(words, capital)], Edit()
@@ -99,6 +95,13 @@ def paraphrases(scene: Scene, caption: str, seed: int) -> list[str]:
         if text not in known and _told(text, scene) == told:
             known.append(text)
     return known[1:]
+
+
+def _cut(caption: str) -> tuple[list[str], list[Chunk], Words]:
+    """The tokens of a caption, its chunks, and the tokens of each."""
+    flat = tokens(caption)
+    chunks = chunked(flat)
+    return flat, chunks, [flat[chunk.start : chunk.end] for chunk in chunks]
 
 
 def _told(caption: str, scene: Scene) -> tuple[frozenset[str], float]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypedDict
 
 from rl_caption.data.base import DataError, Row, Splits
 from rl_caption.data.formats import add_features, grouped_by_split
-from rl_caption.data.plain_files import check_text, check_type, json_object, shown
+from rl_caption.data.plain_files import check_text, check_type, json_lines, shown
 
 
 class _Needed(TypedDict):
@@ -62,7 +62,8 @@ class JsonLinesData(Splits):
         if not self.path.is_file():
             raise DataError(f"data.path {str(path)!r} is not a file: expected JSON lines, one object per image")
         self.image_root = self.path.parent / (image_root or "")
-        rows = grouped_by_split(_read_rows(self.path, self.image_root), self.path, max_images)
+        read = (_read_row(item, where, self.image_root) for _, where, item in json_lines(self.path))
+        rows = grouped_by_split(read, self.path, max_images)
         add_features(rows, features_root, features_kwargs)
         super().__init__(rows, self.path)
 
@@ -73,15 +74,8 @@ class JsonLinesData(Splits):
         return f"relative paths start from {self.image_root}: set data.image_root if that is not the folder"
 
 
-def _read_rows(path: Path, image_root: Path) -> Iterator[tuple[str, Row]]:
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if line.strip():
-                yield _read_row(line, f"{path}, line {number}", image_root)
-
-
-def _read_row(line: bytes, where: str, image_root: Path) -> tuple[str, Row]:
-    item = json_object(line, where)
+def _read_row(item: Any, where: str, image_root: Path) -> tuple[str, Row]:
+    check_type(item, dict, where, DataError)
     absent = [key for key in _Line.__annotations__ if key not in item]
     for key in [key for key in item if key not in _Line.__annotations__]:
         # A row with 'splits' in place of 'split' would silently become training data.

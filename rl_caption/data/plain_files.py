@@ -44,6 +44,15 @@ def parse_json(
         raise error(f"{where} is not JSON: {problem}") from problem
 
 
+def json_lines(path: Path) -> Iterator[tuple[int, str, Any]]:
+    """Yield number, ``FILE, line N`` and value of each line of JSON, less empty ones; only a line feed ends a line."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                where = f"{path}, line {number}"
+                yield number, where, parse_json(line, where)
+
+
 def json_object(content: bytes | str, where: str) -> dict[str, Any]:
     """The object that JSON text is. Raises ``DataError`` where it is none."""
     value: dict[str, Any] = parse_json(content, where)

@@ -16,7 +16,7 @@ from rewards.images import IMAGE_SUFFIXES
 from rl_caption.data.base import DataError, Row, RowView, Splits
 from rl_caption.data.file_checks import progress
 from rl_caption.data.formats import STANDARD_SPLITS
-from rl_caption.data.plain_files import check_text, parse_json, shown
+from rl_caption.data.plain_files import check_text, json_lines, shown
 from rl_caption.options import Range
 
 HeldOut = Annotated[float, Range(above=0, below=1)]
@@ -177,20 +177,15 @@ def _caption_row(index: int, text: str) -> Row:
 
 
 def _targets(file: Path) -> Iterator[tuple[str, str, str]]:
-    with file.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            where = f"{file}, line {number}"
-            item = parse_json(line, where)
-            values = item if isinstance(item, dict) else {}
-            caption, target = values.get("caption"), values.get("target")
-            if not isinstance(caption, str) or not caption.strip():
-                raise DataError(f"{where}: {shown(item)}: expected an object with a 'caption' that is not empty")
-            if not isinstance(target, int | float) or isinstance(target, bool) or not math.isfinite(target):
-                raise DataError(f"{where}: 'target' is {shown(target)}: expected a finite number")
-            caption = check_text(" ".join(caption.split()), where)
-            yield "train", caption, f"{file.name}:{number}\t{float(target)!r}\t{caption}"
+    for number, where, item in json_lines(file):
+        values = item if isinstance(item, dict) else {}
+        caption, target = values.get("caption"), values.get("target")
+        if not isinstance(caption, str) or not caption.strip():
+            raise DataError(f"{where}: {shown(item)}: expected an object with a 'caption' that is not empty")
+        if not isinstance(target, int | float) or isinstance(target, bool) or not math.isfinite(target):
+            raise DataError(f"{where}: 'target' is {shown(target)}: expected a finite number")
+        caption = check_text(" ".join(caption.split()), where)
+        yield "train", caption, f"{file.name}:{number}\t{float(target)!r}\t{caption}"
 
 
 def _target_row(index: int, text: str) -> Row:

@@ -33,7 +33,6 @@ from rl_caption.data.base import reward_inputs
 from rl_caption.data.file_checks import missing_files
 from rl_caption.errors import UserError
 from rl_caption.evaluation.toolkit import JavaError, Scores, UndefinedMetric, find_java, meteor, ptb_tokenize, spice
-from rl_caption.evaluation.vocabulary import SIZES, vocabulary_growth
 
 if TYPE_CHECKING:
     from rl_caption.data.base import Row
@@ -65,6 +64,8 @@ ENGLISH = ("meteor", "spice")
 """Metrics whose stems, synonyms, paraphrases or parser are English, in the toolkit's programs."""
 OTHER_LANGUAGES = ("unicode", "char")
 """Tokenizers of captions that are not English."""
+SIZES = (100, 1_000, 10_000)
+"""Numbers of captions whose vocabulary is reported, besides that of all."""
 JUDGE = "judge/"
 """Prefix of the keys of rewards that serve as metrics (``add_judges``)."""
 
@@ -392,6 +393,32 @@ SCORERS: dict[str, Callable[[Mapping[str, str], Mapping[str, Sequence[str]]], Sc
     **{"bleu": bleu, "meteor": meteor, "rouge": rouge, "cider": cider, "spice": spice}
 }
 """Name of a metric -> function of tokenised captions and references."""
+
+
+def vocabulary_growth(captions: Sequence[Sequence[str]], sizes: Sequence[int] = SIZES) -> dict[int, float]:
+    """Expected number of different words in m of N tokenised captions drawn without replacement, by m.
+
+    sum_w (1 - C(N - f_w, m) / C(N, m)), where f_w of the captions have the word w: rarefaction (Hurlbert, "The
+    nonconcept of species diversity", Ecology 52(4), 1971). It depends neither on the order of the captions nor on a
+    seed, and at m = N it is the number of different words. ``sizes`` are values of m; those of N and more are left out,
+    and N comes last.
+    """
+    total = len(captions)
+    frequencies = Counter(Counter(word for tokens in captions for word in set(tokens)).values())
+    found = {}
+    for size in [*(size for size in sizes if size < total), total]:
+        absent = ((count, _absent(total, frequency, size)) for frequency, count in frequencies.items())
+        found[size] = math.fsum(count * (1 - chance) for count, chance in absent)
+    return found
+
+
+def _absent(total: int, frequency: int, size: int) -> float:
+    """Probability that none of ``frequency`` captions is among ``size`` of ``total``: C(N - f, m) / C(N, m)."""
+    if frequency > total - size:
+        return 0.0
+    parts = (total - frequency, total - size, total - frequency - size, total)
+    first, second, third, fourth = (math.lgamma(part + 1) for part in parts)
+    return math.exp(first + second - third - fourth)
 
 
 def _degeneration(

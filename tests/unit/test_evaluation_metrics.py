@@ -19,9 +19,9 @@ from rl_caption.data.scenes.oracle import oracle
 from rl_caption.data.scenes.world import Scene, Thing
 from rl_caption.evaluation import EvaluationError, evaluate_captions, evaluate_rows, metrics, validation_cider
 from rl_caption.evaluation.hallucination import CHAIR_KEYS
+from rl_caption.evaluation.metrics import vocabulary_growth
 from rl_caption.evaluation.results import COLUMNS
 from rl_caption.evaluation.toolkit import UndefinedMetric
-from rl_caption.evaluation.vocabulary import vocabulary_growth
 from tests.captions_for_tests import CAPTIONS, REFERENCES, needs_java
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"

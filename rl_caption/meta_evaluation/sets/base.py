@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from rewards.images import Frames, ImageSource
+from rl_caption.data import plain_files
 from rl_caption.data.base import DataError
 from rl_caption.data.plain_files import parse_json, shown
 
@@ -244,9 +245,8 @@ def json_rows(path: Path, key: str | None = None) -> list[Row]:
 
 
 def json_lines(path: Path) -> list[Row]:
-    """Read a file with a JSON object a line; only line feeds end one."""
-    numbered = ((f"{path}, line {number}", line) for number, line in enumerate(path.read_bytes().split(b"\n"), start=1))
-    return [_object(parse_json(line, where), where) for where, line in numbered if line.strip()]
+    """Read a file with a JSON object a line."""
+    return [_object(item, where) for _, where, item in plain_files.json_lines(path)]
 
 
 def table_rows(

@@ -129,14 +129,11 @@ class Source:
         for caption in captions:
             check_text(caption, f"{where}: {self.caption_column!r}")
         # A column of Parquet is null where a row has none.
-        item = {key: value for key, value in item.items() if value is not None}
-        kept = {key: value for key, value in item.items() if key not in (self.image_column, self.caption_column)}
+        own = (self.image_column, self.caption_column)
+        item = {key: value for key, value in item.items() if value is not None and key not in own}
         root = folder if self.image_root is None else self.image_root
-        row: Item = kept | {
-            "image_id": str(item.get("image_id", image)),
-            "image": os.path.join(root, image),
-            "references": captions,
-        }
+        row: Item = item | {"image_id": str(item.get("image_id", image)), "references": captions}
+        row["image"] = os.path.join(root, image)
         files = item.get("positive_images")
         if isinstance(files, list) and all(isinstance(file, str) for file in files):
             row["positive_images"] = [os.path.abspath(os.path.join(root, file)) for file in files]
@@ -151,9 +148,6 @@ def _count(file: Path) -> int:
     if file.suffix == ".parquet":
         with open_parquet(file) as content:
             return int(content.metadata.num_rows)
-    if file.suffix == ".jsonl":
-        with file.open("rb") as lines:
-            return sum(bool(line.strip()) for line in lines)
     return sum(1 for _ in _raw_rows(file, None))
 
 

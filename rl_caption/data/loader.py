@@ -174,14 +174,12 @@ class Collate:
         augmentations: Sequence[str] = (),
         seed: int = 0,
     ) -> None:
-        unknown = sorted(set(augmentations) - set(AUGMENTATIONS))
-        if unknown:
-            raise ValueError(f"data.augment has {unknown}: expected some of {list(AUGMENTATIONS)}")
-        self.augmentations = tuple(augmentations)
-        self.captioner = captioner
-        self.max_target_tokens = max_target_tokens
-        self.captions_per_image = captions_per_image
-        self.seed = seed
+        self.captioner, self.max_target_tokens, self.captions_per_image = (
+            captioner,
+            max_target_tokens,
+            captions_per_image,
+        )
+        self.augmentations, self.seed = tuple(augmentations), seed
 
     def __call__(self, items: Sequence[tuple[Row, int]]) -> CaptionBatch:
         """Make a batch of (row, step) pairs."""

@@ -146,22 +146,19 @@ def _collision(draws: Draws, looks: Sequence[Look]) -> list[Placed]:
     last = 1000 - radii[1] - EDGE
     room = last - first - touch
     ends = first + (room // 2 if comes else room)
-    found: list[Placed] = []
     ways = [(first, ends), (last, ends + touch if comes else last)]
-    for (shape, colour, size, texture), (start, end), verb in zip(
-        looks, ways, ("moves", "moves" if comes else "stays"), strict=True
-    ):
-        own = direction if not found else OPPOSITE[direction] if comes else ""
-        start, end = (at if sum(STEP[direction]) > 0 else 1000 - at for at in (start, end))
-        (x, y), (to_x, to_y) = (((at, line) if across else (line, at)) for at in (start, end))
-        found.append((Thing(shape, colour, size, texture, x, y), Motion(verb, own, to_x, to_y)))
+    does = [("moves", direction), ("moves", OPPOSITE[direction]) if comes else ("stays", "")]
+    found: list[Placed] = []
+    for look, way, (verb, own) in zip(looks, ways, does, strict=True):
+        along = [at if sum(STEP[direction]) > 0 else 1000 - at for at in way]
+        start, end = (((at, line) if across else (line, at)) for at in along)
+        found.append((Thing(*look, *start), Motion(verb, own, *end)))
     return found
 
 
 def _added(draws: Draws, look: Look, placed: Sequence[Placed]) -> Placed | None:
     """A thing that is clear of the others at all times; None where no attempt finds one."""
-    shape, colour, size, texture = look
-    low = RADIUS[size] + EDGE
+    low = RADIUS[look[2]] + EDGE
     for _ in range(_ATTEMPTS):
         verb = draws.weighted(VERBS, (4, 2, 2, 3 if placed else 0))
         direction = "" if verb == "stays" else draws.choice(DIRECTIONS)
@@ -175,7 +172,7 @@ def _added(draws: Draws, look: Look, placed: Sequence[Placed]) -> Placed | None:
             end[axis] = after if verb == "leaves" else coordinate(draws, low)
             if (end[axis] - start[axis]) * (1 if forward else -1) < LEAST:
                 continue
-        added = Thing(shape, colour, size, texture, start[0], start[1]), Motion(verb, direction, end[0], end[1])
+        added = Thing(*look, start[0], start[1]), Motion(verb, direction, end[0], end[1])
         if all(_clear(added, other) for other in placed):
             return added
     return None
@@ -183,13 +180,12 @@ def _added(draws: Draws, look: Look, placed: Sequence[Placed]) -> Placed | None:
 
 def _clear(one: Placed, two: Placed) -> bool:
     least = RADIUS[one[0].size] + RADIUS[two[0].size] + GAP
-    moments = [number / (_MOMENTS - 1) for number in range(_MOMENTS)]
-    return all(math.dist(_centre(one, moment), _centre(two, moment)) >= least for moment in moments)
 
+    def centres(moment: float) -> list[tuple[float, float]]:
+        ways = (one, two)
+        return [(thing.x + moment * (to.x - thing.x), thing.y + moment * (to.y - thing.y)) for thing, to in ways]
 
-def _centre(placed: Placed, moment: float) -> tuple[float, float]:
-    thing, to = placed
-    return thing.x + moment * (to.x - thing.x), thing.y + moment * (to.y - thing.y)
+    return all(math.dist(*centres(number / (_MOMENTS - 1))) >= least for number in range(_MOMENTS))
 
 
 # --- captions ---------------------------------------------------------------------------------------------------------

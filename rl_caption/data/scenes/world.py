@@ -205,16 +205,25 @@ def make_scene(seed: int, pairs: Pairs = PAIRS, leading_pairs: Pairs = ()) -> Sc
         total = draws.weighted((1, 2, 3, 4), (30, 35, 22, 13))
         background = draws.choice(BACKGROUNDS)
         looks = draw_looks(draws, _counts(draws, total), pairs, leading_pairs)
-        scene = placed(draws, looks, background)
-        if scene is not None:
+        if (scene := placed(draws, looks, background)) is not None:
             return scene
 
 
 def placed(draws: Draws, looks: Sequence[Look], background: str) -> Scene | None:
-    """A scene of things of these looks (shape, colour, size, texture) at random positions; None where room lacks."""
-    things = _positioned(draws, looks)
-    if things is None:
-        return None
+    """A scene of things of these looks (shape, colour, size, texture) at random positions, the large ones first.
+
+    None where 60 attempts find no room for one.
+    """
+    things: list[Thing] = []
+    for look in sorted(looks, key=lambda look: -RADIUS[look[2]]):
+        low = RADIUS[look[2]] + EDGE
+        for _ in range(60):
+            thing = Thing(*look, coordinate(draws, low), coordinate(draws, low))
+            if all(_clear(thing, other) for other in things):
+                things.append(thing)
+                break
+        else:
+            return None
     return Scene(background, tuple(sorted(things, key=lambda thing: (SIZES.index(thing.size), thing.x, thing.y))))
 
 
@@ -259,21 +268,6 @@ def draw_looks(draws: Draws, counts: Sequence[int], pairs: Pairs, leading_pairs:
     for count, (colour, shape) in zip(draws.shuffled(counts), chosen, strict=True):
         looks += [(shape, colour, draws.choice(SIZES), draws.weighted(TEXTURES, (2, 1, 1)))] * count
     return looks
-
-
-def _positioned(draws: Draws, looks: Sequence[Look]) -> list[Thing] | None:
-    """Things at random positions, the large ones first; None where 60 attempts find no room for one."""
-    placed: list[Thing] = []
-    for shape, colour, size, texture in sorted(looks, key=lambda look: -RADIUS[look[2]]):
-        low = RADIUS[size] + EDGE
-        for _ in range(60):
-            thing = Thing(shape, colour, size, texture, coordinate(draws, low), coordinate(draws, low))
-            if all(_clear(thing, other) for other in placed):
-                placed.append(thing)
-                break
-        else:
-            return None
-    return placed
 
 
 def coordinate(draws: Draws, low: int) -> int:

@@ -125,9 +125,8 @@ def _synonyms(chunk: Chunk, words: list[str]) -> list[list[str]]:
 
 def _turned(chunks: list[Chunk], words: Words, draws: Draws) -> Iterator[Edit]:
     """Each relation of two things told from the other end."""
-    index_of = {id(chunk): position for position, chunk in enumerate(chunks)}
     for subject, relation, other in related(chunks):
-        first, second = index_of[id(subject)], index_of[id(other)]
+        first, second = subject.position, other.position
         if chunks[second - 1].kind == "relation" and not subject.definite and not other.definite:
             back = draws.choice(RELATION_PHRASES[_INVERSE[relation]])
             yield {first: words[second], second: words[first], second - 1: back.split()}
@@ -228,14 +227,12 @@ def _edits(kind: str, chunks: list[Chunk], words: Words, scene: Scene | MovingSc
         for index, chunk in enumerate(chunks):
             yield from ({index: new} for new in _replacements(what, chunk, words[index], scene))
     elif what == "relation":
-        index_of = {id(chunk): position for position, chunk in enumerate(chunks)}
         for subject, _, other in related(chunks):
-            first, second = index_of[id(subject)], index_of[id(other)]
-            yield {first: words[second], second: words[first]}
+            yield {subject.position: words[other.position], other.position: words[subject.position]}
     else:
-        for a, b in combinations([index for index, chunk in enumerate(chunks) if chunk.kind == "thing"], 2):
-            swaps = _swaps(what, chunks[a], chunks[b], words[a], words[b])
-            yield from ({a: new, b: other} for new, other in swaps)
+        for one, two in combinations([chunk for chunk in chunks if chunk.kind == "thing"], 2):
+            swaps = _swaps(what, one, two, words[one.position], words[two.position])
+            yield from ({one.position: new, two.position: other} for new, other in swaps)
 
 
 class SceneNegatives:

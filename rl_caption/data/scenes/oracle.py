@@ -139,6 +139,8 @@ class Chunk:
     definite: bool = False
     bad: int = 0
     used: bool = False
+    position: int = 0
+    """Among the chunks of the caption."""
     subject: Chunk | None = field(default=None, repr=False)
 
     @property
@@ -194,12 +196,12 @@ def parse(caption: str) -> Parse:
     _connect(chunks)
     relations = related(chunks)
     things = [chunk for chunk in chunks if chunk.kind == "thing"]
-    index = {id(chunk): position for position, chunk in enumerate(things)}
+    index = {thing.position: number for number, thing in enumerate(things)}
     total = sum(word[0] not in PUNCTUATION for word in words)
     used = sum(chunk.end - chunk.start - chunk.bad for chunk in chunks if chunk.used)
     return Parse(
         tuple(things),
-        tuple((index[id(subject)], relation, index[id(other)]) for subject, relation, other in relations),
+        tuple((index[subject.position], relation, index[other.position]) for subject, relation, other in relations),
         tuple(value for c in chunks if c.kind == "ground" for attribute, value in c.attributes if attribute),
         total,
         total - used,
@@ -212,6 +214,7 @@ def chunked(words: Sequence[str]) -> list[Chunk]:
     start = 0
     while start < len(words):
         chunk = _phrase_at(words, start) or _noun_phrase_at(words, start)
+        chunk.position = len(chunks)
         chunks.append(chunk)
         start = chunk.end
     return chunks

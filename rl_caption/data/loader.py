@@ -174,12 +174,10 @@ class Collate:
         augmentations: Sequence[str] = (),
         seed: int = 0,
     ) -> None:
-        self.captioner, self.max_target_tokens, self.captions_per_image = (
-            captioner,
-            max_target_tokens,
-            captions_per_image,
-        )
-        self.augmentations, self.seed = tuple(augmentations), seed
+        if unknown := sorted(set(augmentations) - set(AUGMENTATIONS)):
+            raise ValueError(f"data.augment has {unknown}: expected some of {list(AUGMENTATIONS)}")
+        self.captioner, self.augmentations, self.seed = captioner, tuple(augmentations), seed
+        self.max_target_tokens, self.captions_per_image = max_target_tokens, captions_per_image
 
     def __call__(self, items: Sequence[tuple[Row, int]]) -> CaptionBatch:
         """Make a batch of (row, step) pairs."""

@@ -130,6 +130,8 @@ def test_flips_mirror_some_images_of_a_step_others_of_the_next_and_never_the_cac
     assert len(set(first)) == 4
     assert first == mirrored(0)
     assert first != mirrored(1)
+    with pytest.raises(ValueError, match=r"data.augment has \['diagonal'\]"):
+        Collate(captioner, augmentations=["diagonal"])
 
 
 def test_transposed_and_cropped_views_keep_shape_and_range() -> None:

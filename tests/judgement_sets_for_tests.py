@@ -163,24 +163,18 @@ def aro(folder: Path) -> None:
     write_json(folder / "visual_genome_attribution.json", attributes + rare)
 
 
-def polaris_csv(folder: Path) -> None:
+def polaris(folder: Path) -> None:
     lines = ["mt,refs,score,imgid", 'a dog,"[\'a dog runs\', ""a dog\'s""]",0.75,1.jpg', "a cat,\"['cats']\",0.5,2.jpg"]
     (folder / "polaris_test.csv").write_text("\n".join(lines))
 
 
 def pascal50s_json(folder: Path) -> None:
     """One pair of each kind, the kinds in the order of the file that circulates."""
-    content = {
-        kind: [
-            {
-                "image": f"VOC2012/JPEGImages/2008_{kind}.jpg",
-                "captions": [f"a dog {kind}", "a  cat"],
-                "label": label,
-                "references": [f"reference {number}" for number in range(5)],
-            }
-        ]
-        for kind, label in (("HI", 0), ("HC", 1), ("MM", 0), ("HM", 1))
-    }
+    references = [f"reference {number}" for number in range(5)]
+    content = {}
+    for kind, label in (("HI", 0), ("HC", 1), ("MM", 0), ("HM", 1)):
+        pair = {"image": f"VOC2012/JPEGImages/2008_{kind}.jpg", "captions": [f"a dog {kind}", "a  cat"], "label": label}
+        content[kind] = [pair | {"references": references}]
     write_json(folder / "pascal_50s.json", content)
 
 
@@ -209,9 +203,8 @@ def thumb(folder: Path) -> None:
     coco_captions(folder)
     rows = []
     for image, words in ((7, "A dog runs"), (8, "A cat sits")):
-        for number, (system, text) in enumerate(
-            [("Up-Down", "a thing"), ("VinVL-base", words), ("Human", f"{words} in place 2")]
-        ):
+        texts = {"Up-Down": "a thing", "VinVL-base": words, "Human": f"{words} in place 2"}
+        for number, (system, text) in enumerate(texts.items()):
             rows.append(
                 {
                     "SYS": system, "seg_id": str(image), "set_id": image, "hyp": text,
@@ -230,7 +223,7 @@ def cxc(folder: Path) -> None:
     (folder / "sits_test.csv").write_text("\n".join(rows) + "\n")
 
 
-def ratings_lines(folder: Path) -> None:
+def ratings(folder: Path) -> None:
     rows = [{"image": f"{n}.jpg", "caption": "A dog.", "rating": n, "references": ["dogs"], "group": n} for n in (1, 2)]
     (folder / "mine.jsonl").write_text("\n".join(map(json.dumps, rows)))
 
@@ -261,7 +254,7 @@ def icc_captions(folder: Path) -> None:
     (folder / "caption_concreteness_annotations.csv").write_text("\n".join(rows) + "\n")
 
 
-def concreteness_words(folder: Path) -> None:
+def icc_words(folder: Path) -> None:
     head = "Word\tBigram\tConc.M\tConc.SD\tUnknown\tTotal\tPercent_known\tSUBTLEX\tDom_Pos"
     rows = [("dog", 0, 4.85, "Noun"), ("cat", 0, 4.86, "Noun"), ("day", 0, 4.04, "Noun"), ("meaning", 0, 1.93, "Noun")]
     rows += [("great", 0, 2.2, "Adjective"), ("baking soda", 1, 4.96, "#N/A")]
@@ -295,28 +288,13 @@ def activitynet_foil(folder: Path) -> None:
     write_json(folder / "anet_entities_test_2.json", {"v_1": second})
 
 
+_NAMED = (
+    *(vatex_eval, activitynet_foil, composite, pascal50s, abstract50s, foil, sugarcrepe, aro, valse, sugarcrepe_pp),
+    *(winoground, aro_order, polaris, thumb, cxc, ratings, icc_captions, icc_words),
+)
 BUILDERS: dict[str, Callable[[Path], None]] = {
-    "vatex_eval": vatex_eval,
-    "activitynet_foil": activitynet_foil,
-    "flickr8k_expert": flickr8k,
-    "flickr8k_crowdflower": flickr8k,
-    "composite": composite,
-    "pascal50s": pascal50s,
-    "abstract50s": abstract50s,
-    "foil": foil,
-    "sugarcrepe": sugarcrepe,
-    "aro": aro,
-    "valse": valse,
-    "sugarcrepe_pp": sugarcrepe_pp,
-    "winoground": winoground,
-    "aro_order": aro_order,
-    "polaris": polaris_csv,
-    "nebula": rated_json("nebula"),
-    "thumb": thumb,
-    "cxc": cxc,
-    "ratings": ratings_lines,
-    "icc_captions": icc_captions,
-    "icc_words": concreteness_words,
+    **{"flickr8k_expert": flickr8k, "flickr8k_crowdflower": flickr8k, "nebula": rated_json("nebula")},
+    **{build.__name__: build for build in _NAMED},
 }
 OTHER_FORMS: list[tuple[str, Callable[[Path], None]]] = [
     ("flickr8k_expert", flickr8k_json),

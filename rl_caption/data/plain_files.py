@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import typing
 from collections.abc import Iterator, Sequence
@@ -102,6 +103,16 @@ def read_log(file: Path, error: type[Exception]) -> Iterator[tuple[str, dict[str
                 raise
             check_type(record, _Line, where, error)
             yield where, record
+
+
+def single_spaced(text: str) -> str:
+    """The text with single spaces, and none around it."""
+    return " ".join(text.split())
+
+
+def hashed(text: str) -> int:
+    """A number in 0 .. 2^64 - 1 that only the text decides, the same on every platform."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
 def is_unicode(text: str) -> bool:

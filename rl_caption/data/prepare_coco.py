@@ -19,7 +19,7 @@ from rl_caption.data.base import DataError
 from rl_caption.data.checks import Findings, check_data, check_row_images
 from rl_caption.data.files import Record, read_records, read_references, write_json, write_text
 from rl_caption.data.karpathy import KarpathyData
-from rl_caption.data.plain_files import check_type, json_object
+from rl_caption.data.plain_files import check_type, json_object, single_spaced
 
 logger = logging.getLogger(__name__)
 
@@ -162,11 +162,6 @@ def _official_photos(path: Path) -> dict[str, Photo]:
     return {name: (f"{folder}/{item['file_name']}", (item["width"], item["height"])) for name, item in images.items()}
 
 
-def _plain(caption: str) -> str:
-    """A caption with single spaces: Karpathy's file has other white space at line ends than the official one."""
-    return " ".join(caption.split())
-
-
 def _compare_annotations(
     records: Mapping[str, Record],
     official: Mapping[str, Sequence[str]],
@@ -174,13 +169,16 @@ def _compare_annotations(
     findings: Findings,
     subset: bool,
 ) -> None:
-    """Compare every image's captions, in any order and whatever their white space, and its file's folder and name."""
+    """Compare every image's captions, in any order, and its file's folder and name.
+
+    Karpathy's file has other white space at the ends of lines than the official one.
+    """
     for image_id, record in records.items():
         name = f"cocoid {image_id} ({record.filename})"
         if image_id not in official:
             findings.add("images that the official annotations do not have", name)
             continue
-        ours, theirs = (Counter(map(_plain, captions)) for captions in (record.references, official[image_id]))
+        ours, theirs = (Counter(map(single_spaced, captions)) for captions in (record.references, official[image_id]))
         if ours != theirs:
             here, there = ([*more] for more in (ours - theirs, theirs - ours))
             findings.add("images whose captions differ", f"{name}: {here[:1]!r:.80}, officially {there[:1]!r:.80}")

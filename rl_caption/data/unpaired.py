@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 from array import array
@@ -16,7 +15,7 @@ from rewards.images import IMAGE_SUFFIXES
 from rl_caption.data.base import DataError, Row, RowView, Splits
 from rl_caption.data.file_checks import progress
 from rl_caption.data.formats import STANDARD_SPLITS
-from rl_caption.data.plain_files import check_text, json_lines, shown
+from rl_caption.data.plain_files import check_text, hashed, json_lines, shown, single_spaced
 from rl_caption.options import Range
 
 HeldOut = Annotated[float, Range(above=0, below=1)]
@@ -46,7 +45,7 @@ def held_out_splits(
     """Rows of (split, key, text of the row); of ``train``, ``val`` gets what hashes below the fraction."""
     texts: dict[str, _Texts] = defaultdict(_Texts)
     for split, key, text in items:
-        held_out = split == "train" and val_fraction > 0 and _hash(key) < val_fraction
+        held_out = split == "train" and val_fraction > 0 and hashed(key) / 2**64 < val_fraction
         texts["val" if held_out else split].add(text)
     rows: dict[str, Sequence[Row]] = {split: RowView(texts[split], make) for split in STANDARD_SPLITS if split in texts}
     if "train" not in rows or (val_fraction > 0 and "val" not in rows):
@@ -116,11 +115,6 @@ class CaptionTargets(Splits):
         super().__init__(held_out_splits(file, _targets(file), val_fraction, _target_row), file)
 
 
-def _hash(key: str) -> float:
-    """A number in [0, 1) that only the key decides."""
-    return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "big") / 2**64
-
-
 def _image_files(root: Path) -> Iterator[tuple[str, str]]:
     """Splits and paths of the images below ``root``, relative to it, in the order of names."""
     for folder, folders, names in progress(os.walk(root, followlinks=True), root.name, "folder"):
@@ -184,7 +178,7 @@ def _targets(file: Path) -> Iterator[tuple[str, str, str]]:
             raise DataError(f"{where}: {shown(item)}: expected an object with a 'caption' that is not empty")
         if not isinstance(target, int | float) or isinstance(target, bool) or not math.isfinite(target):
             raise DataError(f"{where}: 'target' is {shown(target)}: expected a finite number")
-        caption = check_text(" ".join(caption.split()), where)
+        caption = check_text(single_spaced(caption), where)
         yield "train", caption, f"{file.name}:{number}\t{float(target)!r}\t{caption}"
 
 

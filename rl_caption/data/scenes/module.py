@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -16,6 +15,7 @@ from tqdm.auto import tqdm
 from rewards.files import write_errors
 from rl_caption.data.base import DataError, Row, RowView, Splits, load_image
 from rl_caption.data.files import write_text
+from rl_caption.data.plain_files import hashed
 from rl_caption.data.scenes.language import long_reference, references
 from rl_caption.data.scenes.moving import MovingScene, make_moving_scene, moving_references
 from rl_caption.data.scenes.oracle import PUNCTUATION, tokens
@@ -82,7 +82,7 @@ def _check_least(least: int, **values: int) -> None:
 def _scene_row(image_size: int, seed: int, count: int, positives: bool, split: str, index: int) -> Row:
     pairs = (PAIRS, UNSEEN_PAIRS) if split == "test_unseen" else (SEEN_PAIRS, ())
     scene = _first_of(split, (make_scene(number, *pairs) for number in _candidates(f"{seed}/{split}/{index}")))
-    wording = _number(f"{seed}/{split}/{index}/captions")
+    wording = hashed(f"{seed}/{split}/{index}/captions")
     # The first captions do not depend on how many are asked for.
     captions = references(scene, wording, 2 * count if positives else count)
     row = Row(
@@ -135,7 +135,7 @@ def _moving_row(num_frames: int, image_size: int, seed: int, count: int, split: 
     return Row(
         image_id=f"{split}-{index:06d}",
         image=tuple(SceneImage(scene.at(moment), image_size) for moment in moments),
-        references=moving_references(scene, _number(f"{seed}/{split}/{index}/captions"), count),
+        references=moving_references(scene, hashed(f"{seed}/{split}/{index}/captions"), count),
         scene=scene,
     )
 
@@ -164,7 +164,7 @@ class _KeptRows:
 
 def _candidates(key: str) -> Iterator[int]:
     """Seeds of scenes, without end."""
-    return (_number(f"{key}/{attempt}") for attempt in itertools.count())
+    return (hashed(f"{key}/{attempt}") for attempt in itertools.count())
 
 
 def _first_of(split: str, scenes: Iterator[AnyScene]) -> AnyScene:
@@ -174,7 +174,7 @@ def _first_of(split: str, scenes: Iterator[AnyScene]) -> AnyScene:
 
 def belongs(scene: Scene | MovingScene, split: str) -> bool:
     """Whether the content of a scene may be in a split."""
-    return _number(content_key(scene)) % _BUCKETS in _SPLIT_BUCKETS[split]
+    return hashed(content_key(scene)) % _BUCKETS in _SPLIT_BUCKETS[split]
 
 
 def content_key(scene: Scene | MovingScene) -> str:
@@ -186,11 +186,6 @@ def content_key(scene: Scene | MovingScene) -> str:
         return f"{content_key(scene.start)} {content_key(scene.at(1))}"
     things = sorted((t.shape, t.colour, t.size, t.texture, t.x // _CELL, t.y // _CELL) for t in scene.things)
     return f"{scene.background} {things}"
-
-
-def _number(text: str) -> int:
-    """Hash a text to 0 .. 2^64 - 1, equally on every platform."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
 def export(directory: str | Path, data: ScenesData) -> Path:

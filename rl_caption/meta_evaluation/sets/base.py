@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 from rewards.images import Frames, ImageSource
 from rl_caption.data import plain_files
 from rl_caption.data.base import DataError
-from rl_caption.data.plain_files import parse_json, shown
+from rl_caption.data.plain_files import parse_json, shown, single_spaced
 
 COCO_CAPTIONS = "captions_val2014.json"
 
@@ -281,11 +281,6 @@ def table_rows(
             yield Row(dict(zip_longest(names, row[: len(names)], fillvalue="")), where)
     except csv.Error as error:
         raise DataError(f"{path}, line {reader.line_num}: {error}") from error
-
-
-def single_spaced(text: str) -> str:
-    """Return the text with single spaces, and none around it."""
-    return " ".join(text.split())
 
 
 def coco_id(name: str) -> str:

@@ -20,6 +20,7 @@ from rewards.base import RewardError
 from rewards.images import UNREADABLE, ImageSource, open_image
 from rl_caption.data.base import DataError
 from rl_caption.data.curation import open_parquet
+from rl_caption.data.plain_files import single_spaced
 from rl_caption.meta_evaluation.sets.base import (
     COCO_CAPTIONS,
     Files,
@@ -32,7 +33,6 @@ from rl_caption.meta_evaluation.sets.base import (
     json_object,
     json_rows,
     other_captions,
-    single_spaced,
     table_rows,
 )
 from rl_caption.options import Range

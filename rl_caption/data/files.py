@@ -48,7 +48,7 @@ class Record(NamedTuple):
 
 
 def read_captions(path: str | Path, *, allow_empty: bool = False) -> Captions:
-    """Read one caption per image: COCO result format, ``[{"image_id": …, "caption": …}, …]``, or ``image_name``.
+    """Read one caption per image: COCO result format, ``[{"image_id": …, "caption": …}, …]``, or by ``image_name``.
 
     ``path`` is the JSON file, plain or gzip, or a pipe such as ``/dev/stdin``. ``allow_empty`` accepts captions without
     a word, which a model may well produce. ``DataError``, with counts and the first offenders, where it is not such a

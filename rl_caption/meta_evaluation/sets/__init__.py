@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_caption.data.base import DataError
-from rl_caption.meta_evaluation.sets import groups, pairs, rated, videos
+from rl_caption.meta_evaluation.sets import pairs, rated, videos
 from rl_caption.meta_evaluation.sets.base import CaptionGroups, CaptionPairs, Files, JudgementSet, RatedCaptions
 from rl_caption.options import wrong_arguments
 
@@ -20,7 +20,7 @@ __all__ = ["SETS", "CaptionGroups", "CaptionPairs", "JudgementSet", "RatedCaptio
 _READERS: Sequence[Callable[..., Sequence[JudgementSet]]] = (
     *(rated.flickr8k_expert, rated.flickr8k_crowdflower, rated.composite),
     *(pairs.pascal50s, pairs.abstract50s, pairs.foil, pairs.sugarcrepe, pairs.aro, pairs.valse),
-    *(groups.sugarcrepe_pp, groups.winoground, groups.aro_order),
+    *(pairs.sugarcrepe_pp, pairs.winoground, pairs.aro_order),
     *(rated.icc_captions, rated.icc_words),
     *(videos.vatex_eval, videos.activitynet_foil),
     *(rated.polaris, rated.nebula, rated.thumb, rated.cxc, rated.ratings),

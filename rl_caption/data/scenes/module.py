@@ -217,22 +217,12 @@ def export(directory: str | Path, data: ScenesData) -> Path:
 
 
 def _entry(row: Row, split: str, image_number: int, first_sentence: int) -> dict[str, Any]:
+    words = [[word for word in tokens(caption) if word[0] not in PUNCTUATION] for caption in row["references"]]
     sentences = [
-        {
-            "tokens": [word for word in tokens(caption) if word[0] not in PUNCTUATION],
-            "raw": caption,
-            "imgid": image_number,
-            "sentid": first_sentence + position,
-        }
-        for position, caption in enumerate(row["references"])
+        {"tokens": own, "raw": caption, "imgid": image_number, "sentid": number}
+        for number, (own, caption) in enumerate(zip(words, row["references"], strict=True), start=first_sentence)
     ]
-    return {
-        "filepath": "images",
-        "filename": f"{row['image_id']}.png",
-        "imgid": image_number,
-        "split": split,
-        "sentids": [sentence["sentid"] for sentence in sentences],
-        "sentences": sentences,
-        "long_reference": row["long_reference"],
-        "scene": row["scene"].to_dict(),
-    }
+    names = {"filepath": "images", "filename": f"{row['image_id']}.png", "imgid": image_number, "split": split}
+    ids = [sentence["sentid"] for sentence in sentences]
+    texts = {"sentids": ids, "sentences": sentences, "long_reference": row["long_reference"]}
+    return {**names, **texts, "scene": row["scene"].to_dict()}

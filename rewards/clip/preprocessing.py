@@ -111,6 +111,10 @@ class WordTokens:
         self.tokenizer = tokenizer
         self._encode_word = lru_cache(max_words)(tokenizer.encode)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle without the cache."""
+        return WordTokens, (self.tokenizer,)
+
     def encode(self, text: str) -> list[int]:
         """Token ids of a caption, without start and end."""
         if not (text.isascii() and text.isprintable()) or "&" in text:

@@ -7,13 +7,12 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
-from torch.nn.utils.rnn import pad_sequence
 
 from rewards.clip.preprocessing import Preprocessing
 from rewards.clip.pretrained import TextEncoder
@@ -31,8 +30,6 @@ T = TypeVar("T")
 Captions = Literal["random", "first"]
 ShortSource = Literal["first_sentence", "references"]
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
-MOST_CAPTIONS = 2**19
-"""Captions whose token ids a process keeps, about 500 bytes each."""
 
 
 @dataclass(frozen=True)
@@ -119,77 +116,34 @@ class FeatureCache:
         return known.float()
 
 
-class EncoderTokens:
-    """Captions to the token ids of a pretrained text encoder, padded to the longest of a batch."""
-
-    def __init__(self, encoder: TextEncoder, context_length: int) -> None:
-        self.encoder, self.context_length = encoder, context_length
-
-    def __call__(self, captions: Sequence[str], keep: bool = True) -> Tensor:
-        """Ids [B, L]."""
-        return self.encoder.tokenize(captions, self.context_length)
-
-    def too_long(self, captions: Sequence[str]) -> int:
-        """How many of the captions are truncated."""
-        return sum(self.encoder.count_tokens(caption) > self.context_length for caption in captions)
-
-
 @dataclass
-class FrozenTexts:
-    """Captions to their features by a frozen text encoder, all computed before: ``features`` [N, D] by ``index``."""
-
-    tokens: EncoderTokens
-    index: Mapping[str, int]
-    features: Tensor
-
-    @property
-    def context_length(self) -> int:
-        """Longest caption in tokens."""
-        return self.tokens.context_length
-
-    def __call__(self, captions: Sequence[str], keep: bool = True) -> Tensor:
-        """Features [B, D]."""
-        return self.features[[self.index[caption] for caption in captions]]
-
-    def too_long(self, captions: Sequence[str]) -> int:
-        """How many of the captions are truncated."""
-        return self.tokens.too_long(captions)
-
-
-class TokenCache:
-    """Captions to CLIP's token ids; those of the first ``MOST_CAPTIONS`` are kept.
+class Texts:
+    """Captions to what a text tower reads: token ids, or features that a frozen encoder computed before.
 
     Args:
-        tokenizer: open_clip's ``SimpleTokenizer``.
-        context_length: longest caption in tokens, start and end included; longer ones are truncated, as in CLIP.
+        encoder: makes the ids.
+        context_length: longest caption in tokens, special ones included; longer ones are truncated.
         trims: pad to the longest caption of a batch; else to ``context_length``.
+        features: [N, D], of the captions of ``index``; None gives ids.
+        index: caption -> its row of ``features``.
     """
 
-    def __init__(self, tokenizer: Any, context_length: int, trims: bool) -> None:
-        self.tokenizer, self.context_length, self.trims = tokenizer, context_length, trims
-        self.cached: dict[str, Tensor] = {}
+    encoder: TextEncoder
+    context_length: int
+    trims: bool = True
+    features: Tensor | None = None
+    index: Mapping[str, int] = field(default_factory=dict)
 
-    def __call__(self, captions: Sequence[str], keep: bool = True) -> Tensor:
-        """Ids [B, L], padded with 0; ``keep`` is for captions that come again."""
-        rows = []
-        for caption in captions:
-            known = self.cached.get(caption)
-            if known is None:
-                ids = self.tokenizer.encode(caption)[: self.context_length - 2]
-                known = torch.tensor([self.tokenizer.sot_token_id, *ids, self.tokenizer.eot_token_id])
-                if keep and len(self.cached) < MOST_CAPTIONS:
-                    self.cached[caption] = known
-            rows.append(known)
-        ids = pad_sequence(rows, batch_first=True)
+    def __call__(self, captions: Sequence[str]) -> Tensor:
+        """Ids [B, L], or features [B, D]."""
+        if self.features is not None:
+            return self.features[[self.index[caption] for caption in captions]]
+        ids = self.encoder.tokenize(captions, self.context_length)
         return ids if self.trims else pad(ids, (0, self.context_length - ids.shape[1]))
 
     def too_long(self, captions: Sequence[str]) -> int:
         """How many of the captions are truncated."""
-        return sum(len(self.tokenizer.encode(caption)) + 2 > self.context_length for caption in captions)
-
-
-Texts: TypeAlias = EncoderTokens | FrozenTexts | TokenCache
-"""Captions to what a text tower reads."""
+        return sum(self.encoder.count_tokens(caption) > self.context_length for caption in captions)
 
 
 def _draw(items: Sequence[T], row: Row, seed: int, step: int, what: str) -> T:
@@ -348,8 +302,7 @@ class PairCollate:
         plain = [self._chance(self.plain_captions, "plain", row, step) for row, step in items]
         for name, column in texts.items():
             formed = [plain_form(text) if own else text for text, own in zip(column, plain, strict=True)]
-            comes_again = name.removeprefix("text_") not in Triplet._fields and not name.startswith("text_false")
-            inputs[name] = self.tokens(formed, keep=comes_again)
+            inputs[name] = self.tokens(formed)
         if self.groups:
             targets["image_group"] = _groups([row["image_id"] for row, _ in items])
             targets["caption_group"] = _groups(captions)

@@ -18,7 +18,7 @@ from rl_caption.data.base import Row
 from rl_caption.data.loader import row_generator
 from rl_caption.engines import autocast, dropout_off
 from rl_caption.errors import ConfigError
-from rl_caption.reward_models.batch import Captions, EncoderTokens, PairBatch, Texts, caption_index, plain_form
+from rl_caption.reward_models.batch import Captions, PairBatch, Texts, caption_index, plain_form
 from rl_caption.reward_models.corruption import KINDS, negative_of
 from rl_caption.reward_models.encoders import Towers
 from rl_caption.reward_models.losses import Embeddings
@@ -41,7 +41,7 @@ def train_grammar(config: RewardModelConfig) -> TrainState:
     with setup(config, needs=("text",)) as context:
         with context.accelerator.main_process_first():  # which downloads, where that is needed
             model = grammar_model(config.model)
-        tokens = EncoderTokens(model.text_encoder, model.context_length)
+        tokens = Texts(model.text_encoder, model.context_length)
         corpus = Corpus.of([*context.train_rows, *context.val_rows])
         state = context.start("", METRIC)
         network, optimizer = context.prepare(Towers({"text": model}), lambda _, parameter: parameter.ndim > 1)
@@ -144,7 +144,7 @@ class GrammarCollate:
             draws = row_generator(self.seed, step, f"grammar/{row['image_id']}")
             found = negative_of(text, self.corpus.vocabulary, self.corpus.known, draws)
             negatives.append(f"{text} {text}" if found is None else found)
-        inputs = {"text": self.tokens(texts), "text_negative": self.tokens(negatives, keep=False)}
+        inputs = {"text": self.tokens(texts), "text_negative": self.tokens(negatives)}
         return PairBatch([row for row, _ in items], inputs, texts)
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from rewards.clip.dual import PretrainedDual
 from rewards.clip.encoder import chunks
 from rewards.clip.preprocessing import Preprocessing, embed_by_length, preprocessing_of
+from rewards.clip.pretrained import ClipText
 from rl_caption.config.reward_models import CLIP_TASKS, TEXT_TASKS, RewardModelConfig
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.checks import check_row_images
@@ -25,14 +26,11 @@ from rl_caption.errors import ConfigError
 from rl_caption.options import load_target
 from rl_caption.reward_models import losses
 from rl_caption.reward_models.batch import (
-    EncoderTokens,
     FeatureCache,
-    FrozenTexts,
     PairCollate,
     PixelCache,
     StepTriplets,
     Texts,
-    TokenCache,
     check_positives,
     donors_of,
     hard_negatives,
@@ -334,13 +332,12 @@ def _images(config: RewardModelConfig, context: Context, model: EmbeddingModel) 
 def _texts(config: RewardModelConfig, context: Context, model: EmbeddingModel, with_text: bool) -> Texts:
     """Token ids, or the features of a frozen text encoder where they fit ``data.cache_mb`` and captions are known."""
     dual, accelerator, length = model.dual, context.accelerator, model.context_length
-    tokens: Texts
     if dual is None:
         from open_clip import SimpleTokenizer
 
-        tokens = TokenCache(SimpleTokenizer(context_length=length), length, model.trims)
+        tokens = Texts(ClipText(SimpleTokenizer(), length), length, model.trims)
     else:
-        tokens = EncoderTokens(dual.text_encoder, length)
+        tokens = Texts(dual.text_encoder, length)
     references = [caption for row in context.val_rows for caption in row["references"]]
     cut = tokens.too_long(references) if with_text else 0
     if cut:
@@ -349,7 +346,7 @@ def _texts(config: RewardModelConfig, context: Context, model: EmbeddingModel, w
             f"{cut} of {len(references)} validation captions have more than {length} tokens (the model's "
             "context_length) and lose their end, as training captions do",
         )
-    if dual is None or isinstance(tokens, TokenCache):
+    if dual is None:
         return tokens
     rows = [*context.train_rows, *context.val_rows]
     texts = [text for row in rows for text in (*row["references"], *row.get("positive_captions", ()))]
@@ -374,7 +371,8 @@ def _texts(config: RewardModelConfig, context: Context, model: EmbeddingModel, w
         return torch.cat(found)
 
     features = embed_distributed(accelerator, distinct, embed)
-    return FrozenTexts(tokens, {text: index for index, text in enumerate(distinct)}, features)
+    index = {text: number for number, text in enumerate(distinct)}
+    return Texts(dual.text_encoder, length, features=features, index=index)
 
 
 def _student(context: Context, config: RewardModelConfig, teacher: Teacher) -> EmbeddingModel:

@@ -14,6 +14,7 @@ from PIL import Image
 
 from rewards.clip.backbone import load_backbone
 from rewards.clip.preprocessing import Preprocessing
+from rewards.clip.pretrained import ClipText
 from rewards.text.detail_units import detail_units, prefixes
 from rl_caption.config.build import build_data
 from rl_caption.config.schema import DataConfig
@@ -25,7 +26,7 @@ from rl_caption.reward_models.batch import (
     PairCollate,
     PixelCache,
     StepTriplets,
-    TokenCache,
+    Texts,
     caption_index,
     check_positives,
     donors_of,
@@ -45,8 +46,8 @@ CAPTIONS = [row["references"][0] for row in ROWS]
 IDS = [row["image_id"] for row in ROWS]
 
 
-def token_cache(trims: bool = True, context_length: int = 24) -> TokenCache:
-    return TokenCache(SimpleTokenizer(context_length=context_length), context_length, trims)
+def token_cache(trims: bool = True, context_length: int = 24) -> Texts:
+    return Texts(ClipText(SimpleTokenizer(), context_length), context_length, trims)
 
 
 TOKENS = token_cache(context_length=124)
@@ -293,7 +294,7 @@ def step_triplets(batch_size: int = 8, **options: Any) -> StepTriplets:
 
 def test_false_details_come_from_the_global_batch_however_it_is_split() -> None:
     whole, collate = step_triplets(), PairCollate(None, TOKENS, seed=3, triplets=step_triplets())
-    decode, encode = TOKENS.tokenizer.decode, TOKENS.tokenizer.encode
+    decode, encode = SimpleTokenizer().decode, SimpleTokenizer().encode
     for step in (0, 1):
         seen: dict[str, list[str]] = {}
         for rank in (1, 0):
@@ -333,8 +334,7 @@ def test_triplets_that_do_not_fit_do_not_count() -> None:
     texts, counts = triplet_texts(given, short)
     assert counts.tolist() == [1, 0, 0]
     assert texts == {"base": ["a cat", "", ""], "positive": ["a cat sits", "", ""], "negative": ["a cat flies", "", ""]}
-    assert short(texts["base"], keep=False).shape == (3, 4)
-    assert short.cached == {}
+    assert short(texts["base"]).shape == (3, 4)
 
 
 def test_short_captions_are_the_first_sentence_or_a_reference() -> None:

@@ -12,16 +12,17 @@ from open_clip import SimpleTokenizer
 from torch import Tensor, nn
 
 from rewards.clip.preprocessing import Preprocessing
+from rewards.clip.pretrained import ClipText
 from rl_caption.errors import ConfigError
 from rl_caption.evaluation.retrieval import retrieval_recall
 from rl_caption.reward_models import losses, validation
-from rl_caption.reward_models.batch import PairCollate, PixelCache, TokenCache
+from rl_caption.reward_models.batch import PairCollate, PixelCache, Texts
 from rl_caption.reward_models.triplets import Triplet
 from rl_caption.reward_models.validation import ValidationLoss, embedding_validator
 from rl_caption.training.loop import NonFiniteError
 from tests.clip_for_tests import Drawn
 
-TOKENS = TokenCache(SimpleTokenizer(context_length=8), 8, trims=False)
+TOKENS = Texts(ClipText(SimpleTokenizer(), 8), 8, trims=False)
 
 
 class Network(nn.Module):

@@ -173,6 +173,12 @@ def read_config(
         raise ValueError(f"{file}: {error}") from error
 
 
+def has_model_type(folder: str | Path, model_type: str) -> bool:
+    """Whether ``folder`` has a ``config.json`` with this ``model_type``."""
+    file = Path(folder) / "config.json"
+    return file.is_file() and read_object(file).get("model_type") == model_type
+
+
 def load_weights(model: Model, folder: Path) -> Model:
     """Give ``model``, perhaps on the meta device, the weights of ``folder``, as float32.
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from rewards.base import RewardError
 from rewards.clip.checkpoints import load_file, load_tuned, stretch_student, stretch_text_tower
-from rewards.clip.dual import PretrainedDual, is_dual
+from rewards.clip.dual import MODEL_TYPE, PretrainedDual
 from rewards.clip.encoder import RELEASED, EncoderOptions, chunks, is_main_process
 from rewards.clip.preprocessing import (
     Preprocessing,
@@ -41,6 +41,7 @@ from rewards.model_files import (
     check_sizes,
     check_types,
     fingerprint,
+    has_model_type,
     read_object,
 )
 
@@ -239,7 +240,7 @@ def _load(options: EncoderOptions) -> _Loaded:
                 check_types(file)
             loaded = _load_open_clip(f"local-dir:{name}", options)
         else:
-            loaded = _load_dual(name, options) if is_dual(name) else _load_student(name, options)
+            loaded = _load_dual(name, options) if has_model_type(name, MODEL_TYPE) else _load_student(name, options)
         check_numbers(loaded.model.named_parameters(), "its weights")
         loaded.model.requires_grad_(False).eval().to(device=options.device, dtype=PRECISIONS[options.precision])
     except ModuleNotFoundError as error:

@@ -33,7 +33,6 @@ from rewards.model_files import (
     float_state,
     load_weights,
     read_config,
-    read_object,
     save_model,
 )
 
@@ -194,9 +193,3 @@ class PretrainedDual(nn.Module):
         """
         model = cls(read_config(DualConfig, Path(path), MODEL_TYPE), Path(path))
         return load_weights(model, Path(path)).requires_grad_(False).eval()
-
-
-def is_dual(folder: str | Path) -> bool:
-    """Whether a folder holds a ``PretrainedDual``."""
-    file = Path(folder) / "config.json"
-    return file.is_file() and read_object(file).get("model_type") == MODEL_TYPE

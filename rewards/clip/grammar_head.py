@@ -186,9 +186,3 @@ class GrammarModel(nn.Module):
         check_state(weights, state_shapes(tower, floats_only=True), f"weights in {str(folder)!r}")
         tower.load_state_dict(weights)
         return model
-
-
-def is_grammar_head(folder: str | Path) -> bool:
-    """Whether a folder holds a ``GrammarModel``."""
-    file = Path(folder) / "config.json"
-    return file.is_file() and read_object(file).get("model_type") == MODEL_TYPE

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from rewards.clip.dual import DualConfig, is_dual
+from rewards.clip.bottleneck import BottleneckConfig
+from rewards.clip.dual import MODEL_TYPE, DualConfig
 from rewards.clip.grammar_head import GrammarConfig
 from rewards.clip.pretrained import LIBRARIES
+from rewards.model_files import has_model_type
 from rewards.text.detail_units import default_tagger
 from rl_caption.config.checks import mistakes
 from rl_caption.config.reward_models import (
@@ -112,12 +115,17 @@ def _unfit_grammar(model: EncoderConfig) -> Iterator[str]:
         yield "model.text.kwargs is of model.text.encoder, which is not set: leave it out"
     if not model.text.pretrained:
         yield "model.text.pretrained is false: a grammar head stands on a trained encoder, leave it out"
-    allowed = {each.name for each in fields(GrammarConfig)} - {"text", "text_kwargs"}
-    if model.kwargs.keys() - allowed:
-        yield f"model.kwargs has {sorted(model.kwargs.keys() - allowed)}: a grammar head takes {sorted(allowed)}"
+    yield from _unfit_shape(model.kwargs, GrammarConfig, "a grammar head", text="", text_kwargs={})
+
+
+def _unfit_shape(kwargs: Mapping[str, Any], kind: Callable[..., Any], what: str, **others: Any) -> Iterator[str]:
+    """Mistakes in ``model.kwargs``, the arguments of the dataclass ``kind`` but for ``others``; a sentence each."""
+    allowed = inspect.signature(kind).parameters.keys() - others.keys()
+    if kwargs.keys() - allowed:
+        yield f"model.kwargs has {sorted(kwargs.keys() - allowed)}: {what} takes {sorted(allowed)}"
         return
     try:
-        GrammarConfig("", **model.kwargs)
+        kind(**others, **kwargs)
     except (TypeError, ValueError) as error:
         yield f"model.kwargs: {error}"
 
@@ -128,13 +136,10 @@ def _unfit_text(config: RewardModelConfig) -> Iterator[str]:
     if config.task == "semantic_bottleneck":
         if model.language_model is None:
             yield "model.language_model is not set: a folder or hub name of a causal language model, such as gpt2"
-        unknown = sorted(model.kwargs.keys() - {"soft_tokens", "ending"})
-        if unknown:
-            yield f"model.kwargs has {unknown}: semantic_bottleneck takes soft_tokens and ending"
-        for key, known in (("soft_tokens", range(1, 257)), ("ending", ("newline", "eos"))):
-            if key in model.kwargs and model.kwargs[key] not in known:
-                expected = "1 to 256" if key == "soft_tokens" else "newline or eos"
-                yield f"model.kwargs.{key} is {model.kwargs[key]!r}: expected {expected}"
+        others = {
+            key: each for key, each in asdict(BottleneckConfig(1, 1)).items() if key not in ("soft_tokens", "ending")
+        }
+        yield from _unfit_shape(model.kwargs, BottleneckConfig, config.task, **others)
     elif config.task in TEXT_TASKS and model.kwargs.get("vocab_size", 2**16) not in range(260, 2**20):
         yield f"model.kwargs.vocab_size is {model.kwargs['vocab_size']!r}: expected 260 to {2**20 - 1}"
     if config.task == "text_regression" and data.target is None and data.format != "caption_targets":
@@ -145,7 +150,7 @@ def trains_dual(model: EncoderConfig) -> bool:
     """Whether the model is a dual encoder of pretrained parts."""
     if model.image.encoder is not None or model.text.encoder is not None:
         return True
-    return model.init is not None and model.name is None and is_dual(model.init)
+    return model.init is not None and model.name is None and has_model_type(model.init, MODEL_TYPE)
 
 
 def _unfit_dual(config: RewardModelConfig) -> Iterator[str]:
@@ -165,9 +170,8 @@ def _unfit_dual(config: RewardModelConfig) -> Iterator[str]:
         yield f"model.image.encoder and model.text.encoder are {parts[0]!r} and {parts[1]!r}: set both"
     if model.name is not None or (model.init is not None and parts != (None, None)):
         yield "model.image and model.text are set together with model.name or model.init: leave one of them out"
-    allowed = {each.name for each in fields(DualConfig)} - {"image", "text", "image_kwargs", "text_kwargs"}
-    if model.kwargs.keys() - allowed:
-        yield f"model.kwargs has {sorted(model.kwargs.keys() - allowed)}: a dual encoder takes {sorted(allowed)}"
+    others: dict[str, Any] = {"image": "", "text": "", "image_kwargs": {}, "text_kwargs": {}}
+    yield from _unfit_shape(model.kwargs, DualConfig, "a dual encoder", **others)
     for name, part in (("image", model.image), ("text", model.text)):
         if not part.pretrained and (part.encoder or "").partition(":")[0] not in LIBRARIES:
             yield (

@@ -11,8 +11,9 @@ from accelerate import Accelerator
 from torch import Tensor
 from torch.nn import functional as F
 
-from rewards.clip.grammar_head import GrammarConfig, GrammarModel, is_grammar_head
+from rewards.clip.grammar_head import MODEL_TYPE, GrammarConfig, GrammarModel
 from rewards.clip.pretrained import open_blocks
+from rewards.model_files import has_model_type
 from rl_caption.config.reward_models import EncoderConfig, RewardModelConfig
 from rl_caption.data.base import Row
 from rl_caption.data.loader import row_generator
@@ -57,7 +58,7 @@ def train_grammar(config: RewardModelConfig) -> TrainState:
             ),
             export=model.save_pretrained,
             metric_range="0 to 1",
-            validate_first=config.model.init is not None and is_grammar_head(config.model.init),
+            validate_first=config.model.init is not None and has_model_type(config.model.init, MODEL_TYPE),
         ).fit()
 
 
@@ -71,7 +72,7 @@ def grammar_model(model: EncoderConfig) -> GrammarModel:
     try:
         if model.init is None:
             built = GrammarModel(GrammarConfig(str(model.text.encoder), model.text.kwargs, **model.kwargs))
-        elif is_grammar_head(model.init):
+        elif has_model_type(model.init, MODEL_TYPE):
             if model.kwargs:
                 raise ConfigError(
                     "model.kwargs is set together with model.init, a head that has its shape: leave it out"

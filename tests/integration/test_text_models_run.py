@@ -189,7 +189,11 @@ def test_two_processes_take_the_same_steps(trained: Path, tmp_path: Path, task: 
         ("semantic_bottleneck", {"model.language_model": None}, "model.language_model is not set"),
         ("semantic_bottleneck", {"teacher.name": None}, "teacher.name is not set: semantic_bottleneck reads"),
         ("semantic_bottleneck", {"model.kwargs": {"tokens": 2}}, "model.kwargs has ['tokens']"),
-        ("semantic_bottleneck", {"model.kwargs": {"soft_tokens": 0}}, "soft_tokens is 0: expected 1 to 256"),
+        (
+            "semantic_bottleneck",
+            {"model.kwargs": {"soft_tokens": 0}},
+            "soft_tokens is 0: expected a whole number from 1 to 256",
+        ),
         ("semantic_bottleneck", {"model.kwargs": {"ending": "stop"}}, "ending is 'stop': expected newline or eos"),
         ("semantic_bottleneck", {"model.kwargs": {"soft_tokens": 39}}, "40 positions"),
         (

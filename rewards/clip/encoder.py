@@ -126,22 +126,20 @@ class EncoderOptions:
         check_least(1, **{name: getattr(self, name) for name in numbers})
 
 
-def passes_on(target: Callable[..., Any]) -> Callable[[Function], Function]:
-    """Decorate a function that hands its ``**keywords`` to ``target``: its signature lists the parameters of both.
+def passes_on(*targets: Callable[..., Any]) -> Callable[[Function], Function]:
+    """Decorate a function that hands its ``**keywords`` to ``targets``: its signature lists the parameters of all.
 
     So a score need not repeat the options of its encoder, and ``rewards.registry`` sees their names.
     """
 
     def with_signature(function: Function) -> Function:
-        """Put the options of ``target`` into the function's signature."""
+        """Put the options of ``targets`` into the function's signature."""
         signature = inspect.signature(function)
-        own = [parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
-        more = [
-            parameter.replace(kind=parameter.KEYWORD_ONLY)
-            for name, parameter in inspect.signature(target).parameters.items()
-            if name not in signature.parameters
-        ]
-        function.__signature__ = signature.replace(parameters=[*own, *more])  # type: ignore[attr-defined]
+        own = {each.name: each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD}
+        for target in targets:
+            for each in inspect.signature(target).parameters.values():
+                own.setdefault(each.name, each.replace(kind=each.KEYWORD_ONLY))
+        function.__signature__ = signature.replace(parameters=[*own.values()])  # type: ignore[attr-defined]
         return function
 
     return with_signature

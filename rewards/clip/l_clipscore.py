@@ -28,10 +28,20 @@ class LClipScore(ClipScore):
 
     @passes_on(ClipScore)
     def __init__(self, backbone: EncoderSource, *, prefix: str = "", **arguments: Any) -> None:
-        super().__init__(_student(backbone), prefix=prefix, **arguments)
+        if isinstance(backbone, str | Path):
+            if not Path(backbone).is_dir():
+                raise ValueError(
+                    f"student folder {str(backbone)!r} does not exist: expected one that LCLIP.save_pretrained made"
+                )
+            if (Path(backbone) / "open_clip_config.json").is_file():
+                raise ValueError(
+                    f"{str(backbone)!r} holds an open_clip model, no student: score with it as clipscore or "
+                    "ref_clipscore"
+                )
+        super().__init__(backbone, prefix=prefix, **arguments)
 
 
-class RefLClipScore(RefClipScore):
+class RefLClipScore(LClipScore, RefClipScore):
     """RefL-CLIPScore: harmonic mean of L-CLIPScore and the best cosine to a reference, in [0, 10/7] for w = 2.5.
 
     Arguments as for ``LClipScore`` and ``RefClipScore``.
@@ -39,19 +49,6 @@ class RefLClipScore(RefClipScore):
 
     __name__ = "ref_l_clipscore"
 
-    @passes_on(RefClipScore)
-    def __init__(self, backbone: EncoderSource, *, prefix: str = "", **arguments: Any) -> None:
-        super().__init__(_student(backbone), prefix=prefix, **arguments)
-
-
-def _student(backbone: EncoderSource) -> EncoderSource:
-    if isinstance(backbone, str | Path):
-        if not Path(backbone).is_dir():
-            raise ValueError(
-                f"student folder {str(backbone)!r} does not exist: expected one that LCLIP.save_pretrained made"
-            )
-        if (Path(backbone) / "open_clip_config.json").is_file():
-            raise ValueError(
-                f"{str(backbone)!r} holds an open_clip model, no student: score with it as clipscore or ref_clipscore"
-            )
-    return backbone
+    @passes_on(LClipScore, RefClipScore)
+    def __init__(self, backbone: EncoderSource, **arguments: Any) -> None:
+        super().__init__(backbone, **arguments)

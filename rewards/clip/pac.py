@@ -51,7 +51,7 @@ class PacScore(ClipScore):
         super().__init__(**_tuned(backbone, pretrained, tuned_from), w=w, **arguments)
 
 
-class RefPacScore(RefClipScore):
+class RefPacScore(PacScore, RefClipScore):
     """RefPAC-S: harmonic mean of PAC-S and the best cosine to a reference, in [0, 4/3] for w = 2.
 
     That cosine is clipped at 0, as in RefCLIPScore and for its reason; PAC-S's released code does not clip it, and has
@@ -64,17 +64,9 @@ class RefPacScore(RefClipScore):
     __name__ = "ref_pac_s"
     bounds = (0.0, 4 / 3)
 
-    @passes_on(RefClipScore)
-    def __init__(
-        self,
-        backbone: EncoderSource | None = None,
-        pretrained: str | None = None,
-        *,
-        tuned_from: str | None = None,
-        w: float = 2.0,
-        **arguments: Any,
-    ) -> None:
-        super().__init__(**_tuned(backbone, pretrained, tuned_from), w=w, **arguments)
+    @passes_on(PacScore, RefClipScore)
+    def __init__(self, backbone: EncoderSource | None = None, pretrained: str | None = None, **arguments: Any) -> None:
+        super().__init__(backbone, pretrained, **arguments)
 
 
 class PacVideoScore(EmScore):

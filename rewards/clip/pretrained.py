@@ -272,12 +272,12 @@ def load_image_encoder(name: str, kwargs: Mapping[str, Any] | None = None, pretr
     Raises:
         ValueError: there is no such model, its library is not installed, or it is no image encoder.
     """
-    return _load(name, kwargs or {}, "image", pretrained, _IMAGE, ImageEncoder)
+    return _load("image", name, kwargs or {}, pretrained)
 
 
 def load_text_encoder(name: str, kwargs: Mapping[str, Any] | None = None, pretrained: bool = True) -> Any:
     """A ``TextEncoder``; arguments and errors as of ``load_image_encoder``."""
-    return _load(name, kwargs or {}, "text", pretrained, _TEXT, TextEncoder)
+    return _load("text", name, kwargs or {}, pretrained)
 
 
 def save_encoder_config(encoder: Any, folder: Path) -> None:
@@ -298,14 +298,8 @@ def local_encoder(name: str, kwargs: Mapping[str, Any], folder: Path) -> tuple[s
     return name, {**kwargs, "model": str(folder), "pretrained": False}
 
 
-def _load(
-    name: str,
-    kwargs: Mapping[str, Any],
-    kind: Kind,
-    pretrained: bool,
-    libraries: Mapping[str, Callable[..., nn.Module]],
-    protocol: type,
-) -> Any:
+def _load(kind: Kind, name: str, kwargs: Mapping[str, Any], pretrained: bool) -> Any:
+    protocol, libraries = _KINDS[kind]
     library, _, model = name.partition(":")
     what = f"{kind} encoder {name!r}"
     if not model:
@@ -423,9 +417,11 @@ def _not_about_random_weights(record: logging.LogRecord) -> bool:
     return "initialized randomly" not in record.getMessage()
 
 
-_IMAGE = {"transformers": TransformersImage, "open_clip": OpenClipImage, "timm": TimmImage}
-_TEXT = {"transformers": TransformersText, "open_clip": OpenClipText}
-LIBRARIES = (*_IMAGE,)
+_KINDS: dict[Kind, tuple[type, dict[str, Callable[..., nn.Module]]]] = {
+    "image": (ImageEncoder, {"transformers": TransformersImage, "open_clip": OpenClipImage, "timm": TimmImage}),
+    "text": (TextEncoder, {"transformers": TransformersText, "open_clip": OpenClipText}),
+}
+LIBRARIES = tuple(_KINDS["image"][1])
 """What comes before the colon of a model of a library."""
 
 
@@ -437,10 +433,8 @@ def preprocessing_from(values: Mapping[str, Any]) -> Preprocessing:
     """
     size, crop, methods = values.get("size") or {}, values.get("crop_size") or {}, {2: "bilinear", 3: "bicubic"}
     side = crop if values.get("do_center_crop") else size
-    method, factor = (
-        int(2 if values.get("resample") is None else values["resample"]),
-        float(values.get("rescale_factor") or 1 / 255),
-    )
+    method = int(2 if values.get("resample") is None else values["resample"])
+    factor = float(values.get("rescale_factor") or 1 / 255)
     resize: str | int | None = None
     if values.get("crop_pct") is not None and size.get("shortest_edge") is not None:  # ConvNeXt and ResNet
         side = dict.fromkeys(("height", "width"), size["shortest_edge"])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ class Conventions:
         eos: ends a caption.
         pad: follows EOS; where a tokenizer has none, EOS itself.
         vocab_size: width of the output layer.
-        forbidden: tokens, besides the tokenizer's special ones, that a caption may not contain.
+        forbidden: tokens, besides the tokenizer's special ones, that a caption may not contain, but for EOS.
         max_tokens: longest caption in tokens, EOS included; None where positions do not end.
         prompt_inputs: token ids of the prompt for other parts of the model, by the name of ``encode``'s argument.
     """
@@ -39,6 +39,13 @@ class Conventions:
     forbidden: tuple[int, ...] = ()
     max_tokens: int | None = None
     prompt_inputs: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, tokenizer: Any, prompt: str, text: Any, bos: int, eos: int, pad: int, before: int = 0) -> Conventions:
+        """Those of the text model's configuration ``text``, in which ``before`` positions stand before BOS."""
+        start, positions = (bos, *plain_tokens(tokenizer, prompt)), getattr(text, "max_position_embeddings", None)
+        longest = None if positions is None else positions - before - len(start) + 1
+        return cls(start, eos, pad, text.vocab_size, (bos,), longest)
 
 
 class Family(ABC):
@@ -118,14 +125,13 @@ class Blip(Family):
         ``eos_token_id`` (2) of BLIP's configurations is an unused token, as in Transformers' own ``generate``.
         """
         text = model.config.text_config
-        start = (first_token("BOS (text_config.bos_token_id)", text.bos_token_id), *plain_tokens(tokenizer, prompt))
-        return Conventions(
-            start=start,
+        return Conventions.of(
+            tokenizer,
+            prompt,
+            text,
+            bos=first_token("BOS (text_config.bos_token_id)", text.bos_token_id),
             eos=same_token("EOS (text_config.sep_token_id)", text.sep_token_id, tokenizer.sep_token_id),
             pad=first_token("padding (text_config.pad_token_id)", text.pad_token_id, tokenizer.pad_token_id),
-            vocab_size=text.vocab_size,
-            forbidden=(start[0],),
-            max_tokens=text.max_position_embeddings - len(start) + 1,
         )
 
     def encode(self, model: Any, pixel_values: Tensor, **prompt_inputs: Tensor) -> Tensor:
@@ -156,16 +162,8 @@ class VisionEncoderDecoder(Family):
             "decoder_start_token_id", *named("decoder_start_token_id"), *named("bos_token_id"), tokenizer.bos_token_id
         )
         eos = first_token("eos_token_id", *named("eos_token_id"), tokenizer.eos_token_id)
-        start = (bos, *plain_tokens(tokenizer, prompt))
-        positions = getattr(model.config.decoder, "max_position_embeddings", None)
-        return Conventions(
-            start=start,
-            eos=eos,
-            pad=first_token("pad_token_id", *named("pad_token_id"), tokenizer.pad_token_id, eos),
-            vocab_size=model.config.decoder.vocab_size,
-            forbidden=() if bos == eos else (bos,),
-            max_tokens=None if positions is None else positions - len(start) + 1,
-        )
+        pad = first_token("pad_token_id", *named("pad_token_id"), tokenizer.pad_token_id, eos)
+        return Conventions.of(tokenizer, prompt, model.config.decoder, bos, eos, pad)
 
     def encode(self, model: Any, pixel_values: Tensor, **prompt_inputs: Tensor) -> Tensor:
         """Projected to the decoder's width where the two differ."""
@@ -197,17 +195,13 @@ class Git(Family):
     def conventions(self, model: Any, tokenizer: Any, q_former_tokenizer: Any, prompt: str) -> Conventions:
         """See ``Family.conventions``."""
         config = model.config
-        start = (
-            first_token("BOS (bos_token_id)", config.bos_token_id, tokenizer.cls_token_id),
-            *plain_tokens(tokenizer, prompt),
-        )
-        return Conventions(
-            start=start,
+        return Conventions.of(
+            tokenizer,
+            prompt,
+            config,
+            bos=first_token("BOS (bos_token_id)", config.bos_token_id, tokenizer.cls_token_id),
             eos=same_token("EOS (eos_token_id)", config.eos_token_id, tokenizer.sep_token_id),
             pad=first_token("padding (pad_token_id)", config.pad_token_id, tokenizer.pad_token_id),
-            vocab_size=config.vocab_size,
-            forbidden=(start[0],),
-            max_tokens=config.max_position_embeddings - len(start) + 1,
         )
 
     def encode(self, model: Any, pixel_values: Tensor, **prompt_inputs: Tensor) -> Tensor:
@@ -261,21 +255,13 @@ class Blip2(Family):
         self, model: Any, tokenizer: Any, prompt: str, eos: int, **prompt_inputs: tuple[int, ...]
     ) -> Conventions:
         config, text = model.config, model.config.text_config
-        start = tuple(tokenizer("")["input_ids"])[:1] or (
+        (bos,) = tuple(tokenizer("")["input_ids"])[:1] or (
             first_token("BOS (text_config.bos_token_id)", text.bos_token_id, tokenizer.bos_token_id),
         )
-        start += plain_tokens(tokenizer, prompt)
-        positions = getattr(text, "max_position_embeddings", None)
+        pad = first_token("pad_token_id", text.pad_token_id, tokenizer.pad_token_id, eos)
+        found = Conventions.of(tokenizer, prompt, text, bos, eos, pad, config.num_query_tokens)
         image_tokens = () if config.image_token_index is None else (config.image_token_index,)
-        return Conventions(
-            start=start,
-            eos=eos,
-            pad=first_token("pad_token_id", text.pad_token_id, tokenizer.pad_token_id, eos),
-            vocab_size=text.vocab_size,
-            forbidden=image_tokens if start[0] == eos else (start[0], *image_tokens),
-            max_tokens=None if positions is None else positions - config.num_query_tokens - len(start) + 1,
-            prompt_inputs=prompt_inputs,
-        )
+        return replace(found, forbidden=(bos, *image_tokens), prompt_inputs=prompt_inputs)
 
     def encode(self, model: Any, pixel_values: Tensor, **prompt_inputs: Tensor) -> Tensor:
         """The queries' states, projected to the width of the language model; InstructBLIP's have read the prompt."""

@@ -192,9 +192,9 @@ def test_two_processes_take_the_same_steps(trained: Path, tmp_path: Path, task: 
         (
             "semantic_bottleneck",
             {"model.kwargs": {"soft_tokens": 0}},
-            "soft_tokens is 0: expected a whole number from 1 to 256",
+            "soft_tokens is 0: expected a whole",
         ),
-        ("semantic_bottleneck", {"model.kwargs": {"ending": "stop"}}, "ending is 'stop': expected newline or eos"),
+        ("semantic_bottleneck", {"model.kwargs": {"ending": "stop"}}, "ending is 'stop': expected one of newline, eos"),
         ("semantic_bottleneck", {"model.kwargs": {"soft_tokens": 39}}, "40 positions"),
         (
             "semantic_bottleneck",

@@ -25,7 +25,7 @@ from rl_caption.config.checks import check
 from rl_caption.config.programs import ConcretenessConfig
 from rl_caption.data.base import DataError
 from rl_caption.data.files import write_json, write_json_lines
-from rl_caption.data.plain_files import parse_json, shown
+from rl_caption.data.plain_files import json_object, shown
 from rl_caption.errors import ConfigError
 from rl_caption.evaluation import check_writable
 
@@ -229,10 +229,7 @@ def _lines(path: Path) -> Iterator[tuple[Mapping[str, Any], str]]:
     for number, line in enumerate(_read(path), start=1):
         if line.strip():
             where = f"{path}, line {number}"
-            item = parse_json(line.encode(), where)
-            if not isinstance(item, dict):
-                raise DataError(f"{where} is {shown(item)}: expected an object")
-            yield item, where
+            yield json_object(line.encode(), where), where
 
 
 def _text(item: Mapping[str, Any], where: str) -> str:

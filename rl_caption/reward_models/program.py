@@ -20,7 +20,7 @@ from rl_caption.config.reward_models import CLIP_TASKS, TEXT_TASKS, RewardModelC
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.checks import check_row_images
 from rl_caption.data.encode_features import made_by, recorded
-from rl_caption.data.negatives import NEGATIVES, POSITIVES, NegativeSource, PositiveSource
+from rl_caption.data.negatives import NEGATIVES, POSITIVES, NegativeSource
 from rl_caption.engines import print_main
 from rl_caption.errors import ConfigError
 from rl_caption.options import load_target
@@ -74,6 +74,12 @@ TOWERS_OF: dict[str, tuple[Tower, ...]] = dict.fromkeys((*CLIP_TASKS, "distill_d
     "distill_image": ("image",),
     "distill_text": ("text",),
 }
+_LOSSES: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
+    "contrastive": (losses.contrastive, ("short", "pca_rank")),
+    "positive_augmented": (losses.positive_augmented, ("positive_images", "positive_captions")),
+    "specificity": (losses.specificity, ("alpha", "beta", "gamma", "margin_units", "max_margin", "symmetric")),
+}
+"""Task -> its loss, and the keys of ``loss`` that are its options; those of distillation have defaults by task."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +168,8 @@ def _collate(
     tokens: Texts | None,
     positives: list[str],
 ) -> PairCollate:
-    train, loss, rows, triplets = config.train, config.loss, context.train_rows, None
+    train, loss, wanted, rows = config.train, config.loss, config.negatives, context.train_rows
+    triplets = negatives = paraphrases = None
     if loss.short and train.short_captions == "references":
         bare = [row["image_id"] for row in rows if not row["short_references"]]
         if bare:
@@ -175,6 +182,13 @@ def _collate(
         triplets = StepTriplets(
             rows, train.batch_size, train.seed, train.captions, train.shuffle_rate, train.shuffle_per, donors
         )
+    if wanted.count:
+        kwargs = dict(wanted.kwargs)
+        if wanted.source == "rules":
+            kwargs["captions"] = [caption for row in rows for caption in row["references"]]
+        negatives = _caption_source(NEGATIVES, "negatives.source", wanted.source, kwargs, rows)
+    if wanted.positives:
+        paraphrases = _caption_source(POSITIVES, "negatives.positive_source", wanted.positive_source, {}, rows)
     return PairCollate(
         pixels,
         tokens,
@@ -187,28 +201,12 @@ def _collate(
         positives,
         groups=loss.false_negatives == "mask",
         sentences=train.sentences,
-        negatives=_negatives(config, rows),
-        num_negatives=config.negatives.count,
-        negatives_share=config.negatives.share,
-        paraphrases=_paraphrases(config, rows),
-        paraphrases_share=config.negatives.positives,
+        negatives=negatives,
+        num_negatives=wanted.count,
+        negatives_share=wanted.share,
+        paraphrases=paraphrases,
+        paraphrases_share=wanted.positives,
     )
-
-
-def _negatives(config: RewardModelConfig, rows: Sequence[Row]) -> NegativeSource | None:
-    """Where hard negatives come from; None where there are none."""
-    wanted = config.negatives
-    kwargs = dict(wanted.kwargs)
-    if wanted.count and wanted.source == "rules":
-        kwargs["captions"] = [caption for row in rows for caption in row["references"]]
-    return _caption_source(NEGATIVES, "negatives.source", wanted.source, kwargs, rows) if wanted.count else None
-
-
-def _paraphrases(config: RewardModelConfig, rows: Sequence[Row]) -> PositiveSource | None:
-    """Where paraphrases of captions come from; None where there are none."""
-    wanted = config.negatives
-    key = "negatives.positive_source"
-    return _caption_source(POSITIVES, key, wanted.positive_source, {}, rows) if wanted.positives else None
 
 
 def _caption_source(
@@ -267,18 +265,12 @@ def _positives(config: RewardModelConfig, context: Context) -> list[str]:
 def objective(config: RewardModelConfig) -> losses.Objective:
     """The loss of a task, with its own defaults where weights are null."""
     towers, loss = TOWERS_OF[config.task], config.loss
-
-    def options(*names: str) -> dict[str, Any]:
-        return {name: getattr(loss, name) for name in names}
-
-    if config.task == "contrastive":
-        smoothing = config.train.label_smoothing
-        return partial(losses.contrastive, label_smoothing=smoothing, **options("short", "pca_rank"))
-    if config.task == "positive_augmented":
-        return partial(losses.positive_augmented, **options("positive_images", "positive_captions"))
-    if config.task == "specificity":
-        weights = options("alpha", "beta", "gamma", "margin_units", "max_margin", "symmetric")
-        return partial(losses.specificity, **weights)
+    if config.task in _LOSSES:
+        function, names = _LOSSES[config.task]
+        options = {name: getattr(loss, name) for name in names}
+        if config.task == "contrastive":
+            options["label_smoothing"] = config.train.label_smoothing
+        return partial(function, **options)
     distance, regulator = losses.TOWER_WEIGHT[len(towers)], losses.REGULATOR_WEIGHT if len(towers) > 1 else 0.0
     return partial(
         losses.distillation,

@@ -114,7 +114,12 @@ def embedding_validator(
     owners = torch.tensor([index for index, row in enumerate(rows) for _ in row["references"]])
     distinct = {caption: index for index, caption in enumerate(dict.fromkeys(captions))}
     repeat = [distinct[caption] for caption in captions]
-    grown, fits = _triplet_texts(triplets, tokens)
+    grown, fits = triplet_texts(triplets or (), tokens)
+    if triplets is not None and not fits.any():
+        raise ConfigError(
+            f"none of {len(triplets)} validation captions has two details within {tokens.context_length} tokens: "
+            "specificity wants long captions (data.long_captions: true)"
+        )
     paired = all("image" in row and row["references"] for row in rows)
     negatives = negatives if paired else ()
     wanted = ("image", "text") if paired else towers
@@ -130,7 +135,7 @@ def embedding_validator(
                 found["image"] = embedded("image", lambda own: torch.stack([pixels.of(row) for row in own]), rows)
             if "text" in towers:
                 found["text"] = embedded("text", tokens, [*distinct])[repeat]
-            for name in grown:
+            for name in grown if triplets else ():
                 found[name] = embedded("text", tokens, grown[name])
             for column, name in ((1, "true"), (2, "false")) if negatives else ():
                 found[name] = embedded("text", tokens, [pair[column] for pair in negatives])
@@ -138,9 +143,15 @@ def embedding_validator(
         _check_finite(found, f"validation at step {step}: the model's", REMEDY)
         if not all(map(math.isfinite, of_split.values())):
             raise NonFiniteError(f"validation at step {step}: the loss is {of_split[LOSS]}; {REMEDY}")
-        metrics = of_split | _agreement(found, {tower: expected[tower] for tower in towers if tower in expected})
+        metrics = dict(of_split)
+        for tower in [each for each in towers if each in expected]:
+            metrics[f"val/teacher_cosine_{tower}"] = float(
+                F.cosine_similarity(found[tower], expected[tower], dim=-1).mean()
+            )
         metrics |= _retrieval(found, owners) if paired else {}
-        metrics |= _hard_negatives(found, [row for row, _, _ in negatives]) if negatives else {}
+        if negatives:
+            images = found["image"][[row for row, _, _ in negatives]]
+            metrics["val/hard_negatives"] = _nearer(images, found["true"], found["false"])
         return Validation(metrics if triplets is None else metrics | _specificity(found, fits.bool()))
 
     return validate
@@ -152,20 +163,6 @@ def _own_cache(pixels: PixelCache | FeatureCache, images: int) -> PixelCache | F
         return pixels
     needed = images * 3 * pixels.preprocessing.size**2
     return PixelCache(pixels.preprocessing, needed) if needed <= MOST_PIXELS else pixels
-
-
-def _triplet_texts(
-    triplets: Sequence[Triplet | None] | None, tokens: Texts
-) -> tuple[Mapping[str, Sequence[str]], Tensor]:
-    if triplets is None:
-        return {}, torch.zeros(0)
-    grown, fits = triplet_texts(triplets, tokens)
-    if not fits.any():
-        raise ConfigError(
-            f"none of {len(triplets)} validation captions has two details within {tokens.context_length} tokens: "
-            "specificity wants long captions (data.long_captions: true)"
-        )
-    return grown, fits
 
 
 def embed_all(
@@ -200,36 +197,23 @@ def _by_teacher(
     return found
 
 
-def _agreement(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> dict[str, float]:
-    """Mean cosine of each tower's embeddings to the teacher's."""
-    return {
-        f"val/teacher_cosine_{tower}": float(F.cosine_similarity(found[tower], of_teacher, dim=-1).mean())
-        for tower, of_teacher in expected.items()
-    }
-
-
 def _retrieval(found: Mapping[str, Tensor], owners: Tensor) -> dict[str, float]:
     recall = retrieval_recall(found["image"].numpy(), found["text"].numpy(), owners.numpy())
     mean = (recall["i2t_r1"] + recall["t2i_r1"]) / 2
     return {f"val/{name}": value for name, value in recall.items()} | {"val/retrieval_r1": mean}
 
 
-def _hard_negatives(found: Mapping[str, Tensor], rows: Sequence[int]) -> dict[str, float]:
-    """Fraction of pairs whose true caption has the higher cosine to the image of their row; ties fail."""
-    images = found["image"][list(rows)]
-    true, false = (F.cosine_similarity(images, found[name], dim=-1) for name in ("true", "false"))
-    return {"val/hard_negatives": float((true > false).float().mean())}
+def _nearer(images: Tensor, texts: Tensor, others: Tensor) -> float:
+    """Fraction of N images [N, D] whose text [N, D] has the higher cosine than the other [N, D]; ties fail."""
+    near, far = (F.cosine_similarity(images, each, dim=-1) for each in (texts, others))
+    return float((near > far).float().mean())
 
 
 def _specificity(found: Mapping[str, Tensor], fits: Tensor) -> dict[str, float]:
     """Fractions of triplets where the true detail raises the cosine, and where the false one lowers it; ties fail."""
-    image = found["image"][fits]
-    base, positive, negative = (
-        F.cosine_similarity(image, found[name][fits], dim=-1) for name in ("base", "positive", "negative")
-    )
-    rates = {"positive": float((positive > base).float().mean()), "negative": float((base > negative).float().mean())}
-    mean = {"val/specificity": sum(rates.values()) / 2}
-    return {f"val/specificity_{name}": rate for name, rate in rates.items()} | mean
+    image, base, positive, negative = (found[name][fits] for name in ("image", "base", "positive", "negative"))
+    true, false = _nearer(image, positive, base), _nearer(image, base, negative)
+    return {"val/specificity_positive": true, "val/specificity_negative": false, "val/specificity": (true + false) / 2}
 
 
 def _check_finite(found: Mapping[str, Tensor], whose: str, remedy: str) -> None:

@@ -45,7 +45,7 @@ class Scripted(nn.Module):
     """Embeds images at 0 degrees, and a caption at 10 degrees for each of its tokens, or 5 where it says "true"."""
 
     def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        (true,) = TOKENS.tokenizer.encode("true")
+        (true,) = SimpleTokenizer().encode("true")
         found = {}
         for name, values in inputs.items():
             length = (values != 0).sum(dim=1).float() if name == "text" else torch.zeros(len(values))

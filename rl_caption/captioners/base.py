@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -18,13 +18,13 @@ from torch import Tensor, nn
 
 from rl_caption.data.base import DataError, Row
 from rl_caption.errors import UserError
-from rl_caption.options import TEMPERATURES
+from rl_caption.options import Range, Temperature, wrong_values
 
 if TYPE_CHECKING:
     from rl_caption.captioners.decoding import NextLogits
 
 FORBIDDEN_LOGIT = -1e9
-"""Logit of tokens that a caption may not contain: probability 0 in float32 at all ``TEMPERATURES``, yet finite, so that
+"""Logit of tokens that a caption may not contain: probability 0 in float32 at any ``Temperature``, yet finite, so that
 entropy is defined."""
 
 
@@ -96,66 +96,47 @@ class Decoding:
     Truncations come after the temperature, in the order top-k, top-p, typical, each of what the one before left.
     """
 
-    num_samples: int = 0
+    num_samples: Annotated[int, Range(min=0)] = 0
     with_greedy: bool = True
-    temperature: float = 1.0
-    max_new_tokens: int = 24
-    num_beams: int = 1
+    temperature: Temperature = 1.0
+    max_new_tokens: Annotated[int, Range(min=1)] = 24
+    num_beams: Annotated[int, Range(min=1)] = 1
     length_penalty: float = 1.0
     fixed_shapes: bool = False
-    num_return_sequences: int = 1
-    num_beam_groups: int = 1
-    diversity_penalty: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    typical_p: float = 1.0
-    no_repeat_ngram_size: int = 0
-    block_trigrams: float = 0.0
+    num_return_sequences: Annotated[int, Range(min=1)] = 1
+    num_beam_groups: Annotated[int, Range(min=1)] = 1
+    diversity_penalty: Annotated[float, Range(min=0)] = 0.0
+    top_k: Annotated[int, Range(min=0)] = 0
+    top_p: Annotated[float, Range(above=0, max=1)] = 1.0
+    typical_p: Annotated[float, Range(above=0, max=1)] = 1.0
+    no_repeat_ngram_size: Annotated[int, Range(min=0)] = 0
+    block_trigrams: Annotated[float, Range(min=0)] = 0.0
     remove_bad_endings: bool = False
 
     def __post_init__(self) -> None:
-        expected = TEMPERATURES.expected(self.temperature)
-        if expected is not None:
-            raise ValueError(f"temperature is {self.temperature}: expected {expected}")
-        if self.num_samples < 0 or self.num_beams < 1:
+        beams, groups = self.num_beams, self.num_beam_groups
+        for wrong in wrong_values(self, Decoding):
+            raise ValueError(wrong)
+        if beams > 1 and self.num_samples:
             raise ValueError(
-                f"num_samples is {self.num_samples} and num_beams {self.num_beams}: expected at least 0 and 1"
-            )
-        if self.max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens is {self.max_new_tokens}: it must be at least 1")
-        if self.num_beams > 1 and self.num_samples:
-            raise ValueError(
-                f"num_samples is {self.num_samples} and num_beams {self.num_beams}: beam search samples nothing, set "
+                f"num_samples is {self.num_samples} and num_beams {beams}: beam search samples nothing, set "
                 "num_samples to 0"
             )
-        if self.num_beams == 1 and not self.num_samples and not self.with_greedy:
+        if beams == 1 and not self.num_samples and not self.with_greedy:
             raise ValueError("nothing to decode: num_samples is 0 and with_greedy is False")
-        self._check_search()
-        self._check_restrictions()
-
-    def _check_search(self) -> None:
-        beams, groups = self.num_beams, self.num_beam_groups
-        if not 1 <= self.num_return_sequences <= beams:
+        if self.num_return_sequences > beams:
             raise ValueError(f"num_return_sequences is {self.num_return_sequences}: expected 1 to num_beams, {beams}")
-        if groups < 1 or beams % groups:
+        if beams % groups:
             raise ValueError(f"num_beam_groups is {groups}: expected a number that divides num_beams, {beams}")
-        if self.diversity_penalty < 0 or (self.diversity_penalty > 0) != (groups > 1):
+        if (self.diversity_penalty > 0) != (groups > 1):
             raise ValueError(
                 f"diversity_penalty is {self.diversity_penalty} and num_beam_groups {groups}: groups need a penalty "
                 "above 0, and a penalty needs at least 2 groups"
             )
-
-    def _check_restrictions(self) -> None:
-        for name, low in (("top_k", 0), ("no_repeat_ngram_size", 0), ("block_trigrams", 0.0)):
-            if getattr(self, name) < low:
-                raise ValueError(f"{name} is {getattr(self, name)}: expected at least {low}")
-        for name in ("top_p", "typical_p"):
-            if not 0 < getattr(self, name) <= 1:
-                raise ValueError(f"{name} is {getattr(self, name)}: expected more than 0 and at most 1")
         truncated = [name for name, off in _TRUNCATIONS.items() if getattr(self, name) != off]
         if truncated and not self.num_samples:
             raise ValueError(f"{truncated[0]} is {getattr(self, truncated[0])}: it is for samples; set num_samples")
-        if self.fixed_shapes and (truncated or self.num_beams > 1 or self.constrained):
+        if self.fixed_shapes and (truncated or beams > 1 or self.constrained):
             raise ValueError("fixed_shapes must be off: it is for greedy captions and samples of the full distribution")
 
     @property

@@ -124,8 +124,7 @@ class PretrainedDual(nn.Module):
     @property
     def preprocessing(self) -> Preprocessing:
         """From an image to the pixels that it reads."""
-        found: Preprocessing = self.image_encoder.preprocessing
-        return found
+        return self.image_encoder.preprocessing
 
     @property
     def context_length(self) -> int:
@@ -134,13 +133,11 @@ class PretrainedDual(nn.Module):
 
     def tokenize(self, texts: Sequence[str]) -> Tensor:
         """Captions -> ids [B, L], padded, L at most ``context_length``."""
-        ids: Tensor = self.text_encoder.tokenize(texts, self.context_length)
-        return ids
+        return self.text_encoder.tokenize(texts, self.context_length)
 
     def image_features(self, pixels: Tensor) -> Tensor:
         """The image encoder's features [B, R, D] of pixels [B, 3, S, S]: what the head reads."""
-        features: Tensor = self.image_encoder(pixels).flatten(1, 2)
-        return features
+        return self.image_encoder(pixels).flatten(1, 2)
 
     def text_features(self, ids: Tensor) -> Tensor:
         """The text encoder's pooled states [B, D] of ids [B, L]: what the head reads."""

@@ -257,8 +257,7 @@ class EmbeddingCache:
         if checksum != _checksum(key, array):
             logger.warning("cached embedding %s is damaged or of something else: it is computed again", path)
             return None
-        embedding: Embeddings = np.load(io.BytesIO(array), allow_pickle=False)
-        return embedding
+        return np.load(io.BytesIO(array), allow_pickle=False)
 
     def _write(self, key: str, embedding: Embeddings) -> None:
         if self.folder is None:
@@ -312,8 +311,7 @@ class CachedEncoder:
 
     def embed_texts(self, texts: Sequence[str]) -> Embeddings:
         """Return embeddings [N, D] of length 1, float32, not cached. Raises as the encoder does."""
-        embeddings: Embeddings = self.encoder.encode_texts(texts).numpy()
-        return embeddings
+        return self.encoder.encode_texts(texts).numpy()
 
 
 def mean_embedding(rows: Embeddings) -> Embeddings:

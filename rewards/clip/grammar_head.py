@@ -119,8 +119,7 @@ class GrammarModel(nn.Module):
 
     def tokenize(self, texts: Sequence[str]) -> Tensor:
         """Captions -> ids [B, L], padded; longer ones are cut to ``context_length``."""
-        ids: Tensor = self.text_encoder.tokenize(texts, self.context_length)
-        return ids
+        return self.text_encoder.tokenize(texts, self.context_length)
 
     def forward(self, ids: Tensor) -> Tensor:
         """Ids [B, L] -> logits [B]."""

@@ -191,8 +191,7 @@ def _causal_states(model: Any, ids: Tensor) -> Tensor:
     length, dtype = ids.shape[1], model.transformer.get_cast_dtype()
     hidden = model.token_embedding(ids).to(dtype) + model.positional_embedding[:length].to(dtype)
     mask = model.attn_mask[:length, :length].to(dtype)
-    states: Tensor = model.ln_final(model.transformer(hidden, attn_mask=mask))
-    return states
+    return model.ln_final(model.transformer(hidden, attn_mask=mask))
 
 
 def _projected(model: Any, states: Tensor) -> Tensor:

@@ -229,10 +229,7 @@ class ImageStudent(nn.Module):
     @property
     def preprocessing(self) -> Preprocessing:
         """From an image to the pixels that it reads."""
-        found: Preprocessing = (
-            Preprocessing(self.config.image_size) if self.encoder is None else self.encoder.preprocessing
-        )
-        return found
+        return Preprocessing(self.config.image_size) if self.encoder is None else self.encoder.preprocessing
 
     def train(self, mode: bool = True) -> ImageStudent:
         """As of any module; the frozen image encoder stays in evaluation mode."""

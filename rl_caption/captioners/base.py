@@ -8,12 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from rl_caption.data.base import DataError, Row
@@ -32,34 +29,13 @@ class CaptionerError(UserError, ValueError):
     """A saved captioner cannot be used; the message names the folder and what is wrong with it."""
 
 
-UNREADABLE = (
-    OSError,
-    ValueError,
-    TypeError,
-    LookupError,
-    AttributeError,
-    ArithmeticError,
-    RuntimeError,
-    MemoryError,
-    AssertionError,
-    ImportError,
-    SafetensorError,
-    StrictDataclassError,
-    UnpicklingError,
-)
-"""What libraries raise on damaged or foreign files: a number where Transformers expects a section is an
-AttributeError."""
-
-
 @contextmanager
 def reading(what: str | Path) -> Iterator[None]:
     """Inside, what a library raises on a damaged or foreign file becomes a ``CaptionerError`` that names ``what``."""
     try:
         yield
-    except Exception as error:
-        named = isinstance(error, CaptionerError) and str(what) in str(error)
-        # The tokenizers library, written in Rust, raises ``Exception`` itself.
-        if named or not (isinstance(error, UNREADABLE) or type(error) is Exception):
+    except Exception as error:  # the tokenizers library, written in Rust, raises ``Exception`` itself
+        if isinstance(error, CaptionerError) and str(what) in str(error):
             raise
         name = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: "
         raise CaptionerError(f"{what} cannot be loaded: {name}{error}") from error

@@ -7,8 +7,7 @@ leave the batch. Every token is drawn with its own random number, so the caption
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
@@ -138,7 +137,10 @@ def _decode_tree(
         if noise is not None and decoding.num_samples:
             numbers = noise[image, :, position]
             if truncate:
-                drawn = _sample_truncated(logits, numbers, decoding.temperature, truncate)
+                left = logits / decoding.temperature
+                for process in truncate:
+                    left = process(ids[:0], left)
+                drawn = sample_tokens(left, numbers, 1.0)
             else:
                 drawn = sample_tokens(logits, numbers, decoding.temperature, best)
             chosen = torch.cat([drawn, best], dim=1)
@@ -162,14 +164,6 @@ def _decode_tree(
         image = prefixes.image
         logits = forbid(next_logits(prefixes), captioner.forbidden)
     return ids[:, : position + 1].unflatten(0, (images, per_image))
-
-
-def _sample_truncated(logits: Tensor, noise: Tensor, temperature: float, truncate: list[Processor]) -> Tensor:
-    """``sample_tokens`` of what truncations leave of the distribution: [N, V], [N, K] -> [N, K]."""
-    logits = logits / temperature
-    for process in truncate:
-        logits = process(logits.new_empty(len(logits), 0, dtype=torch.long), logits)
-    return sample_tokens(logits, noise, 1.0)
 
 
 def _decode_fixed(
@@ -438,14 +432,17 @@ def capture_cuda_graph(function: Decode, example: dict[str, Tensor]) -> Decode:
             function(**inputs)
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
+    torch.clear_autocast_cache()  # of casts of weights: those of a graph are its own, made anew at every replay
     try:
         # Only this thread is kept from what cannot be captured: the loader's pins memory meanwhile.
-        with _fresh_autocast_cache(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             output = function(**inputs)
     except RuntimeError as error:
         raise CaptionerError(
             f"decoding cannot be recorded as a CUDA graph, turn rollout.cuda_graph off: {error}"
         ) from error
+    finally:
+        torch.clear_autocast_cache()
 
     def replay(**given: Tensor) -> Tensor:
         """Run the graph on tensors of the captured shapes."""
@@ -455,13 +452,3 @@ def capture_cuda_graph(function: Decode, example: dict[str, Tensor]) -> Decode:
         return output.clone()
 
     return replay
-
-
-@contextmanager
-def _fresh_autocast_cache() -> Iterator[None]:
-    """Autocast caches casts of weights while it is on: those of a graph are its own, made anew at every replay."""
-    torch.clear_autocast_cache()
-    try:
-        yield
-    finally:
-        torch.clear_autocast_cache()

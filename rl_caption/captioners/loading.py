@@ -10,7 +10,7 @@ from typing import Any
 
 from rewards.model_files import read_object
 from rl_caption.captioners.base import Captioner, CaptionerError, reading
-from rl_caption.captioners.huggingface import HuggingFaceCaptioner
+from rl_caption.captioners.huggingface import WEIGHTS, HuggingFaceCaptioner
 from rl_caption.captioners.modeling import CaptionTransformerConfig
 from rl_caption.captioners.transformer import TransformerCaptioner
 from rl_caption.errors import ConfigError
@@ -77,8 +77,7 @@ def captioner_class(target: str, key: str, kwargs: Mapping[str, Any] | None = No
         raise ConfigError(f"{key} is {target!r}: expected a class that inherits from {__package__}.base:Captioner")
     if kwargs is not None:
         check_options(kind.from_scratch, 1, target, kwargs, "model.kwargs")
-    found: type[Captioner] = kind
-    return found
+    return kind
 
 
 def _complete(captioner: Captioner, target: str, key: str) -> Captioner:
@@ -97,7 +96,7 @@ def is_captioner(name: str | Path) -> bool:
 def weights_hash(model: str | Path) -> str:
     """SHA-256 of the weights in a captioner's or a checkpoint's folder, in one file or in several; the name itself of a
     model on the hub, whose weights may not be here."""
-    files = [file for end in ("model*.safetensors", "pytorch_model*.bin") for file in sorted(Path(model).glob(end))]
+    files = [file for end in WEIGHTS for file in sorted(Path(model).glob(end))]
     if not files:
         return str(model)
     digest = hashlib.sha256()

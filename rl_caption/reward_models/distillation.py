@@ -100,8 +100,7 @@ def build_tower(kind: Tower, init: str | None, kwargs: Mapping[str, Any], embed_
     if init is None:
         return TOWERS[kind](student_config(kwargs, embed_dim))
     _check_no_shape(kwargs, "model.init")
-    tower: nn.Module = _load_tower(init, kind, "model.init", embed_dim)
-    return tower
+    return _load_tower(init, kind, "model.init", embed_dim)
 
 
 def build_dual(

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from rewards.mixed import MixedReward
-from rl_caption.captioners.base import TEMPERATURES, Decoding, forbid, sample_tokens
+from rl_caption.captioners.base import Decoding, forbid, sample_tokens
+from rl_caption.options import TEMPERATURES
 from rl_caption.scst.objectives import token_logprobs_and_entropy
 from rl_caption.scst.rollout import term_scores
 from rl_caption.types import CaptionBatch, Rollout
@@ -66,7 +67,7 @@ def test_a_policy_of_nan_draws_some_token_so_that_the_loss_can_say_so():
         ({"temperature": math.nan}, "temperature is nan"),
         ({"temperature": 0.0}, "temperature is 0.0"),
         ({"num_samples": -1}, "num_samples is -1: expected at least 0"),
-        ({"num_beams": 0}, "num_samples is 0 and num_beams 0"),
+        ({"num_beams": 0}, "num_beams is 0: expected at least 1"),
     ],
 )
 def test_decoding_out_of_range_is_refused(options, message):

@@ -134,8 +134,11 @@ def load_file(name: str, path: Path, quick_gelu: bool = False) -> tuple[Any, Lay
     """
     import open_clip
 
-    if _is_torchscript(path):
-        return open_clip.load_openai_model(str(path), precision="fp32", device="cpu"), "archive"
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            is_torchscript = any(entry.endswith("/constants.pkl") for entry in archive.namelist())
+        if is_torchscript:
+            return open_clip.load_openai_model(str(path), precision="fp32", device="cpu"), "archive"
     context_length = None
     if path.suffix not in (".npz", ".npy"):  # big_vision's, which open_clip converts
         state = read_state(path)
@@ -172,13 +175,6 @@ def _load_long(name: str, weights: Mapping[str, Tensor]) -> Any:
     model.load_state_dict(weights)
     convert_weights_to_lp(model, torch.float16)
     return model.float()
-
-
-def _is_torchscript(path: Path) -> bool:
-    if not zipfile.is_zipfile(path):
-        return False
-    with zipfile.ZipFile(path) as archive:
-        return any(entry.endswith("/constants.pkl") for entry in archive.namelist())
 
 
 def low_rank_delta(a: Tensor, b: Tensor, shape: Sequence[int]) -> Tensor:

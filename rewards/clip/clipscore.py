@@ -116,7 +116,7 @@ class ClipScore:
                 )  # fmt: skip
 
     def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
-        """Score N captions by the column ``image`` and, for scores with references, ``references``.
+        """Score N captions by those of the columns ``image``, ``references`` and ``image_id`` that ``columns`` names.
 
         Raises:
             RewardError: a column is missing or has another length, an image is missing or unreadable, a row has no
@@ -125,8 +125,13 @@ class ClipScore:
         texts = as_texts(completions)
         images = required_column(columns, "image", self.__name__, len(texts))
         references = reference_lists(columns, self.__name__, len(texts)) if "references" in self.columns else []
-        if not texts:
-            return []
+        ids = required_column(columns, "image_id", self.__name__, len(texts)) if "image_id" in self.columns else []
+        return checked_scores(self, self._scored(texts, images, references, ids) if texts else [], len(texts))
+
+    def _scored(
+        self, texts: list[str], images: Sequence[Any], references: list[tuple[str, ...]], ids: Sequence[Any]
+    ) -> Sequence[float]:
+        """Scores of N captions, N at least 1; ``references`` and ``ids`` are empty where no column has them."""
         captions = self.embed_texts(texts)
         cosines = _cosines(captions, self.backbone.embed_images(images))
         if self.clips and not self._warned and 2 * (below := int((cosines < 0).sum())) > len(texts):
@@ -137,8 +142,7 @@ class ClipScore:
                     "Weights that are trained as SPECS's are want the reward specs with scale: shifted",
                     self.__name__, below, len(texts), self.backbone.signature,
                 )  # fmt: skip
-        scores = self._with_references(self._scores(cosines), captions, references)
-        return checked_scores(self, scores.tolist(), len(texts))
+        return self._with_references(self._scores(cosines), captions, references).tolist()
 
     def _scores(self, cosines: Floats) -> Floats:
         return clip_score(cosines, self.w)

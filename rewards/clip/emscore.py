@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from rewards.base import RewardError, as_texts, check_choice, checked_scores, reference_lists, required_column
+from rewards.base import RewardError, check_choice
 from rewards.clip.clipscore import ClipScore, Floats, harmonic_mean
 from rewards.clip.encoder import EncoderOptions, EncoderSource, mean_embedding, passes_on
 from rewards.images import frames_of
@@ -120,23 +120,15 @@ class EmScore(ClipScore):
         """Metric, backbone with weights, parts, the captions behind the weights of tokens, prefix."""
         return f"{self.__name__}[{self.backbone.signature},{self.parts},{self._idf_name},prefix={self.prefix!r}]"
 
-    def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
-        """Score N captions by the column ``image`` and, for the score with references, ``references``.
-
-        Raises:
-            RewardError: as ``ClipScore``.
-        """
-        texts = as_texts(completions)
-        images = required_column(columns, "image", self.__name__, len(texts))
-        references = reference_lists(columns, self.__name__, len(texts)) if "references" in self.columns else []
-        if not texts:
-            return []
+    def _scored(
+        self, texts: list[str], images: Sequence[Any], references: list[tuple[str, ...]], ids: Sequence[Any]
+    ) -> Sequence[float]:
         captions = self._captions([*texts, *chain(*references)])
         videos = self._videos(images)
         scores = [self._score(captions[text], videos[id(image)]) for text, image in zip(texts, images, strict=True)]
         for row, own in enumerate(references):
             scores[row] = (scores[row] + max(self._score(captions[texts[row]], captions[text]) for text in own)) / 2
-        return checked_scores(self, scores, len(texts))
+        return scores
 
     def _score(self, caption: Embedded, other: Embedded) -> float:
         coarse = fine = 0.0

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rewards.base import as_texts, check_choice, check_least, checked_scores, required_column
+from rewards.base import check_choice, check_least
 from rewards.clip.clipscore import ClipScore, Floats
 from rewards.clip.encoder import Embeddings, EncoderOptions, EncoderSource, is_main_process, passes_on
 from rewards.images import IMAGE_SUFFIXES
@@ -137,18 +137,9 @@ class Retrieval(ClipScore):
         """Pickle without the embeddings of the pool."""
         return {**self.__dict__, "_pool_embeddings": None}
 
-    def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
-        """Score N captions by the columns ``image`` and ``image_id``.
-
-        Raises:
-            RewardError: a column is missing or has another length, an image is missing or unreadable, or a caption is
-                too long and ``truncate`` is off.
-        """
-        texts = as_texts(completions)
-        images = required_column(columns, "image", self.__name__, len(texts))
-        ids = required_column(columns, "image_id", self.__name__, len(texts))
-        if not texts:
-            return []
+    def _scored(
+        self, texts: list[str], images: Sequence[Any], references: list[tuple[str, ...]], ids: Sequence[Any]
+    ) -> Sequence[float]:
         first: dict[Any, int] = {}
         for row, image_id in enumerate(ids):
             first.setdefault(image_id, row)
@@ -175,7 +166,7 @@ class Retrieval(ClipScore):
                     "bound: raise train.micro_batch_size, or set pool",
                     self.__name__, alone, len(first),
                 )  # fmt: skip
-        return checked_scores(self, scores.tolist(), len(texts))
+        return scores.tolist()
 
     def _found(self, own: Floats, cosines: Floats, is_distractor: NDArray[np.bool_]) -> Floats:
         others = np.where(is_distractor, np.clip(cosines.astype(np.float64), -1.0, 1.0), -np.inf)

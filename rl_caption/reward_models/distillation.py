@@ -150,20 +150,14 @@ def _joined_config(towers: Mapping[Tower, LCLIPConfig], kwargs: Mapping[str, Any
     source: dict[str, str] = dict.fromkeys(kwargs, "model.kwargs")
     for kind, config in towers.items():
         for name, value in asdict(config).items():
-            if _tower_of(name) not in (kind, None):
+            owner = "image" if name.startswith("image_") or name == "patch_size" else "text"
+            if owner != kind and name not in ("embed_dim", "mlp_ratio"):
                 continue
             if name in values and values[name] != value:
                 found = f"model.{kind}_init has {name} {value!r}, {source[name]} has {values[name]!r}"
                 raise ConfigError(f"{found}: both towers need the same")
             values[name], source[name] = value, f"model.{kind}_init"
     return student_config(values, embed_dim)
-
-
-def _tower_of(name: str) -> str | None:
-    """The tower that a field of ``LCLIPConfig`` describes; None for both."""
-    if name.startswith("image_") or name == "patch_size":
-        return "image"
-    return None if name in ("embed_dim", "mlp_ratio") else "text"
 
 
 def _check_no_shape(kwargs: Mapping[str, Any], key: str) -> None:

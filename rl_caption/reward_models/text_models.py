@@ -53,7 +53,7 @@ class TextModel:
     """From the mean loss of validation to what is logged; the first chooses the best model, higher is better."""
     metric_range: str
     starts_trained: bool = False
-    target: Callable[[PairBatch], dict[str, Tensor]] | None = None
+    target: Callable[[PairBatch], dict[str, Tensor]] = lambda batch: {}
     """Further inputs, by name."""
     signature: str = ""
     counted_from: int | None = 0
@@ -130,14 +130,14 @@ class SummedLossTask:
     Args:
         accelerator: owns devices, processes and the backward pass.
         model: as prepared for (distributed) training; from a batch's inputs to the sum.
-        target: further inputs; None where there are none.
+        target: further inputs, by name.
         name: for log lines.
     """
 
     accelerator: Accelerator
     model: nn.Module
-    target: Callable[[PairBatch], dict[str, Tensor]] | None = None
-    name: str = "text_model"
+    target: Callable[[PairBatch], dict[str, Tensor]]
+    name: str
     samples: list[dict[str, Any]] = field(default_factory=list)
 
     def training_step(self, batches: Sequence[PairBatch], step: int) -> Iterator[Averages]:
@@ -145,16 +145,13 @@ class SummedLossTask:
         log = Averages()
         counts = torch.stack([batch.targets["count"].sum() for batch in batches])
         count = global_count(self.accelerator, counts.sum())
-        loss = backward_all(self.accelerator, self.model, [partial(self._loss, batch, count) for batch in batches])
+
+        def loss_of(batch: PairBatch) -> Tensor:
+            return self.model(batch.inputs | self.target(batch)) / count
+
+        loss = backward_all(self.accelerator, self.model, [partial(loss_of, batch) for batch in batches])
         log.add_sum("loss/total", loss, 1 / self.accelerator.num_processes)
         yield log
-
-    def _loss(self, batch: PairBatch, count: Tensor) -> Tensor:
-        return self.model(_inputs(batch, self.target)) / count
-
-
-def _inputs(batch: PairBatch, target: Callable[[PairBatch], dict[str, Tensor]] | None) -> dict[str, Tensor]:
-    return batch.inputs if target is None else batch.inputs | target(batch)
 
 
 def _validator(
@@ -172,7 +169,7 @@ def _validator(
             for start in range(0, len(own), size):
                 rows, captions = zip(*own[start : start + size], strict=True)
                 batch = collate.batch(rows, captions).to(accelerator.device)
-                sums[0] += model.network(_inputs(batch, model.target)).float()
+                sums[0] += model.network(batch.inputs | model.target(batch)).float()
                 sums[1] += batch.targets["count"].sum()
         total, count = accelerator.reduce(sums, reduction="sum").tolist()
         return Validation(model.metrics(total / count))
@@ -180,23 +177,34 @@ def _validator(
     return validate
 
 
-def _token_metrics(loss: float) -> dict[str, float]:
-    return {"val/token_logprob": -loss}
+class TextLoss(nn.Module):
+    """A text model of Transformers; its output is ``loss`` of the model and a batch's inputs, a scalar."""
 
-
-class CaptionLikelihood(nn.Module):
-    """A causal language model; the loss is minus ln p of the tokens after the first, summed, in nats."""
-
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, loss: Callable[[Any, dict[str, Tensor]], Tensor]) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.loss = model, loss
 
     def forward(self, inputs: dict[str, Tensor]) -> Tensor:
-        """The loss of ``ids`` and ``mask`` [B, L]."""
-        ids, mask = inputs["ids"], inputs["mask"]
-        logits = self.model(input_ids=ids, attention_mask=mask.long()).logits[:, :-1].float()
-        losses = F.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")
-        return (losses * mask[:, 1:]).sum()
+        """The loss, summed over what it counts."""
+        return self.loss(self.model, inputs)
+
+
+def negative_log_likelihood(model: Any, inputs: dict[str, Tensor]) -> Tensor:
+    """Minus ln p of the tokens ``ids`` [B, L] after the first, where ``mask`` [B, L] is true, summed, in nats."""
+    ids, mask = inputs["ids"], inputs["mask"]
+    logits = model(input_ids=ids, attention_mask=mask.long()).logits[:, :-1].float()
+    losses = F.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")
+    return (losses * mask[:, 1:]).sum()
+
+
+def squared_error(model: Any, inputs: dict[str, Tensor]) -> Tensor:
+    """(logit - ``target``)² of the one label of captions ``ids``, ``mask`` [B, L], summed."""
+    logits = model(input_ids=inputs["ids"], attention_mask=inputs["mask"].long()).logits[:, 0]
+    return ((logits.float() - inputs["target"]) ** 2).sum()
+
+
+def _token_metrics(loss: float) -> dict[str, float]:
+    return {"val/token_logprob": -loss}
 
 
 def _language_model(context: Context, config: RewardModelConfig) -> TextModel:
@@ -220,7 +228,7 @@ def _language_model(context: Context, config: RewardModelConfig) -> TextModel:
         return [[start, *own, end][:longest] for own in found]
 
     return TextModel(
-        CaptionLikelihood(model),
+        TextLoss(model, negative_log_likelihood),
         encode,
         partial(_save_pretrained, model, tokenizer),
         _token_metrics,
@@ -285,19 +293,6 @@ def _bottleneck(context: Context, config: RewardModelConfig) -> TextModel:
     )
 
 
-class SquaredError(nn.Module):
-    """A sequence-classification model with one label; the loss is (logit - target)², summed."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, inputs: dict[str, Tensor]) -> Tensor:
-        """The loss of ``ids`` and ``mask`` [B, L] against ``target`` [B]."""
-        logits = self.model(input_ids=inputs["ids"], attention_mask=inputs["mask"].long()).logits[:, 0]
-        return ((logits.float() - inputs["target"]) ** 2).sum()
-
-
 def _regression(context: Context, config: RewardModelConfig) -> TextModel:
     """A text encoder with a head of one unit, in the format of the released ICC; ``icc`` loads what is exported."""
     from transformers import AutoModelForSequenceClassification, RobertaConfig, RobertaForSequenceClassification
@@ -320,7 +315,7 @@ def _regression(context: Context, config: RewardModelConfig) -> TextModel:
         return tokenizer(list(captions), truncation=True, max_length=longest)["input_ids"]
 
     return TextModel(
-        SquaredError(model),
+        TextLoss(model, squared_error),
         encode,
         partial(_save_pretrained, model, tokenizer),
         lambda loss: {"val/r_squared": 1 - loss / spread, "val/mse": loss},

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from rewards.base import RewardError
 from rewards.clip.checkpoints import load_file, load_tuned, stretch_student, stretch_text_tower
 from rewards.clip.dual import MODEL_TYPE, PretrainedDual
-from rewards.clip.encoder import RELEASED, EncoderOptions, chunks, is_main_process
+from rewards.clip.encoder import DTYPES, RELEASED, EncoderOptions, chunks, default_device, is_main_process
 from rewards.clip.preprocessing import (
     Preprocessing,
     causal_text_features,
@@ -46,7 +46,6 @@ from rewards.model_files import (
 )
 
 logger = logging.getLogger(__name__)
-PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 SORTED_BATCHES = 16
 """Captions tokenised and sorted by length at a time, over ``batch_size``. They are then encoded in batches of as many
 tokens as ``batch_size`` captions of full length have."""
@@ -85,8 +84,7 @@ class Backbone:
     """
 
     def __init__(self, options: EncoderOptions) -> None:
-        # With its index: plain "cuda" would follow a later change of the current device, and the weights would not.
-        device = options.device or (f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu")
+        device = default_device(options.device)
         self.name, self.pretrained, self.device = str(options.backbone), options.pretrained, device
         self._options = replace(options, backbone=self.name, device=device)
         self._loaded: _Loaded | None = _load(self._options)
@@ -152,7 +150,7 @@ class Backbone:
     def encode_pixels(self, pixels: Tensor, normalize: bool = True) -> Tensor:
         """Embed pixels [N, 3, S, S] as [N, D], float32, on the model's device."""
         encode: Any = self._parts().model.encode_image
-        return _features(encode(pixels.to(self.device, PRECISIONS[self._options.precision])), normalize)
+        return _features(encode(pixels.to(self.device, getattr(torch, DTYPES[self._options.precision]))), normalize)
 
     @torch.no_grad()
     def encode_texts(self, texts: Sequence[str], normalize: bool = True) -> Tensor:
@@ -242,7 +240,8 @@ def _load(options: EncoderOptions) -> _Loaded:
         else:
             loaded = _load_dual(name, options) if has_model_type(name, MODEL_TYPE) else _load_student(name, options)
         check_numbers(loaded.model.named_parameters(), "its weights")
-        loaded.model.requires_grad_(False).eval().to(device=options.device, dtype=PRECISIONS[options.precision])
+        dtype = getattr(torch, DTYPES[options.precision])
+        loaded.model.requires_grad_(False).eval().to(device=options.device, dtype=dtype)
     except ModuleNotFoundError as error:
         raise ValueError(f"{label} needs {error.name}: install 'rl-caption[clip]'") from error
     except _UNLOADABLE as error:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from rewards.base import as_texts, check_choice, checked_scores
 from rewards.clip.backbone import load_backbone
-from rewards.clip.encoder import Precision, chunks
+from rewards.clip.encoder import Precision, chunks, default_device
 from rewards.model_files import check_ranges, fingerprint, load_weights, read_config, save_model
 from rewards.text.edit_distance import edit_similarity
 from rewards.text.frozen_model import FrozenModel, load_frozen
@@ -198,7 +198,7 @@ class SemanticBottleneck:
         except OSError as error:
             raise ValueError(f"sba: the folder {model!r} cannot be loaded: {error}") from error
         config = bottleneck.config
-        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        device = default_device(device)
         self._encoder = load_backbone(
             encoder or config.encoder, config.pretrained, device, precision=config.precision, batch_size=batch_size
         )
@@ -213,17 +213,12 @@ class SemanticBottleneck:
                 raise ValueError(
                     f"sba: the {what} has the fingerprint {found}, {model!r} was trained with {expected}: name the same"
                 )
-        self._weights = fingerprint(bottleneck.state_dict())[:12]
+        weights = f"{fingerprint(bottleneck.state_dict())[:12]},{frozen.weights},{self._encoder.signature}"
+        self.signature = f"SBA[{weights},beams{num_beams},{max_new_tokens} tokens]"
         self._bottleneck = bottleneck.to(device).eval().requires_grad_(False)
         self._writer = CaptionWriter(frozen, config.ending, config.soft_tokens)
         self.model, self.num_beams, self.max_new_tokens = model, num_beams, max_new_tokens
         self.device, self.batch_size = device, batch_size
-
-    @property
-    def signature(self) -> str:
-        """Weights of all three models, beams and length limit."""
-        weights = f"{self._weights},{self._writer.frozen.weights}"
-        return f"SBA[{weights},{self._encoder.signature},beams{self.num_beams},{self.max_new_tokens} tokens]"
 
     def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
         """Score N captions. ``RewardError`` where a score is not finite."""

@@ -48,6 +48,7 @@ Embeddings: TypeAlias = NDArray[np.float32]
 T = TypeVar("T")
 Function = TypeVar("Function", bound=Callable[..., Any])
 Precision = Literal["fp32", "fp16", "bf16"]
+DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 MlpDeltas = Literal["ignored", "added"]
 EncoderSource: TypeAlias = "str | Path | DualEncoder | CachedEncoder"
 """The ``backbone`` of a score: the name or folder of a model, or a loaded encoder."""
@@ -167,6 +168,14 @@ def is_main_process() -> bool:
     if torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
         return bool(torch.distributed.get_rank() == 0)
     return os.environ.get("RANK", "0") == "0"
+
+
+def default_device(device: str | None) -> str:
+    """``device``; None is the process's current CUDA device if there is one, else the CPU."""
+    import torch
+
+    # With its index: plain "cuda" would follow a later change of the current device, and the weights would not.
+    return device or (f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu")
 
 
 class EmbeddingCache:

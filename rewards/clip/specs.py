@@ -123,11 +123,9 @@ class LengthRouter:
         self.columns = self.short.columns | self.long.columns
         ends = list(zip(self.short.bounds, self.long.bounds, strict=True))
         self.bounds = (min(ends[0]), max(ends[1]))
-
-    @property
-    def signature(self) -> str:
-        """Both scores' signatures and the threshold."""
-        return f"{self.__name__}[<{self.threshold} CLIP tokens: {self.short.signature}; else: {self.long.signature}]"
+        self.signature = (
+            f"{self.__name__}[<{threshold} CLIP tokens: {self.short.signature}; else: {self.long.signature}]"
+        )
 
     def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
         """Score N captions, each by the score for its length; columns of N items are split as the captions are.

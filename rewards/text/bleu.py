@@ -76,11 +76,7 @@ class Bleu:
         check_least(1, n=n)
         self.n, self.tokenizer, self._tokenize = n, tokenizer, tokenizer_of(tokenizer)
         self.__name__ = f"bleu{n}"
-
-    @property
-    def signature(self) -> str:
-        """Variant, such as ``BLEU[n4,closest]+ptb``."""
-        return f"BLEU[n{self.n},closest]+{self.tokenizer}"
+        self.signature = f"BLEU[n{n},closest]+{tokenizer}"
 
     def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
         """Score N captions by the column ``references``. Raises ``RewardError`` as ``reference_lists``."""

@@ -46,13 +46,8 @@ class WordConcreteness:
                 ) from error
             self._singular = textblob.inflect.singularize
         words = "".join(f"{word}\t{mean}\n" for word, mean in sorted(self._means.items()))
-        self._hash = hashlib.sha256(words.encode()).hexdigest()[:12]
-
-    @property
-    def signature(self) -> str:
-        """Number of rated words with a hash of the list, and tokenisation."""
-        singular = ",singular" if self.singular else ""
-        return f"{self.__name__}[{len(self._means)} words,{self._hash}{singular}]+{self.tokenizer}"
+        found = f"{len(self._means)} words,{hashlib.sha256(words.encode()).hexdigest()[:12]}"
+        self.signature = f"{self.__name__}[{found}{',singular' if singular else ''}]+{self.tokenizer}"
 
     def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
         """Score N captions."""

@@ -93,11 +93,7 @@ class Repetition:
     def __init__(self, n: int = 2, tokenizer: str = TOKENIZER) -> None:
         check_least(1, n=n)
         self.n, self.tokenizer, self._tokenize = n, tokenizer, tokenizer_of(tokenizer)
-
-    @property
-    def signature(self) -> str:
-        """Variant, such as ``repetition[n2]+ptb``."""
-        return f"repetition[n{self.n}]+{self.tokenizer}"
+        self.signature = f"repetition[n{n}]+{tokenizer}"
 
     def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
         """Score N captions; no column is needed."""

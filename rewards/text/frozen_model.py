@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rewards.base import check_choice
-from rewards.clip.encoder import Precision
-
-DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+from rewards.clip.encoder import DTYPES, Precision, default_device
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,6 @@ def load_frozen(
         ValueError: the precision is unknown, or the model cannot be found or loaded, or lacks weights of ``head``.
     """
     check_choice(Precision, precision=precision)
-    import torch
     import transformers
 
     from rewards.model_files import ask_hub, fingerprint
@@ -59,7 +56,7 @@ def load_frozen(
         raise ValueError(
             f"{reward}: the model {model!r} has no weights for {', '.join(missing[:5])}: expected a {head}"
         )
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = default_device(device)
     network = network.to(device).eval().requires_grad_(False)
     longest = most_tokens(network.config, tokenizer)
     return FrozenModel(network, tokenizer, device, longest, fingerprint(network.state_dict())[:12])

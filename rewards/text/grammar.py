@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rewards.base import RewardError, as_texts, check_choice, check_least, checked_scores
-from rewards.clip.encoder import Precision, chunks
+from rewards.base import as_texts, check_choice, check_least, checked_scores
+from rewards.clip.encoder import DTYPES, Precision, chunks, default_device
 from rewards.text.tokenize import TOKENIZER, tokenize
 
 
@@ -40,50 +40,28 @@ class Grammar:
         check_least(1, batch_size=batch_size)
         import torch
 
-        self.head, self.precision, self.batch_size = Path(head), precision, batch_size
-        # With its index: plain "cuda" would follow a later change of the current device, and the weights would not.
-        self.device = device or (f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu")
-        self._network: Any = None
-        self._network, self._weights = self._load()
-
-    def _load(self) -> tuple[Any, str]:
-        """The network, and a hash of its weights and shape."""
-        from rewards.clip.backbone import PRECISIONS
         from rewards.clip.grammar_head import GrammarModel
         from rewards.model_files import fingerprint
 
+        self.head, self.precision, self.batch_size = Path(head), precision, batch_size
+        self.device = default_device(device)
         try:
             network = GrammarModel.from_pretrained(self.head)
         except (OSError, ValueError) as error:
             raise ValueError(f"grammar: the head {str(self.head)!r} cannot be loaded: {error}") from error
-        found = fingerprint(network.state_dict(), network.config)
-        return network.to(device=self.device, dtype=PRECISIONS[self.precision]), found
-
-    @property
-    def signature(self) -> str:
-        """Head with a hash of its weights, precision, and tokens."""
-        return f"{self.__name__}[{self.head.name},{self._weights[:12]},{self.precision}]+{self.tokenizer}"
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Pickle without the network, which is loaded again."""
-        return {**self.__dict__, "_network": None}
+        weights = fingerprint(network.state_dict(), network.config)[:12]
+        self.signature = f"{self.__name__}[{self.head.name},{weights},{precision}]+{self.tokenizer}"
+        self._network = network.to(device=self.device, dtype=getattr(torch, DTYPES[precision]))
 
     def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
         """Score N captions; no column is needed.
 
         Raises:
-            RewardError: a score is not finite, or the head is not that of this reward any more, once unpickled.
+            RewardError: a score is not finite.
         """
         import torch
 
         texts = [" ".join(tokenize(text)) for text in as_texts(completions)]
-        if self._network is None:
-            try:
-                self._network, weights = self._load()
-            except ValueError as error:
-                raise RewardError(str(error)) from error
-            if weights != self._weights:
-                raise RewardError(f"the weights of {self.signature} are not those it was pickled with")
         scores = [0.0] * len(texts)
         order = sorted((row for row, text in enumerate(texts) if text), key=lambda row: len(texts[row]))
         for batch in chunks(order, self.batch_size, "grammar of captions"):

@@ -59,12 +59,8 @@ class Icc:
             raise ValueError(f"icc: the tokenizer of {model!r} has no padding token")
         self.model, self.clip, self.precision, self.batch_size = model, clip, precision, batch_size
         self.bounds = (0.0, 1.0) if clip else (-math.inf, math.inf)
-
-    @property
-    def signature(self) -> str:
-        """Model with a hash of its weights, precision, and whether scores are clipped."""
-        kind = "clipped" if self.clip else "logit"
-        return f"ICC[{Path(self.model).name},{self._frozen.weights},{self.precision},{kind}]"
+        kind = "clipped" if clip else "logit"
+        self.signature = f"ICC[{Path(model).name},{self._frozen.weights},{precision},{kind}]"
 
     def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
         """Score N captions. ``RewardError`` where a score is not finite."""

@@ -53,18 +53,13 @@ class Perplexity:
         self._frozen = load_frozen("AutoModelForCausalLM", model, self.__name__, device, precision)
         self.model, self.floor, self.eos, self.precision = model, float(floor), eos, precision
         self.bounds, self.batch_size = (self.floor, 0.0), batch_size
+        read = f"{Path(model).name},{self._frozen.weights},{precision},{'eos' if eos else 'no eos'}"
+        self.signature = f"{self.__name__}[{read},floor{self.floor:g}]"
         tokenizer = self._frozen.tokenizer
         ids = (tokenizer.bos_token_id, tokenizer.eos_token_id)
         self._bos, self._eos = (next((one for one in order if one is not None), None) for order in (ids, ids[::-1]))
         if self._bos is None:
             raise ValueError(f"perplexity: the tokenizer of {model!r} has neither BOS nor EOS: expected one of them")
-
-    @property
-    def signature(self) -> str:
-        """Model with a hash of its weights, precision, EOS and floor."""
-        end = "eos" if self.eos else "no eos"
-        weights = f"{Path(self.model).name},{self._frozen.weights}"
-        return f"{self.__name__}[{weights},{self.precision},{end},floor{self.floor:g}]"
 
     def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
         """Score N captions; ``finished`` (N booleans, absent: all true) says which end with EOS.

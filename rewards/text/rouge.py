@@ -64,11 +64,7 @@ class RougeL:
         if not beta > 0:
             raise ValueError(f"beta is {beta}: expected a number above 0")
         self.beta, self.tokenizer, self._tokenize = beta, tokenizer, tokenizer_of(tokenizer)
-
-    @property
-    def signature(self) -> str:
-        """Variant, such as ``ROUGE-L[b1.2]+ptb``."""
-        return f"ROUGE-L[b{float(self.beta)}]+{self.tokenizer}"
+        self.signature = f"ROUGE-L[b{float(beta)}]+{tokenizer}"
 
     def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
         """Score N captions by the column ``references``. Raises ``RewardError`` as ``reference_lists``."""

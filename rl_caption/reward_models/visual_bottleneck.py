@@ -13,10 +13,9 @@ from typing import Any, Protocol
 import torch
 
 from rewards.base import Reward, as_texts, checked_scores
-from rewards.clip.encoder import Precision, chunks
+from rewards.clip.encoder import DTYPES, Precision, chunks, default_device
 from rewards.images import ImageSource
 from rewards.registry import build
-from rewards.text.frozen_model import DTYPES
 from rl_caption.captioners.base import Captioner, Decoding
 from rl_caption.captioners.loading import load_captioner, weights_hash
 from rl_caption.data.base import Row
@@ -80,7 +79,7 @@ class DiffusionImages:
             raise ValueError(
                 f"diffusers:{model} needs the package diffusers ({error}): pip install diffusers"
             ) from error
-        self._device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        self._device = default_device(device)
         try:
             pipeline = diffusers.DiffusionPipeline.from_pretrained(
                 model, torch_dtype=getattr(torch, DTYPES[precision]), use_safetensors=True
@@ -163,7 +162,7 @@ class VisualBottleneck:
                 f"vba: similarity {similarity!r} does not compare with references: expected bertscore, say"
             )
         self._images = load_text_to_image(text_to_image, text_to_image_kwargs or {})
-        self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self._device = torch.device(default_device(device))
         self._captioner: Captioner = load_captioner(captioner, prompt=prompt)
         if self._captioner.input_kind != "pixels":
             raise ValueError(f"vba: the captioner {captioner!r} reads region features: expected one that reads images")
@@ -171,12 +170,8 @@ class VisualBottleneck:
         self._decoding = Decoding(num_beams=num_beams, max_new_tokens=max_new_tokens)
         weights = weights_hash(captioner)  # the name itself of a model on the hub
         weights = weights if weights == captioner else weights[:12]
-        self._name, self.batch_size = f"{weights},beams{num_beams}", batch_size
-
-    @property
-    def signature(self) -> str:
-        """Text-to-image model, captioner and similarity."""
-        return f"VBA[{self._images.signature},{self._name},{self._similarity.signature}]"
+        self.batch_size = batch_size
+        self.signature = f"VBA[{self._images.signature},{weights},beams{num_beams},{self._similarity.signature}]"
 
     def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
         """Score N captions. ``RewardError`` where the similarity fails."""

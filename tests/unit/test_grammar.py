@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from rewards.base import RewardError
 from rewards.clip.grammar_head import GrammarConfig, GrammarModel
 from rewards.clip.student import LCLIP, LCLIPConfig
 from rewards.registry import build
@@ -199,10 +198,6 @@ def test_signature_precision_and_pickling(head: Path, tmp_path: Path) -> None:
     assert copy(None, TEXTS) == reward(None, TEXTS)
     GrammarModel.over_student(student(tmp_path / "other", text_width=32), hidden=8).save_pretrained(tmp_path / "head")
     assert Grammar(tmp_path / "head").signature != reward.signature
-    copy = pickle.loads(pickle.dumps(Grammar(tmp_path / "head")))
-    GrammarModel.over_student(tmp_path / "other", hidden=9).save_pretrained(tmp_path / "head")
-    with pytest.raises(RewardError, match="not those it was pickled with"):
-        copy(None, TEXTS)
 
 
 @pytest.mark.parametrize(

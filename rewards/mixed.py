@@ -116,7 +116,13 @@ class MixedReward:
         if self.length_ratios:
             self.columns |= {"references"}
         self.normalize = normalize
-        ends = [_scaled(self._bounds(name), self.weights[name]) for name in self.rewards]
+        ends = []
+        for name, weight in self.weights.items():
+            low, high = self.rewards[name].bounds
+            if name in length_ratios:
+                low, high = min(low, 0.0), max(high, 0.0)
+            if weight:  # of 0, an infinite bound adds none
+                ends.append(sorted((weight * low, weight * high)))
         self.bounds = (math.fsum(low for low, _ in ends), math.fsum(high for _, high in ends))
         if normalize != "none":
             self.bounds = (-math.inf, math.inf)
@@ -139,10 +145,6 @@ class MixedReward:
         """The same mixture with other weights."""
         terms = {name: (reward, weights[name]) for name, reward in self.rewards.items()}
         return MixedReward(terms, self.normalize, self.length_ratios, self.tokenizer)
-
-    def _bounds(self, name: str) -> tuple[float, float]:
-        low, high = self.rewards[name].bounds
-        return (min(low, 0.0), max(high, 0.0)) if name in self.length_ratios else (low, high)
 
     def terms(
         self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any
@@ -191,10 +193,3 @@ class MixedReward:
             for name, values in terms.items():
                 log_metric(f"reward/{name}", math.fsum(values) / len(values))
         return checked_scores(self, self.combine(terms), len(completions))
-
-
-def _scaled(bounds: tuple[float, float], weight: float) -> tuple[float, float]:
-    if weight == 0:
-        return 0.0, 0.0  # also where a bound is infinite
-    low, high = weight * bounds[0], weight * bounds[1]
-    return min(low, high), max(low, high)

@@ -66,14 +66,9 @@ class BertScore:
                 f"bertscore: the model {model!r} with layers {self.layers} cannot be used: {error}"
             ) from error
         _mend_tokenizer(self._scorer, model)
-        self._weights = _weights(self._scorer)
-
-    @property
-    def signature(self) -> str:
-        """Model with a hash of its weights, layer, idf, and the package's version."""
-        version = importlib.metadata.version("bert-score")
-        weighted = "idf" if self.idf else "no-idf"
-        return f"BERTScore-F1[{Path(self.model).name},{self._weights},L{self.layers},{weighted}]+bert-score{version}"
+        version, weighted = importlib.metadata.version("bert-score"), "idf" if idf else "no-idf"
+        which = f"{Path(model).name},{_weights(self._scorer)},L{self.layers},{weighted}"
+        self.signature = f"BERTScore-F1[{which}]+bert-score{version}"
 
     def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
         """Score N captions by the column ``references``.

@@ -210,27 +210,22 @@ class Chair:
         self.vocabulary = ObjectVocabulary.read(synonyms)
         self.objects = None if objects is None else read_objects(objects, self.vocabulary)
         self.references, self.measure = references, measure
-        self.detector = None if detector is None else _load_detector(detector, detector_kwargs or {})
+        self.detector: ObjectDetector | None = None
+        if detector is not None:
+            try:
+                self.detector = load(detector)(**(detector_kwargs or {}))
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"detector {detector!r} cannot be made: {error}") from error
+        sources = {  # column -> where objects come from
+            **({} if self.objects is None else {"image_id": "file"}),
+            **({} if self.detector is None else {"image": self.detector.signature}),
+            **({"references": "references"} if references else {}),
+        }
+        self.columns = frozenset(sources)
+        self.source = f"{len(set(self.vocabulary.names.values()))} objects of {'+'.join(sources.values())}"
+        self.signature = f"CHAIR[{measure},{self.source}]"
         self._known: dict[tuple[str, ...], frozenset[str]] = {}
         self._seen: dict[Hashable, frozenset[str]] = {}
-
-    @property
-    def columns(self) -> frozenset[str]:
-        """``image_id`` where a file has the objects, ``image`` for a detector, ``references`` where those count."""
-        wanted = {"image_id": self.objects is not None, "image": self.detector is not None}
-        return frozenset(name for name, needed in {**wanted, "references": self.references}.items() if needed)
-
-    @property
-    def source(self) -> str:
-        """Number of objects, and where those of images come from."""
-        detector = [] if self.detector is None else [self.detector.signature]
-        sources = ["file"] * (self.objects is not None) + detector + ["references"] * self.references
-        return f"{len(set(self.vocabulary.names.values()))} objects of {'+'.join(sources)}"
-
-    @property
-    def signature(self) -> str:
-        """Measure and ``source``."""
-        return f"CHAIR[{self.measure},{self.source}]"
 
     def objects_of(self, count: int, columns: dict[str, Any]) -> list[frozenset[str]]:
         """The objects in the images of N rows.
@@ -298,11 +293,3 @@ def _key(image: Any) -> Hashable:
     except TypeError:
         return id(image)
     return image  # type: ignore[no-any-return]
-
-
-def _load_detector(name: str, kwargs: Mapping[str, Any]) -> ObjectDetector:
-    try:
-        made: ObjectDetector = load(name)(**kwargs)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"detector {name!r} cannot be made: {error}") from error
-    return made

@@ -237,11 +237,6 @@ def donors_of(rows: Sequence[Row]) -> list[Donor]:
     return [Donor(row["image_id"], own) for row, own in zip(rows, units, strict=True)]
 
 
-def validation_triplets(rows: Sequence[Row], seed: int) -> list[Triplet | None]:
-    """A triplet of each row's first reference, the same at every validation; false details keep their word order."""
-    return make_triplets([row["references"][0] for row in rows], [row["image_id"] for row in rows], seed, 0.0)
-
-
 @dataclass
 class PairCollate:
     """(Row, step) pairs to a ``PairBatch``, on the CPU.

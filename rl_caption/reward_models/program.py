@@ -35,7 +35,6 @@ from rl_caption.reward_models.batch import (
     donors_of,
     hard_negatives,
     plain_form,
-    validation_triplets,
 )
 from rl_caption.reward_models.checks import check_batch_norm, check_config, trains_dual
 from rl_caption.reward_models.distillation import (
@@ -61,8 +60,9 @@ from rl_caption.reward_models.encoders import (
     train_only,
 )
 from rl_caption.reward_models.grammar import train_grammar
-from rl_caption.reward_models.task import EmbeddingTask, batch_targets
+from rl_caption.reward_models.task import EmbeddingTask
 from rl_caption.reward_models.text_models import train_text_model
+from rl_caption.reward_models.triplets import make_triplets
 from rl_caption.reward_models.validation import ValidationLoss, embedding_validator
 from rl_caption.training.loop import Trainer
 from rl_caption.training.setup import CHECKED_IMAGES, Context, setup
@@ -124,7 +124,10 @@ def train_reward_model(config: RewardModelConfig) -> TrainState:
         tokens = _texts(config, context, model, "text" in towers)
         inputs = pixels if "image" in towers else None, tokens if "text" in towers else None
         collate = _collate(config, context, *inputs, positives)
-        loss = objective(config)
+        loss, triplets = objective(config), None
+        if is_specific:  # of first references, the same at every validation; false details keep their word order
+            captions = [row["references"][0] for row in context.val_rows]
+            triplets = make_triplets(captions, [row["image_id"] for row in context.val_rows], train.seed, 0.0)
         validate = embedding_validator(
             context.accelerator,
             model.network,
@@ -134,7 +137,7 @@ def train_reward_model(config: RewardModelConfig) -> TrainState:
             tokens,
             config.eval.batch_size,
             teacher,
-            validation_triplets(context.val_rows, train.seed) if is_specific else None,
+            triplets,
             _validation_negatives(config, collate.negatives, context.val_rows),
             ValidationLoss(loss, collate, train.batch_size) if config.eval.best_by == LOSS else None,
         )
@@ -146,10 +149,12 @@ def train_reward_model(config: RewardModelConfig) -> TrainState:
         state = context.start(signature, metric)
         decays = _decays(train.freeze_positions) if config.task in CLIP_TASKS else None
         network, optimizer = context.prepare(model.network, decays)
-        target = batch_targets if teacher is None else teacher
+        task = EmbeddingTask(context.accelerator, network, loss, name=config.task)
+        if teacher is not None:
+            task.target = teacher
         return Trainer(
             context,
-            EmbeddingTask(context.accelerator, network, loss, target, config.task),
+            task,
             network,
             optimizer,
             collate,

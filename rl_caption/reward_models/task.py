@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 import torch
@@ -23,12 +24,7 @@ from rl_caption.reward_models.batch import PairBatch
 from rl_caption.reward_models.losses import Embeddings, Objective
 
 Target: TypeAlias = Callable[[PairBatch], dict[str, Tensor]]
-"""A teacher's embeddings [B, D], or ``batch_targets``, by name; on the batch's device, without gradient."""
-
-
-def batch_targets(batch: PairBatch) -> dict[str, Tensor]:
-    """The targets that the collate function prepared, a ``Target``."""
-    return batch.targets
+"""A teacher's embeddings [B, D], or the batch's own targets, by name; on the batch's device, without gradient."""
 
 
 @dataclass
@@ -40,20 +36,20 @@ class EmbeddingTask:
         model: as prepared for (distributed) training; from a batch's ``inputs`` to raw embeddings [B, D] by name, and
             scalars that are parameters of the loss.
         objective: the loss.
-        target: what the objective compares embeddings with; None where it needs nothing.
+        target: what the objective compares embeddings with.
         name: for log lines.
     """
 
     accelerator: Accelerator
     model: nn.Module
     objective: Objective
-    target: Target | None = None
+    target: Target = attrgetter("targets")
     name: str = "reward_model"
     samples: list[dict[str, Any]] = field(default_factory=list)
 
     def training_step(self, batches: Sequence[PairBatch], step: int) -> Iterator[Averages]:
         """Leave the gradient of one optimizer step in the parameters. ``batches`` are this process's micro-batches."""
-        target = {} if self.target is None else _concatenated([self.target(batch) for batch in batches])
+        target = _concatenated([self.target(batch) for batch in batches])
         if len(batches) == 1:
             outputs = self.model(batches[0].inputs)
             gradients, log = self._gradients(_detached(outputs), target)

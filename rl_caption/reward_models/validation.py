@@ -109,7 +109,9 @@ def embedding_validator(
         NonFiniteError: an embedding or the loss is NaN or infinite; by the function that is returned, or at once for
             the teacher's embeddings.
     """
-    pixels = _own_cache(pixels, -(-len(rows) // accelerator.num_processes))
+    if isinstance(pixels, PixelCache):  # of their own, but where they need much memory
+        needed = -(-len(rows) // accelerator.num_processes) * 3 * pixels.preprocessing.size**2
+        pixels = PixelCache(pixels.preprocessing, needed) if needed <= MOST_PIXELS else pixels
     captions = [caption for row in rows for caption in row["references"]]
     owners = torch.tensor([index for index, row in enumerate(rows) for _ in row["references"]])
     distinct = {caption: index for index, caption in enumerate(dict.fromkeys(captions))}
@@ -148,21 +150,16 @@ def embedding_validator(
             metrics[f"val/teacher_cosine_{tower}"] = float(
                 F.cosine_similarity(found[tower], expected[tower], dim=-1).mean()
             )
-        metrics |= _retrieval(found, owners) if paired else {}
+        if paired:
+            recall = retrieval_recall(found["image"].numpy(), found["text"].numpy(), owners.numpy())
+            metrics |= {f"val/{name}": value for name, value in recall.items()}
+            metrics["val/retrieval_r1"] = (recall["i2t_r1"] + recall["t2i_r1"]) / 2
         if negatives:
             images = found["image"][[row for row, _, _ in negatives]]
             metrics["val/hard_negatives"] = _nearer(images, found["true"], found["false"])
         return Validation(metrics if triplets is None else metrics | _specificity(found, fits.bool()))
 
     return validate
-
-
-def _own_cache(pixels: PixelCache | FeatureCache, images: int) -> PixelCache | FeatureCache:
-    """A cache for a process's validation images; ``pixels`` itself where they need much memory."""
-    if not isinstance(pixels, PixelCache):
-        return pixels
-    needed = images * 3 * pixels.preprocessing.size**2
-    return PixelCache(pixels.preprocessing, needed) if needed <= MOST_PIXELS else pixels
 
 
 def embed_all(
@@ -195,12 +192,6 @@ def _by_teacher(
         found["text"] = embedded[[distinct[caption] for caption in captions]]
     _check_finite(found, "the teacher's", "a wider teacher.precision, fp32, is the usual remedy")
     return found
-
-
-def _retrieval(found: Mapping[str, Tensor], owners: Tensor) -> dict[str, float]:
-    recall = retrieval_recall(found["image"].numpy(), found["text"].numpy(), owners.numpy())
-    mean = (recall["i2t_r1"] + recall["t2i_r1"]) / 2
-    return {f"val/{name}": value for name, value in recall.items()} | {"val/retrieval_r1": mean}
 
 
 def _nearer(images: Tensor, texts: Tensor, others: Tensor) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from rl_caption.config.reward_models import CLIP_TASKS, RewardModelConfig
 from rl_caption.reward_models.batch import PairBatch
 from rl_caption.reward_models.encoders import ClipTowers, Towers, random_clip, train_only
 from rl_caption.reward_models.program import objective
-from rl_caption.reward_models.task import EmbeddingTask, Target, batch_targets
+from rl_caption.reward_models.task import EmbeddingTask, Target
 from tests.reward_models_for_tests import CLIP, STUDENT
 
 EOT = 49407
@@ -68,8 +69,8 @@ class Lookup:
         return {name: rows[index] for name, rows in self.table.items()}
 
 
-def target_of(task: str) -> Target | None:
-    return {"specificity": batch_targets, "distill_dual": Lookup(8)}.get(task)
+def target_of(task: str) -> Target:
+    return {"distill_dual": Lookup(8)}.get(task, attrgetter("targets"))
 
 
 def step(network: nn.Module, task: str, batches: list[PairBatch]) -> tuple[dict[str, Tensor], dict[str, float]]:
@@ -105,8 +106,7 @@ NETWORKS = dict.fromkeys(CLIP_TASKS, clip_towers) | {"distill_dual": student_tow
 def test_the_gradient_is_that_of_the_loss_of_the_whole_batch(task: str) -> None:
     network, inputs = NETWORKS[task](), pairs(8)
     found, logged = step(network, task, split(inputs, 2))
-    find = target_of(task)
-    target = {} if find is None else find(split(inputs, 8)[0])
+    target = target_of(task)(split(inputs, 8)[0])
     loss, _ = objective(RewardModelConfig(task=task))(network(inputs), target)  # type: ignore[arg-type]
     assert logged["loss/total"] == pytest.approx(loss.item(), rel=1e-5)
     assert_equal(gradient_of(network, loss), found)

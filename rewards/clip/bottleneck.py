@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -19,7 +20,6 @@ from rewards.base import as_texts, check_choice, checked_scores
 from rewards.clip.backbone import load_backbone
 from rewards.clip.encoder import Precision, chunks, default_device
 from rewards.model_files import check_ranges, fingerprint, load_weights, read_config, save_model
-from rewards.text.edit_distance import edit_similarity
 from rewards.text.frozen_model import FrozenModel, load_frozen
 
 MODEL_TYPE = "semantic_bottleneck"
@@ -155,6 +155,24 @@ class CaptionWriter:
         texts = self.frozen.tokenizer.batch_decode(ids, skip_special_tokens=True)
         cut = [" ".join(text.lstrip().partition("\n")[0].split()) for text in texts]
         return [cut[start : start + num_beams] for start in range(0, len(cut), num_beams)]
+
+
+def edit_distance(first: str, second: str) -> int:
+    """Fewest characters to insert, delete or replace to make ``second`` of ``first`` (Levenshtein 1966)."""
+    column = np.array([ord(character) for character in second], np.int64)
+    steps = np.arange(len(column) + 1)
+    row = steps.copy()  # from the empty beginning of ``first``
+    for count, character in enumerate(first, start=1):
+        best = np.minimum(row[1:] + 1, row[:-1] + (column != ord(character)))
+        best = np.concatenate([[count], best])
+        row = np.minimum.accumulate(best - steps) + steps  # insertions
+    return int(row[-1])
+
+
+def edit_similarity(first: str, second: str) -> float:
+    """1 - distance / length of the longer one, in [0, 1]; 0 where both are empty."""
+    longest = max(len(first), len(second))
+    return 1 - edit_distance(first, second) / longest if longest else 0.0
 
 
 class SemanticBottleneck:

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from rewards.clip.bottleneck import Bottleneck, CaptionWriter, SemanticBottleneck
-from rewards.text.edit_distance import edit_similarity
+from rewards.clip.bottleneck import Bottleneck, CaptionWriter, SemanticBottleneck, edit_similarity
 from rewards.text.frozen_model import load_frozen
 from rewards.text.icc import Icc
 from rewards.text.perplexity import Perplexity

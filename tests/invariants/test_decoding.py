@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from rl_caption.captioners.base import CaptionerError, Decoding, caption_mask, forbid, sample_tokens
-from rl_caption.captioners.decoding import beam_search, logits_without_cache
+from rl_caption.captioners.decoding import beam_search, logits_without_cache, penalise_trigrams, refuse_bad_endings
 from rl_caption.captioners.ensemble import Ensemble
-from rl_caption.captioners.processors import penalise_trigrams, refuse_bad_endings
 from rl_caption.captioners.transformer import TransformerCaptioner
 from rl_caption.scst.objectives import token_logprobs
 from rl_caption.scst.rollout import sampling_noise

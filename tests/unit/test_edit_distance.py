@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rewards.text.edit_distance import edit_distance, edit_similarity
+from rewards.clip.bottleneck import edit_distance, edit_similarity
 
 
 def by_recursion(first: str, second: str) -> int:

@@ -21,12 +21,14 @@ from rl_caption.config.reward_models import EncoderConfig, PartConfig
 from rl_caption.data.loader import row_generator
 from rl_caption.data.scenes import ScenesData
 from rl_caption.errors import ConfigError
-from rl_caption.reward_models.corruption import KINDS, corrupt, negative_of
 from rl_caption.reward_models.grammar import (
+    KINDS,
     Corpus,
     GrammarCollate,
+    corrupt,
     grammar_loss,
     grammar_model,
+    negative_of,
     validation_texts,
 )
 from tests.encoders_for_tests import save_text_encoder

@@ -147,7 +147,9 @@ class Retrieval(ClipScore):
         owners = np.array([number[image_id] for image_id in ids])
         captions = self.embed_texts(texts)
         embedded = self.backbone.embed_images([images[row] for row in first.values()])
-        pool = embedded if self.pool is None else self._embedded_pool()
+        if self.pool is not None and self._pool_embeddings is None:
+            self._pool_embeddings = self.backbone.embed_images(self.pool)
+        pool = embedded if self._pool_embeddings is None else self._pool_embeddings
         scores = np.empty(len(texts))
         alone = 0
         for rows, mine, is_distractor in self._distractors(embedded, pool, owners):
@@ -190,11 +192,6 @@ class Retrieval(ClipScore):
                 wanted &= kept
             (rows,) = np.nonzero((owners >= start) & (owners < start + _CHUNK))
             yield rows, owners[rows] - start, wanted
-
-    def _embedded_pool(self) -> Embeddings:
-        if self._pool_embeddings is None:
-            self._pool_embeddings = self.backbone.embed_images(self.pool or [])
-        return self._pool_embeddings
 
 
 def _images_of(folder: Path) -> list[Path]:

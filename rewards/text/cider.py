@@ -18,7 +18,7 @@ import logging
 import math
 import sys
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -273,7 +273,12 @@ class CiderD:
         if not texts:
             return []
         references = self._tokenized(keys)
-        df = self.df if self.df is not None else self._df_of_call(keys, columns)
+        df = self.df
+        if df is None:
+            named = columns.get("image_id") is not None
+            identities = required_column(columns, "image_id", self.__name__, len(texts)) if named else keys
+            images = dict(zip(identities, keys, strict=True)).values()
+            df = DocumentFrequencies.from_texts(images, eos=self.eos, n=self.n, tokenizer=self.tokenizer)
         candidates = [self._tokenize(text) for text in texts]
         for tokens, finished in zip(candidates, ended, strict=True):
             if finished:
@@ -302,13 +307,6 @@ class CiderD:
         while len(self._cache) > self.cache_images:
             self._cache.popitem(last=False)
         return found
-
-    def _df_of_call(self, keys: Sequence[tuple[str, ...]], columns: Mapping[str, Any]) -> DocumentFrequencies:
-        identities: Sequence[Any] = keys
-        if columns.get("image_id") is not None:
-            identities = required_column(dict(columns), "image_id", self.__name__, len(keys))
-        images = dict(zip(identities, keys, strict=True))
-        return DocumentFrequencies.from_texts(images.values(), eos=self.eos, n=self.n, tokenizer=self.tokenizer)
 
     def _check_df(self, df: DocumentFrequencies) -> None:
         if df.eos != self.eos:

@@ -121,7 +121,9 @@ class HuggingFacePolicy(nn.Module):
             return self.family.decode(self.model, decode_state.states, tokens, decode_state.cache)[:, -1]
         if states is None:
             assert pixel_values is not None
-            states = self._encode(pixel_values)
+            inputs = self.conventions.prompt_inputs
+            prompt = {name: getattr(self, name).expand(len(pixel_values), -1) for name in inputs}
+            states = self.family.encode(self.model, pixel_values, **prompt)
         if encode:
             return states
         if token_ids is None:
@@ -132,11 +134,6 @@ class HuggingFacePolicy(nn.Module):
         if prompt_ids is not None or self.family.cross_attention or not self.share_prefix:
             return self._score_full(states, token_ids, mask, prompt_ids)
         return self._score_after_prefix(states, token_ids, mask)
-
-    def _encode(self, pixel_values: Tensor) -> Tensor:
-        batch = pixel_values.shape[0]
-        prompt = {name: getattr(self, name).expand(batch, -1) for name in self.conventions.prompt_inputs}
-        return self.family.encode(self.model, pixel_values, **prompt)
 
     def _start(self, prompt_ids: Tensor | None, batch: int) -> Tensor:
         """BOS and prompt of each image, or of all."""

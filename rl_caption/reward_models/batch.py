@@ -358,18 +358,17 @@ class PairCollate:
         return float(row_generator(self.seed, step, f"{what}/{row['image_id']}").random()) < share
 
     def _view(self, image_id: str, source: ImageSource | Frames, step: int) -> Tensor:
+        """An image as a step sees it; of a video the same view of all frames."""
         assert isinstance(self.pixels, PixelCache)
-        square = self.pixels.square(image_id, source)
-        if square.ndim == 4:  # the same view of all frames
-            return torch.stack([self._augmented(frame, image_id, step) for frame in square])
-        return self._augmented(square, image_id, step)
-
-    def _augmented(self, square: Tensor, image_id: str, step: int) -> Tensor:
-        assert isinstance(self.pixels, PixelCache)
-        if "rand_augment" in self.augmentations:
-            square = rand_augment(square, self.seed, step, image_id)
-        pixels = self.pixels.preprocessing.normalise(square)
-        return augment(pixels, self.augmentations, self.seed, step, image_id) if self.augmentations else pixels
+        square, views = self.pixels.square(image_id, source), []
+        for frame in square if square.ndim == 4 else [square]:
+            if "rand_augment" in self.augmentations:
+                frame = rand_augment(frame, self.seed, step, image_id)
+            pixels = self.pixels.preprocessing.normalise(frame)
+            views.append(
+                augment(pixels, self.augmentations, self.seed, step, image_id) if self.augmentations else pixels
+            )
+        return torch.stack(views) if square.ndim == 4 else views[0]
 
 
 def _groups(keys: Sequence[str]) -> Tensor:

@@ -61,6 +61,17 @@ def installed_version(package: str) -> str | None:
 
 
 @contextmanager
+def naming(where: str, kinds: tuple[type[Exception], ...] = (ValueError, OSError)) -> Iterator[None]:
+    """Inside, an error of ``kinds`` becomes a ``ConfigError`` that begins with ``where``; a ``ConfigError`` stays."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except kinds as error:
+        raise ConfigError(f"{where}: {error}") from error
+
+
+@contextmanager
 def user_errors() -> Iterator[None]:
     """End the program with code 1 and the message of an expected error, or the extra that brings a missing package.
 

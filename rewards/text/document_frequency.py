@@ -285,14 +285,11 @@ class _PlainUnpickler(pickle.Unpickler):
         return _ADMITTED[f"{module}.{name}"]
 
 
-def load_legacy_pickle(
-    path: str | Path, *, tokenizer: str = TOKENIZER, document: str = "image", eos: bool | None = None
-) -> DocumentFrequencies:
+def load_legacy_pickle(path: str | Path) -> DocumentFrequencies:
     """Read a pickle with the keys ``document_frequency`` (tuple of words -> count) and ``ref_len``, running nothing.
 
     ``ref_len`` is the number of images (ruotianluo/self-critical.pytorch and its family) or its logarithm
-    (YehLi/xmodaler). Pickles of Python 2 are read as Latin-1. ``tokenizer`` and ``document`` are not recorded in the
-    file; ``eos`` None looks whether the token ``<eos>`` occurs.
+    (YehLi/xmodaler). Pickles of Python 2 are read as Latin-1. EOS was counted if the token ``<eos>`` occurs.
 
     Raises:
         ValueError: the pickle asks for anything but plain data, or its content is something else.
@@ -329,14 +326,7 @@ def load_legacy_pickle(
     # No such corpus has under 50 images: a smaller number is a logarithm.
     logarithm = float(length) if length < LARGEST_LOGARITHM else float(np.log(float(length)))
     try:
-        return DocumentFrequencies.from_counts(
-            counts,
-            logarithm,
-            n=max(map(len, counts)),
-            eos=(EOS,) in counts if eos is None else eos,
-            tokenizer=tokenizer,
-            document=document,
-        )
+        return DocumentFrequencies.from_counts(counts, logarithm, n=max(map(len, counts)), eos=(EOS,) in counts)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 

@@ -26,7 +26,7 @@ from rl_caption.config.programs import ConcretenessConfig
 from rl_caption.data.base import DataError
 from rl_caption.data.files import write_json, write_json_lines
 from rl_caption.data.plain_files import json_object, shown
-from rl_caption.errors import ConfigError
+from rl_caption.errors import ConfigError, naming
 from rl_caption.evaluation import check_writable
 
 Floats = NDArray[np.float64]
@@ -133,10 +133,8 @@ def make_targets(config: ConcretenessConfig) -> str:
     out = check_writable(config.out)
     captions = _captions(Path(config.captions))
     rated = {} if config.ratings is None else _ratings(Path(config.ratings))
-    try:
+    with naming(f"ratings {config.ratings!r}"):
         labels = binarize(list(rated.values())) if rated else []
-    except ValueError as error:
-        raise ConfigError(f"ratings {config.ratings!r}: {error}") from error
     scorers = _scorers(config)
     every = list(dict.fromkeys([*captions, *rated]))
     columns = {name: _scored(scorer, every, config) for name, scorer in scorers.items()}
@@ -148,10 +146,8 @@ def make_targets(config: ConcretenessConfig) -> str:
     summary: dict[str, Any] = {"config": asdict(config), "signatures": signatures}
     targets = {f"targets_{name}.jsonl": table[: len(captions), index] for index, name in enumerate(columns)}
     if rated:
-        try:
+        with naming(f"ratings {config.ratings!r}"):
             combination = fit_combination([rows[caption] for caption in rated], labels, config.l2)
-        except ValueError as error:
-            raise ConfigError(f"ratings {config.ratings!r}: {error}") from error
         right = (combination([rows[caption] for caption in rated]) > 0.5) == np.array(labels)
         weights = dict(zip(columns, combination.weights, strict=True))
         summary |= {"weights": weights, "intercept": combination.intercept, "accuracy": float(right.mean())}
@@ -172,10 +168,8 @@ def _scorers(config: ConcretenessConfig) -> Mapping[str, Reward]:
         raise ConfigError("scorers is empty: name at least one reward, such as sba")
     found: dict[str, Reward] = {}
     for name, judge in config.scorers.items():
-        try:
+        with naming(f"scorers.{name}"):
             found[name] = build(judge.target or name, **judge.kwargs)
-        except (ValueError, OSError) as error:
-            raise ConfigError(f"scorers.{name}: {error}") from error
         if found[name].columns:
             raise ConfigError(f"scorers.{name} needs {sorted(found[name].columns)}: expected one of captions alone")
     return found
@@ -187,10 +181,8 @@ def _scored(scorer: Reward, captions: Sequence[str], config: ConcretenessConfig)
     if config.standardize == "none":
         return np.array(scores)
     lengths = [len(caption.split() if config.length == "words" else caption) for caption in captions]
-    try:
+    with naming(f"scorer {scorer.__name__!r}"):
         return standardize(scores, lengths, config.standardize, config.bin_width, config.margin)
-    except ValueError as error:
-        raise ConfigError(f"scorer {scorer.__name__!r}: {error}") from error
 
 
 def _captions(path: Path) -> list[str]:

@@ -21,7 +21,7 @@ from rl_caption.config.reward_models import RewardModelConfig
 from rl_caption.data.base import Row
 from rl_caption.data.encode_features import made_by
 from rl_caption.engines import print_main
-from rl_caption.errors import ConfigError
+from rl_caption.errors import ConfigError, naming
 from rl_caption.reward_models.batch import Captions, PairBatch
 
 T = TypeVar("T")
@@ -46,12 +46,10 @@ def check_names(kwargs: Mapping[str, Any]) -> None:
 def student_config(kwargs: Mapping[str, Any], embed_dim: int | None = None) -> LCLIPConfig:
     """The shape of a student, whose joint width must be the teacher's ``embed_dim``; None takes any."""
     check_names(kwargs)
-    try:
+    with naming("model.kwargs"):
         config = LCLIPConfig(**kwargs)
         with torch.device("meta"):
             check_memory(LCLIP(replace(config, image_encoder=None)))
-    except ValueError as error:
-        raise ConfigError(f"model.kwargs: {error}") from error
     return config if embed_dim is None else _checked_width(config, embed_dim)
 
 
@@ -124,10 +122,8 @@ def build_dual(
         _check_no_shape(kwargs, "model.init")
         if folders:
             raise ConfigError("model.init is a whole L-CLIP: leave model.image_init and model.text_init out")
-        try:
+        with naming("model.init"):
             model = LCLIP.from_pretrained(init).train()
-        except (ValueError, OSError) as error:
-            raise ConfigError(f"model.init: {error}") from error
         _checked_width(model.config, embed_dim)
         return model
     loaded = {kind: _load_tower(path, kind, f"model.{kind}_init", embed_dim, teacher) for kind, path in folders.items()}
@@ -339,13 +335,10 @@ def load_teacher(accelerator: Accelerator, config: RewardModelConfig, towers: Se
     """The frozen model of the section ``teacher``. ``ConfigError`` where it cannot be loaded."""
     wanted = config.teacher
     assert wanted.name is not None  # check_config
-    try:
-        with accelerator.main_process_first():  # which downloads, where that is needed
-            backbone = load_backbone(
+    with naming("teacher"), accelerator.main_process_first():  # which downloads, where that is needed
+        backbone = load_backbone(
                 wanted.name, wanted.pretrained, str(accelerator.device), precision=wanted.precision,
                 batch_size=wanted.batch_size,
             )  # fmt: skip
-    except ValueError as error:
-        raise ConfigError(f"teacher: {error}") from error
     augmented, root = bool(config.data.augment), config.data.features_root
     return Teacher(backbone, towers, accelerator, augmented, wanted.cache_dir, root)

@@ -22,7 +22,7 @@ from rewards.clip.preprocessing import Preprocessing, causal_text_features, prep
 from rewards.clip.pretrained import open_blocks
 from rewards.model_files import check_memory, check_sizes, check_state, save_model, state_shapes
 from rl_caption.config.reward_models import EncoderConfig
-from rl_caption.errors import ConfigError
+from rl_caption.errors import ConfigError, naming
 
 _PROJECTIONS = {"image": ("visual.proj", "visual.attnpool."), "text": ("text_projection",)}
 """Names of the last layers; a ResNet's is its attention pool."""
@@ -126,7 +126,7 @@ def pretrained_dual(model: EncoderConfig) -> PretrainedDual:
     Raises:
         ConfigError: an encoder cannot be loaded, ``kwargs`` are not those of ``DualConfig``, or there are fewer blocks.
     """
-    try:
+    with naming("model", (TypeError, ValueError)):
         if model.init is not None:
             dual = PretrainedDual.from_pretrained(model.init)
         else:
@@ -134,14 +134,10 @@ def pretrained_dual(model: EncoderConfig) -> PretrainedDual:
             config = DualConfig(image, text, model.image.kwargs, model.text.kwargs, **model.kwargs)
             parts = {"image": model.image, "text": model.text}
             dual = PretrainedDual(config, pretrained=[name for name, part in parts.items() if part.pretrained])
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"model: {error}") from error
     dual.requires_grad_(True)
     for name, part in (("image", model.image), ("text", model.text)):
-        try:
+        with naming(f"model.{name}.train_blocks is {part.train_blocks}"):
             open_blocks(getattr(dual, f"{name}_encoder"), part.train_blocks)
-        except ValueError as error:
-            raise ConfigError(f"model.{name}.train_blocks is {part.train_blocks}: {error}") from error
     return dual
 
 
@@ -204,10 +200,8 @@ def pretrained_clip(
             f"model.init is {init!r}: expected a folder with open_clip_config.json, or a tag or checkpoint file "
             "together with model.name"
         )
-    try:
+    with naming("model.init"):
         backbone = load_backbone(init) if name is None else load_backbone(name, init)
-    except ValueError as error:
-        raise ConfigError(f"model.init: {error}") from error
     if name is None:
         shape = json.loads((folder / "open_clip_config.json").read_text(encoding="utf-8"))["model_cfg"]
     else:
@@ -221,10 +215,8 @@ def pretrained_clip(
     shape["text_cfg"] = dict(shape["text_cfg"]) | {"context_length": int(model.context_length)}
     _check_fits(model, shape, f"model.init {init!r}" + (f" with model.name {name!r}" if name else ""))
     if context_length is not None:
-        try:
+        with naming("model.context_length, model.keep_positions"):
             stretch_text_tower(model, context_length, keep_positions)
-        except ValueError as error:
-            raise ConfigError(f"model.context_length, model.keep_positions: {error}") from error
         shape["text_cfg"]["context_length"] = context_length
     return model.float().requires_grad_(True), shape, backbone.preprocessing
 

@@ -23,7 +23,7 @@ from rl_caption.config.reward_models import EncoderConfig, RewardModelConfig
 from rl_caption.data.base import Row
 from rl_caption.data.loader import row_generator
 from rl_caption.engines import autocast, dropout_off
-from rl_caption.errors import ConfigError
+from rl_caption.errors import ConfigError, naming
 from rl_caption.reward_models.batch import Captions, PairBatch, Texts, caption_index, plain_form
 from rl_caption.reward_models.encoders import Towers
 from rl_caption.reward_models.losses import Embeddings
@@ -77,7 +77,7 @@ def grammar_model(model: EncoderConfig) -> GrammarModel:
         ConfigError: the encoder or ``init`` cannot be loaded, ``kwargs`` are not those of a head, or there are fewer
             blocks than ``text.train_blocks``.
     """
-    try:
+    with naming("model", (TypeError, ValueError, OSError)):
         if model.init is None:
             built = GrammarModel(GrammarConfig(str(model.text.encoder), model.text.kwargs, **model.kwargs))
         elif has_model_type(model.init, MODEL_TYPE):
@@ -88,13 +88,9 @@ def grammar_model(model: EncoderConfig) -> GrammarModel:
             built = GrammarModel.from_pretrained(model.init)
         else:
             built = GrammarModel.over_student(model.init, **model.kwargs)
-    except (TypeError, ValueError, OSError) as error:
-        raise error if isinstance(error, ConfigError) else ConfigError(f"model: {error}") from error
     built.requires_grad_(True)
-    try:
+    with naming(f"model.text.train_blocks is {model.text.train_blocks}"):
         open_blocks(built.text_encoder, model.text.train_blocks)
-    except ValueError as error:
-        raise ConfigError(f"model.text.train_blocks is {model.text.train_blocks}: {error}") from error
     return built
 
 

@@ -22,7 +22,7 @@ from rl_caption.data.checks import check_row_images
 from rl_caption.data.encode_features import made_by, recorded
 from rl_caption.data.negatives import NEGATIVES, POSITIVES, NegativeSource
 from rl_caption.engines import print_main
-from rl_caption.errors import ConfigError
+from rl_caption.errors import ConfigError, naming
 from rl_caption.options import load_target
 from rl_caption.reward_models import losses
 from rl_caption.reward_models.batch import (
@@ -219,10 +219,8 @@ def _caption_source(
 ) -> Any:
     """The source of captions that ``key`` names, tried on a row; on all of them where it is a column of the data."""
     source = load_target(name, key, known)
-    try:
+    with naming(f"{key}: {name} cannot be made", (TypeError, ValueError)):
         made = source(**kwargs)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"{key}: {name} cannot be made: {error}") from error
     generator = np.random.default_rng(0)
     for row in rows if name == "data" else rows[:1]:  # a column that is absent, or scenes that are none
         made(row, row["references"][0], generator)

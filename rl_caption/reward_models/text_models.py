@@ -7,7 +7,6 @@ or the captions, of a batch; its gradient does not depend on how the global batc
 from __future__ import annotations
 
 import inspect
-import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +25,7 @@ from rewards.text.frozen_model import load_frozen, most_tokens
 from rl_caption.config.reward_models import RewardModelConfig
 from rl_caption.data.base import Row
 from rl_caption.engines import Averages, autocast, backward_all, dropout_off, global_count
-from rl_caption.errors import ConfigError
+from rl_caption.errors import ConfigError, naming
 from rl_caption.reward_models.batch import Captions, PairBatch, caption_index
 from rl_caption.reward_models.distillation import Teacher, load_teacher
 from rl_caption.training.loop import Trainer
@@ -255,7 +254,7 @@ def _bottleneck(context: Context, config: RewardModelConfig) -> TextModel:
     accelerator, wanted, precision = context.accelerator, config.model, config.teacher.precision
     assert wanted.language_model is not None  # unfit_text
     teacher: Teacher = load_teacher(accelerator, config, ("text",))
-    try:
+    with naming("semantic_bottleneck"):
         with accelerator.main_process_first():
             frozen = load_frozen(
                 "AutoModelForCausalLM",
@@ -276,10 +275,6 @@ def _bottleneck(context: Context, config: RewardModelConfig) -> TextModel:
             names |= {"language_model": wanted.language_model, "precision": precision} | found
             bottleneck = Bottleneck(BottleneckConfig(teacher.width, hidden, **wanted.kwargs, **names))
         writer = CaptionWriter(frozen, bottleneck.config.ending, bottleneck.config.soft_tokens)
-    except ConfigError:
-        raise
-    except (ValueError, OSError) as error:
-        raise ConfigError(f"semantic_bottleneck: {error}") from error
     teacher.prepare(context.train_rows, config.train.captions, config.teacher.cache_mb * 2**20)
     return TextModel(
         BottleneckLikelihood(bottleneck, writer),
@@ -325,10 +320,8 @@ def _regression(context: Context, config: RewardModelConfig) -> TextModel:
 
 
 def _pretrained(head: Any, name: str, **options: Any) -> Any:
-    try:
+    with naming(f"model.init is {name!r}, which cannot be loaded"):
         return head.from_pretrained(name, use_safetensors=True, dtype="float32", **options)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"model.init is {name!r}, which cannot be loaded: {error}") from error
 
 
 def _shape(kind: Any, kwargs: Mapping[str, Any], own: Mapping[str, Any]) -> Any:
@@ -339,10 +332,8 @@ def _shape(kind: Any, kwargs: Mapping[str, Any], own: Mapping[str, Any]) -> Any:
         raise ConfigError(f"model.kwargs has {unknown}: expected tokenizer, vocab_size or those of {kind.__name__}")
     from huggingface_hub.errors import StrictDataclassError
 
-    try:
+    with naming("model.kwargs", (ValueError, TypeError, StrictDataclassError)):
         return kind(**kwargs, **own)
-    except (ValueError, TypeError, StrictDataclassError) as error:
-        raise ConfigError(f"model.kwargs: {error}") from error
 
 
 def _save_pretrained(model: Any, tokenizer: Any, folder: Path) -> None:
@@ -370,10 +361,8 @@ def _tokenizer(
                 captions = [caption for row in context.train_rows for caption in row["references"]]
                 caption_tokenizer(captions, size, bos, eos, pad).save_pretrained(folder)
             source = str(folder)
-        try:
+        with naming(f"the tokenizer {source!r} cannot be loaded"):
             tokenizer: Any = AutoTokenizer.from_pretrained(source)
-        except (OSError, ValueError, json.JSONDecodeError) as error:
-            raise ConfigError(f"the tokenizer {source!r} cannot be loaded: {error}") from error
     return tokenizer, kwargs
 
 

@@ -143,7 +143,6 @@ def test_both_conventions_of_ref_len(ref_len: object, protocol: int, tmp_path: P
     assert (df.documents, df.eos) == (113287, protocol == 4)
     assert df.log_documents == pytest.approx(math.log(113287), rel=1e-15)
     assert dict(df.table.items()) == dict(counted(eos=df.eos).table.items())
-    assert not load_legacy_pickle(path, eos=False).eos
 
 
 def test_python_2_strings_are_read(tmp_path: Path) -> None:

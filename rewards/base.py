@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol, get_args, runtime_checkable
 
 
@@ -43,6 +44,22 @@ class Reward(Protocol):
     def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
         """Return N scores within ``bounds``, in the order of ``completions``."""
         ...
+
+
+@contextmanager
+def naming(
+    where: str,
+    kinds: tuple[type[Exception], ...] = (OSError, ValueError),
+    error: type[Exception] = ValueError,
+    kept: tuple[type[Exception], ...] = (),
+) -> Iterator[None]:
+    """Inside, an exception of ``kinds`` that is none of ``kept`` becomes an ``error`` that begins with ``where``."""
+    try:
+        yield
+    except kinds as found:
+        if isinstance(found, kept):
+            raise
+        raise error(f"{where}: {found}") from found
 
 
 def check_choice(kind: Any, **arguments: Any) -> None:

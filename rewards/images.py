@@ -15,7 +15,7 @@ from typing import Protocol, TypeAlias, TypeVar, runtime_checkable
 import numpy as np
 from PIL import ExifTags, Image, ImageOps
 
-from rewards.base import RewardError
+from rewards.base import RewardError, naming
 
 T = TypeVar("T")
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp"})
@@ -135,10 +135,8 @@ def check_frames(frames: Frames) -> None:
 
 
 def _of_frame(index: int, frame: ImageSource, read: Callable[[ImageSource], T]) -> T:
-    try:
+    with naming(f"frame {index} of a video", (RewardError,), RewardError):
         return read(frame)
-    except RewardError as error:
-        raise RewardError(f"frame {index} of a video: {error}") from error
 
 
 def pixel_hash(image: Image.Image) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
 
-from rewards.base import Reward, RewardError, as_texts, check_choice, checked_scores, required_column
+from rewards.base import Reward, RewardError, as_texts, check_choice, checked_scores, naming, required_column
 from rewards.text.tokenize import TOKENIZER, tokenizer_of
 
 Normalize = Literal["none", "per_term", "per_group"]
@@ -156,10 +156,8 @@ class MixedReward:
         """
         scores = {}
         for name, reward in self.rewards.items():
-            try:
+            with naming(f"reward term {name!r}", (RewardError,), RewardError):
                 scores[name] = checked_scores(reward, reward(prompts, completions, **columns), len(completions))
-            except RewardError as error:
-                raise RewardError(f"reward term {name!r}: {error}") from error
         if self.length_ratios:
             texts = as_texts(completions)
             references = required_column(columns, "references", "length_ratios", len(texts))

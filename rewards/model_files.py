@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
+from rewards.base import naming
 from rewards.files import atomic_write
 
 T = TypeVar("T")
@@ -85,10 +86,8 @@ def _entry(file: Path) -> dict[str, Any]:
 
 def read_object(file: Path) -> dict[str, Any]:
     """Read a JSON object. Raises ``OSError``, or ``ValueError`` if the file holds anything else."""
-    try:
+    with naming(f"{file} is not JSON", (ValueError, RecursionError)):
         content = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file} is not JSON: {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{file} holds {type(content).__name__}: expected a JSON object")
     return content
@@ -167,10 +166,8 @@ def read_config(
     missing, unknown = sorted(names - values.keys() - set(optional)), sorted(values.keys() - names)
     if missing or unknown:
         raise ValueError(f"{file} is no {kind.__name__}: missing {missing}, unknown {unknown}")
-    try:
+    with naming(str(file)):
         return kind(**values)
-    except ValueError as error:
-        raise ValueError(f"{file}: {error}") from error
 
 
 def has_model_type(folder: str | Path, model_type: str) -> bool:
@@ -198,10 +195,8 @@ def read_weights(file: Path) -> dict[str, Tensor]:
 
 
 def _load_file(file: Path) -> dict[str, Tensor]:
-    try:
+    with naming(f"{file} is damaged, or not a safetensors file", (SafetensorError,)):
         return load_file(file)
-    except SafetensorError as error:
-        raise ValueError(f"{file} is damaged, or not a safetensors file: {error}") from error
 
 
 def read_state(path: Path) -> dict[str, Tensor]:
@@ -225,11 +220,8 @@ def check_types(file: Path) -> None:
 
     Only its header is read. Integer buffers (``INTEGER_BUFFERS``) are allowed.
     """
-    try:
-        with safe_open(file, framework="pt") as stored:
-            kinds = {name: stored.get_slice(name).get_dtype() for name in stored.keys()}  # noqa: SIM118
-    except SafetensorError as error:
-        raise ValueError(f"{file} is damaged: {error}") from error
+    with naming(f"{file} is damaged", (SafetensorError,)), safe_open(file, framework="pt") as stored:
+        kinds = {name: stored.get_slice(name).get_dtype() for name in stored.keys()}  # noqa: SIM118
     for name, kind in kinds.items():
         if not kind.startswith(("F", "BF")) and not re.search(INTEGER_BUFFERS, name):
             raise ValueError(f"{file}: {name} is stored as {kind}: expected floating-point numbers")

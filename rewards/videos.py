@@ -10,7 +10,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from rewards.base import RewardError
+from rewards.base import RewardError, naming
 from rewards.images import IMAGE_SUFFIXES, image_file, image_identity, open_image
 
 KEPT = 4
@@ -118,7 +118,7 @@ def _video(path: str, count: int, span: tuple[float, float]) -> list[Image.Image
         import av
     except ModuleNotFoundError as error:
         raise RewardError(f"video {path!r} needs PyAV: install 'rl-caption[video]'") from error
-    try:
+    with naming(f"video {path!r} cannot be read", (av.error.FFmpegError, OSError, ValueError), RewardError):
         # Decoded to be counted, too: what a container says of its number of frames may be wrong or missing.
         with av.open(path) as container:
             total = sum(1 for _ in container.decode(video=0)) if container.streams.video else 0
@@ -132,6 +132,4 @@ def _video(path: str, count: int, span: tuple[float, float]) -> list[Image.Image
                 for index, frame in every
                 if index in wanted
             }
-    except (av.error.FFmpegError, OSError, ValueError) as error:
-        raise RewardError(f"video {path!r} cannot be read: {error}") from error
     return [found[index] for index in wanted]

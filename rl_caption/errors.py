@@ -6,8 +6,9 @@ import importlib.metadata
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
-from rewards.base import RewardError
+import rewards.base
 
 
 class UserError(Exception):
@@ -18,16 +19,11 @@ class ConfigError(UserError, ValueError):
     """A configuration is not usable; the message names the key, the value, and what would be right."""
 
 
-@contextmanager
-def config_errors(key: str) -> Iterator[None]:
-    """Inside, what is raised about arguments and files of configuration ``key`` becomes a ConfigError that names it."""
-    try:
-        yield
-    except (ValueError, TypeError, OSError) as error:
-        raise ConfigError(f"{key}: {error}") from error
-
-
-EXPECTED = (UserError, RewardError, OSError)
+config_errors = partial(rewards.base.naming, kinds=(ValueError, TypeError, OSError), error=ConfigError)
+"""Inside ``config_errors(key)``, what is raised about the arguments and files of a key becomes a ``ConfigError``."""
+naming = partial(rewards.base.naming, error=ConfigError, kept=(ConfigError,))
+"""Inside ``naming(where)``, a ``ValueError`` or ``OSError`` becomes a ``ConfigError`` that begins with ``where``."""
+EXPECTED = (UserError, rewards.base.RewardError, OSError)
 """What ends a program with one message and without a traceback."""
 OPTIONAL = {
     "open_clip": ("open_clip_torch", "clip", "no CLIP-based rewards, no reward models"),
@@ -58,17 +54,6 @@ def installed_version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-@contextmanager
-def naming(where: str, kinds: tuple[type[Exception], ...] = (ValueError, OSError)) -> Iterator[None]:
-    """Inside, an error of ``kinds`` becomes a ``ConfigError`` that begins with ``where``; a ``ConfigError`` stays."""
-    try:
-        yield
-    except ConfigError:
-        raise
-    except kinds as error:
-        raise ConfigError(f"{where}: {error}") from error
 
 
 @contextmanager

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rewards.base import as_texts, check_choice, checked_scores
+from rewards.base import as_texts, check_choice, checked_scores, naming
 from rewards.clip.backbone import load_backbone
 from rewards.clip.encoder import Precision, chunks, default_device
 from rewards.model_files import check_ranges, fingerprint, load_weights, read_config, save_model
@@ -211,10 +211,8 @@ class SemanticBottleneck:
     ) -> None:
         sizes = {"num_beams": num_beams, "max_new_tokens": max_new_tokens, "batch_size": batch_size}
         check_ranges(sizes, dict.fromkeys(sizes, (1, 2**16)))
-        try:
+        with naming(f"sba: the folder {model!r} cannot be loaded", (OSError,)):
             bottleneck = Bottleneck.from_pretrained(model)
-        except OSError as error:
-            raise ValueError(f"sba: the folder {model!r} cannot be loaded: {error}") from error
         config = bottleneck.config
         device = default_device(device)
         self._encoder = load_backbone(

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from rewards.base import check_choice
+from rewards.base import check_choice, naming
 from rewards.clip.encoder import MlpDeltas
 from rewards.model_files import check_numbers, check_state, read_state, state_shapes
 
@@ -217,10 +217,8 @@ def merge_low_rank(state: Mapping[str, Tensor], mlp_deltas: MlpDeltas = "ignored
         if weight not in merged or len(pair) != 2:
             missing = f"lora_{'A' if 'B' in pair else 'B'}" if len(pair) != 2 else "weight"
             raise ValueError(f"low-rank update of {weight}: its {missing} is missing")
-        try:
+        with naming(f"low-rank update of {weight}"):
             delta = low_rank_delta(pair["A"], pair["B"], merged[weight].shape)
-        except ValueError as error:
-            raise ValueError(f"low-rank update of {weight}: {error}") from error
         if mlp_deltas == "added" or not _MLP.fullmatch(weight):
             merged[weight] = merged[weight] + delta
     return merged

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from rewards.base import RewardError
+from rewards.base import RewardError, naming
 from rewards.images import ImageSource, open_image
 
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
@@ -78,10 +78,12 @@ def pixels(source: ImageSource, preprocessing: Preprocessing) -> Tensor:
         RewardError: as ``open_image``, or the image has a shape that cannot be prepared.
     """
     image = open_image(source, own_mode=True)
-    try:
+    with naming(
+        f"image {source!r:.200} of {image.size} pixels cannot be prepared",
+        (ValueError, OSError, ZeroDivisionError, MemoryError),
+        RewardError,
+    ):
         return preprocessing(image)
-    except (ValueError, OSError, ZeroDivisionError, MemoryError) as error:
-        raise RewardError(f"image {source!r:.200} of {image.size} pixels cannot be prepared: {error}") from error
 
 
 def preprocessing_of(visual: Any) -> Preprocessing:

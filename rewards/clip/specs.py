@@ -12,7 +12,16 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rewards.base import Reward, RewardError, as_texts, check_choice, check_least, checked_scores, required_column
+from rewards.base import (
+    Reward,
+    RewardError,
+    as_texts,
+    check_choice,
+    check_least,
+    checked_scores,
+    naming,
+    required_column,
+)
 from rewards.clip.clipscore import ClipScore, Floats
 from rewards.clip.encoder import EncoderOptions, EncoderSource, is_main_process, passes_on
 
@@ -162,10 +171,8 @@ def _built(given: Reward | Mapping[str, Any], key: str, default: Mapping[str, An
     from rewards.registry import build
 
     arguments = dict(given) if "name" in given else {**default, **given}
-    try:
+    with naming(key):
         return build(arguments.pop("name"), **arguments)
-    except ValueError as error:
-        raise ValueError(f"{key}: {error}") from error
 
 
 def _rows_of(column: Any, rows: Sequence[int], count: int) -> Any:

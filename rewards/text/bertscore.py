@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rewards.base import RewardError, as_texts, check_least, checked_scores, reference_lists
+from rewards.base import RewardError, as_texts, check_least, checked_scores, naming, reference_lists
 from rewards.text.frozen_model import most_tokens
 
 
@@ -57,14 +57,12 @@ class BertScore:
         _check_folder(model, layers)
         self.layers = layers if layers is not None else int(known[model])
         self.model, self.idf, self.batch_size = model, idf, batch_size
-        try:
+        with naming(
+            f"bertscore: the model {model!r} with layers {self.layers} cannot be used", (OSError, AssertionError)
+        ):
             self._scorer = package.BERTScorer(
                 model_type=model, num_layers=self.layers, idf=idf, device=device, batch_size=batch_size
             )
-        except (OSError, AssertionError) as error:
-            raise ValueError(
-                f"bertscore: the model {model!r} with layers {self.layers} cannot be used: {error}"
-            ) from error
         _mend_tokenizer(self._scorer, model)
         version, weighted = importlib.metadata.version("bert-score"), "idf" if idf else "no-idf"
         which = f"{Path(model).name},{_weights(self._scorer)},L{self.layers},{weighted}"

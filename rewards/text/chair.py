@@ -9,7 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
-from rewards.base import RewardError, as_texts, check_choice, checked_scores, reference_lists, required_column
+from rewards.base import RewardError, as_texts, check_choice, checked_scores, naming, reference_lists, required_column
 from rewards.registry import load
 from rewards.text.tokenize import TOKENIZER, tokenize
 
@@ -46,10 +46,8 @@ class ObjectVocabulary:
             ValueError: the file cannot be read, or two objects have the same word.
         """
         names: dict[tuple[str, ...], str] = {}
-        try:
+        with naming(f"synonyms {str(path)!r} cannot be read"):
             lines = Path(path).read_text(encoding="utf-8").splitlines() if isinstance(path, str | Path) else path
-        except (OSError, ValueError) as error:
-            raise ValueError(f"synonyms {str(path)!r} cannot be read: {error}") from error
         for number, line in enumerate(lines, start=1):
             phrases = [tuple(tokenize(phrase)) for phrase in line.split(",")]
             for phrase in filter(None, phrases):
@@ -115,10 +113,8 @@ def read_objects(path: str | Path, vocabulary: ObjectVocabulary) -> dict[str, fr
     Raises:
         ValueError: the file cannot be read, is neither, or names an object that the vocabulary lacks.
     """
-    try:
+    with naming(f"objects {str(path)!r} cannot be read"):
         content = json.loads(Path(path).read_bytes())
-    except (OSError, ValueError) as error:
-        raise ValueError(f"objects {str(path)!r} cannot be read: {error}") from error
     found: dict[str, set[str]] = {}
     try:
         if "annotations" in content and "categories" in content:
@@ -212,10 +208,8 @@ class Chair:
         self.references, self.measure = references, measure
         self.detector: ObjectDetector | None = None
         if detector is not None:
-            try:
+            with naming(f"detector {detector!r} cannot be made", (TypeError, ValueError)):
                 self.detector = load(detector)(**(detector_kwargs or {}))
-            except (TypeError, ValueError) as error:
-                raise ValueError(f"detector {detector!r} cannot be made: {error}") from error
         sources = {  # column -> where objects come from
             **({} if self.objects is None else {"image_id": "file"}),
             **({} if self.detector is None else {"image": self.detector.signature}),
@@ -255,10 +249,8 @@ class Chair:
         found = detector(list(new.values())) if new else []
         if len(found) != len(new):
             raise RewardError(f"reward 'chair': {detector.signature} looked at {len(new)} images and told {len(found)}")
-        try:
+        with naming("reward 'chair'", (ValueError,), RewardError):
             seen = dict(zip(new, self.vocabulary.named(found, f"{detector.signature} found"), strict=True))
-        except ValueError as error:
-            raise RewardError(f"reward 'chair': {error}") from error
         self._seen |= {key: own for key, own in seen.items() if not isinstance(key, int)}
         return [self._seen[key] if key in self._seen else seen[key] for key in keys]
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rewards.base import as_texts, checked_scores
+from rewards.base import as_texts, checked_scores, naming
 from rewards.text.tokenize import TOKENIZER, tokenize
 
 
@@ -71,26 +71,25 @@ def read_concreteness(path: str | Path) -> dict[str, float]:
         ValueError: the file cannot be read, lacks a column, or a rating is no number in [1, 5].
     """
     found: dict[str, float] = {}
-    try:
-        with open(path, encoding="utf-8-sig", newline="") as file:
-            rows = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
-            lacking = {"Word", "Bigram", "Conc.M"} - set(rows.fieldnames or ())
-            if lacking:
-                raise ValueError(f"{path} lacks the columns {sorted(lacking)}: expected the table of Brysbaert et al.")
-            for row in rows:
-                try:
-                    mean = float(row["Conc.M"])
-                except (TypeError, ValueError):
-                    mean = math.nan
-                if not row["Word"] or not 1 <= mean <= 5:
-                    found_row = f"{row['Word']!r:.80} and {row['Conc.M']!r:.80}"
-                    raise ValueError(
-                        f"{path}, line {rows.line_num}: {found_row}: expected a word and a rating in [1, 5]"
-                    )
-                if row["Bigram"] == "0":
-                    found[row["Word"].lower()] = mean
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"word_concreteness: {path} cannot be read: {error}") from error
+    unreadable = (OSError, UnicodeDecodeError, csv.Error)
+    with (
+        naming(f"word_concreteness: {path} cannot be read", unreadable),
+        open(path, encoding="utf-8-sig", newline="") as file,
+    ):
+        rows = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
+        lacking = {"Word", "Bigram", "Conc.M"} - set(rows.fieldnames or ())
+        if lacking:
+            raise ValueError(f"{path} lacks the columns {sorted(lacking)}: expected the table of Brysbaert et al.")
+        for row in rows:
+            try:
+                mean = float(row["Conc.M"])
+            except (TypeError, ValueError):
+                mean = math.nan
+            if not row["Word"] or not 1 <= mean <= 5:
+                found_row = f"{row['Word']!r:.80} and {row['Conc.M']!r:.80}"
+                raise ValueError(f"{path}, line {rows.line_num}: {found_row}: expected a word and a rating in [1, 5]")
+            if row["Bigram"] == "0":
+                found[row["Word"].lower()] = mean
     if not found:
         raise ValueError(f"{path} has no words")
     return found

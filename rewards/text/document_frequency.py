@@ -19,6 +19,7 @@ from typing import Any, Literal, Self
 import numpy as np
 from tqdm.auto import tqdm
 
+from rewards.base import naming
 from rewards.files import UNREADABLE_ARRAY, atomic_write, member, read_array
 from rewards.text.ngrams import Array, NGram, NGramTable, count_documents, numbered, table_of_counts, table_of_rows
 from rewards.text.tokenize import TOKENIZER, tokenizer_of
@@ -325,10 +326,8 @@ def load_legacy_pickle(path: str | Path) -> DocumentFrequencies:
         )
     # No such corpus has under 50 images: a smaller number is a logarithm.
     logarithm = float(length) if length < LARGEST_LOGARITHM else float(np.log(float(length)))
-    try:
+    with naming(str(path)):
         return DocumentFrequencies.from_counts(counts, logarithm, n=max(map(len, counts)), eos=(EOS,) in counts)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
 
 
 def _utf8(word: str) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rewards.base import check_choice
+from rewards.base import check_choice, naming
 from rewards.clip.encoder import DTYPES, Precision, default_device
 
 
@@ -43,14 +43,12 @@ def load_frozen(
 
     from rewards.model_files import ask_hub, fingerprint
 
-    try:
+    with naming(f"{reward}: the model {model!r} cannot be loaded"):
         local = {} if Path(model).is_dir() or ask_hub(model, "config.json") else {"local_files_only": True}
         tokenizer: Any = transformers.AutoTokenizer.from_pretrained(model, **local)
         network, info = getattr(transformers, head).from_pretrained(
             model, dtype=DTYPES[precision], use_safetensors=True, output_loading_info=True, **local
         )
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{reward}: the model {model!r} cannot be loaded: {error}") from error
     missing = sorted(info["missing_keys"])
     if missing:  # Transformers would leave them random
         raise ValueError(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rewards.base import as_texts, check_choice, check_least, checked_scores
+from rewards.base import as_texts, check_choice, check_least, checked_scores, naming
 from rewards.clip.encoder import DTYPES, Precision, chunks, default_device
 from rewards.text.tokenize import TOKENIZER, tokenize
 
@@ -45,10 +45,8 @@ class Grammar:
 
         self.head, self.precision, self.batch_size = Path(head), precision, batch_size
         self.device = default_device(device)
-        try:
+        with naming(f"grammar: the head {str(self.head)!r} cannot be loaded"):
             network = GrammarModel.from_pretrained(self.head)
-        except (OSError, ValueError) as error:
-            raise ValueError(f"grammar: the head {str(self.head)!r} cannot be loaded: {error}") from error
         weights = fingerprint(network.state_dict(), network.config)[:12]
         self.signature = f"{self.__name__}[{self.head.name},{weights},{precision}]+{self.tokenizer}"
         self._network = network.to(device=self.device, dtype=getattr(torch, DTYPES[precision]))

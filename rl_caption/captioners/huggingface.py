@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer
 from transformers.utils import cached_file
 
+from rewards.base import naming
 from rewards.model_files import (
     ask_hub,
     check_folder,
@@ -176,10 +177,8 @@ class HuggingFaceCaptioner(Captioner):
     def preprocess(self, rows: Sequence[Row]) -> dict[str, Tensor]:
         """``pixel_values`` [B, 3, H, W]; where a row has its own prompt, also ``prompt_ids`` [B, P], padded with -1."""
         images = [load_image(row["image"]) for row in rows]
-        try:
+        with naming(f"images {[row['image_id'] for row in rows][:4]} cannot be prepared", (ValueError,), DataError):
             inputs = {"pixel_values": self.processing.images(images=images, return_tensors="pt")["pixel_values"]}
-        except ValueError as error:
-            raise DataError(f"images {[row['image_id'] for row in rows][:4]} cannot be prepared: {error}") from error
         if any(row.get("prompt") is not None for row in rows):
             prompts = [torch.tensor(self._prompt_of(row)[1], dtype=torch.long) for row in rows]
             inputs["prompt_ids"] = nn.utils.rnn.pad_sequence(prompts, batch_first=True, padding_value=NO_TOKEN)
@@ -297,12 +296,8 @@ def _source(name: str) -> dict[str, Any]:
     """Arguments of Transformers: whether to look for files in the local cache alone."""
     if Path(name).is_dir():
         return {}
-    try:
+    with naming(f"{name!r} is neither a folder with a config.json nor a model on the hub", error=CaptionerError):
         return {} if ask_hub(name, "config.json") else {"local_files_only": True}
-    except (OSError, ValueError) as error:
-        raise CaptionerError(
-            f"{name!r} is neither a folder with a config.json nor a model on the hub: {error}"
-        ) from error
 
 
 def _read_config(name: str, source: dict[str, Any]) -> Any:

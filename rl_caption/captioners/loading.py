@@ -13,7 +13,7 @@ from rl_caption.captioners.base import Captioner, CaptionerError, reading
 from rl_caption.captioners.huggingface import WEIGHTS, HuggingFaceCaptioner
 from rl_caption.captioners.modeling import CaptionTransformerConfig
 from rl_caption.captioners.transformer import TransformerCaptioner
-from rl_caption.errors import ConfigError
+from rl_caption.errors import ConfigError, naming
 from rl_caption.options import check_options, load_target
 
 HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
@@ -60,10 +60,8 @@ def new_captioner(target: str, references: Sequence[list[str]], kwargs: Mapping[
         ConfigError: ``target`` is no captioner, or an option is unknown, missing or out of its range.
     """
     kind = captioner_class(target, "model.target", kwargs)
-    try:
+    with naming(f"model.target {target!r} cannot be made", (TypeError, ValueError)):
         return _complete(kind.from_scratch(references, **kwargs), target, "model.target")
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"model.target {target!r} cannot be made: {error}") from error
 
 
 def captioner_class(target: str, key: str, kwargs: Mapping[str, Any] | None = None) -> type[Captioner]:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
-from rewards.base import Reward, as_texts, checked_scores
+from rewards.base import Reward, as_texts, checked_scores, naming
 from rewards.clip.encoder import DTYPES, Precision, chunks, default_device
 from rewards.images import ImageSource
 from rewards.registry import build
@@ -80,12 +80,10 @@ class DiffusionImages:
                 f"diffusers:{model} needs the package diffusers ({error}): pip install diffusers"
             ) from error
         self._device = default_device(device)
-        try:
+        with naming(f"diffusers:{model} cannot be loaded", (OSError, ValueError, KeyError)):
             pipeline = diffusers.DiffusionPipeline.from_pretrained(
                 model, torch_dtype=getattr(torch, DTYPES[precision]), use_safetensors=True
             )
-        except (OSError, ValueError, KeyError) as error:
-            raise ValueError(f"diffusers:{model} cannot be loaded: {error}") from error
         pipeline.scheduler = diffusers.DPMSolverMultistepScheduler.from_config(pipeline.scheduler.config)
         self._pipeline = pipeline.to(self._device)
         self._pipeline.set_progress_bar_config(disable=True)
@@ -106,12 +104,10 @@ class DiffusionImages:
 
 def load_text_to_image(name: str, kwargs: Mapping[str, Any]) -> TextToImage:
     """``scenes``, ``diffusers:NAME`` or ``package.module:Class``. ``ValueError`` where it cannot be made."""
-    try:
+    with naming(f"text_to_image {name}", (ConfigError, TypeError)):
         if name.startswith("diffusers:"):
             return DiffusionImages(name.removeprefix("diffusers:"), **kwargs)
         return load_target(name, "text_to_image", {"scenes": f"{__name__}:SceneImages"})(**kwargs)
-    except (ConfigError, TypeError) as error:
-        raise ValueError(f"text_to_image {name}: {error}") from error
 
 
 class VisualBottleneck:

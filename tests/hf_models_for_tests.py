@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.processors import TemplateProcessing
 from transformers import (
     BertConfig,
@@ -30,7 +28,6 @@ from transformers import (
     InstructBlipProcessor,
     LlamaConfig,
     OPTConfig,
-    PreTrainedTokenizerFast,
     RobertaConfig,
     RobertaForSequenceClassification,
     VisionEncoderDecoderConfig,
@@ -40,6 +37,7 @@ from transformers import (
 )
 
 from rl_caption.captioners.huggingface import HuggingFaceCaptioner
+from rl_caption.reward_models.text_models import caption_tokenizer
 from tests.captioners_for_tests import REFERENCES
 
 SIDE = 16
@@ -70,23 +68,11 @@ def bert_tokenizer() -> Any:
 
 def byte_tokenizer(bos: str, eos: str, pad: str | None, starts: bool) -> Any:
     """Byte-level BPE trained on the test captions; ``starts`` puts BOS before every text, as OPT does."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = ByteLevelDecoder()
-    special = list(dict.fromkeys(token for token in (bos, eos, pad) if token))
-    trainer = trainers.BpeTrainer(
-        vocab_size=330,
-        special_tokens=special,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator([*TEXTS, *(f" {text}" for text in TEXTS)], trainer)
+    tokenizer = caption_tokenizer([*TEXTS, *(f" {text}" for text in TEXTS)], 330, bos, eos, pad)
     if starts:
-        tokenizer.post_processor = TemplateProcessing(
-            single=f"{bos} $A", special_tokens=[(bos, tokenizer.token_to_id(bos))]
-        )
-    options = {} if pad is None else {"pad_token": pad}
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=bos, eos_token=eos, unk_token=eos, **options)
+        special = [(bos, tokenizer.bos_token_id)]
+        tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single=f"{bos} $A", special_tokens=special)
+    return tokenizer
 
 
 def tiny_gpt2(folder: Path) -> Path:
@@ -117,7 +103,7 @@ def tiny_regressor(folder: Path, labels: int = 1) -> Path:
         **shape,
     )
     model = RobertaForSequenceClassification(config)
-    torch.nn.init.constant_(model.classifier.out_proj.bias, -1.0)  # logits on both ends of [0, 1]
+    torch.nn.init.constant_(model.classifier.out_proj.bias, -1.2)  # logits on both ends of [0, 1]
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

@@ -183,10 +183,7 @@ class PretrainedDual(nn.Module):
     def from_pretrained(cls, path: str | Path) -> PretrainedDual:
         """Load a folder that ``save_pretrained`` wrote, on the CPU, in evaluation mode.
 
-        Raises:
-            FileNotFoundError: a file is missing.
-            ValueError: a file was changed, is damaged or of another kind of model, or an encoder's library or class is
-                not there.
+        Raises as ``read_config``, ``load_weights`` and ``load_image_encoder``.
         """
         model = cls(read_config(DualConfig, Path(path), MODEL_TYPE), Path(path))
         return load_weights(model, Path(path)).requires_grad_(False).eval()

@@ -146,12 +146,7 @@ class GrammarModel(nn.Module):
 
     @classmethod
     def from_pretrained(cls, path: str | Path) -> GrammarModel:
-        """Load a folder that ``save_pretrained`` wrote, on the CPU, in evaluation mode.
-
-        Raises:
-            OSError: a file is missing.
-            ValueError: a file is changed, damaged or of another kind of model, or the encoder's library is not there.
-        """
+        """Load a folder that ``save_pretrained`` wrote, on the CPU, in evaluation mode. Raises as a dual."""
         folder = Path(path)
         config = read_config(GrammarConfig, folder, MODEL_TYPE)
         text, text_kwargs = local_encoder(config.text, config.text_kwargs, folder / "text_encoder")

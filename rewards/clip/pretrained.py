@@ -181,16 +181,13 @@ class TransformersText(nn.Module):
             self.context_length = min(self.context_length, *(window or self.context_length for window in windows))
 
     def tokenize(self, texts: Sequence[str], context_length: int) -> Tensor:
-        """See ``TextEncoder``."""
         options = {"padding": True, "padding_side": "right", "truncation": True, "max_length": context_length}
         return self.tokenizer(list(texts), **options, return_tensors="pt")["input_ids"]
 
     def count_tokens(self, text: str) -> int:
-        """See ``TextEncoder``."""
         return len(self.tokenizer(text)["input_ids"])
 
     def lengths(self, ids: Tensor) -> Tensor:
-        """See ``TextEncoder``."""
         # Padding may also be what starts a caption (GPT-2), so what counts is the last token that is none.
         numbers = torch.arange(1, ids.shape[1] + 1, device=ids.device)
         last = (numbers * (ids != self.tokenizer.pad_token_id)).amax(dim=1)
@@ -210,16 +207,13 @@ class ClipText(nn.Module):
         self.tokenizer, self.context_length = with_cached_words(tokenizer), context_length
 
     def tokenize(self, texts: Sequence[str], context_length: int) -> Tensor:
-        """See ``TextEncoder``."""
         ids = self.tokenizer(list(texts), context_length=context_length)
         return ids[:, : int(self.lengths(ids).max())] if len(ids) else ids
 
     def count_tokens(self, text: str) -> int:
-        """See ``TextEncoder``."""
         return len(self.tokenizer.encode(text)) + 2
 
     def lengths(self, ids: Tensor) -> Tensor:
-        """See ``TextEncoder``."""
         return ids.argmax(dim=1) + 1
 
 

@@ -338,10 +338,7 @@ class LCLIP(nn.Module):
     def from_pretrained(cls, path: str | Path) -> LCLIP:
         """Load a folder that ``save_pretrained`` wrote, on the CPU, in evaluation mode.
 
-        Raises:
-            FileNotFoundError: a file is missing.
-            ValueError: a file was changed since, is damaged or of another kind of model, or the weights do not fit the
-                configuration or are not finite numbers.
+        Raises as ``read_config`` and ``load_weights``.
         """
         return load_student(cls, Path(path), MODEL_TYPE).eval()
 

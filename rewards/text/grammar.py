@@ -20,9 +20,7 @@ class Grammar:
 
     Args:
         head: folder that the task ``grammar`` of ``train_reward_model.py`` exported.
-        device: such as ``cuda``; None is the process's current CUDA device if there is one, else the CPU.
-        precision: ``fp32``, ``fp16`` or ``bf16``, of weights and activations.
-        batch_size: captions at once, at least 1; changes scores by rounding only.
+        device, precision, batch_size: as for ``Icc``.
 
     Raises:
         ValueError: an argument is wrong, or the head cannot be loaded.

@@ -26,9 +26,7 @@ class Perplexity:
             on the hub, such as ``gpt2``.
         floor: smallest score, below 0; lower means are clamped. A uniform guess among GPT-2's 50,257 tokens has -10.8.
         eos: EOS is a token.
-        device: such as ``cuda``; None is the process's current CUDA device if there is one, else the CPU.
-        precision: ``fp32``, ``fp16`` or ``bf16``, of weights and activations.
-        batch_size: captions at once, at least 1; changes scores by rounding only.
+        device, precision, batch_size: as for ``Icc``.
 
     Raises:
         ValueError: an argument is wrong, the model cannot be found or loaded, or its tokenizer has neither BOS nor EOS.

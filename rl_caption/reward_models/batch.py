@@ -282,7 +282,6 @@ class PairCollate:
     paraphrases_share: float = 0.0
 
     def __call__(self, items: Sequence[tuple[Row, int]]) -> PairBatch:
-        """Make a batch."""
         if self.tokens is None:  # rows need no captions
             return PairBatch([row for row, _ in items], self._images(items, []), [])
         index = [caption_index(row, self.captions, self.seed, step) for row, step in items]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping
 from itertools import product
@@ -20,7 +19,7 @@ from rewards.clip.checkpoints import KEEP, stretch_text_tower
 from rewards.clip.dual import DualConfig, PretrainedDual
 from rewards.clip.preprocessing import Preprocessing, causal_text_features, preprocessing_of
 from rewards.clip.pretrained import open_blocks
-from rewards.model_files import check_memory, check_sizes, check_state, save_model, state_shapes
+from rewards.model_files import check_memory, check_sizes, check_state, read_object, save_model, state_shapes
 from rl_caption.config.reward_models import EncoderConfig
 from rl_caption.errors import ConfigError, naming
 
@@ -202,10 +201,7 @@ def pretrained_clip(
         )
     with naming("model.init"):
         backbone = load_backbone(init) if name is None else load_backbone(name, init)
-    if name is None:
-        shape = json.loads((folder / "open_clip_config.json").read_text(encoding="utf-8"))["model_cfg"]
-    else:
-        shape = _architecture(name)
+    shape = read_object(folder / "open_clip_config.json")["model_cfg"] if name is None else _architecture(name)
     _check_native(shape, "model.init")
     model: Any = backbone.model
     if not isinstance(model, open_clip.CLIP) or isinstance(model, torch.jit.ScriptModule):

@@ -192,7 +192,6 @@ class GrammarCollate:
     seed: int = 0
 
     def __call__(self, items: Sequence[tuple[Row, int]]) -> PairBatch:
-        """Make a batch."""
         texts = [
             plain_form(row["references"][caption_index(row, self.captions, self.seed, step)]) for row, step in items
         ]

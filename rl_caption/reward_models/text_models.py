@@ -105,7 +105,6 @@ class TextCollate:
     counted_from: int | None = 0
 
     def __call__(self, items: Sequence[tuple[Row, int]]) -> PairBatch:
-        """Make a batch."""
         index = [caption_index(row, self.captions, self.seed, step) for row, step in items]
         texts = [row["references"][own] for (row, _), own in zip(items, index, strict=True)]
         return self.batch([row for row, _ in items], texts)

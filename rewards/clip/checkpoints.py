@@ -50,12 +50,6 @@ def stretch_positions(positions: Tensor, keep: int = KEEP, factor: int = 4) -> T
     ``new[keep + factor i + j] = ((factor - j) P[keep + i] + j P[keep + i + 1]) / factor``; the last row of P is
     extrapolated: ``P[-1] + j (P[-1] - P[-2]) / factor``. With L = 77, keep = 20 and factor = 4 there are 248 rows.
     """
-    count = len(positions)
-    if count < 2 or not 0 <= keep < count or factor < 1:
-        raise ValueError(
-            f"{count} positions, keep = {keep}, factor = {factor}: expected at least 2 positions, keep from 0 to "
-            f"{count - 1}, and a factor of at least 1"
-        )
     steps = torch.diff(positions, dim=0)[keep:]
     steps = torch.cat([steps, positions[-1:] - positions[-2:-1]])
     shares = torch.arange(factor, device=positions.device, dtype=positions.dtype) / factor

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
-from rewards.base import Reward, as_texts, checked_scores, naming
+from rewards.base import Reward, as_texts, check_least, checked_scores, naming
 from rewards.clip.encoder import DTYPES, Precision, chunks, default_device
 from rewards.images import ImageSource
 from rewards.registry import build
@@ -150,8 +150,7 @@ class VisualBottleneck:
         device: str | None = None,
         batch_size: int = 16,
     ) -> None:
-        if batch_size < 1:
-            raise ValueError(f"batch_size is {batch_size}: expected 1 or more")
+        check_least(1, batch_size=batch_size)
         self._similarity: Reward = build(similarity, **(similarity_kwargs or {}))
         if self._similarity.columns != {"references"}:
             raise ValueError(

@@ -45,9 +45,6 @@ def test_77_positions_become_the_248_of_long_clip() -> None:
 
 
 def test_impossible_stretches_are_refused() -> None:
-    for keep, factor in ((-1, 4), (4, 4), (2, 0)):
-        with pytest.raises(ValueError, match=f"keep = {keep}, factor = {factor}"):
-            stretch_positions(torch.zeros(4, 2), keep, factor)
     with pytest.raises(ValueError, match="keep = 20: expected 0 to 15"):
         stretch_text_tower(tiny_clip(16), 32)
     with pytest.raises(ValueError, match=r"context_length = 100: .* which become 77, 134, 191, 248"):

@@ -93,18 +93,10 @@ def test_a_policy_with_nothing_to_train_is_refused(folders):
         loaded(folders["git"]).adapt(frozen=["*"], lora=None, checkpointed=False)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"target_modules": ["qurey"]}, "model.lora.target_modules: .*near ones are .*query"),
-        ({"r": 0}, "r 0, .*expected r of at least 1"),
-        ({"dropout": 1.0}, "dropout 1.0: expected .*from 0 to below 1"),
-    ],
-)
-def test_adapters_that_cannot_be_are_refused(changes, message, folders):
+def test_adapters_of_modules_that_are_not_there_are_refused(folders):
     pytest.importorskip("peft")
-    with pytest.raises(CaptionerError, match=message):
-        loaded(folders["blip"]).adapt(frozen=None, lora=lora(**changes), checkpointed=False)
+    with pytest.raises(CaptionerError, match=r"model\.lora\.target_modules: .*near ones are .*query"):
+        loaded(folders["blip"]).adapt(frozen=None, lora=lora(target_modules=["qurey"]), checkpointed=False)
 
 
 def test_adapters_are_trained_in_a_frozen_tower_too(folders):

@@ -252,8 +252,6 @@ def _read_tokenizer(folder: Path, config: CaptionTransformerConfig) -> PreTraine
     """The tokenizer, found to be the model's: without its second file it would not know its special tokens."""
     with reading(f"the tokenizer in {folder} (tokenizer.json, tokenizer_config.json)"):
         tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-        if len(tokenizer) != config.vocab_size:
-            raise ValueError(f"it has {len(tokenizer)} tokens, config.json has vocab_size {config.vocab_size}")
         for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
             found, expected = getattr(tokenizer, name), getattr(config, name)
             if found != expected:

@@ -80,8 +80,6 @@ class DualTowers(nn.Module):
     A frozen encoder may have run before: its features are an input then, instead of pixels or token ids.
     """
 
-    trims = True
-
     def __init__(self, dual: PretrainedDual, max_scale: float = 100.0) -> None:
         super().__init__()
         self.dual, self.max_scale = dual, max_scale

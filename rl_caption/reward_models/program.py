@@ -233,12 +233,14 @@ def _validation_negatives(
     """Row, its first caption and a false one; the same at every validation."""
     if source is None:
         return []
-    found = []
-    for index, row in enumerate(rows):
-        caption = row["references"][0]
-        texts, counts = hard_negatives(source, config.negatives.count, row, caption, config.train.seed, -1)
-        found += [(index, caption, text) for text, counted in zip(texts, counts, strict=True) if counted]
-    return found
+    count, seed = config.negatives.count, config.train.seed
+    captions = [(index, row, row["references"][0]) for index, row in enumerate(rows)]
+    return [
+        (index, caption, text)
+        for index, row, caption in captions
+        for text, counted in zip(*hard_negatives(source, count, row, caption, seed, -1), strict=True)
+        if counted
+    ]
 
 
 def _decays(frozen_positions: int) -> Callable[[str, Tensor], bool]:
@@ -291,9 +293,8 @@ def _encoder(config: RewardModelConfig) -> EmbeddingModel:
     if trains_dual(model):
         dual = pretrained_dual(model)
         network = DualTowers(dual, config.loss.max_scale)
-        return EmbeddingModel(
-            network, dual.preprocessing, dual.context_length, network.trims, dual.save_pretrained, trained, dual
-        )
+        export = dual.save_pretrained
+        return EmbeddingModel(network, dual.preprocessing, dual.context_length, True, export, trained, dual)
     if model.init is not None:
         clip, shape, preprocessing = pretrained_clip(model.name, model.init, model.context_length, model.keep_positions)
     else:

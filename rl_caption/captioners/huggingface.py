@@ -6,7 +6,6 @@ import json
 import logging
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -53,44 +52,16 @@ ADAPTERS_FOLDER = "adapters"
 """Subfolder of an exported model with the low-rank adapters alone."""
 
 
-@dataclass(frozen=True)
-class Processing:
-    """A model's own preprocessing of images and its tokenizers."""
-
-    images: Any
-    tokenizer: Any
-    q_former_tokenizer: Any = None
-
-    @classmethod
-    def from_pretrained(cls, name: str, family: Family, source: dict[str, Any]) -> Processing:
-        """Load those of the model ``name``. Images are resized by Pillow, whatever else is installed."""
-        with reading(f"image processor (processor_config.json or preprocessor_config.json) of {name!r}"):
-            images = AutoImageProcessor.from_pretrained(name, backend="pil", **source)
-        second = _read_tokenizer(name, Q_FORMER, source) if family.q_former_tokenizer else None
-        return cls(images, _read_tokenizer(name, "", source), second)
-
-    def save_pretrained(self, path: Path, family: Family, config: Any) -> None:
-        """Write them to ``path`` as Transformers' own classes read them."""
-        if family.processor_class is None:
-            self.images.save_pretrained(path)
-            self.tokenizer.save_pretrained(path)
-            return
-        parts = [self.images, self.tokenizer] + ([self.q_former_tokenizer] if family.q_former_tokenizer else [])
-        queries = getattr(config, "num_query_tokens", None)
-        options = {} if queries is None else {"num_query_tokens": queries}
-        getattr(transformers, family.processor_class)(*parts, **options).save_pretrained(path)
-
-
 class HuggingFaceCaptioner(Captioner):
     """A pretrained model with its preprocessing, its tokenizer, and a prompt for images without one of their own."""
 
     policy: HuggingFacePolicy
 
-    def __init__(self, policy: HuggingFacePolicy, processing: Processing, prompt: str = "", name: str = "") -> None:
-        self.policy = policy
-        self.processing = processing
-        self.prompt = prompt
-        self.name = name
+    def __init__(
+        self, policy: HuggingFacePolicy, images: Any, tokenizer: Any, q_former_tokenizer: Any, prompt: str, name: str
+    ) -> None:
+        self.policy, self.images, self.tokenizer = policy, images, tokenizer
+        self.q_former_tokenizer, self.prompt, self.name = q_former_tokenizer, prompt, name
         self.encoder_trained: bool | None = None
         """Whether a gradient flows into the image's states; None until ``image_states`` has looked."""
         self.adapters: Any = None
@@ -100,7 +71,6 @@ class HuggingFaceCaptioner(Captioner):
         self.eos_token_id: int = conventions.eos
         self.pad_token_id: int = conventions.pad
         self.max_tokens: int | None = conventions.max_tokens
-        tokenizer = processing.tokenizer
         vocabulary = conventions.vocab_size
         # Rows of the output layer beyond the tokenizer have no text; special tokens are not for captions.
         kept_out = {*tokenizer.all_special_ids, *conventions.forbidden, *range(len(tokenizer), vocabulary)}
@@ -130,13 +100,16 @@ class HuggingFaceCaptioner(Captioner):
             family = FAMILIES[config.model_type]
             family.check(config)
             model = _load_model(name, config, family, getattr(torch, dtype), source)
-            processing = Processing.from_pretrained(name, family, source)
+            with reading(f"image processor (processor_config.json or preprocessor_config.json) of {name!r}"):
+                images = AutoImageProcessor.from_pretrained(name, backend="pil", **source)  # whatever else is installed
+            second = _read_tokenizer(name, Q_FORMER, source) if family.q_former_tokenizer else None
+            tokenizer = _read_tokenizer(name, "", source)
             prompt = " ".join((_saved_prompt(name) if prompt is None else prompt).split())
-            conventions = family.conventions(model, processing.tokenizer, processing.q_former_tokenizer, prompt)
-            _check_tokens(processing, conventions)
+            conventions = family.conventions(model, tokenizer, second, prompt)
+            _check_tokens(tokenizer, conventions)
             policy = HuggingFacePolicy(model, family, conventions)
         freeze(model, family.never_trained, required=False)
-        return cls(policy, processing, prompt, name)
+        return cls(policy, images, tokenizer, second, prompt, name)
 
     def adapt(self, frozen: Sequence[str] | None, lora: dict[str, Any] | None, checkpointed: bool) -> None:
         """Choose what is trained: ``model.freeze``, ``model.lora``, ``model.gradient_checkpointing``.
@@ -170,7 +143,13 @@ class HuggingFaceCaptioner(Captioner):
         policy.model.save_pretrained(path, state_dict=plain_weights(policy.model))
         if self.adapters is not None:
             save_adapters(policy.model, self.adapters, self.name, Path(path) / ADAPTERS_FOLDER)
-        self.processing.save_pretrained(path, self.family, policy.config)
+        parts = [part for part in (self.images, self.tokenizer, self.q_former_tokenizer) if part is not None]
+        if self.family.processor_class is not None:  # of Transformers' own class
+            queries = getattr(policy.config, "num_query_tokens", None)
+            options = {} if queries is None else {"num_query_tokens": queries}
+            parts = [getattr(transformers, self.family.processor_class)(*parts, **options)]
+        for part in parts:
+            part.save_pretrained(path)
         settings = {"family": self.family.name, "prompt": self.prompt}
         (Path(path) / SETTINGS).write_text(json.dumps(settings, indent=1, ensure_ascii=False))
 
@@ -178,7 +157,7 @@ class HuggingFaceCaptioner(Captioner):
         """``pixel_values`` [B, 3, H, W]; where a row has its own prompt, also ``prompt_ids`` [B, P], padded with -1."""
         images = [load_image(row["image"]) for row in rows]
         with naming(f"images {[row['image_id'] for row in rows][:4]} cannot be prepared", (ValueError,), DataError):
-            inputs = {"pixel_values": self.processing.images(images=images, return_tensors="pt")["pixel_values"]}
+            inputs = {"pixel_values": self.images(images=images, return_tensors="pt")["pixel_values"]}
         if any(row.get("prompt") is not None for row in rows):
             prompts = [torch.tensor(self._prompt_of(row)[1], dtype=torch.long) for row in rows]
             inputs["prompt_ids"] = nn.utils.rnn.pad_sequence(prompts, batch_first=True, padding_value=NO_TOKEN)
@@ -194,14 +173,14 @@ class HuggingFaceCaptioner(Captioner):
         """The row's own prompt, or that of all images, as text and token ids."""
         own = None if row is None else row.get("prompt")
         if row is None or own is None:
-            return self.prompt, plain_tokens(self.processing.tokenizer, self.prompt)
+            return self.prompt, plain_tokens(self.tokenizer, self.prompt)
         if self.family.q_former_tokenizer:
             raise DataError(
                 f"image {row['image_id']!r} has the prompt {own!r:.80}: the Q-Former of {self.family.name} reads one "
                 "prompt for all images (model.prompt)"
             )
         prompt = " ".join(own.split())
-        ids = plain_tokens(self.processing.tokenizer, prompt)
+        ids = plain_tokens(self.tokenizer, prompt)
         if self.max_tokens is not None and len(ids) >= self.max_tokens + self.prompt_length:
             raise DataError(
                 f"image {row['image_id']!r} has a prompt of {len(ids)} tokens: {self.family.name} has positions for "
@@ -213,7 +192,7 @@ class HuggingFaceCaptioner(Captioner):
         prompt, start = self._prompt_of(row)
         plain = [" ".join(text.split()) for text in texts]  # a line break is EOS where OPT is the language model
         prompted = [f"{prompt} {text}" if prompt else text for text in plain]
-        encoded = self.processing.tokenizer(prompted, add_special_tokens=False)["input_ids"]
+        encoded = self.tokenizer(prompted, add_special_tokens=False)["input_ids"]
         return [[*ids[len(start) :], self.eos_token_id][:max_tokens] for ids in encoded]
 
     def image_states(self, policy: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -266,7 +245,7 @@ class HuggingFaceCaptioner(Captioner):
         return next_logits
 
     def vocabulary(self) -> dict[str, int]:
-        return self.processing.tokenizer.get_vocab()
+        return self.tokenizer.get_vocab()
 
     def token_logits(
         self, model: nn.Module, inputs: dict[str, Tensor], token_ids: Tensor, mask: Tensor | None = None
@@ -284,9 +263,7 @@ class HuggingFaceCaptioner(Captioner):
         captions = []
         for ids in token_ids.tolist():
             end = ids.index(self.eos_token_id) if self.eos_token_id in ids else len(ids)
-            text = self.processing.tokenizer.decode(
-                ids[:end], skip_special_tokens=True, clean_up_tokenization_spaces=self.rejoin
-            )
+            text = self.tokenizer.decode(ids[:end], skip_special_tokens=True, clean_up_tokenization_spaces=self.rejoin)
             captions.append(" ".join(text.split()))
         return captions
 
@@ -357,9 +334,9 @@ def _saved_prompt(name: str) -> str:
     return prompt
 
 
-def _check_tokens(processing: Processing, conventions: Conventions) -> None:
+def _check_tokens(tokenizer: Any, conventions: Conventions) -> None:
     """Refuse a tokenizer whose tokens are beyond the model's output layer."""
-    vocabulary, tokenizer = conventions.vocab_size, processing.tokenizer
+    vocabulary = conventions.vocab_size
     largest = max(set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids))
     named = {"tokens up to": largest, "EOS": conventions.eos, "padding": conventions.pad, "BOS": conventions.start[0]}
     for what, token in named.items():

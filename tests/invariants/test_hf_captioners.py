@@ -396,7 +396,7 @@ def test_rewards_read_the_words_of_a_caption_whatever_tokens_it_is_made_of(tmp_p
 
 def test_the_prompt_stands_before_a_caption_and_is_part_of_none(case):
     captioner, _ = case
-    conventions, tokenizer = captioner.policy.conventions, captioner.processing.tokenizer
+    conventions, tokenizer = captioner.policy.conventions, captioner.tokenizer
     assert tokenizer.decode(list(conventions.start[1:])) == captioner.prompt
     whole = f"{captioner.prompt} a small dog".strip()
     ids = [*conventions.start[1:], *captioner.encode(["a small dog"], 40)[0][:-1]]

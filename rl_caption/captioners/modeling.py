@@ -7,9 +7,10 @@ projected once and never copied. Sequences are packed: attention sees padding as
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any
+from typing import Annotated, Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -21,26 +22,12 @@ from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
 from rewards.model_files import check_ranges
 from rl_caption.captioners.packed import Packing
+from rl_caption.options import Range, wrong_arguments
 
-RANGES: dict[str, tuple[float, float]] = {
-    "vocab_size": (4, 2**24),
-    "d_model": (1, 2**16),
-    "encoder_layers": (0, 256),
-    "decoder_layers": (1, 256),
-    "num_heads": (1, 2**16),
-    "ffn_dim": (1, 2**20),
-    "dropout": (0.0, 0.99),
-    "image_size": (1, 2**14),
-    "patch_size": (1, 2**14),
-    "num_frames": (1, 2**12),
-    "feature_dim": (1, 2**20),
-    "feature_dropout": (0.0, 0.99),
-    "max_positions": (1, 2**20),
-}
-"""Smallest and largest of each number; whole numbers, where these are."""
-KINDS = {"input_kind": ("pixels", "regions"), "patch_stem": ("linear", "conv")}
-SHAPE = {*RANGES, *KINDS} - {"vocab_size"}
-"""What ``model.kwargs`` may say; the rest follows from the vocabulary."""
+Width: TypeAlias = Annotated[int, Range(min=1, max=2**16)]
+Side: TypeAlias = Annotated[int, Range(min=1, max=2**14)]
+Long: TypeAlias = Annotated[int, Range(min=1, max=2**20)]
+Dropout: TypeAlias = Annotated[float, Range(min=0, max=0.99)]
 SPECIAL = ("pad_token_id", "bos_token_id", "eos_token_id", "unk_token_id")
 
 
@@ -70,28 +57,28 @@ class CaptionTransformerConfig(PreTrainedConfig):
 
     def __init__(
         self,
-        input_kind: str = "pixels",
-        vocab_size: int = 10_000,
-        d_model: int = 512,
-        encoder_layers: int = 6,
-        decoder_layers: int = 6,
-        num_heads: int = 8,
-        ffn_dim: int = 2048,
-        dropout: float = 0.1,
-        image_size: int = 224,
-        patch_size: int = 16,
-        patch_stem: str = "linear",
-        feature_dim: int = 2048,
-        feature_dropout: float = 0.0,
-        max_positions: int = 64,
-        num_frames: int = 1,
+        input_kind: Literal["pixels", "regions"] = "pixels",
+        vocab_size: Annotated[int, Range(min=4, max=2**24)] = 10_000,
+        d_model: Width = 512,
+        encoder_layers: Annotated[int, Range(min=0, max=256)] = 6,
+        decoder_layers: Annotated[int, Range(min=1, max=256)] = 6,
+        num_heads: Width = 8,
+        ffn_dim: Long = 2048,
+        dropout: Dropout = 0.1,
+        image_size: Side = 224,
+        patch_size: Side = 16,
+        patch_stem: Literal["linear", "conv"] = "linear",
+        feature_dim: Long = 2048,
+        feature_dropout: Dropout = 0.0,
+        max_positions: Long = 64,
+        num_frames: Annotated[int, Range(min=1, max=2**12)] = 1,
         pad_token_id: int = 0,
         bos_token_id: int = 1,
         eos_token_id: int = 2,
         unk_token_id: int = 3,
         **kwargs: Any,
     ) -> None:
-        shape = {key: value for key, value in locals().items() if key in {*RANGES, *SPECIAL, *KINDS}}
+        shape = {key: value for key, value in locals().items() if key in {*SHAPE, *SPECIAL, "vocab_size"}}
         _check(shape)
         for key, value in shape.items():
             if key not in SPECIAL:
@@ -112,11 +99,13 @@ class CaptionTransformerConfig(PreTrainedConfig):
         return (self.pad_token_id, self.bos_token_id, self.unk_token_id)
 
 
+SHAPE = inspect.signature(CaptionTransformerConfig).parameters.keys() - {"vocab_size", "kwargs", *SPECIAL}
+"""What ``model.kwargs`` may say; the rest follows from the vocabulary."""
+
+
 def _check(values: Mapping[str, Any]) -> None:
-    for key, known in KINDS.items():
-        if values[key] not in known:
-            raise ValueError(f"{key} is {values[key]!r}: expected {' or '.join(map(repr, known))}")
-    check_ranges(values, RANGES)
+    for wrong in wrong_arguments(CaptionTransformerConfig, 0, CaptionTransformerConfig.__name__, values, str):
+        raise ValueError(wrong)
     check_ranges(values, dict.fromkeys(SPECIAL, (0, values["vocab_size"] - 1)))
     size, patch, d_model = values["image_size"], values["patch_size"], values["d_model"]
     if d_model % values["num_heads"]:

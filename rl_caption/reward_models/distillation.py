@@ -94,10 +94,9 @@ def names_teacher(path: str) -> bool:
 
 
 def build_tower(kind: Tower, init: str | None, kwargs: Mapping[str, Any], embed_dim: int) -> nn.Module:
-    """One tower, from a folder or from random weights; ``ConfigError`` where neither can be, or both are given."""
+    """One tower, from a folder or from random weights; ``ConfigError`` where neither can be."""
     if init is None:
         return TOWERS[kind](student_config(kwargs, embed_dim))
-    _check_no_shape(kwargs, "model.init")
     return _load_tower(init, kind, "model.init", embed_dim)
 
 
@@ -119,7 +118,6 @@ def build_dual(
     """
     folders = {kind: path for kind, path in towers.items() if path is not None}
     if init is not None:
-        _check_no_shape(kwargs, "model.init")
         if folders:
             raise ConfigError("model.init is a whole L-CLIP: leave model.image_init and model.text_init out")
         with naming("model.init"):
@@ -127,8 +125,10 @@ def build_dual(
         _checked_width(model.config, embed_dim)
         return model
     loaded = {kind: _load_tower(path, kind, f"model.{kind}_init", embed_dim, teacher) for kind, path in folders.items()}
-    if len(loaded) == len(TOWERS):
-        _check_no_shape(kwargs, "model.image_init with model.text_init")
+    if len(loaded) == len(TOWERS) and kwargs:
+        raise ConfigError(
+            "model.kwargs is set together with model.image_init and model.text_init, which have the shape"
+        )
     config = _joined_config({kind: tower.config for kind, tower in loaded.items()}, kwargs, embed_dim)
     with torch.device("meta"):
         model = LCLIP(replace(config, image_encoder=None))
@@ -154,11 +154,6 @@ def _joined_config(towers: Mapping[Tower, LCLIPConfig], kwargs: Mapping[str, Any
                 raise ConfigError(f"{found}: both towers need the same")
             values[name], source[name] = value, f"model.{kind}_init"
     return student_config(values, embed_dim)
-
-
-def _check_no_shape(kwargs: Mapping[str, Any], key: str) -> None:
-    if kwargs:
-        raise ConfigError(f"model.kwargs is set together with {key}, whose folders have the shape: leave it out")
 
 
 @torch.no_grad()

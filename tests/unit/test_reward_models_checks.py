@@ -103,6 +103,10 @@ OF_DATA = NegativesConfig(count=1, source="data")
         (distilled("distill_text", **STUDENT, vocab_size=9), "vocab_size is 9: CLIP's tokenizer, .*, has 49408"),
         (distilled("distill_dual", text_heads=5), "no multiple of text_heads 5"),
         (RewardModelConfig(model=EncoderConfig(init="x", kwargs=CLIP)), "model.kwargs is set together with model.init"),
+        (
+            replace(distilled("distill_image"), model=EncoderConfig(init="x", kwargs=STUDENT)),
+            "model.kwargs is set together with model.init",
+        ),
         (RewardModelConfig("grammar"), "set either model.init .* or model.text.encoder"),
         (RewardModelConfig("grammar", model=EncoderConfig(init="x", kwargs={"width": 3})), "a grammar head takes"),
         (RewardModelConfig("grammar", model=EncoderConfig(init="x", kwargs={"kernel": 4})), "kernel is 4"),

@@ -114,7 +114,6 @@ def test_a_model_may_start_from_one_tower_or_none(tmp_path: Path) -> None:
         (lambda f: build_tower("image", None, STUDENT | {"image_heads": 5}, 16), "no multiple of image_heads 5"),
         (lambda f: build_tower("image", str(f), {}, 16), "has no config.json; expected what distill_image exports"),
         (lambda f: build_tower("text", saved(f, "image"), {}, 16), "model_type 'l_clip_image': expected 'l_clip_text'"),
-        (lambda f: build_tower("image", saved(f, "image"), STUDENT, 16), "set together with model.init"),
         (
             lambda f: build_dual(
                 None, {"image": saved(f, "image", mlp_ratio=2), "text": saved(f / "t", "text")}, {}, 16

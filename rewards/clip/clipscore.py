@@ -80,13 +80,9 @@ class ClipScore:
         options = EncoderOptions(backbone, pretrained, **encoder)
         self.backbone, self.prefix, self.w = load_encoder(options), prefix or "", float(w)
         self.bounds = (0.0, self.w)
+        self.signature = f"{self.__name__}[{self.backbone.signature},prefix={self.prefix!r},w{self.w:g}]"
         self._warned = False
         self._references = EmbeddingCache(self.backbone.encoder.fingerprint, None, options.cache_references)
-
-    @property
-    def signature(self) -> str:
-        """Metric, backbone with weights, prefix and w."""
-        return f"{self.__name__}[{self.backbone.signature},prefix={self.prefix!r},w{self.w:g}]"
 
     def plan_caches(self, images: int, references: int) -> None:
         """Log the memory that the embeddings of a data set take; warn if a cache is too small for them.
@@ -187,11 +183,7 @@ class RefClipScore(ClipScore):
         self.clip_references = clip_references
         # Clipped, at most the harmonic mean of w and 1; unclipped, a + b may be arbitrarily close to 0.
         self.bounds = (0.0, 2 * self.w / (1 + self.w)) if clip_references else (-math.inf, math.inf)
-
-    @property
-    def signature(self) -> str:
-        """Metric, backbone with weights, prefix, w, and whether cosines to references are clipped."""
-        return f"{super().signature[:-1]},{'clipped' if self.clip_references else 'unclipped'} references]"
+        self.signature = f"{self.signature[:-1]},{'clipped' if clip_references else 'unclipped'} references]"
 
     def _with_references(self, scores: Floats, captions: Floats, references: list[tuple[str, ...]]) -> Floats:
         written = [self.prefix + text for own in references for text in own]

@@ -99,14 +99,15 @@ class EmScore(ClipScore):
         self.parts: Parts = parts
         self.bounds = {"both": (-0.5, 1.0), "coarse": (-1.0, 1.0), "fine": (0.0, 1.0)}[parts]
         self._idf: Mapping[int, float] | None = None
-        self._idf_name = "no idf"
+        weighted = "no idf"
         if captions is not None:
             ids = self._encoder.token_ids([self.prefix + text for text in captions])
             ends = self._encoder.token_lengths(ids)
             self._idf = token_idf([row[:end].tolist() for row, end in zip(ids, ends.tolist(), strict=True)])
             self._unseen = math.log(len(captions) + 1)
             digest = hashlib.blake2b("\n".join(captions).encode(), digest_size=6).hexdigest()
-            self._idf_name = f"idf of {len(captions)} captions {digest}"
+            weighted = f"idf of {len(captions)} captions {digest}"
+        self.signature = f"{self.__name__}[{self.backbone.signature},{parts},{weighted},prefix={self.prefix!r}]"
 
     def plan_caches(self, images: int, references: int) -> None:
         """Log nothing: how many frames there are is not known before they are asked for."""
@@ -114,11 +115,6 @@ class EmScore(ClipScore):
     @property
     def _encoder(self) -> Any:
         return self.backbone.encoder
-
-    @property
-    def signature(self) -> str:
-        """Metric, backbone with weights, parts, the captions behind the weights of tokens, prefix."""
-        return f"{self.__name__}[{self.backbone.signature},{self.parts},{self._idf_name},prefix={self.prefix!r}]"
 
     def _scored(
         self, texts: list[str], images: Sequence[Any], references: list[tuple[str, ...]], ids: Sequence[Any]

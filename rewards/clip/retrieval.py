@@ -112,9 +112,15 @@ class Retrieval(ClipScore):
         super().__init__(backbone, pretrained, prefix=prefix, w=1.0, **encoder)
         self.score, self.scale, self.margin, self.k = score, float(scale), float(margin), k
         self.distractors, self.both = distractors, both
-        self._pool_name = "call" if pool is None else f"{Path(pool).name}:{_digest(self.pool or [])}"
         self._pool_embeddings: Embeddings | None = None
         self.bounds = self._bounds()
+        option = {"log_softmax": f",scale{self.scale:g}", "margin": f"{self.margin:g}", "recall": f"@{k}"}.get(
+            score, ""
+        )
+        others = "call" if pool is None else f"{Path(pool).name}:{_digest(self.pool or [])}"
+        nearest = f"{'all' if distractors is None else f'nearest {distractors}'} of {others}"
+        which = f"{score}{option},{nearest}{',both directions' if both else ''}"
+        self.signature = f"{self.__name__}[{self.backbone.signature},{which},prefix={self.prefix!r}]"
 
     def _bounds(self) -> tuple[float, float]:
         most = None if self.both else self.distractors  # an image has any number of captions
@@ -123,15 +129,6 @@ class Retrieval(ClipScore):
         if self.score == "margin":
             return -(2 + self.margin), 0.0
         return 1 / (1 + most) if most is not None and self.score == "reciprocal_rank" else 0.0, 1.0
-
-    @property
-    def signature(self) -> str:
-        """Metric, backbone with weights, score with its parameter, pool, directions, and prefix."""
-        option = {"log_softmax": f",scale{self.scale:g}", "margin": f"{self.margin:g}", "recall": f"@{self.k}"}
-        nearest = "all" if self.distractors is None else f"nearest {self.distractors}"
-        both = ",both directions" if self.both else ""
-        score = f"{self.score}{option.get(self.score, '')},{nearest} of {self._pool_name}{both}"
-        return f"{self.__name__}[{self.backbone.signature},{score},prefix={self.prefix!r}]"
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle without the embeddings of the pool."""

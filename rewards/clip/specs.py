@@ -70,18 +70,14 @@ class Specs(ClipScore):
         released = getattr(self.backbone.encoder, "long_layout", False)
         self.scale: Scale = scale or ("shifted" if released else "clipped")
         self.truncate, self.clips = truncate, self.scale == "clipped"
+        cut = ",truncate" if truncate else ""
+        self.signature = f"{self.__name__}[{self.backbone.signature},{self.scale}{cut}]"
         if released and is_main_process():
             why = f"{self.backbone.signature} has the layout of released weights, whose cosines are often below 0"
             if scale is None:
                 logger.info("%s: %s: scale is 'shifted', (cosine + 1) / 2, as in the released code", self.__name__, why)
             elif self.clips:
                 logger.warning("%s: %s: clipped, all such captions score 0. Set scale: shifted", self.__name__, why)
-
-    @property
-    def signature(self) -> str:
-        """Metric, backbone with weights, scale, and whether long captions are cut."""
-        cut = ",truncate" if self.truncate else ""
-        return f"{self.__name__}[{self.backbone.signature},{self.scale}{cut}]"
 
     def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
         """Return N scores in [0, 1]. Raises as ``ClipScore``."""

@@ -103,11 +103,6 @@ class Backbone:
         return {**self.__dict__, "_loaded": None}
 
     @property
-    def num_parameters(self) -> int:
-        """Number of parameters; shared weights count once."""
-        return sum(parameter.numel() for parameter in self._parts().model.parameters())
-
-    @property
     def model(self) -> nn.Module:
         """The network itself."""
         return self._parts().model

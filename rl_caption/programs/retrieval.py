@@ -103,7 +103,8 @@ def _measured(
         for way, groups in (("i2t", list(range(len(rows)))), ("t2i", owners)):
             figures |= _figures(way, ranks[way], groups, config)
         found[name] = {"texts": len(captions), "cut": backbone.too_long(captions), "figures": figures}
-    return {"signature": encoder.signature, "parameters": backbone.num_parameters, "captions": found}
+    parameters = sum(parameter.numel() for parameter in backbone.model.parameters())
+    return {"signature": encoder.signature, "parameters": parameters, "captions": found}
 
 
 def _figures(

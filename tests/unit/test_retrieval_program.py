@@ -35,7 +35,7 @@ def test_models_side_by_side_on_short_and_long_captions(tmp_path: Path, capsys: 
     assert (tmp_path / "out/retrieval.md").read_text() in capsys.readouterr().out
     assert found["models"]["one"]["captions"] == found["models"]["two"]["captions"], "of equal weights"
     own, backbone = found["models"]["one"], load_backbone(folders["one"])
-    assert own["parameters"] == backbone.num_parameters
+    assert own["parameters"] == sum(each.numel() for each in backbone.model.parameters())
     rows = list(ScenesData(**SCENES).split("test"))
     images = backbone.encode_images([row["image"] for row in rows])
     references = [text for row in rows for text in row["references"]]

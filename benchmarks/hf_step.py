@@ -44,7 +44,7 @@ from benchmarks.scst_step import (
 from rewards.mixed import MixedReward
 from rl_caption.captioners.hf_families import FAMILIES
 from rl_caption.captioners.hf_policy import HuggingFacePolicy
-from rl_caption.captioners.huggingface import HuggingFaceCaptioner, Processing
+from rl_caption.captioners.huggingface import HuggingFaceCaptioner
 from rl_caption.types import CaptionBatch
 
 COPIED = ("images", "states")
@@ -116,7 +116,7 @@ def build_bench(make: Callable[[], Any], pixels: int, shapes: Shapes, device: st
     family = FAMILIES[model.config.model_type]
     policy = HuggingFacePolicy(model, family, family.conventions(model, tokenizer, None, ""))
     policy.to(device).eval()
-    captioner: Any = HuggingFaceCaptioner(policy, Processing(None, tokenizer))
+    captioner: Any = HuggingFaceCaptioner(policy, None, tokenizer)
     pixel_values = torch.randn(shapes.images, 3, pixels, pixels, device=device)
     if shapes.length < shapes.tokens:
         end_captions(captioner, pixel_values[:4], shapes)

@@ -58,7 +58,13 @@ class HuggingFaceCaptioner(Captioner):
     policy: HuggingFacePolicy
 
     def __init__(
-        self, policy: HuggingFacePolicy, images: Any, tokenizer: Any, q_former_tokenizer: Any, prompt: str, name: str
+        self,
+        policy: HuggingFacePolicy,
+        images: Any,
+        tokenizer: Any,
+        q_former_tokenizer: Any = None,
+        prompt: str = "",
+        name: str = "",
     ) -> None:
         self.policy, self.images, self.tokenizer = policy, images, tokenizer
         self.q_former_tokenizer, self.prompt, self.name = q_former_tokenizer, prompt, name

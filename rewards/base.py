@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -60,6 +61,15 @@ def naming(
         if isinstance(found, kept):
             raise
         raise error(f"{where}: {found}") from found
+
+
+def optional(module: str, what: str, install: str, error: type[Exception] = ValueError) -> Any:
+    """An optional module; where it is missing, an ``error``: ``what`` ("x needs") it, and what to ``install``."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as missing:
+        package = module.partition(".")[0].replace("_", "-")
+        raise error(f"{what} the package {package} ({missing}): pip install {install}") from missing
 
 
 def check_choice(kind: Any, **arguments: Any) -> None:

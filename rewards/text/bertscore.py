@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rewards.base import RewardError, as_texts, check_least, checked_scores, naming, reference_lists
+from rewards.base import RewardError, as_texts, check_least, checked_scores, naming, optional, reference_lists
 from rewards.text.frozen_model import most_tokens
 
 
@@ -45,12 +45,7 @@ class BertScore:
         self, model: str, layers: int | None = None, idf: bool = False, device: str | None = None, batch_size: int = 64
     ) -> None:
         check_least(1, batch_size=batch_size)
-        try:
-            package: Any = importlib.import_module("bert_score")
-        except ModuleNotFoundError as error:
-            raise ValueError(
-                f"the reward 'bertscore' needs the package bert-score ({error}): pip install 'rl-caption[bertscore]'"
-            ) from error
+        package = optional("bert_score", "the reward 'bertscore' needs", "'rl-caption[bertscore]'")
         known = importlib.import_module("bert_score.utils").model2layers
         if layers is None and model not in known:
             raise ValueError(f"bertscore: layers has to be set for the model {model!r}: bert-score knows none for it")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rewards.base import as_texts, checked_scores, naming
+from rewards.base import as_texts, checked_scores, naming, optional
 from rewards.text.tokenize import TOKENIZER, tokenize
 
 
@@ -38,13 +38,8 @@ class WordConcreteness:
         self._means = read_concreteness(ratings)
         self.singular = singular
         if singular:
-            try:
-                import textblob.inflect
-            except ModuleNotFoundError as error:
-                raise ValueError(
-                    f"word_concreteness: singular needs textblob ({error}): pip install 'rl-caption[specs]'"
-                ) from error
-            self._singular = textblob.inflect.singularize
+            textblob = optional("textblob.inflect", "word_concreteness: singular needs", "'rl-caption[specs]'")
+            self._singular = textblob.singularize
         words = "".join(f"{word}\t{mean}\n" for word, mean in sorted(self._means.items()))
         found = f"{len(self._means)} words,{hashlib.sha256(words.encode()).hexdigest()[:12]}"
         self.signature = f"{self.__name__}[{found}{',singular' if singular else ''}]+{self.tokenizer}"

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 from tqdm.auto import tqdm
 
-from rewards.base import RewardError
+from rewards.base import RewardError, optional
 from rewards.text.ptb_rules import ABBREVIATIONS, NUMBERED_ABBREVIATIONS, SENTENCE_OPENERS, TITLES
 
 CONTINUATIONS = frozenset(
@@ -94,13 +94,7 @@ def _brill_tags(words: Sequence[str]) -> list[str]:
 
 @cache
 def _pattern_tagger() -> Any:
-    try:
-        from textblob.taggers import PatternTagger
-    except ModuleNotFoundError as error:
-        raise RewardError(
-            f"detail units need the package textblob ({error}): pip install 'rl-caption[specs]'"
-        ) from error
-    return PatternTagger()
+    return optional("textblob.taggers", "detail units need", "'rl-caption[specs]'", RewardError).PatternTagger()
 
 
 def _after_articles(words: Sequence[str], tags: list[str]) -> list[str]:

@@ -6,13 +6,12 @@ Dataset Curation", Findings of ACL 2024, section 3: the visual bottleneck autoen
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 
-from rewards.base import Reward, as_texts, check_least, checked_scores, naming
+from rewards.base import Reward, as_texts, check_least, checked_scores, naming, optional
 from rewards.clip.encoder import DTYPES, Precision, chunks, default_device
 from rewards.images import ImageSource
 from rewards.registry import build
@@ -73,12 +72,7 @@ class DiffusionImages:
         seed: int = 0,
         device: str | None = None,
     ) -> None:
-        try:
-            diffusers: Any = importlib.import_module("diffusers")
-        except ModuleNotFoundError as error:
-            raise ValueError(
-                f"diffusers:{model} needs the package diffusers ({error}): pip install diffusers"
-            ) from error
+        diffusers = optional("diffusers", f"diffusers:{model} needs", "diffusers")
         self._device = default_device(device)
         with naming(f"diffusers:{model} cannot be loaded", (OSError, ValueError, KeyError)):
             pipeline = diffusers.DiffusionPipeline.from_pretrained(

@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from benchmarks.harness import Timing
 from benchmarks.scst_step import Shapes
 from benchmarks.studies import concreteness_captions, curation, growth, specificity_study
+from benchmarks.studies.relations import RelationScenes
 from benchmarks.studies.specificity_study import (
     RatedCaption,
     SpecificityStudy,
@@ -30,7 +31,7 @@ from benchmarks.studies.text_similarity import TextSimilarity
 from rewards.clip.backbone import Backbone, load_backbone
 from rewards.text.concreteness import CaptionLength
 from rl_caption.data.base import DataError, Row
-from rl_caption.data.scenes import ScenesData, oracle
+from rl_caption.data.scenes import ScenesData, claims, oracle
 from rl_caption.errors import ConfigError
 from rl_caption.meta_evaluation.program import score_set
 from rl_caption.meta_evaluation.scenes import rate_captions
@@ -300,3 +301,14 @@ def test_the_text_tower_is_judged_by_the_other_captions_of_the_image(tmp_path: P
     embedded = score.backbone.encode_texts(one).double()
     expected = [1.0, float(embedded[1] @ embedded.mean(dim=0))]
     assert score(None, one, references=two) == pytest.approx(expected, abs=1e-6)
+
+
+def test_references_of_relation_scenes_all_tell_a_true_relation() -> None:
+    data = RelationScenes(num_train=40, num_val=10)
+    rows = [*data.split("train"), *data.split("val")]
+    assert 10 < len(rows) < 40
+    for row in rows:
+        for text in row["references"]:
+            found = [claim.true for claim in claims(text, row["scene"]) if claim.kind == "relation"]
+            assert found, text
+            assert all(found), text

@@ -20,6 +20,8 @@ from tests.clip_for_tests import noise_image
 from tests.encoders_for_tests import save_text_encoder
 
 IMAGE = "tests.encoders_for_tests:TinyImageEncoder"
+OF_CAPTIONER = "rl_caption.captioners.image_encoder:CaptionerImage"
+WIDE = "benchmarks.studies.relations:WideCaptionerImage"
 TEXTS = ["a red circle", "two blue squares left of a green triangle .", "no shape"]
 
 
@@ -33,10 +35,9 @@ def made(text: str, image: str = IMAGE, **changes: Any) -> PretrainedDual:
     return PretrainedDual(DualConfig(image, text, embed_dim=8, hidden=10, **changes)).eval()
 
 
-def image_of_captioner(folder: Path) -> dict[str, Any]:
+def image_of_captioner(folder: Path, encoder: str = OF_CAPTIONER) -> dict[str, Any]:
     captioner = tiny_captioner()
     captioner.save_pretrained(captioner.policy, folder)
-    encoder = "rl_caption.captioners.image_encoder:CaptionerImage"
     return {"image": encoder, "image_kwargs": {"model": str(folder)}}
 
 
@@ -64,9 +65,9 @@ def test_image_embeddings_are_of_the_mean_over_the_grid(text_encoder: str) -> No
     assert torch.allclose(dual.encode_image(pixels), dual.project_image(mean), atol=1e-6)
 
 
-@pytest.mark.parametrize("over_captioner", [False, True])
-def test_a_saved_dual_is_a_reward_and_needs_none_of_its_sources(tmp_path: Path, over_captioner: bool) -> None:
-    image = image_of_captioner(tmp_path / "source/captioner") if over_captioner else {}
+@pytest.mark.parametrize("encoder", [None, OF_CAPTIONER, WIDE])
+def test_a_saved_dual_is_a_reward_and_needs_none_of_its_sources(tmp_path: Path, encoder: str | None) -> None:
+    image = image_of_captioner(tmp_path / "source/captioner", encoder) if encoder else {}
     dual, folder = made(save_text_encoder(tmp_path / "source"), **image), tmp_path / "dual"
     dual.save_pretrained(folder)
     shutil.rmtree(tmp_path / "source")

@@ -63,7 +63,7 @@ from rl_caption.reward_models.grammar import train_grammar
 from rl_caption.reward_models.task import EmbeddingTask
 from rl_caption.reward_models.text_models import train_text_model
 from rl_caption.reward_models.triplets import make_triplets
-from rl_caption.reward_models.validation import ValidationLoss, embedding_validator
+from rl_caption.reward_models.validation import EmbeddingValidator, ValidationLoss
 from rl_caption.training.loop import Trainer
 from rl_caption.training.setup import CHECKED_IMAGES, Context, setup
 from rl_caption.types import LOSS, TrainState
@@ -128,7 +128,7 @@ def train_reward_model(config: RewardModelConfig) -> TrainState:
         if is_specific:  # of first references, the same at every validation; false details keep their word order
             captions = [row["references"][0] for row in context.val_rows]
             triplets = make_triplets(captions, [row["image_id"] for row in context.val_rows], train.seed, 0.0)
-        validate = embedding_validator(
+        validate = EmbeddingValidator(
             context.accelerator,
             model.network,
             towers,

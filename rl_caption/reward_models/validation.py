@@ -78,20 +78,8 @@ class ValidationLoss:
         return fmean(losses)
 
 
-def embedding_validator(
-    accelerator: Accelerator,
-    network: nn.Module,
-    towers: Sequence[str],
-    rows: Sequence[Row],
-    pixels: PixelCache | FeatureCache,
-    tokens: Texts,
-    batch_size: int,
-    teacher: Teacher | None = None,
-    triplets: Sequence[Triplet | None] | None = None,
-    negatives: Sequence[tuple[int, str, str]] = (),
-    loss: ValidationLoss | None = None,
-) -> Callable[[int, Mapping[str, float]], Validation]:
-    """A function of the step that validates the model; called by every process, with equal results in all.
+class EmbeddingValidator:
+    """Validates an embedding model on a split; called by every process, with equal results in all.
 
     All images of ``rows`` and all their references are embedded, equal captions only once. ``val/i2t_r1`` and so on are
     retrieval recalls; a tower that the model does not have is the teacher's. ``val/retrieval_r1`` is the mean of recall
@@ -99,67 +87,88 @@ def embedding_validator(
     ``val/teacher_cosine_image`` and ``..._text`` are mean cosines to the teacher's embeddings.
     ``val/specificity_positive`` and ``..._negative`` are the fractions of triplets whose texts are in order.
 
-    ``network`` maps inputs by name to raw embeddings by name and has ``towers``; ``batch_size`` is images, or captions,
-    of one forward pass of one process; ``triplets``, if any, has an entry for each row; ``negatives`` are rows with a
-    true and a false caption: ``val/hard_negatives`` is the fraction in which the true one has the higher cosine to the
-    image, where rows have one. ``loss``, if any, gives ``val/loss``.
+    Args:
+        network: maps inputs by name to raw embeddings by name, and has ``towers``.
+        batch_size: images, or captions, of one forward pass of one process.
+        triplets: an entry for each row, if any.
+        negatives: rows with a true and a false caption: ``val/hard_negatives`` is the fraction in which the true one
+            has the higher cosine to the image, where rows have one.
+        loss: gives ``val/loss``, if any.
 
     Raises:
         ConfigError: no triplet counts.
-        NonFiniteError: an embedding or the loss is NaN or infinite; by the function that is returned, or at once for
-            the teacher's embeddings.
+        NonFiniteError: an embedding of the teacher is NaN or infinite.
     """
-    if isinstance(pixels, PixelCache):  # of their own, but where they need much memory
-        needed = -(-len(rows) // accelerator.num_processes) * 3 * pixels.preprocessing.size**2
-        pixels = PixelCache(pixels.preprocessing, needed) if needed <= MOST_PIXELS else pixels
-    captions = [caption for row in rows for caption in row["references"]]
-    owners = torch.tensor([index for index, row in enumerate(rows) for _ in row["references"]])
-    distinct = {caption: index for index, caption in enumerate(dict.fromkeys(captions))}
-    repeat = [distinct[caption] for caption in captions]
-    grown, fits = triplet_texts(triplets or (), tokens)
-    if triplets is not None and not fits.any():
-        raise ConfigError(
-            f"none of {len(triplets)} validation captions has two details within {tokens.context_length} tokens: "
-            "specificity wants long captions (data.long_captions: true)"
-        )
-    paired = all("image" in row and row["references"] for row in rows)
-    negatives = negatives if paired else ()
-    wanted = ("image", "text") if paired else towers
-    expected = {} if teacher is None else _by_teacher(accelerator, teacher, wanted, rows, captions)
 
-    embedded = partial(embed_all, accelerator, network, batch_size)
-
-    def validate(step: int, logged: Mapping[str, float]) -> Validation:
-        """Embed the split with the network as it is at ``step``."""
-        found = dict(expected)
-        with torch.no_grad(), dropout_off(network), autocast(accelerator):
-            if "image" in towers:
-                found["image"] = embedded("image", lambda own: torch.stack([pixels.of(row) for row in own]), rows)
-            if "text" in towers:
-                found["text"] = embedded("text", tokens, [*distinct])[repeat]
-            for name in grown if triplets else ():
-                found[name] = embedded("text", tokens, grown[name])
-            for column, name in ((1, "true"), (2, "false")) if negatives else ():
-                found[name] = embedded("text", tokens, [pair[column] for pair in negatives])
-            of_split = {} if loss is None else {LOSS: loss(accelerator, network, rows, pixels, batch_size)}
-        _check_finite(found, f"validation at step {step}: the model's", REMEDY)
-        if not all(map(math.isfinite, of_split.values())):
-            raise NonFiniteError(f"validation at step {step}: the loss is {of_split[LOSS]}; {REMEDY}")
-        metrics = dict(of_split)
-        for tower in [each for each in towers if each in expected]:
-            metrics[f"val/teacher_cosine_{tower}"] = float(
-                F.cosine_similarity(found[tower], expected[tower], dim=-1).mean()
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        network: nn.Module,
+        towers: Sequence[str],
+        rows: Sequence[Row],
+        pixels: PixelCache | FeatureCache,
+        tokens: Texts,
+        batch_size: int,
+        teacher: Teacher | None = None,
+        triplets: Sequence[Triplet | None] | None = None,
+        negatives: Sequence[tuple[int, str, str]] = (),
+        loss: ValidationLoss | None = None,
+    ) -> None:
+        if isinstance(pixels, PixelCache):  # of their own, but where they need much memory
+            needed = -(-len(rows) // accelerator.num_processes) * 3 * pixels.preprocessing.size**2
+            pixels = PixelCache(pixels.preprocessing, needed) if needed <= MOST_PIXELS else pixels
+        self.accelerator, self.network, self.towers, self.rows, self.pixels = accelerator, network, towers, rows, pixels
+        self.tokens, self.batch_size, self.triplets, self.loss = tokens, batch_size, triplets, loss
+        captions = [caption for row in rows for caption in row["references"]]
+        self.owners = torch.tensor([index for index, row in enumerate(rows) for _ in row["references"]])
+        self.distinct = {caption: index for index, caption in enumerate(dict.fromkeys(captions))}
+        self.repeat = [self.distinct[caption] for caption in captions]
+        self.grown, self.fits = triplet_texts(triplets or (), tokens)
+        if triplets is not None and not self.fits.any():
+            raise ConfigError(
+                f"none of {len(triplets)} validation captions has two details within {tokens.context_length} tokens: "
+                "specificity wants long captions (data.long_captions: true)"
             )
-        if paired:
-            recall = retrieval_recall(found["image"].numpy(), found["text"].numpy(), owners.numpy())
+        self.paired = all("image" in row and row["references"] for row in rows)
+        self.negatives = negatives if self.paired else ()
+        wanted = ("image", "text") if self.paired else towers
+        self.expected = {} if teacher is None else _by_teacher(accelerator, teacher, wanted, rows, captions)
+
+    def __call__(self, step: int, logged: Mapping[str, float]) -> Validation:
+        """Embed the split with the network as it is at ``step``; ``NonFiniteError`` as for the teacher."""
+        with torch.no_grad(), dropout_off(self.network), autocast(self.accelerator):
+            found = self.expected | self._embeddings()
+            metrics = {}
+            if self.loss is not None:
+                metrics[LOSS] = self.loss(self.accelerator, self.network, self.rows, self.pixels, self.batch_size)
+        _check_finite(found, f"validation at step {step}: the model's", REMEDY)
+        if not all(map(math.isfinite, metrics.values())):
+            raise NonFiniteError(f"validation at step {step}: the loss is {metrics[LOSS]}; {REMEDY}")
+        for tower in [each for each in self.towers if each in self.expected]:
+            cosines = F.cosine_similarity(found[tower], self.expected[tower], dim=-1)
+            metrics[f"val/teacher_cosine_{tower}"] = float(cosines.mean())
+        if self.paired:
+            recall = retrieval_recall(found["image"].numpy(), found["text"].numpy(), self.owners.numpy())
             metrics |= {f"val/{name}": value for name, value in recall.items()}
             metrics["val/retrieval_r1"] = (recall["i2t_r1"] + recall["t2i_r1"]) / 2
-        if negatives:
-            images = found["image"][[row for row, _, _ in negatives]]
+        if self.negatives:
+            images = found["image"][[row for row, _, _ in self.negatives]]
             metrics["val/hard_negatives"] = _nearer(images, found["true"], found["false"])
-        return Validation(metrics if triplets is None else metrics | _specificity(found, fits.bool()))
+        return Validation(metrics if self.triplets is None else metrics | _specificity(found, self.fits.bool()))
 
-    return validate
+    def _embeddings(self) -> dict[str, Tensor]:
+        """Of images, captions, texts of triplets, and the true and false captions of negatives, by name."""
+        embedded = partial(embed_all, self.accelerator, self.network, self.batch_size)
+        found = {}
+        if "image" in self.towers:
+            found["image"] = embedded("image", lambda own: torch.stack([self.pixels.of(row) for row in own]), self.rows)
+        if "text" in self.towers:
+            found["text"] = embedded("text", self.tokens, [*self.distinct])[self.repeat]
+        for name in self.grown if self.triplets else ():
+            found[name] = embedded("text", self.tokens, self.grown[name])
+        for column, name in ((1, "true"), (2, "false")) if self.negatives else ():
+            found[name] = embedded("text", self.tokens, [pair[column] for pair in self.negatives])
+        return found
 
 
 def embed_all(

@@ -18,7 +18,7 @@ from rl_caption.evaluation.retrieval import retrieval_recall
 from rl_caption.reward_models import losses, validation
 from rl_caption.reward_models.batch import PairCollate, PixelCache, Texts
 from rl_caption.reward_models.triplets import Triplet
-from rl_caption.reward_models.validation import ValidationLoss, embedding_validator
+from rl_caption.reward_models.validation import EmbeddingValidator, ValidationLoss
 from rl_caption.training.loop import NonFiniteError
 from tests.clip_for_tests import Drawn
 
@@ -62,7 +62,7 @@ def rows() -> list[Any]:
 
 def validator(network: nn.Module, own: list[Any], triplets: list[Triplet | None] | None = None) -> Any:
     towers, pixels = ("image", "text"), PixelCache(Preprocessing(8))
-    validate = embedding_validator(Accelerator(cpu=True), network, towers, own, pixels, TOKENS, 2, triplets=triplets)
+    validate = EmbeddingValidator(Accelerator(cpu=True), network, towers, own, pixels, TOKENS, 2, triplets=triplets)
     return lambda step: validate(step, {})
 
 

@@ -59,6 +59,7 @@ SMALL_WORDS = {
     r"((?:(?<!--)num_train|num_val|num_test|num_unseen)\b\W+)[1-9]\d*": r"\g<1>8",
     r"(--num_train\W)8000": r"\g<1>2400",  # of which the study of curation draws 144 titles
     r"(--(?:train.max_steps|train.batch_size|train.warmup_steps|eval.every)\W)\d+": r"\g<1>2",
+    r"(--model.kwargs.embed_dim\W)\d+": r"\g<1>32",  # that of small teachers
     r"M\(8000\)": "M(8)",
     r",meteor": "",  # its Java program takes half a minute to load
 }

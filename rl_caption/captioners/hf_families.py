@@ -193,6 +193,7 @@ class Git(Family):
             )
 
     def conventions(self, model: Any, tokenizer: Any, q_former_tokenizer: Any, prompt: str) -> Conventions:
+        """BOS and EOS are BERT's [CLS] and [SEP] where the configuration names none."""
         config = model.config
         return Conventions.of(
             tokenizer,
@@ -208,6 +209,7 @@ class Git(Family):
         return model.git.visual_projection(model.git.image_encoder(pixel_values).last_hidden_state)
 
     def decode(self, model: Any, states: Tensor, token_ids: Tensor, cache: Cache | None) -> Tensor:
+        """GIT's text follows the patches in one sequence; positions count the text alone."""
         length, patches = token_ids.shape[1], states.shape[1]
         past = cache.get_seq_length() if cache is not None else 0
         first = max(past - patches, 0)  # text is numbered from 0, patches are not
@@ -266,6 +268,7 @@ class Blip2(Family):
         return model.get_image_features(pixel_values, **prompt_inputs, return_dict=True).pooler_output
 
     def decode(self, model: Any, states: Tensor, token_ids: Tensor, cache: Cache | None) -> Tensor:
+        """The queries stand before the text, in the first call alone: a KV cache holds them."""
         hidden = model.language_model.get_input_embeddings()(token_ids)
         if cache is None or cache.get_seq_length() == 0:
             hidden = torch.cat([states.to(hidden.dtype), hidden], dim=1)

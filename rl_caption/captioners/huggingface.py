@@ -266,6 +266,7 @@ class HuggingFaceCaptioner(Captioner):
         return self.token_logits(model, inputs, token_ids, first), node[mask]
 
     def decode(self, token_ids: Tensor) -> list[str]:
+        """See ``Captioner``; runs of white space become one space."""
         captions = []
         for ids in token_ids.tolist():
             end = ids.index(self.eos_token_id) if self.eos_token_id in ids else len(ids)

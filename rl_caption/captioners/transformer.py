@@ -227,6 +227,7 @@ class TransformerCaptioner(Captioner):
         return forbid(output.logits, self.forbidden)
 
     def decode(self, token_ids: Tensor) -> list[str]:
+        """See ``Captioner``."""
         if self.joins_words:  # in a tenth of the tokenizer's time, which shows in a step on a GPU
             join = join_cjk if self.split_by == "char" else " ".join
             return [join(filter(None, map(self.words.__getitem__, ids))) for ids in token_ids.tolist()]

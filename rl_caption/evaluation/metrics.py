@@ -390,7 +390,11 @@ def _split(
 
 
 SCORERS: dict[str, Callable[[Mapping[str, str], Mapping[str, Sequence[str]]], Scores]] = {
-    **{"bleu": bleu, "meteor": meteor, "rouge": rouge, "cider": cider, "spice": spice}
+    "bleu": bleu,
+    "meteor": meteor,
+    "rouge": rouge,
+    "cider": cider,
+    "spice": spice,
 }
 """Name of a metric -> function of tokenised captions and references."""
 
@@ -436,13 +440,13 @@ def _oracle_scores(
     captions: Mapping[str, str], scenes: Mapping[str, Scene], per_image: dict[str, dict[str, float]]
 ) -> dict[str, float]:
     """Mean oracle scores; those of each image are added to ``per_image``."""
-    from rl_caption.data.scenes.oracle import oracle
+    from rl_caption.data.scenes.oracle import OracleScore, oracle
 
-    own: dict[str, float] = {}
     for image_id, caption in tqdm(captions.items(), desc="oracle", unit="caption", disable=None):
-        own = {f"oracle/{part}": float(value) for part, value in oracle(caption, scenes[image_id])._asdict().items()}
-        per_image[image_id] |= own
-    return {key: math.fsum(per_image[image_id][key] for image_id in captions) / len(captions) for key in own}
+        score = oracle(caption, scenes[image_id])._asdict()
+        per_image[image_id] |= {f"oracle/{part}": float(value) for part, value in score.items()}
+    keys = [f"oracle/{part}" for part in OracleScore._fields]
+    return {key: math.fsum(per_image[image_id][key] for image_id in captions) / len(captions) for key in keys}
 
 
 def _signature(captions: Mapping[str, str], references: Mapping[str, Sequence[str]], tokenizer: str, java: bool) -> str:

@@ -43,11 +43,14 @@ TEXT_COLUMNS: dict[str, Column] = {
     "captions/repeated_ngrams": Column("repeated n-grams, %", decimals=1),
 }
 ORACLE_COLUMNS: dict[str, Column] = {
-    f"oracle/{part.lower()}": Column(f"oracle {part}, %", decimals=1)
-    for part in ("precision", "recall", "F1", "unparsed")
+    "oracle/precision": Column("oracle precision, %", decimals=1),
+    "oracle/recall": Column("oracle recall, %", decimals=1),
+    "oracle/f1": Column("oracle F1, %", decimals=1),
+    "oracle/unparsed": Column("oracle unparsed, %", decimals=1),
 }
 CHAIR_COLUMNS: dict[str, Column] = {
-    **{key: Column(f"{key}, %", decimals=1) for key in ("CHAIR-i", "CHAIR-s")},
+    "CHAIR-i": Column("CHAIR-i, %", decimals=1),
+    "CHAIR-s": Column("CHAIR-s, %", decimals=1),
     "objects/recall": Column("objects mentioned, %", decimals=1),
 }
 RETRIEVAL_COLUMNS: dict[str, Column] = {
@@ -196,8 +199,11 @@ def difference_rows(differences: Mapping[str, Difference]) -> Iterator[list[str]
     """Yield a line for each metric: heading, both systems, difference, interval, p, as papers print them."""
     for key, found in differences.items():
         column = column_of(key)
-        signs = {"first": "", "second": "", "difference": "+"}
-        values = [shown(found[key], column, sign) for key, sign in signs.items()]  # type: ignore[literal-required]
+        values = [
+            shown(found["first"], column),
+            shown(found["second"], column),
+            shown(found["difference"], column, "+"),
+        ]
         interval = " to ".join(shown(end, column, "+") for end in found["interval"])
         yield [column.heading, *values, interval, f"{found['p']:.4f}"]
 

@@ -98,6 +98,7 @@ def rated_figures(part: RatedCaptions, scores: Sequence[float], resamples: int =
     found: list[Figure] = []
 
     def measure(names: Sequence[str], by: Callable[[], Measured]) -> None:
+        """Append the figures ``names`` that ``by`` computes; those that are undefined, with the reason."""
         values: Sequence[float | None]
         try:
             values, bounds, note = by()

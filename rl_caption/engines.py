@@ -31,7 +31,7 @@ from torch.utils.hooks import RemovableHandle
 from tqdm.auto import tqdm
 
 from rl_caption.errors import ConfigError, UserError
-from rl_caption.launch import check_processes
+from rl_caption.launch import check_processes, cpu_threads
 
 if TYPE_CHECKING:
     from rl_caption.config.schema import RunConfig, TrainConfig
@@ -85,9 +85,8 @@ def build_accelerator(train: TrainConfig, run: RunConfig) -> Accelerator:
     if wants_deepspeed:
         configure_deepspeed(accelerator, precision, train.grad_clip_value)
     if accelerator.device.type == "cpu":
-        # Launchers set OMP_NUM_THREADS=1, which would leave the other cores idle.
         local = int(os.environ.get("LOCAL_WORLD_SIZE", accelerator.num_processes))
-        torch.set_num_threads(train.threads or max((os.cpu_count() or 1) // local, 1))
+        torch.set_num_threads(train.threads or cpu_threads(local))
         # On a CPU the fused attention's backward pass is several times slower in bf16 than products written out.
         torch.backends.cuda.enable_flash_sdp(precision != "bf16")
     if accelerator.device.type == "cuda":

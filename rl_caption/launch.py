@@ -90,6 +90,18 @@ def processes_started(environment: Mapping[str, str]) -> tuple[str, int] | None:
     return None
 
 
+def cpu_threads(processes: int, environment: Mapping[str, str] = os.environ) -> int:
+    """CPU threads of each of ``processes`` on this machine: OMP_NUM_THREADS of the user, else a share of the cores.
+
+    Launchers set OMP_NUM_THREADS to 1, which would leave the other cores idle: theirs does not count.
+    """
+    own = environment.get("OMP_NUM_THREADS", "")
+    launched = {"ACCELERATE_MIXED_PRECISION", "LOCAL_WORLD_SIZE"} & environment.keys()
+    if own.isdigit() and int(own) and not launched:
+        return int(own)
+    return max((os.cpu_count() or 1) // processes, 1)
+
+
 def processes_requested_by_launcher() -> int | None:
     """The number of processes, on all machines, that the ``accelerate launch`` above this process was asked for.
 

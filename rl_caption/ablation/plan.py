@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -31,7 +30,7 @@ from rl_caption.data.files import write_json
 from rl_caption.data.plain_files import read_json
 from rl_caption.errors import config_errors
 from rl_caption.evaluation.metrics import SCORERS
-from rl_caption.launch import requested_processes
+from rl_caption.launch import cpu_threads, requested_processes
 from rl_caption.monitoring.judges import build_judges
 from rl_caption.training.run_folder import changed_keys, is_complete
 
@@ -284,7 +283,7 @@ def _data_arguments(grid: AblateConfig) -> list[str]:
 
 
 def _resolve(cell: Cell, base: Base, grid: AblateConfig, parse: Parse) -> Cell:
-    threads = base.config.train.threads or max((os.cpu_count() or 1) // (grid.jobs * base.processes), 1)
+    threads = base.config.train.threads or cpu_threads(grid.jobs * base.processes)
     # The grid, not each cell, trains what comes before; the cell's own overrides come last.
     arguments = ["--config", base_files(grid)[cell.base], "--warm_start=null", "--reward_models=[]"]
     arguments += [*_data_arguments(grid), f"--run.dir={cell.run}", f"--train.threads={threads}"]

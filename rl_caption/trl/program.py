@@ -47,7 +47,7 @@ from rl_caption.evaluation import (
 )
 from rl_caption.evaluation.metrics import add_judges, check_judges, metrics_tokenizer
 from rl_caption.evaluation.results import read_scores
-from rl_caption.launch import check_processes, run_lock
+from rl_caption.launch import check_processes, cpu_threads, run_lock
 from rl_caption.monitoring.judges import build_judges
 from rl_caption.training.checkpoint import CheckpointError
 from rl_caption.training.loop import NonFiniteError
@@ -246,7 +246,7 @@ def fine_tune(config: GrpoVlmConfig) -> str:
         )
     if state.device.type == "cpu":
         here = int(os.environ.get("LOCAL_WORLD_SIZE", state.num_processes))
-        torch.set_num_threads(config.train.threads or max((os.cpu_count() or 1) // here, 1))
+        torch.set_num_threads(config.train.threads or cpu_threads(here))
     with run_lock(config.run.dir) if state.is_main_process else nullcontext():
         checkpoint = find_trl_checkpoint(config)
         if checkpoint is not None and config.run.resume == "auto" and is_complete(Path(config.run.dir)):

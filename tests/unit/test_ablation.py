@@ -203,7 +203,8 @@ def test_a_cell_that_has_not_begun_may_still_get_another_reward(tmp_path: Path) 
         check_start(cell, base, {"cider": "later"})
 
 
-def test_the_start_may_be_on_the_hub_and_runs_have_processes(tmp_path: Path) -> None:
+def test_the_start_may_be_on_the_hub_and_runs_have_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     text = SMALL_WORLD + "model: {name: huggingface, init: Owner/model}\ntrain: {num_processes: null}\n"
     base = planned(grid(launch="configs/accelerate/cpu2.yaml"), tmp_path, text).bases[""]
     assert (base.start, base.processes) == ("Owner/model", 2)

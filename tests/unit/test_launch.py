@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from rl_caption import engines, launch
-from rl_caption.launch import LaunchError, check_processes, parse_launcher, requested_processes, run_lock
+from rl_caption.launch import LaunchError, check_processes, cpu_threads, parse_launcher, requested_processes, run_lock
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 LONG_ENOUGH_S = 60.0
@@ -129,6 +129,25 @@ def test_bad_world_size_is_named(value: str, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("WORLD_SIZE", value)
     with pytest.raises(LaunchError, match=f"WORLD_SIZE is '{value}'"):
         check_processes(1)
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, 4),
+        ({"OMP_NUM_THREADS": "1"}, 1),
+        ({"OMP_NUM_THREADS": "3"}, 3),
+        ({"OMP_NUM_THREADS": ""}, 4),
+        ({"OMP_NUM_THREADS": "1", "LOCAL_WORLD_SIZE": "2"}, 4),
+        ({"OMP_NUM_THREADS": "1", "ACCELERATE_MIXED_PRECISION": "no"}, 4),
+    ],
+)
+def test_threads_are_those_of_the_user_else_a_share_of_the_cores(
+    environment: dict[str, str], expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    assert cpu_threads(2, environment) == expected
+    assert cpu_threads(16, {}) == 1
 
 
 def test_launch_command_quotes_and_names_the_device(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,7 +45,7 @@ from rl_caption.data.plain_files import check_type, read_json, read_yaml
 from rl_caption.errors import EXPECTED
 from rl_caption.evaluation import check_writable, write_evaluation
 from rl_caption.evaluation.metrics import JUDGE, signed
-from rl_caption.launch import LaunchError, processes_started, run_lock, stop_requests
+from rl_caption.launch import LaunchError, cpu_threads, processes_started, run_lock, stop_requests
 from rl_caption.programs.evaluate import score_captions, settings_of
 from rl_caption.report.read import EvaluationFolder, Member, read_evaluation, read_run
 from rl_caption.training.checkpoint import (
@@ -164,6 +164,7 @@ def _run_cells(
         for cell in complete:
             finish(cell, None)
         devices = share_devices(config.jobs, torch.cuda.device_count(), os.environ)
+        torch.set_num_threads(cpu_threads(config.jobs + 1))  # what is evaluated here shares the cores with the cells
         with closing(run_jobs(jobs, devices)) as running:
             for ended in running:
                 finish(cells[ended.job.name], ended)

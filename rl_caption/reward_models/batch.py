@@ -307,7 +307,9 @@ class PairCollate:
         if self.pixels is None:
             return {}
         if isinstance(self.pixels, FeatureCache):
-            return {"image": torch.stack([self.pixels.of(draw_view(row, self.seed, step)) for row, step in items])}
+            # Training images alone have views: a step below 0 is validation's.
+            seen = (row if step < 0 else draw_view(row, self.seed, step) for row, step in items)
+            return {"image": torch.stack([self.pixels.of(row) for row in seen])}
         views = {"image": [self._view(row["image_id"], row["image"], step) for row, step in items]}
         if "image" in self.positives:
             views["image_generated"] = [

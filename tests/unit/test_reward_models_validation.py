@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
@@ -13,10 +16,11 @@ from torch import Tensor, nn
 
 from rewards.clip.preprocessing import Preprocessing
 from rewards.clip.pretrained import ClipText
+from rl_caption.data.features import as_image_features
 from rl_caption.errors import ConfigError
 from rl_caption.evaluation.retrieval import retrieval_recall
 from rl_caption.reward_models import losses, validation
-from rl_caption.reward_models.batch import PairCollate, PixelCache, Texts
+from rl_caption.reward_models.batch import FeatureCache, PairCollate, PixelCache, Texts
 from rl_caption.reward_models.triplets import Triplet
 from rl_caption.reward_models.validation import EmbeddingValidator, ValidationLoss
 from rl_caption.training.loop import NonFiniteError
@@ -138,3 +142,28 @@ def test_the_loss_of_a_split_is_that_of_its_whole_batches() -> None:
         assert loss(2, 1) == pytest.approx(expected, rel=1e-6)
         assert loss(2, 3) == pytest.approx(expected, rel=1e-6)
         assert loss(8, 2) == pytest.approx(by_hand(some), rel=1e-6), "a split of fewer rows is one batch"
+
+
+def test_the_loss_of_a_split_reads_no_views_of_training_images(tmp_path: Path) -> None:
+    some: list[Any] = []
+    for number, text in enumerate(["a dog", "one cat", "two cats"]):
+        np.save(tmp_path / f"{number}.npy", np.full((2, 3), number, np.float32))
+        own = as_image_features(tmp_path / f"{number}.npy", str(number))
+        own = replace(own, views=(as_image_features(tmp_path / "absent.npy", str(number)),) * 9)
+        some.append({"image_id": str(number), "features": own, "references": [text]})
+
+    class Means(nn.Module):
+        def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+            return {name: values.float().flatten(1)[:, :3] + 1 for name, values in inputs.items()} | {
+                "scale": torch.tensor(3.0)
+            }
+
+    features = FeatureCache(averages=True)
+    loss = ValidationLoss(losses.contrastive, PairCollate(features, TOKENS), 3)(
+        Accelerator(), Means(), some, features, 2
+    )
+    inputs = {
+        "image": torch.tensor([[[0.0] * 3], [[1.0] * 3], [[2.0] * 3]]),
+        "text": TOKENS([row["references"][0] for row in some]),
+    }
+    assert loss == pytest.approx(float(losses.contrastive(Means()(inputs), {})[0]), rel=1e-6)

@@ -12,9 +12,9 @@ import pickle
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +46,7 @@ from rewards.model_files import (
 )
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 SORTED_BATCHES = 16
 """Captions tokenised and sorted by length at a time, over ``batch_size``. They are then encoded in batches of as many
 tokens as ``batch_size`` captions of full length have."""
@@ -74,6 +75,17 @@ class _Loaded:
     encode_tokens: Callable[[Tensor], Tensor] | None = None
     note: str = ""  # for the signature, after the name of the weights
     long_layout: bool = False
+
+
+def _in_own_precision(method: Callable[..., T]) -> Callable[..., T]:
+    """Without gradients or the caller's autocast: embeddings are cached, and scores signed, as of one precision."""
+
+    @wraps(method)
+    def embed(self: Backbone, *positional: Any, **named: Any) -> T:
+        with torch.no_grad(), torch.autocast(torch.device(self.device).type, enabled=False):
+            return method(self, *positional, **named)
+
+    return embed
 
 
 class Backbone:
@@ -125,7 +137,6 @@ class Backbone:
             self._loaded = loaded
         return self._loaded
 
-    @torch.no_grad()
     def encode_images(self, images: Sequence[ImageSource], normalize: bool = True) -> Tensor:
         """Embed N images: [N, D], float32, on the CPU, of length 1 if ``normalize``.
 
@@ -141,13 +152,13 @@ class Backbone:
             batches.append(self.encode_pixels(stacked, normalize).cpu())
         return torch.cat(batches) if batches else torch.zeros(0, 0)
 
-    @torch.no_grad()
+    @_in_own_precision
     def encode_pixels(self, pixels: Tensor, normalize: bool = True) -> Tensor:
         """Embed pixels [N, 3, S, S] as [N, D], float32, on the model's device."""
         encode: Any = self._parts().model.encode_image
         return _features(encode(pixels.to(self.device, getattr(torch, DTYPES[self._options.precision]))), normalize)
 
-    @torch.no_grad()
+    @_in_own_precision
     def encode_texts(self, texts: Sequence[str], normalize: bool = True) -> Tensor:
         """Embed N captions: [N, D], float32, on the CPU, of length 1 if ``normalize``.
 
@@ -177,7 +188,7 @@ class Backbone:
         """Whether the text tower tells an embedding of every token (``encode_tokens``)."""
         return self._parts().encode_tokens is not None
 
-    @torch.no_grad()
+    @_in_own_precision
     def encode_tokens(self, texts: Sequence[str]) -> list[tuple[Tensor, Tensor]]:
         """Token ids [L] and their embeddings [L, D] of each caption, float32, on the CPU, of length 1.
 

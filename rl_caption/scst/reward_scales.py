@@ -84,11 +84,12 @@ def sample_scores(
     policy = captioner.policy.to(accelerator.device)
     scores: Groups = {name: [] for name in reward.rewards}
     starts = range(0, len(rows), batch_size)
-    with torch.no_grad(), dropout_off(policy), autocast(accelerator):
+    with torch.no_grad(), dropout_off(policy):
         for start in tqdm(starts, "sampling", unit="batch", leave=False, delay=2, disable=None):
             part = rows[start : start + batch_size]
             batch = CaptionBatch(part, captioner.preprocess(part)).to(accelerator.device)
-            rollout = sample_captions(captioner, policy, batch, decoding, seed, 0)
+            with autocast(accelerator):  # of the policy alone, as in a step
+                rollout = sample_captions(captioner, policy, batch, decoding, seed, 0)
             for name, values in term_scores(reward, rollout, batch).items():
                 scores[name] += [values[i * k : (i + 1) * k] for i in range(len(part))]
     return scores

@@ -57,6 +57,19 @@ def test_embeddings_equal_those_of_the_model_itself(backbone: Backbone, tiny: Pa
     assert not backbone.encode_texts(["a cat"]).requires_grad
 
 
+def test_embeddings_are_of_the_precision_that_was_asked_for_whatever_autocast_surrounds_them(
+    backbone: Backbone,
+) -> None:
+    def embedded() -> list[torch.Tensor]:
+        tokens = (rows for _, rows in backbone.encode_tokens(SHORT_AND_LONG))
+        return [backbone.encode_images([noise_image(1)]), backbone.encode_texts(SHORT_AND_LONG), *tokens]
+
+    expected = embedded()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = embedded()
+    assert all(map(torch.equal, found, expected))
+
+
 @pytest.mark.parametrize(("pad_attention", "length"), [("masked", 4), ("full", 77)])
 def test_students_load_from_their_folder(tmp_path: Path, pad_attention: str, length: int) -> None:
     student = load_backbone(str(tiny_student(tmp_path, pad_attention)))

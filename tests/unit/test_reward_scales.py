@@ -16,6 +16,7 @@ from rewards.base import RewardError
 from rewards.mixed import MixedReward
 from rewards.registry import build
 from rl_caption.captioners.base import Decoding
+from rl_caption.scst import reward_scales
 from rl_caption.scst.reward_scales import (
     IMAGES,
     reference_scores,
@@ -95,6 +96,20 @@ def test_samples_are_scored_and_nothing_is_disturbed():
     for normalize, expected in (("none", 2 * within), ("per_term", 2 * within / groups.std()), ("per_group", 2)):
         weighted = weighted_variation(MixedReward(terms, normalize=normalize), {"words": scale, "rouge_l": None})
         assert weighted == pytest.approx({"words": expected})
+
+
+def test_mixed_precision_is_that_of_the_policy_and_not_of_the_rewards(monkeypatch):
+    in_autocast = []
+
+    class Term(Words):
+        def __call__(self, prompts: Any, completions: Any, **columns: Any) -> list[float]:
+            in_autocast.append(torch.is_autocast_enabled("cpu"))
+            return super().__call__(prompts, completions, **columns)
+
+    monkeypatch.setattr(reward_scales, "autocast", lambda accelerator: torch.autocast("cpu", torch.bfloat16))
+    reward = MixedReward({"words": (Term(), 1.0)})
+    sample_scores(tiny_captioner(), SAMPLING, 0, Accelerator(cpu=True), 2, reward, tiny_rows(3))
+    assert in_autocast == [False, False]
 
 
 def warning(weighted: dict[str, float], normalize: Any = "none", watched: str = "") -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -18,7 +17,7 @@ from rewards.clip.bottleneck import BottleneckConfig
 from rewards.clip.dual import MODEL_TYPE, DualConfig
 from rewards.clip.grammar_head import GrammarConfig
 from rewards.clip.pretrained import LIBRARIES
-from rewards.model_files import has_model_type
+from rewards.model_files import has_model_type, read_object
 from rewards.text.detail_units import default_tagger
 from rl_caption.config.checks import mistakes
 from rl_caption.config.reward_models import (
@@ -29,7 +28,7 @@ from rl_caption.config.reward_models import (
     RewardModelConfig,
     RewardModelTrainConfig,
 )
-from rl_caption.errors import ConfigError
+from rl_caption.errors import ConfigError, naming
 from rl_caption.launch import processes_started
 from rl_caption.reward_models.distillation import check_names, student_config
 from rl_caption.reward_models.encoders import is_frozen, random_clip
@@ -147,10 +146,11 @@ def _unfit_text(config: RewardModelConfig) -> Iterator[str]:
 
 
 def trains_dual(model: EncoderConfig) -> bool:
-    """Whether the model is a dual encoder of pretrained parts."""
+    """Whether the model is a dual encoder of pretrained parts; ``ConfigError`` where ``init`` is damaged."""
     if model.image.encoder is not None or model.text.encoder is not None:
         return True
-    return model.init is not None and model.name is None and has_model_type(model.init, MODEL_TYPE)
+    with naming("model.init"):
+        return model.init is not None and model.name is None and has_model_type(model.init, MODEL_TYPE)
 
 
 def _unfit_dual(config: RewardModelConfig) -> Iterator[str]:
@@ -311,8 +311,7 @@ def _meta_clip(config: RewardModelConfig) -> Any:
     name, kwargs = config.model.name, config.model.kwargs
     if config.model.init is not None and name is None:
         try:
-            file = Path(config.model.init) / "open_clip_config.json"
-            kwargs = json.loads(file.read_text(encoding="utf-8"))["model_cfg"]
+            kwargs = read_object(Path(config.model.init) / "open_clip_config.json")["model_cfg"]
         except (OSError, ValueError, KeyError):
             return None
     with torch.device("meta"):

@@ -162,6 +162,15 @@ def test_a_key_that_the_task_does_not_read_is_refused(task: Any, key: str, value
     assert message in refused(config)
 
 
+@pytest.mark.parametrize("content", ['{"model_type": ', "[]"])
+def test_a_damaged_folder_to_start_from_is_named(tmp_path: Path, content: str) -> None:
+    (tmp_path / "config.json").write_text(content)
+    message = refused(RewardModelConfig(model=EncoderConfig(init=str(tmp_path))))
+    assert message.startswith(f"model.init: {tmp_path / 'config.json'} ")
+    (tmp_path / "config.json").rename(tmp_path / "open_clip_config.json")
+    check_config(RewardModelConfig(model=EncoderConfig(init=str(tmp_path))))  # loading it tells
+
+
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.name)
 def test_shipped_configurations_pass(path: Path) -> None:
     check_config(parse(RewardModelConfig, ["--config", str(path)], "test"))

@@ -161,6 +161,8 @@ def _unfit_dual(config: RewardModelConfig) -> Iterator[str]:
         yield "data.features_root has one view of each image: leave data.augment out"
     if data.features_kwargs.keys() - {"pattern", "views"}:
         yield f"data.features_kwargs is {data.features_kwargs}: reward models take a pattern and views, nothing else"
+    if data.features_kwargs.get("views") and config.task not in CLIP_TASKS:
+        yield "data.features_kwargs.views are views that the teacher would not see: leave them out"
     if not trains_dual(model):
         comes = model.init is not None and model.name is None and not Path(model.init).exists()  # warm_start makes it
         if data.features_root is not None and config.task in CLIP_TASKS and not comes:

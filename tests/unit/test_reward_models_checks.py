@@ -20,6 +20,7 @@ from rl_caption.config.reward_models import (
     RewardModelTrainConfig,
     TeacherConfig,
 )
+from rl_caption.config.schema import DataConfig
 from rl_caption.errors import ConfigError
 from rl_caption.reward_models import program
 from rl_caption.reward_models.checks import check_batch_norm, check_config
@@ -106,6 +107,10 @@ OF_DATA = NegativesConfig(count=1, source="data")
         (
             replace(distilled("distill_image"), model=EncoderConfig(init="x", kwargs=STUDENT)),
             "model.kwargs is set together with model.init",
+        ),
+        (
+            replace(distilled("distill_image"), data=DataConfig(features_kwargs={"views": ["x"]})),
+            "data.features_kwargs.views are views that the teacher would not see",
         ),
         (RewardModelConfig("grammar"), "set either model.init .* or model.text.encoder"),
         (RewardModelConfig("grammar", model=EncoderConfig(init="x", kwargs={"width": 3})), "a grammar head takes"),

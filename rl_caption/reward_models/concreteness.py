@@ -84,7 +84,7 @@ class Combination:
 
 def binarize(ratings: Sequence[float]) -> list[bool]:
     """Whether each of [N] ratings is above their median. ``ValueError`` where none is."""
-    labels = [bool(rating > np.median(ratings)) for rating in ratings]
+    labels = (np.asarray(ratings) > np.median(ratings)).tolist()
     if not any(labels):
         raise ValueError(f"none of {len(ratings)} ratings is above their median: expected different ratings")
     return labels

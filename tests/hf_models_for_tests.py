@@ -27,6 +27,7 @@ from transformers import (
     InstructBlipForConditionalGeneration,
     InstructBlipProcessor,
     LlamaConfig,
+    LlamaForSequenceClassification,
     OPTConfig,
     RobertaConfig,
     RobertaForSequenceClassification,
@@ -105,6 +106,18 @@ def tiny_regressor(folder: Path, labels: int = 1) -> Path:
     model = RobertaForSequenceClassification(config)
     torch.nn.init.constant_(model.classifier.out_proj.bias, -1.2)  # logits on both ends of [0, 1]
     model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def tiny_llama_regressor(folder: Path) -> Path:
+    """Save a Llama of random weights for sequence classification with one label; return its folder."""
+    tokenizer = byte_tokenizer("<s>", "</s>", "<pad>", starts=True)
+    shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    ids = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    torch.manual_seed(0)
+    config = LlamaConfig(vocab_size=len(tokenizer), num_labels=1, initializer_range=0.5, **ids, **shape)
+    LlamaForSequenceClassification(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 

@@ -57,6 +57,8 @@ class TextModel:
     signature: str = ""
     counted_from: int | None = 0
     """Each token from this one on counts; None counts captions."""
+    padding: int = 0
+    """Token after the end of shorter captions, by which some models find it."""
 
 
 def train_text_model(config: RewardModelConfig) -> TrainState:
@@ -70,7 +72,7 @@ def train_text_model(config: RewardModelConfig) -> TrainState:
         model = {"language_model": _language_model, "semantic_bottleneck": _bottleneck, "text_regression": _regression}[
             config.task
         ](context, config)
-        collate = TextCollate(model.encode, train.captions, train.seed, model.counted_from)
+        collate = TextCollate(model.encode, train.captions, train.seed, model.counted_from, model.padding)
         (metric, *_) = model.metrics(1.0)
         state = context.start(model.signature, metric)
         network, optimizer = context.prepare(model.network, lambda name, parameter: parameter.ndim > 1)
@@ -96,13 +98,14 @@ class TextCollate:
         encode: captions to ids.
         captions: which reference of a row a step learns.
         seed: of that choice.
-        counted_from: as in ``TextModel``.
+        counted_from, padding: as in ``TextModel``.
     """
 
     encode: Encode
     captions: Captions = "random"
     seed: int = 0
     counted_from: int | None = 0
+    padding: int = 0
 
     def __call__(self, items: Sequence[tuple[Row, int]]) -> PairBatch:
         index = [caption_index(row, self.captions, self.seed, step) for row, step in items]
@@ -113,7 +116,7 @@ class TextCollate:
         """A batch of B captions of B rows."""
         ids = [torch.tensor(own) for own in self.encode(captions)]
         lengths = torch.tensor([len(own) for own in ids])
-        inputs = {"ids": pad_sequence(ids, batch_first=True)}
+        inputs = {"ids": pad_sequence(ids, batch_first=True, padding_value=self.padding)}
         inputs["mask"] = torch.arange(inputs["ids"].shape[1]) < lengths[:, None]
         if all("target" in row for row in rows):
             inputs["target"] = torch.tensor([row["target"] for row in rows])
@@ -292,6 +295,8 @@ def _regression(context: Context, config: RewardModelConfig) -> TextModel:
     from transformers import AutoModelForSequenceClassification, RobertaConfig, RobertaForSequenceClassification
 
     tokenizer, kwargs = _tokenizer(context, config, "<s>", "</s>", "<pad>")
+    if tokenizer.pad_token_id is None:
+        raise ConfigError(f"the tokenizer of {config.model.init or kwargs} has no padding token, which icc needs")
     head = {"num_labels": 1, "problem_type": "regression"}
     if config.model.init is not None:
         model = _pretrained(AutoModelForSequenceClassification, config.model.init, **head)
@@ -315,6 +320,7 @@ def _regression(context: Context, config: RewardModelConfig) -> TextModel:
         lambda loss: {"val/r_squared": 1 - loss / spread, "val/mse": loss},
         "up to 1",
         counted_from=None,
+        padding=tokenizer.pad_token_id,
     )
 
 

@@ -16,7 +16,7 @@ from rewards.text.icc import Icc
 from rewards.text.perplexity import Perplexity
 from rl_caption.data.scenes import ScenesData
 from rl_caption.data.unpaired import CaptionTargets
-from tests.hf_models_for_tests import tiny_gpt2
+from tests.hf_models_for_tests import tiny_gpt2, tiny_llama_regressor
 from tests.reward_models_for_tests import DATA, GPT2, reward_model_config, text_chain
 from tests.training_for_tests import Kill, assert_close_runs, assert_same_run, changed, files, lines, run, run_two
 
@@ -58,14 +58,24 @@ def test_the_language_model_is_a_perplexity_reward(trained: Path) -> None:
     assert mean == pytest.approx(json.loads((trained / "language_model/result.json").read_text())["best_metric"])
 
 
-def test_the_regression_is_an_icc_reward(trained: Path) -> None:
+@pytest.mark.parametrize("is_decoder", [False, True])
+def test_the_regression_is_an_icc_reward(trained: Path, tmp_path: Path, is_decoder: bool) -> None:
+    """A decoder reads the state of the last token before the padding."""
     data = CaptionTargets(trained / "targets.jsonl", val_fraction=0.2)
-    rows = data.split("val")
+    rows, run_folder = data.split("val"), trained / "text_regression"
+    if is_decoder:
+        run_folder = tmp_path / "run"
+        config = changed(text_chain(trained)["text_regression"], {"run.dir": str(run_folder)})
+        config["model"] = {"init": str(tiny_llama_regressor(tmp_path / "llama"))}
+        ended = run(config, run_folder, "reward_model")
+        assert ended.code == 0, ended.output
+        without = changed(config, {"run.dir": str(tmp_path / "not"), "model.init": str(tiny_gpt2(tmp_path / "gpt2"))})
+        assert "no padding token" in run(without, tmp_path / "not", "reward_model").output
     targets = torch.tensor([row["target"] for row in rows])
-    reward = Icc(str(trained / "text_regression/export/best"), clip=False)
+    reward = Icc(str(run_folder / "export/best"), clip=False)
     found = torch.tensor(reward(None, [row["references"][0] for row in rows]))
     expected = 1 - float(((found - targets) ** 2).mean() / targets.var(correction=0))
-    result = json.loads((trained / "text_regression/result.json").read_text())
+    result = json.loads((run_folder / "result.json").read_text())
     assert expected == pytest.approx(result["best_metric"], abs=1e-4)
 
 

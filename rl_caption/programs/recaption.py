@@ -10,6 +10,8 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain, groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -21,12 +23,7 @@ from rewards.files import atomic_write, remove_leftovers
 from rewards.text.perplexity import Perplexity
 from rewards.text.tokenize import tokenize
 from rl_caption.config.checks import check
-from rl_caption.config.programs import (
-    PartsConfig,
-    PositivesConfig,
-    RecaptionConfig,
-    RecaptionerConfig,
-)
+from rl_caption.config.programs import PartsConfig, PositivesConfig, RecaptionConfig, RecaptionerConfig
 from rl_caption.data.base import DataError, DataModule, Row, load_image
 from rl_caption.data.file_checks import progress
 from rl_caption.data.files import write_json_lines, write_text
@@ -49,7 +46,8 @@ def recaption(config: RecaptionConfig) -> str:
     """Write ``captions.jsonl`` and ``report.md``, and return the report's table; of a ``worker`` only what it did.
 
     A line of ``captions.jsonl`` is a row of ``data.format: jsonl`` whose ``long_reference`` is the new caption; its
-    ``references`` are the old ones. Images that are drawn, not read, are written to ``OUT/images``.
+    ``references`` are the old ones. Images that are drawn, not read, are written to
+    ``OUT/images/SPLIT``.
 
     Raises:
         ConfigError: the recaptioner or the language model cannot be made, or ``out`` has parts of other settings.
@@ -170,7 +168,9 @@ def load_recaptioner(config: RecaptionerConfig, key: str) -> Recaptioner:
 
 def captions_of(recaptioner: Recaptioner, rows: Rows) -> list[list[str]]:
     """The captions of each row, at least one, less blank ones. Raises ``DataError`` where there is none."""
-    found = [[own] if isinstance(own, str) else list(own) for own in recaptioner([row for _, row in rows])]
+    # Split by split: another split may have the same image ids.
+    answers = (recaptioner([row for _, row in own]) for _, own in groupby(rows, itemgetter(0)))
+    found = [[own] if isinstance(own, str) else list(own) for own in chain.from_iterable(answers)]
     if len(found) != len(rows):
         raise DataError(f"{recaptioner.signature} wrote {len(found)} captions of {len(rows)} images")
     kept = [[caption for caption in own if caption.strip()] for own in found]
@@ -243,7 +243,7 @@ def _line(split: str, row: Row, out: Path) -> dict[str, Any]:
     """A row as ``data.format: jsonl`` reads it."""
     image: Any = row["image"]
     if not isinstance(image, str | Path):
-        image = out / "images" / f"{row['image_id']}.png"
+        image = out / "images" / quote(split, safe="") / f"{quote(row['image_id'], safe='')}.png"
         if not image.exists():
             with atomic_write(image) as file:
                 load_image(row["image"]).save(file, "PNG")

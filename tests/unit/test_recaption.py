@@ -12,7 +12,7 @@ from PIL import Image
 
 from rl_caption.config.programs import PositivesConfig, RecaptionConfig, RecaptionerConfig, TextToImageConfig
 from rl_caption.config.schema import DataConfig
-from rl_caption.data.base import DataError, Row, load_image
+from rl_caption.data.base import DataError, Row, Splits, load_image
 from rl_caption.data.formats import build_data
 from rl_caption.data.scenes import ScenesData
 from rl_caption.data.scenes.oracle import oracle
@@ -20,7 +20,7 @@ from rl_caption.errors import ConfigError
 from rl_caption.programs.recaption import make_positives, recaption
 from rl_caption.programs.recaptioners import SceneRecaptioner, VisionLanguageRecaptioner
 from rl_caption.reward_models.batch import check_positives
-from tests.captioners_for_tests import tiny_captioner
+from tests.captioners_for_tests import tiny_captioner, tiny_rows
 from tests.training_for_tests import DATA
 from tests.vlm_for_tests import tiny_qwen2_vl
 
@@ -92,6 +92,33 @@ def test_parts_by_other_weights_in_the_same_folder_are_refused(tmp_path: Path) -
     captioner.save_pretrained(captioner.policy, model)
     with pytest.raises(ConfigError, match="recaptioner was"):
         recaption(config(out, **asked))
+
+
+class Numbered(Splits):
+    """Images in memory, with the same ids in both splits."""
+
+    def __init__(self) -> None:
+        images = [row["image"] for row in tiny_rows(8)]
+        rows = [{"image_id": str(index % 4), "image": image, "references": ["a"]} for index, image in enumerate(images)]
+        super().__init__({"train": rows[:4], "val": rows[4:]}, "memory")
+
+
+def test_splits_with_the_same_ids_do_not_mix(tmp_path: Path) -> None:
+    captioner = tiny_captioner(0)
+    captioner.save_pretrained(captioner.policy, tmp_path / "model")
+    kwargs = {"model": str(tmp_path / "model"), "num_samples": 1, "max_new_tokens": 8, "seed": 1}
+    data = DataConfig(target=f"{__name__}:Numbered")
+    found = {}
+    for splits in (["train"], ["train", "val"]):
+        out = tmp_path / "-".join(splits)
+        asked = RecaptionConfig(data, splits, recaptioner=RecaptionerConfig("captioner", kwargs), out=str(out))
+        recaption(asked)
+        new = build_data(DataConfig(format="jsonl", path=str(out / "captions.jsonl")))
+        found[len(splits)] = [row["long_reference"] for row in new.split("train")]
+        for split in ("train", "val"):
+            for row, old in zip(new.split(split), Numbered().split(split), strict=True):
+                assert load_image(row["image"]).tobytes() == load_image(old["image"]).tobytes()
+    assert found[1] == found[2]
 
 
 def test_mistakes_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -267,12 +267,14 @@ def _member(path: Path, row: Mapping[str, str | None], where: str) -> Member:
         raise ReportError(f"{where}: alpha and seed: {error}") from error
     # A system is called BASE/LABEL where there are several bases, and its folder is too.
     folder = path / "cells" / system / f"seed{seed}" if seed else path / "start" / base
-    files = list(folder.glob("*/scores.json"))
+    files = sorted(folder.glob("*/scores.json"), key=lambda file: file.stat().st_mtime)
     if not files:
         raise ReportError(f"{where}: {system!r} has no */scores.json in {folder}")
-    newest = max(sorted(files), key=lambda found: found.stat().st_mtime)
+    found = [read_evaluation(file.parent) for file in files]
+    # Other splits and policies may have been evaluated since: the one of these numbers, or else the newest.
+    told = [one for one in found if all(row.get(key, str(x)) == str(x) for key, x in one.scores["metrics"].items())]
     run = read_run(folder / "run") if seed and (folder / "run").is_dir() else None
-    return Member(system, base, *numbers, read_evaluation(newest.parent), run)
+    return Member(system, base, *numbers, (told or found)[-1], run)
 
 
 def by_system(members: Sequence[Member]) -> dict[str, list[Member]]:

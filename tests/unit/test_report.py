@@ -300,6 +300,12 @@ def test_an_ablation_shows_means_and_deviations_over_seeds(tmp_path: Path) -> No
     assert seen.lines["CIDEr-D", "alpha=0"] == [[0, 1.25], [10, 1.75], [20, 0.75]]
 
 
+def test_an_ablation_shows_the_evaluations_of_its_table_whatever_was_evaluated_since(tmp_path: Path) -> None:
+    folder = write_ablation(tmp_path / "grid")
+    write_evaluation(folder / "cells/alpha=1/seed0/val_last", 9.0)
+    assert Seen(render(make_page([folder]))).lines["CIDEr (x100)", "mean over seeds"] == [[0.0, 162.5], [1.0, 262.5]]
+
+
 def test_evaluations_side_by_side(tmp_path: Path) -> None:
     one = write_evaluation(tmp_path / "one", 1.0, intervals={"CIDEr": [0.9, 1.125]})
     two = write_evaluation(tmp_path / "two", 1.25, "blue", signature="OTHER")

@@ -279,7 +279,7 @@ def _num_processes(grid: AblateConfig, base: ScstConfig) -> int:
 def _data_arguments(grid: AblateConfig) -> list[str]:
     """The grid's ``data`` as command line arguments, one for each value that is no mapping."""
     flat = flatten_dict(grid.data)
-    return [f"--data.{key}={as_argument(value)}" for key, value in flat.items()]
+    return [f"--data.{key}={as_argument(value)}" for key, value in flat.items() if value != {}]
 
 
 def _resolve(cell: Cell, base: Base, grid: AblateConfig, parse: Parse) -> Cell:

@@ -177,6 +177,7 @@ def test_data_of_the_grid_reach_all_runs_on_the_same_data(tmp_path: Path) -> Non
     (tmp_path / "base.yaml").write_text(SMALL_WORLD + start)
     (tmp_path / "grid.yaml").write_text(
         f"base: {tmp_path}/base.yaml\nout: {tmp_path}/out\nreward_models: [{tmp_path}/teacher.yaml]\n"
+        "data: {features_kwargs: {}}\n"
         "cells: {L: {terms: {cider: {weight: 1.0}}}}\n"
     )
     words = ["--config", f"{tmp_path}/grid.yaml", "--data.kwargs.num_test", "3", "--data.cache_mb=7"]

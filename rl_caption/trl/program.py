@@ -90,8 +90,11 @@ def mistakes(config: GrpoVlmConfig) -> list[str]:
             for key in ("schedule", "length_ratio")
             if getattr(term, key)
         ]
-    if config.rollout.temperature_schedule:
-        wrong.append(f"rollout.temperature_schedule is {config.rollout.temperature_schedule}: TRL has one temperature")
+    wrong += [
+        f"rollout.{key} is {value}: TRL samples captions itself, at one temperature, leave it out"
+        for key in ("temperature_schedule", "beam_search", "cuda_graph")
+        if (value := getattr(config.rollout, key))
+    ]
     if not any(term.weight for term in config.reward.terms.values()):
         wrong.append(f"reward.terms {list(config.reward.terms)} all have weight 0: expected one that rewards something")
     if config.model.dtype == "float16" and config.lora is None:

@@ -104,10 +104,12 @@ def test_what_cannot_be_meant_is_refused(text: str, part: str, tmp_path: Path) -
     assert part in str(refused.value)
 
 
-def test_trl_which_adds_the_terms_up_itself_refuses_them(tmp_path: Path) -> None:
+def test_trl_which_samples_and_adds_the_terms_up_itself_refuses_them() -> None:
     config = GrpoVlmConfig()
+    config.rollout.beam_search = config.rollout.cuda_graph = True
     term = next(iter(config.reward.terms.values()))
     term.schedule, term.length_ratio, config.rollout.temperature_schedule = [(0, 1.0)], (0.5, 2.0), [(0, 1.0)]
     found = "; ".join(mistakes(config))
-    for key in ("reward.terms.cider.schedule", "reward.terms.cider.length_ratio", "rollout.temperature_schedule"):
+    rollout = [f"rollout.{key}" for key in ("temperature_schedule", "beam_search", "cuda_graph")]
+    for key in ("reward.terms.cider.schedule", "reward.terms.cider.length_ratio", *rollout):
         assert f"{key} is" in found

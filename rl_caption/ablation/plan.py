@@ -29,7 +29,7 @@ from rl_caption.data.base import Row
 from rl_caption.data.files import write_json
 from rl_caption.data.plain_files import read_json
 from rl_caption.errors import config_errors
-from rl_caption.evaluation.metrics import SCORERS
+from rl_caption.evaluation.metrics import SCORERS, words_tokenizer
 from rl_caption.launch import cpu_threads, requested_processes
 from rl_caption.monitoring.judges import build_judges
 from rl_caption.training.run_folder import changed_keys, is_complete
@@ -366,7 +366,7 @@ def build_rewards(
     judges: dict[str, dict[str, Reward]] = {}
     for name, base in plan.bases.items():
         references = references_of(base.rows)
-        words = base.config.data.tokenizer
+        words = words_tokenizer(config.tokenizer, base.config.data.tokenizer)
         key = json.dumps([words, references])  # bases with the same references share their judges
         judges[name] = built[key] = built.get(key) or build_judges(ready, None, references, "judges", words)
     return judges, signatures

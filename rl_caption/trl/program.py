@@ -45,7 +45,7 @@ from rl_caption.evaluation import (
     format_table,
     write_evaluation,
 )
-from rl_caption.evaluation.metrics import add_judges, check_judges, metrics_tokenizer
+from rl_caption.evaluation.metrics import add_judges, check_judges, metrics_tokenizer, words_tokenizer
 from rl_caption.evaluation.results import read_scores
 from rl_caption.launch import check_processes, cpu_threads, run_lock
 from rl_caption.monitoring.judges import build_judges
@@ -295,8 +295,8 @@ class _Run:
         check_writable(self.folder / "eval")
         if self.config.eval.tokenizer == "java":
             find_java()
-        references, tokenizer = references_of(self.eval_rows), self.config.data.tokenizer
-        judges = build_judges(self.config.eval.judges, None, references, "eval.judges", tokenizer)
+        words = words_tokenizer(self.config.eval.tokenizer, self.config.data.tokenizer)
+        judges = build_judges(self.config.eval.judges, None, references_of(self.eval_rows), "eval.judges", words)
         check_judges(judges, self.eval_rows, f"split {self.split!r}")
         return judges
 

@@ -19,6 +19,7 @@ from trl import GRPOConfig
 from trl.trainer import rloo_trainer
 
 from rewards.base import RewardError
+from rewards.registry import build
 from rl_caption.cli.main import main, parse
 from rl_caption.data.base import DataError, Row, load_image
 from rl_caption.errors import ConfigError
@@ -175,10 +176,12 @@ def test_rloo_with_all_weights_trains_and_is_judged(
         "trainer": "rloo", "model.name": str(folder / "idefics3"), "lora": None, "data": SCENES, "train.kl_coef": 0.1,
         "train.micro_batch_size": 1, "run.save_every": 5, "run.keep_checkpoints": 1, "model.revision": "main",
         "train.gradient_checkpointing": False, "eval.judges": {"rouge_l": {}},
+        "eval.tokenizer": "unicode",
     }  # fmt: skip
     table = fine_tune(settings(folder, run, **changes))
     assert "oracle" in table
     assert "rouge_l, 0 to 1" in table
+    assert build("rouge_l", tokenizer="unicode").signature in table
     logged = lines(run)
     assert len(logged) == 2
     assert {"rewards/cider/mean", "rewards/words/mean", "kl", "entropy"} <= logged[0].keys()

@@ -276,6 +276,9 @@ def test_a_judge_cider_is_that_of_evaluation_and_of_its_base() -> None:
     assert judges["one"]["cider"].signature.startswith("NO<EOS>_wInit")
     assert judges["same"] is judges["one"]
     assert judges["other"]["cider"].signature != judges["one"]["cider"].signature
+    judges, _ = build_rewards(replace(config, tokenizer="char"), Plan({"": one}, [], []))
+    characters = build_judges(config.judges, None, [["a dog"], ["a cat"]], tokenizer="char")
+    assert judges[""]["cider"].signature == characters["cider"].signature
 
 
 def python(code: str, log: Path, name: str = "job") -> Job:

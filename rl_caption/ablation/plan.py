@@ -353,8 +353,8 @@ def build_rewards(
         for name, term in reward.terms.items():
             if _is_untrained(f"{cell_key}: reward.terms.{name}", term.target or name, term.kwargs, untrained):
                 continue
-            key = json.dumps([name, term.target, term.kwargs, reward.df, reward.eos, words], sort_keys=True)
-            single = replace(reward, terms={name: replace(term, weight=1.0)})
+            single = replace(reward, terms={name: replace(term, weight=1.0, schedule=None)})
+            key = json.dumps([asdict(single), words], sort_keys=True)
             with config_errors(cell_key):
                 built[key] = built.get(key) or build_reward(single, [["a dog"], ["a cat"]], tokenizer=words).signature
             signatures[cell.name][name] = built[key]

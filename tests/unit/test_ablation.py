@@ -263,6 +263,20 @@ def test_rewards_of_all_cells_are_built_before_reward_models_are_trained(tmp_pat
         build_rewards(replace(fine, judges=judges), plan, untrained)
 
 
+def test_a_cell_is_noted_by_its_own_reward_whatever_cells_are_before_it(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text(captioner(tmp_path / "start"))
+    cells = {
+        "raw": CellConfig({"cider": RewardTerm()}),
+        "masked": CellConfig({"cider": RewardTerm(length_ratio=(0.5, 2.0))}),
+        "normalised": CellConfig({"cider": RewardTerm()}, {"reward.normalize": "per_term"}),
+    }
+    alone: dict[str, Any] = {}
+    for label, cell in cells.items():
+        config = grid(cells={label: cell})
+        alone |= build_rewards(config, planned(config, tmp_path))[1]
+    assert build_rewards(grid(cells=cells), planned(grid(cells=cells), tmp_path))[1] == alone
+
+
 def test_a_judge_cider_is_that_of_evaluation_and_of_its_base() -> None:
     def base(name: str, *references: list[str]) -> Base:
         rows = [Row(image_id=str(index), image="", references=own) for index, own in enumerate(references)]

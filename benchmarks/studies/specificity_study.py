@@ -29,7 +29,6 @@ from tqdm.auto import tqdm
 from rewards.base import Reward
 from rewards.clip.backbone import Backbone, load_backbone
 from rewards.clip.encoder import CachedEncoder
-from rewards.clip.preprocessing import count_tokens
 from rewards.registry import build
 from rewards.text.concreteness import CaptionLength
 from rl_caption.cli.main import find_own_modules, log_lines, parse
@@ -292,7 +291,7 @@ class SpecificityStudy:
             "short": retrieval_recall(images, backbone.encode_texts(shorts), owners),
             "text_hubs": hubness(images, distinct, nearest),
             "image_hubs": hubness(long, images, nearest),
-            "truncated": sum(count_tokens(text) > backbone.context_length - 2 for text in texts),
+            "truncated": backbone.too_long(list(texts)),
         }
 
     def _columns(self, numbers: Sequence[int]) -> dict[str, list[Any]]:

@@ -146,12 +146,16 @@ def test_hubness_by_hand() -> None:
     assert hubness(queries, candidates, 2, chunk_size=1) == hubness(queries, candidates, 2)
 
 
-def test_a_metric_of_length_has_every_step_up_and_no_negative_below(student: Backbone) -> None:
+def test_a_metric_of_length_has_every_step_up_and_no_negative_below(
+    student: Backbone, monkeypatch: pytest.MonkeyPatch
+) -> None:
     study = SpecificityStudy(ROWS)
     study.add_metric("words", CaptionLength())
     words = study.metrics["words"]
     assert (words["rates"].positive, words["rates"].negative, words["released"]) == (1, 0, None)
+    monkeypatch.setattr(Backbone, "too_long", lambda self, texts: 7)
     study.add_model("tiny", student)
+    assert study.models["tiny"]["truncated"] == 7, "by the model's own tokenizer"
     tiny = study.metrics["specs of tiny"]["rates"]
     assert tiny.steps == words["rates"].steps
     assert 0 <= tiny.positive <= 1

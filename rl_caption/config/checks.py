@@ -217,6 +217,8 @@ def _unfit_data(data: DataConfig, task: str | None) -> Iterator[str]:
 def _wrong_evaluation(config: EvaluateConfig) -> Iterator[str]:
     if config.references is not None and config.predictions is None and not config.compare:
         yield f"references is {config.references!r}: it goes with predictions; a model is judged on data.split"
+    if config.retrieval.backbone is None and (config.retrieval.pretrained is not None or config.retrieval.kwargs):
+        yield "retrieval.pretrained and retrieval.kwargs are of retrieval.backbone, which is not set"
     if config.model is not None or config.models:
         if config.decode.remove_bad_endings and config.data.tokenizer != TOKENIZER:
             yield f"decode.remove_bad_endings knows English, and data.tokenizer is {config.data.tokenizer!r}"
@@ -224,8 +226,6 @@ def _wrong_evaluation(config: EvaluateConfig) -> Iterator[str]:
         return
     if config.prompt is not None:
         yield f"prompt is {config.prompt!r}: it is what a model goes on from, and model is not set"
-    if config.retrieval.backbone is None and (config.retrieval.pretrained is not None or config.retrieval.kwargs):
-        yield "retrieval.pretrained and retrieval.kwargs are of retrieval.backbone, which is not set"
     if config.rerank is not None or config.candidates:
         key, value = ("rerank", config.rerank) if config.rerank is not None else ("candidates", True)
         yield f"{key} is {value!r}: it is for captions of a model, and model is not set"

@@ -373,6 +373,11 @@ def refuse(*_: Any, **__: Any) -> None:
         ),
         ({"retrieval": RetrievalConfig("nowhere", kwargs={"size": 3})}, ConfigError, "^retrieval: .*'size'"),
         ({"retrieval": RetrievalConfig(kwargs={"device": "cpu"})}, ValueError, "retrieval.backbone, which is not set"),
+        (
+            {"predictions": None, "model": "model", "retrieval": RetrievalConfig(pretrained="openai")},
+            ValueError,
+            "retrieval.backbone, which is not set",
+        ),
         ({"chair": {"objects": "o.json"}}, ConfigError, "^chair: reward 'chair' needs synonyms"),
         ({"chair": OBJECTS | {"measure": "recall"}}, ConfigError, "^chair.measure is of the reward"),
         (

@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import is_dataclass
+from dataclasses import asdict, is_dataclass
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
@@ -98,6 +98,9 @@ def _parser(kind: type[Any]) -> Any:
     help_text = "YAML file with any of the keys below, or the name of a recipe (rl-caption configs list)"
     parser.add_argument("--config", action="config", help=help_text)
     parser.add_class_arguments(kind, None, as_group=False)
+    # As mappings: where instances are the default, the parser refuses {}, all of whose options have their defaults.
+    tables = {key: table for key, table in parser.get_defaults().items() if isinstance(table, dict) and table}
+    parser.set_defaults({key: {name: asdict(own) for name, own in table.items()} for key, table in tables.items()})
     return parser
 
 

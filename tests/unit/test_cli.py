@@ -9,7 +9,7 @@ import pytest
 
 from rl_caption.cli.configuration import parse, with_lists
 from rl_caption.cli.main import PROGRAMS, main, scst
-from rl_caption.config.schema import EvaluateConfig, JudgeConfig, ScstConfig
+from rl_caption.config.schema import EvaluateConfig, JudgeConfig, RewardTerm, ScstConfig
 from rl_caption.programs import train as programs
 from rl_caption.reward_models import checks, program
 from rl_caption.training.run_folder import write_result
@@ -51,6 +51,13 @@ def test_a_file_and_overrides(file: str) -> None:
         "cider": (0.3, {"n": 3}),
         "rouge_l": (0.5, {"beta": 0.1, "more": {"key": "a"}}),
     }
+
+
+def test_a_term_without_options_has_their_defaults(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("reward: {terms: {cider: {}, bleu: {}}}\n")
+    for arguments in (["--config", str(tmp_path / "a.yaml")], ["--reward.terms={cider: {}, bleu: {}}"]):
+        terms = parse(ScstConfig, arguments, "scst.py").reward.terms
+        assert terms == {"cider": RewardTerm(), "bleu": RewardTerm()}
 
 
 def test_a_bare_switch_is_true_and_words_after_an_option_are_its_list() -> None:

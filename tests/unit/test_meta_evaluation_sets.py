@@ -257,6 +257,10 @@ def test_pascal50s_as_json(tmp_path: Path) -> None:
     assert [[len(texts) for texts in own] for own in found.references.values()] == [[5] * 4]
     (tmp_path / "VOC2012" / "JPEGImages").mkdir(parents=True)
     assert read("pascal50s", tmp_path).images[0] == tmp_path / "VOC2012" / "JPEGImages" / "2008_HC.jpg"
+    released = tmp_path / "pyCIDErConsensus"
+    released.mkdir()
+    BUILDERS["pascal50s"](released)
+    assert len(read("pascal50s", tmp_path).references) == 5, "of both forms, the votes"
     won = {name: [1.0, 0, 0, 0] for name in found.references}
     lost = {name: [0.0, 1, 1, 0] for name in found.references}
     figures = {figure.name: figure.value for figure in pair_figures(found, won, lost)}

@@ -215,7 +215,8 @@ def _consensus(
 
 
 def _annotations(given: Files, *names: str) -> Path:
-    return given.require(CONSENSUS, *names, *(f"pyCIDErConsensus/{name}" for name in names))
+    """The first of ``names`` that is in the folder, or below it as it is released."""
+    return given.require(CONSENSUS, *(place for name in names for place in (name, f"pyCIDErConsensus/{name}")))
 
 
 def _mat(path: Path) -> dict[str, Any]:

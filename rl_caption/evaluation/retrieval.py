@@ -51,7 +51,7 @@ def both_ways(images: ArrayLike, texts: ArrayLike, owners: ArrayLike, ks: Sequen
         ks: numbers of candidates.
 
     Raises:
-        ValueError: an image without a text, or an embedding that is not finite or of length 0.
+        ValueError: other owners, an image without a text, or an embedding that is not finite or of length 0.
     """
     of_image, of_text = np.asarray(images, np.float32), np.asarray(texts, np.float32)
     own = np.asarray(owners)
@@ -107,7 +107,11 @@ def hit_probability(better: Integers, others: Integers, own: Integers, k: int) -
 
 
 def _check(images: NDArray[Any], texts: NDArray[Any], owners: NDArray[Any]) -> None:
-    without = np.flatnonzero(np.bincount(owners, minlength=len(images)) == 0)
+    counts = np.bincount(owners, minlength=len(images))
+    if len(owners) != len(texts) or len(counts) > len(images):
+        rows = f"one for each of {len(texts)} texts, the row of an image, 0 to {len(images) - 1}"
+        raise ValueError(f"{len(owners)} owners, the largest {max(owners)}: expected {rows}")
+    without = np.flatnonzero(counts == 0)
     if len(without):
         raise ValueError(f"{len(without)} images have no text, the first is row {without[0]}: leave them out")
     for name, rows in (("images", images), ("texts", texts)):

@@ -265,6 +265,10 @@ def wins(
     ``half`` 0.5, with ``right`` 1.
     """
     left, right, better = (np.asarray(values, np.float64) for values in (first, second, preference))
+    if not len(left) == len(right) == len(better) or not len(left):
+        raise ValueError(f"{len(left)} and {len(right)} scores for {len(better)} pairs: expected as many, at least 1")
+    if not np.isfinite([left, right]).all():
+        raise ValueError("a score is not finite")
     won = np.where(better == 1, left > right, right > left).astype(np.float64)
     won[left == right] = {"wrong": 0.0, "half": 0.5, "right": 1.0}[ties]
     won[better == 0.5] = 0.5

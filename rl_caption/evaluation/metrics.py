@@ -218,7 +218,9 @@ def evaluate_rows(
 
 
 def check_one_row_each(rows: Sequence[Mapping[str, Any]], source: str) -> None:
-    """Raise ``EvaluationError`` if an image id is in more than one row of ``source``: references are found by it."""
+    """Raise ``EvaluationError`` unless ids of images, which references are found by, are text, each in one row."""
+    if others := [row["image_id"] for row in rows if not isinstance(row["image_id"], str)]:
+        raise EvaluationError(f"{len(others)} image ids of {source} are no text, such as {others[:3]}: write strings")
     repeated = [image_id for image_id, count in Counter(row["image_id"] for row in rows).items() if count > 1]
     if repeated:
         raise EvaluationError(

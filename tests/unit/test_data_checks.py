@@ -101,6 +101,12 @@ def test_empty_captions_and_images_without_references(tmp_path: Path) -> None:
     assert str(report).endswith("empty captions: 4")
 
 
+def test_ids_are_text(tmp_path: Path) -> None:
+    rows = [*good_rows(tmp_path, 0, 1), row(7, photo(tmp_path / "7.jpg", 7))]  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="train image 7, row 1: the image_id is no text"):
+        check_data(dataset({"train": rows}), ["train"], on_bad="skip")
+
+
 def test_duplicate_ids_keep_the_first_good_row(tmp_path: Path) -> None:
     rows = [*good_rows(tmp_path, 0, 2), row("1", photo(tmp_path / "x.jpg", 8)), row("1", photo(tmp_path / "y.jpg", 9))]
     (tmp_path / "1.jpg").unlink()

@@ -193,6 +193,8 @@ def test_rows_are_evaluated_in_order() -> None:
         evaluate_rows(rows(), ["a", "b", "c"], metrics=("cider",))
     with pytest.raises(EvaluationError, match=r"1 image ids are in more than one row of the split, such as \['1'\]"):
         evaluate_rows([*rows(), rows()[0]], ["a"] * 5, metrics=("cider",))
+    with pytest.raises(EvaluationError, match=r"1 image ids of the split are no text, such as \[7\]"):
+        evaluate_rows([*rows(), {**rows()[0], "image_id": 7}], ["a"] * 5, metrics=("cider",))  # type: ignore[list-item]
 
 
 def test_validation_cider_equals_the_toolkit_and_counts_documents_of_all_references() -> None:

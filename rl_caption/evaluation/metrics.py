@@ -11,7 +11,7 @@ import logging
 import math
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -138,8 +138,7 @@ def evaluate_captions(
         EvaluationError: no captions, an unknown metric or tokenizer, no references or scene of an image, or no Java.
         JavaError: the Java tokenizer failed.
     """
-    if unknown := sorted(set(metrics) - set(METRIC_KEYS)):
-        raise EvaluationError(f"unknown metrics {unknown}: known are {list(METRIC_KEYS)}")
+    check_asked(metrics, tokenizer)
     _check_ids(captions, references, scenes)
     candidates, tokens, tokens_name = tokenise(captions, references, tokenizer)
     words = words_tokenizer(tokenizer, TOKENIZER)
@@ -284,22 +283,38 @@ def _check_ids(
             f"{len(unknown)} of {len(captions)} captions are of images that are not in the references, such as "
             f"{unknown[:3]}; the references have {len(references)} images, such as {list(references)[:3]}"
         )
-    if bare := [image_id for image_id in captions if not references[image_id]]:
-        raise EvaluationError(f"{len(bare)} of {len(captions)} images have no reference caption, such as {bare[:3]}")
+    check_referenced(captions, references)
     if lost := [] if scenes is None else [image_id for image_id in captions if image_id not in scenes]:
         raise EvaluationError(f"{len(lost)} of {len(captions)} captions have no scene, such as images {lost[:3]}")
+
+
+def check_asked(metrics: Sequence[str], tokenizer: str) -> None:
+    """Raise ``EvaluationError`` for an unknown metric or tokenizer, or where there is no Java for it."""
+    if unknown := sorted(set(metrics) - set(METRIC_KEYS)):
+        raise EvaluationError(f"unknown metrics {unknown}: known are {list(METRIC_KEYS)}")
+    if tokenizer not in get_args(Tokenizer):
+        raise EvaluationError(f"tokenizer is {tokenizer!r}: expected one of {', '.join(get_args(Tokenizer))}")
+    if tokenizer == "java":
+        try:
+            find_java()
+        except JavaError as error:
+            raise EvaluationError(f"tokenizer 'java' cannot be used: {error}") from error
+
+
+def check_referenced(captioned: Collection[str], references: Mapping[str, Sequence[str]]) -> None:
+    """Raise ``EvaluationError`` where images whose captions are evaluated have no reference."""
+    if bare := [image_id for image_id in captioned if not references[image_id]]:
+        raise EvaluationError(f"{len(bare)} of {len(captioned)} images have no reference caption, such as {bare[:3]}")
 
 
 def tokenise(
     captions: Mapping[str, str], references: Mapping[str, Sequence[str]], tokenizer: str
 ) -> tuple[dict[str, str], dict[str, list[str]], str]:
-    """Tokenise captions and the references of their images (arguments and errors: ``evaluate_captions``).
+    """Tokenise captions and the references of their images (arguments: ``evaluate_captions``).
 
     Returns both for the images of ``captions``, tokens joined by single spaces, and the tokens' name for the signature,
     with this package's version where they may differ from the toolkit's.
     """
-    if tokenizer not in get_args(Tokenizer):
-        raise EvaluationError(f"tokenizer is {tokenizer!r}: expected one of {', '.join(get_args(Tokenizer))}")
     # Two calls, as the toolkit makes them: its tokenizer looks at the next line to end an abbreviation.
     flat, untested = _tokenise([text for key in captions for text in references[key]], tokenizer)
     candidates, more = _tokenise(list(captions.values()), tokenizer)
@@ -319,10 +334,6 @@ def _tokenise(texts: Sequence[str], tokenizer: str) -> tuple[list[str], int]:
     if tokenizer in ("none", *OTHER_LANGUAGES):
         return [" ".join(tokenizer_of(tokenizer)(text)) for text in texts], 0
     if tokenizer == "java":
-        try:
-            find_java()
-        except JavaError as error:
-            raise EvaluationError(f"tokenizer 'java' cannot be used: {error}") from error
         logger.info("tokenising %d texts with Java", len(texts))
         return ptb_tokenize(texts), 0
     tokens = tokenize_lines(texts)

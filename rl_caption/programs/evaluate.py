@@ -28,9 +28,11 @@ from rl_caption.evaluation.hallucination import add_chair
 from rl_caption.evaluation.metrics import (
     EvaluationError,
     add_judges,
+    check_asked,
     check_has_images,
     check_judges,
     check_one_row_each,
+    check_referenced,
     metrics_tokenizer,
     words_tokenizer,
 )
@@ -257,6 +259,8 @@ class _Scorer:
         judges: Mapping[str, Reward] | None = None,
     ) -> None:
         self.config, self.images = config, images
+        check_asked(metric_names(config.metrics), config.tokenizer)
+        check_referenced(captioned, images.references)
         words = words_tokenizer(config.tokenizer, config.data.tokenizer)
         rows = [row for row in images.rows if row["image_id"] in captioned]
         if judges is None and config.judges:

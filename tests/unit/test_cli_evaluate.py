@@ -390,6 +390,13 @@ def refuse(*_: Any, **__: Any) -> None:
             EvaluationError,
             "^chair: the reward 'chair' looks at images, and a file of references",
         ),
+        (
+            {"predictions": None, "model": "model", "data": DataConfig(format="jsonl", path="bare.jsonl")},
+            EvaluationError,
+            r"1 of 1 images have no reference caption, such as \['a.png'\]",
+        ),
+        ({"metrics": "cider,blue"}, EvaluationError, r"unknown metrics \['blue'\]"),
+        ({"tokenizer": "java"}, EvaluationError, "tokenizer 'java' cannot be used"),
         ({"bootstrap": -1}, ConfigError, "bootstrap is -1"),
         ({"spice_jars": "nowhere"}, ConfigError, "spice_jars 'nowhere' is not a folder"),
         ({"predictions": None, "model": "model", "references": "references.json"}, ValueError, "references is '"),
@@ -401,7 +408,9 @@ def test_mistakes_are_found_before_anything_is_scored_or_loaded(
     monkeypatch.setattr(program, "evaluate_captions", refuse)
     monkeypatch.setattr(program, "_decode", refuse)
     monkeypatch.chdir(folder)
+    monkeypatch.setenv("PATH", "")  # no Java
     Path("few.json").write_text('{"image-1": ["dog"]}')
+    Path("bare.jsonl").write_text('{"image": "a.png", "references": [], "split": "test"}')
     with pytest.raises(error, match=words):
         score_captions(with_judges(folder, **changes))
 

@@ -163,6 +163,8 @@ def _score_captions(
     from rl_caption.launch import check_processes
 
     images = _images(config)
+    if not all("features" in row for row in images.rows):
+        check_has_images("captioning", images.rows, images.source)
     accelerator = Accelerator(**accelerator_kwargs())
     check_processes(accelerator.num_processes)
     scorer = _Scorer(config, images, images.references, judges) if accelerator.is_main_process else None

@@ -393,7 +393,12 @@ def refuse(*_: Any, **__: Any) -> None:
         (
             {"predictions": None, "model": "model", "data": DataConfig(format="jsonl", path="bare.jsonl")},
             EvaluationError,
-            r"1 of 1 images have no reference caption, such as \['a.png'\]",
+            r"1 of 1 images have no reference caption, such as \['image-0.png'\]",
+        ),
+        (
+            {"predictions": None, "model": "model", "data": DataConfig(format="jsonl", path="lost.jsonl")},
+            EvaluationError,
+            r"^captioning looks at images, and 1 of 1 of split 'test' are not there, such as './b\.png'",
         ),
         ({"metrics": "cider,blue"}, EvaluationError, r"unknown metrics \['blue'\]"),
         ({"tokenizer": "java"}, EvaluationError, "tokenizer 'java' cannot be used"),
@@ -410,7 +415,8 @@ def test_mistakes_are_found_before_anything_is_scored_or_loaded(
     monkeypatch.chdir(folder)
     monkeypatch.setenv("PATH", "")  # no Java
     Path("few.json").write_text('{"image-1": ["dog"]}')
-    Path("bare.jsonl").write_text('{"image": "a.png", "references": [], "split": "test"}')
+    Path("bare.jsonl").write_text('{"image": "image-0.png", "references": [], "split": "test"}')
+    Path("lost.jsonl").write_text('{"image": "b.png", "references": ["a"], "split": "test"}')
     with pytest.raises(error, match=words):
         score_captions(with_judges(folder, **changes))
 

@@ -109,8 +109,8 @@ def hit_probability(better: Integers, others: Integers, own: Integers, k: int) -
 def _check(images: NDArray[Any], texts: NDArray[Any], owners: NDArray[Any]) -> None:
     counts = np.bincount(owners, minlength=len(images))
     if len(owners) != len(texts) or len(counts) > len(images):
-        rows = f"one for each of {len(texts)} texts, the row of an image, 0 to {len(images) - 1}"
-        raise ValueError(f"{len(owners)} owners, the largest {max(owners)}: expected {rows}")
+        expected = f"one for each of {len(texts)} texts, the row of an image, 0 to {len(images) - 1}"
+        raise ValueError(f"{len(owners)} owners, the largest {max(owners)}: expected {expected}")
     without = np.flatnonzero(counts == 0)
     if len(without):
         raise ValueError(f"{len(without)} images have no text, the first is row {without[0]}: leave them out")

@@ -263,13 +263,19 @@ def write_evaluation(evaluation: Evaluation, captions: Mapping[str, str], out_di
     (key -> [low, high]) and ``"interval"`` (how they were made); of a model's captions also ``"decoding"``.
     ``EvaluationError`` where the folder cannot be written to.
     """
-    folder = check_writable(out_dir)
-    ids = result_ids(captions)
+    path = write_predictions(captions, out_dir)
     content = {key: getattr(evaluation, key) for key in ("metrics", "signature", "n", "left_out")}
     further = ("vocabulary_growth", "intervals", "interval", "decoding")
     content |= {key: value for key in further if (value := getattr(evaluation, key))}
+    return path, _written(path.with_name("scores.json"), content)
+
+
+def write_predictions(captions: Mapping[str, str], out_dir: str | Path) -> Path:
+    """Write ``predictions.json`` as ``write_evaluation``; scores of other captions that are there are removed."""
+    folder, ids = check_writable(out_dir), result_ids(captions)
+    (folder / "scores.json").unlink(missing_ok=True)
     rows = [{"image_id": ids[image_id], "caption": caption} for image_id, caption in captions.items()]
-    return _written(folder / "predictions.json", rows), _written(folder / "scores.json", content)
+    return _written(folder / "predictions.json", rows)
 
 
 def result_ids(image_ids: Iterable[str]) -> dict[str, int | str]:

@@ -9,7 +9,7 @@ import json
 import logging
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -43,6 +43,7 @@ from rl_caption.evaluation.results import (
     result_ids,
     unique_names,
     write_comparison,
+    write_predictions,
 )
 from rl_caption.evaluation.retrieval import add_retrieval
 from rl_caption.evaluation.samples import evaluate_samples
@@ -169,7 +170,11 @@ def _score_captions(
     check_processes(accelerator.num_processes)
     scorer = _Scorer(config, images, images.references, judges) if accelerator.is_main_process else None
     captions, how = _decode(config, images, accelerator)
-    return None if scorer is None else (scorer.score(captions, _name(config), how), captions, images)
+    if scorer is None:
+        return None
+    with suppress(EvaluationError):  # a failure of the scoring does not take them along
+        write_predictions(captions, config.out)
+    return scorer.score(captions, _name(config), how), captions, images
 
 
 def _check_settings(config: EvaluateConfig) -> None:

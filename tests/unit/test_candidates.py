@@ -176,9 +176,9 @@ def test_rewards_that_cannot_choose_are_refused(
         evaluate_split(configured(folder, decode={"num_samples": 2}, rerank=rerank, rerank_kwargs=kwargs))
 
 
-def test_images_that_a_reranker_needs_are_looked_for_before_anything_is_decoded(folder: Path) -> None:
+def test_images_are_looked_for_before_anything_is_decoded(folder: Path) -> None:
     (folder / "photos/image-2.png").unlink()
-    with pytest.raises(EvaluationError, match=r"^rerank: the reward 'longest' looks at images, and 1 of 4"):
+    with pytest.raises(EvaluationError, match=r"^captioning looks at images, and 1 of 4"):
         evaluate_split(configured(folder, decode={"num_samples": 2}, rerank=LONGEST))
 
 

@@ -421,6 +421,17 @@ def test_mistakes_are_found_before_anything_is_scored_or_loaded(
         score_captions(with_judges(folder, **changes))
 
 
+def test_decoded_captions_outlive_a_failure(folder: Path) -> None:
+    out = folder / "out"
+    out.mkdir()
+    (out / "scores.json").write_text("{}")
+    judges = {"mine": JudgeConfig(f"{__name__}:Failing")}
+    with pytest.raises(RewardError, match="no score today"):
+        evaluate_split(with_judges(folder, predictions=None, model=str(folder / "model"), judges=judges))
+    assert len(json.loads((out / "predictions.json").read_text())) == 4
+    assert not (out / "scores.json").exists(), "of other captions"
+
+
 def test_a_grid_keeps_scores_whose_signature_lacks_the_judges(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As they were written before rewards were metrics of the evaluation."""
     grid = AblateConfig(metrics=["cider"], tokenizer="python")

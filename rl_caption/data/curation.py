@@ -95,6 +95,8 @@ class Source:
         self.files = tuple(file for file in found if file.suffix in SUFFIXES and file.is_file())
         if not self.files:
             raise DataError(f"data {str(self.path)!r}: no such file, or no {', '.join(SUFFIXES)} in the folder")
+        if self.text_column is not None and any(file.suffix == ".json" for file in self.files):
+            raise DataError(f"text_column is {self.text_column!r}: expected JSON lines or Parquet in {self.path}")
 
     def count(self) -> int:
         """Number of rows."""

@@ -173,6 +173,8 @@ def test_wrong_rows_are_named(tmp_path: Path, line: str, message: str) -> None:
     assert "kept" in curate(options(path, tmp_path / "out", caption_column="text")), "no part was made with others"
     with pytest.raises(DataError, match="no such file"):
         curate(options(tmp_path / "absent", tmp_path / "out"))
+    with pytest.raises(DataError, match="text_column is 'ocr': expected JSON lines or Parquet"):
+        curate(options(write(tmp_path, "json"), tmp_path / "out", text_column="ocr", rules={"text_overlap": [0, 0.5]}))
 
 
 @pytest.mark.parametrize(

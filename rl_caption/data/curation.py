@@ -103,8 +103,8 @@ class Source:
         return sum(_count(file) for file in self.files)
 
     def rows(self, wanted: Callable[[int], bool] = lambda index: True) -> Iterator[tuple[int, Item]]:
-        """Yield index and row of the ``wanted`` ones: ``image_id``, ``image`` (its path), ``references``, ``split``
-        where there is one, and ``text`` where ``text_column`` is set. Other columns of JSON lines stay.
+        """Yield index and row of the ``wanted`` ones: ``image_id``, ``image`` (its path), ``references``, and ``split``
+        where there is one. Other columns of JSON lines and Parquet stay.
 
         Raises:
             DataError: a row is wrong; the message names the file and the row.
@@ -139,10 +139,9 @@ class Source:
         files = item.get("positive_images")
         if isinstance(files, list) and all(isinstance(file, str) for file in files):
             row["positive_images"] = [os.path.abspath(os.path.join(root, file)) for file in files]
-        if self.text_column is not None:
-            row["text"] = item.get(self.text_column) or ""
-            if not isinstance(row["text"], str):
-                raise DataError(f"{where}: {self.text_column!r} is {shown(row['text'])}: expected a text, or null")
+        text = None if self.text_column is None else item.get(self.text_column)
+        if not isinstance(text, str | None):
+            raise DataError(f"{where}: {self.text_column!r} is {shown(text)}: expected a text, or null")
         return row
 
 
@@ -201,5 +200,4 @@ def write_rows(file: Any, rows: Sequence[Item]) -> None:
     """Append rows to a binary file as JSON lines that ``data.format: jsonl`` reads."""
     for row in rows:
         line = {**row, "image": os.path.abspath(str(row["image"]))}
-        line.pop("text", None)
         file.write((json.dumps(line, ensure_ascii=False, default=str) + "\n").encode())

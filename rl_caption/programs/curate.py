@@ -192,8 +192,9 @@ def _reason(config: CurateConfig, row: Item, caption: str, unreadable: set[str])
         return OTHER_SPLIT
     if str(row["image"]) in unreadable:
         return UNREADABLE
+    text = row.get(str(config.text_column), "")
     for number, (name, (least, most)) in enumerate(config.rules.items()):
-        value = text_overlap(caption, row["text"]) if name == TEXT_OVERLAP else MEASURES[name](caption)
+        value = text_overlap(caption, text) if name == TEXT_OVERLAP else MEASURES[name](caption)
         if (least is not None and value < least) or (most is not None and value > most):
             return number
     return -1

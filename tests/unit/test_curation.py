@@ -96,11 +96,13 @@ def test_rules_duplicates_and_scores_in_their_order(tmp_path: Path, kind: str) -
 
 def test_what_goes_with_a_dropped_caption_is_dropped_with_it(tmp_path: Path) -> None:
     item = {"image": "a.png", "references": ["dog", "a red dog"], "negatives": [["cat"], ["a blue dog"]]}
-    (tmp_path / "in.jsonl").write_text(json.dumps(item | {"positive_images": ["0.png", "1.png"], "prompt": None}))
+    further = {"positive_images": ["0.png", "1.png"], "prompt": None, "text": "on a sign"}
+    (tmp_path / "in.jsonl").write_text(json.dumps(item | further))
     curate(CurateConfig(str(tmp_path / "in.jsonl"), rules={"words": [2, None]}, out=str(tmp_path / "out")))
     (row,) = JsonLinesData(tmp_path / "out/kept.jsonl").split("train")
     assert (row["references"], row["negatives"]) == (["a red dog"], [["a blue dog"]])
     assert row["positive_images"] == [str(tmp_path / "1.png")], "not relative to another folder"
+    assert json.loads((tmp_path / "out/kept.jsonl").read_text())["text"] == "on a sign", "other columns stay"
 
 
 def test_nulls_of_parquet_are_columns_that_a_row_lacks(tmp_path: Path) -> None:

@@ -236,11 +236,10 @@ class EmbeddingCache:
         found = {key: known for key in sources if (known := self._read(key)) is not None}
         missing = [key for key in sources if key not in found]
         for chunk in chunks(missing, _CHUNK, f"embedding {kind}s that are not cached"):
-            rows = encode([sources[key] for key in chunk])
-            for key, row in zip(chunk, np.asarray(rows, np.float32), strict=True):
-                if not np.isfinite(row).all():
-                    name = repr(str(sources[key])) if isinstance(sources[key], str | Path) else f"{sources[key]!r:.80}"
-                    raise RewardError(f"{kind} {name} has an embedding that is not finite")
+            wanted = [sources[key] for key in chunk]
+            rows = np.asarray(encode(wanted), np.float32)
+            check_finite(rows, wanted, kind)
+            for key, row in zip(chunk, rows, strict=True):
                 found[key] = row.copy()
                 self._write(key, found[key])
         for key, embedding in found.items():
@@ -319,8 +318,21 @@ class CachedEncoder:
         return np.stack([mean_embedding(own) for own in np.split(rows, ends[:-1])])
 
     def embed_texts(self, texts: Sequence[str]) -> Embeddings:
-        """Return embeddings [N, D] of length 1, float32, not cached. Raises as the encoder does."""
-        return self.encoder.encode_texts(texts).numpy()
+        """Return embeddings [N, D] of length 1, float32, not cached. Raises as the encoder and ``check_finite`` do."""
+        rows: Embeddings = self.encoder.encode_texts(texts).numpy()
+        check_finite(rows, texts, "text")
+        return rows
+
+
+def check_finite(rows: Embeddings, items: Sequence[Any], kind: str) -> None:
+    """Raise ``RewardError``, which calls items ``kind``, for the first of N whose embedding [N, D] is not finite.
+
+    No comparison holds for NaN, so that nothing would be ranked before such an item.
+    """
+    for item, is_finite in zip(items, np.isfinite(rows).all(axis=1).tolist(), strict=True):
+        if not is_finite:
+            name = repr(str(item)) if isinstance(item, str | Path) else f"{item!r:.80}"
+            raise RewardError(f"{kind} {name} has an embedding that is not finite")
 
 
 def mean_embedding(rows: Embeddings) -> Embeddings:

@@ -169,7 +169,8 @@ class VisualBottleneck:
         for batch in chunks(rows, self.batch_size, "captions through the visual bottleneck"):
             own = [texts[row] for row in batch]
             found = self._similarity(None, self.rewrite(own), references=[[caption] for caption in own])
-            for row, score in zip(batch, found, strict=True):
+            # Before they are clipped, which makes 0 of NaN.
+            for row, score in zip(batch, checked_scores(self._similarity, found, len(own)), strict=True):
                 scores[row] = min(1.0, max(0.0, score))
         return checked_scores(self, scores, len(texts))
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
+from rewards.base import RewardError
 from rewards.clip.retrieval import Retrieval, retrieval_scores
 
 
@@ -125,6 +126,12 @@ def test_an_image_without_a_distractor_scores_the_upper_bound(score: Any, caplog
         assert reward(None, ["170", "3"], **columns(0, 0)) == [reward.bounds[1]] * 2
     assert len(caplog.records) == 1
     assert reward(None, [], image=[], image_id=[]) == []
+
+
+@pytest.mark.parametrize("score", ["log_softmax", "margin", "reciprocal_rank", "recall"])
+def test_a_caption_without_a_finite_embedding_is_refused(score: Any) -> None:
+    with pytest.raises(RewardError, match="text 'nan' has an embedding that is not finite"):
+        Retrieval(Compass(), score=score)(None, ["5", "nan"], **columns(0, 90))
 
 
 def test_many_images_are_scored_in_chunks() -> None:

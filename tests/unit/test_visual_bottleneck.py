@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
+from rewards.base import RewardError
 from rewards.registry import build
 from rl_caption.data.scenes.drawing import scene_of
 from rl_caption.data.scenes.language import references
@@ -95,17 +97,20 @@ def test_captions_through_images(captioner: str) -> None:
 
 
 class Signed:
-    """A similarity below 0 and above 1."""
+    """A similarity below 0 and above 1, and NaN."""
 
     __name__, columns, bounds, signature = "signed", frozenset({"references"}), (-2.0, 2.0), "signed"
 
     def __call__(self, prompts: Any, completions: Sequence[str], **columns: Any) -> list[float]:
-        return [2.0 if "red" in own[0] else -1.0 for own in columns["references"]]
+        values = {"red": 2.0, "blue": -1.0}
+        return [values.get(own[0].split()[1], math.nan) for own in columns["references"]]
 
 
 def test_scores_are_clipped(captioner: str) -> None:
     reward = vba(captioner, similarity=f"{__name__}:Signed", text_to_image_kwargs={"size": 16})
     assert reward(None, ["a red circle", "a blue circle"]) == [1.0, 0.0]
+    with pytest.raises(RewardError, match="'signed' returned nan for caption 1"):
+        reward(None, ["a red circle", "a green circle"])
 
 
 @pytest.mark.parametrize(

@@ -329,10 +329,11 @@ def check_finite(rows: Embeddings, items: Sequence[Any], kind: str) -> None:
 
     No comparison holds for NaN, so that nothing would be ranked before such an item.
     """
-    for item, is_finite in zip(items, np.isfinite(rows).all(axis=1).tolist(), strict=True):
-        if not is_finite:
-            name = repr(str(item)) if isinstance(item, str | Path) else f"{item!r:.80}"
-            raise RewardError(f"{kind} {name} has an embedding that is not finite")
+    bad = np.flatnonzero(~np.isfinite(rows).all(axis=1))
+    if len(bad):
+        item = items[bad[0]]
+        name = repr(str(item)) if isinstance(item, str | Path) else f"{item!r:.80}"
+        raise RewardError(f"{kind} {name} has an embedding that is not finite")
 
 
 def mean_embedding(rows: Embeddings) -> Embeddings:

@@ -266,16 +266,19 @@ def build_vocabulary(
     """Word-level tokenizer of the words that occur at least ``min_count`` times in the training references.
 
     Words are those of ``split_by``, one of ``rewards.text.tokenize.TOKENIZERS``; ids 0 to 3 are padding, BOS, EOS, UNK,
-    then words by falling count, ties in alphabetical order. Rarer words become UNK, which no caption may contain.
+    then words by falling count, ties in alphabetical order. Rarer words become UNK, which no caption may contain; an
+    ``<unk>`` of the references themselves is UNK, too.
     """
     if min_count < 1:
         raise ValueError(f"min_count is {min_count}: it must be at least 1")
     split = tokenizer_of(split_by)
     counts = Counter(word for captions in references for caption in captions for word in split(caption))
-    words = sorted((word for word, count in counts.items() if count >= min_count), key=lambda w: (-counts[w], w))
-    if not words:
+    special = [PAD, BOS, EOS, UNK]
+    found = [word for word, count in counts.items() if count >= min_count and word not in special]
+    if not found:
         raise ValueError(f"no word occurs {min_count} times in the training references: lower model.min_count")
-    vocabulary = {token: index for index, token in enumerate([PAD, BOS, EOS, UNK, *words])}
+    words = sorted(found, key=lambda word: (-counts[word], word))
+    vocabulary = {token: index for index, token in enumerate([*special, *words])}
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token=UNK))
     tokenizer.pre_tokenizer = WhitespaceSplit()
     return PreTrainedTokenizerFast(

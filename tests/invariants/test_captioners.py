@@ -6,7 +6,7 @@ from transformers.cache_utils import DynamicCache
 
 from rl_caption.captioners.base import Decoding, caption_mask, sample_tokens
 from rl_caption.captioners.packed import preallocated_cache, unique_prefixes
-from rl_caption.captioners.transformer import TransformerCaptioner
+from rl_caption.captioners.transformer import TransformerCaptioner, build_vocabulary
 from rl_caption.scst.objectives import token_logprobs
 from rl_caption.scst.rollout import sample_captions, sampling_noise
 from rl_caption.types import CaptionBatch
@@ -337,3 +337,12 @@ def test_words_survive_encoding_and_decoding():
     (cut,) = captioner.encode([REFERENCES[0][0]], 4)
     assert len(cut) == 4
     assert captioner.eos_token_id not in cut
+
+
+def test_names_of_special_tokens_in_references_are_no_further_words():
+    tokenizer = build_vocabulary([["a <unk> dog <eos>", "a <pad> cat"]], min_count=1)
+    assert sorted(tokenizer.get_vocab().values()) == list(range(7))
+    assert tokenizer.convert_ids_to_tokens([0, 1, 2, 3, 4]) == ["<pad>", "<bos>", "<eos>", "<unk>", "a"]
+    assert tokenizer("a <unk> dog", add_special_tokens=False)["input_ids"] == [4, 3, 6]
+    with pytest.raises(ValueError, match="no word occurs 1 times"):
+        build_vocabulary([["<unk>"]], min_count=1)

@@ -366,9 +366,9 @@ def build_rewards(
     judges: dict[str, dict[str, Reward]] = {}
     for name, base in plan.bases.items():
         references = references_of(base.rows)
-        words = words_tokenizer(config.tokenizer, base.config.data.tokenizer)
-        key = json.dumps([words, references])  # bases with the same references share their judges
-        judges[name] = built[key] = built.get(key) or build_judges(ready, None, references, "judges", words)
+        tokenizer = words_tokenizer(config.tokenizer, base.config.data.tokenizer)
+        key = json.dumps([tokenizer, references])  # bases with the same references share their judges
+        judges[name] = built[key] = built.get(key) or build_judges(ready, None, references, "judges", tokenizer)
     return judges, signatures
 
 

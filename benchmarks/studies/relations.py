@@ -1,6 +1,6 @@
 """Generated scenes of which a caption tells a relation, and a wider image encoder: what it takes to learn relations.
 
-docs/results.md ("Binding and relations") has the configurations.
+docs/results_composition.md ("Binding and relations") has the configurations.
 """
 
 from __future__ import annotations

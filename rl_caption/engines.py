@@ -31,7 +31,7 @@ from torch.utils.hooks import RemovableHandle
 from tqdm.auto import tqdm
 
 from rl_caption.errors import ConfigError, UserError
-from rl_caption.launch import check_processes, cpu_threads
+from rl_caption.launch import check_processes, cpu_threads, keep_freed_memory
 
 if TYPE_CHECKING:
     from rl_caption.config.schema import RunConfig, TrainConfig
@@ -85,8 +85,7 @@ def build_accelerator(train: TrainConfig, run: RunConfig) -> Accelerator:
     if wants_deepspeed:
         configure_deepspeed(accelerator, precision, train.grad_clip_value)
     if accelerator.device.type == "cpu":
-        local = int(os.environ.get("LOCAL_WORLD_SIZE", accelerator.num_processes))
-        torch.set_num_threads(train.threads or cpu_threads(local))
+        use_cpu(accelerator.num_processes, train.threads)
         # On a CPU the fused attention's backward pass is several times slower in bf16 than products written out.
         torch.backends.cuda.enable_flash_sdp(precision != "bf16")
     if accelerator.device.type == "cuda":
@@ -100,6 +99,12 @@ def build_accelerator(train: TrainConfig, run: RunConfig) -> Accelerator:
             f"train.mixed_precision {train.mixed_precision} is {precision!r} on this device ({accelerator.device})",
         )
     return accelerator
+
+
+def use_cpu(processes: int, threads: int | None) -> None:
+    """Set the CPU threads of one of ``processes`` (None: a share of the cores); keep the memory of freed tensors."""
+    torch.set_num_threads(threads or cpu_threads(int(os.environ.get("LOCAL_WORLD_SIZE", processes))))
+    keep_freed_memory()
 
 
 def requested_precision(train: str, environment: Mapping[str, str] = os.environ) -> str:

@@ -38,6 +38,8 @@ ACCELERATE_PROGRAMS = ("accelerate", "accelerate-launch", "accelerate.commands.l
 OTHER_LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "deepspeed.launcher.launch")
 LAUNCHER_VARIABLE = "RL_CAPTION_LAUNCHER"
 """Environment variable in which a program of this package that starts others gives them its process id."""
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
+"""Parameters of glibc's ``mallopt``."""
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """What schedulers, Ctrl-C and closed terminals send to a program that is to end."""
@@ -100,6 +102,19 @@ def cpu_threads(processes: int, environment: Mapping[str, str] = os.environ) -> 
     if own.isdigit() and int(own) and not launched:
         return int(own)
     return max((os.cpu_count() or 1) // processes, 1)
+
+
+def keep_freed_memory(environment: Mapping[str, str] = os.environ) -> bool:
+    """Ask glibc's allocator to keep freed memory for the next tensors; False where there is none to ask.
+
+    Otherwise large blocks are given back and mapped anew, and the kernel fills every page with zeros again
+    (docs/performance.md). What the user set, ``MALLOC_*`` or ``glibc.malloc`` in GLIBC_TUNABLES, stays.
+    """
+    names = [*environment, *environment.get("GLIBC_TUNABLES", "").split(":")]
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None or any(name.startswith(("MALLOC_", "glibc.malloc")) for name in names):
+        return False
+    return bool(mallopt(M_MMAP_MAX, 0) and mallopt(M_TRIM_THRESHOLD, -1))  # no block is mapped, nothing given back
 
 
 def processes_requested_by_launcher() -> int | None:

@@ -34,7 +34,7 @@ from rl_caption.config.build import (
 )
 from rl_caption.data.base import COLUMNS, DataError
 from rl_caption.data.loader import micro_batch_size
-from rl_caption.engines import accelerator_kwargs, print_main, usable_precision
+from rl_caption.engines import accelerator_kwargs, print_main, usable_precision, use_cpu
 from rl_caption.errors import config_errors, not_installed
 from rl_caption.evaluation import (
     DEFAULT_METRICS,
@@ -47,7 +47,7 @@ from rl_caption.evaluation import (
 )
 from rl_caption.evaluation.metrics import add_judges, check_judges, metrics_tokenizer, words_tokenizer
 from rl_caption.evaluation.results import read_scores
-from rl_caption.launch import check_processes, cpu_threads, run_lock
+from rl_caption.launch import check_processes, run_lock
 from rl_caption.monitoring.judges import build_judges
 from rl_caption.training.checkpoint import CheckpointError
 from rl_caption.training.loop import NonFiniteError
@@ -248,8 +248,7 @@ def fine_tune(config: GrpoVlmConfig) -> str:
             "data parallelism, or ZeRO-1 or 2"
         )
     if state.device.type == "cpu":
-        here = int(os.environ.get("LOCAL_WORLD_SIZE", state.num_processes))
-        torch.set_num_threads(config.train.threads or cpu_threads(here))
+        use_cpu(state.num_processes, config.train.threads)
     with run_lock(config.run.dir) if state.is_main_process else nullcontext():
         checkpoint = find_trl_checkpoint(config)
         if checkpoint is not None and config.run.resume == "auto" and is_complete(Path(config.run.dir)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import multiprocessing
 import os
@@ -373,3 +374,31 @@ def test_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         run_lock(tmp_path / "file/run"),
     ):
         pass
+
+
+PAGE_FAULTS = """
+import resource
+from rl_caption.launch import keep_freed_memory
+print(int(keep_freed_memory()))
+b"1" * 64_000_000
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(10):
+    b"1" * 64_000_000  # 16,000 pages of 4 KB
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.parametrize(
+    ("own", "kept"), [({}, 1), ({"MALLOC_ARENA_MAX": "2"}, 0), ({"GLIBC_TUNABLES": "glibc.malloc.tcache_count=7"}, 0)]
+)
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="needs glibc")
+def test_the_memory_of_freed_tensors_is_kept_but_where_the_user_set_the_allocator(
+    own: dict[str, str], kept: int
+) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+    done = subprocess.run(
+        [sys.executable, "-c", PAGE_FAULTS], env=environment | own, capture_output=True, text=True, check=True
+    )
+    asked, faults = map(int, done.stdout.split())
+    assert asked == kept
+    assert (faults < 1000) == bool(kept)

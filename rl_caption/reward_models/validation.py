@@ -74,7 +74,8 @@ class ValidationLoss:
             parts = embedded[start : start + size].split([*widths.values()], dim=1)
             own = dict(zip(widths, parts, strict=True)) | {"scale": scale}
             target = targets([(rows[index], DRAWN_AT) for index in range(start, start + size)]).targets
-            losses.append(float(self.objective(own, target)[0]))
+            with torch.autocast("cpu", enabled=False):  # float32, as in training
+                losses.append(float(self.objective(own, target)[0]))
         return fmean(losses)
 
 

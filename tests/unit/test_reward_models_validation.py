@@ -141,6 +141,8 @@ def test_the_loss_of_a_split_is_that_of_its_whole_batches() -> None:
         expected = (by_hand(some[:2]) + by_hand(some[2:4])) / 2
         assert loss(2, 1) == pytest.approx(expected, rel=1e-6)
         assert loss(2, 3) == pytest.approx(expected, rel=1e-6)
+        with torch.autocast("cpu", torch.bfloat16):  # of the network alone
+            assert loss(2, 3) == pytest.approx(expected, rel=1e-6)
         assert loss(8, 2) == pytest.approx(by_hand(some), rel=1e-6), "a split of fewer rows is one batch"
 
 

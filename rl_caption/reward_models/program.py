@@ -230,17 +230,26 @@ def _caption_source(
 def _validation_negatives(
     config: RewardModelConfig, source: NegativeSource | None, rows: Sequence[Row]
 ) -> list[tuple[int, str, str]]:
-    """Row, its first caption and a false one; the same at every validation."""
+    """Row, its first caption and a false one; the same at every validation.
+
+    ``ConfigError`` where there is none, and they are to choose the best model.
+    """
     if source is None:
         return []
     count, seed = config.negatives.count, config.train.seed
     captions = [(index, row, row["references"][0]) for index, row in enumerate(rows)]
-    return [
+    found = [
         (index, caption, text)
         for index, row, caption in captions
         for text, counted in zip(*hard_negatives(source, count, row, caption, seed, -1), strict=True)
         if counted
     ]
+    if not found and config.eval.best_by == "val/hard_negatives":
+        raise ConfigError(
+            f"eval.best_by is 'val/hard_negatives', but negatives.source {config.negatives.source} has none for the "
+            f"first captions of {config.eval.split}: leave it out, or choose other negatives"
+        )
+    return found
 
 
 def _decays(frozen_positions: int) -> Callable[[str, Tensor], bool]:

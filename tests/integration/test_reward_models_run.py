@@ -407,7 +407,7 @@ def test_another_teacher_refuses_to_resume(trained: Path, tmp_path: Path) -> Non
     assert "was trained on the teacher 'distill_image[best," in ended.output
 
 
-def test_a_training_row_without_negatives_is_named_before_the_first_step(tmp_path: Path) -> None:
+def test_rows_without_negatives_are_named_before_the_first_step(tmp_path: Path) -> None:
     alone(tmp_path / "data", "image")
     files = [file.name for file in sorted((tmp_path / "data").iterdir())]
     rows = [{"image": file, "references": ["a dog"], "negatives": [["a cat"]]} for file in files]
@@ -418,6 +418,9 @@ def test_a_training_row_without_negatives_is_named_before_the_first_step(tmp_pat
     changes["negatives"] = {"count": 1, "source": "data"}
     said = refused(reward_model_config(tmp_path, "contrastive"), tmp_path / "run", **changes)
     assert f"image '{files[-1]}' has no negatives for 'a dog'" in said
+    changes |= {"negatives": {"count": 1, "kwargs": {"kinds": ["replace_count"]}}, "eval.best_by": "val/hard_negatives"}
+    said = refused(reward_model_config(tmp_path, "contrastive"), tmp_path / "other", **changes)
+    assert "negatives.source rules has none for the first captions of val" in said
 
 
 def test_a_training_image_without_a_short_caption_is_named_before_the_first_step(tmp_path: Path) -> None:

@@ -232,7 +232,7 @@ def test_polaris_as_csv(tmp_path: Path) -> None:
 def test_parquet(tmp_path: Path, name: str, caption: str, image: str) -> None:
     pytest.importorskip("pyarrow")
     content = io.BytesIO()
-    Image.new("RGB", (3, 2), "red").save(content, "PNG")
+    Image.new("P", (3, 2)).save(content, "PNG")
     row = {caption: "a  dog", "refs": ["dogs", "a dog runs"], "human_score": 0.25, "file_name": "x.jpg"}
     for number in (1, 0):
         stored = {"bytes": content.getvalue() if number == 0 else b"none", "path": None}
@@ -243,7 +243,7 @@ def test_parquet(tmp_path: Path, name: str, caption: str, image: str) -> None:
     assert (found.captions, found.ratings) == (["dog 0", "dog 1"], [0.25] * 2), "files in their order"
     assert found.image_ids[0] == ("x.jpg" if name == "nebula" else "dogs\na dog runs")
     assert len(found.images) == 2
-    assert found.images[0].render().size == (3, 2)
+    assert (found.images[0].render().size, found.images[0].render().mode) == ((3, 2), "P"), "as a file's for a score"
     with pytest.raises(RewardError, match="cannot be read"):
         found.images[1].render()
 

@@ -320,7 +320,8 @@ class StoredImage:
     def render(self) -> Image.Image:
         """Decode it; ``RewardError`` where it cannot be decoded."""
         try:
-            return open_image(Image.open(io.BytesIO(_stored_images(self.files, self.column)[self.row])))
+            stored = _stored_images(self.files, self.column)[self.row]
+            return open_image(Image.open(io.BytesIO(stored)), own_mode=True)
         except (*UNREADABLE, RewardError) as error:
             raise RewardError(f"an image of a Parquet file cannot be read: {error}") from error
 

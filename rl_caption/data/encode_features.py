@@ -25,7 +25,7 @@ from rewards.clip.pretrained import load_image_encoder
 from rewards.files import atomic_write, remove_leftovers
 from rewards.images import IMAGE_SUFFIXES
 from rewards.model_files import fingerprint, read_object
-from rl_caption.data.base import SHOWN, DataError, load_image
+from rl_caption.data.base import SHOWN, DataError
 from rl_caption.data.features import as_stored, finite, import_h5py, open_hdf5
 from rl_caption.data.file_checks import ImageFile, check_image_files, progress
 from rl_caption.data.files import check_space, write_json
@@ -62,9 +62,9 @@ def encode_features(
 ) -> tuple[int, int]:
     """Write the grid of every image; returns how many were written, and were there already.
 
-    Images are made RGB, then prepared as the encoder says. What is there is kept, so that a run that was interrupted
-    goes on. An HDF5 file is written at the end, from the folder ``OUT.parts``, which is then removed: one that a killed
-    process was writing cannot be read.
+    Images are prepared as the encoder says, in their own mode, as for scores. What is there is kept, so that a run that
+    was interrupted goes on. An HDF5 file is written at the end, from the folder ``OUT.parts``, which is then removed:
+    one that a killed process was writing cannot be read.
 
     Args:
         encoder: see ``rewards.clip.pretrained``; ``kwargs`` are its arguments, where it is a class.
@@ -252,9 +252,9 @@ def _encoded(
     def read(name: str) -> Tensor:
         """Pixels [3, S, S] of a view of an image."""
         try:
-            return view(pixels(load_image(images[name]), network.preprocessing), image_id=name)
+            return view(pixels(images[name], network.preprocessing), image_id=name)
         except RewardError as error:
-            raise DataError(f"{images[name]}: {error}") from error
+            raise DataError(str(error)) from error
 
     with ThreadPoolExecutor(num_workers) as pool:
         ahead = pool.map(read, batches[0])

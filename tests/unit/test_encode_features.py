@@ -33,12 +33,13 @@ COUNT = 5
 
 @pytest.fixture
 def dataset(tmp_path: Path) -> Path:
-    """A Karpathy JSON of five photos of several sizes, in ``images``, with ids that are not their names."""
+    """A Karpathy JSON of five photos of several sizes and modes, in ``images``, with ids that are not their names."""
     folder = tmp_path / "data"
     (folder / "images").mkdir(parents=True)
     items = []
     for number in range(COUNT):
-        noise_image(number, (40 + 3 * number, 37)).save(folder / f"images/photo{number}.png")
+        mode = ("RGB", "P", "L", "RGBA", "LA")[number]
+        noise_image(number, (40 + 3 * number, 37), mode).save(folder / f"images/photo{number}.png")
         items.append({"filename": f"photo{number}.jpg", "imgid": 10 + number, "split": "train" if number else "val",
                       "sentences": [{"raw": "a dog"}]})  # fmt: skip
     (folder / "dataset_tiny.json").write_text(json.dumps({"images": items}))

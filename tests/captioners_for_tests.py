@@ -1,7 +1,5 @@
 """Tiny captioners with random weights, and images to caption."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from PIL import Image

@@ -49,11 +49,3 @@ def published_system(shared_data: Path, name: str) -> tuple[list[list[str]], lis
     references = [[tokenize(text) for text in texts[row["image_name"]]] for row in results]
     recorded = json.loads((folder / "scores_pycocoevalcap.json").read_text())["scores"][name]
     return [tokenize(row["caption"]) for row in results], references, recorded
-
-
-def published_oracle(shared_data: Path) -> tuple[list[list[str]], list[list[list[str]]]]:
-    """Words of the captions and references of the toolkit's published example."""
-    texts, results = (
-        json.loads((shared_data / "coco_fakecap_oracle" / f"{name}.json").read_text()) for name in ("gts", "res")
-    )
-    return [results[key][0].split() for key in texts], [[text.split() for text in texts[key]] for key in texts]

@@ -1,7 +1,5 @@
 """Tiny dual encoders with random weights, saved as the real ones are, and images to show them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

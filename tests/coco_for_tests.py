@@ -1,7 +1,5 @@
 """A tiny COCO: official caption files, Karpathy's JSON, photos and bottom-up features, as they are downloaded."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

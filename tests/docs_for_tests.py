@@ -1,7 +1,5 @@
 """The commands of the pages: where they stand, what they read, and what of that a reader has to bring."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Collection, Iterator

@@ -1,7 +1,5 @@
 """Tiny pretrained encoders: saved as those of Transformers are, and classes of one's own."""
 
-from __future__ import annotations
-
 import re
 from itertools import pairwise
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tiny models of Transformers with random weights, saved and loaded as real ones are: folder in, captioner out."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Runs that are interrupted where they write or read, to go on later."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """Tiny sets of judgements in the formats in which the real ones are published."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Folders as the programs leave them, small and written by hand, for tests of reports."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tiny reward models and the configurations that train them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

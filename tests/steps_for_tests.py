@@ -1,7 +1,5 @@
 """Self-critical steps of a tiny captioner, and their gradients."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

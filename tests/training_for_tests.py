@@ -3,8 +3,6 @@
 Importing torch and Transformers takes seconds, so one fork server imports everything once and each run is a fork of it.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import math

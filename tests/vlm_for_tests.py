@@ -1,7 +1,5 @@
 """Tiny decoder-only vision-language models with random weights, saved as the real ones are."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

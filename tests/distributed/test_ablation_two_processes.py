@@ -1,7 +1,5 @@
 """A grid whose runs are launched as several processes, from a captioner of Transformers with a prompt."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The benchmark of processes trains as many as it says. No time is asserted."""
 
-from __future__ import annotations
-
 import multiprocessing
 
 import pytest

@@ -1,7 +1,5 @@
 """DeepSpeed ZeRO-1, 2 and 3 on CPU processes: the same steps, samples, checkpoints and exports."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import shutil
@@ -74,9 +72,7 @@ def killed(start: Path, tmp_path_factory: pytest.TempPathFactory):
     ("engine", "count"),
     [("zero1", 1), ("zero1", 2), ("zero2", 1), ("zero2", 2), ("zero3", 1), ("zero3", 2)],
 )
-def test_killed_resumed_and_exported_as_one_plain_process(
-    start: Path, whole: Path, killed, tmp_path: Path, engine: str, count: int
-) -> None:
+def test_killed_resumed_and_exported_as_one_plain_process(start, whole, killed, tmp_path, engine, count):
     folder = shutil.copytree(killed(engine, count), tmp_path / "run")
     (checkpoint,) = (folder / "checkpoints").glob("step-*")
     assert files(checkpoint) == SHARDED_FILES | {f"random_states_{rank}.pkl" for rank in range(count)}
@@ -110,9 +106,7 @@ def test_several_updates_on_a_rollout_are_those_of_one_plain_process(start: Path
     ],
     ids=lambda pair: f"{pair[0]}-{pair[1]}",
 )
-def test_a_run_goes_on_under_another_engine_and_number_of_processes(
-    start: Path, whole: Path, killed, tmp_path: Path, before: tuple[str, int], after: tuple[str, int]
-) -> None:
+def test_a_run_goes_on_under_another_engine_and_number_of_processes(start, whole, killed, tmp_path, before, after):
     folder = shutil.copytree(killed(*before), tmp_path / "run")
     config = scst_config(folder, start, **OPTIONS)
     for ended in run_together(after[1], config, folder, "scst", engine=ENGINES[after[0]]):

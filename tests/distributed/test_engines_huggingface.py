@@ -1,7 +1,5 @@
 """A captioner of Transformers under the engines that shard it: the steps and the export of one plain process."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

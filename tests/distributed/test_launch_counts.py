@@ -3,8 +3,6 @@
 Each test starts a ten-line program that adds one number per process, on the CPU.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -74,9 +72,7 @@ def test_two_processes_train(launcher: list[str], way: str, variables: dict[str,
     ],
     ids=["unsynchronised copies", "one process for two"],
 )
-def test_another_number_of_processes_stops_with_advice(
-    launcher: list[str], way: str, reason: str, tmp_path: Path
-) -> None:
+def test_another_number_of_processes_stops_with_advice(launcher, way, reason, tmp_path):
     done = start(launcher, tmp_path, way)
     assert done.returncode != 0, done.stdout
     assert "sum" not in done.stdout, "it trained all the same"

@@ -1,7 +1,5 @@
 """One process and two train the same reward models: negatives come from the whole global batch."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """One process and two with the same global batch take the same steps, are killed, resumed and stopped alike."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -72,9 +70,7 @@ SCHEDULES = {
     "changes", [{}, Z_SCORES, REUSE, SCHEDULES], ids=["raw", "z-scores", "two updates", "schedules"]
 )
 @pytest.mark.parametrize("advantage", ["greedy", "leave_one_out"])
-def test_self_critical_training_takes_the_same_steps(
-    one_xe: Path, tmp_path: Path, advantage: str, changes: dict[str, Any]
-) -> None:
+def test_self_critical_training_takes_the_same_steps(one_xe, tmp_path, advantage, changes):
     options: dict[str, Any] = SHARED | changes | {"train.advantage": advantage, "train.micro_batch_size": 2}
     alone, together = tmp_path / "one", tmp_path / "two"
     checked_run(scst_config(alone, one_xe / "export/best", **options), alone, "scst")
@@ -206,15 +202,8 @@ SLURM = "scripts/slurm_scst.sh"
     ids=["Ctrl-C", "launcher of one", "Slurm", "launcher of two"],
 )
 def test_a_signal_saves_before_the_launcher_ends(
-    one_xe: Path,
-    tmp_path: Path,
-    launched: Any,
-    launcher: str,
-    configuration: str,
-    count: int,
-    number: signal.Signals,
-    everyone: bool,
-) -> None:
+    one_xe, tmp_path, launched, launcher, configuration, count, number, everyone
+):
     """What a scheduler does: a signal, to the launcher or to all processes of a job, and an end to all that is left."""
     folder, marker = tmp_path / "run", tmp_path / "slow"
     (tmp_path / "slow_reward.py").write_text(SLOW)
@@ -266,9 +255,7 @@ class Failing:
 
 
 @pytest.mark.parametrize(("configuration", "killed"), [("cpu2.yaml", True), ("deepspeed_zero3.yaml", False)])
-def test_a_rank_that_fails_or_is_killed_ends_the_job(
-    one_xe: Path, tmp_path: Path, launched: Any, configuration: str, killed: bool
-) -> None:
+def test_a_rank_that_fails_or_is_killed_ends_the_job(one_xe, tmp_path, launched, configuration, killed):
     folder = tmp_path / "run"
     (tmp_path / "failing_reward.py").write_text(FAILS_ON_RANK_1)
     config = scst_config(folder, one_xe / "export/best", **{"train.max_steps": 1_000_000})

@@ -1,7 +1,5 @@
 """``grpo_vlm`` in two processes: one run, one model, and each decodes its share of the captions."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

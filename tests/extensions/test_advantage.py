@@ -1,7 +1,5 @@
 """An advantage from outside: a function in a file of one's own, and its name in the configuration (docs/scst.md)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """A data format from outside: a class in a file of one's own, and its name in the configuration (docs/data.md)."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Sequence
 from dataclasses import replace

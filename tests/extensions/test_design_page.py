@@ -1,7 +1,5 @@
 """The examples of docs/design.md are the code that the tests of this folder run."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

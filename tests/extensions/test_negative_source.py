@@ -1,7 +1,5 @@
 """Hard negatives by a language model: the class of docs/reward_models.md, from outside the package."""
 
-from __future__ import annotations
-
 import inspect
 from pathlib import Path
 

@@ -1,10 +1,8 @@
 """An objective from outside: a class in a file of one's own, and its name in the configuration (docs/scst.md)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import pytest
 import torch
@@ -99,9 +97,7 @@ def test_without_a_clip_it_is_reinforce() -> None:
         ("risk", {}, {"loss_reduction": "sequence"}, "train.loss_reduction is 'sequence': train.objective risk"),
     ],
 )
-def test_what_cannot_be_used_is_refused_by_name(
-    name: str, kwargs: dict[str, Any], shared: dict[str, Any], part: str
-) -> None:
+def test_what_cannot_be_used_is_refused_by_name(name, kwargs, shared, part):
     with pytest.raises(ConfigError) as refused:
         build_objective(name, kwargs, **shared)
     assert part in str(refused.value)

@@ -1,7 +1,5 @@
 """A reward from outside: a class in a file of one's own, and its name in the configuration (docs/rewards.md)."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """A grid as a whole: interrupted after its first cell, continued, changed, and with a cell that fails."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import dataclass

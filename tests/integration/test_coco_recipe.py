@@ -1,7 +1,5 @@
 """The shipped COCO configurations, as they stand, on a tiny COCO: only sizes are changed."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

@@ -5,8 +5,6 @@ pages use for the reader's own. Configurations and sizes on the command line are
 needs follows from its words and its configurations (``docs_for_tests.needs``).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -268,13 +266,7 @@ def small_words(command: Command) -> list[str]:
 
 
 @pytest.mark.parametrize("command", [pytest.param(command, id=command.id) for command in unique()])
-def test_command_runs(
-    command: Command,
-    root: Path,
-    make: Callable[[str, Path], None],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_command_runs(command, root, make, monkeypatch, capsys):
     monkeypatch.chdir(root)
     for name, text in shown_files(command.page).items():
         (root / name).write_text(yaml.safe_dump(shrunk(yaml.safe_load(text))))

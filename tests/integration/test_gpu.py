@@ -1,7 +1,5 @@
 """On a GPU, in float32: the captions, rewards and losses of a CPU, also with a replayed decode and under DDP."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

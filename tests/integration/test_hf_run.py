@@ -1,7 +1,5 @@
 """Pretrained captioners in the programs: cross-entropy, self-critical training, a kill and a resume, evaluation."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -88,9 +86,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_model("vit_gpt2", tmp_path_factory.mktemp("vit_gpt2") / "start")
 
 
-def test_from_cross_entropy_to_self_critical_training_to_evaluation(
-    pair: Path, data: dict[str, Any], tmp_path: Path
-) -> None:
+def test_from_cross_entropy_to_self_critical_training_to_evaluation(pair, data, tmp_path):
     model = {"name": "huggingface", "init": str(pair), "prompt": PROMPT, "freeze": ["encoder.*"]}
     xe, scst = tmp_path / "xe", tmp_path / "scst"
     options: dict[str, Any] = {"train.max_steps": 12, "train.lr": 0.02, "eval.every": 6}
@@ -118,9 +114,7 @@ def test_from_cross_entropy_to_self_critical_training_to_evaluation(
     assert start == learned, "self-critical training starts from the captioner and prompt that were exported"
 
 
-def test_adapters_are_resumed_bit_for_bit_and_exported_into_one_plain_model(
-    data: dict[str, Any], tmp_path: Path
-) -> None:
+def test_adapters_are_resumed_bit_for_bit_and_exported_into_one_plain_model(data, tmp_path):
     pytest.importorskip("peft")
     start, whole = save_model("blip2", tmp_path / "start"), tmp_path / "whole"
     lora = {"r": 4, "alpha": 16.0, "dropout": 0.1, "export_adapters": True}

@@ -1,7 +1,5 @@
 """A reward that pays for one word: the alarm goes off, says why, and ends the run where it is told to."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -123,9 +121,7 @@ def test_a_stop_ends_the_run_and_keeps_the_best_model_by_the_judge(start: Path, 
 
 
 @pytest.mark.parametrize("step", [3, 12])
-def test_a_resumed_run_compares_with_the_same_start(
-    start: Path, spoiled: tuple[Path, Ended], tmp_path: Path, step: int
-) -> None:
+def test_a_resumed_run_compares_with_the_same_start(start, spoiled, tmp_path, step):
     folder = tmp_path / "run"
     killed = spoil(folder, start, Kill("rl_caption.training.loop:Trainer._step", step))
     assert killed.code < 0, killed.output
@@ -135,9 +131,7 @@ def test_a_resumed_run_compares_with_the_same_start(
     assert hacking_notes(folder)["start"]["step"] == 0
 
 
-def test_watching_the_divergence_does_not_change_the_training(
-    start: Path, spoiled: tuple[Path, Ended], tmp_path: Path
-) -> None:
+def test_watching_the_divergence_does_not_change_the_training(start, spoiled, tmp_path):
     folder = tmp_path / "run"
     ended = spoil(folder, start, **{"monitor.kl": True, "monitor.best_by": "val/reward"})
     assert ended.code == 0, ended.output
@@ -163,9 +157,7 @@ def test_watching_the_divergence_does_not_change_the_training(
         ({"judges": {"rogue_l": {}}}, "monitor.judges.rogue_l: reward 'rogue_l' is unknown. Did you mean 'rouge_l'?"),
     ],
 )
-def test_what_cannot_be_watched_is_refused_before_training(
-    start: Path, tmp_path: Path, monitor: dict[str, Any], message: str
-) -> None:
+def test_what_cannot_be_watched_is_refused_before_training(start, tmp_path, monitor, message):
     mixture = {"reward.terms.repetition": {"weight": 1.0}}  # whose scales on samples are printed before training
     ended = spoil(tmp_path / "run", start, monitor=monitor, **mixture)
     assert ended.code == 1

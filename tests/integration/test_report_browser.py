@@ -1,7 +1,5 @@
 """Reports in a real browser: no error in its console, the gallery drawn, on a desktop and on a phone."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """A run that is killed at any moment and started again with the same command ends as the run that never was."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil
@@ -141,9 +139,7 @@ def test_cross_entropy_killed_and_started_again(whole_xe: Path, tmp_path: Path, 
         "while saving",
     ],
 )
-def test_self_critical_training_killed_and_started_again(
-    whole_xe: Path, whole_scst: Path, tmp_path: Path, kill: Kill
-) -> None:
+def test_self_critical_training_killed_and_started_again(whole_xe, whole_scst, tmp_path, kill):
     folder = tmp_path / "run"
     config = scst_config(folder, whole_xe / "export/best")
     checked_run(config, folder, "scst", kill=kill)
@@ -200,9 +196,7 @@ def test_killed_again_and_again_at_any_moment(whole_xe: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("step", "number"), [(3, signal.SIGTERM), (4, signal.SIGINT), (6, signal.SIGHUP)])
-def test_a_signal_saves_ends_with_0_and_resumes_to_the_same_weights(
-    whole_xe: Path, tmp_path: Path, step: int, number: int
-) -> None:
+def test_a_signal_saves_ends_with_0_and_resumes_to_the_same_weights(whole_xe, tmp_path, step, number):
     folder = tmp_path / "run"
     stopped = checked_run(
         xe_config(folder), folder, kill=Kill("rl_caption.training.loop:Trainer._step", step, number=number)
@@ -216,9 +210,7 @@ def test_a_signal_saves_ends_with_0_and_resumes_to_the_same_weights(
     assert untimed(folder) == untimed(whole_xe)
 
 
-def test_a_chain_that_signals_stop_in_each_of_its_stages_goes_on(
-    whole_xe: Path, whole_scst: Path, tmp_path: Path
-) -> None:
+def test_a_chain_that_signals_stop_in_each_of_its_stages_goes_on(whole_xe, whole_scst, tmp_path):
     """Cross-entropy, a reward model, self-critical training, by one command."""
     teacher = reward_model_config(tmp_path / "teacher", "contrastive", **{"train.max_steps": 2})
     for name, stage in {"xe": xe_config(tmp_path / "xe"), "teacher": teacher}.items():

@@ -1,7 +1,5 @@
 """Reward models by the real command: one command trains the whole chain; killed and started again; wrong input."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -191,9 +189,7 @@ def test_mistakes_anywhere_in_the_chain_come_before_its_first_run(tmp_path: Path
         ({}, {"model.init": "elsewhere"}, "model.init is 'elsewhere', but "),
     ],
 )
-def test_mistakes_of_self_critical_training_come_before_its_warm_start(
-    tmp_path: Path, start: dict[str, Any], fine_tuning: dict[str, Any], message: str
-) -> None:
+def test_mistakes_of_self_critical_training_come_before_its_warm_start(tmp_path, start, fine_tuning, message):
     (tmp_path / "xe.yaml").write_text(yaml.safe_dump(xe_config(tmp_path / "xe", **start)))
     config = scst_config(tmp_path / "scst", tmp_path / "xe/export/best", warm_start=str(tmp_path / "xe.yaml"))
     ended = run(changed(config, fine_tuning), tmp_path / "scst", "scst")
@@ -304,9 +300,7 @@ def test_a_tower_learns_from_images_or_captions_alone(trained: Path, tmp_path: P
         ("image", "text", "data.format is 'captions'"),
     ],
 )
-def test_other_tasks_refuse_data_without_pairs(
-    trained: Path, tmp_path: Path, task: str, stage: str, message: str
-) -> None:
+def test_other_tasks_refuse_data_without_pairs(trained, tmp_path, task, stage, message):
     configs = chain(trained) | {"contrastive": reward_model_config(tmp_path, "contrastive")}
     changes = alone(tmp_path / "data", stage)
     changes["data"].pop("augment", None)
@@ -351,9 +345,7 @@ def test_a_grammar_head_is_a_reward_and_goes_on_from_its_folder(trained: Path, t
     assert lines(tmp_path / "again")[0]["val/grammar_accuracy"] == pytest.approx(best(tmp_path / "head"))
 
 
-def test_embeddings_that_do_not_fit_are_computed_at_every_step_with_the_same_result(
-    trained: Path, tmp_path: Path
-) -> None:
+def test_embeddings_that_do_not_fit_are_computed_at_every_step_with_the_same_result(trained, tmp_path):
     for stage in ("image", "text"):
         folder = tmp_path / stage
         ended = trained_run(chain(trained)[stage], folder, **{"teacher.cache_mb": 0})
@@ -552,9 +544,7 @@ def positives(photos: Path) -> Path:
 
 
 @pytest.mark.parametrize("start", ["parts", "folder"])
-def test_a_captioners_captions_tune_a_dual_of_frozen_parts(
-    photos: Path, positives: Path, tmp_path: Path, start: str
-) -> None:
+def test_a_captioners_captions_tune_a_dual_of_frozen_parts(photos, positives, tmp_path, start):
     """Over features of images and cached states of captions, positive ones among them; the tuned model is a judge."""
     configs = pretrained_chain(photos)
     own = {"format": "jsonl", "path": str(positives), "features_root": str(photos / "grids")}
@@ -587,9 +577,7 @@ def test_a_captioners_captions_tune_a_dual_of_frozen_parts(
     assert "positive_images needs pixels" in refused(config, tmp_path / "images", **{"loss.positive_images": 0.1})
 
 
-def test_positives_made_for_references_train_and_rows_without_them_are_named(
-    trained: Path, positives: Path, tmp_path: Path
-) -> None:
+def test_positives_made_for_references_train_and_rows_without_them_are_named(trained, positives, tmp_path):
     """Of pixels, with images of references; the loss of validation needs positives in its split, too."""
     data = {"data": {"format": "jsonl", "path": str(positives)}}
     config = changed(chain(trained)["pac"], data | {"train.max_steps": 2})

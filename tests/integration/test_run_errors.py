@@ -1,7 +1,5 @@
 """What a user can mend ends with one clear message and a non-zero code, without a traceback."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -59,9 +57,7 @@ def test_nan_in_the_weights_stops_before_the_update(tmp_path: Path) -> None:
     assert all(tensor.isfinite().all() for tensor in weights(good).values())
 
 
-def test_a_reward_that_returns_nan_names_itself_and_the_row(
-    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reward_that_returns_nan_names_itself_and_the_row(trained, tmp_path, monkeypatch):
     folder = tmp_path / "run"
     (tmp_path / "broken_reward.py").write_text(NAN_REWARD)
     config = scst_config(folder, trained / "export/best")

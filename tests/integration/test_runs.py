@@ -1,7 +1,5 @@
 """Both trainings as a whole: best model, patience, accumulation, a reward that rises; regions and subword tokens."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

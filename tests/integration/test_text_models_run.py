@@ -1,11 +1,8 @@
 """Models of captions alone by the real command: a language model, a semantic bottleneck on it, a regression."""
 
-from __future__ import annotations
-
 import json
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -219,9 +216,7 @@ def test_two_processes_take_the_same_steps(trained: Path, tmp_path: Path, task: 
         ("contrastive", {"data": {"format": "caption_targets", "path": "x"}}, "from which only the task text_reg"),
     ],
 )
-def test_wrong_configurations_are_refused(
-    trained: Path, tmp_path: Path, task: str, changes: dict[str, Any], message: str
-) -> None:
+def test_wrong_configurations_are_refused(trained, tmp_path, task, changes, message):
     if changes.get("model.init"):
         changes = changes | {"model.init": str(trained / "semantic_bottleneck/export/best")}
     known = text_chain(trained) | {"contrastive": reward_model_config(tmp_path, "contrastive")}

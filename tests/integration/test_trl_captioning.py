@@ -1,7 +1,5 @@
 """``grpo_vlm``: TRL's trainers on tiny vision-language models, from the configuration to the table of scores."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -165,9 +163,7 @@ def test_grpo_with_lora_trains_exports_and_is_judged(folder: Path, tmp_path: Pat
         fine_tune(settings(folder, stopped, **{"run.resume": False}))
 
 
-def test_rloo_with_all_weights_trains_and_is_judged(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rloo_with_all_weights_trains_and_is_judged(folder, tmp_path, monkeypatch):
     loaded: list[dict[str, Any]] = []
     load = rloo_trainer.create_model_from_path
     monkeypatch.setattr(rloo_trainer, "create_model_from_path", lambda *a, **k: (loaded.append(k), load(*a, **k))[1])
@@ -244,9 +240,7 @@ def test_captions_do_not_depend_on_the_batch(folder: Path, name: str) -> None:
         ({"lora": None, "model.freeze": ["*"]}, "model.freeze .* leaves nothing to train"),
     ],
 )
-def test_mistakes_are_named_before_training(
-    folder: Path, tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
+def test_mistakes_are_named_before_training(folder, tmp_path, changes, message):
     with pytest.raises((ConfigError, DataError, ValueError), match=message):
         fine_tune(settings(folder, tmp_path / "run", **changes))
     assert not (tmp_path / "run/metrics.jsonl").exists()

@@ -1,7 +1,5 @@
 """The tutorials run from top to bottom, as a reader would run them, at a tiny size."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Videos by the real commands: a dual encoder over frames, a captioner over frames, SCST on EMScore, evaluation."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

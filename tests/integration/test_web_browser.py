@@ -1,7 +1,5 @@
 """The page of captions side by side in a real browser: photos are captioned, a broken one is named, nothing is HTML."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import re

@@ -4,8 +4,6 @@
 folder of programs.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,8 +1,6 @@
 """Captions of an image that read one copy of it, captions that leave a decode, positions that are not scored; BLIP's
 fused attention."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

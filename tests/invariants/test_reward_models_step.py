@@ -1,7 +1,5 @@
 """One step of an embedding model: the gradient is that of the loss of the whole batch, however the batch is split."""
 
-from __future__ import annotations
-
 from operator import attrgetter
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What must hold of one training step, whatever the weights: gradients, not only losses."""
 
-from __future__ import annotations
-
 import copy
 import math
 from dataclasses import replace

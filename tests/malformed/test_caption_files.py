@@ -1,7 +1,5 @@
 """Damaged files of predictions and of references end in one message that names the file, or are read rightly."""
 
-from __future__ import annotations
-
 import copy
 import gzip
 import json
@@ -162,9 +160,7 @@ def run(arguments: list[str]) -> Any:
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(("role", "content"), CASES)
-def test_a_damaged_file_is_named_or_rightly_read(
-    role: str, content: Content, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_file_is_named_or_rightly_read(role, content, tmp_path, capsys):
     files = {name: tmp_path / f"{name}.json" for name in FORMS}
     for name, path in files.items():
         path.write_text(json.dumps(FORMS[name][0]), encoding="utf-8")

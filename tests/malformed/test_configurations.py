@@ -1,7 +1,5 @@
 """Malformed configurations: each is refused by one message that names the key, or read as it is written."""
 
-from __future__ import annotations
-
 import json
 import math
 import random
@@ -159,9 +157,7 @@ LAUGHS = "\n".join(f"x{i}: &x{i} [{', '.join([f'*x{i - 1}' if i else 'ha'] * 9)}
     ],
     ids=lambda value: repr(value)[:30],
 )
-def test_files_that_are_no_configuration_are_refused(
-    content: str | bytes, part: str, tmp_path: Path, capsys: Any
-) -> None:
+def test_files_that_are_no_configuration_are_refused(content, part, tmp_path, capsys):
     config, message = outcome_of_file(ScstConfig, content, tmp_path, capsys)
     assert config is None
     assert part in message

@@ -4,8 +4,6 @@ Damage is drawn from fixed seeds. Whatever is no error of ``EXPECTED`` is a defe
 the name of the file, or memory that the file's size does not explain.
 """
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

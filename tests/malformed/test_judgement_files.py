@@ -1,7 +1,5 @@
 """Damaged files of human judgements: one message that names the file, whatever is wrong; never another exception."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Callable
@@ -65,9 +63,7 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize(("name", "build"), FORMS, ids=LABELS)
-def test_every_file_that_is_destroyed_is_named(
-    tmp_path: Path, name: str, build: Callable[[Path], None], damage: str
-) -> None:
+def test_every_file_that_is_destroyed_is_named(tmp_path, name, build, damage):
     missed = []
     build(tmp_path)
     for path in files(tmp_path):
@@ -100,9 +96,7 @@ def damaged(path: Path, content: bytes, numbers: random.Random) -> bytes:
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(("name", "build"), FORMS, ids=LABELS)
-def test_damage_somewhere_is_an_error_with_the_file_or_no_matter(
-    tmp_path: Path, name: str, build: Callable[[Path], None], seed: int
-) -> None:
+def test_damage_somewhere_is_an_error_with_the_file_or_no_matter(tmp_path, name, build, seed):
     numbers = random.Random(f"{name} {build.__name__} {seed}")
     build(tmp_path)
     path = numbers.choice(files(tmp_path))

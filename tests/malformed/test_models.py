@@ -1,7 +1,5 @@
 """Damaged and foreign files of saved models: one error that names the folder, or the model as it was; nothing else."""
 
-from __future__ import annotations
-
 import json
 import random
 import re
@@ -180,9 +178,7 @@ def damaged(models: Path, kind: str, sealed: bool) -> Path:
         for name, damage, sealed in [*damages(kind), ("nothing", lambda folder: None, True)]
     ],
 )
-def test_a_damaged_model_is_refused_by_name_or_is_the_same(
-    kind: str, damage: Damage, sealed: bool, models: Path, expected: dict[str, tuple[Any, ...]]
-) -> None:
+def test_a_damaged_model_is_refused_by_name_or_is_the_same(kind, damage, sealed, models, expected):
     folder = damaged(models, kind, sealed)
     damage(folder)
     found, message = expected[kind], str(folder)

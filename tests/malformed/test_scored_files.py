@@ -1,7 +1,5 @@
 """Damaged images and captions under CLIP-based scores: one message that names the file, and no score."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """The parts of an ablation: cells from a configuration, jobs in parallel, tables, and what is refused."""
 
-from __future__ import annotations
-
 import csv
 import os
 import signal
@@ -316,9 +314,7 @@ def test_jobs_run_at_the_same_time_and_a_failure_stops_none(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("deaf", [False, True], ids=["saves", "killed"])
-def test_jobs_that_still_run_are_asked_to_stop_then_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deaf: bool
-) -> None:
+def test_jobs_that_still_run_are_asked_to_stop_then_killed(tmp_path, monkeypatch, deaf):
     monkeypatch.setattr("rl_caption.ablation.jobs.SECONDS_TO_SAVE", 0.2 if deaf else 30)
     handler = "signal.SIG_IGN" if deaf else f"lambda *_: (open({str(tmp_path / 'saved')!r}, 'w'), sys.exit(0))"
     code = (
@@ -334,9 +330,7 @@ def test_jobs_that_still_run_are_asked_to_stop_then_killed(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_job_that_starts_when_a_signal_arrives_is_stopped_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
+def test_a_job_that_starts_when_a_signal_arrives_is_stopped_too(tmp_path, monkeypatch, number):
     started, start, before = [], subprocess.Popen, signal.getsignal(signal.SIGINT)
 
     def interrupted(*arguments: Any, **named: Any) -> subprocess.Popen[bytes]:

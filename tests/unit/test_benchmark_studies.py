@@ -1,7 +1,5 @@
 """The programs of ``benchmarks/studies``: what they compute, by hand, and each of them run on tiny data."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path
@@ -146,9 +144,7 @@ def test_hubness_by_hand() -> None:
     assert hubness(queries, candidates, 2, chunk_size=1) == hubness(queries, candidates, 2)
 
 
-def test_a_metric_of_length_has_every_step_up_and_no_negative_below(
-    student: Backbone, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_metric_of_length_has_every_step_up_and_no_negative_below(student, monkeypatch):
     study = SpecificityStudy(ROWS)
     study.add_metric("words", CaptionLength())
     words = study.metrics["words"]
@@ -164,9 +160,7 @@ def test_a_metric_of_length_has_every_step_up_and_no_negative_below(
         SpecificityStudy([{**ROWS[0], "long_reference": None}])  # type: ignore[typeddict-item]
 
 
-def test_the_study_of_specificity(
-    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_study_of_specificity(data, tmp_path, monkeypatch, capsys):
     models = [f"{label}={tiny_student(tmp_path / label)}" for label in ("before", "after")]
     run(specificity_study, monkeypatch, "--data", data, "--out", tmp_path / "out", "--models", *models)
     printed = capsys.readouterr().out
@@ -229,9 +223,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_texts_of_concreteness_are_captions_sentences_and_titles(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_texts_of_concreteness_are_captions_sentences_and_titles(tmp_path, capsys):
     entries = karpathy(tmp_path / "dataset.json", 42)
     (tmp_path / "wise").write_text("One does what one can. Two words.\n\t-- Somebody\n%\nNothing is ever lost.\n")
     (tmp_path / "lines.txt").write_text("tools for everything else\ntoo short\n")
@@ -253,9 +245,7 @@ def test_texts_of_concreteness_are_captions_sentences_and_titles(
 
 
 @pytest.mark.parametrize("several", [False, True])
-def test_a_third_of_the_pairs_of_curation_is_bad(
-    tmp_path: Path, several: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_third_of_the_pairs_of_curation_is_bad(tmp_path, several, capsys):
     karpathy(tmp_path / "dataset.json", 1202)
     pairs = tmp_path / "made" / "pairs.jsonl"
     options = ["--all_captions", "--scorer_images", "600"] if several else []

@@ -1,7 +1,5 @@
 """The benchmarks run and compare what they say they compare. No time is asserted."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess
@@ -48,9 +46,7 @@ def shares(rows: list[Measurement]) -> list[float]:
     return [row.ratio for row in rows if row.unit == "of the time"]
 
 
-def test_one_table_and_one_file_of_all_that_was_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_table_and_one_file_of_all_that_was_asked_for(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(startup, "COMMANDS", {startup.NOTHING: ["-c", "pass"], "help": ["-c", "help"]})
     every.main(["--only", "startup", "--repeats", "1", "--json", str(tmp_path / "rows.json")])
     rows = json.loads((tmp_path / "rows.json").read_text())
@@ -79,9 +75,7 @@ def test_every_benchmark_has_a_command_and_imports_only_what_the_package_needs()
         (["--only", "c"], "invalid choice: 'c'"),
     ],
 )
-def test_options_are_checked_before_anything_runs(
-    options: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_options_are_checked_before_anything_runs(options, said, capsys):
     def measure(timing: Timing, only: list[str]) -> list[Measurement]:
         raise AssertionError("runs")
 
@@ -131,9 +125,7 @@ def test_what_fits_is_computed_from_small_steps(tmp_path: Path, monkeypatch: pyt
     assert [row.name.split(",")[0] for row in rows[1:]] == names
 
 
-def test_captions_end_and_both_baselines_have_the_same_gradient(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_captions_end_and_both_baselines_have_the_same_gradient(tmp_path, monkeypatch):
     bench = hf_step.build_bench(maker("vit_gpt2", tmp_path), SIDE, PRETRAINED, "cpu", "no")
     decoding = Decoding(num_samples=40, max_new_tokens=PRETRAINED.tokens)
     lengths = sample_captions(bench.captioner, bench.policy, bench.batch, decoding, 0, 0).mask.sum(-1)
@@ -280,9 +272,7 @@ def test_generated_captions_and_a_folder(tmp_path: Path, monkeypatch: pytest.Mon
     assert evaluation.compare(captions, references) == "differ: BLEU-1"
 
 
-def test_parts_for_a_gpu_go_on_where_they_ended_and_never_mix_with_a_rehearsal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_parts_for_a_gpu_go_on_where_they_ended_and_never_mix_with_a_rehearsal(tmp_path, monkeypatch, capsys):
     codes, seen = iter([0, 3, 0]), []
 
     def run_part(part: str, *_: Any) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """BERTScore on tiny random models: the greedy matching by hand, the tokenisers, and what is refused."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from pathlib import Path

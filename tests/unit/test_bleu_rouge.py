@@ -1,20 +1,15 @@
-"""BLEU and ROUGE-L against recorded scores and the live toolkit."""
-
-from __future__ import annotations
+"""BLEU and ROUGE-L against recorded scores; ``test_evaluation_metrics.py`` compares with the live toolkit."""
 
 import contextlib
 import json
-import random
 from pathlib import Path
 
 import numpy as np
 import pytest
-from pycocoevalcap.bleu.bleu import Bleu as ToolkitBleu
-from pycocoevalcap.rouge.rouge import Rouge as ToolkitRouge
 
 from rewards.text.bleu import Bleu, bleu_counts, bleu_of_counts
 from rewards.text.rouge import RougeL, longest_common_subsequence, rouge_l
-from tests.captions_for_tests import published_oracle, published_system
+from tests.captions_for_tests import published_system
 
 CASE = json.loads((Path(__file__).parents[1] / "golden" / "bleu_rouge_toolkit.json").read_text())["cases"][0]
 
@@ -41,44 +36,13 @@ def test_recorded_scores(factor: float) -> None:
             np.testing.assert_allclose(found, np.array(recorded) * factor, rtol=1e-12)
 
 
-def assert_equals_toolkit(candidates: list[list[str]], references: list[list[list[str]]]) -> None:
-    texts = {row: [" ".join(tokens) for tokens in captions] for row, captions in enumerate(references)}
-    results = {row: [" ".join(tokens)] for row, tokens in enumerate(candidates)}
-    corpus, sentences = ToolkitBleu(4).compute_score(texts, results, verbose=0)
-    np.testing.assert_allclose(corpus_bleu(candidates, references), corpus, rtol=1e-12)
-    np.testing.assert_allclose(sentence_bleu(candidates, references), list(zip(*sentences, strict=True)), rtol=1e-12)
-    mean, scores = ToolkitRouge().compute_score(texts, results)
-    mine = [rouge_l(*pair) for pair in zip(candidates, references, strict=True)]
-    np.testing.assert_allclose(mine, scores, rtol=1e-12)
-    assert np.mean(mine) == pytest.approx(mean, rel=1e-12)
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_random_corpora_equal_the_live_toolkit(seed: int) -> None:
-    source = random.Random(seed)
-    words = list("abcdefgh")[: source.randint(2, 8)]
-    candidates = [source.choices(words, k=source.randint(0, 12)) for _ in range(source.randint(1, 15))]
-    own = [[source.choices(words, k=source.randint(0, 12)) for _ in range(source.randint(1, 5))] for _ in candidates]
-    assert_equals_toolkit(candidates, own)
-
-
 @pytest.mark.parametrize("system", ["magic_result", "contrastive_result", "nucleus_result_run_1", "top_k_result_run_1"])
-def test_published_systems_equal_the_live_toolkit(system: str, shared_data: Path) -> None:
+def test_published_systems_have_their_recorded_scores(system: str, shared_data: Path) -> None:
     candidates, references, recorded = published_system(shared_data, system)
     expected = [recorded[f"Bleu_{order}"] for order in (1, 2, 3, 4)]
     np.testing.assert_allclose(corpus_bleu(candidates, references), expected, rtol=1e-5)
     mine = [rouge_l(*pair) for pair in zip(candidates, references, strict=True)]
     assert np.mean(mine) == pytest.approx(recorded["ROUGE_L"], rel=1e-5)
-    # The toolkit's ROUGE takes half a minute for all four; a tenth of the images is compared live.
-    assert_equals_toolkit(candidates[:500], references[:500])
-
-
-def test_the_published_oracle(shared_data: Path) -> None:
-    candidates, references = published_oracle(shared_data)
-    published = [0.5793995754573356, 0.40439129741018104, 0.2785363856619147, 0.1908290437674253]
-    np.testing.assert_allclose(corpus_bleu(candidates, references), published, rtol=1e-12)
-    mean = np.mean([rouge_l(*pair) for pair in zip(candidates, references, strict=True)])
-    assert mean == pytest.approx(0.39625269357570847, rel=1e-12)
 
 
 def test_longest_common_subsequence() -> None:

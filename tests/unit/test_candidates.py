@@ -1,7 +1,5 @@
 """Several captions of an image: the choice among them, ensembles, and what the programs write and refuse."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -169,9 +167,7 @@ def test_a_choice_that_cannot_be_is_refused(changes: dict[str, Any], message: st
         (RewardError, LONGEST, {"fails": True}, "rerank: no score today"),
     ],
 )
-def test_rewards_that_cannot_choose_are_refused(
-    error: type[Exception], rerank: str, kwargs: dict[str, Any], message: str, folder: Path
-) -> None:
+def test_rewards_that_cannot_choose_are_refused(error, rerank, kwargs, message, folder):
     with pytest.raises(error, match=message):
         evaluate_split(configured(folder, decode={"num_samples": 2}, rerank=rerank, rerank_kwargs=kwargs))
 

@@ -1,7 +1,5 @@
 """CHAIR by hand: mentions of objects, its two rates, the reward and its files."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Checkpoints: atomic, pruned, verified, and never a way to run code."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

@@ -1,11 +1,8 @@
 """CIDEr-D against recorded scores, the live toolkit and its definition written out; the reward around it."""
 
-from __future__ import annotations
-
 import json
 import math
 import pickle
-import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +18,7 @@ from rewards.text import cider as cider_module
 from rewards.text.cider import CiderD, cider_d
 from rewards.text.document_frequency import EOS, DocumentFrequencies
 from rewards.text.ngrams import NGram, ngram_counts
-from tests.captions_for_tests import LazyColumn, published_oracle, published_system
+from tests.captions_for_tests import LazyColumn, published_system
 
 CASE = json.loads((Path(__file__).parents[1] / "golden" / "cider_four_images.json").read_text())["cases"][0]
 CANDIDATES = [text.split() for text in CASE["candidates"]]
@@ -94,28 +91,12 @@ def test_recorded_scores_of_four_images(name: str, eos: bool, document: Any, rto
         np.testing.assert_allclose(found, np.array(CASE[name]) * (1 + 1e-5), rtol=rtol)
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_random_corpora_equal_the_live_toolkit_to_the_bit(seed: int) -> None:
-    source = random.Random(seed)
-    words = list("abcdefgh"[: source.randint(2, 8)])
-    images = source.randint(2, 25)
-    candidates = [source.choices(words, k=source.randint(0, 14)) for _ in range(images)]
-    own = [[source.choices(words, k=source.randint(0, 14)) for _ in range(source.randint(1, 5))] for _ in candidates]
-    assert cider_d(candidates, own, frequencies(own, eos=False)) == toolkit_scores(candidates, own)[1]
-
-
 def test_squares_are_those_of_the_toolkit() -> None:
     """(ln 46 - ln 8)² by C's power, which the toolkit takes, is another double than the product (glibc 2.36)."""
     own = [[" ".join(["left"] * (image < 8) + ["right"] * (image < 9)) or "none"] for image in range(46)]
     texts = [text.split() for text in ["left right new", "right left left right"] * 23]
     df = frequencies(split(own), eos=False)
     assert cider_d(texts, split(own), df) == toolkit_scores(texts, split(own))[1]
-
-
-def test_the_published_oracle(shared_data: Path) -> None:
-    candidates, references = published_oracle(shared_data)
-    found = cider_d(candidates, references, frequencies(references, eos=False))
-    assert np.mean(found) == pytest.approx(0.5997905185184199, rel=1e-12)
 
 
 @pytest.mark.parametrize("system", ["magic_result", "contrastive_result", "nucleus_result_run_1", "top_k_result_run_1"])
@@ -138,9 +119,7 @@ candidate = st.lists(st.sampled_from([*WORDS, "new", "newer"]), max_size=12)
     data=st.data(),
     n=st.integers(1, 6),
 )
-def test_scores_equal_the_definition_to_the_bit(
-    corpus: list[list[list[str]]], others: list[list[list[str]]], data: st.DataObject, n: int
-) -> None:
+def test_scores_equal_the_definition_to_the_bit(corpus, others, data, n):
     df = frequencies(corpus, eos=False, n=6)
     images = [*corpus, *others]  # also references whose n-grams were not counted
     rows = data.draw(st.lists(st.tuples(candidate, st.integers(0, len(images) - 1)), min_size=1, max_size=12))

@@ -1,7 +1,5 @@
 """The command line: what is refused before anything is loaded, and overrides that arrive."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -159,9 +157,7 @@ def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return found
 
 
-def test_overrides_of_data_reach_earlier_runs_on_the_same_data(
-    trained: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_overrides_of_data_reach_earlier_runs_on_the_same_data(trained, tmp_path, caplog):
     caplog.set_level("INFO")
     arguments = ["--config", f"{tmp_path}/scst.yaml", "--data.path", "new", "--data.image_root=photos", "--train.lr=1"]
     assert scst([*arguments, "--data.kwargs.max_images.train", "5"]) == 0

@@ -1,7 +1,5 @@
 """The captioning program: which files it takes, what it prints and writes, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

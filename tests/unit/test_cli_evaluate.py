@@ -1,7 +1,5 @@
 """The evaluation program: which images it takes, rewards as metrics, what it imports, refuses and says."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import logging
@@ -114,9 +112,7 @@ def test_files_are_evaluated_without_torch(words: list[str], files: dict[str, st
 
 
 @pytest.mark.parametrize("split", ["test", None])
-def test_a_split_of_the_references_selects_the_images(
-    split: str | None, files: dict[str, str], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_split_of_the_references_selects_the_images(split, files, caplog):
     found = scored(configured(files, references=files["karpathy"], split=split))
     assert "2 of 4 captions" in warning(caplog)
     Path(files["a"]).write_text(json.dumps(predictions({key: CAPTIONS[key] for key in ("3", "4")})))
@@ -135,9 +131,7 @@ def test_references_without_splits_refuse_a_split_that_is_named(files: dict[str,
             score_captions(configured(files, references=flat, split="test"))
 
 
-def test_images_without_a_caption_are_counted_and_named(
-    files: dict[str, str], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_images_without_a_caption_are_counted_and_named(files, caplog):
     Path(files["a"]).write_text(json.dumps(predictions({key: CAPTIONS[key] for key in ("1", "3")})))
     score_captions(configured(files))
     assert "a.json has no caption of 2 of 4 images" in warning(caplog)
@@ -198,9 +192,7 @@ def test_tokens_that_are_given_are_kept_as_they_are(files: dict[str, str]) -> No
 # what is said and not lost
 
 
-def test_what_was_scored_is_printed_before_a_failure(
-    files: dict[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_scored_is_printed_before_a_failure(files, capsys, monkeypatch):
     judges = {"rouge_l": JudgeConfig(), "mine": JudgeConfig(f"{__name__}:Failing")}
     with pytest.raises(RewardError, match=r"^judges\.mine: no score today"):
         evaluate_split(configured(files, judges=judges))
@@ -407,9 +399,7 @@ def refuse(*_: Any, **__: Any) -> None:
         ({"predictions": None, "model": "model", "references": "references.json"}, ValueError, "references is '"),
     ],
 )
-def test_mistakes_are_found_before_anything_is_scored_or_loaded(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], error: type[Exception], words: str
-) -> None:
+def test_mistakes_are_found_before_anything_is_scored_or_loaded(folder, monkeypatch, changes, error, words):
     monkeypatch.setattr(program, "evaluate_captions", refuse)
     monkeypatch.setattr(program, "_decode", refuse)
     monkeypatch.chdir(folder)

@@ -1,7 +1,5 @@
 """Files of captions and references, and the program that scores them."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -153,8 +151,8 @@ def test_files_are_scored_the_published_way(form: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("reward", "tokenizer", "noted"), [("cider", None, True), ("rouge_l", "none", False)])
 def test_texts_not_compared_with_the_toolkits_tokeniser_are_counted_in_the_signature(
-    reward: str, tokenizer: str | None, noted: bool, files: dict[str, Path], tmp_path: Path
-) -> None:
+    reward, tokenizer, noted, files, tmp_path
+):
     saved(tmp_path, "captions.json", [CAPTIONS[0] | {"caption": "a sign that reads 猫"}, *CAPTIONS[1:]])
     found = score_files(reward, **files, tokenizer=tokenizer)["signature"]
     assert ("+PTB-python[1 of " in found) == noted
@@ -254,9 +252,7 @@ def test_rewards_from_outside_get_images(files: dict[str, Path], tmp_path: Path)
         score_files(f"{__name__}:Bright", captions)
 
 
-def test_main_prints_the_scale_and_writes(
-    files: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_main_prints_the_scale_and_writes(files, tmp_path, capsys):
     arguments = ["--reward", "cider", *(f"--{name}={path}" for name, path in files.items())]
     assert main([*arguments, "--out", str(tmp_path / "s.json"), "--kwargs", '{"sigma": 6}']) == 0
     printed = capsys.readouterr().out

@@ -1,11 +1,9 @@
 """Frozen dual encoders: loading, preprocessing, text cutting, fingerprints, and the cache of image embeddings."""
 
-from __future__ import annotations
-
 import json
 import logging
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -57,9 +55,7 @@ def test_embeddings_equal_those_of_the_model_itself(backbone: Backbone, tiny: Pa
     assert not backbone.encode_texts(["a cat"]).requires_grad
 
 
-def test_embeddings_are_of_the_precision_that_was_asked_for_whatever_autocast_surrounds_them(
-    backbone: Backbone,
-) -> None:
+def test_embeddings_are_of_the_precision_that_was_asked_for_whatever_autocast_surrounds_them(backbone):
     def embedded() -> list[torch.Tensor]:
         tokens = (rows for _, rows in backbone.encode_tokens(SHORT_AND_LONG))
         return [backbone.encode_images([noise_image(1)]), backbone.encode_texts(SHORT_AND_LONG), *tokens]
@@ -116,9 +112,7 @@ def test_captions_are_counted_by_a_tokenizer_of_transformers(tmp_path: Path) -> 
         load_backbone(str(tmp_path), truncate=False).encode_texts([fits, long])
 
 
-def test_fingerprint_depends_on_weights_precision_and_nothing_else(
-    tiny: Path, backbone: Backbone, tmp_path: Path
-) -> None:
+def test_fingerprint_depends_on_weights_precision_and_nothing_else(tiny, backbone, tmp_path):
     copy = tmp_path / "elsewhere.pt"
     copy.write_bytes(Path(tiny_checkpoint(tiny, 0)).read_bytes())
     half = load_backbone(ARCHITECTURE, str(copy), precision="bf16")
@@ -156,9 +150,7 @@ def test_pickles_without_the_network(tmp_path: Path, tiny: Path) -> None:
         (ARCHITECTURE, {"pretrained": "x", "batch_size": 0}, "batch_size is 0"),
     ],
 )
-def test_wrong_arguments_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, options: dict[str, Any], message: str
-) -> None:
+def test_wrong_arguments_are_named(tmp_path, monkeypatch, name, options, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "damaged.pt").write_bytes(b"not a checkpoint")
     (tmp_path / "empty").mkdir()
@@ -298,9 +290,7 @@ def test_cache_on_disk_outlives_the_process_and_is_not_shared_between_models(tmp
 @pytest.mark.parametrize(
     "damage", [lambda content: content[:-5], lambda content: b"", lambda content: content[:-1] + b"\x01", None]
 )
-def test_damaged_cache_files_are_made_anew(
-    tmp_path: Path, damage: Callable[[bytes], bytes] | None, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_damaged_cache_files_are_made_anew(tmp_path, damage, caplog):
     image, encode = noise_image(1), CountingEncoder()
     first = EmbeddingCache("f", tmp_path).embed([image], encode)
     (path,) = tmp_path.rglob("*.emb")
@@ -313,9 +303,7 @@ def test_damaged_cache_files_are_made_anew(
     assert caplog.text.count("computed again") == 1
 
 
-def test_a_full_disk_does_not_end_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_full_disk_does_not_end_the_run(tmp_path, monkeypatch, caplog):
     def full(source: Any, target: Any) -> None:
         raise OSError(28, "No space left on device")
 
@@ -335,9 +323,7 @@ def test_embeddings_that_are_not_finite_are_refused() -> None:
 
 
 @pytest.mark.parametrize(("rank", "is_said"), [("0", True), ("1", False)])
-def test_only_the_first_process_says_how_far_it_is(
-    rank: str, is_said: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_only_the_first_process_says_how_far_it_is(rank, is_said, monkeypatch, caplog):
     monkeypatch.setattr(encoder, "_LOG_SECONDS", 0.0)
     monkeypatch.setenv("RANK", rank)
     with caplog.at_level(logging.INFO):

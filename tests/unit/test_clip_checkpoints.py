@@ -1,7 +1,5 @@
 """Text towers with more positions, and checkpoints in the layout of Long-CLIP."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Dual encoders made of pretrained parts."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

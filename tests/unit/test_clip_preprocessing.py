@@ -1,7 +1,5 @@
 """Pixels and token ids: equal to open_clip's; batches of captions of similar length."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import open_clip

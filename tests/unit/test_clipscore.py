@@ -1,7 +1,5 @@
 """CLIPScore, RefCLIPScore and the same under a student: against a plain recomputation, and as rewards."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import logging
@@ -70,9 +68,7 @@ def recomputed(model: Any, prefix: str) -> tuple[list[float], list[float]]:
 
 
 @pytest.mark.parametrize("prefix", ["A photo depicts ", "", None])  # None: `--kwargs.prefix ''` of a command line
-def test_scores_equal_a_plain_recomputation(
-    tiny: Path, backbone: Backbone, columns: dict[str, Any], prefix: str | None
-) -> None:
+def test_scores_equal_a_plain_recomputation(tiny, backbone, columns, prefix):
     model = open_clip.create_model(ARCHITECTURE, tiny_checkpoint(tiny)).eval()
     plain, with_references = recomputed(model, prefix or "")
     assert all(plain), "a row that scores 0 shows nothing"
@@ -131,9 +127,7 @@ class Fixed:
         (ClipScore, -0.3, -0.5, 0.0, 0.0, 0.0),
     ],
 )
-def test_clipping_by_hand(
-    kind: Any, image: float, reference: float, plain: float, clipped: float, unclipped: float
-) -> None:
+def test_clipping_by_hand(kind, image, reference, plain, clipped, unclipped):
     encoder, with_references = Fixed(image, reference), {ClipScore: RefClipScore, PacScore: RefPacScore}[kind]
     row = {"image": [noise_image(1)], "references": [["a reference"]]}
     paper, released = with_references(encoder), with_references(encoder, clip_references=False)
@@ -189,9 +183,7 @@ def test_images_and_references_are_encoded_once(backbone: Backbone, columns: dic
     ("given", "warned"),
     [({}, []), ({"cache_references": 3}, ["cache_references"]), ({"cache_images": 2}, ["cache_images"])],
 )
-def test_what_caches_take_is_said_before_training(
-    backbone: Backbone, caplog: pytest.LogCaptureFixture, given: dict[str, int], warned: list[str]
-) -> None:
+def test_what_caches_take_is_said_before_training(backbone, caplog, given, warned):
     with caplog.at_level(logging.INFO, "rewards"):
         RefClipScore(backbone, **given).plan_caches(images=4, references=9)
         ClipScore(backbone).plan_caches(images=0, references=9)  # says nothing: it has no references

@@ -1,7 +1,5 @@
 """Sets of concreteness ratings, the released ICC scores on them, and the baselines on words and length."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path
@@ -57,9 +55,7 @@ def test_words_by_their_part_of_speech(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("first", "expected"), [(200, (0.691, 0.665, 0.538)), (None, (0.724, 0.749, 0.604))])
-def test_released_scores_agree_with_people_as_the_paper_says(
-    shared_data: Path, first: int | None, expected: tuple[float, ...]
-) -> None:
+def test_released_scores_agree_with_people_as_the_paper_says(shared_data, first, expected):
     """Yanuka et al. 2024 print 0.69, 0.67, 0.54 for 200 captions: the first of the 500 in the file."""
     (part,) = load("icc_captions", shared_data / "concreteness", kwargs={"first": first})
     assert isinstance(part, RatedCaptions)

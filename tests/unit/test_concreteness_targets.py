@@ -1,7 +1,5 @@
 """Length standardisation, logistic regression, and the program that writes targets for a student."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Sequence

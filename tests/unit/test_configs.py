@@ -1,7 +1,5 @@
 """Every configuration that is shipped is understood by its program, and none of them hides a misspelt key."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator
@@ -284,9 +282,7 @@ def test_values_out_of_range_are_named(kind: type[Any], key: str, value: Any) ->
         (JudgeSetConfig, "{set: scenes, scenes: {data: {path: x}}}", ("scenes.data.path",)),
     ],
 )
-def test_what_would_have_no_effect_is_refused(
-    kind: type[Any], text: str, parts: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_what_would_have_no_effect_is_refused(kind, text, parts, tmp_path):
     (tmp_path / "a.yaml").write_text(text)
     with pytest.raises(ConfigError) as refused:
         parse(kind, ["--config", str(tmp_path / "a.yaml")], "test")

@@ -1,7 +1,5 @@
 """Curation: measures by hand, selection, runs that go on where they were stopped, kept rows that training reads."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Checks before training: every kind of problem, its count, its first offenders, and what is left without it."""
 
-from __future__ import annotations
-
 import os
 import pickle
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Region features: reading, refusing, padding; folders and HDF5 files."""
 
-from __future__ import annotations
-
 import os
 import pickle
 from pathlib import Path
@@ -125,9 +123,7 @@ def test_wrong_options_are_refused(tmp_path: Path, options: dict[str, Any], mess
     ],
 )
 @pytest.mark.parametrize("suffix", [".npz", ".npy", ".hdf5"])
-def test_wrong_arrays_are_refused_by_reader_and_by_header_check(
-    tmp_path: Path, array: np.ndarray, message: str, suffix: str
-) -> None:
+def test_wrong_arrays_are_refused_by_reader_and_by_header_check(tmp_path, array, message, suffix):
     root = tmp_path
     if suffix == ".npz":
         np.savez(tmp_path / "7.npz", features=array)
@@ -221,9 +217,7 @@ def test_files_may_lie_in_a_folder_a_split(tmp_path: Path) -> None:
         image(tmp_path, pattern="{folder}")
 
 
-def test_values_are_read_where_that_is_asked_for_and_then_remembered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_values_are_read_where_that_is_asked_for_and_then_remembered(tmp_path, monkeypatch):
     for name in ("1", "2", "3"):
         np.save(tmp_path / f"{name}.npy", np.full((2, 4), np.inf if name == "2" else 1.0))
     rows: list[Row] = [{"image_id": name, "image": "", "references": []} for name in ("1", "2", "3")]

@@ -1,7 +1,5 @@
 """Karpathy JSON, JSON lines and long captions: rows, options, and what the errors say."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import tracemalloc
@@ -175,9 +173,7 @@ def test_missing_images_name_count_first_three_and_the_extension(tmp_path: Path)
         ("elsewhere/deep/1.jpg", {"image_root": "nothing"}, "is not a folder: set data.image_root"),
     ],
 )
-def test_missing_images_name_the_option_that_finds_them(
-    tmp_path: Path, place: str, options: dict[str, Any], expected: str
-) -> None:
+def test_missing_images_name_the_option_that_finds_them(tmp_path, place, options, expected):
     write(tmp_path, record(1, filepath="train"))
     photo(tmp_path / place, 90)
     assert expected in explanation(KarpathyData(tmp_path, **options))

@@ -1,7 +1,5 @@
 """Images without captions and captions without images: splits, ids, what is held out, errors."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 from typing import Any
@@ -115,9 +113,7 @@ def test_captions_without_a_word_are_left_out(tmp_path: Path) -> None:
         (b"a dog\n", {"val_fraction": 1e-9}, r"'train': 1.*val_fraction 1e-09"),
     ],
 )
-def test_a_wrong_file_of_captions_is_named(
-    tmp_path: Path, content: bytes, options: dict[str, Any], message: str
-) -> None:
+def test_a_wrong_file_of_captions_is_named(tmp_path, content, options, message):
     (tmp_path / "c.tsv").write_bytes(content)
     with pytest.raises(DataError, match=r"c\.tsv.*" + message):
         CaptionFile(tmp_path / "c.tsv", **options)

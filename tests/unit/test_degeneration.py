@@ -1,7 +1,5 @@
 """Signs of broken captions, on captions counted by hand."""
 
-from __future__ import annotations
-
 import pytest
 
 from rewards.text.degeneration import BAD_ENDINGS, Repetition, bad_ending, degeneration_statistics, repeated_ngram_share

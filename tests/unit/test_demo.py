@@ -1,12 +1,9 @@
 """The demo: its picture, in which nothing is cut off, and all of its stages in small."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
 
-import pytest
 import yaml
 from PIL import Image
 
@@ -33,9 +30,7 @@ TINY = {
 """What is changed in the shipped configurations, so that every stage takes seconds."""
 
 
-def test_all_stages_end_in_one_page_and_a_second_call_trains_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_all_stages_end_in_one_page_and_a_second_call_trains_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for path in (REPOSITORY / "configs").rglob("demo*.yaml"):
         config = yaml.safe_load(path.read_text())

@@ -1,7 +1,5 @@
 """Self-CIDEr, Div-n and the diversity reward, by hand."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The pages: their links lead somewhere, and their commands are understood by the programs that they name."""
 
-from __future__ import annotations
-
 import argparse
 import re
 import runpy

@@ -1,7 +1,5 @@
 """The report on an environment: everything that is missing is named with what that costs."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.metadata
 import re
@@ -60,9 +58,7 @@ def test_complete_environment(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(("package", "code"), [("accelerate", 1), ("peft", 0)])
-def test_a_package_that_is_missing_is_named_with_its_cost(
-    package: str, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_package_that_is_missing_is_named_with_its_cost(package, code, monkeypatch, capsys):
     hide_package(monkeypatch, package)
     assert doctor.main([]) == code
     report = capsys.readouterr().out
@@ -85,9 +81,7 @@ def test_the_packages_are_those_of_the_project_file() -> None:
 
 
 @pytest.mark.parametrize("module", [*EXTRAS, "accelerate"])
-def test_a_program_names_the_extra_of_a_module_that_is_missing(
-    module: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_program_names_the_extra_of_a_module_that_is_missing(module, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, f"{module}.part", None)
     monkeypatch.setitem(sys.modules, module, ModuleType(module))
     with pytest.raises(SystemExit if module in EXTRAS else ImportError), user_errors():
@@ -113,9 +107,7 @@ def test_torchvision(found: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert finding.fatal == bool(finding.cost) == (found in (NEEDED, BROKEN + "the last line"))
 
 
-def test_no_java_and_no_compiler_cost_what_they_cost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_java_and_no_compiler_cost_what_they_cost(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     assert doctor.main([]) == 0
@@ -167,9 +159,7 @@ def report_on(folder: Path, capsys: pytest.CaptureFixture[str], **changes: objec
     return code, capsys.readouterr().out.partition("\nConfiguration\n")[2]
 
 
-def test_configuration_shows_the_scales_of_its_reward_and_writes_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_configuration_shows_the_scales_of_its_reward_and_writes_nothing(tmp_path, capsys):
     captioner = tiny_captioner()
     captioner.save_pretrained(captioner.policy, tmp_path / "start")
     before = files(tmp_path) | {"run.yaml"}
@@ -220,9 +210,7 @@ def test_configuration_whose_student_its_reward_models_make(tmp_path: Path, caps
         ({"data": {"format": "karpathy", "path": "none/there"}}, "data", "none/there"),
     ],
 )
-def test_what_a_configuration_lacks_is_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, object], name: str, message: str
-) -> None:
+def test_what_a_configuration_lacks_is_said(tmp_path, capsys, changes, name, message):
     code, report = report_on(tmp_path, capsys, **changes)
     assert code == 1
     (line,) = [line for line in report.splitlines() if line.startswith(f"  {name} ")]

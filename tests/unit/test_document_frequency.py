@@ -1,7 +1,5 @@
 """Document frequencies: counting, files, and pickles of other packages."""
 
-from __future__ import annotations
-
 import math
 import os
 import pickle

@@ -1,7 +1,5 @@
 """Levenshtein distance against the textbook recursion."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import pytest

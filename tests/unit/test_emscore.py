@@ -1,7 +1,5 @@
 """EMScore: greedy matching by hand, token embeddings against the models', weights of tokens, references, errors."""
 
-from __future__ import annotations
-
 import math
 import pickle
 from pathlib import Path

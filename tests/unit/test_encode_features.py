@@ -1,7 +1,5 @@
 """Features from a frozen encoder: equal to its output on each photo, resumed, refused, and read back by the data."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys
@@ -192,9 +190,7 @@ def test_values_beyond_float16_are_named_and_written_as_float32(tmp_path: Path, 
         encode_features(OWN, out=tmp_path / "infinite", kwargs={"gain": 1e39}, **options(dataset))
 
 
-def test_too_little_space_is_found_before_anything_is_written(
-    tmp_path: Path, dataset: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_little_space_is_found_before_anything_is_written(tmp_path, dataset, monkeypatch):
     size, usage = COUNT * 4 * 4 * 3 * 2, shutil.disk_usage(tmp_path)
     for name, needed in (("features", size), ("features.h5", 2 * size)):
         for free, enough in ((needed - 1, False), (needed, True)):

@@ -1,7 +1,5 @@
 """Engines and precision: what is refused before anything starts, and what is filled in for DeepSpeed."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -180,9 +178,7 @@ def test_precision_of_the_launcher(train: str, launched: str, expected: str) -> 
         ("auto", None, "no"),  # a torch that cannot tell
     ],
 )
-def test_auto_is_bf16_only_where_a_cpu_computes_with_it(
-    monkeypatch: pytest.MonkeyPatch, wanted: str, capabilities: dict[str, object] | None, expected: str
-) -> None:
+def test_auto_is_bf16_only_where_a_cpu_computes_with_it(monkeypatch, wanted, capabilities, expected):
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: None)
     if capabilities is None:
         monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)

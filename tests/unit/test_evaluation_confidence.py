@@ -1,7 +1,5 @@
 """Intervals and paired tests, against scipy and against the metrics of resampled captions."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Evaluation of captions: parity with the caption toolkit, what is left out and why, what is refused."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import json
@@ -105,16 +103,6 @@ def test_scores_equal_the_toolkits_classes(images: list[tuple[str, list[str]]]) 
     assert metrics.rouge(candidates, references).values == {"ROUGE-L": (total, scores.tolist())}
 
 
-def test_cider_golden_vector() -> None:
-    evaluation = evaluate_captions(CAPTIONS, REFERENCES, metrics=("cider",), tokenizer="none")
-    for image_id, value in CIDER.items():
-        assert evaluation.per_image[image_id]["CIDEr"] == pytest.approx(value, rel=1e-12)
-    assert evaluation.metrics["CIDEr"] == pytest.approx(2.9901221045895823, rel=1e-12)
-    backwards = dict(reversed(CAPTIONS.items()))
-    other = evaluate_captions(backwards, REFERENCES, metrics=("cider",), tokenizer="none")
-    assert other.per_image == evaluation.per_image, "the order of images does not matter"
-
-
 def test_references_without_a_weight_leave_cider_undefined() -> None:
     with pytest.raises(UndefinedMetric, match="all 2 images have the same n-grams"):
         metrics.cider({"1": "a dog", "2": "a cat"}, {"1": ["a dog", "a man"], "2": ["a man", "a dog"]})
@@ -130,9 +118,7 @@ def test_references_without_a_weight_leave_cider_undefined() -> None:
 ODD = {**CAPTIONS, "1": "a sign that reads 猫", "3": "a man surfs at 10 1/2 with 7\xadĬ"}
 
 
-def test_odd_captions_without_java_are_counted_in_the_signature(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_odd_captions_without_java_are_counted_in_the_signature(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     evaluation = evaluate_captions(ODD, REFERENCES, metrics=("rouge",))
     assert re.search(r"tokenizer:PTB-python\[rl-caption.*,2 of 14 texts not compared with Java\]", evaluation.signature)

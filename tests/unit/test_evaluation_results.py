@@ -1,7 +1,5 @@
 """Result files and tables of evaluations."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

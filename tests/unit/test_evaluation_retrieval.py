@@ -1,7 +1,5 @@
 """Ranks of captions among the images of a split, by hand."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

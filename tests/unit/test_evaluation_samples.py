@@ -1,7 +1,5 @@
 """Several captions for each image: diversity, and the best of k."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The toolkit's Java programs: equal to its own classes; one that hangs or crashes says why and leaves no process."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

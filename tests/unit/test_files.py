@@ -1,7 +1,5 @@
 """Files are written whole or not at all, and a failed write says which file it was and what is free."""
 
-from __future__ import annotations
-
 import errno
 import os
 import time
@@ -51,9 +49,7 @@ def fail(*ignored: object) -> None:
 
 
 @pytest.mark.parametrize("name", list(WRITERS))
-def test_a_full_disk_names_the_file_and_the_free_space_and_leaves_the_old_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_full_disk_names_the_file_and_the_free_space_and_leaves_the_old_file(tmp_path, monkeypatch, name):
     path = tmp_path / name
     path.write_text("{}" if name != "metrics.jsonl" else '{"step": 0}\n')
     before = path.read_bytes()

@@ -1,7 +1,5 @@
 """The grammar head: broken captions, its logit by hand, what it learns, and the reward."""
 
-from __future__ import annotations
-
 import math
 import pickle
 from collections import Counter

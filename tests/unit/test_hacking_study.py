@@ -1,7 +1,5 @@
 """The verdict on an alarm, on trajectories made up; the study's table and files on a finished run."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -127,9 +125,7 @@ def test_of_a_monitor_only_what_is_given_replaces(tmp_path: Path) -> None:
     assert read_monitor(file) == {"thresholds": {"judge_fall": 1.0}, "judges": {"cider": cider}}
 
 
-def test_a_finished_run_is_judged_with_its_own_rule_and_with_another(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_finished_run_is_judged_with_its_own_rule_and_with_another(tmp_path, capsys):
     xe, scst = tmp_path / "xe", tmp_path / "scst"
     assert run(xe_config(xe, **{"train.max_steps": 2}), xe).code == 0
     assert run(scst_config(scst, xe / "export/best"), scst, "scst").code == 0

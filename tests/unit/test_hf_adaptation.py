@@ -1,7 +1,5 @@
 """Which weights of a pretrained captioner are trained, and what becomes of adapters."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Which folders and names are a pretrained captioner, and what is said of those that are not."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import shutil

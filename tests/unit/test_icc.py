@@ -1,7 +1,5 @@
 """ICC under a tiny RoBERTa with one label: the logit, clipping, cutting, and what is refused."""
 
-from __future__ import annotations
-
 import math
 import pickle
 import shutil

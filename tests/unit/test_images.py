@@ -1,7 +1,5 @@
 """Images of every kind become the RGB pixels that a viewer shows, or are refused by name."""
 
-from __future__ import annotations
-
 import io
 import os
 import re

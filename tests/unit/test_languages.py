@@ -1,7 +1,5 @@
 """Captions in Chinese, Japanese, German, Hindi and Arabic: tokens, rewards, training and evaluation."""
 
-from __future__ import annotations
-
 import unicodedata
 from pathlib import Path
 from typing import Any

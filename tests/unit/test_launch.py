@@ -1,7 +1,5 @@
 """Launching: which process counts are refused, whom a training dies with, and who holds a run folder."""
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import multiprocessing
@@ -80,9 +78,7 @@ def test_parse_launcher(command_line: str, expected: str | None) -> None:
         ("--num_processes 1 s.py", 1),
     ],
 )
-def test_requested_processes(
-    arguments: str, expected: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_requested_processes(arguments, expected, tmp_path, monkeypatch):
     default = tmp_path / (
         "default.yaml" if arguments.endswith(("--cpu s.py", "--num_processes 1 s.py", "5")) else "none.yaml"
     )
@@ -105,15 +101,7 @@ def test_requested_processes(
         (2, 1, None, None, r"train\.num_processes is 1, but 2", 1),
     ],
 )
-def test_number_of_processes(
-    running: int,
-    expected: int | None,
-    world_size: str | None,
-    requested: int | None,
-    reason: str | None,
-    advised: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_number_of_processes(running, expected, world_size, requested, reason, advised, monkeypatch):
     if world_size is not None:
         monkeypatch.setenv("WORLD_SIZE", world_size)
     monkeypatch.setattr(launch, "processes_requested_by_launcher", lambda: requested)
@@ -143,9 +131,7 @@ def test_bad_world_size_is_named(value: str, monkeypatch: pytest.MonkeyPatch) ->
         ({"OMP_NUM_THREADS": "1", "ACCELERATE_MIXED_PRECISION": "no"}, 4),
     ],
 )
-def test_threads_are_those_of_the_user_else_a_share_of_the_cores(
-    environment: dict[str, str], expected: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threads_are_those_of_the_user_else_a_share_of_the_cores(environment, expected, monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     assert cpu_threads(2, environment) == expected
     assert cpu_threads(16, {}) == 1
@@ -203,9 +189,7 @@ while time.monotonic() < deadline and not (folder / "stop").exists():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel interface is Linux's")
 @pytest.mark.parametrize(("parent_name", "dies"), [("torchrun", True), ("some_shell", False)])
-def test_killed_launcher_takes_its_training_along_and_a_shell_does_not(
-    parent_name: str, dies: bool, tmp_path: Path
-) -> None:
+def test_killed_launcher_takes_its_training_along_and_a_shell_does_not(parent_name, dies, tmp_path):
     (tmp_path / parent_name).write_text(PARENT)
     (tmp_path / "child.py").write_text(CHILD)
     command = [sys.executable, str(tmp_path / parent_name), str(tmp_path / "child.py"), str(tmp_path)]
@@ -236,9 +220,7 @@ def test_killed_launcher_takes_its_training_along_and_a_shell_does_not(
     ],
     ids=["done", "failed", "stopped before training"],
 )
-def test_the_launcher_ends_with_the_code_of_its_process(
-    script: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_launcher_ends_with_the_code_of_its_process(script, code, tmp_path, monkeypatch):
     for name in (launch.LAUNCHER_VARIABLE, "PET_SIGNALS_TO_HANDLE"):
         monkeypatch.setenv(name, "")  # put back afterwards
     (tmp_path / "script.py").write_text(script)
@@ -308,9 +290,7 @@ def assert_free(folder: Path) -> None:
     assert path.read_text() == ""
 
 
-def test_held_lock_is_refused_with_the_pid_until_its_holder_is_killed(
-    holder: subprocess.Popen[str], tmp_path: Path
-) -> None:
+def test_held_lock_is_refused_with_the_pid_until_its_holder_is_killed(holder, tmp_path):
     for _ in range(2):
         with (
             pytest.raises(LaunchError, match=rf"in use by process {holder.pid} on \S+"),
@@ -322,9 +302,7 @@ def test_held_lock_is_refused_with_the_pid_until_its_holder_is_killed(
     assert_free(tmp_path / "run")
 
 
-def test_waits_for_a_holder_that_ends(
-    holder: subprocess.Popen[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_waits_for_a_holder_that_ends(holder, tmp_path, caplog):
     assert holder.stdin is not None
     release = threading.Timer(0.5, holder.stdin.close)
     release.start()
@@ -356,9 +334,7 @@ def test_workers_neither_keep_nor_drop_the_lock(tmp_path: Path) -> None:
         worker.communicate(b"\n")
 
 
-def test_a_file_system_without_locks_is_warned_of(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_file_system_without_locks_is_warned_of(tmp_path, monkeypatch, caplog):
     def flock(*arguments: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 

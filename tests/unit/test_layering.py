@@ -1,7 +1,5 @@
 """What may import what: the rewards stand alone, and importing a package costs nothing heavy."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The order of training images, their random views, references to target tokens, and batches in page-locked memory."""
 
-from __future__ import annotations
-
 from itertools import islice
 
 import pytest
@@ -165,9 +163,7 @@ PIXELS, IDS, MASK = torch.zeros(1, 3, 2, 2), torch.ones(1, 1, 4, dtype=torch.lon
         PairBatch(ROWS, {"image": PIXELS, "text": IDS[0]}, ["a dog"], {"triplet": MASK[0, 0]}),
     ],
 )
-def test_the_loader_pins_every_tensor_of_a_batch(
-    batch: CaptionBatch | PairBatch, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_loader_pins_every_tensor_of_a_batch(batch, monkeypatch):
     pinned: list[Tensor] = []
 
     def pin(tensor: Tensor) -> Tensor:  # no GPU is needed

@@ -1,7 +1,5 @@
 """The loop alone, around a task with one parameter: clipping, schedule, validation, patience, refusing NaN."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -117,9 +115,7 @@ def test_clipping_and_the_norm_before_it(tmp_path: Path, options: dict[str, Any]
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("where", ["loss", "slope"])
 @pytest.mark.parametrize("clip", [{}, {"grad_clip_value": 0.1}, {"grad_clip_norm": None}])
-def test_a_step_that_is_not_finite_is_refused_and_changes_nothing(
-    tmp_path: Path, value: float, where: str, clip: dict[str, Any]
-) -> None:
+def test_a_step_that_is_not_finite_is_refused_and_changes_nothing(tmp_path, value, where, clip):
     trainer, task, _ = make_trainer(tmp_path, **{where: value}, **clip)
     with pytest.raises(NonFiniteError, match=r'at step 1; images of the step: \["i0", "i1"\]') as error:
         trainer.fit()
@@ -346,9 +342,7 @@ def test_fp16_goes_on_from_another_precision(tmp_path: Path, plain_again: None) 
         (["--eval.num_beams", "3", "--eval.length_penalty", "1"], (3, 1.0)),
     ],
 )
-def test_validation_decodes_as_configured(
-    words: list[str], expected: tuple[int, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_validation_decodes_as_configured(words, expected, tmp_path, monkeypatch):
     seen = []
 
     def decoded(*arguments: Any) -> dict[str, list[validation.Candidate]]:

@@ -1,7 +1,5 @@
 """Figures of agreement by hand and against scipy, their intervals, and what ties count."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

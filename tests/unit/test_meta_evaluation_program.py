@@ -1,7 +1,5 @@
 """judge.py: metrics against human judgements, from the command line to the tables."""
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Sequence

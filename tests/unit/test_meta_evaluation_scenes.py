@@ -1,7 +1,5 @@
 """Captions of generated scenes, rated by the oracle."""
 
-from __future__ import annotations
-
 import pytest
 
 from rewards.text.tokenize import tokenize

@@ -1,7 +1,5 @@
 """Sets of human judgements: files of the published formats, counts, and the real sets where they are."""
 
-from __future__ import annotations
-
 import io
 import json
 import math

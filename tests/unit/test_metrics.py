@@ -1,7 +1,5 @@
 """Averages are of elements, not of averages; every logged key is defined in docs/metrics.md."""
 
-from __future__ import annotations
-
 import math
 import re
 from pathlib import Path

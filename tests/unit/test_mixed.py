@@ -1,7 +1,5 @@
 """Weighted sums of rewards and of their z-scores; what a configuration makes of them, with one network for all."""
 
-from __future__ import annotations
-
 import logging
 import math
 import pickle
@@ -233,9 +231,7 @@ def clip_terms(student: Path, **second: Any) -> RewardConfig:
     )
 
 
-def test_terms_with_the_same_backbone_load_it_once_and_embed_an_image_once(
-    loads: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_terms_with_the_same_backbone_load_it_once_and_embed_an_image_once(loads, tmp_path, monkeypatch):
     student = tiny_student(tmp_path / "student")
     reward: Any = build_reward(clip_terms(student, prefix="A photo depicts ", precision="fp32"), [])
     assert loads == [str(student)]
@@ -263,9 +259,7 @@ def test_terms_that_ask_for_something_else_do_not_share(loads: list[str], tmp_pa
     assert len(loads) == 2
 
 
-def test_terms_that_share_an_encoder_say_once_what_the_embeddings_of_the_data_take(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_terms_that_share_an_encoder_say_once_what_the_embeddings_of_the_data_take(tmp_path, caplog):
     config, references = clip_terms(tiny_student(tmp_path / "student")), [["a dog", "dogs"], ["a cat", "a dog"]]
     with caplog.at_level(logging.INFO, "rewards"):
         build_reward(config, references)

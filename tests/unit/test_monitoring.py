@@ -1,7 +1,5 @@
 """The rule of the alarm, its judges, and the monitor: each sign alone, none at the start, none for honest changes."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -205,9 +203,7 @@ def test_peaks_keep_the_earliest_best_of_each_judge() -> None:
         ({}, []),
     ],
 )
-def test_a_policy_that_collapsed_or_left_its_start_is_evidence_where_asked_for(
-    now: dict[str, float], expected: list[str]
-) -> None:
+def test_a_policy_that_collapsed_or_left_its_start_is_evidence_where_asked_for(now, expected):
     first = {"entropy": 2.0, "kl": 0.0}
     assert list(policy_signs(now, first, Thresholds(entropy=0.1, kl=2.0))) == expected
     assert policy_signs(now, first, Thresholds()) == {}

@@ -1,7 +1,5 @@
 """Scenes that move: the world, its language, its oracle against captions judged by hand, false captions, rows."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np
@@ -83,9 +81,7 @@ CRASHED = [
     ("scene", "caption", "true", "total", "told", "unparsed", "words"),
     [(HAND, *each) for each in JUDGED] + [(CRASH, *each) for each in CRASHED[:-1]],
 )
-def test_captions_judged_by_hand(
-    scene: MovingScene, caption: str, true: int, total: int, told: int, unparsed: int, words: int
-) -> None:
+def test_captions_judged_by_hand(scene, caption, true, total, told, unparsed, words):
     found = claims(caption, scene)
     assert (sum(claim.true for claim in found), len(found)) == (true, total), found
     score = oracle(caption, scene)

@@ -1,7 +1,5 @@
 """Hard negatives by rules: each kind by hand, and what the sources promise to training."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """PAC-S and RefPAC-S, and checkpoints in the form of the released ones, against a forward pass written out here."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Iterator
@@ -257,9 +255,7 @@ def test_judges_of_another_encoder_are_refused(folder: Path) -> None:
             build_judges({"other": JudgeConfig("pac_s", arguments | more)}, reward, REFERENCES, "judges")
 
 
-def test_a_missing_checkpoint_is_found_before_the_captioner_is_trained(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_checkpoint_is_found_before_the_captioner_is_trained(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("configs").symlink_to(CONFIGS)
     arguments = ["--config", "configs/coco_transformer_bu_scst_pac.yaml"]

@@ -1,7 +1,5 @@
 """The fluency reward under a tiny GPT-2: log-probabilities token by token, EOS, clamping, and what is refused."""
 
-from __future__ import annotations
-
 import math
 import pickle
 from pathlib import Path

@@ -1,7 +1,5 @@
 """From the downloads of COCO to the folder that the configurations read."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Published TSV files of region features to one file per image."""
 
-from __future__ import annotations
-
 import base64
 import json
 import shutil

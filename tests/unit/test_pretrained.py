@@ -1,7 +1,5 @@
 """Encoders by name: their grids, pixels and states are those of their libraries; which weights are open."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

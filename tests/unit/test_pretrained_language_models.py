@@ -1,7 +1,5 @@
 """Decoder language models as text encoders: what a token sees with some blocks bidirectional, pooling, gradients."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Callable
@@ -107,9 +105,7 @@ def test_padding_changes_no_state(tmp_path: Path, save_model: Save, blocks: int,
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("blocks", [0, 1, 2, BLOCKS])
-def test_the_last_blocks_alone_see_later_tokens(
-    tmp_path: Path, save_model: Save, blocks: int, padded: bool, attention: str
-) -> None:
+def test_the_last_blocks_alone_see_later_tokens(tmp_path, save_model, blocks, padded, attention):
     name = save_model(tmp_path)
     encoder, causal = loaded(name, blocks, attention), loaded(name, 0, attention)
     ids = encoder.tokenize(CAPTIONS[:3] if padded else CAPTIONS[:1], 64)

@@ -1,7 +1,5 @@
 """RandAugment: each operation is torchvision's, all of them are drawn, and a view depends on its arguments alone."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections import Counter

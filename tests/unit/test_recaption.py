@@ -1,7 +1,5 @@
 """Recaptioning and positives: rows that keep what they had, parts that go on, descriptions, drawings, a tiny VLM."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -214,9 +212,7 @@ def test_positives_are_rows_for_pac_s(tmp_path: Path) -> None:
             assert sizes == [len(caption) for caption in row["references"]], "image k is of reference k"
 
 
-def test_images_that_are_there_are_not_made_again_and_captions_come_before_or_after(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_images_that_are_there_are_not_made_again_and_captions_come_before_or_after(tmp_path, monkeypatch):
     painter, out = f"{__name__}:Painter", tmp_path / "out"
     make_positives(positives(tmp_path / "captions"))
     data = DataConfig(format="jsonl", path=str(tmp_path / "captions/positives.jsonl"))

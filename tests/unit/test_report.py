@@ -1,7 +1,5 @@
 """Reports: every number is that of the files, whatever a user wrote is text, and what is missing is said."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -174,9 +172,7 @@ def test_a_run_that_is_still_being_written_is_readable(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line", ['{"step": 2, "val', '{"val/cider": 2.0}', "[1]", '{"step": 2, "val/cider": "high"}'])
-def test_a_damaged_line_is_named_and_does_not_end_a_finished_run(
-    tmp_path: Path, line: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_damaged_line_is_named_and_does_not_end_a_finished_run(tmp_path, line, caplog):
     folder = write_run(tmp_path / "run")
     (folder / "metrics.jsonl").write_text(f'{{"step": 1}}\n{line}\n{{"step": 3}}\n')
     with pytest.raises(ReportError, match=r"metrics\.jsonl, line 2"):

@@ -1,7 +1,5 @@
 """The self-retrieval reward: its scores by hand, which images are distractors, and what it does without one."""
 
-from __future__ import annotations
-
 import math
 import pickle
 from pathlib import Path

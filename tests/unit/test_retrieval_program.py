@@ -1,7 +1,5 @@
 """retrieval: dual encoders side by side, from the command line to the tables."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

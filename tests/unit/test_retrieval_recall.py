@@ -1,7 +1,5 @@
 """Recall at k against a slow loop over all orders of ties, and against cases worked by hand."""
 
-from __future__ import annotations
-
 import itertools
 from fractions import Fraction
 

@@ -1,7 +1,5 @@
 """What embedding models read: captions chosen, token ids, pixels, random views, triplets, generated positives."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

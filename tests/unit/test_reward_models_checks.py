@@ -1,7 +1,5 @@
 """Mistakes that a configuration of a reward model alone shows."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -136,9 +134,7 @@ OF_DATA = NegativesConfig(count=1, source="data")
         (random_parts("tests.encoders_for_tests:TinyImageEncoder", None), "random weights are for models of"),
     ],
 )
-def test_mistakes_are_found_before_the_data(
-    config: RewardModelConfig, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mistakes_are_found_before_the_data(config, message, monkeypatch):
     def too_late(_: RewardModelConfig) -> None:
         raise AssertionError("the data is checked first")
 

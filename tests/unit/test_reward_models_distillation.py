@@ -1,7 +1,5 @@
 """L-CLIP's distillation: towers and models saved, loaded, joined, refused; the teacher's patches and embeddings."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -217,9 +215,7 @@ def made(backbone: Backbone, cache_dir: Path | None, memory: int) -> Teacher:
 
 
 @pytest.mark.parametrize(("on_disk", "memory"), [(False, MUCH), (True, MUCH), (True, 0)])
-def test_a_second_epoch_costs_no_forward_pass(
-    backbone: Backbone, counts: dict[str, int], tmp_path: Path, on_disk: bool, memory: int
-) -> None:
+def test_a_second_epoch_costs_no_forward_pass(backbone, counts, tmp_path, on_disk, memory):
     right = expected(backbone)
     counts.update(image=0, text=0)
     teacher = made(backbone, tmp_path if on_disk else None, memory)
@@ -233,18 +229,14 @@ def test_a_second_epoch_costs_no_forward_pass(
 
 
 @pytest.mark.parametrize("memory", [MUCH, 0])
-def test_a_second_run_costs_no_forward_pass(
-    backbone: Backbone, counts: dict[str, int], tmp_path: Path, memory: int
-) -> None:
+def test_a_second_run_costs_no_forward_pass(backbone, counts, tmp_path, memory):
     first = epoch(made(backbone, tmp_path, MUCH))
     counts.update(image=0, text=0)
     assert all(map(torch.equal, epoch(made(backbone, tmp_path, memory)), first))
     assert counts == {"image": 0, "text": 0}
 
 
-def test_a_table_made_in_parts_is_the_same(
-    backbone: Backbone, counts: dict[str, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_table_made_in_parts_is_the_same(backbone, counts, monkeypatch):
     right, most = expected(backbone), 0
     encode = backbone.encode_texts
 

@@ -1,7 +1,5 @@
 """open_clip models that are trained: built, loaded, stretched, tuned in parts, and exported as rewards."""
 
-from __future__ import annotations
-
 import copy
 import json
 from pathlib import Path

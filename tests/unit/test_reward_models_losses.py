@@ -1,7 +1,5 @@
 """Losses of embedding models against slow loops over pairs, and the weights of their terms."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -143,9 +141,7 @@ def test_the_contrastive_objective_logs_its_scale_and_accuracy() -> None:
         ("distill_dual", {"l1": 0.0, "cosine": 2.0, "regulator": 0.0}, 0.0, 2.0, 0.0),
     ],
 )
-def test_distillation_weighs_its_terms_as_the_released_code_or_as_asked(
-    task: Any, weights: dict[str, float], l1: float, angle: float, regulator: float
-) -> None:
+def test_distillation_weighs_its_terms_as_the_released_code_or_as_asked(task, weights, l1, angle, regulator):
     """Distances are taken on raw embeddings."""
     towers = ["image", "text"] if task == "distill_dual" else [task.removeprefix("distill_")]
     student = {tower: rows(4, 5, seed) for seed, tower in enumerate(towers)}

@@ -1,7 +1,5 @@
 """Validation of embedding models: what is embedded, what is kept, triplets in order, embeddings that are not finite."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -82,9 +80,7 @@ def test_equal_captions_are_embedded_once_with_the_result_of_all() -> None:
 
 
 @pytest.mark.parametrize(("memory", "drawn"), [(validation.MOST_PIXELS, 1), (3 * 3 * 8 * 8 - 1, 2)])
-def test_validation_images_are_kept_without_a_cache_where_they_are_few(
-    memory: int, drawn: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_validation_images_are_kept_without_a_cache_where_they_are_few(memory, drawn, monkeypatch):
     monkeypatch.setattr(validation, "MOST_PIXELS", memory)
     own = rows()
     validate = validator(Network(), own)

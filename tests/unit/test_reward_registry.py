@@ -1,7 +1,5 @@
 """Rewards by name: listing, building, and what is refused."""
 
-from __future__ import annotations
-
 import math
 import subprocess
 import sys

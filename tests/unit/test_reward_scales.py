@@ -1,7 +1,5 @@
 """Scales of reward terms: measured as defined, warned of where they differ, and nothing else is touched."""
 
-from __future__ import annotations
-
 import random
 from functools import partial
 from pathlib import Path

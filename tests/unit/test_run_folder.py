@@ -1,7 +1,5 @@
 """The run folder: where a run resumes, what counts as another configuration, and whole log lines, none twice."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from pathlib import Path

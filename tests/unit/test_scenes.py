@@ -1,7 +1,5 @@
 """The generated world: scenes and their geometry, images, splits, hard negatives, and the export to files."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json

@@ -1,7 +1,5 @@
 """The oracle, against captions judged by hand and against the generated language."""
 
-from __future__ import annotations
-
 import re
 from fractions import Fraction
 

@@ -1,7 +1,5 @@
 """Schedules are functions of the step; the KL coefficient follows the divergence; what cannot be meant is refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

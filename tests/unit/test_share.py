@@ -1,7 +1,5 @@
 """A shared model is complete, loads where it is said to, and its card has the numbers of its run and no others."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
@@ -166,9 +164,7 @@ def test_the_folder_is_uploaded(trained: Path, monkeypatch: pytest.MonkeyPatch, 
     ],
     ids=["L-CLIP", "tower", "open_clip"],
 )
-def test_a_reward_model_says_how_it_scores(
-    tmp_path: Path, files: dict[str, Any], library: str, parts: tuple[str, ...]
-) -> None:
+def test_a_reward_model_says_how_it_scores(tmp_path, files, library, parts):
     (tmp_path / "export").mkdir()
     (tmp_path / "export" / "model.safetensors").write_bytes(b"")
     for name, content in files.items():

@@ -1,7 +1,5 @@
 """SPECS and the score by length, against cosines computed by hand."""
 
-from __future__ import annotations
-
 import logging
 import math
 import pickle
@@ -76,9 +74,7 @@ def released_file(folder: Path) -> str:
         ("plain", {}, "clipped", None),
     ],
 )
-def test_released_weights_are_shifted(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, layout: str, given: dict[str, Any], used: str, level: int | None
-) -> None:
+def test_released_weights_are_shifted(tmp_path, caplog, layout, given, used, level):
     """Their cosines are often negative: clipped, the three captions would score 0 all alike."""
     path = released_file(tmp_path) if layout == "released" else tiny_checkpoint(tmp_path)
     with caplog.at_level(logging.INFO):
@@ -94,9 +90,7 @@ def test_released_weights_are_shifted(
     ("reward", "said"),
     [(Specs(Angles()), 1), (ClipScore(Angles(), prefix=""), 1), (Specs(Angles(), scale="shifted"), 0)],
 )
-def test_scores_that_are_mostly_clipped_to_0_are_warned_of_once(
-    reward: ClipScore, said: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_scores_that_are_mostly_clipped_to_0_are_warned_of_once(reward, said, caplog):
     reward(None, CAPTIONS, **ROWS)
     assert caplog.text == "", "one of four cosines is below 0"
     for _ in range(2):

@@ -1,7 +1,5 @@
 """The L-CLIP student: sizes, layers against a slow version in numpy, padding, the released keys, saving."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The caption tokeniser against recorded and live output of the Java tokeniser that the COCO toolkit uses."""
 
-from __future__ import annotations
-
 import json
 from html.entities import html5
 from pathlib import Path

@@ -4,8 +4,6 @@ The hook runs in new processes with stand-ins for torch and torchvision, so thes
 build. The last test looks at the environment that the tests run in.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import subprocess
@@ -148,9 +146,7 @@ def test_install_where_needed_replaces_an_older_hook_and_is_removed(site: Path, 
         (MISSING, "RuntimeError: something else", BROKEN + "RuntimeError: something else"),
     ],
 )
-def test_install_leaves_nothing_where_it_is_of_no_use(
-    site: Path, monkeypatch: pytest.MonkeyPatch, native: str, remedied: str, found: str
-) -> None:
+def test_install_leaves_nothing_where_it_is_of_no_use(site, monkeypatch, native, remedied, found):
     fails_with(monkeypatch, native, remedied)
     assert torchvision_remedy.install() == found
     assert list(site.iterdir()) == []

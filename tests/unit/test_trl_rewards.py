@@ -1,7 +1,5 @@
 """Every registered reward is a TRL reward function as it stands: a step of both trainers with all of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -72,9 +70,7 @@ def test_every_registered_reward_is_tried(rewards: dict[str, Reward]) -> None:
 
 
 @pytest.mark.parametrize(("trainer", "column"), [("grpo", "image"), ("rloo", "images")])
-def test_a_step_of_the_trainer_with_every_reward(
-    rewards: dict[str, Reward], trainer: str, column: str, tmp_path: Path
-) -> None:
+def test_a_step_of_the_trainer_with_every_reward(rewards, trainer, column, tmp_path):
     import trl
     from datasets import Dataset
 

@@ -1,7 +1,5 @@
 """Videos as data: folders of frames, animated images and video files; sampling, errors, checks, cache keys."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import sys

@@ -124,9 +124,7 @@ def test_scores_are_clipped(captioner: str) -> None:
         ({"batch_size": 0}, "batch_size is 0"),
     ],
 )
-def test_wrong_arguments_are_named(
-    captioner: str, options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_arguments_are_named(captioner, options, message, monkeypatch):
     monkeypatch.setitem(sys.modules, "diffusers", None)
     with pytest.raises(ValueError, match=message):
         vba(captioner, **options)

@@ -1,7 +1,5 @@
 """The page of captions side by side: what it answers over HTTP, what it refuses, and what is said before it listens."""
 
-from __future__ import annotations
-
 import base64
 import http.client
 import io
@@ -125,9 +123,7 @@ def test_what_cannot_be_captioned_is_named(server: PageServer, body: Any, parts:
         (501, "PUT", "/captions", {}),
     ],
 )
-def test_requests_that_are_not_the_page_s_are_refused(
-    server: PageServer, status: int, method: str, path: str, headers: dict[str, str]
-) -> None:
+def test_requests_that_are_not_the_page_s_are_refused(server, status, method, path, headers):
     assert exchange(server, method, path, **headers)[0] == status
 
 
@@ -179,9 +175,7 @@ def test_the_page_loads_nothing_from_elsewhere_and_names_are_text(server: PageSe
         (["--models", "MODEL", "--port", "TAKEN"], "port 0 takes a free one"),
     ],
 )
-def test_what_is_wrong_is_said_before_it_listens(
-    server: PageServer, models: list[str], arguments: list[str], part: str, capsys: Any
-) -> None:
+def test_what_is_wrong_is_said_before_it_listens(server, models, arguments, part, capsys):
     given = {"MODEL": models[0], "TAKEN": str(server.server_port)}
     with pytest.raises(SystemExit) as ended:
         command(

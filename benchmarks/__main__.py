@@ -6,8 +6,6 @@ Each row is a ratio to a baseline of the same run. ``--json`` writes a list of o
 detail. A module of this folder run by itself (``python -m benchmarks.scst_step``) has more options.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from importlib import import_module
 

@@ -7,8 +7,6 @@ gradient buckets, are added up at four moments and divided by the number of para
 by then or negligible. Precision is float32; ``train.mixed_precision`` keeps weights, gradients and moments in float32.
 """
 
-from __future__ import annotations
-
 import gc
 import multiprocessing
 import os

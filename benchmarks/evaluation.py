@@ -9,8 +9,6 @@ and files included: ``evaluate`` (with its intervals), ``evaluate --compare`` (w
 cider``, each against a Python process that computes the same metrics of the same files with pycocoevalcap. Needs Java.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

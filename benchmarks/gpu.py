@@ -8,8 +8,6 @@ Called again with the same folder, it goes on with the part that was cut off; ``
 The baselines need pycocoevalcap (its ``cider`` folder is enough), ``reward`` and ``towers`` open_clip.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import subprocess

@@ -3,8 +3,6 @@
 Only ratios between variants of one run are reported: times of a machine that other programs use say little.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics

@@ -13,8 +13,6 @@ Peak memory is counted as in ``benchmarks.memory``; ``--fits`` compares with sta
 Images copied do not fit a GPU at 50 images: ``--copied states``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial

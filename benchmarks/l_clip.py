@@ -9,8 +9,6 @@ All weights are random, which costs the same time as trained ones. ``benchmarks.
 models themselves.
 """
 
-from __future__ import annotations
-
 import copy
 import statistics
 import tempfile

@@ -11,8 +11,6 @@ The peak is linear in images and captions: three small sizes give bytes for a st
 predict the step of ``--images``. No caption ends before the limit there, the worst case.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 from collections.abc import Callable, Iterator, Sequence

@@ -7,8 +7,6 @@ one thread and ``--images`` images, so that twice the images in the same time wo
 baseline is one process with as many threads.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 from collections.abc import Iterator, Sequence

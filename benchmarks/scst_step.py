@@ -13,8 +13,6 @@ do the same work on the same model:
   needs much memory and is compared at ``--prefix-images`` images.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import statistics

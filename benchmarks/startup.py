@@ -3,8 +3,6 @@
 python -m benchmarks.startup [--json FILE]
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator

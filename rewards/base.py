@@ -1,7 +1,5 @@
 """The ``Reward`` protocol, its error, and checks of what goes into a reward and comes out of it."""
 
-from __future__ import annotations
-
 import importlib
 import math
 from collections.abc import Iterator, Sequence

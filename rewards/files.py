@@ -1,7 +1,5 @@
 """Files: atomic writes, errors that name the file, and ``.npz`` arrays that may be damaged or made to fill memory."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import math

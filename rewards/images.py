@@ -1,7 +1,5 @@
 """Image sources (a path, a PIL image, an object that draws one; lists of them for videos): opening, size, hashes."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os

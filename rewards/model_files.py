@@ -4,8 +4,6 @@ The last file written to an exported folder is a manifest of all others: their s
 Folders without a manifest, made by other packages, are not compared with anything.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

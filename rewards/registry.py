@@ -4,8 +4,6 @@ A reward of this package is one line in ``REWARDS``. A reward from outside needs
 ``package.module:Class``.
 """
 
-from __future__ import annotations
-
 import difflib
 import importlib
 import inspect

@@ -1,7 +1,5 @@
 """Videos as a few frames: a folder of images, an animated image (GIF, WebP, ...) or a video file (PyAV)."""
 
-from __future__ import annotations
-
 import os
 import re
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Errors that a user can mend, printed as one message instead of a traceback."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import sys
 from collections.abc import Iterator

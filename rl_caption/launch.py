@@ -8,8 +8,6 @@ a GPU runs two copies that never exchange a gradient. Here that is found out bef
 waits until the training has saved its checkpoint.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import errno

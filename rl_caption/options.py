@@ -5,8 +5,6 @@ imported before it is asked for. Its arguments are its options, and ``Annotated[
 its range.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import functools

@@ -6,8 +6,6 @@ One line for each family: does scoring by teacher forcing give the log-probabili
 and does the image matter? Needs 2 GB of memory and no network.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any

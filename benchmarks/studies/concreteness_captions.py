@@ -8,8 +8,6 @@ Writes ``train.txt`` (all distinct captions and sentences, for a language model)
 of people's ratings, 1 for a caption of a photo, 0 for another text.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random

@@ -12,8 +12,6 @@ splits keep all their references. ``--scorer_images`` keeps the first training i
 with 0, and 100 others with 1.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random

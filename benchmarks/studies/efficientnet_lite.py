@@ -7,8 +7,6 @@ These packages bring the weights themselves, so no hub is needed. They are no de
 ``transformers:NAME`` or ``timm:NAME`` are better encoders.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import io

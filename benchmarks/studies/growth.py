@@ -6,8 +6,6 @@ The captioner has half the layers, width, words and features of that in ``benchm
 the same fractions of a step. All sizes of a curve are timed in turn within a round.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial

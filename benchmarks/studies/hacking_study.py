@@ -13,8 +13,6 @@ counts too, and so does every swing. ``--monitor`` is a file with ``thresholds``
 configuration: the rule is then applied to the captions that the runs left, without training.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import sys

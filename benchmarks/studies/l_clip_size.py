@@ -5,8 +5,6 @@
 Random weights; time is that of embedding pairs of an image and a caption, given as pixels and token ids.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace

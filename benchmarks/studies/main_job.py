@@ -6,8 +6,6 @@ Further arguments, such as ``--data.path=DIR``, are overrides for both trainings
 one is resumed. Everything is done by commands that a user would type.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics

@@ -3,8 +3,6 @@
 docs/results_composition.md ("Binding and relations") has the configurations.
 """
 
-from __future__ import annotations
-
 import re
 from itertools import islice
 

@@ -8,8 +8,6 @@ Prints the tables and writes them to OUT/specificity.md and, unrounded, OUT/spec
 they mean. Data that is not of the generated world needs ``long_reference`` in its rows, and has no truth to agree with.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import logging

@@ -9,8 +9,6 @@ for every training. At the end ``retrieval`` and, on the generated world, ``judg
 OUT/retrieval and OUT/agreement.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@
         --judges.text.target benchmarks.studies.text_similarity:TextSimilarity --judges.text.kwargs.backbone MODEL
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -4,8 +4,6 @@ Source: Hessel et al., "CLIPScore: A Reference-free Evaluation Metric for Image 
 Captions and references are embedded as they were written, without PTB tokenisation.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ Source: Shi et al., "EMScore: Evaluating Video Captioning via Coarse-Grained and
 2022; greedy matching after BERTScore (Zhang et al., ICLR 2020). docs/video.md says where the released code differs.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections import Counter

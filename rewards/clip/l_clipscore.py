@@ -4,8 +4,6 @@ Source: the L-CLIPScore paper. It does not say whether captions get CLIPScore's 
 is none, as students are distilled on bare captions, in the released code as well; ``prefix`` gives the other reading.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Inputs of CLIP's encoders: pixels of images, token ids of captions, and batches of captions of similar length."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

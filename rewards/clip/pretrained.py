@@ -12,8 +12,6 @@ An encoder is named by a library and a model of it, or by a class:
 Shapes: B batch, S pixels of a side, H x W cells of a grid, L tokens, D width of the encoder.
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import logging

@@ -6,8 +6,6 @@ Data", ECCV 2018 (``margin``, the caption finds its image); Dessì et al., "Cros
 Discriminative Finetuning", CVPR 2023 (``log_softmax``, and distractors that are near).
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import math

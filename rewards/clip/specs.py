@@ -4,8 +4,6 @@ Source: Chen et al., "Specificity-Enhanced CLIP-Score for Long Image Caption Eva
 its released code for ``scale="shifted"``. Captions go to CLIP's BPE as they are: no prefix, no PTB tokenisation.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal

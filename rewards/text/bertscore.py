@@ -4,8 +4,6 @@ Source: Zhang et al., "BERTScore: Evaluating Text Generation with BERT", ICLR 20
 references go to the model's own tokenizer as they are, without PTB tokenisation.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import importlib.metadata

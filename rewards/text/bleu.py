@@ -5,8 +5,6 @@ the toolkit's choices: the reference length closest to the candidate's (of two, 
 instead of smoothing, so that a caption without a matching n-gram scores almost 0.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -12,8 +12,6 @@ The COCO toolkit and every paper that uses it call this "CIDEr". Scores here are
 print them times 100: a corpus score of 1.30 here is the "CIDEr 130.0" of a table.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import sys

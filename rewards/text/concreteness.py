@@ -1,7 +1,5 @@
 """Two baselines for ICC: concreteness of a caption's words in a list that people rated, and its length."""
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import math

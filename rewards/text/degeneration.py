@@ -3,8 +3,6 @@
 All functions take tokenised captions (``rewards.text.tokenize``), which may be empty.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@ unit ends where a phrase or a sentence ends; three rules join units that say not
 the grammar, the rules, and where this departs from the paper and its released code.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor

@@ -6,8 +6,6 @@ Similarities are CIDEr-D (``rewards.text.cider``), where Wang and Chan take CIDE
 as more different here.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from pathlib import Path

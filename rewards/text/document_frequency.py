@@ -1,7 +1,5 @@
 """In how many documents of a corpus each n-gram occurs: counting, files, and pickles of other packages."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -1,7 +1,5 @@
 """Loading of the frozen text models of Transformers that are behind rewards."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

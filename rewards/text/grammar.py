@@ -1,7 +1,5 @@
 """Grammar of captions: the probability that a trained head takes one for a sentence that a person wrote."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ Source: Yanuka, Ben-Kish, Bitton, Szpektor and Giryes, "ICC: Quantifying Image C
 Dataset Curation", Findings of ACL 2024.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from pathlib import Path

@@ -5,8 +5,6 @@ In arrays an n-gram is an integer id. The n-grams of a corpus form a trie: the i
 number of words, and ascending keys are n-grams in lexicographic order of their words.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Fluency of captions under a frozen causal language model of Transformers: the mean log-probability of a token."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from pathlib import Path

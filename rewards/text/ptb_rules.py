@@ -8,8 +8,6 @@ captions do not hold (phone numbers with a country code, exotic entities and add
 long ones the first.
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections.abc import Callable, Iterable

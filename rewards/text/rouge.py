@@ -4,8 +4,6 @@ Source: Lin, "ROUGE: A Package for Automatic Evaluation of Summaries", 2004, sec
 toolkit, the maximum of precision and the maximum of recall over references, which may come from two of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

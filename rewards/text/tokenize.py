@@ -5,8 +5,6 @@ punctuation tokens. It lower-cases, splits clitics (``dog 's``, ``do n't``), kee
 (``st.``) undivided, and writes brackets as ``-lrb-`` and ``-rrb-``, which the toolkit does not remove.
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence

@@ -1,7 +1,5 @@
 """Configuration of ``ablate.py``: dataclasses only, as in ``rl_caption.config.schema``."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 

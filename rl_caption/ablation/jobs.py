@@ -1,7 +1,5 @@
 """Processes that run at the same time, each with a log file, and that end when this process ends."""
 
-from __future__ import annotations
-
 import logging
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """From the configuration of a grid to its runs; what can be checked is checked before the first run starts."""
 
-from __future__ import annotations
-
 import json
 import logging
 import re

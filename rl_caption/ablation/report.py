@@ -1,7 +1,5 @@
 """The report of a grid: tables over seeds, the plot over alpha, captions of the same images."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Mapping, Sequence

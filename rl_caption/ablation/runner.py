@@ -1,7 +1,5 @@
 """The ablation program: train what is missing of a grid, evaluate every captioner, write the report."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

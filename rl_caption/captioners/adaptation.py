@@ -1,7 +1,5 @@
 """Which weights of a pretrained captioner are trained: freezing by name, low-rank adapters, recomputed activations."""
 
-from __future__ import annotations
-
 import copy
 import difflib
 import warnings

@@ -1,7 +1,5 @@
 """Configuration of the captioner."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Literal
 

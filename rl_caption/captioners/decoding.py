@@ -4,8 +4,6 @@ Captions of an image that have begun with the same words are one row until they 
 leave the batch. Every token is drawn with its own random number, so the captions are those of separate decodes.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ Names of modules and weights stay as they are. What is assumed of Transformers' 
 Transformers 5.23.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """A Hugging Face captioning model as one module: every pass through it is a call of its ``forward``."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The image encoder of a trained captioner, as the image tower of a dual encoder."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """A saved captioner of any kind, told by its ``config.json``."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Mapping, Sequence

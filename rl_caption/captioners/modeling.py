@@ -5,8 +5,6 @@ to the memories of B images: the K sequences of an image are one row of queries,
 projected once and never copied. Sequences are packed: attention sees padding as zeros, nothing else computes it.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Mapping
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """The captioning program: photos and folders of photos in, captions out."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path

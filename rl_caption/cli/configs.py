@@ -1,7 +1,5 @@
 """The recipes that the package brings: what there is, and one of them to read, copy and change."""
 
-from __future__ import annotations
-
 import argparse
 
 from rl_caption.config.shipped import find_config, shipped_configs

@@ -3,8 +3,6 @@
 The only file that knows the parser library, and that only when something is parsed.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """The demo: the whole job on the generated world, from nothing to tables, a picture and one page."""
 
-from __future__ import annotations
-
 import argparse
 import base64
 import textwrap

@@ -1,7 +1,5 @@
 """The programs: ``rl-caption NAME --config FILE --section.key value``, or ``python -m rl_caption NAME``."""
 
-from __future__ import annotations
-
 import importlib
 import logging
 import os

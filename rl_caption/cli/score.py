@@ -1,7 +1,5 @@
 """Score captions in files with any reward."""
 
-from __future__ import annotations
-
 import argparse
 import math
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Configuration to objects. Behind this file nothing knows about configuration."""
 
-from __future__ import annotations
-
 import inspect
 import itertools
 import logging

@@ -1,7 +1,5 @@
 """Configurations of the programs ``concreteness``, ``curate``, ``recaption``, ``positives`` and ``retrieval``."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 

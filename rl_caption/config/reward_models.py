@@ -1,7 +1,5 @@
 """Configuration of ``train_reward_model.py``: dataclasses only."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, TypeAlias
 

@@ -1,7 +1,5 @@
 """Configuration: dataclasses only. ``cli`` fills them from YAML and the command line, ``build.py`` reads them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeAlias
 

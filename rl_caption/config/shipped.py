@@ -1,7 +1,5 @@
 """The recipes that the package brings, ``configs/`` of the repository: found by name from any folder."""
 
-from __future__ import annotations
-
 import difflib
 from pathlib import Path
 

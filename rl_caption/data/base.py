@@ -1,7 +1,5 @@
 """Rows, splits and images: what every data format provides and everything else consumes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NotRequired, Protocol, TypedDict, TypeVar, overload

@@ -1,7 +1,5 @@
 """Checks of a whole dataset before any training: every problem at once, with counts and the first offenders."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence

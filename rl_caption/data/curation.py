@@ -1,7 +1,5 @@
 """Which captions of a data set to keep: measures of captions, rows of large files as a stream, selection by scores."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Region features from a frozen image encoder: the grid [H, W, D] of every image of a dataset, or of a folder."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

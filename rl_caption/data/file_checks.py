@@ -1,7 +1,5 @@
 """Are files of images and of region features there, and readable? In parallel, without holding their values."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

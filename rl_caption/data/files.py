@@ -1,7 +1,5 @@
 """Files of captions and of references, in the formats of the field. Ids are strings everywhere."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import logging

@@ -1,7 +1,5 @@
 """JSON lines: one image with its captions per line, the easiest format to write for one's own photos."""
 
-from __future__ import annotations
-
 import difflib
 import os
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Karpathy JSON: the format of the standard splits of COCO, Flickr8k, Flickr30k and UCM-Captions."""
 
-from __future__ import annotations
-
 import itertools
 import operator
 import os

@@ -1,7 +1,5 @@
 """Programs that work part by part: which parts are whose, and that all of them are made by the same settings."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """JSON and YAML of unknown origin: whatever is wrong is one error that names the file and the key."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import typing

@@ -1,7 +1,5 @@
 """COCO captions with Karpathy's splits: from the downloads to a checked folder that the configurations read."""
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Region features of images: from TSV files as they are published, or from a frozen encoder (``encode_features``)."""
 
-from __future__ import annotations
-
 import argparse
 import base64
 import binascii

@@ -1,7 +1,5 @@
 """RandAugment (Cubuk et al. 2020) without Color, Solarize and Invert: the views that L-CLIP is distilled on."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from PIL import Image, ImageEnhance, ImageOps

@@ -1,7 +1,5 @@
 """Images without captions, and captions without images, perhaps with a number each (docs/data.md, docs/icc.md)."""
 
-from __future__ import annotations
-
 import math
 import os
 from array import array

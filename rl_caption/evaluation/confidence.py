@@ -8,8 +8,6 @@ Sources: Efron 1979 and Koehn 2004 ("Statistical Significance Tests for Machine 
 bootstrap; Noreen 1989 and Riezler and Maxwell 2005 for approximate randomisation.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice

@@ -4,8 +4,6 @@ Source: Rohrbach et al., "Object Hallucination in Image Captioning", EMNLP 2018,
 whole set, as in its code, LisaAnne/Hallucination at ``585f2d9``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

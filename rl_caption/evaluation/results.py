@@ -1,7 +1,5 @@
 """Evaluations as tables and as files: ``predictions.json``, ``scores.json``, ``comparison.json``."""
 
-from __future__ import annotations
-
 import csv
 import io
 import math

@@ -4,8 +4,6 @@ The protocol is that of Karpathy and Fei-Fei, "Deep Visual-Semantic Alignments f
 2015, section 4.1; ``add_retrieval`` has generated captions as queries.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

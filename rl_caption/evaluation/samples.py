@@ -4,8 +4,6 @@ Tokens are without EOS; CIDEr-D's document frequencies are of all given referenc
 one document an image, as in ``validation_cider``.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple

@@ -1,12 +1,29 @@
 """Configuration of ``judge.py``."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from rl_caption.config.schema import DataConfig
 from rl_caption.monitoring.config import JudgeConfig
 from rl_caption.options import Resamples, Seed, Steps, Temperature
+
+
+@dataclass
+class ScenesConfig:
+    """Captions of generated scenes.
+
+    Args:
+        data: with ``format: scenes`` or ``moving_scenes``.
+        split: of ``data``.
+        captioner: folder of a saved captioner whose captions are judged, too; null judges references and negatives.
+        temperatures: of its samples.
+        max_images: the first so many scenes; null takes all.
+    """
+
+    data: DataConfig = field(default_factory=lambda: DataConfig(format="scenes"))
+    split: str = "test"
+    captioner: str | None = None
+    temperatures: list[Temperature] = field(default_factory=lambda: [0.5, 1.0, 1.5])
+    max_images: Steps | None = None
 
 
 @dataclass
@@ -36,24 +53,5 @@ class JudgeSetConfig:
     partial: bool = False
     bootstrap: Resamples = 1000
     seed: Seed = 0
-    scenes: ScenesConfig = field(default_factory=lambda: ScenesConfig())
+    scenes: ScenesConfig = field(default_factory=ScenesConfig)
     out: str = "agreement"
-
-
-@dataclass
-class ScenesConfig:
-    """Captions of generated scenes.
-
-    Args:
-        data: with ``format: scenes`` or ``moving_scenes``.
-        split: of ``data``.
-        captioner: folder of a saved captioner whose captions are judged, too; null judges references and negatives.
-        temperatures: of its samples.
-        max_images: the first so many scenes; null takes all.
-    """
-
-    data: DataConfig = field(default_factory=lambda: DataConfig(format="scenes"))
-    split: str = "test"
-    captioner: str | None = None
-    temperatures: list[Temperature] = field(default_factory=lambda: [0.5, 1.0, 1.5])
-    max_images: Steps | None = None

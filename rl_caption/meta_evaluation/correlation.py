@@ -10,8 +10,6 @@ both in [-1, 1]; papers print them times 100. Correlations are those of ``scipy.
 instead of NaN. Scores and ratings are [N], at least 2, finite; anything else is a ``ValueError``.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass

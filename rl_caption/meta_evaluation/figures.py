@@ -4,8 +4,6 @@ Judgements of one image are not independent, so images are drawn with replacemen
 (Efron, "Bootstrap Methods: Another Look at the Jackknife", Annals of Statistics 1979).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Scores sets of judgements with metrics and compares: the program behind ``judge.py``."""
 
-from __future__ import annotations
-
 import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Captions of generated scenes, whose truth is known: references, samples and hard negatives, rated by the oracle."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -11,8 +11,6 @@ inequality of SR_neg the other way round; this is the direction that its text an
 the caption has 0 and 0, one that guesses 0.5 and 0.5, one that rewards length alone 1 and 0: read both.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from itertools import accumulate

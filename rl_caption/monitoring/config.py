@@ -1,7 +1,5 @@
 """Configuration of what watches for hacking of the reward; a part of ``ScstConfig``."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from rl_caption.monitoring.rule import Thresholds

@@ -1,7 +1,5 @@
 """Held-out judges: rewards that are not in the reward, by which one sees whether it is being hacked."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from rewards.base import Reward

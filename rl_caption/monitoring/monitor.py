@@ -1,7 +1,5 @@
 """Watches the greedy captions of every validation for signs that the reward is being hacked."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The rule that tells when a reward is being hacked: it rises while the captions get worse. See docs/hacking.md."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections import Counter

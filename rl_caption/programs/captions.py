@@ -1,7 +1,5 @@
 """Captions of images by a saved captioner, or by several together, and the choice among several captions of one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

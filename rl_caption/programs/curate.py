@@ -4,8 +4,6 @@ A part is a file of arrays, one entry a caption, so that a run goes on where it 
 captions are in memory: some 95 bytes a caption at the peak.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence

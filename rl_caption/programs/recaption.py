@@ -4,8 +4,6 @@
 and images of its captions.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

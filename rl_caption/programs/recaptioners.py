@@ -1,7 +1,5 @@
 """Who writes new captions of images: a captioner of ours, a vision-language model, the generated world itself."""
 
-from __future__ import annotations
-
 import string
 from collections.abc import Sequence
 from typing import Any, Protocol

@@ -1,7 +1,5 @@
 """The retrieval program: how well dual encoders find the captions of images, and the images of captions, in a split."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """The training programs of captioners: from a configuration to a finished run folder."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 from collections.abc import Collection, Mapping, Sequence

@@ -4,8 +4,6 @@ A server of the standard library, for one person on one machine. The page sends 
 judges, which are not thread-safe, take turns under one lock.
 """
 
-from __future__ import annotations
-
 import base64
 import io
 import json

@@ -3,8 +3,6 @@
 Colours are classes, so that the style sheet decides them.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

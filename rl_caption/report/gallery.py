@@ -1,7 +1,5 @@
 """Images with the captions of several systems: which are shown, their scores, and small pictures."""
 
-from __future__ import annotations
-
 import base64
 import io
 import math

@@ -1,7 +1,5 @@
 """The pages: of a run, of several, of evaluations, of a comparison, of an ablation."""
 
-from __future__ import annotations
-
 import math
 import shlex
 import statistics

@@ -1,7 +1,5 @@
 """The report program: one self-contained page of a run, of an ablation, or of several runs or evaluations."""
 
-from __future__ import annotations
-
 import argparse
 import logging
 from collections.abc import Sequence

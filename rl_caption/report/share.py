@@ -4,8 +4,6 @@ Every number of the card is one of the files of the run and of its evaluation; w
 missing.
 """
 
-from __future__ import annotations
-
 import argparse
 import shutil
 import tempfile

@@ -1,7 +1,5 @@
 """Mistakes that a configuration alone shows, found before data, downloads or earlier runs cost any time."""
 
-from __future__ import annotations
-
 import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence

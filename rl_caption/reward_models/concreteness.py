@@ -4,8 +4,6 @@ Source: Yanuka, Ben-Kish, Bitton, Szpektor and Giryes, "ICC: Quantifying Image C
 Dataset Curation", Findings of ACL 2024, section 3 and appendix A.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence

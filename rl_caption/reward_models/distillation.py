@@ -1,7 +1,5 @@
 """The two ends of L-CLIP's distillation: students, from a configuration or exported folders, and the frozen teacher."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path

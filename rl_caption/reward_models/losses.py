@@ -4,8 +4,6 @@ Embeddings are raw (of any length above 0); cosines normalise them. The first ha
 equation; the second half are the objectives of the tasks: weighted sums of these, with what is logged of each.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, TypeAlias
 

@@ -1,7 +1,5 @@
 """The training program of reward models: from a configuration to a finished run folder."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial

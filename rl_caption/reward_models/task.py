@@ -7,8 +7,6 @@ sends each micro-batch's part of it back through a second forward pass. The resu
 split over micro-batches and processes, as long as the network has no batch norm (``checks.check_batch_norm``).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial

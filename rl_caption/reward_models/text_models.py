@@ -4,8 +4,6 @@ Source of the last two: Yanuka et al., "ICC", Findings of ACL 2024 (docs/icc.md)
 or the captions, of a batch; its gradient does not depend on how the global batch was split.
 """
 
-from __future__ import annotations
-
 import inspect
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Triplets of growing captions for training on specificity (Chen et al., SPECS, EMNLP 2025, section 3)."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Hashable, Sequence
 from typing import Literal, NamedTuple

@@ -1,7 +1,5 @@
 """Validation of embedding models: image-text retrieval in a split, agreement with the teacher, specificity."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ Source: Yanuka, Ben-Kish, Bitton, Szpektor and Giryes, "ICC: Quantifying Image C
 Dataset Curation", Findings of ACL 2024, section 3: the visual bottleneck autoencoder.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 

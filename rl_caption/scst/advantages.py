@@ -7,8 +7,6 @@ Means are taken in float64, where those of equal float32 rewards are exact: a gr
 not 1e-7, of which Adam would make a whole step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Cross-entropy training: teacher forcing on the references, before self-critical training."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial

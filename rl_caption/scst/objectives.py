@@ -5,8 +5,6 @@ divides one by the other after adding both up over micro-batches and processes: 
 nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Protocol, TypeAlias

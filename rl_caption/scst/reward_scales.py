@@ -1,8 +1,6 @@
 """How large the scores of each reward term are and how much they vary among the captions of one image: the terms that
 vary most, times their weights, are those that a policy learns from."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Rollouts: K sampled captions of each image, and the greedy one where the baseline needs it; their rewards."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ Schedules are pure functions of the step, so a resumed run needs no state for th
 steps before: it is saved with every checkpoint.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Self-critical sequence training: the step, as the papers have it (Rennie et al. 2017; Luo 2020)."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -7,8 +7,6 @@ checkpoint. Under DeepSpeed a checkpoint holds full state dicts, ``model.safeten
 processes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

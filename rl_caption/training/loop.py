@@ -1,7 +1,5 @@
 """The loop around every training task: steps, learning rate, validation, checkpoints, resume, logs."""
 
-from __future__ import annotations
-
 import json
 import math
 import time

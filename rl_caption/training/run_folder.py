@@ -1,7 +1,5 @@
 """The files of a run besides its checkpoints: configuration, environment, logs and result; and where a run resumes."""
 
-from __future__ import annotations
-
 import json
 import platform
 import sys

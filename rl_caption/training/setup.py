@@ -6,8 +6,6 @@ with setup(config) as context:
     Trainer(context, task, model, optimizer, ...).fit()
 """
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext

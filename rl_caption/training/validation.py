@@ -1,7 +1,5 @@
 """Captions of a split over all processes, and validation of a captioner by them during training."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

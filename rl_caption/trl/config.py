@@ -1,7 +1,5 @@
 """Configuration of ``grpo_vlm.py``: dataclasses only, as in ``rl_caption.config.schema``."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 

@@ -1,7 +1,5 @@
 """A decoder-only vision-language model: loaded, frozen in part, adapted, decoded, exported."""
 
-from __future__ import annotations
-
 import copy
 import shutil
 from collections.abc import Iterator, Sequence

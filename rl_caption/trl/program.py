@@ -1,7 +1,5 @@
 """The program ``grpo_vlm``: TRL's trainers on this package's rewards and data, then this package's evaluation."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -20,14 +20,6 @@ def by_recursion(first: str, second: str) -> int:
     return distance(len(first), len(second))
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "expected"),
-    [("kitten", "sitting", 3), ("", "abc", 3), ("abc", "", 3), ("", "", 0), ("intention", "execution", 5)],
-)
-def test_textbook_examples(first: str, second: str, expected: int) -> None:
-    assert edit_distance(first, second) == expected
-
-
 @given(st.text("abc", max_size=9), st.text("abc", max_size=9))
 def test_it_is_the_recursion(first: str, second: str) -> None:
     assert edit_distance(first, second) == by_recursion(first, second)

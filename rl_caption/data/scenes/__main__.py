@@ -1,7 +1,5 @@
 """``python -m rl_caption.data.scenes --out DIR``: writes the generated world to disk."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Sequence

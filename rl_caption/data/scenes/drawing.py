@@ -1,7 +1,5 @@
 """From a caption to a scene of which it is true: the generated world's text-to-image model."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -3,8 +3,6 @@
 Every sentence is true of its scene. What a caption leaves out is drawn at random, as people leave out different things.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """The generated world as a dataset (``data.format: scenes``), and its export to a Karpathy JSON file and PNG images."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping

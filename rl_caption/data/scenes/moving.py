@@ -4,8 +4,6 @@ A moving scene is a still one (``world.Scene``) whose things go straight, at con
 moment it is a still scene again, which is how it is drawn.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -3,8 +3,6 @@
 And paraphrases, which say the same in other words: synonyms, and relations told from the other end.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import combinations, product
 from typing import Any

@@ -1,7 +1,5 @@
 """The image of a scene: drawn on demand, and kept while there is memory for it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

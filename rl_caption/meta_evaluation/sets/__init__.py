@@ -4,8 +4,6 @@ A set is one function ``(files, ...) -> [JudgementSet]`` in ``SETS``. A file tha
 ``DataError``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 One function for each set, named as in ``SETS``.
 """
 
-from __future__ import annotations
-
 import re
 import struct
 import zlib

@@ -1,7 +1,5 @@
 """Sets of captions that people rated; one function for each, named as in ``SETS``."""
 
-from __future__ import annotations
-
 import ast
 import io
 import math

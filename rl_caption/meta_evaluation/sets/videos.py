@@ -1,7 +1,5 @@
 """Sets of judgements of captions of videos; one function for each, named as in ``SETS``."""
 
-from __future__ import annotations
-
 import pickle
 from collections import Counter
 from collections.abc import Sequence

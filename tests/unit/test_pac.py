@@ -1,7 +1,6 @@
-"""PAC-S and RefPAC-S, and checkpoints in the form of the released ones, against a forward pass written out here."""
+"""PAC-S and RefPAC-S, and checkpoints in the form of the released ones, against updates added by hand in open_clip."""
 
 import logging
-import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ import open_clip
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import conv2d, layer_norm, normalize
 
 from rewards.clip.backbone import load_backbone
 from rewards.clip.checkpoints import low_rank_delta
@@ -23,7 +21,7 @@ from rl_caption.config.schema import RewardConfig, RewardTerm, ScstConfig
 from rl_caption.monitoring.config import JudgeConfig
 from rl_caption.monitoring.judges import build_judges
 from rl_caption.programs.train import check_weights_early
-from tests.clip_for_tests import ARCHITECTURE, low_rank_weights, noise_image, tiny_checkpoint, weights
+from tests.clip_for_tests import ARCHITECTURE, TINY, low_rank_weights, noise_image, tiny_checkpoint, weights
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 CAPTIONS = ["a cat", "two dogs play", "a red bus"]
@@ -57,63 +55,26 @@ def backbone_of(state: dict[str, Tensor], path: Path, tag: str = "openai", **mor
     return load_backbone(ARCHITECTURE, saved(state, path), tuned_from=tag, **more)
 
 
-class WrittenOut:
-    """CLIP's forward pass from a state with OpenAI's keys; W x + 0.25 B A x wherever there are factors A and B."""
+class ByHand:
+    """open_clip's model in float64 with W + 0.25 B A in place of W wherever a state has factors A and B."""
 
     def __init__(self, state: dict[str, Tensor], tag: str = "openai", mlp: str = "ignored") -> None:
-        self.state = {key: value.double() for key, value in state.items()}
-        self.tag, self.mlp = tag, mlp
-
-    def linear(self, x: Tensor, owner: str, weight: str = "weight") -> Tensor:
-        state, joint = self.state, "." if weight == "weight" else ".in_proj_weight_"
-        found = x @ state[f"{owner}.{weight}"].T + state[f"{owner}.{weight.replace('weight', 'bias')}"]
-        if f"{owner}{joint}lora_A" in state and (".mlp." not in owner or self.mlp == "added"):
-            found = found + 0.25 * (x @ state[f"{owner}{joint}lora_A"].T) @ state[f"{owner}{joint}lora_B"].T
-        return found
-
-    def norm(self, x: Tensor, owner: str) -> Tensor:
-        return layer_norm(x, x.shape[-1:], self.state[f"{owner}.weight"], self.state[f"{owner}.bias"])
-
-    def activation(self, x: Tensor) -> Tensor:
-        if self.tag == "openai":
-            return x * torch.sigmoid(1.702 * x)
-        return 0.5 * x * (1 + torch.erf(x / math.sqrt(2)))
-
-    def blocks(self, x: Tensor, owner: str, layers: int, causal: bool) -> Tensor:
-        for layer in range(layers):
-            block = f"{owner}.resblocks.{layer}"
-            qkv = self.linear(self.norm(x, f"{block}.ln_1"), f"{block}.attn", "in_proj_weight")
-            q, k, v = (part.unflatten(-1, (2, -1)).transpose(0, 1) for part in qkv.chunk(3, dim=-1))  # two heads
-            scores = q @ k.transpose(1, 2) / math.sqrt(q.shape[-1])
-            if causal:
-                scores = scores.masked_fill(torch.ones(scores.shape[1:]).triu(1).bool(), -math.inf)
-            heads = (scores.softmax(-1) @ v).transpose(0, 1).flatten(1)
-            x = x + self.linear(heads, f"{block}.attn.out_proj")
-            inner = self.activation(self.linear(self.norm(x, f"{block}.ln_2"), f"{block}.mlp.c_fc"))
-            x = x + self.linear(inner, f"{block}.mlp.c_proj")
-        return x
+        merged = {key: value.double() for key, value in state.items() if "lora_" not in key}
+        for key, weight in merged.items():
+            factor = (f"{key}_" if key.endswith("in_proj_weight") else key.removesuffix("weight")) + "lora_"
+            if f"{factor}A" in state and (".mlp." not in key or mlp == "added"):
+                product = state[f"{factor}B"].double() @ state[f"{factor}A"].double()
+                merged[key] = weight + 0.25 * product.reshape(weight.shape)
+        model = open_clip.CLIP(**TINY, quick_gelu=tag == "openai")  # type: ignore[arg-type]
+        self.model = model.double().requires_grad_(False).eval()
+        self.model.load_state_dict(merged)
+        self.transform = open_clip.image_transform(32, is_train=False, mean=MEANS[tag], std=STDS[tag])
 
     def image(self, image: Any) -> Tensor:
-        state = self.state
-        transform = open_clip.image_transform(32, is_train=False, mean=MEANS[self.tag], std=STDS[self.tag])
-        pixels, kernel = transform(image)[None].double(), state["visual.conv1.weight"]
-        patches = conv2d(pixels, kernel, stride=16)
-        if "visual.conv1.lora_A" in state:
-            product = state["visual.conv1.lora_B"] @ state["visual.conv1.lora_A"]
-            numbers = torch.arange(product.numel())  # one after another, row by row, they fill the kernel
-            delta = torch.zeros_like(kernel)
-            delta[torch.unravel_index(numbers, kernel.shape)] = product[numbers // 48, numbers % 48]
-            patches = patches + 0.25 * conv2d(pixels, delta, stride=16)
-        x = torch.cat([state["visual.class_embedding"][None], patches.flatten(2)[0].T])
-        x = self.norm(x + state["visual.positional_embedding"], "visual.ln_pre")
-        x = self.norm(self.blocks(x, "visual.transformer", 1, causal=False)[0], "visual.ln_post")
-        return normalize(x @ state["visual.proj"], dim=0)
+        return self.model.encode_image(self.transform(image)[None].double(), normalize=True)[0]
 
     def text(self, text: str) -> Tensor:
-        ids = open_clip.tokenize([text])[0]
-        x = self.state["token_embedding.weight"][ids] + self.state["positional_embedding"]
-        x = self.norm(self.blocks(x, "transformer", 2, causal=True)[ids.argmax()], "ln_final")
-        return normalize(x @ self.state["text_projection"], dim=0)
+        return self.model.encode_text(open_clip.tokenize([text]), normalize=True)[0]
 
     def scores(self, w: float = 2.0, prefix: str = PREFIX) -> tuple[list[float], list[float]]:
         """PAC-S and RefPAC-S of CAPTIONS."""
@@ -130,7 +91,7 @@ class WrittenOut:
 @pytest.mark.parametrize(
     ("layout", "tag"), [*((layout, "openai") for layout in LAYOUTS), ("openai", "laion2b_s32b_b82k")]
 )
-def test_scores_of_a_checkpoint_equal_the_forward_pass_written_out(folder: Path, tag: str, layout: str) -> None:
+def test_scores_of_a_checkpoint_equal_those_by_hand(folder: Path, tag: str, layout: str) -> None:
     state = {key: value.half().float() for key, value in weights().items()}
     text = ("transformer.", "token_embedding.", "positional_embedding", "ln_final.", "text_projection")
     stored = {
@@ -140,7 +101,7 @@ def test_scores_of_a_checkpoint_equal_the_forward_pass_written_out(folder: Path,
         "archive": state | {"input_resolution": torch.tensor(32), "context_length": torch.tensor(77)},
         "half": {key: value.half() for key, value in state.items()},
     }[layout]
-    plain, with_references = WrittenOut(state, tag).scores()
+    plain, with_references = ByHand(state, tag).scores()
     assert all(plain), "a row that scores 0 shows nothing"
     arguments: Any = {"backbone": ARCHITECTURE, "pretrained": saved(stored, folder / "a.pth"), "tuned_from": tag}
     assert PacScore(**arguments)(None, CAPTIONS, **ROWS) == pytest.approx(plain, abs=2e-6)
@@ -148,14 +109,14 @@ def test_scores_of_a_checkpoint_equal_the_forward_pass_written_out(folder: Path,
 
 
 @pytest.mark.parametrize("mlp", ["ignored", "added"])
-def test_low_rank_updates_equal_the_unmerged_forward_pass(folder: Path, mlp: Any) -> None:
+def test_low_rank_updates_equal_those_added_by_hand(folder: Path, mlp: Any) -> None:
     state, given = low_rank_weights(), {} if mlp == "ignored" else {"mlp_deltas": mlp}
     block = "visual.transformer.resblocks.0"
     factors = {"visual.conv1.lora_A", f"{IN_PROJ}_lora_B", f"{block}.attn.out_proj.lora_A", f"{block}.mlp.c_fc.lora_A"}
     assert factors < state.keys()
     backbone = backbone_of(state, folder / "low_rank.pth", **given)
     assert f"tuned from openai,MLP deltas {mlp}" in backbone.signature
-    expected, plain = WrittenOut(state, mlp=mlp), WrittenOut(weights())
+    expected, plain = ByHand(state, mlp=mlp), ByHand(weights())
     embedded = [*backbone.encode_images(ROWS["image"]).double(), *backbone.encode_texts(CAPTIONS).double()]
     with_updates, without = ([*map(one.image, ROWS["image"]), *map(one.text, CAPTIONS)] for one in (expected, plain))
     for found, updated, other in zip(embedded, with_updates, without, strict=True):
@@ -216,7 +177,7 @@ def test_released_files_are_known_by_name(folder: Path, monkeypatch: pytest.Monk
     monkeypatch.setitem(RELEASED, "clip_ViT-B-32.pth", (ARCHITECTURE, "openai"))
     path = saved(weights(), folder / "clip_ViT-B-32.pth")
     reward = PacScore(pretrained=path)
-    assert reward(None, CAPTIONS, **ROWS) == pytest.approx(WrittenOut(weights()).scores()[0], abs=2e-6)
+    assert reward(None, CAPTIONS, **ROWS) == pytest.approx(ByHand(weights()).scores()[0], abs=2e-6)
     assert reward.signature == (
         f"pac_s[{ARCHITECTURE}/clip_ViT-B-32.pth,{reward.backbone.encoder.fingerprint[:12]},"
         "fp32,tuned from openai,prefix='A photo depicts ',w2]"

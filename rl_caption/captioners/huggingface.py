@@ -204,8 +204,11 @@ class HuggingFaceCaptioner(Captioner):
     def image_states(self, policy: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         """See ``Captioner.image_states``."""
         if self.encoder_trained is None:
+            training = policy.training
+            policy.eval()  # what dropout draws here, a resumed run would draw again
             with torch.enable_grad():
                 some = policy(pixel_values=inputs["pixel_values"][:1], encode=True)
+            policy.train(training)
             self.encoder_trained = bool(some.requires_grad)
         if self.encoder_trained and not torch.is_grad_enabled():
             return inputs

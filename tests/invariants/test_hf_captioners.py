@@ -304,9 +304,12 @@ def test_states_that_are_kept_for_a_step_give_the_same_captions_and_the_same_gra
         parameter.requires_grad_(parameter.requires_grad and not (frozen and parameter.grad is not None))
     policy.zero_grad()
     ids = torch.tensor([[[5, 6, 7, 8], [9, 6, 5, 5]]]).repeat(3, 1, 1)
-    captioner.encoder_trained = None
+    captioner.encoder_trained, modes = None, []
+    policy.train().register_forward_pre_hook(lambda module, _: modes.append(module.training))
     with torch.no_grad():
         without = captioner.image_states(policy, inputs)
+    assert modes == [False] + [True] * frozen, "dropout that is drawn to find out is drawn again in a resumed run"
+    policy.eval()
     assert (without is inputs) != frozen, "states without gradient would leave a trained encoder without one"
     states = captioner.image_states(policy, inputs)
     assert states.keys() == {"states"}

@@ -301,7 +301,8 @@ class RunConfig:
         save_every: optimizer steps between two checkpoints; null saves at every validation.
         keep_checkpoints: newest ones kept.
         log_every: optimizer steps between two log lines.
-        log_samples: images whose samples are written to ``samples.jsonl`` at every log line.
+        log_samples: images (of several processes, the main one's) whose samples are written to ``samples.jsonl`` at
+            every log line.
         trackers: ``tensorboard``, ``wandb``, ... through Accelerate, besides ``metrics.jsonl``.
     """
 

@@ -178,7 +178,7 @@ def log_rollout(
         for key, signs in _degeneration(rollout.texts, tokenizer).items():
             log.add(key, signs)
         greedy: Sequence[str | None] = rollout.greedy_texts or [None] * len(batch.rows)
-        rewards = torch.round(score.samples, decimals=4).tolist()
+        rewards = torch.round(score.samples.double(), decimals=4).tolist()
         for row, *found in zip(batch.rows, rollout.texts, rewards, greedy, strict=True):
             names = ("samples", "rewards", "greedy")
             records.append({"image_id": row["image_id"], **dict(zip(names, found, strict=True))})

@@ -153,6 +153,7 @@ def test_z_scores_are_over_the_whole_step_however_it_is_split(captioner, advanta
     assert logged["reward/total"] == pytest.approx(0.0, abs=1e-6)
     split = gradient(captioner, task, batches_of(captioner, 8, 4))
     assert task.samples == records
+    assert all(value == round(value, 4) for record in records for value in record["rewards"])
     assert_equal_gradients(whole, split)
     for key in ("reward/words", "reward/letters"):
         assert task.log.reduce(task.accelerator)[key] == pytest.approx(logged[key], rel=1e-12)

@@ -119,6 +119,8 @@ class TrainState:
     """Steps done: a step is one rollout in self-critical training, and one optimizer update elsewhere."""
     metric: str = ""
     """Which metric of validation chose the best model."""
+    measured: str = ""
+    """On what images and how that was measured; empty where an older version did not say."""
     best_metric: float | None = None
     best_step: int | None = None
     evaluations_without_gain: int = 0

@@ -36,7 +36,7 @@ from rl_caption.training.checkpoint import (
     save_checkpoint,
     write_errors,
 )
-from rl_caption.training.run_folder import RunLog, remove_result, write_result
+from rl_caption.training.run_folder import RunLog, remove_result, write_result, write_run_files
 from rl_caption.training.setup import Context
 from rl_caption.types import Batch, TrainState, Validation, is_better
 
@@ -149,6 +149,9 @@ class Trainer:
         are not finite are validated or written; CheckpointError where a checkpoint or the model cannot be written.
         """
         self._describe()
+        if self.accelerator.is_main_process:  # not before a checkpoint has fitted: ``auto`` would ask for what did not
+            about = {"signature": self.state.signature, "processes": self.accelerator.num_processes}
+            write_run_files(self.context.config, about)
         log = RunLog(self.accelerator, self.folder, self.task.name, self.state.global_step, self.max_steps)
         try:
             finished = self._train(log)

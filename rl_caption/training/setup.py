@@ -44,11 +44,13 @@ from rl_caption.training.checkpoint import (
     newest_checkpoint,
     read_state,
 )
-from rl_caption.training.run_folder import find_checkpoint, write_run_files
+from rl_caption.training.run_folder import find_checkpoint
 from rl_caption.types import TrainState
 
 CHECKED_IMAGES = ".checked_images.json"
 """In the run's folder: the image files that were found good."""
+NOT_MEASURED = ("every", "max_images", "batch_size", "patience", "best_by")
+"""Options of validation that no value of its metrics depends on, but for the images that there are."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ class Context:
         return "teacher" if isinstance(self.config, RewardModelConfig) else "reward"
 
     def start(self, signature: str = "", metric: str = "val/cider", notes: dict[str, Any] | None = None) -> TrainState:
-        """Initial counters, or those of the checkpoint; write the run's files and start its trackers.
+        """Initial counters, or those of the checkpoint; start the run's trackers.
 
         Args:
             signature: what the numbers of the reward or teacher depend on; CheckpointError where the checkpoint has
@@ -111,16 +113,26 @@ class Context:
         notes = {} if notes is None else notes
         notes.update(state.notes)
         state.notes = notes
-        if state.global_step < self.max_steps:  # the choice of a finished run stays
-            reason = f"in place of {state.metric}" if state.metric not in ("", metric) else self._lost_best()
+        if state.global_step < self.max_steps and state.stopped is None:  # the choice of a finished run stays
+            measured = self._measured + f", {signature}" * metric.startswith("val/reward")
+            if state.metric not in ("", metric):
+                reason = f"in place of {state.metric}"
+            elif state.measured not in ("", measured):
+                reason = f"on {measured}, before on {state.measured}"
+            else:
+                reason = self._lost_best()
             if reason:
                 print_main(self.accelerator, f"{metric} chooses the best model from here on, {reason}")
                 state.best_metric, state.best_step, state.evaluations_without_gain = None, None, 0
-            state.metric = metric
-        if self.accelerator.is_main_process:
-            write_run_files(self.config, {"signature": signature, "processes": self.accelerator.num_processes})
+            state.metric, state.measured = metric, measured
         self.accelerator.init_trackers(self.folder.name, config={"signature": signature})
         return state
+
+    @property
+    def _measured(self) -> str:
+        """What values of a metric of validation depend on, besides the model."""
+        options = {key: value for key, value in vars(self.config.eval).items() if key not in NOT_MEASURED}
+        return ", ".join([f"{len(self.val_rows)} images", *(f"{key} {value}" for key, value in options.items())])
 
     def _lost_best(self) -> str:
         """Why ``export/best`` need not be the best model that the checkpoint knows of; empty where it is."""
@@ -147,6 +159,9 @@ class Context:
         set_seed(train.seed, device_specific=True)  # weights are equal everywhere by now; dropout is to differ
         if self.checkpoint:
             load_checkpoint(self.accelerator, self.checkpoint, model, optimizer, moments)
+            if moments is None:  # Accelerate has loaded those of the checkpoint
+                for group, own in zip(optimizer.param_groups, groups, strict=True):
+                    group |= {key: own[key] for key in ("betas", "weight_decay")}
         return model, optimizer
 
 

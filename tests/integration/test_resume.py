@@ -259,9 +259,17 @@ def test_true_accepts_a_changed_configuration_that_auto_refuses(whole_xe: Path, 
     assert refused.code == 1
     for part in ("train.lr: 0.003 -> 0.1", "model.kwargs.dropout: 0.2 -> 0.5", "run.resume to true"):
         assert part in refused.output
+    unfit = run(changed(config, {"model.kwargs.d_model": 8, "run.resume": True}), folder)
+    assert "cannot be loaded into this model" in unfit.output
+    checked_run(config, folder)
     assert_same_run(folder, whole_xe)
-    checked_run(changed(config, {"train.max_steps": 8, "run.resume": True}), folder)
+    changes = {"train.max_steps": 8, "train.weight_decay": 0.5, "train.betas": [0.5, 0.9], "run.resume": True}
+    ended = checked_run(changed(config, changes | {"eval.max_images": 4}), folder)
+    assert "here on, on 4 images, split val, num_beams None, length_penalty None, before on 6 images" in ended.output
+    assert json.loads((folder / "result.json").read_text())["best_step"] == 8
     assert [line["step"] for line in lines(folder) if "loss/total" in line] == list(range(1, 9))
+    (group,) = torch.load(folder / "checkpoints/step-00000008/optimizer.bin")["param_groups"]
+    assert (group["weight_decay"], list(group["betas"])) == (0.5, [0.5, 0.9])
     assert yaml.safe_load((folder / "config.yaml").read_text())["train"]["max_steps"] == 8
 
 

@@ -255,8 +255,9 @@ def check_writable_file(path: str | Path) -> None:
 def write_evaluation(evaluation: Evaluation, captions: Mapping[str, str], out_dir: str | Path) -> tuple[Path, Path]:
     """Write ``predictions.json`` and ``scores.json``, each complete or not at all; return their paths.
 
-    ``predictions.json`` is in COCO result format, ``[{"image_id", "caption"}]``; the ids are integers when all of them
-    are decimal numbers of up to 18 digits without leading zeros, as in COCO, and strings otherwise. ``scores.json`` is
+    ``predictions.json`` is in COCO result format, ``[{"image_id", "caption"}]``, or with ``image_name``, by which the
+    captions were read; the ids are integers when all of them are decimal numbers of up to 18 digits without leading
+    zeros, as in COCO, and strings otherwise. ``scores.json`` is
     ``{"metrics", "signature", "n", "left_out"}`` and, where there are any, ``"vocabulary_growth"``, ``"intervals"``
     (key -> [low, high]) and ``"interval"`` (how they were made); of a model's captions also ``"decoding"``.
     ``EvaluationError`` where the folder cannot be written to.
@@ -272,7 +273,8 @@ def write_predictions(captions: Mapping[str, str], out_dir: str | Path) -> Path:
     """Write ``predictions.json`` as ``write_evaluation``; scores of other captions that are there are removed."""
     folder, ids = check_writable(out_dir), result_ids(captions)
     (folder / "scores.json").unlink(missing_ok=True)
-    rows = [{"image_id": ids[image_id], "caption": caption} for image_id, caption in captions.items()]
+    key = getattr(captions, "by", "image_id")
+    rows = [{key: ids[image_id], "caption": caption} for image_id, caption in captions.items()]
     return _written(folder / "predictions.json", rows)
 
 

@@ -20,7 +20,7 @@ from rewards.registry import build_tokenized
 from rl_caption.config.checks import check, decoding_of
 from rl_caption.config.schema import EvaluateConfig, RetrievalConfig
 from rl_caption.data.base import reward_inputs
-from rl_caption.data.files import References, read_captions, read_references, references_for, write_json
+from rl_caption.data.files import Captions, References, read_captions, read_references, references_for, write_json
 from rl_caption.errors import ConfigError, config_errors
 from rl_caption.evaluation import Evaluation, check_writable, evaluate_captions, format_table, write_evaluation
 from rl_caption.evaluation.confidence import compare, with_intervals
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from rewards.clip.encoder import CachedEncoder
     from rewards.text.chair import Chair
     from rl_caption.data.base import DataModule
-    from rl_caption.programs.captions import Captions
+    from rl_caption.programs.captions import Captions as Decoded
 
 logger = logging.getLogger(__name__)
 SPLIT = "test"
@@ -218,7 +218,7 @@ def _images(config: EvaluateConfig, by: Any = "image_id") -> _Images:
     return _Images(known, own, f"split {split!r}", data)
 
 
-def _of_images(captions: Mapping[str, str], images: _Images, path: str) -> dict[str, str]:
+def _of_images(captions: Captions, images: _Images, path: str) -> Captions:
     """The captions of these images; says which are of other splits, and which images have none.
 
     Raises:
@@ -230,7 +230,8 @@ def _of_images(captions: Mapping[str, str], images: _Images, path: str) -> dict[
     if outside and images.data is not None:
         splits = [images.data.split(split) for split in images.data.splits]
         others = {row["image_id"] for rows in splits for row in rows} - known.keys()
-    chosen = {image_id: text for image_id, text in captions.items() if image_id not in others}
+    chosen = Captions((image_id, text) for image_id, text in captions.items() if image_id not in others)
+    chosen.by = captions.by
     if outside and not chosen:
         raise EvaluationError(
             f"{path} has no caption of {images.source}: all {len(captions)} are of other splits; set --split"
@@ -353,7 +354,7 @@ def metric_names(metrics: str | Sequence[str]) -> list[str]:
     return [word.strip() for word in words if word.strip()]
 
 
-def _score_candidates(config: EvaluateConfig, captions: Captions, images: _Images) -> None:
+def _score_candidates(config: EvaluateConfig, captions: Decoded, images: _Images) -> None:
     """Write and print what ``evaluate_samples`` says of all captions of the images, where each has several."""
     samples = {key: [one.caption for one in own] for key, own in captions.candidates.items()}
     if min(map(len, samples.values())) < 2 or not all(images.references.get(key) for key in samples):

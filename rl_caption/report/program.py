@@ -9,7 +9,7 @@ from typing import Any
 from rewards.base import RewardError
 from rl_caption.config.shipped import find_config
 from rl_caption.data.base import DataError, Row
-from rl_caption.data.files import find_images, read_references, write_text
+from rl_caption.data.files import find_images, read_captions, read_references, write_text
 from rl_caption.evaluation.results import unique_names
 from rl_caption.report import pages
 from rl_caption.report.gallery import MAX_IMAGES, Source, rows_of_config, source_of
@@ -81,7 +81,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("several folders are compared in one page: name it with --out FILE")
     source = None
     if chosen.references is not None:
-        known = read_references(chosen.references)
+        files = (file for folder in chosen.folders for file in folder.rglob("predictions.json"))
+        by = next((read_captions(file, allow_empty=True).by for file in files), "image_id")
+        known = read_references(chosen.references, by=by)
         files = find_images(chosen.image_folder, known) if chosen.image_folder else [""] * len(known)
         pairs = zip(known.items(), files, strict=True)
         source = source_of([Row(image_id=i, image=file, references=texts) for (i, texts), file in pairs])

@@ -252,6 +252,7 @@ def read_ablation(path: Path) -> tuple[list[Member], list[str]]:
         f"{cell.relative_to(path)} has no result: its output is in {cell / 'log.txt'}"
         for cell in sorted(config.parent for config in cells.rglob("scst.yaml"))
         if (cell.parent.relative_to(cells).as_posix(), int(cell.name.removeprefix("seed"))) not in finished
+        and not any(cell.glob("*/settings.json"))  # else it is of an earlier grid in this folder
     ]
     return members, missing
 

@@ -148,7 +148,9 @@ def test_names_and_gzip(files: dict[str, str], tmp_path: Path) -> None:
     packed.write_bytes(gzip.compress(json.dumps(predictions(names, "image_name")).encode()))
     named = {f"{key}.jpg": texts for key, texts in REFERENCES.items()}
     Path(files["references"]).write_bytes(gzip.compress(json.dumps(named).encode()))
-    assert scored(configured(files, predictions=str(packed))) == expected
+    config = configured(files, predictions=str(packed))
+    assert scored(config) == expected
+    assert scored(replace(config, predictions=f"{config.out}/predictions.json")) == expected
 
 
 def fill(pipe: int, content: bytes) -> None:

@@ -284,12 +284,15 @@ def test_an_ablation_shows_means_and_deviations_over_seeds(tmp_path: Path) -> No
     lost = folder / "cells" / "alpha=2" / "seed0"
     lost.mkdir(parents=True)
     (lost / "scst.yaml").write_text("{}")
+    write_evaluation(folder / "cells/alpha=3/seed0/test_last", 1.0)  # of a cell that is no longer in the grid
+    (folder / "cells/alpha=3/seed0/scst.yaml").write_text("{}")
     text = render(make_page([folder]))
     # 1.5 and 1.75: mean 1.625, standard deviation (n - 1) 0.1768.
     assert "162.50<small>± 17.68</small>" in text
     assert "<b>262.50</b><small>± 17.68</small>" in text
     assert text.count("2 of 2") == 2
     assert "Missing: cells/alpha=2/seed0 has no result" in text
+    assert "alpha=3" not in text
     seen = Seen(text)
     assert seen.lines["CIDEr (x100)", "mean over seeds"] == [[0.0, 162.5], [1.0, 262.5]]
     assert [*seen.items[0]["captions"]] == ["start", "alpha=0", "alpha=1"]
@@ -360,8 +363,12 @@ def test_the_program_writes_beside_the_run_or_where_it_is_told(tmp_path: Path, c
 def test_references_and_images_of_files(tmp_path: Path) -> None:
     folder = write_evaluation(tmp_path / "e", 1.0)
     references = tmp_path / "references.json"
-    references.write_text(json.dumps({f"test-{index:06d}": ["a <red> square"] for index in range(30)}))
-    main([str(folder), "--references", str(references)])
-    text = (folder / "report.html").read_text()
-    assert "No images are shown: no folder of images was named." in text
-    assert Seen(text).items[0]["references"] == ["a <red> square"]
+    names = [{"image_id": i, "image_name": f"test-{i:06d}", "captions": ["a <red> square"]} for i in range(30)]
+    own = folder / "predictions.json"
+    for content, key in ({one["image_name"]: one["captions"] for one in names}, "image_id"), (names, "image_name"):
+        references.write_text(json.dumps(content))
+        own.write_text(own.read_text().replace("image_id", key))
+        main([str(folder), "--references", str(references)])
+        text = (folder / "report.html").read_text()
+        assert "No images are shown: no folder of images was named." in text
+        assert Seen(text).items[0]["references"] == ["a <red> square"]

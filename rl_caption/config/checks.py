@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from rewards.text.tokenize import TOKENIZER
@@ -56,6 +56,9 @@ def mistakes(config: Any) -> list[str]:
         wrong += _wrong_schedules(config.reward, config.rollout)
         wrong += _wrong_kl(config.rollout, config.train)
         wrong += _wrong_names(config.train)
+        # Which of the usual judges a run has depends on what its terms are.
+        judges = ("cider", "rouge_l", "bleu4") if config.monitor.judges is None else config.monitor.judges
+        wrong += wrong_best_by(config.monitor.best_by, config.reward.terms, judges)
     if isinstance(config, EvaluateConfig):
         wrong += _wrong_evaluation(config)
     if isinstance(config, WebConfig):
@@ -125,6 +128,13 @@ def _wrong_schedules(reward: RewardConfig, rollout: RolloutConfig) -> Iterator[s
             yield f"reward.terms.{name}.length_ratio is {list(term.length_ratio)}: expected the smaller number first"
     if reward.normalize == "per_group" and rollout.num_samples < 2:
         yield f"rollout.num_samples is {rollout.num_samples}: reward.normalize per_group compares at least 2"
+
+
+def wrong_best_by(name: str | None, terms: Iterable[str], judges: Iterable[str]) -> Iterator[str]:
+    """What is wrong with ``monitor.best_by`` where a run has these reward terms and judges."""
+    known = [*judges, "val/cider", "val/reward", *(f"val/reward/{term}" for term in terms)]
+    if name is not None and name not in known:
+        yield f"monitor.best_by is {name!r}: expected one of {known}"
 
 
 def _wrong_kl(rollout: RolloutConfig, train: ScstTrainConfig) -> list[str]:

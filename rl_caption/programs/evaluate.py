@@ -156,8 +156,8 @@ def _score_captions(
     if config.predictions is not None:
         read = read_captions(config.predictions, allow_empty=True)
         images = _images(config, read.by)
-        captions = _of_images(read, images, config.predictions)
-        return _Scorer(config, images, captions, judges).score(captions, _name(config)), captions, images
+        chosen = _of_images(read, images, config.predictions)
+        return _Scorer(config, images, chosen, judges).score(chosen, _name(config)), chosen, images
     from accelerate import Accelerator
 
     from rl_caption.engines import accelerator_kwargs

@@ -24,6 +24,7 @@ from rl_caption.config.build import (
     check_positions,
     references_of,
 )
+from rl_caption.config.checks import wrong_best_by
 from rl_caption.config.schema import ModelConfig, ScstConfig, XeConfig
 from rl_caption.data.base import Row
 from rl_caption.data.checks import check_row_images
@@ -287,14 +288,9 @@ def selecting_metric(config: MonitorConfig, terms: Collection[str], judges: Coll
     name = config.best_by
     if name is None:
         return f"val/judge/{next(iter(judges))}" if config.stop and judges else "val/cider"
-    known = ["val/cider", "val/reward", *(f"val/reward/{term}" for term in terms)]
-    if name in judges:
-        return f"val/judge/{name}"
-    if name not in known:
-        raise ConfigError(
-            f"monitor.best_by is {name!r}: the judges of this run are {list(judges)}, other metrics are {known}"
-        )
-    return name
+    for wrong in wrong_best_by(name, terms, judges):
+        raise ConfigError(wrong)
+    return f"val/judge/{name}" if name in judges else name
 
 
 def _metric_range(metric: str, monitor: HackingMonitor) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from rewards.base import RewardError
 from rl_caption.config.shipped import find_config
 from rl_caption.data.base import DataError, Row
-from rl_caption.data.files import find_images, read_captions, read_references, write_text
+from rl_caption.data.files import IdKey, find_images, read_captions, read_references, write_text
 from rl_caption.evaluation.results import unique_names
 from rl_caption.report import pages
 from rl_caption.report.gallery import MAX_IMAGES, Source, rows_of_config, source_of
@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     source = None
     if chosen.references is not None:
         files = (file for folder in chosen.folders for file in folder.rglob("predictions.json"))
-        by = next((read_captions(file, allow_empty=True).by for file in files), "image_id")
+        by: IdKey = next((read_captions(file, allow_empty=True).by for file in files), "image_id")
         known = read_references(chosen.references, by=by)
         files = find_images(chosen.image_folder, known) if chosen.image_folder else [""] * len(known)
         pairs = zip(known.items(), files, strict=True)

@@ -151,7 +151,7 @@ def test_watching_the_divergence_does_not_change_the_training(start, spoiled, tm
 @pytest.mark.parametrize(
     ("monitor", "message"),
     [
-        ({"best_by": "rouge_l"}, "monitor.best_by is 'rouge_l': the judges of this run are ['cider']"),
+        ({"best_by": "rouge_l"}, "monitor.best_by is 'rouge_l': expected one of ['cider', 'val/cider'"),
         ({"best_by": "val/reward/rouge_l"}, "'val/reward/repetition'"),
         ({"judges": {"mine": {"target": "word_reward:Circles"}}}, "monitor.judges.mine is the reward's term 'circles'"),
         ({"judges": {"rogue_l": {}}}, "monitor.judges.rogue_l: reward 'rogue_l' is unknown. Did you mean 'rouge_l'?"),

@@ -142,8 +142,9 @@ def test_nothing_starts_before_everything_is_checked(tmp_path: Path, capsys: Any
     (tmp_path / "launch.yaml").write_text("nonsense: 1\n")
     for launch in (tmp_path / "nowhere.yaml", tmp_path / "launch.yaml"):
         refused(f"launch '{launch}' is", grid(launch=str(launch)), text)
-    low = grid(cells={"L": CellConfig({"cider": RewardTerm()}, {"train.lr": -1.0})})
-    refused(f"cell 'L': {tmp_path}/base.yaml: train.lr is -1.0", low, text)
+    for key, value in {"train.lr": -1.0, "monitor.best_by": "val/reward/rouge_l"}.items():
+        wrong = grid(cells={"L": CellConfig({"cider": RewardTerm()}, {key: value})})
+        refused(f"cell 'L': {tmp_path}/base.yaml: {key} is '?{value}'?: expected", wrong, text)
     with pytest.raises(SystemExit):
         planned(grid(cells={"L": CellConfig({"cider": RewardTerm()}, {"train.lrr": 1.0})}), tmp_path, text)
     assert "cell 'L'" in capsys.readouterr().err

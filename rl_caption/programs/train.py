@@ -96,29 +96,20 @@ def train_scst(config: ScstConfig) -> TrainState:
     train, rollout = config.train, config.rollout
     advantage = build_advantage(train.advantage, train.advantage_kwargs)
     objective_of = partial(build_objective, train.objective, train.objective_kwargs, train.loss_reduction)
-    objective = objective_of(train.kl_coef)
-    decoding = build_decoding(config)
-    tokenizer = config.data.tokenizer
+    objective, decoding = objective_of(train.kl_coef), build_decoding(config)
     with setup(config) as context:
         accelerator = context.accelerator
         _check_cuda_graph(context, rollout.cuda_graph)
         captioner = _captioner(context, config.model, "rollout.max_new_tokens", rollout.max_new_tokens)
-        with accelerator.main_process_first():
-            reward = build_reward(config.reward, references_of(context.train_rows), context.folder, tokenizer)
-        monitor = _monitor(config.monitor, reward, context)
-        _check_images(context, reward, monitor)
+        reward, monitor = _reward_and_monitor(config, context)
         metric = selecting_metric(config.monitor, reward.rewards, monitor.judges)
         if context.checkpoint is None and len(reward.rewards) > 1 and accelerator.is_main_process:
             _print_scales(context, captioner, decoding, reward, train.seed)
         # Before the weights of a checkpoint are loaded: the policy that the run started from.
         compares = getattr(objective, "needs_reference", False) or train.kl_target is not None
-        needs_reference = config.monitor.kl or compares
-        ref_policy = _frozen_copy(captioner, context) if needs_reference else None
+        ref_policy = _frozen_copy(captioner, context) if compares or config.monitor.kl else None
         state = context.start(scst_signature(reward, context.train_rows, config), metric, monitor.notes)
         model, optimizer = context.prepare(captioner.policy)
-        adaptive_kl = None
-        if train.kl_target is not None:
-            adaptive_kl = AdaptiveKl(objective_of, train.kl_coef, train.kl_target, train.kl_horizon, monitor.notes)
         task = SelfCriticalTask(
             accelerator,
             captioner,
@@ -136,27 +127,43 @@ def train_scst(config: ScstConfig) -> TrainState:
             updates_per_rollout=train.updates_per_rollout,
             weight_schedules={name: term.schedule for name, term in config.reward.terms.items() if term.schedule},
             temperature_schedule=rollout.temperature_schedule or (),
-            adaptive_kl=adaptive_kl,
         )
+        if train.kl_target is not None:
+            task.adaptive_kl = AdaptiveKl(objective_of, train.kl_coef, train.kl_target, train.kl_horizon, monitor.notes)
         targets = rollout.max_new_tokens if train.xe_weight else None
-        collate = Collate(captioner, targets, augmentations=config.data.augment, seed=train.seed)
         state = Trainer(
             context,
             task,
             model,
             optimizer,
-            collate,
+            Collate(captioner, targets, augmentations=config.data.augment, seed=train.seed),
             state,
             validate=CaptionValidator(context, captioner, rollout.max_new_tokens, monitor),
             export=partial(captioner.save_pretrained, captioner.policy),
             metric_range=_metric_range(metric, monitor),
         ).fit()
-        if config.report and accelerator.is_main_process and is_complete(context.folder):
-            from rl_caption.report.program import write_report
-
-            page = write_report(context.folder, context.val_rows)
-            print_main(accelerator, f"report: {page}" if page else "no report")
+        if config.report:
+            _write_report(context)
         return state
+
+
+def _reward_and_monitor(config: ScstConfig, context: Context) -> tuple[MixedReward, HackingMonitor]:
+    """What scores the samples, and what watches it; the images that either reads are checked."""
+    with context.accelerator.main_process_first():
+        references = references_of(context.train_rows)
+        reward = build_reward(config.reward, references, context.folder, config.data.tokenizer)
+    monitor = _monitor(config.monitor, reward, context)
+    _check_images(context, reward, monitor)
+    return reward, monitor
+
+
+def _write_report(context: Context) -> None:
+    """The page of a run that is complete."""
+    if context.accelerator.is_main_process and is_complete(context.folder):
+        from rl_caption.report.program import write_report
+
+        page = write_report(context.folder, context.val_rows)
+        print_main(context.accelerator, f"report: {page}" if page else "no report")
 
 
 def _print_scales(context: Context, captioner: Captioner, decoding: Decoding, reward: MixedReward, seed: int) -> None:

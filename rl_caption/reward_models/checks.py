@@ -157,6 +157,10 @@ def _unfit_dual(config: RewardModelConfig) -> Iterator[str]:
     parts, frozen = (model.image.encoder, model.text.encoder), model.image.train_blocks == 0
     if data.features_root is not None and data.augment:
         yield "data.features_root has one view of each image: leave data.augment out"
+    if data.features_root is not None and not frozen:
+        yield "data.features_root is of a frozen image encoder: set model.image.train_blocks to 0"
+    if data.features_root is not None and config.task == "positive_augmented" and config.loss.positive_images:
+        yield "loss.positive_images needs pixels: set it to 0, or leave data.features_root out"
     if data.features_kwargs.keys() - {"pattern", "views"}:
         yield f"data.features_kwargs is {data.features_kwargs}: reward models take a pattern and views, nothing else"
     if data.features_kwargs.get("views") and config.task not in CLIP_TASKS:
@@ -185,10 +189,6 @@ def _unfit_dual(config: RewardModelConfig) -> Iterator[str]:
             )
     if model.context_length is not None or train.freeze_positions or train.trainable == "lora":
         yield "model.context_length, train.freeze_positions and train.trainable lora are for open_clip models"
-    if data.features_root is not None and not frozen:
-        yield "data.features_root is of a frozen image encoder: set model.image.train_blocks to 0"
-    if data.features_root is not None and config.task == "positive_augmented" and config.loss.positive_images:
-        yield "loss.positive_images needs pixels: set it to 0, or leave data.features_root out"
 
 
 def _trains_parts(config: RewardModelConfig) -> bool:

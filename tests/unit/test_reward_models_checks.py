@@ -110,6 +110,10 @@ OF_DATA = NegativesConfig(count=1, source="data")
             replace(distilled("distill_image"), data=DataConfig(features_kwargs={"views": ["x"]})),
             "data.features_kwargs.views are views that the teacher would not see",
         ),
+        (  # a dual that warm_start will have made
+            RewardModelConfig("positive_augmented", model=EncoderConfig(init="x"), data=DataConfig(features_root="x")),
+            "loss.positive_images needs pixels",
+        ),
         (RewardModelConfig("grammar"), "set either model.init .* or model.text.encoder"),
         (RewardModelConfig("grammar", model=EncoderConfig(init="x", kwargs={"width": 3})), "a grammar head takes"),
         (RewardModelConfig("grammar", model=EncoderConfig(init="x", kwargs={"kernel": 4})), "kernel is 4"),

@@ -109,12 +109,14 @@ def tiny_regressor(folder: Path, labels: int = 1) -> Path:
 
 
 def tiny_llama_regressor(folder: Path) -> Path:
-    """Save a Llama of random weights for sequence classification with one label; return its folder."""
+    """Save a Llama of random weights for sequence classification with one label; return its folder.
+
+    As of many decoders, its configuration does not say which token pads.
+    """
     tokenizer = byte_tokenizer("<s>", "</s>", "<pad>", starts=True)
     shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    ids = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     torch.manual_seed(0)
-    config = LlamaConfig(vocab_size=len(tokenizer), num_labels=1, initializer_range=0.5, **ids, **shape)
+    config = LlamaConfig(vocab_size=len(tokenizer), num_labels=1, initializer_range=0.5, **shape)
     LlamaForSequenceClassification(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

@@ -298,6 +298,7 @@ def _regression(context: Context, config: RewardModelConfig) -> TextModel:
     head = {"num_labels": 1, "problem_type": "regression"}
     if config.model.init is not None:
         model = _pretrained(AutoModelForSequenceClassification, config.model.init, **head)
+        model.config.pad_token_id = tokenizer.pad_token_id  # which many decoders' config.json does not say
     else:
         names = ("bos_token_id", "eos_token_id", "pad_token_id")
         ids = {"vocab_size": len(tokenizer)} | {name: getattr(tokenizer, name) for name in names}

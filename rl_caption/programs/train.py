@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from rewards.base import Reward
 from rewards.mixed import MixedReward
 from rewards.registry import load as load_term
 from rewards.text.cider import CiderD
@@ -66,7 +67,7 @@ def train_xe(config: XeConfig) -> TrainState:
     train = config.train
     with setup(config) as context:
         captioner = _captioner(context, config.model, "train.max_target_tokens", train.max_target_tokens)
-        state = context.start()
+        state = context.start(measured=f"{train.max_target_tokens} tokens, tokenizer {config.data.tokenizer}")
         model, optimizer = context.prepare(captioner.policy)
         return Trainer(
             context,
@@ -108,7 +109,10 @@ def train_scst(config: ScstConfig) -> TrainState:
         # Before the weights of a checkpoint are loaded: the policy that the run started from.
         compares = getattr(objective, "needs_reference", False) or train.kl_target is not None
         ref_policy = _frozen_copy(captioner, context) if compares or config.monitor.kl else None
-        state = context.start(scst_signature(reward, context.train_rows, config), metric, monitor.notes)
+        scorer = _scorer(metric, monitor)
+        by = f"tokenizer {config.data.tokenizer}" if scorer is None else scorer.signature
+        signature = scst_signature(reward, context.train_rows, config)
+        state = context.start(signature, metric, monitor.notes, f"{rollout.max_new_tokens} tokens, {by}")
         model, optimizer = context.prepare(captioner.policy)
         task = SelfCriticalTask(
             accelerator,
@@ -140,7 +144,7 @@ def train_scst(config: ScstConfig) -> TrainState:
             state,
             validate=CaptionValidator(context, captioner, rollout.max_new_tokens, monitor),
             export=partial(captioner.save_pretrained, captioner.policy),
-            metric_range=_metric_range(metric, monitor),
+            metric_range="{:g} to {:g}".format(*(CiderD if scorer is None else scorer).bounds),
         ).fit()
         if config.report:
             _write_report(context)
@@ -300,14 +304,12 @@ def selecting_metric(config: MonitorConfig, terms: Collection[str], judges: Coll
     return f"val/judge/{name}" if name in judges else name
 
 
-def _metric_range(metric: str, monitor: HackingMonitor) -> str:
-    """The range of a metric of ``selecting_metric``, for log lines."""
-    reward = monitor.reward
-    bounds = {"val/cider": CiderD.bounds, "val/reward": reward.bounds}
-    bounds |= {f"val/reward/{name}": term.bounds for name, term in reward.rewards.items()}
-    bounds |= {f"val/judge/{name}": judge.bounds for name, judge in monitor.judges.items()}
-    low, high = bounds[metric]
-    return f"{low:g} to {high:g}"
+def _scorer(metric: str, monitor: HackingMonitor) -> Reward | None:
+    """The reward whose mean a metric of ``selecting_metric`` is; None of ``val/cider``, which no run lacks."""
+    kind, _, name = metric.removeprefix("val/").partition("/")
+    if kind == "cider":
+        return None
+    return monitor.judges[name] if kind == "judge" else monitor.reward.rewards[name] if name else monitor.reward
 
 
 def _frozen_copy(captioner: Captioner, context: Context) -> nn.Module:

@@ -144,7 +144,8 @@ def train_reward_model(config: RewardModelConfig) -> TrainState:
         signature = "" if teacher is None else f"{config.task}[{teacher.backbone.signature}]"
         metric = f"val/teacher_cosine_{towers[0]}" if len(towers) == 1 else "val/retrieval_r1"
         metric = config.eval.best_by or ("val/specificity" if is_specific else metric)
-        state = context.start(signature, metric)
+        own = f"train.batch_size {train.batch_size}, {config.loss}, {config.negatives}"
+        state = context.start(signature, metric, measured=own if config.eval.best_by else signature)
         decays = _decays(train.freeze_positions) if config.task in CLIP_TASKS else None
         network, optimizer = context.prepare(model.network, decays)
         task = EmbeddingTask(context.accelerator, network, loss, name=config.task)

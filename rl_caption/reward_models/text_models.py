@@ -72,7 +72,7 @@ def train_text_model(config: RewardModelConfig) -> TrainState:
         ](context, config)
         collate = TextCollate(model.encode, train.captions, train.seed, model.counted_from, model.padding)
         (metric, *_) = model.metrics(1.0)
-        state = context.start(model.signature, metric)
+        state = context.start(model.signature, metric, measured=model.signature)
         network, optimizer = context.prepare(model.network, lambda name, parameter: parameter.ndim > 1)
         return Trainer(
             context,

@@ -91,7 +91,9 @@ class Context:
         """What a run's signature describes, for messages."""
         return "teacher" if isinstance(self.config, RewardModelConfig) else "reward"
 
-    def start(self, signature: str = "", metric: str = "val/cider", notes: dict[str, Any] | None = None) -> TrainState:
+    def start(
+        self, signature: str = "", metric: str = "val/cider", notes: dict[str, Any] | None = None, measured: str = ""
+    ) -> TrainState:
         """Initial counters, or those of the checkpoint; start the run's trackers.
 
         Args:
@@ -99,6 +101,7 @@ class Context:
                 another, unless ``run.resume`` is ``true``.
             metric: which of validation's metrics chooses the best model.
             notes: what validation keeps between validations; updated with the checkpoint's.
+            measured: what values of ``metric`` depend on, besides the model, the validation images and ``eval``.
         """
         resume = self.config.run.resume
         state = read_state(self.checkpoint) if self.checkpoint else TrainState(signature=signature)
@@ -114,7 +117,9 @@ class Context:
         notes.update(state.notes)
         state.notes = notes
         if state.global_step < self.max_steps and state.stopped is None:  # the choice of a finished run stays
-            measured = self._measured + f", {signature}" * metric.startswith("val/reward")
+            options = {key: value for key, value in vars(self.config.eval).items() if key not in NOT_MEASURED}
+            known = (f"{len(self.val_rows)} images", *(f"{key} {value}" for key, value in options.items()), measured)
+            measured = ", ".join(filter(None, known))
             if state.metric not in ("", metric):
                 reason = f"in place of {state.metric}"
             elif state.measured not in ("", measured):
@@ -127,12 +132,6 @@ class Context:
             state.metric, state.measured = metric, measured
         self.accelerator.init_trackers(self.folder.name, config={"signature": signature})
         return state
-
-    @property
-    def _measured(self) -> str:
-        """What values of a metric of validation depend on, besides the model."""
-        options = {key: value for key, value in vars(self.config.eval).items() if key not in NOT_MEASURED}
-        return ", ".join([f"{len(self.val_rows)} images", *(f"{key} {value}" for key, value in options.items())])
 
     def _lost_best(self) -> str:
         """Why ``export/best`` need not be the best model that the checkpoint knows of; empty where it is."""

@@ -14,6 +14,7 @@ from typing import Any, cast
 import torch
 from accelerate import PartialState
 from accelerate.utils import parse_flag_from_env
+from torch.optim.lr_scheduler import LambdaLR
 from tqdm.auto import tqdm
 from transformers import GenerationConfig, PrinterCallback, TrainerCallback, TrainingArguments
 
@@ -423,10 +424,21 @@ def skip_epochs(trainer: Any, epochs: int) -> None:
 
 
 class _Log(TrainerCallback):
-    """Appends what TRL logs to ``metrics.jsonl``, prints a line, and ends a run whose loss is not finite."""
+    """Appends what TRL logs to ``metrics.jsonl``, prints it, and ends a run whose loss is not finite."""
 
     def __init__(self, path: Path, reward: MixedReward) -> None:
         self.path, self.reward = path, reward
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """With ``run.resume: true``, a changed ``train.lr`` and ``train.weight_decay`` in place of the checkpoint's."""
+        optimizer, scheduler = kwargs["optimizer"], kwargs["lr_scheduler"]
+        if not state.global_step or not isinstance(scheduler, LambdaLR):  # of DeepSpeed
+            return
+        scheduler.base_lrs = [args.learning_rate] * len(optimizer.param_groups)
+        rules = zip(optimizer.param_groups, scheduler.lr_lambdas, (args.weight_decay, 0.0), strict=True)
+        for group, factor, weight_decay in rules:  # as the trainer made them: biases and gains have no decay
+            group |= {"lr": args.learning_rate * factor(scheduler.last_epoch), "weight_decay": weight_decay}
+        scheduler._last_lr = [group["lr"] for group in optimizer.param_groups]  # what is logged
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Called by the trainer with what it logs."""

@@ -159,6 +159,11 @@ def test_grpo_with_lora_trains_exports_and_is_judged(folder: Path, tmp_path: Pat
     assert "is complete" in capfd.readouterr().err
     with pytest.raises(CheckpointError, match=r"another configuration: train.lr: 0.01 -> 0.02"):
         fine_tune(settings(folder, stopped, **{**changes, "train.lr": 0.02}))
+    new = {"train.lr": 0.02, "train.weight_decay": 0.5, "train.max_steps": 5, "eval.before": False, "eval.split": None}
+    fine_tune(settings(folder, stopped, **{**changes, **new, "run.resume": True}))
+    assert [line["learning_rate"] for line in lines(stopped)] == [0.01] * 4 + [0.02]
+    groups = torch.load(stopped / "checkpoints/checkpoint-5/optimizer.pt")["param_groups"]
+    assert [(group["lr"], group["weight_decay"]) for group in groups] == [(0.02, 0.5), (0.02, 0.0)]
     with pytest.raises(CheckpointError, match=r"run\.resume is false"):
         fine_tune(settings(folder, stopped, **{"run.resume": False}))
 

@@ -304,7 +304,7 @@ def selecting_metric(config: MonitorConfig, terms: Collection[str], judges: Coll
     return f"val/judge/{name}" if name in judges else name
 
 
-def _scorer(metric: str, monitor: HackingMonitor) -> Reward | None:
+def _scorer(metric: str, monitor: HackingMonitor) -> Reward | MixedReward | None:
     """The reward whose mean a metric of ``selecting_metric`` is; None of ``val/cider``, which no run lacks."""
     kind, _, name = metric.removeprefix("val/").partition("/")
     if kind == "cider":

@@ -81,8 +81,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("several folders are compared in one page: name it with --out FILE")
     source = None
     if chosen.references is not None:
-        files = (file for folder in chosen.folders for file in folder.rglob("predictions.json"))
-        by: IdKey = next((read_captions(file, allow_empty=True).by for file in files), "image_id")
+        captions = (file for folder in chosen.folders for file in folder.rglob("predictions.json"))
+        by: IdKey = next((read_captions(file, allow_empty=True).by for file in captions), "image_id")
         known = read_references(chosen.references, by=by)
         files = find_images(chosen.image_folder, known) if chosen.image_folder else [""] * len(known)
         pairs = zip(known.items(), files, strict=True)

@@ -79,22 +79,16 @@ def encode_features(
         DataError: images are missing or unreadable, the disk has too little space, or a value of a grid is not finite
             or beyond ``dtype``; the first two are found before anything is encoded.
     """
-    wrong = [*wrong_values(batch_size, BatchSize, "batch_size"), *wrong_values(num_workers, Workers, "num_workers")]
-    if unknown := sorted(set(augment) - set(AUGMENTATIONS)):
-        wrong.append(f"augment has {unknown}: expected some of {list(AUGMENTATIONS)}")
-    if wrong:
-        raise ConfigError("; ".join(wrong))
+    _check_options(batch_size, num_workers, augment)
     out = Path(out)
     in_one_file = out.suffix in HDF5_SUFFIXES
     folder = out.with_name(f"{out.name}.parts") if in_one_file else out
     images, dataset = _images(Path(data), image_root, image_extension, flatten, splits)
     network = _load(encoder, kwargs or {}, device)
-    record = {"encoder": encoder, "kwargs": dict(kwargs or {}), "dtype": dtype, **_identity(network)}
-    record |= {"augment": [*augment], "seed": seed} if augment else {}
-    try:
-        record = json.loads(json.dumps(record, allow_nan=False))
-    except (ValueError, TypeError) as error:
-        raise ConfigError(f"kwargs are {kwargs}: expected values of JSON ({error})") from error
+    random_view = {"augment": [*augment], "seed": seed} if augment else {}
+    record = _as_json(
+        {"encoder": encoder, "kwargs": dict(kwargs or {}), "dtype": dtype, **_identity(network)} | random_view
+    )
     finished = _finished(folder, record)
     if in_one_file:
         import_h5py(out)
@@ -108,6 +102,22 @@ def encode_features(
         _write_hdf5(out, folder, record)
         shutil.rmtree(folder)
     return len(pending), len(images) - len(pending)
+
+
+def _check_options(batch_size: int, num_workers: int, augment: Sequence[str]) -> None:
+    wrong = [*wrong_values(batch_size, BatchSize, "batch_size"), *wrong_values(num_workers, Workers, "num_workers")]
+    if unknown := sorted(set(augment) - set(AUGMENTATIONS)):
+        wrong.append(f"augment has {unknown}: expected some of {list(AUGMENTATIONS)}")
+    if wrong:
+        raise ConfigError("; ".join(wrong))
+
+
+def _as_json(record: Mapping[str, Any]) -> dict[str, Any]:
+    """What made the features as it is read back from a file: tuples are lists there."""
+    try:
+        return dict(json.loads(json.dumps(record, allow_nan=False)))
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"kwargs are {record['kwargs']}: expected values of JSON ({error})") from error
 
 
 def _write_grids(

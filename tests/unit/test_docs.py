@@ -107,8 +107,8 @@ COMMANDS = [
 
 
 @pytest.fixture
-def understand(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], None]:
-    """Has a program read its command line and do nothing else."""
+def understand(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], bool]:
+    """Has a program read its command line and do nothing else; says whether it could."""
     read, read_known = programs.parse, argparse.ArgumentParser.parse_known_args
 
     def parse_and_end(*arguments: Any) -> None:
@@ -131,10 +131,10 @@ def understand(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], None]:
     def doctor_of(*_: Any) -> None:
         raise Parsed
 
-    def run(words: list[str]) -> None:
+    def run(words: list[str]) -> bool:
         program, arguments = program_of(words)
         if not arguments or program.name == "torchvision_remedy.py":
-            return  # no options are read, and the program would run
+            return True  # no options are read, and the program would run
         with monkeypatch.context() as patched:
             patched.chdir(ROOT)
             patched.setattr(sys, "argv", [str(program), *arguments])
@@ -144,17 +144,17 @@ def understand(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[str]], None]:
             patched.setattr(doctor, "doctor", doctor_of)
             with pytest.raises((Parsed, SystemExit)) as ended:
                 runpy.run_path(str(program), run_name="__main__")
-        assert ended.type is Parsed or ended.value.code == 0, ended.value
+        return ended.type is Parsed or ended.value.code == 0
 
     return run
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_commands_are_understood(command: Command, understand: Callable[[list[str]], None], tmp_path: Path) -> None:
+def test_commands_are_understood(command: Command, understand: Callable[[list[str]], bool], tmp_path: Path) -> None:
     files = shown_files(command.page)
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    understand([str(tmp_path / word) if word in files else STAND_INS.get(word, word) for word in command.words])
+    assert understand([str(tmp_path / word) if word in files else STAND_INS.get(word, word) for word in command.words])
 
 
 @pytest.mark.parametrize(
@@ -171,6 +171,6 @@ def test_commands_are_understood(command: Command, understand: Callable[[list[st
         "accelerate launch --num_proces 2 scripts/scst.py --config configs/demo.yaml --wrong",
     ],
 )
-def test_commands_with_mistakes_are_not(command: str, understand: Callable[[list[str]], None]) -> None:
+def test_commands_with_mistakes_are_not(command: str, understand: Callable[[list[str]], bool]) -> None:
     with pytest.raises(AssertionError):
-        understand(words_of(command))
+        assert understand(words_of(command))

@@ -15,12 +15,15 @@ class AlphaConfig:
     Args:
         values: each in [0, 1]; a term whose weight comes out as 0 is left out.
         terms: weighted by alpha.
-        against: weighted by 1 - alpha.
+        against: weighted by 1 - alpha; CIDEr-D where none is named.
     """
 
     values: list[Fraction]
     terms: dict[str, RewardTerm]
-    against: dict[str, RewardTerm] = field(default_factory=lambda: {"cider": RewardTerm()})
+    against: dict[str, RewardTerm] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.against = self.against or {"cider": RewardTerm()}  # as a default, the parser would refuse {cider: {}}
 
 
 @dataclass

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from rl_caption.ablation.config import AblateConfig, AlphaConfig
 from rl_caption.cli.configuration import parse, with_lists
 from rl_caption.cli.main import PROGRAMS, main, scst
 from rl_caption.config.schema import EvaluateConfig, JudgeConfig, RewardTerm, ScstConfig
@@ -56,6 +57,9 @@ def test_a_term_without_options_has_their_defaults(tmp_path: Path) -> None:
     for arguments in (["--config", str(tmp_path / "a.yaml")], ["--reward.terms={cider: {}, bleu: {}}"]):
         terms = parse(ScstConfig, arguments, "scst.py").reward.terms
         assert terms == {"cider": RewardTerm(), "bleu": RewardTerm()}
+    grid = ["--alpha={values: [0, 1], terms: {bleu: {}}, against: {cider: {}}}"]
+    alpha = parse(AblateConfig, grid, "ablate.py", checked=False).alpha
+    assert alpha == AlphaConfig([0, 1], {"bleu": RewardTerm()}, {"cider": RewardTerm()})
 
 
 def test_a_bare_switch_is_true_and_words_after_an_option_are_its_list() -> None:

@@ -71,7 +71,8 @@ class Icc:
         scores = [0.0] * len(texts)
         order = sorted(range(len(rows)), key=lambda row: len(rows[row]["input_ids"]))
         for batch in chunks(order, self.batch_size, "concreteness of captions"):
-            inputs = tokenizer.pad([rows[row] for row in batch], return_tensors="pt").to(self._frozen.device)
+            own = [rows[row] for row in batch]
+            inputs = tokenizer.pad(own, padding_side="right", return_tensors="pt").to(self._frozen.device)
             with torch.no_grad():
                 logits = self._frozen.network(**inputs).logits[:, 0].float()
             for row, score in zip(batch, logits.tolist(), strict=True):

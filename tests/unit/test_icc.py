@@ -19,7 +19,9 @@ TEXTS = ["a red circle on the left", "the blue square", "", "a", "two small dogs
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_regressor(tmp_path_factory.mktemp("icc"))
+    path = tiny_regressor(tmp_path_factory.mktemp("icc"))
+    AutoTokenizer.from_pretrained(path, padding_side="left").save_pretrained(path)  # which is not how it was trained
+    return path
 
 
 def by_hand(folder: Path, text: str) -> float:

@@ -130,11 +130,17 @@ def _rewards(config: CurateConfig) -> dict[str, Reward]:
 
 def _check_settings(out: Path, config: CurateConfig, source: Source, rewards: Mapping[str, Reward]) -> None:
     """Write what the parts are made by; ``ConfigError`` where other settings made those that are there."""
-    names = ("image_root", "image_column", "caption_column", "split", "rules", "text_column", "duplicates", "part_rows")
+    names = ("image_root", "image_column", "caption_column", "split", "text_column", "duplicates", "part_rows")
     settings = {name: getattr(config, name) for name in names}
-    settings["files"] = [[str(file), file.stat().st_size] for file in source.files]
+    settings["rules"] = [list(rule) for rule in config.rules.items()]  # parts have their numbers
+    settings["files"] = {str(file): _content(file) for file in source.files}
     settings["scores"] = {name: reward.signature for name, reward in rewards.items()}
     check_settings(out, settings)
+
+
+def _content(file: Path) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()[:16]
 
 
 def _make_parts(

@@ -34,8 +34,8 @@ from rl_caption.programs.recaptioners import RECAPTIONERS, Recaptioner
 from rl_caption.reward_models.visual_bottleneck import TextToImage, load_text_to_image
 
 QUANTILES = (0.05, 0.5, 0.95)
-KEPT = ("prompt", "long_reference", "positive_captions", "positive_images", "negatives")
-"""Columns of a row that its new line has, too."""
+TEXTS = ("prompt", "long_reference", "positive_captions", "negatives")
+"""Columns of a row that its new line has, too, besides ``positive_images``."""
 Rows = Sequence[tuple[str, Row]]
 """(split, row) pairs."""
 
@@ -226,10 +226,11 @@ def make_parts(
 
 
 def _fingerprint(rows: Rows) -> str:
-    """Of the images' ids and references, in their order."""
+    """Of the images' ids and texts, in their order."""
     digest = hashlib.blake2b(digest_size=8)
     for split, row in rows:
-        digest.update(json.dumps([split, row["image_id"], row["references"]]).encode())
+        texts = [row.get(key) for key in ("references", *TEXTS)]
+        digest.update(json.dumps([split, row["image_id"], *texts]).encode())
     return digest.hexdigest()
 
 
@@ -246,8 +247,8 @@ def _line(split: str, row: Row, out: Path) -> dict[str, Any]:
             with atomic_write(image) as file:
                 load_image(row["image"]).save(file, "PNG")
     line = {"image_id": row["image_id"], "image": os.path.abspath(image), "references": row["references"]}
-    known: dict[str, Any] = {key: row[key] for key in KEPT if key in row}  # type: ignore[literal-required]
-    files = known.pop("positive_images", [])
+    known: dict[str, Any] = {key: row[key] for key in TEXTS if key in row}  # type: ignore[literal-required]
+    files = row.get("positive_images", [])
     if files and all(isinstance(file, str | Path) for file in files):
         known["positive_images"] = [os.path.abspath(file) for file in files]
     return line | {"split": split} | known

@@ -1,6 +1,7 @@
 """Curation: measures by hand, selection, runs that go on where they were stopped, kept rows that training reads."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,10 +79,9 @@ def kept(out: Path) -> list[tuple[str, list[str]]]:
 @pytest.mark.parametrize("kind", ["jsonl", "parquet", "json"])
 def test_rules_duplicates_and_scores_in_their_order(tmp_path: Path, kind: str) -> None:
     path = write(tmp_path, kind)
-    config = options(
-        path, tmp_path / "out", rules={"words": [3, None], "capitalised": [None, 0.5]}, duplicates="pair",
-        select=[Selection("length", top=2), Selection("length", max=40)],
-    )  # fmt: skip
+    rules: dict[str, Any] = {"words": [3, None], "capitalised": [None, 0.5]}
+    select = [Selection("length", top=2), Selection("length", max=40)]
+    config = options(path, tmp_path / "out", rules=rules, duplicates="pair", select=select)
     table = curate(config)
     # Dropped: "A Dog" (2 words), the second of the pair, the shortest of the three left, and one of 45 characters.
     assert kept(tmp_path / "out") == [("b.png", ROWS[1][1]), ("c.png", ["x"])]
@@ -90,6 +90,8 @@ def test_rules_duplicates_and_scores_in_their_order(tmp_path: Path, kind: str) -
     report = (tmp_path / "out/report.md").read_text()
     assert "A Dog" in report
     assert "(length 38.0000)" in report
+    with pytest.raises(ConfigError, match="rules was"):  # another order counts captions for other rules
+        curate(replace(config, rules=dict(reversed(rules.items()))))
 
 
 def test_what_goes_with_a_dropped_caption_is_dropped_with_it(tmp_path: Path) -> None:
@@ -128,6 +130,9 @@ def test_a_stopped_run_goes_on_and_workers_share_the_parts(tmp_path: Path) -> No
     assert kept(out) == [("a.png", ["a dog runs on the beach", "A Dog"]), ("c.png", ["x"])]
     with pytest.raises(ConfigError, match="rules was"):
         curate(options(path, out, rules={"words": [1, 2]}))
+    path.write_text(path.read_text().replace("beach", "coast"))
+    with pytest.raises(ConfigError, match="files was"):
+        curate(options(path, out))
 
 
 def test_images_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

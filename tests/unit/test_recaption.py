@@ -232,9 +232,11 @@ def test_images_that_are_there_are_not_made_again_and_captions_come_before_or_af
     with pytest.raises(ConfigError, match="images was 'painter of first references', is 'painter of all"):
         make_positives(positives(out, None, painter, data=data))
     file = Path(str(data.path))
-    file.write_text(file.read_text().replace("red", "blue"))
-    with pytest.raises(ConfigError, match="captions_before was"):
-        make_positives(again())
+    whole = file.read_text()
+    for old, new in (("red", "blue"), ("A long caption", "A short caption")):  # a reference, a positive caption
+        file.write_text(whole.replace(old, new))
+        with pytest.raises(ConfigError, match="captions_before was"):
+            make_positives(again())
 
 
 def test_positives_need_something_that_makes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,5 +132,7 @@ class TrainState:
     """Processes that trained together; the random states of dropout belong to them."""
     signature: str = ""
     """What the reward's numbers depend on; a resumed run must have the same."""
+    vocabulary: str = ""
+    """Hash of the model's tokens and their ids; empty where that is unknown, or an older version did not say."""
     notes: dict[str, Any] = field(default_factory=dict)
     """Values of the task that outlive a restart, such as the starting policy's caption statistics."""

@@ -303,12 +303,8 @@ class Captioner(Protocol):
         return logits_without_cache(self, policy, inputs)
 
     def vocabulary(self) -> dict[str, int]:
-        """Token -> id, by which captioners of an ensemble are compared. The default knows none.
-
-        Raises:
-            CaptionerError: the captioner does not tell.
-        """
-        raise CaptionerError(f"{type(self).__name__} has no vocabulary(), so it cannot be part of an ensemble")
+        """Token -> id, by which members of an ensemble are compared, and a run with its checkpoint; empty: unknown."""
+        return {}
 
     def prefix_logits(
         self, model: nn.Module, inputs: dict[str, Tensor], token_ids: Tensor, mask: Tensor

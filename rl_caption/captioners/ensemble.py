@@ -112,6 +112,8 @@ class Ensemble(Captioner):
 def _difference(first_name: str, first: Captioner, name: str, other: Captioner) -> str | None:
     """What differs between two captioners' tokens; None if nothing does."""
     one, two = first.vocabulary(), other.vocabulary()
+    if not one or not two:
+        return f"{name if one else first_name!r} does not tell its own"
     for token in sorted(one.keys() | two.keys(), key=lambda token: one.get(token, two.get(token, 0))):
         if one.get(token) != two.get(token):
             ids = [f"{owner!r} has {token!r} " + ("not" if token not in ids else f"as {ids[token]}")

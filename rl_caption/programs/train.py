@@ -67,7 +67,8 @@ def train_xe(config: XeConfig) -> TrainState:
     train = config.train
     with setup(config) as context:
         captioner = _captioner(context, config.model, "train.max_target_tokens", train.max_target_tokens)
-        state = context.start(measured=f"{train.max_target_tokens} tokens, tokenizer {config.data.tokenizer}")
+        measured = f"{train.max_target_tokens} tokens, tokenizer {config.data.tokenizer}"
+        state = context.start(measured=measured, vocabulary=captioner.vocabulary())
         model, optimizer = context.prepare(captioner.policy)
         return Trainer(
             context,
@@ -112,7 +113,8 @@ def train_scst(config: ScstConfig) -> TrainState:
         scorer = _scorer(metric, monitor)
         by = f"tokenizer {config.data.tokenizer}" if scorer is None else scorer.signature
         signature = scst_signature(reward, context.train_rows, config)
-        state = context.start(signature, metric, monitor.notes, f"{rollout.max_new_tokens} tokens, {by}")
+        measured = f"{rollout.max_new_tokens} tokens, {by}"
+        state = context.start(signature, metric, monitor.notes, measured, captioner.vocabulary())
         model, optimizer = context.prepare(captioner.policy)
         task = SelfCriticalTask(
             accelerator,

@@ -57,6 +57,8 @@ class TextModel:
     """Each token from this one on counts; None counts captions."""
     padding: int = 0
     """Token after the end of shorter captions, by which some models find it."""
+    vocabulary: Mapping[str, int] | None = None
+    """Token -> id, where the model learns what tokens mean."""
 
 
 def train_text_model(config: RewardModelConfig) -> TrainState:
@@ -72,7 +74,7 @@ def train_text_model(config: RewardModelConfig) -> TrainState:
         ](context, config)
         collate = TextCollate(model.encode, train.captions, train.seed, model.counted_from, model.padding)
         (metric, *_) = model.metrics(1.0)
-        state = context.start(model.signature, metric, measured=model.signature)
+        state = context.start(model.signature, metric, measured=model.signature, vocabulary=model.vocabulary)
         network, optimizer = context.prepare(model.network, lambda name, parameter: parameter.ndim > 1)
         return Trainer(
             context,
@@ -234,6 +236,7 @@ def _language_model(context: Context, config: RewardModelConfig) -> TextModel:
         "nats a token, up to 0",
         config.model.init is not None,
         counted_from=1,
+        vocabulary=tokenizer.get_vocab(),
     )
 
 
@@ -320,6 +323,7 @@ def _regression(context: Context, config: RewardModelConfig) -> TextModel:
         "up to 1",
         counted_from=None,
         padding=tokenizer.pad_token_id,
+        vocabulary=tokenizer.get_vocab(),
     )
 
 

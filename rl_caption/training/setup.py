@@ -7,7 +7,9 @@ with setup(config) as context:
 """
 
 import gc
-from collections.abc import Callable, Collection, Iterator, Sequence
+import hashlib
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,7 +94,12 @@ class Context:
         return "teacher" if isinstance(self.config, RewardModelConfig) else "reward"
 
     def start(
-        self, signature: str = "", metric: str = "val/cider", notes: dict[str, Any] | None = None, measured: str = ""
+        self,
+        signature: str = "",
+        metric: str = "val/cider",
+        notes: dict[str, Any] | None = None,
+        measured: str = "",
+        vocabulary: Mapping[str, int] | None = None,
     ) -> TrainState:
         """Initial counters, or those of the checkpoint; start the run's trackers.
 
@@ -102,6 +109,7 @@ class Context:
             metric: which of validation's metrics chooses the best model.
             notes: what validation keeps between validations; updated with the checkpoint's.
             measured: what values of ``metric`` depend on, besides the model, the validation images and ``eval``.
+            vocabulary: the model's tokens and their ids; CheckpointError where the checkpoint has others.
         """
         resume = self.config.run.resume
         state = read_state(self.checkpoint) if self.checkpoint else TrainState(signature=signature)
@@ -111,6 +119,14 @@ class Context:
                 f"for {signature!r}: set run.resume to true to go on all the same"
             )
         state.signature = signature
+        tokens = json.dumps(sorted((vocabulary or {}).items())).encode()
+        own = hashlib.blake2b(tokens, digest_size=8).hexdigest() if vocabulary else ""
+        if state.vocabulary not in ("", own):
+            raise CheckpointError(
+                f"{self.checkpoint} has other tokens, or the same in another order, than this run: go on with the data "
+                "that it was trained on, or train its export/best (model.init) in another run.dir"
+            )
+        state.vocabulary = own
         if resume != "auto":  # an unchanged rule stops the run again at the next validation
             state.stopped = None
         notes = {} if notes is None else notes

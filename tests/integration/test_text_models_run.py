@@ -211,6 +211,11 @@ def test_two_processes_take_the_same_steps(trained: Path, tmp_path: Path, task: 
         ("language_model", {"model.kwargs.n_layer": "two"}, "model.kwargs: "),
         ("language_model", {"model.kwargs.vocab_size": 10}, "vocab_size is 10: expected 260"),
         ("language_model", {"model.kwargs.tokenizer": "/nowhere"}, "'/nowhere' cannot be loaded"),
+        (
+            "language_model",
+            {"run.resume": "language_model/checkpoints/step-00000006", "data.kwargs.num_train": 20},
+            "has other tokens, or the same in another order",
+        ),
         ("language_model", {"teacher.name": "ViT-B-32"}, "language_model does not read it"),
         ("text_regression", {"data": DATA}, "text_regression learns from caption_targets"),
         ("contrastive", {"data": {"format": "caption_targets", "path": "x"}}, "from which only the task text_reg"),
@@ -219,6 +224,8 @@ def test_two_processes_take_the_same_steps(trained: Path, tmp_path: Path, task: 
 def test_wrong_configurations_are_refused(trained, tmp_path, task, changes, message):
     if changes.get("model.init"):
         changes = changes | {"model.init": str(trained / "semantic_bottleneck/export/best")}
+    if changes.get("run.resume"):
+        changes = changes | {"run.resume": str(trained / changes["run.resume"])}
     known = text_chain(trained) | {"contrastive": reward_model_config(tmp_path, "contrastive")}
     ended = run(changed(known[task], {"run.dir": str(tmp_path / "run")} | changes), tmp_path / "run", "reward_model")
     assert ended.code in (1, 2), ended.output

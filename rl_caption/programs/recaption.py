@@ -248,7 +248,7 @@ def _line(split: str, row: Row, out: Path) -> dict[str, Any]:
                 load_image(row["image"]).save(file, "PNG")
     line = {"image_id": row["image_id"], "image": os.path.abspath(image), "references": row["references"]}
     known: dict[str, Any] = {key: row[key] for key in TEXTS if key in row}  # type: ignore[literal-required]
-    files = row.get("positive_images", [])
+    files: Any = row.get("positive_images", [])
     if files and all(isinstance(file, str | Path) for file in files):
         known["positive_images"] = [os.path.abspath(file) for file in files]
     return line | {"split": split} | known

@@ -7,7 +7,7 @@ or the captions, of a batch; its gradient does not depend on how the global batc
 import inspect
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -267,15 +267,16 @@ def _bottleneck(context: Context, config: RewardModelConfig) -> TextModel:
                 precision,
             )
         found = {"encoder_fingerprint": teacher.backbone.fingerprint, "language_model_fingerprint": frozen.weights}
+        names: dict[str, Any] = {"encoder": str(config.teacher.name), "pretrained": config.teacher.pretrained}
+        names |= {"language_model": wanted.language_model, "precision": precision} | found
         if wanted.init is not None:
             bottleneck = Bottleneck.from_pretrained(wanted.init)
             for name, value in found.items():
                 if getattr(bottleneck.config, name) != value:
                     raise ConfigError(f"model.init was trained with another {name} than {value}: name the same models")
+            bottleneck.config = replace(bottleneck.config, **names)  # their places may be others by now
         else:
             hidden = int(frozen.network.get_input_embeddings().weight.shape[1])
-            names: dict[str, Any] = {"encoder": str(config.teacher.name), "pretrained": config.teacher.pretrained}
-            names |= {"language_model": wanted.language_model, "precision": precision} | found
             bottleneck = Bottleneck(BottleneckConfig(teacher.width, hidden, **wanted.kwargs, **names))
         writer = CaptionWriter(frozen, bottleneck.config.ending, bottleneck.config.soft_tokens)
     teacher.prepare(context.train_rows, config.train.captions, config.teacher.cache_mb * 2**20)

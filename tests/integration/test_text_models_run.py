@@ -1,6 +1,7 @@
 """Models of captions alone by the real command: a language model, a semantic bottleneck on it, a regression."""
 
 import json
+import shutil
 import signal
 from pathlib import Path
 
@@ -138,6 +139,15 @@ def test_a_bottleneck_is_a_score(trained: Path, tmp_path: Path) -> None:
         SemanticBottleneck(folder, num_beams=0)
     with pytest.raises(ValueError, match="expected 'semantic_bottleneck'"):
         SemanticBottleneck(str(trained / "language_model/export/best"))
+
+
+def test_a_bottleneck_that_goes_on_names_its_models_where_they_are_now(trained: Path, tmp_path: Path) -> None:
+    moved = shutil.copytree(trained / "language_model/export/best", tmp_path / "moved")
+    model = {"init": str(trained / "semantic_bottleneck/export/best"), "language_model": str(moved)}
+    changes = {"run.dir": str(tmp_path / "run"), "model": model, "train.max_steps": 1}
+    ended = run(changed(text_chain(trained)["semantic_bottleneck"], changes), tmp_path / "run", "reward_model")
+    assert ended.code == 0, ended.output
+    assert Bottleneck.from_pretrained(tmp_path / "run/export/best").config.language_model == str(moved)
 
 
 def test_a_bottleneck_learns_to_repeat_a_few_captions(trained: Path, tmp_path: Path) -> None:

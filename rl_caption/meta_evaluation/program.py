@@ -51,6 +51,7 @@ NAMES: dict[str, dict[str, tuple[str, dict[str, Any]]]] = {
     "spice": {"SPICE": (f"{__name__}:ToolkitMetric", {"metric": "spice"})},
 }
 """Name on the command line -> heading -> (name of the reward, its arguments)."""
+NOT_REACHED = "not computed: the program ended before"
 
 
 class ToolkitMetric:
@@ -138,6 +139,8 @@ def build_metrics(
 def compare_with_people(config: JudgeSetConfig) -> str:
     """Score a set with all metrics, write the tables, return them as Markdown.
 
+    The tables are written after every metric, so that one that fails takes no finished figures along.
+
     ``ConfigError`` of a setting or metric that does not exist, or a metric that needs what the set does not have;
     ``DataError`` of files that are missing, wrong or incomplete; ``RewardError`` of a metric that failed;
     ``EvaluationError`` where the results cannot be written.
@@ -147,7 +150,10 @@ def compare_with_people(config: JudgeSetConfig) -> str:
     folder = check_writable(config.out)
     parts = _read(config)
     metrics = build_metrics(config.metrics, config.judges, parts)
-    results = [_result(part, metrics, config.bootstrap, config.seed) for part in parts]
+    results = [_without_figures(part, metrics) for part in parts]
+    for part, result in zip(parts, results, strict=True):
+        for _ in _computed(part, result, metrics, config.bootstrap, config.seed):
+            write_results(folder, config, results)
     paths = write_results(folder, config, results)
     print(f"wrote {', '.join(str(path) for path in paths)}", file=sys.stderr)
     return paths[0].read_text(encoding="utf-8")
@@ -196,17 +202,24 @@ def _check_columns(heading: str, columns: frozenset[str], parts: Sequence[Judgem
             )
 
 
-def _result(part: JudgementSet, metrics: Mapping[str, Reward | str], resamples: int, seed: int) -> SetResult:
+def _without_figures(part: JudgementSet, metrics: Mapping[str, Reward | str]) -> SetResult:
     count = len(part.kinds if isinstance(part, CaptionGroups) else part.image_ids)
     result = SetResult(part.name, _described(part), part.convention, count, dict(part.excluded))
-    if isinstance(part, RatedCaptions):
-        result.drawn = "captions" if part.text_alone else "images"
-        for heading, scores in part.released.items():
-            result.figures[heading] = rated_figures(part, scores, resamples, seed)
-            result.signatures[heading] = "as released with the set"
+    if isinstance(part, RatedCaptions) and part.text_alone:
+        result.drawn = "captions"
+    result.left_out = {name: metric if isinstance(metric, str) else NOT_REACHED for name, metric in metrics.items()}
+    return result
+
+
+def _computed(
+    part: JudgementSet, result: SetResult, metrics: Mapping[str, Reward | str], resamples: int, seed: int
+) -> Iterator[None]:
+    """Compute the figures of ``part`` into ``result``; yield after every metric."""
+    for heading, scores in part.released.items() if isinstance(part, RatedCaptions) else ():
+        result.figures[heading] = rated_figures(part, scores, resamples, seed)
+        result.signatures[heading] = "as released with the set"
     for heading, metric in metrics.items():
         if isinstance(metric, str):
-            result.left_out[heading] = metric
             continue
         logger.info("%s: scoring by %s", part.name, heading)
         try:
@@ -220,11 +233,12 @@ def _result(part: JudgementSet, metrics: Mapping[str, Reward | str], resamples: 
         result.signatures[heading] = metric.signature + own + untested_texts(metric, _texts(part))
         if not metric.columns:
             result.blind.append(heading)
+        del result.left_out[heading]
+        yield
     for heading, figures in blind_figures(part, resamples, seed).items():
         result.figures[heading] = figures
         result.signatures[heading] = "number of characters; equal ones in random order"
         result.blind.append(heading)
-    return result
 
 
 def _described(part: JudgementSet) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from rewards.base import RewardError
 from rewards.images import frames_of
 from rewards.text.cider import CiderD
 from rewards.videos import VideoFrame
@@ -41,6 +42,15 @@ class Length:
         self.scored += completions
         self.calls += 1
         return [float(len(text.split())) for text in completions]
+
+
+class FailsOnPairs(Length):
+    """Fails on any set but the first that it is given."""
+
+    def __call__(self, prompts: Any, completions: Sequence[str], **columns: Any) -> list[float]:
+        if self.calls:
+            raise RewardError("out of memory")
+        return super().__call__(prompts, completions, **columns)
 
 
 class Ages(Length):
@@ -228,6 +238,19 @@ def test_without_java_meteor_is_left_out_with_the_reason(tmp_path: Path, monkeyp
     shown = compare_with_people(config(tmp_path, "flickr8k_expert", metrics="rouge,meteor"))
     assert "| METEOR | – | – |" in shown
     assert content(tmp_path)["sets"][0]["left_out"] == {"METEOR": "no Java runtime: 'java' is not on PATH"}
+
+
+def test_a_metric_that_fails_late_leaves_the_finished_figures(tmp_path: Path) -> None:
+    judges = {name: JudgeConfig(f"{__name__}:{kind}") for name, kind in (("late", "FailsOnPairs"), ("next", "Length"))}
+    settings = JudgeSetConfig("scenes", metrics="rouge", judges=judges, bootstrap=0, out=str(tmp_path / "out"))
+    settings.scenes = ScenesConfig(max_images=12)
+    with pytest.raises(RewardError, match="late on scenes, hard negatives: out of memory"):
+        compare_with_people(settings)
+    rated, pairs = content(tmp_path)["sets"]
+    assert list(rated["figures"]) == ["ROUGE-L", "late", "next"]
+    assert (list(pairs["figures"]), rated["left_out"]) == (["ROUGE-L"], {})
+    assert pairs["left_out"] == dict.fromkeys(judges, "not computed: the program ended before")
+    assert "– late: not computed" in (tmp_path / "out" / "agreement.md").read_text()
 
 
 def test_the_generated_world(tmp_path: Path) -> None:

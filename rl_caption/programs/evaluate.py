@@ -110,7 +110,9 @@ def compare_systems(config: EvaluateConfig) -> str:
     out = Path(config.out)
     systems = [read_captions(path, allow_empty=True) for path in config.compare]
     check_same_images(systems[0], systems[1], config.compare)
-    names = unique_names([Path(path).with_suffix("") for path in config.compare])
+    files = [Path(path) for path in config.compare]
+    stems = [file.with_suffix("") for file in files]
+    names = unique_names(files if stems[0] == stems[1] else stems)
     images = _images(config, systems[0].by)
     captions = [_of_images(system, images, path) for system, path in zip(systems, config.compare, strict=True)]
     scorer = _Scorer(config, images, captions[0])

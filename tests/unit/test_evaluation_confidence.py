@@ -121,27 +121,30 @@ def test_the_table_names_direction_and_units() -> None:
     assert "difference: rl minus xe" in table
 
 
-def test_command_compares_two_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("files", "names"), [(["xe.json", "rl.json"], ["xe", "rl"]), (["test.xe", "test.rl"],) * 2])
+def test_command_compares_two_files(
+    files: list[str], names: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     better = {key: texts[0] for key, texts in REFERENCES.items()}
-    for name, captions in (("xe", CAPTIONS), ("rl", better)):
+    for file, captions in zip(files, (CAPTIONS, better), strict=True):
         rows = [{"image_id": int(key), "caption": text} for key, text in captions.items()]
-        (tmp_path / f"{name}.json").write_text(json.dumps(rows))
+        (tmp_path / file).write_text(json.dumps(rows))
     (tmp_path / "references.json").write_text(json.dumps(REFERENCES))
     out = tmp_path / "out"
-    words = ["--compare", str(tmp_path / "xe.json"), str(tmp_path / "rl.json"), "--metrics", "bleu,cider"]
+    words = ["--compare", *(str(tmp_path / file) for file in files), "--metrics", "bleu,cider"]
     words += ["--references", str(tmp_path / "references.json"), "--out", str(out), "--bootstrap", "200"]
     assert evaluate([*words, "--report"]) == 0
     printed = capsys.readouterr().out
     content = json.loads((out / "comparison.json").read_text())
-    assert content["systems"] == ["xe", "rl"]
+    assert content["systems"] == names
     found = content["differences"]["CIDEr"]
     assert found["difference"] == found["second"] - found["first"] > 0
     assert found["interval"][0] <= found["difference"] <= found["interval"][1]
-    assert {path.name for path in out.iterdir()} == {"xe", "rl", "comparison.json", "report.html"}
-    scores = json.loads((out / "xe" / "scores.json").read_text())
+    assert {path.name for path in out.iterdir()} == {*names, "comparison.json", "report.html"}
+    scores = json.loads((out / names[0] / "scores.json").read_text())
     assert scores["intervals"].keys() >= {"BLEU-4", "CIDEr"}
     assert scores["interval"].startswith("95 % percentile bootstrap over images, 200 resamples")
-    assert "difference: rl minus xe" in printed
+    assert f"difference: {names[1]} minus {names[0]}" in printed
     page = (out / "report.html").read_text()
     assert "Difference" in page
     assert "paired bootstrap" in page

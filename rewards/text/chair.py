@@ -23,6 +23,9 @@ _ANIMALS = frozenset(
 )
 _MODIFIERS = {"baby": _ANIMALS, "adult": _ANIMALS, "passenger": frozenset(["jet", "train"])}
 """A word that before such a noun is no object of its own, as in the published code."""
+_TOILETS, _SEATS = frozenset(["toilet", "toilets"]), frozenset(["seat", "seats"])
+"""Words beside which, anywhere in the caption, such words are no chairs, as in the published code."""
+_ES = ("ses", "xes", "zes", "ches", "shes", "oes")
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,8 @@ class ObjectVocabulary:
     def mentions(self, caption: str) -> list[str]:
         """The objects of a caption, one for each mention; of overlapping phrases the longest."""
         words, found, at = tokenize(caption), [], 0
+        if not _TOILETS.isdisjoint(words):
+            words = [word for word in words if word not in _SEATS]
         longest = max(map(len, self.names))
         while at < len(words):
             following = _singulars(words[at + 1]) if at + 1 < len(words) else []
@@ -71,8 +76,7 @@ class ObjectVocabulary:
                 name = self._name(words[at : at + length])
                 if name is not None:
                     found.append(name)
-                    # The seat of a toilet is no chair.
-                    at += length + (name == "toilet" and words[at + length : at + length + 1] == ["seat"])
+                    at += length
                     break
             else:
                 at += 1
@@ -101,7 +105,9 @@ def _singulars(word: str) -> list[str]:
         found.append(_IRREGULAR[word])
     if word.endswith("men"):
         found.append(f"{word[:-3]}man")
-    for plural, singular in (("ies", "y"), ("ves", "f"), ("ves", "fe"), ("es", ""), ("s", "")):
+    if word.endswith(_ES):
+        found.append(word[:-2])
+    for plural, singular in (("ies", "y"), ("ves", "f"), ("ves", "fe"), ("s", "")):
         if word.endswith(plural) and len(word) > len(plural) + 1:
             found.append(word.removesuffix(plural) + singular)
     return found

@@ -29,6 +29,8 @@ chair, seat
 wine glass
 tie, bow tie
 knife
+skis, ski
+bus
 """
 
 
@@ -46,7 +48,8 @@ def synonyms(tmp_path: Path) -> Path:
         ("a man eats a hot dog", ["person", "hot dog"]),
         ("a baby bird on a passenger train", ["bird", "train"]),
         ("a baby near the train", ["person", "train"]),
-        ("a toilet seat and a seat", ["toilet", "chair"]),
+        ("a toilet seat, two seats and the toilet's seat", ["toilet", "toilet"]),
+        ("buses near seats under cloudy skies", ["bus", "chair"]),
         ("people with wine glasses, knives and bow ties", ["person", "wine glass", "knife", "tie"]),
         ("the sky", []),
     ],

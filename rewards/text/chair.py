@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -216,13 +217,15 @@ class Chair:
         if detector is not None:
             with naming(f"detector {detector!r} cannot be made", (TypeError, ValueError)):
                 self.detector = load(detector)(**(detector_kwargs or {}))
+        known = [(image_id, sorted(own)) for image_id, own in (self.objects or {}).items()]
         sources = {  # column -> where objects come from
-            **({} if self.objects is None else {"image_id": "file"}),
+            **({} if self.objects is None else {"image_id": f"file[{_digest(known)}]"}),
             **({} if self.detector is None else {"image": self.detector.signature}),
             **({"references": "references"} if references else {}),
         }
         self.columns = frozenset(sources)
-        self.source = f"{len(set(self.vocabulary.names.values()))} objects of {'+'.join(sources.values())}"
+        count, words = len(set(self.vocabulary.names.values())), _digest(self.vocabulary.names.items())
+        self.source = f"{count} objects[{words}] of {'+'.join(sources.values())}"
         self.signature = f"CHAIR[{measure},{self.source}]"
         self._known: dict[tuple[str, ...], frozenset[str]] = {}
         self._seen: dict[Hashable, frozenset[str]] = {}
@@ -282,6 +285,11 @@ class Chair:
         if self.measure == "caption":
             return float(not own.hallucinated_captions)
         return 1 - own.hallucinated_mentions / own.mentions if own.mentions else 1.0
+
+
+def _digest(content: Iterable[tuple[Any, Any]]) -> str:
+    """The start of the SHA-256 of pairs, whatever their order."""
+    return hashlib.sha256(json.dumps(sorted(content)).encode()).hexdigest()[:8]
 
 
 def _key(image: Any) -> Hashable:

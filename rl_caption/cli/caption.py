@@ -16,7 +16,7 @@ from rl_caption.data.base import DataError, Row, load_image
 from rl_caption.data.files import write_json
 from rl_caption.data.plain_files import json_object
 from rl_caption.options import Seed, wrong_values
-from rl_caption.programs.captions import Captions, build_reranker, caption_rows, load_captioners
+from rl_caption.programs.captions import Captions, build_reranker, caption_rows, load_captioners, reranked
 
 
 def find_images(paths: Sequence[str]) -> list[Path]:
@@ -64,7 +64,9 @@ def caption_files(
     for path in paths:
         load_image(path)
     rows: list[Row] = [{"image_id": str(path), "image": path, "references": []} for path in paths]
-    return caption_rows(captioner, rows, decoding, decode.batch_size, Accelerator(), seed, reward)
+    accelerator = Accelerator()
+    found = caption_rows(captioner, rows, decoding, decode.batch_size, accelerator, seed)
+    return reranked(found, rows, reward) if reward is not None and accelerator.is_main_process else found
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -104,26 +104,17 @@ def caption_rows(
     batch_size: int,
     accelerator: Accelerator,
     seed: int,
-    reward: Reward | None = None,
 ) -> Captions:
-    """Decode captions of rows, and score them by ``reward``. Called by every process; the main one alone scores.
-
-    Raises:
-        DataError: a row cannot be captioned.
-        RewardError: the reward failed.
-    """
+    """Decode captions of rows; called by every process. Raises ``DataError`` where a row cannot be captioned."""
     for row in rows:
         captioner.max_tokens_of(row)
     policy = captioner.policy.to(accelerator.device)
-    found = decode_candidates(captioner, policy, rows, decoding, batch_size, accelerator, "captioning", seed)
-    if reward is None or not accelerator.is_main_process:
-        return Captions(found)
-    return Captions(found, _rewards(reward, rows, found))
+    return Captions(decode_candidates(captioner, policy, rows, decoding, batch_size, accelerator, "captioning", seed))
 
 
-def _rewards(
-    reward: Reward, rows: Sequence[Row], candidates: Mapping[str, Sequence[Candidate]]
-) -> dict[str, list[float]]:
+def reranked(captions: Captions, rows: Sequence[Row], reward: Reward) -> Captions:
+    """Captions of rows, chosen by a reward of them. Raises ``RewardError`` where the reward failed."""
+    candidates = captions.candidates
     pairs = [(row, candidate) for row in rows for candidate in candidates[row["image_id"]]]
     prompts, columns = reward_inputs([row for row, _ in pairs], [candidate.finished for _, candidate in pairs])
     columns.pop("references", None)  # for no reward to look at
@@ -132,4 +123,5 @@ def _rewards(
         scores = iter(checked_scores(reward, found, len(pairs)))
     except RewardError as error:
         raise RewardError(f"rerank: {error}") from error
-    return {row["image_id"]: [next(scores) for _ in candidates[row["image_id"]]] for row in rows}
+    rewards = {row["image_id"]: [next(scores) for _ in candidates[row["image_id"]]] for row in rows}
+    return Captions(candidates, rewards)

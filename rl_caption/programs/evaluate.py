@@ -357,9 +357,9 @@ def metric_names(metrics: str | Sequence[str]) -> list[str]:
 
 
 def _score_candidates(config: EvaluateConfig, captions: Decoded, images: _Images) -> None:
-    """Write and print what ``evaluate_samples`` says of all captions of the images, where each has several."""
+    """Write and print what ``evaluate_samples`` says of all captions of two images or more, where each has several."""
     samples = {key: [one.caption for one in own] for key, own in captions.candidates.items()}
-    if min(map(len, samples.values())) < 2 or not all(images.references.get(key) for key in samples):
+    if len(samples) < 2 or min(map(len, samples.values())) < 2:
         return
     found = evaluate_samples(samples, images.references, None, words_tokenizer(config.tokenizer, config.data.tokenizer))
     scores = {"metrics": found.metrics, "best_of": [one._asdict() for one in found.best_of]}
@@ -372,7 +372,7 @@ def _score_candidates(config: EvaluateConfig, captions: Decoded, images: _Images
 def _decode(config: EvaluateConfig, images: _Images, accelerator: Accelerator) -> tuple[dict[str, str], str]:
     """Captions of the images, and how they were decoded; writes ``candidates.jsonl`` where that is asked for."""
     from rl_caption.engines import print_main
-    from rl_caption.programs.captions import build_reranker, caption_rows, load_captioners
+    from rl_caption.programs.captions import build_reranker, caption_rows, load_captioners, reranked
 
     reward, how = None, decoding_of(config.decode).describe()
     if config.decode.num_samples:
@@ -390,8 +390,15 @@ def _decode(config: EvaluateConfig, images: _Images, accelerator: Accelerator) -
         accelerator, f"captioning {len(images.rows)} images of {config.split or SPLIT!r} ({how}) with {_name(config)}"
     )
     decoding, decode = decoding_of(config.decode), config.decode
-    found = caption_rows(captioner, images.rows, decoding, decode.batch_size, accelerator, config.seed, reward)
+    found = caption_rows(captioner, images.rows, decoding, decode.batch_size, accelerator, config.seed)
+    file = Path(config.out) / "candidates.jsonl"
+    if reward is not None:
+        try:
+            found = reranked(found, images.rows, reward)
+        except RewardError:
+            found.write(file, result_ids(found.candidates))  # it does not take them along
+            raise
     if config.candidates and accelerator.is_main_process:
-        found.write(Path(config.out) / "candidates.jsonl", result_ids(found.candidates))
+        found.write(file, result_ids(found.candidates))
         _score_candidates(config, found, images)
     return found.texts(), how

@@ -170,6 +170,7 @@ def test_a_choice_that_cannot_be_is_refused(changes: dict[str, Any], message: st
 def test_rewards_that_cannot_choose_are_refused(error, rerank, kwargs, message, folder):
     with pytest.raises(error, match=message):
         evaluate_split(configured(folder, decode={"num_samples": 2}, rerank=rerank, rerank_kwargs=kwargs))
+    assert (folder / "out" / "candidates.jsonl").exists() == (error is RewardError), "what was decoded is not lost"
 
 
 def test_images_are_looked_for_before_anything_is_decoded(folder: Path) -> None:

@@ -1,6 +1,7 @@
 """CHAIR by hand: mentions of objects, its two rates, the reward and its files."""
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -140,7 +141,9 @@ def test_a_detector_looks_at_each_image_once(tmp_path: Path) -> None:
     assert reward(None, captions, image=images) == pytest.approx([0.5, 0.0, 1.0])
     assert reward(None, captions[:1], image=["person_bird.png"]) == pytest.approx([0.5])
     assert reward.detector.looked == ["dog.png", "person_bird.png"]
-    assert reward.signature == "CHAIR[precision,3 objects of detector]"
+    assert re.fullmatch(r"CHAIR\[precision,3 objects\[\w{8}\] of detector\]", reward.signature)
+    others = kwargs | {"synonyms": ["dog", "person, man", "bird"]}
+    assert build("chair", **others, detector=f"{__name__}:Detector").signature != reward.signature, "other words"
     both = build("chair", **kwargs, objects=str(tmp_path / "o.json"), detector=f"{__name__}:Detector")
     assert both.columns == {"image", "image_id"}
     assert both(None, ["a dog and a bird"] * 2, image=["dog.png"] * 2, image_id=["1", "2"]) == [1.0, 0.5]

@@ -215,9 +215,10 @@ def _computed(
     part: JudgementSet, result: SetResult, metrics: Mapping[str, Reward | str], resamples: int, seed: int
 ) -> Iterator[None]:
     """Compute the figures of ``part`` into ``result``; yield after every metric."""
-    for heading, scores in part.released.items() if isinstance(part, RatedCaptions) else ():
-        result.figures[heading] = rated_figures(part, scores, resamples, seed)
-        result.signatures[heading] = "as released with the set"
+    if isinstance(part, RatedCaptions):
+        for heading, scores in part.released.items():
+            result.figures[heading] = rated_figures(part, scores, resamples, seed)
+            result.signatures[heading] = "as released with the set"
     for heading, metric in metrics.items():
         if isinstance(metric, str):
             continue

@@ -9,7 +9,7 @@ import json
 import logging
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -331,13 +331,11 @@ def _chair(arguments: Mapping[str, Any], words: str, rows: Sequence[Any], source
 
 @contextmanager
 def _printed_on_failure(found: Mapping[str, Evaluation]) -> Iterator[None]:
-    """Inside the ``with``, an error that ends the program does not take along what was computed before."""
-    try:
+    """Inside the ``with``, what ends the program does not take along what was computed before."""
+    with ExitStack() as failed:
+        failed.callback(lambda: print(format_table(found)) if found else None)
         yield
-    except (RewardError, EvaluationError):
-        if found:
-            print(format_table(found))
-        raise
+        failed.pop_all()
 
 
 def _report(config: EvaluateConfig, images: _Images) -> None:

@@ -36,7 +36,7 @@ FIGURES = {
 
 
 def compare_retrieval(config: CompareRetrievalConfig) -> str:
-    """Measure all models, write ``retrieval.md`` and ``retrieval.json``, and return the table.
+    """Measure all models, write ``retrieval.md`` and ``retrieval.json`` after each, and return the table.
 
     Raises:
         ConfigError: there is no model, or one cannot be loaded.
@@ -56,10 +56,12 @@ def compare_retrieval(config: CompareRetrievalConfig) -> str:
         if wanted.backbone is None:
             raise ConfigError(f"models.{name}.backbone is not set: a folder, or the name of an open_clip architecture")
     encoders = {name: load_dual_encoder(wanted, f"models.{name}") for name, wanted in config.models.items()}
-    found = {name: _measured(encoder, rows, texts, config) for name, encoder in encoders.items()}
-    table = _table(config, found, {name: len(own) for name, (own, _) in texts.items()}, len(rows))
-    write_text(folder / "retrieval.md", table)
-    write_json(folder / "retrieval.json", {"config": asdict(config), "images": len(rows), "models": found})
+    found: dict[str, Any] = {}
+    for name, encoder in encoders.items():
+        found[name] = _measured(encoder, rows, texts, config)
+        table = _table(config, found, {name: len(own) for name, (own, _) in texts.items()}, len(rows))
+        write_text(folder / "retrieval.md", table)
+        write_json(folder / "retrieval.json", {"config": asdict(config), "images": len(rows), "models": found})
     print(f"wrote {folder / 'retrieval.md'}, {folder / 'retrieval.json'}", file=sys.stderr)
     return table
 

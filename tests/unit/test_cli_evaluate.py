@@ -48,9 +48,10 @@ class Failing:
     """A reward that fails."""
 
     __name__, columns, bounds, signature = "failing", frozenset(), (0.0, 1.0), "failing"
+    error: type[BaseException] = RewardError
 
     def __call__(self, prompts: Any, completions: Any, **columns: Any) -> list[float]:
-        raise RewardError("no score today")
+        raise self.error("no score today")
 
 
 def predictions(captions: dict[str, str] = CAPTIONS, key: str = "image_id") -> list[dict[str, str]]:
@@ -195,9 +196,11 @@ def test_tokens_that_are_given_are_kept_as_they_are(files: dict[str, str]) -> No
 # what is said and not lost
 
 
-def test_what_was_scored_is_printed_before_a_failure(files, capsys, monkeypatch):
+@pytest.mark.parametrize(("error", "said"), [(RewardError, r"^judges\.mine: no "), (KeyboardInterrupt, "^no score")])
+def test_what_was_scored_is_printed_before_a_failure(error, said, files, capsys, monkeypatch):
+    monkeypatch.setattr(Failing, "error", error)
     judges = {"rouge_l": JudgeConfig(), "mine": JudgeConfig(f"{__name__}:Failing")}
-    with pytest.raises(RewardError, match=r"^judges\.mine: no score today"):
+    with pytest.raises(error, match=said):
         evaluate_split(configured(files, judges=judges))
     printed = capsys.readouterr().out
     assert ["CIDEr" in printed, "rouge_l" in printed, "mine" in printed] == [True, True, False]

@@ -25,7 +25,9 @@ def run(out: Path, *words: str) -> dict[str, Any]:
     return found
 
 
-def test_models_side_by_side_on_short_and_long_captions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_models_side_by_side_on_short_and_long_captions(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     folders = {name: str(tiny_student(tmp_path / name)) for name in ("one", "two")}
     models = [word for name, folder in folders.items() for word in (f"--models.{name}.backbone", folder)]
     data = ["--data.format", "scenes", "--data.kwargs", json.dumps(SCENES)]
@@ -50,6 +52,11 @@ def test_models_side_by_side_on_short_and_long_captions(tmp_path: Path, capsys: 
     assert own["captions"]["long"]["cut"] > own["captions"]["references"]["cut"] == 0
     as_long = run(tmp_path / "as_long", *models, *data, "--data.long_captions", "true")
     assert as_long["models"] == found["models"], "short captions are the references all the same"
+    results = iter([own])
+    monkeypatch.setattr("rl_caption.programs.retrieval._measured", lambda *_: next(results))
+    with pytest.raises(StopIteration):
+        run(tmp_path / "late", *models, *data)
+    assert json.loads((tmp_path / "late/retrieval.json").read_text())["models"] == {"one": own}, "not lost"
 
 
 def test_features_of_a_frozen_encoder_are_read_instead_of_images(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ class CurateConfig:
     Args:
         data: a file, JSON lines (``.jsonl``), Parquet (``.parquet``) or Karpathy JSON (``.json``), or a folder of such
             files, which are read in the order of their names.
-        image_root: folder that relative paths of images start from; null is the folder of each file.
+        image_root: folder that relative paths of images start from, relative to that of each file; null is that folder.
         image_column: of JSON lines and Parquet: the path of the image.
         caption_column: of JSON lines and Parquet: the caption, or a list of captions of the image.
         split: that is curated; rows of other splits are kept as they are. Rows without a split belong to it.

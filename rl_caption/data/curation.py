@@ -77,7 +77,7 @@ def text_overlap(caption: str, text: str) -> float:
 class Source:
     """The files of a data set, read one row at a time; ``DataError`` where there is none, or one of another kind.
 
-    ``path`` is ``CurateConfig.data``; paths of images start from ``image_root``, by default the folder of each file.
+    ``path`` is ``CurateConfig.data``; paths of images start from ``image_root``, relative to the folder of each file.
     The columns are those of JSON lines and Parquet, ``text_column`` that of a text in the image, if any.
     """
 
@@ -131,7 +131,7 @@ class Source:
         # A column of Parquet is null where a row has none.
         own = (self.image_column, self.caption_column)
         item = {key: value for key, value in item.items() if value is not None and key not in own}
-        root = folder if self.image_root is None else self.image_root
+        root = folder / (self.image_root or "")
         row: Item = item | {"image_id": str(item.get("image_id", image)), "references": captions}
         row["image"] = os.path.join(root, image)
         files = item.get("positive_images")

@@ -12,6 +12,7 @@ from PIL import Image
 from rl_caption.config.programs import CurateConfig, Selection
 from rl_caption.data import curation
 from rl_caption.data.base import DataError
+from rl_caption.data.checks import check_data
 from rl_caption.data.curation import MEASURES, best, first_of_equals, text_overlap
 from rl_caption.data.jsonl import JsonLinesData
 from rl_caption.data.parts import SETTINGS
@@ -47,8 +48,9 @@ ROWS = [
 
 def write(folder: Path, kind: str) -> Path:
     items = [{"image": image, "references": captions, "split": split} for image, captions, split in ROWS]
+    (folder / "photos").mkdir()
     for name in "abc":
-        Image.new("RGB", (8, 8)).save(folder / f"{name}.png")
+        Image.new("RGB", (8, 8)).save(folder / f"photos/{name}.png")
     if kind == "jsonl":
         (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, items)) + "\n\n")
         return folder / "rows.jsonl"
@@ -68,7 +70,7 @@ def write(folder: Path, kind: str) -> Path:
 
 def options(path: Path, out: Path, **changed: Any) -> CurateConfig:
     scores = {"length": JudgeConfig(f"{__name__}:Length")}
-    return CurateConfig(str(path), out=str(out), scores=scores, part_rows=2, **changed)
+    return CurateConfig(str(path), image_root="photos", out=str(out), scores=scores, part_rows=2, **changed)
 
 
 def kept(out: Path) -> list[tuple[str, list[str]]]:
@@ -85,6 +87,7 @@ def test_rules_duplicates_and_scores_in_their_order(tmp_path: Path, kind: str) -
     table = curate(config)
     # Dropped: "A Dog" (2 words), the second of the pair, the shortest of the three left, and one of 45 characters.
     assert kept(tmp_path / "out") == [("b.png", ROWS[1][1]), ("c.png", ["x"])]
+    check_data(JsonLinesData(tmp_path / "out/kept.jsonl"), ["train", "test"], check_pixels=False)
     counts = [[cell.strip() for cell in line.split("|")[2:4]] for line in table.splitlines()[2:8]]
     assert counts == [["0", "5"], ["1", "4"], ["0", "4"], ["1", "3"], ["1", "2"], ["1", "1"]]
     report = (tmp_path / "out/report.md").read_text()
@@ -137,7 +140,7 @@ def test_a_stopped_run_goes_on_and_workers_share_the_parts(tmp_path: Path) -> No
 
 def test_images_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path, "jsonl")
-    (tmp_path / "b.png").write_bytes(b"no image")
+    (tmp_path / "photos/b.png").write_bytes(b"no image")
     monkeypatch.setattr(Length, "columns", frozenset({"image"}))
     with pytest.raises(DataError, match=r"1 of 2 images.*b\.png"):
         curate(options(path, tmp_path / "out"))

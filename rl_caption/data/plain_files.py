@@ -24,7 +24,7 @@ def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 def _without_tokens(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     made = _unique(pairs)
-    return {key: value for key, value in made.items() if key != "tokens"} if "raw" in made else made
+    return {key: value for key, value in made.items() if key != "tokens"} if made.get("raw") is not None else made
 
 
 def parse_json(

@@ -19,7 +19,8 @@ from rl_caption.data.karpathy import KarpathyData
 
 
 def record(number: int, split: str = "train", **changes: Any) -> dict[str, Any]:
-    sentences = [{"raw": f"A photo of thing {number} ."}, {"tokens": ["thing", str(number)]}]
+    absent = {"raw": None} if number % 2 else {}
+    sentences = [{"raw": f"A photo of thing {number} ."}, {"tokens": ["thing", str(number)], **absent}]
     return {"filename": f"{number}.jpg", "imgid": number, "split": split, "sentences": sentences, **changes}
 
 

@@ -445,29 +445,33 @@ def preprocessing_from(values: Mapping[str, Any]) -> Preprocessing:
     return Preprocessing(int(side["height"]), tuple(mean), tuple(std), methods[method], resize, floor_crop=True)
 
 
-def open_blocks(encoder: nn.Module, blocks: int | None) -> list[str]:
+def open_blocks(encoder: Any, blocks: int | None) -> list[str]:
     """Freeze an encoder but for its last ``blocks`` blocks and what follows them; returns what is open, by name.
 
     The blocks are the entries of the list of modules that has most of its weights (a Transformer's layers, a ConvNet's
-    stages). What is registered after them, such as the last norm, is open with them. 0 freezes all, None nothing but
-    poolers, which are not read.
+    stages). What is registered after them, such as the last norm, is open with them. 0 freezes all, None nothing. What
+    the encoder's output does not depend on, such as a pooler, stays frozen: several processes would wait for its
+    gradient.
 
     Raises:
         ValueError: it has fewer blocks.
     """
     encoder.requires_grad_(blocks is None)
-    for name, parameter in encoder.named_parameters():
-        if _is_pooler(name):
-            parameter.requires_grad_(False)
     if blocks:
         prefixes = _blocks(encoder)
         if len(prefixes) < blocks:
             raise ValueError(f"it has {len(prefixes)} blocks: {blocks} cannot be trained")
         names = [name for name, _ in encoder.named_parameters()]
         first = next(index for index, name in enumerate(names) if name.startswith(prefixes[-blocks]))
-        for name, parameter in list(encoder.named_parameters())[first:]:
-            parameter.requires_grad_(not _is_pooler(name))
-    return [name for name, parameter in encoder.named_parameters() if parameter.requires_grad]
+        for parameter in list(encoder.parameters())[first:]:
+            parameter.requires_grad_(True)
+    opened = {name: parameter for name, parameter in encoder.named_parameters() if parameter.requires_grad}
+    if opened:
+        with torch.enable_grad():
+            found = torch.autograd.grad(_example(encoder).sum(), [*opened.values()], allow_unused=True)
+        for parameter, gradient in zip(opened.values(), found, strict=True):
+            parameter.requires_grad_(gradient is not None)
+    return [name for name, parameter in opened.items() if parameter.requires_grad]
 
 
 def _is_pooler(name: str) -> bool:
@@ -495,19 +499,26 @@ def _blocks(encoder: nn.Module) -> list[str]:
     return [
         ".".join(filter(None, (parent, name))) + "."
         for name, child in module.named_children()
-        if any(True for _ in child.parameters())
+        if any(not _is_pooler(f"{name}.{own}") for own, _ in child.named_parameters())
     ]
+
+
+def _example(encoder: Any) -> Tensor:
+    """What an image encoder makes of a blank image, [1, H, W, D], or a text encoder of one word, [1, L, D]."""
+    if isinstance(encoder, ImageEncoder):
+        given = torch.zeros(1, 3, encoder.preprocessing.size, encoder.preprocessing.size)
+    else:
+        given = encoder.tokenize(["a"], encoder.context_length)
+    return encoder(given.to(next(encoder.parameters()).device))
 
 
 @torch.no_grad()
 def grid_shape(encoder: Any) -> tuple[int, ...]:
     """[1, H, W, D] of an image encoder, by a forward pass of a blank image."""
-    side, device = encoder.preprocessing.size, next(encoder.parameters()).device
-    return tuple(encoder(torch.zeros(1, 3, side, side, device=device)).shape)
+    return tuple(_example(encoder).shape)
 
 
 @torch.no_grad()
 def text_width(encoder: Any) -> int:
     """D of a text encoder, by a forward pass of one word."""
-    ids = encoder.tokenize(["a"], encoder.context_length)
-    return int(encoder(ids.to(next(encoder.parameters()).device)).shape[-1])
+    return int(_example(encoder).shape[-1])

@@ -115,7 +115,8 @@ class LossConfig:
         regulator: the Similarity Regulator, ``distill_dual`` only; 0 leaves it out. Null: 1/30.
         regulator_reduction: ``mean`` over diagonal and other pairs each (released code), or ``sum`` (paper).
         false_negatives: ``contrastive``: ``mask`` leaves pairs of the same image or the same caption, other than the
-            own pair, out of the softmax; ``keep`` has them as negatives, as CLIP does.
+            own pair, out of the softmax, and hard negatives that are an image's caption; ``keep`` has all as negatives,
+            as CLIP does.
         max_scale: of an open_clip model: largest factor of the cosines (inverse temperature).
         short: ``contrastive``: weight of Long-CLIP's second term, between short captions and the principal components
             of the images; 0 leaves it out, 1 in Long-CLIP.

@@ -43,9 +43,9 @@ class PairBatch:
     is an image."""
     captions: list[str]
     targets: dict[str, Tensor] = field(default_factory=dict)
-    """Further inputs of the loss, [B] each, such as ``triplet``: 1 where the row has one, else 0; ``image_group`` and
-    ``caption_group``: numbers that are equal where images, or captions, are; ``false`` [B, n]: 1 where the row has such
-    a hard negative, else 0."""
+    """Further inputs of the loss, [B] each, such as ``triplet``: 1 where the row has one, else 0; ``image_group``, and
+    of each text such as ``text_group``: numbers that are equal where images, or texts, are; ``false`` [B, n]: 1 where
+    the row has such a hard negative, else 0."""
     false_captions: Sequence[Sequence[str]] = ()
     """The n hard negatives of each caption, n lists of B; empty where there is none."""
 
@@ -255,7 +255,7 @@ class PairCollate:
         positives: which positives to add: ``image`` the image that was generated for the chosen caption, the input
             ``image_generated``; ``text`` a random caption that was generated for the image, the input
             ``text_generated``.
-        groups: add the targets ``image_group`` and ``caption_group``.
+        groups: add the targets ``image_group``, ``text_group`` and those of further texts.
         sentences: learn so few to so many of a caption's sentences; None learns all.
         negatives: where ``num_negatives`` false captions of each image come from, the inputs ``text_false0`` and so on,
             with the target ``false`` [B, ``num_negatives`], 1 where there is one; None leaves them out.
@@ -299,7 +299,7 @@ class PairCollate:
             inputs[name] = self.tokens(formed)
         if self.groups:
             targets["image_group"] = _groups([row["image_id"] for row, _ in items])
-            targets["caption_group"] = _groups(captions)
+            targets |= {f"{name}_group": _groups(column) for name, column in texts.items()}
         false = [texts[f"text_false{n}"] for n in range(self.num_negatives)] if "false" in targets else []
         return PairBatch([row for row, _ in items], inputs, captions, targets, false)
 

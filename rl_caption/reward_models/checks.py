@@ -253,7 +253,7 @@ def check_batch_norm(network: nn.Module, train: RewardModelTrainConfig, processe
     """Raise ``ConfigError`` where ``network`` trains batch norm, and a step has several micro-batches or processes.
 
     It normalises by the statistics of one micro-batch of one process: the step would depend on the split, and the
-    running statistics, which the exported model uses, on the process. Frozen layers keep theirs (``ClipTowers``).
+    running statistics, which the exported model uses, on the process. Frozen layers keep theirs.
     """
     layers = [
         name for name, module in network.named_modules() if isinstance(module, _BatchNorm) and not is_frozen(module)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -40,7 +40,19 @@ class Towers(nn.Module):
         return {name: embed_frames(self.towers[_tower(name)], value) for name, value in inputs.items()}
 
 
-class ClipTowers(nn.Module):
+class _DualEncoder(nn.Module):
+    """What is common to networks of two towers with a temperature."""
+
+    def train(self, mode: bool = True) -> Self:
+        """As of any module; frozen batch norm stays as in evaluation: its statistics belong to its weights."""
+        super().train(mode)
+        for module in self.modules():
+            if isinstance(module, _BatchNorm) and is_frozen(module):
+                module.eval()
+        return self
+
+
+class ClipTowers(_DualEncoder):
     """An open_clip model, whose inverse temperature ``scale``, in [1, ``max_scale``], is a further output.
 
     The first ``frozen_positions`` positions of the text tower get no gradient.
@@ -55,14 +67,6 @@ class ClipTowers(nn.Module):
             later = (torch.arange(len(clip.positional_embedding)) >= frozen_positions)[:, None]
             clip.positional_embedding.register_hook(lambda gradient: gradient * later.to(gradient.device))
 
-    def train(self, mode: bool = True) -> ClipTowers:
-        """As of any module; frozen batch norm stays as in evaluation: its statistics belong to its weights."""
-        super().train(mode)
-        for module in self.modules():
-            if isinstance(module, _BatchNorm) and is_frozen(module):
-                module.eval()
-        return self
-
     def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         """As ``Towers.forward``, and ``scale``, a scalar."""
 
@@ -74,7 +78,7 @@ class ClipTowers(nn.Module):
         return _with_scale(self.clip.logit_scale, self.max_scale, embed, inputs)
 
 
-class DualTowers(nn.Module):
+class DualTowers(_DualEncoder):
     """A ``PretrainedDual``, whose inverse temperature ``scale`` is a further output; kept in [1, ``max_scale``].
 
     A frozen encoder may have run before: its features are an input then, instead of pixels or token ids.

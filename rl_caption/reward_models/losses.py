@@ -63,7 +63,7 @@ def info_nce(
     symmetric: bool = True,
     excluded: Tensor | None = None,
     false: Tensor | None = None,
-    false_counts: Tensor | None = None,
+    false_excluded: Tensor | None = None,
 ) -> Tensor:
     """InfoNCE ``(CE(scale * S, i) + CE(scale * Sᵀ, i)) / 2`` with S the cosines [B, B] (Radford et al. 2021, figure 3).
 
@@ -76,13 +76,13 @@ def info_nce(
     leaves pairs out (``false_negatives``); not together with ``label_smoothing``, which gives every pair a share.
 
     ``false`` [F, D] are texts that belong to no image, further columns of S (NegCLIP: Yuksekgonul et al. 2023): each
-    image has them as negatives, and no text has them. ``false_counts`` [F] is 0 for those to leave out, else 1.
+    image has them as negatives, and no text has them. ``false_excluded`` bool [B, F], or [F], leaves some out.
     """
     logits = None
     if false is not None:
         logits = scale * cosine_matrix(images, false)
-        if false_counts is not None:
-            logits = logits.masked_fill(false_counts == 0, float("-inf"))
+        if false_excluded is not None:
+            logits = logits.masked_fill(false_excluded, float("-inf"))
     return _cross_entropies(scale * cosine_matrix(images, texts), label_smoothing, symmetric, excluded, logits)
 
 
@@ -109,14 +109,19 @@ def principal_reconstruction(rows: Tensor, rank: int) -> Tensor:
 
 
 def short_info_nce(
-    images: Tensor, texts: Tensor, scale: Tensor | float, rank: int, label_smoothing: float = 0.0
+    images: Tensor,
+    texts: Tensor,
+    scale: Tensor | float,
+    rank: int,
+    label_smoothing: float = 0.0,
+    excluded: Tensor | None = None,
 ) -> Tensor:
     """``info_nce`` of short captions with the ``principal_reconstruction`` of the normalised images (Long-CLIP).
 
     The reconstruction is not normalised again (Long-CLIP's code): images that it explains less of have lower logits.
     """
     coarse = principal_reconstruction(F.normalize(images, dim=-1), rank)
-    return _cross_entropies(scale * coarse @ F.normalize(texts, dim=-1).T, label_smoothing)
+    return _cross_entropies(scale * coarse @ F.normalize(texts, dim=-1).T, label_smoothing, excluded=excluded)
 
 
 def dynamic_margin(gaps: Tensor, counts: Tensor, largest: float) -> Tensor:
@@ -173,20 +178,31 @@ def contrastive(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """``info_nce`` of ``image`` and ``text``, + ``short`` times ``short_info_nce`` of ``text_short``.
 
-    Where ``target`` has ``image_group`` and ``caption_group`` [B], pairs of the same are no negatives. Where it has
-    ``false`` [B, n], ``text_false0`` to ``text_false{n - 1}`` are hard negatives of the whole batch's images.
+    Where ``target`` has ``false`` [B, n], ``text_false0`` to ``text_false{n - 1}`` are hard negatives of the whole
+    batch's images. Where it has ``image_group`` and those of the texts, ``text_group`` and so on, [B] each, pairs of
+    the same are no negatives: of either term, and of hard negatives those that are word for word an image's caption.
     """
     images, texts, scale = student["image"], student["text"], student["scale"]
-    excluded = false_negatives(target["image_group"], target["caption_group"]) if "image_group" in target else None
-    false = counts = None
+    masks = "image_group" in target
+
+    def excluded(name: str) -> Tensor | None:
+        return false_negatives(target["image_group"], target[f"{name}_group"]) if masks else None
+
+    false = false_excluded = None
     metrics = _contrastive_metrics(student)
     if "false" in target:
-        columns = [student[f"text_false{n}"] for n in range(target["false"].shape[1])]
-        false, counts = torch.cat(columns), target["false"].T.flatten()
+        names = [f"text_false{n}" for n in range(target["false"].shape[1])]
+        columns = [student[name] for name in names]
+        false, false_excluded = torch.cat(columns), target["false"].T.flatten() == 0
+        if masks:
+            groups = torch.cat([target[f"{name}_group"] for name in names])
+            false_excluded = false_excluded | (target["text_group"][:, None] == groups)
         metrics["contrastive/hard_negatives"] = _above_false(student, columns, target["false"])
-    loss = info_nce(images, texts, scale, label_smoothing, excluded=excluded, false=false, false_counts=counts)
+    loss = info_nce(
+        images, texts, scale, label_smoothing, excluded=excluded("text"), false=false, false_excluded=false_excluded
+    )
     if short:
-        term = short_info_nce(images, student["text_short"], scale, pca_rank, label_smoothing)
+        term = short_info_nce(images, student["text_short"], scale, pca_rank, label_smoothing, excluded("text_short"))
         loss, metrics = loss + short * term, metrics | {"contrastive/short": term}
     return loss, metrics
 

@@ -14,6 +14,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import (
+    AlbertConfig,
+    AlbertModel,
     BertConfig,
     BertModel,
     CLIPConfig,
@@ -22,8 +24,11 @@ from transformers import (
     ConvNextConfig,
     ConvNextImageProcessor,
     ConvNextModel,
+    Dinov2Config,
+    Dinov2Model,
     ResNetConfig,
     ResNetModel,
+    ViTImageProcessor,
     ViTModel,
 )
 
@@ -61,12 +66,15 @@ def save_clip(folder: Path) -> str:
     return f"transformers:{folder}"
 
 
-def save_bert(folder: Path) -> str:
-    tokenizer = bert_tokenizer()
-    config = BertConfig(**TOWER, vocab_size=len(tokenizer), max_position_embeddings=12, initializer_range=0.3)
-    BertModel(config, add_pooling_layer=False).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+def save_text(folder: Path, model: Any) -> str:
+    model.save_pretrained(folder)
+    bert_tokenizer().save_pretrained(folder)
     return f"transformers:{folder}"
+
+
+def save_bert(folder: Path) -> str:
+    shape = {**TOWER, "vocab_size": len(bert_tokenizer()), "max_position_embeddings": 12, "initializer_range": 0.3}
+    return save_text(folder, BertModel(BertConfig(**shape), add_pooling_layer=False))
 
 
 def images(count: int = 2, side: int = SIDE) -> Tensor:
@@ -101,7 +109,7 @@ def test_a_convolutional_network_of_transformers(tmp_path: Path, name: str) -> N
     torch.testing.assert_close(encoder(images()), found.permute(0, 2, 3, 1))
     opened = open_blocks(encoder, 1)
     assert opened
-    assert all(each.startswith(("model.encoder.stages.1.", "model.layernorm.")) for each in opened)
+    assert all(each.startswith("model.encoder.stages.1.") for each in opened), "the norm is of the pooled states"
 
 
 @torch.no_grad()
@@ -283,13 +291,29 @@ def test_the_last_blocks_are_open_and_what_follows(tmp_path: Path) -> None:
         open_blocks(encoder, 4)
 
 
-def test_blocks_of_a_text_encoder_with_a_large_vocabulary_and_blocks_that_are_attributes() -> None:
+def test_blocks_of_a_large_vocabulary_that_are_attributes_or_shared(tmp_path: Path) -> None:
     bert = BertModel(BertConfig(**TOWER, vocab_size=20_000), add_pooling_layer=False)
+    albert = AlbertModel(AlbertConfig(**TOWER, vocab_size=len(bert_tokenizer()), embedding_size=8))
     resnet = load_image_encoder("timm:resnet10t", pretrained=False)
-    for model, start in ((bert, "encoder.layer.2."), (resnet, "model.layer4.")):
+    texts = (load_text_encoder(save_text(tmp_path / name, own)) for name, own in (("b", bert), ("a", albert)))
+    starts = ("model.encoder.layer.2.", "model.encoder.", "model.layer4.")
+    for model, start in zip((*texts, resnet), starts, strict=True):
         opened = open_blocks(model, 1)
         assert opened
         assert all(name.startswith(start) for name in opened)
+
+
+@pytest.mark.parametrize("blocks", [None, 1])
+def test_what_the_output_does_not_depend_on_stays_frozen(tmp_path: Path, blocks: int | None) -> None:
+    """DINOv2's mask token, and the norm of CLIP's pooled state: several processes would wait for their gradients."""
+    vision = {key: value for key, value in VISION.items() if key != "intermediate_size"}
+    Dinov2Model(Dinov2Config(**vision)).save_pretrained(tmp_path / "dino")
+    ViTImageProcessor(size={"height": SIDE, "width": SIDE}).save_pretrained(tmp_path / "dino")
+    for name in (f"transformers:{tmp_path / 'dino'}", save_clip(tmp_path / "clip")):
+        encoder = load_image_encoder(name)
+        opened = open_blocks(encoder, blocks)
+        encoder(images()).sum().backward()
+        assert opened == [name for name, each in encoder.named_parameters() if each.grad is not None]
 
 
 def test_what_cannot_be_loaded_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

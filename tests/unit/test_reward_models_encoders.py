@@ -14,12 +14,15 @@ from torch import Tensor, nn
 
 from rewards.clip.backbone import load_backbone
 from rewards.clip.checkpoints import stretch_positions
+from rl_caption.config.reward_models import EncoderConfig, PartConfig
 from rl_caption.errors import ConfigError
 from rl_caption.reward_models.batch import PairBatch
 from rl_caption.reward_models.encoders import (
     ClipTowers,
+    DualTowers,
     merged_state,
     pretrained_clip,
+    pretrained_dual,
     random_clip,
     save_clip,
     train_only,
@@ -28,7 +31,10 @@ from rl_caption.reward_models.losses import contrastive
 from rl_caption.reward_models.program import _decays
 from rl_caption.reward_models.task import EmbeddingTask
 from tests.clip_for_tests import noise_image
+from tests.encoders_for_tests import save_text_encoder
 from tests.reward_models_for_tests import CLIP, RESNET
+
+OWN = "tests.encoders_for_tests:TinyImageEncoder"
 
 # An archive tells its shapes by its weights, with heads of 64.
 WIDE: Any = CLIP | {
@@ -165,6 +171,16 @@ def test_frozen_positions_stay_as_they_are() -> None:
     optimizer.step()
     assert torch.equal(table[:4], before[:4])
     assert not torch.equal(table[4:9], before[4:9])
+
+
+def test_batch_norm_of_frozen_blocks_keeps_its_statistics(tmp_path: Path) -> None:
+    parts = [PartConfig(OWN, train_blocks=1), PartConfig(save_text_encoder(tmp_path))]
+    network = DualTowers(pretrained_dual(EncoderConfig(None, {"embed_dim": 8}, *parts))).train()
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    network({"image": torch.randn(4, 3, 32, 32)})
+    moved = {name for name, value in network.state_dict().items() if not torch.equal(value, before[name])}
+    assert moved
+    assert all(name.startswith("dual.image_encoder.stages.2.1.") for name in moved), "the block that is open"
 
 
 def test_low_rank_updates_start_at_nothing_and_are_exported_merged(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def test_false_captions_are_further_columns_of_the_images_alone() -> None:
         to_texts = [9 * cosine(images[own], text) for text in [*texts, *false[counts > 0]]]
         to_images = [9 * cosine(image, texts[own]) for image in images]
         expected -= sum(logits[own] - math.log(sum(map(math.exp, logits))) for logits in (to_texts, to_images)) / 6
-    found = info_nce(images, texts, 9.0, false=false, false_counts=counts)
+    found = info_nce(images, texts, 9.0, false=false, false_excluded=counts == 0)
     assert found.item() == pytest.approx(expected, rel=1e-5)
     student = {"image": images, "text": texts, "scale": torch.tensor(9.0), "text_false0": false[:3]}
     student["text_false1"] = false[3:]
@@ -96,21 +96,42 @@ def test_similarity_regulator_punishes_what_is_below_on_and_above_off_the_diagon
 
 
 def test_false_negatives_are_left_out_of_the_softmax() -> None:
-    torch.manual_seed(0)
-    images, texts = torch.randn(4, 5), torch.randn(4, 5)
-    image_group, caption_group = torch.tensor([7.0, 7, 2, 3]), torch.tensor([0.0, 1, 2, 0])
-    excluded = false_negatives(image_group, caption_group)
+    """In both terms, and among hard negatives, one of which is word for word the caption of rows 0 and 3."""
+    names = ("image", "text", "text_short", "text_false0")
+    given = {name: rows(4, 5, seed) for seed, name in enumerate(names)} | {"scale": torch.tensor(10.0)}
+    target = {"false": torch.tensor([[1.0], [1], [1], [0]])}
+    groups = {
+        "image": [7.0, 7, 2, 3],
+        "text": [0.0, 1, 2, 0],
+        "text_short": [5.0, 6, 5, 8],
+        "text_false0": [9.0, 0, 4, 0],
+    }
+    target |= {f"{name}_group": torch.tensor(own) for name, own in groups.items()}
+    excluded = false_negatives(target["image_group"], target["text_group"])
     assert excluded.nonzero().tolist() == [[0, 1], [0, 3], [1, 0], [3, 0]]
-    logits = 10 * cosine_matrix(images, texts)
-    expected = 0.0
-    for row in range(4):
-        kept = [column for column in range(4) if not excluded[row, column]]
-        expected += float(torch.logsumexp(logits[row, kept], 0) + torch.logsumexp(logits[kept, row], 0)) / 8
-        expected -= float(logits[row, row]) / 4
-    target = {"image_group": image_group, "caption_group": caption_group}
-    loss, _ = contrastive({"image": images, "text": texts, "scale": torch.tensor(10.0)}, target)
-    assert float(loss) == pytest.approx(expected, rel=1e-5)
-    assert float(loss) < float(info_nce(images, texts, 10.0))
+    coarse = principal_reconstruction(torch.nn.functional.normalize(given["image"]), 2)
+    texts, short, false = (torch.nn.functional.normalize(given[name]) for name in names[1:])
+    expected = {"long": 0.0, "short": 0.0}
+    for term, logits in (("long", 10 * cosine_matrix(given["image"], texts)), ("short", 10 * coarse @ short.T)):
+        own = groups["text" if term == "long" else "text_short"]
+        for row in range(4):
+            kept = [
+                n
+                for n in range(4)
+                if n == row or not (groups["image"][n] == groups["image"][row] or own[n] == own[row])
+            ]
+            columns = logits[row, kept]
+            if term == "long":
+                hard = [n for n in range(3) if groups["text_false0"][n] != groups["text"][row]]
+                columns = torch.cat([columns, 10 * cosine_matrix(given["image"], false)[row, hard]])
+            expected[term] += float(torch.logsumexp(columns, 0) + torch.logsumexp(logits[kept, row], 0)) / 8
+            expected[term] -= float(logits[row, row]) / 4
+    loss, metrics = contrastive(given, target, short=0.5, pca_rank=2)
+    assert float(metrics["contrastive/short"]) == pytest.approx(expected["short"], rel=1e-5)
+    assert float(loss) == pytest.approx(expected["long"] + 0.5 * expected["short"], rel=1e-5)
+    plain, unmasked = contrastive(given, {"false": target["false"]}, short=0.5, pca_rank=2)
+    assert float(loss) < float(plain)
+    assert metrics["contrastive/short"] < unmasked["contrastive/short"]
 
 
 def test_similarity_regulator_is_0_where_the_student_is_the_teacher_or_better() -> None:

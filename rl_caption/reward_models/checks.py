@@ -23,6 +23,7 @@ from rl_caption.config.reward_models import (
     TEXT_TASKS,
     EncoderConfig,
     Method,
+    PartConfig,
     RewardModelConfig,
     RewardModelTrainConfig,
 )
@@ -167,8 +168,12 @@ def _unfit_dual(config: RewardModelConfig) -> Iterator[str]:
         yield "data.features_kwargs.views are views that the teacher would not see: leave them out"
     if not trains_dual(model):
         comes = model.init is not None and model.name is None and not Path(model.init).exists()  # warm_start makes it
-        if data.features_root is not None and config.task in CLIP_TASKS and not comes:
+        if config.task not in CLIP_TASKS or comes:
+            return
+        if data.features_root is not None:
             yield "data.features_root is of the frozen encoder model.image, which is not set: leave it out, or set that"
+        if (model.image, model.text) != (PartConfig(), PartConfig()):
+            yield "model.image and model.text are of dual encoders, an open_clip model is trained whole: leave them out"
         return
     if model.init is None and None in parts:
         yield f"model.image.encoder and model.text.encoder are {parts[0]!r} and {parts[1]!r}: set both"
@@ -187,8 +192,11 @@ def _unfit_dual(config: RewardModelConfig) -> Iterator[str]:
                 f"model.{name}.train_blocks is {part.train_blocks} with random weights, most of which would stay "
                 "random: set it to null"
             )
-    if model.context_length is not None or train.freeze_positions or train.trainable == "lora":
-        yield "model.context_length, train.freeze_positions and train.trainable lora are for open_clip models"
+    if model.context_length is not None or train.freeze_positions or train.trainable != "projections":
+        yield (
+            "model.context_length, train.freeze_positions and train.trainable are for open_clip models: of a dual "
+            "encoder, train_blocks of model.image and model.text says what is trained"
+        )
 
 
 def _trains_parts(config: RewardModelConfig) -> bool:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,12 @@ TOWERS_OF: dict[str, tuple[Tower, ...]] = dict.fromkeys((*CLIP_TASKS, "distill_d
     "distill_image": ("image",),
     "distill_text": ("text",),
 }
+_METRICS = {
+    "specificity": "val/specificity",
+    "distill_image": "val/teacher_cosine_image",
+    "distill_text": "val/teacher_cosine_text",
+}
+"""Task -> what chooses its best model, where it is not retrieval."""
 _LOSSES: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
     "contrastive": (losses.contrastive, ("short", "pca_rank")),
     "positive_augmented": (losses.positive_augmented, ("positive_images", "positive_captions")),
@@ -108,52 +115,27 @@ def train_reward_model(config: RewardModelConfig) -> TrainState:
         return train_grammar(config)
     if config.task in TEXT_TASKS:
         return train_text_model(config)
-    train, towers, is_specific = config.train, TOWERS_OF[config.task], config.task == "specificity"
+    towers = TOWERS_OF[config.task]
     with setup(config, needs=towers) as context:
         teacher = None if config.task in CLIP_TASKS else load_teacher(context.accelerator, config, towers)
         model = _encoder(config) if teacher is None else _student(context, config, teacher)
-        check_batch_norm(model.network, train, context.accelerator.num_processes)
-        if teacher is not None and isinstance(context.train_rows[0].get("image"), list | tuple):
-            raise ConfigError(f"task {config.task} reads images, the data are videos: expected contrastive")
-        if teacher is not None and config.data.features_root is not None and not teacher.reads_features:
-            rows = [*context.train_rows, *context.val_rows]  # whose images are not checked yet
-            check_row_images(rows, "the teacher", config.data.check_images, context.folder / CHECKED_IMAGES)
-        positives, pixels = _positives(config, context), _images(config, context, model)
-        tokens = _texts(config, context, model, "text" in towers)
-        inputs = pixels if "image" in towers else None, tokens if "text" in towers else None
-        collate = _collate(config, context, *inputs, positives)
-        loss, triplets = objective(config), None
-        if is_specific:  # of first references, the same at every validation; false details keep their word order
-            captions = [row["references"][0] for row in context.val_rows]
-            triplets = make_triplets(captions, [row["image_id"] for row in context.val_rows], train.seed, 0.0)
-        validate = EmbeddingValidator(
-            context.accelerator,
-            model.network,
-            towers,
-            context.val_rows,
-            pixels,
-            tokens,
-            config.eval.batch_size,
-            teacher,
-            triplets,
-            _validation_negatives(config, collate.negatives, context.val_rows),
-            ValidationLoss(loss, collate, train.batch_size) if config.eval.best_by == LOSS else None,
-        )
+        check_batch_norm(model.network, config.train, context.accelerator.num_processes)
         if teacher is not None:
-            teacher.prepare(context.train_rows, train.captions, config.teacher.cache_mb * 2**20)
+            _check_images(config, context, teacher)
+        positives, pixels, tokens = _positives(config, context), _images(config, model), _texts(config, context, model)
+        collate, loss = _collate(config, context, pixels, tokens, positives), objective(config)
+        validate = _validator(config, context, model.network, pixels, tokens, teacher, collate, loss)
+        if teacher is not None:
+            teacher.prepare(context.train_rows, config.train.captions, config.teacher.cache_mb * 2**20)
         signature = "" if teacher is None else f"{config.task}[{teacher.backbone.signature}]"
-        metric = f"val/teacher_cosine_{towers[0]}" if len(towers) == 1 else "val/retrieval_r1"
-        metric = config.eval.best_by or ("val/specificity" if is_specific else metric)
-        own = f"train.batch_size {train.batch_size}, {config.loss}, {config.negatives}"
+        metric = config.eval.best_by or _METRICS.get(config.task, "val/retrieval_r1")
+        own = f"train.batch_size {config.train.batch_size}, {config.loss}, {config.negatives}"
         state = context.start(signature, metric, measured=own if config.eval.best_by else signature)
-        decays = _decays(train.freeze_positions) if config.task in CLIP_TASKS else None
+        decays = _decays(config.train.freeze_positions) if config.task in CLIP_TASKS else None
         network, optimizer = context.prepare(model.network, decays)
-        task = EmbeddingTask(context.accelerator, network, loss, name=config.task)
-        if teacher is not None:
-            task.target = teacher
         return Trainer(
             context,
-            task,
+            EmbeddingTask(context.accelerator, network, loss, teacher or attrgetter("targets"), config.task),
             network,
             optimizer,
             collate,
@@ -165,14 +147,53 @@ def train_reward_model(config: RewardModelConfig) -> TrainState:
         ).fit()
 
 
+def _check_images(config: RewardModelConfig, context: Context, teacher: Teacher) -> None:
+    """Check that the teacher can read the images, also where the student reads features of them."""
+    if isinstance(context.train_rows[0].get("image"), list | tuple):
+        raise ConfigError(f"task {config.task} reads images, the data are videos: expected contrastive")
+    if config.data.features_root is not None and not teacher.reads_features:
+        rows = [*context.train_rows, *context.val_rows]  # whose images are not checked yet
+        check_row_images(rows, "the teacher", config.data.check_images, context.folder / CHECKED_IMAGES)
+
+
+def _validator(
+    config: RewardModelConfig,
+    context: Context,
+    network: nn.Module,
+    pixels: PixelCache | FeatureCache,
+    tokens: Texts,
+    teacher: Teacher | None,
+    collate: PairCollate,
+    loss: losses.Objective,
+) -> EmbeddingValidator:
+    rows, triplets = context.val_rows, None
+    if config.task == "specificity":  # of first references, always the same; false details keep their word order
+        captions = [row["references"][0] for row in rows]
+        triplets = make_triplets(captions, [row["image_id"] for row in rows], config.train.seed, 0.0)
+    return EmbeddingValidator(
+        context.accelerator,
+        network,
+        TOWERS_OF[config.task],
+        rows,
+        pixels,
+        tokens,
+        config.eval.batch_size,
+        teacher,
+        triplets,
+        _validation_negatives(config, collate.negatives, rows),
+        ValidationLoss(loss, collate, config.train.batch_size) if config.eval.best_by == LOSS else None,
+    )
+
+
 def _collate(
     config: RewardModelConfig,
     context: Context,
-    pixels: PixelCache | FeatureCache | None,
-    tokens: Texts | None,
+    pixels: PixelCache | FeatureCache,
+    tokens: Texts,
     positives: list[str],
 ) -> PairCollate:
     train, loss, wanted, rows = config.train, config.loss, config.negatives, context.train_rows
+    towers = TOWERS_OF[config.task]
     triplets = negatives = paraphrases = None
     if loss.short and train.short_captions == "references":
         bare = [row["image_id"] for row in rows if not row["short_references"]]
@@ -194,8 +215,8 @@ def _collate(
     if wanted.positives:
         paraphrases = _caption_source(POSITIVES, "negatives.positive_source", wanted.positive_source, {}, rows)
     return PairCollate(
-        pixels,
-        tokens,
+        pixels if "image" in towers else None,
+        tokens if "text" in towers else None,
         train.captions,
         config.data.augment,
         train.seed,
@@ -315,7 +336,7 @@ def _encoder(config: RewardModelConfig) -> EmbeddingModel:
     return EmbeddingModel(towers, preprocessing, length, towers.trims, export, trained)
 
 
-def _images(config: RewardModelConfig, context: Context, model: EmbeddingModel) -> PixelCache | FeatureCache:
+def _images(config: RewardModelConfig, model: EmbeddingModel) -> PixelCache | FeatureCache:
     """Pixels, or the features of ``data.features_root`` where a frozen encoder made them."""
     data, network = config.data, model.network
     if data.features_root is None:
@@ -333,7 +354,7 @@ def _images(config: RewardModelConfig, context: Context, model: EmbeddingModel) 
     return FeatureCache(isinstance(network, DualTowers), data.cache_mb * 2**20)
 
 
-def _texts(config: RewardModelConfig, context: Context, model: EmbeddingModel, with_text: bool) -> Texts:
+def _texts(config: RewardModelConfig, context: Context, model: EmbeddingModel) -> Texts:
     """Token ids, or the features of a frozen text encoder where they fit ``data.cache_mb`` and captions are known."""
     dual, accelerator, length = model.dual, context.accelerator, model.context_length
     if dual is None:
@@ -343,7 +364,7 @@ def _texts(config: RewardModelConfig, context: Context, model: EmbeddingModel, w
     else:
         tokens = Texts(dual.text_encoder, length)
     references = [caption for row in context.val_rows for caption in row["references"]]
-    cut = tokens.too_long(references) if with_text else 0
+    cut = tokens.too_long(references) if "text" in TOWERS_OF[config.task] else 0
     if cut:
         print_main(
             accelerator,

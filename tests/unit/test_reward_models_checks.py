@@ -134,6 +134,11 @@ OF_DATA = NegativesConfig(count=1, source="data")
             "negatives.source is 'data'.* leave train.sentences out",
         ),
         (RewardModelConfig(negatives=replace(OF_DATA, positives=0.5)), "leave negatives.positives out"),
+        (replace(contrastive(), model=EncoderConfig(kwargs=CLIP, text=PartConfig(train_blocks=2))), "is trained whole"),
+        (
+            replace(random_parts("timm:x", None), task="positive_augmented", train=replace(PARTS, trainable="all")),
+            "train_blocks of model.image and model.text says what is trained",
+        ),
         (random_parts("timm:x", 1), "model.text.train_blocks is 1 with random weights"),
         (random_parts("tests.encoders_for_tests:TinyImageEncoder", None), "random weights are for models of"),
     ],

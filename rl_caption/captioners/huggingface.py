@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import os
@@ -147,6 +148,9 @@ class HuggingFaceCaptioner(Captioner):
         With ``model.lora.export_adapters``, ``path/adapters`` has the adapters alone, as ``peft`` writes them.
         """
         policy.model.save_pretrained(path, state_dict=plain_weights(policy.model))
+        config = copy.copy(policy.config)
+        config.dtype = "float32"  # of what adapters were added to: Transformers reads all weights in what this says
+        config.save_pretrained(path)
         if self.adapters is not None:
             save_adapters(policy.model, self.adapters, self.name, Path(path) / ADAPTERS_FOLDER)
         parts = [part for part in (self.images, self.tokenizer, self.q_former_tokenizer) if part is not None]

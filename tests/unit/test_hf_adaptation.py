@@ -148,6 +148,7 @@ def test_only_adapters_are_trained_in_float32_and_the_export_is_one_plain_model(
     assert not any("lora" in name or "base_layer" in name for name in exported.policy.state_dict())
     in_float32.policy.float()
     assert torch.allclose(logits(exported), logits(in_float32), atol=1e-4), "the sum is not rounded to bfloat16"
+    assert transformers.AutoModelForImageTextToText.from_pretrained(tmp_path).dtype == torch.float32, "nor by others"
     ours = captioner.generate(captioner.policy, captioner.preprocess(tiny_rows(2)), Decoding(max_new_tokens=4))
     assert ours.shape[:2] == (2, 1)
 

@@ -174,6 +174,15 @@ def decoding_from_nothing(policy: Any, settings: GenerationConfig) -> Iterator[N
         policy.generation_config = before
 
 
+def load_weights(policy: Any, checkpoint: str | Path) -> None:
+    """Load all weights of a checkpoint.
+
+    Many models, Qwen2-VL among them, have other names in files than in memory. Transformers' trainer, which does not
+    translate them, leaves out those weights without an error.
+    """
+    policy.load_state_dict(type(policy).from_pretrained(checkpoint, dtype=policy.dtype).state_dict())
+
+
 def export(vlm: Vlm, policy: Any, folder: Path) -> None:
     """Write a plain Transformers model, adapters already merged, with its processor; completely or not at all."""
     partial = folder.with_name(f".{folder.name}.partial")

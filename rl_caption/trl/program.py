@@ -7,6 +7,7 @@ import os
 import sys
 import warnings
 from contextlib import nullcontext
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
@@ -62,7 +63,7 @@ from rl_caption.training.run_folder import (
 from rl_caption.training.setup import CHECKED_IMAGES
 from rl_caption.training.validation import decode_candidates
 from rl_caption.trl.config import GrpoVlmConfig
-from rl_caption.trl.model import Vlm, export, freeze_parameters, load_processor, load_vlm, lora_config
+from rl_caption.trl.model import Vlm, export, freeze_parameters, load_processor, load_vlm, load_weights, lora_config
 from rl_caption.trl.rows import reward_functions, trl_dataset
 
 
@@ -370,6 +371,8 @@ class _Run:
         """Train to the end; return the last optimizer step."""
         checkpoint = str(self.checkpoint) if self.checkpoint is not None else None
         if checkpoint is not None:
+            if self.config.lora is None:
+                trainer._load_from_checkpoint = partial(load_weights, trainer.model)
             counts = trainer.set_initial_training_values(self.arguments, trainer.get_train_dataloader())
             steps_per_epoch, max_steps = counts[1], counts[-1]
             if self.start >= max_steps:

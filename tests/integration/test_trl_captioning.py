@@ -206,6 +206,18 @@ def test_rloo_with_all_weights_trains_and_is_judged(folder, tmp_path, monkeypatc
     assert equal(load_file(tmp_path / "other/export/last/model.safetensors"), after)
 
 
+def test_all_weights_are_resumed_where_files_have_other_names_for_them(folder: Path, tmp_path: Path) -> None:
+    run, changes = tmp_path / "run", {"lora": None, "eval.split": None, "train.max_steps": 3}
+    fine_tune(settings(folder, run, **changes))
+    expected = load_file(run / "export/last/model.safetensors")
+    for step in (3, 2):  # killed after its last step, and after its first pass
+        (run / "result.json").unlink()
+        shutil.rmtree(run / "export")
+        fine_tune(settings(folder, run, **changes))
+        assert equal(load_file(run / "export/last/model.safetensors"), expected)
+        shutil.rmtree(run / f"checkpoints/checkpoint-{step}")
+
+
 @pytest.mark.parametrize("name", ["qwen2_vl", "idefics3"])
 def test_captions_do_not_depend_on_the_batch(folder: Path, name: str) -> None:
     rows: list[Row] = [

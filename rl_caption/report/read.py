@@ -35,7 +35,7 @@ class _Alarm(TypedDict):
 CONFIG_KEYS = {
     "reward.normalize": str,
     "reward.terms": dict[str, _Term],
-    "eval.split": str,
+    "eval.split": str | None,
     "train.max_steps": int | None,
     "data": dict[str, Any],
     "task": str,
@@ -45,6 +45,7 @@ ENV_KEYS = {"versions": dict[str, str | None], "command": list[str]}
 STATE_KEYS = {
     "metric": str,
     "best_step": int | None,
+    "step": int,
     "stopped": str | None,
     "signature": str,
     "notes.hacking.first_alarm": _Alarm | None,
@@ -133,8 +134,8 @@ class RunFolder:
 
     @property
     def last_step(self) -> int:
-        """Newest step that was logged; 0 where none was."""
-        return max((line["step"] for line in self.lines), default=0)
+        """Newest step that was logged, or the one at which ``grpo_vlm`` ended; 0 where there is none."""
+        return max((line["step"] for line in [self.state, *self.lines] if "step" in line), default=0)
 
     @property
     def watched(self) -> bool:

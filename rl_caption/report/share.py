@@ -97,8 +97,9 @@ def find_export(path: Path) -> tuple[Path, Path | None]:
     """
     if not path.is_dir():
         raise ReportError(f"{path} is not a folder: name the folder of a run, or its export/best")
-    if (path / "export" / "best").is_dir():
-        return path / "export" / "best", path
+    for name in ("best", "last"):  # the latter of grpo_vlm
+        if (path / "export" / name).is_dir():
+            return path / "export" / name, path
     if not any((path / name).is_file() for name in ("config.json", "open_clip_config.json")):
         raise ReportError(
             f"{path} has neither export/best, which the first validation of a run writes, nor a config.json: name the "
@@ -274,7 +275,8 @@ def _front_matter(
     name: str, export: Export, run: RunFolder | None, evaluation: EvaluationFolder | None, licence: str | None
 ) -> ModelCardData:
     tags = ["rl-caption", "image-captioning" if export.is_captioner else "image-caption-scoring"]
-    tags += ["self-critical-sequence-training", "reinforcement-learning"] * (run is not None and bool(run.terms))
+    if run is not None and run.terms:
+        tags += ["reinforcement-learning", *["self-critical-sequence-training"] * ("trainer" not in run.config)]
     start = None if run is None else _start(run)
     scores = [] if evaluation is None else _captioning_scores(evaluation)
     dataset = None if evaluation is None else _dataset(evaluation.settings)
@@ -340,6 +342,8 @@ def _about(export: Export, run: RunFolder | None) -> str:
 
 def _chosen(run: RunFolder) -> str:
     metric, step = run.state.get("metric"), run.state.get("best_step")
+    if "trainer" in run.config:
+        return "the last step"
     if not metric or step is None:
         return "which step it is of was not recorded"
     of = "the start: no step of the training was better" if step == 0 else f"step {step}"

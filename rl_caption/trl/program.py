@@ -22,6 +22,7 @@ from transformers import GenerationConfig, PrinterCallback, TrainerCallback, Tra
 from rewards.base import Reward
 from rewards.mixed import MixedReward
 from rl_caption.captioners.base import Decoding
+from rl_caption.captioners.loading import weights_hash
 from rl_caption.config import checks as config_checks
 from rl_caption.config.build import (
     ConfigError,
@@ -33,6 +34,7 @@ from rl_caption.config.build import (
     usable_split,
 )
 from rl_caption.data.base import COLUMNS, DataError
+from rl_caption.data.files import write_json
 from rl_caption.data.loader import micro_batch_size
 from rl_caption.engines import accelerator_kwargs, print_main, usable_precision, use_cpu
 from rl_caption.errors import config_errors, not_installed
@@ -405,6 +407,9 @@ class _Run:
         )
         evaluation = add_judges(evaluation, rows, captions, self.judges)
         write_evaluation(evaluation, captions, self.folder / "eval" / name)
+        model: str | Path = self.folder / "export" / "last" if name == self.split else self.config.model.name
+        settings = {"data": dataclasses.asdict(self.config.data), "split": self.split, "weights": weights_hash(model)}
+        write_json(self.folder / "eval" / name / "settings.json", settings)
         return evaluation
 
 

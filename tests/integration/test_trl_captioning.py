@@ -21,6 +21,8 @@ from rewards.registry import build
 from rl_caption.cli.main import main, parse
 from rl_caption.data.base import DataError, Row, load_image
 from rl_caption.errors import ConfigError
+from rl_caption.report.read import ReportError, read_run
+from rl_caption.report.share import share
 from rl_caption.training.checkpoint import CheckpointError
 from rl_caption.trl import rows
 from rl_caption.trl.config import GrpoVlmConfig, VlmConfig
@@ -126,6 +128,12 @@ def test_grpo_with_lora_trains_exports_and_is_judged(folder: Path, tmp_path: Pat
     assert [row["image_id"] for row in predictions] == [4, 5]
     assert "CIDEr" in json.loads((run / "eval/test/scores.json").read_text())["metrics"]
 
+    share(run, out=tmp_path / "shared", evaluation=run / "eval/test")
+    card = (tmp_path / "shared/README.md").read_text()
+    assert all(part in card for part in ("GRPO (TRL), 4 steps", "| the last step |", "`test` of `data.jsonl`"))
+    with pytest.raises(ReportError, match="evaluate this model"):
+        share(run, out=tmp_path / "start", evaluation=run / "eval/test-before")
+
     after, changed = load_file(run / "export/last/model.safetensors"), moved(folder / "qwen2_vl", run)
     assert changed
     assert all("visual" not in name and re.search(r"(proj)\.weight$", name) for name in changed)
@@ -216,6 +224,7 @@ def test_all_weights_are_resumed_where_files_have_other_names_for_them(folder: P
         fine_tune(settings(folder, run, **changes))
         assert equal(load_file(run / "export/last/model.safetensors"), expected)
         shutil.rmtree(run / f"checkpoints/checkpoint-{step}")
+    assert read_run(run).last_step == 3, "without an evaluation, too"
 
 
 @pytest.mark.parametrize("name", ["qwen2_vl", "idefics3"])

@@ -70,6 +70,7 @@ def parse(kind: type[Config], arguments: Sequence[str], program: str, checked: b
         if file is not None:
             values = read_mapping(find_config(file))
             _refuse_values(values, kind, file)
+            _drop_replaced(values, kind, words)
             words = [f"--config={json.dumps(values, ensure_ascii=False)}", *words[1 if "=" in words[0] else 2 :]]
         namespace = parser.parse_args(_with_merged_dictionaries(kind, parser, words))
     except (ArgumentError, ConfigFileError, OSError) as error:
@@ -155,6 +156,18 @@ def _switched_on(arguments: Sequence[str], option: str) -> list[str]:
     return [f"{option}=true" if word == option and after.startswith("--") else word for word, after in followed]
 
 
+def _drop_replaced(values: dict[str, Any], kind: type[Any], arguments: Sequence[str]) -> None:
+    """Take from a file's values each table (``--reward.terms``) or list (``--select``) that the command line gives.
+
+    The parser would fill what an item leaves out with the options of the file's item of the same name, or place.
+    """
+    for word in arguments:
+        *path, key = word.partition("=")[0][2:].split(".")
+        item: Any = (get_args(_type_at(kind, [*path, key])) or (None,))[-1]
+        if word.startswith("--") and is_dataclass(item) and isinstance(section := value_at(values, path), dict):
+            section.pop(key, None)
+
+
 def _with_merged_dictionaries(kind: type[Any], parser: Any, arguments: Sequence[str]) -> list[str]:
     """Replace ``--SECTION.kwargs.KEY VALUE`` by ``--SECTION.kwargs`` with all of its keys.
 
@@ -202,12 +215,15 @@ def _argument(text: str) -> Any:
 
 def _dictionary_depth(kind: Any, keys: Sequence[str]) -> int | None:
     """How many parts of a dotted key of ``kind`` lead to a dictionary of free arguments (``kwargs``)."""
-    for depth, key in enumerate(keys, 1):
+    return next((depth for depth in range(1, len(keys) + 1) if _type_at(kind, keys[:depth]) is dict), None)
+
+
+def _type_at(kind: Any, keys: Sequence[str]) -> Any:
+    """The type at a dotted key of ``kind``, which is not null; None where there is no such key."""
+    for key in keys:
         inner = get_type_hints(kind).get(key) if is_dataclass(kind) else (get_args(kind) or (None,))[-1]
         kind = get_args(inner)[0] if NoneType in get_args(inner) else inner  # X | None
-        if kind is dict:
-            return depth
-    return None
+    return kind
 
 
 # --- YAML -------------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import pytest
 from rl_caption.ablation.config import AblateConfig, AlphaConfig
 from rl_caption.cli.configuration import parse, with_lists
 from rl_caption.cli.main import PROGRAMS, main, scst
+from rl_caption.config.programs import CurateConfig, Selection
 from rl_caption.config.schema import EvaluateConfig, JudgeConfig, RewardTerm, ScstConfig
 from rl_caption.programs import train as programs
 from rl_caption.reward_models import checks, program
@@ -60,6 +61,14 @@ def test_a_term_without_options_has_their_defaults(tmp_path: Path) -> None:
     grid = ["--alpha={values: [0, 1], terms: {bleu: {}}, against: {cider: {}}}"]
     alpha = parse(AblateConfig, grid, "ablate.py", checked=False).alpha
     assert alpha == AlphaConfig([0, 1], {"bleu": RewardTerm()}, {"cider": RewardTerm()})
+
+
+def test_items_on_the_command_line_take_no_options_from_the_file(file: str, tmp_path: Path) -> None:
+    for words in (["--reward.terms={rouge_l: {}}"], ["--reward.terms", "{rouge_l: {}}"]):
+        assert parse(ScstConfig, ["--config", file, *words], "scst.py").reward.terms == {"rouge_l": RewardTerm()}
+    (tmp_path / "c.yaml").write_text("data: D\nselect: [{score: clip, top: 0.5}]")
+    words = ["--config", str(tmp_path / "c.yaml"), "--select", "[{score: clip, min: 0.2}]"]
+    assert parse(CurateConfig, words, "curate.py", checked=False).select == [Selection("clip", min=0.2)]
 
 
 def test_a_bare_switch_is_true_and_words_after_an_option_are_its_list() -> None:

@@ -54,19 +54,15 @@ def checked_splits(
     ``needs`` is what every row must have (``check_data``).
     """
     with accelerator.main_process_first():  # the others then find the verdicts in the cache
-        try:
-            report = check_data(
-                data,
-                splits,
-                on_bad=config.on_bad,
-                check_pixels=config.check_images,
-                check_images=config.features_root is None,
-                cache=cache,
-                needs=needs,
-            )
-        except DataError as error:
-            hint = "\nOr leave them out: data.on_bad skip" if config.on_bad == "fail" else ""
-            raise DataError(f"{error}{hint}") from error
+        report = check_data(
+            data,
+            splits,
+            on_bad=config.on_bad,
+            check_pixels=config.check_images,
+            check_images=config.features_root is None,
+            cache=cache,
+            needs=needs,
+        )
     print_main(accelerator, str(report))
     filtered = report.filtered(data)
     return {split: filtered.split(split) for split in splits}

@@ -162,12 +162,18 @@ def _score_captions(
         return _Scorer(config, images, chosen, judges).score(chosen, _name(config)), chosen, images
     from accelerate import Accelerator
 
+    from rl_caption.data.features import as_image_features
+    from rl_caption.data.file_checks import check_features
     from rl_caption.engines import accelerator_kwargs
     from rl_caption.launch import check_processes
 
     images = _images(config)
     if not all("features" in row for row in images.rows):
         check_has_images("captioning", images.rows, images.source)
+    else:
+        found = check_features([as_image_features(row["features"], row["image_id"]) for row in images.rows])
+        if wrong := [error for error in found if error is not None]:
+            raise EvaluationError(f"{len(wrong)} of {len(found)} of {images.source} cannot be captioned: {wrong[0]}")
     accelerator = Accelerator(**accelerator_kwargs())
     check_processes(accelerator.num_processes)
     scorer = _Scorer(config, images, images.references, judges) if accelerator.is_main_process else None

@@ -398,6 +398,11 @@ def refuse(*_: Any, **__: Any) -> None:
             EvaluationError,
             r"^captioning looks at images, and 1 of 1 of split 'test' are not there, such as './b\.png'",
         ),
+        (
+            {"predictions": None, "model": "model", "data": DataConfig("jsonl", path="lost.jsonl", features_root=".")},
+            EvaluationError,
+            r"^1 of 1 of split 'test' cannot be captioned: features of image 'b\.png' .*no such file",
+        ),
         ({"metrics": "cider,blue"}, EvaluationError, r"unknown metrics \['blue'\]"),
         ({"tokenizer": "java"}, EvaluationError, "tokenizer 'java' cannot be used"),
         ({"bootstrap": -1}, ConfigError, "bootstrap is -1"),

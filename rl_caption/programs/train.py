@@ -14,7 +14,7 @@ from rewards.mixed import MixedReward
 from rewards.registry import load as load_term
 from rewards.text.cider import CiderD
 from rewards.text.tokenize import untested_texts
-from rl_caption.captioners.base import Captioner, Decoding
+from rl_caption.captioners.base import Captioner
 from rl_caption.captioners.decoding import ReplayedGenerate
 from rl_caption.captioners.loading import weights_hash
 from rl_caption.config.build import (
@@ -95,54 +95,27 @@ def train_scst(config: ScstConfig) -> TrainState:
     """
     if config.model.init is None:
         raise ConfigError("model.init is not set: name a captioner that was trained by cross-entropy")
-    train, rollout = config.train, config.rollout
-    advantage = build_advantage(train.advantage, train.advantage_kwargs)
-    objective_of = partial(build_objective, train.objective, train.objective_kwargs, train.loss_reduction)
-    objective, decoding = objective_of(train.kl_coef), build_decoding(config)
+    rollout, targets = config.rollout, config.rollout.max_new_tokens if config.train.xe_weight else None
     with setup(config) as context:
-        accelerator = context.accelerator
         _check_cuda_graph(context, rollout.cuda_graph)
         captioner = _captioner(context, config.model, "rollout.max_new_tokens", rollout.max_new_tokens)
         reward, monitor = _reward_and_monitor(config, context)
         metric = selecting_metric(config.monitor, reward.rewards, monitor.judges)
-        if context.checkpoint is None and len(reward.rewards) > 1 and accelerator.is_main_process:
-            _print_scales(context, captioner, decoding, reward, train.seed)
-        # Before the weights of a checkpoint are loaded: the policy that the run started from.
-        compares = getattr(objective, "needs_reference", False) or train.kl_target is not None
-        ref_policy = _frozen_copy(captioner, context) if compares or config.monitor.kl else None
+        task = _self_critical_task(config, context, captioner, reward, monitor.notes)
+        if context.checkpoint is None and len(reward.rewards) > 1 and context.accelerator.is_main_process:
+            _print_scales(context, task)
         scorer = _scorer(metric, monitor)
         by = f"tokenizer {config.data.tokenizer}" if scorer is None else scorer.signature
         signature = scst_signature(reward, context.train_rows, config)
         measured = f"{rollout.max_new_tokens} tokens, {by}"
         state = context.start(signature, metric, monitor.notes, measured, captioner.vocabulary())
-        model, optimizer = context.prepare(captioner.policy)
-        task = SelfCriticalTask(
-            accelerator,
-            captioner,
-            model,
-            reward,
-            advantage,
-            decoding,
-            objective,
-            seed=train.seed,
-            dropout=rollout.dropout,
-            ref_policy=ref_policy,
-            xe_weight=train.xe_weight,
-            label_smoothing=train.label_smoothing,
-            generate=ReplayedGenerate(captioner) if rollout.cuda_graph else None,
-            updates_per_rollout=train.updates_per_rollout,
-            weight_schedules={name: term.schedule for name, term in config.reward.terms.items() if term.schedule},
-            temperature_schedule=rollout.temperature_schedule or (),
-        )
-        if train.kl_target is not None:
-            task.adaptive_kl = AdaptiveKl(objective_of, train.kl_coef, train.kl_target, train.kl_horizon, monitor.notes)
-        targets = rollout.max_new_tokens if train.xe_weight else None
+        task.model, optimizer = context.prepare(captioner.policy)
         state = Trainer(
             context,
             task,
-            model,
+            task.model,
             optimizer,
-            Collate(captioner, targets, augmentations=config.data.augment, seed=train.seed),
+            Collate(captioner, targets, augmentations=config.data.augment, seed=config.train.seed),
             state,
             validate=CaptionValidator(context, captioner, rollout.max_new_tokens, monitor),
             export=partial(captioner.save_pretrained, captioner.policy),
@@ -151,6 +124,41 @@ def train_scst(config: ScstConfig) -> TrainState:
         if config.report:
             _write_report(context)
         return state
+
+
+def _self_critical_task(
+    config: ScstConfig, context: Context, captioner: Captioner, reward: MixedReward, notes: dict[str, Any]
+) -> SelfCriticalTask:
+    """The task, whose model is still to be prepared; ``notes`` are saved with the run.
+
+    Made before the weights of a checkpoint are loaded: a reference policy is the one that the run started from.
+    """
+    train, rollout = config.train, config.rollout
+    objective_of = partial(build_objective, train.objective, train.objective_kwargs, train.loss_reduction)
+    objective = objective_of(train.kl_coef)
+    adaptive_kl: AdaptiveKl | None = None
+    if train.kl_target is not None:
+        adaptive_kl = AdaptiveKl(objective_of, train.kl_coef, train.kl_target, train.kl_horizon, notes)
+    compares = getattr(objective, "needs_reference", False) or adaptive_kl is not None or config.monitor.kl
+    return SelfCriticalTask(
+        context.accelerator,
+        captioner,
+        captioner.policy,
+        reward,
+        build_advantage(train.advantage, train.advantage_kwargs),
+        build_decoding(config),
+        objective,
+        seed=train.seed,
+        dropout=rollout.dropout,
+        ref_policy=_frozen_copy(captioner, context) if compares else None,
+        xe_weight=train.xe_weight,
+        label_smoothing=train.label_smoothing,
+        generate=ReplayedGenerate(captioner) if rollout.cuda_graph else None,
+        updates_per_rollout=train.updates_per_rollout,
+        weight_schedules={name: term.schedule for name, term in config.reward.terms.items() if term.schedule},
+        temperature_schedule=rollout.temperature_schedule or (),
+        adaptive_kl=adaptive_kl,
+    )
 
 
 def _reward_and_monitor(config: ScstConfig, context: Context) -> tuple[MixedReward, HackingMonitor]:
@@ -172,10 +180,12 @@ def _write_report(context: Context) -> None:
         print_main(context.accelerator, f"report: {page}" if page else "no report")
 
 
-def _print_scales(context: Context, captioner: Captioner, decoding: Decoding, reward: MixedReward, seed: int) -> None:
+def _print_scales(context: Context, task: SelfCriticalTask) -> None:
     """Before the model is prepared for distributed training, so that one process can sample alone."""
-    captions = partial(sample_scores, captioner, decoding, seed, context.accelerator, context.micro_batch_size)
-    print_main(context.accelerator, "reward: " + "\n".join(scale_report(reward, context.train_rows, captions)))
+    captions = partial(
+        sample_scores, task.captioner, task.decoding, task.seed, context.accelerator, context.micro_batch_size
+    )
+    print_main(context.accelerator, "reward: " + "\n".join(scale_report(task.reward, context.train_rows, captions)))
 
 
 def scst_signature(reward: MixedReward, rows: Sequence[Row], config: ScstConfig) -> str:

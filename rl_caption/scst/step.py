@@ -30,6 +30,22 @@ from rl_caption.types import CaptionBatch, Rollout, Scores
 
 
 @dataclass
+class MicroBatch:
+    """What a step knows of one of this process's micro-batches; tensors are on its device."""
+
+    batch: CaptionBatch
+    encoded: CaptionBatch
+    """The same with the image encoder's outputs as inputs, where it need not run again."""
+    rollout: Rollout
+    scores: Scores
+    advantages: Tensor
+    old_logprobs: Tensor | None = None
+    """[B, K, L] of the policy that sampled: those of the first update."""
+    ref_logprobs: Tensor | None = None
+    """[B, K, L] of the starting policy, if there is one; computed in the first update, too."""
+
+
+@dataclass
 class SelfCriticalTask:
     """Sample, score, advantages, objective, backward, in ``training_step``.
 
@@ -84,16 +100,18 @@ class SelfCriticalTask:
             scores = score_rollouts(reward, rollouts, batches, self.accelerator)
             scored = time.perf_counter()
             advantages = step_advantages(self.advantage, scores, self.accelerator)
+            device, found = self.accelerator.device, zip(batches, encoded, rollouts, scores, advantages, strict=True)
+            parts = [
+                MicroBatch(batch, states, rollout, score.to(device), advantage.to(device))
+                for batch, states, rollout, score, advantage in found
+            ]
             # Teacher forcing and the objective, a mean over the global batch: its count comes before any backward pass.
-            counts = [self._count(*part) for part in zip(rollouts, scores, advantages, strict=True)]
-            count = global_count(self.accelerator, torch.stack(counts).sum(0))
+            count = global_count(self.accelerator, torch.stack([self._count(part) for part in parts]).sum(0))
             targets = target_count(self.accelerator, batches) if self.xe_weight else None
-            frozen: dict[int, tuple[Tensor, Tensor | None]] = {}
             for update in range(self.updates_per_rollout):
-                parts = list(zip(batches, encoded, rollouts, scores, advantages, strict=True))
-                losses = [partial(self._policy_loss, *part, count, frozen, i, log) for i, part in enumerate(parts)]
+                losses = [partial(self._policy_loss, part, count, log) for part in parts]
                 if targets is not None:
-                    losses += [partial(self._xe_loss, *part[:2], targets, log) for part in parts]
+                    losses += [partial(self._xe_loss, part, targets, log) for part in parts]
                 loss = backward_all(self.accelerator, self.model, losses)
                 log.add_sum("loss/total", loss, 1 / self.accelerator.num_processes)
                 log.add("time/update", time.perf_counter() - scored)
@@ -104,8 +122,8 @@ class SelfCriticalTask:
                     if self.adaptive_kl is not None:
                         self._adapt_kl(self.adaptive_kl, rollouts, log)
                 yield log
-                # The weights are others now.
-                encoded = list(map(_without_graph, batches, encoded))
+                for part in parts:  # the weights are others now
+                    part.encoded = _without_graph(part)
                 log, scored = Averages(), time.perf_counter()
 
     def _encode(self, batch: CaptionBatch, with_gradient: bool) -> CaptionBatch:
@@ -141,41 +159,25 @@ class SelfCriticalTask:
             return sample_captions(self.captioner, policy, batch, decoding, self.seed, step, self.generate)
 
     @torch.no_grad()
-    def _count(self, rollout: Rollout, scores: Scores, advantages: Tensor) -> Tensor:
+    def _count(self, part: MicroBatch) -> Tensor:
         """What the objective divides by, asked before there are log-probabilities: a scalar or [T]."""
-        mask = rollout.mask
+        mask = part.rollout.mask
         zeros = torch.zeros(mask.shape, device=mask.device)
         reference = None if self.ref_policy is None else zeros
-        return self.objective(zeros, zeros, reference, mask, scores.to(mask.device), advantages.to(mask.device))[1]
+        return self.objective(zeros, zeros, reference, mask, part.scores, part.advantages)[1]
 
-    def _policy_loss(
-        self,
-        batch: CaptionBatch,
-        encoded: CaptionBatch,
-        rollout: Rollout,
-        scores: Scores,
-        advantages: Tensor,
-        count: Tensor,
-        frozen: dict[int, tuple[Tensor, Tensor | None]],
-        index: int,
-        log: Averages,
-    ) -> Tensor:
-        """This micro-batch's part of the objective's mean over the global batch; a scalar.
-
-        ``frozen`` has the log-probabilities of micro-batch ``index`` under the policy that sampled and the reference.
-        The first update fills it: the policy that sampled is that of its own.
-        """
-        mask = rollout.mask
-        logprobs, entropy = self._token_logprobs(self.model, encoded, rollout)
+    def _policy_loss(self, part: MicroBatch, count: Tensor, log: Averages) -> Tensor:
+        """This micro-batch's part of the objective's mean over the global batch; a scalar."""
+        mask = part.rollout.mask
+        logprobs, entropy = self._token_logprobs(self.model, part.encoded, part.rollout)
         log.add("policy/entropy", entropy)
-        if index not in frozen:
-            frozen[index] = logprobs.detach(), self._ref_logprobs(_without_graph(batch, encoded), rollout)
-        old_logprobs, reference = frozen[index]
+        if part.old_logprobs is None:
+            part.old_logprobs = logprobs.detach()
+            part.ref_logprobs = self._ref_logprobs(_without_graph(part), part.rollout)
+        reference = part.ref_logprobs
         if reference is not None:
             log.add("policy/kl", kl_to_reference(logprobs.detach()[mask], reference[mask]))
-        total, _, metrics = self.objective(
-            logprobs, old_logprobs, reference, mask, scores.to(mask.device), advantages.to(mask.device)
-        )
+        total, _, metrics = self.objective(logprobs, part.old_logprobs, reference, mask, part.scores, part.advantages)
         for name, (value, number) in metrics.items():
             log.add_sum(name, float(value), float(number))
         return (total / count).sum()
@@ -197,11 +199,11 @@ class SelfCriticalTask:
         with torch.no_grad(), autocast(self.accelerator):
             return self._token_logprobs(self.ref_policy, batch, rollout)[0]
 
-    def _xe_loss(self, batch: CaptionBatch, encoded: CaptionBatch, targets: Tensor, log: Averages) -> Tensor:
-        batch = _without_graph(batch, encoded)
+    def _xe_loss(self, part: MicroBatch, targets: Tensor, log: Averages) -> Tensor:
+        batch = _without_graph(part)
         return self.xe_weight * xe_loss(self.captioner, self.model, batch, targets, self.label_smoothing, log)
 
 
-def _without_graph(batch: CaptionBatch, encoded: CaptionBatch) -> CaptionBatch:
+def _without_graph(part: MicroBatch) -> CaptionBatch:
     """The images for a second pass: their states, unless those have a graph, which lasts for one backward pass."""
-    return batch if any(tensor.requires_grad for tensor in encoded.inputs.values()) else encoded
+    return part.batch if any(tensor.requires_grad for tensor in part.encoded.inputs.values()) else part.encoded

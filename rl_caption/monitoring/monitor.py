@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from rewards.base import Reward, RewardError, checked_scores
+from rewards.base import Reward, RewardError, checked_scores, naming
 from rewards.mixed import MixedReward, moments
 from rl_caption.data.base import Row, reward_inputs
 from rl_caption.monitoring.rule import (
@@ -30,9 +30,10 @@ class HackingMonitor:
     """Judges validation captions, compares them with the starting policy's, and raises the alarm.
 
     ``judges`` are rewards that are not in ``reward``, ``references`` the ``reference_statistics`` of the validation
-    images; with ``stop`` an alarm ends the run. ``notes`` are saved with the run: ``hacking`` -> ``start`` (findings of
-    the starting policy and their step), ``peaks`` (the judges' best validations), ``first_alarm`` (step and evidence),
-    ``signs`` (those of the newest warning).
+    images; with ``stop`` an alarm ends the run. ``validation`` says which images are captioned, and how; another one
+    starts the comparison anew. ``notes`` are saved with the run: ``hacking`` -> ``start`` (findings of the starting
+    policy and their step), ``peaks`` (the judges' best validations), ``first_alarm`` (step and evidence), ``signs``
+    (those of the newest warning).
     """
 
     reward: MixedReward
@@ -40,6 +41,7 @@ class HackingMonitor:
     references: Mapping[str, float]
     thresholds: Thresholds = field(default_factory=Thresholds)
     stop: bool = False
+    validation: str = ""
     notes: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -73,13 +75,11 @@ class HackingMonitor:
         terms = self.reward.terms(prompts, captions, **columns)
         judges = {}
         for name, judge in self.judges.items():
-            try:
+            with naming(f"judge {name!r}", (RewardError,), RewardError):
                 scores = checked_scores(judge, judge(prompts, list(captions), **columns), len(captions))
-            except RewardError as error:
-                raise RewardError(f"judge {name!r}: {error}") from error
             judges[name] = [round(score, DIGITS) for score in scores]
         memory = self.notes.setdefault("hacking", {})
-        is_start = not self._comparable(memory.get("start"), len(rows))
+        is_start = memory.get("start", {}).get("signatures") != self._signatures
         if is_start:
             start = {"step": step, "signatures": self._signatures, "scales": self._scales(terms)}
             memory |= {"start": start, "peaks": {}, "signs": []}
@@ -102,23 +102,17 @@ class HackingMonitor:
                 evidence |= policy_signs(policy, start.get("policy", {}), self.thresholds)
         elif step > 0:
             messages.append(
-                "monitor: the checkpoint knows nothing of the starting policy under this reward and these judges; "
-                f"captions are compared with those of step {step} instead"
+                "monitor: the checkpoint knows nothing of the starting policy under this reward, these judges and this "
+                f"validation; captions are compared with those of step {step} instead"
             )
         warnings, stop = self._alarm(step, now, evidence)
         return Validation(self._metrics(now, means, evidence), messages + warnings, stop), now
-
-    def _comparable(self, start: Mapping[str, Any] | None, count: int) -> bool:
-        """Whether there is a start, of the same reward, judges and number of images."""
-        if start is None or start.get("signatures") != self._signatures:
-            return False
-        return all(len(scores) == count for scores in start["findings"]["judges"].values())
 
     @property
     def _signatures(self) -> dict[str, str]:
         """What the numbers depend on; the reward's has its weights and normalisation."""
         judges = {f"judge/{name}": judge.signature for name, judge in self.judges.items()}
-        return {"reward": self.reward.signature} | judges
+        return {"validation": self.validation, "reward": self.reward.signature} | judges
 
     def _scales(self, terms: Mapping[str, Sequence[float]]) -> dict[str, float]:
         """What a term's mean is divided by: 1 or, of z-scored terms, the starting captions' standard deviation."""

@@ -166,7 +166,8 @@ def _reward_and_monitor(config: ScstConfig, context: Context) -> tuple[MixedRewa
     with context.accelerator.main_process_first():
         references = references_of(context.train_rows)
         reward = build_reward(config.reward, references, context.folder, config.data.tokenizer)
-    monitor = _monitor(config.monitor, reward, context)
+    validation = f"{context.validation}, {config.rollout.max_new_tokens} tokens"
+    monitor = _monitor(config.monitor, reward, context, validation)
     _check_images(context, reward, monitor)
     return reward, monitor
 
@@ -290,12 +291,12 @@ def _captioner(context: Context, model: ModelConfig, key: str, max_tokens: int) 
     return captioner
 
 
-def _monitor(config: MonitorConfig, reward: MixedReward, context: Context) -> HackingMonitor:
+def _monitor(config: MonitorConfig, reward: MixedReward, context: Context, validation: str) -> HackingMonitor:
     references, tokenizer = references_of(context.val_rows), context.config.data.tokenizer
     with context.accelerator.main_process_first():
         judges = build_judges(config.judges, reward, references, tokenizer=tokenizer)
     usual = reference_statistics(references, tokenizer)
-    monitor = HackingMonitor(reward, judges, usual, config.thresholds, config.stop)
+    monitor = HackingMonitor(reward, judges, usual, config.thresholds, config.stop, validation)
     print_main(context.accelerator, monitor.description)
     warning = few_images(len(references), config.thresholds) if judges else None
     if warning is not None:

@@ -89,6 +89,12 @@ class Context:
         return self.config.train.max_steps or self.steps_of(self.config.train.epochs)
 
     @property
+    def validation(self) -> str:
+        """What validations depend on, besides the model and its longest caption."""
+        options = {key: value for key, value in vars(self.config.eval).items() if key not in NOT_MEASURED}
+        return ", ".join((f"{len(self.val_rows)} images", *(f"{key} {value}" for key, value in options.items())))
+
+    @property
     def signature_of(self) -> str:
         """What a run's signature describes, for messages."""
         return "teacher" if isinstance(self.config, RewardModelConfig) else "reward"
@@ -133,9 +139,7 @@ class Context:
         notes.update(state.notes)
         state.notes = notes
         if state.global_step < self.max_steps and state.stopped is None:  # the choice of a finished run stays
-            options = {key: value for key, value in vars(self.config.eval).items() if key not in NOT_MEASURED}
-            known = (f"{len(self.val_rows)} images", *(f"{key} {value}" for key, value in options.items()), measured)
-            measured = ", ".join(filter(None, known))
+            measured = ", ".join(filter(None, (self.validation, measured)))
             if state.metric not in ("", metric):
                 reason = f"in place of {state.metric}"
             elif state.measured not in ("", measured):

@@ -363,13 +363,14 @@ COUNTED = [cider_of(corpus) for corpus in (CORPUS, CORPUS, [*CORPUS, ["a red dog
         WEIGHED,  # twice the weight would look like a rise, half of it would silence the alarm
         [(MixedReward({"cider": (cider, 1.0)}), {}) for cider in COUNTED],
         [(mixed("repetition"), {"cider": cider}) for cider in COUNTED],
+        [(mixed("cider"), {}, split) for split in ("val", "val", "test")],
     ],
-    ids=["weights", "document frequencies", "document frequencies of a judge"],
+    ids=["weights", "document frequencies", "document frequencies of a judge", "validation"],
 )
 def test_rewards_and_judges_with_other_numbers_are_not_compared(runs: Any) -> None:
     notes: dict[str, Any] = {}
-    for step, (reward, judges) in enumerate(runs):
-        watch = HackingMonitor(reward, judges, reference_statistics(CORPUS), notes=notes)
+    for step, (reward, judges, *how) in enumerate(runs):
+        watch = HackingMonitor(reward, judges, reference_statistics(CORPUS), Thresholds(), False, *how, notes=notes)
         assert bool(inspected(watch, step).messages) == (step == 2)
     assert notes["hacking"]["start"]["step"] == 2
 

@@ -388,9 +388,9 @@ def torch_optimizer(optimizer: Any) -> torch.optim.Optimizer:
 
 
 def global_count(accelerator: Accelerator, local_count: Tensor) -> Tensor:
-    """Sum of a count over all processes, at least 1; of the same shape. All-reduces."""
-    count = local_count.to(accelerator.device, torch.float32)
-    return accelerator.reduce(count, reduction="sum").clamp(min=1)
+    """Sum of a count over all processes, 1 in place of 0; of the same shape. All-reduces."""
+    count = accelerator.reduce(local_count.to(accelerator.device, torch.float32), reduction="sum")
+    return torch.where(count == 0, 1, count)
 
 
 @contextmanager

@@ -82,6 +82,15 @@ def test_without_a_clip_it_is_reinforce() -> None:
     assert_equal_gradients(found, expected)
 
 
+@pytest.mark.parametrize("total", [0.25, 8.0])
+def test_the_count_may_be_any_total_of_weights(total: float) -> None:
+    captioner, found = tiny_captioner(), []
+    for count in (torch.tensor(1.0), torch.tensor(total)):
+        task = scst_task(captioner, objective=lambda *given, count=count: (-given[0].sum(), count, {}))
+        found.append(gradient(captioner, task, batches_of(captioner, 4, 4)))
+    assert_equal_gradients(found[0], {name: total * value for name, value in found[1].items()}, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("name", "kwargs", "shared", "part"),
     [

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -70,6 +70,8 @@ class Prefixes:
         return torch.cat([before, self.tokens.unsqueeze(1)], dim=1)
 
 
+Finished: TypeAlias = list[tuple[float, list[int]]]
+"""Captions that have ended, of a group of beams or of an image: score and token ids."""
 NextLogits = Callable[[Prefixes | None], Tensor]
 """From M prefixes to logits of their next tokens [M, V]; from None, the empty prefix of every image, to [B, V]."""
 
@@ -267,7 +269,7 @@ def beam_search(captioner: Captioner, next_logits: NextLogits, images: int, deco
     """
     width, groups, limit = decoding.num_beams, decoding.num_beam_groups, decoding.max_new_tokens
     own, penalty, processors = width // groups, decoding.length_penalty, constraints(captioner, decoding)
-    finished: list[list[list[tuple[float, list[int]]]]] = [[[] for _ in range(groups)] for _ in range(images)]
+    finished: list[list[Finished]] = [[[] for _ in range(groups)] for _ in range(images)]
     logits = next_logits(None).repeat_interleave(width, 0)
     device = logits.device
     active = torch.arange(images, device=device)  # images that are not done
@@ -318,7 +320,7 @@ def _extend_groups(
     scores: Tensor,
     prefixes: Tensor,
     going: Tensor,
-    finished: Sequence[Sequence[list[tuple[float, list[int]]]]],
+    finished: Sequence[Sequence[Finished]],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Extend the prefixes of A images by one token: scores, parents and tokens [A, G, W / G] of those that go on.
 
@@ -357,24 +359,22 @@ def _best_extensions(scores: Tensor, logprobs: Tensor) -> tuple[Tensor, Tensor, 
     return best.masked_fill(best < FORBIDDEN_LOGIT / 2, -torch.inf), index // vocabulary, index % vocabulary
 
 
-def _best(captions: list[tuple[float, list[int]]], count: int) -> list[tuple[float, list[int]]]:
+def _best(captions: Finished, count: int) -> Finished:
     """The ``count`` captions with the highest scores, best first; of equal ones, the first."""
     return sorted(captions, key=lambda item: -item[0])[:count]
 
 
-def _is_done(finished: list[tuple[float, list[int]]], count: int, score: float) -> bool:
+def _is_done(finished: Finished, count: int, score: float) -> bool:
     """Whether there are ``count`` captions at least as good as ``score``; only the best so many stay in the list."""
     finished[:] = _best(finished, count)
     return len(finished) == count and finished[-1][0] >= score
 
 
-def _n_best(
-    finished: list[list[tuple[float, list[int]]]], count: int, captioner: Captioner, device: torch.device
-) -> Generated:
-    """The best ``count`` captions of each image, best first."""
-    best = [_best(captions, count) for captions in finished]
-    best = [[(score, ids if score > -torch.inf else []) for score, ids in captions] for captions in best]
-    best = [captions + [(-torch.inf, [])] * (count - len(captions)) for captions in best]
+def _n_best(finished: Sequence[Finished], count: int, captioner: Captioner, device: torch.device) -> Generated:
+    """The best ``count`` captions of each image, best first; without a token where there are fewer."""
+    found = [[caption for caption in captions if caption[0] > -torch.inf] for captions in finished]
+    nothing: Finished = [(-torch.inf, [])] * count
+    best = [_best(captions + nothing, count) for captions in found]
     flat = [torch.tensor(ids, dtype=torch.long) for captions in best for _, ids in captions]
     padded = nn.utils.rnn.pad_sequence(flat, batch_first=True, padding_value=captioner.pad_token_id)
     scores = torch.tensor([[score for score, _ in captions] for captions in best], device=device)

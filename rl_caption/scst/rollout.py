@@ -121,15 +121,13 @@ def score_rollouts(
     result = []
     for terms, samples, rollout in zip(scored, sampled, rollouts, strict=True):
         images, per_image = rollout.mask.shape[:2]
-        greedy = rollout.greedy_texts
-        count = images * per_image + (len(greedy) if greedy is not None else 0)
         if reward.normalize == "per_group":
             totals = _totals_per_group(reward, terms, images, per_image)
         else:
             totals = reward.combine(terms, of)
-        total = torch.tensor(checked_scores(reward, totals, count))
-        greedy_scores = total[images * per_image :] if greedy is not None else None
-        result.append(Scores(total[: images * per_image].view(images, per_image), greedy_scores, samples))
+        total = torch.tensor(checked_scores(reward, totals, len(totals)))
+        greedy = total[images * per_image :] if rollout.greedy_texts is not None else None
+        result.append(Scores(total[: images * per_image].view(images, per_image), greedy, samples))
     return result
 
 

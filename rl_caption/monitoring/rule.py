@@ -232,9 +232,9 @@ def needed_errors(errors: float, images: int) -> float:
         return errors
     if images < 2:
         return math.inf
-    from scipy.stats import t  # a second to import
+    from scipy.special import stdtrit  # scipy.stats is slow to import
 
-    return float(t.isf(statistics.NormalDist().cdf(-errors), images - 1))
+    return -float(stdtrit(images - 1, statistics.NormalDist().cdf(-errors)))
 
 
 def few_images(images: int, thresholds: Thresholds) -> str | None:

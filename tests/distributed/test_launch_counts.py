@@ -1,4 +1,4 @@
-"""Real launchers: two processes train together or the job stops, and the shipped configuration files do what they say.
+"""Real launchers: two processes train together, or the job stops.
 
 Each test starts a ten-line program that adds one number per process, on the CPU.
 """
@@ -51,11 +51,10 @@ def start(launcher: list[str], tmp_path: Path, way: str, **variables: str) -> su
 @pytest.mark.parametrize(
     ("launcher", "way", "variables"),
     [
-        ([*ACCELERATE, "--config_file", str(REPOSITORY / "configs/accelerate/cpu2.yaml")], "prepared", {}),
         ([*ACCELERATE, *ADVISED.split()], "bare", {"ACCELERATE_USE_CPU": "true"}),
         (TORCHRUN, "prepared", {}),
     ],
-    ids=["shipped configuration", "advised command, of a program that knows nothing of this package", "torchrun"],
+    ids=["advised command, of a program that knows nothing of this package", "torchrun"],
 )
 def test_two_processes_train(launcher: list[str], way: str, variables: dict[str, str], tmp_path: Path) -> None:
     done = start(launcher, tmp_path, way, **variables)

@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import is_dataclass
+from functools import cache
 from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -33,6 +34,7 @@ LAUNCHERS = CONFIGS / "accelerate"
 TRAINING = sorted(path for path in CONFIGS.rglob("*.yaml") if LAUNCHERS not in path.parents)
 
 
+@cache
 def program_of(path: Path) -> type[Any]:
     """The configuration class of a file, told by keys that only one program has."""
     keys = set(yaml.safe_load(path.read_text()))
@@ -56,6 +58,7 @@ def program_of(path: Path) -> type[Any]:
     return XeConfig
 
 
+@cache
 def parsed(path: Path | str) -> Any:
     path = CONFIGS.parent / path
     return parse(program_of(path), ["--config", str(path)], "test")

@@ -163,12 +163,9 @@ def test_unwritable_site_packages_is_named(site: Path, capsys: Any) -> None:
 def test_this_environment_imports_what_the_package_is_built_on() -> None:
     if importlib.util.find_spec("open_clip") is None:
         pytest.skip("the extra `clip` is not installed")
-    code = (
-        "import torchvision, open_clip, timm, transformers\nfrom transformers import AutoImageProcessor, BlipProcessor"
-    )
+    code = """
+        import accelerate.commands.accelerate_cli, torchvision, open_clip, timm, transformers
+        from transformers import AutoImageProcessor, BlipProcessor
+        """
     done = run_python(code)
     assert done.returncode == 0, f"run `python -m rl_caption.torchvision_remedy install`\n{done.stderr}"
-    accelerate = Path(sys.executable).with_name("accelerate")
-    if accelerate.exists():
-        done = subprocess.run([accelerate, "--help"], capture_output=True, text=True, timeout=120, check=False)
-        assert done.returncode == 0, f"run `python -m rl_caption.torchvision_remedy install`\n{done.stderr}"

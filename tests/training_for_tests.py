@@ -24,6 +24,9 @@ from safetensors.torch import load_file
 from torch.distributed.elastic.utils.distributed import get_free_port
 
 from benchmarks import engine_memory
+from rl_caption.cli.configuration import _parser
+from rl_caption.config.reward_models import RewardModelConfig
+from rl_caption.config.schema import ScstConfig, XeConfig
 
 ENGINES = {name: engine_memory.environment(name) for name in engine_memory.ENGINES}
 """What ``accelerate launch --config_file configs/accelerate/deepspeed_NAME.yaml`` puts into the environment."""
@@ -33,15 +36,22 @@ PRELOAD = [
     "rl_caption.programs.train",
     "rl_caption.reward_models.program",
     "open_clip",
-    "rl_caption.errors",
+    "rl_caption.cli.main",
+    "rl_caption.report.program",
     "jsonargparse",
+    "docstring_parser",
     "transformers.generation",
     "transformers.models.auto.modeling_auto",
     "torch._dynamo",
     "deepspeed.runtime.zero.muon.muon_optimizer",
     "deepspeed.runtime.zero.stage3",
+    "deepspeed.runtime.superoffload.superoffload_stage3",
+    "deepspeed.ops.op_builder.all_ops",
+    "tests.hf_models_for_tests",
     "tests.training_for_tests",
 ]
+for kind in (XeConfig, ScstConfig, RewardModelConfig):
+    _parser(kind)  # kept, so that no fork makes its own
 MODEL = {
     "min_count": 1,
     "kwargs": {

@@ -1,9 +1,6 @@
 """A reward from outside: a class in a file of one's own, and its name in the configuration (docs/rewards.md)."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,13 +9,13 @@ import pytest
 
 from rewards.base import Reward, as_texts, checked_scores, required_column
 from rewards.registry import build, describe
+from rl_caption.cli.main import main
 from rl_caption.config.build import build_reward
 from rl_caption.config.schema import RewardConfig, RewardTerm
 from rl_caption.errors import ConfigError
 from tests.training_for_tests import checked_run, lines, run, scst_config, xe_config
 
 NAME = "tests.extensions.test_reward:LengthMatch"
-REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 class LengthMatch:
@@ -79,28 +76,22 @@ def test_a_run_trains_with_it(tmp_path: Path) -> None:
     assert not (other / "checkpoints").exists(), "refused before any step"
 
 
-def test_the_score_script_scores_files_with_it(tmp_path: Path) -> None:
+def test_captions_in_files_are_scored_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     captions, out = tmp_path / "captions.json", tmp_path / "scores.json"
     captions.write_text(json.dumps([{"image_id": "1", "caption": "a dog"}, {"image_id": "2", "caption": "a dog runs"}]))
-    command = [sys.executable, str(REPOSITORY / "scripts" / "score.py"), "--captions", str(captions), "--out", str(out)]
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     name = NAME.replace("LengthMatch", "Closeness")
-
-    def score(**kwargs: Any) -> subprocess.CompletedProcess[str]:
-        given = [*command, "--reward", name, "--kwargs", json.dumps(kwargs)]
-        return subprocess.run(given, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-
-    done = score(words=2)
-    assert done.returncode == 0, done.stderr
+    words = ["--captions", str(captions), "--out", str(out), "--reward", name, "--kwargs"]
+    assert main(["score", *words, '{"words": 2}']) == 0
     assert json.loads(out.read_text()) == {
         "reward": "length_match",
         "signature": "length_match[2,unfinished0]",
         "mean": 0.75,
         "scores": {"1": 1.0, "2": 0.5},
     }
-    refused = score(words=2, unfinished=3)
-    assert refused.returncode == 1
-    assert "unfinished is 3: expected 0 to 1" in refused.stderr
+    with pytest.raises(SystemExit) as ended:
+        main(["score", *words, '{"words": 2, "unfinished": 3}'])
+    assert ended.value.code == 1
+    assert "unfinished is 3: expected 0 to 1" in capsys.readouterr().err
 
 
 def test_it_is_a_reward_like_those_of_the_package() -> None:

@@ -6,7 +6,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Generator, Mapping, Sequence
-from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, CancelledError, ThreadPoolExecutor, wait
 from pathlib import Path
 from queue import SimpleQueue
 from typing import NamedTuple
@@ -64,8 +64,11 @@ def run_jobs(jobs: Sequence[Job], devices: Sequence[str | None] = (None,)) -> Ge
 
     with ThreadPoolExecutor(len(devices)) as pool:
         try:
-            for future in as_completed([pool.submit(run, job) for job in jobs]):
-                yield future.result()
+            waiting = {pool.submit(run, job) for job in jobs}
+            while waiting:  # not for ever: a signal that comes just before the wait is handled after it
+                ended, waiting = wait(waiting, timeout=1.0, return_when=FIRST_COMPLETED)
+                for future in ended:
+                    yield future.result()
         finally:
             with lock:
                 stopped.set()

@@ -9,7 +9,7 @@ import json
 import logging
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -112,7 +112,7 @@ def compare_systems(config: EvaluateConfig) -> str:
     check_same_images(systems[0], systems[1], config.compare)
     files = [Path(path) for path in config.compare]
     stems = [file.with_suffix("") for file in files]
-    names = unique_names(files if stems[0] == stems[1] else stems)
+    names = unique_names(files if stems[0] == stems[1] else stems)  # test.xe and test.rl are two systems
     images = _images(config, systems[0].by)
     captions = [_of_images(system, images, path) for system, path in zip(systems, config.compare, strict=True)]
     scorer = _Scorer(config, images, captions[0])
@@ -338,10 +338,13 @@ def _chair(arguments: Mapping[str, Any], words: str, rows: Sequence[Any], source
 @contextmanager
 def _printed_on_failure(found: Mapping[str, Evaluation]) -> Iterator[None]:
     """Inside the ``with``, what ends the program does not take along what was computed before."""
-    with ExitStack() as failed:
-        failed.callback(lambda: print(format_table(found)) if found else None)
+    is_finished = False
+    try:
         yield
-        failed.pop_all()
+        is_finished = True
+    finally:
+        if found and not is_finished:
+            print(format_table(found))
 
 
 def _report(config: EvaluateConfig, images: _Images) -> None:

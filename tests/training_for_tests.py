@@ -240,9 +240,10 @@ def _child(
     largest_file: int | None = None,
     python_path: str | None = None,
     environment: dict[str, str] | None = None,
+    simulated: bool = False,
 ) -> None:
     """Run the program with a kill armed, NaN in a weight from step ``poison`` on or after step ``spoil``, files
-    limited in size (bytes)."""
+    limited in size (bytes), or on a simulated device."""
     descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
@@ -258,6 +259,10 @@ def _child(
             _break_weights(step, after)
     if largest_file is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
+    if simulated:
+        from tests import simulated_device_for_tests
+
+        simulated_device_for_tests.activate()
     from rl_caption.cli.main import main
 
     sys.exit(main(arguments))

@@ -1,0 +1,167 @@
+"""A device that is not the CPU, on a machine without one: where a GPU would refuse, it refuses.
+
+A tensor of it wraps a CPU tensor, which computes. An operation on tensors of both devices raises, and so does
+``numpy()``; CPU scalars and CPU indices are taken, as on a GPU. Autocast is a no-op. It registers torch's one private
+backend for the rest of the process, so it belongs into a child.
+"""
+
+import importlib
+from typing import Any
+
+import torch
+from accelerate.state import PartialState
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.backend_registration import (
+    _DummyBackendModule,
+    _DummyPrivateUse1Hook,
+    _setup_privateuseone_for_python_backend,
+)
+
+NAME = "simulated"
+INDEXED = ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_")
+COPIES = ("aten::copy_", "aten::_to_copy")
+REWARDS = (
+    "rewards.clip.backbone",
+    "rewards.clip.bottleneck",
+    "rewards.text.frozen_model",
+    "rewards.text.grammar",
+    "rl_caption.reward_models.visual_bottleneck",
+)
+"""The modules whose models go to ``default_device``."""
+
+
+class SimulatedTensor(Tensor):
+    """``inner`` is the CPU tensor."""
+
+    inner: Tensor
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @staticmethod
+    def __new__(cls, inner: Tensor, requires_grad: bool = False) -> "SimulatedTensor":
+        self = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls,
+            inner.shape,
+            strides=inner.stride(),
+            storage_offset=inner.storage_offset(),
+            dtype=inner.dtype,
+            device=torch.device(NAME, 0),
+            requires_grad=requires_grad,
+        )
+        self.inner = inner
+        return self
+
+    @classmethod
+    def __torch_dispatch__(cls, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return compute(operator, args, kwargs or {})
+
+    # What torch refuses subclasses, or asks their storage.
+    def tolist(self) -> Any:
+        return self.inner.tolist()
+
+    def storage(self) -> Any:
+        return self.inner.storage()
+
+    def untyped_storage(self) -> Any:
+        return self.inner.untyped_storage()
+
+    def data_ptr(self) -> int:
+        return self.inner.data_ptr()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        if id(self) not in memo:
+            copy = SimulatedTensor(self.inner.detach().clone(), self.requires_grad)
+            copy._is_param = getattr(self, "_is_param", False)  # type: ignore[attr-defined]
+            memo[id(self)] = copy
+        return memo[id(self)]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return SimulatedTensor, (self.inner, self.requires_grad)
+
+
+class FactoryMode(TorchDispatchMode):
+    """Tensors that are made on the device, and those that move to it."""
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return compute(operator, args, kwargs or {})
+
+
+def simulated(device: Any) -> bool:
+    return isinstance(device, torch.device) and device.type == NAME
+
+
+def compute(operator: Any, args: Any, kwargs: Any) -> Any:
+    """The operation on the CPU tensors inside, wrapped. Raises RuntimeError where tensors are on both devices."""
+    name = operator._schema.name
+    leaves = tree_leaves((args, kwargs))
+    inside = {id(leaf.inner): leaf for leaf in leaves if isinstance(leaf, SimulatedTensor)}
+    if not inside and not any(map(simulated, leaves)):
+        return operator(*args, **kwargs)
+    outside = [leaf for leaf in leaves if isinstance(leaf, Tensor) and not isinstance(leaf, SimulatedTensor)]
+    if name in INDEXED and isinstance(args[0], SimulatedTensor):
+        outside = [leaf for leaf in outside if not any(leaf is index for index in args[1])]
+    if inside and name not in COPIES and any(leaf.ndim for leaf in outside):
+        raise RuntimeError(f"{name}: expected all tensors to be on the same device, found {NAME} and cpu")
+
+    def unwrapped(leaf: Any) -> Any:
+        if isinstance(leaf, SimulatedTensor):
+            return leaf.inner
+        return torch.device("cpu") if simulated(leaf) else leaf
+
+    def wrapped(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        return inside[id(leaf)] if id(leaf) in inside else SimulatedTensor(leaf)  # in place: the same tensor
+
+    options = tree_map(unwrapped, kwargs)
+    target = kwargs.get("device")
+    if name == "aten::_to_copy":
+        options["device"] = torch.device("cpu")  # without it an unchanged tensor would be itself
+    result = operator(*tree_map(unwrapped, args), **options)
+    if name == "aten::copy_":
+        return args[0]
+    if name == "aten::_to_copy" and target is not None and not simulated(target):
+        return result
+    return tree_map(wrapped, result)
+
+
+class _Backend(_DummyBackendModule):
+    """What ``torch.simulated`` is asked."""
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16]
+
+    def get_rng_state(self, device: Any = None) -> Tensor:
+        return torch.get_rng_state()
+
+
+class _Hook(_DummyPrivateUse1Hook):
+    def get_default_generator(self, index: int) -> torch.Generator:
+        return torch.default_generator
+
+
+_LIBRARIES: list[torch.library.Library] = []
+"""Kept: what a library registers ends with it."""
+
+
+def activate() -> None:
+    """Make it this process's device: of Accelerate, and of the models of rewards."""
+    _setup_privateuseone_for_python_backend(NAME, backend_module=_Backend(), hook=_Hook())
+    for namespace, key in (("_", "AutocastPrivateUse1"), ("_", "PrivateUse1"), ("aten", "PrivateUse1")):
+        _LIBRARIES.append(torch.library.Library(namespace, "IMPL", key))
+    autocast, others, aten = _LIBRARIES
+    autocast.fallback(torch.library.fallthrough_kernel)
+    # torch.tensor(values, device=...) is made without the modes.
+    others.fallback(lambda operator, *args, **kwargs: compute(operator, args, kwargs))
+    aten.impl(
+        "empty_strided",
+        lambda size, stride, dtype=None, **_: SimulatedTensor(torch.empty_strided(size, stride, dtype=dtype)),
+    )
+    aten.impl("copy_", lambda to, source, *_: compute(torch.ops.aten.copy_.default, (to, source), {}))
+    aten.impl("_copy_from", lambda source, to, *_: compute(torch.ops.aten.copy_.default, (to, source), {}))
+    torch.__future__.set_swap_module_params_on_conversion(True)  # a parameter that moves stays itself, and tied
+    PartialState.default_device = property(lambda state: torch.device(NAME, 0))
+    for module in REWARDS:
+        importlib.import_module(module).default_device = lambda device: device or f"{NAME}:0"
+    FactoryMode().__enter__()

@@ -77,7 +77,7 @@ class SimulatedTensor(Tensor):
         return memo[id(self)]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return SimulatedTensor, (self.inner, self.requires_grad)
+        return self.inner.__reduce_ex__(protocol)  # saved, it is a CPU tensor
 
 
 class FactoryMode(TorchDispatchMode):

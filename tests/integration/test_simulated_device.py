@@ -14,6 +14,7 @@ from tests.hf_models_for_tests import save_model
 from tests.reward_models_for_tests import chain
 from tests.training_for_tests import (
     DATA,
+    Kill,
     assert_close_runs,
     checked_run,
     lines,
@@ -56,9 +57,13 @@ def scst(folder: Path, name: str, **changes: Any) -> dict[str, Any]:
     return scst_config(folder / name, folder / "xe/export/best", **{"reward.terms": terms, **changes})
 
 
-def test_cross_entropy(folder: Path) -> None:
+def test_cross_entropy_and_its_resumption(folder: Path) -> None:
     checked_run(xe_config(folder / "xe_cpu"), folder / "xe_cpu")
     assert_close_runs(folder / "xe", folder / "xe_cpu")
+    killed = Kill("rl_caption.training.loop:Trainer._step", 4, "before")
+    for kill in (killed, None):
+        checked_run(xe_config(folder / "resumed"), folder / "resumed", simulated=True, kill=kill)
+    assert_close_runs(folder / "resumed", folder / "xe_cpu")
 
 
 @pytest.mark.parametrize(

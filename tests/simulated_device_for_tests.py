@@ -135,6 +135,9 @@ class _Backend(_DummyBackendModule):
     def get_rng_state(self, device: Any = None) -> Tensor:
         return torch.get_rng_state()
 
+    def set_rng_state(self, state: Tensor, device: Any = None) -> None:
+        torch.set_rng_state(state)
+
 
 class _Hook(_DummyPrivateUse1Hook):
     def get_default_generator(self, index: int) -> torch.Generator:

@@ -2,7 +2,7 @@
 
 import importlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, get_args, runtime_checkable
 
@@ -43,6 +43,16 @@ class Reward(Protocol):
     def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
         """Return N scores within ``bounds``, in the order of ``completions``."""
         ...
+
+
+def parts(reward: Any) -> Iterator[Any]:
+    """The rewards whose scores those of ``reward`` are made of, by its attribute ``rewards``; without one, itself."""
+    own = getattr(reward, "rewards", None)
+    if isinstance(own, Mapping):
+        for part in own.values():
+            yield from parts(part)
+    else:
+        yield reward
 
 
 @contextmanager

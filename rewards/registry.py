@@ -7,7 +7,7 @@ A reward of this package is one line in ``REWARDS``. A reward from outside needs
 import difflib
 import importlib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rewards.base import Reward
@@ -98,6 +98,18 @@ def build_tokenized(name: str, kwargs: Mapping[str, Any], tokenizer: str) -> Rew
     if name in REWARDS and "tokenizer" not in kwargs and own != tokenizer:
         raise ValueError(f"reward {name!r} is for English captions (tokenizer {own!r}), the data have {tokenizer!r}")
     return reward
+
+
+def completed(
+    name: str, kwargs: Mapping[str, Any], complete: Callable[[str, dict[str, Any]], dict[str, Any]]
+) -> dict[str, Any]:
+    """``complete(name, arguments)`` of a reward's arguments, where those of the two rewards of a ``length_router`` are
+    completed likewise. Names are those of ``registered``; empty is one that these do not name."""
+    name, arguments = registered(name), dict(kwargs)
+    for key in ("short", "long") if name == "length_router" else ():
+        if isinstance(arguments.get(key), Mapping):
+            arguments[key] = completed(arguments[key].get("name", ""), arguments[key], complete)
+    return complete(name, arguments)
 
 
 def parameters(name: str) -> list[str]:

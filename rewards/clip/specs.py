@@ -22,6 +22,7 @@ from rewards.base import (
 )
 from rewards.clip.clipscore import ClipScore, Floats
 from rewards.clip.encoder import EncoderOptions, EncoderSource, is_main_process, passes_on
+from rewards.text.tokenize import TOKENIZER
 
 logger = logging.getLogger(__name__)
 Scale = Literal["clipped", "shifted"]
@@ -107,6 +108,7 @@ class LengthRouter:
             tokens; a mapping without a name is ``clipscore`` with ``w`` 1.
         long: the same for all other captions; without a name it is ``specs``.
         threshold: tokens, at least 1.
+        tokenizer: of those of the two that take one and do not name it, one of ``rewards.text.tokenize.TOKENIZERS``.
 
     Raises:
         ValueError: the threshold is below 1, or a reward cannot be built.
@@ -117,18 +119,21 @@ class LengthRouter:
     bounds: tuple[float, float]
 
     def __init__(
-        self, short: Reward | Mapping[str, Any], long: Reward | Mapping[str, Any], threshold: int = 60
+        self,
+        short: Reward | Mapping[str, Any],
+        long: Reward | Mapping[str, Any],
+        threshold: int = 60,
+        tokenizer: str = TOKENIZER,
     ) -> None:
         check_least(1, threshold=threshold)
         self.threshold = threshold
-        self.short = _built(short, "short", {"name": "clipscore", "w": 1.0})
-        self.long = _built(long, "long", {"name": "specs"})
-        self.columns = self.short.columns | self.long.columns
-        ends = list(zip(self.short.bounds, self.long.bounds, strict=True))
+        first = _built(short, "short", {"name": "clipscore", "w": 1.0}, tokenizer)
+        last = _built(long, "long", {"name": "specs"}, tokenizer)
+        self.rewards = {"short": first, "long": last}
+        self.columns = first.columns | last.columns
+        ends = list(zip(first.bounds, last.bounds, strict=True))
         self.bounds = (min(ends[0]), max(ends[1]))
-        self.signature = (
-            f"{self.__name__}[<{threshold} CLIP tokens: {self.short.signature}; else: {self.long.signature}]"
-        )
+        self.signature = f"{self.__name__}[<{threshold} CLIP tokens: {first.signature}; else: {last.signature}]"
 
     def __call__(self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any) -> list[float]:
         """Score N captions, each by the score for its length; columns of N items are split as the captions are.
@@ -143,8 +148,8 @@ class LengthRouter:
             required_column(columns, name, self.__name__, len(texts))
         is_long = [count_tokens(text) >= self.threshold for text in texts]
         scores = [0.0] * len(texts)
-        for length, reward, wanted in (("short", self.short, False), ("long", self.long, True)):
-            rows = [row for row, found in enumerate(is_long) if found is wanted]
+        for length, reward in self.rewards.items():
+            rows = [row for row, found in enumerate(is_long) if found == (length == "long")]
             if not rows:
                 continue
             own = {name: _rows_of(column, rows, len(texts)) for name, column in columns.items()}
@@ -159,14 +164,14 @@ class LengthRouter:
         return scores
 
 
-def _built(given: Reward | Mapping[str, Any], key: str, default: Mapping[str, Any]) -> Reward:
+def _built(given: Reward | Mapping[str, Any], key: str, default: Mapping[str, Any], tokenizer: str) -> Reward:
     if not isinstance(given, Mapping):
         return given
-    from rewards.registry import build
+    from rewards.registry import build_tokenized
 
     arguments = dict(given) if "name" in given else {**default, **given}
     with naming(key):
-        return build(arguments.pop("name"), **arguments)
+        return build_tokenized(arguments.pop("name"), arguments, tokenizer)
 
 
 def _rows_of(column: Any, rows: Sequence[int], count: int) -> Any:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
+from rewards.base import parts
 from rewards.text.ptb_rules import ABBREVIATIONS, NUMBERED_ABBREVIATIONS, SPLIT_WORDS, token_classes
 
 TOKENIZER = "ptb"
@@ -215,8 +216,7 @@ def untested_texts(reward: Any, texts: Iterable[str]) -> str:
 
     Empty if there is none, or no term of ``reward`` tokenises.
     """
-    terms = getattr(reward, "rewards", {"": reward}).values()
-    if not any(getattr(term, "tokenizer", None) == TOKENIZER for term in terms):
+    if not any(getattr(part, "tokenizer", None) == TOKENIZER for part in parts(reward)):
         return ""
     tested = [is_tested(text, in_lines=True) for text in texts]
     others = len(tested) - sum(tested)

@@ -14,7 +14,7 @@ from transformers.utils import logging as transformers_logging
 from rewards.clip.clipscore import ClipScore
 from rewards.clip.encoder import CachedEncoder, EncoderOptions
 from rewards.mixed import MixedReward
-from rewards.registry import build_tokenized, registered
+from rewards.registry import build_tokenized, completed, registered
 from rewards.registry import load as load_term
 from rewards.text.document_frequency import DocumentFrequencies
 from rewards.text.tokenize import TOKENIZER
@@ -173,12 +173,19 @@ def build_reward(
     terms: dict[str, tuple[Any, float]] = {}
     encoders: dict[str, CachedEncoder] = {}
     df: DocumentFrequencies | str | None = None
+
+    def complete(target: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """The run's document frequencies and EOS."""
+        nonlocal df
+        if target not in ("cider", "diversity"):
+            return arguments
+        df = df or config.df or _frequencies(config, references, folder, tokenizer)
+        return {"df": df, "eos": config.eos} | arguments
+
     for name, term in config.terms.items():
-        arguments, target = dict(term.kwargs), registered(term.target or name)
-        if target in ("cider", "diversity"):
-            df = df or config.df or _frequencies(config, references, folder, tokenizer)
-            arguments = {"df": df, "eos": config.eos} | arguments
+        target = registered(term.target or name)
         with config_errors(f"reward.terms.{name}"):
+            arguments = completed(target, term.kwargs, complete)
             key = _encoder_key(target, arguments)
             if key in encoders:
                 arguments["backbone"] = encoders[key]

@@ -1,12 +1,14 @@
 """Held-out judges: rewards that are not in the reward, by which one sees whether it is being hacked."""
 
 from collections.abc import Mapping, Sequence
+from itertools import product
+from typing import Any
 
-from rewards.base import Reward
+from rewards.base import Reward, parts
 from rewards.clip.backbone import Backbone
 from rewards.clip.clipscore import ClipScore
 from rewards.mixed import MixedReward
-from rewards.registry import build_tokenized, registered
+from rewards.registry import build_tokenized, completed
 from rewards.text.bleu import Bleu
 from rewards.text.cider import CiderD
 from rewards.text.document_frequency import DocumentFrequencies
@@ -21,7 +23,7 @@ N_GRAM_JUDGES = {"cider": CiderD, "rouge_l": RougeL, "bleu4": Bleu}
 
 def default_judges(reward: MixedReward) -> dict[str, JudgeConfig]:
     """CIDEr-D where no term of ``reward`` counts n-grams, else ROUGE-L and BLEU-4, less what is among its terms."""
-    used = {kind for kind in N_GRAM_JUDGES.values() if any(isinstance(r, kind) for r in reward.rewards.values())}
+    used = {kind for kind in N_GRAM_JUDGES.values() if any(isinstance(part, kind) for part in parts(reward))}
     if not used:
         return {"cider": JudgeConfig()}
     others = {"rouge_l": (RougeL, None), "bleu4": (Bleu, "bleu")}
@@ -51,15 +53,21 @@ def build_judges(
     made = {}
     if judges is None:
         judges = default_judges(reward) if reward is not None else {}
-    for name, judge in judges.items():
-        arguments, target = dict(judge.kwargs), registered(judge.target or name)
+
+    def complete(target: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """The document frequencies of a judge that has none."""
         if target == "cider" and "df" not in arguments:
             eos, own = bool(arguments.setdefault("eos", False)), arguments.setdefault("tokenizer", tokenizer)
             arguments["df"] = DocumentFrequencies.from_texts(references, eos=eos, tokenizer=own)
+        return arguments
+
+    for name, judge in judges.items():
+        target = judge.target or name
         with config_errors(f"{key}.{name}"):
-            made[name] = build_tokenized(target, arguments, tokenizer)
+            made[name] = build_tokenized(target, completed(target, judge.kwargs, complete), tokenizer)
         for term, used in (reward.rewards if reward is not None else {}).items():
-            _check_held_out(made[name], f"{key}.{name}", used, term)
+            for mine, theirs in product(parts(made[name]), parts(used)):
+                _check_held_out(mine, f"{key}.{name}", theirs, term)
     return made
 
 

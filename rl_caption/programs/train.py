@@ -226,14 +226,16 @@ def check_weights_early(config: ScstConfig, to_come: Sequence[str]) -> None:
 
     Files in ``to_come``, the folders of runs that are trained first, are not looked for. Raises ConfigError.
     """
-    asked = {f"reward.terms.{name}": term.kwargs for name, term in config.reward.terms.items()}
-    asked |= {f"monitor.judges.{name}": judge.kwargs for name, judge in (config.monitor.judges or {}).items()}
+    asked = {f"reward.terms.{name}.kwargs": term.kwargs for name, term in config.reward.terms.items()}
+    asked |= {f"monitor.judges.{name}.kwargs": judge.kwargs for name, judge in (config.monitor.judges or {}).items()}
+    parts = [(f"{key}.{part}", own) for key, kwargs in asked.items() for part, own in kwargs.items()]
+    asked |= {key: own for key, own in parts if isinstance(own, dict)}  # of length_router
     folders = [Path(folder).resolve() for folder in to_come]
     for key, kwargs in asked.items():
         file = Path(str(kwargs.get("pretrained")))
         is_made = any(file.resolve().is_relative_to(folder) for folder in folders)
         if file.suffix in CHECKPOINTS and not file.is_file() and not is_made:
-            raise ConfigError(f"{key}.kwargs.pretrained is {str(file)!r}: there is no such file")
+            raise ConfigError(f"{key}.pretrained is {str(file)!r}: there is no such file")
 
 
 def check_images_early(config: ScstConfig) -> None:

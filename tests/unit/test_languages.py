@@ -121,6 +121,14 @@ def test_tokenizers_are_named_and_do_not_mix(tmp_path: Path) -> None:
     again = {f"my_{name}": RewardTerm(target=REWARDS[name]) for name in terms}
     twice = build_reward(RewardConfig(terms | again), list(CHINESE.values()), tokenizer="char").rewards
     assert [twice[f"my_{name}"].signature for name in terms] == [twice[name].signature for name in terms]
+    sides = {"short": {"name": "cider"}, "long": {"name": "rouge_l"}}
+    router = RewardConfig({"routed": RewardTerm(target="length_router", kwargs=sides)})
+    routed: Any = build_reward(router, list(CHINESE.values()), tokenizer="char")
+    for own, name in zip(routed.rewards["routed"].rewards.values(), ("cider", "rouge_l"), strict=True):
+        assert own.signature == made.rewards[name].signature
+    assert list(build_judges(None, routed, list(CHINESE.values()), tokenizer="char")) == ["bleu4"]
+    with pytest.raises(ConfigError, match=r"the reward's term 'routed' .* are one metric with other arguments"):
+        build_judges({"cider": JudgeConfig()}, routed, list(CHINESE.values()), tokenizer="char")
     plain = build_reward(RewardConfig(terms), list(CHINESE.values()))
     assert all("char" not in reward.signature for reward in plain.rewards.values())
     assert "char" in build_reranker("consensus", {}, list(CHINESE.values()), "char").signature

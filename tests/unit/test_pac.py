@@ -227,6 +227,9 @@ def test_a_missing_checkpoint_is_found_before_the_captioner_is_trained(tmp_path,
     check_weights_early(config, ["checkpoints"])
     with pytest.raises(ConfigError, match=missing):
         check_weights_early(config, ["checkpoint"])
+    config.reward.terms = {"length_router": RewardTerm(kwargs={"long": {"pretrained": "spec.pt"}})}
+    with pytest.raises(ConfigError, match=r"length_router\.kwargs\.long\.pretrained is 'spec\.pt': there is no such"):
+        check_weights_early(config, [])
     config.reward.terms = {}
     config.monitor.judges = {"other": JudgeConfig("pac_s", {"pretrained": "a.pt"})}
     with pytest.raises(ConfigError, match=r"monitor\.judges\.other\.kwargs\.pretrained is 'a\.pt'"):

@@ -162,11 +162,12 @@ def test_the_router_asks_each_score_for_its_captions() -> None:
 def test_the_router_is_built_from_a_configuration(tmp_path: Path) -> None:
     encoder = {"backbone": ARCHITECTURE, "pretrained": tiny_checkpoint(tmp_path)}
     router: Any = build("length_router", short=encoder, long=encoder | {"scale": "shifted"})
-    assert (type(router.short), router.short.w, type(router.long), router.threshold) == (ClipScore, 1.0, Specs, 60)
+    short, long = router.rewards.values()
+    assert (type(short), short.w, type(long), router.threshold) == (ClipScore, 1.0, Specs, 60)
     images, texts = [noise_image(1)] * 2, ["a cat . " * 19 + "a b", "a cat . " * 20]  # 59 and 60 tokens
-    expected = router.short(None, texts[:1], image=images[:1]) + router.long(None, texts[1:], image=images[1:])
+    expected = short(None, texts[:1], image=images[:1]) + long(None, texts[1:], image=images[1:])
     assert router(None, texts, image=images) == pytest.approx(expected, abs=1e-6)
     with pytest.raises(ValueError, match=r"long: reward 'specs' does not take widht"):
-        LengthRouter(router.short, encoder | {"widht": 3})
+        LengthRouter(short, encoder | {"widht": 3})
     with pytest.raises(ValueError, match="threshold is 0"):
-        LengthRouter(router.short, router.long, threshold=0)
+        LengthRouter(short, long, threshold=0)

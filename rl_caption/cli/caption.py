@@ -7,6 +7,8 @@ from typing import Any, get_type_hints
 
 from accelerate import Accelerator
 
+from rewards.base import RewardError
+from rewards.clip.encoder import is_main_process
 from rewards.images import IMAGE_SUFFIXES
 from rl_caption.captioners.base import CaptionerError
 from rl_caption.captioners.ensemble import Average
@@ -15,6 +17,7 @@ from rl_caption.config.schema import DecodeConfig
 from rl_caption.data.base import DataError, Row, load_image
 from rl_caption.data.files import write_json
 from rl_caption.data.plain_files import json_object
+from rl_caption.engines import accelerator_kwargs
 from rl_caption.options import Seed, wrong_values
 from rl_caption.programs.captions import Captions, build_reranker, caption_rows, load_captioners, reranked
 
@@ -51,6 +54,8 @@ def caption_files(
 ) -> Captions:
     """Caption image files, by path, with a saved captioner, or one on the hub, or an ensemble of several.
 
+    Only the main process chooses by ``rerank``; where that fails, it prints all captions.
+
     Raises:
         CaptionerError: one of ``models`` is not a captioner over pixels, or they share no vocabulary.
         ConfigError: ``rerank`` is no reward that can choose, or an option of ``decode`` does not fit another.
@@ -64,9 +69,16 @@ def caption_files(
     for path in paths:
         load_image(path)
     rows: list[Row] = [{"image_id": str(path), "image": path, "references": []} for path in paths]
-    accelerator = Accelerator()
+    accelerator = Accelerator(**accelerator_kwargs())
     found = caption_rows(captioner, rows, decoding, decode.batch_size, accelerator, seed)
-    return reranked(found, rows, reward) if reward is not None and accelerator.is_main_process else found
+    if reward is None or not accelerator.is_main_process:
+        return found
+    try:
+        return reranked(found, rows, reward)
+    except RewardError:
+        for name, candidates in found.candidates.items():
+            print(*(f"{name}\t{candidate.caption}" for candidate in candidates), sep="\n")
+        raise
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -102,6 +114,8 @@ def main(argv: list[str] | None = None) -> int:
     options = {name: given[name] for name in ("prompt", "ensemble", "rerank", "seed")}
     options["rerank_kwargs"] = json_object(given["rerank_kwargs"], "--rerank_kwargs")
     found = caption_files(given["model"], find_images(given["paths"]), decode, **options)
+    if not is_main_process():
+        return 0
     for path, caption in found.texts().items():
         print(f"{path}\t{caption}")
     if given["out"]:

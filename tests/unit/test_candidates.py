@@ -136,6 +136,10 @@ def test_photos_are_captioned_by_an_ensemble_whose_best_caption_is_chosen(folder
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     assert printed == [[line["image_id"], line["candidates"][line["chosen"]]["caption"]] for line in lines]
     assert [len(line["candidates"]) for line in lines] == [3] * 4
+    with pytest.raises(RewardError, match="rerank: no score today"):
+        caption([*words, "--rerank_kwargs", '{"fails": true}', str(folder / "photos")])
+    decoded = [[line["image_id"], one["caption"]] for line in lines for one in line["candidates"]]
+    assert [text.split("\t") for text in capsys.readouterr().out.splitlines()] == decoded
     with pytest.raises(SystemExit):
         caption(["--model", str(folder / "model0"), "--num_samples", "3", str(folder / "photos")])
     assert "decode gives 3 captions an image" in capsys.readouterr().err

@@ -14,8 +14,8 @@ from rl_caption.scst.objectives import Objective
 
 Points: TypeAlias = Sequence[tuple[int, float]]
 """(step, factor) in the order of the steps; equal steps are a jump."""
-KL_COEF = "kl_coef"
-"""Key of the notes that are saved with a run."""
+KL_COEF, KL_START = "kl_coef", "kl_start"
+"""Keys of the notes that are saved with a run."""
 MAX_ERROR = 0.2
 """Largest relative error of the divergence that one update of the KL coefficient corrects."""
 
@@ -55,10 +55,11 @@ class AdaptiveKl:
 
     Args:
         objective: from a coefficient to the objective with that coefficient.
-        start: coefficient of the first step.
+        start: coefficient of the first step, and of the first one after it was changed.
         target: divergence in nats per token (``policy/kl``).
         horizon: captions within which an error of the divergence is corrected, as episodes in the paper.
-        notes: saved with the run; ``kl_coef`` is the present coefficient, which a resumed run goes on from.
+        notes: saved with the run; ``kl_coef`` is the present coefficient, which a resumed run goes on from where
+            ``kl_start`` is ``start``.
     """
 
     objective: Callable[[float], Objective]
@@ -70,8 +71,9 @@ class AdaptiveKl:
     @property
     def coef(self) -> float:
         """The present coefficient."""
-        return float(self.notes.get(KL_COEF, self.start))
+        return float(self.notes[KL_COEF]) if self.notes.get(KL_START) == self.start else self.start
 
     def update(self, kl: float, captions: int) -> None:
         """Adapt the coefficient to the divergence ``kl`` of the newest step's ``captions``, over all processes."""
-        self.notes[KL_COEF] = adapted_kl_coef(self.coef, kl, self.target, self.horizon, captions)
+        coef = adapted_kl_coef(self.coef, kl, self.target, self.horizon, captions)
+        self.notes |= {KL_START: self.start, KL_COEF: coef}

@@ -52,6 +52,10 @@ def test_a_resumed_run_goes_on_from_the_coefficient_of_its_notes() -> None:
     resumed = AdaptiveKl(first.objective, 0.1, target=0.5, horizon=100, notes=dict(first.notes))
     assert resumed.coef == first.coef == pytest.approx(0.11)
     assert resumed.objective(resumed.coef) == Reinforce(kl_coef=resumed.coef)
+    changed = AdaptiveKl(first.objective, 0.4, target=0.5, horizon=100, notes=dict(first.notes))
+    assert changed.coef == 0.4
+    changed.update(1.0, captions=50)
+    assert changed.coef == pytest.approx(0.44)
 
 
 def test_schedules_in_a_file_and_on_the_command_line(tmp_path: Path) -> None:

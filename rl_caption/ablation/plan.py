@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
@@ -372,7 +373,9 @@ def build_rewards(
 
 def _is_untrained(key: str, reward: str, arguments: Mapping[str, Any], untrained: Sequence[Path]) -> bool:
     """Whether an argument is a path below what an untrained model will export; if so, the names are checked."""
-    paths = [Path(value).resolve() for value in arguments.values() if isinstance(value, str)]
+    inside = [own for own in arguments.values() if isinstance(own, Mapping)]  # of length_router
+    values = chain.from_iterable(own.values() for own in (arguments, *inside))
+    paths = [Path(value).resolve() for value in values if isinstance(value, str)]
     if not any(path.is_relative_to(run / "export" / "best") for path in paths for run in untrained):
         return False
     with config_errors(key):

@@ -236,13 +236,16 @@ def test_rewards_of_all_cells_are_built_before_reward_models_are_trained(tmp_pat
     untrained = untrained_models([str(tmp_path / "lclip.yaml")], parse)
     assert sorted(untrained) == [tmp_path / "lclip", tmp_path / "teacher"]
 
-    def cells(name: str, **kwargs: str) -> dict[str, CellConfig]:
+    def cells(name: str, **kwargs: Any) -> dict[str, CellConfig]:
         first = {"l_clipscore": RewardTerm(kwargs={"backbone": f"{tmp_path}/lclip/export/best"})}
         return {"first": CellConfig(first), "later": CellConfig({name: RewardTerm(kwargs=kwargs)})}
 
     fine = grid(cells=cells("clipscore", backbone=f"{tmp_path}/teacher/export/best", prefix=""))
     plan = planned(fine, tmp_path)
     assert build_rewards(fine, plan, untrained)[1] == {"first seed 0": {}, "later seed 0": {}}, "both wait for a model"
+    router = cells("length_router", short={"name": "cider"}, long={"backbone": f"{tmp_path}/teacher/export/best"})
+    fine = replace(fine, cells=router)
+    assert build_rewards(fine, planned(fine, tmp_path), untrained)[1]["later seed 0"] == {}
     for name, kwargs, message in (
         ("l_clipscore", {"backbone": f"{tmp_path}/lclipp/export/best"}, "cell 'later': .*student folder '.*lclipp"),
         ("l_clipscore", {"backbone": f"{tmp_path}/lclip/export/best", "ww": "2"}, "cell 'later': .*'ww'"),

@@ -335,15 +335,18 @@ def _load_open_clip(name: str, options: EncoderOptions) -> _Loaded:
         stretch_text_tower(model, options.context_length)
     native = isinstance(model, open_clip.CLIP)
     causal = native and model.attn_mask is not None and model.text_pool_type == "argmax"
-    context_length = int(getattr(model, "context_length", 77))
-    tokenize, count_tokens = _tokenizer(open_clip.get_tokenizer(name), context_length)
+    config, tokenizer = open_clip.get_model_config(name) or {}, open_clip.get_tokenizer(name)
+    # A text tower of Transformers was trained on fewer tokens than it has positions, and may not say how many it has.
+    limited = tokenizer if config.get("text_cfg", {}).get("hf_model_name") else model
+    context_length = int(getattr(limited, "context_length", 77))
+    tokenize, count_tokens = _tokenizer(tokenizer, context_length)
     return _Loaded(
         model=model,
         tokenize=tokenize,
         count_tokens=count_tokens,
         preprocessing=preprocessing,
         context_length=context_length,
-        architecture=repr(model) + json.dumps(open_clip.get_model_config(name), sort_keys=True),
+        architecture=repr(model) + json.dumps(config, sort_keys=True),
         trims=causal,
         encode_text=(lambda ids: causal_text_features(model, ids)) if causal else model.encode_text,
         encode_tokens=(lambda ids: causal_token_features(model, ids)) if causal else None,

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from rewards.clip.preprocessing import Preprocessing, preprocessing_of, with_cached_words
 from rewards.model_files import ask_hub
+from rewards.text.frozen_model import most_tokens
 
 Kind = Literal["image", "text"]
 
@@ -76,6 +77,11 @@ class TransformersImage(nn.Module):
         if self.model.main_input_name != "pixel_values":
             found = f"it is a {type(self.model).__name__}, which reads {self.model.main_input_name}"
             raise ValueError(f"{found}: expected a vision model")
+        if self.model.config.model_type == "vit_mae":
+            raise ValueError(
+                "a ViTMAEModel masks patches at random, also in evaluation: take its weights as a ViT's, such as "
+                "timm:vit_base_patch16_224.mae"
+            )
         processor = AutoImageProcessor.from_pretrained(name, backend="pil")
         self.preprocessing, self.built_from = preprocessing_from(processor.to_dict()), (self.model.config, processor)
 
@@ -167,8 +173,7 @@ class TransformersText(nn.Module):
         if not tokenizer("")["input_ids"]:
             raise ValueError("its tokenizer adds no special token to a caption, not even an end of text: expected one")
         tokenizer.padding_side = tokenizer.truncation_side = "right"
-        positions = getattr(model.config, "max_position_embeddings", None) or tokenizer.model_max_length
-        self.context_length = int(min(positions, tokenizer.model_max_length))
+        self.context_length = most_tokens(model.config, tokenizer)
         # CLIP pads with its end of text, which stands after every caption.
         self.ends_with_padding = int(tokenizer("a")["input_ids"][-1] == tokenizer.pad_token_id)
         if type(bidirectional_blocks) is not int or bidirectional_blocks < 0:

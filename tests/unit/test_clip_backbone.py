@@ -13,6 +13,7 @@ import open_clip
 import pytest
 import torch
 from torch.nn.functional import normalize
+from transformers import BertConfig
 
 from rewards.base import RewardError
 from rewards.clip import encoder
@@ -96,18 +97,27 @@ def test_long_captions_are_cut_or_refused(tiny: Path, backbone: Backbone) -> Non
         strict.encode_texts(["short", longer])
 
 
-def test_captions_are_counted_by_a_tokenizer_of_transformers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("tower", ["SigLIP", "of Transformers"])
+def test_captions_are_counted_by_a_tokenizer_of_transformers(tmp_path: Path, tower: str) -> None:
     tokenizer = bert_tokenizer()
     tokenizer.save_pretrained(tmp_path)
-    text = {"context_length": 8, "vocab_size": len(tokenizer), "hf_tokenizer_name": str(tmp_path), "pool_type": "last"}
-    shape = TINY | {"custom_text": True, "text_cfg": {**text, "width": 16, "heads": 2, "layers": 1}}  # as of SigLIP
+    text = {"context_length": 8, "vocab_size": len(tokenizer), "hf_tokenizer_name": str(tmp_path)}
+    if tower == "SigLIP":
+        text |= {"width": 16, "heads": 2, "layers": 1, "pool_type": "last"}
+    else:  # more positions than the tokenizer's context
+        shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+        BertConfig(vocab_size=len(tokenizer), max_position_embeddings=64, **shape).save_pretrained(tmp_path)
+        text |= {"hf_model_name": str(tmp_path), "hf_model_pretrained": False}
+    shape = TINY | {"custom_text": True, "text_cfg": text}
     (tmp_path / "open_clip_config.json").write_text(json.dumps({"model_cfg": shape, "preprocess_cfg": {}}))
     torch.save(
         open_clip.CustomTextCLIP(16, shape["vision_cfg"], shape["text_cfg"]).state_dict(),
         tmp_path / "open_clip_pytorch_model.bin",
     )
     fits, long = " ".join(["dog"] * 6), " ".join(["dog"] * 7)  # and [CLS] and [SEP]
-    assert load_backbone(str(tmp_path)).too_long([fits, long]) == 1
+    backbone = load_backbone(str(tmp_path))
+    assert backbone.too_long([fits, long]) == 1
+    assert torch.equal(*backbone.encode_texts([fits, long]))
     with pytest.raises(RewardError, match=r"'dog .* has 9 tokens, .* reads 8"):
         load_backbone(str(tmp_path), truncate=False).encode_texts([fits, long])
 

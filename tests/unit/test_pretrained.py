@@ -28,7 +28,11 @@ from transformers import (
     Dinov2Model,
     ResNetConfig,
     ResNetModel,
+    RobertaConfig,
+    RobertaModel,
     ViTImageProcessor,
+    ViTMAEConfig,
+    ViTMAEModel,
     ViTModel,
 )
 
@@ -75,6 +79,12 @@ def save_text(folder: Path, model: Any) -> str:
 def save_bert(folder: Path) -> str:
     shape = {**TOWER, "vocab_size": len(bert_tokenizer()), "max_position_embeddings": 12, "initializer_range": 0.3}
     return save_text(folder, BertModel(BertConfig(**shape), add_pooling_layer=False))
+
+
+def save_roberta(folder: Path) -> str:
+    """Its positions start after that of padding."""
+    shape = {**TOWER, "vocab_size": len(bert_tokenizer()), "max_position_embeddings": 13, "initializer_range": 0.3}
+    return save_text(folder, RobertaModel(RobertaConfig(**shape, pad_token_id=0)))
 
 
 def images(count: int = 2, side: int = SIDE) -> Tensor:
@@ -185,7 +195,7 @@ def test_an_architecture_of_open_clip_at_another_size_with_random_weights(caplog
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("save", [save_clip, save_bert])
+@pytest.mark.parametrize("save", [save_clip, save_bert, save_roberta])
 def test_states_of_a_text_do_not_depend_on_padding(tmp_path: Path, save: Any) -> None:
     encoder = load_text_encoder(save(tmp_path))
     assert encoder.context_length == 12
@@ -197,6 +207,7 @@ def test_states_of_a_text_do_not_depend_on_padding(tmp_path: Path, save: Any) ->
         assert alone.shape[1] == encoder.lengths(ids)[row]
         torch.testing.assert_close(states[row, : alone.shape[1]], encoder(alone)[0], rtol=1e-4, atol=1e-5)
     assert encoder.tokenize(["a man " * 20], 6).shape == (1, 6)
+    assert encoder(encoder.tokenize(["a man " * 20], encoder.context_length)).shape == (1, 12, 16)
     assert text_width(encoder) == 16
 
 
@@ -326,6 +337,9 @@ def test_what_cannot_be_loaded_is_named(tmp_path: Path, monkeypatch: pytest.Monk
         load_text_encoder(vit)
     with pytest.raises(ValueError, match="gain"):
         load_image_encoder(vit, {"gain": 1.0})
+    ViTMAEModel(ViTMAEConfig(**VISION)).save_pretrained(tmp_path / "vit")
+    with pytest.raises(ValueError, match="masks patches at random"):
+        load_image_encoder(vit)
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(ValueError, match=r"timm, which is not installed .*'rl-caption\[clip\]'"):
         load_image_encoder("timm:test_vit", pretrained=False)

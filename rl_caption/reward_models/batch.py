@@ -295,8 +295,8 @@ class PairCollate:
         texts, targets = self._texts(items, captions, self.tokens)
         plain = [self._chance(self.plain_captions, "plain", row, step) for row, step in items]
         for name, column in texts.items():
-            formed = [plain_form(text) if own else text for text, own in zip(column, plain, strict=True)]
-            inputs[name] = self.tokens(formed)
+            texts[name] = [plain_form(text) if own else text for text, own in zip(column, plain, strict=True)]
+            inputs[name] = self.tokens(texts[name])
         if self.groups:
             targets["image_group"] = _groups([row["image_id"] for row, _ in items])
             targets |= {f"{name}_group": _groups(column) for name, column in texts.items()}

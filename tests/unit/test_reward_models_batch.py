@@ -370,6 +370,10 @@ def test_some_captions_are_as_a_captioner_writes_them() -> None:
             expected = without if own else with_marks
             assert [token for token in ids if token] == [token for token in expected if token]
     assert plain_form("A red circle, on 3.5 metres. It's big!") == "a red circle on 3.5 metres it 's big"
+    rows: Any = [{"image_id": text, "references": [text]} for text in ("A dog.", "a dog")]
+    for rate, distinct in ((0.0, 2), (1.0, 1)):
+        grouped = PairCollate(None, TOKENS, plain_captions=rate, groups=True)([(row, 0) for row in rows])
+        assert len(grouped.targets["text_group"].unique()) == distinct, "captions are equal where what is read is"
 
 
 # generated positives

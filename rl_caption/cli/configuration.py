@@ -93,7 +93,8 @@ def _parser(kind: type[Any]) -> Any:
     """The parser of a configuration class; making it takes longer than parsing."""
     from jsonargparse import ArgumentParser
 
-    parser = ArgumentParser(description=(kind.__doc__ or "").split("\n")[0], exit_on_error=False)
+    description = (kind.__doc__ or "").split("\n")[0]
+    parser = ArgumentParser(description=description, exit_on_error=False, allow_abbrev=False)
     help_text = "YAML file with any of the keys below, or the name of a recipe (rl-caption configs list)"
     parser.add_argument("--config", action="config", help=help_text)
     parser.add_class_arguments(kind, None, as_group=False)

@@ -81,11 +81,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("several folders are compared in one page: name it with --out FILE")
     source = None
     if chosen.references is not None:
-        captions = (file for folder in chosen.folders for file in folder.rglob("predictions.json"))
-        by: IdKey = next((read_captions(file, allow_empty=True).by for file in captions), "image_id")
-        known = read_references(chosen.references, by=by)
-        files = find_images(chosen.image_folder, known) if chosen.image_folder else [""] * len(known)
-        pairs = zip(known.items(), files, strict=True)
+        files = [file for folder in chosen.folders for file in folder.rglob("predictions.json")]
+        captions = [read_captions(file, allow_empty=True) for file in files]
+        by: IdKey = captions[0].by if captions else "image_id"
+        captioned = set[str]().union(*captions)
+        references = read_references(chosen.references, by=by)
+        known = {i: texts for i, texts in references.items() if i in captioned or not captions}
+        images = find_images(chosen.image_folder, known) if chosen.image_folder else [""] * len(known)
+        pairs = zip(known.items(), images, strict=True)
         source = source_of([Row(image_id=i, image=file, references=texts) for (i, texts), file in pairs])
     elif chosen.config is not None:
         split = chosen.split or ("val" if kind_of(chosen.folders[0]) == "run" else "test")

@@ -98,6 +98,8 @@ def test_judges_are_named_on_the_command_line(tmp_path: Path) -> None:
         (["--train.lr", "1", "--config", "F"], "--config must come first: --train.lr"),
         (["--config", "F", "--config", "F"], "--config is given twice"),
         (["--config", "F", "--train.lrr", "1"], "--train.lrr"),
+        (["--config", "F", "--train.batch", "8"], "unrecognized arguments: --train.batch"),
+        (["--train.lr", "1", "--conf", "F"], "unrecognized arguments: --conf"),
         (["--config", "F", "--train.loss_reduction", "best"], "sequence"),
         (["--config", "/nowhere/a.yaml"], "/nowhere/a.yaml"),
     ],

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from rl_caption.evaluation import validation_cider
 from rl_caption.report import charts
@@ -372,3 +373,8 @@ def test_references_and_images_of_files(tmp_path: Path) -> None:
         text = (folder / "report.html").read_text()
         assert "No images are shown: no folder of images was named." in text
         assert Seen(text).items[0]["references"] == ["a <red> square"]
+    references.write_text(json.dumps([*names, {"image_id": 31, "image_name": "not captioned", "captions": ["a"]}]))
+    for one in names:
+        Image.new("RGB", (8, 8)).save(tmp_path / f"{one['image_name']}.png")
+    main([str(folder), "--references", str(references), "--image_folder", str(tmp_path)])
+    assert "No images are shown" not in (folder / "report.html").read_text()

@@ -1,14 +1,17 @@
 """The report of a grid: tables over seeds, the plot over alpha, captions of the same images."""
 
+import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rewards.files import atomic_write
 from rl_caption.ablation.config import AblateConfig
 from rl_caption.ablation.plan import Cell, Plan, as_argument
+from rl_caption.config.schema import RewardTerm
 from rl_caption.data.base import DataError, Row, thumbnail
 from rl_caption.data.files import write_text
 from rl_caption.evaluation.metrics import JUDGE
@@ -38,10 +41,9 @@ def write_report(
     out, systems, rows = Path(config.out), by_system(members), next(iter(plan.bases.values())).rows
     tables = markdown_tables(systems, bounds)
     print(f"\n{tables}\n")
-    decoding = "greedy" if config.num_beams == 1 else f"beam search of width {config.num_beams}"
     policies = "after the last step" if config.policy == "last" else "best by validation"
     lines = [
-        f"Means over seeds ± standard deviation, split {config.split!r}, {decoding}; policies {policies}. "
+        f"Means over seeds ± standard deviation, split {config.split!r}; policies {policies}. "
         "`start` is the policy that all cells start from.",
         *dict.fromkeys(f"{cell.system}: {formula(cell)}" for cell in plan.cells),
         *notes(members),
@@ -69,9 +71,12 @@ def write_report(
 
 
 def formula(cell: Cell) -> str:
-    """A cell's reward and overrides: ``0.3 l_clipscore + 0.7 cider; train.lr = 1e-05``."""
-    mixture = " + ".join(f"{term.weight:g} {name}" for name, term in cell.terms.items())
-    return "; ".join([mixture, *(f"{key} = {as_argument(value)}" for key, value in cell.overrides.items())])
+    """A cell's reward, with options other than the defaults, and overrides: ``0.3 r + 0.7 cider; train.lr = 1e-05``."""
+    plain, terms = asdict(RewardTerm()), []
+    for name, term in cell.terms.items():
+        options = {key: value for key, value in asdict(term).items() if key != "weight" and value != plain[key]}
+        terms.append(f"{term.weight:g} {name}" + (f" {json.dumps(options)}" if options else ""))
+    return "; ".join([" + ".join(terms), *(f"{key} = {as_argument(value)}" for key, value in cell.overrides.items())])
 
 
 def columns_of(systems: Systems, bounds: Bounds) -> list[dict[str, Column]]:
@@ -113,12 +118,13 @@ def markdown_tables(systems: Systems, bounds: Bounds) -> str:
 
 
 def notes(members: Sequence[Member]) -> list[str]:
-    """What was left out of the tables and why, and the signatures of the metrics."""
+    """What was left out of the tables and why, the decoding, and the signatures of the metrics."""
     left_out = [item for one in members for item in one.evaluation.scores.get("left_out", {}).items()]
     reasons = [f"{key} is left out: {reason}" for key, reason in left_out if key in PAPER_KEYS + HACKING_KEYS]
     signatures = list(dict.fromkeys(one.evaluation.scores["signature"] for one in members))
     kind = "signature" if len(signatures) == 1 else "the signatures differ, so the rows do not compare"
-    return [*dict.fromkeys(reasons), f"{kind}: {'; '.join(signatures)}"]
+    decoding = dict.fromkeys(how for one in members if (how := one.evaluation.scores.get("decoding")))
+    return [*dict.fromkeys(reasons), *(f"decoding: {how}" for how in decoding), f"{kind}: {'; '.join(signatures)}"]
 
 
 def summary_csv(systems: Systems, bounds: Bounds) -> str:

@@ -65,6 +65,8 @@ def test_alpha_weights_the_terms_and_its_ends_are_pure() -> None:
     }
     assert [cell.label for cell in cells] == ["alpha=0", "alpha=0.3", "alpha=1"]
     assert formula(cells[1]) == "0.6 rouge_l + 0.7 cider"
+    cell = replace(cells[0], terms={"cider": RewardTerm(length_ratio=(0.5, 2.0)), "bleu": RewardTerm(kwargs={"n": 2})})
+    assert formula(cell) == '1 cider {"length_ratio": [0.5, 2.0]} + 1 bleu {"kwargs": {"n": 2}}'
     overrides = {"train.lr": 1e-5, "train.advantage": "greedy"}
     assert formula(replace(cells[1], overrides=overrides)).endswith("; train.lr = 1e-05; train.advantage = greedy")
 
@@ -395,7 +397,7 @@ def test_gpus_are_shared_out() -> None:
 def member(system: str, seed: int | None, cider: float, alpha: float | None = None, alarm: int | None = None) -> Member:
     metrics = {"CIDEr": cider, "judge/L-CLIPS": 0.75, "length/mean": 8.0, "captions/bad_endings": 0.25}
     left_out = {"METEOR": "no Java", "captions/novel": "not shown"}
-    scores: Any = {"metrics": metrics, "signature": "S1", "n": 2, "left_out": left_out}
+    scores: Any = {"metrics": metrics, "signature": "S1", "n": 2, "left_out": left_out, "decoding": "greedy"}
     lines = [{"step": step, "hacking/alarm": float(step == alarm)} for step in (0, 40, 60)]
     run = None if seed is None else RunFolder(Path(), lines, {}, {}, {}, True)
     return Member(system, "", alpha, seed, EvaluationFolder(scores, {}, {}), run)
@@ -426,7 +428,7 @@ def test_the_table_has_means_deviations_and_seeds() -> None:
         "| alpha=0 | 2 | 25.0 ± 0.0 | 8.00 ± 0.00 | none |",
         "| alpha=1 | 2 | 25.0 ± 0.0 | 8.00 ± 0.00 | 40 (2 of 2) |",
     ]
-    assert notes(RESULTS) == ["METEOR is left out: no Java", "signature: S1"]
+    assert notes(RESULTS) == ["METEOR is left out: no Java", "decoding: greedy", "signature: S1"]
     scores: Any = {"metrics": {"ROUGE-L": 0.5}, "signature": "S2", "n": 2}
     bare = RESULTS[0]._replace(evaluation=EvaluationFolder(scores, {}, {}))
     assert "| start | – | 50.00 | – | – |" in markdown_tables(by_system([bare, *RESULTS[1:]]), BOUNDS), "never a zero"

@@ -500,7 +500,7 @@ def check_has_images(who: str, rows: Sequence[Mapping[str, Any]], source: str) -
     if lost:
         raise EvaluationError(
             f"{who} looks at images, and {len(lost)} of {len(rows)} of {source} are not there, such as "
-            f"{lost[0]!r}: set data.image_root to their folder"
+            f"{lost[0]!r}: set data.image_root to their folder, or data.num_frames where each is a folder of frames"
         )
 
 

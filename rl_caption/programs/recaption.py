@@ -182,7 +182,7 @@ def selected_rows(config: PartsConfig) -> tuple[DataModule, list[tuple[str, Row]
     """The data, and the rows of its ``splits`` with the names of these.
 
     Raises:
-        ConfigError: a split or a worker that cannot be.
+        ConfigError: a split or a worker that cannot be, or images that are videos.
         DataError: the data cannot be read.
     """
     data = build_data(config.data)
@@ -190,7 +190,10 @@ def selected_rows(config: PartsConfig) -> tuple[DataModule, list[tuple[str, Row]
     if unknown:
         raise ConfigError(f"splits has {unknown}: expected some of {', '.join(data.splits)}")
     own_parts(config.worker, 1)
-    return data, [(name, row) for name in config.splits or data.splits for row in data.split(name)]
+    rows = [(name, row) for name in config.splits or data.splits for row in data.split(name)]
+    if any(isinstance(row.get("image"), list | tuple) for _, row in rows):
+        raise ConfigError(f"images of {config.data.path or config.data.format} are videos: expected one image each")
+    return data, rows
 
 
 def make_parts(

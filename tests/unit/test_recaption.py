@@ -1,6 +1,7 @@
 """Recaptioning and positives: rows that keep what they had, parts that go on, descriptions, drawings, a tiny VLM."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,9 @@ def test_mistakes_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     ):
         with pytest.raises(ConfigError, match=message):
             recaption(config(tmp_path / "out", **changed))
+    videos = replace(config(tmp_path / "out"), data=DataConfig("moving_scenes", kwargs={"num_train": 2}))
+    with pytest.raises(ConfigError, match="are videos"):
+        recaption(videos)
     monkeypatch.setattr(Counting, "__call__", lambda self, rows: [["one", "another"]] * len(rows))
     with pytest.raises(DataError, match="counting wrote 2 captions of an image: recaption takes one"):
         recaption(config(tmp_path / "out"))

@@ -107,6 +107,8 @@ class KarpathyData(Splits):
 
 
 def _json_file(path: Path) -> Path:
+    if path.suffix == ".jsonl":
+        raise DataError(f"{path} holds JSON lines, and no Karpathy JSON: data.format: jsonl reads them")
     if path.is_file():
         return path
     if not path.is_dir():

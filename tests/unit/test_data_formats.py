@@ -113,6 +113,8 @@ def test_a_broken_record_is_named(tmp_path: Path, broken: dict[str, Any], messag
 
 
 def test_wrong_karpathy_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="jsonl reads them"):
+        KarpathyData(tmp_path / "mine.jsonl")
     with pytest.raises(DataError, match="does not exist"):
         KarpathyData(tmp_path / "nothing")
     with pytest.raises(DataError, match=r"exactly one dataset\*\.json, found none"):

@@ -123,6 +123,8 @@ class TrainState:
     """On what images and how that was measured; empty where an older version did not say."""
     best_metric: float | None = None
     best_step: int | None = None
+    best_model: str = ""
+    """Hash of the files of ``export/best``; empty where an older version did not say."""
     evaluations_without_gain: int = 0
     stopped: str | None = None
     """Why a validation ended the run early; None if none did."""

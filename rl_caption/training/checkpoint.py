@@ -8,6 +8,7 @@ processes.
 """
 
 import contextlib
+import hashlib
 import logging
 import os
 import pickle
@@ -246,6 +247,16 @@ def seal(folder: Path) -> None:
             os.fsync(handle.fileno())
     write_json(folder / MANIFEST, entries)
     sync_folder(folder)
+
+
+def hash_of(folder: Path) -> str:
+    """Hash of names and contents of the files in a folder, which may be missing."""
+    digest = hashlib.blake2b(digest_size=16)
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        digest.update(path.relative_to(folder).as_posix().encode())
+        with path.open("rb") as file:
+            hashlib.file_digest(file, lambda: digest)
+    return digest.hexdigest()
 
 
 def is_intact(folder: Path) -> bool:

@@ -29,6 +29,7 @@ from rl_caption.engines import (
 from rl_caption.errors import UserError
 from rl_caption.launch import stop_requests
 from rl_caption.training.checkpoint import (
+    hash_of,
     newest_checkpoint,
     prune,
     remove_tree,
@@ -319,6 +320,7 @@ class Trainer:
                     remove_tree(partial_folder)
                     self.export(partial_folder)
                     replace_folder(partial_folder, final)
+                    self.state.best_model = hash_of(final)
         self.accelerator.wait_for_everyone()
 
     def _save(self) -> None:

@@ -41,9 +41,9 @@ from rl_caption.errors import ConfigError
 from rl_caption.launch import run_lock
 from rl_caption.training.checkpoint import (
     CheckpointError,
+    hash_of,
     load_checkpoint,
     load_full_state,
-    newest_checkpoint,
     read_state,
 )
 from rl_caption.training.run_folder import find_checkpoint
@@ -145,7 +145,7 @@ class Context:
             elif state.measured not in ("", measured):
                 reason = f"on {measured}, before on {state.measured}"
             else:
-                reason = self._lost_best()
+                reason = self._lost_best(state)
             if reason:
                 print_main(self.accelerator, f"{metric} chooses the best model from here on, {reason}")
                 state.best_metric, state.best_step, state.evaluations_without_gain = None, None, 0
@@ -153,14 +153,12 @@ class Context:
         self.accelerator.init_trackers(self.folder.name, config={"signature": signature})
         return state
 
-    def _lost_best(self) -> str:
-        """Why ``export/best`` need not be the best model that the checkpoint knows of; empty where it is."""
-        if self.checkpoint is None:
+    def _lost_best(self, state: TrainState) -> str:
+        """Why ``export/best`` is not the best model that the checkpoint knows of; empty where it is."""
+        best = self.folder / "export" / "best"
+        if state.best_model in ("", hash_of(best)):
             return ""
-        newest = newest_checkpoint(self.folder / "checkpoints")
-        if newest is not None and newest.samefile(self.checkpoint):
-            return ""
-        return f"as {self.folder / 'export' / 'best'} is not that of {self.checkpoint}"
+        return f"as {best} is not that of {self.checkpoint}"
 
     def prepare(
         self, model: nn.Module, decays: Callable[[str, Tensor], bool] | None = None

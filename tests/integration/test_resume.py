@@ -299,6 +299,17 @@ def test_a_path_into_another_folder_exports_a_best_model_there(whole_xe: Path, t
     assert all(torch.equal(best[name], last[name]) for name in best)
 
 
+def test_a_changed_run_exports_a_best_model_in_place_of_that_of_a_step_it_does_not_know(tmp_path: Path) -> None:
+    folder, steady = tmp_path / "run", {"train.lr": 0.01, "train.schedule": "constant", "train.warmup_steps": 0}
+    config = xe_config(folder, **steady, **{"eval.every": 1, "run.save_every": 3})
+    checked_run(config, folder, kill=Kill("rl_caption.training.loop:Trainer._step", 5))  # step 4 was exported
+    ended = checked_run(changed(config, {"train.lr": 1e-12, "run.resume": True}), folder)
+    assert "export/best is not that of" in ended.output
+    assert json.loads((folder / "result.json").read_text())["best_step"] == 4
+    best, last = weights(folder / "export/best"), weights(folder / "checkpoints/step-00000006")
+    assert all(torch.allclose(best[name], last[name], atol=1e-9) for name in best)
+
+
 def test_a_finished_run_keeps_the_metric_that_chose_its_best_model(whole_scst: Path, tmp_path: Path) -> None:
     config, folder = copy_of(whole_scst, tmp_path / "run")
     checked_run(changed(config, {"monitor.best_by": "rouge_l", "run.resume": True}), folder, "scst")
